@@ -32,9 +32,9 @@ from moorings.controller.turns import Demanded, decide
 from moorings.core.claims import ClaimId
 from moorings.core.devices import PoolName
 from moorings.core.fleet import Fleet
-from moorings.core.hardware import Answer, Seen, Verdict
-from moorings.core.inputs import DriverAnswered
-from moorings.core.instants import SECOND, Instant
+from moorings.core.hardware import DriverResult, ObservedState, ResultCode
+from moorings.core.inputs import DriverResultReceived
+from moorings.core.instants import SECOND, Timestamp
 from moorings.core.partitions import Partition, PartitionState
 from moorings.core.policy import Policy
 from moorings.core.topology import AnySubset, Pool
@@ -134,14 +134,14 @@ class _Queue:
         pool = Pool(PoolName("cs"), "csx", "simulated", AnySubset(SYSTEMS, SYSTEMS), (("memory", MEMORY_GI * GIB),))
         self.fleet, self.runs = Fleet([pool]), Runs()
         self._chance, self._store = chance, store
-        self._now = self._since = Instant(1_000_000 * SECOND)
+        self._now = self._since = Timestamp(1_000_000 * SECOND)
         self._epoch = store.lead("benchmark", self._now)
         self._created = 0
         self.fill()
 
     def step(self, *inputs: AnyInput) -> float:
         """Milliseconds of one turn, without its commit."""
-        self._now = Instant(self._now + SECOND // 100)
+        self._now = Timestamp(self._now + SECOND // 100)
         demanded = [Demanded(given) for given in inputs]
         begun = time.perf_counter()
         outcome = decide(self.fleet, self.runs, demanded, Occasion(self._now, self._since, Policy()))
@@ -176,7 +176,7 @@ class _Queue:
         """The driver makes every partition that was granted, and the engine starts what runs there."""
         new = [one for one in self.fleet.partitions.values() if one.state is PartitionState.PROVISIONING]
         if new:
-            self.step(*(_answered(partition, "create", Seen.ACTIVE) for partition in new))
+            self.step(*(_answered(partition, "create", ObservedState.ACTIVE) for partition in new))
         starting = [one for one in self.runs.by_id.values() if one.state is RunState.STARTING]
         if starting:
             self.step(*(RunSighting(one.id, Phase.RUNNING, started_at=self._now) for one in starting))
@@ -190,11 +190,11 @@ class _Queue:
         took_ms = self.step(RunSighting(ended.id, Phase.ENDED, end=EndRecord(Ending.EXITED, 0, (0,))))
         if held is None:
             return took_ms  # a compile job has none: the next one is granted at once
-        return self.step(_answered(self.fleet.partitions[held], "remove", Seen.ABSENT))
+        return self.step(_answered(self.fleet.partitions[held], "remove", ObservedState.ABSENT))
 
 
-def _answered(partition: Partition, order: str, seen: Seen) -> DriverAnswered:
-    return DriverAnswered(partition.id, partition.version, order, Answer(Verdict.OK, seen))
+def _answered(partition: Partition, order: str, seen: ObservedState) -> DriverResultReceived:
+    return DriverResultReceived(partition.id, partition.version, order, DriverResult(ResultCode.OK, seen))
 
 
 def _turns(folder: Path) -> tuple[list[float], list[float]]:

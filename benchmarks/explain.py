@@ -22,14 +22,14 @@ from moorings.controller.turns import Demanded, decide
 from moorings.core.claims import ClaimId, ClaimSpec, ClaimState
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
-from moorings.core.explain import explain
+from moorings.core.explain import explain_wait
 from moorings.core.fleet import Fleet
-from moorings.core.hardware import Answer, Seen, Verdict
-from moorings.core.inputs import CreateClaim, DriverAnswered, ReleaseClaim, SetProject
-from moorings.core.instants import SECOND, Instant
+from moorings.core.hardware import DriverResult, ObservedState, ResultCode
+from moorings.core.inputs import CreateClaim, DriverResultReceived, ReleaseClaim, SetProject
+from moorings.core.instants import SECOND, Timestamp
 from moorings.core.partitions import Partition, PartitionState
 from moorings.core.policy import Policy
-from moorings.core.projects import Project, Share
+from moorings.core.projects import Project, ProjectShare
 from moorings.core.topology import Pool, PowerOfTwo
 from moorings.workloads.turn import Runs
 
@@ -77,10 +77,10 @@ def _projects() -> list[Project]:
     found: list[Project] = []
     for lab in range(LABS):
         name, domains = f"lab-{lab}", DOMAINS // LABS // 2
-        shares = (Share(POOL, ((DOMAIN_SIZE, domains),)),)
+        shares = (ProjectShare(POOL, ((DOMAIN_SIZE, domains),)),)
         found.append(Project(name=name, shares=shares, devices_max=DOMAINS * DOMAIN_SIZE // 2))
         for group in range(GROUPS):
-            shares = (Share(POOL, ((DOMAIN_SIZE, domains // (GROUPS + 1)),)),)
+            shares = (ProjectShare(POOL, ((DOMAIN_SIZE, domains // (GROUPS + 1)),)),)
             most = 8 * DOMAIN_SIZE if group == 0 else None
             found.append(
                 Project(name=f"{name}/group-{group}", shares=shares, weight=1.0 + group, user_devices_max=most)
@@ -94,7 +94,7 @@ class _Crowd:
     def __init__(self, chance: random.Random) -> None:
         self.fleet = Fleet([Pool(POOL, "ipu", "simulated", PowerOfTwo(DOMAINS, DOMAIN_SIZE, MAX_BLOCK))])
         self._chance = chance
-        self._now = self._since = Instant(1_000_000 * SECOND)
+        self._now = self._since = Timestamp(1_000_000 * SECOND)
         self._runs = Runs()
         self._policy = Policy()
         self._created = 0
@@ -113,7 +113,7 @@ class _Crowd:
         for order in self._chance.sample(self.fleet.queue, ASKED):
             claim = self.fleet.claims[order[2]]
             begun = time.perf_counter()
-            wait = explain(self.fleet, claim, self._now)
+            wait = explain_wait(self.fleet, claim, self._now)
             took_ms.append((time.perf_counter() - begun) * 1000)
             told[wait.reasons[0].code] += 1
         return took_ms, told
@@ -128,7 +128,7 @@ class _Crowd:
             assert claim.partition is not None, f"{claim.id} is ready"
             gone = self.fleet.partitions[claim.partition]
             before = len(self.fleet.queue)
-            took_ms.append(self._step(_answered(gone, "remove", Seen.ABSENT)))
+            took_ms.append(self._step(_answered(gone, "remove", ObservedState.ABSENT)))
             granted += before - len(self.fleet.queue)
             self._settle()
             self._queue_up()
@@ -136,7 +136,7 @@ class _Crowd:
 
     def _step(self, *inputs: AnyInput) -> float:
         """Milliseconds of one turn."""
-        self._now = Instant(self._now + SECOND // 100)
+        self._now = Timestamp(self._now + SECOND // 100)
         demanded = [Demanded(given) for given in inputs]
         begun = time.perf_counter()
         outcome = decide(self.fleet, self._runs, demanded, Occasion(self._now, self._since, self._policy))
@@ -178,8 +178,8 @@ class _Crowd:
         """The driver makes every partition that was granted."""
         new = [p for p in self.fleet.partitions.values() if p.state is PartitionState.PROVISIONING]
         if new:
-            self._step(*(_answered(partition, "create", Seen.ACTIVE) for partition in new))
+            self._step(*(_answered(partition, "create", ObservedState.ACTIVE) for partition in new))
 
 
-def _answered(partition: Partition, order: str, seen: Seen) -> DriverAnswered:
-    return DriverAnswered(partition.id, partition.version, order, Answer(Verdict.OK, seen))
+def _answered(partition: Partition, order: str, seen: ObservedState) -> DriverResultReceived:
+    return DriverResultReceived(partition.id, partition.version, order, DriverResult(ResultCode.OK, seen))

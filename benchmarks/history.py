@@ -27,7 +27,7 @@ from benchmarks.claims_http import start_controller
 from benchmarks.report import Report
 from moorings.app.folders import DEFAULT_POOLS
 from moorings.core.claims import ClaimState
-from moorings.core.events import canonical
+from moorings.core.events import canonical_json
 from moorings.core.instants import SECOND
 from moorings.ports.store import Epoch, KeyUse, Page, Seq
 from moorings.store import rows, tables
@@ -177,10 +177,10 @@ def _insert(database: sqlite3.Connection, table: Table, values: Iterator[rows.Ro
 
 _CLAIM = rows.claim_row(replace(a_claim(), state=ClaimState.RELEASED, version=5))
 _RUN = rows.run_row(replace(a_run(), state=RunState.SUCCEEDED, version=4), a_job())
-_DATA = canonical(
+_DATA = canonical_json(
     {"kind": "ipu", "owner": "user/ann", "priority": 0, "project": "default", "size": 4, "subject": "ann"}
 )
-_TURN = canonical({"granted": [], "inputs": [["driver_answered", "x" * 300]], "now": NOW, "policy": "x" * 100})
+_TURN = canonical_json({"granted": [], "inputs": [["driver_answered", "x" * 300]], "now": NOW, "policy": "x" * 100})
 
 
 def _claim_row(number: int) -> rows.Row:

@@ -32,10 +32,10 @@ from moorings.core.bindings import Binding
 from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
-from moorings.core.hardware import Answer, Capability, PartitionOrder, Seen, Sighting, Verdict
+from moorings.core.hardware import Capability, DriverResult, ListedPartition, ObservedState, PartitionSpec, ResultCode
 from moorings.core.inputs import CreateClaim, ReleaseClaim, SetProject, YieldClaim
 from moorings.core.policy import Policy
-from moorings.core.projects import Project, Share
+from moorings.core.projects import Project, ProjectShare
 from moorings.core.topology import AnySubset, Pool
 from moorings.store.sqlite import open_sqlite
 
@@ -176,7 +176,7 @@ async def _measure(load: _Load, folder: Path) -> _Measured:
 
 
 def _project(name: str, devices: int, *, limited: bool = False) -> Project:
-    return Project(name=name, shares=(Share(POOL, ((1, devices),)),), devices_max=devices if limited else None)
+    return Project(name=name, shares=(ProjectShare(POOL, ((1, devices),)),), devices_max=devices if limited else None)
 
 
 class _Users:
@@ -267,35 +267,35 @@ class _AtOnce:
     """Hardware that does what it is told, at once."""
 
     def __init__(self) -> None:
-        self._there: dict[str, Sighting] = {}
+        self._there: dict[str, ListedPartition] = {}
 
     @property
     def capability(self) -> Capability:
         """All that is asked for."""
         return Capability()
 
-    def adopt(self, held: Sequence[PartitionOrder]) -> None:
+    def adopt(self, held: Sequence[PartitionSpec]) -> None:
         """Whatever has our mark is ours."""
 
-    async def create(self, order: PartitionOrder) -> Answer:
+    async def create(self, order: PartitionSpec) -> DriverResult:
         """It is there."""
-        self._there[order.name] = Sighting(order.name, Seen.ACTIVE, order.block, order.mark, "ACTIVE")
-        return Answer(Verdict.OK, Seen.ACTIVE)
+        self._there[order.name] = ListedPartition(order.name, ObservedState.ACTIVE, order.block, order.mark, "ACTIVE")
+        return DriverResult(ResultCode.OK, ObservedState.ACTIVE)
 
-    async def reset(self, name: str, mark: str) -> Answer:
+    async def reset(self, name: str, mark: str) -> DriverResult:
         """It is clean."""
-        return Answer(Verdict.OK, Seen.ACTIVE)
+        return DriverResult(ResultCode.OK, ObservedState.ACTIVE)
 
-    async def remove(self, name: str, mark: str) -> Answer:
+    async def remove(self, name: str, mark: str) -> DriverResult:
         """It is gone."""
         self._there.pop(name, None)
-        return Answer(Verdict.OK, Seen.ABSENT)
+        return DriverResult(ResultCode.OK, ObservedState.ABSENT)
 
-    async def list_partitions(self) -> Sequence[Sighting]:
+    async def list_partitions(self) -> Sequence[ListedPartition]:
         """What was made."""
         return list(self._there.values())
 
-    async def binding(self, order: PartitionOrder) -> Binding:
+    async def binding(self, order: PartitionSpec) -> Binding:
         """Nobody asks for one here."""
         raise MooringsError("driver.unavailable", "there are no processes here")
 

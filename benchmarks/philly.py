@@ -21,8 +21,8 @@ from pathlib import Path
 
 from benchmarks.report import Report
 from moorings.core.devices import PoolName
-from moorings.core.policy import DAY_S, USUAL, Defragment, Policy
-from moorings.core.simulate import Simulated, SimulatedJob, simulate
+from moorings.core.policy import DAY_S, DEFAULT_POLICY, DefragmentMode, Policy
+from moorings.core.simulate import SimulatedJob, SimulationResult, simulate
 from moorings.core.topology import AnySubset, Pool, PowerOfTwo, Topology
 
 DOMAIN_SIZE = 64
@@ -33,14 +33,14 @@ HOUR_S = 3600.0
 UNLIMITED = 1_000_000  # moves an hour
 HALVES = {"tuned": range(30_000), "judged": range(30_000, 60_000)}  # rows of the file
 HALF_FULL = 12  # domains
-PATIENCE_S = USUAL.patience_s
+PATIENCE_S = DEFAULT_POLICY.patience_s
 PATIENCES_S = (0.0, 2 * DAY_S, PATIENCE_S, 14 * DAY_S)
 
 
 @dataclass(frozen=True)
 class _Run:
     mode: str
-    simulated: Simulated
+    simulated: SimulationResult
     took_s: float
 
     def wait_h(self, least: int = 1, most: int = DOMAIN_SIZE) -> float:
@@ -144,7 +144,7 @@ def _replay(jobs: Sequence[SimulatedJob], domains: int, mode: str, patience_s: f
         move_s=MOVE_S,
         moves_per_hour=UNLIMITED,
         patience_s=patience_s,
-        defragment=Defragment(mode) if mode != "bound" else Defragment.OFF,
+        defragment=DefragmentMode(mode) if mode != "bound" else DefragmentMode.OFF,
     )
     begun = time.perf_counter()
     simulated = simulate([Pool(PoolName("pod"), "ipu", "simulated", topology)], jobs, policy)

@@ -31,9 +31,9 @@ from moorings.controller.turns import Demanded, decide
 from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState
 from moorings.core.devices import PoolName
 from moorings.core.fleet import Fleet
-from moorings.core.hardware import Answer, Seen, Verdict
-from moorings.core.inputs import CreateClaim, DriverAnswered, ReleaseClaim
-from moorings.core.instants import SECOND, Instant
+from moorings.core.hardware import DriverResult, ObservedState, ResultCode
+from moorings.core.inputs import CreateClaim, DriverResultReceived, ReleaseClaim
+from moorings.core.instants import SECOND, Timestamp
 from moorings.core.partitions import Partition, PartitionState
 from moorings.core.policy import Policy
 from moorings.core.topology import Pool, PowerOfTwo
@@ -152,7 +152,7 @@ class _Crowd:
         self.commit_ms = 0.0
         self._chance = chance
         self._store = store
-        self._now = Instant(1_000_000 * SECOND)
+        self._now = Timestamp(1_000_000 * SECOND)
         self._since = self._now
         self._epoch = store.lead("benchmark", self._now)
         self._runs = Runs()
@@ -166,7 +166,7 @@ class _Crowd:
 
     def step(self, *inputs: AnyInput) -> float:
         """Milliseconds of one turn, without its commit (``commit_ms``)."""
-        self._now = Instant(self._now + SECOND // 100)
+        self._now = Timestamp(self._now + SECOND // 100)
         demanded = [Demanded(given) for given in inputs]
         begun = time.perf_counter()
         outcome = decide(self.fleet, self._runs, demanded, Occasion(self._now, self._since, Policy()))
@@ -200,7 +200,7 @@ class _Crowd:
         """The driver makes every partition that was granted."""
         new = [p for p in self.fleet.partitions.values() if p.state is PartitionState.PROVISIONING]
         if new:
-            self.step(*(_answered(partition, "create", Seen.ACTIVE) for partition in new))
+            self.step(*(_answered(partition, "create", ObservedState.ACTIVE) for partition in new))
 
     def ready(self) -> Claim:
         """Any claim that could be released."""
@@ -208,8 +208,8 @@ class _Crowd:
         return self._chance.choice(found)
 
 
-def _answered(partition: Partition, order: str, seen: Seen) -> DriverAnswered:
-    return DriverAnswered(partition.id, partition.version, order, Answer(Verdict.OK, seen))
+def _answered(partition: Partition, order: str, seen: ObservedState) -> DriverResultReceived:
+    return DriverResultReceived(partition.id, partition.version, order, DriverResult(ResultCode.OK, seen))
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ def _turns(folder: Path) -> _Turns:
             taken.release_ms.append(crowd.step(ReleaseClaim(claim.id, "done")))
             assert claim.partition is not None
             gone = crowd.fleet.partitions[claim.partition]
-            taken.freed_ms.append(crowd.step(_answered(gone, "remove", Seen.ABSENT)))
+            taken.freed_ms.append(crowd.step(_answered(gone, "remove", ObservedState.ABSENT)))
             taken.commit_ms.append(crowd.commit_ms)
             crowd.settle()
             taken.create_ms.append(crowd.queue_up(WAITING))

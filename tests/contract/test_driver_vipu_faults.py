@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from moorings.core.errors import MooringsError
-from moorings.core.hardware import Seen, Verdict
+from moorings.core.hardware import ObservedState, ResultCode
 from moorings.core.topology import Block
 from moorings.drivers.vipu import driver as driver_module
 from moorings.drivers.vipu import misses as misses_module
@@ -63,7 +63,7 @@ async def made(rig: VipuRig, devices: str = "0-3"):
     async with opened(rig) as driver:
         order = order_for(rig, devices)
         await driver.create(order)
-        await becomes(rig, driver, order.name, Seen.ACTIVE)
+        await becomes(rig, driver, order.name, ObservedState.ACTIVE)
         yield driver, order
 
 
@@ -82,7 +82,7 @@ async def test_a_listing_that_is_not_understood_is_no_listing(rig, kind, monkeyp
             await driver.reset(order.name, MARK),
             await driver.remove(order.name, MARK),
         ):
-            assert answer.verdict is Verdict.UNAVAILABLE, answer
+            assert answer.verdict is ResultCode.UNAVAILABLE, answer
             assert answer.detail
         assert rig.there() == {order.name: [0, 1, 2, 3]}, "nothing was ordered without knowing what is there"
         rig.trouble()
@@ -109,7 +109,7 @@ async def test_a_table_is_read_whatever_the_order_of_its_columns(tmp_path, layou
     rig = VipuRig(tmp_path, json_states=False, layout=layout)
     async with made(rig) as (driver, order):
         (sighting,) = await driver.list_partitions()
-        assert (sighting.name, sighting.seen, sighting.raw) == (order.name, Seen.ACTIVE, "ACTIVE")
+        assert (sighting.name, sighting.seen, sighting.raw) == (order.name, ObservedState.ACTIVE, "ACTIVE")
 
 
 async def test_a_command_that_hangs_is_killed_with_all_it_started(tmp_path):
@@ -120,7 +120,7 @@ async def test_a_command_that_hangs_is_killed_with_all_it_started(tmp_path):
         assert "within 1 s" in error.detail
         rig.trouble({"kind": "hang", "on": ORDERS})
         answer = await driver.remove(order.name, MARK)
-        assert answer.verdict is Verdict.UNAVAILABLE, answer
+        assert answer.verdict is ResultCode.UNAVAILABLE, answer
     await until(lambda: processes_of(rig) == [])  # what is killed is gone a moment later
     assert rig.there() == {order.name: [0, 1, 2, 3]}
 
@@ -153,20 +153,20 @@ async def test_a_success_that_no_listing_shows_is_none(rig):
     async with opened(rig) as driver:
         rig.trouble({"kind": "nothing", "on": ["create"], "times": 1})
         answer = await driver.create(order_for(rig, "0-3"))
-        assert answer.verdict is Verdict.UNAVAILABLE
+        assert answer.verdict is ResultCode.UNAVAILABLE
         assert "said that it was done, and pod8-0-3 is not listed" in answer.detail
-        assert (await driver.create(order_for(rig, "0-3"))).verdict is Verdict.OK
+        assert (await driver.create(order_for(rig, "0-3"))).verdict is ResultCode.OK
 
 
 async def test_an_order_that_takes_long_is_answered_when_it_is_seen_to_be_taken(rig, hasty, caplog):
     rig.trouble({"kind": "hang_after", "on": ["create"], "times": 1})
     async with opened(rig) as driver:
         order = order_for(rig, "0-3")
-        assert (await driver.create(order)).verdict is Verdict.OK
+        assert (await driver.create(order)).verdict is ResultCode.OK
         assert processes_of(rig), "the command runs on behind"
-        await becomes(rig, driver, order.name, Seen.ACTIVE)
+        await becomes(rig, driver, order.name, ObservedState.ACTIVE)
         answer = await driver.remove(order.name, MARK)
-        assert answer.verdict is Verdict.OK
+        assert answer.verdict is ResultCode.OK
         await goes(rig, driver, order.name)
     await until(lambda: processes_of(rig) == [])  # what is killed is gone a moment later
     assert [each for each in caplog.records if each.name == "asyncio"] == [], "it was stopped, which is no failure"
@@ -175,13 +175,13 @@ async def test_an_order_that_takes_long_is_answered_when_it_is_seen_to_be_taken(
 async def test_a_partition_that_is_being_reset_is_not_active_though_the_vendor_still_says_so(rig, hasty):
     async with made(rig) as (driver, order):
         rig.trouble({"kind": "held", "on": ["reset"], "times": 1})
-        assert (await driver.reset(order.name, MARK)).seen is Seen.RESETTING
+        assert (await driver.reset(order.name, MARK)).seen is ObservedState.RESETTING
         (sighting,) = await driver.list_partitions()
-        assert (sighting.seen, sighting.raw) == (Seen.RESETTING, "ACTIVE")
+        assert (sighting.seen, sighting.raw) == (ObservedState.RESETTING, "ACTIVE")
         assert (await refused(driver.binding(order))).code == "partition.not_active"
-        assert (await driver.reset(order.name, MARK)).seen is Seen.RESETTING, "one reset is enough"
+        assert (await driver.reset(order.name, MARK)).seen is ObservedState.RESETTING, "one reset is enough"
         let_go(rig.machine)
-        await becomes(rig, driver, order.name, Seen.ACTIVE)
+        await becomes(rig, driver, order.name, ObservedState.ACTIVE)
         resets = [call for call in calls_of(rig.machine) if "reset" in call["argv"]]
         assert len(resets) == 1
         assert resets[0]["ended"] is not None
@@ -191,12 +191,12 @@ async def test_what_is_done_late_is_known_as_ours_and_can_be_removed(rig):
     async with opened(rig) as driver:
         order = order_for(rig, "0-3")
         rig.trouble({"kind": "late", "seconds": 3600, "on": ["create"], "times": 1})
-        assert (await driver.create(order)).verdict is Verdict.UNAVAILABLE
+        assert (await driver.create(order)).verdict is ResultCode.UNAVAILABLE
         answer = await driver.remove(order.name, MARK)
-        assert (answer.verdict, answer.seen) == (Verdict.OK, Seen.ABSENT)
+        assert (answer.verdict, answer.seen) == (ResultCode.OK, ObservedState.ABSENT)
         assert list(rig.there()) == [order.name], "it is on its way all the same"
         let_go(rig.machine)
-        sighting = await becomes(rig, driver, order.name, Seen.ACTIVE)
+        sighting = await becomes(rig, driver, order.name, ObservedState.ACTIVE)
         assert sighting.mark == MARK
         await driver.remove(order.name, MARK)
         await goes(rig, driver, order.name)
@@ -207,7 +207,7 @@ async def test_what_was_refused_is_forgotten_once_it_is_given_up(rig):
         order = order_for(rig, "0-3")
         rig.trouble({"kind": "fail_before", "says": "quota exceeded", "on": ["create"], "times": 1})
         answer = await driver.create(order)
-        assert answer.verdict is Verdict.UNAVAILABLE
+        assert answer.verdict is ResultCode.UNAVAILABLE
         assert "quota exceeded" in answer.detail
         await driver.remove(order.name, MARK)
         by_hand(rig, "create", "partition", order.name, "--size", "4", "--index", "0")
@@ -221,19 +221,19 @@ async def test_a_new_partition_in_error_is_broken(rig):
     async with opened(rig) as driver:
         rig.trouble({"kind": "breaks", "on": ["create"], "times": 1})
         answer = await driver.create(order_for(rig, "0-3"))
-        assert (answer.verdict, answer.seen) == (Verdict.BROKEN, Seen.ERROR)
+        assert (answer.verdict, answer.seen) == (ResultCode.BROKEN, ObservedState.ERROR)
 
 
 async def test_a_removal_that_fails_breaks_only_what_is_in_error(rig):
     async with made(rig) as (driver, order):
         rig.trouble({"kind": "fail_before", "on": ["delete"]})
-        assert (await driver.remove(order.name, MARK)).verdict is Verdict.UNAVAILABLE
+        assert (await driver.remove(order.name, MARK)).verdict is ResultCode.UNAVAILABLE
         rig.trouble(
             {"kind": "fail_before", "says": "link error", "on": ["delete"]},
             {"kind": "state", "name": order.name, "state": "PS_ERROR", "on": ["list"]},
         )
         answer = await driver.remove(order.name, MARK)
-        assert (answer.verdict, answer.seen) == (Verdict.BROKEN, Seen.ERROR)
+        assert (answer.verdict, answer.seen) == (ResultCode.BROKEN, ObservedState.ERROR)
         assert "link error" in answer.detail
 
 
@@ -245,7 +245,7 @@ async def test_what_goes_by_itself_while_it_is_being_removed_is_gone(rig):
         vanish(rig.machine, order.name)
         let_go(rig.machine)
         answer = await removing
-        assert (answer.verdict, answer.seen) == (Verdict.OK, Seen.ABSENT), answer
+        assert (answer.verdict, answer.seen) == (ResultCode.OK, ObservedState.ABSENT), answer
 
 
 # ---- where a partition is
@@ -256,33 +256,33 @@ async def test_a_partition_made_elsewhere_is_shown_where_it_is_and_undone(rig):
         order = order_for(rig, "0-1")
         rig.trouble({"kind": "elsewhere", "on": ["create"], "times": 1})
         answer = await driver.create(order)
-        assert answer.verdict is Verdict.UNAVAILABLE
+        assert answer.verdict is ResultCode.UNAVAILABLE
         assert "on 6-7 and not on 0-1" in answer.detail
         (sighting,) = await driver.list_partitions()
         assert (sighting.name, str(sighting.block), sighting.mark) == (order.name, "6-7", MARK + MISPLACED)
         assert (await refused(driver.binding(order))).code == "partition.not_active"
-        assert (await driver.reset(order.name, MARK)).verdict is Verdict.REJECTED
-        assert (await driver.create(order_for(rig, "6-7"))).verdict is Verdict.UNAVAILABLE, "its devices are in use"
+        assert (await driver.reset(order.name, MARK)).verdict is ResultCode.REJECTED
+        assert (await driver.create(order_for(rig, "6-7"))).verdict is ResultCode.UNAVAILABLE, "its devices are in use"
         for mark in (MARK, MARK + MISPLACED):  # as a partition, and as a stray
-            assert (await driver.remove(order.name, mark)).verdict is Verdict.OK
+            assert (await driver.remove(order.name, mark)).verdict is ResultCode.OK
         await goes(rig, driver, order.name)
-        assert (await driver.create(order)).verdict is Verdict.OK
+        assert (await driver.create(order)).verdict is ResultCode.OK
 
 
 async def test_a_block_that_the_vendor_does_not_give_is_broken_and_no_other(rig):
     rig.trouble({"kind": "avoids", "ipu": 0, "on": ["create"]})
     async with opened(rig) as driver:
-        for name, verdict in (("one", Verdict.UNAVAILABLE), ("two", Verdict.BROKEN)):
+        for name, verdict in (("one", ResultCode.UNAVAILABLE), ("two", ResultCode.BROKEN)):
             answer = await driver.create(order_for(rig, "0-1", name=name))
             assert answer.verdict is verdict, answer
             assert f"made {name} on 2-3 and not on 0-1" in answer.detail
             again = await driver.create(order_for(rig, "0-1", name=name))
             assert again.verdict is verdict, "an answer that was lost is given again"
-            assert (await driver.remove(name, MARK)).verdict is Verdict.OK
+            assert (await driver.remove(name, MARK)).verdict is ResultCode.OK
             await goes(rig, driver, name)
-        assert (await driver.create(order_for(rig, "2-3", name="three"))).verdict is Verdict.OK
+        assert (await driver.create(order_for(rig, "2-3", name="three"))).verdict is ResultCode.OK
         rig.trouble()
-        assert (await driver.create(order_for(rig, "0-1", name="four"))).verdict is Verdict.OK, "mended"
+        assert (await driver.create(order_for(rig, "0-1", name="four"))).verdict is ResultCode.OK, "mended"
     assert rig.there() == {"three": [2, 3], "four": [0, 1]}
 
 
@@ -301,13 +301,13 @@ async def test_a_vendor_that_follows_no_order_is_told_in_the_end(tmp_path, steer
                 answer = await driver.create(order)
             verdicts.append(answer.verdict)
             detail = answer.detail
-            assert (await driver.remove(order.name, MARK)).verdict is Verdict.OK
+            assert (await driver.remove(order.name, MARK)).verdict is ResultCode.OK
             await goes(rig, driver, order.name)
-    assert verdicts[-2:] == [Verdict.REJECTED] * 2
+    assert verdicts[-2:] == [ResultCode.REJECTED] * 2
     assert f"made p{REJECTED_FROM} on 6-7 and not on 2-3" in detail
     assert "create_arguments" in detail
-    assert Verdict.REJECTED not in verdicts[:-2]
-    assert (Verdict.BROKEN in verdicts) is steered
+    assert ResultCode.REJECTED not in verdicts[:-2]
+    assert (ResultCode.BROKEN in verdicts) is steered
     assert rig.there() == {}
 
 
@@ -321,7 +321,7 @@ async def test_what_is_made_elsewhere_is_not_shown_before_its_order_is_answered(
         await until(lambda: order.name in rig.there())
         assert await names(driver) == []
         assert not creating.done()
-        assert (await creating).verdict is Verdict.UNAVAILABLE
+        assert (await creating).verdict is ResultCode.UNAVAILABLE
         assert await names(driver) == [order.name]
 
 
@@ -331,18 +331,18 @@ async def test_what_is_made_larger_than_ordered_is_ours_all_the_same(rig, again)
     rig.trouble({"kind": "larger", "on": ["create"], "times": 1})
     async with opened(rig) as driver:
         answer = await driver.create(order)
-        assert answer.verdict is Verdict.UNAVAILABLE
+        assert answer.verdict is ResultCode.UNAVAILABLE
         assert "on 0-3 and not on 0-1" in answer.detail
         (sighting,) = await driver.list_partitions()
         assert (str(sighting.block), sighting.mark) == ("0-3", MARK + MISPLACED)
         if not again:
-            assert (await driver.remove(order.name, MARK)).verdict is Verdict.OK
+            assert (await driver.remove(order.name, MARK)).verdict is ResultCode.OK
             await goes(rig, driver, order.name)
     if again:
         async with opened(rig) as driver:
             (sighting,) = await driver.list_partitions()
             assert sighting.mark == MARK + MISPLACED
-            assert (await driver.remove(order.name, MARK + MISPLACED)).verdict is Verdict.OK
+            assert (await driver.remove(order.name, MARK + MISPLACED)).verdict is ResultCode.OK
             await goes(rig, driver, order.name)
     assert rig.there() == {}
 
@@ -357,10 +357,10 @@ async def test_another_size_is_no_proof_when_the_vendor_said_no(rig):
         rig.trouble()
         by_hand(rig, "create", "partition", order.name, "--size", "4", "--index", "0")
         let_go(rig.machine)
-        assert (await creating).verdict is Verdict.UNAVAILABLE
+        assert (await creating).verdict is ResultCode.UNAVAILABLE
         (sighting,) = await driver.list_partitions()
         assert sighting.mark == ""
-        assert (await driver.remove(order.name, MARK)).seen is Seen.ABSENT
+        assert (await driver.remove(order.name, MARK)).seen is ObservedState.ABSENT
         assert list(rig.there()) == [order.name]
 
 
@@ -368,11 +368,11 @@ async def test_a_cluster_that_says_more_of_its_ipus_needs_the_keys_that_count(tm
     rig = VipuRig(tmp_path / "without", chatty_clusters=True)
     async with opened(rig) as driver:
         answer = await driver.create(order_for(rig, "0-3"))
-        assert answer.verdict is Verdict.UNAVAILABLE
+        assert answer.verdict is ResultCode.UNAVAILABLE
         assert "ipu_keys" in answer.detail
     rig = VipuRig(tmp_path / "with", chatty_clusters=True, settings={"ipu_keys": ("agent", "index")})
     async with opened(rig) as driver:
-        assert (await driver.create(order_for(rig, "0-3"))).verdict is Verdict.OK
+        assert (await driver.create(order_for(rig, "0-3"))).verdict is ResultCode.OK
 
 
 async def test_a_pool_is_one_cluster_and_has_its_size(tmp_path):
@@ -391,7 +391,7 @@ async def test_clusters_that_only_admins_see_are_read_from_a_file(tmp_path):
     async with opened(rig) as driver:
         assert "clusters.json cannot be read" in (await refused(driver.list_partitions())).detail
         listing.write_text(by_hand(rig, "--showjson", "list", "clusters"))
-        assert (await driver.create(order_for(rig, "0-3"))).verdict is Verdict.OK
+        assert (await driver.create(order_for(rig, "0-3"))).verdict is ResultCode.OK
     assert [call for call in calls_of(rig.machine) if "clusters" in call["argv"]][1:] == [], "ours was the only one"
 
 
@@ -404,10 +404,10 @@ async def test_a_stranger_s_partition_is_seen_and_its_devices_are_in_use(rig):
         (sighting,) = await driver.list_partitions()
         assert (sighting.name, sighting.mark, sighting.block) == ("theirs", "", Block.parse("4-7"))
         answer = await driver.create(order_for(rig, "4-7"))
-        assert answer.verdict is Verdict.UNAVAILABLE
+        assert answer.verdict is ResultCode.UNAVAILABLE
         assert "theirs" in answer.detail
         for name in ("theirs", order_for(rig, "4-7").name):
-            assert (await driver.remove(name, MARK)).seen is Seen.ABSENT
+            assert (await driver.remove(name, MARK)).seen is ObservedState.ABSENT
         assert list(rig.there()) == ["theirs"]
 
 
@@ -415,10 +415,10 @@ async def test_what_somebody_took_away_is_absent_and_its_name_may_be_anybody_s(r
     async with made(rig) as (driver, order):
         vanish(rig.machine, order.name)
         assert await names(driver) == []
-        assert (await driver.remove(order.name, MARK)).seen is Seen.ABSENT
+        assert (await driver.remove(order.name, MARK)).seen is ObservedState.ABSENT
         by_hand(rig, "create", "partition", order.name, "--size", "4", "--index", "0")
-        assert (await driver.remove(order.name, MARK)).seen is Seen.ABSENT
-        assert (await driver.create(order)).verdict is Verdict.UNAVAILABLE
+        assert (await driver.remove(order.name, MARK)).seen is ObservedState.ABSENT
+        assert (await driver.create(order)).verdict is ResultCode.UNAVAILABLE
         assert list(rig.there()) == [order.name]
 
 
@@ -428,7 +428,7 @@ async def test_another_size_under_our_name_is_a_stranger_s(rig):
         by_hand(rig, "create", "partition", order.name, "--size", "2", "--index", "0")
         (sighting,) = await driver.list_partitions()
         assert sighting.mark == ""
-        assert (await driver.remove(order.name, MARK)).seen is Seen.ABSENT
+        assert (await driver.remove(order.name, MARK)).seen is ObservedState.ABSENT
         assert list(rig.there()) == [order.name]
 
 
@@ -458,9 +458,9 @@ async def test_an_order_is_known_as_ours_however_early_we_died(rig, hasty):
     assert rig.there() == {}
     second = await rig.open()  # the first is as good as dead: nobody hears its answer, and it closes nothing
     let_go(rig.machine)
-    sighting = await becomes(rig, second, order.name, Seen.ACTIVE)
+    sighting = await becomes(rig, second, order.name, ObservedState.ACTIVE)
     assert sighting.mark == MARK
-    assert (await second.create(order)).verdict is Verdict.OK
+    assert (await second.create(order)).verdict is ResultCode.OK
     await second.remove(order.name, MARK)
     await goes(rig, second, order.name)
     await asyncio.wait((asking,))
@@ -477,7 +477,7 @@ async def test_a_damaged_list_of_our_orders_is_never_taken_for_an_empty_one(rig)
             error = await refused(driver.list_partitions())
             assert (error.code, "damaged" in error.detail) == ("driver.unavailable", True), text
             assert error.hint
-            assert (await driver.remove(order.name, MARK)).verdict is Verdict.UNAVAILABLE
+            assert (await driver.remove(order.name, MARK)).verdict is ResultCode.UNAVAILABLE
         path.write_text(whole)
         (sighting,) = await driver.list_partitions()
         assert sighting.mark == MARK
@@ -489,7 +489,7 @@ async def test_two_processes_share_one_list_of_orders(rig):
         answers = await asyncio.gather(
             *(driver.create(order_for(rig, d)) for driver, d in zip([one, other, one, other], devices, strict=True))
         )
-        assert [answer.verdict for answer in answers] == [Verdict.OK] * 4
+        assert [answer.verdict for answer in answers] == [ResultCode.OK] * 4
         for driver in (one, other):
             assert {sighting.mark for sighting in await driver.list_partitions()} == {MARK}
         for d in devices:
@@ -534,7 +534,7 @@ async def test_the_access_key_is_on_no_command_line_and_in_no_message(tmp_path, 
         error = await refused(driver.list_partitions())
         assert "permission denied" in error.detail
         assert "s3cr3t" not in error.detail
-        assert (await driver.create(order)).verdict is Verdict.UNAVAILABLE
+        assert (await driver.create(order)).verdict is ResultCode.UNAVAILABLE
 
 
 async def test_a_file_of_the_vendor_s_own_is_used_as_it_is(tmp_path):

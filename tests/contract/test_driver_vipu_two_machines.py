@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from moorings.app.clock import SystemClock
-from moorings.core.hardware import PartitionOrder, Seen, Sighting, Verdict
+from moorings.core.hardware import ListedPartition, ObservedState, PartitionSpec, ResultCode
 from moorings.core.topology import Block
 from moorings.drivers.vipu.driver import VipuDriver
 from tests.unit.drivers.vipu_rig import VipuRig
@@ -30,17 +30,17 @@ def rig(tmp_path: Path) -> Machines:
     return Machines(tmp_path)
 
 
-def order(name: str, first: int = 0, size: int = 4, attempt: str = "1") -> PartitionOrder:
-    return PartitionOrder(name, Block(range(first, first + size)), 1, 1, f"moorings/site/{name}-{attempt}")
+def order(name: str, first: int = 0, size: int = 4, attempt: str = "1") -> PartitionSpec:
+    return PartitionSpec(name, Block(range(first, first + size)), 1, 1, f"moorings/site/{name}-{attempt}")
 
 
-async def sight(driver: VipuDriver, name: str) -> Sighting:
+async def sight(driver: VipuDriver, name: str) -> ListedPartition:
     return next(one for one in await driver.list_partitions() if one.name == name)
 
 
-async def active(driver: VipuDriver, given: PartitionOrder) -> None:
-    assert (await driver.create(given)).verdict is Verdict.OK
-    assert (await sight(driver, given.name)).seen is Seen.ACTIVE
+async def active(driver: VipuDriver, given: PartitionSpec) -> None:
+    assert (await driver.create(given)).verdict is ResultCode.OK
+    assert (await sight(driver, given.name)).seen is ObservedState.ACTIVE
 
 
 async def test_what_the_database_holds_is_ours_though_another_machine_ordered_it(rig: Machines) -> None:
@@ -49,9 +49,9 @@ async def test_what_the_database_holds_is_ours_though_another_machine_ordered_it
     two.adopt([held])
     assert (await sight(two, "train")).mark == held.mark
     assert (await two.binding(held)).partition == "train"
-    assert (await two.reset("train", held.mark)).verdict is Verdict.OK
-    assert (await two.create(held)).verdict is Verdict.OK
-    assert (await two.remove("train", held.mark)).verdict is Verdict.OK
+    assert (await two.reset("train", held.mark)).verdict is ResultCode.OK
+    assert (await two.create(held)).verdict is ResultCode.OK
+    assert (await two.remove("train", held.mark)).verdict is ResultCode.OK
     assert rig.there() == {}
 
 
@@ -62,8 +62,8 @@ async def test_nothing_is_ordered_before_it_is_known_what_is_held(rig: Machines)
     await active(one, second := order("second", 4))
     two = rig.machine_of("two")
     two.adopt([first, second])
-    assert (await two.reset("first", first.mark)).verdict is Verdict.OK
-    assert (await two.remove("second", second.mark)).verdict is Verdict.OK
+    assert (await two.reset("first", first.mark)).verdict is ResultCode.OK
+    assert (await two.remove("second", second.mark)).verdict is ResultCode.OK
     assert list(rig.there()) == ["first"]
 
 
@@ -76,7 +76,7 @@ async def test_a_name_that_is_used_again_is_whose_the_database_says(rig: Machine
     await active(two, since := order("train", attempt="2"))
     one.adopt([since])
     assert (await sight(one, "train")).mark == since.mark
-    assert (await one.remove("train", before.mark)).seen is Seen.ABSENT
+    assert (await one.remove("train", before.mark)).seen is ObservedState.ABSENT
     assert list(rig.there()) == ["train"], "the old claim's end is not the new one's"
 
 
@@ -85,8 +85,8 @@ async def test_one_on_other_ipus_is_left_alone(rig: Machines) -> None:
     await active(one, order("train", 4))
     two.adopt([held := order("train", 0)])
     assert (await sight(two, "train")).mark == ""
-    assert (await two.create(held)).verdict is Verdict.UNAVAILABLE
-    assert (await two.remove("train", held.mark)).seen is Seen.ABSENT
+    assert (await two.create(held)).verdict is ResultCode.UNAVAILABLE
+    assert (await two.remove("train", held.mark)).seen is ObservedState.ABSENT
     assert list(rig.there()) == ["train"]
 
 

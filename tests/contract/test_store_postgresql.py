@@ -18,7 +18,7 @@ import pytest
 from sqlalchemy import event
 
 from moorings.core.errors import MooringsError
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.ports.store import Changes, Page, Save, Seq
 from moorings.store import session as sessions
 from moorings.store.postgresql import SESSIONS_MAX, connect_alone, open_postgresql
@@ -84,7 +84,7 @@ READS = {
     "of a noun": lambda store: store.events(Seq(50_000), 100, names=["claim.*", "device.drained"]),
     "of a claim": lambda store: store.events(Seq(0), 100, claim="claim-5000"),
     "of a run, by name": lambda store: store.events(Seq(0), 100, run="run-5000", names=["run.*"]),
-    "a stretch": lambda store: store.stretch(1000, Instant(50_000)),
+    "a stretch": lambda store: store.stretch(1000, Timestamp(50_000)),
     "loading": lambda store: store.load(),
 }
 

@@ -23,7 +23,7 @@ from moorings.cli.configuration import NAMES
 from moorings.core import pools as pools_module
 from moorings.core.errors import MooringsError
 from moorings.core.pools import parse_pools
-from moorings.core.tables import Table
+from moorings.core.tables import TomlTable
 from moorings.drivers.simulated.settings import SimulatedSettings
 from moorings.kubernetes.measures import Measures
 from moorings.kubernetes.proxy.keeper import Keeper
@@ -85,21 +85,21 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     """The keys that parsers ask for, with their defaults, by table."""
     found: Asked = {}
 
-    def place(table: Table) -> str:
+    def place(table: TomlTable) -> str:
         return ".".join(str(part) for part in table._path if not isinstance(part, int) and part != "pool")
 
-    take, has = Table._take, Table.has
+    take, has = TomlTable._take, TomlTable.has
 
-    def listening_take(self: Table, key: str, default: object) -> object:
+    def listening_take(self: TomlTable, key: str, default: object) -> object:
         found.setdefault((place(self), key), default)
         return take(self, key, default)
 
-    def listening_has(self: Table, key: str) -> bool:
+    def listening_has(self: TomlTable, key: str) -> bool:
         found.setdefault((place(self), key), None)
         return has(self, key)
 
-    monkeypatch.setattr(Table, "_take", listening_take)
-    monkeypatch.setattr(Table, "has", listening_has)
+    monkeypatch.setattr(TomlTable, "_take", listening_take)
+    monkeypatch.setattr(TomlTable, "has", listening_has)
     return found
 
 
@@ -157,7 +157,7 @@ def test_what_is_required_is_missed(key: Key) -> None:
 
 
 def test_the_simulated_driver_s_settings_are_all_told(asked: Asked) -> None:
-    SimulatedSettings.read(Table.parse("", source="pools.toml", code="pools.invalid"))
+    SimulatedSettings.read(TomlTable.parse("", source="pools.toml", code="pools.invalid"))
     assert {f"`{name}`" for _, name in asked} == {key for key, _, _ in files.simulated_rows()}
     assert all(meaning for _, _, meaning in files.simulated_rows())
 

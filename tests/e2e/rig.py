@@ -15,8 +15,8 @@ from moorings.controller.replay import Difference, Replay
 from moorings.controller.service import Controller
 from moorings.core.access import Caller, Role
 from moorings.core.claims import Claim, ClaimSpec
-from moorings.core.instants import Instant
-from moorings.core.laws import check
+from moorings.core.instants import Timestamp
+from moorings.core.laws import find_violations
 from moorings.core.policy import Policy
 from moorings.core.pools import parse_pools
 from moorings.drivers.simulated.driver import SimulatedDriver
@@ -56,8 +56,8 @@ class QuickClock:
         self._begun = time.monotonic()
         self._wall = time.time()
 
-    def now(self) -> Instant:
-        return Instant(round((self._wall + (time.monotonic() - self._begun) * self.SPEED) * 1e6))
+    def now(self) -> Timestamp:
+        return Timestamp(round((self._wall + (time.monotonic() - self._begun) * self.SPEED) * 1e6))
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds / self.SPEED)
@@ -139,7 +139,7 @@ async def running(
     tasks = [asyncio.create_task(loop.serve()) for loop in (assembly.loop, assembly.hardware, assembly.running)]
     try:
         yield Rig(assembly, clock)
-        assert check(assembly.loop.fleet) == []
+        assert find_violations(assembly.loop.fleet) == []
         assert decided_again(store, pools, folder / ARCHIVE) == []
         for task in tasks:
             assert not task.done(), task

@@ -13,9 +13,9 @@ from moorings.core.access import Role
 from moorings.core.claims import ClaimSpec, ClaimState, PartitionId, QueueMode
 from moorings.core.devices import DeviceState
 from moorings.core.errors import MooringsError
-from moorings.core.hardware import PartitionOrder
+from moorings.core.hardware import PartitionSpec
 from moorings.core.partitions import PartitionState
-from moorings.core.reconcile import mark_of
+from moorings.core.reconcile import mark_for
 from moorings.core.topology import Block
 from moorings.drivers.simulated.faults import Call, Fault, FaultKind
 from moorings.ports.store import Changes, Page, Seq
@@ -313,9 +313,9 @@ async def test_a_removal_that_fails_drains_and_is_tried_again(rig: Rig) -> None:
 
 
 async def test_a_stray_of_ours_is_removed_and_a_stranger_s_is_not(rig: Rig) -> None:
-    ours = mark_of(rig.controller.installation, PartitionId("claim-gone-0"))
-    await rig.driver().create(PartitionOrder("left-behind", Block(range(4)), 1, 1, ours))
-    await rig.driver().create(PartitionOrder("by-hand", Block(range(8, 12)), 1, 1, "someone/else"))
+    ours = mark_for(rig.controller.installation, PartitionId("claim-gone-0"))
+    await rig.driver().create(PartitionSpec("left-behind", Block(range(4)), 1, 1, ours))
+    await rig.driver().create(PartitionSpec("by-hand", Block(range(8, 12)), 1, 1, "someone/else"))
 
     async def only_the_stranger_s() -> bool:
         return await rig.hardware() == {"by-hand"}
@@ -338,7 +338,7 @@ async def test_a_pool_that_does_not_answer_says_so_and_recovers(rig: Rig) -> Non
 
 
 async def test_a_stranger_s_partition_survives_a_claim_of_its_name(rig: Rig) -> None:
-    await rig.driver().create(PartitionOrder("by-hand", Block(range(8, 12)), 1, 1, "someone/else"))
+    await rig.driver().create(PartitionSpec("by-hand", Block(range(8, 12)), 1, 1, "someone/else"))
     spec = ClaimSpec(kind="ipu", size=1)
     view = await rig.controller.create_claim(BOB, spec, name="by-hand", owner=None, key=None, wait_s=patient(10))
     assert view.claim.state is ClaimState.READY

@@ -11,7 +11,7 @@ import pytest
 from moorings.api.application import make_application
 from moorings.core.access import DAY_S, Role
 from moorings.core.claims import ClaimState
-from moorings.core.instants import Instant, after
+from moorings.core.instants import Timestamp, add_seconds
 from moorings.workloads.runs import RunState
 from tests.e2e.rig import ADMIN, QuickClock, Rig, job, running
 from tests.waiting import patient
@@ -22,8 +22,8 @@ class JumpingClock(QuickClock):
 
     ahead_s = 0.0
 
-    def now(self) -> Instant:
-        return after(super().now(), self.ahead_s)
+    def now(self) -> Timestamp:
+        return add_seconds(super().now(), self.ahead_s)
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ import pytest
 from examples.demo import processes_of
 from moorings.core.claims import CheckpointContract, Claim, ClaimState
 from moorings.core.devices import PoolName
-from moorings.core.inputs import MakeRoom, SetProject
-from moorings.core.instants import after, seconds_between
-from moorings.core.policy import Defragment, Policy
-from moorings.core.projects import Project, Share
+from moorings.core.inputs import DefragmentPool, SetProject
+from moorings.core.instants import add_seconds, seconds_between
+from moorings.core.policy import DefragmentMode, Policy
+from moorings.core.projects import Project, ProjectShare
 from moorings.local.rundir import RunFolder
 from moorings.ports.store import Seq
 from moorings.workloads.jobs import JobSpec
@@ -28,7 +28,7 @@ from tests.waiting import patient, until
 YIELD_S = 2.0
 POLICY = Policy(min_run_s=0.0, yield_s=YIELD_S)
 HARDWARE_S = 3.0  # a removal and a provision, and turns, on a machine that is busy
-LAB = Project(name="lab", shares=(Share(PoolName("pod16"), ((16, 1),)),))
+LAB = Project(name="lab", shares=(ProjectShare(PoolName("pod16"), ((16, 1),)),))
 GUEST = Project(name="guest")
 
 # Counts on from its checkpoint; warned, it saves and says with 85 that it is to be run again.
@@ -279,7 +279,7 @@ async def test_a_claim_that_its_owner_keeps_goes_when_the_run_within_it_has(rig:
         await in_state(rig, run, RunState.YIELDING)
         until = rig.fleet.claims[kept.id].asked_until
         assert until is not None
-        await rig.until(lambda: rig.clock.now() > after(until, 1.5))  # some turns later
+        await rig.until(lambda: rig.clock.now() > add_seconds(until, 1.5))  # some turns later
         assert rig.fleet.claims[kept.id].state is ClaimState.RECLAIMING
     finally:
         os.kill(status.supervisor.pid, signal.SIGCONT)
@@ -290,8 +290,8 @@ async def test_a_claim_that_its_owner_keeps_goes_when_the_run_within_it_has(rig:
     await rig.release(kept)
 
 
-@pytest.mark.parametrize("mode", [Defragment.ON, Defragment.OFF])
-async def test_a_run_is_moved_to_make_one_block_of_two(tmp_path: Path, mode: Defragment) -> None:
+@pytest.mark.parametrize("mode", [DefragmentMode.ON, DefragmentMode.OFF])
+async def test_a_run_is_moved_to_make_one_block_of_two(tmp_path: Path, mode: DefragmentMode) -> None:
     """The same on the way to another block, as the policy or an admin wants: it waits only for the time it takes."""
     policy = replace(POLICY, defragment=mode, move_s=1.0)
     async with running(tmp_path / "data", POOLS, RealTime(), policy=policy) as rig:
@@ -305,8 +305,8 @@ async def test_a_run_is_moved_to_make_one_block_of_two(tmp_path: Path, mode: Def
         )
         await rig.release(fillers[0])
         before = rig.fleet.partitions[rig.fleet.claims[run.claim].partition].block
-        if mode is Defragment.OFF:
-            ordered = await rig.controller.projects.make_room(ADMIN, MakeRoom(size=8), dry_run=False)
+        if mode is DefragmentMode.OFF:
+            ordered = await rig.controller.projects.make_room(ADMIN, DefragmentPool(size=8), dry_run=False)
             assert [claim.id for claim, *_ in ordered.moves] == [run.claim]
             await rig.until(lambda: now_of(rig, run).attempt == 1)
         large = await rig.claim(8)

@@ -18,7 +18,7 @@ from moorings.controller.retention import EVENTS_A_FILE
 from moorings.core.access import Role
 from moorings.core.claims import ClaimSpec
 from moorings.core.errors import MooringsError
-from moorings.core.instants import Instant, after
+from moorings.core.instants import Timestamp, add_seconds
 from moorings.ports.store import Page, Seq
 from tests.e2e.rig import ADMIN, ANN, POD16, QuickClock, Rig, running
 from tests.unit.api.sockets import Served, connected, serving_application
@@ -31,8 +31,8 @@ class LaterClock(QuickClock):
 
     jumped_s = 0.0
 
-    def now(self) -> Instant:
-        return after(super().now(), self.jumped_s)
+    def now(self) -> Timestamp:
+        return add_seconds(super().now(), self.jumped_s)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from moorings.core.laws import check
+from moorings.core.laws import find_violations
 from moorings.drivers.vipu import misses
 from moorings.testing.vipu_stand_in import calls_of, partitions_of, set_faults, write_command
 from tests.e2e.rig import ADMIN, running
@@ -44,7 +44,7 @@ async def test_claims_get_their_partitions_and_give_them_back(tmp_path, argument
         sizes = [4, 1, 2, 4, 1]
         claims = await asyncio.gather(*(rig.claim(size, wait_s=40) for size in sizes))
         assert [claim.state.value for claim in claims] == ["READY"] * len(sizes)
-        assert check(rig.fleet) == []
+        assert find_violations(rig.fleet) == []
         await rig.until(lambda: free_ipus(tmp_path) == 16 - sum(sizes), wait_s=40)
         # One whose IPUs were not those that were wanted is removed, and its record goes a little later.
         await rig.until(lambda: len(rig.fleet.partitions) == len(sizes), wait_s=40)
@@ -102,7 +102,7 @@ async def test_devices_that_the_vendor_does_not_give_go_out_of_service(tmp_path)
         assert claim.state.value == "READY"
         assert str(next(one.block for one in rig.fleet.partitions.values() if one.claim == claim.id)) == "12-15"
         await rig.until(lambda: free_ipus(tmp_path) == 4, wait_s=40)
-        assert check(rig.fleet) == []
+        assert find_violations(rig.fleet) == []
         await asyncio.gather(rig.release(first, wait_s=40), rig.release(claim, wait_s=40))
         await rig.until(lambda: not rig.fleet.partitions and free_ipus(tmp_path) == 16, wait_s=40)
 

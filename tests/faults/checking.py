@@ -21,8 +21,8 @@ from typing import Any
 
 from moorings.core.claims import ENDED as ENDED_CLAIMS
 from moorings.core.claims import PartitionId
-from moorings.core.instants import Instant
-from moorings.core.reconcile import mark_of
+from moorings.core.instants import Timestamp
+from moorings.core.reconcile import mark_for
 from moorings.core.topology import Block
 from moorings.drivers.simulated.partition import SimulatedPartition, parse_partition
 from moorings.workloads.runs import ENDED as ENDED_RUNS
@@ -151,7 +151,7 @@ def hardware(data: Path) -> dict[str, list[SimulatedPartition]]:
     found = {}
     for journal in (data / "simulated").glob("*/journal.jsonl"):
         held = _replayed(journal)
-        now = Instant(time.time_ns() // 1000)
+        now = Timestamp(time.time_ns() // 1000)
         latest = max((one.gone_at or one.ready_at for one in held), default=now)
         if latest - now > FAR:  # it lives by a clock that was set
             now = latest
@@ -273,7 +273,7 @@ def _records_differ_from_hardware(seen: Seen, data: Path) -> Iterator[str]:
         for partition in held
     }
     recorded = {
-        (row["pool"], row["name"], row["block"], mark_of(seen.installation, PartitionId(id_)))
+        (row["pool"], row["name"], row["block"], mark_for(seen.installation, PartitionId(id_)))
         for id_, row in seen.partitions.items()
     }
     yield from (f"hardware has {one}, the records do not" for one in made - recorded)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from moorings.core.devices import PoolName, device_id
 from moorings.core.errors import MooringsError
-from moorings.core.hardware import PartitionOrder
-from moorings.core.instants import Instant
+from moorings.core.hardware import PartitionSpec
+from moorings.core.instants import Timestamp
 from moorings.core.topology import Block, Pool, PowerOfTwo
 from moorings.drivers.simulated.binding import Wiring, build_binding
 from moorings.drivers.simulated.settings import SimulatedSettings
@@ -57,7 +57,7 @@ async def _lived(folder: Path) -> bytes:
     await driver.reset("b", MARK)
     await driver.remove("a", MARK)
     machine = driver._machine
-    machine.go_down(Instant(5))
+    machine.go_down(Timestamp(5))
     machine.strike("f")
     machine.keep_strikes(())
     rig.kill()
@@ -139,7 +139,7 @@ def filled(path: Path) -> RunFolder:
     folder = RunFolder(path)
     folder.save_order(make_order(("true",), "/", tasks=2))
     folder.save_status(
-        Status(0, Phase.RUNNING, "boot", Identity(1, 2), Instant(3), (Identity(4, 5), Identity(6, 7))), durable=False
+        Status(0, Phase.RUNNING, "boot", Identity(1, 2), Timestamp(3), (Identity(4, 5), Identity(6, 7))), durable=False
     )
     folder.save_cancel(CancelOrder(0, "asked"))
     folder.save_end(End(0, EndRecord(Ending.EXITED, 0, (0, 0))))
@@ -234,7 +234,7 @@ def test_an_ipuof_file_says_what_it_is_for_whatever_the_name(
 ) -> None:
     start, size = place
     assume(size % gcds == 0)
-    wanted = PartitionOrder(name, Block.of(range(start, start + size)), gcds, replicas, "ours")
+    wanted = PartitionSpec(name, Block.of(range(start, start + size)), gcds, replicas, "ours")
     binding = build_binding(wanted, POOL, SimulatedSettings(), Wiring(POOL, 1), lambda index: Path(f"/d/{index}"))
     seen: list[object] = []
     for gcd in binding.gcds:

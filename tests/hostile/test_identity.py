@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorings.app.logs import configure
-from moorings.core.access import Caller, Role, check_may_act
+from moorings.core.access import Caller, Role, check_owner_access
 from moorings.core.claims import check_owner
 from moorings.core.errors import MooringsError
 from tests.hostile.effort import tried
@@ -153,7 +153,7 @@ def test_a_prefix_covers_whole_parts_of_owners_that_can_be(prefix: str, rest: st
     try:
         check_owner(owner)
         check_owner(caller.owner_prefix)
-        check_may_act(caller, owner, "", "act")
+        check_owner_access(caller, owner, "", "act")
     except MooringsError:
         return
     mine = caller.owner_prefix.split("/")

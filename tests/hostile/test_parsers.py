@@ -29,12 +29,12 @@ from moorings.cli.output import parse_format
 from moorings.cli.processes import parse_record
 from moorings.client.requests import parse_problem
 from moorings.client.sse import EVENT_BYTES_MAX, EventParser
-from moorings.core.claims import check_chosen_name, check_name, check_owner, check_spec
+from moorings.core.claims import check_name, check_new_name, check_owner, check_spec
 from moorings.core.devices import parse_device_id
 from moorings.core.errors import MooringsError
 from moorings.core.pools import parse_pools
 from moorings.core.quantities import parse_bytes, parse_duration_s
-from moorings.core.tables import TEXT_CHARS_MAX, Table
+from moorings.core.tables import TEXT_CHARS_MAX, TomlTable
 from moorings.core.topology import Block
 from moorings.drivers.simulated.faults_file import parse_faults
 from moorings.drivers.simulated.settings import SimulatedSettings
@@ -184,7 +184,7 @@ TEXTS = {
     "blocks": Text(Block.parse, ("0-15", "0,3,5-7", "1048575"), (",", "-", "0-1048575,", "٣", " ", "99999999999")),
     "devices": Text(parse_device_id, ("pod64:0", "rack:17"), (":", "-1", "٣", "/", "9" * 30)),
     "names": Text(check_name, ("a", "claim-1.b_c"), ("А", "ſ", "..", "/", "\n", "\u202e", "%00", "\x1b[31m")),
-    "chosen names": Text(check_chosen_name, ("claim-abcdefghijkl", "run-234567abcdef-1"), ("-", "1", "\n")),
+    "chosen names": Text(check_new_name, ("claim-abcdefghijkl", "run-234567abcdef-1"), ("-", "1", "\n")),
     "owners": Text(check_owner, ("user/ann", "slurm/pod/1.batch"), ("/", "..", "/./", "user/", "а", "\n", "@")),
     "tokens": Text(
         lambda text: parse_token("claims", text),
@@ -499,6 +499,6 @@ def test_no_word_takes_long(name: str, text: str) -> None:
 
 
 def test_a_table_complains_shortly_of_a_long_key() -> None:
-    table = Table.parse(f"{'a' * 100_000} = 1", source="x", code="config.invalid")
+    table = TomlTable.parse(f"{'a' * 100_000} = 1", source="x", code="config.invalid")
     with refused_at_most():
         table.finish()

@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from moorings.core.access import Role
-from moorings.core.backlog import NOTHING, Amount
+from moorings.core.backlog import NO_AMOUNT, Amount
 from moorings.core.policy import Policy
 from tests.hostile.harbour import Harbour, harbour
 from tests.waiting import patient
@@ -98,5 +98,5 @@ def test_nobody_else_is_refused_and_nothing_is_left_of_what_was_refused(port_of_
     with a_client(port_of_call, Role.ADMIN) as admin:
         assert admin.post("/v1/runs", json=job()).status_code == 201
     port_of_call.give_everything_back()
-    assert port_of_call.rig.assembly.loop.runs.backlog.of_subject("user") == NOTHING
-    assert port_of_call.rig.fleet.backlog.of_subject("user") == NOTHING
+    assert port_of_call.rig.assembly.loop.runs.backlog.of_subject("user") == NO_AMOUNT
+    assert port_of_call.rig.fleet.backlog.of_subject("user") == NO_AMOUNT

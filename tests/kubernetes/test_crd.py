@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.kubernetes.admission import default_ipujob
 from moorings.kubernetes.crd import NAME
 from moorings.kubernetes.ipujob import API_VERSION, KIND, PLURAL, Condition, InstanceRecord, Status
@@ -238,7 +238,7 @@ STATUS = Status(
     partition_created=True,
     launcher="Running",
     started_at=parse_time("2021-03-22T10:10:31Z"),
-    completed_at=Instant(0),
+    completed_at=Timestamp(0),
     workers_active=1,
     observed_generation=1,
     instances={0: InstanceRecord(restarts=1, failures=1, detail="exit code 1")},

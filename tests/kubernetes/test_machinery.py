@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.kubernetes import connection
 from moorings.kubernetes.connection import Connection, Patience, connect
 from moorings.kubernetes.events import COMBINED, SIMILAR_MAX, Recorder
@@ -529,8 +529,8 @@ async def test_a_leader_that_reaches_no_server_stops_before_another_begins(
 # -- events --------------------------------------------------------------------------------------------------------
 
 
-def wall() -> Instant:
-    return Instant(time.time_ns() // 1000)
+def wall() -> Timestamp:
+    return Timestamp(time.time_ns() // 1000)
 
 
 @contextlib.asynccontextmanager

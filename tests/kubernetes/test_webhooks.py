@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from moorings.app.clock import SystemClock
-from moorings.core.instants import Instant, after
+from moorings.core.instants import Timestamp, add_seconds
 from moorings.kubernetes.certificate_keeper import CertificateKeeper, WebhookCallers
 from moorings.kubernetes.certificates import (
     OVERLAP,
@@ -87,8 +87,8 @@ class Clock(SystemClock):
 
     forward = timedelta()
 
-    def now(self) -> Instant:
-        return after(super().now(), self.forward.total_seconds())
+    def now(self) -> Timestamp:
+        return add_seconds(super().now(), self.forward.total_seconds())
 
 
 class Site:

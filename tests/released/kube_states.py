@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from moorings.client.requests import parse_body
-from moorings.core.instants import Instant
-from moorings.core.records import plain
+from moorings.core.instants import Timestamp
+from moorings.core.records import to_plain
 from moorings.kubernetes.acts import (
     Act,
     AddFinalizer,
@@ -58,7 +58,7 @@ def options_of(recording: Mapping[str, Any]) -> PodOptions:
 
 def decide(recording: Mapping[str, Any]) -> dict[str, Any]:
     """What an operator does about a job, and the status that it would have."""
-    options, now = options_of(recording), Instant(recording["now"])
+    options, now = options_of(recording), Timestamp(recording["now"])
     job = LastRead().read(recording["job"], options.start_deadline_s)
     pods = [pod for one in recording["pods"] if (pod := parse_pod(one, options.proxy_mark)) is not None]
     assert len(pods) == len(recording["pods"]), "a Pod of the release is not taken for one of ours"
@@ -145,10 +145,10 @@ def read_run(recording: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     assert attempt is not None
     facts = attempt.facts()
     return {
-        "asked": plain(facts.asked),
+        "asked": to_plain(facts.asked),
         "alive": facts.alive,
-        "stop": plain(facts.stop) if facts.stop is not None else None,
+        "stop": to_plain(facts.stop) if facts.stop is not None else None,
         "warned": facts.warned,
-        "end": plain(facts.end) if facts.end is not None else None,
-        "tasks": {str(rank): plain(task) for rank, task in sorted(attempt.tasks().items())},
+        "end": to_plain(facts.end) if facts.end is not None else None,
+        "tasks": {str(rank): to_plain(task) for rank, task in sorted(attempt.tasks().items())},
     }

@@ -31,7 +31,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from moorings.api.routes import OPERATIONS
 from moorings.app.backup_saving import DATABASE
-from moorings.core.instants import Instant, after
+from moorings.core.instants import Timestamp, add_seconds
 from moorings.core.topology import Block
 from moorings.drivers.simulated.hardware import Machine
 from moorings.drivers.simulated.partition import SimulatedPartition
@@ -469,9 +469,9 @@ def write_forms(site: Site) -> None:
     binding = dataclasses.replace(order.binding, gcds=gcds)
     folder.save_order(dataclasses.replace(order, attempt=2, job=job, binding=binding, resume_from="/srv/saved/7"))
     tasks = (Identity(12, 34), Identity(13, 35))
-    at = Instant(1_700_000_000_000_000)
+    at = Timestamp(1_700_000_000_000_000)
     folder.save_status(Status(2, Phase.RUNNING, "a boot", Identity(11, 33), at, tasks), durable=False)
-    folder.save_end(End(2, EndRecord(Ending.YIELDED, 143, (143, None), at, after(at, 1.0), "it was stopped")))
+    folder.save_end(End(2, EndRecord(Ending.YIELDED, 143, (143, None), at, add_seconds(at, 1.0), "it was stopped")))
     folder.save_cancel(CancelOrder(2, "enough"))
     folder.save_yield(YieldOrder(2, "needed elsewhere", 12.5))
     Fence(folder.path).set(Epoch(7), 1.0)
@@ -479,7 +479,12 @@ def write_forms(site: Site) -> None:
     part = SimulatedPartition(
         serial=3, name="a", block=Block.of([0, 1]), gcds=2, replicas_per_gcd=2, mark="m-a", ready_at=at
     )
-    fated = {"was_reset": True, "breaks_at": after(at, 5.0), "vanishes_at": after(at, 6.0), "gone_at": after(at, 7.0)}
+    fated = {
+        "was_reset": True,
+        "breaks_at": add_seconds(at, 5.0),
+        "vanishes_at": add_seconds(at, 6.0),
+        "gone_at": add_seconds(at, 7.0),
+    }
     with machine.turn():
         machine.put(dataclasses.replace(part, name="b", block=Block.of([4]), serial=2), "created")
         machine.strike("a fault")
@@ -487,14 +492,14 @@ def write_forms(site: Site) -> None:
         machine.put(dataclasses.replace(part, name="c", block=Block.of([5]), serial=4), "created")
         machine.drop(dataclasses.replace(part, name="c", block=Block.of([5]), serial=4))
         machine.put(dataclasses.replace(part, **fated), "fated")  # type: ignore[arg-type]
-        machine.go_down(after(at, 9.0))
+        machine.go_down(add_seconds(at, 9.0))
         machine.strike("another")
         machine.keep_strikes(["another"])
         machine.make_device_files([0])
     machine.close()
     told = {"records": [fated_record := dataclasses.replace(part, **fated).record()], "struck": {"another": 1}}  # type: ignore[arg-type]
     assert fated_record["was_reset"]
-    (folder.path / "machine.json").write_text(json.dumps({**told, "down_until": after(at, 9.0)}))
+    (folder.path / "machine.json").write_text(json.dumps({**told, "down_until": add_seconds(at, 9.0)}))
 
 
 def write_home(site: Site) -> None:
@@ -516,7 +521,7 @@ def write_home(site: Site) -> None:
 
 def write_archive(site: Site) -> None:
     """Some events and one claim leave the database, as all do after a year."""
-    now = Instant(time.time_ns() // 1000)
+    now = Timestamp(time.time_ns() // 1000)
     with contextlib.closing(open_sqlite(site.data / DATABASE)) as store:
         epoch, folder = store.leader().epoch, ArchiveFolder(site.data / "archive")
         found = store.stretch(20, now)

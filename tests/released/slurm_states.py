@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from moorings.client.requests import parse_body
-from moorings.core.instants import Instant
-from moorings.core.records import plain
+from moorings.core.instants import Timestamp
+from moorings.core.records import to_plain
 from moorings.slurm.engine.rundir import RunFolder
 from moorings.slurm.engine.verdict import JobEnd, Look, has_ended, judge, look
 from moorings.slurm.formats import build_order, parse_jobs, parse_licenses
@@ -109,7 +109,7 @@ def decide(recording: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """What an agent finds on that state, and what it does about it within ``LISTINGS`` alike listings."""
     files = read_files(folder, shares_of(recording))
     home = Home(CLUSTER, files["instance"])
-    now = Instant(recording["now"])
+    now = Timestamp(recording["now"])
     jobs = {job.job_id: job for text in recording["jobs"] for job in parse_jobs(text.encode())}
     claims = {one["owner"]: parse_body(ClaimBody)(one) for one in recording["claims"]}
     queue = parse_body(QueueBody)(recording["queue"])
@@ -214,13 +214,13 @@ def read_run(recording: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     end = facts.end
     if seen is Look.OVER:
         word = JobEnd(job.job_id, job.state, job.ends) if job is not None and not has_ended(facts) else None
-        end = judge(facts, attempt.tasks(facts.asked), word, attempt.complaint(), Instant(recording["now"]))
+        end = judge(facts, attempt.tasks(facts.asked), word, attempt.complaint(), Timestamp(recording["now"]))
     return {
-        "asked": plain(facts.asked),
+        "asked": to_plain(facts.asked),
         "job": facts.job,
         "cancel": facts.cancel,
         "began": {str(number): at for number, at in sorted(facts.began.items())},
         "seen": str(seen),
-        "end": plain(end) if end is not None else None,
+        "end": to_plain(end) if end is not None else None,
         "logs": {file.name: file.read_text() for file in sorted((attempt.path / "logs").glob("*"))},
     }

@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moorings.core.hardware import PartitionOrder, Sighting
-from moorings.core.instants import Instant
+from moorings.core.hardware import ListedPartition, PartitionSpec
+from moorings.core.instants import Timestamp
 from moorings.core.topology import Block
 from moorings.drivers.vipu.driver import VipuDriver
 from moorings.testing.vipu_stand_in import calls_of, partitions_of
 from tests.unit.drivers.vipu_rig import ORDERS, VipuRig
 
 FOLDER = Path(__file__).with_name("vipu")
-NOW = Instant(1_790_000_000_000_000)
+NOW = Timestamp(1_790_000_000_000_000)
 KILLED_S = 0.5  # after so long a controller is killed that waits for a command
 
 
@@ -33,7 +33,7 @@ KILLED_S = 0.5  # after so long a controller is killed that waits for a command
 class StoppedClock:
     """It is always ``NOW``, and nobody waits."""
 
-    def now(self) -> Instant:
+    def now(self) -> Timestamp:
         """Microseconds since 1970 UTC."""
         return NOW
 
@@ -42,9 +42,9 @@ class StoppedClock:
         del seconds
 
 
-def order(name: str, devices: str = "0-3", gcds: int = 2) -> PartitionOrder:
+def order(name: str, devices: str = "0-3", gcds: int = 2) -> PartitionSpec:
     """An order as a claim's would be."""
-    return PartitionOrder(name, Block.parse(devices), gcds, 1, f"claim-{name}")
+    return PartitionSpec(name, Block.parse(devices), gcds, 1, f"claim-{name}")
 
 
 def open_driver(rig: VipuRig) -> VipuDriver:
@@ -58,13 +58,13 @@ def changes(rig: VipuRig, since: int = 0) -> list[list[str]]:
     return [argv[2:] if argv[0] == "--config" else argv for argv in calls]
 
 
-def shown(sightings: list[Sighting]) -> list[dict[str, str]]:
+def shown(sightings: list[ListedPartition]) -> list[dict[str, str]]:
     """A listing of the driver's, by name."""
     told = [{"name": one.name, "seen": str(one.seen), "devices": str(one.block), "mark": one.mark} for one in sightings]
     return sorted(told, key=lambda one: one["name"])
 
 
-def as_json(value: PartitionOrder) -> dict[str, Any]:
+def as_json(value: PartitionSpec) -> dict[str, Any]:
     """An order, for a recording."""
     return {
         "name": value.name,
@@ -75,13 +75,13 @@ def as_json(value: PartitionOrder) -> dict[str, Any]:
     }
 
 
-def as_order(value: dict[str, Any]) -> PartitionOrder:
+def as_order(value: dict[str, Any]) -> PartitionSpec:
     """The order in a recording."""
     block = Block.parse(value["devices"])
-    return PartitionOrder(value["name"], block, value["gcds"], value["replicas_per_gcd"], value["mark"])
+    return PartitionSpec(value["name"], block, value["gcds"], value["replicas_per_gcd"], value["mark"])
 
 
-async def come_back(rig: VipuRig, verb: str, value: PartitionOrder, held: list[PartitionOrder]) -> dict[str, Any]:
+async def come_back(rig: VipuRig, verb: str, value: PartitionSpec, held: list[PartitionSpec]) -> dict[str, Any]:
     """What a controller that is started on a recording finds, orders again, and finds then."""
     before = len(calls_of(rig.machine))
     driver = open_driver(rig)
@@ -210,7 +210,7 @@ async def _draft_left(rig: VipuRig, driver: VipuDriver) -> None:
 
 _Making = Callable[[VipuRig, VipuDriver], Awaitable[None]]
 # By name: how it comes about, and the order with which the next controller goes on.
-STATES: dict[str, tuple[_Making, str, PartitionOrder]] = {
+STATES: dict[str, tuple[_Making, str, PartitionSpec]] = {
     "written-not-given": (_written, "create", order("p")),
     "done-answer-unheard": (_done_unheard, "create", order("p")),
     "done-unheard-and-unwanted": (_done_unheard, "remove", order("p")),

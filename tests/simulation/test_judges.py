@@ -11,8 +11,8 @@ from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState
 from moorings.core.devices import PoolName
 from moorings.core.events import Event
 from moorings.core.fleet import FleetChanges
-from moorings.core.instants import Instant, after
-from moorings.core.projects import Project, Share
+from moorings.core.instants import Timestamp, add_seconds
+from moorings.core.projects import Project, ProjectShare
 from moorings.core.reasons import Reason
 from moorings.core.topology import AnySubset, Pool
 from moorings.ports.store import Changes, Save
@@ -41,7 +41,7 @@ class Court(World):
         """An admin promises a project so many devices, under its first version; None: the project goes."""
         self.ledger.projects.pop(name, None)
         if devices is not None:
-            self.ledger.projects[name] = Project(name=name, shares=(Share(HGX.name, ((1, devices),)),))
+            self.ledger.projects[name] = Project(name=name, shares=(ProjectShare(HGX.name, ((1, devices),)),))
         self.looks()
 
     def looks(self) -> None:
@@ -52,7 +52,7 @@ class Court(World):
     def asks_back(self, claim: Claim, by: Claim) -> None:
         """A commit by which one is asked to yield to another."""
         asked = replace(claim, state=ClaimState.RECLAIMING, reason=Reason("claim.reclaiming", "", (by.id,)))
-        event = Event(name="claim.reclaiming", at=after(self.now, 3_600), claim=claim.id)
+        event = Event(name="claim.reclaiming", at=add_seconds(self.now, 3_600), claim=claim.id)
         self.ledger.claims |= {one.id: one for one in (asked, by)}
         self.judge.committed(Changes(claims=[(asked, Save(1))], events=[event]))
 
@@ -99,7 +99,7 @@ def test_who_yields_for_what_is_guaranteed_elsewhere_is_under_a_limit_of_both(li
     court.ledger.projects["ops"] = replace(court.ledger.projects["ops"], devices_max=limit)
     spec = ClaimSpec(kind="ipu", size=2, project="ops", preemptible=True)
     claim = replace(court.create(2), spec=spec, state=ClaimState.READY, pool=POD.name)
-    claim = replace(claim, ready_at=Instant(0))
+    claim = replace(claim, ready_at=Timestamp(0))
     wanted = replace(claim, id=ClaimId("c2"), spec=replace(spec, kind="gpu", size=5), state=ClaimState.PENDING)
     court.asks_back(claim, wanted)
     assert (court.story.broken is None) == (limit is not None)

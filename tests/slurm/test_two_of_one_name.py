@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from moorings.controller.queues import BELIEVED_S_MIN
-from moorings.core.reconcile import BAD_S
+from moorings.core.reconcile import MISSING_S_MIN
 from moorings.slurm.host.instance import FILE
 from moorings.slurm.host.offers import YIELD_S
 from tests.slurm.admin import moor, told
@@ -101,7 +101,7 @@ def test_a_clone_takes_nothing_from_jobs_that_live_and_starts_none_of_its_own(fi
     assert first.cluster.output(also).strip() == f"slurm_{also}"
     assert "queue.taken" not in first.log()
 
-    stays(lambda: states(first).get(owner) == "READY", BAD_S + 10, what=lambda: logs(first, second))
+    stays(lambda: states(first).get(owner) == "READY", MISSING_S_MIN + 10, what=lambda: logs(first, second))
     assert second.cluster.job(waiting)["JobState"] == "PENDING"
     assert second.room() == dict.fromkeys(SIZES, 0)
     assert "claim.released" not in second.log()
@@ -125,7 +125,7 @@ def test_a_clone_takes_over_when_the_first_is_silent_and_spares_its_jobs(first: 
     second.cluster.wait_job(waiting, "COMPLETED")
     *_, partition = second.cluster.output(waiting).splitlines()  # before it, after some seconds, what it waits for
     assert partition.startswith("slurm_")
-    stays(lambda: states(first).get(owner) == "READY", BAD_S + 10, what=lambda: logs(first, second))
+    stays(lambda: states(first).get(owner) == "READY", MISSING_S_MIN + 10, what=lambda: logs(first, second))
     assert second.log().count("claims.of_another") == 1
     everything = second.cluster.sbatch("true", "--ipus=16")
     until(lambda: second.cluster.job(everything)["Reason"] == "Licenses", what=second.log)

@@ -27,7 +27,7 @@ from moorings.api.routes import OPERATIONS
 from moorings.api.routing import Endpoint, Router
 from moorings.api.server import address_of
 from moorings.core.errors import MooringsError
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.wire.codec import time_text
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def make_application(
 
 
 def _key_expires(scope: Scope) -> list[tuple[bytes, bytes]]:
-    at: Instant | None = scope.get(KEY_EXPIRES)
+    at: Timestamp | None = scope.get(KEY_EXPIRES)
     return [] if at is None else [(KEY_EXPIRES_HEADER.lower().encode(), time_text(at).encode())]
 
 

@@ -23,7 +23,7 @@ from moorings.api.parameters import CONTINUE, LIMIT, LIMIT_MAX, Parameter, read_
 from moorings.api.receiving import headers_by_name, read_body
 from moorings.api.security import STANDBY, bearer
 from moorings.api.tls import PEER
-from moorings.core.access import Caller, Peer, check_bound
+from moorings.core.access import Caller, Peer, check_certificate_binding
 from moorings.core.claims import KEY_CHARS_MAX
 from moorings.core.errors import MooringsError
 from moorings.wire.codec import encode
@@ -229,7 +229,7 @@ class Call:
         """
         secret = bearer(self.headers)
         caller = await self.service.controller.authenticate(secret, after_expiry=self.operation.after_expiry)
-        check_bound(caller, self.peer, handed_on=STANDBY in self.headers)
+        check_certificate_binding(caller, self.peer, handed_on=STANDBY in self.headers)
         self._caller = caller
         self.secret = secret
 

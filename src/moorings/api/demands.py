@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from moorings.core.announced import AnnouncedJob
+from moorings.core.announced import QueuedJob
 from moorings.core.claims import CheckpointContract, ClaimId, ClaimSpec, QueueMode
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
-from moorings.core.inputs import MakeRoom
-from moorings.core.instants import Instant
-from moorings.core.projects import Project, Share
+from moorings.core.inputs import DefragmentPool
+from moorings.core.instants import Timestamp
+from moorings.core.projects import Project, ProjectShare
 from moorings.wire.codec import parse_time
 from moorings.wire.forecasts import DefragmentRequest
 from moorings.wire.shapes import (
@@ -30,7 +30,7 @@ from moorings.wire.shapes import (
 from moorings.workloads.appliance import ApplianceJob, ApplianceKind
 from moorings.workloads.jobs import Accelerators, JobSpec, Resources
 
-_LATEST = Instant(1 << 62)  # whoever takes the list knows what time it is
+_LATEST = Timestamp(1 << 62)  # whoever takes the list knows what time it is
 
 
 def claim_spec(request: ClaimRequest) -> ClaimSpec:
@@ -101,7 +101,7 @@ def estimate_spec(request: EstimateRequest) -> ClaimSpec:
     )
 
 
-def room_order(request: DefragmentRequest) -> MakeRoom:
+def room_order(request: DefragmentRequest) -> DefragmentPool:
     """The room that ``POST /v1/defragment`` orders.
 
     Raises:
@@ -111,7 +111,7 @@ def room_order(request: DefragmentRequest) -> MakeRoom:
         raise MooringsError(
             "claim.size_not_allowed", "either size or claim is needed", hint="room is made for one of them"
         )
-    return MakeRoom(
+    return DefragmentPool(
         size=request.size or 0,
         pool=_pool(request.pool),
         claim=ClaimId(request.claim) if request.claim is not None else None,
@@ -124,7 +124,7 @@ def project_asked(name: str, request: ProjectRequest) -> Project:
     return Project(
         name=name,
         shares=tuple(
-            Share(PoolName(share.pool), tuple((int(size), count) for size, count in share.blocks.items()))
+            ProjectShare(PoolName(share.pool), tuple((int(size), count) for size, count in share.blocks.items()))
             for share in request.shares
         ),
         weight=request.weight,
@@ -138,14 +138,14 @@ def project_asked(name: str, request: ProjectRequest) -> Project:
     )
 
 
-def announced_jobs(request: QueueRequest) -> Sequence[AnnouncedJob]:
+def announced_jobs(request: QueueRequest) -> Sequence[QueuedJob]:
     """The jobs that ``POST /v1/queues`` tells of; who does not say since when waits from now on.
 
     Raises:
         MooringsError: ``queue.invalid``: a time cannot be read.
     """
     return [
-        AnnouncedJob(
+        QueuedJob(
             owner=job.owner,
             spec=ClaimSpec(
                 kind=request.accelerator,
@@ -163,7 +163,7 @@ def announced_jobs(request: QueueRequest) -> Sequence[AnnouncedJob]:
     ]
 
 
-def waiting_since(request: ClaimRequest) -> Instant | None:
+def waiting_since(request: ClaimRequest) -> Timestamp | None:
     """Since when the job of a claim waits; None: from now on.
 
     Raises:
@@ -172,7 +172,7 @@ def waiting_since(request: ClaimRequest) -> Instant | None:
     return _claim_time(request.waiting_since)
 
 
-def checkpoint_at(request: CheckpointRequest) -> Instant | None:
+def checkpoint_at(request: CheckpointRequest) -> Timestamp | None:
     """When the state was saved, of which ``POST /v1/claims/{id}/checkpoint`` tells; None: now.
 
     Raises:
@@ -181,14 +181,14 @@ def checkpoint_at(request: CheckpointRequest) -> Instant | None:
     return _claim_time(request.at)
 
 
-def _claim_time(text: str | None) -> Instant | None:
+def _claim_time(text: str | None) -> Timestamp | None:
     try:
         return parse_time(text) if text is not None else None
     except MooringsError as error:
         raise MooringsError("claim.invalid", error.detail, hint=error.hint) from error
 
 
-def _since(text: str | None) -> Instant:
+def _since(text: str | None) -> Timestamp:
     if text is None:
         return _LATEST
     try:

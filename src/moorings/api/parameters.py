@@ -14,7 +14,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 from urllib.parse import parse_qsl
 
 from moorings.api.limits import WAIT_S_MAX
-from moorings.core.announced import INSTANCE_CHARS
+from moorings.core.announced import INSTANCE_ID_CHARS
 from moorings.core.claims import ENDED as CLAIM_ENDED
 from moorings.core.claims import SIZE_MAX, ClaimState
 from moorings.core.errors import MooringsError
@@ -247,7 +247,7 @@ VERSION = _text("version", "The version that is known already: `wait` waits for 
 INSTANCE = _text(
     "instance",
     "As which instance of that scheduler the caller acts: while the list of another one is believed, it is refused.",
-    f"^[0-9a-f]{{{INSTANCE_CHARS}}}$",
+    f"^[0-9a-f]{{{INSTANCE_ID_CHARS}}}$",
 )
 
 SIZE = Parameter(

@@ -24,9 +24,9 @@ from moorings.core.access import Caller, Role
 from moorings.core.bindings import Binding, GcdBinding
 from moorings.core.claims import CheckpointContract
 from moorings.core.devices import PoolName
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.core.projects import Project
-from moorings.core.quotas import Quota
+from moorings.core.quotas import ProjectQuota
 from moorings.core.reasons import Reason
 from moorings.core.topology import AnySubset, Catalogue, PowerOfTwo, Topology
 from moorings.core.whatif import CLAIMS_MAX
@@ -68,7 +68,7 @@ from moorings.wire.shapes import (
 HIDDEN = "(hidden)"
 
 
-def _time(at: Instant | None) -> str | None:
+def _time(at: Timestamp | None) -> str | None:
     return None if at is None else time_text(at)
 
 
@@ -342,7 +342,7 @@ def project_body(project: Project, caller: Caller) -> ProjectBody:
     )
 
 
-def quota_body(quota: Quota) -> QuotaBody:
+def quota_body(quota: ProjectQuota) -> QuotaBody:
     """What a project has in a pool."""
     return QuotaBody(
         project=quota.project,

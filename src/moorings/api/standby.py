@@ -39,7 +39,7 @@ from moorings.api.routes import OPERATIONS
 from moorings.api.security import STANDBY, bearer
 from moorings.api.server import address_of
 from moorings.api.tls import PEER
-from moorings.core.access import Caller, check_bound
+from moorings.core.access import Caller, check_certificate_binding
 from moorings.core.errors import MooringsError
 from moorings.wire.codec import encode
 from moorings.wire.shapes import API_VERSION, VersionBody
@@ -194,7 +194,7 @@ class Standby:
         while True:
             try:
                 caller = await self._authenticate(secret)
-                check_bound(caller, scope.get(PEER))
+                check_certificate_binding(caller, scope.get(PEER))
                 return caller.key_id
             except MooringsError as error:
                 if error.code in _FINAL or clock() > deadline:

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import time
 
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.workloads.appliance import NAME_CHARS
 
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
@@ -17,9 +17,9 @@ _CHARS = {"claim": ID_CHARS, "run": ID_CHARS, "wsjob": NAME_CHARS}
 class SystemClock:
     """The machine's clock."""
 
-    def now(self) -> Instant:
+    def now(self) -> Timestamp:
         """Microseconds since 1970 UTC."""
-        return Instant(time.time_ns() // 1000)
+        return Timestamp(time.time_ns() // 1000)
 
     async def sleep(self, seconds: float) -> None:
         """Wait that long."""

@@ -13,17 +13,17 @@ from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.workloads.runs import RunId
 
 DOOMED = ".pruned-"  # no run's id begins so
 
 # Holds a run in the folder of all runs, so that nothing of it begins before the end of the block; gives whether it
 # ended before that instant. An OSError means that it is to be tried again the next time.
-Hold = Callable[[Path, RunId, Instant], AbstractContextManager[bool]]
+Hold = Callable[[Path, RunId, Timestamp], AbstractContextManager[bool]]
 
 
-def prune(runs: Path, before: Instant, spared: Collection[str], hold: Hold) -> list[RunId]:
+def prune(runs: Path, before: Timestamp, spared: Collection[str], hold: Hold) -> list[RunId]:
     """Remove the folders of runs that ended before an instant; which they were.
 
     Args:
@@ -46,7 +46,7 @@ def prune(runs: Path, before: Instant, spared: Collection[str], hold: Hold) -> l
     return removed
 
 
-def _prune_one(runs: Path, run: RunId, before: Instant, hold: Hold) -> bool:
+def _prune_one(runs: Path, run: RunId, before: Timestamp, hold: Hold) -> bool:
     doomed = runs / f"{DOOMED}{run}"
     try:
         with hold(runs, run, before) as ended:

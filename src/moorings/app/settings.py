@@ -17,7 +17,7 @@ from typing import TypedDict
 from moorings.app.folders import ARCHIVE, RUNS
 from moorings.core.access import LIFETIME_DAYS_MAX
 from moorings.core.errors import MooringsError
-from moorings.core.tables import Table
+from moorings.core.tables import TomlTable
 from moorings.kubernetes.engine.settings import KubernetesEngineSettings
 from moorings.slurm.engine.settings import SlurmEngineSettings
 
@@ -235,7 +235,7 @@ def _read_file(path: Path) -> tuple[dict[str, str | int | bool], Engines]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise MooringsError("config.invalid", f"{path}: {error}") from error
-    table = Table.parse(text, source=str(path), code="config.invalid")
+    table = TomlTable.parse(text, source=str(path), code="config.invalid")
     found: dict[str, str | int | bool] = {}
     for item in fields(Settings):
         if not table.has(item.name) or item.name in Engines.__annotations__:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from moorings import __version__
 from moorings.app.logs import configure
-from moorings.core.announced import INSTANCE_CHARS
+from moorings.core.announced import INSTANCE_ID_CHARS
 from moorings.core.errors import MooringsError
 from moorings.slurm.commands import Commands
 from moorings.slurm.formats import build_config, parse_config
@@ -75,7 +75,7 @@ async def serve(conf: VipuConf, listen: str | None, environment: Mapping[str, st
     site = await _find_site(slurm, stopping)
     if site is None:
         return
-    instance = keep_instance(site.state_folder, secrets.token_hex(INSTANCE_CHARS // 2))
+    instance = keep_instance(site.state_folder, secrets.token_hex(INSTANCE_ID_CHARS // 2))
     if not await _be_the_only_one(site.state_folder, stopping):
         return
     settings = AgentSettings(

@@ -10,14 +10,14 @@ from collections.abc import Iterable
 from moorings import __version__
 from moorings.app.logs import STATE
 from moorings.app.wiring import Assembly
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 
 log = logging.getLogger(STATE)
 
 LINES_MAX = 200  # of each kind; a log is no database
 
 
-def tell_state(assembly: Assembly | None, now: Instant) -> None:
+def tell_state(assembly: Assembly | None, now: Timestamp) -> None:
     """Write it: the controller, its pools, partitions, the queue, runs, and what its tasks are at."""
     tasks = Counter((task.get_name().split("-")[0] or "?") for task in asyncio.all_tasks())
     told = {"version": __version__, "tasks": sum(tasks.values())}

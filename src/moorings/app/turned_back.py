@@ -16,7 +16,7 @@ from moorings.app.folders import RESTORED, RUNS, write_private
 from moorings.controller import turned_back as readying
 from moorings.controller.turned_back import Learned, Living, Started, World
 from moorings.core.errors import MooringsError
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.local.fence import EPOCH_FILE, read_epoch
 from moorings.local.records import UnreadableError
 from moorings.local.rundir import Survey, sync_folder
@@ -33,7 +33,7 @@ INSTALLATION_FILE = ".installation"  # in the folder of the runs: whose they are
 _NEW = "its database has been led from another one: a copy of it, or a standby that was promoted, cannot be told apart"
 
 
-def take_up(store: Store, folder: Path, runs: Path | None, mark: HighWaterMark, now: Instant) -> None:
+def take_up(store: Store, folder: Path, runs: Path | None, mark: HighWaterMark, now: Timestamp) -> None:
     """See that a database may be led from, before a controller does; one that went back is made ready.
 
     Where it went back, or where nobody can know (a folder that is new to it), partitions that its records do not know
@@ -103,7 +103,7 @@ def _know_again(installation: str, runs: Path) -> None:
 
 
 def _make_ready_if_it_went_back(
-    store: Store, folder: Path, runs: Path, mark: HighWaterMark, known: HighWater, now: Instant
+    store: Store, folder: Path, runs: Path, mark: HighWaterMark, known: HighWater, now: Timestamp
 ) -> None:
     def note(why: str, ready: bool) -> None:
         try:
@@ -121,7 +121,7 @@ def _make_ready_if_it_went_back(
         ) from failed
 
 
-def rise_blindly(store: Store, runs: Path, now: Instant) -> None:
+def rise_blindly(store: Store, runs: Path, now: Timestamp) -> None:
     """Number events and leaders far above all that were, wherever they were counted: for a database that begins anew.
 
     Raises:
@@ -169,7 +169,7 @@ def _note(folder: Path) -> dict[str, object]:
 
 
 def make_ready(
-    store: Store, folder: Path, last: HighWater | None, now: Instant, above: HighWater | None = None
+    store: Store, folder: Path, last: HighWater | None, now: Timestamp, above: HighWater | None = None
 ) -> Learned:
     """``controller.turned_back.make_ready``, with what the runs' folder says of the world.
 

@@ -31,7 +31,7 @@ from moorings.app.tls import Tls, watch_certificates
 from moorings.app.wiring import KUBERNETES_RUNS, Assembly
 from moorings.controller.retention import Retention, Swept
 from moorings.core.errors import MooringsError
-from moorings.core.instants import after
+from moorings.core.instants import add_seconds
 from moorings.core.pools import parse_pools
 from moorings.kubernetes.engine import pruning as kubernetes_pruning
 from moorings.local import pruning as local_pruning
@@ -193,7 +193,7 @@ async def _prune_runs(kept: Kept) -> None:
     while True:
         assembly = kept.assembly()
         if assembly is not None and not assembly.loop.problem:
-            before = after(kept.clock.now(), -kept.settings.keep_runs_days * DAY_S)
+            before = add_seconds(kept.clock.now(), -kept.settings.keep_runs_days * DAY_S)
             spared = frozenset(assembly.loop.runs.by_id)
             places = [(kept.runs, local_pruning.hold_ended)]
             if kept.settings.slurm is not None:

@@ -21,7 +21,7 @@ from moorings.controller.service import Controller
 from moorings.controller.turned_back import lead
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
-from moorings.core.policy import USUAL, Policy, parse_policy
+from moorings.core.policy import DEFAULT_POLICY, Policy, parse_policy
 from moorings.core.pools import PoolEntry, parse_pools
 from moorings.drivers.simulated.driver import SimulatedDriver
 from moorings.drivers.simulated.settings import SimulatedSettings
@@ -53,7 +53,7 @@ def read_policy(path: Path | None, usual: Path, *, reserve: bool) -> Policy:
         MooringsError: ``policy.invalid``, naming file and line.
     """
     found = path if path is not None else usual
-    policy = USUAL
+    policy = DEFAULT_POLICY
     if path is not None or usual.exists():
         try:
             text = found.read_text(encoding="utf-8")

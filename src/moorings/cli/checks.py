@@ -15,7 +15,7 @@ from moorings import __version__
 from moorings.cli.configuration import closing_hint
 from moorings.cli.kinds import fold_devices, span
 from moorings.core.errors import MooringsError
-from moorings.core.instants import Instant, seconds_between
+from moorings.core.instants import Timestamp, seconds_between
 from moorings.wire.checks import MADE_OUTSIDE
 from moorings.wire.shapes import API_VERSION, DeviceBody, FindingBody, PoolBody, VersionBody
 
@@ -50,7 +50,7 @@ def of_body(body: FindingBody) -> Finding:
     return Finding(body.id, verdict, body.evidence, body.fix)
 
 
-def check_clock(theirs: Instant, asked: Instant, answered: Instant) -> Finding:
+def check_clock(theirs: Timestamp, asked: Timestamp, answered: Timestamp) -> Finding:
     """Whether this machine's clock and the controller's agree, which answered between ``asked`` and ``answered``."""
     skew_s = max(seconds_between(theirs, asked), seconds_between(answered, theirs), 0.0)
     fix = "let both machines follow an NTP server: leases, ages and certificates go by the clock"

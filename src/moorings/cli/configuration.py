@@ -15,7 +15,7 @@ from pathlib import Path
 from moorings.cli.limits import parse_seconds
 from moorings.client.causes import cause_text
 from moorings.core.errors import MooringsError
-from moorings.core.tables import Table
+from moorings.core.tables import TomlTable
 
 SYSTEM_FILE = Path("/etc/moorings/client.toml")
 DEFAULT_CONTEXT = "default"
@@ -199,7 +199,7 @@ def _config_layer(path: Path) -> Layer:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise MooringsError("config.invalid", f"{path} cannot be read: {cause_text(error)}") from error
-    top = Table.parse(text, source=str(path), code="config.invalid")
+    top = TomlTable.parse(text, source=str(path), code="config.invalid")
     settings = {name: top.text(name) for name in ("context", *_AT_TOP) if top.text(name, "")}
     return Layer(str(path), settings, _contexts(top, _IN_CONTEXT))
 
@@ -207,11 +207,11 @@ def _config_layer(path: Path) -> Layer:
 def _credentials_layer(path: Path) -> Layer | None:
     if not path.exists():
         return None
-    top = Table.parse(read_private(path), source=str(path), code="config.invalid")
+    top = TomlTable.parse(read_private(path), source=str(path), code="config.invalid")
     return Layer(str(path), {}, _contexts(top, ("server", "access_key", "ca_file", "cert_file", "key_file")))
 
 
-def _contexts(top: Table, names: tuple[str, ...]) -> dict[str, dict[str, str]]:
+def _contexts(top: TomlTable, names: tuple[str, ...]) -> dict[str, dict[str, str]]:
     table = top.table("contexts")
     found = {}
     for context in table.keys():

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from moorings.cli.shares import blocks_text, shares_text
 from moorings.cli.text import plain
-from moorings.core.instants import Instant, seconds_between
+from moorings.core.instants import Timestamp, seconds_between
 from moorings.core.quantities import age_text, duration_text
 from moorings.wire.codec import parse_time
 from moorings.wire.shapes import (
@@ -55,7 +55,7 @@ class Column(Generic[T]):
     """One column: its header, and its cell of an item at a time. ``wide``: only with ``-o wide``."""
 
     header: str
-    cell: Callable[[T, Instant], object]
+    cell: Callable[[T, Timestamp], object]
     wide: bool = False
 
 
@@ -90,7 +90,7 @@ class Kind(Generic[T]):
     folded: Folded[T] | None = None
 
 
-def age(text: str | None, now: Instant) -> str:
+def age(text: str | None, now: Timestamp) -> str:
     """How long ago an API time is."""
     return age_text(seconds_between(parse_time(text), now)) if text else NOTHING
 
@@ -102,7 +102,7 @@ def reason_text(reason: ReasonBody | None, position: int | None = None) -> str:
     return f"{message} ({place})" if message and place else message or place
 
 
-def estimate_text(found: EstimateBody, now: Instant, *, would: str = "starts") -> str:
+def estimate_text(found: EstimateBody, now: Timestamp, *, would: str = "starts") -> str:
     """An estimate as a sentence: ``starts at 2026-01-31T14:05:00Z at the latest (in 1:20:00), unless ...``."""
     if found.starts_now:
         return f"{would} now"
@@ -158,25 +158,25 @@ def _run_reason(run: RunBody) -> str:
     return run.detail or ("" if run.exit_code == 0 else reason_text(run.reason))
 
 
-def _key_expires(key: KeyBody, now: Instant) -> str:
+def _key_expires(key: KeyBody, now: Timestamp) -> str:
     """How long a key still works."""
     if key.revoked_at is not None or _key_state(key, now) == "EXPIRED":
         return NOTHING
     return "never" if key.expires_at is None else age_text(seconds_between(now, parse_time(key.expires_at)))
 
 
-def _key_state(key: KeyBody, now: Instant) -> str:
+def _key_state(key: KeyBody, now: Timestamp) -> str:
     if key.revoked_at is not None:
         return "REVOKED"
     return "EXPIRED" if key.expires_at is not None and parse_time(key.expires_at) <= now else "VALID"
 
 
-def field(name: str) -> Callable[[Any, Instant], object]:
+def field(name: str) -> Callable[[Any, Timestamp], object]:
     """The cell that is the field ``name`` itself."""
     return lambda item, _now: getattr(item, name)
 
 
-def since(name: str) -> Callable[[Any, Instant], object]:
+def since(name: str) -> Callable[[Any, Timestamp], object]:
     """The cell that is the age of the time in field ``name``."""
     return lambda item, now: age(getattr(item, name), now)
 

@@ -20,10 +20,10 @@ from typing import IO, Any
 
 from moorings.controller.turned_back import HOLDER, TURNED_BACK, parse_learned
 from moorings.core.errors import MooringsError
-from moorings.core.events import Event, canonical
-from moorings.core.instants import Instant, seconds_between
+from moorings.core.events import Event, canonical_json
+from moorings.core.instants import Timestamp, seconds_between
 from moorings.core.policy import Policy
-from moorings.core.records import revive
+from moorings.core.records import from_plain
 from moorings.core.simulate import SimulatedJob
 from moorings.ports.store import Row, Seq
 from moorings.store.archive import read_events, stretches
@@ -276,7 +276,7 @@ def _row(item: object, at: int) -> Row:
         instant = parse_time(when)
     except MooringsError as error:
         raise _FlawError(f"the time of item {at}: {error.detail}") from None
-    return _checked(seq, item.get("name"), instant, canonical(data), {key: item.get(key) for key in _ABOUT})
+    return _checked(seq, item.get("name"), instant, canonical_json(data), {key: item.get(key) for key in _ABOUT})
 
 
 # -- both ------------------------------------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ def _checked(seq: object, name: object, at: object, data: object, about: Mapping
     for key, value in about.items():
         if value is not None and not isinstance(value, str):
             raise _FlawError(f"the {key} of event {seq} is {_word(value)}, not a name")
-    return Row(Seq(seq), Event(name=name, at=Instant(at), data=data, **about))
+    return Row(Seq(seq), Event(name=name, at=Timestamp(at), data=data, **about))
 
 
 def _word(value: object) -> str:
@@ -351,7 +351,7 @@ def _missing(row: Row, following: int, source: str) -> MooringsError:
 
 def _leaps(row: Row) -> bool:
     """Whether its number need not follow on the one before: somebody made a database ready that was turned back."""
-    return row.event.name == _LED and canonical({"holder": HOLDER})[1:-1] in row.event.data
+    return row.event.name == _LED and canonical_json({"holder": HOLDER})[1:-1] in row.event.data
 
 
 def policy_of(rows: Sequence[Row]) -> Policy:
@@ -363,7 +363,7 @@ def policy_of(rows: Sequence[Row]) -> Policy:
     for row in reversed(rows):
         if row.event.name == _TURN:
             try:
-                return revive(Policy, json.loads(row.event.data)["policy"])
+                return from_plain(Policy, json.loads(row.event.data)["policy"])
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise MooringsError(
                     "log.unreadable",
@@ -379,10 +379,10 @@ def trace_of(rows: Sequence[Row]) -> tuple[SimulatedJob, ...]:
     What still held devices at the end of the last turn ran until then; what stands behind that was not decided again.
     """
     end = max((at for at, row in enumerate(rows, start=1) if row.event.name == _TURN), default=0)
-    created: dict[str, tuple[Instant, dict[str, Any]]] = {}
-    since: dict[str, Instant] = {}
+    created: dict[str, tuple[Timestamp, dict[str, Any]]] = {}
+    since: dict[str, Timestamp] = {}
     held_s: dict[str, float] = {}
-    last = Instant(0)
+    last = Timestamp(0)
     for row in rows[:end]:
         event, last = row.event, max(last, row.event.at)
         if event.claim is None:
@@ -396,7 +396,7 @@ def trace_of(rows: Sequence[Row]) -> tuple[SimulatedJob, ...]:
             held_s[event.claim] = held_s.get(event.claim, 0.0) + held
     for claim, began in since.items():
         held_s[claim] = held_s.get(claim, 0.0) + seconds_between(began, last)
-    first = min((at for at, _ in created.values()), default=Instant(0))
+    first = min((at for at, _ in created.values()), default=Timestamp(0))
     return tuple(
         _job(claim, seconds_between(first, at), held_s[claim], data)
         for claim, (at, data) in created.items()

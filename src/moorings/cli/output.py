@@ -16,7 +16,7 @@ from typing import Any, TypeVar, get_origin
 from moorings.cli.kinds import NOTHING, Column, Kind, age
 from moorings.cli.text import all_harmless, harmless, plain
 from moorings.core.errors import MooringsError
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.core.quantities import duration_text
 from moorings.wire.codec import encode, field_types
 from moorings.wire.shapes import API_VERSION
@@ -85,7 +85,7 @@ def parse_format(text: str) -> Format:
     )
 
 
-def render_list(kind: Kind[T], items: Sequence[T], form: Format, now: Instant, look: Look = Look()) -> str:
+def render_list(kind: Kind[T], items: Sequence[T], form: Format, now: Timestamp, look: Look = Look()) -> str:
     """Items as text without the last newline; empty if there is nothing to show."""
     if form.name in ("json", "yaml"):
         listed: dict[str, object] = {
@@ -97,7 +97,7 @@ def render_list(kind: Kind[T], items: Sequence[T], form: Format, now: Instant, l
     return _lines(kind, items, form, now, look)
 
 
-def render_one(kind: Kind[T], item: T, form: Format, now: Instant, look: Look = Look()) -> str:
+def render_one(kind: Kind[T], item: T, form: Format, now: Timestamp, look: Look = Look()) -> str:
     """One item as text; JSON and YAML are the item as the API gives it, and not a list."""
     if form.name in ("json", "yaml"):
         return _document(_resource(kind, item), form, look)
@@ -131,7 +131,7 @@ def render_table(headers: Sequence[str], rows: Iterable[Sequence[str]], look: Lo
     return "\n".join(lines)
 
 
-def describe(body: object, now: Instant, look: Look = Look()) -> str:
+def describe(body: object, now: Timestamp, look: Look = Look()) -> str:
     """Everything about one object, a field a line, with labels for humans."""
     return "\n".join(_described(encode(body), now, look, depth=0))
 
@@ -163,7 +163,7 @@ def sort_items(items: Sequence[T], path: str) -> list[T]:
     return sorted(items, key=place)
 
 
-def _lines(kind: Kind[T], items: Sequence[T], form: Format, now: Instant, look: Look) -> str:
+def _lines(kind: Kind[T], items: Sequence[T], form: Format, now: Timestamp, look: Look) -> str:
     if form.name == "name":
         return "\n".join(f"{kind.noun}/{plain(kind.ident(item))}" for item in items)
     if form.name == CUSTOM:
@@ -177,12 +177,12 @@ def _lines(kind: Kind[T], items: Sequence[T], form: Format, now: Instant, look: 
     return _table(columns, items, now, look)
 
 
-def _table(columns: Sequence[Column[T]], items: Sequence[T], now: Instant, look: Look) -> str:
+def _table(columns: Sequence[Column[T]], items: Sequence[T], now: Timestamp, look: Look) -> str:
     rows = ([_text(column.cell(item, now)) for column in columns] for item in items)
     return render_table([column.header for column in columns], rows, look)
 
 
-def _csv(columns: Sequence[Column[T]], items: Sequence[T], now: Instant, look: Look) -> str:
+def _csv(columns: Sequence[Column[T]], items: Sequence[T], now: Timestamp, look: Look) -> str:
     import csv
     import io
 
@@ -246,7 +246,7 @@ def _at(data: object, path: str) -> object:
     return json.dumps(data) if isinstance(data, dict | list) else data
 
 
-def _described(data: Mapping[str, Any], now: Instant, look: Look, depth: int) -> list[str]:
+def _described(data: Mapping[str, Any], now: Timestamp, look: Look, depth: int) -> list[str]:
     known = {name: value for name, value in data.items() if not _says_nothing(value)}
     labels = {name: _label(name) + ":" for name in known}
     width = max((len(label) for label in labels.values()), default=0)
@@ -269,7 +269,7 @@ def _says_nothing(value: object) -> bool:
     return value in ("", None, [], {}) or (isinstance(value, list) and all(item is None for item in value))
 
 
-def _entries(values: Sequence[Mapping[str, Any]], now: Instant, look: Look, depth: int) -> list[str]:
+def _entries(values: Sequence[Mapping[str, Any]], now: Timestamp, look: Look, depth: int) -> list[str]:
     lines = []
     for value in values:
         inner = _described(value, now, look, depth + 1)
@@ -286,7 +286,7 @@ def _label(name: str) -> str:
     return plain(" ".join([shown[0][:1].upper() + shown[0][1:], *shown[1:]]))
 
 
-def _value(name: str, value: object, now: Instant) -> str:
+def _value(name: str, value: object, now: Timestamp) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if name == "command" and isinstance(value, list):

@@ -11,7 +11,7 @@ from html import escape
 from math import floor, log10
 
 from moorings.cli.text import plain
-from moorings.core.simulate import Level
+from moorings.core.simulate import UsageLevel
 
 WIDTH, HEIGHT = 960, 560
 LEFT, RIGHT, TOP, GAP, BOTTOM = 84, 24, 72, 44, 56
@@ -32,7 +32,7 @@ text { fill: currentColor; } .title { font-size: 17px; font-weight: 600; }
 """
 
 
-def timeline(title: str, curves: Sequence[tuple[str, Sequence[Level]]], n_devices: int) -> str:
+def timeline(title: str, curves: Sequence[tuple[str, Sequence[UsageLevel]]], n_devices: int) -> str:
     """An SVG document of one or two simulations of the same pools: (name, levels) each."""
     began = min((levels[0].at_s for _, levels in curves if levels), default=0.0)
     ended = max((levels[-1].at_s for _, levels in curves if levels), default=0.0)

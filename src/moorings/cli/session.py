@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from moorings.cli.console import Console
-from moorings.core.instants import Instant, seconds_between
+from moorings.core.instants import Timestamp, seconds_between
 
 if TYPE_CHECKING:
     from moorings.cli.configuration import Configuration
@@ -98,6 +98,6 @@ class Session:
             timeout_s=values.timeout_s if timeout_s is None else timeout_s,
         )
 
-    def now(self) -> Instant:
+    def now(self) -> Timestamp:
         """The time, for ages."""
-        return Instant(time.time_ns() // 1000)
+        return Timestamp(time.time_ns() // 1000)

@@ -16,15 +16,15 @@ from moorings.cli.plots import timeline
 from moorings.cli.shares import parse_shares
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
-from moorings.core.policy import USUAL as USUAL_POLICY
+from moorings.core.policy import DEFAULT_POLICY as USUAL_POLICY
 from moorings.core.policy import Policy, parse_policy
 from moorings.core.pools import parse_pools
-from moorings.core.projects import Project, Projects, Share, check_project
+from moorings.core.projects import Project, Projects, ProjectShare, check_project
 from moorings.core.quantities import age_text
-from moorings.core.simulate import Course, Simulated, SimulatedJob, simulate
-from moorings.core.tables import Table
+from moorings.core.simulate import JobOutcome, SimulatedJob, SimulationResult, simulate
+from moorings.core.tables import TomlTable
 from moorings.core.topology import AnySubset, Pool, PowerOfTwo
-from moorings.core.traces import Report, Waits, report
+from moorings.core.traces import TraceSummary, WaitStatistics, summarize
 
 USUAL = "the defaults"
 _WRITE_POOL = "write power-of-two:8x64, any-subset:512 or the name of a pools file"
@@ -42,8 +42,8 @@ class Outcome:
     """One simulation: what it is called, and what came of it."""
 
     name: str
-    simulated: Simulated
-    told: Report
+    simulated: SimulationResult
+    told: TraceSummary
 
 
 def read_file(path: Path, code: str, hint: str = "name a text file that you may read") -> str:
@@ -118,7 +118,7 @@ def read_projects(path: Path | None, pools: Sequence[Pool]) -> Projects:
 
 def _parse_projects(text: str, source: str, pools: Sequence[Pool]) -> Projects:
     projects = Projects((), pools)
-    top = Table.parse(text, source=source, code="project.invalid")
+    top = TomlTable.parse(text, source=source, code="project.invalid")
     tables = top.tables("project")
     top.finish()
     by_name = {pool.name: pool for pool in pools}
@@ -135,7 +135,7 @@ def _parse_projects(text: str, source: str, pools: Sequence[Pool]) -> Projects:
     return projects
 
 
-def _project(table: Table, pools: Mapping[PoolName, Pool]) -> Project:
+def _project(table: TomlTable, pools: Mapping[PoolName, Pool]) -> Project:
     def topology_of(name: str) -> str:
         pool = pools.get(PoolName(name))
         if pool is None:
@@ -151,7 +151,7 @@ def _project(table: Table, pools: Mapping[PoolName, Pool]) -> Project:
     project = Project(
         name=table.text("name"),
         shares=tuple(
-            Share(PoolName(pool), tuple((int(size), count) for size, count in blocks.items()))
+            ProjectShare(PoolName(pool), tuple((int(size), count) for size, count in blocks.items()))
             for pool, blocks in shares.items()
             if blocks
         ),
@@ -172,7 +172,7 @@ def _pools_text(pools: Iterable[PoolName]) -> str:
 def play(name: str, pools: Sequence[Pool], jobs: Sequence[SimulatedJob], policy: Policy, projects: Projects) -> Outcome:
     """Serve all jobs under a policy."""
     simulated = simulate(pools, jobs, policy, projects)
-    return Outcome(name, simulated, report(simulated))
+    return Outcome(name, simulated, summarize(simulated))
 
 
 def rounded_up(jobs: Sequence[SimulatedJob], pools: Sequence[Pool]) -> tuple[SimulatedJob, ...]:
@@ -209,11 +209,11 @@ def outcome_text(outcomes: Sequence[Outcome], look: Look) -> str:
     return "\n".join(parts)
 
 
-def _sizes_of(outcomes: Sequence[Outcome], at: int) -> list[Waits]:
+def _sizes_of(outcomes: Sequence[Outcome], at: int) -> list[WaitStatistics]:
     return [outcome.told.waits[at] for outcome in outcomes]
 
 
-def _row(name: str, outcomes: Sequence[Outcome], waits: Sequence[Waits]) -> list[str]:
+def _row(name: str, outcomes: Sequence[Outcome], waits: Sequence[WaitStatistics]) -> list[str]:
     values = [(one.mean_s, one.median_s, one.p95_s, one.longest_s) for one in waits]
     cells = [_wait_text(value[at]) for at in range(4) for value in values]
     started = "/".join(dict.fromkeys(str(one.jobs) for one in waits))
@@ -256,7 +256,7 @@ def outcome_data(outcomes: Sequence[Outcome]) -> dict[str, object]:
     return {"reports": [{"policy": outcome.name, **_report_data(outcome.told)} for outcome in outcomes]}
 
 
-def _report_data(told: Report) -> dict[str, object]:
+def _report_data(told: TraceSummary) -> dict[str, object]:
     return {
         "waits": [_waits_data(waits) for waits in told.waits],
         "all": _waits_data(told.every),
@@ -275,7 +275,7 @@ def _report_data(told: Report) -> dict[str, object]:
     }
 
 
-def _waits_data(waits: Waits) -> dict[str, object]:
+def _waits_data(waits: WaitStatistics) -> dict[str, object]:
     found = asdict(waits)
     return {
         "sizes": [found["least"], found["most"]],
@@ -322,7 +322,7 @@ def _jobs_csv(outcomes: Sequence[Outcome]) -> str:
     return buffer.getvalue()
 
 
-def _course_row(course: Course) -> tuple[object, ...]:
+def _course_row(course: JobOutcome) -> tuple[object, ...]:
     job = course.job
     return (
         *(job.name, job.project, job.size, job.arrives_s, course.wait_s, course.ended_s, course.pool),

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from moorings.cli.kinds import NOTHING, Column, Kind, age, wide
 from moorings.client.client import Client
 from moorings.client.requests import ClaimFilter
-from moorings.core.access import APPLIANCE_OWNER
+from moorings.core.access import APPLIANCE_OWNER_PREFIX
 from moorings.core.errors import MooringsError
-from moorings.core.instants import Instant, seconds_between
+from moorings.core.instants import Timestamp, seconds_between
 from moorings.core.quantities import age_text
 from moorings.core.topology import Block
 from moorings.wire.codec import parse_time
@@ -166,8 +166,8 @@ def with_reasons(client: Client, jobs: Sequence[WaferJob]) -> list[WaferJob]:
     if len(waiting) <= FEW:
         told = {name: of_run(client.run(name)).status for name in waiting}
     else:
-        claims = client.claims(ClaimFilter(state="PENDING", owner_prefix=APPLIANCE_OWNER))
-        told = {claim.owner.removeprefix(APPLIANCE_OWNER): _waiting(claim) for claim in claims}
+        claims = client.claims(ClaimFilter(state="PENDING", owner_prefix=APPLIANCE_OWNER_PREFIX))
+        told = {claim.owner.removeprefix(APPLIANCE_OWNER_PREFIX): _waiting(claim) for claim in claims}
     return [
         replace(job, status=replace(job.status, position=said.position, reason=said.reason))
         if job.queued and (said := told.get(job.meta.name)) is not None
@@ -189,7 +189,7 @@ def labels_text(labels: Mapping[str, str]) -> str:
     return ",".join(f"{key}={value}" for key, value in labels.items())
 
 
-def duration_text(status: Status, now: Instant) -> str:
+def duration_text(status: Status, now: Timestamp) -> str:
     """How long a job has run, or had run."""
     if status.start_time is None:
         return NOTHING

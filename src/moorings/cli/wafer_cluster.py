@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from moorings.cli.kinds import Column, Kind, age
 from moorings.cli.output import Look, render_table
 from moorings.cli.wafer import WaferJob
-from moorings.core.access import APPLIANCE_OWNER
+from moorings.core.access import APPLIANCE_OWNER_PREFIX
 from moorings.core.devices import DeviceState
 from moorings.core.topology import Block
 from moorings.wire.shapes import DeviceBody, PartitionBody, PoolBody
@@ -101,7 +101,7 @@ def systems_of(
 
 def _system(pool: PoolBody, device: DeviceBody, held: PartitionBody | None, users: Mapping[str, str]) -> WaferSystem:
     owner = held.owner if held is not None else ""
-    job = owner.removeprefix(APPLIANCE_OWNER)
+    job = owner.removeprefix(APPLIANCE_OWNER_PREFIX)
     good = device.state == DeviceState.IN_SERVICE and pool.reachable
     notes = [device.reason, pool.problem if not pool.reachable else "", _holding(held)]
     return WaferSystem(

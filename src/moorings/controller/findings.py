@@ -15,15 +15,15 @@ from typing import TypeVar
 from moorings.controller.loop import Loop
 from moorings.core import laws
 from moorings.core.access import DAY_S
-from moorings.core.cells import estate_of
+from moorings.core.cells import build_guarantee_map
 from moorings.core.claims import Claim
 from moorings.core.devices import DeviceState, PoolName
 from moorings.core.errors import MooringsError
 from moorings.core.fleet import Fleet, PoolState
-from moorings.core.instants import Instant, seconds_between
+from moorings.core.instants import Timestamp, seconds_between
 from moorings.core.partitions import Partition, PartitionState
 from moorings.core.quantities import age_text
-from moorings.core.serving import pools_for
+from moorings.core.serving import eligible_pools
 from moorings.core.topology import Block
 from moorings.ports.clock import Clock
 from moorings.ports.store import AccessKey, Replication, Saved, Seq, Store
@@ -58,7 +58,7 @@ def found(check: str, verdict: str, evidence: str, fix: str = "") -> FindingBody
 
 def check_laws(fleet: Fleet) -> FindingBody:
     """Whether what is in memory keeps the laws."""
-    broken = laws.check(fleet)
+    broken = laws.find_violations(fleet)
     if not broken:
         return found("laws", PASS, f"{len(fleet.claims)} claims and {len(fleet.partitions)} partitions keep the laws")
     told = "; ".join(f"law {finding.law}: {finding.message}" for finding in broken[:SHOWN_MAX])
@@ -101,7 +101,7 @@ def check_devices(states: Iterable[PoolState]) -> Iterator[FindingBody]:
             yield found(f"quarantine.{name}", PASS, f"no device of {n_devices} is quarantined")
 
 
-def check_partitions(partitions: Iterable[Partition], now: Instant) -> Iterator[FindingBody]:
+def check_partitions(partitions: Iterable[Partition], now: Timestamp) -> Iterator[FindingBody]:
     """Partitions that are on their way for too long, and such as could not be removed."""
     moving = (PartitionState.PROVISIONING, PartitionState.RESETTING, PartitionState.REMOVING)
     known = list(partitions)
@@ -140,7 +140,7 @@ def check_strangers(states: Iterable[PoolState], strays: Sequence[str], spared: 
         yield found("partitions.foreign", PASS, "no partition was made outside Moorings")
 
 
-def check_runs(runs: Iterable[Run], since: Mapping[str, Instant], now: Instant) -> FindingBody:
+def check_runs(runs: Iterable[Run], since: Mapping[str, Timestamp], now: Timestamp) -> FindingBody:
     """Runs that start or stop for too long; ``since`` tells when each began to."""
     late = [run for run in runs if run.id in since and seconds_between(since[run.id], now) > LATE_S]
     if not late:
@@ -178,7 +178,7 @@ def check_guarantees(fleet: Fleet) -> Iterator[FindingBody]:
         if not cells:
             continue
         out = {*state.out, *(index for block in state.foreign.values() for index in block)}
-        if estate_of(state.pool, cells, (), out, {}).may_hold(Block(())):
+        if build_guarantee_map(state.pool, cells, (), out, {}).may_hold(Block(())):
             yield found(f"guarantees.{name}", PASS, f"what {len(cells)} projects are guaranteed fits")
             continue
         why = f"{len(out)} devices are out of service or taken by others" if out else "the pool was made smaller"
@@ -186,7 +186,7 @@ def check_guarantees(fleet: Fleet) -> Iterator[FindingBody]:
         yield found(f"guarantees.{name}", WARN, f"what {len(cells)} projects are guaranteed does not fit: {why}", fix)
 
 
-def check_reclaims(fleet: Fleet, now: Instant) -> FindingBody:
+def check_reclaims(fleet: Fleet, now: Timestamp) -> FindingBody:
     """Whether holders that were asked to yield let others wait."""
     asked = [claim for claim in map(fleet.claims.get, sorted(fleet.asked)) if claim is not None]
     late = [
@@ -202,13 +202,13 @@ def check_reclaims(fleet: Fleet, now: Instant) -> FindingBody:
 
 def _why_never(fleet: Fleet, claim: Claim) -> str:
     try:
-        pools_for(claim.spec, fleet.pools)
+        eligible_pools(claim.spec, fleet.pools)
     except MooringsError as error:
         return error.detail
     return ""
 
 
-def check_keys(keys: Iterable[AccessKey], now: Instant) -> FindingBody:
+def check_keys(keys: Iterable[AccessKey], now: Timestamp) -> FindingBody:
     """Whether access keys expire soon; such as have expired of late are told beside."""
     expiring = sorted(
         ((key.expires_at, key) for key in keys if key.revoked_at is None and key.expires_at is not None),
@@ -350,17 +350,17 @@ class Doctor:
         answer = await self._ask("replication", self._store.replication)
         return answer if isinstance(answer, FindingBody) else check_replication(answer)
 
-    async def _keys(self, now: Instant) -> FindingBody:
+    async def _keys(self, now: Timestamp) -> FindingBody:
         answer = await self._ask("keys", self._store.access_keys)
         return answer if isinstance(answer, FindingBody) else check_keys(answer, now)
 
-    async def _runs(self, now: Instant) -> FindingBody:
+    async def _runs(self, now: Timestamp) -> FindingBody:
         """Since when runs start or stop stands in the event log."""
         moving = [run for run in self._loop.runs.by_id.values() if run.state in (RunState.STARTING, RunState.STOPPING)]
         answer = await self._ask("runs.moving", self._since, [run.id for run in moving[: SHOWN_MAX * 10]])
         return answer if isinstance(answer, FindingBody) else check_runs(moving, answer, now)
 
-    def _since(self, runs: Sequence[str]) -> dict[str, Instant]:
+    def _since(self, runs: Sequence[str]) -> dict[str, Timestamp]:
         since = {}
         for run in runs:
             rows = self._store.events(Seq(0), 100, run=run, names=("run.starting", "run.stopping"))

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from moorings.core.cells import Estate, estate_of
+from moorings.core.cells import GuaranteeMap, build_guarantee_map
 from moorings.core.claims import Claim, ClaimState
 from moorings.core.devices import PoolName
-from moorings.core.explain import tenants_of
+from moorings.core.explain import list_holders
 from moorings.core.fleet import Fleet
-from moorings.core.instants import SECOND, Instant
-from moorings.core.plans import Tenant
+from moorings.core.instants import SECOND, Timestamp
+from moorings.core.plans import Holder
 from moorings.core.policy import Policy
 from moorings.core.quotas import quota_rows
 
@@ -38,7 +38,7 @@ class Guarantees:
     bound_s: float = 0.0
 
 
-def measure_guarantees(fleet: Fleet, policy: Policy, now: Instant) -> Guarantees:
+def measure_guarantees(fleet: Fleet, policy: Policy, now: Timestamp) -> Guarantees:
     """The numbers of this moment."""
     overdue = dict.fromkeys(map(str, fleet.pools), 0)
     for claim in map(fleet.claims.get, fleet.asked):
@@ -48,11 +48,11 @@ def measure_guarantees(fleet: Fleet, policy: Policy, now: Instant) -> Guarantees
     return Guarantees(_devices(fleet, policy, now), overdue, owed, oldest_s, policy.bound_s)
 
 
-def _is_overdue(claim: Claim, now: Instant) -> bool:
+def _is_overdue(claim: Claim, now: Timestamp) -> bool:
     return claim.state is ClaimState.RECLAIMING and claim.asked_until is not None and claim.asked_until < now
 
 
-def _devices(fleet: Fleet, policy: Policy, now: Instant) -> dict[tuple[str, str, str], int]:
+def _devices(fleet: Fleet, policy: Policy, now: Timestamp) -> dict[tuple[str, str, str], int]:
     names = sorted(fleet.projects.by_name, key=lambda name: (name.count("/"), name))[:PROJECTS_MEASURED_MAX]
     measured = set(names)
     found: dict[tuple[str, str, str], int] = {}
@@ -63,10 +63,10 @@ def _devices(fleet: Fleet, policy: Policy, now: Instant) -> dict[tuple[str, str,
     return found
 
 
-def _owed(fleet: Fleet, policy: Policy, now: Instant) -> tuple[dict[str, int], dict[str, float]]:
+def _owed(fleet: Fleet, policy: Policy, now: Timestamp) -> tuple[dict[str, int], dict[str, float]]:
     owed = dict.fromkeys(map(str, fleet.pools), 0)
     oldest_s = dict.fromkeys(owed, 0.0)
-    tenants = tenants_of(fleet) if fleet.projects else []
+    tenants = list_holders(fleet) if fleet.projects else []
     estates = {name: estate for name in fleet.pools if (estate := _estate(fleet, name, tenants)) is not None}
     if not estates:
         return owed, oldest_s
@@ -93,17 +93,17 @@ def _owed(fleet: Fleet, policy: Policy, now: Instant) -> tuple[dict[str, int], d
     return owed, oldest_s
 
 
-def _estate(fleet: Fleet, name: PoolName, tenants: list[Tenant]) -> Estate | None:
+def _estate(fleet: Fleet, name: PoolName, tenants: list[Holder]) -> GuaranteeMap | None:
     cells, state = fleet.projects.cells(name), fleet.pools[name]
     if not cells:
         return None
     here = [tenant for tenant in tenants if tenant.pool == name]
     owners = {tenant.project: fleet.projects.lineage(tenant.project) for tenant in here}
     out = {*state.out, *(index for theirs in state.foreign.values() for index in theirs)}
-    return estate_of(state.pool, cells, here, out, owners)
+    return build_guarantee_map(state.pool, cells, here, out, owners)
 
 
-def _held(fleet: Fleet, tenants: list[Tenant]) -> dict[tuple[str, str], int]:
+def _held(fleet: Fleet, tenants: list[Holder]) -> dict[tuple[str, str], int]:
     """Devices that subjects hold in each project and its parts."""
     held: dict[tuple[str, str], int] = {}
     for tenant in tenants:

@@ -16,10 +16,16 @@ from moorings.controller.loop import Change, Loop
 from moorings.core.claims import PartitionId
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
-from moorings.core.hardware import Answer, PartitionOrder, Seen, Sighting, Verdict
-from moorings.core.inputs import DriverAnswered, ForeignSeen, PoolAnswers, RetryRemoval, StraySeen
+from moorings.core.hardware import DriverResult, ListedPartition, ObservedState, PartitionSpec, ResultCode
+from moorings.core.inputs import (
+    DriverResultReceived,
+    ForeignPartitionsListed,
+    PoolReachability,
+    RetryRemoval,
+    StrayPartitionFound,
+)
 from moorings.core.partitions import Partition, PartitionState
-from moorings.core.reconcile import Memory, judge, mark_of
+from moorings.core.reconcile import ListingHistory, mark_for, reconcile_listing
 from moorings.ports.clock import Clock
 from moorings.ports.driver import Driver
 from moorings.ports.store import HighWater
@@ -41,20 +47,20 @@ _ORDERED = {
     PartitionState.REMOVING: "remove",
 }
 _DONE = {
-    PartitionState.PROVISIONING: Seen.ACTIVE,
-    PartitionState.RESETTING: Seen.ACTIVE,
-    PartitionState.REMOVING: Seen.ABSENT,
+    PartitionState.PROVISIONING: ObservedState.ACTIVE,
+    PartitionState.RESETTING: ObservedState.ACTIVE,
+    PartitionState.REMOVING: ObservedState.ABSENT,
 }
 
 
-def order_of(partition: Partition, installation: str) -> PartitionOrder:
+def order_of(partition: Partition, installation: str) -> PartitionSpec:
     """The order by which a driver makes, or knows, a partition."""
-    return PartitionOrder(
+    return PartitionSpec(
         name=partition.name,
         block=partition.block,
         gcds=partition.gcds,
         replicas_per_gcd=partition.replicas_per_gcd,
-        mark=mark_of(installation, partition.id),
+        mark=mark_for(installation, partition.id),
     )
 
 
@@ -71,7 +77,7 @@ class _PoolWatch:
     """
 
     driver: Driver
-    memory: Memory = field(default_factory=Memory)
+    memory: ListingHistory = field(default_factory=ListingHistory)
     unheld: dict[str, str] = field(default_factory=dict)
     found: set[str] = field(default_factory=set)
     spared: set[str] = field(default_factory=set)
@@ -181,7 +187,7 @@ class Hardware:
             begun = time.perf_counter()
             answer = await self._ask(partition, order, known)
             self._count(partition.pool, order, answer.verdict.value, begun)
-            if answer.verdict is not Verdict.UNAVAILABLE:
+            if answer.verdict is not ResultCode.UNAVAILABLE:
                 self._ordered[ident] = partition.version
                 await self._pass_on(partition, order, answer)
                 return
@@ -193,20 +199,20 @@ class Hardware:
     def _count(self, pool: PoolName, order: str, result: str, begun: float) -> None:
         self._loop.meters.add_order(pool, order, result, time.perf_counter() - begun)
 
-    async def _pass_on(self, partition: Partition, order: str, answer: Answer) -> None:
+    async def _pass_on(self, partition: Partition, order: str, answer: DriverResult) -> None:
         """Tell the loop what matters; for the rest the pool is polled until it is done."""
-        if answer.verdict is Verdict.OK and answer.seen not in (_DONE[partition.state], Seen.ERROR):
+        if answer.verdict is ResultCode.OK and answer.seen not in (_DONE[partition.state], ObservedState.ERROR):
             self._watches[partition.pool].nudged.set()
             return
         try:
-            await self._loop.post(DriverAnswered(partition.id, partition.version, order, answer))
+            await self._loop.post(DriverResultReceived(partition.id, partition.version, order, answer))
         except MooringsError as error:  # it was not saved: the order stays open and is given again
             self._ordered.pop(partition.id, None)
             log.info("answer.dropped", extra={"partition": partition.name, "code": error.code})
 
-    async def _ask(self, partition: Partition, order: str, known: HighWater) -> Answer:
-        driver, mark = self.drivers[partition.pool], mark_of(self._installation, partition.id)
-        calls: dict[str, Callable[[], Awaitable[Answer]]] = {
+    async def _ask(self, partition: Partition, order: str, known: HighWater) -> DriverResult:
+        driver, mark = self.drivers[partition.pool], mark_for(self._installation, partition.id)
+        calls: dict[str, Callable[[], Awaitable[DriverResult]]] = {
             "create": lambda: driver.create(order_of(partition, self._installation)),
             "reset": lambda: driver.reset(partition.name, mark),
             "remove": lambda: driver.remove(partition.name, mark),
@@ -221,12 +227,12 @@ class Hardware:
                     await self._loop.confirm()
                 return await calls[order]()
         except TimeoutError:
-            return Answer(Verdict.UNAVAILABLE, detail=f"no answer within {ORDER_TIMEOUT_S:g} s")
+            return DriverResult(ResultCode.UNAVAILABLE, detail=f"no answer within {ORDER_TIMEOUT_S:g} s")
         except MooringsError as error:
-            return Answer(Verdict.UNAVAILABLE, detail=error.detail)
+            return DriverResult(ResultCode.UNAVAILABLE, detail=error.detail)
         except Exception as error:  # a driver's fault must not end the controller
             log.warning("driver.fault", exc_info=True, extra={"partition": partition.name, "order": order})
-            return Answer(Verdict.UNAVAILABLE, detail=f"the driver failed: {error!r}")
+            return DriverResult(ResultCode.UNAVAILABLE, detail=f"the driver failed: {error!r}")
 
     # -- listings ----------------------------------------------------------------------------------------------------
 
@@ -241,7 +247,7 @@ class Hardware:
             failures = failures + 1 if problem else 0
             state = self._loop.fleet.pools[pool]
             if (not problem and state.problem) or (failures >= 2 and state.problem != problem):
-                self._loop.tell(PoolAnswers(pool, problem))
+                self._loop.tell(PoolReachability(pool, problem))
             pause_s = POLL_BUSY_S if self._on_their_way(pool) else POLL_IDLE_S
             if problem:
                 pause_s = min(RETRY_S * 2**failures, RETRY_S_MAX)
@@ -286,7 +292,7 @@ class Hardware:
         watch: _PoolWatch,
         before: Mapping[PartitionId, int],
         ordered: Mapping[PartitionId, int],
-        sightings: list[Sighting],
+        sightings: list[ListedPartition],
     ) -> None:
         unmoved = [
             partition
@@ -294,28 +300,28 @@ class Hardware:
             if partition.pool == pool and before.get(partition.id) == partition.version
         ]
         taken = frozenset(p.id for p in unmoved if ordered.get(p.id) == p.version)
-        moved = {mark_of(self._installation, p.id) for p in self._loop.fleet.partitions.values()}
-        moved -= {mark_of(self._installation, p.id) for p in unmoved}
-        moved |= {mark_of(self._installation, ident) for ident in before.keys() - self._loop.fleet.partitions.keys()}
+        moved = {mark_for(self._installation, p.id) for p in self._loop.fleet.partitions.values()}
+        moved -= {mark_for(self._installation, p.id) for p in unmoved}
+        moved |= {mark_for(self._installation, ident) for ident in before.keys() - self._loop.fleet.partitions.keys()}
         seen = [sighting for sighting in sightings if sighting.mark not in moved]
-        judged = judge(unmoved, taken, seen, watch.memory, self._installation, watch.apart_s)
+        judged = reconcile_listing(unmoved, taken, seen, watch.memory, self._installation, watch.apart_s)
         watch.memory = judged.memory
         watch.unheld = {sighting.mark: sighting.name for sighting in seen if sighting.mark in judged.memory.strays}
         watch.found &= watch.unheld.keys()
         watch.spared &= watch.unheld.keys()
         for ident, answer in judged.answers:
-            self._loop.tell(DriverAnswered(ident, before[ident], "list", answer))
+            self._loop.tell(DriverResultReceived(ident, before[ident], "list", answer))
         for ident in judged.again:
             self._ordered.pop(ident, None)
             self._give(self._loop.fleet.partitions[ident])
         if judged.foreign != self._loop.fleet.pools[pool].foreign:
-            self._loop.tell(ForeignSeen(pool, judged.foreign))
+            self._loop.tell(ForeignPartitionsListed(pool, judged.foreign))
         for stray in judged.strays:
             if (pool, stray.mark) not in self._strays:
                 task = asyncio.create_task(self._remove_stray(pool, stray), name=f"{_STRAY}{stray.name}")
                 self._strays[pool, stray.mark] = task
 
-    async def _remove_stray(self, pool: PoolName, stray: Sighting) -> None:
+    async def _remove_stray(self, pool: PoolName, stray: ListedPartition) -> None:
         """Remove what nobody holds, once the database has agreed that we lead.
 
         A controller that was replaced while it slept would take the new leader's partitions for strays.
@@ -327,7 +333,7 @@ class Hardware:
             if await self._spare(pool, stray):
                 await self._clock.sleep(SPARED_S)
                 return
-            await self._loop.post(StraySeen(pool, stray.name))
+            await self._loop.post(StrayPartitionFound(pool, stray.name))
             answer = await self.drivers[pool].remove(stray.name, stray.mark)
             log.info("partition.stray_removed", extra={"pool": pool, "partition": stray.name, "detail": answer.detail})
             await self._clock.sleep(REMOVAL_RETRY_S)
@@ -337,7 +343,7 @@ class Hardware:
         finally:
             self._strays.pop((pool, stray.mark), None)
 
-    async def _spare(self, pool: PoolName, stray: Sighting) -> bool:
+    async def _spare(self, pool: PoolName, stray: ListedPartition) -> bool:
         """Whether somebody may be using it: then it stays, and its devices are given to nobody."""
         spared = self._watches[pool].spared
         if self._in_use is None or not await self._in_use(stray.name):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from moorings.core.claims import KEY_CHARS_MAX
 from moorings.core.errors import MooringsError
-from moorings.core.events import canonical
+from moorings.core.events import canonical_json
 
 
 def check_key(key: str) -> str:
@@ -27,4 +27,4 @@ def check_key(key: str) -> str:
 
 def digest_of(asked: Mapping[str, object]) -> str:
     """The same for the same request."""
-    return hashlib.sha256(canonical(asked).encode()).hexdigest()
+    return hashlib.sha256(canonical_json(asked).encode()).hexdigest()

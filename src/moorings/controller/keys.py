@@ -24,15 +24,15 @@ from moorings.core.access import (
     Role,
     check_admin,
     check_subject,
-    expiry_of,
+    default_owner_prefix,
     grace_end,
-    prefix_for,
+    key_expiry,
     renewed_expiry,
 )
 from moorings.core.claims import check_owner
 from moorings.core.errors import MooringsError
-from moorings.core.events import Event, canonical
-from moorings.core.instants import Instant
+from moorings.core.events import Event, canonical_json
+from moorings.core.instants import Timestamp
 from moorings.ports.clock import Clock
 from moorings.ports.store import AccessKey, Store
 
@@ -134,13 +134,13 @@ class Keys:
         elif owner_prefix:
             raise MooringsError("key.invalid", f"the role {role} takes no owner prefix")
         else:
-            prefix = prefix_for(role, subject)
+            prefix = default_owner_prefix(role, subject)
         now = self._clock.now()
-        expires_at = expiry_of(role, lifetime_s, self._lifetime_s, now)
+        expires_at = key_expiry(role, lifetime_s, self._lifetime_s, now)
         ident = "".join(secrets.choice(_ALPHABET) for _ in range(10))
         secret = _new_secret(ident)
         key = AccessKey(ident, subject, role, prefix, self._digest(secret), now, expires_at=expires_at)
-        told = canonical({"key": ident, "subject": subject, "role": role, "by": by, "expires_at": expires_at})
+        told = canonical_json({"key": ident, "subject": subject, "role": role, "by": by, "expires_at": expires_at})
         self._store.add_access_key(key, Event(name="key.created", at=now, data=told))
         log.info("key.created", extra={"key": ident, "subject": subject, "role": role.value, "by": by})
         return key, secret
@@ -174,14 +174,16 @@ class Keys:
         new = replace(
             key,
             digest=self._digest(secret),
-            expires_at=usual if lifetime_s is None else expiry_of(key.role, lifetime_s, 0.0, now),
+            expires_at=usual if lifetime_s is None else key_expiry(key.role, lifetime_s, 0.0, now),
             rotated_at=now,
             old_digest=key.old_digest if again else key.digest,
             old_until=grace_end(
                 key.old_until if again else key.expires_at, GRACE_S if grace_s is None else grace_s, now
             ),
         )
-        told = canonical({"key": ident, "by": caller.subject, "expires_at": new.expires_at, "old_until": new.old_until})
+        told = canonical_json(
+            {"key": ident, "by": caller.subject, "expires_at": new.expires_at, "old_until": new.old_until}
+        )
         if not self._store.rotate_access_key(new, key.digest, Event(name="key.rotated", at=now, data=told)):
             raise _replaced(ident)
         log.info("key.rotated", extra={"key": ident, "subject": key.subject, "by": caller.subject})
@@ -211,7 +213,7 @@ class Keys:
         Raises:
             MooringsError: ``key.unknown``.
         """
-        event = Event(name="key.revoked", at=self._clock.now(), data=canonical({"key": ident, "by": by}))
+        event = Event(name="key.revoked", at=self._clock.now(), data=canonical_json({"key": ident, "by": by}))
         if not self._store.revoke_access_key(ident, event):
             raise _unknown(ident)
         log.info("key.revoked", extra={"key": ident, "by": by})
@@ -227,7 +229,7 @@ def _new_secret(ident: str) -> str:
     return f"moor_{ident}_{secrets.token_hex(32)}"
 
 
-def _check_current(caller: Caller, now: Instant) -> None:
+def _check_current(caller: Caller, now: Timestamp) -> None:
     if caller.key_expires_at is None or now < caller.key_expires_at:
         return
     if caller.key_replaced:

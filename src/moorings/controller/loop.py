@@ -23,7 +23,7 @@ from moorings.core.errors import MooringsError
 from moorings.core.events import EVENTS, Event
 from moorings.core.fleet import Fleet
 from moorings.core.inputs import CreateClaim
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.core.partitions import Partition
 from moorings.core.policy import Policy
 from moorings.core.topology import Pool
@@ -95,8 +95,8 @@ class Loop:
         self._stale = True
         self._remembered: Remembered | None = None  # until a turn was saved; from then on a replay has it, too
         self._heard_since = clock.now()
-        self._turn_at: Instant | None = None
-        self._gap_told: Instant | None = None
+        self._turn_at: Timestamp | None = None
+        self._gap_told: Timestamp | None = None
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store-writer")
 
     # -- for those who ask -------------------------------------------------------------------------------------------
@@ -301,11 +301,11 @@ class Loop:
         self._mind_gaps(now)
         return decide(self.fleet, self.runs, demanded, self.occasion(now))
 
-    def occasion(self, now: Instant) -> Occasion:
+    def occasion(self, now: Timestamp) -> Occasion:
         """What a turn at ``now`` is decided from, beside inputs and memory."""
         return Occasion(now, self._heard_since, self.policy, self._remembered)
 
-    def _mind_gaps(self, now: Instant) -> None:
+    def _mind_gaps(self, now: Timestamp) -> None:
         """Count no lease over a time in which no turn was taken, and saved.
 
         There was no controller, the clock was set, or this process or its machine stood still: in none of these could

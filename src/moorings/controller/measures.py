@@ -15,7 +15,7 @@ from moorings.controller.meters import Meters
 from moorings.core.claims import ENDED, ClaimState
 from moorings.core.devices import DeviceState
 from moorings.core.fleet import Fleet, PoolState
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.core.partitions import PartitionState
 from moorings.core.policy import Policy
 from moorings.core.topology import AnySubset
@@ -69,7 +69,7 @@ def measure(
     fleet: Fleet,
     runs: Runs,
     meters: Meters,
-    now: Instant,
+    now: Timestamp,
     *,
     strays: int,
     ready: bool,
@@ -130,9 +130,9 @@ def _sizes(state: PoolState) -> list[int]:
     return list(topology.sizes)[:SIZES_MAX]
 
 
-def _queue(fleet: Fleet, names: list[str], now: Instant) -> tuple[dict[str, int], dict[str, float]]:
+def _queue(fleet: Fleet, names: list[str], now: Timestamp) -> tuple[dict[str, int], dict[str, float]]:
     waiting = dict.fromkeys(names, 0)
-    first: dict[str, Instant] = {}
+    first: dict[str, Timestamp] = {}
     for claim in fleet.waiting():
         name = claim.spec.pool or ANY_POOL
         waiting[name] = waiting.get(name, 0) + 1  # a pool that the pools file no longer has may still be asked for

@@ -13,18 +13,18 @@ from moorings.controller.views import EstimateView, MovesView, WhatIfView
 from moorings.core.access import Caller, check_admin
 from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, check_spec
 from moorings.core.errors import MooringsError
-from moorings.core.explain import explain, tenants_of
+from moorings.core.explain import explain_wait, list_holders
 from moorings.core.fleet import Fleet
-from moorings.core.forecast import estimate, snapshot
-from moorings.core.inputs import DeleteProject, MakeRoom, SetProject
-from moorings.core.instants import Instant
-from moorings.core.plans import Moves
+from moorings.core.forecast import copy_fleet, estimate_start
+from moorings.core.inputs import DefragmentPool, DeleteProject, SetProject
+from moorings.core.instants import Timestamp
+from moorings.core.plans import MovePlan
 from moorings.core.policy import Policy
 from moorings.core.projects import Project
-from moorings.core.quotas import Quota, quota_rows
-from moorings.core.serving import pools_for
+from moorings.core.quotas import ProjectQuota, quota_rows
+from moorings.core.serving import eligible_pools
 from moorings.core.turn import Turn
-from moorings.core.whatif import what_if
+from moorings.core.whatif import compare_policies
 from moorings.ports.clock import Clock
 
 T = TypeVar("T")
@@ -84,7 +84,7 @@ class ProjectCases:
         check_admin(caller, "delete projects")
         await self._loop.post(DeleteProject(name))
 
-    def quotas(self) -> Sequence[Quota]:
+    def quotas(self) -> Sequence[ProjectQuota]:
         """What each project is guaranteed, holds, borrows and waits for, by project and pool."""
         return quota_rows(self._loop.fleet, self._clock.now(), self._loop.policy)
 
@@ -97,7 +97,7 @@ class ProjectCases:
         fleet, owner = self._loop.fleet, f"user/{caller.subject}"
         spec = check_spec(spec)
         spec = replace(spec, project=fleet.projects.resolve(spec.project, owner))
-        pools_for(spec, fleet.pools)
+        eligible_pools(spec, fleet.pools)
         never = fleet.projects.never_fits(spec.project, spec.size)
         if never is not None:
             project, most = never
@@ -120,8 +120,8 @@ class ProjectCases:
             MooringsError: ``forecast.busy``.
         """
 
-        def played(fleet: Fleet, policy: Policy, now: Instant, go_on: Callable[[], bool]) -> EstimateView:
-            found = estimate(fleet, policy, now, claim, go_on)
+        def played(fleet: Fleet, policy: Policy, now: Timestamp, go_on: Callable[[], bool]) -> EstimateView:
+            found = estimate_start(fleet, policy, now, claim, go_on)
             starts_now = found.starts_at is not None and found.starts_at <= now
             return EstimateView(found.starts_at, starts_now=starts_now, why=found.why)
 
@@ -129,7 +129,7 @@ class ProjectCases:
         if found.starts_at is not None:
             return found
         # A project's rules may keep it waiting for ever, whoever leaves: that comes first.
-        reasons = explain(self._loop.fleet, claim, self._clock.now(), self._loop.policy).reasons
+        reasons = explain_wait(self._loop.fleet, claim, self._clock.now(), self._loop.policy).reasons
         ruled = next((reason for reason in reasons if reason.code in _RULES), None)
         return replace(found, why=f"{ruled.message}; {found.why}") if ruled is not None else found
 
@@ -140,8 +140,8 @@ class ProjectCases:
             MooringsError: ``forecast.busy``.
         """
 
-        def played(fleet: Fleet, policy: Policy, now: Instant, go_on: Callable[[], bool]) -> WhatIfView:
-            found = what_if(fleet, now, policy, other, go_on)
+        def played(fleet: Fleet, policy: Policy, now: Timestamp, go_on: Callable[[], bool]) -> WhatIfView:
+            found = compare_policies(fleet, now, policy, other, go_on)
             named = {ident for asked in found.asked for ident in (one.claim for one in asked)}
             named.update(one.claim for one in found.claims)
             claims = {ident: fleet.claims[ident] for ident in named if ident in fleet.claims}
@@ -149,7 +149,7 @@ class ProjectCases:
 
         return await self._what_ifs.play(caller.subject, WHAT_IF_S_MAX, self._of_now(played))
 
-    async def make_room(self, caller: Caller, order: MakeRoom, *, dry_run: bool) -> MovesView:
+    async def make_room(self, caller: Caller, order: DefragmentPool, *, dry_run: bool) -> MovesView:
         """What moves so that the room that is ordered becomes free; for a dry run what would, and nothing does.
 
         Raises:
@@ -168,14 +168,14 @@ class ProjectCases:
         return self._moves_view(reply)
 
     def _moves_view(self, reply: object) -> MovesView:
-        assert isinstance(reply, Moves)
+        assert isinstance(reply, MovePlan)
         claims = self._loop.fleet.claims
-        held = {tenant.claim: tenant.block for tenant in tenants_of(self._loop.fleet)}
+        held = {tenant.claim: tenant.block for tenant in list_holders(self._loop.fleet)}
         moved = [(claims[move.claim], held[move.claim], move.to) for move in reply.moves if move.claim in held]
         return MovesView(reply.spot, reply.cost, tuple((one, block, to.block) for one, block, to in moved if to))
 
     def _of_now(
-        self, played: Callable[[Fleet, Policy, Instant, Callable[[], bool]], T]
+        self, played: Callable[[Fleet, Policy, Timestamp, Callable[[], bool]], T]
     ) -> Callable[[], Callable[[Callable[[], bool]], T]]:
         """A forecast that begins with the fleet as it is when its turn comes."""
-        return lambda: partial(played, snapshot(self._loop.fleet), self._loop.policy, self._clock.now())
+        return lambda: partial(played, copy_fleet(self._loop.fleet), self._loop.policy, self._clock.now())

@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from moorings.controller.loop import Change, Loop
-from moorings.core.access import RUN_OWNERS, Caller, check_may_act
-from moorings.core.announced import JOBS_MAX, Announced, AnnouncedJob, TakenError, check_instance
+from moorings.core.access import RUN_OWNER_PREFIXES, Caller, check_owner_access
+from moorings.core.announced import QUEUE_JOBS_MAX, QueueConflictError, QueuedJob, QueueReport, check_instance_id
 from moorings.core.claims import check_owner, check_spec
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
-from moorings.core.explain import explain
-from moorings.core.inputs import QueueTold
-from moorings.core.instants import Instant, after
-from moorings.core.offers import held_by, next_up, others_wait
+from moorings.core.explain import explain_wait
+from moorings.core.inputs import QueueReported
+from moorings.core.instants import Timestamp, add_seconds
+from moorings.core.offers import contended_pools, held_counts, next_claim_by_pool
 from moorings.core.reasons import Reason
 from moorings.ports.clock import Clock
 from moorings.wire.codec import time_text
@@ -28,7 +28,7 @@ BELIEVED_S_MIN, BELIEVED_S_MAX = 5.0, 600.0
 class QueuedJobView:
     """A job that waits elsewhere; ``offered``: a block is kept for it, and its scheduler may start it."""
 
-    job: AnnouncedJob
+    job: QueuedJob
     offered: bool
     reason: Reason
 
@@ -43,7 +43,7 @@ class QueueView:
     controller that takes over gives the same one.
     """
 
-    told: Announced
+    told: QueueReport
     offer: Mapping[PoolName, Mapping[int, int]]
     jobs: Sequence[QueuedJobView]
     next_up: Mapping[str, str]
@@ -70,7 +70,7 @@ class Queues:
         caller: Caller,
         queue: str,
         accelerator: str,
-        jobs: Sequence[AnnouncedJob],
+        jobs: Sequence[QueuedJob],
         believed_s: float,
         *,
         instance: str | None = None,
@@ -81,10 +81,12 @@ class Queues:
             MooringsError: ``owner.invalid``, ``owner.denied``, ``queue.invalid``, ``queue.taken``, ``claim.*``.
         """
         _check_queue(queue, instance)
-        check_may_act(caller, queue, "", "tell what waits there")
-        if len(jobs) > JOBS_MAX:
+        check_owner_access(caller, queue, "", "tell what waits there")
+        if len(jobs) > QUEUE_JOBS_MAX:
             raise MooringsError(
-                "queue.invalid", f"{len(jobs)} jobs were told", hint=f"tell the first {JOBS_MAX} of your queue's order"
+                "queue.invalid",
+                f"{len(jobs)} jobs were told",
+                hint=f"tell the first {QUEUE_JOBS_MAX} of your queue's order",
             )
         if not BELIEVED_S_MIN <= believed_s <= BELIEVED_S_MAX:
             hint = f"use {BELIEVED_S_MIN:g} to {BELIEVED_S_MAX:g} seconds, and tell it anew before they are over"
@@ -98,11 +100,11 @@ class Queues:
                 hint = f"each begins with {queue}/ and stands there once"
                 raise MooringsError("queue.invalid", f"owner {job.owner[:80]!r} cannot stand there", hint=hint)
             seen.add(job.owner)
-        past = tuple(AnnouncedJob(job.owner, job.spec, Instant(min(job.since, now))) for job in jobs)
-        told = Announced(queue, accelerator, past, after(now, believed_s), instance or "")
+        past = tuple(QueuedJob(job.owner, job.spec, Timestamp(min(job.since, now))) for job in jobs)
+        told = QueueReport(queue, accelerator, past, add_seconds(now, believed_s), instance or "")
         try:
-            await self._loop.post(QueueTold(told))
-        except TakenError as error:
+            await self._loop.post(QueueReported(told))
+        except QueueConflictError as error:
             raise _taken(error.told) from error
         return self._view(queue, instance)
 
@@ -123,7 +125,7 @@ class Queues:
             MooringsError: ``owner.invalid``, ``owner.denied``, ``queue.invalid``, ``queue.unknown``, ``queue.taken``.
         """
         _check_queue(queue, instance)
-        check_may_act(caller, queue, "", "see its offer")
+        check_owner_access(caller, queue, "", "see its offer")
         try:
             async with asyncio.timeout(max(wait_s, 0)):
                 # Each job is explained once, at the end.
@@ -133,12 +135,12 @@ class Queues:
             pass
         return self._view(queue, instance)
 
-    def all(self) -> list[Announced]:
+    def all(self) -> list[QueueReport]:
         """What is told of queues, and believed now; by their names."""
         now = self._clock.now()
         return [told for _, told in sorted(self._loop.fleet.announced.items()) if told.until > now]
 
-    def _told(self, queue: str, instance: str | None) -> Announced:
+    def _told(self, queue: str, instance: str | None) -> QueueReport:
         told, now = self._loop.fleet.announced.get(queue), self._clock.now()
         if told is not None and instance is not None and told.is_taken_from(instance, now):
             raise _taken(told)
@@ -148,31 +150,33 @@ class Queues:
             )
         return told
 
-    def _offer(self, told: Announced) -> Mapping[PoolName, Mapping[int, int]]:
+    def _offer(self, told: QueueReport) -> Mapping[PoolName, Mapping[int, int]]:
         offers = self._loop.fleet.offers
         return {offer.pool: dict(offer.counts) for offer in offers if offer.queue == told.queue}
 
-    def _version(self, told: Announced) -> str:
+    def _version(self, told: QueueReport) -> str:
         fleet = self._loop.fleet
-        return _version_of(self._offer(told), held_by(fleet, told), others_wait(fleet, told))
+        return _version_of(self._offer(told), held_counts(fleet, told), contended_pools(fleet, told))
 
     def _view(self, queue: str, instance: str | None) -> QueueView:
         return self.view(self._told(queue, instance))
 
-    def view(self, told: Announced) -> QueueView:
+    def view(self, told: QueueReport) -> QueueView:
         """A queue as it is told, with why each of its jobs waits and what it is offered."""
         fleet = self._loop.fleet
         free = {kept.claim for kept in fleet.reservations if not kept.until}
         now = self._clock.now()
         jobs = [
-            QueuedJobView(job, claim.id in free, explain(fleet, claim, now, self._loop.policy).reasons[0])
+            QueuedJobView(job, claim.id in free, explain_wait(fleet, claim, now, self._loop.policy).reasons[0])
             for job, claim in zip(told.jobs, told.claims(), strict=True)
         ]
         own = {job.owner for job in told.jobs} - free  # who has his block wants no other
         first: dict[str, str] = {
-            name: claim.owner for name, claim in next_up(fleet, self._loop.policy, now).items() if claim.owner in own
+            name: claim.owner
+            for name, claim in next_claim_by_pool(fleet, self._loop.policy, now).items()
+            if claim.owner in own
         }
-        offer, held, others = self._offer(told), held_by(fleet, told), others_wait(fleet, told)
+        offer, held, others = self._offer(told), held_counts(fleet, told), contended_pools(fleet, told)
         return QueueView(told, offer, jobs, first, held, others, _version_of(offer, held, others))
 
     async def _next(self) -> None:
@@ -189,7 +193,7 @@ def _version_of(
     return hashlib.sha256(repr((counts, *others)).encode()).hexdigest()
 
 
-def _taken(told: Announced) -> MooringsError:
+def _taken(told: QueueReport) -> MooringsError:
     kind, _, cluster = told.queue.partition("/")
     since, until = time_text(told.since), time_text(told.until)
     return MooringsError(
@@ -202,7 +206,7 @@ def _taken(told: Announced) -> MooringsError:
 
 def _check_queue(queue: str, instance: str | None) -> None:
     if instance is not None:
-        check_instance(instance)
+        check_instance_id(instance)
     check_owner(queue)
-    if queue.count("/") != 1 or queue.startswith(("user/", *RUN_OWNERS)):
+    if queue.count("/") != 1 or queue.startswith(("user/", *RUN_OWNER_PREFIXES)):
         raise MooringsError("queue.invalid", f"{queue[:80]!r} is no queue", hint="a queue is slurm/CLUSTER, say")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from moorings.controller.hardware import Hardware
 from moorings.controller.loop import Loop
 from moorings.core.claims import Claim, ClaimState, PartitionId
-from moorings.core.explain import Wait, explain, unreachable
+from moorings.core.explain import WaitExplanation, explain_wait, unreachable_reason
 from moorings.core.reasons import Reason
 from moorings.ports.clock import Clock
 
@@ -31,14 +31,14 @@ class Reasons:
         if claim.state is not ClaimState.GRANTED or state is None:
             return None
         if state.problem:
-            return unreachable(state)
+            return unreachable_reason(state)
         delay = self._hardware.delays.get(partition_of(claim))
         return (
             Reason("driver.unavailable", f"the driver of {claim.pool} does not make it yet: {delay}") if delay else None
         )
 
-    def wait(self, claim: Claim) -> Wait | None:
+    def wait(self, claim: Claim) -> WaitExplanation | None:
         """Its place in the queue, and why it waits; None: it does not."""
         if claim.state is not ClaimState.PENDING or claim.id not in self._loop.fleet.claims:
             return None
-        return explain(self._loop.fleet, claim, self._clock.now(), self._loop.policy)
+        return explain_wait(self._loop.fleet, claim, self._clock.now(), self._loop.policy)

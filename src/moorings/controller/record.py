@@ -12,16 +12,16 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from moorings.core import inputs
-from moorings.core.announced import Announced
+from moorings.core.announced import QueueReport
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
-from moorings.core.events import Event, canonical
-from moorings.core.fleet import Fleet, FleetChanges, Reservation
-from moorings.core.instants import Instant
-from moorings.core.plans import Plan
+from moorings.core.events import Event, canonical_json
+from moorings.core.fleet import Fleet, FleetChanges, ReservedBlock
+from moorings.core.instants import Timestamp
+from moorings.core.plans import SchedulePlan
 from moorings.core.policy import Policy
-from moorings.core.records import LATER, plain, revive
-from moorings.core.told import decided_data
+from moorings.core.records import OMIT_IF_DEFAULT, from_plain, to_plain
+from moorings.core.told import plan_payload
 from moorings.core.topology import Block
 from moorings.workloads.runs import RunSighting
 from moorings.workloads.turn import CancelRun, CreateRun, LabelRun, RunInput, StartRefused
@@ -32,23 +32,23 @@ AnyInput = inputs.Input | RunInput
 INPUTS: Final[dict[str, type[AnyInput]]] = {
     "create_claim": inputs.CreateClaim,
     "release_claim": inputs.ReleaseClaim,
-    "withdraw_claim": inputs.WithdrawClaim,
+    "withdraw_claim": inputs.CancelPendingClaim,
     "renew_claim": inputs.RenewClaim,
     "set_priority": inputs.SetPriority,
     "reset_partition": inputs.ResetPartition,
-    "driver_answered": inputs.DriverAnswered,
+    "driver_answered": inputs.DriverResultReceived,
     "retry_removal": inputs.RetryRemoval,
-    "foreign_seen": inputs.ForeignSeen,
-    "stray_seen": inputs.StraySeen,
-    "pool_answers": inputs.PoolAnswers,
+    "foreign_seen": inputs.ForeignPartitionsListed,
+    "stray_seen": inputs.StrayPartitionFound,
+    "pool_answers": inputs.PoolReachability,
     "drain_device": inputs.DrainDevice,
     "resume_device": inputs.ResumeDevice,
-    "queue_told": inputs.QueueTold,
+    "queue_told": inputs.QueueReported,
     "yield_claim": inputs.YieldClaim,
-    "checkpoint_seen": inputs.CheckpointSeen,
+    "checkpoint_seen": inputs.CheckpointSaved,
     "set_project": inputs.SetProject,
     "delete_project": inputs.DeleteProject,
-    "make_room": inputs.MakeRoom,
+    "make_room": inputs.DefragmentPool,
     "create_run": CreateRun,
     "cancel_run": CancelRun,
     "label_run": LabelRun,
@@ -76,11 +76,11 @@ class Remembered:
 
     foreign: Mapping[PoolName, Mapping[str, Block]]
     problems: Mapping[PoolName, str]
-    reservations: tuple[Reservation, ...]
-    last_arrival: Instant
+    reservations: tuple[ReservedBlock, ...]
+    last_arrival: Timestamp
     pools: tuple[str, ...] = ()
-    announced: tuple[Announced, ...] = ()
-    moved: tuple[Instant, ...] = field(default=(), metadata=LATER)
+    announced: tuple[QueueReport, ...] = ()
+    moved: tuple[Timestamp, ...] = field(default=(), metadata=OMIT_IF_DEFAULT)
 
     @classmethod
     def of(cls, fleet: Fleet) -> Remembered:
@@ -121,23 +121,23 @@ class Occasion:
         loaded: if memory was read from the database since the last turn in the log: what it held beside that.
     """
 
-    now: Instant
-    since: Instant
+    now: Timestamp
+    since: Timestamp
     policy: Policy
     loaded: Remembered | None = None
 
 
-def build_decided(occasion: Occasion, given: Sequence[AnyInput], decided: Plan) -> Event:
+def build_decided(occasion: Occasion, given: Sequence[AnyInput], decided: SchedulePlan) -> Event:
     """The event that keeps a turn: what it was decided from, and what was granted and reserved."""
     data = {
         "now": occasion.now,
         "since": occasion.since,
-        "policy": plain(occasion.policy),
-        "loaded": plain(occasion.loaded),
-        "inputs": [[_NAMES[type(one)], plain(_told(one))] for one in given],
-        **decided_data(decided),
+        "policy": to_plain(occasion.policy),
+        "loaded": to_plain(occasion.loaded),
+        "inputs": [[_NAMES[type(one)], to_plain(_told(one))] for one in given],
+        **plan_payload(decided),
     }
-    return Event(name="turn.decided", at=occasion.now, data=canonical(data))
+    return Event(name="turn.decided", at=occasion.now, data=canonical_json(data))
 
 
 def parse_decided(text: str) -> tuple[Occasion, tuple[AnyInput, ...]]:
@@ -148,7 +148,7 @@ def parse_decided(text: str) -> tuple[Occasion, tuple[AnyInput, ...]]:
     """
     try:
         data = json.loads(text)
-        return revive(Occasion, data), tuple(revive(INPUTS[name], one) for name, one in data["inputs"])
+        return from_plain(Occasion, data), tuple(from_plain(INPUTS[name], one) for name, one in data["inputs"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         why = f": {error!s:.200}" if type(error) is ValueError else ""  # the others' words are those of a program
         raise MooringsError(

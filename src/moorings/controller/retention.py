@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from moorings.controller.loop import Loop
-from moorings.core.instants import after
+from moorings.core.instants import add_seconds
 from moorings.ports.archive import Archives
 from moorings.ports.clock import Clock
 from moorings.ports.store import Archive, Row, Seq, Store
@@ -83,7 +83,7 @@ class Retention:
         known = await asyncio.to_thread(self._store.archives)
         count = await self._forget(known[-1]) if known else 0  # of a sweep that was killed
         while True:
-            before = after(self._clock.now(), -self._keep_days * DAY_S)
+            before = add_seconds(self._clock.now(), -self._keep_days * DAY_S)
             stretch = await asyncio.to_thread(self._store.stretch, self._events_a_file, before)
             if stretch is None:
                 return count
@@ -108,7 +108,7 @@ class Retention:
     async def _sweep_records(self) -> tuple[int, int]:
         runs = claims = 0
         while True:
-            before = after(self._clock.now(), -self._keep_days * DAY_S)
+            before = add_seconds(self._clock.now(), -self._keep_days * DAY_S)
             ended = await asyncio.to_thread(self._store.ended, before, RECORDS_A_FILE)
             if not ended:
                 return runs, claims

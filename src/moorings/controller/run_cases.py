@@ -16,12 +16,12 @@ from moorings.controller.loop import Change, Loop
 from moorings.controller.reasons import Reasons, partition_of
 from moorings.controller.views import RunView
 from moorings.controller.waiting import Waiters
-from moorings.core.access import Caller, Role, check_may_act
+from moorings.core.access import Caller, Role, check_owner_access
 from moorings.core.claims import PRIORITY_MAX, ClaimId
 from moorings.core.errors import MooringsError
 from moorings.core.inputs import SetPriority
 from moorings.core.reasons import Reason
-from moorings.core.records import said
+from moorings.core.records import to_plain_without_defaults
 from moorings.ports.clock import Ids
 from moorings.ports.engine import Engine
 from moorings.ports.store import AppliancePart, KeyUse, Page, Store
@@ -85,7 +85,9 @@ class RunCases:
         ident = RunId(self._ids.new("run" if job.appliance is None else "wsjob"))
         use = None
         if key is not None:
-            asked = {"job": said(job), "engine": engine} | ({"claim": within} if within is not None else {})
+            asked = {"job": to_plain_without_defaults(job), "engine": engine} | (
+                {"claim": within} if within is not None else {}
+            )
             use = KeyUse(caller.subject, check_key(key), digest_of(asked), run=ident)
         if job.appliance is not None:
             job = replace(job, name=ident, priority=await self._priority(caller, job.appliance, job.priority))
@@ -119,7 +121,7 @@ class RunCases:
         if claim is None:
             raise MooringsError("claim.unknown", f"there is no claim {within[:80]!r}", hint="moor get claims")
         if claim.subject != caller.subject:
-            check_may_act(caller, claim.owner, claim.subject, "run something within a claim")
+            check_owner_access(caller, claim.owner, claim.subject, "run something within a claim")
         return claim.id
 
     async def _priority(self, caller: Caller, part: ApplianceJob, asked: int) -> int:
@@ -156,7 +158,7 @@ class RunCases:
             MooringsError: ``run.unknown``, ``run.ended``, ``owner.denied``, ``label.invalid``.
         """
         run = await self._find_run(ident, caller)
-        check_may_act(caller, f"local/{run.id}", run.subject, "label a run")
+        check_owner_access(caller, f"local/{run.id}", run.subject, "label a run")
         if not run.ended:
             changed = await self._loop.post(LabelRun(run.id, changes))
             assert isinstance(changed, Run)
@@ -171,7 +173,7 @@ class RunCases:
                 ``priority.denied``, ``claim.invalid``.
         """
         run = await self._find_run(ident, caller)
-        check_may_act(caller, f"local/{run.id}", run.subject, "change the priority of a run")
+        check_owner_access(caller, f"local/{run.id}", run.subject, "change the priority of a run")
         if abs(priority) > PRIORITY_MAX:
             raise MooringsError("claim.invalid", f"priority {priority} is out of range")
         if run.ended:
@@ -258,7 +260,7 @@ class RunCases:
                 and that is not recorded yet.
         """
         run = await self._find_run(ident, caller)
-        check_may_act(caller, f"local/{run.id}", run.subject, "cancel a run")
+        check_owner_access(caller, f"local/{run.id}", run.subject, "cancel a run")
         if not run.ended:
             why = f"cancelled by {caller.subject}"
             try:
@@ -293,7 +295,7 @@ class RunCases:
             MooringsError: ``run.unknown``, ``owner.denied``, ``engine.unknown``, ``page.invalid`` (no such task).
         """
         run = await self._find_run(ident, caller)
-        check_may_act(caller, f"local/{run.id}", run.subject, "read the output of a run")
+        check_owner_access(caller, f"local/{run.id}", run.subject, "read the output of a run")
         if run.engine not in self._engines:
             raise MooringsError("engine.unknown", f"engine {run.engine} of run {run.id} is not set up here now")
         if task is not None and not 0 <= task < run.job.tasks:

@@ -14,14 +14,14 @@ from functools import partial
 
 from moorings.controller.hardware import Hardware, order_of
 from moorings.controller.loop import Change, Loop
-from moorings.core.access import RUN_OWNERS
-from moorings.core.bindings import NO_BINDING, NO_DEVICES, Binding
+from moorings.core.access import RUN_OWNER_PREFIXES
+from moorings.core.bindings import NO_BINDING, NO_DEVICES_BINDING, Binding
 from moorings.core.claims import ClaimState, PartitionId
 from moorings.core.errors import MooringsError
-from moorings.core.inputs import CheckpointSeen, ReleaseClaim
-from moorings.core.instants import Instant, after
+from moorings.core.inputs import CheckpointSaved, ReleaseClaim
+from moorings.core.instants import Timestamp, add_seconds
 from moorings.core.partitions import Partition, PartitionState
-from moorings.core.reconcile import orphans
+from moorings.core.reconcile import find_orphans
 from moorings.ports.clock import Clock
 from moorings.ports.engine import Engine, StartOrder
 from moorings.workloads.runs import Phase, Run, RunId, RunSighting, RunState
@@ -139,7 +139,7 @@ class Running:
             return await self._submit(engine, run, NO_BINDING)
         claim = self._loop.fleet.claims.get(run.claim)
         if claim is not None and claim.state is ClaimState.READY and not claim.spec.size:  # it needs no devices
-            return await self._submit(engine, run, NO_DEVICES)
+            return await self._submit(engine, run, NO_DEVICES_BINDING)
         partition = self._partition(run)
         if partition is None or partition.state is not PartitionState.ACTIVE:
             await self._clock.sleep(RETRY_S)
@@ -266,8 +266,8 @@ class Running:
         if at is None or claim is None or claim.ready_at is None or at <= claim.ready_at:
             return
         before = claim.checkpoint_at
-        if before is None or at >= after(before, SAVED_S):
-            self._loop.tell(CheckpointSeen(claim.id, Instant(min(at, self._clock.now()))))
+        if before is None or at >= add_seconds(before, SAVED_S):
+            self._loop.tell(CheckpointSaved(claim.id, Timestamp(min(at, self._clock.now()))))
 
     async def _sweep_orphans(self) -> None:
         """Release claims of runs that no record knows: a net under the transactions that make both together."""
@@ -276,7 +276,7 @@ class Running:
             await self._clock.sleep(ORPHANS_S)
             alive = [*alive[-4:], frozenset(owner_of(run.id, run.job) for run in self._loop.runs.by_id.values())]
             unreleased = [c for c in self._loop.fleet.claims.values() if c.state is not ClaimState.RELEASING]
-            for claim in (claim for kind in RUN_OWNERS for claim in orphans(unreleased, kind, alive)):
+            for claim in (claim for kind in RUN_OWNER_PREFIXES for claim in find_orphans(unreleased, kind, alive)):
                 log.warning("claim.orphaned", extra={"claim": claim})
                 self._loop.tell(ReleaseClaim(claim, "no run holds it"))
 

@@ -33,7 +33,7 @@ from moorings.controller.views import (
     summary,
 )
 from moorings.controller.waiting import Waiters
-from moorings.core.access import RUN_OWNERS, Caller, Role, check_admin, check_may_act
+from moorings.core.access import RUN_OWNER_PREFIXES, Caller, Role, check_admin, check_owner_access
 from moorings.core.bindings import Binding
 from moorings.core.claims import (
     ENDED,
@@ -42,30 +42,30 @@ from moorings.core.claims import (
     ClaimSpec,
     ClaimState,
     PartitionId,
-    check_chosen_name,
+    check_new_name,
     check_owner,
     check_spec,
 )
 from moorings.core.devices import PoolName, parse_device_id
 from moorings.core.errors import MooringsError
-from moorings.core.explain import explain
+from moorings.core.explain import explain_wait
 from moorings.core.fleet import PoolState
 from moorings.core.inputs import (
-    CheckpointSeen,
+    CancelPendingClaim,
+    CheckpointSaved,
     CreateClaim,
     DrainDevice,
     ReleaseClaim,
     RenewClaim,
     ResetPartition,
     ResumeDevice,
-    WithdrawClaim,
     YieldClaim,
 )
-from moorings.core.instants import Instant
-from moorings.core.options import Option, options
+from moorings.core.instants import Timestamp
+from moorings.core.options import StartOption, list_start_options
 from moorings.core.partitions import Partition, PartitionState
 from moorings.core.reasons import Reason
-from moorings.core.records import said
+from moorings.core.records import to_plain_without_defaults
 from moorings.ports.clock import Clock, Ids
 from moorings.ports.engine import Engine
 from moorings.ports.store import BEGIN, AccessKey, KeyUse, Page, Row, Seq, Store
@@ -154,7 +154,7 @@ class Controller:
         name: str | None,
         owner: str | None,
         key: str | None,
-        since: Instant | None = None,
+        since: Timestamp | None = None,
         wait_s: float = 0,
         until: str = "READY",
     ) -> ClaimView:
@@ -168,27 +168,27 @@ class Controller:
         admin = caller.role is Role.ADMIN
         spec = replace(check_spec(spec), priority=priority_there(spec.kind, spec.priority, admin=admin))
         owner = check_owner(owner) if owner is not None else f"user/{caller.subject}"
-        check_may_act(caller, owner, "", "claim devices")
+        check_owner_access(caller, owner, "", "claim devices")
         if since is not None and caller.role is not Role.AGENT:
             detail = f"{caller.subject} ({caller.role}) may not say since when a claim waits"
             raise MooringsError(
                 "auth.denied", detail, hint="leave waitingSince out: only a scheduler's agent may say it"
             )
-        if owner.startswith(RUN_OWNERS):
+        if owner.startswith(RUN_OWNER_PREFIXES):
             raise MooringsError("owner.denied", "claims of local runs are made by the controller", hint="moor run …")
         ident = ClaimId(self._ids.new("claim"))
         given = CreateClaim(
             id=ident,
-            name=check_chosen_name(name) if name is not None else ident,
+            name=check_new_name(name) if name is not None else ident,
             owner=owner,
             subject=caller.subject,
             spec=spec,
             role=caller.role,
-            since=max(Instant(0), since) if since is not None else None,
+            since=max(Timestamp(0), since) if since is not None else None,
         )
         use = None
         if key is not None:
-            digest = digest_of({"name": name, "owner": owner, "claim": said(spec)})
+            digest = digest_of({"name": name, "owner": owner, "claim": to_plain_without_defaults(spec)})
             use = KeyUse(caller.subject, check_key(key), digest, claim=ident)
         claim = await self._loop.post(given, use)
         assert isinstance(claim, Claim)
@@ -205,10 +205,10 @@ class Controller:
             MooringsError: ``claim.unknown``, ``owner.denied``, ``claim.held_by_run``, ``claim.held``.
         """
         claim = await self._find_claim(ident)
-        check_may_act(caller, claim.owner, claim.subject, "release a claim")
+        check_owner_access(caller, claim.owner, claim.subject, "release a claim")
         if not claim.ended:
             why = f"released by {caller.subject}"
-            given = WithdrawClaim(claim.id, why) if only_waiting else ReleaseClaim(claim.id, why)
+            given = CancelPendingClaim(claim.id, why) if only_waiting else ReleaseClaim(claim.id, why)
             released = await self._loop.post(given)
             claim = released if isinstance(released, Claim) else await self._find_again(claim)
         return self._claim_view(await self._claim_until(claim, ENDED, wait_s))
@@ -220,7 +220,7 @@ class Controller:
             MooringsError: ``claim.unknown``, ``claim.no_lease``, ``owner.denied``.
         """
         claim = await self._find_claim(ident)
-        check_may_act(caller, claim.owner, claim.subject, "renew a lease")
+        check_owner_access(caller, claim.owner, claim.subject, "renew a lease")
         if claim.ended:
             raise MooringsError("claim.no_lease", f"claim {claim.id} is {claim.state}; there is nothing to renew")
         renewed = await self._loop.post(RenewClaim(claim.id))
@@ -235,7 +235,7 @@ class Controller:
                 ``owner.denied``, ``body.invalid`` (``why`` is too long).
         """
         claim = await self._find_claim(ident)
-        check_may_act(caller, claim.owner, claim.subject, "yield a claim")
+        check_owner_access(caller, claim.owner, claim.subject, "yield a claim")
         if len(why) > YIELD_REASON_CHARS_MAX:
             hint = f"use at most {YIELD_REASON_CHARS_MAX} characters"
             raise MooringsError("body.invalid", "the reason is too long", hint=hint)
@@ -243,18 +243,18 @@ class Controller:
         assert isinstance(yielded, Claim)
         return self._claim_view(yielded)
 
-    async def checkpoint(self, caller: Caller, ident: str, at: Instant | None = None) -> ClaimView:
+    async def checkpoint(self, caller: Caller, ident: str, at: Timestamp | None = None) -> ClaimView:
         """The claim whose job has saved its state at that time, or now.
 
         Raises:
             MooringsError: ``claim.unknown``, ``owner.denied``.
         """
         claim = await self._find_claim(ident)
-        check_may_act(caller, claim.owner, claim.subject, "tell of a checkpoint")
+        check_owner_access(caller, claim.owner, claim.subject, "tell of a checkpoint")
         if not claim.ended:
             now = self._clock.now()
             seen = await self._loop.post(
-                CheckpointSeen(claim.id, max(Instant(0), min(at if at is not None else now, now)))
+                CheckpointSaved(claim.id, max(Timestamp(0), min(at if at is not None else now, now)))
             )
             claim = seen if isinstance(seen, Claim) else await self._find_again(claim)
         return self._claim_view(claim)
@@ -292,14 +292,14 @@ class Controller:
         if not claim.ended and claim.id not in self._loop.fleet.claims:
             claim = await self._find_again(claim)
         if claim.state is ClaimState.PENDING and claim.id in self._loop.fleet.claims:
-            wait = explain(self._loop.fleet, claim, self._clock.now(), self._loop.policy)
+            wait = explain_wait(self._loop.fleet, claim, self._clock.now(), self._loop.policy)
             if when_for is None:
                 return Explanation(claim, wait.reasons[0].message, wait.position, wait.reasons)
             starts = await self.projects.when(when_for, claim)
             now_is = self._loop.fleet.claims.get(claim.id)
-            ways: Sequence[Option] = ()
+            ways: Sequence[StartOption] = ()
             if now_is is not None and now_is.state is ClaimState.PENDING:  # it may have got its devices meanwhile
-                ways = options(self._loop.fleet, self._loop.policy, self._clock.now(), now_is)
+                ways = list_start_options(self._loop.fleet, self._loop.policy, self._clock.now(), now_is)
             told = tuple(way.message for way in ways)
             return Explanation(claim, wait.reasons[0].message, wait.position, wait.reasons, starts, told)
         if claim.state is ClaimState.PENDING:  # the answer to its save was lost: memory is being read anew
@@ -344,7 +344,7 @@ class Controller:
 
     async def _claim_to_bind(self, caller: Caller, ident: str) -> Claim:
         claim = await self._find_claim(ident)
-        check_may_act(caller, claim.owner, claim.subject, "read a binding")
+        check_owner_access(caller, claim.owner, claim.subject, "read a binding")
         return claim
 
     async def _find_again(self, claim: Claim) -> Claim:
@@ -404,7 +404,7 @@ class Controller:
         partition = self._find_partition(ident)
         claim = self._loop.fleet.claims.get(partition.claim)
         if claim is not None:
-            check_may_act(caller, claim.owner, claim.subject, "reset a partition")
+            check_owner_access(caller, claim.owner, claim.subject, "reset a partition")
         else:
             check_admin(caller, "reset a partition that nobody holds")
         changed = await self._loop.post(ResetPartition(partition.id))

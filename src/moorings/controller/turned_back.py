@@ -22,11 +22,11 @@ from dataclasses import dataclass, field, replace
 from moorings.core import claims, partitions
 from moorings.core.claims import SERVED, Claim, ClaimEvent, ClaimId, ClaimState, PartitionId
 from moorings.core.errors import MooringsError
-from moorings.core.events import Event, canonical
-from moorings.core.instants import SECOND, Instant
+from moorings.core.events import Event, canonical_json
+from moorings.core.instants import SECOND, Timestamp
 from moorings.core.partitions import Partition, PartitionEvent, PartitionState
 from moorings.core.reasons import Reason
-from moorings.core.records import plain, revive
+from moorings.core.records import from_plain, to_plain
 from moorings.ports.store import Changes, Epoch, HighWater, Save, Seq, Store, turned_back
 from moorings.workloads import runs
 from moorings.workloads.jobs import JobSpec, bytes_of, head_of
@@ -41,7 +41,7 @@ BLIND_RATE = (
     100  # events a second: the same backup, restored blindly twice, gives other numbers as long as there are less
 )
 ATTEMPT_GAP = 1000
-BEGIN = Instant(1_577_836_800 * SECOND)  # 2020: seconds since then fit into an attempt's column until 2088
+BEGIN = Timestamp(1_577_836_800 * SECOND)  # 2020: seconds since then fit into an attempt's column until 2088
 TURNED_BACK = "database.turned_back"
 _WHY = "it was served after the moment that was restored: its run has started, on a partition that no record knows"
 
@@ -58,7 +58,7 @@ class Started:
     """
 
     attempt: int
-    since: Instant | None
+    since: Timestamp | None
     partition: PartitionId | None = None
     name: str = ""
 
@@ -114,7 +114,7 @@ class Learned:
         within: the runs that were made since in a claim that is known.
     """
 
-    now: Instant
+    now: Timestamp
     epoch: Epoch
     after: Seq
     started: Mapping[RunId, Started] = field(default_factory=dict)
@@ -137,7 +137,7 @@ class World:
 
 
 def lead(
-    store: Store, known: HighWater | None, note: Callable[[HighWater], None], holder: str, now: Instant, url: str = ""
+    store: Store, known: HighWater | None, note: Callable[[HighWater], None], holder: str, now: Timestamp, url: str = ""
 ) -> Epoch:
     """Begin to lead, once it is noted that somebody does.
 
@@ -167,7 +167,7 @@ def make_ready_if_it_went_back(
     store: Store,
     known: HighWater,
     world: World,
-    now: Instant,
+    now: Timestamp,
     spare: Callable[[str, bool], None],
     note: Callable[[HighWater], None],
     *,
@@ -202,7 +202,7 @@ def make_ready(
     store: Store,
     world: World,
     last: HighWater | None,
-    now: Instant,
+    now: Timestamp,
     above: HighWater | None = None,
     note: Callable[[HighWater], None] = lambda _: None,
 ) -> Learned:
@@ -261,7 +261,7 @@ def _within(
             yield Within(one.run, on[on_it[0].id], one.job, one.engine, one.started, bytes_of(one.job))
 
 
-def rise(store: Store, fenced: Epoch, last: HighWater | None, now: Instant) -> None:
+def rise(store: Store, fenced: Epoch, last: HighWater | None, now: Timestamp) -> None:
     """Let numbers only ever rise: whoever watches takes new events for old ones else, and fences refuse the leader.
 
     Args:
@@ -278,7 +278,7 @@ def rise(store: Store, fenced: Epoch, last: HighWater | None, now: Instant) -> N
     store.rise(HighWater(Seq(at.seq + BLIND_GAP + age_s * BLIND_RATE), Epoch(max(epoch, fenced))))
 
 
-def _age_s(now: Instant) -> int:
+def _age_s(now: Timestamp) -> int:
     return max(now - BEGIN, 0) // SECOND
 
 
@@ -310,7 +310,7 @@ def parse_learned(text: str) -> Learned:
         MooringsError: ``log.unreadable``.
     """
     try:
-        return revive(Learned, json.loads(text))
+        return from_plain(Learned, json.loads(text))
     except (ValueError, RecursionError) as error:
         raise MooringsError(
             "log.unreadable",
@@ -427,9 +427,9 @@ class _Learning:
                 self._changes.partitions.append((self._partitions[ident], Save(partition.version)))
         # A job's environment and folder stay out of the log, as in a turn's: everybody may read it (law 10).
         within = [replace(one, job=replace(one.job, environment={}, workdir="")) for one in self._learned.within]
-        told = plain(replace(self._learned, within=tuple(within)))
+        told = to_plain(replace(self._learned, within=tuple(within)))
         assert isinstance(told, dict)
-        self._changes.events.append(Event(name=TURNED_BACK, at=self._now, data=canonical(told)))
+        self._changes.events.append(Event(name=TURNED_BACK, at=self._now, data=canonical_json(told)))
         return self._changes
 
     def _tell(
@@ -442,12 +442,12 @@ class _Learning:
         pool: str | None = None,
         why: str = "",
     ) -> None:
-        data = canonical({"why": why}) if why else "{}"
+        data = canonical_json({"why": why}) if why else "{}"
         event = Event(name=name, at=self._now, claim=claim, run=run, partition=partition, pool=pool, data=data)
         self._changes.events.append(event)
 
 
-def _apart(claim: Claim, now: Instant, epoch: Epoch) -> Claim:
+def _apart(claim: Claim, now: Timestamp, epoch: Epoch) -> Claim:
     """The claim, its next partition unlike all that were made for it since: ids and marks hold the attempt.
 
     By the clock, for the same copy may be put back twice. Where the clock is behind, by the leader's number, which is

@@ -14,8 +14,8 @@ from moorings.core.claims import Claim, ClaimId
 from moorings.core.errors import MooringsError
 from moorings.core.events import Event
 from moorings.core.fleet import Fleet, FleetChanges
-from moorings.core.inputs import CreateClaim, Input, ReleaseClaim, ResetPartition, WithdrawClaim, YieldClaim
-from moorings.core.instants import Instant
+from moorings.core.inputs import CancelPendingClaim, CreateClaim, Input, ReleaseClaim, ResetPartition, YieldClaim
+from moorings.core.instants import Timestamp
 from moorings.core.partitions import Partition
 from moorings.core.turn import Reply, Turn
 from moorings.ports.store import Changes, KeyUse, Save
@@ -42,7 +42,7 @@ class Outcome:
 
     changes: Changes
     fleet: FleetChanges
-    at: Instant = Instant(0)
+    at: Timestamp = Timestamp(0)
     runs: list[Run] = field(default_factory=list)
     replies: list[AnyReply] = field(default_factory=list)
 
@@ -98,7 +98,7 @@ def _refusal(turn: Turn, run_turn: RunTurn, given: Input) -> MooringsError | Non
     if isinstance(given, ResetPartition):
         partition = turn.partition(given.partition)
         claim = partition.claim if partition is not None else None
-    elif isinstance(given, ReleaseClaim | WithdrawClaim | YieldClaim):
+    elif isinstance(given, ReleaseClaim | CancelPendingClaim | YieldClaim):
         claim = given.claim
     else:
         return None

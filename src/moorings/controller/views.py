@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 
-from moorings.core.claims import Claim, ClaimId, Spot
+from moorings.core.claims import Claim, ClaimId, PoolBlock
 from moorings.core.devices import Device, DeviceState
 from moorings.core.fleet import Fleet, PoolState
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.core.partitions import Partition
 from moorings.core.reasons import Reason
 from moorings.core.topology import AnySubset, Block, Pool
-from moorings.core.whatif import WhatIf
+from moorings.core.whatif import PolicyComparison
 from moorings.wire.checks import MADE_OUTSIDE
 from moorings.workloads.jobs import JobSpec
 from moorings.workloads.runs import Run
@@ -90,7 +90,7 @@ class DeviceView:
 class EstimateView:
     """When a claim would start, at the latest; ``starts_at`` is None where nobody can say, and ``why`` tells why."""
 
-    starts_at: Instant | None
+    starts_at: Timestamp | None
     starts_now: bool = False
     why: str = ""
 
@@ -99,8 +99,8 @@ class EstimateView:
 class WhatIfView:
     """What another policy would change from ``at`` on, with the claims that are named in it."""
 
-    at: Instant
-    found: WhatIf
+    at: Timestamp
+    found: PolicyComparison
     claims: Mapping[ClaimId, Claim]
 
 
@@ -108,7 +108,7 @@ class WhatIfView:
 class MovesView:
     """Room that is made, what that loses (device-seconds), and who moves: claim, from, to."""
 
-    spot: Spot
+    spot: PoolBlock
     cost: float
     moves: tuple[tuple[Claim, Block, Block], ...]
 
@@ -167,7 +167,7 @@ def device_view(
 ) -> DeviceView:
     """A device of a pool, and the partition that holds it; ``unheld``: names of those with our mark and no record."""
     pool = state.pool
-    device = state.out.get(index) or Device(pool.name, index, DeviceState.IN_SERVICE, "", Instant(0))
+    device = state.out.get(index) or Device(pool.name, index, DeviceState.IN_SERVICE, "", Timestamp(0))
     claim = fleet.claims.get(partition.claim) if partition is not None else None
     foreign = next((name for name, block in state.foreign.items() if index in block), None)
     if foreign is not None and device.state is DeviceState.IN_SERVICE:

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from moorings.core.errors import MooringsError
-from moorings.core.instants import Instant, after
+from moorings.core.instants import Timestamp, add_seconds
 
 SUBJECT_URI = "moorings:subject/"  # in a certificate, before the subject whose it is
 CONTROLLER_URI = "moorings:controller"  # in a certificate that a controller shows to another
 # What the owners of runs' claims begin with: of this controller's engines, and of an appliance's jobs.
-OTHERS_OWNERS = ("slurm/", "kubernetes/")  # of jobs of other schedulers, whose agents ask for them
-RUN_OWNERS = (LOCAL_OWNER, APPLIANCE_OWNER) = ("local/", "appliance/")
+EXTERNAL_OWNER_PREFIXES = ("slurm/", "kubernetes/")  # of jobs of other schedulers, whose agents ask for them
+RUN_OWNER_PREFIXES = (LOCAL_OWNER_PREFIX, APPLIANCE_OWNER_PREFIX) = ("local/", "appliance/")
 SUBJECT_CHARS_MAX = 64
 DAY_S = 86_400.0
 LIFETIME_S_MIN = 60.0
@@ -47,7 +47,7 @@ class Caller:
     role: Role
     owner_prefix: str
     key_id: str
-    key_expires_at: Instant | None = None
+    key_expires_at: Timestamp | None = None
     key_replaced: bool = False
 
 
@@ -80,12 +80,12 @@ class Peer:
     expires_s: float
 
 
-def prefix_for(role: Role, subject: str) -> str:
+def default_owner_prefix(role: Role, subject: str) -> str:
     """The owner prefix of a role that does not choose its own."""
     return "" if role is Role.ADMIN else f"user/{subject}"
 
 
-def expiry_of(role: Role, asked_s: float | None, usual_s: float, now: Instant) -> Instant | None:
+def key_expiry(role: Role, asked_s: float | None, usual_s: float, now: Timestamp) -> Timestamp | None:
     """When a new key expires; None: never.
 
     Args:
@@ -99,7 +99,7 @@ def expiry_of(role: Role, asked_s: float | None, usual_s: float, now: Instant) -
     """
     lifetime_s = asked_s if asked_s is not None else 0.0 if role is Role.AGENT else usual_s
     check_lifetime(lifetime_s)
-    return after(now, lifetime_s) if lifetime_s else None
+    return add_seconds(now, lifetime_s) if lifetime_s else None
 
 
 def check_lifetime(lifetime_s: float) -> None:
@@ -116,12 +116,12 @@ def check_lifetime(lifetime_s: float) -> None:
         )
 
 
-def renewed_expiry(begun: Instant, expires_at: Instant | None, now: Instant) -> Instant | None:
+def renewed_expiry(begun: Timestamp, expires_at: Timestamp | None, now: Timestamp) -> Timestamp | None:
     """When a key expires that gets a new secret now: it lives as long again as it was to when it began, no longer."""
-    return None if expires_at is None else Instant(now + expires_at - begun)
+    return None if expires_at is None else Timestamp(now + expires_at - begun)
 
 
-def grace_end(expires_at: Instant | None, grace_s: float, now: Instant) -> Instant:
+def grace_end(expires_at: Timestamp | None, grace_s: float, now: Timestamp) -> Timestamp:
     """Until when a secret works that is replaced now; never for longer than it would have.
 
     Raises:
@@ -133,11 +133,11 @@ def grace_end(expires_at: Instant | None, grace_s: float, now: Instant) -> Insta
             f"a replaced secret cannot work for {grace_s:g} seconds more",
             hint=f"choose 0 to {GRACE_S_MAX / DAY_S:g} days",
         )
-    end = after(now, grace_s)
+    end = add_seconds(now, grace_s)
     return end if expires_at is None else min(end, expires_at)
 
 
-def check_bound(caller: Caller, peer: Peer | None, *, handed_on: bool = False) -> None:
+def check_certificate_binding(caller: Caller, peer: Peer | None, *, handed_on: bool = False) -> None:
     """Nothing, if the access key came over a connection that its subject's certificate opened.
 
     Args:
@@ -170,7 +170,7 @@ def check_admin(caller: Caller, what: str) -> None:
         raise MooringsError("auth.denied", f"{caller.subject} ({caller.role}) may not {what}", hint="ask an admin")
 
 
-def check_may_act(caller: Caller, owner: str, subject: str, what: str) -> None:
+def check_owner_access(caller: Caller, owner: str, subject: str, what: str) -> None:
     """Nothing, if the caller may change something that belongs to ``owner`` and was made by ``subject``.
 
     An owner prefix matches whole parts: ``user/ann`` covers ``user/ann`` and ``user/ann/x``, not ``user/anna``.
@@ -184,7 +184,7 @@ def check_may_act(caller: Caller, owner: str, subject: str, what: str) -> None:
         prefix = caller.owner_prefix.rstrip("/")
         if prefix and (owner == prefix or owner.startswith(prefix + "/")):
             return
-        if owner.startswith(RUN_OWNERS) and subject == caller.subject:
+        if owner.startswith(RUN_OWNER_PREFIXES) and subject == caller.subject:
             return
     raise MooringsError(
         "owner.denied",

@@ -14,30 +14,30 @@ from collections.abc import Callable, Iterator, Sequence
 
 from moorings.core.claims import Claim
 from moorings.core.fleet import PoolState
-from moorings.core.instants import Instant, after
-from moorings.core.lines import LineKey, Waiting
+from moorings.core.instants import Timestamp, add_seconds
+from moorings.core.lines import ClassKey, PendingClassReader
 from moorings.core.policy import Policy
 
-First = tuple[Claim, LineKey, Waiting, list[PoolState]]
+ClassHead = tuple[Claim, ClassKey, PendingClassReader, list[PoolState]]
 """Who is first in a line, the line, and the pools that could serve it."""
 
 
-def aged_by(policy: Policy, now: Instant) -> Instant | None:
+def ageing_cutoff(policy: Policy, now: Timestamp) -> Timestamp | None:
     """Who came by then has waited so long that no higher priority passes it; None: nobody ever has.
 
     Args:
         policy: says how long.
         now: the turn's time.
     """
-    return None if policy.ageing_s is None else after(now, -policy.ageing_s)
+    return None if policy.ageing_s is None else add_seconds(now, -policy.ageing_s)
 
 
-def aged_lines(
-    lines: Sequence[First],
+def find_aged_classes(
+    lines: Sequence[ClassHead],
     policy: Policy,
-    now: Instant,
+    now: Timestamp,
     may_be_served: Callable[[Claim, Sequence[PoolState]], bool],
-) -> Iterator[tuple[Claim, LineKey, Waiting, list[PoolState], int]]:
+) -> Iterator[tuple[Claim, ClassKey, PendingClassReader, list[PoolState], int]]:
     """The lines in which somebody has waited for long: of these the first to come, and last what each counts as.
 
     What it costs is a matter of the lines, not of those who wait in them.
@@ -48,7 +48,7 @@ def aged_lines(
         now: the turn's time.
         may_be_served: whether a claim may be served some day, as things stand.
     """
-    by = aged_by(policy, now)
+    by = ageing_cutoff(policy, now)
     if by is None:
         return
     highest: dict[str, int] = {}
@@ -60,14 +60,16 @@ def aged_lines(
         for claim, key, line, able in lines
         if (aged := line.aged(by, highest[claim.spec.kind])) is not None
     ]
-    counts_as = _highest(lines, may_be_served) if found else {}
+    counts_as = _highest_priorities(lines, may_be_served) if found else {}
     for key, aged, able in found:
         oldest = aged.first()
         if oldest is not None and oldest.spec.kind in counts_as:
             yield oldest, key, aged, able, counts_as[oldest.spec.kind]
 
 
-def _highest(lines: Sequence[First], may_be_served: Callable[[Claim, Sequence[PoolState]], bool]) -> dict[str, int]:
+def _highest_priorities(
+    lines: Sequence[ClassHead], may_be_served: Callable[[Claim, Sequence[PoolState]], bool]
+) -> dict[str, int]:
     """Of each kind of devices the highest priority that waits for it and may be served."""
     found: dict[str, int] = {}
     for claim, _, _, able in sorted(lines, key=lambda line: -line[0].spec.priority):

@@ -18,18 +18,18 @@ from dataclasses import dataclass, replace
 from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
-from moorings.core.events import Event, canonical
-from moorings.core.instants import SECOND, Instant
+from moorings.core.events import Event, canonical_json
+from moorings.core.instants import SECOND, Timestamp
 
-JOBS_MAX = 64  # of one list; those behind them are told when they have come forward
-LONGER_S = 60  # a list that says nothing new is taken only if it counts for so much longer
-RIVAL_S = 60  # a rival that tells again and again is noted so often
-INSTANCE_CHARS = 16
+QUEUE_JOBS_MAX = 64  # of one list; those behind them are told when they have come forward
+REPORT_RENEW_S = 60  # a list that says nothing new is taken only if it counts for so much longer
+CONFLICT_EVENT_S = 60  # a rival that tells again and again is noted so often
+INSTANCE_ID_CHARS = 16
 _INSTANCE_CHARS = frozenset("0123456789abcdef")
 
 
 @dataclass(frozen=True, slots=True)
-class AnnouncedJob:
+class QueuedJob:
     """A job that waits elsewhere.
 
     Attributes:
@@ -40,11 +40,11 @@ class AnnouncedJob:
 
     owner: str
     spec: ClaimSpec
-    since: Instant
+    since: Timestamp
 
 
 @dataclass(frozen=True, slots=True)
-class Announced:
+class QueueReport:
     """What another queue tells of itself.
 
     Attributes:
@@ -59,13 +59,13 @@ class Announced:
 
     queue: str
     accelerator: str
-    jobs: tuple[AnnouncedJob, ...]
-    until: Instant
+    jobs: tuple[QueuedJob, ...]
+    until: Timestamp
     instance: str = ""
-    since: Instant = Instant(0)
-    rival: Instant | None = None
+    since: Timestamp = Timestamp(0)
+    rival: Timestamp | None = None
 
-    def is_taken_from(self, instance: str, now: Instant) -> bool:
+    def is_taken_from(self, instance: str, now: Timestamp) -> bool:
         """Whether this list keeps another instance from telling the queue, and from its offer."""
         return self.until > now and self.instance not in ("", instance)
 
@@ -87,30 +87,30 @@ class Announced:
                 subject=self.queue,
                 spec=job.spec,
                 state=ClaimState.ANNOUNCED,
-                arrival=Instant(arrival + number),  # strictly ascending: ids must not break ties
+                arrival=Timestamp(arrival + number),  # strictly ascending: ids must not break ties
             )
 
-    def place(self) -> Instant | None:
+    def place(self) -> Timestamp | None:
         """Where in our queue a job of this queue stands that its scheduler has started: before all that wait there."""
-        return Instant(min(job.since for job in self.jobs) - 1) if self.jobs else None
+        return Timestamp(min(job.since for job in self.jobs) - 1) if self.jobs else None
 
 
-class TakenError(MooringsError):
+class QueueConflictError(MooringsError):
     """A queue is told by another instance; ``told`` is what that one tells."""
 
-    def __init__(self, told: Announced) -> None:
+    def __init__(self, told: QueueReport) -> None:
         super().__init__("queue.taken", f"another instance tells what waits in {told.queue}")
         self.told = told
 
 
-def check_instance(instance: str) -> None:
+def check_instance_id(instance: str) -> None:
     """Nothing, if it is the id of an instance.
 
     Raises:
         MooringsError: ``queue.invalid``.
     """
-    if len(instance) != INSTANCE_CHARS or not set(instance) <= _INSTANCE_CHARS:
-        hint = f"{INSTANCE_CHARS} hex digits in small letters, drawn once for each scheduler"
+    if len(instance) != INSTANCE_ID_CHARS or not set(instance) <= _INSTANCE_CHARS:
+        hint = f"{INSTANCE_ID_CHARS} hex digits in small letters, drawn once for each scheduler"
         raise MooringsError("queue.invalid", f"{instance[:80]!r} is the id of no instance", hint=hint)
 
 
@@ -123,7 +123,7 @@ class Offer:
     counts: tuple[tuple[int, int], ...]
 
 
-class Elsewhere:
+class QueueReportOverlay:
     """What other queues told, as one turn has it: an overlay, like all of a turn.
 
     Attributes:
@@ -131,13 +131,13 @@ class Elsewhere:
         events: what to tell of it.
     """
 
-    def __init__(self, known: Mapping[str, Announced], now: Instant) -> None:
+    def __init__(self, known: Mapping[str, QueueReport], now: Timestamp) -> None:
         self._known = dict(known)
         self._now = now
-        self.changes: dict[str, Announced | None] = {}
+        self.changes: dict[str, QueueReport | None] = {}
         self.events: list[Event] = []
 
-    def take(self, told: Announced, started: Instant | None = None) -> None:
+    def take(self, told: QueueReport, started: Timestamp | None = None) -> None:
         """A list replaces the one before; the same list again only counts for longer.
 
         Args:
@@ -151,28 +151,28 @@ class Elsewhere:
         before = self._known.get(told.queue)
         if before is not None and before.is_taken_from(told.instance, self._now):
             self._note_rival(before, told.instance)
-            raise TakenError(before)
+            raise QueueConflictError(before)
         if before is not None and before.instance != told.instance:
             before = None
         if started is not None:
-            behind = Instant(started + 1)
+            behind = Timestamp(started + 1)
             told = replace(told, jobs=tuple(replace(job, since=max(job.since, behind)) for job in told.jobs))
         told = replace(told, since=before.since if before else self._now, rival=before.rival if before else None)
         if before is not None and before.jobs == told.jobs and before.accelerator == told.accelerator:
-            if told.until - before.until < LONGER_S * SECOND:
+            if told.until - before.until < REPORT_RENEW_S * SECOND:
                 return  # not each word of an agent that has nothing new to say needs a place in the log
         else:
             first = told.jobs[0].owner if told.jobs else None
             self._tell("queue.told", {"queue": told.queue, "jobs": len(told.jobs), "first": first})
         self._known[told.queue] = self.changes[told.queue] = told
 
-    def _note_rival(self, told: Announced, instance: str) -> None:
+    def _note_rival(self, told: QueueReport, instance: str) -> None:
         """Who is believed must know of it: what it takes for a leftover may be its rival's."""
-        if told.rival is None or self._now - told.rival >= RIVAL_S * SECOND:
+        if told.rival is None or self._now - told.rival >= CONFLICT_EVENT_S * SECOND:
             self._known[told.queue] = self.changes[told.queue] = replace(told, rival=self._now)
             self._tell("queue.contested", {"queue": told.queue, "refused": instance})
 
-    def start(self, owner: str) -> Instant | None:
+    def start(self, owner: str) -> Timestamp | None:
         """Where a claim stands that another scheduler has started; None for all others: they come last.
 
         Its job had its place, and from now on must not stand there beside it.
@@ -185,7 +185,7 @@ class Elsewhere:
             self._known[told.queue] = self.changes[told.queue] = replace(told, jobs=left)
         return told.place()
 
-    def believed(self) -> list[Announced]:
+    def believed(self) -> list[QueueReport]:
         """The lists that still count, by the queues' names; of the others it is told once that they are silent."""
         for queue, told in list(self._known.items()):
             if told.until <= self._now:
@@ -195,4 +195,4 @@ class Elsewhere:
         return [told for _, told in sorted(self._known.items())]
 
     def _tell(self, name: str, data: Mapping[str, object]) -> None:
-        self.events.append(Event(name=name, at=self._now, data=canonical(data)))
+        self.events.append(Event(name=name, at=self._now, data=canonical_json(data)))

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from moorings.core.claims import BROKEN_BLOCKS_MAX, USABLE, Claim, ClaimEvent, ClaimState
+from moorings.core.claims import BROKEN_BLOCKS_LIMIT, USABLE, Claim, ClaimEvent, ClaimState
 from moorings.core.devices import DeviceEvent
-from moorings.core.hardware import Answer, Seen, Verdict
-from moorings.core.inputs import DriverAnswered
-from moorings.core.overlay import Overlay
+from moorings.core.hardware import DriverResult, ObservedState, ResultCode
+from moorings.core.inputs import DriverResultReceived
+from moorings.core.overlay import TurnState
 from moorings.core.partitions import Partition, PartitionEvent, PartitionState
 from moorings.core.reasons import Reason
 
 
-class Answers(Overlay):
+class DriverTurn(TurnState):
     """The part of a turn that hears drivers."""
 
-    def answered(self, given: DriverAnswered) -> Partition | None:
+    def answered(self, given: DriverResultReceived) -> Partition | None:
         partition = self.partition(given.partition)
-        if partition is None or given.answer.verdict is Verdict.UNAVAILABLE or partition.version != given.version:
+        if partition is None or given.answer.verdict is ResultCode.UNAVAILABLE or partition.version != given.version:
             return partition  # nothing is known, or it is about a state that has passed
         handle = {
             PartitionState.PROVISIONING: self._while_provisioning,
@@ -26,21 +26,21 @@ class Answers(Overlay):
             PartitionState.RESETTING: self._while_resetting,
             PartitionState.REMOVING: self._while_removing,
         }.get(partition.state)
-        if handle is not None and not _of_another_order(partition.state, given.order):
+        if handle is not None and not _is_stale_result(partition.state, given.order):
             handle(partition, given.answer, given.order)
         return self.partition(given.partition)
 
-    def _while_provisioning(self, partition: Partition, answer: Answer, order: str) -> None:
+    def _while_provisioning(self, partition: Partition, answer: DriverResult, order: str) -> None:
         claim = self._holder(partition)
-        if answer.verdict is Verdict.REJECTED:
+        if answer.verdict is ResultCode.REJECTED:
             self._step_partition(partition, PartitionEvent.REMOVE, f"rejected: {answer.detail}")
             if claim is not None:
                 reason = Reason("claim.rejected", f"the driver of {partition.pool} rejected it: {answer.detail}")
                 claim = self._step_claim(claim, ClaimEvent.REJECT, reason)
                 self._tell("claim.failed", claim, {"why": reason.message})
-        elif answer.verdict is Verdict.BROKEN or answer.seen is Seen.ERROR:
+        elif answer.verdict is ResultCode.BROKEN or answer.seen is ObservedState.ERROR:
             self._broke_before_ready(partition, claim, answer.detail or f"the driver reports ERROR ({order})")
-        elif answer.seen is Seen.ACTIVE:
+        elif answer.seen is ObservedState.ACTIVE:
             partition = self._step_partition(partition, PartitionEvent.ACTIVE)
             self._tell("partition.active", partition)
             if claim is not None and claim.state is ClaimState.GRANTED:
@@ -53,7 +53,7 @@ class Answers(Overlay):
         if claim is None or claim.state is not ClaimState.GRANTED:
             return
         broken = claim.broken + 1
-        if broken >= BROKEN_BLOCKS_MAX:
+        if broken >= BROKEN_BLOCKS_LIMIT:
             reason = Reason(
                 "claim.broken",
                 f"{broken} blocks broke under it, the last with: {detail}",
@@ -66,12 +66,12 @@ class Answers(Overlay):
         self._tell("claim.broken", claim, {"devices": str(partition.block), "why": detail})
         self._step_claim(replace(claim, broken=broken), ClaimEvent.BROKE, reason)
 
-    def _while_active(self, partition: Partition, answer: Answer, order: str) -> None:
-        if answer.verdict is Verdict.BROKEN or answer.seen is Seen.ERROR:
+    def _while_active(self, partition: Partition, answer: DriverResult, order: str) -> None:
+        if answer.verdict is ResultCode.BROKEN or answer.seen is ObservedState.ERROR:
             detail = answer.detail or "the driver reports ERROR"
             partition = self._break(partition, detail)
             self._out_of_service(partition, DeviceEvent.BROKE, detail)
-        elif answer.seen is Seen.ABSENT and order == "list":
+        elif answer.seen is ObservedState.ABSENT and order == "list":
             detail = answer.detail or "it vanished from the driver's listings"
             partition = self._break(partition, detail)
         else:
@@ -85,15 +85,18 @@ class Answers(Overlay):
             )
             self._tell("claim.lost", self._step_claim(claim, ClaimEvent.LOSE, reason), {"why": detail})
 
-    def _while_resetting(self, partition: Partition, answer: Answer, order: str) -> None:
-        if answer.verdict in (Verdict.BROKEN, Verdict.REJECTED) or answer.seen in (Seen.ERROR, Seen.ABSENT):
-            self._while_active(partition, replace(answer, seen=Seen.ERROR), order)
-        elif answer.seen is Seen.ACTIVE:
+    def _while_resetting(self, partition: Partition, answer: DriverResult, order: str) -> None:
+        if answer.verdict in (ResultCode.BROKEN, ResultCode.REJECTED) or answer.seen in (
+            ObservedState.ERROR,
+            ObservedState.ABSENT,
+        ):
+            self._while_active(partition, replace(answer, seen=ObservedState.ERROR), order)
+        elif answer.seen is ObservedState.ACTIVE:
             self._tell("partition.active", self._step_partition(partition, PartitionEvent.ACTIVE))
 
-    def _while_removing(self, partition: Partition, answer: Answer, order: str) -> None:
+    def _while_removing(self, partition: Partition, answer: DriverResult, order: str) -> None:
         claim = self._holder(partition)
-        if answer.verdict in (Verdict.BROKEN, Verdict.REJECTED) and order == "remove":
+        if answer.verdict in (ResultCode.BROKEN, ResultCode.REJECTED) and order == "remove":
             detail = f"it could not be removed: {answer.detail}"
             partition = self._break(partition, detail)
             self._out_of_service(partition, DeviceEvent.REMOVAL_FAILED, detail)
@@ -101,7 +104,7 @@ class Answers(Overlay):
                 self._freed(claim)
             elif claim is not None and claim.state is ClaimState.YIELDING:
                 self._requeue(claim)
-        elif answer.seen is Seen.ABSENT and order == "remove":  # a listing may be bad
+        elif answer.seen is ObservedState.ABSENT and order == "remove":  # a listing may be bad
             self._gone(partition)
             if claim is not None and claim.state is ClaimState.RELEASING:
                 self._freed(claim)
@@ -109,7 +112,7 @@ class Answers(Overlay):
                 self._requeue(claim)
 
 
-def _of_another_order(state: PartitionState, order: str) -> bool:
+def _is_stale_result(state: PartitionState, order: str) -> bool:
     """Whether an answer belongs to an order that a later state has overtaken (a late ``create`` while REMOVING)."""
     wanted = {
         PartitionState.PROVISIONING: ("create", "list"),

@@ -30,7 +30,7 @@ class Amount:
         return Amount(-self.count, -self.body_bytes)
 
 
-NOTHING = Amount()
+NO_AMOUNT = Amount()
 
 
 class Backlog:
@@ -56,27 +56,27 @@ class Backlog:
     def add(self, subject: str, project: str, amount: Amount) -> None:
         """So much more waits; a negative amount: so much less."""
         _add(self._subjects, subject, amount)
-        for name in _path(project):
+        for name in _ancestors(project):
             _add(self._projects, name, amount)
 
     def of_subject(self, subject: str) -> Amount:
         """What waits of a subject."""
-        return self._subjects.get(subject, NOTHING)
+        return self._subjects.get(subject, NO_AMOUNT)
 
     def of_project(self, project: str) -> Amount:
         """What waits in the name of a project and its parts."""
-        return self._projects.get(project, NOTHING)
+        return self._projects.get(project, NO_AMOUNT)
 
 
 def _add(amounts: dict[str, Amount], name: str, amount: Amount) -> None:
-    total = amounts.get(name, NOTHING) + amount
-    if total == NOTHING:
+    total = amounts.get(name, NO_AMOUNT) + amount
+    if total == NO_AMOUNT:
         amounts.pop(name, None)
     else:
         amounts[name] = total
 
 
-def _path(project: str) -> Iterator[str]:
+def _ancestors(project: str) -> Iterator[str]:
     """The project, and all those above it, defined or not: what waits is counted before it is known who has a limit."""
     yield project
     for at, character in enumerate(project):
@@ -85,7 +85,7 @@ def _path(project: str) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class BacklogEntry:
     """Something new that would wait.
 
     Attributes:
@@ -101,8 +101,8 @@ class Asked:
     body_bytes: int = 0
 
 
-def check_quotas(
-    asked: Asked, of_subject: Amount, of_project: Callable[[str], Amount], projects: Projects, policy: Policy
+def check_backlog_limits(
+    asked: BacklogEntry, of_subject: Amount, of_project: Callable[[str], Amount], projects: Projects, policy: Policy
 ) -> None:
     """Nothing, if one more may wait.
 
@@ -127,17 +127,17 @@ def check_quotas(
             _check(asked, f"what waits in project {name}", of_project(name), limits, f"{{}} of project {name}")
 
 
-def _check(asked: Asked, what: str, waits: Amount, limits: tuple[int | None, int | None], where: str) -> None:
+def _check(asked: BacklogEntry, what: str, waits: Amount, limits: tuple[int | None, int | None], where: str) -> None:
     count_max, bytes_max = limits
     if count_max is not None and waits.count >= count_max:
-        raise _refused(f"{what} is {waits.count} {asked.what}, and may be {count_max}", where.format("waiting_max"))
+        raise _limit_error(f"{what} is {waits.count} {asked.what}, and may be {count_max}", where.format("waiting_max"))
     if bytes_max is not None and asked.body_bytes and waits.body_bytes + asked.body_bytes > bytes_max:
-        raise _refused(
+        raise _limit_error(
             f"{what} is {waits.body_bytes} bytes of jobs; with {asked.body_bytes} more it is above {bytes_max}",
             where.format("waiting_bytes_max"),
         )
 
 
-def _refused(detail: str, setting: str) -> MooringsError:
+def _limit_error(detail: str, setting: str) -> MooringsError:
     hint = f"wait until some have started, or cancel some; an admin can raise {setting}"
     return MooringsError("quota.waiting", detail, hint=hint)

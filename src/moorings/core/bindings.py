@@ -48,7 +48,7 @@ class Binding:
 
 
 NO_BINDING = Binding("", {}, ())  # of a run whose engine's scheduler sees to the partition
-NO_DEVICES = Binding("", {}, (GcdBinding(0, ()),))  # of a run that asked for none: it is one task
+NO_DEVICES_BINDING = Binding("", {}, (GcdBinding(0, ()),))  # of a run that asked for none: it is one task
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,17 +17,17 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from moorings.core.claims import ClaimId
-from moorings.core.placement import BuddyMap, free_map_of
-from moorings.core.plans import Tenant
+from moorings.core.placement import BuddyMap, free_map_for
+from moorings.core.plans import Holder
 from moorings.core.projects import parent_of
 from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo
 
 SEARCH_STEPS_MAX: Final = 20_000  # of a search for disjoint blocks of a catalogue; beyond, it counts as not found
-OpenCells = Sequence[tuple[str, int, int]]  # (owner, size, count)
+UsableGuarantees = Sequence[tuple[str, int, int]]  # (owner, size, count)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class GuaranteedPlacement:
     """Where a claim could go within a guarantee: ``block`` inside ``cell``, one of ``owner``'s."""
 
     owner: str
@@ -36,15 +36,15 @@ class Place:
 
 
 @dataclass(slots=True)
-class _Bound:
+class _BoundBlock:
     """A cell that is used: by whom."""
 
     owner: str
     cell: Block
-    within: list[Tenant] = field(default_factory=list)
+    within: list[Holder] = field(default_factory=list)
     _covered: dict[int | None, int] = field(default_factory=dict)
 
-    def add(self, tenant: Tenant) -> None:
+    def add(self, tenant: Holder) -> None:
         """Somebody goes in."""
         self.within.append(tenant)
         self._covered.clear()
@@ -53,12 +53,12 @@ class _Bound:
         """Which of its devices, a range, are not to be had for that priority: as bits, the first is the lowest."""
         known = self._covered.get(priority)
         if known is None:
-            firm = (one.block for one in self.within if priority is None or not _gives_way(one, priority))
-            known = self._covered[priority] = _covered(self.cell, firm)
+            firm = (one.block for one in self.within if priority is None or not _is_preemptible_by(one, priority))
+            known = self._covered[priority] = _covered_mask(self.cell, firm)
         return known
 
 
-class Estate(ABC):
+class GuaranteeMap(ABC):
     """All cells of one pool, and what is firm in it."""
 
     def __init__(self, cells: Mapping[str, Sequence[tuple[int, int]]]) -> None:
@@ -66,23 +66,23 @@ class Estate(ABC):
         self.strays: set[ClaimId] = set()  # claims in cells that their projects are not owed any more: they borrowed
 
     @abstractmethod
-    def may_use(self, open_cells: OpenCells, size: int, priority: int | None) -> bool:
+    def may_use(self, open_cells: UsableGuarantees, size: int, priority: int | None) -> bool:
         """Whether a claim is within these cells; ``priority``: those below it may be asked to make room there."""
 
     @abstractmethod
-    def places(self, open_cells: OpenCells, size: int, priority: int | None) -> Iterator[Place]:
+    def places(self, open_cells: UsableGuarantees, size: int, priority: int | None) -> Iterator[GuaranteedPlacement]:
         """Every place for it, whoever else is there that may be asked to yield."""
 
     @abstractmethod
-    def place_of(self, open_cells: OpenCells, block: Block) -> Place | None:
+    def place_of(self, open_cells: UsableGuarantees, block: Block) -> GuaranteedPlacement | None:
         """Whether a borrowed block could be within these cells, where it lies."""
 
     @abstractmethod
-    def bind(self, place: Place, tenant: Tenant) -> None:
+    def bind(self, place: GuaranteedPlacement, tenant: Holder) -> None:
         """It goes there."""
 
     @abstractmethod
-    def owners_of(self, tenant: Tenant) -> Mapping[str, int]:
+    def owners_of(self, tenant: Holder) -> Mapping[str, int]:
         """How many devices of whose cells somebody uses; of a borrower nothing."""
 
     @abstractmethod
@@ -101,13 +101,13 @@ class Estate(ABC):
         """Such a borrower has it."""
 
 
-def estate_of(
+def build_guarantee_map(
     pool: Pool,
     cells: Mapping[str, Sequence[tuple[int, int]]],
-    tenants: Iterable[Tenant],
+    tenants: Iterable[Holder],
     out: Iterable[int],
     owners: Mapping[str, Sequence[str]],
-) -> Estate:
+) -> GuaranteeMap:
     """The cells of a pool as its tenants use them.
 
     Args:
@@ -120,11 +120,11 @@ def estate_of(
     topology = pool.topology
     ordered = sorted(tenants, key=lambda tenant: tenant.claim)
     if isinstance(topology, AnySubset):
-        return Counted(topology, cells, ordered, set(out))
-    return _Blocks(topology, cells, ordered, set(out), owners)
+        return DeviceCountMap(topology, cells, ordered, set(out))
+    return _BlockMap(topology, cells, ordered, set(out), owners)
 
 
-class Counted(Estate):
+class DeviceCountMap(GuaranteeMap):
     """Any set of devices is a block: a guarantee is a number of devices.
 
     A claim uses its own project's devices first, then those of the projects above it. One may stand on the numbers of
@@ -136,36 +136,36 @@ class Counted(Estate):
         self,
         topology: AnySubset,
         cells: Mapping[str, Sequence[tuple[int, int]]],
-        tenants: Sequence[Tenant],
+        tenants: Sequence[Holder],
         out: set[int],
     ) -> None:
         super().__init__(cells)
         self._parts: dict[ClaimId, dict[str, int]] = {}
-        self._users: dict[str, list[tuple[Tenant, int]]] = {}  # of each owner's devices
+        self._users: dict[str, list[tuple[Holder, int]]] = {}  # of each owner's devices
         self._held: list[Block] = []  # by borrowers that nobody can ask to yield
         taken = set(out)
         for tenant in tenants:
-            if tenant.cell is not None and self._left_of(_line(tenant.project)) >= len(tenant.block):
+            if tenant.cell is not None and self._left_of(_ancestors(tenant.project)) >= len(tenant.block):
                 self._settle(tenant)
             elif tenant.cell is not None:
                 self.strays.add(tenant.claim)
             within = tenant.claim in self._parts
-            if within or _stays(tenant):
+            if within or _is_firm(tenant):
                 taken.update(tenant.block)
-            if not within and _stays(tenant):
+            if not within and _is_firm(tenant):
                 self._held.append(tenant.block)
         self._room = topology.n_devices - len(taken)
 
-    def _settle(self, tenant: Tenant) -> None:
+    def _settle(self, tenant: Holder) -> None:
         left, parts = len(tenant.block), dict[str, int]()
-        for owner in _line(tenant.project):
+        for owner in _ancestors(tenant.project):
             used = min(left, self._left.get((owner, 1), 0))
             if used > 0:
                 self._left[owner, 1] -= used
                 parts[owner] = used
                 left -= used
         if left:  # it takes the place of others that have not gone yet
-            first = next(owner for owner in _line(tenant.project) if (owner, 1) in self._left)
+            first = next(owner for owner in _ancestors(tenant.project) if (owner, 1) in self._left)
             self._left[first, 1] -= left
             parts[first] = parts.get(first, 0) + left
         self._parts[tenant.claim] = parts
@@ -179,37 +179,39 @@ class Counted(Estate):
     def _owed(self) -> int:
         return sum(self._left.values())
 
-    def may_use(self, open_cells: OpenCells, size: int, priority: int | None) -> bool:
+    def may_use(self, open_cells: UsableGuarantees, size: int, priority: int | None) -> bool:
         left = self.left(open_cells)
         if left < size and priority is not None:
             left += sum(count for _, count in self.within(open_cells, priority))
         return bool(open_cells) and left >= size
 
-    def places(self, open_cells: OpenCells, size: int, priority: int | None) -> Iterator[Place]:
+    def places(self, open_cells: UsableGuarantees, size: int, priority: int | None) -> Iterator[GuaranteedPlacement]:
         nowhere = Block(())  # which devices is all the same
         if self.may_use(open_cells, size, priority):
-            yield Place(open_cells[0][0], nowhere, nowhere)
+            yield GuaranteedPlacement(open_cells[0][0], nowhere, nowhere)
 
-    def place_of(self, open_cells: OpenCells, block: Block) -> Place | None:
-        return Place(open_cells[0][0], block, block) if self.may_use(open_cells, len(block), None) else None
+    def place_of(self, open_cells: UsableGuarantees, block: Block) -> GuaranteedPlacement | None:
+        return (
+            GuaranteedPlacement(open_cells[0][0], block, block) if self.may_use(open_cells, len(block), None) else None
+        )
 
-    def within(self, open_cells: OpenCells, priority: int) -> list[tuple[Tenant, int]]:
+    def within(self, open_cells: UsableGuarantees, priority: int) -> list[tuple[Holder, int]]:
         """Those who may be asked to make room for that priority, and how many of these cells' devices each uses."""
-        found: dict[ClaimId, tuple[Tenant, int]] = {}
+        found: dict[ClaimId, tuple[Holder, int]] = {}
         for owner in sorted({owner for owner, _, _ in open_cells}):
             for tenant, used in self._users.get(owner, ()):
-                if _gives_way(tenant, priority):
+                if _is_preemptible_by(tenant, priority):
                     found[tenant.claim] = (tenant, used + found.get(tenant.claim, (tenant, 0))[1])
         return [found[ident] for ident in sorted(found)]
 
-    def left(self, open_cells: OpenCells) -> int:
+    def left(self, open_cells: UsableGuarantees) -> int:
         """Devices of these cells that nobody uses."""
         return self._left_of(owner for owner, _, _ in open_cells)
 
-    def owners_of(self, tenant: Tenant) -> Mapping[str, int]:
+    def owners_of(self, tenant: Holder) -> Mapping[str, int]:
         return self._parts.get(tenant.claim, {})
 
-    def bind(self, place: Place, tenant: Tenant) -> None:
+    def bind(self, place: GuaranteedPlacement, tenant: Holder) -> None:
         self._settle(tenant)
         self._room -= len(tenant.block)
 
@@ -225,37 +227,37 @@ class Counted(Estate):
         self._room -= len(block)
 
 
-def _line(project: str) -> Iterator[str]:
+def _ancestors(project: str) -> Iterator[str]:
     """A project and those above it, which are part of its name."""
     while project:
         yield project
         project = parent_of(project)
 
 
-def _stays(tenant: Tenant) -> bool:
+def _is_firm(tenant: Holder) -> bool:
     """Whether nobody can ask it to leave."""
     return not (tenant.preemptible or tenant.leaving)
 
 
-class _Blocks(Estate):
+class _BlockMap(GuaranteeMap):
     """Power-of-two blocks, or those of a catalogue: a guarantee is so many blocks of each size."""
 
     def __init__(
         self,
         topology: PowerOfTwo | Catalogue,
         cells: Mapping[str, Sequence[tuple[int, int]]],
-        tenants: Sequence[Tenant],
+        tenants: Sequence[Holder],
         out: set[int],
         owners: Mapping[str, Sequence[str]],
     ) -> None:
         super().__init__(cells)
         self._topology = topology
-        self._firm = free_map_of(topology)
-        self._bound: dict[Block, _Bound] = {}
-        self._sorted: list[_Bound] | None = None  # the same, smallest first
+        self._firm = free_map_for(topology)
+        self._bound: dict[Block, _BoundBlock] = {}
+        self._sorted: list[_BoundBlock] | None = None  # the same, smallest first
         for index in sorted(out):
             self._take(Block(range(index, index + 1)))
-        used: dict[Block, list[Tenant]] = {}
+        used: dict[Block, list[Holder]] = {}
         for tenant in tenants:
             if tenant.cell is not None:
                 used.setdefault(tenant.cell, []).append(tenant)
@@ -264,7 +266,7 @@ class _Blocks(Estate):
         for cell, within in used.items():
             self._settle(cell, within, [owners.get(tenant.project, (tenant.project,)) for tenant in within])
 
-    def _settle(self, cell: Block, within: list[Tenant], lineages: Sequence[Sequence[str]]) -> None:
+    def _settle(self, cell: Block, within: list[Holder], lineages: Sequence[Sequence[str]]) -> None:
         """A cell is of the nearest project that all in it are part of; theirs are none that nobody is owed any more.
 
         Were it called the nearest to one of them, the others would stand in a guarantee that is not theirs.
@@ -275,42 +277,44 @@ class _Blocks(Estate):
         overlaps = not self._firm.is_free(cell) and any(cell.overlaps(other) for other in self._bound)
         if owner is not None and not overlaps:
             self._left[owner, len(cell)] -= 1
-            self._bound[cell] = _Bound(owner, cell, within)
+            self._bound[cell] = _BoundBlock(owner, cell, within)
             self._take(cell)
             return
         for tenant in within:
             self.strays.add(tenant.claim)
-            if _stays(tenant):
+            if _is_firm(tenant):
                 self._take(tenant.block)
 
     def _take(self, block: Block) -> None:
         for part in self._firm.free_within(block):
             self._firm.take(part)
 
-    def may_use(self, open_cells: OpenCells, size: int, priority: int | None) -> bool:
+    def may_use(self, open_cells: UsableGuarantees, size: int, priority: int | None) -> bool:
         return next(self.places(open_cells, size, priority), None) is not None
 
-    def places(self, open_cells: OpenCells, size: int, priority: int | None) -> Iterator[Place]:
+    def places(self, open_cells: UsableGuarantees, size: int, priority: int | None) -> Iterator[GuaranteedPlacement]:
         able = ((cell, owner) for owner, cell, _ in open_cells if self._holds(cell, size))
         mine = {owner for owner, _, _ in open_cells}
         for bound in self._smallest_first():
             if bound.owner in mine and self._holds(len(bound.cell), size):
                 cell, whole = bound.cell, (1 << size) - 1
                 if len(cell) == size:
-                    if all(priority is not None and _gives_way(one, priority) for one in bound.within):
-                        yield Place(bound.owner, cell, cell)
+                    if all(priority is not None and _is_preemptible_by(one, priority) for one in bound.within):
+                        yield GuaranteedPlacement(bound.owner, cell, cell)
                     continue
                 covered = bound.covered(priority)
                 for offset in range(0, len(cell), size):
                     if not covered >> offset & whole:
-                        yield Place(bound.owner, cell, Block(range(cell.start + offset, cell.start + offset + size)))
+                        yield GuaranteedPlacement(
+                            bound.owner, cell, Block(range(cell.start + offset, cell.start + offset + size))
+                        )
         for cell_size, owner in sorted(able, key=_size_first):
             if self._left.get((owner, cell_size), 0) > 0:
                 for cell in self._free_cells(owner, cell_size):
                     for block in self._inside(cell, size):
-                        yield Place(owner, cell, block)
+                        yield GuaranteedPlacement(owner, cell, block)
 
-    def _smallest_first(self) -> list[_Bound]:
+    def _smallest_first(self) -> list[_BoundBlock]:
         if self._sorted is None:
             self._sorted = sorted(self._bound.values(), key=lambda one: (len(one.cell), one.cell.start))
         return self._sorted
@@ -364,29 +368,29 @@ class _Blocks(Estate):
         assert isinstance(topology, Catalogue)
         sizes = [size for size in sorted(owed, reverse=True) for _ in range(owed[size])]
         free = [block for block in topology.blocks if self._firm.is_free(block)]
-        return disjoint(free, sizes)
+        return has_disjoint_blocks(free, sizes)
 
-    def place_of(self, open_cells: OpenCells, block: Block) -> Place | None:
+    def place_of(self, open_cells: UsableGuarantees, block: Block) -> GuaranteedPlacement | None:
         mine = {owner for owner, _, _ in open_cells}
         for bound in self._smallest_first():
             if bound.owner in mine and self._holds(len(bound.cell), len(block)) and _is_inside(block, bound.cell):
-                return Place(bound.owner, bound.cell, block)
+                return GuaranteedPlacement(bound.owner, bound.cell, block)
         for size, owner in sorted(((size, owner) for owner, size, _ in open_cells), key=_size_first):
             if self._left.get((owner, size), 0) > 0 and self._holds(size, len(block)):
                 start = block.start // size * size
                 cell = block if len(block) == size else Block(range(start, start + size))
                 if self._firm.is_free(cell) and self._fits_beside(cell, (owner, size)):
-                    return Place(owner, cell, block)
+                    return GuaranteedPlacement(owner, cell, block)
         return None
 
-    def owners_of(self, tenant: Tenant) -> Mapping[str, int]:
+    def owners_of(self, tenant: Holder) -> Mapping[str, int]:
         bound = self._bound.get(tenant.cell) if tenant.cell is not None else None
         return {bound.owner: len(tenant.block)} if bound is not None else {}
 
-    def bind(self, place: Place, tenant: Tenant) -> None:
+    def bind(self, place: GuaranteedPlacement, tenant: Holder) -> None:
         if place.cell not in self._bound:
             self._left[place.owner, len(place.cell)] -= 1
-            self._bound[place.cell] = _Bound(place.owner, place.cell)
+            self._bound[place.cell] = _BoundBlock(place.owner, place.cell)
             self._sorted = None
             self._take(place.cell)
         self._bound[place.cell].add(tenant)
@@ -409,7 +413,7 @@ def _size_first(one: tuple[int, str]) -> int:
     return one[0]
 
 
-def _covered(cell: Block, blocks: Iterable[Block]) -> int:
+def _covered_mask(cell: Block, blocks: Iterable[Block]) -> int:
     """Which devices of a cell, a range, are in these blocks: as bits, the cell's first device is the lowest."""
     covered, end = 0, cell.start + len(cell)
     for block in blocks:
@@ -429,7 +433,7 @@ def _is_inside(block: Block, cell: Block) -> bool:
     return set(outer).issuperset(inner)
 
 
-def _gives_way(tenant: Tenant, priority: int) -> bool:
+def _is_preemptible_by(tenant: Holder, priority: int) -> bool:
     return tenant.leaving or (tenant.preemptible and tenant.priority < priority)
 
 
@@ -441,7 +445,7 @@ def _blocks_of(topology: PowerOfTwo | Catalogue, size: int) -> Iterator[Block]:
         yield Block(range(start, start + size))
 
 
-def disjoint(blocks: Sequence[Block], sizes: Sequence[int]) -> bool:
+def has_disjoint_blocks(blocks: Sequence[Block], sizes: Sequence[int]) -> bool:
     """Whether disjoint blocks of these sizes can be chosen; False, too, where the search takes too long."""
     by_size: dict[int, list[frozenset[int]]] = {}
     for block in sorted(blocks, key=lambda one: (one.start, tuple(one))):

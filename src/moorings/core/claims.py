@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NewType
 
-from moorings.core.access import OTHERS_OWNERS
+from moorings.core.access import EXTERNAL_OWNER_PREFIXES
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
-from moorings.core.instants import Instant
-from moorings.core.machines import advance, ends
+from moorings.core.instants import Timestamp
+from moorings.core.machines import terminal_states, transition
 from moorings.core.reasons import Reason
-from moorings.core.records import LATER
+from moorings.core.records import OMIT_IF_DEFAULT
 from moorings.core.topology import Block
 
 ClaimId = NewType("ClaimId", str)
@@ -29,7 +29,7 @@ SIZE_MAX = 1 << 20  # no pool is larger; keeps arithmetic and messages sane for 
 PRIORITY_MAX = 1_000_000
 TIME_LIMIT_S_MAX = 366 * 86_400
 LEASE_S_MIN, LEASE_S_MAX = 5, 7 * 86_400
-BROKEN_BLOCKS_MAX = 3  # so many blocks may break under one claim before it is failed
+BROKEN_BLOCKS_LIMIT = 3  # so many blocks may break under one claim before it is failed
 OWNER_CHARS_MAX = 200
 KEY_CHARS_MAX = 200
 
@@ -109,7 +109,7 @@ NEXT: dict[ClaimState, dict[ClaimEvent, ClaimState]] = {
     ClaimState.FAILED: {},
 }
 
-ENDED = ends(NEXT)
+ENDED = terminal_states(NEXT)
 WAITING = frozenset({ClaimState.ANNOUNCED, ClaimState.PENDING})
 USABLE = frozenset({ClaimState.READY, ClaimState.RECLAIMING})  # its job may use its partition
 SERVED = USABLE | {ClaimState.GRANTED}  # its partition works, or is being made
@@ -176,7 +176,7 @@ class ClaimSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class PoolBlock:
     """A block of a pool."""
 
     pool: PoolName
@@ -201,31 +201,31 @@ class Claim:
     subject: str
     spec: ClaimSpec
     state: ClaimState
-    arrival: Instant
+    arrival: Timestamp
     version: int = 1
     attempt: int = 0
     broken: int = 0
     pool: PoolName | None = None
     partition: PartitionId | None = None
     reason: Reason | None = None
-    granted_at: Instant | None = None
-    ready_at: Instant | None = None
-    ended_at: Instant | None = None
-    lease_until: Instant | None = None
-    cell: Block | None = field(default=None, metadata=LATER)
-    checkpoint_at: Instant | None = field(default=None, metadata=LATER)
-    asked_until: Instant | None = field(default=None, metadata=LATER)
-    kept: Spot | None = field(default=None, metadata=LATER)
+    granted_at: Timestamp | None = None
+    ready_at: Timestamp | None = None
+    ended_at: Timestamp | None = None
+    lease_until: Timestamp | None = None
+    cell: Block | None = field(default=None, metadata=OMIT_IF_DEFAULT)
+    checkpoint_at: Timestamp | None = field(default=None, metadata=OMIT_IF_DEFAULT)
+    asked_until: Timestamp | None = field(default=None, metadata=OMIT_IF_DEFAULT)
+    kept: PoolBlock | None = field(default=None, metadata=OMIT_IF_DEFAULT)
 
     @property
-    def order(self) -> tuple[int, Instant, ClaimId]:
+    def order(self) -> tuple[int, Timestamp, ClaimId]:
         """Its place in the queue: priority, then arrival; the id breaks ties."""
         return (-self.spec.priority, self.arrival, self.id)
 
     @property
     def user(self) -> str:
         """Who counts for limits of users; empty: a job of another scheduler, of which only its agent is known here."""
-        return "" if self.owner.startswith(OTHERS_OWNERS) else self.subject
+        return "" if self.owner.startswith(EXTERNAL_OWNER_PREFIXES) else self.subject
 
     @property
     def has_yielded(self) -> bool:
@@ -238,13 +238,13 @@ class Claim:
         return self.state in ENDED
 
 
-def step(claim: Claim, event: ClaimEvent, now: Instant, reason: Reason | None = None) -> Claim:
+def step(claim: Claim, event: ClaimEvent, now: Timestamp, reason: Reason | None = None) -> Claim:
     """The claim after ``event``.
 
     Raises:
         IllegalMoveError: the table has no such move.
     """
-    state = advance(NEXT, "claim", claim.id, claim.state, event, lambda: _story(claim))
+    state = transition(NEXT, "claim", claim.id, claim.state, event, lambda: _history(claim))
     changed: dict[str, Any] = {"state": state, "reason": reason, "version": claim.version + 1}
     if state is ClaimState.GRANTED:
         changed["granted_at"] = now
@@ -257,7 +257,7 @@ def step(claim: Claim, event: ClaimEvent, now: Instant, reason: Reason | None = 
     return replace(claim, **changed)
 
 
-def _story(claim: Claim) -> tuple[str, ...]:
+def _history(claim: Claim) -> tuple[str, ...]:
     told = [f"asked for {claim.spec.size} {claim.spec.kind} by {claim.owner}", f"attempt {claim.attempt}"]
     if claim.partition is not None:
         told.append(f"partition {claim.partition} in pool {claim.pool}")
@@ -266,7 +266,7 @@ def _story(claim: Claim) -> tuple[str, ...]:
     return tuple(told)
 
 
-def job_called(owner: str) -> str:
+def external_job_name(owner: str) -> str:
     """A job of another scheduler as its users know it, by the owner of its claim; empty: it is none."""
     parts = owner.split("/")
     if parts[0] == "slurm" and len(parts) > 2:
@@ -297,7 +297,7 @@ def check_name(name: str, *, what: str = "claim") -> str:
     return name
 
 
-def check_chosen_name(name: str, *, what: str = "claim") -> str:
+def check_new_name(name: str, *, what: str = "claim") -> str:
     """``name`` if somebody may choose it: not one that could be taken for the id of another claim or run.
 
     Raises:

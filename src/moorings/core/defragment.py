@@ -6,30 +6,30 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, Spot
+from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, PoolBlock
 from moorings.core.errors import MooringsError
-from moorings.core.fleet import PoolState, Reservation
-from moorings.core.inputs import MakeRoom
-from moorings.core.instants import Instant
-from moorings.core.placement import trial
-from moorings.core.plans import Moves, Reclaim, Scene
+from moorings.core.fleet import PoolState, ReservedBlock
+from moorings.core.inputs import DefragmentPool
+from moorings.core.instants import Timestamp
+from moorings.core.placement import savepoint
+from moorings.core.plans import MovePlan, Reclaim, SchedulingSnapshot
 from moorings.core.policy import Policy
-from moorings.core.room import Room, room_for
-from moorings.core.serving import pools_for
+from moorings.core.room import Relocation, find_relocation
+from moorings.core.serving import eligible_pools
 
-NOBODY = ClaimId("")  # room that is made for no claim
-POOLS_TOLD: Final = 3
+NO_CLAIM = ClaimId("")  # room that is made for no claim
+POOLS_SHOWN_MAX: Final = 3
 
 
-def moves_for(
-    given: MakeRoom,
+def plan_defragmentation(
+    given: DefragmentPool,
     claim: Claim | None,
-    scene: Scene,
-    reservations: Iterable[Reservation],
+    scene: SchedulingSnapshot,
+    reservations: Iterable[ReservedBlock],
     policy: Policy,
-    now: Instant,
+    now: Timestamp,
     moves_max: int,
-) -> Moves:
+) -> MovePlan:
     """Who would go where so that the room that was ordered becomes free, at the lowest cost that was found.
 
     Args:
@@ -45,18 +45,18 @@ def moves_for(
         MooringsError: ``claim.unknown``, ``claim.held``, ``claim.*``, ``pool.unknown``, ``kind.unknown``,
             ``room.is_free``, ``room.not_found``, ``room.too_costly``.
     """
-    states, size = _where(given, claim, scene)
+    states, size = _candidate_pools(given, claim, scene)
     kept = [(one.pool, one.block) for one in reservations if given.claim is None or one.claim != given.claim]
     kept += [(one.kept.pool, one.kept.block) for one in scene.kept if one.kept is not None]
-    found: list[tuple[Room, PoolState]] = []
+    found: list[tuple[Relocation, PoolState]] = []
     lacks: list[tuple[str, str]] = []
     for state in states:
-        lack = _closed(claim, state, scene)
+        lack = _pool_obstacle(claim, state, scene)
         if lack is not None:
             lacks.append(lack)
             continue
         free = state.free.free
-        with trial(state.free) as only:
+        with savepoint(state.free) as only:
             for block in (block for pool, block in kept if pool == state.pool.name):
                 for part in state.free.free_within(block):
                     only.take(part)
@@ -64,11 +64,11 @@ def moves_for(
                 detail = f"a block of {size} devices in {state.pool.name} is free already"
                 raise MooringsError("room.is_free", detail, hint="nobody has to move for it")
             left = state.free.free
-            room = _room(state, size, scene, policy, now, moves_max)
+            room = _find_relocation(state, size, scene, policy, now, moves_max)
         if room is not None:
             found.append((room, state))
         else:
-            lacks.append(_lack(state, size, free, left, policy, moves_max))
+            lacks.append(_explain_shortage(state, size, free, left, policy, moves_max))
     if not found:
         raise _not_found(size, states, lacks)
     room, state = min(found, key=lambda pair: pair[0].cost)
@@ -78,12 +78,14 @@ def moves_for(
             f"it would lose {room.cost:.0f} device-seconds, and at most {given.cost_max:.0f} were allowed",
             hint="look at it again with --dry-run",
         )
-    by, name = given.claim or NOBODY, state.pool.name
-    moves = tuple(Reclaim(tenant.claim, by, Spot(name, block)) for tenant, block in room.moves)
-    return Moves(by, Spot(name, room.block), moves, room.cost)
+    by, name = given.claim or NO_CLAIM, state.pool.name
+    moves = tuple(Reclaim(tenant.claim, by, PoolBlock(name, block)) for tenant, block in room.moves)
+    return MovePlan(by, PoolBlock(name, room.block), moves, room.cost)
 
 
-def _where(given: MakeRoom, claim: Claim | None, scene: Scene) -> tuple[Sequence[PoolState], int]:
+def _candidate_pools(
+    given: DefragmentPool, claim: Claim | None, scene: SchedulingSnapshot
+) -> tuple[Sequence[PoolState], int]:
     """The pools in which the room may be, and its size."""
     if given.claim is None:
         if given.pool is not None and given.pool not in scene.pools:
@@ -106,7 +108,7 @@ def _where(given: MakeRoom, claim: Claim | None, scene: Scene) -> tuple[Sequence
     spec: ClaimSpec = claim.spec
     if not spec.size:
         raise MooringsError("room.not_found", f"claim {claim.id} asks for no devices", hint="moor explain claim")
-    return [state for state in pools_for(spec, scene.pools) if given.pool in (None, state.pool.name)], spec.size
+    return [state for state in eligible_pools(spec, scene.pools) if given.pool in (None, state.pool.name)], spec.size
 
 
 def _sizes_hint(size: int, states: Sequence[PoolState]) -> str:
@@ -116,10 +118,10 @@ def _sizes_hint(size: int, states: Sequence[PoolState]) -> str:
         if reason is not None:
             known.setdefault(reason.hint, []).append(state.pool.name)
     told = [hint if len(known) == 1 else f"in {names[0]} {hint}" for hint, names in known.items()]
-    return "; ".join(told[:POOLS_TOLD]) or "moor get pools"
+    return "; ".join(told[:POOLS_SHOWN_MAX]) or "moor get pools"
 
 
-def _closed(claim: Claim | None, state: PoolState, scene: Scene) -> tuple[str, str] | None:
+def _pool_obstacle(claim: Claim | None, state: PoolState, scene: SchedulingSnapshot) -> tuple[str, str] | None:
     """Why no room is looked for in a pool, and what to do; None: it is."""
     if state.problem:
         return "its driver does not answer", f"see 'moor describe pool {state.pool.name}'"
@@ -129,7 +131,9 @@ def _closed(claim: Claim | None, state: PoolState, scene: Scene) -> tuple[str, s
     return None
 
 
-def _lack(state: PoolState, size: int, free: int, left: int, policy: Policy, moves_max: int) -> tuple[str, str]:
+def _explain_shortage(
+    state: PoolState, size: int, free: int, left: int, policy: Policy, moves_max: int
+) -> tuple[str, str]:
     """Why no room was found in a pool, and what to do.
 
     Args:
@@ -156,16 +160,18 @@ def _lack(state: PoolState, size: int, free: int, left: int, policy: Policy, mov
 
 def _not_found(size: int, states: Sequence[PoolState], lacks: Sequence[tuple[str, str]]) -> MooringsError:
     told = [f"{state.pool.name}: {why}" for state, (why, _) in zip(states, lacks, strict=True)]
-    if len(told) > POOLS_TOLD:
-        told = [*told[:POOLS_TOLD], f"and so on in {len(told) - POOLS_TOLD} more"]
+    if len(told) > POOLS_SHOWN_MAX:
+        told = [*told[:POOLS_SHOWN_MAX], f"and so on in {len(told) - POOLS_SHOWN_MAX} more"]
     return MooringsError(
         "room.not_found",
         f"no room for {size} devices can be made in {'; '.join(told) or 'any pool'}",
-        hint="; ".join(list(dict.fromkeys(hint for _, hint in lacks))[:POOLS_TOLD]) or "moor get pools",
+        hint="; ".join(list(dict.fromkeys(hint for _, hint in lacks))[:POOLS_SHOWN_MAX]) or "moor get pools",
     )
 
 
-def _room(state: PoolState, size: int, scene: Scene, policy: Policy, now: Instant, moves_max: int) -> Room | None:
+def _find_relocation(
+    state: PoolState, size: int, scene: SchedulingSnapshot, policy: Policy, now: Timestamp, moves_max: int
+) -> Relocation | None:
     name = state.pool.name
     guaranteed = bool(scene.projects.cells(name))  # who is in a cell, or cannot be asked, stays where he was counted
     tenants = [
@@ -173,4 +179,4 @@ def _room(state: PoolState, size: int, scene: Scene, policy: Policy, now: Instan
         for one in scene.tenants()
         if one.pool == name
     ]
-    return room_for(state, size, tenants, now, policy.move_s, moves_max)
+    return find_relocation(state, size, tenants, now, policy.move_s, moves_max)

@@ -5,21 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 from moorings.core import claims
-from moorings.core.access import OTHERS_OWNERS, Role
-from moorings.core.announced import Announced
-from moorings.core.answers import Answers
-from moorings.core.backlog import Amount, Asked, check_quotas
+from moorings.core.access import EXTERNAL_OWNER_PREFIXES, Role
+from moorings.core.announced import QueueReport
+from moorings.core.answers import DriverTurn
+from moorings.core.backlog import Amount, BacklogEntry, check_backlog_limits
 from moorings.core.claims import Claim, ClaimEvent, ClaimSpec, ClaimState
 from moorings.core.devices import Device, DeviceEvent, PoolName
 from moorings.core.errors import MooringsError
-from moorings.core.events import Event, canonical
+from moorings.core.events import Event, canonical_json
 from moorings.core.inputs import (
-    CheckpointSeen,
+    CancelPendingClaim,
+    CheckpointSaved,
     CreateClaim,
     DeleteProject,
     DrainDevice,
-    ForeignSeen,
-    PoolAnswers,
+    ForeignPartitionsListed,
+    PoolReachability,
     ReleaseClaim,
     RenewClaim,
     ResetPartition,
@@ -27,21 +28,20 @@ from moorings.core.inputs import (
     RetryRemoval,
     SetPriority,
     SetProject,
-    WithdrawClaim,
     YieldClaim,
 )
-from moorings.core.instants import Instant, after
+from moorings.core.instants import Timestamp, add_seconds
 from moorings.core.partitions import Partition, PartitionEvent, PartitionState
-from moorings.core.priorities import ceiling_of, check_priority
-from moorings.core.projects import Project, check_project, check_removal
+from moorings.core.priorities import check_priority, max_priority
+from moorings.core.projects import Project, check_deletable, check_project
 from moorings.core.reasons import Reason
-from moorings.core.records import plain
-from moorings.core.serving import pools_for
-from moorings.core.told import created_data
+from moorings.core.records import to_plain
+from moorings.core.serving import eligible_pools
+from moorings.core.told import claim_created_payload
 from moorings.core.topology import Block
 
 
-class Demands(Answers):
+class InputTurn(DriverTurn):
     """The part of a turn that does as it is told."""
 
     def create(self, given: CreateClaim) -> Claim:
@@ -51,7 +51,7 @@ class Demands(Answers):
             # Its scheduler has started the job: it waits behind, and is not refused.
             given = replace(given, spec=replace(given.spec, priority=most))
         check_priority(given.spec.priority, most, given.spec.project)
-        pools_for(given.spec, self.fleet.pools)
+        eligible_pools(given.spec, self.fleet.pools)
         if self._names.get(given.name, self.fleet.names.get(given.name)) is not None:
             raise MooringsError(
                 "claim.name_taken",
@@ -63,8 +63,8 @@ class Demands(Answers):
         if arrival is None and given.since is not None and given.since < self.now:
             arrival = given.since
         if arrival is None:
-            arrival = self._arrival = Instant(max(self.now, self._arrival + 1))
-        lease = after(self.now, given.spec.lease_s) if given.spec.lease_s is not None else None
+            arrival = self._arrival = Timestamp(max(self.now, self._arrival + 1))
+        lease = add_seconds(self.now, given.spec.lease_s) if given.spec.lease_s is not None else None
         claim = Claim(
             id=given.id,
             name=given.name,
@@ -77,7 +77,7 @@ class Demands(Answers):
         )
         self._names[given.name] = claim.id
         self._new.append(claim.id)
-        self._tell("claim.created", claim, created_data(claim))
+        self._tell("claim.created", claim, claim_created_payload(claim))
         return self._save_claim(claim, new=True)
 
     def _paid(self, given: CreateClaim) -> CreateClaim:
@@ -87,7 +87,7 @@ class Demands(Answers):
             return given
         name = projects.resolve(given.spec.project, given.owner)
         elsewhere = given.owner.startswith(
-            OTHERS_OWNERS
+            EXTERNAL_OWNER_PREFIXES
         )  # that scheduler knows who may use the account; we know its agent
         if not elsewhere and not projects.may(name, given.subject):
             raise MooringsError(
@@ -103,7 +103,7 @@ class Demands(Answers):
         return replace(given, spec=replace(given.spec, project=name)) if name != given.spec.project else given
 
     def _ceiling(self, spec: ClaimSpec, role: Role | None) -> int | None:
-        return ceiling_of(role, spec.project, self.projects, self.policy)
+        return max_priority(role, spec.project, self.projects, self.policy)
 
     def _check_quotas(self, given: CreateClaim) -> None:
         """See that one more may wait; what comes in the same turn waits until the end of it."""
@@ -112,10 +112,10 @@ class Demands(Answers):
             return self.fleet.backlog.of_project(name) + self._backlog.of_project(name)
 
         waits = self.fleet.backlog.of_subject(given.subject) + self._backlog.of_subject(given.subject)
-        asked = Asked(given.role, given.subject, given.spec.project, "claims")
-        check_quotas(asked, waits, of_project, self.projects, self.policy)
+        asked = BacklogEntry(given.role, given.subject, given.spec.project, "claims")
+        check_backlog_limits(asked, waits, of_project, self.projects, self.policy)
 
-    def _started(self, told: Announced) -> Instant | None:
+    def _started(self, told: QueueReport) -> Timestamp | None:
         """Where the last of a queue's claims that wait stands; None: none of them waits."""
         waited = (order[2] for order in self.fleet.queue)
         claims = filter(None, map(self.claim, (*waited, *self.changes.claims)))
@@ -138,7 +138,7 @@ class Demands(Answers):
             self._step_partition(partition, PartitionEvent.REMOVE, given.why)
         return claim
 
-    def withdraw(self, given: WithdrawClaim) -> Claim | None:
+    def withdraw(self, given: CancelPendingClaim) -> Claim | None:
         claim = self.claim(given.claim)
         if claim is None or claim.ended or claim.state is ClaimState.RELEASING:
             return claim
@@ -168,7 +168,7 @@ class Demands(Answers):
             self._step_partition(partition, PartitionEvent.REMOVE, given.why)
         return claim
 
-    def checkpoint(self, given: CheckpointSeen) -> Claim | None:
+    def checkpoint(self, given: CheckpointSaved) -> Claim | None:
         claim = self.claim(given.claim)
         if claim is None or claim.ended or claim.partition is None:
             return claim
@@ -195,12 +195,12 @@ class Demands(Answers):
         check_project(project, projects, {name: state.pool for name, state in self.fleet.pools.items()})
         project = replace(project, version=known.version + 1 if known is not None else 1)
         self._save_project(project.name, project, known)
-        self._tell_project("project.set", project.name, plain(project))
+        self._tell_project("project.set", project.name, to_plain(project))
         return project
 
     def delete_project(self, given: DeleteProject) -> None:
         projects = self.projects
-        check_removal(given.name, projects)
+        check_deletable(given.name, projects)
         changed = (claim for claim, _ in self.changes.claims.values())
         unended = (claim for claim in (*self.fleet.claims.values(), *changed) if not claim.ended)
         users = sorted({claim.id for claim in unended if claim.spec.project == given.name})
@@ -223,13 +223,13 @@ class Demands(Answers):
             self.changes.projects[name] = (project, expected)
 
     def _tell_project(self, name: str, project: str, data: object) -> None:
-        self.events.append(Event(name=name, at=self.now, data=canonical({"project": project, "is": data})))
+        self.events.append(Event(name=name, at=self.now, data=canonical_json({"project": project, "is": data})))
 
     def renew(self, given: RenewClaim) -> Claim:
         claim = self.claim(given.claim)
         if claim is None or claim.spec.lease_s is None or claim.ended or claim.state is ClaimState.RELEASING:
             raise MooringsError("claim.no_lease", f"claim {given.claim} has no lease to renew")
-        renewed = replace(claim, lease_until=after(self.now, claim.spec.lease_s), version=claim.version + 1)
+        renewed = replace(claim, lease_until=add_seconds(self.now, claim.spec.lease_s), version=claim.version + 1)
         self._tell("claim.renewed", renewed)
         return self._save_claim(renewed)
 
@@ -268,7 +268,7 @@ class Demands(Answers):
     def resume(self, given: ResumeDevice) -> Device:
         return self._device_event(given.pool, given.index, DeviceEvent.RESUME, "")
 
-    def foreign(self, given: ForeignSeen) -> None:
+    def foreign(self, given: ForeignPartitionsListed) -> None:
         known = self.fleet.pools[given.pool].foreign
         n_devices = self.fleet.pools[given.pool].pool.topology.n_devices
         ordered = sorted(given.blocks.items())  # a driver lists them as it likes (law 9)
@@ -303,7 +303,7 @@ class Demands(Answers):
                 self._tell("claim.broken", claim, {"devices": str(partition.block), "why": why})
                 self._step_claim(claim, ClaimEvent.BROKE, Reason("claim.broken", f"{why}; it keeps its place"))
 
-    def health(self, given: PoolAnswers) -> None:
+    def health(self, given: PoolReachability) -> None:
         if self.fleet.pools[given.pool].problem == given.problem:
             return
         self.changes.problems[given.pool] = given.problem

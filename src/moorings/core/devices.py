@@ -12,8 +12,8 @@ from enum import StrEnum
 from typing import NewType
 
 from moorings.core.errors import MooringsError
-from moorings.core.instants import Instant
-from moorings.core.machines import advance
+from moorings.core.instants import Timestamp
+from moorings.core.machines import transition
 
 DeviceId = NewType("DeviceId", str)
 PoolName = NewType("PoolName", str)
@@ -86,7 +86,7 @@ class Device:
     index: int
     state: DeviceState
     reason: str
-    since: Instant
+    since: Timestamp
 
     @property
     def id(self) -> DeviceId:
@@ -94,13 +94,13 @@ class Device:
         return device_id(self.pool, self.index)
 
 
-def step(device: Device, event: DeviceEvent, reason: str, now: Instant) -> Device:
+def step(device: Device, event: DeviceEvent, reason: str, now: Timestamp) -> Device:
     """The device after ``event``; a repeated event keeps the first reason.
 
     Raises:
         IllegalMoveError: resuming a device that is in service.
     """
-    state = advance(NEXT, "device", device.id, device.state, event, lambda: filter(None, (device.reason,)))
+    state = transition(NEXT, "device", device.id, device.state, event, lambda: filter(None, (device.reason,)))
     if state is device.state:
         return device
     return replace(device, state=state, reason=reason, since=now)

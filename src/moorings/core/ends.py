@@ -10,21 +10,21 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from typing import Final, Protocol
 
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.core.topology import AnySubset, Block, Catalogue, PowerOfTwo, Topology
 
-FREE: Final = Instant(-1)
-Found = tuple[Block, Instant, int]  # the block, when it should be empty, how many of its devices are held
+FREE: Final = Timestamp(-1)
+EarliestBlock = tuple[Block, Timestamp, int]  # the block, when it should be empty, how many of its devices are held
 
 
-class Ends(Protocol):
+class ReleaseTimes(Protocol):
     """The ends of all holds of one pool."""
 
-    def put(self, block: Block, until: Instant) -> None:
+    def put(self, block: Block, until: Timestamp) -> None:
         """The devices of a block are held until then (``FREE``: they are not); whatever was said of them before."""
         ...
 
-    def soonest(self, size: int) -> Found | None:
+    def soonest(self, size: int) -> EarliestBlock | None:
         """The block of a size that can be emptied soonest; None: there is no such block.
 
         Soonest is the block whose last holder ends first; then the one with the fewest devices held; then the lowest
@@ -32,28 +32,28 @@ class Ends(Protocol):
         """
         ...
 
-    def freed_by(self, size: int) -> tuple[Instant, int] | None:
+    def freed_by(self, size: int) -> tuple[Timestamp, int] | None:
         """When at least so many devices should be free, wherever they are, and how many are free then."""
         ...
 
-    def until(self, index: int) -> Instant:
+    def until(self, index: int) -> Timestamp:
         """The end of the hold on a device."""
         ...
 
-    def read(self, block: Block) -> list[tuple[Block, Instant]]:
+    def read(self, block: Block) -> list[tuple[Block, Timestamp]]:
         """The ends of a block's devices: of all at once where they are the same."""
         ...
 
 
-class EndsTrial:
+class ReleaseTimesSavepoint:
     """Ends that are written down only for now."""
 
-    def __init__(self, ends: Ends) -> None:
+    def __init__(self, ends: ReleaseTimes) -> None:
         self.ends = ends
-        self._before: list[tuple[Block, Instant]] = []
+        self._before: list[tuple[Block, Timestamp]] = []
 
-    def put(self, block: Block, until: Instant) -> None:
-        """As ``Ends.put``, for now."""
+    def put(self, block: Block, until: Timestamp) -> None:
+        """As ``ReleaseTimes.put``, for now."""
         self._before += self.ends.read(block)
         self.ends.put(block, until)
 
@@ -63,18 +63,18 @@ class EndsTrial:
             self.ends.put(*self._before.pop())
 
 
-class LateEnds(EndsTrial):
+class DeferredReleaseTimes(ReleaseTimesSavepoint):
     """The same, but written down only when somebody reads them: most plans write ends that nobody reads."""
 
-    def __init__(self, ends: Ends) -> None:
+    def __init__(self, ends: ReleaseTimes) -> None:
         super().__init__(ends)
-        self._late: list[tuple[Block, Instant]] = []
+        self._late: list[tuple[Block, Timestamp]] = []
 
-    def put(self, block: Block, until: Instant) -> None:
-        """As ``Ends.put``, for now, as ``read`` shows it."""
+    def put(self, block: Block, until: Timestamp) -> None:
+        """As ``ReleaseTimes.put``, for now, as ``read`` shows it."""
         self._late.append((block, until))
 
-    def read(self) -> Ends:
+    def read(self) -> ReleaseTimes:
         """The ends with all that was put."""
         for block, until in self._late:
             super().put(block, until)
@@ -82,28 +82,28 @@ class LateEnds(EndsTrial):
         return self.ends
 
     def undo(self) -> None:
-        """As ``EndsTrial.undo``; what nobody has read is forgotten."""
+        """As ``ReleaseTimesSavepoint.undo``; what nobody has read is forgotten."""
         self._late.clear()
         super().undo()
 
 
-def ends_of(topology: Topology) -> Ends:
+def release_times_for(topology: Topology) -> ReleaseTimes:
     """The ends of a pool in which every device is free."""
     if isinstance(topology, PowerOfTwo):
-        return BuddyEnds(topology)
+        return BuddyReleaseTimes(topology)
     if isinstance(topology, AnySubset):
-        return SubsetEnds(topology.n_devices)
-    return CatalogueEnds(topology)
+        return SubsetReleaseTimes(topology.n_devices)
+    return CatalogueReleaseTimes(topology)
 
 
-class _Ordered:
+class _ReleaseCounts:
     """How many devices are held until when, in order."""
 
     def __init__(self, n_devices: int) -> None:
-        self._counts: dict[Instant, int] = {FREE: n_devices}
-        self._instants: list[Instant] = [FREE]
+        self._counts: dict[Timestamp, int] = {FREE: n_devices}
+        self._instants: list[Timestamp] = [FREE]
 
-    def add(self, until: Instant, count: int) -> None:
+    def add(self, until: Timestamp, count: int) -> None:
         left = self._counts.get(until, 0) + count
         if left:
             if until not in self._counts:
@@ -113,7 +113,7 @@ class _Ordered:
             del self._counts[until]
             del self._instants[bisect_left(self._instants, until)]
 
-    def freed_by(self, size: int) -> tuple[Instant, int] | None:
+    def freed_by(self, size: int) -> tuple[Timestamp, int] | None:
         free = 0
         for until in self._instants:
             free += self._counts[until]
@@ -122,14 +122,14 @@ class _Ordered:
         return None
 
 
-class SubsetEnds:
+class SubsetReleaseTimes:
     """Any set of devices is a block."""
 
     def __init__(self, n_devices: int) -> None:
         self._until = [FREE] * n_devices
-        self._ordered = _Ordered(n_devices)
+        self._ordered = _ReleaseCounts(n_devices)
 
-    def put(self, block: Block, until: Instant) -> None:
+    def put(self, block: Block, until: Timestamp) -> None:
         for index in block:
             before = self._until[index]
             if before != until:
@@ -137,7 +137,7 @@ class SubsetEnds:
                 self._ordered.add(until, 1)
                 self._until[index] = until
 
-    def soonest(self, size: int) -> Found | None:
+    def soonest(self, size: int) -> EarliestBlock | None:
         """Of the devices that are free by then, those that are held longest: what is free now may be used till then."""
         freed = self._ordered.freed_by(size)
         if freed is None:
@@ -148,17 +148,17 @@ class SubsetEnds:
         held = sum(1 for until, _ in chosen if until != FREE)
         return Block.of([-index for _, index in chosen]), last, held
 
-    def freed_by(self, size: int) -> tuple[Instant, int] | None:
+    def freed_by(self, size: int) -> tuple[Timestamp, int] | None:
         return self._ordered.freed_by(size)
 
-    def until(self, index: int) -> Instant:
+    def until(self, index: int) -> Timestamp:
         return self._until[index]
 
-    def read(self, block: Block) -> list[tuple[Block, Instant]]:
+    def read(self, block: Block) -> list[tuple[Block, Timestamp]]:
         return _read(self._until, block)
 
 
-class BuddyEnds:
+class BuddyReleaseTimes:
     """Aligned power-of-two blocks: of each, the last end inside and how many devices are held, level by level."""
 
     def __init__(self, topology: PowerOfTwo) -> None:
@@ -166,9 +166,9 @@ class BuddyEnds:
         self._top = topology.max_block.bit_length() - 1
         self._last = [[FREE] * (self._n_devices >> level) for level in range(self._top + 1)]
         self._held = [[0] * (self._n_devices >> level) for level in range(self._top + 1)]
-        self._ordered = _Ordered(self._n_devices)
+        self._ordered = _ReleaseCounts(self._n_devices)
 
-    def put(self, block: Block, until: Instant) -> None:
+    def put(self, block: Block, until: Timestamp) -> None:
         members = block.members
         if isinstance(members, range) and not len(members) & (len(members) - 1) and not block.start % len(members):
             level = len(members).bit_length() - 1
@@ -178,7 +178,7 @@ class BuddyEnds:
         for index in block:  # a partition made outside need not be a block of ours
             self._put(0, index, until)
 
-    def _put(self, level: int, at: int, until: Instant) -> None:
+    def _put(self, level: int, at: int, until: Timestamp) -> None:
         last, held, size, start = self._last, self._held, 1 << level, at << level
         before = last[0][start : start + size]
         if before.count(before[0]) == size:
@@ -206,7 +206,7 @@ class BuddyEnds:
             last[level][at] = one if one > other else other  # noqa: FURB136 - a call costs a third more
             held[level][at] = counts[left] + counts[left + 1]
 
-    def soonest(self, size: int) -> Found | None:
+    def soonest(self, size: int) -> EarliestBlock | None:
         level = size.bit_length() - 1
         if level > self._top or not self._last[level]:
             return None
@@ -218,34 +218,34 @@ class BuddyEnds:
         held = counts[at]
         return Block(range(at * size, (at + 1) * size)), until, held
 
-    def freed_by(self, size: int) -> tuple[Instant, int] | None:
+    def freed_by(self, size: int) -> tuple[Timestamp, int] | None:
         return self._ordered.freed_by(size)
 
-    def until(self, index: int) -> Instant:
+    def until(self, index: int) -> Timestamp:
         return self._last[0][index]
 
-    def read(self, block: Block) -> list[tuple[Block, Instant]]:
+    def read(self, block: Block) -> list[tuple[Block, Timestamp]]:
         return _read(self._last[0], block)
 
 
-class CatalogueEnds:
+class CatalogueReleaseTimes:
     """The blocks of a list."""
 
     def __init__(self, topology: Catalogue) -> None:
         self._until = [FREE] * topology.n_devices
-        self._ordered = _Ordered(topology.n_devices)
+        self._ordered = _ReleaseCounts(topology.n_devices)
         self._by_size: dict[int, list[Block]] = {}
         for block in sorted(topology.blocks, key=lambda one: (one.start, tuple(one))):
             self._by_size.setdefault(len(block), []).append(block)
 
-    def put(self, block: Block, until: Instant) -> None:
+    def put(self, block: Block, until: Timestamp) -> None:
         for index in block:
             self._ordered.add(self._until[index], -1)
             self._ordered.add(until, 1)
             self._until[index] = until
 
-    def soonest(self, size: int) -> Found | None:
-        best: tuple[Instant, int, Block] | None = None
+    def soonest(self, size: int) -> EarliestBlock | None:
+        best: tuple[Timestamp, int, Block] | None = None
         for block in self._by_size.get(size, ()):
             ends = [self._until[index] for index in block]
             last, held = max(ends), sum(end != FREE for end in ends)
@@ -253,17 +253,17 @@ class CatalogueEnds:
                 best = (last, held, block)
         return None if best is None else (best[2], best[0], best[1])
 
-    def freed_by(self, size: int) -> tuple[Instant, int] | None:
+    def freed_by(self, size: int) -> tuple[Timestamp, int] | None:
         return self._ordered.freed_by(size)
 
-    def until(self, index: int) -> Instant:
+    def until(self, index: int) -> Timestamp:
         return self._until[index]
 
-    def read(self, block: Block) -> list[tuple[Block, Instant]]:
+    def read(self, block: Block) -> list[tuple[Block, Timestamp]]:
         return _read(self._until, block)
 
 
-def _read(until: list[Instant], block: Block) -> list[tuple[Block, Instant]]:
+def _read(until: list[Timestamp], block: Block) -> list[tuple[Block, Timestamp]]:
     ends = [until[index] for index in block]
     if ends.count(ends[0]) == len(ends):
         return [(block, ends[0])]

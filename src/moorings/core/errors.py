@@ -27,7 +27,7 @@ class MooringsError(Exception):
         self.retryable = retryable
 
 
-class IllegalMoveError(MooringsError):
+class IllegalTransitionError(MooringsError):
     """A state machine was asked for a move its table does not have; carries the story of that object."""
 
     def __init__(self, kind: str, ident: str, state: str, event: str, story: Iterable[str] = ()) -> None:

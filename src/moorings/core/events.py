@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 
 EVENT_VERSION = 1
 
@@ -74,7 +74,7 @@ class Event:
     """One thing that happened, before it has a sequence number."""
 
     name: str
-    at: Instant
+    at: Timestamp
     claim: str | None = None
     partition: str | None = None
     run: str | None = None
@@ -83,6 +83,6 @@ class Event:
     data: str = "{}"
 
 
-def canonical(data: Mapping[str, object]) -> str:
+def canonical_json(data: Mapping[str, object]) -> str:
     """``data`` as canonical JSON, in ASCII (also what is not valid Unicode survives): equal values give equal bytes."""
     return _CANONICAL.encode(data)

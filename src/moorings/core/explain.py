@@ -7,21 +7,21 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from moorings.core.ageing import aged_by
-from moorings.core.cells import Estate, estate_of
-from moorings.core.claims import Claim, ClaimId, ClaimSpec, job_called
+from moorings.core.ageing import ageing_cutoff
+from moorings.core.cells import GuaranteeMap, build_guarantee_map
+from moorings.core.claims import Claim, ClaimId, ClaimSpec, external_job_name
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
-from moorings.core.fleet import Fleet, PoolState, Reservation
-from moorings.core.instants import Instant
-from moorings.core.limits import Limits
-from moorings.core.placement import NEVER
-from moorings.core.plans import Tenant, tenants_among
+from moorings.core.fleet import Fleet, PoolState, ReservedBlock
+from moorings.core.instants import Timestamp
+from moorings.core.limits import ProjectLimits
+from moorings.core.placement import NO_RELEASE
+from moorings.core.plans import Holder, list_holders_of
 from moorings.core.policy import Policy
 from moorings.core.projects import Project
 from moorings.core.quantities import age_text, amount_text
 from moorings.core.reasons import Reason
-from moorings.core.serving import pools_for
+from moorings.core.serving import eligible_pools
 from moorings.core.topology import Block, Catalogue
 
 BLOCKERS_SHOWN = 8
@@ -29,14 +29,14 @@ _NO_AGEING = Policy()
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class WaitExplanation:
     """Why a claim waits: its place (1 is next), and every reason, the weightiest first."""
 
     position: int
     reasons: tuple[Reason, ...]
 
 
-def explain(fleet: Fleet, claim: Claim, now: Instant, policy: Policy = _NO_AGEING) -> Wait:
+def explain_wait(fleet: Fleet, claim: Claim, now: Timestamp, policy: Policy = _NO_AGEING) -> WaitExplanation:
     """Why a pending claim of the fleet waits, from the same maps and reservations its turn saw.
 
     Args:
@@ -48,25 +48,27 @@ def explain(fleet: Fleet, claim: Claim, now: Instant, policy: Policy = _NO_AGEIN
     position = bisect_left(fleet.queue, claim.order) + 1
     mine = next((r for r in fleet.reservations if r.claim == claim.id), None)
     try:
-        able = pools_for(claim.spec, fleet.pools)
+        able = eligible_pools(claim.spec, fleet.pools)
     except MooringsError as refusal:
-        return Wait(position, (Reason(refusal.code, f"no pool can serve it now: {refusal.detail}", hint=refusal.hint),))
+        return WaitExplanation(
+            position, (Reason(refusal.code, f"no pool can serve it now: {refusal.detail}", hint=refusal.hint),)
+        )
     reasons = [_why(fleet, claim, state) for state in able]
-    by = aged_by(policy, now)
-    barred = limit_against(fleet, claim, by) if mine is None else _barred(fleet, claim, by)
+    by = ageing_cutoff(policy, now)
+    barred = find_limit_reason(fleet, claim, by) if mine is None else _limit_reason(fleet, claim, by)
     if barred is None and any(reason.code == "queue.next_turn" for reason in reasons):
-        barred = _barred(fleet, claim, by, whoever=True)
+        barred = _limit_reason(fleet, claim, by, whoever=True)
     if barred is not None:
         reasons = [barred, *(reason for reason in reasons if reason.code != "queue.next_turn")]
     elif mine is None and by is not None:
         reasons[:0] = _behind_aged(fleet, claim, [state.pool.name for state in able], by, policy.ageing_s or 0.0)
     if mine is not None:
-        reasons.insert(0, _kept(fleet, mine, now))
-    return Wait(position, tuple(reasons))
+        reasons.insert(0, _reservation_reason(fleet, mine, now))
+    return WaitExplanation(position, tuple(reasons))
 
 
 def _behind_aged(
-    fleet: Fleet, claim: Claim, able: Collection[PoolName], by: Instant, ageing_s: float
+    fleet: Fleet, claim: Claim, able: Collection[PoolName], by: Timestamp, ageing_s: float
 ) -> Iterator[Reason]:
     """That a claim of lower priority comes first, because it came by then and still waits."""
     for kept in fleet.reservations:
@@ -74,7 +76,7 @@ def _behind_aged(
         if kept.pool not in able or first is None or kept.claim == claim.id:
             continue
         if first.arrival <= by and first.spec.priority < claim.spec.priority:
-            told = f"{_called(fleet, first.id)} comes first, whatever the priority: it has waited for"
+            told = f"{_claim_label(fleet, first.id)} comes first, whatever the priority: it has waited for"
             hint = "the policy's 'ageing' says for how long a higher priority goes first"
             yield Reason("queue.aged", f"{told} {age_text(ageing_s)} or longer", (first.id,), hint=hint)
             return
@@ -84,15 +86,15 @@ def _announced(fleet: Fleet, ident: ClaimId) -> Claim | None:
     return next((one for told in fleet.announced.values() for one in told.claims() if one.id == ident), None)
 
 
-def limit_against(fleet: Fleet, claim: Claim, by: Instant | None = None) -> Reason | None:
+def find_limit_reason(fleet: Fleet, claim: Claim, by: Timestamp | None = None) -> Reason | None:
     """The limit of a project that keeps a claim from what is free; None: there is none.
 
     ``by``: no priority passes those that came by then.
     """
-    return _barred(fleet, claim, by) or _beside(fleet, claim)
+    return _limit_reason(fleet, claim, by) or _guarantee_limit_reason(fleet, claim)
 
 
-def _barred(fleet: Fleet, claim: Claim, by: Instant | None, *, whoever: bool = False) -> Reason | None:
+def _limit_reason(fleet: Fleet, claim: Claim, by: Timestamp | None, *, whoever: bool = False) -> Reason | None:
     """The limit of a project that stands against a claim.
 
     Args:
@@ -108,7 +110,7 @@ def _barred(fleet: Fleet, claim: Claim, by: Instant | None, *, whoever: bool = F
     above = [project for name in projects.lineage(claim.spec.project) if (project := projects.get(name)) is not None]
     limited = [project for project in above if project.devices_max is not None or project.user_devices_max is not None]
     for project in limited:
-        holders = [tenant for tenant in tenants_of(fleet) if project.name in projects.lineage(tenant.project)]
+        holders = [tenant for tenant in list_holders(fleet) if project.name in projects.lineage(tenant.project)]
         held = sum(len(tenant.block) for tenant in holders)
         if project.devices_max is not None and held + size > project.devices_max:
             return _limit(claim, f"project {project.name}", held, project.devices_max, holders)
@@ -124,21 +126,21 @@ def _barred(fleet: Fleet, claim: Claim, by: Instant | None, *, whoever: bool = F
             first = _first_under(fleet, claim, project, most, taken, subject, by, whoever=whoever)
             if first is not None:
                 left = f"what is left of the {most} devices of {whose}"
-                told = f"{left} is kept for {_called(fleet, first)}, which comes first"
+                told = f"{left} is kept for {_claim_label(fleet, first)}, which comes first"
                 return Reason("project.limit", told, (first,))
     return None
 
 
-def _beside(fleet: Fleet, claim: Claim) -> Reason | None:
+def _guarantee_limit_reason(fleet: Fleet, claim: Claim) -> Reason | None:
     """The limit under which what is not guaranteed is held by claims that cannot be asked to yield."""
     projects, spec = fleet.projects, claim.spec
     if not projects or not spec.size or spec.preemptible:
         return None
-    limits = Limits(projects)
-    every = tenants_of(fleet)
+    limits = ProjectLimits(projects)
+    every = list_holders(fleet)
     for state in fleet.pools.values():
         tenants = [tenant for tenant in every if tenant.pool == state.pool.name]
-        estate = _estate(fleet, state, tenants)
+        estate = _guarantee_map(fleet, state, tenants)
         for tenant in tenants:
             if tenant.is_firm:
                 limits.settle(tenant.project, len(tenant.block), estate.owners_of(tenant) if estate else {})
@@ -163,14 +165,14 @@ def _first_under(
     most: int | None,
     held: int,
     subject: str,
-    by: Instant | None,
+    by: Timestamp | None,
     *,
     whoever: bool,
 ) -> ClaimId | None:
     """Who waits for room under a limit of a project (or of a subject in it), and is served before a claim."""
     if most is None:
         return None
-    for other in _all_waiting(fleet) if whoever else _before(fleet, claim, by):
+    for other in _all_waiting(fleet) if whoever else _claims_ahead(fleet, claim, by):
         mine = not subject or other.user == subject
         lacks = held + other.spec.size > most >= other.spec.size
         if mine and lacks and project.name in fleet.projects.lineage(other.spec.project):
@@ -178,7 +180,7 @@ def _first_under(
     return None
 
 
-def _before(fleet: Fleet, claim: Claim, by: Instant | None) -> Iterator[Claim]:
+def _claims_ahead(fleet: Fleet, claim: Claim, by: Timestamp | None) -> Iterator[Claim]:
     """Those that came before a claim, or have a higher priority, or are passed by none."""
     place = bisect_left(fleet.queue, claim.order)
     passed = fleet.queue[place + 1 :] if by is not None and claim.arrival > by else ()
@@ -192,16 +194,16 @@ def _all_waiting(fleet: Fleet) -> Iterator[Claim]:
         yield from told.claims()
 
 
-def _limit(claim: Claim, who: str, held: int, most: int, holders: Sequence[Tenant]) -> Reason:
+def _limit(claim: Claim, who: str, held: int, most: int, holders: Sequence[Holder]) -> Reason:
     said = f"{who} holds {held} of the {most} devices it may hold at once, and {claim.spec.size} more were asked for"
     blockers = tuple(sorted(tenant.claim for tenant in holders))[:BLOCKERS_SHOWN]
     hint = f"with {_devices(most - held)} or fewer it would not stand against it" if held < most else ""
     return Reason("project.limit", said, blockers, hint=hint)
 
 
-def tenants_of(fleet: Fleet) -> list[Tenant]:
+def list_holders(fleet: Fleet) -> list[Holder]:
     """Who holds what in a fleet."""
-    return tenants_among(fleet.partitions.values(), fleet.claims.get)
+    return list_holders_of(fleet.partitions.values(), fleet.claims.get)
 
 
 def is_guaranteed_to_others(fleet: Fleet, claim: Claim, state: PoolState) -> bool:
@@ -209,13 +211,13 @@ def is_guaranteed_to_others(fleet: Fleet, claim: Claim, state: PoolState) -> boo
     block = state.free.find(claim.spec.size)
     if claim.spec.preemptible or block is None:
         return False
-    estate = _estate(fleet, state, [tenant for tenant in tenants_of(fleet) if tenant.pool == state.pool.name])
+    estate = _guarantee_map(fleet, state, [tenant for tenant in list_holders(fleet) if tenant.pool == state.pool.name])
     return estate is not None and not estate.may_hold(block)
 
 
 def _could_ever_be_lent(fleet: Fleet, claim: Claim, state: PoolState) -> bool:
     """Whether a pool that nobody uses would have a block for it beside all that is guaranteed."""
-    estate, topology, size = _estate(fleet, state, ()), state.pool.topology, claim.spec.size
+    estate, topology, size = _guarantee_map(fleet, state, ()), state.pool.topology, claim.spec.size
     if estate is None:
         return True
     if isinstance(topology, Catalogue):
@@ -223,17 +225,17 @@ def _could_ever_be_lent(fleet: Fleet, claim: Claim, state: PoolState) -> bool:
     return estate.may_hold(Block(range(size)))  # where it lies is all the same there
 
 
-def _estate(fleet: Fleet, state: PoolState, tenants: Sequence[Tenant]) -> Estate | None:
+def _guarantee_map(fleet: Fleet, state: PoolState, tenants: Sequence[Holder]) -> GuaranteeMap | None:
     """The cells of a pool as its tenants use them; None: nobody is guaranteed anything there."""
     cells = fleet.projects.cells(state.pool.name)
     if not cells:
         return None
     owners = {tenant.project: fleet.projects.lineage(tenant.project) for tenant in tenants}
     out = {*state.out, *(index for theirs in state.foreign.values() for index in theirs)}
-    return estate_of(state.pool, cells, tenants, out, owners)
+    return build_guarantee_map(state.pool, cells, tenants, out, owners)
 
 
-def unreachable(state: PoolState) -> Reason:
+def unreachable_reason(state: PoolState) -> Reason:
     """Why nothing goes on in a pool whose driver does not answer."""
     name = state.pool.name
     hint = f"its admins find out with 'moor describe pool {name}' and 'moor doctor'"
@@ -244,16 +246,16 @@ def _why(fleet: Fleet, claim: Claim, state: PoolState) -> Reason:
     spec, name = claim.spec, state.pool.name
     wants = f"waits for {_devices(spec.size)} in {name}"
     if state.problem:
-        return unreachable(state)
+        return unreachable_reason(state)
     rivals = [r for r in fleet.reservations if r.pool == name and r.claim != claim.id]
     ahead = next((r for r in rivals if len(r.block)), None) if spec.size else next(iter(rivals), None)
-    if (short := _short(state, spec)) is not None:
+    if (short := _resource_shortage(state, spec)) is not None:
         return Reason("pool.resource_short", f"{wants}: {short}")
     if spec.size and state.free.find(spec.size) is None:
-        return _no_room(fleet, state, spec, wants, ahead)
+        return _fragmentation_reason(fleet, state, spec, wants, ahead)
     if ahead is not None:
-        until = ahead.until if 0 < ahead.until < NEVER else None
-        kept = f"{wants}: what is free is kept for {_first(fleet, ahead)}"
+        until = ahead.until if 0 < ahead.until < NO_RELEASE else None
+        kept = f"{wants}: what is free is kept for {_describe_first(fleet, ahead)}"
         return Reason("queue.kept_for_other", kept, (ahead.claim,), until)
     if spec.size and is_guaranteed_to_others(fleet, claim, state):
         lent = (
@@ -264,7 +266,7 @@ def _why(fleet: Fleet, claim: Claim, state: PoolState) -> Reason:
     return Reason("queue.next_turn", f"{wants}: it fits and is granted in the next turn")
 
 
-def _short(state: PoolState, spec: ClaimSpec) -> str | None:
+def _resource_shortage(state: PoolState, spec: ClaimSpec) -> str | None:
     """Which secondary resource a pool has too little left of, in words; None: of none."""
     name = next((name for name, amount in spec.resources.items() if not state.room({name: amount})), None)
     if name is None:
@@ -274,9 +276,9 @@ def _short(state: PoolState, spec: ClaimSpec) -> str | None:
     return f"{amount_text(spec.resources[name])} of {name} asked, {left} of {amount_text(offered)} left"
 
 
-def _first(fleet: Fleet, ahead: Reservation) -> str:
+def _describe_first(fleet: Fleet, ahead: ReservedBlock) -> str:
     keeper = fleet.claims.get(ahead.claim)
-    return _called(fleet, ahead.claim) + (
+    return _claim_label(fleet, ahead.claim) + (
         f", which comes first and needs {_devices(keeper.spec.size)}" if keeper else ""
     )
 
@@ -285,23 +287,25 @@ def _devices(count: int) -> str:
     return f"{count} device" if count == 1 else f"{count} devices"
 
 
-def _called(fleet: Fleet, ident: ClaimId) -> str:
+def _claim_label(fleet: Fleet, ident: ClaimId) -> str:
     """A claim as a human knows it: the job of another scheduler, else its name, and whose it is.
 
     The subject of another scheduler's job is its agent's, who is nobody; that of an announced job is the owner itself.
     """
     claim = fleet.claims.get(ident)
     if claim is None:
-        return job_called(ident) or ident
-    return job_called(claim.owner) or f"{claim.name} ({claim.subject})"
+        return external_job_name(ident) or ident
+    return external_job_name(claim.owner) or f"{claim.name} ({claim.subject})"
 
 
-def _no_room(fleet: Fleet, state: PoolState, spec: ClaimSpec, wants: str, ahead: Reservation | None) -> Reason:
+def _fragmentation_reason(
+    fleet: Fleet, state: PoolState, spec: ClaimSpec, wants: str, ahead: ReservedBlock | None
+) -> Reason:
     free, largest = state.free.free, state.free.largest()
     scattered = free >= spec.size
     room = f"{free} free, largest block {largest}" if scattered else f"{free} of {state.pool.topology.n_devices} free"
     out = f", {len(state.out)} out of service" if state.out else ""
-    first = f"; first in line is {_first(fleet, ahead)}" if ahead is not None else ""
+    first = f"; first in line is {_describe_first(fleet, ahead)}" if ahead is not None else ""
     hint = f"with {_devices(largest)} or fewer it would fit now" if largest and ahead is None else ""
     return Reason(
         "pool.fragmented" if scattered else "pool.full",
@@ -311,16 +315,18 @@ def _no_room(fleet: Fleet, state: PoolState, spec: ClaimSpec, wants: str, ahead:
     )
 
 
-def _kept(fleet: Fleet, mine: Reservation, now: Instant) -> Reason:
+def _reservation_reason(fleet: Fleet, mine: ReservedBlock, now: Timestamp) -> Reason:
     holders = _holders(fleet, mine)
-    until = mine.until if now < mine.until < NEVER else None
+    until = mine.until if now < mine.until < NO_RELEASE else None
     if not holders:
         first = next((r for r in fleet.reservations if r.claim != mine.claim and _is_before(r, mine)), None)
         if first is not None:
-            told = f"devices {mine.block} of {mine.pool} are kept for {_called(fleet, first.claim)}, and then for it"
+            told = (
+                f"devices {mine.block} of {mine.pool} are kept for {_claim_label(fleet, first.claim)}, and then for it"
+            )
             return Reason("queue.reserved", told, (first.claim,))
-        return Reason("queue.reserved", _unheld(fleet, mine))
-    shown = ", ".join(_called(fleet, holder) for holder in holders[:BLOCKERS_SHOWN])
+        return Reason("queue.reserved", _unheld_reason(fleet, mine))
+    shown = ", ".join(_claim_label(fleet, holder) for holder in holders[:BLOCKERS_SHOWN])
     shown += " and others" if len(holders) > BLOCKERS_SHOWN else ""
     endless = [holder for holder in holders if fleet.claims[holder].spec.time_limit_s is None]
     asked = [end for holder in holders if (end := fleet.claims[holder].asked_until) is not None]
@@ -329,7 +335,7 @@ def _kept(fleet: Fleet, mine: Reservation, now: Instant) -> Reason:
         limit = ", asked to yield" if len(asked) == len(holders) else f", {len(asked)} of them asked to yield"
         if len(asked) == len(holders):
             until = max(asked) if now < max(asked) else None
-    elif endless and mine.until < NEVER:  # who has no time limit leaves in time only if he is asked to
+    elif endless and mine.until < NO_RELEASE:  # who has no time limit leaves in time only if he is asked to
         limit = ", to be asked to yield" if len(endless) == len(holders) else ", some of them to be asked to yield"
     elif endless:
         limit = " (no time limit)" if len(endless) == len(holders) else " (some without a time limit)"
@@ -337,17 +343,17 @@ def _kept(fleet: Fleet, mine: Reservation, now: Instant) -> Reason:
     return Reason("queue.reserved", what, tuple(holders), until)
 
 
-def _is_before(other: Reservation, mine: Reservation) -> bool:
+def _is_before(other: ReservedBlock, mine: ReservedBlock) -> bool:
     """Whether what is kept for one is kept for another until that one has ended."""
-    return other.pool == mine.pool and mine.until >= NEVER > other.until and other.block.overlaps(mine.block)
+    return other.pool == mine.pool and mine.until >= NO_RELEASE > other.until and other.block.overlaps(mine.block)
 
 
-def _unheld(fleet: Fleet, mine: Reservation) -> str:
+def _unheld_reason(fleet: Fleet, mine: ReservedBlock) -> str:
     """What is kept and held by no claim: it waits for other resources, is being freed, or is in others' partitions."""
     claim, pool = fleet.claims.get(mine.claim), fleet.pools[mine.pool]
-    short = _short(pool, claim.spec) if claim is not None else None
+    short = _resource_shortage(pool, claim.spec) if claim is not None else None
     if not len(mine.block):
-        if short is None and claim is not None and claim.spec.size and mine.until >= NEVER:  # it lets others pass
+        if short is None and claim is not None and claim.spec.size and mine.until >= NO_RELEASE:  # it lets others pass
             return "it is next: others are moved for it as soon as enough devices are left over"
         return f"it is next: {short}" if short is not None else "it is next"
     free = sum(len(part) for part in pool.free.free_within(mine.block))
@@ -360,7 +366,7 @@ def _unheld(fleet: Fleet, mine: Reservation) -> str:
     return f"devices {mine.block} of {mine.pool} are {state}" + (f"; {short}" if short is not None else "")
 
 
-def _holders(fleet: Fleet, mine: Reservation) -> Sequence[ClaimId]:
+def _holders(fleet: Fleet, mine: ReservedBlock) -> Sequence[ClaimId]:
     """The unended claims on the devices that are kept."""
     return sorted(
         partition.claim

@@ -13,23 +13,23 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Final
 
-from moorings.core.announced import Announced, Offer
+from moorings.core.announced import Offer, QueueReport
 from moorings.core.backlog import Amount, Backlog
 from moorings.core.claims import Claim, ClaimId, ClaimState, PartitionId
 from moorings.core.devices import Device, DeviceState, PoolName
-from moorings.core.ends import FREE, Ends, ends_of
-from moorings.core.instants import Instant, after
-from moorings.core.lines import Line, LineKey, Order, limit_of, line_of
+from moorings.core.ends import FREE, ReleaseTimes, release_times_for
+from moorings.core.instants import Timestamp, add_seconds
+from moorings.core.lines import ClassKey, PendingClass, QueueKey, backfill_limit_s, class_key
 from moorings.core.partitions import Partition, PartitionState
-from moorings.core.placement import NEVER, OUT_OF_SERVICE, FreeMap, Hold, Trial, free_map_of
-from moorings.core.projects import Project, Projects, Usage
+from moorings.core.placement import NO_RELEASE, OUT_OF_SERVICE, FreeMap, HeldBlock, Savepoint, free_map_for
+from moorings.core.projects import Project, Projects, ProjectUsage
 from moorings.core.topology import Block, Pool
 
-ONE: Final = Amount(1)  # of what waits, a claim
+ONE_CLAIM: Final = Amount(1)  # of what waits, a claim
 
 
 @dataclass(frozen=True, slots=True)
-class Reservation:
+class ReservedBlock:
     """The block kept free for the first claim that must wait in a pool; ``until`` is when it should be empty.
 
     An empty block: it asked for no devices, or its devices are kept as a number, for claims will be moved then.
@@ -38,7 +38,7 @@ class Reservation:
     claim: ClaimId
     pool: PoolName
     block: Block
-    until: Instant
+    until: Timestamp
 
 
 @dataclass(slots=True)
@@ -59,29 +59,29 @@ class PoolState:
 
     pool: Pool
     free: FreeMap
-    ends: Ends
+    ends: ReleaseTimes
     out: dict[int, Device] = field(default_factory=dict)
     foreign: dict[str, Block] = field(default_factory=dict)
     used: dict[str, int] = field(default_factory=dict)
     problem: str = ""
-    holds: dict[PartitionId, Hold] = field(default_factory=dict)
-    due: list[tuple[Instant, PartitionId]] = field(default_factory=list)
+    holds: dict[PartitionId, HeldBlock] = field(default_factory=dict)
+    due: list[tuple[Timestamp, PartitionId]] = field(default_factory=list)
     overdue: set[PartitionId] = field(default_factory=set)
-    passed: Instant = Instant(0)
+    passed: Timestamp = Timestamp(0)
 
     def room(self, wanted: Mapping[str, int]) -> bool:
         """Whether the pool has these secondary resources left."""
-        return enough(self.pool, self.used, wanted)
+        return has_resources_left(self.pool, self.used, wanted)
 
-    def hold(self, ident: PartitionId, hold: Hold) -> None:
+    def hold(self, ident: PartitionId, hold: HeldBlock) -> None:
         """A partition is held until then."""
         self.holds[ident] = hold
         self.overdue.discard(ident)
-        if 0 < hold.until < NEVER:
+        if 0 < hold.until < NO_RELEASE:
             heappush(self.due, (hold.until, ident))
         self.mark(hold.block, hold.until)
 
-    def mark(self, block: Block, until: Instant) -> None:
+    def mark(self, block: Block, until: Timestamp) -> None:
         """Write down when devices should be free, but for those that are out of service or were taken outside."""
         self.ends.put(block, until)
         for index in block if self.out else ():
@@ -90,10 +90,10 @@ class PoolState:
         for other in self.foreign.values():
             if other.overlaps(block):
                 for index in other:
-                    if index in block and self.ends.until(index) < NEVER:
-                        self.ends.put(Block(range(index, index + 1)), NEVER)
+                    if index in block and self.ends.until(index) < NO_RELEASE:
+                        self.ends.put(Block(range(index, index + 1)), NO_RELEASE)
 
-    def pass_time(self, now: Instant) -> None:
+    def pass_time(self, now: Timestamp) -> None:
         """Expect nothing any more of ends that have passed in vain; expect it again where the clock was set back."""
         if now < self.passed:
             for ident in [one for one in self.overdue if self.holds[one].until > now]:
@@ -104,7 +104,7 @@ class PoolState:
             hold = self.holds.get(ident)
             if hold is not None and hold.until == until and ident not in self.overdue:
                 self.overdue.add(ident)
-                self.mark(hold.block, NEVER)
+                self.mark(hold.block, NO_RELEASE)
 
 
 @dataclass(slots=True)
@@ -117,12 +117,12 @@ class FleetChanges:
     devices: dict[tuple[PoolName, int], Device] = field(default_factory=dict)
     foreign: dict[PoolName, dict[str, Block]] = field(default_factory=dict)
     problems: dict[PoolName, str] = field(default_factory=dict)
-    reservations: tuple[Reservation, ...] | None = None
-    announced: dict[str, Announced | None] = field(default_factory=dict)
+    reservations: tuple[ReservedBlock, ...] | None = None
+    announced: dict[str, QueueReport | None] = field(default_factory=dict)
     offers: tuple[Offer, ...] | None = None
     projects: dict[str, tuple[Project | None, int | None]] = field(default_factory=dict)
-    usage: dict[str, Usage] = field(default_factory=dict)
-    moved: tuple[Instant, ...] | None = None
+    usage: dict[str, ProjectUsage] = field(default_factory=dict)
+    moved: tuple[Timestamp, ...] | None = None
 
 
 class Fleet:
@@ -130,25 +130,25 @@ class Fleet:
 
     def __init__(self, pools: Iterable[Pool]) -> None:
         self.pools: dict[PoolName, PoolState] = {
-            pool.name: PoolState(pool, free_map_of(pool.topology), ends_of(pool.topology)) for pool in pools
+            pool.name: PoolState(pool, free_map_for(pool.topology), release_times_for(pool.topology)) for pool in pools
         }
         self.claims: dict[ClaimId, Claim] = {}
         self.partitions: dict[PartitionId, Partition] = {}
         self.names: dict[str, ClaimId] = {}
         self.partition_names: dict[str, PartitionId] = {}
-        self.queue: list[Order] = []
-        self.lines: dict[LineKey, Line] = {}  # the queue once more, so that a turn need not walk all of it
+        self.queue: list[QueueKey] = []
+        self.lines: dict[ClassKey, PendingClass] = {}  # the queue once more, so that a turn need not walk all of it
         self.backlog = Backlog()
-        self.leases: list[tuple[Instant, ClaimId]] = []  # by when they run out
-        self.last_arrival = Instant(0)
-        self.reservations: tuple[Reservation, ...] = ()
-        self.announced: dict[str, Announced] = {}
+        self.leases: list[tuple[Timestamp, ClaimId]] = []  # by when they run out
+        self.last_arrival = Timestamp(0)
+        self.reservations: tuple[ReservedBlock, ...] = ()
+        self.announced: dict[str, QueueReport] = {}
         self.offers: tuple[Offer, ...] = ()
         self.projects = Projects((), (state.pool for state in self.pools.values()))
-        self.usage: dict[str, Usage] = {}
+        self.usage: dict[str, ProjectUsage] = {}
         self.moving: set[ClaimId] = set()  # those that were asked to move and have not gone on yet
         self.asked: set[ClaimId] = set()  # those that were asked to yield and have not yet
-        self.moved: tuple[Instant, ...] = ()  # when claims were asked to move, in the last hour
+        self.moved: tuple[Timestamp, ...] = ()  # when claims were asked to move, in the last hour
 
     @classmethod
     def load(
@@ -158,7 +158,7 @@ class Fleet:
         partitions: Iterable[Partition],
         devices: Iterable[Device],
         projects: Iterable[Project] = (),
-        usage: Iterable[Usage] = (),
+        usage: Iterable[ProjectUsage] = (),
     ) -> Fleet:
         """The fleet that a database's unended records make."""
         fleet = cls(pools)
@@ -223,14 +223,14 @@ class Fleet:
             moved=self.moved,
         )
 
-    def pass_time(self, now: Instant) -> None:
+    def pass_time(self, now: Timestamp) -> None:
         """What should have ended by now, and has not, is not reckoned with any more."""
         for state in self.pools.values():
             state.pass_time(now)
 
-    def line_of(self, claim: Claim) -> LineKey:
+    def line_of(self, claim: Claim) -> ClassKey:
         """The line of the queue a claim stands in."""
-        return line_of(claim, self.projects)
+        return class_key(claim, self.projects)
 
     def _projects(self, changed: Mapping[str, tuple[Project | None, int | None]]) -> None:
         projects = self.projects
@@ -241,7 +241,7 @@ class Fleet:
         self.projects = projects
         self.lines = {}  # who stands in one line is a matter of projects
         for claim in self.waiting():
-            self.lines.setdefault(self.line_of(claim), Line()).add(claim.order, limit_of(claim))
+            self.lines.setdefault(self.line_of(claim), PendingClass()).add(claim.order, backfill_limit_s(claim))
 
     def waiting(self) -> Iterator[Claim]:
         """The claims in the queue, first to last."""
@@ -257,11 +257,11 @@ class Fleet:
 
     def _holds(self, changes: FleetChanges) -> None:
         """Bring what is held, and until when, up to date with changed partitions and claims."""
-        for ident in touched(changes):
+        for ident in changed_partition_ids(changes):
             partition = self.partitions.get(ident)
             state = self.pools.get(partition.pool) if partition is not None else None
             if partition is not None and state is not None:
-                hold = Hold(partition.block, end_of(partition, self.claims.get(partition.claim)))
+                hold = HeldBlock(partition.block, expected_release(partition, self.claims.get(partition.claim)))
                 if state.holds.get(ident) != hold:
                     state.hold(ident, hold)
 
@@ -269,7 +269,7 @@ class Fleet:
         self.partition_names.pop(partition.name, None)
         state = self.pools.get(partition.pool)
         if state is not None:
-            give_back(state, partition.block, state.free)
+            release_usable_devices(state, partition.block, state.free)
             state.holds.pop(partition.id, None)
             state.overdue.discard(partition.id)
             state.mark(partition.block, FREE)
@@ -279,20 +279,20 @@ class Fleet:
         alone = Block(range(device.index, device.index + 1))
         if device.state is DeviceState.IN_SERVICE:
             if state.out.pop(device.index, None) is not None and not self.holder(device.pool, device.index):
-                give_back(state, alone, state.free)
+                release_usable_devices(state, alone, state.free)
         else:
             state.out[device.index] = device
             if state.free.is_free(alone):
                 state.free.take(alone)
         state.mark(alone, self._until(state, device.index))
 
-    def _until(self, state: PoolState, index: int) -> Instant:
+    def _until(self, state: PoolState, index: int) -> Timestamp:
         """When a device should be free, but for what stands against that beside a partition."""
         holder = self.holder(state.pool.name, index)
         hold = state.holds.get(holder.id) if holder is not None else None
         if holder is None or hold is None:
-            return FREE if holder is None else NEVER
-        return NEVER if holder.id in state.overdue else hold.until
+            return FREE if holder is None else NO_RELEASE
+        return NO_RELEASE if holder.id in state.overdue else hold.until
 
     def _foreign(self, state: PoolState, blocks: dict[str, Block]) -> None:
         gone = [block for name, block in state.foreign.items() if blocks.get(name) != block]
@@ -301,7 +301,7 @@ class Fleet:
             for index in block:
                 state.mark(Block(range(index, index + 1)), self._until(state, index))
                 if not self.holder(state.pool.name, index):
-                    give_back(state, Block(range(index, index + 1)), state.free)
+                    release_usable_devices(state, Block(range(index, index + 1)), state.free)
         for block in blocks.values():
             for index in block:  # a foreign partition need not be a block of ours
                 alone = Block(range(index, index + 1))
@@ -335,8 +335,8 @@ class Fleet:
         self.last_arrival = max(self.last_arrival, claim.arrival)
         if claim.state is ClaimState.PENDING:
             insort(self.queue, claim.order)
-            self.backlog.add(claim.subject, claim.spec.project, ONE)
-            self.lines.setdefault(self.line_of(claim), Line()).add(claim.order, limit_of(claim))
+            self.backlog.add(claim.subject, claim.spec.project, ONE_CLAIM)
+            self.lines.setdefault(self.line_of(claim), PendingClass()).add(claim.order, backfill_limit_s(claim))
         if claim.lease_until is not None:
             insort(self.leases, (claim.lease_until, claim.id))
 
@@ -344,7 +344,7 @@ class Fleet:
         """Take a claim, as it was, out of everything that is kept in order."""
         if claim.state is ClaimState.PENDING:
             del self.queue[bisect_left(self.queue, claim.order)]
-            self.backlog.add(claim.subject, claim.spec.project, -ONE)
+            self.backlog.add(claim.subject, claim.spec.project, -ONE_CLAIM)
             key = self.line_of(claim)
             self.lines[key].remove(claim.order)
             if not self.lines[key]:
@@ -353,7 +353,7 @@ class Fleet:
             del self.leases[bisect_left(self.leases, (claim.lease_until, claim.id))]
 
 
-def enough(pool: Pool, used: Mapping[str, int], wanted: Mapping[str, int]) -> bool:
+def has_resources_left(pool: Pool, used: Mapping[str, int], wanted: Mapping[str, int]) -> bool:
     """Whether a pool of which ``used`` is held has the secondary resources ``wanted`` left."""
     if not wanted:
         return True
@@ -373,26 +373,26 @@ def add_amounts(used: dict[str, int], resources: Mapping[str, int], sign: int) -
         used[name] = used.get(name, 0) + sign * amount
 
 
-def touched(changes: FleetChanges) -> set[PartitionId]:
+def changed_partition_ids(changes: FleetChanges) -> set[PartitionId]:
     """The partitions of which it may have changed until when they are held; some may be gone."""
     return {*changes.partitions} | {claim.partition for claim, _ in changes.claims.values() if claim.partition}
 
 
-def end_of(partition: Partition, claim: Claim | None) -> Instant:
+def expected_release(partition: Partition, claim: Claim | None) -> Timestamp:
     """When a partition's devices should be free: 0 if they are being freed, ``NEVER`` if no limit is known."""
     if partition.state is PartitionState.REMOVING:
-        return Instant(0)
+        return Timestamp(0)
     if claim is None or claim.partition != partition.id:  # it broke, and its claim holds another one by now
-        return NEVER
-    ends = NEVER
+        return NO_RELEASE
+    ends = NO_RELEASE
     if claim.spec.time_limit_s is not None and claim.granted_at is not None:
-        ends = after(claim.ready_at or claim.granted_at, claim.spec.time_limit_s)
+        ends = add_seconds(claim.ready_at or claim.granted_at, claim.spec.time_limit_s)
     if claim.state is ClaimState.RECLAIMING and claim.asked_until is not None:
         ends = min(ends, claim.asked_until)
     return ends
 
 
-def give_back(state: PoolState, block: Block, target: FreeMap | Trial) -> None:
+def release_usable_devices(state: PoolState, block: Block, target: FreeMap | Savepoint) -> None:
     """Release a block, except its devices that are out of service or used by others."""
     if not state.out and not state.foreign:
         target.release(block)

@@ -13,7 +13,7 @@ from enum import StrEnum
 from moorings.core.topology import Block
 
 
-class Verdict(StrEnum):
+class ResultCode(StrEnum):
     """How a driver answers an order."""
 
     OK = "ok"  # taken; ``seen`` tells how far it is
@@ -22,7 +22,7 @@ class Verdict(StrEnum):
     BROKEN = "broken"  # the hardware under it failed
 
 
-class Seen(StrEnum):
+class ObservedState(StrEnum):
     """What a driver sees of a partition, in our words."""
 
     PROVISIONING = "PROVISIONING"
@@ -35,7 +35,7 @@ class Seen(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionOrder:
+class PartitionSpec:
     """A partition a driver is to make. ``mark`` makes it recognisable as ours: only what carries it is ever removed."""
 
     name: str
@@ -46,7 +46,7 @@ class PartitionOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class DriverResult:
     """A driver's answer to one order.
 
     Attributes:
@@ -55,17 +55,17 @@ class Answer:
         detail: the vendor's words, for humans.
     """
 
-    verdict: Verdict
-    seen: Seen = Seen.UNKNOWN
+    verdict: ResultCode
+    seen: ObservedState = ObservedState.UNKNOWN
     detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class ListedPartition:
     """One partition in a driver's listing; ``mark`` is empty if it is not ours, ``raw`` is the vendor's state."""
 
     name: str
-    seen: Seen
+    seen: ObservedState
     block: Block
     mark: str = ""
     raw: str = ""

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from moorings.core.access import Role
-from moorings.core.announced import Announced
+from moorings.core.announced import QueueReport
 from moorings.core.claims import ClaimId, ClaimSpec, PartitionId
 from moorings.core.devices import PoolName
-from moorings.core.hardware import Answer
-from moorings.core.instants import Instant
+from moorings.core.hardware import DriverResult
+from moorings.core.instants import Timestamp
 from moorings.core.projects import Project
-from moorings.core.records import LATER
+from moorings.core.records import OMIT_IF_DEFAULT
 from moorings.core.topology import Block
 
 
@@ -25,9 +25,9 @@ class CreateClaim:
     owner: str
     subject: str
     spec: ClaimSpec
-    role: Role | None = field(default=None, metadata=LATER)
+    role: Role | None = field(default=None, metadata=OMIT_IF_DEFAULT)
     """Whose priority is limited; None: nobody's, as in logs of before."""
-    since: Instant | None = field(default=None, metadata=LATER)
+    since: Timestamp | None = field(default=None, metadata=OMIT_IF_DEFAULT)
     """Its place in the queue is that of a claim made then; None: of one that is made now."""
 
 
@@ -40,7 +40,7 @@ class ReleaseClaim:
 
 
 @dataclass(frozen=True, slots=True)
-class WithdrawClaim:
+class CancelPendingClaim:
     """Its owner needs it no more, unless it holds something by now; ``why`` is for the log.
 
     An input of its own, not a flag of ``ReleaseClaim``: that would change the bytes of every log written before.
@@ -63,7 +63,7 @@ class SetPriority:
 
     claim: ClaimId
     priority: int
-    role: Role | None = field(default=None, metadata=LATER)
+    role: Role | None = field(default=None, metadata=OMIT_IF_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class ResetPartition:
 
 
 @dataclass(frozen=True, slots=True)
-class DriverAnswered:
+class DriverResultReceived:
     """What a driver said of a partition: in answer to an order, or in a listing (``order`` is ``list``).
 
     ``version`` is the record's, when it was asked: what is said of a state that has passed means nothing.
@@ -83,7 +83,7 @@ class DriverAnswered:
     partition: PartitionId
     version: int
     order: str
-    answer: Answer
+    answer: DriverResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class RetryRemoval:
 
 
 @dataclass(frozen=True, slots=True)
-class ForeignSeen:
+class ForeignPartitionsListed:
     """The partitions of a pool that were made outside Moorings: all of them, by name."""
 
     pool: PoolName
@@ -102,7 +102,7 @@ class ForeignSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class StraySeen:
+class StrayPartitionFound:
     """A partition with our mark that nobody holds; the driver is told to remove it."""
 
     pool: PoolName
@@ -110,7 +110,7 @@ class StraySeen:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolAnswers:
+class PoolReachability:
     """Whether a pool's driver answers; ``problem`` is empty if it does."""
 
     pool: PoolName
@@ -135,10 +135,10 @@ class ResumeDevice:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueTold:
+class QueueReported:
     """Another scheduler's agent tells what waits in its queue."""
 
-    told: Announced
+    told: QueueReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +150,11 @@ class YieldClaim:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointSeen:
+class CheckpointSaved:
     """The job of a claim has saved its state: what it did before ``at`` is not lost if it is stopped."""
 
     claim: ClaimId
-    at: Instant
+    at: Timestamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ class DeleteProject:
 
 
 @dataclass(frozen=True, slots=True)
-class MakeRoom:
+class DefragmentPool:
     """An admin has claims go on elsewhere, so that a block becomes free: of that size, or for a claim that waits.
 
     Attributes:
@@ -192,21 +192,21 @@ class MakeRoom:
 Input = (
     CreateClaim
     | ReleaseClaim
-    | WithdrawClaim
+    | CancelPendingClaim
     | RenewClaim
     | SetPriority
     | ResetPartition
-    | DriverAnswered
+    | DriverResultReceived
     | RetryRemoval
-    | ForeignSeen
-    | PoolAnswers
-    | StraySeen
+    | ForeignPartitionsListed
+    | PoolReachability
+    | StrayPartitionFound
     | DrainDevice
     | ResumeDevice
-    | QueueTold
+    | QueueReported
     | YieldClaim
-    | CheckpointSeen
+    | CheckpointSaved
     | SetProject
     | DeleteProject
-    | MakeRoom
+    | DefragmentPool
 )

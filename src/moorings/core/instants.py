@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import NewType
 
-Instant = NewType("Instant", int)
+Timestamp = NewType("Timestamp", int)
 
 SECOND = 1_000_000
 
 
-def after(start: Instant, duration_s: float) -> Instant:
+def add_seconds(start: Timestamp, duration_s: float) -> Timestamp:
     """The instant ``duration_s`` seconds after ``start``."""
-    return Instant(start + round(duration_s * SECOND))
+    return Timestamp(start + round(duration_s * SECOND))
 
 
-def seconds_between(start: Instant, end: Instant) -> float:
+def seconds_between(start: Timestamp, end: Timestamp) -> float:
     """Seconds from ``start`` to ``end`` (negative if ``end`` is earlier)."""
     return (end - start) / SECOND

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from moorings.core.ends import Ends
-from moorings.core.fleet import PoolState, Reservation
-from moorings.core.instants import SECOND, Instant
-from moorings.core.placement import NEVER, Trial
+from moorings.core.ends import ReleaseTimes
+from moorings.core.fleet import PoolState, ReservedBlock
+from moorings.core.instants import SECOND, Timestamp
+from moorings.core.placement import NO_RELEASE, Savepoint
 from moorings.core.topology import Block, Catalogue, PowerOfTwo
 
 
-class Kept:
+class BackfillWindow:
     """A block that is kept: what of it is free may be used by those that end before it is needed.
 
     Kept as a number (an empty block, ``spare`` given): claims will be moved when so many devices are free. Then who
@@ -17,24 +17,29 @@ class Kept:
     """
 
     def __init__(
-        self, reservation: Reservation, state: PoolState, on_trial: Trial, making_s: float, spare: int | None = None
+        self,
+        reservation: ReservedBlock,
+        state: PoolState,
+        on_trial: Savepoint,
+        making_s: float,
+        spare: int | None = None,
     ) -> None:
         self.reservation = reservation
         self.spare = spare
         self._making_s = making_s
-        self._window = (Instant(-1), 0.0)  # when it was asked for last, and what it was
+        self._window = (Timestamp(-1), 0.0)  # when it was asked for last, and what it was
         self._topology = state.pool.topology
         self._parts = state.free.free_within(reservation.block) if len(reservation.block) else []
         for part in self._parts:
             on_trial.take(part)
         self._most = self._largest()
 
-    def window_s(self, now: Instant) -> float:
+    def window_s(self, now: Timestamp) -> float:
         """Who ends within this time may use it; 0: nobody may."""
         asked, window = self._window
         if asked != now:
             until = self.reservation.until
-            window = max(0.0, (until - now) / SECOND - self._making_s) if now < until < NEVER else 0.0
+            window = max(0.0, (until - now) / SECOND - self._making_s) if now < until < NO_RELEASE else 0.0
             self._window = (now, window)
         return window
 
@@ -58,7 +63,7 @@ class Kept:
         """Somebody uses a block inside it."""
         left: list[Block] = []
         for part in self._parts:
-            left += _without(part, block)
+            left += _subtract_block(part, block)
         self._parts = left
         self._most = self._largest()
 
@@ -68,7 +73,7 @@ class Kept:
         return max(sizes, default=0) if isinstance(self._topology, PowerOfTwo) else sum(sizes)
 
 
-def _without(part: Block, block: Block) -> list[Block]:
+def _subtract_block(part: Block, block: Block) -> list[Block]:
     """A part without a block that is in it, or that it has nothing of, as blocks."""
     if not part.overlaps(block):
         return [part]
@@ -78,13 +83,15 @@ def _without(part: Block, block: Block) -> list[Block]:
             return []
         half = members.start + len(members) // 2
         halves = (Block(range(members.start, half)), Block(range(half, members.stop)))
-        return [piece for each in halves for piece in _without(each, block)]
+        return [piece for each in halves for piece in _subtract_block(each, block)]
     gone = set(block)
     left = [index for index in part if index not in gone]
     return [Block.of(left)] if left else []
 
 
-def as_number(ends: Ends, size: int, block: Block, until: Instant, now: Instant) -> tuple[Block, Instant, int | None]:
+def reserve_device_count(
+    ends: ReleaseTimes, size: int, block: Block, until: Timestamp, now: Timestamp
+) -> tuple[Block, Timestamp, int | None]:
     """What is kept as a number of devices, if enough are free sooner than a block: then claims will be moved.
 
     Args:

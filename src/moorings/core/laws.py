@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 from moorings.core.backlog import Backlog
 from moorings.core.claims import Claim, ClaimState
-from moorings.core.fleet import ONE, Fleet, PoolState
-from moorings.core.lines import LineKey, Order
+from moorings.core.fleet import ONE_CLAIM, Fleet, PoolState
+from moorings.core.lines import ClassKey, QueueKey
 from moorings.core.partitions import PartitionState
-from moorings.core.placement import free_map_of
+from moorings.core.placement import free_map_for
 from moorings.core.topology import Block
 
-_HOLDING = {
+_PARTITION_STATES_BY_CLAIM_STATE = {
     ClaimState.GRANTED: (PartitionState.PROVISIONING,),
     ClaimState.READY: (PartitionState.ACTIVE, PartitionState.RESETTING),
     ClaimState.RECLAIMING: (PartitionState.ACTIVE, PartitionState.RESETTING),
@@ -28,14 +28,14 @@ _HOLDING = {
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Violation:
     """A broken law: its number, and a sentence with the objects."""
 
     law: int
     message: str
 
 
-def check(fleet: Fleet) -> list[Finding]:
+def find_violations(fleet: Fleet) -> list[Violation]:
     """Every way in which ``fleet`` breaks a law; empty if it breaks none."""
     return [
         *_one_holder_a_device(fleet),
@@ -48,87 +48,89 @@ def check(fleet: Fleet) -> list[Finding]:
     ]
 
 
-def _one_holder_a_device(fleet: Fleet) -> Iterator[Finding]:
+def _one_holder_a_device(fleet: Fleet) -> Iterator[Violation]:
     holders: dict[tuple[str, int], str] = {}
     for partition in fleet.partitions.values():
         state = fleet.pools.get(partition.pool)
         if state is None or not state.pool.topology.is_block(partition.block):
-            yield Finding(1, f"partition {partition.id}: {partition.block} is no block of pool {partition.pool}")
+            yield Violation(1, f"partition {partition.id}: {partition.block} is no block of pool {partition.pool}")
         for index in partition.block:
             other = holders.setdefault((partition.pool, index), partition.id)
             if other != partition.id:
-                yield Finding(1, f"device {partition.pool}:{index} is in partitions {other} and {partition.id}")
+                yield Violation(1, f"device {partition.pool}:{index} is in partitions {other} and {partition.id}")
 
 
-def _partitions_have_claims(fleet: Fleet) -> Iterator[Finding]:
+def _partitions_have_claims(fleet: Fleet) -> Iterator[Violation]:
     for partition in fleet.partitions.values():
         claim = fleet.claims.get(partition.claim)
         held = claim is not None and claim.partition == partition.id
         if not held and partition.state not in (PartitionState.REMOVING, PartitionState.ERROR):
-            yield Finding(2, f"partition {partition.id} is {partition.state} and no unended claim holds it")
+            yield Violation(2, f"partition {partition.id} is {partition.state} and no unended claim holds it")
 
 
-def _claims_have_partitions(fleet: Fleet) -> Iterator[Finding]:
+def _claims_have_partitions(fleet: Fleet) -> Iterator[Violation]:
     for claim in fleet.claims.values():
         partition = fleet.partitions.get(claim.partition) if claim.partition is not None else None
         if claim.state in (ClaimState.PENDING, ClaimState.ANNOUNCED):
             if claim.partition is not None:
-                yield Finding(2, f"claim {claim.id} waits and holds partition {claim.partition}")
+                yield Violation(2, f"claim {claim.id} waits and holds partition {claim.partition}")
         elif claim.spec.size and partition is None:
-            yield Finding(2, f"claim {claim.id} is {claim.state} and its partition {claim.partition} does not exist")
-        elif partition is not None and partition.state not in _HOLDING.get(claim.state, tuple(PartitionState)):
-            yield Finding(4, f"claim {claim.id} is {claim.state} but its partition is {partition.state}")
+            yield Violation(2, f"claim {claim.id} is {claim.state} and its partition {claim.partition} does not exist")
+        elif partition is not None and partition.state not in _PARTITION_STATES_BY_CLAIM_STATE.get(
+            claim.state, tuple(PartitionState)
+        ):
+            yield Violation(4, f"claim {claim.id} is {claim.state} but its partition is {partition.state}")
         if claim.ended:
-            yield Finding(2, f"claim {claim.id} has ended ({claim.state}) and is still in the fleet")
+            yield Violation(2, f"claim {claim.id} has ended ({claim.state}) and is still in the fleet")
 
 
-def _names(fleet: Fleet) -> Iterator[Finding]:
+def _names(fleet: Fleet) -> Iterator[Violation]:
     seen: dict[str, str] = {}
     for partition in fleet.partitions.values():
         if len(partition.name) > 36:
-            yield Finding(5, f"partition name {partition.name!r} is longer than 36 characters")
+            yield Violation(5, f"partition name {partition.name!r} is longer than 36 characters")
         other = seen.setdefault(partition.name, partition.id)
         if other != partition.id:
-            yield Finding(5, f"partitions {other} and {partition.id} are both called {partition.name!r}")
+            yield Violation(5, f"partitions {other} and {partition.id} are both called {partition.name!r}")
 
 
-def _queue(fleet: Fleet) -> Iterator[Finding]:
+def _queue(fleet: Fleet) -> Iterator[Violation]:
     pending: list[Claim] = sorted(
         (claim for claim in fleet.claims.values() if claim.state is ClaimState.PENDING), key=lambda claim: claim.order
     )
     if [claim.order for claim in pending] != fleet.queue:
-        yield Finding(7, "the queue is not the pending claims in order")
-    lines: dict[LineKey, list[Order]] = {}
+        yield Violation(7, "the queue is not the pending claims in order")
+    lines: dict[ClassKey, list[QueueKey]] = {}
     for claim in pending:
         lines.setdefault(fleet.line_of(claim), []).append(claim.order)
     if lines != {key: list(line) for key, line in fleet.lines.items()}:
-        yield Finding(7, "the lines are not the queue, line by line")
+        yield Violation(7, "the lines are not the queue, line by line")
     backlog = Backlog()
     for claim in pending:
-        backlog.add(claim.subject, claim.spec.project, ONE)
+        backlog.add(claim.subject, claim.spec.project, ONE_CLAIM)
     if backlog != fleet.backlog:
-        yield Finding(7, f"the pending claims are {backlog}, and {fleet.backlog} was counted")
+        yield Violation(7, f"the pending claims are {backlog}, and {fleet.backlog} was counted")
     for key, line in fleet.lines.items():
         if list(line.arrivals or ()) != sorted((0, arrival, ident) for _, arrival, ident in lines.get(key, ())):
-            yield Finding(7, "a line is not by arrival what it is by priority")
+            yield Violation(7, "a line is not by arrival what it is by priority")
 
 
-def _free_map(fleet: Fleet, state: PoolState) -> Iterator[Finding]:
+def _free_map(fleet: Fleet, state: PoolState) -> Iterator[Violation]:
     """The free map is what the records say, however it came about."""
-    fresh = free_map_of(state.pool.topology)
+    fresh = free_map_for(state.pool.topology)
     taken = {i for p in fleet.partitions.values() if p.pool == state.pool.name for i in p.block}
     taken |= set(state.out) | {index for block in state.foreign.values() for index in block}
     for index in sorted(taken):
         fresh.take(Block(range(index, index + 1)))
     for size in state.pool.topology.sizes:
         if state.free.count(size) != fresh.count(size) or state.free.find(size) != fresh.find(size):
-            yield Finding(1, f"pool {state.pool.name}: the free map is not what its partitions and devices say")
+            yield Violation(1, f"pool {state.pool.name}: the free map is not what its partitions and devices say")
             return
     if state.free.free != fresh.free:
-        yield Finding(1, f"pool {state.pool.name}: {state.free.free} devices are called free, {fresh.free} are")
+        yield Violation(1, f"pool {state.pool.name}: {state.free.free} devices are called free, {fresh.free} are")
 
 
-def _resources(fleet: Fleet, state: PoolState) -> Iterator[Finding]:
+def _resources(fleet: Fleet, state: PoolState) -> Iterator[Violation]:
     """Secondary resources are held by claims and by nothing else."""
     held: dict[str, int] = {}
     for claim in fleet.claims.values():
@@ -137,4 +139,6 @@ def _resources(fleet: Fleet, state: PoolState) -> Iterator[Finding]:
                 held[name] = held.get(name, 0) + amount
     used = {name: amount for name, amount in state.used.items() if amount}
     if used != {name: amount for name, amount in held.items() if amount}:
-        yield Finding(2, f"pool {state.pool.name}: {used} of its resources are called used, {held} are held by claims")
+        yield Violation(
+            2, f"pool {state.pool.name}: {used} of its resources are called used, {held} are held by claims"
+        )

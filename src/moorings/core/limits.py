@@ -13,16 +13,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from moorings.core.cells import OpenCells
+from moorings.core.cells import UsableGuarantees
 from moorings.core.claims import Claim
-from moorings.core.plans import Tenant
+from moorings.core.plans import Holder
 from moorings.core.projects import Projects
 
 _NOTHING: Final[Mapping[str, int]] = {}
-Owed = tuple[tuple[str, int], ...]  # (project, devices) that must be given back there, the nearest first
+LimitDeficits = tuple[tuple[str, int], ...]  # (project, devices) that must be given back there, the nearest first
 
 
-class Limits:
+class ProjectLimits:
     """What is held now, as a pass over the queue reckons it."""
 
     def __init__(self, projects: Projects) -> None:
@@ -41,7 +41,7 @@ class Limits:
             key = (each, subject)
             self._held_by[key] = self._held_by.get(key, 0) + devices
 
-    def leave(self, tenant: Tenant) -> None:
+    def leave(self, tenant: Holder) -> None:
         """Somebody who holds devices is about to give them back."""
         for each in self._projects.lineage(tenant.project):
             self._leaving[each] = self._leaving.get(each, 0) + len(tenant.block)
@@ -87,7 +87,7 @@ class Limits:
             if subject and project is not None and project.user_devices_max is not None:
                 yield project.user_devices_max, self._held_by.get((name, subject), 0), (name, subject)
 
-    def owed(self, claim: Claim) -> Owed | None:
+    def owed(self, claim: Claim) -> LimitDeficits | None:
         """What must be given back so that a claim fits under the limits of projects, beside what is on its way.
 
         None: a limit of its subject stands against it, or one that it could never keep; nobody has to yield for that.
@@ -109,7 +109,7 @@ class Limits:
         )
         return next(found, None)
 
-    def reach(self, project: str, devices: int, cells: OpenCells) -> OpenCells:
+    def reach(self, project: str, devices: int, cells: UsableGuarantees) -> UsableGuarantees:
         """Of the cells that a project may use those that its limits leave to it for so many devices."""
         for at, limited, most in self._limits_of(project):
             if not self._leaves_room(limited, most, devices):

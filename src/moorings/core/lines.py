@@ -17,24 +17,24 @@ from typing import Final, Protocol
 
 from moorings.core.claims import Claim, ClaimId, QueueMode
 from moorings.core.devices import PoolName
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.core.projects import Projects
 
-Order = tuple[int, Instant, ClaimId]
-Payer = tuple[str, str, bool]  # project, subject, whether it may be asked to yield
-Devices = tuple[str, PoolName | None, int, int, QueueMode]
-LineKey = tuple[Devices, Payer, tuple[tuple[str, int], ...]]
+QueueKey = tuple[int, Timestamp, ClaimId]
+AccountKey = tuple[str, str, bool]  # project, subject, whether it may be asked to yield
+DeviceKey = tuple[str, PoolName | None, int, int, QueueMode]
+ClassKey = tuple[DeviceKey, AccountKey, tuple[tuple[str, int], ...]]
 
-ENDLESS: Final = float("inf")
-BY_HAND: Final = "user/"
+NO_LIMIT_S: Final = float("inf")
+USER_OWNER_PREFIX: Final = "user/"
 CHUNK_MAX: Final = 128
-FIRST: Final[Order] = (-(1 << 62), Instant(0), ClaimId(""))
+QUEUE_START: Final[QueueKey] = (-(1 << 62), Timestamp(0), ClaimId(""))
 
 
-_NOBODY: Final[Payer] = ("", "", False)
+_NOBODY: Final[AccountKey] = ("", "", False)
 
 
-def line_of(claim: Claim, projects: Projects) -> LineKey:
+def class_key(claim: Claim, projects: Projects) -> ClassKey:
     """The line of the queue a claim stands in; who pays matters only where there are projects."""
     spec = claim.spec
     payer = _NOBODY
@@ -45,16 +45,16 @@ def line_of(claim: Claim, projects: Projects) -> LineKey:
     return (spec.kind, spec.pool, spec.size, spec.gcds, spec.queue), payer, resources
 
 
-def limit_of(claim: Claim) -> float:
+def backfill_limit_s(claim: Claim) -> float:
     """The time after which its job is ended, in seconds; infinite: nobody ends it.
 
     What a person claims by hand ends when that person says so, whatever time was told.
     """
     limit_s = claim.spec.time_limit_s
-    return limit_s if limit_s is not None and not claim.owner.startswith(BY_HAND) else ENDLESS
+    return limit_s if limit_s is not None and not claim.owner.startswith(USER_OWNER_PREFIX) else NO_LIMIT_S
 
 
-class Line:
+class PendingClass:
     """The orders of a line's claims and their time limits, first to last.
 
     Attributes:
@@ -64,27 +64,27 @@ class Line:
     __slots__ = ("_chunks", "_count", "_firsts", "_shortest", "arrivals")
 
     def __init__(self, *, by_arrival: bool = True) -> None:
-        self.arrivals = Line(by_arrival=False) if by_arrival else None
-        self._chunks: list[list[tuple[Order, float]]] = []
-        self._firsts: list[Order] = []  # of each chunk
+        self.arrivals = PendingClass(by_arrival=False) if by_arrival else None
+        self._chunks: list[list[tuple[QueueKey, float]]] = []
+        self._firsts: list[QueueKey] = []  # of each chunk
         self._shortest: list[float] = []
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
-    def __iter__(self) -> Iterator[Order]:
+    def __iter__(self) -> Iterator[QueueKey]:
         return (order for chunk in self._chunks for order, _ in chunk)
 
-    def first(self) -> Order | None:
+    def first(self) -> QueueKey | None:
         """Who comes first."""
         return self._firsts[0] if self._firsts else None
 
-    def last(self) -> Order | None:
+    def last(self) -> QueueKey | None:
         """Who comes last: nobody in it has a lower priority."""
         return self._chunks[-1][-1][0] if self._chunks else None
 
-    def add(self, order: Order, limit_s: float) -> None:
+    def add(self, order: QueueKey, limit_s: float) -> None:
         """Put a claim in."""
         if self.arrivals is not None:
             self.arrivals.add(_by_arrival(order), limit_s)
@@ -105,7 +105,7 @@ class Line:
             self._firsts[at : at + 1] = [chunk[0][0], chunk[half][0]]
             self._shortest[at : at + 1] = [_shortest(chunk[:half]), _shortest(chunk[half:])]
 
-    def remove(self, order: Order) -> None:
+    def remove(self, order: QueueKey) -> None:
         """Take a claim out; it is in."""
         if self.arrivals is not None:
             self.arrivals.remove(_by_arrival(order))
@@ -123,7 +123,7 @@ class Line:
         if limit_s == self._shortest[at]:
             self._shortest[at] = _shortest(chunk)
 
-    def next(self, after: Order, limit_s: float = ENDLESS) -> Order | None:
+    def next(self, after: QueueKey, limit_s: float = NO_LIMIT_S) -> QueueKey | None:
         """The first behind ``after`` whose time limit is at most ``limit_s``."""
         if not self._chunks:
             return None
@@ -139,39 +139,39 @@ class Line:
                 return next(order for order, limit in self._chunks[index] if limit <= limit_s)
         return None
 
-    def _chunk_of(self, order: Order) -> int:
+    def _chunk_of(self, order: QueueKey) -> int:
         at = bisect_left(self._firsts, order)
         if at < len(self._firsts) and self._firsts[at] == order:
             return at
         return max(at - 1, 0)
 
 
-def _by_arrival(order: Order) -> Order:
+def _by_arrival(order: QueueKey) -> QueueKey:
     _, arrival, ident = order
     return (0, arrival, ident)
 
 
-def _shortest(chunk: list[tuple[Order, float]]) -> float:
+def _shortest(chunk: list[tuple[QueueKey, float]]) -> float:
     return min(limit for _, limit in chunk)
 
 
-class Waiting(Protocol):
+class PendingClassReader(Protocol):
     """A line as a turn has it."""
 
     def first(self) -> Claim | None:
         """Who comes first."""
         ...
 
-    def next(self, after: Order, limit_s: float = ENDLESS) -> Claim | None:
+    def next(self, after: QueueKey, limit_s: float = NO_LIMIT_S) -> Claim | None:
         """The first behind ``after`` whose time limit, in seconds, is at most ``limit_s``."""
         ...
 
-    def aged(self, by: Instant, below: int) -> Waiting | None:
+    def aged(self, by: Timestamp, below: int) -> PendingClassReader | None:
         """Those that came by then, first come first; None: there is none, or none here has a priority below that."""
         ...
 
 
-class View:
+class PendingClassView:
     """A line of the fleet without those that a turn has changed, and with those that it has put in.
 
     ``by``: only those of its claims that came by then, in the order of their arrival.
@@ -181,11 +181,11 @@ class View:
 
     def __init__(
         self,
-        line: Line | None,
+        line: PendingClass | None,
         claims: Mapping[ClaimId, Claim],
         gone: Mapping[ClaimId, object],
         added: Iterable[Claim] = (),
-        by: Instant | None = None,
+        by: Timestamp | None = None,
     ) -> None:
         self._line = line
         self._claims = claims
@@ -195,9 +195,9 @@ class View:
 
     def first(self) -> Claim | None:
         """Who comes first."""
-        return self.next(FIRST)
+        return self.next(QUEUE_START)
 
-    def next(self, after: Order, limit_s: float = ENDLESS) -> Claim | None:
+    def next(self, after: QueueKey, limit_s: float = NO_LIMIT_S) -> Claim | None:
         """The first behind ``after`` whose time limit, in seconds, is at most ``limit_s``."""
         after = after if self._by is None else _by_arrival(after)
         order = self._line.next(after, limit_s) if self._line is not None else None
@@ -208,12 +208,12 @@ class View:
         for place, claim in self._added:
             if order is not None and place > order:
                 break
-            if place > after and limit_of(claim) <= limit_s:
+            if place > after and backfill_limit_s(claim) <= limit_s:
                 found = claim
                 break
         return found if found is None or self._by is None or found.arrival <= self._by else None
 
-    def aged(self, by: Instant, below: int) -> View | None:
+    def aged(self, by: Timestamp, below: int) -> PendingClassView | None:
         """Those that came by then, first come first; None: there is none, or none here has a priority below that."""
         added = [claim for _, claim in self._added]
         line = self._line
@@ -222,7 +222,7 @@ class View:
         last = line.last() if line is not None else None
         is_old = (oldest is not None and oldest[1] <= by) or any(claim.arrival <= by for claim in added)
         is_low = (last is not None and -last[0] < below) or any(claim.spec.priority < below for claim in added)
-        return View(by_arrival, self._claims, self._gone, added, by) if is_old and is_low else None
+        return PendingClassView(by_arrival, self._claims, self._gone, added, by) if is_old and is_low else None
 
-    def _place(self, claim: Claim) -> Order:
+    def _place(self, claim: Claim) -> QueueKey:
         return claim.order if self._by is None else _by_arrival(claim.order)

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import TypeVar
 
-from moorings.core.errors import IllegalMoveError
+from moorings.core.errors import IllegalTransitionError
 
 StateT = TypeVar("StateT", bound=StrEnum)
 EventT = TypeVar("EventT", bound=StrEnum)
 
 
-def advance(
+def transition(
     table: Mapping[StateT, Mapping[EventT, StateT]],
     kind: str,
     ident: str,
@@ -33,9 +33,9 @@ def advance(
     try:
         return table[state][event]
     except KeyError:
-        raise IllegalMoveError(kind, ident, state, event, story()) from None
+        raise IllegalTransitionError(kind, ident, state, event, story()) from None
 
 
-def ends(table: Mapping[StateT, Mapping[EventT, StateT]]) -> frozenset[StateT]:
+def terminal_states(table: Mapping[StateT, Mapping[EventT, StateT]]) -> frozenset[StateT]:
     """The states nothing follows."""
     return frozenset(state for state, moves in table.items() if not moves)

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from moorings.core.ageing import aged_by
-from moorings.core.announced import Announced, Offer
+from moorings.core.ageing import ageing_cutoff
+from moorings.core.announced import Offer, QueueReport
 from moorings.core.claims import SERVED, Claim, ClaimSpec
 from moorings.core.devices import PoolName
-from moorings.core.fleet import Fleet, PoolState, Reservation
-from moorings.core.instants import Instant
-from moorings.core.lines import Order
-from moorings.core.placement import OUT_OF_SERVICE, trial
+from moorings.core.fleet import Fleet, PoolState, ReservedBlock
+from moorings.core.instants import Timestamp
+from moorings.core.lines import QueueKey
+from moorings.core.placement import OUT_OF_SERVICE, savepoint
 from moorings.core.policy import Policy
-from moorings.core.serving import why_never
+from moorings.core.serving import ineligible_reason
 from moorings.core.topology import Block
 
 
-def offers_of(
-    announced: Iterable[Announced],
+def build_offers(
+    announced: Iterable[QueueReport],
     pools: Mapping[PoolName, PoolState],
-    lent: Sequence[Reservation],
+    lent: Sequence[ReservedBlock],
     guarded: Collection[PoolName],
 ) -> Iterator[Offer]:
     """What each queue's scheduler may start: what is kept for its jobs, and for the first queue what is left.
@@ -39,9 +39,9 @@ def offers_of(
             if state.pool.kind != told.accelerator:
                 continue
             own = [r.block for r in lent if r.pool == name and r.claim.startswith(f"{told.queue}/")]
-            with trial(state.free) as only:
+            with savepoint(state.free) as only:
                 if number or name in guarded:
-                    for block in whole(state):
+                    for block in free_blocks(state):
                         only.take(block)
                 for block in own:
                     only.release(block)
@@ -50,14 +50,14 @@ def offers_of(
             yield Offer(told.queue, name, counts)
 
 
-def whole(state: PoolState) -> list[Block]:
+def free_blocks(state: PoolState) -> list[Block]:
     """All that is free in a pool, as blocks that can be taken."""
     n_devices, step = state.pool.topology.n_devices, state.pool.topology.max_block
     starts = range(0, n_devices, step)
     return [block for at in starts for block in state.free.free_within(Block(range(at, min(at + step, n_devices))))]
 
 
-def next_up(fleet: Fleet, policy: Policy, now: Instant) -> dict[PoolName, Claim]:
+def next_claim_by_pool(fleet: Fleet, policy: Policy, now: Timestamp) -> dict[PoolName, Claim]:
     """Who gets what becomes free next in each pool, if it is large enough: nobody who could use it waits before them.
 
     Announced jobs count like claims, also those that have only to be started: until then their block looks free, and
@@ -70,7 +70,7 @@ def next_up(fleet: Fleet, policy: Policy, now: Instant) -> dict[PoolName, Claim]
     """
     waiting = [fleet.claims[next(iter(line))[2]] for line in fleet.lines.values()]  # those behind ask for the same
     waiting += [claim for told in fleet.announced.values() for claim in told.claims()]
-    by, counts_as = aged_by(policy, now), dict[str, int]()
+    by, counts_as = ageing_cutoff(policy, now), dict[str, int]()
     if by is not None:
         oldest = (line.arrivals.first() for line in fleet.lines.values() if line.arrivals is not None)
         waiting += [fleet.claims[order[2]] for order in oldest if order is not None and order[1] <= by]
@@ -79,7 +79,7 @@ def next_up(fleet: Fleet, policy: Policy, now: Instant) -> dict[PoolName, Claim]
         if claim.spec.kind not in counts_as and any(_could_use(claim.spec, state) for state in fleet.pools.values()):
             counts_as[claim.spec.kind] = claim.spec.priority
 
-    def place(claim: Claim) -> Order:
+    def place(claim: Claim) -> QueueKey:
         priority, arrival, ident = claim.order
         is_aged = by is not None and arrival <= by
         return min(priority, -counts_as.get(claim.spec.kind, -priority)) if is_aged else priority, arrival, ident
@@ -91,7 +91,7 @@ def next_up(fleet: Fleet, policy: Policy, now: Instant) -> dict[PoolName, Claim]
     return first
 
 
-def held_by(fleet: Fleet, told: Announced) -> dict[PoolName, dict[int, int]]:
+def held_counts(fleet: Fleet, told: QueueReport) -> dict[PoolName, dict[int, int]]:
     """How many partitions of each size a queue's claims hold, of those that can be had again at once.
 
     So none that is being removed or lost, none with a device that goes out of service, none while its driver is away.
@@ -108,7 +108,7 @@ def held_by(fleet: Fleet, told: Announced) -> dict[PoolName, dict[int, int]]:
     return {pool: dict(sorted(sizes.items())) for pool, sizes in sorted(held.items())}
 
 
-def others_wait(fleet: Fleet, told: Announced) -> tuple[PoolName, ...]:
+def contended_pools(fleet: Fleet, told: QueueReport) -> tuple[PoolName, ...]:
     """The pools for whose devices somebody waits who is not of that queue, whether or not he comes first."""
     waiting = [
         next((claim for order in line if not told.owns((claim := fleet.claims[order[2]]).owner)), None)
@@ -123,7 +123,7 @@ def _is_for(spec: ClaimSpec, state: PoolState) -> bool:
     """Whether a pool could serve it if it were empty."""
     if spec.kind != state.pool.kind or spec.pool not in (None, state.pool.name):
         return False
-    return why_never(spec, state) is None
+    return ineligible_reason(spec, state) is None
 
 
 def _could_use(spec: ClaimSpec, state: PoolState) -> bool:

@@ -13,20 +13,20 @@ from types import TracebackType
 from typing import Self
 
 from moorings.core import claims, devices, partitions
-from moorings.core.announced import Elsewhere
+from moorings.core.announced import QueueReportOverlay
 from moorings.core.backlog import Backlog
 from moorings.core.claims import Claim, ClaimEvent, ClaimId, ClaimState, PartitionId
 from moorings.core.devices import Device, DeviceEvent, DeviceState, PoolName
-from moorings.core.ends import EndsTrial
+from moorings.core.ends import ReleaseTimesSavepoint
 from moorings.core.errors import MooringsError
-from moorings.core.events import Event, canonical
-from moorings.core.fleet import ONE, Fleet, FleetChanges, PoolState, add_resources, give_back
-from moorings.core.instants import Instant
+from moorings.core.events import Event, canonical_json
+from moorings.core.fleet import ONE_CLAIM, Fleet, FleetChanges, PoolState, add_resources, release_usable_devices
+from moorings.core.instants import Timestamp
 from moorings.core.partitions import Partition, PartitionEvent
-from moorings.core.placement import Trial, trial
-from moorings.core.plans import Plan
+from moorings.core.placement import Savepoint, savepoint
+from moorings.core.plans import SchedulePlan
 from moorings.core.policy import Policy
-from moorings.core.projects import Projects, Usage, with_use
+from moorings.core.projects import Projects, ProjectUsage, add_usage
 from moorings.core.reasons import Reason
 from moorings.core.topology import Block
 
@@ -37,31 +37,31 @@ _DEVICE_EVENTS = {
 }
 
 
-class Overlay:
+class TurnState:
     """What all parts of a turn share: records as the turn has them, events to tell, and moves of one state machine."""
 
-    def __init__(self, fleet: Fleet, policy: Policy, now: Instant) -> None:
+    def __init__(self, fleet: Fleet, policy: Policy, now: Timestamp) -> None:
         self.fleet = fleet
         self.policy = policy
         self.now = now
         self.changes = FleetChanges()
         self.events: list[Event] = []
-        self.decided = Plan((), ())
+        self.decided = SchedulePlan((), ())
         self._names: dict[str, ClaimId | None] = {}
         self._partition_names: dict[str, PartitionId | None] = {}
         self._new: list[ClaimId] = []
         self._arrival = fleet.last_arrival
         self._backlog = Backlog()  # what the turn has changed of it
-        self._elsewhere = Elsewhere(fleet.announced, now)
+        self._elsewhere = QueueReportOverlay(fleet.announced, now)
         self._stack = ExitStack()
-        self._trials: dict[PoolName, Trial] = {}
-        self._ends: dict[PoolName, EndsTrial] = {}
+        self._trials: dict[PoolName, Savepoint] = {}
+        self._ends: dict[PoolName, ReleaseTimesSavepoint] = {}
 
     def __enter__(self) -> Self:
         self.fleet.pass_time(self.now)
         for name, state in self.fleet.pools.items():
-            self._trials[name] = self._stack.enter_context(trial(state.free))
-            ends = self._ends[name] = EndsTrial(state.ends)
+            self._trials[name] = self._stack.enter_context(savepoint(state.free))
+            ends = self._ends[name] = ReleaseTimesSavepoint(state.ends)
             self._stack.callback(ends.undo)
         return self
 
@@ -85,7 +85,7 @@ class Overlay:
         return changed[0] if changed is not None else self.fleet.partitions.get(ident)
 
     def _save_claim(self, claim: Claim, *, new: bool = False) -> Claim:
-        for one, amount in ((self.claim(claim.id), -ONE), (claim, ONE)):
+        for one, amount in ((self.claim(claim.id), -ONE_CLAIM), (claim, ONE_CLAIM)):
             if one is not None and one.state is ClaimState.PENDING:
                 self._backlog.add(one.subject, one.spec.project, amount)
         before = self.changes.claims.get(claim.id)
@@ -102,7 +102,7 @@ class Overlay:
     def _tell(
         self, name: str, about: Claim | Partition | Device | PoolName, data: Mapping[str, object] | None = None
     ) -> None:
-        text = canonical(data) if data else "{}"
+        text = canonical_json(data) if data else "{}"
         if isinstance(about, Claim):
             event = Event(name=name, at=self.now, claim=about.id, partition=about.partition, pool=about.pool, data=text)
         elif isinstance(about, Partition):
@@ -121,10 +121,10 @@ class Overlay:
             projects = projects.replaced(project) if project is not None else projects.without(name)
         return projects
 
-    def usage(self, project: str) -> Usage:
+    def usage(self, project: str) -> ProjectUsage:
         """What a project has used, as the turn has it."""
         known = self.changes.usage.get(project) or self.fleet.usage.get(project)
-        return known if known is not None else Usage(project, 0, self.now)
+        return known if known is not None else ProjectUsage(project, 0, self.now)
 
     def _charge(self, claim: Claim, partition: Partition) -> None:
         """Reckon what a claim has used of a partition that it gives back."""
@@ -133,7 +133,7 @@ class Overlay:
             return
         used = self.usage(claim.spec.project)
         half_life_s = self.policy.half_life_s
-        self.changes.usage[used.project] = with_use(used, partition.size, began, self.now, half_life_s)
+        self.changes.usage[used.project] = add_usage(used, partition.size, began, self.now, half_life_s)
 
     def _gone(self, partition: Partition) -> None:
         gone = partitions.step(partition, PartitionEvent.GONE, self.now)
@@ -146,7 +146,7 @@ class Overlay:
         self._partition_names[partition.name] = None
         self._tell("partition.removed", gone, {"devices": str(gone.block)})
         state = self.fleet.pools[partition.pool]
-        give_back(self._seen(state), partition.block, self._trials[partition.pool])
+        release_usable_devices(self._seen(state), partition.block, self._trials[partition.pool])
 
     def _seen(self, state: PoolState) -> PoolState:
         """The pool with this turn's changes, over the same free map."""
@@ -233,7 +233,7 @@ class Overlay:
         elif not state.free.is_free(alone) and not any(
             partition.pool == device.pool and device.index in partition.block for partition in self._partitions()
         ):
-            give_back(self._seen(state), alone, on_trial)
+            release_usable_devices(self._seen(state), alone, on_trial)
 
     def _partitions(self) -> Iterator[Partition]:
         changed = self.changes.partitions

@@ -12,8 +12,8 @@ from enum import StrEnum
 
 from moorings.core.claims import NAME_CHARS_MAX, ClaimId, PartitionId
 from moorings.core.devices import PoolName
-from moorings.core.instants import Instant
-from moorings.core.machines import advance
+from moorings.core.instants import Timestamp
+from moorings.core.machines import transition
 from moorings.core.topology import Block
 
 
@@ -80,7 +80,7 @@ class Partition:
     gcds: int
     replicas_per_gcd: int
     state: PartitionState
-    since: Instant
+    since: Timestamp
     version: int = 1
     reason: str = ""
 
@@ -90,22 +90,22 @@ class Partition:
         return len(self.block)
 
 
-def step(partition: Partition, event: PartitionEvent, now: Instant, reason: str = "") -> Partition:
+def step(partition: Partition, event: PartitionEvent, now: Timestamp, reason: str = "") -> Partition:
     """The partition after ``event``.
 
     Raises:
         IllegalMoveError: the table has no such move.
     """
-    state = advance(NEXT, "partition", partition.id, partition.state, event, lambda: _story(partition))
+    state = transition(NEXT, "partition", partition.id, partition.state, event, lambda: _history(partition))
     return replace(partition, state=state, since=now, reason=reason, version=partition.version + 1)
 
 
-def _story(partition: Partition) -> Iterable[str]:
+def _history(partition: Partition) -> Iterable[str]:
     told = (f"of claim {partition.claim}", f"devices {partition.block} of {partition.pool}", partition.reason)
     return filter(None, told)
 
 
-def name_for(claim_name: str, attempt: int, taken: Container[str]) -> str:
+def unique_partition_name(claim_name: str, attempt: int, taken: Container[str]) -> str:
     """``<claim name>[-<attempt>]``, shortened to the vendor's limit and unlike every name in ``taken``."""
     suffix = attempt
     while True:

@@ -17,19 +17,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.core.topology import AnySubset, Block, Catalogue, PowerOfTwo, Topology
 
-NEVER = Instant(1 << 62)  # an endless claim: its end is not known
-OUT_OF_SERVICE = Instant(NEVER + 1)  # no claim's end will free it
+NO_RELEASE = Timestamp(1 << 62)  # an endless claim: its end is not known
+OUT_OF_SERVICE = Timestamp(NO_RELEASE + 1)  # no claim's end will free it
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class HeldBlock:
     """Devices that are not free, and when they are expected to be (``NEVER``, ``OUT_OF_SERVICE``)."""
 
     block: Block
-    until: Instant
+    until: Timestamp
 
 
 class FreeMap(Protocol):
@@ -68,7 +68,7 @@ class FreeMap(Protocol):
         """The free devices of ``block``, as blocks that can be taken."""
         ...
 
-    def soonest(self, size: int, holds: Iterable[Hold]) -> tuple[Block, Instant] | None:
+    def soonest(self, size: int, holds: Iterable[HeldBlock]) -> tuple[Block, Timestamp] | None:
         """The block of ``size`` that can be emptied soonest, and when; None if there is no such block.
 
         Soonest is the block whose last holder ends first; then the one with the fewest devices held; then the lowest
@@ -78,16 +78,16 @@ class FreeMap(Protocol):
 
 
 @contextmanager
-def trial(free_map: FreeMap) -> Iterator[Trial]:
+def savepoint(free_map: FreeMap) -> Iterator[Savepoint]:
     """A trial of takes and releases that is undone at the end."""
-    attempt = Trial(free_map)
+    attempt = Savepoint(free_map)
     try:
         yield attempt
     finally:
         attempt.undo()
 
 
-class Trial:
+class Savepoint:
     """Takes and releases on a map, remembered so that they can be undone."""
 
     def __init__(self, free_map: FreeMap) -> None:
@@ -114,7 +114,7 @@ class Trial:
                 self.map.take(block)
 
 
-def free_map_of(topology: Topology) -> FreeMap:
+def free_map_for(topology: Topology) -> FreeMap:
     """The map of a pool in which every device is free."""
     if isinstance(topology, PowerOfTwo):
         return BuddyMap(topology)
@@ -225,9 +225,9 @@ class BuddyMap:
                 pending += [(level - 1, start + half), (level - 1, start)]
         return found
 
-    def soonest(self, size: int, holds: Iterable[Hold]) -> tuple[Block, Instant] | None:
+    def soonest(self, size: int, holds: Iterable[HeldBlock]) -> tuple[Block, Timestamp] | None:
         whole = self._n_devices // size
-        last: dict[int, Instant] = {}
+        last: dict[int, Timestamp] = {}
         held: dict[int, int] = {}
         for span, until in _spans(holds):
             for candidate in range(span.start // size, min((span.stop - 1) // size + 1, whole)):
@@ -239,7 +239,7 @@ class BuddyMap:
             return None
         if len(last) < whole:  # some candidate holds nobody
             candidate = next(index for index in range(whole) if index not in last)
-            return Block(range(candidate * size, (candidate + 1) * size)), Instant(0)
+            return Block(range(candidate * size, (candidate + 1) * size)), Timestamp(0)
         until, _, candidate = min((until, held[index], index) for index, until in last.items())
         return Block(range(candidate * size, (candidate + 1) * size)), until
 
@@ -294,12 +294,12 @@ class SubsetMap:
         members = [index for index in block if not self._taken[index]]
         return [Block.of(members)] if members else []
 
-    def soonest(self, size: int, holds: Iterable[Hold]) -> tuple[Block, Instant] | None:
+    def soonest(self, size: int, holds: Iterable[HeldBlock]) -> tuple[Block, Timestamp] | None:
         if size > min(self._max_block, len(self._taken)):
             return None
         until = {index: hold.until for hold in holds for index in hold.block}
         ordered = sorted((until.get(index, 0), index) for index in range(len(self._taken)))[:size]
-        return Block.of([index for _, index in ordered]), Instant(ordered[-1][0])
+        return Block.of([index for _, index in ordered]), Timestamp(ordered[-1][0])
 
 
 class CatalogueMap:
@@ -352,13 +352,13 @@ class CatalogueMap:
         members = [index for index in block if self._free_mask >> index & 1]
         return [Block.of(members)] if members else []
 
-    def soonest(self, size: int, holds: Iterable[Hold]) -> tuple[Block, Instant] | None:
+    def soonest(self, size: int, holds: Iterable[HeldBlock]) -> tuple[Block, Timestamp] | None:
         known = [(_mask(hold.block), hold.until) for hold in holds]
 
-        def cost(block: Block) -> tuple[Instant, int, int, tuple[int, ...]]:
+        def cost(block: Block) -> tuple[Timestamp, int, int, tuple[int, ...]]:
             mine = self._masks[block]
             within = [(until, (mask & mine).bit_count()) for mask, until in known if mask & mine]
-            last = max((until for until, _ in within), default=Instant(0))
+            last = max((until for until, _ in within), default=Timestamp(0))
             return last, sum(n_devices for _, n_devices in within), block.start, tuple(block)
 
         candidates = self._by_size.get(size)
@@ -368,7 +368,7 @@ class CatalogueMap:
         return best, cost(best)[0]
 
 
-def _spans(holds: Iterable[Hold]) -> Iterator[tuple[range, Instant]]:
+def _spans(holds: Iterable[HeldBlock]) -> Iterator[tuple[range, Timestamp]]:
     """What is held, as neighbouring devices: a partition made outside need not be a block of ours."""
     for hold in holds:
         members = hold.block.members

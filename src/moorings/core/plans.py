@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from moorings.core.access import LOCAL_OWNER
-from moorings.core.announced import Announced, Offer
-from moorings.core.claims import LEAVING, PRIORITY_MAX, Claim, ClaimId, ClaimSpec, ClaimState, Spot
+from moorings.core.access import LOCAL_OWNER_PREFIX
+from moorings.core.announced import Offer, QueueReport
+from moorings.core.claims import LEAVING, PRIORITY_MAX, Claim, ClaimId, ClaimSpec, ClaimState, PoolBlock
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
-from moorings.core.fleet import PoolState, Reservation
-from moorings.core.instants import SECOND, Instant
-from moorings.core.lines import LineKey, Waiting
+from moorings.core.fleet import PoolState, ReservedBlock
+from moorings.core.instants import SECOND, Timestamp
+from moorings.core.lines import ClassKey, PendingClassReader
 from moorings.core.partitions import Partition
 from moorings.core.projects import Projects
-from moorings.core.serving import pools_for
+from moorings.core.serving import eligible_pools
 from moorings.core.topology import Block
 
 
@@ -35,11 +35,11 @@ class Reclaim:
 
     claim: ClaimId
     by: ClaimId
-    to: Spot | None = None
+    to: PoolBlock | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Moves:
+class MovePlan:
     """What would have to move to make room for a claim: suggested, not done.
 
     Attributes:
@@ -50,25 +50,25 @@ class Moves:
     """
 
     claim: ClaimId
-    spot: Spot
+    spot: PoolBlock
     moves: tuple[Reclaim, ...]
     cost: float
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SchedulePlan:
     """What to do now: so specific that nothing is left to choose while doing it."""
 
     grants: tuple[Grant, ...]
-    reservations: tuple[Reservation, ...]
+    reservations: tuple[ReservedBlock, ...]
     offers: tuple[Offer, ...] = ()
     reclaims: tuple[Reclaim, ...] = ()
     adopted: tuple[tuple[ClaimId, Block | None], ...] = ()  # who is within a guarantee from now on, or (None) no more
-    suggested: tuple[Moves, ...] = ()
+    suggested: tuple[MovePlan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Tenant:
+class Holder:
     """Who holds a block, as far as it matters to those who want it.
 
     Attributes:
@@ -96,8 +96,8 @@ class Tenant:
     movable: bool = False
     resumable: bool = False
     leaving: bool = False
-    since: Instant | None = None
-    saved: Instant | None = None
+    since: Timestamp | None = None
+    saved: Timestamp | None = None
     waited_s: float = 0.0
 
     @property
@@ -105,29 +105,29 @@ class Tenant:
         """Whether its block counts as taken for every guarantee: it cannot be asked, or is within its own."""
         return self.cell is not None or not (self.preemptible or self.leaving)
 
-    def lasting(self, ageing_s: float | None) -> Tenant:
+    def lasting(self, ageing_s: float | None) -> Holder:
         """As those see it that look for a lower priority than theirs: who waited that long for its block keeps it.
 
         Else a higher priority would pass it after all.
         """
         return self if ageing_s is None or self.waited_s < ageing_s else replace(self, priority=PRIORITY_MAX)
 
-    def lost(self, now: Instant) -> float:
+    def lost(self, now: Timestamp) -> float:
         """Device-seconds of work since its last checkpoint, which are lost if it stops now."""
-        since = max(self.since or now, self.saved or Instant(0))
+        since = max(self.since or now, self.saved or Timestamp(0))
         return len(self.block) * (now - since) / SECOND if since < now else 0.0
 
 
 # A started job of Slurm has its claim for one start: it cannot go on in it elsewhere.
-_MOVED_BY_THEIR_ENGINES = (LOCAL_OWNER, "kubernetes/")
+MOVABLE_OWNER_PREFIXES = (LOCAL_OWNER_PREFIX, "kubernetes/")
 
 
-def tenant_of(claim: Claim, pool: PoolName, block: Block) -> Tenant:
+def holder_from_claim(claim: Claim, pool: PoolName, block: Block) -> Holder:
     """How a claim that holds a block looks to those who want it."""
     runs = claim.state is ClaimState.READY and claim.kept is None
     spec = claim.spec
-    resumable = spec.checkpoint.resumable and claim.owner.startswith(_MOVED_BY_THEIR_ENGINES)
-    return Tenant(
+    resumable = spec.checkpoint.resumable and claim.owner.startswith(MOVABLE_OWNER_PREFIXES)
+    return Holder(
         claim=claim.id,
         pool=pool,
         block=block,
@@ -145,27 +145,27 @@ def tenant_of(claim: Claim, pool: PoolName, block: Block) -> Tenant:
     )
 
 
-def waited_s(claim: Claim, granted_at: Instant | None) -> float:
+def waited_s(claim: Claim, granted_at: Timestamp | None) -> float:
     """How long a claim had waited when it was granted, in seconds; 0: it has yielded, or was not granted."""
     return 0.0 if granted_at is None or claim.has_yielded else (granted_at - claim.arrival) / SECOND
 
 
-def tenants_among(partitions: Iterable[Partition], claim_of: Callable[[ClaimId], Claim | None]) -> list[Tenant]:
+def list_holders_of(partitions: Iterable[Partition], claim_of: Callable[[ClaimId], Claim | None]) -> list[Holder]:
     """Who holds what, by the partitions there are and the claims that have them."""
     found = ((claim_of(partition.claim), partition) for partition in partitions)
     return [
-        tenant_of(claim, partition.pool, partition.block)
+        holder_from_claim(claim, partition.pool, partition.block)
         for claim, partition in found
         if claim is not None and claim.partition == partition.id
     ]
 
 
-def _no_tenants() -> Sequence[Tenant]:
+def _no_tenants() -> Sequence[Holder]:
     return ()
 
 
 @dataclass(slots=True)
-class Scene:
+class SchedulingSnapshot:
     """What a plan looks at; it leaves all of it as it was.
 
     Attributes:
@@ -183,11 +183,11 @@ class Scene:
     """
 
     pools: Mapping[PoolName, PoolState]
-    lines: Iterable[tuple[LineKey, Waiting]]
-    announced: Sequence[Announced] = ()
+    lines: Iterable[tuple[ClassKey, PendingClassReader]]
+    announced: Sequence[QueueReport] = ()
     projects: Projects = field(default_factory=Projects)
     shares: Mapping[str, float] = field(default_factory=dict)
-    tenants: Callable[[], Sequence[Tenant]] = _no_tenants
+    tenants: Callable[[], Sequence[Holder]] = _no_tenants
     kept: Sequence[Claim] = ()
     moves_left: int = 0
     movable: frozenset[PoolName] = frozenset()
@@ -205,7 +205,7 @@ class Scene:
         known = self.able.get(key)
         if known is None:
             try:
-                known = pools_for(spec, self.pools)
+                known = eligible_pools(spec, self.pools)
             except MooringsError:
                 known = []
             self.able[key] = known

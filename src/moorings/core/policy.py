@@ -33,8 +33,8 @@ from moorings.core.claims import PRIORITY_MAX
 from moorings.core.errors import MooringsError
 from moorings.core.projects import LIMIT_BYTES_MAX, LIMIT_MAX
 from moorings.core.quantities import parse_bytes, parse_duration_s
-from moorings.core.records import LATER
-from moorings.core.tables import Table
+from moorings.core.records import OMIT_IF_DEFAULT
+from moorings.core.tables import TomlTable
 
 DAY_S: Final = 86_400.0
 HALF_LIFE_S_MIN, HALF_LIFE_S_MAX = 60.0, 3660 * DAY_S
@@ -50,7 +50,7 @@ PATIENCE_S: Final = 7 * DAY_S
 PATIENCE_S_MAX: Final = 3660 * DAY_S
 
 
-class Defragment(StrEnum):
+class DefragmentMode(StrEnum):
     """What to do for a claim for which enough devices are free, but no block."""
 
     OFF = "off"  # nothing: it waits until a block empties by itself
@@ -86,22 +86,22 @@ class Policy:
     """
 
     reserve: bool = True
-    backfill: bool = field(default=True, metadata=LATER)
-    making_s: float = field(default=30.0, metadata=LATER)
-    fair_share: bool = field(default=True, metadata=LATER)
-    half_life_s: float = field(default=7 * DAY_S, metadata=LATER)
-    min_run_s: float = field(default=300.0, metadata=LATER)
-    yield_s: float = field(default=120.0, metadata=LATER)
-    preempt: bool = field(default=True, metadata=LATER)
-    defragment: Defragment = field(default=Defragment.OFF, metadata=LATER)
-    move_s: float = field(default=120.0, metadata=LATER)
-    moves_per_hour: int = field(default=60, metadata=LATER)
-    patience_s: float = field(default=0.0, metadata=LATER)
-    user_priority_max: int = field(default=0, metadata=LATER)
-    agent_priority_max: int = field(default=PRIORITY_MAX, metadata=LATER)
-    waiting_max: int = field(default=0, metadata=LATER)
-    waiting_bytes_max: int = field(default=0, metadata=LATER)
-    ageing_s: float | None = field(default=None, metadata=LATER)
+    backfill: bool = field(default=True, metadata=OMIT_IF_DEFAULT)
+    making_s: float = field(default=30.0, metadata=OMIT_IF_DEFAULT)
+    fair_share: bool = field(default=True, metadata=OMIT_IF_DEFAULT)
+    half_life_s: float = field(default=7 * DAY_S, metadata=OMIT_IF_DEFAULT)
+    min_run_s: float = field(default=300.0, metadata=OMIT_IF_DEFAULT)
+    yield_s: float = field(default=120.0, metadata=OMIT_IF_DEFAULT)
+    preempt: bool = field(default=True, metadata=OMIT_IF_DEFAULT)
+    defragment: DefragmentMode = field(default=DefragmentMode.OFF, metadata=OMIT_IF_DEFAULT)
+    move_s: float = field(default=120.0, metadata=OMIT_IF_DEFAULT)
+    moves_per_hour: int = field(default=60, metadata=OMIT_IF_DEFAULT)
+    patience_s: float = field(default=0.0, metadata=OMIT_IF_DEFAULT)
+    user_priority_max: int = field(default=0, metadata=OMIT_IF_DEFAULT)
+    agent_priority_max: int = field(default=PRIORITY_MAX, metadata=OMIT_IF_DEFAULT)
+    waiting_max: int = field(default=0, metadata=OMIT_IF_DEFAULT)
+    waiting_bytes_max: int = field(default=0, metadata=OMIT_IF_DEFAULT)
+    ageing_s: float | None = field(default=None, metadata=OMIT_IF_DEFAULT)
 
     def __post_init__(self) -> None:
         # Equal values must be the same bytes in a log: 60 and 60.0 are not.
@@ -115,7 +115,7 @@ class Policy:
         return self.min_run_s + self.yield_s
 
 
-USUAL: Final = Policy(patience_s=PATIENCE_S, waiting_max=10_000, waiting_bytes_max=64 << 20, ageing_s=AGEING_S)
+DEFAULT_POLICY: Final = Policy(patience_s=PATIENCE_S, waiting_max=10_000, waiting_bytes_max=64 << 20, ageing_s=AGEING_S)
 """What holds where nobody chose. Not the fields' defaults: these are what logs meant before a field came."""
 
 
@@ -125,8 +125,8 @@ def parse_policy(text: str, *, source: str = "policy.toml") -> Policy:
     Raises:
         MooringsError: ``policy.invalid``; the message names file, line and key.
     """
-    table = Table.parse(text, source=source, code="policy.invalid")
-    usual = USUAL
+    table = TomlTable.parse(text, source=source, code="policy.invalid")
+    usual = DEFAULT_POLICY
     policy = Policy(
         reserve=table.boolean("reserve", usual.reserve),
         backfill=table.boolean("backfill", usual.backfill),
@@ -158,7 +158,7 @@ def parse_policy(text: str, *, source: str = "policy.toml") -> Policy:
     return policy
 
 
-def _size_bytes(table: Table, key: str, usual: int) -> int:
+def _size_bytes(table: TomlTable, key: str, usual: int) -> int:
     value = table.either(key) if table.has(key) else usual
     if isinstance(value, str):
         try:
@@ -170,7 +170,7 @@ def _size_bytes(table: Table, key: str, usual: int) -> int:
     return value
 
 
-def _ageing_s(table: Table, usual_s: float | None) -> float | None:
+def _ageing_s(table: TomlTable, usual_s: float | None) -> float | None:
     if not table.has("ageing"):
         return usual_s
     if table.either("ageing") == AGEING_OFF:
@@ -178,7 +178,7 @@ def _ageing_s(table: Table, usual_s: float | None) -> float | None:
     return _duration_s(table, "ageing", AGEING_S, AGEING_S_MIN, AGEING_S_MAX)
 
 
-def _duration_s(table: Table, key: str, usual_s: float, least_s: float, most_s: float) -> float:
+def _duration_s(table: TomlTable, key: str, usual_s: float, least_s: float, most_s: float) -> float:
     if not table.has(key):
         return usual_s
     value = table.either(key)
@@ -190,18 +190,20 @@ def _duration_s(table: Table, key: str, usual_s: float, least_s: float, most_s: 
     if not isinstance(value, int | float) or isinstance(value, bool):
         table.complain(key, f"{key} must be a length of time", hint='write "30s", "5m" or a number of seconds')
     if not least_s <= value <= most_s:
-        table.complain(key, f"{key} is out of range", hint=f"use {_told(least_s)} to {_told(most_s)}")
+        table.complain(
+            key, f"{key} is out of range", hint=f"use {_duration_label(least_s)} to {_duration_label(most_s)}"
+        )
     return float(value)
 
 
-def _told(seconds: float) -> str:
+def _duration_label(seconds: float) -> str:
     return f"{seconds / DAY_S:g}d" if seconds >= DAY_S else f"{seconds:g}s"
 
 
-def _defragment(table: Table, usual: Defragment) -> Defragment:
+def _defragment(table: TomlTable, usual: DefragmentMode) -> DefragmentMode:
     text = table.text("defragment", usual.value)
-    if text not in list(Defragment):
+    if text not in list(DefragmentMode):
         table.complain(
-            "defragment", f"defragment {text[:40]!r} is not known", hint=f"use one of {', '.join(Defragment)}"
+            "defragment", f"defragment {text[:40]!r} is not known", hint=f"use one of {', '.join(DefragmentMode)}"
         )
-    return Defragment(text)
+    return DefragmentMode(text)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
 from moorings.core.quantities import parse_bytes
-from moorings.core.tables import Table
+from moorings.core.tables import TomlTable
 from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo, Topology
 
 POOLS_MAX = 256
@@ -34,7 +34,7 @@ class PoolEntry:
     """One ``[[pool]]``: the pool, and the table its driver reads."""
 
     pool: Pool
-    settings: Table
+    settings: TomlTable
 
 
 def parse_pools(text: str, *, source: str = "pools.toml") -> tuple[PoolEntry, ...]:
@@ -43,7 +43,7 @@ def parse_pools(text: str, *, source: str = "pools.toml") -> tuple[PoolEntry, ..
     Raises:
         MooringsError: ``pools.invalid``; the message names file, line and key.
     """
-    top = Table.parse(text, source=source, code="pools.invalid")
+    top = TomlTable.parse(text, source=source, code="pools.invalid")
     tables = top.tables("pool")
     top.finish()
     if not tables:
@@ -59,7 +59,7 @@ def parse_pools(text: str, *, source: str = "pools.toml") -> tuple[PoolEntry, ..
     return tuple(entries)
 
 
-def _pool(table: Table) -> PoolEntry:
+def _pool(table: TomlTable) -> PoolEntry:
     name = table.text("name")
     if not _POOL_NAME.fullmatch(name):
         table.complain(
@@ -78,7 +78,7 @@ def _pool(table: Table) -> PoolEntry:
     return PoolEntry(Pool(PoolName(name), kind, driver, topology, resources), settings)
 
 
-def _resources(table: Table) -> tuple[tuple[str, int], ...]:
+def _resources(table: TomlTable) -> tuple[tuple[str, int], ...]:
     found: list[tuple[str, int]] = []
     for name in table.keys():
         value = table.either(name)
@@ -93,7 +93,7 @@ def _resources(table: Table) -> tuple[tuple[str, int], ...]:
     return tuple(sorted(found))
 
 
-def _topology(table: Table) -> Topology:
+def _topology(table: TomlTable) -> Topology:
     kind = table.text("type")
     try:
         topology = _TOPOLOGIES[kind](table) if kind in _TOPOLOGIES else None
@@ -107,17 +107,17 @@ def _topology(table: Table) -> Topology:
     return topology
 
 
-def _power_of_two(table: Table) -> Topology:
+def _power_of_two(table: TomlTable) -> Topology:
     domains, domain_size = table.integer("domains", 1), table.integer("domain_size")
     return PowerOfTwo(domains, domain_size, table.integer("max_block", domain_size))
 
 
-def _any_subset(table: Table) -> Topology:
+def _any_subset(table: TomlTable) -> Topology:
     n_devices = table.integer("domains", 1) * table.integer("domain_size")
     return AnySubset(n_devices, table.integer("max_block", n_devices))
 
 
-def _catalogue(table: Table) -> Topology:
+def _catalogue(table: TomlTable) -> Topology:
     n_devices = table.integer("domains", 1) * table.integer("domain_size")
     blocks = table.strings("blocks")
     return Catalogue(n_devices, tuple(Block.parse(text) for text in blocks))

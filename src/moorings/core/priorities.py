@@ -8,7 +8,7 @@ from moorings.core.policy import Policy
 from moorings.core.projects import Projects
 
 
-def ceiling_of(role: Role | None, project: str, projects: Projects, policy: Policy) -> int | None:
+def max_priority(role: Role | None, project: str, projects: Projects, policy: Policy) -> int | None:
     """The highest priority that may be asked for; None: there is no limit.
 
     Args:

@@ -24,22 +24,22 @@ from typing import Final
 from moorings.core.claims import PRIORITY_MAX
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
-from moorings.core.instants import SECOND, Instant
-from moorings.core.records import LATER
+from moorings.core.instants import SECOND, Timestamp
+from moorings.core.records import OMIT_IF_DEFAULT
 from moorings.core.shares import (
-    Blocks,
+    BlockCounts,
+    add_counts,
     blocks_text,
-    cut,
-    lack_in_pool,
-    lack_within,
-    left_in_pool,
-    most_of,
-    sizes_promised,
-    together,
+    guaranteeable_sizes,
+    largest_fitting,
+    remaining_in_pool,
+    shortfall_in_pool,
+    shortfall_within,
+    subtract_blocks,
 )
 from moorings.core.topology import DEVICES_MAX, Pool, Topology
 
-DEFAULT: Final = "default"
+DEFAULT_PROJECT: Final = "default"
 PROJECTS_MAX: Final = 4096
 DEPTH_MAX: Final = 8
 WEIGHT_MAX: Final = 1e6
@@ -50,8 +50,8 @@ MEMBER_CHARS_MAX: Final = 120
 ALIASES_MAX: Final = 256
 ALIAS_KINDS: Final = ("slurm", "kubernetes")  # of these owners the project is what their own scheduler calls it
 
-NEAR_CHARS: Final = 8  # names are near that differ so much in length
-NEAR_NAMES: Final = 500  # so many are compared at most: anybody can ask for a wrong name, again and again
+SIMILAR_NAME_CHARS: Final = 8  # names are near that differ so much in length
+SIMILAR_NAMES_MAX: Final = 500  # so many are compared at most: anybody can ask for a wrong name, again and again
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,62}[A-Za-z0-9])?")  # as a claim may name it
 _ALIAS = re.compile(
@@ -60,7 +60,7 @@ _ALIAS = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class ProjectShare:
     """What a project is guaranteed in one pool, at any time.
 
     Attributes:
@@ -97,16 +97,16 @@ class Project:
     """
 
     name: str
-    shares: tuple[Share, ...] = ()
+    shares: tuple[ProjectShare, ...] = ()
     weight: float = 1.0
     devices_max: int | None = None
     user_devices_max: int | None = None
     members: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     version: int = 1
-    priority_max: int | None = field(default=None, metadata=LATER)
-    waiting_max: int | None = field(default=None, metadata=LATER)
-    waiting_bytes_max: int | None = field(default=None, metadata=LATER)
+    priority_max: int | None = field(default=None, metadata=OMIT_IF_DEFAULT)
+    waiting_max: int | None = field(default=None, metadata=OMIT_IF_DEFAULT)
+    waiting_bytes_max: int | None = field(default=None, metadata=OMIT_IF_DEFAULT)
 
     def __post_init__(self) -> None:
         # Equal values must be the same bytes in a log: 2 and 2.0 are not.
@@ -115,12 +115,12 @@ class Project:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ProjectUsage:
     """What a project's ended attempts have used: device-microseconds, decayed as of ``at``."""
 
     project: str
     used: int
-    at: Instant
+    at: Timestamp
 
 
 class Projects:
@@ -134,7 +134,7 @@ class Projects:
     def __init__(self, projects: Iterable[Project] = (), pools: Iterable[Pool] = ()) -> None:
         self._by_name = {project.name: project for project in projects}
         self._pools = {pool.name: pool for pool in sorted(pools, key=lambda one: one.name)}
-        self._cells: dict[PoolName, Mapping[str, Blocks]] = {}
+        self._cells: dict[PoolName, Mapping[str, BlockCounts]] = {}
         self._open: dict[tuple[str, PoolName], tuple[tuple[str, int, int], ...]] = {}
         self._lineages: dict[str, tuple[str, ...]] = {}
         self._subjects: dict[str, frozenset[str]] = {}
@@ -221,15 +221,15 @@ class Projects:
             called = self.of_alias(f"{kind}/{rest.partition('/')[0]}/{project}")
             if called is not None:
                 return called
-        if project in self._by_name or project == DEFAULT:
+        if project in self._by_name or project == DEFAULT_PROJECT:
             return project
         if foreign:
-            return DEFAULT
+            return DEFAULT_PROJECT
         raise self.unknown(project)
 
     def unknown(self, name: str) -> MooringsError:
         """The error for a name that no project has; its hint has the names that are near."""
-        near = _near(name, self.by_name)
+        near = _similar_names(name, self.by_name)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
         return MooringsError(
             "project.unknown", f"there is no project {name[:80]!r}", hint=f"{hint}see 'moor get projects'"
@@ -260,7 +260,7 @@ class Projects:
     def guaranteed(self, name: str) -> int:
         """Devices that a project and its parts are guaranteed, in all pools together."""
         project = self._by_name.get(name)
-        return guaranteed_to(project) if project is not None else 0
+        return guaranteed_device_count(project) if project is not None else 0
 
     def limits_users(self, name: str) -> bool:
         """Whether it or one above it limits what one subject holds."""
@@ -290,7 +290,7 @@ class Projects:
                     return one, most
         return None
 
-    def cells(self, pool: PoolName) -> Mapping[str, Blocks]:
+    def cells(self, pool: PoolName) -> Mapping[str, BlockCounts]:
         """The own cells of each project that has some: ``(size, count)`` by ascending size.
 
         Own is what is left of a share when those of the children were cut out. In a pool that is not known nobody has
@@ -304,16 +304,19 @@ class Projects:
             known = self._cells[pool] = MappingProxyType(self._cut(pool, self._pools[pool].topology))
         return known
 
-    def _cut(self, pool: PoolName, topology: Topology) -> dict[str, Blocks]:
-        sizes = frozenset(sizes_promised(topology))
-        shares: dict[str, Blocks] = {}
-        below: dict[str, list[Blocks]] = {}
+    def _cut(self, pool: PoolName, topology: Topology) -> dict[str, BlockCounts]:
+        sizes = frozenset(guaranteeable_sizes(topology))
+        shares: dict[str, BlockCounts] = {}
+        below: dict[str, list[BlockCounts]] = {}
         for name, project in self.by_name.items():
-            blocks = tuple((size, count) for size, count in share_of(project, pool) if size in sizes)
+            blocks = tuple((size, count) for size, count in guaranteed_blocks_in(project, pool) if size in sizes)
             if blocks:
                 shares[name] = blocks
                 below.setdefault(parent_of(name), []).append(blocks)
-        own = ((name, cut(topology, blocks, together(below.get(name, ())))) for name, blocks in shares.items())
+        own = (
+            (name, subtract_blocks(topology, blocks, add_counts(below.get(name, ()))))
+            for name, blocks in shares.items()
+        )
         return {name: blocks for name, blocks in own if blocks}
 
     def open_cells(self, project: str, pool: PoolName) -> tuple[tuple[str, int, int], ...]:
@@ -332,12 +335,12 @@ def parent_of(name: str) -> str:
     return name.rpartition("/")[0]
 
 
-def share_of(project: Project, pool: PoolName) -> Blocks:
+def guaranteed_blocks_in(project: Project, pool: PoolName) -> BlockCounts:
     """What a project is guaranteed in a pool; empty: nothing."""
     return next((share.blocks for share in project.shares if share.pool == pool), ())
 
 
-def guaranteed_to(project: Project) -> int:
+def guaranteed_device_count(project: Project) -> int:
     """Devices that a project is guaranteed, in all pools together."""
     return sum(size * count for share in project.shares for size, count in share.blocks)
 
@@ -367,7 +370,7 @@ def check_project(project: Project, projects: Projects, pools: Mapping[PoolName,
         raise _invalid(f"there are {PROJECTS_MAX} projects, and no more are allowed", "delete one that nobody uses")
     for share in project.shares:
         _check_share(project, share, pools)
-    promised, most = guaranteed_to(project), project.devices_max
+    promised, most = guaranteed_device_count(project), project.devices_max
     if most is not None and promised > most:
         raise _not_feasible(
             f"project {project.name!r} would be guaranteed {promised} devices, and may hold {most} at once",
@@ -395,7 +398,7 @@ def check_project_name(name: str) -> None:
         )
 
 
-def check_removal(name: str, projects: Projects) -> None:
+def check_deletable(name: str, projects: Projects) -> None:
     """Nothing, if a project can go, as far as the others are concerned.
 
     Raises:
@@ -471,10 +474,10 @@ def _check_aliases(project: Project, projects: Projects) -> None:
         seen.add(alias)
 
 
-def _check_share(project: Project, share: Share, pools: Mapping[PoolName, Pool]) -> None:
+def _check_share(project: Project, share: ProjectShare, pools: Mapping[PoolName, Pool]) -> None:
     pool = pools.get(share.pool)
     if pool is None:
-        near = _near(share.pool, pools)
+        near = _similar_names(share.pool, pools)
         raise MooringsError(
             "pool.unknown",
             f"there is no pool {share.pool[:80]!r} that {project.name!r} could be guaranteed a part of",
@@ -486,7 +489,7 @@ def _check_share(project: Project, share: Share, pools: Mapping[PoolName, Pool])
         )
     if not share.blocks:
         raise _invalid(f"the share of project {project.name!r} in pool {share.pool!r} is empty", "leave it out")
-    sizes = sizes_promised(pool.topology)
+    sizes = guaranteeable_sizes(pool.topology)
     for at, (size, count) in enumerate(share.blocks):
         if size not in sizes:
             raise _invalid(
@@ -514,21 +517,25 @@ def _check_room_above(project: Project, projects: Projects, pools: Mapping[PoolN
     siblings = [one for one in projects.children(parent_of(project.name)) if one.name != project.name]
     for share in project.shares:
         topology = pools[share.pool].topology
-        if before is not None and not lack_within(topology, share.blocks, share_of(before, share.pool)):
+        if before is not None and not shortfall_within(
+            topology, share.blocks, guaranteed_blocks_in(before, share.pool)
+        ):
             continue  # no more than it had: also when the pool has become too small, a share can be made smaller
-        others = together(share_of(one, share.pool) for one in siblings)
-        every = together([others, share.blocks])
+        others = add_counts(guaranteed_blocks_in(one, share.pool) for one in siblings)
+        every = add_counts([others, share.blocks])
         if parent is None:
-            lack, left = lack_in_pool(topology, every), left_in_pool(topology, others)
+            lack, left = shortfall_in_pool(topology, every), remaining_in_pool(topology, others)
             what = f"pool {share.pool!r} cannot hold all guarantees together"
         else:
-            room = share_of(parent, share.pool)
-            lack, left = lack_within(topology, every, room), cut(topology, room, others)
+            room = guaranteed_blocks_in(parent, share.pool)
+            lack, left = shortfall_within(topology, every, room), subtract_blocks(topology, room, others)
             what = f"{parent.name!r} does not have what its parts would be guaranteed in pool {share.pool!r}"
         if lack:
             fits = "guarantee fewer or smaller blocks"
             if left is not None:
-                most = most_of(topology, left, share.blocks) or left  # of what it asked for; of that nothing: all else
+                most = (
+                    largest_fitting(topology, left, share.blocks) or left
+                )  # of what it asked for; of that nothing: all else
                 fits = f"beside the others {project.name!r} may have {blocks_text(topology, most)}"
             raise _not_feasible(
                 f"{what} if {project.name!r} has {blocks_text(topology, share.blocks)}: {lack}",
@@ -542,19 +549,19 @@ def _check_room_below(project: Project, projects: Projects, pools: Mapping[PoolN
     for name in sorted({share.pool for child in children for share in child.shares}):
         pool = pools.get(name)
         topology = pool.topology if pool is not None else None
-        every = together(share_of(child, name) for child in children)
-        lack = lack_within(topology, every, share_of(project, name))
+        every = add_counts(guaranteed_blocks_in(child, name) for child in children)
+        lack = shortfall_within(topology, every, guaranteed_blocks_in(project, name))
         if lack:
-            holders = [child for child in children if share_of(child, name)]
+            holders = [child for child in children if guaranteed_blocks_in(child, name)]
             raise _not_feasible(
                 f"the parts of {project.name!r} are guaranteed more in pool {name!r} than it would have: {lack}",
                 f"{blocks_text(topology, every)} is enough; or reduce the guarantees of {_names(holders)} first",
             )
 
 
-def _near(name: str, names: Iterable[str]) -> list[str]:
-    alike = (one for one in names if abs(len(one) - len(name)) <= NEAR_CHARS)
-    return get_close_matches(name, list(islice(alike, NEAR_NAMES)), n=3)
+def _similar_names(name: str, names: Iterable[str]) -> list[str]:
+    alike = (one for one in names if abs(len(one) - len(name)) <= SIMILAR_NAME_CHARS)
+    return get_close_matches(name, list(islice(alike, SIMILAR_NAMES_MAX)), n=3)
 
 
 def _names(projects: Iterable[Project]) -> str:
@@ -597,35 +604,37 @@ def _powers() -> tuple[tuple[int, ...], ...]:
 _POWERS: Final = _powers()
 
 
-def decayed(usage: Usage, now: Instant, half_life_s: float) -> int:
+def decayed_usage(usage: ProjectUsage, now: Timestamp, half_life_s: float) -> int:
     """What ``usage`` counts at ``now``, in device-microseconds: half after each half-life.
 
     Where the clock was set back, as much as it counted when it was noted.
     """
-    whole, factor = _fading(now - usage.at, half_life_s)
+    whole, factor = _decay_factor(now - usage.at, half_life_s)
     return usage.used * factor >> (64 + whole)
 
 
 USED_MAX = (1 << 63) - 1  # what a database's number can hold
 
 
-def with_use(usage: Usage, devices: int, began: Instant, ended: Instant, half_life_s: float) -> Usage:
+def add_usage(
+    usage: ProjectUsage, devices: int, began: Timestamp, ended: Timestamp, half_life_s: float
+) -> ProjectUsage:
     """``usage`` as of ``ended``, with ``devices`` used since ``began``.
 
     What was used earlier in that time has faded more by its end: of ``t`` seconds ``half_life / ln 2 * (1 - 2**-(t /
     half_life))`` are left. So it does not matter whether a long job is counted once or piece by piece.
     """
-    whole, factor = _fading(ended - began, half_life_s)
+    whole, factor = _decay_factor(ended - began, half_life_s)
     left = ((_ONE << whole) - factor) * _half_life(half_life_s) // (_LN2 << whole)
     added = devices * min(left, max(0, ended - began))
-    return Usage(usage.project, min(decayed(usage, ended, half_life_s) + added, USED_MAX), ended)
+    return ProjectUsage(usage.project, min(decayed_usage(usage, ended, half_life_s) + added, USED_MAX), ended)
 
 
 def _half_life(half_life_s: float) -> int:
     return max(1, round(half_life_s * SECOND))
 
 
-def _fading(elapsed: int, half_life_s: float) -> tuple[int, int]:
+def _decay_factor(elapsed: int, half_life_s: float) -> tuple[int, int]:
     """2**-(elapsed / half_life) as ``factor / _ONE / 2**whole``."""
     half_life = _half_life(half_life_s)
     whole, rest = divmod(max(0, elapsed), half_life)

@@ -24,31 +24,31 @@ from heapq import heapify, heappop, heapreplace
 from itertools import chain
 from typing import Final
 
-from moorings.core.ageing import First, aged_lines
-from moorings.core.cells import Estate, OpenCells, Place, estate_of
-from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, QueueMode, Spot
+from moorings.core.ageing import ClassHead, find_aged_classes
+from moorings.core.cells import GuaranteedPlacement, GuaranteeMap, UsableGuarantees, build_guarantee_map
+from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, PoolBlock, QueueMode
 from moorings.core.devices import PoolName
-from moorings.core.ends import FREE, LateEnds
-from moorings.core.fleet import PoolState, Reservation, enough
-from moorings.core.instants import SECOND, Instant, after
-from moorings.core.kept import Kept, as_number
-from moorings.core.limits import Limits, Owed
-from moorings.core.lines import ENDLESS, Devices, LineKey, Waiting, limit_of
-from moorings.core.offers import offers_of
-from moorings.core.placement import NEVER, OUT_OF_SERVICE, Trial
-from moorings.core.plans import Grant, Moves, Plan, Reclaim, Scene, Tenant, tenant_of
-from moorings.core.policy import DAY_S, Defragment, Policy
-from moorings.core.reclaims import Known, Overdraft, Wanted, cheapest
-from moorings.core.room import Room, lets_pass, room_for
+from moorings.core.ends import FREE, DeferredReleaseTimes
+from moorings.core.fleet import PoolState, ReservedBlock, has_resources_left
+from moorings.core.instants import SECOND, Timestamp, add_seconds
+from moorings.core.kept import BackfillWindow, reserve_device_count
+from moorings.core.limits import LimitDeficits, ProjectLimits
+from moorings.core.lines import NO_LIMIT_S, ClassKey, DeviceKey, PendingClassReader, backfill_limit_s
+from moorings.core.offers import build_offers
+from moorings.core.placement import NO_RELEASE, OUT_OF_SERVICE, Savepoint
+from moorings.core.plans import Grant, Holder, MovePlan, Reclaim, SchedulePlan, SchedulingSnapshot, holder_from_claim
+from moorings.core.policy import DAY_S, DefragmentMode, Policy
+from moorings.core.reclaims import LimitDeficit, ReclaimCandidate, ReclaimCosts, find_cheapest_reclaim
+from moorings.core.room import Relocation, find_relocation, is_bypassable
 from moorings.core.topology import AnySubset, Block, PowerOfTwo
 
 _NOTHING: Final = Block(())
-_Rank = tuple[int, int, float, Instant, ClaimId]
+_Rank = tuple[int, int, float, Timestamp, ClaimId]
 # Who is next in a line, and how it ranks; last, the priority that it counts as, if it has waited for long.
-_Head = tuple[_Rank, int, Claim, LineKey, Waiting, list[PoolState], int | None]
+_Head = tuple[_Rank, int, Claim, ClassKey, PendingClassReader, list[PoolState], int | None]
 
 
-class _Got(Enum):
+class _VisitResult(Enum):
     """What a claim got when it was visited."""
 
     SERVED = "served"  # a block, or one that is kept for it
@@ -57,40 +57,42 @@ class _Got(Enum):
     LATER = "later"  # nothing of what its project is guaranteed; it may borrow when all others have theirs
 
 
-class _Pass:
+class _SchedulingPass:
     """One pass over the queue on trial maps."""
 
-    def __init__(self, scene: Scene, policy: Policy, now: Instant, trials: Mapping[PoolName, Trial]) -> None:
+    def __init__(
+        self, scene: SchedulingSnapshot, policy: Policy, now: Timestamp, trials: Mapping[PoolName, Savepoint]
+    ) -> None:
         self.scene = scene
         self.pools = scene.pools
         self.policy = policy
         self.now = now
         self.trials = trials
-        self.ends = {name: LateEnds(state.ends) for name, state in scene.pools.items()}
+        self.ends = {name: DeferredReleaseTimes(state.ends) for name, state in scene.pools.items()}
         self.grants: list[Grant] = []
         self.reclaims: list[Reclaim] = []
-        self.suggested: list[Moves] = []
+        self.suggested: list[MovePlan] = []
         self.adopted: list[tuple[ClaimId, Block | None]] = []
-        self.reservations: dict[tuple[PoolName, bool], Reservation] = {}  # one for devices, one for resources alone
-        self.promised: list[Reservation] = []  # for those within a guarantee, and for those that are moved
-        self.lent: list[Reservation] = []  # free blocks of announced jobs, which their own scheduler may start
+        self.reservations: dict[tuple[PoolName, bool], ReservedBlock] = {}  # one for devices, one for resources alone
+        self.promised: list[ReservedBlock] = []  # for those within a guarantee, and for those that are moved
+        self.lent: list[ReservedBlock] = []  # free blocks of announced jobs, which their own scheduler may start
         self.used = {name: dict(state.used) for name, state in scene.pools.items() if state.used}
-        self._kept: dict[PoolName, list[Kept]] = {}
+        self._kept: dict[PoolName, list[BackfillWindow]] = {}
         self._open_windows: dict[tuple[object, ...], list[float]] = {}
         self._hopeless: set[tuple[PoolName, int]] = set()  # sizes of which no block will ever be empty, as it looks now
-        self._priced: dict[PoolName, Known] = {}  # what tenants cost
+        self._priced: dict[PoolName, ReclaimCosts] = {}  # what tenants cost
         self._vain: set[tuple[PoolName, str, int, int | None]] = set()  # who found nobody to ask, and nobody will
         self._filled: set[tuple[PoolName, str, int]] = set()  # who found no free place within its guarantee
         self._asked: set[ClaimId] = set()
-        self._done: dict[ClaimId, _Got] = {}  # what was visited: who has waited for long stands in two lines
+        self._done: dict[ClaimId, _VisitResult] = {}  # what was visited: who has waited for long stands in two lines
         self._moves_left = scene.moves_left
         self._patient: list[tuple[Claim, Sequence[PoolState]]] = []  # for whom claims are moved into what is left over
         self._pays = bool(scene.projects)
-        self._estates: dict[PoolName, Estate] = {}
-        self._seen: dict[PoolName, dict[ClaimId, Tenant]] = {}  # where shares are guaranteed: who is in which cell
+        self._estates: dict[PoolName, GuaranteeMap] = {}
+        self._seen: dict[PoolName, dict[ClaimId, Holder]] = {}  # where shares are guaranteed: who is in which cell
         self._within: dict[tuple[PoolName, str, int, int], bool] = {}
-        self._limits = Limits(scene.projects)
-        self._tenants: list[Tenant] = []
+        self._limits = ProjectLimits(scene.projects)
+        self._tenants: list[Holder] = []
         if self._pays:
             self._survey()
 
@@ -99,7 +101,7 @@ class _Pass:
     def _survey(self) -> None:
         """Reckon what projects hold, and where their cells lie; take borrowers into cells that came free."""
         projects, limits = self.scene.projects, self._limits
-        by_pool: dict[PoolName, list[Tenant]] = {}
+        by_pool: dict[PoolName, list[Holder]] = {}
         moving = {claim.id for claim in self.scene.kept}
         for tenant in (one.lasting(self.policy.ageing_s) for one in self.scene.tenants()):
             by_pool.setdefault(tenant.pool, []).append(tenant)
@@ -108,11 +110,11 @@ class _Pass:
                 limits.leave(tenant)
         for name, state in self.pools.items():
             tenants, cells = by_pool.get(name, []), projects.cells(name)
-            estate: Estate | None = None
+            estate: GuaranteeMap | None = None
             if cells:
                 owners = {tenant.project: projects.lineage(tenant.project) for tenant in tenants}
                 out = {*state.out, *(index for block in state.foreign.values() for index in block)}
-                estate = self._estates[name] = estate_of(state.pool, cells, tenants, out, owners)
+                estate = self._estates[name] = build_guarantee_map(state.pool, cells, tenants, out, owners)
                 tenants = [replace(one, cell=None) if one.claim in estate.strays else one for one in tenants]
                 # A cell that is owed no more is nobody's: else who is in it would be taken for one of its next owner's.
                 self.adopted += [(ident, None) for ident in sorted(estate.strays)]
@@ -125,7 +127,7 @@ class _Pass:
                 tenants = list(self._seen[name].values())
             self._tenants += tenants
 
-    def _adopt(self, state: PoolState, estate: Estate) -> None:
+    def _adopt(self, state: PoolState, estate: GuaranteeMap) -> None:
         """Take borrowers into cells that came free."""
         name, seen = state.pool.name, self._seen[state.pool.name]
         borrowers = [one for one in seen.values() if not one.is_firm and not one.leaving]
@@ -137,7 +139,7 @@ class _Pass:
                 self._limits.settle(tenant.project, len(tenant.block), estate.owners_of(settled))
                 self.adopted.append((tenant.claim, place.cell))
 
-    def _cells(self, project: str, pool: PoolName, size: int) -> OpenCells:
+    def _cells(self, project: str, pool: PoolName, size: int) -> UsableGuarantees:
         """The cells that a claim of so many devices may use, as far as its project's limits go."""
         return self._limits.reach(project, size, self.scene.projects.open_cells(project, pool))
 
@@ -191,7 +193,7 @@ class _Pass:
         self._settle_moves()
         heads = self._heads()
         heapify(heads)
-        none_left: set[Devices] = set()  # whatever else is asked for with them
+        none_left: set[DeviceKey] = set()  # whatever else is asked for with them
         in_vain: set[object] = set()  # who got nothing: others of the project that ask for the same get nothing either
         while heads:
             rank, number, claim, key, line, able, counts_as = heads[0]
@@ -203,13 +205,13 @@ class _Pass:
             if devices not in none_left:
                 like = (devices, project, preemptible, resources) if rank[0] else None
                 got = self._look(claim, able, first=not rank[0], in_vain=like in in_vain)
-                if got is _Got.LATER:
+                if got is _VisitResult.LATER:
                     heapreplace(heads, ((1, *rank[1:]), number, claim, key, line, able, counts_as))
                     continue
                 self._done[claim.id] = got
-                if got is _Got.SERVED:
+                if got is _VisitResult.SERVED:
                     following = line.next(claim.order)
-                elif got is _Got.NOTHING:
+                elif got is _VisitResult.NOTHING:
                     in_vain.add(like)
                     following = self._next_shorter(claim, line, able)
                     if resources and following is None and not self._may_be_had(claim.spec):
@@ -224,12 +226,12 @@ class _Pass:
     def _heads(self) -> list[_Head]:
         """Who is first in each line; then those who have waited for long, once more."""
         lines = ((claim, key, line) for key, line in self.scene.lines if (claim := line.first()) is not None)
-        first: list[First] = [(claim, key, line, self.scene.pools_of(claim.spec)) for claim, key, line in lines]
-        aged = aged_lines(first, self.policy, self.now, self._may_be_served)
+        first: list[ClassHead] = [(claim, key, line, self.scene.pools_of(claim.spec)) for claim, key, line in lines]
+        aged = find_aged_classes(first, self.policy, self.now, self._may_be_served)
         every = chain(((*one, None) for one in first), aged)
         return [(self._rank(one[0], one[4]), number, *one) for number, one in enumerate(every)]
 
-    def _look(self, claim: Claim, able: Sequence[PoolState], *, first: bool, in_vain: bool) -> _Got:
+    def _look(self, claim: Claim, able: Sequence[PoolState], *, first: bool, in_vain: bool) -> _VisitResult:
         """``_visit``, in short where that is enough.
 
         Args:
@@ -241,16 +243,16 @@ class _Pass:
         done = self._done.get(claim.id)
         if done is not None:
             return done
-        if in_vain and limit_of(claim) > max(self._windows(claim, able), default=0.0):
-            return self._visit_barred(claim, able, first=False) or _Got.NOTHING
+        if in_vain and backfill_limit_s(claim) > max(self._windows(claim, able), default=0.0):
+            return self._visit_barred(claim, able, first=False) or _VisitResult.NOTHING
         return self._visit(claim, able, first=first)
 
-    def _next_shorter(self, claim: Claim, line: Waiting, able: Sequence[PoolState]) -> Claim | None:
+    def _next_shorter(self, claim: Claim, line: PendingClassReader, able: Sequence[PoolState]) -> Claim | None:
         """The next in line that ends soon enough to use what is kept for others."""
         spec = claim.spec
         if not self.policy.backfill or not spec.size or not self._kept:
             return None
-        limit = limit_of(claim)
+        limit = backfill_limit_s(claim)
         window = max((one for one in self._windows(claim, able) if one < limit), default=0.0)
         return line.next(claim.order, window) if window else None
 
@@ -268,7 +270,7 @@ class _Pass:
             self._open_windows[key] = known
         return known
 
-    def _has_inside(self, kept: Kept, state: PoolState, size: int) -> bool:
+    def _has_inside(self, kept: BackfillWindow, state: PoolState, size: int) -> bool:
         return state.free.free >= size if kept.spare is not None else kept.find(size) is not None
 
     def _settle_moves(self) -> None:
@@ -280,11 +282,11 @@ class _Pass:
                 continue
             if claim.state is ClaimState.PENDING and state.free.is_free(spot.block) and not state.problem:
                 self._accept(claim, state, spot.block)
-                self._done[claim.id] = _Got.SERVED
+                self._done[claim.id] = _VisitResult.SERVED
             elif not any(index in state.out for index in spot.block):
-                self._keep(claim, state, spot.block, Instant(0))
+                self._keep(claim, state, spot.block, Timestamp(0))
 
-    def _visit(self, claim: Claim, able: Sequence[PoolState], *, first: bool) -> _Got:
+    def _visit(self, claim: Claim, able: Sequence[PoolState], *, first: bool) -> _VisitResult:
         """Grant it a block, or keep one for it; what it got.
 
         Who is within a guarantee (``first``) does not borrow before all others that are have theirs: what yields to one
@@ -297,25 +299,25 @@ class _Pass:
                 return barred
         for state in able:
             if self._pays and self._fit_within(claim, state):
-                return _Got.SERVED
+                return _VisitResult.SERVED
             if first:
                 continue
             if not spec.size or state.free.free >= spec.size:
                 enough_free = True
                 if self._fit(claim, state):
-                    return _Got.SERVED
+                    return _VisitResult.SERVED
         if first:
             waits = spec.queue is QueueMode.WAIT
-            return _Got.SERVED if waits and self._take_back(claim, able, ()) else _Got.LATER
+            return _VisitResult.SERVED if waits and self._take_back(claim, able, ()) else _VisitResult.LATER
         if spec.size and self._kept and any(self._fit_inside(claim, state) for state in able):
-            return _Got.SERVED
+            return _VisitResult.SERVED
         if spec.queue is not QueueMode.WAIT:
-            return _Got.NOTHING
+            return _VisitResult.NOTHING
         if spec.size and enough_free and self._make_room(claim, able):
-            return _Got.SERVED
-        return _Got.SERVED if self.policy.reserve and self._reserve(claim, able) else _Got.NOTHING
+            return _VisitResult.SERVED
+        return _VisitResult.SERVED if self.policy.reserve and self._reserve(claim, able) else _VisitResult.NOTHING
 
-    def _visit_barred(self, claim: Claim, able: Sequence[PoolState], *, first: bool) -> _Got | None:
+    def _visit_barred(self, claim: Claim, able: Sequence[PoolState], *, first: bool) -> _VisitResult | None:
         """What becomes of a claim that a limit stands against: within a guarantee it has borrowers under that yield.
 
         None: none stands against it.
@@ -323,12 +325,12 @@ class _Pass:
         spec, waits = claim.spec, claim.spec.queue is QueueMode.WAIT
         if not self._limits.bars(claim):
             settles = first or spec.preemptible or self._limits.against_settling(spec.project, spec.size) is None
-            return None if settles else _Got.BARRED
+            return None if settles else _VisitResult.BARRED
         if first and (owed := self._limits.owed(claim)) is not None:
-            return _Got.SERVED if waits and self._take_back(claim, able, owed) else _Got.LATER
+            return _VisitResult.SERVED if waits and self._take_back(claim, able, owed) else _VisitResult.LATER
         if waits and self.policy.reserve:
             self._limits.close(claim)
-        return _Got.BARRED
+        return _VisitResult.BARRED
 
     def _may_be_had(self, spec: ClaimSpec) -> bool:
         """Whether who asks for the same devices and other resources may get what this one did not."""
@@ -347,7 +349,7 @@ class _Pass:
     def _usable(self, state: PoolState, spec: ClaimSpec) -> bool:
         if state.problem:
             return False
-        return not spec.resources or enough(state.pool, self._used(state), spec.resources)
+        return not spec.resources or has_resources_left(state.pool, self._used(state), spec.resources)
 
     def _used(self, state: PoolState) -> dict[str, int]:
         return self.used.setdefault(state.pool.name, {})
@@ -396,7 +398,7 @@ class _Pass:
 
     def _fits_numbers(self, claim: Claim, pool: PoolName, *, take: bool = True) -> bool:
         """Whether what is kept as a number allows it: it ends before, or enough is left over."""
-        limit, size = limit_of(claim), claim.spec.size
+        limit, size = backfill_limit_s(claim), claim.spec.size
         numbers = [kept for kept in self._kept.get(pool, ()) if kept.spare is not None]
         over = [kept for kept in numbers if not (self.policy.backfill and limit <= kept.window_s(self.now))]
         if any((kept.spare or 0) < size for kept in over):
@@ -410,7 +412,7 @@ class _Pass:
         spec = claim.spec
         if not self.policy.backfill or spec.time_limit_s is None:
             return False
-        limit = limit_of(claim)
+        limit = backfill_limit_s(claim)
         for kept in self._kept.get(state.pool.name, ()):
             if kept.spare is None and limit <= kept.window_s(self.now):
                 block = kept.find(spec.size)
@@ -421,7 +423,13 @@ class _Pass:
         return False
 
     def _accept(
-        self, claim: Claim, state: PoolState, block: Block | None, place: Place | None = None, *, taken: bool = False
+        self,
+        claim: Claim,
+        state: PoolState,
+        block: Block | None,
+        place: GuaranteedPlacement | None = None,
+        *,
+        taken: bool = False,
     ) -> None:
         """It gets the block: granted now, or, if another scheduler has it, lent to that one until it starts it."""
         name, spec = state.pool.name, claim.spec
@@ -430,16 +438,16 @@ class _Pass:
         if block is not None:
             if not taken:
                 self.trials[name].take(block)
-            until = after(self.now, spec.time_limit_s) if spec.time_limit_s is not None else NEVER
+            until = add_seconds(self.now, spec.time_limit_s) if spec.time_limit_s is not None else NO_RELEASE
             self.ends[name].put(block, until)
             cell = self._tie(claim, state, block, place)
         self._use(spec, name)
         if claim.state is ClaimState.ANNOUNCED:
-            self.lent.append(Reservation(claim.id, name, block or _NOTHING, Instant(0)))
+            self.lent.append(ReservedBlock(claim.id, name, block or _NOTHING, Timestamp(0)))
         else:
             self.grants.append(Grant(claim.id, name, block, cell))
 
-    def _tie(self, claim: Claim, state: PoolState, block: Block, place: Place | None) -> Block | None:
+    def _tie(self, claim: Claim, state: PoolState, block: Block, place: GuaranteedPlacement | None) -> Block | None:
         """Reckon a block as its project's; the cell it is in."""
         if not self._pays:
             return None
@@ -454,8 +462,8 @@ class _Pass:
                 self._tighten()
             return None
         cell = place.cell if len(place.cell) else block
-        tenant = replace(tenant_of(claim, state.pool.name, block), cell=cell)
-        estate.bind(Place(place.owner, cell, block), tenant)
+        tenant = replace(holder_from_claim(claim, state.pool.name, block), cell=cell)
+        estate.bind(GuaranteedPlacement(place.owner, cell, block), tenant)
         limits.settle(project, len(block), estate.owners_of(tenant))
         self._tighten()
         return cell
@@ -471,7 +479,7 @@ class _Pass:
 
     # -- blocks that are not -----------------------------------------------------------------------------------------
 
-    def _take_back(self, claim: Claim, able: Sequence[PoolState], owed: Owed) -> bool:
+    def _take_back(self, claim: Claim, able: Sequence[PoolState], owed: LimitDeficits) -> bool:
         """Have borrowers yield to a claim within its guarantee, and keep the block for it until they have.
 
         Args:
@@ -479,7 +487,7 @@ class _Pass:
             able: the pools that could serve it.
             owed: what has to be given back under limits of projects, too.
         """
-        best: tuple[Wanted, PoolState] | None = None
+        best: tuple[ReclaimCandidate, PoolState] | None = None
         for state in able:
             if not self.is_within(claim, state) or not self._usable(state, claim.spec):
                 continue
@@ -499,21 +507,21 @@ class _Pass:
                 self._priced[tenant.pool].holders = None
             if not tenant.leaving:
                 self._limits.leave(tenant)
-        until = after(max(wanted.when, self.now), self.policy.yield_s)
+        until = add_seconds(max(wanted.when, self.now), self.policy.yield_s)
         self._keep(claim, state, wanted.place.block, until)
         self._tie(claim, state, wanted.place.block, wanted.place)
         self._use(claim.spec, state.pool.name)
         return True
 
-    def _cheapest(self, claim: Claim, state: PoolState, owed: Owed) -> Wanted | None:
+    def _cheapest(self, claim: Claim, state: PoolState, owed: LimitDeficits) -> ReclaimCandidate | None:
         name, spec = state.pool.name, claim.spec
         asks = (name, spec.project, spec.size, self._over(claim))
         if asks in self._vain:
             return None
         tenants = self._seen[name].values()
         if name not in self._priced:
-            self._priced[name] = Known(self.policy, self.now)
-        found = cheapest(
+            self._priced[name] = ReclaimCosts(self.policy, self.now)
+        found = find_cheapest_reclaim(
             self._estates[name],
             self._cells(spec.project, name, spec.size),
             state,
@@ -524,20 +532,20 @@ class _Pass:
             self.policy,
             self.now,
             self._priced[name],
-            Overdraft(owed, self._tenants) if owed else None,
+            LimitDeficit(owed, self._tenants) if owed else None,
         )
         if found is None:
             self._vain.add(asks)
         return found
 
-    def _keep(self, claim: Claim, state: PoolState, block: Block, until: Instant) -> None:
+    def _keep(self, claim: Claim, state: PoolState, block: Block, until: Timestamp) -> None:
         self._open_windows.clear()
         name = state.pool.name
-        reservation = Reservation(claim.id, name, block, until)
+        reservation = ReservedBlock(claim.id, name, block, until)
         self.promised.append(reservation)
         # Nobody may use it meanwhile: who came in would run for a time before it is asked, and so would the next.
-        self._kept.setdefault(name, []).append(Kept(reservation, state, self.trials[name], ENDLESS))
-        self.ends[name].put(block, NEVER)
+        self._kept.setdefault(name, []).append(BackfillWindow(reservation, state, self.trials[name], NO_LIMIT_S))
+        self.ends[name].put(block, NO_RELEASE)
 
     def _make_room(self, claim: Claim, able: Sequence[PoolState]) -> bool:
         """Have claims go on elsewhere for it; where it lets others pass not before they had what is free."""
@@ -551,9 +559,9 @@ class _Pass:
     def _move(self, claim: Claim, able: Sequence[PoolState]) -> bool:
         """Have claims go on elsewhere, where enough is free but no block; suggested only, if the policy says so."""
         mode = self.policy.defragment
-        if mode is Defragment.OFF or (mode is Defragment.ON and self._moves_left < 1):
+        if mode is DefragmentMode.OFF or (mode is DefragmentMode.ON and self._moves_left < 1):
             return False
-        best: tuple[float, Room, PoolState] | None = None
+        best: tuple[float, Relocation, PoolState] | None = None
         for state in able:
             found = self._room(claim, state)
             if found is not None and (best is None or found.cost < best[0]):
@@ -562,9 +570,9 @@ class _Pass:
             return False
         _, room, state = best
         name = state.pool.name
-        moves = tuple(Reclaim(tenant.claim, claim.id, Spot(name, block)) for tenant, block in room.moves)
-        if mode is Defragment.SUGGEST:
-            self.suggested.append(Moves(claim.id, Spot(name, room.block), moves, room.cost))
+        moves = tuple(Reclaim(tenant.claim, claim.id, PoolBlock(name, block)) for tenant, block in room.moves)
+        if mode is DefragmentMode.SUGGEST:
+            self.suggested.append(MovePlan(claim.id, PoolBlock(name, room.block), moves, room.cost))
             return False
         self._fits_numbers(claim, name)
         self.reclaims += moves
@@ -575,14 +583,14 @@ class _Pass:
                 self._priced[name].holders = None
             for part in state.free.free_within(block):
                 self.trials[name].take(part)
-        self._keep(claim, state, room.block, after(self.now, self.policy.yield_s))
+        self._keep(claim, state, room.block, add_seconds(self.now, self.policy.yield_s))
         self._limits.hold(claim.spec.project, claim.user, claim.spec.size)
         self._use(claim.spec, name)
         return True
 
     def _lets_pass(self, claim: Claim, state: PoolState) -> bool:
         passable = state.pool.name in self.scene.resumable
-        return passable and lets_pass(claim, state, self.ends[state.pool.name].read(), self.policy, self.now)
+        return passable and is_bypassable(claim, state, self.ends[state.pool.name].read(), self.policy, self.now)
 
     def _move_into_rest(self, claim: Claim, able: Sequence[PoolState]) -> None:
         """Make room for one that let others pass, of what they have left."""
@@ -599,25 +607,25 @@ class _Pass:
         elif mine is not None:
             self._use(claim.spec, mine[1].pool)
 
-    def _room(self, claim: Claim, state: PoolState) -> Room | None:
+    def _room(self, claim: Claim, state: PoolState) -> Relocation | None:
         """Room for it in a pool, if that is worth what it costs: less than it would wait for."""
         spec, name = claim.spec, state.pool.name
         if not self._usable(state, spec) or state.free.free < spec.size or isinstance(state.pool.topology, AnySubset):
             return None
-        if self.policy.defragment is Defragment.SUGGEST and (name, True) in self.reservations:
+        if self.policy.defragment is DefragmentMode.SUGGEST and (name, True) in self.reservations:
             return None  # told for the first that waits
         guaranteed = name in self._estates  # who is in a cell, or cannot be asked, stays where he was counted
         if not self._fits_numbers(claim, name, take=False) or (guaranteed and not spec.preemptible):
             return None
         soonest = self.ends[name].read().soonest(spec.size)
-        wait_s = DAY_S if soonest is None or soonest[1] >= NEVER else max(0, soonest[1] - self.now) / SECOND
+        wait_s = DAY_S if soonest is None or soonest[1] >= NO_RELEASE else max(0, soonest[1] - self.now) / SECOND
         tenants = [
             replace(one, movable=False) if one.claim in self._asked or (guaranteed and one.is_firm) else one
             for one in (self._tenants if self._pays else self.scene.tenants())
             if one.pool == name
         ]
-        most = self._moves_left if self.policy.defragment is Defragment.ON else self.policy.moves_per_hour
-        room = room_for(state, spec.size, tenants, self.now, self.policy.move_s, most)
+        most = self._moves_left if self.policy.defragment is DefragmentMode.ON else self.policy.moves_per_hour
+        room = find_relocation(state, spec.size, tenants, self.now, self.policy.move_s, most)
         return room if room is not None and room.cost < spec.size * wait_s else None
 
     def _keeps(self, state: PoolState, size: int) -> bool:
@@ -630,13 +638,13 @@ class _Pass:
 
         Who asks for no devices keeps only the resources: it must not take the place of one who waits for a block.
         """
-        best: tuple[Instant, int, PoolState, Block, int | None] | None = None
+        best: tuple[Timestamp, int, PoolState, Block, int | None] | None = None
         for state in able:
             size = claim.spec.size
             if state.problem or self._keeps(state, size):
                 continue
             if not size:
-                found: tuple[Block, Instant, int] | None = (_NOTHING, NEVER, 0)
+                found: tuple[Block, Timestamp, int] | None = (_NOTHING, NO_RELEASE, 0)
             else:
                 found = self.ends[state.pool.name].read().soonest(size)
             if found is None or found[1] >= OUT_OF_SERVICE:
@@ -651,19 +659,23 @@ class _Pass:
             if size and not moving and self._lets_pass(claim, state):
                 block = _NOTHING
             elif size and state.pool.name in self.scene.movable and isinstance(state.pool.topology, PowerOfTwo):
-                block, until, spare = as_number(self.ends[state.pool.name].read(), size, block, until, self.now)
+                block, until, spare = reserve_device_count(
+                    self.ends[state.pool.name].read(), size, block, until, self.now
+                )
             if best is None or (until, held) < best[:2]:
                 best = (until, held, state, block, spare)
         if best is None:
             return False
         until, _, state, block, spare = best
-        until = Instant(0) if until == FREE else until
+        until = Timestamp(0) if until == FREE else until
         name = state.pool.name
-        kept = Reservation(claim.id, name, block, until)
+        kept = ReservedBlock(claim.id, name, block, until)
         self.reservations[name, claim.spec.size > 0] = kept
         if claim.spec.size:
             self._open_windows.clear()
-            self._kept.setdefault(name, []).append(Kept(kept, state, self.trials[name], self.policy.making_s, spare))
+            self._kept.setdefault(name, []).append(
+                BackfillWindow(kept, state, self.trials[name], self.policy.making_s, spare)
+            )
         self._use(claim.spec, name)
         return True
 
@@ -673,7 +685,7 @@ class _Pass:
             ends.undo()
 
 
-def plan(scene: Scene, policy: Policy, now: Instant) -> Plan:
+def plan_schedule(scene: SchedulingSnapshot, policy: Policy, now: Timestamp) -> SchedulePlan:
     """Who gets which block now, what is kept for those who must wait, and who is asked to yield or to move.
 
     Args:
@@ -681,15 +693,15 @@ def plan(scene: Scene, policy: Policy, now: Instant) -> Plan:
         policy: what the admin chose.
         now: the turn's time, from which the time limits of new grants count.
     """
-    trials = {name: Trial(state.free) for name, state in scene.pools.items()}
-    one = _Pass(scene, policy, now, trials)
+    trials = {name: Savepoint(state.free) for name, state in scene.pools.items()}
+    one = _SchedulingPass(scene, policy, now, trials)
     try:
         one.serve()
         reservations = (*one.reservations.values(), *one.promised, *one.lent)
-        return Plan(
+        return SchedulePlan(
             tuple(one.grants),
             reservations,
-            tuple(offers_of(scene.announced, scene.pools, one.lent, scene.guarded)),
+            tuple(build_offers(scene.announced, scene.pools, one.lent, scene.guarded)),
             tuple(one.reclaims),
             tuple(one.adopted),
             tuple(one.suggested),

@@ -6,19 +6,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from moorings.core.devices import PoolName
-from moorings.core.explain import tenants_of
+from moorings.core.explain import list_holders
 from moorings.core.fleet import Fleet
-from moorings.core.instants import SECOND, Instant
-from moorings.core.plans import Tenant
+from moorings.core.instants import SECOND, Timestamp
+from moorings.core.plans import Holder
 from moorings.core.policy import Policy
-from moorings.core.projects import Project, decayed, share_of
-from moorings.core.shares import Blocks, devices_of
+from moorings.core.projects import Project, decayed_usage, guaranteed_blocks_in
+from moorings.core.shares import BlockCounts, count_devices
 
 HOUR_S = 3600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quota:
+class ProjectQuota:
     """One project in one pool, with all projects below it (but for ``used_device_hours``).
 
     Attributes:
@@ -36,7 +36,7 @@ class Quota:
 
     project: str
     pool: PoolName
-    blocks: Blocks = ()
+    blocks: BlockCounts = ()
     held: int = 0
     borrowed: int = 0
     waiting: int = 0
@@ -48,7 +48,7 @@ class Quota:
     @property
     def guaranteed(self) -> int:
         """Devices it is guaranteed."""
-        return devices_of(self.blocks)
+        return count_devices(self.blocks)
 
 
 @dataclass(slots=True)
@@ -59,13 +59,13 @@ class _Counts:
     waiting_devices: int = 0
 
 
-def quota_rows(fleet: Fleet, now: Instant, policy: Policy) -> list[Quota]:
+def quota_rows(fleet: Fleet, now: Timestamp, policy: Policy) -> list[ProjectQuota]:
     """What each project has, by project and pool: every project that is defined, and others that hold or wait.
 
     A project has a row for each pool in which it is guaranteed, holds or waits for something, but at least one.
     """
     projects = fleet.projects
-    tenants = tenants_of(fleet)
+    tenants = list_holders(fleet)
     counts = {name: {share.pool: _Counts() for share in project.shares} for name, project in projects.by_name.items()}
     for tenant in tenants:
         for name in projects.lineage(tenant.project):
@@ -79,15 +79,15 @@ def quota_rows(fleet: Fleet, now: Instant, policy: Policy) -> list[Quota]:
             of_pool = counts.setdefault(name, {}).setdefault(pool, _Counts())
             of_pool.waiting += count
             of_pool.waiting_devices += size * count
-    used = _used(fleet, tenants, now, policy)
-    rows: list[Quota] = []
+    used = _usage_hours(fleet, tenants, now, policy)
+    rows: list[ProjectQuota] = []
     for name, pools in sorted(counts.items()):
         known, hours = projects.get(name) or Project(name=name), used.get(name, 0.0)
         rows += [
-            Quota(
+            ProjectQuota(
                 project=name,
                 pool=pool,
-                blocks=share_of(known, pool),
+                blocks=guaranteed_blocks_in(known, pool),
                 held=counted.held,
                 borrowed=counted.borrowed,
                 waiting=counted.waiting,
@@ -115,9 +115,9 @@ def _waiting(fleet: Fleet) -> Iterator[tuple[str, PoolName, int, int]]:
             yield from ((name, pool, size, count) for name, count in parts)
 
 
-def _used(fleet: Fleet, tenants: list[Tenant], now: Instant, policy: Policy) -> dict[str, float]:
+def _usage_hours(fleet: Fleet, tenants: list[Holder], now: Timestamp, policy: Policy) -> dict[str, float]:
     """Device-hours, by project: as the order among those who borrow has them."""
-    used = {name: float(decayed(usage, now, policy.half_life_s)) for name, usage in fleet.usage.items()}
+    used = {name: float(decayed_usage(usage, now, policy.half_life_s)) for name, usage in fleet.usage.items()}
     for tenant in tenants:
         if tenant.since is not None:
             known = used.get(tenant.project, 0.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,5 +22,5 @@ class Reason:
     code: str
     message: str
     blockers: tuple[str, ...] = ()
-    until: Instant | None = None
+    until: Timestamp | None = None
     hint: str = ""

@@ -13,11 +13,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from moorings.core.cells import Counted, Estate, OpenCells, Place
+from moorings.core.cells import DeviceCountMap, GuaranteedPlacement, GuaranteeMap, UsableGuarantees
 from moorings.core.claims import ClaimId
 from moorings.core.fleet import PoolState
-from moorings.core.instants import Instant, after
-from moorings.core.plans import Tenant
+from moorings.core.instants import Timestamp, add_seconds
+from moorings.core.plans import Holder
 from moorings.core.policy import Policy
 from moorings.core.topology import Block
 
@@ -26,21 +26,21 @@ MAKING_S_MIN: Final = 1.0  # nobody is asked before there is something to give b
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ReclaimCandidate:
     """A place, who has to leave it, when all of them may be asked, and the device-seconds that are lost."""
 
-    place: Place
-    victims: tuple[Tenant, ...]
-    when: Instant
+    place: GuaranteedPlacement
+    victims: tuple[Holder, ...]
+    when: Timestamp
     lost: float
 
     @property
-    def cost(self) -> tuple[Instant, float, int, int]:
+    def cost(self) -> tuple[Timestamp, float, int, int]:
         """What is compared: the least is best."""
         return (self.when, self.lost, len(self.place.cell), self.place.block.start if len(self.place.block) else 0)
 
 
-class Known:
+class ReclaimCosts:
     """What is reckoned once a turn of the tenants of a pool.
 
     Attributes:
@@ -48,22 +48,22 @@ class Known:
         holders: who holds each device, but those that were asked already; None: not reckoned.
     """
 
-    def __init__(self, policy: Policy, now: Instant) -> None:
+    def __init__(self, policy: Policy, now: Timestamp) -> None:
         self.now = now
-        self.holders: dict[int, Tenant] | None = None
+        self.holders: dict[int, Holder] | None = None
         self._policy = policy
-        self._prices: dict[ClaimId, tuple[Instant, float]] = {}
+        self._prices: dict[ClaimId, tuple[Timestamp, float]] = {}
 
-    def price(self, tenant: Tenant) -> tuple[Instant, float]:
+    def price(self, tenant: Holder) -> tuple[Timestamp, float]:
         """When a tenant may be asked, and the device-seconds it loses."""
         found = self._prices.get(tenant.claim)
         if found is None:
-            found = self._prices[tenant.claim] = _price(tenant, self._policy, self.now)
+            found = self._prices[tenant.claim] = _reclaim_cost(tenant, self._policy, self.now)
         return found
 
 
 @dataclass(frozen=True, slots=True)
-class Overdraft:
+class LimitDeficit:
     """What must be given back under limits of projects before a claim may have its devices, wherever they are.
 
     Attributes:
@@ -72,22 +72,22 @@ class Overdraft:
     """
 
     owed: tuple[tuple[str, int], ...]
-    tenants: Sequence[Tenant]
+    tenants: Sequence[Holder]
 
 
-def cheapest(
-    estate: Estate,
-    open_cells: OpenCells,
+def find_cheapest_reclaim(
+    estate: GuaranteeMap,
+    open_cells: UsableGuarantees,
     state: PoolState,
     size: int,
     over: int | None,
-    tenants: Sequence[Tenant],
+    tenants: Sequence[Holder],
     asked: Collection[ClaimId],
     policy: Policy,
-    now: Instant,
-    known: Known | None = None,
-    overdraft: Overdraft | None = None,
-) -> Wanted | None:
+    now: Timestamp,
+    known: ReclaimCosts | None = None,
+    overdraft: LimitDeficit | None = None,
+) -> ReclaimCandidate | None:
     """The place in a pool that a guaranteed claim of ``size`` should be given; None: there is none.
 
     Args:
@@ -103,14 +103,14 @@ def cheapest(
         known: what was reckoned for the same tenants in this pool before, in the same turn.
         overdraft: what must be given back besides; None: no limit stands against the claim.
     """
-    known = known if known is not None else Known(policy, now)
-    due = _Due(overdraft, asked, known) if overdraft is not None else None
-    if isinstance(estate, Counted):
+    known = known if known is not None else ReclaimCosts(policy, now)
+    due = _DeficitVictims(overdraft, asked, known) if overdraft is not None else None
+    if isinstance(estate, DeviceCountMap):
         able = [tenant for tenant in tenants if tenant.claim not in asked]
-        return _counted(estate, open_cells, state, size, over, able, known, due)
-    best: Wanted | None = None
+        return _cheapest_by_count(estate, open_cells, state, size, over, able, known, due)
+    best: ReclaimCandidate | None = None
     if known.holders is None:
-        known.holders = holders_of(tenants, asked)
+        known.holders = holders_by_device(tenants, asked)
     holder = known.holders
     for place in estate.places(open_cells, size, over):
         inside_it = {one.claim: one for index in place.block if (one := holder.get(index)) is not None}
@@ -131,39 +131,39 @@ def cheapest(
     return best
 
 
-def holders_of(tenants: Iterable[Tenant], asked: Collection[ClaimId]) -> dict[int, Tenant]:
+def holders_by_device(tenants: Iterable[Holder], asked: Collection[ClaimId]) -> dict[int, Holder]:
     """Who holds each device of a pool, but those that were asked already."""
-    found: dict[int, Tenant] = {}
+    found: dict[int, Holder] = {}
     for tenant in tenants:
         if tenant.claim not in asked:
             found.update(dict.fromkeys(tenant.block.members, tenant))
     return found
 
 
-def _price(tenant: Tenant, policy: Policy, now: Instant) -> tuple[Instant, float]:
+def _reclaim_cost(tenant: Holder, policy: Policy, now: Timestamp) -> tuple[Timestamp, float]:
     """When a tenant may be asked, and the device-seconds it loses."""
     if tenant.leaving:
         return now, 0.0
     if tenant.since is None:  # its partition is being made
-        when = after(now, max(policy.min_run_s, MAKING_S_MIN))
+        when = add_seconds(now, max(policy.min_run_s, MAKING_S_MIN))
     else:
-        when = max(now, after(tenant.since, policy.min_run_s))
+        when = max(now, add_seconds(tenant.since, policy.min_run_s))
     return when, tenant.lost(now) + len(tenant.block) * policy.move_s
 
 
-class _Due:
+class _DeficitVictims:
     """Who else has to yield for the sake of limits."""
 
-    def __init__(self, overdraft: Overdraft, asked: Collection[ClaimId], known: Known) -> None:
+    def __init__(self, overdraft: LimitDeficit, asked: Collection[ClaimId], known: ReclaimCosts) -> None:
         self._owed = overdraft.owed
-        able = [one for one in overdraft.tenants if _may_lend(one) and one.claim not in asked]
+        able = [one for one in overdraft.tenants if _is_lent(one) and one.claim not in asked]
         self._known = known
         self._able = sorted(able, key=lambda one: (*known.price(one), one.claim))
 
-    def beside(self, victims: Iterable[Tenant]) -> list[Tenant] | None:
+    def beside(self, victims: Iterable[Holder]) -> list[Holder] | None:
         """Those that must yield beside ``victims``, as few and cheap as they are; None: they are not enough."""
         chosen = {tenant.claim: tenant for tenant in victims}
-        more: list[Tenant] = []
+        more: list[Holder] = []
         for project, devices in self._owed:
             given = sum(len(one.block) for one in chosen.values() if not one.leaving and _is_part(one.project, project))
             rest = [one for one in self._able if one.claim not in chosen and _is_part(one.project, project)]
@@ -175,7 +175,7 @@ class _Due:
         return more
 
 
-def _may_lend(tenant: Tenant) -> bool:
+def _is_lent(tenant: Holder) -> bool:
     return tenant.cell is None and tenant.preemptible and not tenant.leaving
 
 
@@ -183,13 +183,13 @@ def _is_part(name: str, project: str) -> bool:
     return name == project or name.startswith(f"{project}/")
 
 
-def _wanted(place: Place, victims: Iterable[Tenant], known: Known) -> Wanted:
+def _wanted(place: GuaranteedPlacement, victims: Iterable[Holder], known: ReclaimCosts) -> ReclaimCandidate:
     chosen = tuple(victims)
     when = max((known.price(tenant)[0] for tenant in chosen), default=known.now)
-    return Wanted(place, chosen, when, sum(known.price(tenant)[1] for tenant in chosen))
+    return ReclaimCandidate(place, chosen, when, sum(known.price(tenant)[1] for tenant in chosen))
 
 
-def _may_be_asked(tenant: Tenant, place: Place, over: int | None) -> bool:
+def _may_be_asked(tenant: Holder, place: GuaranteedPlacement, over: int | None) -> bool:
     if tenant.leaving:
         return True
     if not tenant.preemptible:
@@ -199,18 +199,18 @@ def _may_be_asked(tenant: Tenant, place: Place, over: int | None) -> bool:
     return tenant.cell == place.cell and over is not None and tenant.priority < over
 
 
-def _counted(
-    estate: Counted,
-    open_cells: OpenCells,
+def _cheapest_by_count(
+    estate: DeviceCountMap,
+    open_cells: UsableGuarantees,
     state: PoolState,
     size: int,
     over: int | None,
-    tenants: Sequence[Tenant],
-    known: Known,
-    due: _Due | None,
-) -> Wanted | None:
+    tenants: Sequence[Holder],
+    known: ReclaimCosts,
+    due: _DeficitVictims | None,
+) -> ReclaimCandidate | None:
     """Where any devices do: the cheapest claims that together hold enough."""
-    best: Wanted | None = None
+    best: ReclaimCandidate | None = None
     held = {tenant.claim: tenant for tenant in tenants}
     for place in estate.places(open_cells, size, over):
         used = estate.within(open_cells, over) if over is not None else []
@@ -236,7 +236,7 @@ def _counted(
         devices = [index for part in state.free.free_within(_all(state)) for index in part][:size]
         devices += [index for one in here for index in one.block]
         block = Block.of(sorted(devices[:size]))
-        found = _wanted(Place(place.owner, block, block), victims, known)
+        found = _wanted(GuaranteedPlacement(place.owner, block, block), victims, known)
         if best is None or found.cost < best.cost:
             best = found
     return best
@@ -246,7 +246,7 @@ def _all(state: PoolState) -> Block:
     return Block(range(state.pool.topology.n_devices))
 
 
-def _cheapest(tenants: Sequence[Tenant], needed: int, known: Known) -> list[Tenant] | None:
+def _cheapest(tenants: Sequence[Holder], needed: int, known: ReclaimCosts) -> list[Holder] | None:
     """Those that together hold enough, can be asked soonest, and lose least; None: all are too few.
 
     Args:
@@ -279,9 +279,9 @@ def _cheapest(tenants: Sequence[Tenant], needed: int, known: Known) -> list[Tena
     return [*gone, *(tenant for number, tenant in enumerate(able) if best[1] >> number & 1)]
 
 
-def _enough(tenants: Sequence[Tenant], needed: int, worth: Mapping[ClaimId, int]) -> list[Tenant] | None:
+def _enough(tenants: Sequence[Holder], needed: int, worth: Mapping[ClaimId, int]) -> list[Holder] | None:
     """The first of them that together are worth enough, without those that are not needed; None: all are too few."""
-    chosen: list[Tenant] = []
+    chosen: list[Holder] = []
     have = 0
     for tenant in tenants:
         if have >= needed:

@@ -11,24 +11,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from moorings.core.claims import Claim, ClaimId, PartitionId
-from moorings.core.hardware import Answer, Seen, Sighting, Verdict
+from moorings.core.hardware import DriverResult, ListedPartition, ObservedState, ResultCode
 from moorings.core.partitions import Partition, PartitionState
 from moorings.core.topology import Block
 
-LISTINGS_NEEDED = 3
+LISTINGS_REQUIRED = 3
 # For so long, too, before a job loses its partition: while something is made, listings come ten a second, and the
 # controller of the hardware may restart and show nothing for a while. Late costs nothing: a job without devices fails.
-BAD_S = 30.0
+MISSING_S_MIN = 30.0
 ERRORS_NEEDED = 5  # in a row, before a live job's partition counts as broken: an agent that is down comes back
 
-_TELLING: dict[PartitionState, frozenset[Seen]] = {
-    PartitionState.PROVISIONING: frozenset({Seen.ACTIVE, Seen.ERROR}),
-    PartitionState.ACTIVE: frozenset({Seen.ERROR}),
-    PartitionState.RESETTING: frozenset({Seen.ACTIVE, Seen.ERROR}),
+_SIGNIFICANT_STATES: dict[PartitionState, frozenset[ObservedState]] = {
+    PartitionState.PROVISIONING: frozenset({ObservedState.ACTIVE, ObservedState.ERROR}),
+    PartitionState.ACTIVE: frozenset({ObservedState.ERROR}),
+    PartitionState.RESETTING: frozenset({ObservedState.ACTIVE, ObservedState.ERROR}),
 }
 
 
-def mark_of(installation: str, partition: PartitionId) -> str:
+def mark_for(installation: str, partition: PartitionId) -> str:
     """The mark by which a driver's partition is known as ours, and as which."""
     return f"moorings/{installation}/{partition}"
 
@@ -46,11 +46,11 @@ class Streak:
 
     def is_proof(self, times: int) -> bool:
         """Whether it is enough to end something by."""
-        return self.times >= times and self.lasted_s >= BAD_S
+        return self.times >= times and self.lasted_s >= MISSING_S_MIN
 
 
 @dataclass(slots=True)
-class Memory:
+class ListingHistory:
     """What is remembered from listing to listing of one pool.
 
     Attributes:
@@ -67,7 +67,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class ReconcileResult:
     """What follows from a listing.
 
     Attributes:
@@ -79,21 +79,21 @@ class Judgement:
         memory: for the next listing.
     """
 
-    answers: tuple[tuple[PartitionId, Answer], ...]
+    answers: tuple[tuple[PartitionId, DriverResult], ...]
     again: tuple[PartitionId, ...]
-    strays: tuple[Sighting, ...]
+    strays: tuple[ListedPartition, ...]
     foreign: Mapping[str, Block]
-    memory: Memory
+    memory: ListingHistory
 
 
-def judge(
+def reconcile_listing(
     partitions: Iterable[Partition],
     ordered: frozenset[PartitionId],
-    sightings: Sequence[Sighting],
-    memory: Memory,
+    sightings: Sequence[ListedPartition],
+    memory: ListingHistory,
     installation: str,
     apart_s: float,
-) -> Judgement:
+) -> ReconcileResult:
     """What one good listing says.
 
     Args:
@@ -104,44 +104,44 @@ def judge(
         installation: our id; marks hold it.
         apart_s: seconds since the listing before, at least.
     """
-    ours = mark_of(installation, PartitionId(""))
+    ours = mark_for(installation, PartitionId(""))
     by_mark = {sighting.mark: sighting for sighting in sightings if sighting.mark.startswith(ours)}
-    judge_one = _Judge(memory, ordered, apart_s)
+    judge_one = _ListingReconciler(memory, ordered, apart_s)
     held: set[str] = set()
     for partition in partitions:
-        mark = mark_of(installation, partition.id)
+        mark = mark_for(installation, partition.id)
         held.add(mark)
         judge_one.see(partition, by_mark.get(mark))
     strays = {mark: memory.strays.get(mark, 0) + 1 for mark in by_mark if mark not in held}
     judge_one.memory.strays = strays
-    sure = [by_mark[mark] for mark, seen in sorted(strays.items()) if seen >= LISTINGS_NEEDED]
+    sure = [by_mark[mark] for mark, seen in sorted(strays.items()) if seen >= LISTINGS_REQUIRED]
     others = [sighting for sighting in sightings if sighting.mark not in held]
-    return Judgement(
+    return ReconcileResult(
         answers=tuple(judge_one.answers),
         again=tuple(judge_one.again),
-        strays=tuple(stray for stray in sure if stray.seen is not Seen.REMOVING),
+        strays=tuple(stray for stray in sure if stray.seen is not ObservedState.REMOVING),
         foreign={sighting.name: sighting.block for sighting in sorted(others, key=lambda other: other.name)},
         memory=judge_one.memory,
     )
 
 
-class _Judge:
+class _ListingReconciler:
     """One listing's word on one partition after the other; nothing follows from seeing something once."""
 
-    def __init__(self, before: Memory, ordered: frozenset[PartitionId], apart_s: float) -> None:
+    def __init__(self, before: ListingHistory, ordered: frozenset[PartitionId], apart_s: float) -> None:
         self._before = before
         self._apart_s = apart_s
         self._ordered = ordered
-        self.memory = Memory()
-        self.answers: list[tuple[PartitionId, Answer]] = []
+        self.memory = ListingHistory()
+        self.answers: list[tuple[PartitionId, DriverResult]] = []
         self.again: list[PartitionId] = []
 
-    def see(self, partition: Partition, sighting: Sighting | None) -> None:
+    def see(self, partition: Partition, sighting: ListedPartition | None) -> None:
         if sighting is None:
             self._missing(partition)
         elif partition.state is PartitionState.REMOVING:
             self._still_there(partition, sighting)
-        elif sighting.seen in _TELLING.get(partition.state, ()):
+        elif sighting.seen in _SIGNIFICANT_STATES.get(partition.state, ()):
             if partition.state is PartitionState.RESETTING and partition.id not in self._ordered:
                 return  # it shows the state before the reset
             self._told(partition, sighting)
@@ -152,30 +152,33 @@ class _Judge:
         if partition.state is PartitionState.REMOVING and partition.id in self._ordered:
             self.again.append(partition.id)  # the driver's own answer to another removal is what counts
         elif partition.state is PartitionState.PROVISIONING:
-            if streak.times >= LISTINGS_NEEDED and partition.id in self._ordered:
+            if streak.times >= LISTINGS_REQUIRED and partition.id in self._ordered:
                 self.again.append(partition.id)
-        elif streak.is_proof(LISTINGS_NEEDED) and partition.state in (PartitionState.ACTIVE, PartitionState.RESETTING):
+        elif streak.is_proof(LISTINGS_REQUIRED) and partition.state in (
+            PartitionState.ACTIVE,
+            PartitionState.RESETTING,
+        ):
             detail = f"it was missing in {streak.times} listings in a row, for {streak.lasted_s:.0f} s"
-            self.answers.append((partition.id, Answer(Verdict.OK, Seen.ABSENT, detail)))
+            self.answers.append((partition.id, DriverResult(ResultCode.OK, ObservedState.ABSENT, detail)))
 
-    def _still_there(self, partition: Partition, sighting: Sighting) -> None:
+    def _still_there(self, partition: Partition, sighting: ListedPartition) -> None:
         """Order a removal again that the driver seems to have forgotten."""
-        if partition.id in self._ordered and sighting.seen not in (Seen.REMOVING, Seen.UNKNOWN):
+        if partition.id in self._ordered and sighting.seen not in (ObservedState.REMOVING, ObservedState.UNKNOWN):
             times = self.memory.unmoved[partition.id] = self._before.unmoved.get(partition.id, 0) + 1
-            if times >= LISTINGS_NEEDED:
+            if times >= LISTINGS_REQUIRED:
                 self.again.append(partition.id)
 
-    def _told(self, partition: Partition, sighting: Sighting) -> None:
-        if sighting.seen is Seen.ERROR and partition.state is not PartitionState.PROVISIONING:
+    def _told(self, partition: Partition, sighting: ListedPartition) -> None:
+        if sighting.seen is ObservedState.ERROR and partition.state is not PartitionState.PROVISIONING:
             streak = self._before.errors.get(partition.id, Streak()).longer(self._apart_s)
             self.memory.errors[partition.id] = streak
             if not streak.is_proof(ERRORS_NEEDED):
                 return
         detail = f"the driver reports {sighting.raw or sighting.seen}"
-        self.answers.append((partition.id, Answer(Verdict.OK, sighting.seen, detail)))
+        self.answers.append((partition.id, DriverResult(ResultCode.OK, sighting.seen, detail)))
 
 
-def orphans(claims: Iterable[Claim], prefix: str, alive: Sequence[frozenset[str]]) -> tuple[ClaimId, ...]:
+def find_orphans(claims: Iterable[Claim], prefix: str, alive: Sequence[frozenset[str]]) -> tuple[ClaimId, ...]:
     """The claims whose owner begins with ``prefix`` and is in none of the last listings of what is alive.
 
     Args:
@@ -183,8 +186,8 @@ def orphans(claims: Iterable[Claim], prefix: str, alive: Sequence[frozenset[str]
         prefix: whose claims: ``local/``, ``slurm/alpha/``.
         alive: owners alive, one set a good listing, in order; fewer than ``LISTINGS_NEEDED`` end nothing.
     """
-    recent = alive[-LISTINGS_NEEDED:]
-    if len(recent) < LISTINGS_NEEDED:
+    recent = alive[-LISTINGS_REQUIRED:]
+    if len(recent) < LISTINGS_REQUIRED:
         return ()
     known = frozenset().union(*recent)
     return tuple(sorted(claim.id for claim in claims if claim.owner.startswith(prefix) and claim.owner not in known))

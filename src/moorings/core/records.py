@@ -20,12 +20,12 @@ from moorings.core.topology import Block
 
 RecordT = TypeVar("RecordT")
 
-LATER: Final = {"later": True}
+OMIT_IF_DEFAULT: Final = {"later": True}
 """Marks a field that came after the first release: it is not written while it has its default, so that what was written
 before it came is the same bytes when it is written again (law 9)."""
 
 
-def plain(value: object) -> object:
+def to_plain(value: object) -> object:
     """``value`` as dictionaries, lists, texts and numbers."""
     kind: type = type(value)
     if kind in _ATOMS:
@@ -37,22 +37,26 @@ def plain(value: object) -> object:
         later = _later(kind)
         given = ((name, getattr(value, name)) for name in names)
         return {
-            name: one if type(one) in _ATOMS else plain(one)
+            name: one if type(one) in _ATOMS else to_plain(one)
             for name, one in given
             if name not in later or not _is_default(value, later[name])
         }
     if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
+        return {key: to_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [to_plain(item) for item in value]
     return value
 
 
-def said(value: object) -> object:
+def to_plain_without_defaults(value: object) -> object:
     """Like ``plain``, without what has its default: a field that a later release adds does not change it."""
     if is_dataclass(value) and not isinstance(value, Block):
-        return {item.name: said(getattr(value, item.name)) for item in fields(value) if not _is_default(value, item)}
-    return plain(value)
+        return {
+            item.name: to_plain_without_defaults(getattr(value, item.name))
+            for item in fields(value)
+            if not _is_default(value, item)
+        }
+    return to_plain(value)
 
 
 def _is_default(value: object, item: Field[object]) -> bool:
@@ -60,7 +64,7 @@ def _is_default(value: object, item: Field[object]) -> bool:
     return default is not MISSING and getattr(value, item.name) == default
 
 
-def revive(kind: type[RecordT], data: object) -> RecordT:
+def from_plain(kind: type[RecordT], data: object) -> RecordT:
     """The value of that kind that ``data`` stands for.
 
     Raises:

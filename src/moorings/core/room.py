@@ -12,29 +12,29 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from moorings.core.claims import Claim
-from moorings.core.ends import Ends
+from moorings.core.ends import ReleaseTimes
 from moorings.core.fleet import PoolState
-from moorings.core.instants import Instant, after
-from moorings.core.placement import NEVER, OUT_OF_SERVICE, FreeMap, free_map_of, trial
-from moorings.core.plans import Tenant
-from moorings.core.policy import Defragment, Policy
+from moorings.core.instants import Timestamp, add_seconds
+from moorings.core.placement import NO_RELEASE, OUT_OF_SERVICE, FreeMap, free_map_for, savepoint
+from moorings.core.plans import Holder
+from moorings.core.policy import DefragmentMode, Policy
 from moorings.core.topology import AnySubset, Block, Catalogue, PowerOfTwo
 
-TRIED_MAX = 12
+CANDIDATES_MAX = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class Relocation:
     """A block that could be made free: who goes where, and the device-seconds that are lost by it."""
 
     block: Block
-    moves: tuple[tuple[Tenant, Block], ...]
+    moves: tuple[tuple[Holder, Block], ...]
     cost: float
 
 
-def room_for(
-    state: PoolState, size: int, tenants: Iterable[Tenant], now: Instant, move_s: float, moves_max: int
-) -> Room | None:
+def find_relocation(
+    state: PoolState, size: int, tenants: Iterable[Holder], now: Timestamp, move_s: float, moves_max: int
+) -> Relocation | None:
     """The cheapest way found to make a free block of ``size`` in a pool; None: none was found.
 
     Args:
@@ -49,26 +49,26 @@ def room_for(
     if not isinstance(topology, PowerOfTwo | Catalogue) or state.free.free < size or moves_max < 1:
         return None
     costs = [(tenant, _cost(tenant, now, move_s)) for tenant in tenants]
-    best: Room | None = None
-    for cost, block, inside in _candidates(state, size, costs)[:TRIED_MAX]:
+    best: Relocation | None = None
+    for cost, block, inside in _candidates(state, size, costs)[:CANDIDATES_MAX]:
         if best is not None and cost >= best.cost:
             break
         if len(inside) <= moves_max:
-            found = _empty(state, block, inside)
+            found = _relocate_holders(state, block, inside)
             if found is not None:
-                best = Room(block, found, cost)
+                best = Relocation(block, found, cost)
     if best is None and isinstance(topology, PowerOfTwo):
-        best = _repacked(state, topology, size, costs, moves_max)
+        best = _repack(state, topology, size, costs, moves_max)
     return best
 
 
-def _cost(tenant: Tenant, now: Instant, move_s: float) -> float:
+def _cost(tenant: Holder, now: Timestamp, move_s: float) -> float:
     return len(tenant.block) * move_s + tenant.lost(now)
 
 
 def _candidates(
-    state: PoolState, size: int, costs: Sequence[tuple[Tenant, float]]
-) -> list[tuple[float, Block, list[Tenant]]]:
+    state: PoolState, size: int, costs: Sequence[tuple[Holder, float]]
+) -> list[tuple[float, Block, list[Holder]]]:
     """Blocks whose tenants could all be moved, the cheapest first."""
     topology = state.pool.topology
     at: dict[int, list[int]] = {}  # numbers of blocks in a catalogue, by device
@@ -82,7 +82,7 @@ def _candidates(
     n_blocks = len(blocks)
     total = [0.0] * n_blocks
     held = [0] * n_blocks
-    inside: list[list[Tenant]] = [[] for _ in blocks]
+    inside: list[list[Holder]] = [[] for _ in blocks]
     for tenant, cost in costs:
         block = tenant.block
         start, n_devices = block.start, len(block)
@@ -99,20 +99,22 @@ def _candidates(
             held[number] += sum(index in blocks[number] for index in block) if at else n_devices
     able = [number for number, cost in enumerate(total) if cost < float("inf") and inside[number]]
     able.sort(key=lambda number: (total[number], blocks[number].start))
-    found: list[tuple[float, Block, list[Tenant]]] = []
+    found: list[tuple[float, Block, list[Holder]]] = []
     for number in able:
         free = sum(len(part) for part in state.free.free_within(blocks[number]))
         if free + held[number] == size:  # nothing in it is out of service, kept or a stranger's
             found.append((total[number], blocks[number], inside[number]))
-            if len(found) == TRIED_MAX:
+            if len(found) == CANDIDATES_MAX:
                 break
     return found
 
 
-def _empty(state: PoolState, block: Block, inside: Sequence[Tenant]) -> tuple[tuple[Tenant, Block], ...] | None:
+def _relocate_holders(
+    state: PoolState, block: Block, inside: Sequence[Holder]
+) -> tuple[tuple[Holder, Block], ...] | None:
     """Where the tenants of a block would go; None: not all of them find a place outside."""
-    moves: list[tuple[Tenant, Block]] = []
-    with trial(state.free) as only:
+    moves: list[tuple[Holder, Block]] = []
+    with savepoint(state.free) as only:
         for part in state.free.free_within(block):
             only.take(part)
         for tenant in sorted(inside, key=_largest_first):
@@ -124,12 +126,12 @@ def _empty(state: PoolState, block: Block, inside: Sequence[Tenant]) -> tuple[tu
     return tuple(moves)
 
 
-def _repacked(
-    state: PoolState, topology: PowerOfTwo, size: int, costs: Sequence[tuple[Tenant, float]], moves_max: int
-) -> Room | None:
+def _repack(
+    state: PoolState, topology: PowerOfTwo, size: int, costs: Sequence[tuple[Holder, float]], moves_max: int
+) -> Relocation | None:
     """All movable tenants packed anew, largest first; those that need not move stay, if the rest finds room then."""
     movable = sorted((tenant for tenant, _ in costs if tenant.movable), key=_largest_first)
-    fresh = _emptied(state, topology, movable)
+    fresh = _map_without(state, topology, movable)
     larger = [tenant for tenant in movable if len(tenant.block) > size]
     smaller = [tenant for tenant in movable if len(tenant.block) <= size]
     for tenant in larger:
@@ -142,25 +144,25 @@ def _repacked(
     for tenant in staying:
         fresh.take(tenant.block)
     stay = {tenant.claim for tenant in staying}
-    placed = _place(fresh, [tenant for tenant in smaller if tenant.claim not in stay])
+    placed = _place_all(fresh, [tenant for tenant in smaller if tenant.claim not in stay])
     if placed is None:  # those that stay are in the way: nobody stays
         for tenant in staying:
             fresh.release(tenant.block)
-        placed = _place(fresh, smaller)
+        placed = _place_all(fresh, smaller)
     moves = tuple((tenant, block) for tenant, block in placed or () if tenant.block != block)
     if placed is None or len(moves) > moves_max:
         return None
     known = {tenant.claim: cost for tenant, cost in costs}
-    return Room(wanted, moves, sum(known[tenant.claim] for tenant, _ in moves))
+    return Relocation(wanted, moves, sum(known[tenant.claim] for tenant, _ in moves))
 
 
-def _largest_first(tenant: Tenant) -> tuple[int, int]:
+def _largest_first(tenant: Holder) -> tuple[int, int]:
     return (-len(tenant.block), tenant.block.start)
 
 
-def _emptied(state: PoolState, topology: PowerOfTwo, movable: Sequence[Tenant]) -> FreeMap:
+def _map_without(state: PoolState, topology: PowerOfTwo, movable: Sequence[Holder]) -> FreeMap:
     """The pool's map as if all of them were gone."""
-    fresh = free_map_of(topology)
+    fresh = free_map_for(topology)
     usable = {index for tenant in movable for index in tenant.block}
     for start in range(0, topology.n_devices, topology.max_block):
         around = Block(range(start, min(start + topology.max_block, topology.n_devices)))
@@ -171,9 +173,9 @@ def _emptied(state: PoolState, topology: PowerOfTwo, movable: Sequence[Tenant]) 
     return fresh
 
 
-def _place(free: FreeMap, tenants: Sequence[Tenant]) -> list[tuple[Tenant, Block]] | None:
+def _place_all(free: FreeMap, tenants: Sequence[Holder]) -> list[tuple[Holder, Block]] | None:
     """A best-fit place for each, in order; None: not all find one, and nothing is taken."""
-    placed: list[tuple[Tenant, Block]] = []
+    placed: list[tuple[Holder, Block]] = []
     for tenant in tenants:
         block = free.find(len(tenant.block))
         if block is None:
@@ -185,11 +187,11 @@ def _place(free: FreeMap, tenants: Sequence[Tenant]) -> list[tuple[Tenant, Block
     return placed
 
 
-def lets_pass(claim: Claim, state: PoolState, ends: Ends, policy: Policy, now: Instant) -> bool:
+def is_bypassable(claim: Claim, state: PoolState, ends: ReleaseTimes, policy: Policy, now: Timestamp) -> bool:
     """Whether a claim for which others could be moved lets those behind it have what is free, for now."""
-    if not policy.patience_s or policy.defragment is not Defragment.ON:
+    if not policy.patience_s or policy.defragment is not DefragmentMode.ON:
         return False
-    if isinstance(state.pool.topology, AnySubset) or now >= after(claim.arrival, policy.patience_s):
+    if isinstance(state.pool.topology, AnySubset) or now >= add_seconds(claim.arrival, policy.patience_s):
         return False
     soonest = ends.soonest(claim.spec.size)
-    return soonest is not None and NEVER <= soonest[1] < OUT_OF_SERVICE
+    return soonest is not None and NO_RELEASE <= soonest[1] < OUT_OF_SERVICE

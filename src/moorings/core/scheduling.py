@@ -7,24 +7,24 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from moorings.core import partitions
-from moorings.core.announced import Announced
+from moorings.core.announced import QueueReport
 from moorings.core.claims import Claim, ClaimEvent, ClaimId, ClaimState, PartitionId, QueueMode
-from moorings.core.defragment import moves_for
-from moorings.core.demands import Demands
+from moorings.core.defragment import plan_defragmentation
+from moorings.core.demands import InputTurn
 from moorings.core.devices import PoolName
 from moorings.core.ends import FREE
 from moorings.core.errors import MooringsError
-from moorings.core.explain import explain
-from moorings.core.fleet import end_of, touched
-from moorings.core.inputs import MakeRoom, ReleaseClaim, RenewClaim, YieldClaim
-from moorings.core.instants import SECOND, Instant, after
-from moorings.core.lines import BY_HAND, LineKey, View, line_of
+from moorings.core.explain import explain_wait
+from moorings.core.fleet import changed_partition_ids, expected_release
+from moorings.core.inputs import DefragmentPool, ReleaseClaim, RenewClaim, YieldClaim
+from moorings.core.instants import SECOND, Timestamp, add_seconds
+from moorings.core.lines import USER_OWNER_PREFIX, ClassKey, PendingClassView, class_key
 from moorings.core.partitions import Partition, PartitionState
-from moorings.core.placement import NEVER, OUT_OF_SERVICE
-from moorings.core.plans import Grant, Moves, Reclaim, Scene, Tenant, tenants_among
-from moorings.core.policy import Defragment
-from moorings.core.projects import decayed
-from moorings.core.queue import plan
+from moorings.core.placement import NO_RELEASE, OUT_OF_SERVICE
+from moorings.core.plans import Grant, Holder, MovePlan, Reclaim, SchedulingSnapshot, list_holders_of
+from moorings.core.policy import DefragmentMode
+from moorings.core.projects import decayed_usage
+from moorings.core.queue import plan_schedule
 from moorings.core.reasons import Reason
 from moorings.core.topology import Block
 
@@ -32,10 +32,10 @@ HOUR_S = 3600.0
 _MOVING = frozenset({ClaimState.RECLAIMING, ClaimState.YIELDING, ClaimState.PENDING})
 
 
-class Scheduling(Demands):
+class ScheduleTurn(InputTurn):
     """The part of a turn that serves the queue."""
 
-    def lapse(self, since: Instant, in_use: Callable[[ClaimId], bool] = lambda _: False) -> list[Claim]:
+    def lapse(self, since: Timestamp, in_use: Callable[[ClaimId], bool] = lambda _: False) -> list[Claim]:
         """Release every claim whose lease has run out, but those that are in use; these.
 
         Args:
@@ -49,12 +49,12 @@ class Scheduling(Demands):
             self._begin_anew()
             return []
         spared = []
-        due = self.fleet.leases[: bisect_left(self.fleet.leases, (Instant(self.now + 1), ClaimId("")))]
+        due = self.fleet.leases[: bisect_left(self.fleet.leases, (Timestamp(self.now + 1), ClaimId("")))]
         for ident in sorted(ident for _, ident in due):
             claim = self.claim(ident)
             if claim is None or claim.ended or claim.lease_until is None or claim.spec.lease_s is None:
                 continue
-            if max(claim.lease_until, after(since, claim.spec.lease_s)) > self.now:
+            if max(claim.lease_until, add_seconds(since, claim.spec.lease_s)) > self.now:
                 continue
             if in_use(ident):
                 spared.append(claim)
@@ -68,12 +68,15 @@ class Scheduling(Demands):
             claim = self.claim(ident)
             if claim is None or claim.ended or claim.lease_until is None or claim.spec.lease_s is None:
                 continue
-            if claim.lease_until > after(self.now, claim.spec.lease_s) and claim.state is not ClaimState.RELEASING:
+            if (
+                claim.lease_until > add_seconds(self.now, claim.spec.lease_s)
+                and claim.state is not ClaimState.RELEASING
+            ):
                 self.renew(RenewClaim(ident))
 
     def _begin_anew(self) -> None:
         """Though the clock was set back, nobody runs longer before it may be asked, nor has longer to yield."""
-        latest = after(self.now, self.policy.yield_s)
+        latest = add_seconds(self.now, self.policy.yield_s)
         for ident in sorted({partition.claim for partition in self._partitions()}):
             claim = self.claim(ident)
             if claim is None or claim.ended:
@@ -99,7 +102,7 @@ class Scheduling(Demands):
         announced = self._elsewhere.believed()
         self.changes.announced = self._elsewhere.changes
         self.events += self._elsewhere.events
-        decided = plan(self.scene(announced), self.policy, self.now)
+        decided = plan_schedule(self.scene(announced), self.policy, self.now)
         for ident, cell in decided.adopted:
             self._cover(ident, cell)
         for grant in decided.grants:
@@ -119,20 +122,20 @@ class Scheduling(Demands):
         self.decided = decided
         return refused
 
-    def scene(self, announced: Sequence[Announced] = ()) -> Scene:
+    def scene(self, announced: Sequence[QueueReport] = ()) -> SchedulingSnapshot:
         """What the queue is planned from, as this turn has it."""
         self._expect()
         projects = self.projects
         pools = {name: self._seen(state) for name, state in self.fleet.pools.items()}
-        tenants = _Once(self._tenants)
+        tenants = _LazyHolders(self._tenants)
         moves_left = 0
         movable = resumable = frozenset[PoolName]()
-        if self.policy.defragment is Defragment.ON:
+        if self.policy.defragment is DefragmentMode.ON:
             moves_left = max(0, self.policy.moves_per_hour - len(self._moved()))
             ours = frozenset(name for name, state in pools.items() if not state.foreign)
             movable = ours - {one.pool for one in tenants() if not (one.movable or one.leaving)}
             resumable = ours - {one.pool for one in tenants() if not (one.resumable or one.leaving)}
-        return Scene(
+        return SchedulingSnapshot(
             pools,
             self._lines(announced),
             announced,
@@ -155,11 +158,11 @@ class Scheduling(Demands):
             gone = self.fleet.partitions[ident]
             self._ends[gone.pool].put(gone.block, FREE)
             self._expect_out(gone)
-        for ident in sorted(touched(self.changes)):
+        for ident in sorted(changed_partition_ids(self.changes)):
             partition = self.partition(ident)
             if partition is not None:
-                until = end_of(partition, self.claim(partition.claim))
-                self._ends[partition.pool].put(partition.block, NEVER if 0 < until <= self.now else until)
+                until = expected_release(partition, self.claim(partition.claim))
+                self._ends[partition.pool].put(partition.block, NO_RELEASE if 0 < until <= self.now else until)
                 self._expect_out(partition)
         for pool, index in sorted(self.changes.devices):
             self._expect_device(pool, index)
@@ -177,14 +180,14 @@ class Scheduling(Demands):
         until = FREE
         for partition in self._partitions():
             if partition.pool == pool and index in partition.block:
-                until = end_of(partition, self.claim(partition.claim))
-                until = NEVER if 0 < until <= self.now else until
+                until = expected_release(partition, self.claim(partition.claim))
+                until = NO_RELEASE if 0 < until <= self.now else until
         if any(index in block for block in state.foreign.values()):
-            until = NEVER
+            until = NO_RELEASE
         self._ends[pool].put(alone, OUT_OF_SERVICE if index in state.out else until)
 
-    def _tenants(self) -> list[Tenant]:
-        return tenants_among(self._partitions(), self.claim)
+    def _tenants(self) -> list[Holder]:
+        return list_holders_of(self._partitions(), self.claim)
 
     def _kept(self) -> list[Claim]:
         """The claims that were asked to move, and have not gone on yet."""
@@ -195,7 +198,7 @@ class Scheduling(Demands):
         changed = (ident for ident, (claim, _) in self.changes.claims.items() if claim.kept is not None)
         return {*self.fleet.moving, *changed}
 
-    def _moved(self) -> tuple[Instant, ...]:
+    def _moved(self) -> tuple[Timestamp, ...]:
         """When claims were asked to move, within the last hour."""
         return tuple(at for at in self.changes.moved or self.fleet.moved if 0 <= self.now - at < HOUR_S * SECOND)
 
@@ -204,7 +207,7 @@ class Scheduling(Demands):
         half_life_s = self.policy.half_life_s
         used: dict[str, float] = {}
         for name, known in sorted({**self.fleet.usage, **self.changes.usage}.items()):
-            used[name] = float(decayed(known, self.now, half_life_s))
+            used[name] = float(decayed_usage(known, self.now, half_life_s))
         for tenant in self._tenants():
             if tenant.since is not None:
                 used[tenant.project] = used.get(tenant.project, 0.0) + len(tenant.block) * max(
@@ -224,33 +227,33 @@ class Scheduling(Demands):
             claim.id
             for claim in found
             if claim.state is ClaimState.RECLAIMING
-            and claim.owner.startswith(BY_HAND)
+            and claim.owner.startswith(USER_OWNER_PREFIX)
             and claim.asked_until is not None
             and claim.asked_until <= self.now
         ]
 
-    def _lines(self, announced: Sequence[Announced] = ()) -> Iterator[tuple[LineKey, View]]:
+    def _lines(self, announced: Sequence[QueueReport] = ()) -> Iterator[tuple[ClassKey, PendingClassView]]:
         """The queue as this turn has it, line by line; then what other queues announced."""
         projects, changed = self.projects, self.changes.claims
-        new: dict[LineKey, list[Claim]] = {}
+        new: dict[ClassKey, list[Claim]] = {}
         for claim, _ in changed.values():
             if claim.state is ClaimState.PENDING:
-                new.setdefault(line_of(claim, projects), []).append(claim)
+                new.setdefault(class_key(claim, projects), []).append(claim)
         if self.changes.projects:  # who stands in one line is a matter of projects
             for claim in self.fleet.waiting():
                 if claim.id not in changed:
-                    new.setdefault(line_of(claim, projects), []).append(claim)
+                    new.setdefault(class_key(claim, projects), []).append(claim)
         else:
             for key, line in self.fleet.lines.items():
-                yield key, View(line, self.fleet.claims, changed, new.pop(key, ()))
-        yield from ((key, View(None, {}, {}, added)) for key, added in new.items())
+                yield key, PendingClassView(line, self.fleet.claims, changed, new.pop(key, ()))
+        yield from ((key, PendingClassView(None, {}, {}, added)) for key, added in new.items())
         for told in announced:
-            elsewhere: dict[LineKey, list[Claim]] = {}
+            elsewhere: dict[ClassKey, list[Claim]] = {}
             for claim in told.claims():
                 spec = replace(claim.spec, project=projects.resolve(claim.spec.project, claim.owner))
                 claim = replace(claim, spec=spec) if spec.project != claim.spec.project else claim
-                elsewhere.setdefault(line_of(claim, projects), []).append(claim)
-            yield from ((key, View(None, {}, {}, added)) for key, added in elsewhere.items())
+                elsewhere.setdefault(class_key(claim, projects), []).append(claim)
+            yield from ((key, PendingClassView(None, {}, {}, added)) for key, added in elsewhere.items())
 
     def _cover(self, ident: ClaimId, cell: Block | None) -> None:
         claim = self.claim(ident)
@@ -262,7 +265,7 @@ class Scheduling(Demands):
         """Ask a claim's holder to yield."""
         claim, by = self.claim(reclaim.claim), self.claim(reclaim.by) or self._announced_job(reclaim.by)
         assert claim is not None
-        until = after(self.now, self.policy.yield_s)
+        until = add_seconds(self.now, self.policy.yield_s)
         whom = f"{by.name} of project {by.spec.project}" if by is not None else reclaim.by or "larger partitions"
         if reclaim.to is None:
             why = f"its devices were lent and are needed for {whom}; it keeps its place and goes on later"
@@ -276,11 +279,11 @@ class Scheduling(Demands):
         told = {"for": reclaim.by or None, "until": until, "to": to}
         self._tell("claim.reclaiming", claim, told)
 
-    def make_room(self, given: MakeRoom) -> Moves:
+    def make_room(self, given: DefragmentPool) -> MovePlan:
         """Ask claims to go on elsewhere, as an admin orders; no more in an hour than the policy allows."""
         claim = self.claim(given.claim) if given.claim is not None else None
         left = max(0, self.policy.moves_per_hour - len(self._moved()))
-        found = moves_for(given, claim, self.scene(), self.fleet.reservations, self.policy, self.now, left)
+        found = plan_defragmentation(given, claim, self.scene(), self.fleet.reservations, self.policy, self.now, left)
         for move in found.moves:
             self._reclaim(move)
         return found
@@ -302,7 +305,7 @@ class Scheduling(Demands):
             self._tell("claim.ready", self._step_claim(claim, ClaimEvent.READY))
             return
         ident = PartitionId(f"{claim.id}-{claim.attempt}")
-        name = partitions.name_for(claim.name, claim.attempt, _Taken(self))
+        name = partitions.unique_partition_name(claim.name, claim.attempt, _UsedNames(self))
         held = replace(claim, pool=grant.pool, partition=ident, cell=grant.cell, kept=None)
         claim = self._step_claim(held, ClaimEvent.GRANT)
         partition = Partition(
@@ -325,7 +328,7 @@ class Scheduling(Demands):
         claim, _ = self.changes.claims.pop(ident)
         self._names[claim.name] = None
         self.events = [event for event in self.events if event.claim != ident]
-        reason = explain(self.fleet, claim, self.now, self.policy).reasons[0]
+        reason = explain_wait(self.fleet, claim, self.now, self.policy).reasons[0]
         if reason.code == "queue.next_turn":  # it was so before this turn's grants
             reason = Reason(reason.code, f"waits for {claim.spec.size} devices: others came first")
         detail = reason.message.replace("waits for", "no room for", 1)
@@ -339,23 +342,23 @@ class Scheduling(Demands):
         return held is not None or any(name in blocks for blocks in foreign)
 
 
-class _Once:
+class _LazyHolders:
     """The tenants, worked out when somebody asks for them, and once."""
 
-    def __init__(self, find: Callable[[], list[Tenant]]) -> None:
+    def __init__(self, find: Callable[[], list[Holder]]) -> None:
         self._find = find
-        self._found: list[Tenant] | None = None
+        self._found: list[Holder] | None = None
 
-    def __call__(self) -> list[Tenant]:
+    def __call__(self) -> list[Holder]:
         if self._found is None:
             self._found = self._find()
         return self._found
 
 
-class _Taken:
+class _UsedNames:
     """The partition names in use, as ``name_for`` asks for them."""
 
-    def __init__(self, turn: Scheduling) -> None:
+    def __init__(self, turn: ScheduleTurn) -> None:
         self._turn = turn
 
     def __contains__(self, name: object) -> bool:

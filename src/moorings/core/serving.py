@@ -12,7 +12,7 @@ from moorings.core.quantities import amount_text
 from moorings.core.reasons import Reason
 
 
-def pools_for(spec: ClaimSpec, pools: Mapping[PoolName, PoolState]) -> list[PoolState]:
+def eligible_pools(spec: ClaimSpec, pools: Mapping[PoolName, PoolState]) -> list[PoolState]:
     """The pools that could serve it if they were empty, in the order of the pools file.
 
     Raises:
@@ -31,7 +31,7 @@ def pools_for(spec: ClaimSpec, pools: Mapping[PoolName, PoolState]) -> list[Pool
     able: list[PoolState] = []
     misses: list[tuple[PoolState, Reason]] = []
     for state in of_kind:
-        miss = why_never(spec, state)
+        miss = ineligible_reason(spec, state)
         if miss is None:
             able.append(state)
         else:
@@ -42,7 +42,7 @@ def pools_for(spec: ClaimSpec, pools: Mapping[PoolName, PoolState]) -> list[Pool
     return able
 
 
-def why_never(spec: ClaimSpec, state: PoolState) -> Reason | None:
+def ineligible_reason(spec: ClaimSpec, state: PoolState) -> Reason | None:
     """Why a pool could not serve it even if it were empty, or None."""
     if spec.size:
         miss = state.pool.topology.why_not(spec.size, spec.gcds)

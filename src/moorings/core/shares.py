@@ -22,13 +22,13 @@ from typing import Final
 
 from moorings.core.topology import AnySubset, Block, Catalogue, PowerOfTwo, Topology
 
-Blocks = tuple[tuple[int, int], ...]
+BlockCounts = tuple[tuple[int, int], ...]
 
 SEARCH_STEPS_MAX: Final = 200_000
 _BITS_A_STEP: Final = 512  # a step on a catalogue of more parts costs as much as several
 
 
-def together(promises: Iterable[Blocks]) -> Blocks:
+def add_counts(promises: Iterable[BlockCounts]) -> BlockCounts:
     """All these blocks as one promise."""
     counts: Counter[int] = Counter()
     for blocks in promises:
@@ -37,26 +37,26 @@ def together(promises: Iterable[Blocks]) -> Blocks:
     return _blocks(counts)
 
 
-def devices_of(blocks: Blocks, least: int = 1) -> int:
+def count_devices(blocks: BlockCounts, least: int = 1) -> int:
     """Devices in the blocks of ``least`` and more."""
     return sum(size * count for size, count in blocks if size >= least)
 
 
-def blocks_text(topology: Topology | None, blocks: Blocks) -> str:
+def blocks_text(topology: Topology | None, blocks: BlockCounts) -> str:
     """Blocks as people write them: ``16x2,4x1``; single devices of a pool without blocks: ``40 devices``."""
     if not blocks:
         return "nothing"
     if isinstance(topology, AnySubset):
-        return f"{devices_of(blocks)} devices"
+        return f"{count_devices(blocks)} devices"
     return ",".join(f"{size}x{count}" for size, count in reversed(blocks))
 
 
-def sizes_promised(topology: Topology) -> tuple[int, ...]:
+def guaranteeable_sizes(topology: Topology) -> tuple[int, ...]:
     """Sizes that a share may name, ascending: where any subset is a block, devices are promised one by one."""
     return (1,) if isinstance(topology, AnySubset) else topology.sizes
 
 
-def cut(topology: Topology, room: Blocks, promised: Blocks) -> Blocks:
+def subtract_blocks(topology: Topology, room: BlockCounts, promised: BlockCounts) -> BlockCounts:
     """What is left of the blocks ``room`` when ``promised`` is cut out; what does not fit is not cut.
 
     Power of two: the largest first, each out of the smallest block that holds it, halved as buddies are, so that the
@@ -87,18 +87,18 @@ def _halve(left: Counter[int], size: int, count: int) -> None:
             return
 
 
-def left_in_pool(topology: Topology, promised: Blocks) -> Blocks | None:
+def remaining_in_pool(topology: Topology, promised: BlockCounts) -> BlockCounts | None:
     """What can still be promised of an empty pool beside ``promised``; None: there is no short answer (catalogue)."""
     if isinstance(topology, Catalogue):
         return None
     if isinstance(topology, AnySubset):
-        return cut(topology, ((1, topology.n_devices),), promised)
+        return subtract_blocks(topology, ((1, topology.n_devices),), promised)
     whole, rest = divmod(topology.n_devices, topology.max_block)
     room = [(1 << level, 1) for level in range(rest.bit_length()) if rest >> level & 1]
-    return cut(topology, together([tuple(room), ((topology.max_block, whole),)]), promised)
+    return subtract_blocks(topology, add_counts([tuple(room), ((topology.max_block, whole),)]), promised)
 
 
-def most_of(topology: Topology | None, room: Blocks, wanted: Blocks) -> Blocks:
+def largest_fitting(topology: Topology | None, room: BlockCounts, wanted: BlockCounts) -> BlockCounts:
     """As many of the blocks ``wanted`` as the blocks ``room`` have place for, the largest first."""
     fits: list[tuple[int, int]] = []
     for size, count in reversed(wanted):
@@ -112,16 +112,16 @@ def most_of(topology: Topology | None, room: Blocks, wanted: Blocks) -> Blocks:
     return tuple(reversed(fits))
 
 
-def lack_within(topology: Topology | None, promised: Blocks, room: Blocks) -> str:
+def shortfall_within(topology: Topology | None, promised: BlockCounts, room: BlockCounts) -> str:
     """What is missing if ``promised`` is to be cut out of the blocks ``room``; empty: nothing is.
 
     Of a pool that is no more (``topology`` is None) whole blocks are compared.
     """
     if isinstance(topology, AnySubset):
-        return _lack(devices_of(promised), devices_of(room), "devices")
+        return _lack(count_devices(promised), count_devices(room), "devices")
     if isinstance(topology, PowerOfTwo):
         told = (
-            _lack(devices_of(promised, size), devices_of(room, size), f"devices in blocks of {size} and more")
+            _lack(count_devices(promised, size), count_devices(room, size), f"devices in blocks of {size} and more")
             for size, _ in reversed(promised)
         )
     else:
@@ -130,14 +130,16 @@ def lack_within(topology: Topology | None, promised: Blocks, room: Blocks) -> st
     return next(filter(None, told), "")
 
 
-def lack_in_pool(topology: Topology, promised: Blocks) -> str:
+def shortfall_in_pool(topology: Topology, promised: BlockCounts) -> str:
     """What is missing if ``promised`` is to fit an empty pool; empty: nothing is."""
     if isinstance(topology, AnySubset):
-        return _lack(devices_of(promised), topology.n_devices, "devices")
+        return _lack(count_devices(promised), topology.n_devices, "devices")
     if isinstance(topology, PowerOfTwo):
         told = (
             _lack(
-                devices_of(promised, size), topology.n_devices // size * size, f"devices in blocks of {size} and more"
+                count_devices(promised, size),
+                topology.n_devices // size * size,
+                f"devices in blocks of {size} and more",
             )
             for size, _ in reversed(promised)
         )
@@ -149,7 +151,7 @@ def _lack(wanted: int, there: int, what: str) -> str:
     return f"{wanted} {what}, where there are {there}" if wanted > there else ""
 
 
-def _lack_in_catalogue(topology: Catalogue, promised: Blocks) -> str:
+def _lack_in_catalogue(topology: Catalogue, promised: BlockCounts) -> str:
     listed = Counter(len(block) for block in topology.blocks)
     for size, count in reversed(promised):
         if count > listed[size]:
@@ -171,7 +173,7 @@ class _Packing:
     no more than its blocks do.
     """
 
-    def __init__(self, topology: Catalogue, promised: Blocks) -> None:
+    def __init__(self, topology: Catalogue, promised: BlockCounts) -> None:
         self._sizes = tuple(size for size, _ in promised)
         self._wanted = tuple(count for _, count in promised)
         blocks = [block for block in topology.blocks if len(block) in self._sizes]
@@ -250,5 +252,5 @@ def _runs(block: Block) -> list[range]:
     return runs
 
 
-def _blocks(counts: Counter[int]) -> Blocks:
+def _blocks(counts: Counter[int]) -> BlockCounts:
     return tuple(sorted((size, count) for size, count in counts.items() if count))

@@ -14,18 +14,27 @@ from typing import Final
 
 from moorings.core.claims import CheckpointContract, Claim, ClaimId, ClaimSpec, ClaimState
 from moorings.core.devices import PoolName
-from moorings.core.ends import FREE, ends_of
+from moorings.core.ends import FREE, release_times_for
 from moorings.core.fleet import PoolState, add_amounts
-from moorings.core.instants import SECOND, Instant, after
-from moorings.core.lines import ENDLESS, Line, LineKey, Order, View, Waiting, limit_of, line_of
-from moorings.core.placement import NEVER, free_map_of
-from moorings.core.plans import Reclaim, Scene, Tenant, waited_s
-from moorings.core.policy import Defragment, Policy
-from moorings.core.projects import Projects, Usage, decayed, with_use
-from moorings.core.queue import plan
+from moorings.core.instants import SECOND, Timestamp, add_seconds
+from moorings.core.lines import (
+    NO_LIMIT_S,
+    ClassKey,
+    PendingClass,
+    PendingClassReader,
+    PendingClassView,
+    QueueKey,
+    backfill_limit_s,
+    class_key,
+)
+from moorings.core.placement import NO_RELEASE, free_map_for
+from moorings.core.plans import Holder, Reclaim, SchedulingSnapshot, waited_s
+from moorings.core.policy import DefragmentMode, Policy
+from moorings.core.projects import Projects, ProjectUsage, add_usage, decayed_usage
+from moorings.core.queue import plan_schedule
 from moorings.core.topology import AnySubset, Block, Pool
 
-BEGAN: Final = Instant(SECOND)
+BEGAN: Final = Timestamp(SECOND)
 HOUR: Final = 3600 * SECOND
 ROUNDS_MAX: Final = 64  # of one instant: each follows on a claim that had to go
 _NOTHING: Final = Block(())
@@ -64,7 +73,7 @@ class SimulatedJob:
 
 
 @dataclass(slots=True)
-class Course:
+class JobOutcome:
     """What became of a job: instants are seconds since the trace began."""
 
     job: SimulatedJob
@@ -84,7 +93,7 @@ class Course:
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class UsageLevel:
     """How things stood from an instant on: devices in use, and devices that were waited for."""
 
     at_s: float
@@ -93,11 +102,11 @@ class Level:
 
 
 @dataclass(slots=True)
-class Simulated:
+class SimulationResult:
     """What came out of a simulation."""
 
-    courses: list[Course]
-    levels: list[Level]
+    courses: list[JobOutcome]
+    levels: list[UsageLevel]
     n_devices: int
     turns: int = 0
     moves: int = 0
@@ -118,17 +127,17 @@ class Simulated:
 
 @dataclass(slots=True)
 class _Running:
-    tenant: Tenant
-    ends: Instant
-    began: Instant
+    tenant: Holder
+    ends: Timestamp
+    began: Timestamp
     left_us: int
 
 
 @dataclass(slots=True)
-class _Queued:
+class _SimulatedClass:
     """A line with its claims: what a plan reads of it."""
 
-    line: Line
+    line: PendingClass
     claims: Mapping[ClaimId, Claim]
 
     def first(self) -> Claim | None:
@@ -136,69 +145,71 @@ class _Queued:
         order = self.line.first()
         return self.claims[order[2]] if order is not None else None
 
-    def next(self, after: Order, limit_s: float = ENDLESS) -> Claim | None:
+    def next(self, after: QueueKey, limit_s: float = NO_LIMIT_S) -> Claim | None:
         """The first behind ``after`` whose time limit is at most that."""
         order = self.line.next(after, limit_s)
         return self.claims[order[2]] if order is not None else None
 
-    def aged(self, by: Instant, below: int) -> Waiting | None:
+    def aged(self, by: Timestamp, below: int) -> PendingClassReader | None:
         """Those that came by then, if anybody here has a priority below that."""
-        return View(self.line, self.claims, {}).aged(by, below)
+        return PendingClassView(self.line, self.claims, {}).aged(by, below)
 
 
 class Simulation:
     """Jobs, pools and a policy, stepped from one event to the next."""
 
     def __init__(
-        self, pools: Iterable[Pool], policy: Policy, projects: Projects | None = None, began: Instant = BEGAN
+        self, pools: Iterable[Pool], policy: Policy, projects: Projects | None = None, began: Timestamp = BEGAN
     ) -> None:
         self.policy = policy
         self.projects = projects if projects is not None else Projects()
-        self.pools = {pool.name: PoolState(pool, free_map_of(pool.topology), ends_of(pool.topology)) for pool in pools}
+        self.pools = {
+            pool.name: PoolState(pool, free_map_for(pool.topology), release_times_for(pool.topology)) for pool in pools
+        }
         self.now = self.began = began
-        self.courses: dict[ClaimId, Course] = {}
+        self.courses: dict[ClaimId, JobOutcome] = {}
         self.turns = self.moves = self.yields = self.suggested = 0
         self._claims: dict[ClaimId, Claim] = {}
-        self._lines: dict[LineKey, _Queued] = {}
+        self._lines: dict[ClassKey, _SimulatedClass] = {}
         self._running: dict[ClaimId, _Running] = {}
         self._left: dict[ClaimId, int] = {}  # of those that yielded, in microseconds
-        self._ends: list[tuple[Instant, ClaimId]] = []
-        self._moved: list[Instant] = []
-        self._usage: dict[str, Usage] = {}
+        self._ends: list[tuple[Timestamp, ClaimId]] = []
+        self._moved: list[Timestamp] = []
+        self._usage: dict[str, ProjectUsage] = {}
         self._able: dict[tuple[object, ...], list[PoolState]] = {}
         self._busy = self._waiting = 0
-        self._arrival = Instant(0)  # of the last that arrived
-        self._levels: list[Level] = []
+        self._arrival = Timestamp(0)  # of the last that arrived
+        self._levels: list[UsageLevel] = []
         self._all = frozenset(
             name for name, state in self.pools.items() if not isinstance(state.pool.topology, AnySubset)
         )
         self._fixed = self._staying = 0  # running jobs that cannot be moved: now, and ever
 
-    def take_in(self, claim: Claim, tenant: Tenant, until: Instant) -> None:
+    def take_in(self, claim: Claim, tenant: Holder, until: Timestamp) -> None:
         """A claim that holds its block already, until then (``NEVER``: nobody knows)."""
         state = self.pools[tenant.pool]
         for part in state.free.free_within(tenant.block):
             state.free.take(part)
         state.ends.put(tenant.block, until)
         job = _job_of(claim)
-        self.courses[claim.id] = Course(job, started_s=0.0, pool=tenant.pool)
+        self.courses[claim.id] = JobOutcome(job, started_s=0.0, pool=tenant.pool)
         self._claims[claim.id] = claim
         self._left[claim.id] = until - self.now
         self._running[claim.id] = _Running(tenant, until, tenant.since or self.now, until - self.now)
         self._fixed += not tenant.movable
         self._staying += not tenant.resumable
         self._busy += len(tenant.block)
-        if until < NEVER:
+        if until < NO_RELEASE:
             heappush(self._ends, (until, claim.id))
 
     def wait_for(self, claim: Claim) -> None:
         """A claim that waits already; without a time limit it never ends once it runs."""
-        self.courses[claim.id] = Course(_job_of(claim))
+        self.courses[claim.id] = JobOutcome(_job_of(claim))
         limit_s = claim.spec.time_limit_s
-        self._left[claim.id] = round(limit_s * SECOND) if limit_s is not None else NEVER
+        self._left[claim.id] = round(limit_s * SECOND) if limit_s is not None else NO_RELEASE
         self._queue(claim)
 
-    def until_started(self, claim: ClaimId, horizon: Instant, turns_max: int) -> Instant | None:
+    def until_started(self, claim: ClaimId, horizon: Timestamp, turns_max: int) -> Timestamp | None:
         """When a waiting claim starts, if all others run to their limits; None: not by then."""
         course = self.courses[claim]
         while True:
@@ -211,7 +222,7 @@ class Simulation:
             while self._ends and self._ends[0][0] <= self.now:
                 self._end(heappop(self._ends))
 
-    def play_on(self, horizon: Instant, turns_max: int) -> None:
+    def play_on(self, horizon: Timestamp, turns_max: int) -> None:
         """Serve what is there until nothing ends any more, or so long."""
         while True:
             self._turn()
@@ -221,13 +232,13 @@ class Simulation:
             while self._ends and self._ends[0][0] <= self.now:
                 self._end(heappop(self._ends))
 
-    def run(self, jobs: Sequence[SimulatedJob]) -> Simulated:
+    def run(self, jobs: Sequence[SimulatedJob]) -> SimulationResult:
         """Serve all jobs, in the order of their arrival, to the end of the last."""
         ordered = sorted(enumerate(jobs), key=lambda pair: (pair[1].arrives_s, pair[0]))
         at = 0
         while at < len(ordered) or self._ends:
-            arrives = self._instant(ordered[at][1].arrives_s) if at < len(ordered) else NEVER
-            ends = self._ends[0][0] if self._ends else NEVER
+            arrives = self._instant(ordered[at][1].arrives_s) if at < len(ordered) else NO_RELEASE
+            ends = self._ends[0][0] if self._ends else NO_RELEASE
             self.now = now = min(ends, arrives, self._may_be_asked())
             while self._ends and self._ends[0][0] <= now:
                 self._end(heappop(self._ends))
@@ -238,19 +249,19 @@ class Simulation:
             self._note()
         n_devices = sum(state.pool.topology.n_devices for state in self.pools.values())
         courses = list(self.courses.values())
-        return Simulated(courses, self._levels, n_devices, self.turns, self.moves, self.yields, self.suggested)
+        return SimulationResult(courses, self._levels, n_devices, self.turns, self.moves, self.yields, self.suggested)
 
-    def _may_be_asked(self) -> Instant:
+    def _may_be_asked(self) -> Timestamp:
         """When the next borrower has run so long that it may be asked to yield, if anybody could ask."""
         if not self._lines or not self.projects:
-            return NEVER
+            return NO_RELEASE
         min_run = round(self.policy.min_run_s * SECOND)
         sinces = (one.began + min_run for one in self._running.values() if one.tenant.preemptible)
-        return Instant(min((at for at in sinces if at > self.now), default=NEVER))
+        return Timestamp(min((at for at in sinces if at > self.now), default=NO_RELEASE))
 
     def _arrive(self, job: SimulatedJob) -> None:
         ident = ClaimId(job.name)
-        course = self.courses[ident] = Course(job)
+        course = self.courses[ident] = JobOutcome(job)
         sizes = [state.pool.topology.sizes for state in self.pools.values() if state.pool.kind == job.kind]
         if not sizes:
             course.refused, course.unknown_kind = f"no pool has devices of kind {job.kind}", True
@@ -269,7 +280,7 @@ class Simulation:
             checkpoint=_RESUMABLE if job.resumable else CheckpointContract(),
         )
         # Those who arrive at one time stay in the order of the trace.
-        arrival = self._arrival = Instant(max(self._instant(job.arrives_s), self._arrival + 1))
+        arrival = self._arrival = Timestamp(max(self._instant(job.arrives_s), self._arrival + 1))
         self._left[ident] = round(job.runs_s * SECOND)
         self._queue(
             Claim(
@@ -285,15 +296,15 @@ class Simulation:
 
     def _queue(self, claim: Claim) -> None:
         self._claims[claim.id] = claim
-        key = line_of(claim, self.projects)
+        key = class_key(claim, self.projects)
         queued = self._lines.get(key)
         if queued is None:
-            queued = self._lines[key] = _Queued(Line(), self._claims)
-        queued.line.add(claim.order, limit_of(claim))
+            queued = self._lines[key] = _SimulatedClass(PendingClass(), self._claims)
+        queued.line.add(claim.order, backfill_limit_s(claim))
         self._waiting += claim.spec.size
 
     def _unqueue(self, claim: Claim) -> None:
-        key = line_of(claim, self.projects)
+        key = class_key(claim, self.projects)
         line = self._lines[key].line
         line.remove(claim.order)
         if not line:
@@ -307,7 +318,7 @@ class Simulation:
             self.turns += 1
             if not self._may_serve():
                 return
-            decided = plan(self._scene(), self.policy, self.now)
+            decided = plan_schedule(self._scene(), self.policy, self.now)
             for ident, cell in decided.adopted:
                 running = self._running[ident]
                 running.tenant = replace(running.tenant, cell=cell)
@@ -323,13 +334,13 @@ class Simulation:
         least = min(size for (_, _, size, _, _), _, _ in self._lines)
         return bool(self.projects) or any(state.free.free >= least for state in self.pools.values())
 
-    def _scene(self) -> Scene:
-        moving = self.policy.defragment is Defragment.ON
+    def _scene(self) -> SchedulingSnapshot:
+        moving = self.policy.defragment is DefragmentMode.ON
         moves_left = 0
         if moving:
             self._moved = [at for at in self._moved if self.now - at < HOUR]
             moves_left = max(0, self.policy.moves_per_hour - len(self._moved))
-        return Scene(
+        return SchedulingSnapshot(
             self.pools,
             self._lines.items(),
             projects=self.projects,
@@ -341,12 +352,12 @@ class Simulation:
             able=self._able,
         )
 
-    def _tenants(self) -> list[Tenant]:
+    def _tenants(self) -> list[Holder]:
         return [running.tenant for running in self._running.values()]
 
     def _shares(self) -> dict[str, float]:
         half_life_s = self.policy.half_life_s
-        used = {name: float(decayed(usage, self.now, half_life_s)) for name, usage in self._usage.items()}
+        used = {name: float(decayed_usage(usage, self.now, half_life_s)) for name, usage in self._usage.items()}
         for running in self._running.values():
             tenant = running.tenant
             used[tenant.project] = used.get(tenant.project, 0.0) + len(tenant.block) * (self.now - running.began)
@@ -360,25 +371,27 @@ class Simulation:
         if course.started_s is None:
             course.started_s, course.pool, course.guaranteed = self._seconds(now), pool, cell is not None
         state = self.pools[pool]
-        ends = Instant(now + left)
+        ends = Timestamp(now + left)
         if len(block):
             state.free.take(block)
-            state.ends.put(block, after(now, claim.spec.time_limit_s) if claim.spec.time_limit_s is not None else NEVER)
+            state.ends.put(
+                block, add_seconds(now, claim.spec.time_limit_s) if claim.spec.time_limit_s is not None else NO_RELEASE
+            )
         if claim.spec.resources:
             add_amounts(state.used, claim.spec.resources, 1)
         job = course.job
-        tenant = Tenant(
+        tenant = Holder(
             ident, pool, block, job.project, job.subject, job.priority, cell, job.preemptible, job.resumable,
-            job.resumable, since=now, saved=NEVER, waited_s=waited_s(claim, now),
+            job.resumable, since=now, saved=NO_RELEASE, waited_s=waited_s(claim, now),
         )  # fmt: skip
         self._running[ident] = _Running(tenant, ends, now, left)
         self._fixed += not job.resumable
         self._staying += not job.resumable
         self._busy += len(block)
-        if ends < NEVER:
+        if ends < NO_RELEASE:
             heappush(self._ends, (ends, ident))
 
-    def _end(self, ended: tuple[Instant, ClaimId]) -> None:
+    def _end(self, ended: tuple[Timestamp, ClaimId]) -> None:
         at, ident = ended
         running = self._running.get(ident)
         if running is None or running.ends != at:
@@ -402,9 +415,9 @@ class Simulation:
         self._staying -= not tenant.resumable
         self._busy -= len(tenant.block)
         if self.projects:
-            used = self._usage.get(tenant.project) or Usage(tenant.project, 0, running.began)
+            used = self._usage.get(tenant.project) or ProjectUsage(tenant.project, 0, running.began)
             half_life_s = self.policy.half_life_s
-            self._usage[tenant.project] = with_use(used, len(tenant.block), running.began, self.now, half_life_s)
+            self._usage[tenant.project] = add_usage(used, len(tenant.block), running.began, self.now, half_life_s)
 
     def _make_way(self, reclaims: Sequence[Reclaim]) -> None:
         """Who is asked goes at once, and pays."""
@@ -427,33 +440,33 @@ class Simulation:
                 continue
             state = self.pools[reclaim.to.pool]
             state.free.take(reclaim.to.block)
-            running.ends = Instant(running.ends + pays)
+            running.ends = Timestamp(running.ends + pays)
             running.tenant = replace(running.tenant, pool=reclaim.to.pool, block=reclaim.to.block, cell=None)
             limit_s = self._claims[reclaim.claim].spec.time_limit_s
-            state.ends.put(reclaim.to.block, running.ends if limit_s is not None else NEVER)
+            state.ends.put(reclaim.to.block, running.ends if limit_s is not None else NO_RELEASE)
             heappush(self._ends, (running.ends, reclaim.claim))
             course.moves += 1
             self.moves += 1
             self._moved.append(self.now)
 
-    def use(self, usage: Mapping[str, Usage]) -> None:
+    def use(self, usage: Mapping[str, ProjectUsage]) -> None:
         """What projects have used before."""
         self._usage = dict(usage)
 
-    def started_at(self, claim: ClaimId) -> Instant | None:
+    def started_at(self, claim: ClaimId) -> Timestamp | None:
         """When a claim started; None: it has not."""
         started_s = self.courses[claim].started_s
-        return Instant(self.began + round(started_s * SECOND)) if started_s is not None else None
+        return Timestamp(self.began + round(started_s * SECOND)) if started_s is not None else None
 
-    def _instant(self, seconds: float) -> Instant:
-        return Instant(self.began + round(seconds * SECOND))
+    def _instant(self, seconds: float) -> Timestamp:
+        return Timestamp(self.began + round(seconds * SECOND))
 
-    def _seconds(self, at: Instant) -> float:
+    def _seconds(self, at: Timestamp) -> float:
         return (at - self.began) / SECOND
 
     def _note(self) -> None:
         at_s = self._seconds(self.now)
-        level = Level(at_s, self._busy, self._waiting)
+        level = UsageLevel(at_s, self._busy, self._waiting)
         if self._levels and self._levels[-1].at_s == at_s:
             self._levels[-1] = level
         elif not self._levels or (self._levels[-1].busy, self._levels[-1].waiting) != (level.busy, level.waiting):
@@ -462,7 +475,7 @@ class Simulation:
 
 def simulate(
     pools: Iterable[Pool], jobs: Sequence[SimulatedJob], policy: Policy, projects: Projects | None = None
-) -> Simulated:
+) -> SimulationResult:
     """Serve all jobs; what became of each."""
     return Simulation(pools, policy, projects).run(jobs)
 

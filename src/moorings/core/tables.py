@@ -61,7 +61,7 @@ def _check_keys(text: str, source: str, code: str) -> None:
             )
 
 
-class Table:
+class TomlTable:
     """One TOML table being read; take what is known with the typed getters, then call ``finish``.
 
     Args:
@@ -81,7 +81,7 @@ class Table:
         self._seen: set[str] = set()
 
     @classmethod
-    def parse(cls, text: str, *, source: str, code: str) -> Table:
+    def parse(cls, text: str, *, source: str, code: str) -> TomlTable:
         """The top table of a TOML text.
 
         Raises:
@@ -166,20 +166,20 @@ class Table:
         """The raw value, for keys that may be written in several ways."""
         return self._take(key, None)
 
-    def table(self, key: str) -> Table:
+    def table(self, key: str) -> TomlTable:
         """A table inside this one; empty if it is not given."""
         value = self._take(key, {})
         if not isinstance(value, dict):
             self.complain(key, f"{key} must be a table, not {_kind(value)}")
-        return Table(value, self._source, self._code, self._lines, (*self._path, key))
+        return TomlTable(value, self._source, self._code, self._lines, (*self._path, key))
 
-    def tables(self, key: str) -> tuple[Table, ...]:
+    def tables(self, key: str) -> tuple[TomlTable, ...]:
         """The tables of an array of tables."""
         value = self._take(key, [])
         if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
             self.complain(key, f"{key} must be written as [[{key}]]")
         return tuple(
-            Table(item, self._source, self._code, self._lines, (*self._path, key, index))
+            TomlTable(item, self._source, self._code, self._lines, (*self._path, key, index))
             for index, item in enumerate(value)
         )
 

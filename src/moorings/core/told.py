@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from moorings.core.claims import Claim, ClaimSpec
-from moorings.core.plans import Plan
+from moorings.core.plans import SchedulePlan
 
 
-def created_data(claim: Claim) -> dict[str, object]:
+def claim_created_payload(claim: Claim) -> dict[str, object]:
     """The whole request, as ``claim.created`` holds it."""
     told = {"name": claim.name, "owner": claim.owner, "subject": claim.subject, "arrival": claim.arrival}
-    return told | spec_data(claim.spec)
+    return told | claim_spec_payload(claim.spec)
 
 
-def spec_data(spec: ClaimSpec) -> dict[str, object]:
+def claim_spec_payload(spec: ClaimSpec) -> dict[str, object]:
     """What is asked for, as data that canonical JSON can hold."""
     contract = spec.checkpoint
     return {
@@ -32,7 +32,7 @@ def spec_data(spec: ClaimSpec) -> dict[str, object]:
     }
 
 
-def decided_data(decided: Plan) -> dict[str, object]:
+def plan_payload(decided: SchedulePlan) -> dict[str, object]:
     """A decision, as ``turn.decided`` holds it."""
     told: dict[str, object] = {
         "grants": [[g.claim, g.pool, str(g.block) if g.block is not None else None] for g in decided.grants],

@@ -29,14 +29,14 @@ from typing import Final, NoReturn
 
 from moorings.core.claims import PRIORITY_MAX
 from moorings.core.errors import MooringsError
-from moorings.core.projects import DEFAULT, Projects
+from moorings.core.projects import DEFAULT_PROJECT, Projects
 from moorings.core.quantities import parse_duration_s
-from moorings.core.simulate import Course, Simulated, SimulatedJob
+from moorings.core.simulate import JobOutcome, SimulatedJob, SimulationResult
 
 SPAN_S_MAX: Final = 100 * 366 * 86_400.0
 SIZES_SHOWN_MAX: Final = 12  # of more different sizes, neighbours are put together
-ALSO: Final = {"timestamp": "arrives", "duration": "runs", "num_gpus": "size"}
-NEEDED: Final = ("arrives", "runs", "size")
+COLUMN_ALIASES: Final = {"timestamp": "arrives", "duration": "runs", "num_gpus": "size"}
+REQUIRED_COLUMNS: Final = ("arrives", "runs", "size")
 _WORDS: Final = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 
 
@@ -82,11 +82,11 @@ def _columns(header: Sequence[str], source: str) -> dict[str, int]:
     columns: dict[str, int] = {}
     for at, title in enumerate(header):
         name = title.strip().lower()
-        name = ALSO.get(name, name)
+        name = COLUMN_ALIASES.get(name, name)
         if name in columns:
             raise _invalid(f"{source}:1: there are two columns {name!r}", "keep one of them")
         columns[name] = at
-    missing = [name for name in NEEDED if name not in columns]
+    missing = [name for name in REQUIRED_COLUMNS if name not in columns]
     if missing:
         raise _invalid(
             f"{source}:1: the column {missing[0]!r} is missing",
@@ -95,16 +95,16 @@ def _columns(header: Sequence[str], source: str) -> dict[str, int]:
     return columns
 
 
-def _line(number: int, row: Sequence[str], header: Sequence[str], columns: Mapping[str, int], source: str) -> _Line:
+def _line(number: int, row: Sequence[str], header: Sequence[str], columns: Mapping[str, int], source: str) -> _TraceRow:
     if len(row) != len(header):
         raise _invalid(
             f"{source}:{number}: {len(row)} values stand under {len(header)} columns", "write one value for each column"
         )
-    return _Line(source, number, {name: row[at].strip() for name, at in columns.items()})
+    return _TraceRow(source, number, {name: row[at].strip() for name, at in columns.items()})
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class _TraceRow:
     """One line being read."""
 
     source: str
@@ -167,14 +167,14 @@ class _Line:
         return _WORDS[text.lower()] if text else usual
 
 
-def _job(line: _Line, arrives_s: float, kind: str, projects: Projects) -> SimulatedJob:
+def _job(line: _TraceRow, arrives_s: float, kind: str, projects: Projects) -> SimulatedJob:
     given = line.values
     if arrives_s > SPAN_S_MAX:
         line.complain("arrives", "is more than 100 years behind the first job")
     limit_s = line.duration_s("limit") if given.get("limit") else None
     runs_s = line.duration_s("runs")
-    project = given.get("project") or DEFAULT
-    if projects and project != DEFAULT and projects.get(project) is None:
+    project = given.get("project") or DEFAULT_PROJECT
+    if projects and project != DEFAULT_PROJECT and projects.get(project) is None:
         unknown = projects.unknown(project)
         line.complain("project", "is not in the file of projects", unknown.hint)
     return SimulatedJob(
@@ -192,7 +192,7 @@ def _job(line: _Line, arrives_s: float, kind: str, projects: Projects) -> Simula
     )
 
 
-def _check_names(lines: Sequence[_Line], jobs: Sequence[SimulatedJob]) -> None:
+def _check_names(lines: Sequence[_TraceRow], jobs: Sequence[SimulatedJob]) -> None:
     seen: dict[str, int] = {}
     for line, job in zip(lines, jobs, strict=True):
         if job.name in seen:
@@ -208,7 +208,7 @@ def _invalid(detail: str, hint: str) -> MooringsError:
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
+class WaitStatistics:
     """How long jobs of some sizes waited, in seconds; of those that started.
 
     Attributes:
@@ -233,7 +233,7 @@ class Waits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class TraceSummary:
     """What came of a trace under a policy.
 
     Attributes:
@@ -253,10 +253,10 @@ class Report:
         span_s: from the first arrival to the last end.
     """
 
-    waits: tuple[Waits, ...]
-    every: Waits
-    guaranteed: Waits
-    projects: Mapping[str, Waits]
+    waits: tuple[WaitStatistics, ...]
+    every: WaitStatistics
+    guaranteed: WaitStatistics
+    projects: Mapping[str, WaitStatistics]
     jobs: int
     refused: int
     unknown_kind: int
@@ -269,21 +269,21 @@ class Report:
     span_s: float
 
 
-def report(simulated: Simulated) -> Report:
+def summarize(simulated: SimulationResult) -> TraceSummary:
     """The numbers of a simulation."""
     courses = simulated.courses
     able = [course for course in courses if not course.refused]
     sizes = {course.job.size for course in able}
-    by_class: dict[tuple[int, int], list[Course]] = {one: [] for one in size_classes(sizes)}
+    by_class: dict[tuple[int, int], list[JobOutcome]] = {one: [] for one in size_classes(sizes)}
     bounds = {size: one for one in by_class for size in sizes if one[0] <= size <= one[1]}
     for course in able:
         by_class[bounds[course.job.size]].append(course)
-    by_project: dict[str, list[Course]] = {}
+    by_project: dict[str, list[JobOutcome]] = {}
     for course in sorted(able, key=lambda course: course.job.project):
         by_project.setdefault(course.job.project, []).append(course)
     hundred = 100 / max(1, len(able))
     arrived_s = max((course.job.arrives_s for course in able), default=0.0)
-    return Report(
+    return TraceSummary(
         waits=tuple(_waits(*one, mine) for one, mine in by_class.items()),
         every=_all_waits(able),
         guaranteed=_all_waits([course for course in able if course.guaranteed]),
@@ -312,16 +312,18 @@ def size_classes(sizes: Iterable[int]) -> tuple[tuple[int, int], ...]:
     return tuple((min(mine), max(mine)) for mine in found.values())
 
 
-def _all_waits(courses: Sequence[Course]) -> Waits:
+def _all_waits(courses: Sequence[JobOutcome]) -> WaitStatistics:
     sizes = [course.job.size for course in courses] or [0]
     return _waits(min(sizes), max(sizes), courses)
 
 
-def _waits(least: int, most: int, courses: Iterable[Course]) -> Waits:
+def _waits(least: int, most: int, courses: Iterable[JobOutcome]) -> WaitStatistics:
     waits = sorted(course.wait_s for course in courses if course.wait_s is not None)
     if not waits:
-        return Waits(least, most, 0, None, None, None, None)
-    return Waits(least, most, len(waits), sum(waits) / len(waits), _rank(waits, 0.5), _rank(waits, 0.95), waits[-1])
+        return WaitStatistics(least, most, 0, None, None, None, None)
+    return WaitStatistics(
+        least, most, len(waits), sum(waits) / len(waits), _rank(waits, 0.5), _rank(waits, 0.95), waits[-1]
+    )
 
 
 def _rank(ordered: Sequence[float], share: float) -> float:

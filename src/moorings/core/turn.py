@@ -13,16 +13,17 @@ from moorings.core.claims import Claim
 from moorings.core.devices import Device
 from moorings.core.errors import MooringsError
 from moorings.core.inputs import (
-    CheckpointSeen,
+    CancelPendingClaim,
+    CheckpointSaved,
     CreateClaim,
+    DefragmentPool,
     DeleteProject,
     DrainDevice,
-    DriverAnswered,
-    ForeignSeen,
+    DriverResultReceived,
+    ForeignPartitionsListed,
     Input,
-    MakeRoom,
-    PoolAnswers,
-    QueueTold,
+    PoolReachability,
+    QueueReported,
     ReleaseClaim,
     RenewClaim,
     ResetPartition,
@@ -30,19 +31,18 @@ from moorings.core.inputs import (
     RetryRemoval,
     SetPriority,
     SetProject,
-    StraySeen,
-    WithdrawClaim,
+    StrayPartitionFound,
     YieldClaim,
 )
 from moorings.core.partitions import Partition
-from moorings.core.plans import Moves
+from moorings.core.plans import MovePlan
 from moorings.core.projects import Project
-from moorings.core.scheduling import Scheduling
+from moorings.core.scheduling import ScheduleTurn
 
-Reply = Claim | Partition | Device | Project | Moves | MooringsError | None
+Reply = Claim | Partition | Device | Project | MovePlan | MooringsError | None
 
 
-class Turn(Scheduling):
+class Turn(ScheduleTurn):
     """A turn under way: ``take`` each input, then ``schedule`` once; read ``changes`` and ``events``."""
 
     def take(self, given: Input) -> Reply:
@@ -61,9 +61,9 @@ class Turn(Scheduling):
                 return self.create(given)
             case ReleaseClaim():
                 return self.release(given)
-            case WithdrawClaim():
+            case CancelPendingClaim():
                 return self.withdraw(given)
-            case DriverAnswered():
+            case DriverResultReceived():
                 return self.answered(given)
             case RenewClaim():
                 return self.renew(given)
@@ -73,13 +73,13 @@ class Turn(Scheduling):
                 return self.reset(given)
             case RetryRemoval():
                 return self.retry(given)
-            case ForeignSeen():
+            case ForeignPartitionsListed():
                 self.foreign(given)
-            case PoolAnswers():
+            case PoolReachability():
                 self.health(given)
-            case QueueTold():
+            case QueueReported():
                 self._elsewhere.take(given.told, self._started(given.told))
-            case StraySeen():
+            case StrayPartitionFound():
                 self._tell("partition.stray_found", given.pool, {"name": given.name})
             case DrainDevice():
                 return self.drain(given)
@@ -87,13 +87,13 @@ class Turn(Scheduling):
                 return self.resume(given)
             case YieldClaim():
                 return self.give_way(given)
-            case CheckpointSeen():
+            case CheckpointSaved():
                 return self.checkpoint(given)
             case SetProject():
                 return self.set_project(given)
             case DeleteProject():
                 self.delete_project(given)
-            case MakeRoom():
+            case DefragmentPool():
                 return self.make_room(given)
             case _:
                 assert_never(given)

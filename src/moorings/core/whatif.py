@@ -8,27 +8,27 @@ from typing import Final
 
 from moorings.core.claims import Claim, ClaimId
 from moorings.core.fleet import Fleet
-from moorings.core.forecast import HORIZON_S, TURNS_MAX, playing
-from moorings.core.instants import SECOND, Instant
+from moorings.core.forecast import HORIZON_S, SIMULATED_TURNS_MAX, simulate_fleet
+from moorings.core.instants import SECOND, Timestamp
 from moorings.core.policy import Policy
-from moorings.core.simulate import Course, Simulation
+from moorings.core.simulate import JobOutcome, Simulation
 
 CLAIMS_MAX: Final = 1_000  # the first of the queue: those behind them wait for these
 _STEP: Final = 16  # turns between two looks whether to go on
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
+class StartComparison:
     """When a waiting claim would start under the policy in force, and under the other one; None: nobody can say."""
 
     claim: ClaimId
     size: int
-    now_at: Instant | None
-    then_at: Instant | None
+    now_at: Timestamp | None
+    then_at: Timestamp | None
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class YieldCount:
     """How often a claim would be asked to yield and to move under one policy."""
 
     claim: ClaimId
@@ -37,7 +37,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class WhatIf:
+class PolicyComparison:
     """What another policy would change.
 
     Attributes:
@@ -50,15 +50,15 @@ class WhatIf:
         whole: whether it was played to the end under both; else what is not known may still start.
     """
 
-    claims: tuple[Changed, ...]
+    claims: tuple[StartComparison, ...]
     yields: tuple[int, int]
     moves: tuple[int, int]
-    asked: tuple[tuple[Asked, ...], tuple[Asked, ...]] = ((), ())
+    asked: tuple[tuple[YieldCount, ...], tuple[YieldCount, ...]] = ((), ())
     utilisation: tuple[float, float] = (0.0, 0.0)
     window_s: float = 0.0
     whole: bool = True
 
-    def mean_wait_s(self, now: Instant) -> dict[int, tuple[float, float, int]]:
+    def mean_wait_s(self, now: Timestamp) -> dict[int, tuple[float, float, int]]:
         """By size: the mean wait from now under both, in seconds, of those that start under both, and how many."""
         found: dict[int, list[tuple[int, int]]] = {}
         for one in self.claims:
@@ -75,9 +75,9 @@ def _mean(waits: Iterable[int]) -> float:
     return sum(known) / len(known) / SECOND
 
 
-def what_if(
-    fleet: Fleet, now: Instant, policy: Policy, other: Policy, go_on: Callable[[], bool] = lambda: True
-) -> WhatIf:
+def compare_policies(
+    fleet: Fleet, now: Timestamp, policy: Policy, other: Policy, go_on: Callable[[], bool] = lambda: True
+) -> PolicyComparison:
     """When those who wait would start, under the policy in force and under another.
 
     Args:
@@ -88,14 +88,15 @@ def what_if(
         go_on: asked between turns; once it says no, what is known by then is the answer.
     """
     waiting = [claim for _, claim in zip(range(CLAIMS_MAX), fleet.waiting(), strict=False)]
-    here, there = playing(fleet, policy, now), playing(fleet, other, now)
-    ended = _play((here, there), waiting, now, go_on)
+    here, there = simulate_fleet(fleet, policy, now), simulate_fleet(fleet, other, now)
+    ended = _run_both((here, there), waiting, now, go_on)
     changed = tuple(
-        Changed(claim.id, claim.spec.size, here.started_at(claim.id), there.started_at(claim.id)) for claim in waiting
+        StartComparison(claim.id, claim.spec.size, here.started_at(claim.id), there.started_at(claim.id))
+        for claim in waiting
     )
     starts = [at for one in changed for at in (one.now_at, one.then_at) if at is not None]
     window_s = max((at - now for at in starts), default=0) / SECOND
-    return WhatIf(
+    return PolicyComparison(
         changed,
         (here.yields, there.yields),
         (here.moves, there.moves),
@@ -106,12 +107,12 @@ def what_if(
     )
 
 
-def _play(both: Sequence[Simulation], waiting: Sequence[Claim], now: Instant, go_on: Callable[[], bool]) -> bool:
+def _run_both(both: Sequence[Simulation], waiting: Sequence[Claim], now: Timestamp, go_on: Callable[[], bool]) -> bool:
     """Serve both queues, by turns, until all of these have started or nothing ends any more; whether that was reached.
 
     By turns, so that of both about the same is known when there is no more time.
     """
-    horizon, ended = Instant(now + HORIZON_S * SECOND), True
+    horizon, ended = Timestamp(now + HORIZON_S * SECOND), True
     playing_on = [(played, list(waiting)) for played in both if waiting]
     while playing_on:
         if not go_on():
@@ -123,7 +124,7 @@ def _play(both: Sequence[Simulation], waiting: Sequence[Claim], now: Instant, go
             unstarted = [claim for claim in left if played.courses[claim.id].started_s is None]
             if not unstarted or played.turns <= bound:
                 continue
-            if played.turns > TURNS_MAX:
+            if played.turns > SIMULATED_TURNS_MAX:
                 ended = False
             else:
                 still.append((played, unstarted))
@@ -131,9 +132,9 @@ def _play(both: Sequence[Simulation], waiting: Sequence[Claim], now: Instant, go
     return ended
 
 
-def _asked(played: Simulation) -> tuple[Asked, ...]:
+def _asked(played: Simulation) -> tuple[YieldCount, ...]:
     courses = sorted(played.courses.items())
-    return tuple(Asked(ident, it.yields, it.moves) for ident, it in courses if it.yields or it.moves)
+    return tuple(YieldCount(ident, it.yields, it.moves) for ident, it in courses if it.yields or it.moves)
 
 
 def _in_use(played: Simulation, window_s: float) -> float:
@@ -143,7 +144,7 @@ def _in_use(played: Simulation, window_s: float) -> float:
     return used / (n_devices * (window_s or 1.0)) if n_devices else 0.0
 
 
-def _used(course: Course, window_s: float, move_s: float) -> float:
+def _used(course: JobOutcome, window_s: float, move_s: float) -> float:
     """Device-seconds of a claim within the window; who yielded did not run all the time from its start to its end."""
     job, started_s = course.job, course.started_s
     if started_s is None or started_s > window_s:

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
-from moorings.core.instants import Instant, seconds_between
-from moorings.core.reconcile import LISTINGS_NEEDED, Streak
+from moorings.core.instants import Timestamp, seconds_between
+from moorings.core.reconcile import LISTINGS_REQUIRED, Streak
 from moorings.ports.clock import Clock
 from moorings.workloads.runs import RunId
 
@@ -44,14 +44,14 @@ class Missing:
     """Runs whose job a scheduler did not know when it was asked last: one good listing ends nothing (law 3)."""
 
     def __init__(self) -> None:
-        self._streaks: dict[RunId, tuple[Streak, Instant]] = {}
+        self._streaks: dict[RunId, tuple[Streak, Timestamp]] = {}
 
-    def again(self, run: RunId, now: Instant) -> bool:
+    def again(self, run: RunId, now: Timestamp) -> bool:
         """Its job is missing in one more good listing; whether that is proof by now."""
         streak, before = self._streaks.get(run, (Streak(), now))
         streak = streak.longer(max(seconds_between(before, now), 0.0))
         self._streaks[run] = streak, now
-        return streak.is_proof(LISTINGS_NEEDED)
+        return streak.is_proof(LISTINGS_REQUIRED)
 
     def forget(self, run: RunId) -> None:
         """Its job is there, or its end is known."""

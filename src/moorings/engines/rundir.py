@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Generic, Self, TypeVar
 
-from moorings.core.records import plain
+from moorings.core.records import to_plain
 from moorings.workloads.runs import EndRecord, RunId
 
 
@@ -101,7 +101,7 @@ class FolderOfRun(ABC, Generic[AttemptT]):
 
 def dump(record: object) -> bytes:
     """A record as JSON."""
-    return json.dumps(plain(record)).encode()
+    return json.dumps(to_plain(record)).encode()
 
 
 def _draft(path: Path, content: bytes) -> Path:

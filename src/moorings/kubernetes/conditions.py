@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.kubernetes.ipujob import Condition, IPUJob
 from moorings.kubernetes.plan import COMPLETED, ENDED, Instance, Partitions
 from moorings.kubernetes.pods import RUNNING, Pod
@@ -61,7 +61,7 @@ def build_conditions(
     instances: Mapping[int, Instance],
     pods: Sequence[Pod],
     partitions: Partitions,
-    now: Instant,
+    now: Timestamp,
 ) -> tuple[Condition, ...]:
     """The three conditions.
 
@@ -91,7 +91,7 @@ def build_conditions(
     )
 
 
-def unready(job: IPUJob, reason: str, message: str, now: Instant) -> tuple[Condition, ...]:
+def unready(job: IPUJob, reason: str, message: str, now: Timestamp) -> tuple[Condition, ...]:
     """All conditions of a job that is not Ready any more, for a reason that nothing else of it tells."""
     ready = _condition(job, READY, _Verdict(False, reason, message), now)
     return (*(one for one in job.status.conditions if one.type != READY), ready)
@@ -156,7 +156,7 @@ def _ready(live: Mapping[int, Instance], pods: Sequence[Pod], admitted: _Verdict
     return _Verdict(True, "Running", "every instance runs")
 
 
-def _condition(job: IPUJob, kind: str, verdict: _Verdict, now: Instant) -> Condition:
+def _condition(job: IPUJob, kind: str, verdict: _Verdict, now: Timestamp) -> Condition:
     before = find(job.status.conditions, kind)
     found = Condition(
         type=kind,

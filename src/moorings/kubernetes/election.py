@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from moorings.core.errors import MooringsError
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.kubernetes.ipujob import Obj
 from moorings.kubernetes.kube import LEASE, Kube, KubeError
 from moorings.wire.codec import time_text
@@ -109,7 +109,7 @@ def decide(seen: Sighting, me: str, now: float, terms: Terms) -> Step:
     return Step.TAKE if free else Step.WAIT
 
 
-def build_spec(me: str, before: Record | None, terms: Terms, now: Instant) -> Obj:
+def build_spec(me: str, before: Record | None, terms: Terms, now: Timestamp) -> Obj:
     """The spec of a lease that is ours from now on, or still."""
     stays = before is not None and before.holder == me
     return {
@@ -121,7 +121,7 @@ def build_spec(me: str, before: Record | None, terms: Terms, now: Instant) -> Ob
     }
 
 
-def build_released(before: Record, now: Instant) -> Obj:
+def build_released(before: Record, now: Timestamp) -> Obj:
     """The spec of a lease that is nobody's: whoever looks next takes it."""
     return {
         "holderIdentity": "",
@@ -132,8 +132,8 @@ def build_released(before: Record, now: Instant) -> Obj:
     }
 
 
-def _wall() -> Instant:
-    return Instant(time.time_ns() // 1000)
+def _wall() -> Timestamp:
+    return Timestamp(time.time_ns() // 1000)
 
 
 def _elapsed() -> float:
@@ -163,7 +163,7 @@ class Elector:
         terms: Terms | None = None,
         *,
         elapsed: Callable[[], float] = _elapsed,
-        wall: Callable[[], Instant] = _wall,
+        wall: Callable[[], Timestamp] = _wall,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._kube = kube

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import StrEnum
 
-from moorings.core.instants import SECOND, Instant
+from moorings.core.instants import SECOND, Timestamp
 from moorings.kubernetes.proxy import shapes
 from moorings.kubernetes.proxy.shapes import PartitionBody
 from moorings.wire.codec import parse_time, time_text
@@ -25,7 +25,7 @@ class Certainty(StrEnum):
 _MINUTE = 60 * SECOND
 
 
-def estimate(partitions: Iterable[PartitionBody]) -> tuple[Instant | None, Certainty | None]:
+def estimate(partitions: Iterable[PartitionBody]) -> tuple[Timestamp | None, Certainty | None]:
     """By when all of these have what they wait for, and how sure that is; None: nothing is known of it."""
     waiting = [one for one in partitions if one.state == shapes.WAITING]
     if any(one.unsure and not one.starts_at for one in waiting):
@@ -44,5 +44,5 @@ def words(partition: PartitionBody) -> str:
     return f"when it starts is unknown: {partition.unsure}" if partition.unsure else ""
 
 
-def _rounded_up(at: Instant, step: int) -> Instant:
-    return Instant(-(-at // step) * step)
+def _rounded_up(at: Timestamp, step: int) -> Timestamp:
+    return Timestamp(-(-at // step) * step)

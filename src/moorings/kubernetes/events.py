@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from moorings.core.instants import SECOND, Instant, seconds_between
+from moorings.core.instants import SECOND, Timestamp, seconds_between
 from moorings.kubernetes.ipujob import Obj
 from moorings.kubernetes.kube import EVENT, Kube, KubeError
 from moorings.wire.codec import time_text
@@ -67,8 +67,8 @@ class _Series:
     name: str
     message: str
     count: int
-    first: Instant
-    last: Instant
+    first: Timestamp
+    last: Timestamp
     exists: bool = False
 
 
@@ -77,9 +77,9 @@ class Spam:
 
     def __init__(self, burst: int = BURST, refill_s: float = REFILL_S, known_max: int = KNOWN_MAX) -> None:
         self._burst, self._refill_s, self._known_max = burst, refill_s, known_max
-        self._left: OrderedDict[str, tuple[float, Instant]] = OrderedDict()
+        self._left: OrderedDict[str, tuple[float, Timestamp]] = OrderedDict()
 
-    def lets(self, key: str, now: Instant) -> bool:
+    def lets(self, key: str, now: Timestamp) -> bool:
         """Whether one more may be sent; counts it if so."""
         left, since = self._left.pop(key, (float(self._burst), now))
         left = min(float(self._burst), left + max(0.0, seconds_between(since, now)) / self._refill_s)
@@ -95,9 +95,9 @@ class Similar:
 
     def __init__(self, most: int = SIMILAR_MAX, within_s: float = SIMILAR_S, known_max: int = KNOWN_MAX) -> None:
         self._most, self._within_s, self._known_max = most, within_s, known_max
-        self._seen: OrderedDict[About, tuple[set[int], Instant]] = OrderedDict()
+        self._seen: OrderedDict[About, tuple[set[int], Timestamp]] = OrderedDict()
 
-    def combine(self, about: About, now: Instant) -> About:
+    def combine(self, about: About, now: Timestamp) -> About:
         """The event that this one is counted with: itself, or that which stands for all of its reason."""
         key = replace(about, message="")
         known, last = self._seen.pop(key, (set[int](), now))  # hashes: the words themselves may be long
@@ -123,7 +123,7 @@ class Recorder:
         wall: the time.
     """
 
-    def __init__(self, kube: Kube, component: str, instance: str, wall: Callable[[], Instant]) -> None:
+    def __init__(self, kube: Kube, component: str, instance: str, wall: Callable[[], Timestamp]) -> None:
         self.lost = 0  # neither sent nor going to be
         self._kube = kube
         self._component, self._instance = component, instance
@@ -248,6 +248,6 @@ def _cut(message: str) -> str:
     return message if len(message) <= MESSAGE_MAX else message[: MESSAGE_MAX - 3] + "..."
 
 
-def _second(at: Instant) -> str:
+def _second(at: Timestamp) -> str:
     """``metav1.Time`` has whole seconds."""
-    return time_text(Instant(at // SECOND * SECOND)).replace(".000000", "")
+    return time_text(Timestamp(at // SECOND * SECOND)).replace(".000000", "")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 
 GROUP = "graphcore.ai"
 VERSION = "v1alpha1"
@@ -68,8 +68,8 @@ class Condition:
     status: bool | None
     reason: str
     message: str
-    changed_at: Instant
-    updated_at: Instant = Instant(0)
+    changed_at: Timestamp
+    updated_at: Timestamp = Timestamp(0)
     observed_generation: int = 0
 
 
@@ -84,9 +84,9 @@ class StartRecord:
         why: what kept it from starting when it missed the last deadline, as a sentence.
     """
 
-    since: Instant | None = None
+    since: Timestamp | None = None
     missed: int = 0
-    until: Instant | None = None
+    until: Timestamp | None = None
     why: str = ""
 
 
@@ -111,7 +111,7 @@ class InstanceRecord:
     detail: str = ""
     start: StartRecord = StartRecord()
     reason: str = ""
-    started_at: Instant | None = None
+    started_at: Timestamp | None = None
     active_seconds: int = 0
 
 
@@ -127,10 +127,10 @@ class Status:
     partition_created: bool = False
     launcher: str = ""
     restart_count: int = 0
-    starts_at: Instant | None = None  # by when it has its partitions, as is estimated while it waits
+    starts_at: Timestamp | None = None  # by when it has its partitions, as is estimated while it waits
     certainty: str = ""  # how sure that is
-    started_at: Instant | None = None
-    completed_at: Instant | None = None
+    started_at: Timestamp | None = None
+    completed_at: Timestamp | None = None
     active: int = 0
     ready: int = 0
     workers_active: int = 0
@@ -173,7 +173,7 @@ class IPUJob:
     uid: str
     generation: int
     resource_version: str
-    created_at: Instant
+    created_at: Timestamp
     deleted: bool
     finalizers: tuple[str, ...]
     kind: JobKind

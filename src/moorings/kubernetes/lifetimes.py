@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from moorings.core.instants import SECOND, Instant, after, seconds_between
+from moorings.core.instants import SECOND, Timestamp, add_seconds, seconds_between
 from moorings.kubernetes.ipujob import InstanceRecord, IPUJob, Outcome
 from moorings.kubernetes.proxy import shapes
 from moorings.kubernetes.proxy.shapes import PartitionBody
@@ -20,7 +20,7 @@ _IN_USE = frozenset({shapes.READY, shapes.RECLAIMING, shapes.PREPARING})  # PREP
 
 
 def note_activity(
-    job: IPUJob, record: InstanceRecord, partition: PartitionBody | None, now: Instant, *, runs: bool
+    job: IPUJob, record: InstanceRecord, partition: PartitionBody | None, now: Timestamp, *, runs: bool
 ) -> InstanceRecord:
     """The record with when the instance became active, or how long it was.
 
@@ -37,7 +37,7 @@ def note_activity(
         if partition is None or partition.state != shapes.READY:
             return record
         since = parse_time(partition.since) if partition.since else now
-        return replace(record, started_at=Instant(min(since, now) // SECOND * SECOND))
+        return replace(record, started_at=Timestamp(min(since, now) // SECOND * SECOND))
     if runs or (partition is not None and partition.state in _IN_USE):
         return record
     return replace(
@@ -50,12 +50,12 @@ def without_activity(record: InstanceRecord) -> InstanceRecord:
     return replace(record, started_at=None, active_seconds=0)
 
 
-def active_until(job: IPUJob, record: InstanceRecord) -> Instant | None:
+def active_until(job: IPUJob, record: InstanceRecord) -> Timestamp | None:
     """When an instance has been active for as long as it may; None: that cannot be told yet, or it has no limit."""
     return held_until(job, record) if record.outcome is None else None
 
 
-def held_until(job: IPUJob, record: InstanceRecord) -> Instant | None:
+def held_until(job: IPUJob, record: InstanceRecord) -> Timestamp | None:
     """When an instance has held its partition for as long as its claim said, whether or not it has ended since.
 
     None: that cannot be told yet, or it has no limit.
@@ -63,8 +63,8 @@ def held_until(job: IPUJob, record: InstanceRecord) -> Instant | None:
     if job.active_deadline_s is None:
         return None
     if record.started_at is not None:
-        return after(record.started_at, job.active_deadline_s - record.active_seconds)
-    return Instant(0) if record.active_seconds >= job.active_deadline_s else None
+        return add_seconds(record.started_at, job.active_deadline_s - record.active_seconds)
+    return Timestamp(0) if record.active_seconds >= job.active_deadline_s else None
 
 
 def end_at_deadline(job: IPUJob, record: InstanceRecord) -> InstanceRecord:
@@ -81,8 +81,8 @@ def time_left_s(job: IPUJob, instance: int) -> float | None:
     return float(max(job.active_deadline_s - record.active_seconds, 1))
 
 
-def kept_until(job: IPUJob) -> Instant | None:
+def kept_until(job: IPUJob) -> Timestamp | None:
     """When a job that has ended is to be deleted; None: it has not, or it is kept for ever."""
     if job.ttl_s_after_finished is None or job.status.completed_at is None:
         return None
-    return after(job.status.completed_at, job.ttl_s_after_finished)
+    return add_seconds(job.status.completed_at, job.ttl_s_after_finished)

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics import MetricWrapperBase
 
-from moorings.core.instants import Instant, seconds_between
+from moorings.core.instants import Timestamp, seconds_between
 from moorings.kubernetes.ipujob import IPUJob, Status
 from moorings.kubernetes.proxy.shapes import READY, PartitionBody
 from moorings.kubernetes.status import RUNNING
@@ -65,7 +65,7 @@ class Measures:
         self._reconciles.labels(result).inc()
         self._seconds.observe(took_s)
 
-    def status_written(self, job: IPUJob, status: Status, now: Instant) -> None:
+    def status_written(self, job: IPUJob, status: Status, now: Timestamp) -> None:
         """A status was saved; the job has the one before."""
         self._writes.inc()
         first = all(one.type != RUNNING for one in job.status.conditions)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from moorings.core.errors import MooringsError
-from moorings.core.instants import Instant, after
+from moorings.core.instants import Timestamp, add_seconds
 from moorings.kubernetes.ipujob import Obj
 from moorings.kubernetes.pods import Pod, condition_of
 from moorings.wire.codec import parse_time, time_text
@@ -28,7 +28,7 @@ class Silence:
         answers: its kubelet says so itself.
     """
 
-    since: Instant
+    since: Timestamp
     answers: bool = False
 
 
@@ -56,16 +56,16 @@ def on_silent_nodes(pods: Iterable[Pod], silent: Mapping[str, Silence]) -> list[
     return [pod for pod in pods if not pod.ended and pod.node in silent]
 
 
-def choose_lost(pods: Iterable[Pod], silent: Mapping[str, Silence], lost_s: int, now: Instant) -> list[Pod]:
+def choose_lost(pods: Iterable[Pod], silent: Mapping[str, Silence], lost_s: int, now: Timestamp) -> list[Pod]:
     """The Pods whose nodes have not been Ready for ``lost_s`` seconds; 0: none is ever lost."""
     if not lost_s:
         return []
-    return [pod for pod in on_silent_nodes(pods, silent) if after(silent[pod.node].since, lost_s) <= now]
+    return [pod for pod in on_silent_nodes(pods, silent) if add_seconds(silent[pod.node].since, lost_s) <= now]
 
 
-def lost_at(pods: Sequence[Pod], silent: Mapping[str, Silence], lost_s: int, now: Instant) -> Instant | None:
+def lost_at(pods: Sequence[Pod], silent: Mapping[str, Silence], lost_s: int, now: Timestamp) -> Timestamp | None:
     """When the next of these Pods is lost, unless its node is back."""
-    times = [after(silent[pod.node].since, lost_s) for pod in pods if pod.node in silent] if lost_s else []
+    times = [add_seconds(silent[pod.node].since, lost_s) for pod in pods if pod.node in silent] if lost_s else []
     return min((at for at in times if at > now), default=None)
 
 
@@ -79,7 +79,7 @@ def tell_silence(pods: Sequence[Pod], silent: Mapping[str, Silence]) -> str:
     return f"node {pod.node} with {pod.name} {how} since {clock(silence.since)}{more}"
 
 
-def clock(at: Instant) -> str:
+def clock(at: Timestamp) -> str:
     """A time as messages have it."""
     text = time_text(at)
     return f"{text[:10]} {text[11:19]} UTC"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from moorings.core.claims import PRIORITY_MAX
 from moorings.core.errors import MooringsError
-from moorings.core.instants import SECOND, Instant
+from moorings.core.instants import SECOND, Timestamp
 from moorings.kubernetes import names
 from moorings.kubernetes.acts import Claim, CreateLauncher, CreateWorker, DeletePod, Reset
 from moorings.kubernetes.admission import check_ipujob
@@ -389,9 +389,9 @@ class Operator:
             memory.differs_since = now
         return found
 
-    def _now(self) -> Instant:
+    def _now(self) -> Timestamp:
         """The time to a second, as the API server keeps times."""
-        return Instant(self._clock.now() // SECOND * SECOND)
+        return Timestamp(self._clock.now() // SECOND * SECOND)
 
 
 def _was_taken(found: Obj) -> bool:
@@ -400,7 +400,7 @@ def _was_taken(found: Obj) -> bool:
     return bool(status.get("observedGeneration")) and bool(status.get("status") != FAILED or status.get("instances"))
 
 
-def _refused(job: IPUJob, wrong: str, now: Instant) -> Status:
+def _refused(job: IPUJob, wrong: str, now: Timestamp) -> Status:
     """The status of a job that can never be served."""
     planned = Plan()
     failed = replace(job.status, state=FAILED, desired=job.instances)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from moorings.core.instants import Instant, after, seconds_between
+from moorings.core.instants import Timestamp, add_seconds, seconds_between
 from moorings.kubernetes import estimates, lifetimes, names
 from moorings.kubernetes.acts import (
     Act,
@@ -107,7 +107,7 @@ class Instance:
     running: bool = False
     waits: str = ""
     code: str = ""
-    again_at: Instant | None = None
+    again_at: Timestamp | None = None
     restarting: bool = False
 
 
@@ -136,7 +136,7 @@ def plan(
     job: IPUJob,
     pods: Sequence[Pod],
     partitions: Partitions,
-    now: Instant,
+    now: Timestamp,
     refused: Mapping[int, str] | None = None,
     paused: Mapping[int, Pause] | None = None,
     silent: Mapping[str, Silence] | None = None,
@@ -189,7 +189,7 @@ def plan(
     )
 
 
-def _again_s(times: Sequence[Instant], now: Instant) -> float | None:
+def _again_s(times: Sequence[Timestamp], now: Timestamp) -> float | None:
     return max(seconds_between(now, min(times)), 0.05) if times else None
 
 
@@ -215,7 +215,7 @@ def _going(
     by_instance: Mapping[int, Sequence[Pod]],
     partitions: Partitions,
     silent: Mapping[str, Silence],
-    now: Instant,
+    now: Timestamp,
 ) -> Plan:
     """A job that is being deleted: its Pods first, then its partitions, then itself."""
     if FINALIZER not in job.finalizers:
@@ -283,7 +283,7 @@ class _Ending:
     failed: bool
     why: str
     exit_code: int | None = None
-    ended_at: Instant | None = None
+    ended_at: Timestamp | None = None
 
 
 class _Judge:
@@ -295,7 +295,7 @@ class _Judge:
         number: int,
         pods: Sequence[Pod],
         partitions: Partitions,
-        now: Instant,
+        now: Timestamp,
         silent: Mapping[str, Silence],
     ) -> None:
         self._job = job
@@ -522,7 +522,7 @@ class _Judge:
     def _sweep(self, record: InstanceRecord, stale: Sequence[Pod]) -> Instance:
         """What is left of the attempt before goes: what runs at once, what has ended when the next one is due."""
         times = [pod.ended_at for pod in stale if pod.ended_at is not None]
-        due = after(max(times), delay_s(record.failures) if record.detail else DELAY_S) if times else self._now
+        due = add_seconds(max(times), delay_s(record.failures) if record.detail else DELAY_S) if times else self._now
         gone = [pod for pod in stale if not pod.deleting and (not pod.ended or self._now >= due)]
         acts = tuple(DeletePod(pod.name, pod.uid) for pod in gone)
         waits = f"started anew after: {record.detail}" if record.detail else "started anew"
@@ -566,7 +566,7 @@ class _Judge:
         first = self._pods
         if launchers and self._now < by:
             first, left_s = launchers, max(left_s - WORKERS_S, (left_s + 1) // 2)
-        late = after(self._now, left_s + 1)
+        late = add_seconds(self._now, left_s + 1)
         acts: tuple[Act, ...] = tuple(
             DeletePod(pod.name, pod.uid, min(pod.grace_s, left_s))
             for pod in first

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.kubernetes import names
 from moorings.kubernetes.ipujob import Obj
 from moorings.wire.codec import parse_time
@@ -53,9 +53,9 @@ class Pod:
     deleting: bool
     exit_code: int | None = None
     why: str = ""
-    ended_at: Instant | None = None
+    ended_at: Timestamp | None = None
     grace_s: int = GRACE_S
-    gone_by: Instant | None = None
+    gone_by: Timestamp | None = None
     outdated: bool = False
     node: str = ""
     waits_for: str = ""
@@ -166,7 +166,7 @@ _META = ("name", "namespace", "uid", "resourceVersion", "labels", "deletionTimes
 _STATUS = ("phase", "reason", "message", "conditions", "containerStatuses", "initContainerStatuses")
 
 
-def _ending(status: Obj) -> tuple[int | None, str, Instant | None]:
+def _ending(status: Obj) -> tuple[int | None, str, Timestamp | None]:
     """Exit code, words and time of the container that decides: a failed init container, else the first one."""
     inits = [one for one in status.get("initContainerStatuses") or () if _code(one)]
     mains = list(status.get("containerStatuses") or ())
@@ -223,5 +223,5 @@ def _number(value: object) -> int | None:
         return None
 
 
-def _time(text: object) -> Instant | None:
+def _time(text: object) -> Timestamp | None:
     return parse_time(text) if isinstance(text, str) else None

@@ -50,7 +50,7 @@ def find_priority_faults(obj: Obj, value_of: ValueOf | None) -> Iterator[Fault]:
     elif abs(value) > PRIORITY_MAX:
         yield Fault(
             "spec.priorityClassName",
-            f"the PriorityClass {shown(name)} has {value}, and priorities go from -{PRIORITY_MAX} to {PRIORITY_MAX}",
+            f"the PriorityClass {shown(name)} has {value}; priorities go from -{PRIORITY_MAX} to {PRIORITY_MAX}",
             "name another one",
         )
     elif given is not None and given != value:

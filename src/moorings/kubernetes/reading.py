@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from moorings.core.claims import PRIORITY_MAX, SIZE_MAX
 from moorings.core.errors import MooringsError
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.kubernetes import names
 from moorings.kubernetes.fields import (
     BACK_OFF_LIMIT,
@@ -82,7 +82,7 @@ def read_ipujob(obj: Obj) -> tuple[IPUJob, tuple[Fault, ...]]:
         uid=_text(meta.get("uid")),
         generation=_count(meta.get("generation")),
         resource_version=_text(meta.get("resourceVersion")),
-        created_at=_time(meta.get("creationTimestamp")) or Instant(0),
+        created_at=_time(meta.get("creationTimestamp")) or Timestamp(0),
         deleted=meta.get("deletionTimestamp") is not None,
         finalizers=tuple(_texts(meta.get("finalizers"))),
         kind=_kind(launcher, interactive),
@@ -309,8 +309,8 @@ def _condition(found: Mapping[str, Any]) -> Condition:
         status=_HOLDS.get(_text(found.get("status")), False),
         reason=_text(found.get("reason")),
         message=_text(found.get("message")),
-        changed_at=_time(found.get("lastTransitionTime")) or Instant(0),
-        updated_at=_time(found.get("lastUpdateTime")) or Instant(0),
+        changed_at=_time(found.get("lastTransitionTime")) or Timestamp(0),
+        updated_at=_time(found.get("lastUpdateTime")) or Timestamp(0),
         observed_generation=_count(found.get("observedGeneration")),
     )
 
@@ -417,7 +417,7 @@ def _present(found: Mapping[str, Any]) -> Obj:
     return {name: value for name, value in found.items() if value}
 
 
-def _second(at: Instant) -> str:
+def _second(at: Timestamp) -> str:
     return f"{time_text(at)[:19]}Z"
 
 
@@ -437,7 +437,7 @@ def _count(found: object) -> int:
     return found if isinstance(found, int) and not isinstance(found, bool) and found >= 0 else 0
 
 
-def _time(found: object) -> Instant | None:
+def _time(found: object) -> Timestamp | None:
     try:
         return parse_time(found) if isinstance(found, str) else None
     except MooringsError:

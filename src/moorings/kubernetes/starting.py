@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from moorings.core.instants import Instant, after
+from moorings.core.instants import Timestamp, add_seconds
 from moorings.kubernetes.ipujob import StartRecord
 from moorings.kubernetes.pods import RUNNING, SUCCEEDED, UNSCHEDULABLE, Pod
 
@@ -69,7 +69,7 @@ def see_start(has_partition: bool | None, programs: Sequence[Pod], restart: int,
 
 
 def follow_start(
-    start: StartRecord, seen: Start, deadline_s: int, now: Instant, pods: Sequence[Pod], failure: str
+    start: StartRecord, seen: Start, deadline_s: int, now: Timestamp, pods: Sequence[Pod], failure: str
 ) -> StartRecord:
     """The record of a start as it is now; with ``until`` the instance is to be without a partition.
 
@@ -85,7 +85,7 @@ def follow_start(
         return StartRecord()
     if start.until is not None:
         # No longer than its pause from now: the deadline may have been shortened, or the clock set back.
-        until = min(start.until, after(now, pause_s(deadline_s, max(start.missed, 1))))
+        until = min(start.until, add_seconds(now, pause_s(deadline_s, max(start.missed, 1))))
         if now < until:
             return replace(start, until=until)
         start = replace(start, until=None)
@@ -97,11 +97,11 @@ def follow_start(
         return replace(start, since=None)
     if start.since is None:  # what ran before, and lacks a Pod now, is not at its start
         return start if seen.begun else replace(start, since=now)
-    if seen.runs or now < after(start.since, deadline_s):
+    if seen.runs or now < add_seconds(start.since, deadline_s):
         return start
     missed = start.missed + 1
     why = f"it did not start in {deadline_s} s: {explain(pods, failure)}"
-    return StartRecord(missed=missed, until=after(now, pause_s(deadline_s, missed)), why=why)
+    return StartRecord(missed=missed, until=add_seconds(now, pause_s(deadline_s, missed)), why=why)
 
 
 def pause_s(deadline_s: int, missed: int) -> int:
@@ -110,9 +110,9 @@ def pause_s(deadline_s: int, missed: int) -> int:
     return max(deadline_s, min(doubled, PAUSE_S_MAX))
 
 
-def due_at(start: StartRecord, deadline_s: int, now: Instant) -> Instant | None:
+def due_at(start: StartRecord, deadline_s: int, now: Timestamp) -> Timestamp | None:
     """When to look again, though nothing changes."""
-    times = (start.until, after(start.since, deadline_s) if start.since is not None and deadline_s else None)
+    times = (start.until, add_seconds(start.since, deadline_s) if start.since is not None and deadline_s else None)
     return min((at for at in times if at is not None and at > now), default=None)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from typing import Literal
 
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.kubernetes.conditions import ADMITTED, PROJECT_LIMIT, TYPES, build_conditions, find, unready
 from moorings.kubernetes.estimates import estimate
 from moorings.kubernetes.ipujob import Condition, IPUJob, Outcome, Status
@@ -34,7 +34,7 @@ class Story:
 
 
 def build_status(
-    job: IPUJob, plan: Plan, pods: Sequence[Pod], partitions: Partitions, now: Instant, problem: str = ""
+    job: IPUJob, plan: Plan, pods: Sequence[Pod], partitions: Partitions, now: Timestamp, problem: str = ""
 ) -> Status:
     """The status that a job should have.
 
@@ -156,7 +156,7 @@ def _message(job: IPUJob, state: str, instances: Mapping[int, Instance]) -> str:
     return told if job.instances == 1 else f"{told}; {running} of {job.instances} instances running"
 
 
-def _states(job: IPUJob, state: str, reason: str, message: str, now: Instant) -> tuple[Condition, ...]:
+def _states(job: IPUJob, state: str, reason: str, message: str, now: Timestamp) -> tuple[Condition, ...]:
     """One a state that the job has been in; the present one is true."""
     words = {
         PENDING: "is waiting for resources to be ready." if message in ("", ALL_WELL) else f"is pending: {message}.",

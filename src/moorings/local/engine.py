@@ -28,7 +28,7 @@ from functools import partial
 from pathlib import Path
 
 from moorings.core.errors import MooringsError
-from moorings.core.instants import Instant, seconds_between
+from moorings.core.instants import Timestamp, seconds_between
 from moorings.engines.looks import wait_for_news
 from moorings.engines.orders import choose_logs, not_now, parse_signal, rejected, unavailable
 from moorings.local.fence import Fence
@@ -187,7 +187,7 @@ class LocalEngine:
                 "engine.unavailable", f"run {run} could not be cancelled: {error}", retryable=True
             ) from error
 
-    async def ask_to_yield(self, run: RunId, attempt: int, reason: str, by: Instant) -> None:
+    async def ask_to_yield(self, run: RunId, attempt: int, reason: str, by: Timestamp) -> None:
         folder = RunFolder.of(self._folder, run)
         if folder is None:
             return
@@ -201,7 +201,7 @@ class LocalEngine:
         except (OSError, UnreadableError) as error:
             raise unavailable(f"run {run} could not be asked to make room: {error}") from error
 
-    async def saved_at(self, folder: str) -> Instant | None:
+    async def saved_at(self, folder: str) -> Timestamp | None:
         return await self._looks.saved_at(folder, self._clock.now())
 
     async def signal(self, run: RunId, signal_name: str) -> None:

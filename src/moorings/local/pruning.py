@@ -7,14 +7,14 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.local.records import UnreadableError
 from moorings.local.rundir import RunFolder
 from moorings.workloads.runs import RunId
 
 
 @contextlib.contextmanager
-def hold_ended(runs: Path, run: RunId, before: Instant) -> Iterator[bool]:
+def hold_ended(runs: Path, run: RunId, before: Timestamp) -> Iterator[bool]:
     """Hold a run's door and life, so that nothing of it begins; yields whether it ended before an instant.
 
     Raises:
@@ -33,7 +33,7 @@ def hold_ended(runs: Path, run: RunId, before: Instant) -> Iterator[bool]:
                 os.close(life)
 
 
-def _ended_before(folder: RunFolder, before: Instant) -> bool:
+def _ended_before(folder: RunFolder, before: Timestamp) -> bool:
     try:
         found = folder.survey()
     except UnreadableError:

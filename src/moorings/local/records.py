@@ -10,8 +10,8 @@ import json
 from dataclasses import dataclass
 from typing import TypeVar
 
-from moorings.core.instants import Instant
-from moorings.core.records import plain, revive
+from moorings.core.instants import Timestamp
+from moorings.core.records import from_plain, to_plain
 from moorings.workloads.runs import EndRecord, Phase
 
 RecordT = TypeVar("RecordT")
@@ -54,7 +54,7 @@ class Status:
     phase: Phase
     boot: str
     supervisor: Identity
-    started_at: Instant | None = None
+    started_at: Timestamp | None = None
     tasks: tuple[Identity, ...] = ()
 
 
@@ -90,7 +90,7 @@ class YieldOrder:
 
 def to_json(record: object) -> str:
     """A record as JSON, in ASCII: file names and variables that are not UTF-8 survive as lone surrogates."""
-    return json.dumps(plain(record))
+    return json.dumps(to_plain(record))
 
 
 def from_json(kind: type[RecordT], text: str | bytes) -> RecordT:
@@ -100,6 +100,6 @@ def from_json(kind: type[RecordT], text: str | bytes) -> RecordT:
         DamagedError: it is not JSON, or not of that kind.
     """
     try:
-        return revive(kind, json.loads(text))
+        return from_plain(kind, json.loads(text))
     except (ValueError, RecursionError) as error:
         raise DamagedError(f"not a record of kind {kind.__name__}: {error}") from error

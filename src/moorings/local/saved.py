@@ -8,7 +8,7 @@ import os
 from threading import Thread
 from typing import Final
 
-from moorings.core.instants import SECOND, Instant
+from moorings.core.instants import SECOND, Timestamp
 
 ENTRIES_MAX: Final = 10_000  # of a folder; beyond, the newest may be overlooked
 AHEAD_S_MAX: Final = 60  # so far another machine's clock may be ahead of ours
@@ -26,7 +26,7 @@ class Looks:
     def __init__(self) -> None:
         self._under_way = 0
 
-    async def saved_at(self, folder: str, now: Instant) -> Instant | None:
+    async def saved_at(self, folder: str, now: Timestamp) -> Timestamp | None:
         """As the function; also None while too many looks have not returned.
 
         The thread of a look that is cancelled counts until it returns.
@@ -34,9 +34,9 @@ class Looks:
         if self._under_way >= LOOKS_MAX:
             return None
         loop = asyncio.get_running_loop()
-        told: asyncio.Future[Instant | None] = loop.create_future()
+        told: asyncio.Future[Timestamp | None] = loop.create_future()
 
-        def returned(at: Instant | None, fault: Exception | None) -> None:
+        def returned(at: Timestamp | None, fault: Exception | None) -> None:
             self._under_way -= 1
             if told.done():
                 return
@@ -59,7 +59,7 @@ class Looks:
         return await told
 
 
-def saved_at(folder: str, now: Instant) -> Instant | None:
+def saved_at(folder: str, now: Timestamp) -> Timestamp | None:
     """When something was last put into a folder; None: nothing is in it, or it cannot be read.
 
     Only its own entries are looked at: a checkpoint is a file, or a folder that is written and then renamed. The folder
@@ -79,4 +79,4 @@ def saved_at(folder: str, now: Instant) -> Instant | None:
                     newest = at
     except OSError:
         return None
-    return Instant(newest // NANOSECONDS) if newest is not None else None
+    return Timestamp(newest // NANOSECONDS) if newest is not None else None

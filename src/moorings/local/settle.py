@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.local.processes import (
     Process,
     Table,
@@ -70,7 +70,7 @@ class Memory:
 NO_MEMORY = Memory()
 
 
-def settle(folder: RunFolder, run: RunId, now: Instant, memory: Memory = NO_MEMORY) -> Verdict:
+def settle(folder: RunFolder, run: RunId, now: Timestamp, memory: Memory = NO_MEMORY) -> Verdict:
     """See what became of a run, and record its end if its supervisor is dead.
 
     Args:
@@ -96,7 +96,7 @@ def settle(folder: RunFolder, run: RunId, now: Instant, memory: Memory = NO_MEMO
             os.close(life)
 
 
-def settle_dead(folder: RunFolder, run: RunId, found: Survey, now: Instant, memory: Memory = NO_MEMORY) -> Verdict:
+def settle_dead(folder: RunFolder, run: RunId, found: Survey, now: Timestamp, memory: Memory = NO_MEMORY) -> Verdict:
     """As ``settle``, for one who holds door and life and has looked at the records."""
     if found.end is not None:
         return Verdict.ENDED
@@ -119,7 +119,7 @@ def settle_dead(folder: RunFolder, run: RunId, found: Survey, now: Instant, memo
     return Verdict.ENDED
 
 
-def _settle_damaged(folder: RunFolder, run: RunId, found: Survey, now: Instant, memory: Memory) -> Verdict:
+def _settle_damaged(folder: RunFolder, run: RunId, found: Survey, now: Timestamp, memory: Memory) -> Verdict:
     """Nobody can tell any more what was started: everything with a mark of the run goes, and it is lost."""
     status = found.status or memory.status
     if not clear(folder, run, status, witnessed=memory.witnessed):
@@ -130,7 +130,7 @@ def _settle_damaged(folder: RunFolder, run: RunId, found: Survey, now: Instant, 
 
 
 def _record(
-    folder: RunFolder, extent: Extent, ending: Ending, detail: str, status: Status | None, now: Instant
+    folder: RunFolder, extent: Extent, ending: Ending, detail: str, status: Status | None, now: Timestamp
 ) -> None:
     folder.remove_bindings()
     end = EndRecord(

@@ -23,7 +23,7 @@ import traceback
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.local.course import Act, Asked, Limits, Move, Situation, choose
 from moorings.local.output import Output
 from moorings.local.processes import adopt_orphans, boot_id, descendants, everyone, listeners, look, send
@@ -75,7 +75,7 @@ class Supervisor:
         self._output = Output([folder.log(order.attempt, rank) for rank in range(order.job.tasks)], output_bytes_max)
         self._tasks: list[Task] = []
         self._started_s = time.monotonic()
-        self._started_at: Instant | None = None
+        self._started_at: Timestamp | None = None
         self._status_saved = False
         self._childless = False
         self._warned = False
@@ -311,8 +311,8 @@ def _identity(pid: int) -> Identity:
     return Identity(process.pid, process.ticks)
 
 
-def _now() -> Instant:
-    return Instant(time.time_ns() // 1000)
+def _now() -> Timestamp:
+    return Timestamp(time.time_ns() // 1000)
 
 
 def _complain(text: str) -> None:

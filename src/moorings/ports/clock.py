@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 
 
 class Clock(Protocol):
     """The time, and waiting for it."""
 
-    def now(self) -> Instant:
+    def now(self) -> Timestamp:
         """Microseconds since 1970 UTC."""
         ...
 

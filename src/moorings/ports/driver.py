@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from moorings.core.bindings import Binding
-from moorings.core.hardware import Answer, Capability, PartitionOrder, Sighting
+from moorings.core.hardware import Capability, DriverResult, ListedPartition, PartitionSpec
 
 
 class Driver(Protocol):
@@ -25,26 +25,26 @@ class Driver(Protocol):
         """What this driver can do."""
         ...
 
-    def adopt(self, held: Sequence[PartitionOrder]) -> None:
+    def adopt(self, held: Sequence[PartitionSpec]) -> None:
         """Know these orders as ours, whichever controller, on whatever machine, gave them: the database holds them.
 
         Called before a controller that begins to lead orders anything, and when it has read its database again.
         """
         ...
 
-    async def create(self, order: PartitionOrder) -> Answer:
+    async def create(self, order: PartitionSpec) -> DriverResult:
         """Make a partition."""
         ...
 
-    async def reset(self, name: str, mark: str) -> Answer:
+    async def reset(self, name: str, mark: str) -> DriverResult:
         """Reset the partition of that name and mark: its devices are put into a clean state, it stays."""
         ...
 
-    async def remove(self, name: str, mark: str) -> Answer:
+    async def remove(self, name: str, mark: str) -> DriverResult:
         """Remove the partition of that name and mark. One with another mark is not touched: ours is ABSENT then."""
         ...
 
-    async def list_partitions(self) -> Sequence[Sighting]:
+    async def list_partitions(self) -> Sequence[ListedPartition]:
         """Every partition the hardware has, ours or not.
 
         Raises:
@@ -52,7 +52,7 @@ class Driver(Protocol):
         """
         ...
 
-    async def binding(self, order: PartitionOrder) -> Binding:
+    async def binding(self, order: PartitionSpec) -> Binding:
         """What a job on that ACTIVE partition is given.
 
         Raises:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from moorings.core.bindings import Binding
 from moorings.core.claims import PartitionId
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.ports.store import Epoch
 from moorings.workloads.jobs import JobSpec
 from moorings.workloads.runs import RunId, RunSighting
@@ -83,7 +83,7 @@ class Engine(Protocol):
         """Stop it: TERM, its grace period, KILL. Returns at once; idempotent; unknown or ended runs are no error."""
         ...
 
-    async def ask_to_yield(self, run: RunId, attempt: int, reason: str, by: Instant) -> None:
+    async def ask_to_yield(self, run: RunId, attempt: int, reason: str, by: Timestamp) -> None:
         """Have it make room: the warning of its contract now, TERM its grace period before ``by``, KILL at ``by``.
 
         Returns at once; idempotent, the first ``by`` stays. Runs that are unknown, have ended or are at another attempt
@@ -94,7 +94,7 @@ class Engine(Protocol):
         """
         ...
 
-    async def saved_at(self, folder: str) -> Instant | None:
+    async def saved_at(self, folder: str) -> Timestamp | None:
         """When a job last put something into its checkpoint folder; None: nothing is there, or it cannot be seen."""
         ...
 

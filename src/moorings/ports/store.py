@@ -15,9 +15,9 @@ from moorings.core.claims import Claim, ClaimId, ClaimState, PartitionId
 from moorings.core.devices import Device
 from moorings.core.errors import MooringsError
 from moorings.core.events import Event
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.core.partitions import Partition
-from moorings.core.projects import Project, Usage
+from moorings.core.projects import Project, ProjectUsage
 from moorings.workloads.appliance import ApplianceJob, ApplianceKind
 from moorings.workloads.jobs import JobSpec
 from moorings.workloads.runs import Run, RunId, RunState
@@ -108,7 +108,7 @@ class Changes:
     jobs: dict[RunId, JobSpec] = field(default_factory=dict)
     projects: list[tuple[Project, Save]] = field(default_factory=list)
     projects_removed: list[tuple[str, int]] = field(default_factory=list)
-    usage: list[Usage] = field(default_factory=list)
+    usage: list[ProjectUsage] = field(default_factory=list)
     keys: list[KeyUse] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
 
@@ -131,7 +131,7 @@ class Saved:
     devices: tuple[Device, ...]
     runs: tuple[Run, ...]
     projects: tuple[Project, ...]
-    usage: tuple[Usage, ...]
+    usage: tuple[ProjectUsage, ...]
     seq: Seq
     archived: Seq = BEGIN
 
@@ -166,7 +166,7 @@ class Leader:
     holder: str
     url: str
     epoch: Epoch
-    led_at: Instant | None
+    led_at: Timestamp | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,12 +204,12 @@ class AccessKey:
     role: Role
     owner_prefix: str
     digest: str
-    created_at: Instant
-    revoked_at: Instant | None = None
-    expires_at: Instant | None = None
-    rotated_at: Instant | None = None
+    created_at: Timestamp
+    revoked_at: Timestamp | None = None
+    expires_at: Timestamp | None = None
+    rotated_at: Timestamp | None = None
     old_digest: str | None = None
-    old_until: Instant | None = None
+    old_until: Timestamp | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +246,7 @@ class Archive:
     last: Seq
     digest: str
     holder: str
-    at: Instant
+    at: Timestamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +267,7 @@ class Store(Protocol):
         """The id this installation got when its database was made; part of every mark."""
         ...
 
-    def lead(self, holder: str, now: Instant, url: str = "") -> Epoch:
+    def lead(self, holder: str, now: Timestamp, url: str = "") -> Epoch:
         """Begin to lead: raises the fencing epoch, so every earlier leader's saves fail from now on.
 
         Args:
@@ -361,7 +361,7 @@ class Store(Protocol):
         """The stretches of the event log that have left, oldest first."""
         ...
 
-    def stretch(self, n_events: int, before: Instant) -> tuple[Seq, Seq] | None:
+    def stretch(self, n_events: int, before: Timestamp) -> tuple[Seq, Seq] | None:
         """First and last of the oldest events: so many, and then up to the end of a turn; the same each time.
 
         None: there are not so many, or the last one happened at ``before`` or later.
@@ -384,7 +384,7 @@ class Store(Protocol):
         """
         ...
 
-    def ended(self, before: Instant, limit: int) -> Ended:
+    def ended(self, before: Timestamp, limit: int) -> Ended:
         """At most ``limit`` runs, and as many claims, that ended before that, the oldest first.
 
         A run with a claim of its own comes when that has ended, too; a claim when no run and no partition refers to it

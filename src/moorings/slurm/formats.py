@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 
 from moorings.core.errors import MooringsError
-from moorings.core.instants import SECOND, Instant
+from moorings.core.instants import SECOND, Timestamp
 from moorings.core.quantities import parse_duration_s
 from moorings.slurm.listings import Column, build_format, cut_rows, given, is_whole, parse_rows, read_row
 
@@ -83,8 +83,8 @@ class Asked:
     """
 
     restarts: int
-    requeue_at: Instant
-    since: Instant
+    requeue_at: Timestamp
+    since: Timestamp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,10 +127,10 @@ class JobRecord:
     partition: str
     qos: str
     priority: int
-    submitted: Instant | None
-    eligible: Instant | None
-    started: Instant | None
-    ends: Instant | None
+    submitted: Timestamp | None
+    eligible: Timestamp | None
+    started: Timestamp | None
+    ends: Timestamp | None
     limit_s: float | None
     nodes: str
     nodes_whole: bool
@@ -212,7 +212,7 @@ def parse_asked(comment: str) -> Asked | None:
     found = _ASKED.match(comment, order.end()) if order is not None else None
     if found is None:
         return None
-    return Asked(int(found[1]), Instant(int(found[2]) * SECOND), Instant(int(found[3]) * SECOND))
+    return Asked(int(found[1]), Timestamp(int(found[2]) * SECOND), Timestamp(int(found[3]) * SECOND))
 
 
 def parse_note(comment: str) -> tuple[str, bool]:
@@ -380,12 +380,12 @@ def _number(text: str) -> int | None:
     return int(text) if given(text) else None
 
 
-def parse_instant(text: str) -> Instant | None:
+def parse_instant(text: str) -> Timestamp | None:
     """A time that squeue or sacct tells, which is UTC here; None: there is none, or none that can be meant."""
     if not given(text):
         return None
     try:
-        return Instant(round(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()) * SECOND)
+        return Timestamp(round(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()) * SECOND)
     except (ValueError, OverflowError):
         return None  # users choose some of them, as far off as year 97849: one job must not make the list unreadable
 
@@ -621,8 +621,8 @@ class Ended:
     job_id: int
     state: str
     status: tuple[int, int]
-    started: Instant | None
-    ended: Instant | None
+    started: Timestamp | None
+    ended: Timestamp | None
 
 
 def parse_history(answer: bytes) -> list[Ended]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moorings.core.errors import MooringsError
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.slurm.formats import join_names, parse_instant
 from moorings.slurm.listings import given
 
@@ -38,7 +38,7 @@ class NodeRecord:
     state: str
     reason: str
     features: tuple[str, ...]
-    started: Instant | None
+    started: Timestamp | None
 
     @property
     def names(self) -> frozenset[str]:

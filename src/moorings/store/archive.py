@@ -24,8 +24,8 @@ from typing import IO, Final
 
 from moorings.core.errors import MooringsError
 from moorings.core.events import EVENT_VERSION, Event
-from moorings.core.instants import Instant
-from moorings.core.records import plain
+from moorings.core.instants import Timestamp
+from moorings.core.records import to_plain
 from moorings.ports.archive import JobsOf
 from moorings.ports.store import Ended, Row, Seq
 
@@ -82,8 +82,8 @@ class ArchiveFolder:
             for at in range(0, len(ended.runs), _JOBS_AT_ONCE):
                 some = ended.runs[at : at + _JOBS_AT_ONCE]
                 of = jobs([run.id for run in some])
-                yield from (_encode({"run": plain(run), "job": plain(of[run.id])}) for run in some)
-            yield from (_encode({"claim": plain(claim)}) for claim in ended.claims)
+                yield from (_encode({"run": to_plain(run), "job": to_plain(of[run.id])}) for run in some)
+            yield from (_encode({"claim": to_plain(claim)}) for claim in ended.claims)
 
         instants = [*(run.ended_at for run in ended.runs), *(claim.ended_at for claim in ended.claims)]
         first = min((at for at in instants if at is not None), default=0)
@@ -177,7 +177,7 @@ def _row(said: Mapping[str, object], last: int) -> Row:
     if seq <= last:
         raise ValueError("its events are not in order")
     named = {key: value for key, value in about.items() if isinstance(value, str)}
-    return Row(Seq(seq), Event(name=name, at=Instant(at), data=data, **named))
+    return Row(Seq(seq), Event(name=name, at=Timestamp(at), data=data, **named))
 
 
 def _pack(file: IO[bytes], lines: Iterable[str]) -> None:

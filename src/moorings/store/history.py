@@ -27,8 +27,8 @@ from sqlalchemy import (
 
 from moorings.core.claims import ENDED as ENDED_CLAIMS
 from moorings.core.errors import MooringsError
-from moorings.core.events import canonical
-from moorings.core.instants import Instant
+from moorings.core.events import canonical_json
+from moorings.core.instants import Timestamp
 from moorings.ports.store import BEGIN, Archive, Ended, KeyUse, Seq
 from moorings.store import rows
 from moorings.store.tables import archives, claims, idempotency_keys, outbox, partitions, runs, spent_keys
@@ -90,7 +90,7 @@ def archives_of(connection: Connection) -> Sequence[Archive]:
     return [rows.archive_of(*row) for row in connection.execute(select(archives).order_by(archives.c.last))]
 
 
-def stretch(connection: Connection, n_events: int, before: Instant) -> tuple[Seq, Seq] | None:
+def stretch(connection: Connection, n_events: int, before: Timestamp) -> tuple[Seq, Seq] | None:
     """First and last of the oldest events that no archive has: so many, and up to the end of a turn."""
     oldest = select(outbox.c.seq, outbox.c.at).where(outbox.c.seq > archived(connection)).order_by(outbox.c.seq)
     first = connection.execute(oldest.limit(1)).first()
@@ -128,7 +128,7 @@ def forget_events(connection: Connection, archive: Archive, limit: int) -> int:
 # ------------------------------------------------------------------------------------------------------ claims and runs
 
 
-def ended(connection: Connection, before: Instant, limit: int) -> Ended:
+def ended(connection: Connection, before: Timestamp, limit: int) -> Ended:
     """Runs and claims that ended before that, and that nothing else refers to."""
     other = _earlier_runs.c
     younger = exists().where(other.workflow == runs.c.workflow, or_(other.ended_at.is_(None), other.ended_at >= before))
@@ -193,7 +193,7 @@ def spent(connection: Connection, pairs: Iterable[tuple[str, str]]) -> dict[tupl
 
 def key_digest(subject: str, key: str) -> bytes:
     """What is kept of a key for ever: 16 bytes; nobody can find a key of somebody else's digest."""
-    return hashlib.sha256(canonical({"key": key, "subject": subject}).encode()).digest()[:_DIGEST_BYTES]
+    return hashlib.sha256(canonical_json({"key": key, "subject": subject}).encode()).digest()[:_DIGEST_BYTES]
 
 
 def _parts(values: Sequence[T]) -> Iterable[Sequence[T]]:

@@ -13,14 +13,23 @@ import json
 from collections.abc import Iterator, Mapping
 
 from moorings.core.access import Role
-from moorings.core.claims import CheckpointContract, Claim, ClaimId, ClaimSpec, ClaimState, PartitionId, QueueMode, Spot
+from moorings.core.claims import (
+    CheckpointContract,
+    Claim,
+    ClaimId,
+    ClaimSpec,
+    ClaimState,
+    PartitionId,
+    PoolBlock,
+    QueueMode,
+)
 from moorings.core.devices import Device, DeviceState, PoolName
 from moorings.core.events import EVENT_VERSION, Event
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.core.partitions import Partition, PartitionState
-from moorings.core.projects import Project, Usage
+from moorings.core.projects import Project, ProjectUsage
 from moorings.core.reasons import Reason
-from moorings.core.records import plain, revive
+from moorings.core.records import from_plain, to_plain
 from moorings.core.topology import Block
 from moorings.ports.store import AccessKey, Archive, Epoch, KeyUse, Leader, Seq
 from moorings.ports.store import Row as Numbered
@@ -39,8 +48,8 @@ def _text(text: str) -> str:
     return _encode(text) if text else _NO_TEXT
 
 
-def _instant(value: int | None) -> Instant | None:
-    return None if value is None else Instant(value)
+def _instant(value: int | None) -> Timestamp | None:
+    return None if value is None else Timestamp(value)
 
 
 def _block(text: str) -> Block:
@@ -110,7 +119,7 @@ def claim_of(
         subject=subject,
         spec=_spec_of(spec),
         state=ClaimState(state),
-        arrival=Instant(arrival),
+        arrival=Timestamp(arrival),
         version=version,
         attempt=attempt,
         broken=broken,
@@ -124,7 +133,7 @@ def claim_of(
         cell=None if cell is None else _block(cell),
         checkpoint_at=_instant(checkpoint_at),
         asked_until=_instant(asked_until),
-        kept=None if kept_pool is None or kept is None else Spot(PoolName(kept_pool), _block(kept)),
+        kept=None if kept_pool is None or kept is None else PoolBlock(PoolName(kept_pool), _block(kept)),
     )
 
 
@@ -226,7 +235,7 @@ def partition_of(
         gcds=gcds,
         replicas_per_gcd=replicas_per_gcd,
         state=PartitionState(state),
-        since=Instant(since),
+        since=Timestamp(since),
         version=version,
         reason=json.loads(reason),
     )
@@ -245,7 +254,7 @@ def device_row(device: Device) -> Row:
 
 def device_of(pool: str, index: int, state: str, reason: str, since: int) -> Device:
     """The device of a row of ``devices``."""
-    return Device(PoolName(pool), index, DeviceState(state), json.loads(reason), Instant(since))
+    return Device(PoolName(pool), index, DeviceState(state), json.loads(reason), Timestamp(since))
 
 
 # ----------------------------------------------------------------------------------------------------------------- runs
@@ -263,7 +272,7 @@ def run_row(run: Run, job: JobSpec | None) -> Row:
         run.job.appliance.kind.value if run.job.appliance is not None else None,
         run.job.appliance.workflow if run.job.appliance is not None else None,
         _job_text(job) if job is not None else None,
-        _encode(plain(run.job)) if job is not None else None,
+        _encode(to_plain(run.job)) if job is not None else None,
         run.claim,
         run.state.value,
         run.version,
@@ -316,7 +325,7 @@ def run_of(
         subject=subject,
         claim=ClaimId(claim) if claim is not None else None,
         state=RunState(state),
-        created_at=Instant(created_at),
+        created_at=Timestamp(created_at),
         within=bool(within),
         labels=json.loads(labels),
         version=version,
@@ -368,7 +377,7 @@ def _job_text(job: JobSpec) -> str:
 
 def _head_of(head: str | None, job: str | None) -> JobHead:
     if head is not None:
-        return revive(JobHead, json.loads(head))
+        return from_plain(JobHead, json.loads(head))
     assert job is not None, "a run has a job"
     return head_of(job_of(job))  # its bytes count as none: the log, which is decided again, has none either
 
@@ -390,7 +399,7 @@ def job_of(text: str) -> JobSpec:
 
 def project_row(project: Project) -> Row:
     """The row of ``projects``."""
-    said = plain(project)
+    said = to_plain(project)
     assert isinstance(said, dict)
     rest = {name: value for name, value in said.items() if name not in ("name", "version")}
     return (project.name, project.version, _encode(rest))
@@ -398,17 +407,17 @@ def project_row(project: Project) -> Row:
 
 def project_of(name: str, version: int, project: str) -> Project:
     """The project of a row of ``projects``."""
-    return revive(Project, {**json.loads(project), "name": name, "version": version})
+    return from_plain(Project, {**json.loads(project), "name": name, "version": version})
 
 
-def usage_row(usage: Usage) -> Row:
+def usage_row(usage: ProjectUsage) -> Row:
     """The row of ``project_usage``."""
     return (usage.project, usage.used, usage.at)
 
 
-def usage_of(project: str, used: int, at: int) -> Usage:
+def usage_of(project: str, used: int, at: int) -> ProjectUsage:
     """The usage of a row of ``project_usage``."""
-    return Usage(project, used, Instant(at))
+    return ProjectUsage(project, used, Timestamp(at))
 
 
 # --------------------------------------------------------------------------------------------------------------- events
@@ -451,7 +460,7 @@ def event_of(
         Seq(seq),
         Event(
             name=name,
-            at=Instant(at),
+            at=Timestamp(at),
             claim=claim,
             partition=partition,
             run=run,
@@ -475,7 +484,7 @@ def archive_values(archive: Archive) -> Mapping[str, Value]:
 
 def archive_of(last: int, first: int, digest: str, holder: str, at: int) -> Archive:
     """The archive of a row of ``archives``."""
-    return Archive(Seq(first), Seq(last), digest, holder, Instant(at))
+    return Archive(Seq(first), Seq(last), digest, holder, Timestamp(at))
 
 
 # --------------------------------------------------------------------------------------------------- leading and keys
@@ -522,7 +531,7 @@ def access_key_of(
         Role(role),
         owner_prefix,
         digest,
-        Instant(created_at),
+        Timestamp(created_at),
         _instant(revoked_at),
         _instant(expires_at),
         _instant(rotated_at),

@@ -34,7 +34,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.sql.compiler import SQLCompiler
 
 from moorings.core.devices import Device, DeviceState
-from moorings.core.projects import Usage
+from moorings.core.projects import ProjectUsage
 from moorings.ports.store import Changes, Save, Seq
 from moorings.store import rows, tables
 from moorings.store.conflicts import RefusedError, StaleError, TakenError
@@ -90,7 +90,7 @@ class Saver:
         out = [device for device in latest.values() if device.state is not DeviceState.IN_SERVICE]
         self._devices.add(connection, [rows.device_row(device) for device in out])
 
-    def _save_usage(self, connection: Connection, usage: Sequence[Usage], removed: Sequence[str]) -> None:
+    def _save_usage(self, connection: Connection, usage: Sequence[ProjectUsage], removed: Sequence[str]) -> None:
         latest = {used.project: used for used in usage}
         self._no_usage.run(connection, [(name,) for name in {**dict.fromkeys(removed), **latest}])
         self._usage.add(connection, [rows.usage_row(used) for used in latest.values()])

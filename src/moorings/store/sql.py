@@ -32,8 +32,8 @@ from sqlalchemy.exc import IntegrityError
 from moorings.core.claims import ENDED as ENDED_CLAIMS
 from moorings.core.claims import Claim, ClaimState
 from moorings.core.errors import MooringsError
-from moorings.core.events import Event, canonical
-from moorings.core.instants import Instant
+from moorings.core.events import Event, canonical_json
+from moorings.core.instants import Timestamp
 from moorings.ports.store import (
     BEGIN,
     AccessKey,
@@ -124,7 +124,7 @@ class SqlStore:
 
     # ---------------------------------------------------------------------------------------------------------- saving
 
-    def lead(self, holder: str, now: Instant, url: str = "") -> Epoch:
+    def lead(self, holder: str, now: Timestamp, url: str = "") -> Epoch:
         raised = installation.c.epoch + 1
         with self._database.write() as connection:
             last = _number(connection, 1)
@@ -132,7 +132,7 @@ class SqlStore:
                 update(installation).values(epoch=raised, holder=holder, led_at=now, url=url, url_epoch=raised)
             )
             epoch = Epoch(connection.execute(select(installation.c.epoch)).scalar_one())
-            data = canonical({"epoch": epoch, "holder": holder})
+            data = canonical_json({"epoch": epoch, "holder": holder})
             self._saver.save(connection, Changes(events=[Event(name="controller.led", at=now, data=data)]), last)
         return epoch
 
@@ -283,7 +283,7 @@ class SqlStore:
         with self._database.read() as connection:
             return history.archives_of(connection)
 
-    def stretch(self, n_events: int, before: Instant) -> tuple[Seq, Seq] | None:
+    def stretch(self, n_events: int, before: Timestamp) -> tuple[Seq, Seq] | None:
         with self._database.snapshot() as connection:
             return history.stretch(connection, n_events, before)
 
@@ -292,7 +292,7 @@ class SqlStore:
             _number(connection, 0, HighWater(after, epoch))
             return history.forget_events(connection, archive, limit)
 
-    def ended(self, before: Instant, limit: int) -> Ended:
+    def ended(self, before: Timestamp, limit: int) -> Ended:
         with self._database.snapshot() as connection:
             return history.ended(connection, before, limit)
 

@@ -22,7 +22,7 @@ from typing import Protocol
 from moorings.core.bindings import Binding, Rendezvous, task_environment
 from moorings.core.devices import device_id
 from moorings.core.errors import MooringsError
-from moorings.core.hardware import Answer, PartitionOrder, Seen, Sighting, Verdict
+from moorings.core.hardware import DriverResult, ListedPartition, ObservedState, PartitionSpec, ResultCode
 from moorings.core.partitions import gcd_blocks
 from moorings.core.topology import Block, Pool
 from moorings.ports.driver import Driver
@@ -71,8 +71,8 @@ class DriverSuite:
     async def test_a_partition_becomes_active_as_it_was_ordered(self, rig: DriverRig) -> None:
         async with opened(rig) as driver:
             order = order_for(rig, "0-3")
-            assert_done(await driver.create(order), Seen.PROVISIONING, Seen.ACTIVE)
-            sighting = await becomes(rig, driver, order.name, Seen.ACTIVE)
+            assert_done(await driver.create(order), ObservedState.PROVISIONING, ObservedState.ACTIVE)
+            sighting = await becomes(rig, driver, order.name, ObservedState.ACTIVE)
             assert sighting.block == order.block
             assert sighting.mark == (MARK if driver.capability.lists_marks else "")
 
@@ -81,9 +81,9 @@ class DriverSuite:
             order = order_for(rig, "0-3")
             await driver.create(order)
             answer = await driver.create(order)
-            assert answer.verdict is Verdict.OK, answer
-            await becomes(rig, driver, order.name, Seen.ACTIVE)
-            assert_done(await driver.create(order), Seen.ACTIVE)
+            assert answer.verdict is ResultCode.OK, answer
+            await becomes(rig, driver, order.name, ObservedState.ACTIVE)
+            assert_done(await driver.create(order), ObservedState.ACTIVE)
             assert await names(driver) == [order.name]
 
     async def test_a_strangers_partition_of_that_name_stays_the_strangers(self, rig: DriverRig) -> None:
@@ -91,10 +91,10 @@ class DriverSuite:
             theirs = order_for(rig, "0-3", mark=STRANGER)
             await driver.create(theirs)
             answer = await driver.create(order_for(rig, "4-7", name=theirs.name))
-            assert answer.verdict is Verdict.UNAVAILABLE, answer
+            assert answer.verdict is ResultCode.UNAVAILABLE, answer
             answer = await driver.create(order_for(rig, "0-3", name=theirs.name))
-            assert answer.verdict is Verdict.UNAVAILABLE, answer
-            sighting = await becomes(rig, driver, theirs.name, Seen.ACTIVE)
+            assert answer.verdict is ResultCode.UNAVAILABLE, answer
+            sighting = await becomes(rig, driver, theirs.name, ObservedState.ACTIVE)
             assert sighting.block == theirs.block
             assert sighting.mark in {STRANGER, ""}
             with_error = await refused(driver.binding(order_for(rig, "0-3", name=theirs.name)))
@@ -104,10 +104,10 @@ class DriverSuite:
         async with opened(rig) as driver:
             longest = "n" * driver.capability.name_chars_max
             answer = await driver.create(order_for(rig, "0-3", name=longest + "n"))
-            assert answer.verdict is Verdict.REJECTED, answer
+            assert answer.verdict is ResultCode.REJECTED, answer
             assert await names(driver) == []
             answer = await driver.create(order_for(rig, "0-3", name=longest))
-            assert answer.verdict is Verdict.OK, answer
+            assert answer.verdict is ResultCode.OK, answer
             assert await names(driver) == [longest]
 
     # ---- isolation
@@ -116,33 +116,35 @@ class DriverSuite:
         async with opened(rig) as driver:
             theirs = order_for(rig, "0-3", mark=STRANGER)
             await driver.create(theirs)
-            assert_done(await driver.remove(theirs.name, MARK), Seen.ABSENT)
+            assert_done(await driver.remove(theirs.name, MARK), ObservedState.ABSENT)
             answer = await driver.reset(theirs.name, MARK)
-            assert answer.verdict is Verdict.REJECTED, answer
+            assert answer.verdict is ResultCode.REJECTED, answer
             assert await names(driver) == [theirs.name]
 
     async def test_a_device_is_in_one_partition_only(self, rig: DriverRig) -> None:
         async with opened(rig) as driver:
             await driver.create(order_for(rig, "0-3", name="first"))
             answer = await driver.create(order_for(rig, "0-3", name="second"))
-            assert answer.verdict is Verdict.UNAVAILABLE, answer
+            assert answer.verdict is ResultCode.UNAVAILABLE, answer
             assert answer.detail
             assert await names(driver) == ["first"]
             answer = await driver.create(order_for(rig, "4-7", name="third"))
-            assert answer.verdict is Verdict.OK, answer
+            assert answer.verdict is ResultCode.OK, answer
 
     async def test_of_two_orders_at_once_for_the_same_devices_one_is_done(self, rig: DriverRig) -> None:
         async with opened(rig) as driver:
             orders = [order_for(rig, "0-3", name=f"rival-{number}") for number in range(4)]
             answers = await asyncio.gather(*(driver.create(order) for order in orders))
-            done = [order.name for order, answer in zip(orders, answers, strict=True) if answer.verdict is Verdict.OK]
+            done = [
+                order.name for order, answer in zip(orders, answers, strict=True) if answer.verdict is ResultCode.OK
+            ]
             assert len(done) == 1, answers
             assert await names(driver) == done
 
     async def test_what_the_topology_does_not_allow_is_rejected(self, rig: DriverRig) -> None:
         async with opened(rig) as driver:
             answer = await driver.create(order_for(rig, "2-5"))
-            assert answer.verdict is Verdict.REJECTED, answer
+            assert answer.verdict is ResultCode.REJECTED, answer
             assert await names(driver) == []
 
     # ---- removing
@@ -151,11 +153,11 @@ class DriverSuite:
         async with opened(rig) as driver:
             order = order_for(rig, "0-3")
             await driver.create(order)
-            await becomes(rig, driver, order.name, Seen.ACTIVE)
-            assert_done(await driver.remove(order.name, MARK), Seen.REMOVING, Seen.ABSENT)
+            await becomes(rig, driver, order.name, ObservedState.ACTIVE)
+            assert_done(await driver.remove(order.name, MARK), ObservedState.REMOVING, ObservedState.ABSENT)
             await goes(rig, driver, order.name)
             answer = await driver.create(order_for(rig, "0-3", name="next"))
-            assert answer.verdict is Verdict.OK, answer
+            assert answer.verdict is ResultCode.OK, answer
 
     async def test_removing_can_be_asked_again_and_again(self, rig: DriverRig) -> None:
         async with opened(rig) as driver:
@@ -163,13 +165,13 @@ class DriverSuite:
             await driver.create(order)
             for _ in range(3):
                 answer = await driver.remove(order.name, MARK)
-                assert answer.verdict is Verdict.OK, answer
+                assert answer.verdict is ResultCode.OK, answer
             await goes(rig, driver, order.name)
-            assert_done(await driver.remove(order.name, MARK), Seen.ABSENT)
+            assert_done(await driver.remove(order.name, MARK), ObservedState.ABSENT)
 
     async def test_removing_what_never_was_is_done(self, rig: DriverRig) -> None:
         async with opened(rig) as driver:
-            assert_done(await driver.remove("never-was", MARK), Seen.ABSENT)
+            assert_done(await driver.remove("never-was", MARK), ObservedState.ABSENT)
 
     async def test_a_partition_can_be_made_anew_under_its_old_name(self, rig: DriverRig) -> None:
         async with opened(rig) as driver:
@@ -179,8 +181,8 @@ class DriverSuite:
             await goes(rig, driver, order.name)
             again = order_for(rig, "4-7", name=order.name)
             answer = await driver.create(again)
-            assert answer.verdict is Verdict.OK, answer
-            assert (await becomes(rig, driver, order.name, Seen.ACTIVE)).block == again.block
+            assert answer.verdict is ResultCode.OK, answer
+            assert (await becomes(rig, driver, order.name, ObservedState.ACTIVE)).block == again.block
 
     # ---- resetting
 
@@ -188,19 +190,19 @@ class DriverSuite:
         async with opened(rig) as driver:
             order = order_for(rig, "0-3")
             await driver.create(order)
-            before = await becomes(rig, driver, order.name, Seen.ACTIVE)
+            before = await becomes(rig, driver, order.name, ObservedState.ACTIVE)
             answer = await driver.reset(order.name, MARK)
             if not driver.capability.can_reset:
-                assert answer.verdict is Verdict.REJECTED, answer
+                assert answer.verdict is ResultCode.REJECTED, answer
                 return
-            assert_done(answer, Seen.RESETTING, Seen.ACTIVE)
-            after = await becomes(rig, driver, order.name, Seen.ACTIVE)
+            assert_done(answer, ObservedState.RESETTING, ObservedState.ACTIVE)
+            after = await becomes(rig, driver, order.name, ObservedState.ACTIVE)
             assert (after.block, after.mark) == (before.block, before.mark)
 
     async def test_what_is_not_there_cannot_be_reset(self, rig: DriverRig) -> None:
         async with opened(rig) as driver:
             answer = await driver.reset("never-was", MARK)
-            assert answer.verdict is Verdict.REJECTED, answer
+            assert answer.verdict is ResultCode.REJECTED, answer
 
     # ---- seeing
 
@@ -218,12 +220,12 @@ class DriverSuite:
         async with opened(rig) as driver:
             order = order_for(rig, "0-3")
             await driver.create(order)
-            await becomes(rig, driver, order.name, Seen.ACTIVE)
+            await becomes(rig, driver, order.name, ObservedState.ACTIVE)
             rig.show_unknown_state(order.name)
-            sighting = await becomes(rig, driver, order.name, Seen.UNKNOWN)
+            sighting = await becomes(rig, driver, order.name, ObservedState.UNKNOWN)
             assert sighting.raw, "the vendor's own word is told"
             assert (await refused(driver.binding(order))).code == "partition.not_active"
-            assert (await driver.create(order)).seen is Seen.UNKNOWN
+            assert (await driver.create(order)).seen is ObservedState.UNKNOWN
 
     # ---- what a job is given
 
@@ -234,7 +236,7 @@ class DriverSuite:
             assert error.code == "partition.not_active"
             assert error.retryable
             await driver.create(order)
-            await becomes(rig, driver, order.name, Seen.ACTIVE)
+            await becomes(rig, driver, order.name, ObservedState.ACTIVE)
             await driver.remove(order.name, MARK)
             assert (await refused(driver.binding(order))).code == "partition.not_active"
 
@@ -280,14 +282,14 @@ class DriverSuite:
         async with opened(rig) as driver:
             order = order_for(rig, "0-3")
             rig.lose_next_answer()
-            assert (await driver.create(order)).verdict is Verdict.UNAVAILABLE
+            assert (await driver.create(order)).verdict is ResultCode.UNAVAILABLE
             assert await names(driver) == [order.name]
-            assert (await driver.create(order)).verdict is Verdict.OK
+            assert (await driver.create(order)).verdict is ResultCode.OK
             assert await names(driver) == [order.name]
-            await becomes(rig, driver, order.name, Seen.ACTIVE)
+            await becomes(rig, driver, order.name, ObservedState.ACTIVE)
             rig.lose_next_answer()
-            assert (await driver.remove(order.name, MARK)).verdict is Verdict.UNAVAILABLE
-            assert (await driver.remove(order.name, MARK)).verdict is Verdict.OK
+            assert (await driver.remove(order.name, MARK)).verdict is ResultCode.UNAVAILABLE
+            assert (await driver.remove(order.name, MARK)).verdict is ResultCode.OK
             await goes(rig, driver, order.name)
 
     async def test_silence_is_unavailable_and_never_an_empty_listing(self, rig: DriverRig) -> None:
@@ -300,7 +302,7 @@ class DriverSuite:
                 await driver.reset(order.name, MARK),
                 await driver.remove(order.name, MARK),
             ):
-                assert answer.verdict is Verdict.UNAVAILABLE, answer
+                assert answer.verdict is ResultCode.UNAVAILABLE, answer
             assert (await refused(driver.list_partitions())).code == "driver.unavailable"
             assert (await refused(driver.binding(order))).code == "driver.unavailable"
 
@@ -314,8 +316,8 @@ class DriverSuite:
         async with opened(rig) as driver:
             assert await names(driver) == sorted([active.name, making.name])
             assert await driver.binding(active) == binding
-            assert (await driver.create(making)).verdict is Verdict.OK
-            await becomes(rig, driver, making.name, Seen.ACTIVE)
+            assert (await driver.create(making)).verdict is ResultCode.OK
+            await becomes(rig, driver, making.name, ObservedState.ACTIVE)
             await driver.remove(active.name, MARK)
         async with opened(rig) as driver:
             await goes(rig, driver, active.name)
@@ -332,21 +334,21 @@ async def opened(rig: DriverRig) -> AsyncIterator[Driver]:
         await driver.close()
 
 
-def order_for(rig: DriverRig, devices: str, *, name: str = "", gcds: int = 1, mark: str = MARK) -> PartitionOrder:
+def order_for(rig: DriverRig, devices: str, *, name: str = "", gcds: int = 1, mark: str = MARK) -> PartitionSpec:
     """An order for a partition on those devices, named after them if nothing else is said."""
-    return PartitionOrder(name or f"{rig.pool.name}-{devices}", Block.parse(devices), gcds, 1, mark)
+    return PartitionSpec(name or f"{rig.pool.name}-{devices}", Block.parse(devices), gcds, 1, mark)
 
 
-def assert_done(answer: Answer, *seen: Seen) -> None:
+def assert_done(answer: DriverResult, *seen: ObservedState) -> None:
     """The order was taken, and left the partition in one of these states."""
-    assert answer.verdict is Verdict.OK, answer
+    assert answer.verdict is ResultCode.OK, answer
     assert answer.seen in seen, answer
 
 
-async def bound(rig: DriverRig, driver: Driver, order: PartitionOrder) -> Binding:
+async def bound(rig: DriverRig, driver: Driver, order: PartitionSpec) -> Binding:
     """The binding of a partition that is made first."""
     await driver.create(order)
-    await becomes(rig, driver, order.name, Seen.ACTIVE)
+    await becomes(rig, driver, order.name, ObservedState.ACTIVE)
     return await driver.binding(order)
 
 
@@ -355,7 +357,7 @@ async def names(driver: Driver) -> list[str]:
     return sorted(sighting.name for sighting in await driver.list_partitions())
 
 
-async def becomes(rig: DriverRig, driver: Driver, name: str, seen: Seen) -> Sighting:
+async def becomes(rig: DriverRig, driver: Driver, name: str, seen: ObservedState) -> ListedPartition:
     """The sighting of that partition once it is in that state."""
     found = await _until(rig, driver, name, lambda sighting: sighting is not None and sighting.seen is seen)
     assert found is not None
@@ -368,9 +370,9 @@ async def goes(rig: DriverRig, driver: Driver, name: str) -> None:
 
 
 async def _until(
-    rig: DriverRig, driver: Driver, name: str, reached: Callable[[Sighting | None], bool]
-) -> Sighting | None:
-    sighting: Sighting | None = None
+    rig: DriverRig, driver: Driver, name: str, reached: Callable[[ListedPartition | None], bool]
+) -> ListedPartition | None:
+    sighting: ListedPartition | None = None
     for _ in range(PATIENCE):
         listing = await driver.list_partitions()
         sighting = next((one for one in listing if one.name == name), None)

@@ -11,16 +11,16 @@ from moorings.core.access import Role
 from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, PartitionId
 from moorings.core.devices import PoolName
 from moorings.core.events import Event
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.core.partitions import Partition, PartitionState
-from moorings.core.projects import Project, Share
+from moorings.core.projects import Project, ProjectShare
 from moorings.core.topology import Block
 from moorings.ports.store import AccessKey, Changes, Save
 from moorings.workloads.jobs import JobSpec, head_of
 from moorings.workloads.runs import Run, RunId, RunState
 
 POOL = PoolName("pod64")
-NOW = Instant(1_700_000_000_000_000)
+NOW = Timestamp(1_700_000_000_000_000)
 NEW = Save(None)
 DEVICES_A_CLAIM = 4
 
@@ -34,7 +34,7 @@ def a_claim(number: int = 0, **other: object) -> Claim:
         subject="ann",
         spec=ClaimSpec(kind="ipu", size=DEVICES_A_CLAIM),
         state=ClaimState.PENDING,
-        arrival=Instant(NOW + number),
+        arrival=Timestamp(NOW + number),
     )
     return replace(claim, **other)  # type: ignore[arg-type]
 
@@ -71,7 +71,7 @@ def a_run(number: int = 0, **other: object) -> Run:
         subject="ann",
         claim=ClaimId(f"claim-{number:04d}"),
         state=RunState.WAITING,
-        created_at=Instant(NOW + number),
+        created_at=Timestamp(NOW + number),
     )
     return replace(run, **other)  # type: ignore[arg-type]
 
@@ -83,7 +83,7 @@ def jobs_of(*runs: Run) -> dict[RunId, JobSpec]:
 
 def a_project(number: int = 0, **other: object) -> Project:
     """A project that is guaranteed one partition of the usual size."""
-    project = Project(name=f"lab-{number:04d}", shares=(Share(POOL, ((DEVICES_A_CLAIM, 1),)),))
+    project = Project(name=f"lab-{number:04d}", shares=(ProjectShare(POOL, ((DEVICES_A_CLAIM, 1),)),))
     return replace(project, **other)  # type: ignore[arg-type]
 
 
@@ -94,7 +94,7 @@ def an_event(name: str = "claim.created", **other: object) -> Event:
 
 def an_access_key(number: int = 0, **other: object) -> AccessKey:
     """A valid access key."""
-    key = AccessKey(f"key{number}", "ann", Role.USER, "user/ann", f"{number:064x}", created_at=Instant(NOW - number))
+    key = AccessKey(f"key{number}", "ann", Role.USER, "user/ann", f"{number:064x}", created_at=Timestamp(NOW - number))
     return replace(key, **other)  # type: ignore[arg-type]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from moorings.core.claims import Claim, ClaimState
 from moorings.core.errors import MooringsError
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.ports.store import Archive, Changes, Ended, Epoch, KeyUse, Seq, Store
 from moorings.testing.records import NEW, NOW, a_claim, a_run, an_event, granted, jobs_of
 from moorings.testing.store_lists import OpenStore
@@ -17,16 +17,16 @@ from moorings.testing.store_projects import StoreProjects
 from moorings.workloads.appliance import ApplianceJob, ApplianceKind
 from moorings.workloads.runs import Run, RunState
 
-OLD, LATER = Instant(NOW - 1_000), Instant(NOW + 1_000)
+OLD, LATER = Timestamp(NOW - 1_000), Timestamp(NOW + 1_000)
 N_CLAIMS = 250  # more than one statement takes
 N_EVENTS = 12
 
 
-def _ended_claim(number: int, at: Instant = OLD, **other: object) -> Claim:
+def _ended_claim(number: int, at: Timestamp = OLD, **other: object) -> Claim:
     return a_claim(number, state=ClaimState.RELEASED, ended_at=at, **other)
 
 
-def _ended_run(number: int, at: Instant = OLD, **other: object) -> Run:
+def _ended_run(number: int, at: Timestamp = OLD, **other: object) -> Run:
     return a_run(number, state=RunState.SUCCEEDED, ended_at=at, **other)
 
 
@@ -43,7 +43,7 @@ class StoreHistory(StoreProjects):
         """Turns of three events, a second apart, after the event that says who leads."""
         for turn in range(n_turns):
             names = ("claim.created", "claim.granted", "turn.decided")
-            at = Instant(NOW + turn)
+            at = Timestamp(NOW + turn)
             store.commit(epoch, Changes(events=[an_event(name, at=at, claim=f"claim-{turn}") for name in names]))
 
     def test_a_stretch_is_the_oldest_events_up_to_the_end_of_a_turn(self, store: Store, epoch: Epoch) -> None:
@@ -53,8 +53,8 @@ class StoreHistory(StoreProjects):
         assert store.stretch(5, LATER) == (1, 7)
         assert store.stretch(13, LATER) == (1, 13)
         assert store.stretch(14, LATER) is None
-        assert store.stretch(5, Instant(NOW + 1)) is None  # of its second turn
-        assert store.stretch(5, Instant(NOW + 2)) == (1, 7)
+        assert store.stretch(5, Timestamp(NOW + 1)) is None  # of its second turn
+        assert store.stretch(5, Timestamp(NOW + 2)) == (1, 7)
         store.commit(epoch, Changes(events=[an_event("claim.created")]))
         assert store.stretch(14, LATER) is None  # its turn has no end
 
@@ -157,7 +157,7 @@ class StoreHistory(StoreProjects):
         assert store.claim("claim-0002") == _ended_claim(2)
 
     def test_the_oldest_records_leave_first(self, store: Store, epoch: Epoch) -> None:
-        claims = [_ended_claim(number, at=Instant(OLD - number)) for number in range(5)]
+        claims = [_ended_claim(number, at=Timestamp(OLD - number)) for number in range(5)]
         store.commit(epoch, Changes(claims=[(claim, NEW) for claim in claims]))
         assert store.ended(NOW, 3).claims == claims[:1:-1]
 

@@ -9,7 +9,7 @@ import pytest
 
 from moorings.core.claims import Claim, ClaimId, ClaimState
 from moorings.core.errors import MooringsError
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.ports.store import BEGIN, Changes, Epoch, Page, Save, Seq, Store
 from moorings.testing.records import NEW, NOW, POOL, a_claim, a_run, an_event, jobs_of
 from moorings.workloads.runs import Run, RunState
@@ -59,14 +59,14 @@ class StoreLists:
 
     def test_a_number_may_be_as_large_as_a_moment(self, store: Store, epoch: Epoch) -> None:
         # Microseconds since 1970 are beyond 32 bits, and a year 9999 is beyond those of today.
-        far = Instant(253_402_300_800_000_000)
+        far = Timestamp(253_402_300_800_000_000)
         claim = a_claim(1, arrival=far, lease_until=far, version=1 << 40)
         store.commit(epoch, Changes(claims=[(claim, NEW)], events=[an_event(at=far)]))
         assert store.load().claims == (claim,)
         assert store.claims(Page(after=claim.id)) == []
 
     def test_claims_are_listed_a_page_at_a_time(self, store: Store, epoch: Epoch) -> None:
-        claims = [a_claim(number, arrival=Instant(NOW + number // 3)) for number in range(20)]
+        claims = [a_claim(number, arrival=Timestamp(NOW + number // 3)) for number in range(20)]
         store.commit(epoch, Changes(claims=[(claim, NEW) for claim in reversed(claims)]))
         assert self.paged(lambda page: store.claims(page), 7) == [claim.id for claim in claims]
         assert store.claims(Page(limit=0)) == []
@@ -108,7 +108,7 @@ class StoreLists:
         runs = [
             a_run(
                 number,
-                created_at=Instant(NOW + number // 2),
+                created_at=Timestamp(NOW + number // 2),
                 subject=("ann", "bob")[number % 2],
                 state=(RunState.RUNNING, RunState.FAILED, RunState.LOST)[number % 3],
             )

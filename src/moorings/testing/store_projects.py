@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from moorings.core.devices import PoolName
-from moorings.core.instants import Instant
-from moorings.core.projects import Project, Share, Usage
+from moorings.core.instants import Timestamp
+from moorings.core.projects import Project, ProjectShare, ProjectUsage
 from moorings.ports.store import Changes, Epoch, Save, Store
 from moorings.testing.records import NEW, NOW, POOL, a_project, an_event
 from moorings.testing.store_lists import OpenStore, StoreLists
@@ -23,7 +23,7 @@ class StoreProjects(StoreLists):
         store = open_store()
         project = Project(
             name="lab/vision",
-            shares=(Share(POOL, ((4, 1), (16, 2))), Share(PoolName("hgx"), ((1, 8),))),
+            shares=(ProjectShare(POOL, ((4, 1), (16, 2))), ProjectShare(PoolName("hgx"), ((1, 8),))),
             weight=0.1 + 0.2,
             devices_max=48,
             user_devices_max=0,
@@ -44,7 +44,7 @@ class StoreProjects(StoreLists):
     def test_projects_and_what_they_used_are_loaded_by_name(self, store: Store, epoch: Epoch) -> None:
         names = ["B", "Z", "a", "a/b", "a0", "b"]
         projects = [a_project(name=name) for name in names]
-        usage = [Usage(name, 5, NOW) for name in names]
+        usage = [ProjectUsage(name, 5, NOW) for name in names]
         changes = Changes(projects=[(project, NEW) for project in reversed(projects)], usage=usage[::-1])
         store.commit(epoch, changes)
         saved = store.load()
@@ -52,10 +52,10 @@ class StoreProjects(StoreLists):
 
     def test_many_projects_are_saved_changed_and_removed_at_once(self, store: Store, epoch: Epoch) -> None:
         projects = [a_project(number) for number in range(MANY)]
-        usage = [Usage(project.name, number, NOW) for number, project in enumerate(projects)]
+        usage = [ProjectUsage(project.name, number, NOW) for number, project in enumerate(projects)]
         store.commit(epoch, Changes(projects=[(project, NEW) for project in projects], usage=usage))
         changed = [replace(project, weight=number + 0.5, version=2) for number, project in enumerate(projects)]
-        later = [Usage(used.project, used.used + 1, Instant(NOW + 1)) for used in usage]
+        later = [ProjectUsage(used.project, used.used + 1, Timestamp(NOW + 1)) for used in usage]
         store.commit(epoch, Changes(projects=[(project, Save(1)) for project in changed], usage=later))
         saved = store.load()
         assert (list(saved.projects), list(saved.usage)) == (changed, later)
@@ -88,23 +88,32 @@ class StoreProjects(StoreLists):
         assert "lab-0003" in self.refused(store, epoch, twice).detail
 
     def test_a_removed_project_can_be_made_anew_by_the_same_commit(self, store: Store, epoch: Epoch) -> None:
-        store.commit(epoch, Changes(projects=[(a_project(1, version=4), NEW)], usage=[Usage("lab-0001", 9, NOW)]))
-        heir, used = a_project(1, weight=3), Usage("lab-0001", 1, Instant(NOW + 1))
+        store.commit(
+            epoch, Changes(projects=[(a_project(1, version=4), NEW)], usage=[ProjectUsage("lab-0001", 9, NOW)])
+        )
+        heir, used = a_project(1, weight=3), ProjectUsage("lab-0001", 1, Timestamp(NOW + 1))
         store.commit(epoch, Changes(projects=[(heir, NEW)], projects_removed=[("lab-0001", 4)], usage=[used]))
         saved = store.load()
         assert (saved.projects, saved.usage) == ((heir,), (used,))
 
     def test_what_a_project_used_replaces_what_was_known(self, store: Store, epoch: Epoch) -> None:
-        store.commit(epoch, Changes(usage=[Usage("lab", 1 << 40, NOW), Usage("default", 5, NOW)]))
-        later = Instant(NOW + 1)
-        store.commit(epoch, Changes(usage=[Usage("lab", 7, NOW), Usage("lab", 8, later), Usage("ops", 0, later)]))
-        assert store.load().usage == (Usage("default", 5, NOW), Usage("lab", 8, later), Usage("ops", 0, later))
+        store.commit(epoch, Changes(usage=[ProjectUsage("lab", 1 << 40, NOW), ProjectUsage("default", 5, NOW)]))
+        later = Timestamp(NOW + 1)
+        store.commit(
+            epoch,
+            Changes(usage=[ProjectUsage("lab", 7, NOW), ProjectUsage("lab", 8, later), ProjectUsage("ops", 0, later)]),
+        )
+        assert store.load().usage == (
+            ProjectUsage("default", 5, NOW),
+            ProjectUsage("lab", 8, later),
+            ProjectUsage("ops", 0, later),
+        )
         assert store.load().projects == ()  # it needs none that was defined
 
     def test_with_a_project_goes_what_it_used_and_nothing_else(self, store: Store, epoch: Epoch) -> None:
         names = ["lab", "lab/vision", "lab-2"]
         projects = [a_project(name=name) for name in names]
-        usage = [Usage(name, 5, NOW) for name in names]
+        usage = [ProjectUsage(name, 5, NOW) for name in names]
         store.commit(epoch, Changes(projects=[(project, NEW) for project in projects], usage=usage))
         store.commit(epoch, Changes(projects_removed=[("lab/vision", 1)]))
         saved = store.load()
@@ -112,21 +121,23 @@ class StoreProjects(StoreLists):
         assert [used.project for used in saved.usage] == ["lab", "lab-2"]
 
     def test_a_refused_commit_leaves_projects_and_usage_alone(self, store: Store, epoch: Epoch) -> None:
-        store.commit(epoch, Changes(projects=[(a_project(1), NEW), (a_project(2), NEW)], usage=[Usage("lab", 5, NOW)]))
+        store.commit(
+            epoch, Changes(projects=[(a_project(1), NEW), (a_project(2), NEW)], usage=[ProjectUsage("lab", 5, NOW)])
+        )
         changes = Changes(
             projects=[(a_project(3), NEW), (a_project(1, version=2, weight=2), Save(1))],
             projects_removed=[("lab-0002", 1), ("none", 1)],
-            usage=[Usage("lab", 6, NOW)],
+            usage=[ProjectUsage("lab", 6, NOW)],
         )
         self.refused(store, epoch, changes)
-        self.refused(store, Epoch(epoch - 1), Changes(usage=[Usage("lab", 6, NOW)]), "store.fenced")
+        self.refused(store, Epoch(epoch - 1), Changes(usage=[ProjectUsage("lab", 6, NOW)]), "store.fenced")
 
     @pytest.mark.parametrize(
         "changes",
         [
             Changes(projects=[(a_project(1), NEW)]),
             Changes(projects_removed=[("lab", 1)]),
-            Changes(usage=[Usage("lab", 5, NOW)]),
+            Changes(usage=[ProjectUsage("lab", 5, NOW)]),
             Changes(events=[an_event()]),
         ],
         ids=["projects", "projects_removed", "usage", "events"],

@@ -25,11 +25,20 @@ from multiprocessing.connection import Connection
 import pytest
 
 from moorings.core.claims import ENDED as ENDED_CLAIMS
-from moorings.core.claims import CheckpointContract, Claim, ClaimId, ClaimSpec, ClaimState, PartitionId, QueueMode, Spot
+from moorings.core.claims import (
+    CheckpointContract,
+    Claim,
+    ClaimId,
+    ClaimSpec,
+    ClaimState,
+    PartitionId,
+    PoolBlock,
+    QueueMode,
+)
 from moorings.core.devices import Device, DeviceState, PoolName
 from moorings.core.errors import MooringsError
-from moorings.core.events import canonical
-from moorings.core.instants import Instant
+from moorings.core.events import canonical_json
+from moorings.core.instants import Timestamp
 from moorings.core.partitions import Partition, PartitionState
 from moorings.core.reasons import Reason
 from moorings.core.topology import Block
@@ -128,12 +137,12 @@ class StoreSuite(StoreHistory):
             partition=PartitionId("part-0001"),
             reason=Reason("queue.no_room", "wörk \x00 \udce9 it out", ("claim-0002",), NOW, "wait"),
             granted_at=NOW,
-            ready_at=Instant(NOW + 1),
-            lease_until=Instant(NOW + 2),
+            ready_at=Timestamp(NOW + 1),
+            lease_until=Timestamp(NOW + 2),
             cell=Block.of(range(16, 32)),
-            checkpoint_at=Instant(NOW - 1),
-            asked_until=Instant(NOW + 3),
-            kept=Spot(PoolName("hgx"), Block.of([1, 4, 6])),
+            checkpoint_at=Timestamp(NOW - 1),
+            asked_until=Timestamp(NOW + 3),
+            kept=PoolBlock(PoolName("hgx"), Block.of([1, 4, 6])),
         )
         partition = a_partition(
             1, block=Block.of([0, 3, 5]), state=PartitionState.ERROR, version=3, reason="\udce9 vendor \x00 speaks"
@@ -165,7 +174,13 @@ class StoreSuite(StoreHistory):
         )
         device = Device(POOL, 9, DeviceState.QUARANTINED, "it broke", NOW)
         event = an_event(
-            "claim.granted", claim="c", partition="p", run="r", pool="q", device="q:1", data=canonical({"é": [1, None]})
+            "claim.granted",
+            claim="c",
+            partition="p",
+            run="r",
+            pool="q",
+            device="q:1",
+            data=canonical_json({"é": [1, None]}),
         )
         last = store.commit(
             epoch,
@@ -206,13 +221,13 @@ class StoreSuite(StoreHistory):
         assert store.claim(claim.id) == released
 
     def test_a_claim_may_leave_its_cell_and_what_was_asked_of_it(self, store: Store, epoch: Epoch) -> None:
-        cell, kept = Block.of(range(16)), Spot(POOL, Block.of(range(8, 12)))
-        moved = a_claim(1, cell=cell, checkpoint_at=NOW, asked_until=Instant(NOW + 1), kept=kept)
+        cell, kept = Block.of(range(16)), PoolBlock(POOL, Block.of(range(8, 12)))
+        moved = a_claim(1, cell=cell, checkpoint_at=NOW, asked_until=Timestamp(NOW + 1), kept=kept)
         other = a_claim(2)
         store.commit(epoch, Changes(claims=[(moved, NEW), (other, NEW)]))
         assert store.load().claims == (moved, other)
         waits = a_claim(1, version=2)
-        bound = a_claim(2, version=2, cell=Block.of([7]), checkpoint_at=Instant(NOW + 2))
+        bound = a_claim(2, version=2, cell=Block.of([7]), checkpoint_at=Timestamp(NOW + 2))
         store.commit(epoch, Changes(claims=[(waits, Save(1)), (bound, Save(1))]))
         assert store.load().claims == (waits, bound)
 
@@ -276,9 +291,9 @@ class StoreSuite(StoreHistory):
 
     def test_claims_are_loaded_in_the_order_of_arrival(self, store: Store, epoch: Epoch) -> None:
         late, early, same = (
-            a_claim(1, arrival=Instant(9)),
-            a_claim(2, arrival=Instant(3)),
-            a_claim(0, arrival=Instant(9)),
+            a_claim(1, arrival=Timestamp(9)),
+            a_claim(2, arrival=Timestamp(3)),
+            a_claim(0, arrival=Timestamp(9)),
         )
         store.commit(epoch, Changes(claims=[(late, NEW), (early, NEW), (same, NEW)]))
         assert store.load().claims == (early, same, late)
@@ -453,7 +468,7 @@ class StoreSuite(StoreHistory):
         epoch = store.lead("host-1/4711", NOW)
         (row,) = store.events(Seq(0), 10)
         assert (row.event.name, row.event.at) == ("controller.led", NOW)
-        assert row.event.data == canonical({"epoch": epoch, "holder": "host-1/4711"})
+        assert row.event.data == canonical_json({"epoch": epoch, "holder": "host-1/4711"})
 
     def test_before_anybody_led_there_is_no_leader(self, store: Store) -> None:
         assert store.leader() == Leader("", "", Epoch(0), None)
@@ -462,7 +477,7 @@ class StoreSuite(StoreHistory):
         other = open_store()
         first = store.lead("host-1", NOW, url="https://host-1:8090")
         assert store.leader() == other.leader() == Leader("host-1", "https://host-1:8090", first, NOW)
-        later = Instant(NOW + 5)
+        later = Timestamp(NOW + 5)
         second = other.lead("host-2", later, url="https://host-2:8090")
         assert store.leader() == other.leader() == Leader("host-2", "https://host-2:8090", second, later)
         third = store.lead("host-1", later)  # one that says no address does not inherit another's
@@ -473,7 +488,9 @@ class StoreSuite(StoreHistory):
 
     def test_events_are_numbered_in_the_order_of_commits(self, store: Store, epoch: Epoch) -> None:
         start = store.last_seq()
-        last = store.commit(epoch, Changes(events=[an_event(data=canonical({"n": number})) for number in range(3)]))
+        last = store.commit(
+            epoch, Changes(events=[an_event(data=canonical_json({"n": number})) for number in range(3)])
+        )
         store.add_access_key(an_access_key(), an_event("key.created"))
         store.commit(epoch, Changes(claims=[(a_claim(1), NEW)]))
         end = store.commit(epoch, Changes(events=[an_event("turn.decided")]))
@@ -523,9 +540,9 @@ class StoreSuite(StoreHistory):
 
     def test_text_that_is_not_unicode_does_not_stop_a_commit(self, store: Store, epoch: Epoch) -> None:
         start = store.last_seq()
-        store.commit(epoch, Changes(events=[an_event(data=canonical({"command": "ls \udce9", "é": "ü"}))]))
+        store.commit(epoch, Changes(events=[an_event(data=canonical_json({"command": "ls \udce9", "é": "ü"}))]))
         (row,) = store.events(start, 10)
-        assert row.event.data == canonical({"command": "ls \udce9", "é": "ü"})
+        assert row.event.data == canonical_json({"command": "ls \udce9", "é": "ü"})
 
     # ----------------------------------------------------------------------------------------------------- access keys
 
@@ -547,9 +564,9 @@ class StoreSuite(StoreHistory):
         assert store.last_seq() == 1
 
     def test_an_access_key_gets_a_new_secret_once(self, store: Store) -> None:
-        old = an_access_key(expires_at=Instant(NOW + 9))
+        old = an_access_key(expires_at=Timestamp(NOW + 9))
         store.add_access_key(old, an_event("key.created"))
-        new = replace(old, digest="2", rotated_at=NOW, old_digest=old.digest, old_until=Instant(NOW + 5))
+        new = replace(old, digest="2", rotated_at=NOW, old_digest=old.digest, old_until=Timestamp(NOW + 5))
         assert not store.rotate_access_key(new, "3", an_event("key.rotated"))
         assert store.access_key("key0") == old
         assert store.rotate_access_key(new, old.digest, an_event("key.rotated"))
@@ -563,10 +580,10 @@ class StoreSuite(StoreHistory):
 
     def test_an_access_key_is_revoked_once(self, store: Store) -> None:
         store.add_access_key(an_access_key(), an_event("key.created"))
-        later = Instant(NOW + 5)
+        later = Timestamp(NOW + 5)
         assert store.revoke_access_key("key0", an_event("key.revoked", at=later))
         assert store.access_key("key0") == an_access_key(revoked_at=later)
-        assert not store.revoke_access_key("key0", an_event("key.revoked", at=Instant(later + 1)))
+        assert not store.revoke_access_key("key0", an_event("key.revoked", at=Timestamp(later + 1)))
         assert not store.revoke_access_key("key9", an_event("key.revoked"))
         assert store.access_key("key0") == an_access_key(revoked_at=later)
         assert [row.event.name for row in store.events(Seq(0), 10)] == ["key.created", "key.revoked"]

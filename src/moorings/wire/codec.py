@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from moorings.core.errors import MooringsError
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ def camel(name: str) -> str:
     return head + "".join(part.capitalize() for part in rest)
 
 
-def time_text(at: Instant) -> str:
+def time_text(at: Timestamp) -> str:
     """An instant as RFC 3339 in UTC, to the microsecond."""
     second, micros = divmod(at, 1_000_000)
     return f"{_second_text(second)}.{micros:06d}Z"
@@ -43,7 +43,7 @@ def _second_text(second: int) -> str:
     return (_EPOCH + timedelta(seconds=second)).isoformat()[:19]
 
 
-def parse_time(text: str) -> Instant:
+def parse_time(text: str) -> Timestamp:
     """The instant an RFC 3339 text names.
 
     Raises:
@@ -53,7 +53,7 @@ def parse_time(text: str) -> Instant:
         since = datetime.fromisoformat(text) - _EPOCH
     except (ValueError, TypeError, OverflowError):  # TypeError: it names no zone, so it is no instant
         raise MooringsError("body.invalid", f"{text[:40]!r} is not a time", hint="write 2026-01-31T12:00:00Z") from None
-    return Instant(since // timedelta(microseconds=1))
+    return Timestamp(since // timedelta(microseconds=1))
 
 
 @lru_cache(maxsize=256)

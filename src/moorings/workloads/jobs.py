@@ -49,8 +49,8 @@ from moorings.core.claims import TIME_LIMIT_S_MAX, CheckpointContract, ClaimSpec
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
 from moorings.core.quantities import parse_bytes, parse_duration_s
-from moorings.core.records import LATER, plain
-from moorings.core.tables import Table
+from moorings.core.records import OMIT_IF_DEFAULT, to_plain
+from moorings.core.tables import TomlTable
 from moorings.workloads.appliance import ApplianceJob, check_appliance
 from moorings.workloads.labels import check_labels
 
@@ -78,7 +78,7 @@ class Accelerators:
     size: int = 1
     replicas: int | None = None
     pool: str | None = None
-    resources: Mapping[str, int] = field(default_factory=dict, metadata=LATER)
+    resources: Mapping[str, int] = field(default_factory=dict, metadata=OMIT_IF_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +120,10 @@ class JobSpec:
     checkpoint: CheckpointContract = CheckpointContract()
     checkpoint_directory: str | None = None
     image: str | None = None
-    labels: Mapping[str, str] = field(default_factory=dict, metadata=LATER)
-    lease_s: float | None = field(default=None, metadata=LATER)
-    appliance: ApplianceJob | None = field(default=None, metadata=LATER)
-    preemptible: bool = field(default=False, metadata=LATER)
+    labels: Mapping[str, str] = field(default_factory=dict, metadata=OMIT_IF_DEFAULT)
+    lease_s: float | None = field(default=None, metadata=OMIT_IF_DEFAULT)
+    appliance: ApplianceJob | None = field(default=None, metadata=OMIT_IF_DEFAULT)
+    preemptible: bool = field(default=False, metadata=OMIT_IF_DEFAULT)
 
     @property
     def command_line(self) -> str:
@@ -167,7 +167,7 @@ def head_of(job: JobSpec, body_bytes: int = 0) -> JobHead:
 
 def bytes_of(job: JobSpec) -> int:
     """How many bytes a job has as ASCII JSON, which is what a database keeps of it."""
-    return len(json.dumps(plain(job), separators=(",", ":")))
+    return len(json.dumps(to_plain(job), separators=(",", ":")))
 
 
 def check_job(job: JobSpec) -> JobSpec:
@@ -265,7 +265,7 @@ def parse_job(
     Raises:
         MooringsError: ``job.invalid`` (file and line named), or ``claim.*`` where the numbers cannot work.
     """
-    top = Table.parse(text, source=source, code="job.invalid")
+    top = TomlTable.parse(text, source=source, code="job.invalid")
     accelerators, resources = _accelerators(top.table("accelerators")), _resources(top.table("resources"))
     contract, directory = _checkpoint(top.table("checkpoint"), folder)
     kubernetes = top.table("kubernetes")
@@ -294,7 +294,7 @@ def parse_job(
         raise MooringsError(error.code, f"{_where(top, error.code)}: {error.detail}", hint=error.hint) from error
 
 
-def _where(top: Table, code: str) -> str:
+def _where(top: TomlTable, code: str) -> str:
     """``file:line`` of the number that a complaint about the claim is about."""
     accelerators = top.table("accelerators")
     return {
@@ -304,7 +304,7 @@ def _where(top: Table, code: str) -> str:
     }.get(code, top.where())
 
 
-def _command(top: Table) -> tuple[str, ...]:
+def _command(top: TomlTable) -> tuple[str, ...]:
     value = top.either("command")
     if isinstance(value, str):
         if len(value) > COMMAND_CHARS_MAX:  # shlex takes time with the square of a word's length
@@ -318,7 +318,7 @@ def _command(top: Table) -> tuple[str, ...]:
     top.complain("command", "command must be a string or a list of strings", hint='command = ["python3", "train.py"]')
 
 
-def _accelerators(table: Table) -> Accelerators:
+def _accelerators(table: TomlTable) -> Accelerators:
     wanted = Accelerators(
         kind=table.text("kind", "ipu"),
         size=table.integer("size", 1),
@@ -329,7 +329,7 @@ def _accelerators(table: Table) -> Accelerators:
     return wanted
 
 
-def _resources(table: Table) -> Resources:
+def _resources(table: TomlTable) -> Resources:
     memory: int | None = None
     if table.has("memory"):
         written = table.text("memory")
@@ -342,7 +342,7 @@ def _resources(table: Table) -> Resources:
     return wanted
 
 
-def _environment(table: Table, submitter: Mapping[str, str]) -> dict[str, str]:
+def _environment(table: TomlTable, submitter: Mapping[str, str]) -> dict[str, str]:
     variables = {name: submitter[name] for name in table.strings("pass", ("PATH",)) if name in submitter}
     chosen = table.table("set")
     for name in chosen.keys():
@@ -351,7 +351,7 @@ def _environment(table: Table, submitter: Mapping[str, str]) -> dict[str, str]:
     return variables
 
 
-def _checkpoint(table: Table, folder: str) -> tuple[CheckpointContract, str | None]:
+def _checkpoint(table: TomlTable, folder: str) -> tuple[CheckpointContract, str | None]:
     usual = CheckpointContract()
     directory = _absolute(table.text("directory"), folder) if table.has("directory") else None
     contract = CheckpointContract(
@@ -364,7 +364,7 @@ def _checkpoint(table: Table, folder: str) -> tuple[CheckpointContract, str | No
     return contract, directory
 
 
-def _duration(table: Table, key: str) -> float:
+def _duration(table: TomlTable, key: str) -> float:
     value = table.either(key)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return table.number(key)

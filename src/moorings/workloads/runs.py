@@ -14,9 +14,9 @@ from enum import StrEnum
 from typing import NewType
 
 from moorings.core.claims import ClaimId
-from moorings.core.instants import Instant
-from moorings.core.machines import advance, ends
-from moorings.core.records import LATER
+from moorings.core.instants import Timestamp
+from moorings.core.machines import terminal_states, transition
+from moorings.core.records import OMIT_IF_DEFAULT
 from moorings.workloads.jobs import JobHead
 
 RunId = NewType("RunId", str)
@@ -89,7 +89,7 @@ NEXT: dict[RunState, dict[RunEvent, RunState]] = {
     RunState.LOST: {},
 }
 
-ENDED = ends(NEXT)
+ENDED = terminal_states(NEXT)
 
 
 class Ending(StrEnum):
@@ -119,8 +119,8 @@ class EndRecord:
     ending: Ending
     exit_code: int
     task_codes: tuple[int | None, ...] = ()
-    started_at: Instant | None = None
-    ended_at: Instant | None = None
+    started_at: Timestamp | None = None
+    ended_at: Timestamp | None = None
     detail: str = ""
 
 
@@ -170,11 +170,11 @@ class RunSighting:
 
     run: RunId
     phase: Phase
-    started_at: Instant | None = None
+    started_at: Timestamp | None = None
     end: EndRecord | None = None
     reference: str | None = None
     reason: str = ""
-    attempt: int = field(default=0, metadata=LATER)
+    attempt: int = field(default=0, metadata=OMIT_IF_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,14 +197,14 @@ class Run:
     subject: str
     claim: ClaimId | None
     state: RunState
-    created_at: Instant
+    created_at: Timestamp
     within: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
     version: int = 1
     attempt: int = 0
     reference: str | None = None
-    started_at: Instant | None = None
-    ended_at: Instant | None = None
+    started_at: Timestamp | None = None
+    ended_at: Timestamp | None = None
     exit_code: int | None = None
     task_codes: tuple[int | None, ...] = ()
     stop_reason: str = ""
@@ -226,7 +226,7 @@ class Run:
         return self.is_queued and self.reference is None
 
 
-def step(run: Run, event: RunEvent, now: Instant, detail: str = "") -> Run:
+def step(run: Run, event: RunEvent, now: Timestamp, detail: str = "") -> Run:
     """The run after ``event``.
 
     Raises:
@@ -236,7 +236,7 @@ def step(run: Run, event: RunEvent, now: Instant, detail: str = "") -> Run:
     def story() -> Iterable[str]:
         return filter(None, (f"job {run.job.name} by {run.subject}", f"claim {run.claim or '-'}", run.detail))
 
-    state = advance(NEXT, "run", run.id, run.state, event, story)
+    state = transition(NEXT, "run", run.id, run.state, event, story)
     changed = replace(run, state=state, version=run.version + 1, detail=detail or run.detail)
     if state is RunState.STOPPING:
         return replace(changed, stop_reason=detail)
@@ -245,7 +245,7 @@ def step(run: Run, event: RunEvent, now: Instant, detail: str = "") -> Run:
     return changed
 
 
-def ended_by(run: Run, end: EndRecord, now: Instant) -> Run:
+def ended_by(run: Run, end: EndRecord, now: Timestamp) -> Run:
     """The run after the engine's record of its end."""
     event = {
         Ending.CANCELLED: RunEvent.CANCEL,
@@ -267,7 +267,7 @@ def ended_by(run: Run, end: EndRecord, now: Instant) -> Run:
     )
 
 
-def yielded(run: Run, now: Instant) -> Run:
+def yielded(run: Run, now: Timestamp) -> Run:
     """The run as it waits for its next attempt: nothing of this one is left."""
     return replace(step(run, RunEvent.REQUEUE, now), attempt=run.attempt + 1)
 
@@ -282,6 +282,6 @@ def labelled(run: Run, labels: Mapping[str, str]) -> Run:
     return replace(run, labels=labels, version=run.version + 1)
 
 
-def started(run: Run, now: Instant) -> Run:
+def started(run: Run, now: Timestamp) -> Run:
     """The run with the moment its processes were first seen."""
     return replace(run, started_at=run.started_at or now)

@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from moorings.core.access import APPLIANCE_OWNER, LOCAL_OWNER, Role
-from moorings.core.backlog import Amount, Asked, Backlog, check_quotas
+from moorings.core.access import APPLIANCE_OWNER_PREFIX, LOCAL_OWNER_PREFIX, Role
+from moorings.core.backlog import Amount, Backlog, BacklogEntry, check_backlog_limits
 from moorings.core.claims import Claim, ClaimId, ClaimState
 from moorings.core.errors import MooringsError
-from moorings.core.events import Event, canonical
+from moorings.core.events import Event, canonical_json
 from moorings.core.inputs import CreateClaim, ReleaseClaim, YieldClaim
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.core.policy import Policy
 from moorings.core.projects import Projects
 from moorings.core.reasons import Reason
-from moorings.core.records import LATER
+from moorings.core.records import OMIT_IF_DEFAULT
 from moorings.workloads import runs
 from moorings.workloads.jobs import JobHead, JobSpec, claim_of, head_of
 from moorings.workloads.labels import check_labels, relabelled
@@ -42,9 +42,9 @@ class CreateRun:
     job: JobSpec
     engine: str
     subject: str
-    within: bool = field(default=False, metadata=LATER)
-    role: Role | None = field(default=None, metadata=LATER)
-    body_bytes: int = field(default=0, metadata=LATER)
+    within: bool = field(default=False, metadata=OMIT_IF_DEFAULT)
+    role: Role | None = field(default=None, metadata=OMIT_IF_DEFAULT)
+    body_bytes: int = field(default=0, metadata=OMIT_IF_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class RunTurn:
         self,
         known: Runs,
         claim_of: Callable[[ClaimId], Claim | None],
-        now: Instant,
+        now: Timestamp,
         policy: Policy = Policy(),  # noqa: B008 - a value
         projects: Callable[[], Projects] = Projects,
     ) -> None:
@@ -301,8 +301,8 @@ class RunTurn:
             return known.of_project(name) + changed.of_project(name)
 
         waits = known.of_subject(given.subject) + changed.of_subject(given.subject)
-        asked = Asked(given.role, given.subject, given.job.project, "runs", given.body_bytes)
-        check_quotas(asked, waits, of_project, self._projects(), self._policy)
+        asked = BacklogEntry(given.role, given.subject, given.job.project, "runs", given.body_bytes)
+        check_backlog_limits(asked, waits, of_project, self._projects(), self._policy)
 
     def _check_within(self, given: CreateRun) -> Claim:
         claim = self._claim_of(given.claim) if given.claim is not None else None
@@ -424,7 +424,7 @@ class RunTurn:
         self.changed[run.id] = (run, known[1] if known is not None else before.version)
 
     def _tell(self, name: str, run: Run, data: dict[str, object] | None = None) -> None:
-        text = canonical(data) if data else "{}"
+        text = canonical_json(data) if data else "{}"
         self.events.append(Event(name=name, at=self.now, run=run.id, claim=run.claim, data=text))
 
 
@@ -437,7 +437,7 @@ def _count(backlog: Backlog, before: Run | None, after: Run | None) -> None:
 
 def owner_of(run: RunId, job: JobSpec | JobHead) -> str:
     """Whose claim a run's own is."""
-    return f"{LOCAL_OWNER if job.appliance is None else APPLIANCE_OWNER}{run}"
+    return f"{LOCAL_OWNER_PREFIX if job.appliance is None else APPLIANCE_OWNER_PREFIX}{run}"
 
 
 def _shortened(command: str) -> str:

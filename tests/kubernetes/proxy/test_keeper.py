@@ -14,7 +14,7 @@ import pytest
 
 from moorings.client.transport import Endpoint
 from moorings.core.errors import MooringsError
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.kubernetes.proxy import keeper as keeping
 from moorings.kubernetes.proxy import links
 from moorings.kubernetes.proxy.asking import Place
@@ -225,7 +225,7 @@ async def test_who_was_away_before_it_was_asked_is_not_waited_for(pair: list[Con
 
 def young(number: int, ipus: int) -> PartitionRequest:
     """Of a job that is younger than the keeper: no earlier one can have asked for it."""
-    return wish(number, ipus, job_created_at=time_text(Instant((time.time_ns() // 1000) + 1_000_000)))
+    return wish(number, ipus, job_created_at=time_text(Timestamp((time.time_ns() // 1000) + 1_000_000)))
 
 
 def message(keeper: Keeper, number: int = 1) -> str | None:

@@ -25,27 +25,27 @@ from moorings.controller.views import (
 )
 from moorings.core.access import Caller, Role, check_admin
 from moorings.core.bindings import Binding, GcdBinding
-from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, PartitionId, Spot
+from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, PartitionId, PoolBlock
 from moorings.core.devices import Device, DeviceId, DeviceState, PoolName, parse_device_id
 from moorings.core.errors import MooringsError
 from moorings.core.events import Event
 from moorings.core.fleet import Fleet
-from moorings.core.inputs import MakeRoom
-from moorings.core.instants import Instant, after
+from moorings.core.inputs import DefragmentPool
+from moorings.core.instants import Timestamp, add_seconds
 from moorings.core.partitions import Partition, PartitionState
 from moorings.core.policy import Policy
-from moorings.core.projects import Project, Projects, check_removal
-from moorings.core.quotas import Quota
+from moorings.core.projects import Project, Projects, check_deletable
+from moorings.core.quotas import ProjectQuota
 from moorings.core.reasons import Reason
 from moorings.core.topology import Block, Pool, PowerOfTwo
-from moorings.core.whatif import Asked, Changed, WhatIf
+from moorings.core.whatif import PolicyComparison, StartComparison, YieldCount
 from moorings.ports.store import AccessKey, AppliancePart, Page, Row, Seq
 from moorings.workloads.jobs import JobSpec, head_of
 from moorings.workloads.labels import relabelled
 from moorings.workloads.runs import Run, RunId, RunState
 from moorings.workloads.turn import Runs
 
-START = Instant(1_700_000_000_000_000)
+START = Timestamp(1_700_000_000_000_000)
 ADMIN, USER = "moor_admin_secret", "moor_ann_secret"
 KEYS = {
     ADMIN: Caller("root", Role.ADMIN, "", "admin"),
@@ -118,7 +118,7 @@ class PretendController:
         name: str | None,
         owner: str | None,
         key: str | None,
-        since: Instant | None = None,
+        since: Timestamp | None = None,
         wait_s: float = 0,
         until: str = "READY",
     ) -> ClaimView:
@@ -156,14 +156,14 @@ class PretendController:
             pool=PoolName("pod16"),
             partition=PartitionId(f"part-{ident}"),
             granted_at=START,
-            ready_at=Instant(START + 1),
+            ready_at=Timestamp(START + 1),
         )
         self.tell("claim.ready", claim=ident)
 
     def _view(self, claim: Claim) -> ClaimView:
         if claim.partition is None:
             waits = claim.state is ClaimState.PENDING
-            reason = Reason("claim.no_room", "there is no room", ("claim-x",), Instant(START + 5), "wait")
+            reason = Reason("claim.no_room", "there is no room", ("claim-x",), Timestamp(START + 5), "wait")
             return ClaimView(claim, None, 1 if waits else None, reason if waits else None)
         return ClaimView(claim, self._partition(claim), None, None)
 
@@ -201,7 +201,7 @@ class PretendController:
         claim = self._claim(ident)
         if claim.spec.lease_s is None:
             raise MooringsError("claim.no_lease", f"claim {ident} has no lease")
-        self.claims[claim.id] = replace(claim, lease_until=Instant(START + 60_000_000))
+        self.claims[claim.id] = replace(claim, lease_until=Timestamp(START + 60_000_000))
         return self._view(self.claims[claim.id])
 
     async def get_claim(self, ident: str, *, wait_s: float = 0, until: str = "READY") -> ClaimView:
@@ -234,7 +234,7 @@ class PretendController:
         self.claims[claim.id] = replace(claim, state=ClaimState.YIELDING)
         return self._view(self.claims[claim.id])
 
-    async def checkpoint(self, caller: Caller, ident: str, at: Instant | None = None) -> ClaimView:
+    async def checkpoint(self, caller: Caller, ident: str, at: Timestamp | None = None) -> ClaimView:
         claim = self._claim(ident)
         self.seen.append(("checkpoint", at))
         return self._view(claim)
@@ -243,7 +243,7 @@ class PretendController:
         claim = self._claim(ident)
         if self.endless:
             await self._news()
-        starts = EstimateView(Instant(START + 60_000_000)) if when_for is not None else None
+        starts = EstimateView(Timestamp(START + 60_000_000)) if when_for is not None else None
         return Explanation(claim, "it waits", 1, (Reason("claim.no_room", "there is no room"),), starts)
 
     async def await_binding(self, caller: Caller, ident: str, wait_s: float) -> None:
@@ -286,7 +286,7 @@ class PretendController:
 
     def get_device(self, ident: str) -> DeviceView:
         pool, index = parse_device_id(ident)
-        device = self.out.get(ident) or Device(pool, index, DeviceState.IN_SERVICE, "", Instant(0))
+        device = self.out.get(ident) or Device(pool, index, DeviceState.IN_SERVICE, "", Timestamp(0))
         in_service = device.state is DeviceState.IN_SERVICE
         return DeviceView(device, "ipu", 0, in_service=in_service, partition=None, claim=None, owner=None)
 
@@ -350,7 +350,7 @@ class PretendController:
     ) -> tuple[AccessKey, str]:
         check_admin(caller, "make access keys")
         secret = f"moor_{subject}_secret"
-        expires_at = None if lifetime_s is None else after(START, lifetime_s)
+        expires_at = None if lifetime_s is None else add_seconds(START, lifetime_s)
         prefix = owner_prefix or f"user/{subject}"
         self.keys[secret] = Caller(subject, role, prefix, subject, expires_at)
         return AccessKey(subject, subject, role, prefix, "digest", START, expires_at=expires_at), secret
@@ -360,7 +360,7 @@ class PretendController:
     ) -> tuple[AccessKey, str]:
         self.seen.append(("rotate", ident, secret, grace_s, lifetime_s))
         key = AccessKey(ident, caller.subject, caller.role, caller.owner_prefix, "new", START, rotated_at=START)
-        return replace(key, old_digest="digest", old_until=after(START, grace_s or 0)), f"moor_{ident}_new"
+        return replace(key, old_digest="digest", old_until=add_seconds(START, grace_s or 0)), f"moor_{ident}_new"
 
     async def list_keys(self, caller: Caller) -> Sequence[AccessKey]:
         check_admin(caller, "list access keys")
@@ -488,12 +488,12 @@ class PretendProjects:
 
     async def delete(self, caller: Caller, name: str) -> None:
         check_admin(caller, "delete projects")
-        check_removal(name, self.known)
+        check_deletable(name, self.known)
         self.known = self.known.without(name)
 
-    def quotas(self) -> Sequence[Quota]:
+    def quotas(self) -> Sequence[ProjectQuota]:
         return [
-            Quota(project=name, pool=PoolName("pod16"), blocks=((4, 2),), held=4, used_device_hours=1.23456)
+            ProjectQuota(project=name, pool=PoolName("pod16"), blocks=((4, 2),), held=4, used_device_hours=1.23456)
             for name in self.known.by_name
         ]
 
@@ -503,12 +503,12 @@ class PretendProjects:
             await self._whole._news()
         return EstimateView(None, why="1 claim that holds devices has no time limit")
 
-    async def make_room(self, caller: Caller, order: MakeRoom, *, dry_run: bool) -> MovesView:
+    async def make_room(self, caller: Caller, order: DefragmentPool, *, dry_run: bool) -> MovesView:
         if not dry_run:
             check_admin(caller, "move claims")
         self._whole.seen.append((order, dry_run))
         held = next(iter(self._whole.claims.values()))
-        spot = Spot(PoolName("pod16"), Block.parse("8-15"))
+        spot = PoolBlock(PoolName("pod16"), Block.parse("8-15"))
         return MovesView(spot, 480.0, ((held, Block.parse("8-11"), Block.parse("0-3")),))
 
     async def what_if(self, caller: Caller, other: Policy) -> WhatIfView:
@@ -516,7 +516,7 @@ class PretendProjects:
         if self._whole.endless:
             await self._whole._news()
         held = next(iter(self._whole.claims.values()))
-        later = Instant(START + 60_000_000)
-        changed = Changed(held.id, held.spec.size, None, later)
-        found = WhatIf((changed,), (0, 0), (0, 1), ((), (Asked(held.id, 0, 1),)), (0.5, 0.75), 60.0)
-        return WhatIfView(Instant(START), found, {held.id: held})
+        later = Timestamp(START + 60_000_000)
+        changed = StartComparison(held.id, held.spec.size, None, later)
+        found = PolicyComparison((changed,), (0, 0), (0, 1), ((), (YieldCount(held.id, 0, 1),)), (0.5, 0.75), 60.0)
+        return WhatIfView(Timestamp(START), found, {held.id: held})

@@ -10,13 +10,13 @@ from moorings.api.bodies import POLICY_CHARS_MAX
 from moorings.api.render import HIDDEN, event_body
 from moorings.controller.record import AnyInput, Occasion, build_decided
 from moorings.core.claims import ClaimId, ClaimSpec, ClaimState
-from moorings.core.events import Event, canonical
-from moorings.core.inputs import MakeRoom, ReleaseClaim, SetProject
-from moorings.core.instants import Instant
-from moorings.core.plans import Plan
-from moorings.core.policy import USUAL, Defragment, Policy
-from moorings.core.projects import Project, Share
-from moorings.core.records import plain
+from moorings.core.events import Event, canonical_json
+from moorings.core.inputs import DefragmentPool, ReleaseClaim, SetProject
+from moorings.core.instants import Timestamp
+from moorings.core.plans import SchedulePlan
+from moorings.core.policy import DEFAULT_POLICY, DefragmentMode, Policy
+from moorings.core.projects import Project, ProjectShare
+from moorings.core.records import to_plain
 from moorings.core.topology import Block
 from moorings.ports.store import Row, Seq
 from moorings.wire.codec import decode
@@ -52,7 +52,7 @@ async def test_a_project_with_slashes_in_its_name_is_made_shown_and_deleted(
     assert (made.status_code, made.json()["kind"]) == (200, "Project")
     asked = Project(
         name="lab/vision",
-        shares=(Share(controller.pool.name, ((1, 3), (4, 2))),),
+        shares=(ProjectShare(controller.pool.name, ((1, 3), (4, 2))),),
         weight=2.0,
         devices_max=12,
         user_devices_max=8,
@@ -178,7 +178,7 @@ async def test_another_policy_is_compared(api: httpx2.AsyncClient, controller: P
     await api.post("/v1/claims", json={"size": 4})
     [claim] = controller.claims.values()
     answer = await api.post("/v1/whatif", json={"policy": 'defragment = "on"'})
-    assert controller.seen[-1] == ("whatif", replace(USUAL, defragment=Defragment.ON))
+    assert controller.seen[-1] == ("whatif", replace(DEFAULT_POLICY, defragment=DefragmentMode.ON))
     found = decode(WhatIfBody, answer.json())
     assert found.claims == (
         WhatIfClaimBody(
@@ -213,7 +213,7 @@ async def test_room_is_told_to_all_and_made_for_admins(api: httpx2.AsyncClient, 
     await api.post("/v1/claims", json={"size": 4})
     [claim] = controller.claims.values()
     told = await api.post("/v1/defragment", json={"size": 8, "pool": "pod16", "dryRun": True})
-    assert controller.seen[-1] == (MakeRoom(size=8, pool=controller.pool.name), True)
+    assert controller.seen[-1] == (DefragmentPool(size=8, pool=controller.pool.name), True)
     moved = MoveBody(claim=claim.id, name=claim.name, project=claim.spec.project, devices="8-11", to="0-3")
     expected = DefragmentBody(pool="pod16", devices="8-15", cost_s=480.0, moves=(moved,))
     assert decode(DefragmentBody, told.json()) == expected
@@ -222,7 +222,7 @@ async def test_room_is_told_to_all_and_made_for_admins(api: httpx2.AsyncClient, 
     assert (refused.status_code, refused.json()["code"]) == (403, "auth.denied")
     done = await api.post("/v1/defragment", json=asked, headers=AS_ADMIN)
     assert done.status_code == 200
-    assert controller.seen[-1] == (MakeRoom(claim=ClaimId("big"), cost_max=60.0), False)
+    assert controller.seen[-1] == (DefragmentPool(claim=ClaimId("big"), cost_max=60.0), False)
 
 
 @pytest.mark.parametrize("body", [{}, {"size": 8, "claim": "big"}])
@@ -272,7 +272,7 @@ async def test_a_claim_yields_when_it_was_asked_to(api: httpx2.AsyncClient, cont
     ("body", "at"), [({}, None), ({"at": "2023-11-14T22:13:20Z"}, START)], ids=["now", "at a time"]
 )
 async def test_a_checkpoint_is_told(
-    api: httpx2.AsyncClient, controller: PretendController, body: object, at: Instant | None
+    api: httpx2.AsyncClient, controller: PretendController, body: object, at: Timestamp | None
 ) -> None:
     claim = await a_claim(api)
     answer = await api.post(f"/v1/claims/{claim.id}/checkpoint", json=body)
@@ -294,9 +294,9 @@ def test_the_log_hides_members_from_all_but_admins() -> None:
     occasion = Occasion(START, START, Policy())
     given: list[AnyInput] = [SetProject(project, None), ReleaseClaim(ClaimId("claim-1"), "done")]
     events = [
-        Event(name="project.set", at=START, data=canonical({"project": "lab", "is": plain(project)})),
-        build_decided(occasion, given, Plan((), ())),
-        Event(name="project.deleted", at=START, data=canonical({"project": "lab", "is": {}})),
+        Event(name="project.set", at=START, data=canonical_json({"project": "lab", "is": to_plain(project)})),
+        build_decided(occasion, given, SchedulePlan((), ())),
+        Event(name="project.deleted", at=START, data=canonical_json({"project": "lab", "is": {}})),
     ]
     rows = [Row(Seq(number), event) for number, event in enumerate(events)]
     hidden, shown = ([event_body(row, KEYS[key]).data for row in rows] for key in (USER, ADMIN))

@@ -40,6 +40,9 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
     return made
 
 
+DEFAULT_LIMITS = ApiLimits()
+
+
 @contextlib.asynccontextmanager
 async def serving(controller: PretendController, pki: Pki, limits: Limits = Limits()) -> AsyncIterator[Served]:  # noqa: B008
     folder = pki.folder

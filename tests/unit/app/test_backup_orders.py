@@ -12,7 +12,7 @@ from moorings.app.backup_orders import is_member, put_back
 from moorings.app.backup_saving import save
 from moorings.app.folders import DataFolder, SharedFolder
 from moorings.core.errors import MooringsError
-from moorings.core.hardware import PartitionOrder
+from moorings.core.hardware import PartitionSpec
 from moorings.core.topology import Block
 from moorings.drivers.vipu.orders import Orders, Record
 from tests.databases import open_new
@@ -41,7 +41,7 @@ def place(data: Path) -> Path:
 def order(data: Path, *names: str) -> None:
     orders = Orders(place(data).parent)
     for name in names:
-        orders.write(Record(PartitionOrder(name, Block.parse("0-3"), 1, 1, f"moorings/x/{name}")))
+        orders.write(Record(PartitionSpec(name, Block.parse("0-3"), 1, 1, f"moorings/x/{name}")))
     orders.close()
 
 

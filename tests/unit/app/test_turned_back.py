@@ -16,7 +16,7 @@ from moorings.controller.turned_back import BEGIN, BLIND_GAP, SEQ_GAP, lead
 from moorings.core.bindings import Binding, GcdBinding
 from moorings.core.claims import ClaimState, PartitionId
 from moorings.core.errors import MooringsError
-from moorings.core.instants import SECOND, Instant, after
+from moorings.core.instants import SECOND, Timestamp, add_seconds
 from moorings.core.partitions import PartitionState
 from moorings.local.fence import EPOCH_FILE, Fence
 from moorings.local.records import Identity, Status, UnreadableError
@@ -30,7 +30,7 @@ from moorings.testing.records import NEW, a_claim, a_job, a_partition, a_run, jo
 from moorings.workloads.runs import Phase, RunId, RunState
 from tests.databases import open_new
 
-NOW = Instant(1_795_250_000 * SECOND)
+NOW = Timestamp(1_795_250_000 * SECOND)
 NOTHING_STARTED = readying.World(lambda _: None, lambda _: [], lambda: Epoch(0))
 LAST = HighWater(Seq(700), Epoch(9))
 
@@ -54,7 +54,7 @@ def leave_status(runs: Path, run: str, attempt: int = 0) -> None:
     """What a supervisor leaves that has started a run and was killed with its machine."""
     folder = RunFolder(runs / run)
     folder.make()
-    left = Status(attempt, Phase.RUNNING, "another-boot", Identity(2, 2), after(NOW, -60))
+    left = Status(attempt, Phase.RUNNING, "another-boot", Identity(2, 2), add_seconds(NOW, -60))
     folder.save_status(left, durable=False)
 
 
@@ -83,7 +83,7 @@ def test_the_same_backup_restored_later_gives_other_ids_and_numbers(tmp_path: Pa
         (tmp_path / str(number)).mkdir()
         store = open_sqlite(tmp_path / str(number) / "moorings.db", installation="same")
         store.commit(store.lead("x", NOW), Changes(claims=[(a_claim(0), NEW)]))
-        make_ready(store, runs, None, after(NOW, number))
+        make_ready(store, runs, None, add_seconds(NOW, number))
         seen.append((store.load().claims[0].attempt, store.last_seq(), store.leader().epoch))
         store.close()
     assert all(later > earlier for earlier, later in zip(*seen, strict=True))
@@ -91,7 +91,7 @@ def test_the_same_backup_restored_later_gives_other_ids_and_numbers(tmp_path: Pa
 
 def test_an_attempt_fits_its_column_for_decades(store: SqlStore, runs: Path) -> None:
     store.commit(store.lead("x", NOW), Changes(claims=[(a_claim(0), NEW)]))
-    make_ready(store, runs, LAST, after(NOW, 50 * 365 * 86_400))
+    make_ready(store, runs, LAST, add_seconds(NOW, 50 * 365 * 86_400))
     assert store.load().claims[0].attempt < 2**31
 
 
@@ -114,7 +114,7 @@ def test_a_waiting_run_that_has_started_since_is_taken_as_it_is(store: SqlStore,
     leave_status(runs, waiting[0][1].id)
     assert [*make_ready(store, runs, LAST, NOW).started] == [waiting[0][1].id]
     started, still = sorted(store.load().runs, key=lambda run: run.id)
-    assert (started.state, started.started_at) == (RunState.RUNNING, after(NOW, -60))
+    assert (started.state, started.started_at) == (RunState.RUNNING, add_seconds(NOW, -60))
     assert still.state is RunState.WAITING
     assert [claim.id for claim in store.load().claims] == [waiting[1][0].id], "it needs no second partition"
 
@@ -221,7 +221,7 @@ def test_a_run_that_was_made_since_within_a_claim_is_in_the_records_again(
     assert {run.id for run in saved.runs} == {before.id, "run-since"}
     found = next(run for run in saved.runs if run.id != before.id)
     assert (found.state, found.claim, found.within) == (RunState.RUNNING, claim.id, True)
-    assert (found.subject, found.started_at) == (claim.subject, after(NOW, -60))
+    assert (found.subject, found.started_at) == (claim.subject, add_seconds(NOW, -60))
     assert store.jobs([found.id])[found.id] == a_job(environment={"TOKEN": "secret"})
     assert make_ready(store, runs, LAST, NOW).within == (), "and once"
     assert "secret" not in "".join(row.event.data for row in store.events(Seq(0), 1_000)), "law 10"
@@ -290,7 +290,7 @@ def test_the_same_copy_put_back_twice_gives_other_ids_also_where_it_was_made_rea
         store = open_sqlite(tmp_path / str(number) / "moorings.db", installation="same")
         store.commit(store.lead("x", NOW), Changes(claims=[(made_ready, NEW)]))
         known = HighWater(Seq(700 + 1_000 * number), Epoch(9 + 2 * number))
-        readying.make_ready(store, NOTHING_STARTED, None, after(NOW, age_s), above=known)
+        readying.make_ready(store, NOTHING_STARTED, None, add_seconds(NOW, age_s), above=known)
         seen.append(store.load().claims[0].attempt)
         store.close()
     assert len({*seen}) == 5

@@ -1,6 +1,6 @@
 """One fleet as the API shows it, for every table: a full pool and a broken one, what waits, runs, has ended."""
 
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.wire.codec import parse_time
 from moorings.wire.shapes import (
     AcceleratorsShape,
@@ -23,7 +23,7 @@ WAITS = (
     "waits for 16 devices in pod64: 28 of 64 free, largest block 8;"
     " until 2026-01-31T13:30:00Z at the latest (position 2)"
 )
-NOW: Instant = parse_time("2026-01-31T12:00:00Z")
+NOW: Timestamp = parse_time("2026-01-31T12:00:00Z")
 FULL = ReasonBody(
     code="pool.full",
     message="waits for 16 devices in pod64: 28 of 64 free, largest block 8",

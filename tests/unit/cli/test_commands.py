@@ -12,7 +12,7 @@ import yaml
 
 from moorings.cli.console import Console
 from moorings.cli.main import main
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.wire.codec import encode, time_text
 from moorings.wire.shapes import FindingBody, FindingsBody, ReasonBody
 from tests.unit.cli import samples
@@ -30,7 +30,7 @@ def body(item):
 
 
 def now():
-    return Instant(time.time_ns() // 1000)
+    return Timestamp(time.time_ns() // 1000)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from moorings.cli import examination
 from moorings.cli.checks import Verdict, check_clock, of_body
 from moorings.cli.session import Session
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.wire.shapes import FindingBody
 from tests.waiting import patient, within
 
@@ -103,7 +103,7 @@ def test_a_fault_of_one_side_does_not_take_the_others_with_it(monkeypatch, tmp_p
     [(100, Verdict.PASS), (104, Verdict.PASS), (90, Verdict.WARN), (999, Verdict.FAIL), (0, Verdict.FAIL)],
 )
 def test_clocks(theirs_s, verdict):
-    at = [Instant(seconds * 1_000_000) for seconds in (theirs_s, 100, 103)]
+    at = [Timestamp(seconds * 1_000_000) for seconds in (theirs_s, 100, 103)]
     assert check_clock(*at).verdict is verdict
 
 

@@ -15,7 +15,7 @@ from moorings.cli.main import main
 from moorings.controller.turned_back import HOLDER
 from moorings.core.claims import ClaimId
 from moorings.core.errors import MooringsError
-from moorings.core.events import Event, canonical
+from moorings.core.events import Event, canonical_json
 from moorings.core.inputs import ReleaseClaim, SetProject
 from moorings.core.policy import Policy
 from moorings.core.projects import Project
@@ -115,7 +115,7 @@ def test_a_log_whose_numbers_leap_where_its_database_went_back_is_whole(moor, tm
 def test_who_made_a_database_ready_and_died_before_it_was_saved_has_only_led(moor, tmp_path, leaps):
     log = lived()
     first = log.rows[-1]
-    data = canonical({"epoch": 5, "holder": HOLDER})
+    data = canonical_json({"epoch": 5, "holder": HOLDER})
     log.rows.append(Row(Seq(first.seq + 1_000), Event(name="controller.led", at=log.now, data=data)))
     done = len(log.rows)
     log.turn_back()

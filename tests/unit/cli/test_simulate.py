@@ -10,7 +10,7 @@ from moorings.cli.main import main
 from moorings.cli.plots import COLUMNS, _means, timeline
 from moorings.cli.simulating import read_pools
 from moorings.core.errors import MooringsError
-from moorings.core.simulate import Level
+from moorings.core.simulate import UsageLevel
 from moorings.wire.codec import encode
 from moorings.wire.shapes import EstimateBody, ExplanationBody
 from tests.unit.client.recorded import Reply
@@ -202,7 +202,7 @@ def test_pools_are_a_file_or_a_word(moor, tmp_path):
 
 
 def test_a_picture_says_what_it_shows_and_holds_foreign_text_as_text():
-    levels = [Level(0.0, 0, 0), Level(10.0, 64, 16), Level(7200.0, 0, 0)]
+    levels = [UsageLevel(0.0, 0, 0), UsageLevel(10.0, 64, 16), UsageLevel(7200.0, 0, 0)]
     root = ElementTree.fromstring(timeline("<b>&co", [("now", levels), ("then", levels[:1])], 64))
     told = [text.text for text in root.iter(f"{SVG}text")]
     assert {"<b>&co", "now", "then", "devices in use", "devices waited for", "time, hours", "all 64"} <= {*told}
@@ -210,7 +210,7 @@ def test_a_picture_says_what_it_shows_and_holds_foreign_text_as_text():
     assert "prefers-color-scheme: dark" in root.findtext(f"{SVG}style", "")
 
 
-@pytest.mark.parametrize("levels", [[], [Level(0.0, 0, 0)], [Level(5.0, 8, 0), Level(5.5, 0, 0)]])
+@pytest.mark.parametrize("levels", [[], [UsageLevel(0.0, 0, 0)], [UsageLevel(5.0, 8, 0), UsageLevel(5.5, 0, 0)]])
 def test_a_picture_of_next_to_nothing_is_a_picture(levels):
     assert ElementTree.fromstring(timeline("t", [("a", levels)], 8)).tag == f"{SVG}svg"
 

@@ -23,22 +23,23 @@ from moorings.controller.record import INPUTS, Occasion, Remembered
 from moorings.controller.replay import TURN
 from moorings.controller.turned_back import TURNED_BACK, Learned, Started, Within, learn
 from moorings.core.access import Role
-from moorings.core.announced import Announced, AnnouncedJob
+from moorings.core.announced import QueuedJob, QueueReport
 from moorings.core.claims import CheckpointContract, Claim, ClaimId, ClaimSpec, PartitionId, QueueMode
 from moorings.core.devices import PoolName
 from moorings.core.events import EVENTS, Event
 from moorings.core.fleet import FleetChanges
-from moorings.core.hardware import Answer, Seen, Verdict
+from moorings.core.hardware import DriverResult, ObservedState, ResultCode
 from moorings.core.inputs import (
-    CheckpointSeen,
+    CancelPendingClaim,
+    CheckpointSaved,
     CreateClaim,
+    DefragmentPool,
     DeleteProject,
     DrainDevice,
-    DriverAnswered,
-    ForeignSeen,
-    MakeRoom,
-    PoolAnswers,
-    QueueTold,
+    DriverResultReceived,
+    ForeignPartitionsListed,
+    PoolReachability,
+    QueueReported,
     ReleaseClaim,
     RenewClaim,
     ResetPartition,
@@ -46,16 +47,15 @@ from moorings.core.inputs import (
     RetryRemoval,
     SetPriority,
     SetProject,
-    StraySeen,
-    WithdrawClaim,
+    StrayPartitionFound,
     YieldClaim,
 )
-from moorings.core.instants import Instant, after
+from moorings.core.instants import Timestamp, add_seconds
 from moorings.core.partitions import Partition, PartitionState
-from moorings.core.policy import Defragment, Policy
+from moorings.core.policy import DefragmentMode, Policy
 from moorings.core.pools import parse_pools
-from moorings.core.projects import Project, Share
-from moorings.core.records import plain
+from moorings.core.projects import Project, ProjectShare
+from moorings.core.records import to_plain
 from moorings.core.topology import Block, Pool
 from moorings.ports.store import Epoch, Seq
 from moorings.workloads.appliance import KIND, ApplianceJob, ApplianceKind
@@ -99,7 +99,7 @@ NOTHING_USUAL = Policy(
     min_run_s=1.0,
     yield_s=7.0,
     preempt=False,
-    defragment=Defragment.SUGGEST,
+    defragment=DefragmentMode.SUGGEST,
     move_s=9.0,
     moves_per_hour=3,
     patience_s=11.0,
@@ -133,7 +133,9 @@ class Everything(Story):
         self._moved()
         self._reload()
         self._turned_back()
-        self._turn(*(ReleaseClaim(claim.id, "the end") for claim in self._unended()), StraySeen(POD, "m-last"))
+        self._turn(
+            *(ReleaseClaim(claim.id, "the end") for claim in self._unended()), StrayPartitionFound(POD, "m-last")
+        )
         self._settle()
 
     # -- the parts of the story
@@ -141,7 +143,7 @@ class Everything(Story):
     def _projects(self) -> None:
         lab = Project(
             name="lab",
-            shares=(Share(POD, ((8, 1),)),),
+            shares=(ProjectShare(POD, ((8, 1),)),),
             weight=2.0,
             devices_max=16,
             user_devices_max=16,
@@ -169,43 +171,54 @@ class Everything(Story):
             checkpoint=CONTRACT,
             lease_s=600.0,
         )
-        first = self._claim("all", whole, role=Role.USER, since=after(self._now, -HOUR_S))
+        first = self._claim("all", whole, role=Role.USER, since=add_seconds(self._now, -HOUR_S))
         waits = self._claim("waits", ClaimSpec(kind="ipu", size=16, gcds=2), role=Role.ADMIN)
         drops = self._claim("drops", ClaimSpec(kind="ipu", size=16, gcds=2), role=Role.VIEWER)
         never = self._claim("never", ClaimSpec(kind="ipu", size=16, gcds=2, queue=QueueMode.NEVER))
         self._turn(first, waits, drops, never)
         self._settle()
         self._reload()  # with what is reserved
-        self._turn(RenewClaim(first.id), CheckpointSeen(first.id, self._now), WithdrawClaim(drops.id, "not needed"))
+        self._turn(
+            RenewClaim(first.id), CheckpointSaved(first.id, self._now), CancelPendingClaim(drops.id, "not needed")
+        )
         self._policy = NOTHING_USUAL
         self._turn(*(SetPriority(waits.id, at, role) for at, role in enumerate(Role, 5)))
         self._policy = YIELDS
         self._turn(ResetPartition(self._partition_of(first.id).id))
         self._settle()
-        self._now = after(self._now, 2 * HOUR_S)  # its lease runs out
+        self._now = add_seconds(self._now, 2 * HOUR_S)  # its lease runs out
         self._turn(ReleaseClaim(waits.id, "changed my mind"))
         self._settle()
 
     def _hardware(self) -> None:
         """Good and bad answers of drivers, in all their words."""
-        seen = [self._claim(f"seen-{one.lower()}", ClaimSpec(kind="gpu", size=1)) for one in Verdict]
+        seen = [self._claim(f"seen-{one.lower()}", ClaimSpec(kind="gpu", size=1)) for one in ResultCode]
         self._turn(*seen)
         ok, rejected, unavailable, broken = (self._partition_of(claim.id) for claim in seen)
-        words = {ok: Verdict.OK, rejected: Verdict.REJECTED, unavailable: Verdict.UNAVAILABLE, broken: Verdict.BROKEN}
-        self._turn(*(self._answer(part, verdict, Seen.ACTIVE) for part, verdict in words.items()))
+        words = {
+            ok: ResultCode.OK,
+            rejected: ResultCode.REJECTED,
+            unavailable: ResultCode.UNAVAILABLE,
+            broken: ResultCode.BROKEN,
+        }
+        self._turn(*(self._answer(part, verdict, ObservedState.ACTIVE) for part, verdict in words.items()))
         self._settle()
         held = self._partition_of(seen[0].id)
-        odd = [Seen.PROVISIONING, Seen.RESETTING, Seen.REMOVING, Seen.UNKNOWN]
-        self._turn(*(self._answer(held, Verdict.OK, one, "list") for one in odd), StraySeen(CARDS, "m-stray"))
-        self._turn(self._answer(held, Verdict.OK, Seen.ABSENT, "list"))  # lost
+        odd = [ObservedState.PROVISIONING, ObservedState.RESETTING, ObservedState.REMOVING, ObservedState.UNKNOWN]
+        self._turn(
+            *(self._answer(held, ResultCode.OK, one, "list") for one in odd), StrayPartitionFound(CARDS, "m-stray")
+        )
+        self._turn(self._answer(held, ResultCode.OK, ObservedState.ABSENT, "list"))  # lost
         self._turn(ReleaseClaim(seen[0].id, "lost"))
-        self._turn(self._answer(self._partition_of(seen[0].id), Verdict.BROKEN, Seen.ERROR))  # cannot be removed
+        self._turn(
+            self._answer(self._partition_of(seen[0].id), ResultCode.BROKEN, ObservedState.ERROR)
+        )  # cannot be removed
         self._turn(RetryRemoval(held.id))
         self._settle()
         blocks = {"theirs": Block.of([2, 3]), "other": Block.of([5])}
-        self._turn(ForeignSeen(CARDS, blocks), PoolAnswers(WAFER, "connection refused"))
+        self._turn(ForeignPartitionsListed(CARDS, blocks), PoolReachability(WAFER, "connection refused"))
         self._reload()
-        self._turn(ForeignSeen(CARDS, {}), PoolAnswers(WAFER, ""))
+        self._turn(ForeignPartitionsListed(CARDS, {}), PoolReachability(WAFER, ""))
 
     def _devices(self) -> None:
         self._turn(DrainDevice(CARDS, 3, "fan"), DrainDevice(CARDS, 4, "fan"))
@@ -231,16 +244,16 @@ class Everything(Story):
             lease_s=60.0,
             queue=QueueMode.NEVER,
         )
-        jobs = tuple(AnnouncedJob(f"slurm/one/{at}/n", one, self._now) for at, one in enumerate((spec, whole), 7))
-        told = Announced("slurm/one", "ipu", jobs, after(self._now, HOUR_S), "00112233445566aa", self._now)
-        self._turn(QueueTold(told))
+        jobs = tuple(QueuedJob(f"slurm/one/{at}/n", one, self._now) for at, one in enumerate((spec, whole), 7))
+        told = QueueReport("slurm/one", "ipu", jobs, add_seconds(self._now, HOUR_S), "00112233445566aa", self._now)
+        self._turn(QueueReported(told))
         rival = replace(told, instance="ffffffffffffffff", rival=self._now)
-        self._turn(QueueTold(rival), StraySeen(POD, "m-x"))
+        self._turn(QueueReported(rival), StrayPartitionFound(POD, "m-x"))
         self._reload()
         started = self._claim("job-7", spec, owner="slurm/one/7/n", role=Role.AGENT)
         self._turn(started)
         self._settle()
-        self._now = after(self._now, 2 * HOUR_S)
+        self._now = add_seconds(self._now, 2 * HOUR_S)
         self._turn(ReleaseClaim(started.id, "the job has ended"))
         self._settle()
 
@@ -252,7 +265,7 @@ class Everything(Story):
         self._turn(*runs)
         for run, ending in zip(runs, endings, strict=True):
             self._settle()
-            end = EndRecord(ending, 9, (9, None), self._now, after(self._now, 1.0), f"it was {ending}")
+            end = EndRecord(ending, 9, (9, None), self._now, add_seconds(self._now, 1.0), f"it was {ending}")
             self._turn(RunSighting(run.id, Phase.STARTING), LabelRun(run.id, {"phase": "first", "old": None}))
             self._turn(RunSighting(run.id, Phase.RUNNING, self._now), RunSighting(run.id, Phase.UNKNOWN))
             self._turn(RunSighting(run.id, Phase.ENDED, self._now, end, "as 7", "because", 0))
@@ -296,10 +309,10 @@ class Everything(Story):
         self._turn(lent, borrows)
         self._settle()
         self._turn(RunSighting(borrows.id, Phase.RUNNING, self._now))
-        self._now = after(self._now, HOUR_S)
+        self._now = add_seconds(self._now, HOUR_S)
         owed = self._claim("owed", ClaimSpec(kind="ipu", size=8, project="lab"))
         more = self._claim("more", ClaimSpec(kind="ipu", size=8, project="more"))
-        self._turn(SetProject(Project(name="more", shares=(Share(POD, ((8, 1),)),)), None))
+        self._turn(SetProject(Project(name="more", shares=(ProjectShare(POD, ((8, 1),)),)), None))
         self._turn(owed, more)
         self._turn(YieldClaim(lent.id, "saved"))
         self._turn(RunSighting(borrows.id, Phase.ENDED, None, EndRecord(Ending.YIELDED, 143, (143,))))
@@ -311,7 +324,9 @@ class Everything(Story):
         again = RunSighting(borrows.id, Phase.RUNNING, self._now, None, None, "", 1)
         self._turn(again, DeleteProject("more"))
         self._turn(SetProject(Project(name="lab"), 2))
-        self._turn(SetProject(Project(name="default", shares=(Share(POD, ((8, 1),)),)), 1))  # covers what is held
+        self._turn(
+            SetProject(Project(name="default", shares=(ProjectShare(POD, ((8, 1),)),)), 1)
+        )  # covers what is held
         self._turn(SetProject(Project(name="default"), 2))
         self._turn(CancelRun(borrows.id, "enough"))
         self._turn(RunSighting(borrows.id, Phase.ENDED, None, EndRecord(Ending.CANCELLED, 143), attempt=1))
@@ -328,12 +343,12 @@ class Everything(Story):
         for run in over:
             self._turn(RunSighting(run.id, Phase.ENDED, None, EndRecord(Ending.EXITED, 0)))
         self._settle()
-        self._policy = replace(YIELDS, defragment=Defragment.ON)
-        self._turn(MakeRoom(8, POD, None, 0.5), StraySeen(POD, "m-y"))  # too costly
-        self._turn(MakeRoom(8, POD, None, 1e9))
+        self._policy = replace(YIELDS, defragment=DefragmentMode.ON)
+        self._turn(DefragmentPool(8, POD, None, 0.5), StrayPartitionFound(POD, "m-y"))  # too costly
+        self._turn(DefragmentPool(8, POD, None, 1e9))
         self._reload()
         wants = self._claim("room", ClaimSpec(kind="ipu", size=8))
-        self._turn(wants, MakeRoom(claim=ClaimId("claim-nobody")))
+        self._turn(wants, DefragmentPool(claim=ClaimId("claim-nobody")))
         for run in few[1:3]:
             self._turn(RunSighting(run.id, Phase.ENDED, None, EndRecord(Ending.YIELDED, 143)))
         self._settle()
@@ -356,7 +371,7 @@ class Everything(Story):
         job = replace(job, appliance=ApplianceJob(ApplianceKind.COMPILE, WORKFLOW))
         other = Within(RunId("run-other"), making.id, job, "local", replace(on, partition=made.id, name=made.name), 400)
         started = Started(1, self._now, PartitionId("elsewhere"), "there")
-        self._now = after(self._now, 60.0)
+        self._now = add_seconds(self._now, 60.0)
         learned = Learned(self._now, Epoch(7), Seq(len(self.events)), {waits.id: started}, (within, other))
         claims = sorted(self._fleet.claims.values(), key=lambda claim: (claim.arrival, claim.id))
         held_parts = sorted(self._fleet.partitions.values(), key=lambda one: one.id)
@@ -392,10 +407,12 @@ class Everything(Story):
             self._turn(*(self._answer(one) for one in sorted(waits, key=lambda one: one.id)))
 
     def _answer(
-        self, of: Partition, verdict: Verdict = Verdict.OK, seen: Seen | None = None, order: str = ""
-    ) -> DriverAnswered:
-        usual, then = _ORDERED.get(of.state, ("list", Seen.ACTIVE))
-        return DriverAnswered(of.id, of.version, order or usual, Answer(verdict, seen or then, "as ordered"))
+        self, of: Partition, verdict: ResultCode = ResultCode.OK, seen: ObservedState | None = None, order: str = ""
+    ) -> DriverResultReceived:
+        usual, then = _ORDERED.get(of.state, ("list", ObservedState.ACTIVE))
+        return DriverResultReceived(
+            of.id, of.version, order or usual, DriverResult(verdict, seen or then, "as ordered")
+        )
 
     def _claim(
         self,
@@ -404,7 +421,7 @@ class Everything(Story):
         *,
         owner: str = "user/ann",
         role: Role | None = None,
-        since: Instant | None = None,
+        since: Timestamp | None = None,
     ) -> CreateClaim:
         ident = ClaimId(f"claim-{name}")
         return CreateClaim(id=ident, name=name, owner=owner, subject="ann", spec=spec, role=role, since=since)
@@ -459,9 +476,9 @@ class Everything(Story):
 
 
 _ORDERED = {
-    PartitionState.PROVISIONING: ("create", Seen.ACTIVE),
-    PartitionState.RESETTING: ("reset", Seen.ACTIVE),
-    PartitionState.REMOVING: ("remove", Seen.ABSENT),
+    PartitionState.PROVISIONING: ("create", ObservedState.ACTIVE),
+    PartitionState.RESETTING: ("reset", ObservedState.ACTIVE),
+    PartitionState.REMOVING: ("remove", ObservedState.ABSENT),
 }
 
 
@@ -498,7 +515,7 @@ def _fields(hint: object, path: str, default: object = None, *, later: bool = Fa
     elif isinstance(hint, type) and is_dataclass(hint) and hint is not Block:
         hints = get_type_hints(hint)
         for item in fields(hint):
-            usual = None if item.default is MISSING else plain(item.default)
+            usual = None if item.default is MISSING else to_plain(item.default)
             yield from _fields(hints[item.name], f"{path}/{item.name}", usual, later=bool(item.metadata.get("later")))
     else:
         members = frozenset(map(str, hint)) if isinstance(hint, type) and issubclass(hint, StrEnum) else frozenset()

@@ -18,25 +18,25 @@ from pathlib import Path
 
 from moorings.controller.record import AnyInput, Occasion, Remembered
 from moorings.controller.turns import Demanded, decide
-from moorings.core.announced import Announced, AnnouncedJob
+from moorings.core.announced import QueuedJob, QueueReport
 from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, PartitionId
 from moorings.core.devices import PoolName
 from moorings.core.events import Event
 from moorings.core.fleet import Fleet
-from moorings.core.hardware import Answer, Seen, Verdict
+from moorings.core.hardware import DriverResult, ObservedState, ResultCode
 from moorings.core.inputs import (
     CreateClaim,
-    DriverAnswered,
-    QueueTold,
+    DriverResultReceived,
+    QueueReported,
     ReleaseClaim,
     SetPriority,
     SetProject,
     YieldClaim,
 )
-from moorings.core.instants import SECOND, Instant, after
+from moorings.core.instants import SECOND, Timestamp, add_seconds
 from moorings.core.partitions import PartitionState
 from moorings.core.policy import Policy
-from moorings.core.projects import Project, Share
+from moorings.core.projects import Project, ProjectShare
 from moorings.core.topology import Pool, PowerOfTwo
 from moorings.ports.store import Row, Seq
 from moorings.workloads.turn import Runs
@@ -47,7 +47,7 @@ POOLS = (
     Pool(PoolName("small"), "ipu", "simulated", PowerOfTwo(1, 4, 4)),
 )
 PROJECTS = (
-    Project(name="lab", shares=(Share(PoolName("pod"), ((4, 2),)),)),
+    Project(name="lab", shares=(ProjectShare(PoolName("pod"), ((4, 2),)),)),
     Project(name="full", devices_max=6, user_devices_max=4),
     Project(name="light", weight=4.0),
 )
@@ -65,8 +65,8 @@ class Story:
         self._chance = random.Random(SEED)
         self._fleet = Fleet(pools)
         self._runs = Runs()
-        self._now = Instant(1_700_000_000 * SECOND)
-        self._since: Instant | None = None  # from when on callers could be heard; None: since this moment
+        self._now = Timestamp(1_700_000_000 * SECOND)
+        self._since: Timestamp | None = None  # from when on callers could be heard; None: since this moment
         self._loaded: Remembered | None = Remembered.of(self._fleet)
         self._made = 0
 
@@ -74,7 +74,7 @@ class Story:
         """All of it."""
         self._turn(*(SetProject(project, None) for project in PROJECTS))
         for _ in range(TURNS):
-            self._now = after(self._now, self._chance.choice((1.0, 90.0, HOUR_S, 30 * HOUR_S)))
+            self._now = add_seconds(self._now, self._chance.choice((1.0, 90.0, HOUR_S, 30 * HOUR_S)))
             what = self._chance.random()
             if what < 0.04:
                 self._reload()
@@ -82,7 +82,7 @@ class Story:
             self._turn(*self._answers(), *self._yields())
 
     def _turn(self, *given: AnyInput) -> None:
-        self._now = after(self._now, 1.0)
+        self._now = add_seconds(self._now, 1.0)
         occasion = Occasion(self._now, self._since or self._now, self._policy, self._loaded)
         outcome = decide(self._fleet, self._runs, [Demanded(one) for one in given], occasion)
         self._fleet.apply(outcome.fleet)
@@ -114,9 +114,9 @@ class Story:
             yield SetPriority(self._chance.choice(waiting).id, self._chance.choice((-3, 0, 7)))
         elif what < 0.95:
             spec = ClaimSpec(kind="ipu", size=4)
-            since = after(self._now, -300 * HOUR_S)
-            jobs = tuple(AnnouncedJob(f"slurm/one/{at}/n", spec, Instant(since + at)) for at in range(2))
-            yield QueueTold(Announced("slurm/one", "ipu", jobs, after(self._now, HOUR_S)))
+            since = add_seconds(self._now, -300 * HOUR_S)
+            jobs = tuple(QueuedJob(f"slurm/one/{at}/n", spec, Timestamp(since + at)) for at in range(2))
+            yield QueueReported(QueueReport("slurm/one", "ipu", jobs, add_seconds(self._now, HOUR_S)))
 
     def _asks(self) -> CreateClaim:
         self._made += 1
@@ -142,9 +142,13 @@ class Story:
                 continue
             makes = partition.state is PartitionState.PROVISIONING
             broken = makes and self._chance.random() < 0.05
-            verdict = Verdict.REJECTED if broken else Verdict.OK
-            answer = Answer(verdict, Seen.ACTIVE if makes and not broken else Seen.ABSENT, "as ordered")
-            yield DriverAnswered(PartitionId(partition.id), partition.version, "create" if makes else "remove", answer)
+            verdict = ResultCode.REJECTED if broken else ResultCode.OK
+            answer = DriverResult(
+                verdict, ObservedState.ACTIVE if makes and not broken else ObservedState.ABSENT, "as ordered"
+            )
+            yield DriverResultReceived(
+                PartitionId(partition.id), partition.version, "create" if makes else "remove", answer
+            )
 
     def _yields(self) -> Iterator[AnyInput]:
         return (YieldClaim(claim.id, "saved") for claim in self._in(ClaimState.RECLAIMING))
@@ -159,7 +163,7 @@ def recorded(path: Path) -> list[Row]:
     events = (
         Event(
             name=one["name"],
-            at=Instant(one["at"]),
+            at=Timestamp(one["at"]),
             claim=one.get("claim"),
             partition=one.get("partition"),
             run=one.get("run"),

@@ -10,9 +10,9 @@ from moorings.controller.loop import Loop
 from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
-from moorings.core.hardware import PartitionOrder
+from moorings.core.hardware import PartitionSpec
 from moorings.core.inputs import CreateClaim, ReleaseClaim
-from moorings.core.instants import Instant, after
+from moorings.core.instants import Timestamp, add_seconds
 from moorings.core.policy import Policy
 from moorings.core.topology import Block, Pool, PowerOfTwo
 from moorings.drivers.simulated.driver import SimulatedDriver
@@ -22,18 +22,18 @@ from tests.unit.drivers.simulated_rig import AT_ONCE
 POOL = Pool(PoolName("pod8"), "ipu", "simulated", PowerOfTwo(1, 8, 8))
 
 
-def made_of(name: str, devices: str, mark: str) -> PartitionOrder:
-    return PartitionOrder(name, Block.parse(devices), 1, 1, mark)
+def made_of(name: str, devices: str, mark: str) -> PartitionSpec:
+    return PartitionSpec(name, Block.parse(devices), 1, 1, mark)
 
 
 class StandingClock:
     """Time that passes only when told to; then every nap is over."""
 
     def __init__(self) -> None:
-        self.time = Instant(1_700_000_000_000_000)
+        self.time = Timestamp(1_700_000_000_000_000)
         self.naps: list[asyncio.Future[None]] = []
 
-    def now(self) -> Instant:
+    def now(self) -> Timestamp:
         return self.time
 
     async def sleep(self, seconds: float) -> None:
@@ -50,7 +50,7 @@ class StandingClock:
         return sum(not nap.done() for nap in self.naps)
 
     def forward(self, seconds: float) -> None:
-        self.time = after(self.time, seconds)
+        self.time = add_seconds(self.time, seconds)
         for nap in self.naps:
             if not nap.done():
                 nap.set_result(None)
@@ -74,7 +74,7 @@ class Stepper:
     async def settle(self) -> None:
         """Take turns until nothing is left to be done before time passes."""
         while True:
-            self.clock.time = Instant(self.clock.time + 1)
+            self.clock.time = Timestamp(self.clock.time + 1)
             if self.loop._mail:
                 await self._turn()
                 continue

@@ -29,9 +29,9 @@ from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, Partitio
 from moorings.core.devices import Device, DeviceState, PoolName
 from moorings.core.errors import MooringsError
 from moorings.core.fleet import Fleet, FleetChanges
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.core.partitions import Partition, PartitionState
-from moorings.core.projects import Project, Share
+from moorings.core.projects import Project, ProjectShare
 from moorings.core.topology import Block, Pool, PowerOfTwo
 from moorings.ports.store import Replication, Seq
 from moorings.wire.checks import CHECKS, family
@@ -41,11 +41,11 @@ from tests.e2e.rig import ADMIN, ANN, job, running
 from tests.waiting import patient
 
 POD = Pool(PoolName("pod4"), "ipu", "simulated", PowerOfTwo(1, 4, 4), ())
-NOW = Instant(10_000 * 1_000_000)
-LONG_AGO = Instant(1)
+NOW = Timestamp(10_000 * 1_000_000)
+LONG_AGO = Timestamp(1)
 
 
-def partition(state: PartitionState, since: Instant = NOW, name: str = "p1") -> Partition:
+def partition(state: PartitionState, since: Timestamp = NOW, name: str = "p1") -> Partition:
     return Partition(
         id=PartitionId(name),
         name=name,
@@ -85,7 +85,7 @@ def verdicts(found) -> dict[str, str]:
 
 def guaranteed(*, out: int = 0) -> Fleet:
     devices = [Device(POD.name, index, DeviceState.DRAINED, "", NOW) for index in range(out)]
-    return Fleet.load([POD], (), (), devices, [Project(name="lab", shares=(Share(POD.name, ((2, 2),)),))])
+    return Fleet.load([POD], (), (), devices, [Project(name="lab", shares=(ProjectShare(POD.name, ((2, 2),)),))])
 
 
 def test_guarantees():
@@ -98,10 +98,10 @@ def test_guarantees():
 
 def test_reclaims():
     asked = replace(
-        waiting(), state=ClaimState.RECLAIMING, partition=PartitionId("p1"), asked_until=Instant(NOW - 121_000_000)
+        waiting(), state=ClaimState.RECLAIMING, partition=PartitionId("p1"), asked_until=Timestamp(NOW - 121_000_000)
     )
     assert verdicts(check_reclaims(fleet(), NOW)) == {"reclaims": "PASS"}
-    assert verdicts(check_reclaims(fleet(asked), Instant(NOW - 2_000_000))) == {"reclaims": "PASS"}
+    assert verdicts(check_reclaims(fleet(asked), Timestamp(NOW - 2_000_000))) == {"reclaims": "PASS"}
     assert verdicts(check_reclaims(fleet(asked), NOW)) == {"reclaims": "WARN"}
 
 

@@ -8,9 +8,9 @@ from moorings.controller.guarantees import PROJECTS_MEASURED_MAX, measure_guaran
 from moorings.core.claims import ClaimState
 from moorings.core.fleet import Fleet
 from moorings.core.inputs import SetProject
-from moorings.core.instants import SECOND, Instant
+from moorings.core.instants import SECOND, Timestamp
 from moorings.core.policy import Policy
-from moorings.core.projects import Project, Share
+from moorings.core.projects import Project, ProjectShare
 from tests.unit.core.worlds import CROSS, POD, World
 
 POLICY = Policy(min_run_s=0, yield_s=10)
@@ -20,7 +20,7 @@ POLICY = Policy(min_run_s=0, yield_s=10)
 def world() -> World:
     """The lab is guaranteed half of the pool, which guests have borrowed whole."""
     made = World(POD, CROSS, policy=POLICY)
-    made.step(SetProject(Project(name="lab", shares=(Share(POD.name, ((8, 1),)),), user_devices_max=8), None))
+    made.step(SetProject(Project(name="lab", shares=(ProjectShare(POD.name, ((8, 1),)),), user_devices_max=8), None))
     made.step(SetProject(Project(name="guests"), None))
     for _ in range(2):
         made.ready(8, project="guests", preemptible=True, owner="local/run-1")
@@ -39,7 +39,7 @@ def test_who_waits_for_a_guarantee_is_counted_and_who_does_not_is_not(world):
     assert (before.owed, before.oldest_s, before.bound_s) == ({"pod": 0, "cross": 0}, {"pod": 0.0, "cross": 0.0}, 10.0)
     world.create(8, project="lab")
     world.create(8, project="guests")
-    found = measure_guarantees(world.fleet, POLICY, Instant(world.now + 60 * SECOND))
+    found = measure_guarantees(world.fleet, POLICY, Timestamp(world.now + 60 * SECOND))
     assert found.owed == {"pod": 1, "cross": 0}
     assert found.oldest_s["pod"] == pytest.approx(61)
 
@@ -56,7 +56,7 @@ def test_nothing_is_owed_to_who_holds_all_that_he_may(world):
 def test_who_was_asked_is_overdue_when_the_time_is_over(world):
     world.create(8, project="lab")
     assert measure_guarantees(world.fleet, POLICY, world.now).overdue == {"pod": 0, "cross": 0}
-    late = Instant(world.now + 11 * SECOND)
+    late = Timestamp(world.now + 11 * SECOND)
     assert measure_guarantees(world.fleet, POLICY, late).overdue == {"pod": 1, "cross": 0}
 
 
@@ -64,7 +64,7 @@ def test_no_more_projects_are_told_than_labels_may_be():
     world = World(POD)
     fleet = Fleet.load([POD], [], [], [], [Project(name=f"p{n}") for n in range(200)], [])
     assert measure_guarantees(fleet, POLICY, world.now).devices == {}
-    shares = (Share(POD.name, ((1, 1),)),)
+    shares = (ProjectShare(POD.name, ((1, 1),)),)
     fleet = Fleet.load([POD], [], [], [], [Project(name=f"p{n}", shares=shares) for n in range(16)], [])
     assert len(measure_guarantees(fleet, POLICY, world.now).devices) == 16 * 3
     deep = [Project(name="p0/deep"), *(Project(name=f"p{n}") for n in range(PROJECTS_MEASURED_MAX + 9))]

@@ -14,10 +14,10 @@ import pytest
 from moorings.controller.hardware import REMOVAL_RETRY_S, RETRY_S, SPARED_S, Hardware
 from moorings.core.claims import ClaimId, ClaimState, PartitionId
 from moorings.core.errors import MooringsError
-from moorings.core.hardware import Answer, PartitionOrder
+from moorings.core.hardware import DriverResult, PartitionSpec
 from moorings.core.inputs import ResetPartition
 from moorings.core.partitions import PartitionState
-from moorings.core.reconcile import LISTINGS_NEEDED, mark_of
+from moorings.core.reconcile import LISTINGS_REQUIRED, mark_for
 from moorings.drivers.simulated.faults import Call, Fault, FaultKind
 from moorings.ports.store import HighWater, Seq
 from tests.unit.controller.stepping import POOL, Stepper, made_of
@@ -64,7 +64,7 @@ class Rig(Stepper):
 
     async def leave_behind(self, name: str, partition: str = "claim-gone-0") -> None:
         """A partition with our mark that no record knows."""
-        await self.driver.create(made_of(name, "0-3", mark_of(self.installation, PartitionId(partition))))
+        await self.driver.create(made_of(name, "0-3", mark_for(self.installation, PartitionId(partition))))
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ async def test_no_partition_is_made_before_the_high_water_mark_is_noted(rig: Rig
 
 async def test_a_stray_is_removed_once_the_database_agrees_that_we_lead(rig: Rig) -> None:
     await rig.leave_behind("forgotten")
-    await rig.look(LISTINGS_NEEDED - 1)
+    await rig.look(LISTINGS_REQUIRED - 1)
     assert await rig.names() == {"forgotten"}
     await rig.look()
     assert await rig.names() == set()
@@ -150,7 +150,7 @@ async def test_a_replaced_controller_removes_nothing_of_the_new_leader_s(rig: Ri
     """To one that slept while another was made leader, the partitions of that one are strays."""
     rig.lose_the_lead()
     await rig.leave_behind("of-the-new-leader", "claim-new-0")
-    await rig.look(LISTINGS_NEEDED + 2)
+    await rig.look(LISTINGS_REQUIRED + 2)
     assert await rig.names() == {"of-the-new-leader"}
     assert rig.store.events(Seq(0), 100, names=["partition.stray_found"]) == []
 
@@ -159,7 +159,7 @@ async def test_a_stray_that_is_in_use_is_spared_until_it_is_not(rig: Rig) -> Non
     """Law 3: processes of a job may be in it, though a restored database knows nothing of them."""
     rig.in_use.add("forgotten")
     await rig.leave_behind("forgotten")
-    await rig.look(LISTINGS_NEEDED + 2)
+    await rig.look(LISTINGS_REQUIRED + 2)
     assert await rig.names() == {"forgotten"}
     assert rig.hardware.strays() == ([], ["forgotten"])
     assert not rig.loop.fleet.pools[POOL.name].free.is_free(made_of("x", "0-3", "").block), "given to nobody meanwhile"
@@ -175,7 +175,7 @@ async def test_a_spared_stray_stays_told_as_spared_and_is_told_to_the_log_once(
 ) -> None:
     rig.in_use.add("forgotten")
     await rig.leave_behind("forgotten")
-    await rig.look(LISTINGS_NEEDED)
+    await rig.look(LISTINGS_REQUIRED)
     for _ in range(3):
         assert rig.hardware.strays() == ([], ["forgotten"])
         rig.clock.forward(SPARED_S)
@@ -208,7 +208,7 @@ async def test_a_partition_made_while_a_listing_was_taken_is_no_stray(rig: Rig) 
     """A listing that was begun before a partition was saved knows more than the records of its beginning."""
     claim = await rig.claim()
     watch = rig.hardware._watches[POOL.name]
-    for _ in range(LISTINGS_NEEDED):
+    for _ in range(LISTINGS_REQUIRED):
         sightings = await rig.driver.list_partitions()
         rig.hardware._judge(POOL.name, watch, {}, {}, list(sightings))
         await rig.settle()
@@ -226,11 +226,11 @@ async def test_drivers_are_told_what_the_database_holds(rig: Rig, monkeypatch: p
     said: list[str] = []
     obey, adopt = rig.driver.reset, rig.driver.adopt
 
-    async def reset(name: str, mark: str) -> Answer:
+    async def reset(name: str, mark: str) -> DriverResult:
         said.append(f"reset {name}")
         return await obey(name, mark)
 
-    def know(held: Sequence[PartitionOrder]) -> None:
+    def know(held: Sequence[PartitionSpec]) -> None:
         said.extend(f"held {order.name} on {order.block} {order.mark}" for order in held)
         adopt(held)
 
@@ -242,6 +242,6 @@ async def test_drivers_are_told_what_the_database_holds(rig: Rig, monkeypatch: p
     said.clear()
     await rig.loop.load()
     await rig.settle()
-    assert said[0] == f"held {partition.name} on {partition.block} {mark_of(rig.installation, partition.id)}"
+    assert said[0] == f"held {partition.name} on {partition.block} {mark_for(rig.installation, partition.id)}"
     assert said[1:] == [f"reset {partition.name}"]
     assert rig.state(claim) is ClaimState.READY

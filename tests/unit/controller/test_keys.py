@@ -19,7 +19,7 @@ from moorings.controller.keys import SECRET_CHARS_MAX, Keys
 from moorings.core.access import DAY_S, Caller, Role
 from moorings.core.claims import check_owner
 from moorings.core.errors import MooringsError
-from moorings.core.instants import Instant, after
+from moorings.core.instants import Timestamp, add_seconds
 from moorings.ports.store import Seq, Store
 from moorings.store.sql import SqlStore
 from moorings.store.sqlite import open_sqlite
@@ -49,20 +49,20 @@ def keys(store):
 
 
 ROOT = Caller("root", Role.ADMIN, "", "rootskey")
-NOW = Instant(1_800_000_000_000_000)
+NOW = Timestamp(1_800_000_000_000_000)
 
 
 @dataclass
 class Hand:
     """A clock that is moved by hand."""
 
-    at: Instant = NOW
+    at: Timestamp = NOW
 
-    def now(self) -> Instant:
+    def now(self) -> Timestamp:
         return self.at
 
     def move(self, seconds: float) -> None:
-        self.at = after(self.at, seconds)
+        self.at = add_seconds(self.at, seconds)
 
     async def sleep(self, seconds: float) -> None:
         raise AssertionError("keys wait for nothing")
@@ -273,7 +273,7 @@ async def test_a_key_revoked_while_it_is_being_proved_is_not_remembered(store):
 @pytest.mark.parametrize("remembered", [True, False])
 async def test_a_key_works_until_it_expires_and_not_then(mortal, hand, remembered):
     key, secret = mortal.create("ann", Role.USER, None, "root")
-    assert key.expires_at == after(NOW, 90 * DAY_S)
+    assert key.expires_at == add_seconds(NOW, 90 * DAY_S)
     hand.move(90 * DAY_S - 1)
     if remembered:
         assert (await mortal.authenticate(secret)).key_expires_at == key.expires_at
@@ -310,7 +310,7 @@ async def test_only_who_holds_the_secret_learns_that_it_has_expired(mortal, hand
 async def test_how_long_a_key_lives(mortal, role, asked_s, lives_s):
     prefix = "slurm/alpha" if role is Role.AGENT else None
     key, _ = mortal.create("ann", role, prefix, "root", asked_s)
-    assert key.expires_at == (None if lives_s is None else after(NOW, lives_s))
+    assert key.expires_at == (None if lives_s is None else add_seconds(NOW, lives_s))
     assert mortal._store.access_key(key.id) == key
 
 
@@ -346,12 +346,12 @@ async def test_a_rotated_key_is_the_same_key_and_lives_as_long_again(mortal, han
     new, second = mortal.rotate(key.id, caller, first)
     assert first != second
     assert (new.id, new.subject, new.role, new.created_at) == (key.id, "ann", Role.USER, key.created_at)
-    assert new.expires_at == after(NOW, 170 * DAY_S)
+    assert new.expires_at == add_seconds(NOW, 170 * DAY_S)
     assert mortal._store.access_keys() == [new]
     assert await mortal.authenticate(second) == replace(caller, key_expires_at=new.expires_at)
     hand.move(10 * DAY_S)
     third, _ = mortal.rotate(key.id, await mortal.authenticate(second), second)
-    assert third.expires_at == after(NOW, 180 * DAY_S), "never longer than an admin gave it"
+    assert third.expires_at == add_seconds(NOW, 180 * DAY_S), "never longer than an admin gave it"
 
 
 @pytest.mark.parametrize(("grace_s", "ends_s"), [(None, DAY_S), (0.0, 0.0), (3600.0, 3600.0), (30 * DAY_S, 10 * DAY_S)])
@@ -361,7 +361,7 @@ async def test_the_old_secret_works_for_its_grace_and_never_for_longer_than_it_w
     key, first = mortal.create("ann", Role.USER, None, "root")
     hand.move(80 * DAY_S)
     new, second = mortal.rotate(key.id, await mortal.authenticate(first), first, grace_s)
-    assert new.old_until == after(hand.at, ends_s)
+    assert new.old_until == add_seconds(hand.at, ends_s)
     if ends_s:
         hand.move(ends_s - 1)
         caller = await mortal.authenticate(first)
@@ -427,7 +427,7 @@ async def test_who_lost_the_answer_asks_again_and_the_grace_grows_no_longer(mort
     hand.move(60)
     again, third = mortal.rotate(key.id, await mortal.authenticate(first), first, DAY_S)
     assert (again.old_digest, again.old_until) == (key.digest, lost.old_until)
-    assert again.expires_at == after(hand.at, 90 * DAY_S)
+    assert again.expires_at == add_seconds(hand.at, 90 * DAY_S)
     await refused(mortal, second)
     await mortal.authenticate(third)
     await not_rotated(mortal, "key.replaced", key.id, await mortal.authenticate(first), first)
@@ -456,7 +456,7 @@ async def test_who_may_rotate(mortal, hand):
     await not_rotated(mortal, "key.unknown", "nobody", ROOT, "")
     hand.move(91 * DAY_S)
     new, fresh = mortal.rotate(key.id, ROOT, "", None, 7 * DAY_S)
-    assert new.expires_at == after(hand.at, 7 * DAY_S)
+    assert new.expires_at == add_seconds(hand.at, 7 * DAY_S)
     await refused(mortal, secret, "auth.expired")
     assert (await mortal.authenticate(fresh)).subject == "ann"
     mortal.revoke(key.id, "root")

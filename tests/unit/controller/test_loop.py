@@ -17,9 +17,9 @@ from moorings.controller.turns import Demanded, Outcome
 from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
-from moorings.core.inputs import CreateClaim, DrainDevice, PoolAnswers, ReleaseClaim
-from moorings.core.instants import SECOND, Instant
-from moorings.core.laws import check
+from moorings.core.inputs import CreateClaim, DrainDevice, PoolReachability, ReleaseClaim
+from moorings.core.instants import SECOND, Timestamp
+from moorings.core.laws import find_violations
 from moorings.core.policy import Policy
 from moorings.core.topology import Pool, PowerOfTwo
 from moorings.ports.store import Changes, Epoch, KeyUse, Save, Seq, Store
@@ -84,9 +84,9 @@ class PatientClock:
     instant: int = NOW
     naps: list[float] = field(default_factory=list)
 
-    def now(self) -> Instant:
+    def now(self) -> Timestamp:
         self.instant += SECOND
-        return Instant(self.instant)
+        return Timestamp(self.instant)
 
     async def sleep(self, seconds: float) -> None:
         if seconds == IDLE_TURN_S:
@@ -157,7 +157,7 @@ async def serving(rig: Rig) -> AsyncIterator[Rig]:
         rig.serving.cancel()
         await asyncio.gather(rig.serving, return_exceptions=True)
         rig.loop.close()
-    assert check(rig.loop.fleet) == []
+    assert find_violations(rig.loop.fleet) == []
     assert {str(ident) for ident in rig.loop.fleet.claims} == rig.saved()
 
 
@@ -272,7 +272,7 @@ async def test_what_could_not_be_saved_is_told_and_forgotten(rig):
     assert "disk is full" in str(error)
     claim = await rig.claim()
     assert rig.saved() == {claim.id}
-    assert check(rig.loop.fleet) == []
+    assert find_violations(rig.loop.fleet) == []
 
 
 async def test_with_a_disk_that_is_nearly_full_work_ends_and_none_begins(rig, monkeypatch):
@@ -378,7 +378,7 @@ async def test_after_a_good_turn_the_first_pause_is_short_again(rig):
 
 
 async def test_what_is_known_beside_the_records_survives_a_reload(rig):
-    await rig.loop.post(PoolAnswers(POD.name, "the vendor is away"))
+    await rig.loop.post(PoolReachability(POD.name, "the vendor is away"))
     rig.store.refusals = [unavailable()]
     await rig.refused("store.unavailable")
     claim = await rig.claim()
@@ -588,7 +588,7 @@ async def test_no_lease_lapses_in_the_turn_after_the_database_was_away(store):
     claim = await leased(rig)
     store.refusals += [unavailable() for _ in range(15)]
     while store.refusals:
-        rig.loop.tell(PoolAnswers(POD.name, "no listing"))
+        rig.loop.tell(PoolReachability(POD.name, "no listing"))
         with pytest.raises(MooringsError):
             await rig.loop.turn()
     await rig.loop.load()
@@ -600,7 +600,7 @@ async def test_a_save_that_fails_now_and_then_prolongs_no_lease(store):
     claim = await leased(rig)
     for _ in range(4):
         store.refusals = [unavailable()]
-        rig.loop.tell(PoolAnswers(POD.name, "no listing"))
+        rig.loop.tell(PoolReachability(POD.name, "no listing"))
         with pytest.raises(MooringsError):
             await rig.loop.turn()
         await rig.loop.load()

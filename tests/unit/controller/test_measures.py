@@ -11,14 +11,14 @@ from moorings.controller.meters import Durations, Meters
 from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, PartitionId
 from moorings.core.devices import Device, DeviceState, PoolName
 from moorings.core.fleet import Fleet, FleetChanges
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.core.partitions import Partition, PartitionState
 from moorings.core.topology import AnySubset, Block, Pool, PowerOfTwo
 from moorings.workloads.turn import Runs
 
 POD = Pool(PoolName("pod16"), "ipu", "simulated", PowerOfTwo(1, 16, 16), ())
 GPUS = Pool(PoolName("gpus"), "gpu", "simulated", AnySubset(8, 8), ())
-NOW = Instant(100_000_000)
+NOW = Timestamp(100_000_000)
 
 
 def claim(number: int, state: ClaimState, arrival_s: int, pool: str | None = None) -> Claim:
@@ -30,7 +30,7 @@ def claim(number: int, state: ClaimState, arrival_s: int, pool: str | None = Non
         subject="ann",
         spec=spec,
         state=state,
-        arrival=Instant(arrival_s * 1_000_000),
+        arrival=Timestamp(arrival_s * 1_000_000),
     )
 
 
@@ -100,7 +100,7 @@ def test_room_and_reach(fleet):
 
 
 def test_a_wait_is_never_negative_when_the_clock_has_jumped(fleet):
-    seen = measure(fleet, Runs(), Meters(), Instant(0), strays=0, ready=True, seq=0)
+    seen = measure(fleet, Runs(), Meters(), Timestamp(0), strays=0, ready=True, seq=0)
     assert min(seen.oldest_wait_s.values()) == 0
 
 

@@ -14,13 +14,13 @@ from moorings.controller.projects import ProjectCases
 from moorings.core.access import Caller, Role
 from moorings.core.claims import CheckpointContract, ClaimId, ClaimSpec, ClaimState
 from moorings.core.errors import MooringsError
-from moorings.core.hardware import Answer, Seen, Verdict
-from moorings.core.inputs import CreateClaim, DriverAnswered, MakeRoom, ReleaseClaim
+from moorings.core.hardware import DriverResult, ObservedState, ResultCode
+from moorings.core.inputs import CreateClaim, DefragmentPool, DriverResultReceived, ReleaseClaim
 from moorings.core.instants import SECOND
 from moorings.core.partitions import PartitionState
 from moorings.core.policy import Policy
-from moorings.core.projects import Project, Share
-from moorings.core.whatif import WhatIf, what_if
+from moorings.core.projects import Project, ProjectShare
+from moorings.core.whatif import PolicyComparison, compare_policies
 from tests.unit.controller.stepping import POOL, Stepper
 from tests.waiting import patient
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 ROOT = Caller("root", Role.ADMIN, "", "k1")
 ANN = Caller("ann", Role.USER, "user/ann", "k2")
-LAB = Project(name="lab", shares=(Share(POOL.name, ((4, 1),)),), devices_max=4)
+LAB = Project(name="lab", shares=(ProjectShare(POOL.name, ((4, 1),)),), devices_max=4)
 
 
 class Rig(Stepper):
@@ -57,12 +57,14 @@ class Rig(Stepper):
         await self.post(CreateClaim(id=ident, name=ident, owner=owner, subject="ann", spec=spec))
         return ident
 
-    async def hardware_says(self, seen: Seen, of: PartitionState = PartitionState.PROVISIONING) -> None:
+    async def hardware_says(self, seen: ObservedState, of: PartitionState = PartitionState.PROVISIONING) -> None:
         """The driver's word of all partitions in a state."""
         for partition in list(self.loop.fleet.partitions.values()):
             if partition.state is of:
-                order = "create" if seen is Seen.ACTIVE else "remove"
-                answered = DriverAnswered(partition.id, partition.version, order, Answer(Verdict.OK, seen))
+                order = "create" if seen is ObservedState.ACTIVE else "remove"
+                answered = DriverResultReceived(
+                    partition.id, partition.version, order, DriverResult(ResultCode.OK, seen)
+                )
                 await self.done(self.loop.post(answered))
 
 
@@ -184,10 +186,10 @@ async def test_an_estimate_that_takes_too_long_says_so(rig: Rig, monkeypatch: py
 async def test_an_estimate_does_not_wait_for_a_comparison(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, told = threading.Event(), threading.Event()
 
-    def slow(*given: object) -> WhatIf:
+    def slow(*given: object) -> PolicyComparison:
         begun.set()
         assert told.wait(patient(60.0))
-        return what_if(*given)  # type: ignore[arg-type]
+        return compare_policies(*given)  # type: ignore[arg-type]
 
     monkeypatch.setattr("moorings.controller.projects.what_if", slow)
     compared = asyncio.create_task(rig.projects.what_if(ANN, Policy()))
@@ -212,11 +214,11 @@ async def test_a_subject_asks_for_one_forecast_of_a_kind_at_a_time(rig: Rig) -> 
 
 async def test_room_is_made_on_demand_and_a_dry_run_moves_nobody(rig: Rig) -> None:
     jobs = [await rig.asks(2, limit_s=600.0, resumable=True) for _ in range(4)]
-    await rig.hardware_says(Seen.ACTIVE)
+    await rig.hardware_says(ObservedState.ACTIVE)
     for ident in (jobs[0], jobs[2]):
         await rig.post(ReleaseClaim(ident, "done"))
-    await rig.hardware_says(Seen.ABSENT, PartitionState.REMOVING)
-    order = MakeRoom(size=4)
+    await rig.hardware_says(ObservedState.ABSENT, PartitionState.REMOVING)
+    order = DefragmentPool(size=4)
     seq = rig.loop.seq
     dry = await rig.projects.make_room(ANN, order, dry_run=True)
     assert (rig.loop.seq, len(dry.moves)) == (seq, 1)
@@ -231,7 +233,7 @@ async def test_room_is_made_on_demand_and_a_dry_run_moves_nobody(rig: Rig) -> No
 async def test_a_claim_that_shall_have_room_may_be_named(rig: Rig) -> None:
     await rig.asks(4)
     held = rig.loop.fleet.claims[await rig.asks(4)]
-    order = MakeRoom(claim=ClaimId(held.name))
+    order = DefragmentPool(claim=ClaimId(held.name))
     assert await rig.refused(rig.projects.make_room(ANN, order, dry_run=True)) == "claim.held"
 
 

@@ -23,27 +23,27 @@ from moorings.controller.replay import Replay
 from moorings.controller.turned_back import HOLDER, TURNED_BACK, Learned, Started, Within, learn
 from moorings.controller.turns import Demanded, decide
 from moorings.core.access import Role
-from moorings.core.announced import Announced, AnnouncedJob
+from moorings.core.announced import QueuedJob, QueueReport
 from moorings.core.backlog import Amount
 from moorings.core.claims import ClaimId, ClaimSpec, PartitionId, QueueMode
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
-from moorings.core.events import Event, canonical
+from moorings.core.events import Event, canonical_json
 from moorings.core.fleet import Fleet, FleetChanges
-from moorings.core.hardware import Answer, Seen, Verdict
+from moorings.core.hardware import DriverResult, ObservedState, ResultCode
 from moorings.core.inputs import (
+    CancelPendingClaim,
     CreateClaim,
-    DriverAnswered,
-    ForeignSeen,
-    PoolAnswers,
-    QueueTold,
+    DriverResultReceived,
+    ForeignPartitionsListed,
+    PoolReachability,
+    QueueReported,
     ReleaseClaim,
     ResetPartition,
-    WithdrawClaim,
 )
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.core.partitions import Partition, PartitionState
-from moorings.core.plans import Plan
+from moorings.core.plans import SchedulePlan
 from moorings.core.policy import Policy
 from moorings.core.pools import parse_pools
 from moorings.core.topology import Block, Pool, PowerOfTwo
@@ -68,13 +68,13 @@ class Log:
         self.fleet = Fleet([POOL])
         self.runs = Runs()
         self.rows: list[Row] = []
-        self.now = Instant(1_700_000_000 * SECOND)
+        self.now = Timestamp(1_700_000_000 * SECOND)
         self.since = self.now
         self.loaded: Remembered | None = None
         self.reload(again=False)
 
     def turn(self, *inputs: AnyInput) -> None:
-        self.now = Instant(self.now + SECOND)
+        self.now = Timestamp(self.now + SECOND)
         occasion = Occasion(self.now, self.since, self.policy, self.loaded)
         outcome = decide(self.fleet, self.runs, [Demanded(one) for one in inputs], occasion)
         self.fleet.apply(outcome.fleet)
@@ -102,7 +102,7 @@ class Log:
 
     def turn_back(self) -> None:
         """The database is put back, and what becomes of that: numbers leap, and its records learn of the world."""
-        self.now = Instant(self.now + SECOND)
+        self.now = Timestamp(self.now + SECOND)
         claims = sorted(self.fleet.claims.values(), key=lambda claim: (claim.arrival, claim.id))
         held = sorted(self.fleet.partitions.values(), key=lambda partition: partition.id)
         runs = list(self.runs.by_id.values())
@@ -127,7 +127,7 @@ class Log:
             )
         )
         self.runs.apply(run for run, _ in changes.runs)
-        led = Event(name="controller.led", at=self.now, data=canonical({"epoch": epoch, "holder": HOLDER}))
+        led = Event(name="controller.led", at=self.now, data=canonical_json({"epoch": epoch, "holder": HOLDER}))
         for number, event in enumerate([led, *changes.events], start=at + 1000):
             self.rows.append(Row(Seq(number), event))
         self.reload(again=False)
@@ -141,10 +141,12 @@ def claim(number: int, size: int = 1, **more: object) -> CreateClaim:
     return CreateClaim(id=ClaimId(f"claim-{number}"), name=f"c{number}", owner="user/ann", subject="ann", spec=spec)
 
 
-def answer(partition: Partition, verdict: Verdict = Verdict.OK) -> DriverAnswered:
+def answer(partition: Partition, verdict: ResultCode = ResultCode.OK) -> DriverResultReceived:
     order = {"PROVISIONING": "create", "RESETTING": "reset"}.get(partition.state, "remove")
-    seen = Seen.ABSENT if order == "remove" else Seen.ACTIVE
-    return DriverAnswered(PartitionId(partition.id), partition.version, order, Answer(verdict, seen, "as ordered"))
+    seen = ObservedState.ABSENT if order == "remove" else ObservedState.ACTIVE
+    return DriverResultReceived(
+        PartitionId(partition.id), partition.version, order, DriverResult(verdict, seen, "as ordered")
+    )
 
 
 @st.composite
@@ -158,12 +160,14 @@ def logs(draw: st.DrawFn) -> Log:
             lease = draw(st.sampled_from([None, 3.0]))
             log.turn(claim(number, draw(st.sampled_from([0, 1, 2, 4, 8])), queue=queue, lease_s=lease, priority=what))
         elif what <= 5:
-            verdict = draw(st.sampled_from([Verdict.OK, Verdict.OK, Verdict.BROKEN, Verdict.REJECTED]))
+            verdict = draw(st.sampled_from([ResultCode.OK, ResultCode.OK, ResultCode.BROKEN, ResultCode.REJECTED]))
             log.turn(*(answer(one, verdict) for one in log.orders()))
         elif what == 6:
             held = sorted(log.fleet.claims)
             chosen, only_waiting = held[: draw(st.integers(0, 3))], draw(st.booleans())
-            log.turn(*(WithdrawClaim(one, "done") if only_waiting else ReleaseClaim(one, "done") for one in chosen))
+            log.turn(
+                *(CancelPendingClaim(one, "done") if only_waiting else ReleaseClaim(one, "done") for one in chosen)
+            )
         elif what == 7:
             blocks = draw(
                 st.sampled_from(
@@ -174,9 +178,9 @@ def logs(draw: st.DrawFn) -> Log:
                     ]
                 )
             )
-            log.turn(ForeignSeen(PoolName("pod8"), blocks))
+            log.turn(ForeignPartitionsListed(PoolName("pod8"), blocks))
         elif what == 8:
-            log.turn(PoolAnswers(PoolName("pod8"), draw(st.sampled_from(["", "no listing"]))))
+            log.turn(PoolReachability(PoolName("pod8"), draw(st.sampled_from(["", "no listing"]))))
         else:
             match draw(st.integers(0, 3)):
                 case 0:
@@ -332,29 +336,29 @@ def a_large_run(number: int) -> CreateRun:
     )
 
 
-OCCASION = Occasion(Instant(2), Instant(1), Policy(reserve=False), Remembered.of(Fleet([POOL])))
+OCCASION = Occasion(Timestamp(2), Timestamp(1), Policy(reserve=False), Remembered.of(Fleet([POOL])))
 
 
 def test_releases_are_written_as_they_always_were() -> None:
     """Else no log from before could be replayed byte for byte: what is new has an input of its own."""
-    event = build_decided(OCCASION, (ReleaseClaim(ClaimId("c"), "over"),), Plan((), ()))
+    event = build_decided(OCCASION, (ReleaseClaim(ClaimId("c"), "over"),), SchedulePlan((), ()))
     assert json.loads(event.data)["inputs"] == [["release_claim", {"claim": "c", "why": "over"}]]
 
 
 def test_a_turn_is_read_back_as_it_was_written() -> None:
-    inputs = (claim(1, 4, resources={"memory": 5}, time_limit_s=2.5), PoolAnswers(PoolName("pod8"), "gone"))
-    event = build_decided(OCCASION, inputs, Plan((), ()))
+    inputs = (claim(1, 4, resources={"memory": 5}, time_limit_s=2.5), PoolReachability(PoolName("pod8"), "gone"))
+    event = build_decided(OCCASION, inputs, SchedulePlan((), ()))
     assert parse_decided(event.data) == (OCCASION, inputs)
 
 
 def test_what_was_told_of_a_queue_before_it_had_an_instance_can_still_be_read() -> None:
-    told = Announced(
-        "slurm/a", "ipu", (AnnouncedJob("slurm/a/1/x", ClaimSpec(kind="ipu", size=4), Instant(1)),), OCCASION.now
+    told = QueueReport(
+        "slurm/a", "ipu", (QueuedJob("slurm/a/1/x", ClaimSpec(kind="ipu", size=4), Timestamp(1)),), OCCASION.now
     )
-    written = json.loads(build_decided(OCCASION, (QueueTold(told),), Plan((), ())).data)
+    written = json.loads(build_decided(OCCASION, (QueueReported(told),), SchedulePlan((), ())).data)
     for name in ("instance", "since", "rival"):
         del written["inputs"][0][1]["told"][name]
-    assert parse_decided(json.dumps(written)) == (OCCASION, (QueueTold(told),))
+    assert parse_decided(json.dumps(written)) == (OCCASION, (QueueReported(told),))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from moorings.controller.retention import Retention, Swept
 from moorings.core.claims import ClaimId
 from moorings.core.errors import MooringsError
 from moorings.core.inputs import ReleaseClaim
-from moorings.core.instants import SECOND, Instant
+from moorings.core.instants import SECOND, Timestamp
 from moorings.core.policy import Policy
 from moorings.ports.store import Changes, KeyUse, Row, Seq, Store
 from moorings.store.archive import ArchiveFolder, read_events, stretches
@@ -36,8 +36,8 @@ class Clock:
 
     instant: int = NOW
 
-    def now(self) -> Instant:
-        return Instant(self.instant)
+    def now(self) -> Timestamp:
+        return Timestamp(self.instant)
 
     async def sleep(self, seconds: float) -> None:
         raise AssertionError("nothing sleeps here")
@@ -211,7 +211,7 @@ async def test_what_cannot_be_archived_stays(rig):
 async def test_an_archive_is_never_written_over_by_another_one(rig):
     await rig.live(0, 10)
     log = rig.kept()
-    first, last = rig.store.stretch(A_FILE, Instant(rig.clock.instant + DAY))
+    first, last = rig.store.stretch(A_FILE, Timestamp(rig.clock.instant + DAY))
     rig.folder.mkdir()
     there = rig.folder / f"events-{first:019d}-{last:019d}.jsonl.gz"
     there.write_bytes(b"of another time line")

@@ -17,11 +17,11 @@ from moorings.core.bindings import NO_BINDING
 from moorings.core.claims import ClaimId, ClaimSpec, ClaimState
 from moorings.core.errors import MooringsError
 from moorings.core.inputs import CreateClaim, ReleaseClaim, ResetPartition, SetProject
-from moorings.core.instants import Instant, after
+from moorings.core.instants import Timestamp, add_seconds
 from moorings.core.partitions import PartitionState
 from moorings.core.policy import Policy
-from moorings.core.projects import Project, Share
-from moorings.core.reconcile import LISTINGS_NEEDED
+from moorings.core.projects import Project, ProjectShare
+from moorings.core.reconcile import LISTINGS_REQUIRED
 from moorings.drivers.simulated.faults import Call, Fault, FaultKind
 from moorings.local.engine import LocalEngine
 from moorings.local.records import End
@@ -53,10 +53,10 @@ class HeldEngine(LocalEngine):
 
     def hold(self) -> None:
         self.asked, self.go_on = asyncio.Event(), asyncio.Event()
-        self.to_yield: list[tuple[int, str, Instant]] = []
+        self.to_yield: list[tuple[int, str, Timestamp]] = []
         self.submitted: list[RunId] = []
         self.looks: list[str] = []
-        self.disks: dict[str, asyncio.Future[Instant | None]] = {}
+        self.disks: dict[str, asyncio.Future[Timestamp | None]] = {}
 
     async def submit(self, order: StartOrder) -> str:
         self.submitted.append(order.run)
@@ -64,10 +64,10 @@ class HeldEngine(LocalEngine):
         await self.go_on.wait()
         raise MooringsError("engine.unavailable", "the connection was cut", retryable=True)
 
-    async def ask_to_yield(self, run: RunId, attempt: int, reason: str, by: Instant) -> None:
+    async def ask_to_yield(self, run: RunId, attempt: int, reason: str, by: Timestamp) -> None:
         self.to_yield.append((attempt, reason, by))
 
-    async def saved_at(self, folder: str) -> Instant | None:
+    async def saved_at(self, folder: str) -> Timestamp | None:
         self.looks.append(folder)
         return await self.disks[folder]
 
@@ -110,7 +110,7 @@ class Rig(Stepper):
     async def lend_and_take_back(self) -> None:
         """A run on borrowed devices, asked to make room while it is submitted."""
         self.loop.policy = Policy(min_run_s=0.0, yield_s=60.0)
-        self.loop.tell(SetProject(Project(name="lab", shares=(Share(POOL.name, ((8, 1),)),)), None))
+        self.loop.tell(SetProject(Project(name="lab", shares=(ProjectShare(POOL.name, ((8, 1),)),)), None))
         await self.settle()
         self.engine.hold()
         await self.engine.fence(self.loop.epoch)
@@ -159,7 +159,7 @@ class Rig(Stepper):
         if begun:
             await asyncio.wait(begun)
 
-    def saved(self, number: int) -> Instant | None:
+    def saved(self, number: int) -> Timestamp | None:
         """When the claim of that run is known to have saved its state."""
         return self.loop.fleet.claims[ClaimId(f"claim-{number:04d}")].checkpoint_at
 
@@ -317,7 +317,7 @@ async def test_a_claim_of_a_run_that_nobody_knows_is_released(rig: Rig) -> None:
     claim = await rig.claim(owner="local/run-nobody-knows")
     kept = await rig.claim(owner="user/ann")
     rig.extra.append(asyncio.create_task(rig.running._sweep_orphans()))
-    for _ in range(LISTINGS_NEEDED):
+    for _ in range(LISTINGS_REQUIRED):
         await rig.settle()
         assert rig.state(claim) is ClaimState.READY
         rig.clock.forward(ORPHANS_S)
@@ -343,7 +343,7 @@ async def test_a_run_that_is_asked_to_make_room_while_it_is_submitted_has_not_ma
 
 async def test_the_engine_is_told_until_when_to_make_room_and_why(rig: Rig) -> None:
     await rig.lend_and_take_back()
-    by = after(rig.clock.now(), 60.0)
+    by = add_seconds(rig.clock.now(), 60.0)
     rig.engine.go_on.set()  # the answer to its submission was lost
     await rig.until(lambda: rig.clock.sleepers > 0)
     rig.clock.forward(RETRY_S_MAX)

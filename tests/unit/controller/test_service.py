@@ -21,8 +21,8 @@ from moorings.core.access import Caller, Role
 from moorings.core.claims import ClaimId, ClaimSpec, ClaimState
 from moorings.core.errors import MooringsError
 from moorings.core.fleet import FleetChanges
-from moorings.core.inputs import ReleaseClaim, ResetPartition, WithdrawClaim, YieldClaim
-from moorings.core.instants import SECOND, Instant, after
+from moorings.core.inputs import CancelPendingClaim, ReleaseClaim, ResetPartition, YieldClaim
+from moorings.core.instants import SECOND, Timestamp, add_seconds
 from moorings.core.partitions import PartitionState
 from moorings.ports.store import Seq
 from moorings.workloads.jobs import Accelerators, JobSpec
@@ -75,7 +75,7 @@ class Rig(Stepper):
         """As if a turn had asked it to yield: how turns choose is their own test."""
         claim = self.loop.fleet.claims[ident]
         assert claim.state is ClaimState.READY
-        asked = replace(claim, state=ClaimState.RECLAIMING, asked_until=after(self.clock.now(), 60.0))
+        asked = replace(claim, state=ClaimState.RECLAIMING, asked_until=add_seconds(self.clock.now(), 60.0))
         self.loop.fleet.apply(FleetChanges(claims={ident: (asked, claim.version)}))
 
 
@@ -107,16 +107,16 @@ async def test_a_claim_that_was_asked_yields_and_says_why(rig: Rig) -> None:
 
 async def test_only_an_agent_says_since_when_its_job_waits(rig: Rig) -> None:
     """Whoever else could would be first in the queue."""
-    spec, then = ClaimSpec(kind="ipu", size=1), Instant(rig.clock.now() - 3600 * SECOND)
+    spec, then = ClaimSpec(kind="ipu", size=1), Timestamp(rig.clock.now() - 3600 * SECOND)
 
-    def asking(caller: Caller, owner: str, since: Instant) -> Awaitable[ClaimView]:
+    def asking(caller: Caller, owner: str, since: Timestamp) -> Awaitable[ClaimView]:
         return rig.controller.create_claim(caller, spec, name=None, owner=owner, key=None, since=since)
 
     for caller, owner in ((ROOT, "user/root"), (ANN, "user/ann")):
         assert await rig.refused(asking(caller, owner, then)) == "auth.denied"
     agent = Caller("k8s", Role.AGENT, "kubernetes/lab", "k4")
     assert (await rig.done(asking(agent, "kubernetes/lab/a", then))).claim.arrival == then
-    assert (await rig.done(asking(agent, "kubernetes/lab/b", Instant(-5)))).claim.arrival == 0
+    assert (await rig.done(asking(agent, "kubernetes/lab/b", Timestamp(-5)))).claim.arrival == 0
 
 
 async def test_a_claim_that_nobody_asked_keeps_what_it_has(rig: Rig) -> None:
@@ -155,7 +155,7 @@ async def test_what_a_run_was_put_on_in_the_same_turn_is_not_taken_from_it(rig: 
     assert partition is not None
     ways: dict[str, AnyInput] = {
         "release": ReleaseClaim(ident, "done"),
-        "withdraw": WithdrawClaim(ident, "done"),
+        "withdraw": CancelPendingClaim(ident, "done"),
         "yield": YieldClaim(ident, "saved"),
         "reset": ResetPartition(partition),
     }
@@ -175,10 +175,10 @@ async def test_a_reason_to_yield_is_short(rig: Rig) -> None:
 
 async def test_a_checkpoint_is_kept_and_never_in_the_future(rig: Rig) -> None:
     ident = await rig.claim()
-    earlier = after(rig.clock.now(), -5.0)
+    earlier = add_seconds(rig.clock.now(), -5.0)
     assert (await rig.done(rig.controller.checkpoint(ANN, ident, earlier))).claim.checkpoint_at == earlier
     now = rig.clock.now()
-    seen = await rig.done(rig.controller.checkpoint(ANN, ident, after(now, 60.0)))
+    seen = await rig.done(rig.controller.checkpoint(ANN, ident, add_seconds(now, 60.0)))
     assert seen.claim.checkpoint_at == now
     again = await rig.done(rig.controller.checkpoint(ANN, ident, earlier))
     assert again.claim.checkpoint_at == now, "what was heard late changes nothing"

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.core.access import Caller, Peer, Role, check_admin, check_bound, check_may_act, check_subject, prefix_for
+from moorings.core.access import (
+    Caller,
+    Peer,
+    Role,
+    check_admin,
+    check_certificate_binding,
+    check_owner_access,
+    check_subject,
+    default_owner_prefix,
+)
 from moorings.core.errors import MooringsError
 from tests.cases import cases
 
@@ -22,7 +31,7 @@ parts = st.text("abcdefgh.-_@+", min_size=1, max_size=6)
 
 def may(caller: Caller, owner: str, subject: str = "somebody") -> bool:
     with contextlib.suppress(MooringsError):
-        check_may_act(caller, owner, subject, "release it")
+        check_owner_access(caller, owner, subject, "release it")
         return True
     return False
 
@@ -39,7 +48,7 @@ def test_a_prefix_does_not_cover_what_only_begins_alike(owner):
 
 @given(parts, parts)
 def test_nobody_acts_for_a_name_that_is_longer_than_theirs(mine, more):
-    caller = Caller(mine, Role.USER, prefix_for(Role.USER, mine), "k")
+    caller = Caller(mine, Role.USER, default_owner_prefix(Role.USER, mine), "k")
     assert may(caller, f"user/{mine}")
     assert may(caller, f"user/{mine}/{more}")
     assert not may(caller, f"user/{mine}{more}")
@@ -85,7 +94,7 @@ def test_an_admin_acts_for_everybody():
 
 def test_a_denial_says_who_wanted_what_and_what_the_key_is_for():
     with pytest.raises(MooringsError, match=r"ann \(user\) may not release it for user/bob") as caught:
-        check_may_act(ANN, "user/bob", "bob", "release it")
+        check_owner_access(ANN, "user/bob", "bob", "release it")
     assert caught.value.code == "owner.denied"
     assert caught.value.hint == "this key acts for user/ann"
 
@@ -99,7 +108,7 @@ def test_only_admins_do_what_admins_do(caller):
 
 
 def test_the_prefix_of_a_role_is_its_own_user_and_an_admin_needs_none():
-    assert {role: prefix_for(role, "ann") for role in (Role.ADMIN, Role.USER, Role.VIEWER)} == {
+    assert {role: default_owner_prefix(role, "ann") for role in (Role.ADMIN, Role.USER, Role.VIEWER)} == {
         Role.ADMIN: "",
         Role.USER: "user/ann",
         Role.VIEWER: "user/ann",
@@ -128,17 +137,17 @@ def test_the_prefix_of_a_role_is_its_own_user_and_an_admin_needs_none():
 def test_an_access_key_goes_with_its_subjects_certificate(peer: Peer | None, handed_on: bool, passes: bool) -> None:
     ann = Caller("ann", Role.ADMIN, "", "k")
     if passes:
-        check_bound(ann, peer, handed_on=handed_on)
+        check_certificate_binding(ann, peer, handed_on=handed_on)
         return
     with pytest.raises(MooringsError) as caught:
-        check_bound(ann, peer, handed_on=handed_on)
+        check_certificate_binding(ann, peer, handed_on=handed_on)
     assert caught.value.code == "auth.certificate_mismatch"
     assert caught.value.hint
 
 
 def test_a_refusal_does_not_tell_whose_the_key_is():
     with pytest.raises(MooringsError) as caught:
-        check_bound(Caller("ann", Role.ADMIN, "", "k"), Peer("bert", controller=False, expires_s=0.0))
+        check_certificate_binding(Caller("ann", Role.ADMIN, "", "k"), Peer("bert", controller=False, expires_s=0.0))
     assert "ann" not in caught.value.detail
 
 

@@ -11,18 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorings.core.ageing import aged_by
+from moorings.core.ageing import ageing_cutoff
 from moorings.core.claims import ClaimId, ClaimState
 from moorings.core.devices import PoolName
-from moorings.core.explain import explain
-from moorings.core.forecast import estimate
-from moorings.core.hardware import Seen
-from moorings.core.inputs import DrainDevice, PoolAnswers, ReleaseClaim, SetProject, YieldClaim
-from moorings.core.instants import SECOND, Instant
-from moorings.core.lines import Line
-from moorings.core.offers import next_up
+from moorings.core.explain import explain_wait
+from moorings.core.forecast import estimate_start
+from moorings.core.hardware import ObservedState
+from moorings.core.inputs import DrainDevice, PoolReachability, ReleaseClaim, SetProject, YieldClaim
+from moorings.core.instants import SECOND, Timestamp
+from moorings.core.lines import PendingClass
+from moorings.core.offers import next_claim_by_pool
 from moorings.core.policy import Policy
-from moorings.core.projects import Project, Share
+from moorings.core.projects import Project, ProjectShare
 from moorings.core.simulate import SimulatedJob, simulate
 from moorings.core.topology import AnySubset, Pool, PowerOfTwo
 from tests.cases import cases
@@ -140,9 +140,9 @@ def test_its_own_priority_still_counts_before_it_has_aged() -> None:
 
 
 def test_all_that_came_at_the_border_have_aged() -> None:
-    now = Instant(100 * SECOND)
-    assert aged_by(AGES, now) == Instant(80 * SECOND)
-    assert aged_by(NEVER_AGES, now) is None
+    now = Timestamp(100 * SECOND)
+    assert ageing_cutoff(AGES, now) == Timestamp(80 * SECOND)
+    assert ageing_cutoff(NEVER_AGES, now) is None
 
 
 class Lab(World):
@@ -154,7 +154,7 @@ class Lab(World):
             self.step(SetProject(project, None))
 
     def later(self, seconds: float) -> None:
-        self.now = Instant(self.now + round(seconds * SECOND))
+        self.now = Timestamp(self.now + round(seconds * SECOND))
         self.step()
 
     def waits(self, size: int, priority: int = 0, **more: Any) -> ClaimId:
@@ -180,7 +180,7 @@ class Lab(World):
             assert new, "somebody is served"
             order += new
             for ident in new:
-                self.says(self.partition(self.claim(ident)), Seen.ACTIVE)
+                self.says(self.partition(self.claim(ident)), ObservedState.ACTIVE)
         return order
 
 
@@ -241,7 +241,7 @@ def hopeless(lab: Lab, how: str, priority: int) -> ClaimId:
         return ident
     if how == "unreachable":
         ident = lab.waits(8, priority, pool="broken")
-        lab.step(PoolAnswers(PoolName("broken"), "down"))
+        lab.step(PoolReachability(PoolName("broken"), "down"))
         return ident
     if how == "another kind":
         return lab.waits(4, priority, kind="gpu")
@@ -268,7 +268,7 @@ def test_who_cannot_be_served_changes_nobody_s_order(how: str, priority: int) ->
             holder = next(one for one in lab.fleet.claims.values() if one.pool == "pod")
             lab.end(holder)
             new = next(one for one in left if lab.claim(one).partition is not None)
-            lab.says(lab.partition(lab.claim(new)), Seen.ACTIVE)
+            lab.says(lab.partition(lab.claim(new)), ObservedState.ACTIVE)
             order.append(known.index(new))
         return order
 
@@ -299,7 +299,7 @@ def test_within_a_limit_a_stream_of_higher_priorities_does_not_pass_for_ever_eit
     high = lab.waits(2, 9, project="full")
     lab.end(holders[0])
     assert lab.claim(high).state is ClaimState.PENDING
-    reason = explain(lab.fleet, lab.claim(high), lab.now, lab.policy).reasons[0]
+    reason = explain_wait(lab.fleet, lab.claim(high), lab.now, lab.policy).reasons[0]
     assert (reason.code, reason.blockers) == ("project.limit", (old,))
     lab.end(holders[1])
     assert lab.claim(old).partition is not None
@@ -307,7 +307,7 @@ def test_within_a_limit_a_stream_of_higher_priorities_does_not_pass_for_ever_eit
 
 # -- guarantees --------------------------------------------------------------------------------------------------------
 
-GUARANTEED = Project(name="owner", shares=(Share(PoolName("pod"), ((4, 2),)),))
+GUARANTEED = Project(name="owner", shares=(ProjectShare(PoolName("pod"), ((4, 2),)),))
 PREEMPTS = replace(AGES, min_run_s=1.0, yield_s=5.0)
 
 
@@ -320,7 +320,7 @@ def test_a_guarantee_comes_before_who_has_aged() -> None:
     owned = lab.waits(4, -9, project="owner")
     [holder] = [one for one in lab.fleet.claims.values() if one.state is ClaimState.RECLAIMING]
     lab.step(YieldClaim(holder.id, "saved"))
-    lab.says(lab.partition(holder), Seen.ABSENT, order="remove")
+    lab.says(lab.partition(holder), ObservedState.ABSENT, order="remove")
     assert lab.claim(owned).partition is not None
     assert lab.first() == holder.id, "it keeps its place, and waits for all eight"
     lab.step(ReleaseClaim(holder.id, "not needed"))
@@ -337,7 +337,7 @@ def test_within_a_guarantee_who_has_aged_evicts_nobody_and_is_not_evicted() -> N
     assert {lab.claim(one.id).state for one in holders} == {ClaimState.READY}, "it counts as 3, and asks nobody"
     lab.end(holders[0])
     assert lab.claim(old).partition is not None
-    lab.says(lab.partition(lab.claim(old)), Seen.ACTIVE)
+    lab.says(lab.partition(lab.claim(old)), ObservedState.ACTIVE)
     lab.later(60)
     assert lab.claim(old).state is ClaimState.READY
     assert lab.claim(high).state is ClaimState.PENDING
@@ -351,10 +351,10 @@ def test_who_ran_at_once_still_yields_to_a_higher_priority_of_its_project_and_do
     [asked] = [one for one in lab.fleet.claims.values() if one.state is ClaimState.RECLAIMING]
     assert asked.id in {one.id for one in low}
     lab.step(YieldClaim(asked.id, "saved"))
-    lab.says(lab.partition(asked), Seen.ABSENT, order="remove")
+    lab.says(lab.partition(asked), ObservedState.ABSENT, order="remove")
     assert lab.claim(high).partition is not None
     assert lab.claim(asked.id).state is ClaimState.PENDING
-    lab.says(lab.partition(lab.claim(high)), Seen.ACTIVE)
+    lab.says(lab.partition(lab.claim(high)), ObservedState.ACTIVE)
     lab.later(3 * AGEING_S)
     assert lab.claim(high).state is ClaimState.READY
 
@@ -366,21 +366,23 @@ def test_who_waits_behind_it_is_told_so() -> None:
     lab = Lab()
     lab.ready(8)
     old, high = lab.waits(8), lab.waits(4, 9)
-    assert [one.code for one in explain(lab.fleet, lab.claim(high), lab.now, AGES).reasons][:1] == ["queue.reserved"]
+    assert [one.code for one in explain_wait(lab.fleet, lab.claim(high), lab.now, AGES).reasons][:1] == [
+        "queue.reserved"
+    ]
     lab.later(AGEING_S)
-    reasons = explain(lab.fleet, lab.claim(high), lab.now, AGES).reasons
-    lab_claim = explain(lab.fleet, lab.claim(old), lab.now, AGES).reasons
+    reasons = explain_wait(lab.fleet, lab.claim(high), lab.now, AGES).reasons
+    lab_claim = explain_wait(lab.fleet, lab.claim(old), lab.now, AGES).reasons
     assert "queue.aged" not in {one.code for one in lab_claim}
     late = lab.waits(4, 9)
-    [told, *more] = explain(lab.fleet, lab.claim(late), lab.now, AGES).reasons
+    [told, *more] = explain_wait(lab.fleet, lab.claim(late), lab.now, AGES).reasons
     assert (told.code, told.blockers) == ("queue.aged", (old,))
     assert told.message == f"{old} (ann) comes first, whatever the priority: it has waited for 20s or longer"
     assert "'ageing'" in told.hint
     assert [one.code for one in more] == ["pool.full"]
     assert [one.code for one in reasons] == ["queue.aged", "pool.full"]
     plain = lab.waits(4)
-    assert "queue.aged" not in {one.code for one in explain(lab.fleet, lab.claim(plain), lab.now, AGES).reasons}
-    assert "queue.aged" not in {one.code for one in explain(lab.fleet, lab.claim(late), lab.now).reasons}
+    assert "queue.aged" not in {one.code for one in explain_wait(lab.fleet, lab.claim(plain), lab.now, AGES).reasons}
+    assert "queue.aged" not in {one.code for one in explain_wait(lab.fleet, lab.claim(late), lab.now).reasons}
 
 
 def test_other_schedulers_are_told_of_the_same_one_as_next() -> None:
@@ -390,8 +392,8 @@ def test_other_schedulers_are_told_of_the_same_one_as_next() -> None:
     lab.waits(8, 4)
     lab.later(AGEING_S)
     lab.waits(8, 9)
-    assert next_up(lab.fleet, AGES, lab.now)[POD8.name].id == old == lab.first()
-    assert next_up(lab.fleet, NEVER_AGES, lab.now)[POD8.name].spec.priority == 9
+    assert next_claim_by_pool(lab.fleet, AGES, lab.now)[POD8.name].id == old == lab.first()
+    assert next_claim_by_pool(lab.fleet, NEVER_AGES, lab.now)[POD8.name].spec.priority == 9
 
 
 def test_an_estimate_and_a_simulation_reckon_with_it() -> None:
@@ -400,11 +402,11 @@ def test_an_estimate_and_a_simulation_reckon_with_it() -> None:
     old = lab.waits(8, owner="local/b", time_limit_s=50.0)
     lab.later(AGEING_S)
     high = lab.waits(8, 9, owner="local/c", time_limit_s=50.0)
-    when = {ident: estimate(lab.fleet, AGES, lab.now, lab.claim(ident)).starts_at for ident in (old, high)}
+    when = {ident: estimate_start(lab.fleet, AGES, lab.now, lab.claim(ident)).starts_at for ident in (old, high)}
     first, second = when[old], when[high]
     assert first is not None
     assert second is not None
-    assert second == Instant(first + 50 * SECOND)
+    assert second == Timestamp(first + 50 * SECOND)
     short = partial(SimulatedJob, size=8)
     jobs = [
         short(name="first", arrives_s=0, runs_s=30, limit_s=30),
@@ -424,15 +426,15 @@ def test_an_estimate_and_a_simulation_reckon_with_it() -> None:
 def looks(monkeypatch: pytest.MonkeyPatch, lab: Lab) -> int:
     """How many claims a turn looks at in the lines of the queue."""
     count = 0
-    plain = Line.next
+    plain = PendingClass.next
 
-    def counted(self: Line, *given: Any) -> Any:
+    def counted(self: PendingClass, *given: Any) -> Any:
         nonlocal count
         count += 1
         return plain(self, *given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Line, "next", counted)
+        patch.setattr(PendingClass, "next", counted)
         lab.step()
     return count
 

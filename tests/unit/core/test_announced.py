@@ -7,13 +7,13 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.core.announced import RIVAL_S, Announced, AnnouncedJob, TakenError
+from moorings.core.announced import CONFLICT_EVENT_S, QueueConflictError, QueuedJob, QueueReport
 from moorings.core.claims import Claim, ClaimSpec, ClaimState
 from moorings.core.devices import PoolName
-from moorings.core.explain import explain
-from moorings.core.hardware import Seen
-from moorings.core.inputs import PoolAnswers, QueueTold
-from moorings.core.instants import SECOND, Instant, after
+from moorings.core.explain import explain_wait
+from moorings.core.hardware import ObservedState
+from moorings.core.inputs import PoolReachability, QueueReported
+from moorings.core.instants import SECOND, Timestamp, add_seconds
 from moorings.core.policy import Policy
 from moorings.core.topology import Pool, PowerOfTwo
 from tests.unit.core.worlds import CROSS, POD, World
@@ -22,17 +22,17 @@ HERE, THERE = "slurm/here", "slurm/there"
 BELIEVED_S = 120.0
 
 
-def told(world: World, *sizes: int, queue: str = HERE, ago_s: int = 0, first: int = 1) -> QueueTold:
+def told(world: World, *sizes: int, queue: str = HERE, ago_s: int = 0, first: int = 1) -> QueueReported:
     """A list of jobs of these sizes, which came one after another, ``ago_s`` ago, but after all that came before."""
     jobs = tuple(
-        AnnouncedJob(
+        QueuedJob(
             f"{queue}/{first + number}/nonce",
             ClaimSpec(kind="ipu", size=size, gcds=2 if size > 8 else 1),
-            Instant(world.now - ago_s * SECOND + number + 1),
+            Timestamp(world.now - ago_s * SECOND + number + 1),
         )
         for number, size in enumerate(sizes)
     )
-    return QueueTold(Announced(queue, "ipu", jobs, after(world.now, BELIEVED_S)))
+    return QueueReported(QueueReport(queue, "ipu", jobs, add_seconds(world.now, BELIEVED_S)))
 
 
 def offer(world: World, queue: str = HERE, pool: PoolName = POD.name) -> dict[int, int]:
@@ -75,7 +75,7 @@ def test_a_job_that_waits_elsewhere_is_never_granted_and_never_loses_its_place()
     assert world.claim(later.id).state is ClaimState.GRANTED, "there is room for both"
     assert world.claim(last.id).state is ClaimState.PENDING, "the other half is kept for who came before it"
     assert offer(world) == {1: 8, 2: 4, 4: 2, 8: 1}
-    assert explain(world.fleet, world.claim(last.id), world.now).reasons[0].code == "queue.reserved"
+    assert explain_wait(world.fleet, world.claim(last.id), world.now).reasons[0].code == "queue.reserved"
     assert len(world.fleet.claims) == 2, "an announced job is nothing that could be left behind"
 
 
@@ -98,7 +98,9 @@ def test_a_claim_that_has_waited_before_has_the_place_of_then() -> None:
     world.end(holder)
     assert world.claim(back.id).state is ClaimState.GRANTED
     assert world.claim(early.id).state is ClaimState.PENDING
-    assert world.create(16, gcds=2, since=after(world.now, 3600)).arrival > early.arrival, "nobody waits since later"
+    assert world.create(16, gcds=2, since=add_seconds(world.now, 3600)).arrival > early.arrival, (
+        "nobody waits since later"
+    )
 
 
 def test_what_is_kept_for_a_claim_is_not_offered() -> None:
@@ -109,7 +111,7 @@ def test_what_is_kept_for_a_claim_is_not_offered() -> None:
     world.step(told(world, 4))
     assert offer(world) == {}, "twelve are free, all of them kept for the claim of sixteen"
     job = next(world.fleet.announced[HERE].claims())
-    wait = explain(world.fleet, job, world.now)
+    wait = explain_wait(world.fleet, job, world.now)
     assert wait.reasons[0].code == "queue.kept_for_other"
     world.end(small)
     assert world.claim(large.id).state is ClaimState.GRANTED
@@ -138,7 +140,7 @@ def test_other_schedulers_jobs_are_called_as_their_users_know_them() -> None:
     ):
         holder = world.ready(16, gcds=2, owner=owner)
         waiting = world.create(16, gcds=2)
-        why = explain(world.fleet, world.claim(waiting.id), world.now).reasons[0].message
+        why = explain_wait(world.fleet, world.claim(waiting.id), world.now).reasons[0].message
         assert called in why, why
         assert ("ann" in why) is (number == 2), why
         world.end(world.claim(waiting.id))
@@ -151,7 +153,7 @@ def test_its_order_is_its_scheduler_s() -> None:
     world.ready(8)
     both = told(world, 8, 8).told
     swapped = replace(both, jobs=tuple(reversed(both.jobs)))
-    world.step(QueueTold(swapped))
+    world.step(QueueReported(swapped))
     first, second = swapped.claims()
     assert first.order < second.order
     assert (first.id, first.arrival) == (swapped.jobs[0].owner, swapped.jobs[1].since)
@@ -189,7 +191,7 @@ def test_a_silent_queue_is_no_longer_reckoned_with() -> None:
     world.step(told(world, 16))
     waiting = world.create(8)
     assert waiting.state is ClaimState.PENDING
-    world.now = after(world.now, BELIEVED_S)
+    world.now = add_seconds(world.now, BELIEVED_S)
     world.step()
     assert world.claim(waiting.id).state is ClaimState.GRANTED
     assert world.fleet.announced == {}
@@ -202,10 +204,10 @@ def test_a_list_that_says_nothing_new_is_not_told_again() -> None:
     first = told(world, 16)
     world.step(first)
     world.step(first)
-    again = replace(first.told, until=after(first.told.until, 59))
-    world.step(QueueTold(again))
+    again = replace(first.told, until=add_seconds(first.told.until, 59))
+    world.step(QueueReported(again))
     assert world.fleet.announced[HERE].until == first.told.until
-    world.step(QueueTold(replace(again, until=after(first.told.until, 60))))
+    world.step(QueueReported(replace(again, until=add_seconds(first.told.until, 60))))
     assert world.fleet.announced[HERE].until > first.told.until, "it counts for longer"
     assert world.names().count("queue.told") == 1
 
@@ -213,8 +215,8 @@ def test_a_list_that_says_nothing_new_is_not_told_again() -> None:
 ONE, OTHER = "0123456789abcdef", "fedcba9876543210"
 
 
-def by(instance: str, given: QueueTold) -> QueueTold:
-    return QueueTold(replace(given.told, instance=instance))
+def by(instance: str, given: QueueReported) -> QueueReported:
+    return QueueReported(replace(given.told, instance=instance))
 
 
 def test_while_one_instance_is_believed_another_is_refused() -> None:
@@ -224,11 +226,11 @@ def test_while_one_instance_is_believed_another_is_refused() -> None:
     since = world.fleet.announced[HERE].since
     assert since == world.now
     (refused,) = world.step(by(OTHER, told(world)))
-    assert isinstance(refused, TakenError)
+    assert isinstance(refused, QueueConflictError)
     assert refused.code == "queue.taken"
     believed = world.fleet.announced[HERE]
     assert (believed.instance, len(believed.jobs), believed.since) == (ONE, 1, since), "it stands as it was"
-    assert isinstance(world.step(by("", told(world)))[0], TakenError), "who does not say who it is, is another"
+    assert isinstance(world.step(by("", told(world)))[0], QueueConflictError), "who does not say who it is, is another"
     assert world.step(by(OTHER, told(world, queue=THERE))) == [None], "another queue is another matter"
     assert world.step(by(ONE, told(world, 8))) == [None]
     assert world.fleet.announced[HERE].since == since
@@ -238,14 +240,14 @@ def test_another_instance_is_believed_once_the_first_is_silent() -> None:
     world = World(POD)
     world.step(by(ONE, told(world, 4)))
     until = world.fleet.announced[HERE].until
-    world.now = Instant(until - 2 * SECOND)
-    assert isinstance(world.step(by(OTHER, told(world, 4)))[0], TakenError)
+    world.now = Timestamp(until - 2 * SECOND)
+    assert isinstance(world.step(by(OTHER, told(world, 4)))[0], QueueConflictError)
     assert world.now < until
     assert world.step(by(OTHER, told(world, 4))) == [None], "now nobody is believed"
     believed = world.fleet.announced[HERE]
     assert (believed.instance, believed.since, believed.rival) == (OTHER, world.now, None)
     assert believed.until > until
-    assert isinstance(world.step(by(ONE, told(world, 4)))[0], TakenError), "and the first has lost its place"
+    assert isinstance(world.step(by(ONE, told(world, 4)))[0], QueueConflictError), "and the first has lost its place"
 
 
 def test_whoever_says_who_it_is_takes_the_place_of_who_does_not() -> None:
@@ -259,16 +261,18 @@ def test_who_is_believed_learns_of_its_rival_but_not_at_each_of_its_words() -> N
     world = World(POD)
     world.step(by(ONE, told(world, 4)))
     assert world.fleet.announced[HERE].rival is None
-    for _ in range(RIVAL_S):
+    for _ in range(CONFLICT_EVENT_S):
         world.step(by(OTHER, told(world)))
     first = world.fleet.announced[HERE].rival
     assert first is not None
     assert world.names().count("queue.contested") == 1
     world.step(by(OTHER, told(world)))
-    assert world.fleet.announced[HERE].rival == first + RIVAL_S * SECOND == world.now
+    assert world.fleet.announced[HERE].rival == first + CONFLICT_EVENT_S * SECOND == world.now
     assert world.names().count("queue.contested") == 2
     world.step(by(ONE, told(world, 8)))
-    assert world.fleet.announced[HERE].rival == first + RIVAL_S * SECOND, "a new list of its own does not hide it"
+    assert world.fleet.announced[HERE].rival == first + CONFLICT_EVENT_S * SECOND, (
+        "a new list of its own does not hide it"
+    )
 
 
 @given(
@@ -280,12 +284,12 @@ def test_who_is_believed_learns_of_its_rival_but_not_at_each_of_its_words() -> N
 def test_no_two_instances_are_believed_in_the_same_moment(words: list[tuple[str, tuple[int, ...], int]]) -> None:
     """Whoever is believed was not refused, and stays so for as long as it was promised."""
     world = World(POD)
-    promised: dict[str, Instant] = {}
+    promised: dict[str, Timestamp] = {}
     for instance, sizes, pause_s in words:
-        world.now = after(world.now, pause_s)
+        world.now = add_seconds(world.now, pause_s)
         before = world.fleet.announced.get(HERE)
         (reply,) = world.step(by(instance, told(world, *sizes)))
-        if isinstance(reply, TakenError):
+        if isinstance(reply, QueueConflictError):
             assert before is not None
             assert before.instance not in ("", instance)
             assert world.now < promised[before.instance]
@@ -299,7 +303,7 @@ def test_nothing_is_offered_of_a_pool_that_cannot_be_reached() -> None:
     world = World(POD)
     world.step(told(world, 4))
     assert offer(world)
-    world.step(PoolAnswers(POD.name, "no answer"))
+    world.step(PoolReachability(POD.name, "no answer"))
     assert offer(world) == {}
 
 
@@ -339,7 +343,7 @@ def test_a_started_job_s_partition_is_made_like_any_other() -> None:
     world = World(POD)
     world.step(told(world, 4))
     claim = world.create(4, owner=f"{HERE}/1/nonce")
-    world.says(world.partition(claim), Seen.ACTIVE)
+    world.says(world.partition(claim), ObservedState.ACTIVE)
     assert world.claim(claim.id).state is ClaimState.READY
     world.end(world.claim(claim.id))
     assert offer(world)[16] == 1

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorings.core.access import Role
-from moorings.core.backlog import Amount, Asked, Backlog, check_quotas
+from moorings.core.backlog import Amount, Backlog, BacklogEntry, check_backlog_limits
 from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
 from moorings.core.fleet import Fleet
 from moorings.core.inputs import CreateClaim, ReleaseClaim, SetProject
-from moorings.core.instants import SECOND, Instant, after
-from moorings.core.laws import check
+from moorings.core.instants import SECOND, Timestamp, add_seconds
+from moorings.core.laws import find_violations
 from moorings.core.policy import Policy
 from moorings.core.projects import Project, Projects
 from moorings.core.topology import Pool, PowerOfTwo
@@ -34,17 +34,17 @@ class Site:
     def __init__(self, policy: Policy) -> None:
         self.fleet = Fleet([POD])
         self.policy = policy
-        self.now = Instant(1_700_000_000 * SECOND)
+        self.now = Timestamp(1_700_000_000 * SECOND)
         self.take(ask("holder", subject="eve", role=Role.ADMIN))
 
     def take(self, *given: object) -> list[str]:
         """What became of each: a state, or the code of its error."""
-        self.now = after(self.now, 1)
+        self.now = add_seconds(self.now, 1)
         with Turn(self.fleet, self.policy, self.now) as turn:
             replies = [turn.take(one) for one in given]  # type: ignore[arg-type]
             turn.schedule()
         self.fleet.apply(turn.changes)
-        assert check(self.fleet) == []
+        assert find_violations(self.fleet) == []
         return [one.state if isinstance(one, Claim) else getattr(one, "code", "") for one in replies]
 
 
@@ -106,15 +106,15 @@ def test_a_project_s_quota_counts_its_parts_and_everybody() -> None:
 
 
 def test_a_refusal_says_the_limit_what_waits_and_who_can_change_it() -> None:
-    claim = Asked(Role.USER, "ann", "x", "claims")
+    claim = BacklogEntry(Role.USER, "ann", "x", "claims")
     with pytest.raises(MooringsError) as caught:
-        check_quotas(claim, Amount(7), Backlog().of_project, LAB, Policy(waiting_max=7))
+        check_backlog_limits(claim, Amount(7), Backlog().of_project, LAB, Policy(waiting_max=7))
     assert caught.value.code == "quota.waiting"
     assert caught.value.detail == "what ann has waiting is 7 claims, and may be 7"
     assert caught.value.hint.endswith("an admin can raise waiting_max in the policy file")
-    run = Asked(Role.USER, "ann", "lab/a", "runs", 30)
+    run = BacklogEntry(Role.USER, "ann", "lab/a", "runs", 30)
     with pytest.raises(MooringsError) as caught:
-        check_quotas(run, Amount(), lambda _: Amount(1, 80), LAB, Policy())
+        check_backlog_limits(run, Amount(), lambda _: Amount(1, 80), LAB, Policy())
     assert caught.value.detail == "what waits in project lab/a is 80 bytes of jobs; with 30 more it is above 100"
     assert caught.value.hint.endswith("an admin can raise waiting_bytes_max of project lab/a")
 
@@ -125,9 +125,9 @@ def test_a_refusal_says_the_limit_what_waits_and_who_can_change_it() -> None:
     ids=["up to the limit", "above it", "one that is too large alone", "a claim has no job"],
 )
 def test_bytes_are_counted_with_those_of_the_new_one(waits: int, more: int, refused: bool) -> None:
-    asked = Asked(Role.USER, "ann", "x", "runs", more)
+    asked = BacklogEntry(Role.USER, "ann", "x", "runs", more)
     with pytest.raises(MooringsError, match="above 100") if refused else nullcontext():
-        check_quotas(asked, Amount(1, waits), Backlog().of_project, Projects(), Policy(waiting_bytes_max=100))
+        check_backlog_limits(asked, Amount(1, waits), Backlog().of_project, Projects(), Policy(waiting_bytes_max=100))
 
 
 Waiting = Sequence[tuple[str, str, Amount]]

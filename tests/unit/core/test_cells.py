@@ -12,13 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moorings.core import cells as cells_module
-from moorings.core.cells import Counted, Estate, Place, disjoint, estate_of
+from moorings.core.cells import (
+    DeviceCountMap,
+    GuaranteedPlacement,
+    GuaranteeMap,
+    build_guarantee_map,
+    has_disjoint_blocks,
+)
 from moorings.core.claims import ClaimId
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
-from moorings.core.plans import Tenant
-from moorings.core.projects import Project, Projects, Share, check_project, parent_of
-from moorings.core.shares import sizes_promised
+from moorings.core.plans import Holder
+from moorings.core.projects import Project, Projects, ProjectShare, check_project, parent_of
+from moorings.core.shares import guaranteeable_sizes
 from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo, Topology
 from tests.sampling import examples
 
@@ -66,7 +72,7 @@ class Land:
 
     pool: Pool
     projects: Projects
-    tenants: dict[ClaimId, Tenant] = field(default_factory=dict)
+    tenants: dict[ClaimId, Holder] = field(default_factory=dict)
     out: set[int] = field(default_factory=set)
     n_claims: int = 0
 
@@ -81,10 +87,10 @@ class Land:
     def open_cells(self, project: str) -> tuple[tuple[str, int, int], ...]:
         return self.projects.open_cells(project, self.pool.name)
 
-    def estate(self) -> Estate:
+    def estate(self) -> GuaranteeMap:
         """Built anew from what the tenants say, as each turn does."""
         owners = {tenant.project: self.projects.lineage(tenant.project) for tenant in self.tenants.values()}
-        return estate_of(self.pool, self.cells, self.tenants.values(), self.out, owners)
+        return build_guarantee_map(self.pool, self.cells, self.tenants.values(), self.out, owners)
 
     @property
     def taken(self) -> frozenset[int]:
@@ -101,8 +107,8 @@ class Land:
                 found.update(tenant.block)
         return frozenset(found)
 
-    def cells_used(self) -> dict[Block, list[Tenant]]:
-        found: dict[Block, list[Tenant]] = {}
+    def cells_used(self) -> dict[Block, list[Holder]]:
+        found: dict[Block, list[Holder]] = {}
         for tenant in self.tenants.values():
             if tenant.cell is not None:
                 found.setdefault(tenant.cell, []).append(tenant)
@@ -147,7 +153,9 @@ class Land:
                     return True
         return False
 
-    def arrive(self, project: str, block: Block, *, preemptible: bool, place: Place | None = None) -> None:
+    def arrive(
+        self, project: str, block: Block, *, preemptible: bool, place: GuaranteedPlacement | None = None
+    ) -> None:
         """A claim takes a block; who is in its way and was lent it goes."""
         self.n_claims += 1
         # Names in no order of time: nothing may depend on who was first.
@@ -156,12 +164,12 @@ class Land:
             assert other.cell is None
             assert other.preemptible
             self.leave(other.claim)
-        tenant = Tenant(ident, self.pool.name, block, project, preemptible=preemptible)
+        tenant = Holder(ident, self.pool.name, block, project, preemptible=preemptible)
         self.tenants[ident] = tenant
         if place is not None:
             self.bind(tenant, place.cell if len(place.cell) else block)
 
-    def bind(self, tenant: Tenant, cell: Block) -> None:
+    def bind(self, tenant: Holder, cell: Block) -> None:
         self.tenants[tenant.claim] = replace(tenant, cell=cell)
 
     def leave(self, ident: ClaimId) -> None:
@@ -183,7 +191,7 @@ class Land:
                 for place in offered:
                     self.check_place(project, size, place)
 
-    def check_place(self, project: str, size: int, place: Place) -> None:
+    def check_place(self, project: str, size: int, place: GuaranteedPlacement) -> None:
         assert place.owner in self.projects.lineage(project)
         if isinstance(self.topology, AnySubset):
             return
@@ -210,10 +218,10 @@ def lands(draw: st.DrawFn) -> Land:
     pool = pool_of(topology)
     projects = Projects((), [pool])
     for name in NAMES:
-        sizes = sizes_promised(topology)
+        sizes = guaranteeable_sizes(topology)
         counts = draw(st.dictionaries(st.sampled_from(sizes), st.integers(1, 6 if sizes == (1,) else 2), max_size=2))
         for _ in range(4):  # less and less, until there is room for it
-            shares = (Share(pool.name, tuple(counts.items())),) if counts else ()
+            shares = (ProjectShare(pool.name, tuple(counts.items())),) if counts else ()
             project = Project(name=name, shares=shares)
             try:
                 check_project(project, projects, {pool.name: pool})
@@ -329,7 +337,7 @@ def tree(topology: Topology, **shares: tuple[tuple[int, int], ...]) -> Land:
     pool = pool_of(topology)
     projects = Projects((), [pool])
     for name, blocks in shares.items():
-        held = (Share(pool.name, blocks),) if blocks else ()
+        held = (ProjectShare(pool.name, blocks),) if blocks else ()
         project = Project(name=name.replace("__", "/"), shares=held)
         check_project(project, projects, {pool.name: pool})
         projects = projects.replaced(project)
@@ -343,7 +351,7 @@ def test_a_cell_of_two_children_is_their_parents(names: tuple[str, str]) -> None
     first, second = Block(range(4)), Block(range(4, 8))
     for at, name in enumerate(names):
         half = Block(range(2 * at, 2 * at + 2))
-        land.arrive(name, half, preemptible=False, place=Place("lab", first, half))
+        land.arrive(name, half, preemptible=False, place=GuaranteedPlacement("lab", first, half))
     assert not land.estate().may_use(land.open_cells("lab/b"), 4, None)
     places = list(land.estate().places(land.open_cells("lab/a"), 4, None))
     assert [(place.owner, place.cell) for place in places] == [("lab/a", second)]
@@ -356,7 +364,7 @@ def test_devices_of_a_number_are_reckoned_so_that_all_who_fitted_still_fit(block
     nobody = Block(())
     for block in blocks:
         owner = "lab/a" if len(block) == 4 else "lab"
-        land.arrive("lab/a", Block(block), preemptible=False, place=Place(owner, nobody, nobody))
+        land.arrive("lab/a", Block(block), preemptible=False, place=GuaranteedPlacement(owner, nobody, nobody))
     estate = land.estate()
     assert not estate.may_use(land.open_cells("lab/a"), 1, None)
     assert estate.may_hold(Block(()))
@@ -368,9 +376,9 @@ def test_a_scattered_block_is_inside_no_other() -> None:
     topology = Catalogue(4, (Block((0, 2)), Block(range(1, 2)), Block(range(3, 4)), Block((1, 3))))
     land = tree(topology, lab=((1, 1), (2, 1)))
     cell = Block((0, 2))
-    land.arrive("lab", cell, preemptible=True, place=Place("lab", cell, cell))
+    land.arrive("lab", cell, preemptible=True, place=GuaranteedPlacement("lab", cell, cell))
     found = land.estate().place_of(land.open_cells("lab"), Block(range(1, 2)))
-    assert found == Place("lab", Block(range(1, 2)), Block(range(1, 2)))
+    assert found == GuaranteedPlacement("lab", Block(range(1, 2)), Block(range(1, 2)))
 
 
 def test_a_cell_of_a_catalogue_holds_only_its_own_size() -> None:
@@ -383,7 +391,7 @@ def test_a_cell_of_a_catalogue_holds_only_its_own_size() -> None:
 def test_a_borrower_of_scattered_devices_is_taken_into_a_cell() -> None:
     land = tree(SCATTERED, lab=((2, 1),))
     block = Block((0, 2))
-    assert land.estate().place_of(land.open_cells("lab"), block) == Place("lab", block, block)
+    assert land.estate().place_of(land.open_cells("lab"), block) == GuaranteedPlacement("lab", block, block)
 
 
 def test_who_lost_its_guarantee_has_borrowed() -> None:
@@ -411,7 +419,7 @@ def test_devices_out_of_service_are_in_nobodys_cell() -> None:
 def test_only_lower_priorities_of_the_same_guarantee_make_room(topology: Topology) -> None:
     land = tree(topology, lab=((8, 1),) if isinstance(topology, PowerOfTwo) else ((1, 8),))
     whole = Block(range(8))
-    land.arrive("lab", whole, preemptible=True, place=Place("lab", whole, whole))
+    land.arrive("lab", whole, preemptible=True, place=GuaranteedPlacement("lab", whole, whole))
     [tenant] = land.tenants.values()
     mine = land.open_cells("lab")
     assert not land.estate().may_use(mine, 4, None)
@@ -423,9 +431,9 @@ def test_only_lower_priorities_of_the_same_guarantee_make_room(topology: Topolog
 
 def test_a_number_counts_what_is_left_of_it() -> None:
     land = tree(AnySubset(8, 8), lab=((1, 5),))
-    land.arrive("lab", Block(range(2)), preemptible=True, place=Place("lab", Block(()), Block(())))
+    land.arrive("lab", Block(range(2)), preemptible=True, place=GuaranteedPlacement("lab", Block(()), Block(())))
     estate = land.estate()
-    assert isinstance(estate, Counted)
+    assert isinstance(estate, DeviceCountMap)
     assert estate.may_use(land.open_cells("lab"), 3, None)
     assert not estate.may_use(land.open_cells("lab"), 4, None)
     assert estate.may_hold(Block(range(2, 5)))
@@ -437,13 +445,13 @@ def test_a_number_counts_what_is_left_of_it() -> None:
 @given(st.lists(st.integers(1, 3), max_size=6))
 def test_a_search_finds_disjoint_blocks_where_there_are_some(sizes: list[int]) -> None:
     ordered = sorted(sizes, reverse=True)
-    assert disjoint(SCATTERED.blocks, ordered) == fits(SCATTERED, ordered, frozenset())
+    assert has_disjoint_blocks(SCATTERED.blocks, ordered) == fits(SCATTERED, ordered, frozenset())
 
 
 def test_a_search_that_takes_too_long_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cells_module, "SEARCH_STEPS_MAX", 2)
-    assert not disjoint(RACK.blocks, [1, 1, 1])
-    assert disjoint(RACK.blocks, [6, 6])
+    assert not has_disjoint_blocks(RACK.blocks, [1, 1, 1])
+    assert has_disjoint_blocks(RACK.blocks, [6, 6])
 
 
 @pytest.mark.parametrize("topology", [PowerOfTwo(1, 8, 8), AnySubset(8, 8)], ids=repr)
@@ -458,7 +466,7 @@ def test_who_may_have_a_block_when_it_is_empty(topology: Topology) -> None:
     assert not estate.could_hold(Block(range(8)))
     land = tree(topology, lab=((4, 1),) if isinstance(topology, PowerOfTwo) else ((1, 4),), other=())
     cell = Block(range(4))
-    land.arrive("lab", cell, preemptible=False, place=Place("lab", cell, cell))
+    land.arrive("lab", cell, preemptible=False, place=GuaranteedPlacement("lab", cell, cell))
     assert land.estate().could_hold(Block(range(4, 8)))
     assert land.estate().could_hold(cell), "by then its cell may lie in the other half"
     assert not land.estate().could_hold(Block(range(8)))
@@ -470,4 +478,4 @@ def test_a_borrower_is_in_a_cell_only_where_the_others_still_fit() -> None:
     land.arrive("c", Block(range(4)), preemptible=False)
     assert land.estate().place_of(land.open_cells("lab"), Block(range(8, 12))) is None
     beside = Block(range(4, 8))
-    assert land.estate().place_of(land.open_cells("lab"), beside) == Place("lab", beside, beside)
+    assert land.estate().place_of(land.open_cells("lab"), beside) == GuaranteedPlacement("lab", beside, beside)

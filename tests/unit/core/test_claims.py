@@ -26,19 +26,19 @@ from moorings.core.claims import (
     ClaimId,
     ClaimSpec,
     ClaimState,
-    check_chosen_name,
     check_name,
+    check_new_name,
     check_owner,
     check_spec,
     step,
 )
 from moorings.core.errors import MooringsError
-from moorings.core.instants import SECOND, Instant
+from moorings.core.instants import SECOND, Timestamp
 from moorings.core.reasons import Reason
 from moorings.testing.records import NOW, POOL, a_claim
 from tests.cases import cases
 
-LATER = Instant(NOW + SECOND)
+LATER = Timestamp(NOW + SECOND)
 
 
 def spec(**more: Any) -> ClaimSpec:
@@ -123,13 +123,13 @@ def test_what_is_allowed_needs_no_quoting_anywhere(name):
 def test_nobody_chooses_a_name_that_could_be_taken_for_an_id(name):
     assert check_name(name) == name
     with pytest.raises(MooringsError, match="form of an id") as caught:
-        check_chosen_name(name)
+        check_new_name(name)
     assert caught.value.code == "name.invalid"
 
 
 @pytest.mark.parametrize("name", ["claim-1", "run-digits", "claim-abcdefghij270", "my-claim-abcdefghij27"])
 def test_a_chosen_name_may_begin_as_it_likes(name):
-    assert check_chosen_name(name) == name
+    assert check_new_name(name) == name
 
 
 # -- owners --------------------------------------------------------------------------------------------------------
@@ -291,10 +291,10 @@ def test_a_reason_does_not_outlive_the_next_move():
 
 
 def test_the_moments_of_a_claims_life_are_kept():
-    claim = step(a_claim(), ClaimEvent.GRANT, Instant(1))
-    claim = step(claim, ClaimEvent.READY, Instant(2))
-    claim = step(claim, ClaimEvent.RELEASE, Instant(3))
-    claim = step(claim, ClaimEvent.FREED, Instant(4))
+    claim = step(a_claim(), ClaimEvent.GRANT, Timestamp(1))
+    claim = step(claim, ClaimEvent.READY, Timestamp(2))
+    claim = step(claim, ClaimEvent.RELEASE, Timestamp(3))
+    claim = step(claim, ClaimEvent.FREED, Timestamp(4))
     assert (claim.granted_at, claim.ready_at, claim.ended_at) == (1, 2, 4)
     assert claim.ended
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from moorings.core.claims import CheckpointContract, Claim, ClaimState, Spot
+from moorings.core.claims import CheckpointContract, Claim, ClaimState, PoolBlock
 from moorings.core.errors import MooringsError
-from moorings.core.hardware import Seen
-from moorings.core.inputs import CheckpointSeen, MakeRoom, SetProject, YieldClaim
-from moorings.core.plans import Moves
+from moorings.core.hardware import ObservedState
+from moorings.core.inputs import CheckpointSaved, DefragmentPool, SetProject, YieldClaim
+from moorings.core.plans import MovePlan
 from moorings.core.policy import Policy
-from moorings.core.projects import Project, Share
+from moorings.core.projects import Project, ProjectShare
 from moorings.core.topology import Block
 from moorings.core.turn import Turn
 from tests.unit.core.worlds import POD, RACK, World
@@ -34,16 +34,16 @@ def goes_on(world: World, claim: Claim) -> Claim:
     """The claim once its job has stopped, and its new partition is there."""
     before = world.partition(claim)
     world.step(YieldClaim(claim.id, "stopped"))
-    world.says(world.fleet.partitions[before.id], Seen.ABSENT, order="remove")
-    world.says(world.partition(claim), Seen.ACTIVE)
+    world.says(world.fleet.partitions[before.id], ObservedState.ABSENT, order="remove")
+    world.says(world.partition(claim), ObservedState.ACTIVE)
     return world.claim(claim.id)
 
 
-def refused(world: World, given: MakeRoom) -> str:
+def refused(world: World, given: DefragmentPool) -> str:
     return refusal(world, given).code
 
 
-def refusal(world: World, given: MakeRoom) -> MooringsError:
+def refusal(world: World, given: DefragmentPool) -> MooringsError:
     [reply] = world.step(given)
     assert isinstance(reply, MooringsError), reply
     return reply
@@ -52,12 +52,12 @@ def refusal(world: World, given: MakeRoom) -> MooringsError:
 def test_what_is_lacking_is_told():
     world = World(POD, policy=Policy(moves_per_hour=1))
     held = [world.ready(4, name=f"job-{n}") for n in range(4)]  # none of them can be moved
-    error = refusal(world, MakeRoom(size=8))
+    error = refusal(world, DefragmentPool(size=8))
     assert error.detail == "no room for 8 devices can be made in pod: 0 of 16 are free, 8 are needed"
     assert error.hint == "wait until more claims end, or ask for a smaller block"
     for claim in (held[0], held[2]):
         world.end(claim)
-    error = refusal(world, MakeRoom(size=8))
+    error = refusal(world, DefragmentPool(size=8))
     assert error.detail.endswith("pod: 8 of 16 are free, but those in the way cannot all go on elsewhere")
     assert error.hint == "only claims that go on from a checkpoint are moved, and 1 more claim in this hour"
 
@@ -65,15 +65,15 @@ def test_what_is_lacking_is_told():
 def test_devices_that_are_kept_for_others_are_told():
     world = World(POD)
     scattered(world)
-    assert isinstance(world.step(MakeRoom(size=8))[0], Moves)
-    error = refusal(world, MakeRoom(size=8))
+    assert isinstance(world.step(DefragmentPool(size=8))[0], MovePlan)
+    error = refusal(world, DefragmentPool(size=8))
     assert "8 of 16 are free (4 of them are kept for others), 8 are needed" in error.detail
 
 
 def test_an_hour_that_is_used_up_is_told():
     world = World(POD, policy=Policy(moves_per_hour=0))
     scattered(world)
-    error = refusal(world, MakeRoom(size=8))
+    error = refusal(world, DefragmentPool(size=8))
     assert error.detail.endswith("pod: as many claims as may be moved in an hour were moved (0)")
     assert "moves_per_hour" in error.hint
 
@@ -82,7 +82,7 @@ def test_each_pool_says_for_itself_what_it_lacks():
     other = replace(POD, name=POD.name.__class__("other"))
     world = World(POD, other)
     jobs = [world.ready(8, pool=one.name) for one in (POD, POD, other, other)]
-    error = refusal(world, MakeRoom(size=8))
+    error = refusal(world, DefragmentPool(size=8))
     assert error.detail.endswith("pod: 0 of 16 are free, 8 are needed; other: 0 of 16 are free, 8 are needed")
     assert error.hint == "wait until more claims end, or ask for a smaller block"
     assert all(job.state is ClaimState.READY for job in jobs)
@@ -93,13 +93,13 @@ def test_each_pool_says_for_itself_what_it_lacks():
     [(3, "ask for 2 or 4"), (32, "ask for 16 or fewer"), (-3, "ask for 1 or 2"), (0, "ask for 1 or 2")],
 )
 def test_the_sizes_that_there_are_are_told(size, hint):
-    error = refusal(World(POD), MakeRoom(size=size, pool=POD.name))
+    error = refusal(World(POD), DefragmentPool(size=size, pool=POD.name))
     assert (error.code, error.detail) == ("claim.size_not_allowed", f"pool 'pod' has no blocks of {size} devices")
     assert error.hint == hint
 
 
 def test_each_pool_tells_its_own_sizes():
-    error = refusal(World(POD, RACK), MakeRoom(size=12))
+    error = refusal(World(POD, RACK), DefragmentPool(size=12))
     assert error.hint == "in pod ask for 8 or 16; in rack ask for 6 or fewer"
 
 
@@ -107,12 +107,12 @@ def test_a_claim_that_waits_gets_the_room_that_is_made_for_it():
     world = World(POD)  # the policy moves nobody by itself
     first, last = scattered(world)
     wanted = world.create(8)
-    world.step(CheckpointSeen(last.id, world.now))
-    [moved] = world.step(MakeRoom(claim=wanted.id))
-    assert isinstance(moved, Moves)
+    world.step(CheckpointSaved(last.id, world.now))
+    [moved] = world.step(DefragmentPool(claim=wanted.id))
+    assert isinstance(moved, MovePlan)
     [move] = moved.moves
-    assert (move.claim, move.by, move.to) == (last.id, wanted.id, Spot(POD.name, Block.parse("0-3")))
-    assert moved.spot == Spot(POD.name, Block.parse("8-15"))
+    assert (move.claim, move.by, move.to) == (last.id, wanted.id, PoolBlock(POD.name, Block.parse("0-3")))
+    assert moved.spot == PoolBlock(POD.name, Block.parse("8-15"))
     assert moved.cost == pytest.approx(4 * 120 + 4, rel=0.01)
     asked = world.claim(last.id)
     assert (asked.state, asked.kept) == (ClaimState.RECLAIMING, move.to)
@@ -127,8 +127,8 @@ def test_a_claim_that_waits_gets_the_room_that_is_made_for_it():
 def test_room_of_a_size_is_made_for_nobody_in_particular():
     world = World(POD)
     scattered(world)
-    [moved] = world.step(MakeRoom(size=8, pool=POD.name))
-    assert isinstance(moved, Moves)
+    [moved] = world.step(DefragmentPool(size=8, pool=POD.name))
+    assert isinstance(moved, MovePlan)
     asked = world.claim(moved.moves[0].claim)
     assert asked.reason is not None
     assert asked.reason.message.startswith("it makes room for larger partitions and goes on at once")
@@ -142,7 +142,7 @@ def test_a_turn_that_is_thrown_away_is_a_dry_run():
     scattered(world)
     before = (dict(world.fleet.claims), world.fleet.moved, world.fleet.pools[POD.name].free.find(4))
     with Turn(world.fleet, world.policy, world.now) as turn:
-        assert isinstance(turn.take(MakeRoom(size=8)), Moves)
+        assert isinstance(turn.take(DefragmentPool(size=8)), MovePlan)
     assert (dict(world.fleet.claims), world.fleet.moved, world.fleet.pools[POD.name].free.find(4)) == before
     world.step()
 
@@ -150,21 +150,21 @@ def test_a_turn_that_is_thrown_away_is_a_dry_run():
 def test_no_more_is_moved_in_an_hour_than_the_policy_allows():
     world = World(POD, policy=Policy(moves_per_hour=1))
     scattered(world)
-    [moved] = world.step(MakeRoom(size=8))
-    assert isinstance(moved, Moves)
+    [moved] = world.step(DefragmentPool(size=8))
+    assert isinstance(moved, MovePlan)
     goes_on(world, world.claim(moved.moves[0].claim))
     world.ready(8)
     for claim in list(world.fleet.claims.values()):
         world.end(claim)
     scattered(world)
-    assert refused(world, MakeRoom(size=8)) == "room.not_found"
+    assert refused(world, DefragmentPool(size=8)) == "room.not_found"
 
 
 def test_two_orders_of_one_turn_share_the_hour():
     world = World(POD, policy=Policy(moves_per_hour=1))
     scattered(world)
-    moved, second = world.step(MakeRoom(size=8), MakeRoom(size=8))
-    assert isinstance(moved, Moves)
+    moved, second = world.step(DefragmentPool(size=8), DefragmentPool(size=8))
+    assert isinstance(moved, MovePlan)
     assert isinstance(second, MooringsError)
     assert len(world.fleet.moved) == 1
 
@@ -172,37 +172,37 @@ def test_two_orders_of_one_turn_share_the_hour():
 def test_no_more_is_lost_than_was_allowed():
     world = World(POD)
     scattered(world)
-    assert refused(world, MakeRoom(size=8, cost_max=100.0)) == "room.too_costly"
+    assert refused(world, DefragmentPool(size=8, cost_max=100.0)) == "room.too_costly"
     assert world.fleet.moved == ()
-    assert isinstance(world.step(MakeRoom(size=8, cost_max=2_000.0))[0], Moves)
+    assert isinstance(world.step(DefragmentPool(size=8, cost_max=2_000.0))[0], MovePlan)
 
 
 def test_what_needs_no_room_or_gets_none_is_refused():
     world = World(POD)
-    assert refused(world, MakeRoom(size=8)) == "room.is_free"
-    assert refused(world, MakeRoom(size=3)) == "claim.size_not_allowed"
-    assert refused(world, MakeRoom(size=8, pool=POD.name.__class__("other"))) == "pool.unknown"
+    assert refused(world, DefragmentPool(size=8)) == "room.is_free"
+    assert refused(world, DefragmentPool(size=3)) == "claim.size_not_allowed"
+    assert refused(world, DefragmentPool(size=8, pool=POD.name.__class__("other"))) == "pool.unknown"
     held = world.ready(4)
-    assert refused(world, MakeRoom(claim=held.id)) == "claim.held"
-    assert refused(world, MakeRoom(claim=held.id.__class__("nobody"))) == "claim.unknown"
+    assert refused(world, DefragmentPool(claim=held.id)) == "claim.held"
+    assert refused(world, DefragmentPool(claim=held.id.__class__("nobody"))) == "claim.unknown"
     world.ready(4)
     world.ready(4)
     world.end(held)  # 0-3 and 12-15 are free; who is between them goes on from no checkpoint
-    assert refused(world, MakeRoom(size=8)) == "room.not_found"
+    assert refused(world, DefragmentPool(size=8)) == "room.not_found"
 
 
 def test_nobody_is_moved_to_where_another_moves_already():
     world = World(POD)
     scattered(world)
-    [moved] = world.step(MakeRoom(size=8))
-    assert isinstance(moved, Moves)
-    [again] = world.step(MakeRoom(size=8))
+    [moved] = world.step(DefragmentPool(size=8))
+    assert isinstance(moved, MovePlan)
+    [again] = world.step(DefragmentPool(size=8))
     assert isinstance(again, MooringsError)
 
 
 def test_who_cannot_be_asked_back_gets_no_room_of_what_is_promised():
     world = World(POD)
-    world.step(SetProject(Project(name="lab", shares=(Share(POD.name, ((4, 1),)),)), None))
+    world.step(SetProject(Project(name="lab", shares=(ProjectShare(POD.name, ((4, 1),)),)), None))
     world.step(SetProject(Project(name="guests"), None))
     jobs = [
         world.ready(4, owner=f"local/run-{n}", checkpoint=KEEPS, preemptible=True, project="guests") for n in range(4)
@@ -210,9 +210,9 @@ def test_who_cannot_be_asked_back_gets_no_room_of_what_is_promised():
     for claim in (jobs[0], jobs[2]):
         world.end(claim)
     firm = world.create(8, project="guests")
-    error = refusal(world, MakeRoom(claim=firm.id))
+    error = refusal(world, DefragmentPool(claim=firm.id))
     assert error.code == "room.not_found"
     assert error.detail.endswith("is not preemptible, and blocks there are promised to projects")
     world.end(firm)
     lent = world.create(8, project="guests", preemptible=True)
-    assert isinstance(world.step(MakeRoom(claim=lent.id))[0], Moves)
+    assert isinstance(world.step(DefragmentPool(claim=lent.id))[0], MovePlan)

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from moorings.core.devices import Device, DeviceEvent, DeviceState, PoolName, device_id, parse_device_id, step
 from moorings.core.errors import MooringsError
-from moorings.core.instants import SECOND, Instant
+from moorings.core.instants import SECOND, Timestamp
 from moorings.testing.records import NOW, POOL
 from tests.cases import cases
 
-LATER = Instant(NOW + SECOND)
+LATER = Timestamp(NOW + SECOND)
 
 
 def device(state: DeviceState, reason: str = "") -> Device:

@@ -6,9 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorings.core.ends import FREE, BuddyEnds, CatalogueEnds, Ends, EndsTrial, LateEnds, SubsetEnds, ends_of
-from moorings.core.instants import Instant
-from moorings.core.placement import NEVER, OUT_OF_SERVICE
+from moorings.core.ends import (
+    FREE,
+    BuddyReleaseTimes,
+    CatalogueReleaseTimes,
+    DeferredReleaseTimes,
+    ReleaseTimes,
+    ReleaseTimesSavepoint,
+    SubsetReleaseTimes,
+    release_times_for,
+)
+from moorings.core.instants import Timestamp
+from moorings.core.placement import NO_RELEASE, OUT_OF_SERVICE
 from moorings.core.topology import AnySubset, Block, Catalogue, PowerOfTwo, Topology
 from tests.sampling import examples
 
@@ -23,7 +32,7 @@ TOPOLOGIES: tuple[Topology, ...] = (
     SCATTERED,
 )
 
-instants = st.sampled_from([FREE, Instant(0), Instant(5), Instant(7), Instant(9), NEVER, OUT_OF_SERVICE])
+instants = st.sampled_from([FREE, Timestamp(0), Timestamp(5), Timestamp(7), Timestamp(9), NO_RELEASE, OUT_OF_SERVICE])
 
 
 def blocks_of(topology: Topology, size: int) -> list[Block]:
@@ -36,7 +45,7 @@ def blocks_of(topology: Topology, size: int) -> list[Block]:
     return []
 
 
-def soonest(topology: Topology, size: int, until: dict[int, Instant]) -> tuple[Block, Instant, int] | None:
+def soonest(topology: Topology, size: int, until: dict[int, Timestamp]) -> tuple[Block, Timestamp, int] | None:
     """The last end inside, the devices held, the address: of every block there is."""
     if isinstance(topology, AnySubset):
         ordered = sorted(until.values())
@@ -55,7 +64,7 @@ def soonest(topology: Topology, size: int, until: dict[int, Instant]) -> tuple[B
     return block, last, held
 
 
-def freed_by(size: int, until: dict[int, Instant]) -> tuple[Instant, int] | None:
+def freed_by(size: int, until: dict[int, Timestamp]) -> tuple[Timestamp, int] | None:
     ordered = sorted(until.values())
     if size > len(ordered):
         return None
@@ -63,7 +72,7 @@ def freed_by(size: int, until: dict[int, Instant]) -> tuple[Instant, int] | None
     return last, sum(end <= last for end in ordered)
 
 
-def seen(ends: Ends, topology: Topology) -> list[object]:
+def seen(ends: ReleaseTimes, topology: Topology) -> list[object]:
     """All that can be asked."""
     everything = Block(range(topology.n_devices))
     devices = [ends.until(index) for index in range(topology.n_devices)]
@@ -94,9 +103,9 @@ def block_for(topology: Topology, first: int, second: int, *, strange: bool) -> 
 @settings(max_examples=examples(60), deadline=None)
 @given(puts, puts)
 def test_ends_answer_as_a_table_of_all_devices(
-    topology: Topology, known: list[tuple[int, int, bool, Instant]], tried: list[tuple[int, int, bool, Instant]]
+    topology: Topology, known: list[tuple[int, int, bool, Timestamp]], tried: list[tuple[int, int, bool, Timestamp]]
 ) -> None:
-    ends = ends_of(topology)
+    ends = release_times_for(topology)
     until = dict.fromkeys(range(topology.n_devices), FREE)
 
     def check() -> None:
@@ -113,7 +122,7 @@ def test_ends_answer_as_a_table_of_all_devices(
         until |= dict.fromkeys(block, end)
         check()
     before, kept = seen(ends, topology), dict(until)
-    on_trial = EndsTrial(ends)
+    on_trial = ReleaseTimesSavepoint(ends)
     for first, second, strange, end in tried:
         block = block_for(topology, first, second, strange=strange)
         on_trial.put(block, end)
@@ -128,9 +137,9 @@ def test_ends_answer_as_a_table_of_all_devices(
 
 
 @given(puts)
-def test_what_is_read_of_a_block_can_be_put_back(given: list[tuple[int, int, bool, Instant]]) -> None:
+def test_what_is_read_of_a_block_can_be_put_back(given: list[tuple[int, int, bool, Timestamp]]) -> None:
     topology = PowerOfTwo(2, 8, 16)
-    ends, copy = ends_of(topology), ends_of(topology)
+    ends, copy = release_times_for(topology), release_times_for(topology)
     for first, second, strange, end in given:
         ends.put(block_for(topology, first, second, strange=strange), end)
     for block, end in ends.read(Block(range(16))):
@@ -139,32 +148,32 @@ def test_what_is_read_of_a_block_can_be_put_back(given: list[tuple[int, int, boo
 
 
 def test_a_block_of_one_end_is_read_as_one() -> None:
-    ends = ends_of(PowerOfTwo(2, 8, 16))
+    ends = release_times_for(PowerOfTwo(2, 8, 16))
     half = Block(range(8))
-    ends.put(half, Instant(5))
-    assert ends.read(half) == [(half, Instant(5))]
+    ends.put(half, Timestamp(5))
+    assert ends.read(half) == [(half, Timestamp(5))]
     assert len(ends.read(Block(range(16)))) == 16
 
 
 def test_each_topology_has_ends_of_its_own() -> None:
-    kinds = {type(ends_of(topology)) for topology in TOPOLOGIES}
-    assert kinds == {BuddyEnds, SubsetEnds, CatalogueEnds}
+    kinds = {type(release_times_for(topology)) for topology in TOPOLOGIES}
+    assert kinds == {BuddyReleaseTimes, SubsetReleaseTimes, CatalogueReleaseTimes}
 
 
 def test_a_size_of_which_there_is_no_block_is_never_empty() -> None:
-    assert ends_of(PowerOfTwo(1, 4, 4)).soonest(8) is None
-    assert ends_of(AnySubset(4, 4)).soonest(5) is None
-    assert ends_of(RACK).soonest(4) is None
+    assert release_times_for(PowerOfTwo(1, 4, 4)).soonest(8) is None
+    assert release_times_for(AnySubset(4, 4)).soonest(5) is None
+    assert release_times_for(RACK).soonest(4) is None
 
 
 def test_late_ends_are_written_when_they_are_read_and_undone():
-    ends = BuddyEnds(PowerOfTwo(1, 8, 8))
-    late = LateEnds(ends)
-    late.put(Block(range(4)), Instant(5))
+    ends = BuddyReleaseTimes(PowerOfTwo(1, 8, 8))
+    late = DeferredReleaseTimes(ends)
+    late.put(Block(range(4)), Timestamp(5))
     assert ends.until(0) == FREE
-    assert late.read().until(0) == Instant(5)
-    late.put(Block(range(1)), Instant(9))
-    assert [late.read().until(index) for index in (0, 1)] == [Instant(9), Instant(5)]
-    late.put(Block(range(4, 8)), Instant(7))  # nobody reads it
+    assert late.read().until(0) == Timestamp(5)
+    late.put(Block(range(1)), Timestamp(9))
+    assert [late.read().until(index) for index in (0, 1)] == [Timestamp(9), Timestamp(5)]
+    late.put(Block(range(4, 8)), Timestamp(7))  # nobody reads it
     late.undo()
     assert [ends.until(index) for index in range(8)] == [FREE] * 8

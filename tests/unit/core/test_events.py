@@ -8,7 +8,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.core.events import EVENTS, canonical
+from moorings.core.events import EVENTS, canonical_json
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -28,16 +28,16 @@ def test_every_name_is_explained():
 
 @given(data)
 def test_canonical_data_comes_back(told):
-    assert json.loads(canonical(told)) == told
+    assert json.loads(canonical_json(told)) == told
 
 
 @given(data, st.randoms())
 def test_equal_data_gives_equal_bytes_in_whatever_order_it_was_put_together(told, chance):
     shuffled = list(told.items())
     chance.shuffle(shuffled)
-    assert canonical(dict(shuffled)) == canonical(told)
+    assert canonical_json(dict(shuffled)) == canonical_json(told)
 
 
 def test_canonical_data_is_ascii_on_one_line_even_where_it_is_not_unicode():
-    text = canonical({"b": "ü\n", "a": "\udce9"})
+    text = canonical_json({"b": "ü\n", "a": "\udce9"})
     assert text == '{"a":"\\udce9","b":"\\u00fc\\n"}'

@@ -8,13 +8,13 @@ from moorings.core.claims import PartitionId
 from moorings.core.devices import PoolName
 from moorings.core.ends import FREE
 from moorings.core.fleet import Fleet, FleetChanges, PoolState
-from moorings.core.instants import SECOND, Instant, after
-from moorings.core.placement import NEVER, Hold
+from moorings.core.instants import SECOND, Timestamp, add_seconds
+from moorings.core.placement import NO_RELEASE, HeldBlock
 from moorings.core.topology import Block, Pool, PowerOfTwo
 from tests.unit.core.worlds import World
 
 POD = Pool(PoolName("pod"), "ipu", "simulated", PowerOfTwo(1, 8, 8))
-NOW = Instant(1_000 * SECOND)
+NOW = Timestamp(1_000 * SECOND)
 HELD = PartitionId("claim-a-0")
 BLOCK = Block(range(4))
 
@@ -25,31 +25,31 @@ def state() -> PoolState:
 
 
 def test_an_end_that_passed_in_vain_is_expected_no_more_until_there_is_a_new_one(state: PoolState) -> None:
-    state.hold(HELD, Hold(BLOCK, after(NOW, 5)))
-    state.pass_time(after(NOW, 6))
-    assert state.ends.until(0) == NEVER
-    state.hold(HELD, Hold(BLOCK, after(NOW, 9)))  # it was asked to yield by then
-    assert state.ends.until(0) == after(NOW, 9)
-    state.pass_time(after(NOW, 10))
-    assert state.ends.until(0) == NEVER, "nor the new one, once it has passed, too"
+    state.hold(HELD, HeldBlock(BLOCK, add_seconds(NOW, 5)))
+    state.pass_time(add_seconds(NOW, 6))
+    assert state.ends.until(0) == NO_RELEASE
+    state.hold(HELD, HeldBlock(BLOCK, add_seconds(NOW, 9)))  # it was asked to yield by then
+    assert state.ends.until(0) == add_seconds(NOW, 9)
+    state.pass_time(add_seconds(NOW, 10))
+    assert state.ends.until(0) == NO_RELEASE, "nor the new one, once it has passed, too"
 
 
 def test_an_end_comes_again_where_the_clock_was_set_back(state: PoolState) -> None:
-    state.hold(HELD, Hold(BLOCK, after(NOW, 5)))
-    state.pass_time(after(NOW, 6))
+    state.hold(HELD, HeldBlock(BLOCK, add_seconds(NOW, 5)))
+    state.pass_time(add_seconds(NOW, 6))
     state.pass_time(NOW)
-    assert state.ends.until(0) == after(NOW, 5)
+    assert state.ends.until(0) == add_seconds(NOW, 5)
 
 
 def test_what_has_gone_is_expected_by_nobody_when_the_clock_is_set_back() -> None:
     world = World(POD)
     claim = world.ready(4, time_limit_s=60.0)
     held = world.partition(claim)
-    world.now = after(world.now, 100.0)
+    world.now = add_seconds(world.now, 100.0)
     world.step()
     state = world.fleet.pools[POD.name]
     assert state.overdue == {held.id}
     world.fleet.apply(FleetChanges(removed={held.id: held.version}))
     assert state.overdue == set()
-    state.pass_time(after(world.now, -200.0))
+    state.pass_time(add_seconds(world.now, -200.0))
     assert state.ends.until(0) == FREE

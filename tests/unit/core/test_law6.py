@@ -9,26 +9,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorings.core.announced import Announced, AnnouncedJob
+from moorings.core.announced import QueuedJob, QueueReport
 from moorings.core.claims import Claim, ClaimSpec, ClaimState
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
-from moorings.core.explain import explain
-from moorings.core.hardware import Answer, Seen, Verdict
+from moorings.core.explain import explain_wait
+from moorings.core.hardware import DriverResult, ObservedState, ResultCode
 from moorings.core.inputs import (
-    CheckpointSeen,
+    CheckpointSaved,
     DeleteProject,
-    DriverAnswered,
+    DriverResultReceived,
     Input,
-    QueueTold,
+    QueueReported,
     ReleaseClaim,
     SetProject,
     YieldClaim,
 )
-from moorings.core.instants import SECOND, Instant, after
+from moorings.core.instants import SECOND, Timestamp, add_seconds
 from moorings.core.partitions import PartitionState
 from moorings.core.policy import Policy
-from moorings.core.projects import Project, Share
+from moorings.core.projects import Project, ProjectShare
 from moorings.core.topology import AnySubset, Pool
 from tests.sampling import examples
 from tests.unit.core.worlds import POD, RACK, World
@@ -45,11 +45,11 @@ class Site(World):
 
     def __init__(self, *pools: Pool, policy: Policy = QUICK) -> None:
         super().__init__(*pools, policy=policy)
-        self.short_since: dict[tuple[str, int], Instant] = {}
+        self.short_since: dict[tuple[str, int], Timestamp] = {}
 
     def guarantee(self, pool: Pool, **shares: tuple[tuple[int, int], ...]) -> None:
         for name, blocks in shares.items():
-            held = (Share(pool.name, blocks),) if blocks else ()
+            held = (ProjectShare(pool.name, blocks),) if blocks else ()
             [reply] = self.step(SetProject(Project(name=name, shares=held), None))
             assert isinstance(reply, Project), reply
 
@@ -59,8 +59,10 @@ class Site(World):
         for partition in self.fleet.partitions.values():
             order = ORDERS.get(partition.state)
             if order is not None:
-                seen = Seen.ACTIVE if order == "create" else Seen.ABSENT
-                said.append(DriverAnswered(partition.id, partition.version, order, Answer(Verdict.OK, seen)))
+                seen = ObservedState.ACTIVE if order == "create" else ObservedState.ABSENT
+                said.append(
+                    DriverResultReceived(partition.id, partition.version, order, DriverResult(ResultCode.OK, seen))
+                )
         asked = (claim for claim in self.fleet.claims.values() if claim.state is ClaimState.RECLAIMING)
         return said + [YieldClaim(claim.id, "its state is saved") for claim in asked]
 
@@ -155,7 +157,7 @@ def test_borrowers_yield_and_keep_their_places() -> None:
     site.pass_s(2)
     within = [claim for claim in borrowers if site.claim(claim.id).cell is not None]
     wanted = site.create(8, project="a")
-    [reason, *_] = explain(site.fleet, site.claim(wanted.id), site.now).reasons
+    [reason, *_] = explain_wait(site.fleet, site.claim(wanted.id), site.now).reasons
     assert reason.code == "queue.reserved"
     site.pass_s(BOUND_S)
     assert site.claim(wanted.id).state is ClaimState.READY
@@ -174,7 +176,9 @@ def test_what_cannot_be_asked_back_is_not_lent() -> None:
     first, second = (site.create(8, project="b") for _ in range(2))
     site.pass_s(3)
     assert [site.claim(claim.id).state for claim in (first, second)] == [ClaimState.READY, ClaimState.PENDING]
-    assert "project.guaranteed" in {why.code for why in explain(site.fleet, site.claim(second.id), site.now).reasons}
+    assert "project.guaranteed" in {
+        why.code for why in explain_wait(site.fleet, site.claim(second.id), site.now).reasons
+    }
     assert site.create(8, project="a").state is ClaimState.GRANTED
 
 
@@ -217,7 +221,7 @@ def test_who_lost_least_work_yields() -> None:
     claims = [site.create(4, project="c", preemptible=True, owner=f"local/run-{n}") for n in range(4)]
     site.pass_s(60)
     saved = claims[2]
-    site.step(CheckpointSeen(saved.id, Instant(site.now - 5 * SECOND)))
+    site.step(CheckpointSaved(saved.id, Timestamp(site.now - 5 * SECOND)))
     site.create(4, project="a")
     site.step()
     asked = [claim.id for claim in claims if site.claim(claim.id).state is ClaimState.RECLAIMING]
@@ -227,11 +231,11 @@ def test_who_lost_least_work_yields() -> None:
 def test_a_checkpoint_in_the_future_or_older_than_another_changes_nothing() -> None:
     site = Site(POD)
     claim = site.ready(4)
-    site.step(CheckpointSeen(claim.id, Instant(site.now + 60 * SECOND)))
+    site.step(CheckpointSaved(claim.id, Timestamp(site.now + 60 * SECOND)))
     seen = site.claim(claim.id).checkpoint_at
     assert seen is not None
     assert seen <= site.now
-    site.step(CheckpointSeen(claim.id, Instant(seen - SECOND)))
+    site.step(CheckpointSaved(claim.id, Timestamp(seen - SECOND)))
     assert site.claim(claim.id).checkpoint_at == seen
 
 
@@ -291,7 +295,7 @@ def test_a_limit_is_kept_and_what_is_left_of_it_is_kept_for_the_first() -> None:
         ClaimState.PENDING,
         ClaimState.PENDING,
     ]
-    codes = [explain(site.fleet, site.claim(one.id), site.now).reasons[0].code for one in (large, small)]
+    codes = [explain_wait(site.fleet, site.claim(one.id), site.now).reasons[0].code for one in (large, small)]
     assert codes == ["project.limit"] * 2
     site.end(first)
     assert site.claim(large.id).state is ClaimState.GRANTED
@@ -313,7 +317,7 @@ def test_who_fits_under_a_limit_is_told_who_came_later_and_is_first_there() -> N
     site.end(holds)
     site.pass_s(3)
     assert {site.claim(one.id).state for one in (earlier, first)} == {ClaimState.PENDING}
-    [reason, *others] = explain(site.fleet, site.claim(earlier.id), site.now).reasons
+    [reason, *others] = explain_wait(site.fleet, site.claim(earlier.id), site.now).reasons
     assert (reason.code, reason.blockers) == ("project.limit", (first.id,))
     assert "queue.next_turn" not in {one.code for one in others}
 
@@ -367,7 +371,7 @@ def test_backfill_never_delays_the_first(
         site.create(holder, time_limit_s=float(limit_s), owner=f"local/run-{site.n_created}")
         site.step(*site.go_on())
     first = site.create(size, gcds=2, owner="local/first", priority=1)
-    promised: Instant | None = None
+    promised: Timestamp | None = None
     coming = list(behind)
     for _ in range(200):
         if site.claim(first.id).state is not ClaimState.PENDING:
@@ -381,7 +385,11 @@ def test_backfill_never_delays_the_first(
             said.append(site.asks(small, time_limit_s=float(limit_s), owner=f"local/run-{site.n_created}"))
         for claim in site.fleet.claims.values():
             ends_s = claim.spec.time_limit_s
-            if claim.ready_at is not None and ends_s is not None and after(claim.ready_at, ends_s) <= site.now + SECOND:
+            if (
+                claim.ready_at is not None
+                and ends_s is not None
+                and add_seconds(claim.ready_at, ends_s) <= site.now + SECOND
+            ):
                 said.append(ReleaseClaim(claim.id, "its time is over"))
         site.step(*said)
     assert site.claim(first.id).state is not ClaimState.PENDING
@@ -410,24 +418,24 @@ def test_who_waits_for_borrowers_is_told_that_they_are_to_be_asked_and_when_they
     site.pass_s(1)
     wanted = site.create(8, project="a")
     site.step()
-    [before, *_] = explain(site.fleet, site.claim(wanted.id), site.now).reasons
+    [before, *_] = explain_wait(site.fleet, site.claim(wanted.id), site.now).reasons
     (borrower,) = (one for one in borrowers if one.id in before.blockers)
     ready = site.claim(borrower.id).ready_at
     assert before.message.endswith(f"still held by {borrower.name} ({borrower.subject}), to be asked to yield")
-    assert before.until == after(max(site.now, after(ready or site.now, QUICK.min_run_s)), QUICK.yield_s)
+    assert before.until == add_seconds(max(site.now, add_seconds(ready or site.now, QUICK.min_run_s)), QUICK.yield_s)
     while site.claim(borrower.id).state is ClaimState.READY:
         site.step()
     by = site.claim(borrower.id).asked_until
     for _ in range(2):  # the time stays, however often it is asked for
-        [then, *_] = explain(site.fleet, site.claim(wanted.id), site.now).reasons
+        [then, *_] = explain_wait(site.fleet, site.claim(wanted.id), site.now).reasons
         assert then.message.endswith(f"({borrower.subject}), asked to yield")
         assert then.until == by
         site.step()
 
 
 def set_back(site: Site) -> None:
-    site.now = Instant(site.now - 3600 * SECOND)
-    site.since = Instant(site.now + SECOND)  # the next turn's time
+    site.now = Timestamp(site.now - 3600 * SECOND)
+    site.since = Timestamp(site.now + SECOND)  # the next turn's time
     site.step()
 
 
@@ -454,12 +462,12 @@ def test_a_clock_that_was_set_back_lets_nobody_run_longer_before_it_is_asked_nor
 
 def test_a_borrower_is_told_which_project_s_job_in_another_scheduler_s_queue_needs_its_devices() -> None:
     site = Site(POD)
-    own = Project(name="lab", shares=(Share(POD.name, ((8, 2),)),), aliases=("slurm/one/physics",))
+    own = Project(name="lab", shares=(ProjectShare(POD.name, ((8, 2),)),), aliases=("slurm/one/physics",))
     site.step(SetProject(own, None), SetProject(Project(name="guest"), None))
     lent = [site.create(8, project="guest", preemptible=True, owner=f"local/run-{n}") for n in range(2)]
     site.pass_s(5)
-    job = AnnouncedJob("slurm/one/7/nonce/0", ClaimSpec(kind="ipu", size=8, project="physics"), site.now)
-    site.step(QueueTold(Announced("slurm/one", "ipu", (job,), after(site.now, 600.0))))
+    job = QueuedJob("slurm/one/7/nonce/0", ClaimSpec(kind="ipu", size=8, project="physics"), site.now)
+    site.step(QueueReported(QueueReport("slurm/one", "ipu", (job,), add_seconds(site.now, 600.0))))
     [reason] = [one.reason for one in (site.claim(claim.id) for claim in lent) if one.state is ClaimState.RECLAIMING]
     assert reason is not None
     assert "slurm/one/7/nonce/0 of project lab" in reason.message

@@ -17,22 +17,22 @@ from hypothesis import strategies as st
 
 from moorings.core.claims import CheckpointContract, Claim, ClaimId, ClaimState
 from moorings.core.devices import DeviceState, PoolName
-from moorings.core.hardware import Answer, Seen, Verdict
+from moorings.core.hardware import DriverResult, ObservedState, ResultCode
 from moorings.core.inputs import (
-    CheckpointSeen,
+    CheckpointSaved,
     CreateClaim,
     DrainDevice,
-    DriverAnswered,
+    DriverResultReceived,
     Input,
     ReleaseClaim,
     ResumeDevice,
     SetProject,
     YieldClaim,
 )
-from moorings.core.instants import SECOND, Instant, after
+from moorings.core.instants import SECOND, Timestamp, add_seconds
 from moorings.core.partitions import PartitionState
-from moorings.core.policy import Defragment, Policy
-from moorings.core.projects import Project, Share
+from moorings.core.policy import DefragmentMode, Policy
+from moorings.core.projects import Project, ProjectShare
 from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo
 from tests.sampling import examples
 from tests.unit.core.worlds import World
@@ -46,8 +46,8 @@ POLICIES = (
     replace(QUICK, preempt=False, fair_share=False),
     replace(QUICK, backfill=False),
     replace(QUICK, reserve=False),
-    replace(QUICK, defragment=Defragment.ON),
-    replace(QUICK, defragment=Defragment.SUGGEST),
+    replace(QUICK, defragment=DefragmentMode.ON),
+    replace(QUICK, defragment=DefragmentMode.SUGGEST),
 )
 POD = Pool(PoolName("pod"), "ipu", "simulated", PowerOfTwo(2, 8, 16))
 CROSS = Pool(PoolName("cross"), "ipu", "simulated", AnySubset(12, 8))
@@ -77,12 +77,12 @@ class Site(World):
         super().__init__(pool, policy=policy)
         self.pool = pool
         for name, blocks in shares.items():
-            held = (Share(pool.name, blocks),) if blocks else ()
+            held = (ProjectShare(pool.name, blocks),) if blocks else ()
             [reply] = self.step(SetProject(Project(name=name, shares=held), None))
             assert isinstance(reply, Project), reply
         self.named = tuple(shares)
         self.own = dict(self.fleet.projects.cells(pool.name))
-        self.short_since: dict[tuple[str, int], Instant] = {}
+        self.short_since: dict[tuple[str, int], Timestamp] = {}
         self.attempts: dict[ClaimId, tuple[int, ClaimState]] = {}
 
     def go_on(self) -> list[Input]:
@@ -90,20 +90,20 @@ class Site(World):
         said: list[Input] = []
         for partition in self.fleet.partitions.values():
             if partition.state is PartitionState.PROVISIONING:
-                said.append(self.word(partition.id, partition.version, "create", Seen.ACTIVE))
+                said.append(self.word(partition.id, partition.version, "create", ObservedState.ACTIVE))
             elif partition.state is PartitionState.REMOVING:
-                said.append(self.word(partition.id, partition.version, "remove", Seen.ABSENT))
+                said.append(self.word(partition.id, partition.version, "remove", ObservedState.ABSENT))
         for claim in self.fleet.claims.values():
             limit_s = claim.spec.time_limit_s
             if claim.state in (ClaimState.READY, ClaimState.RECLAIMING) and claim.ready_at is not None:
-                if limit_s is not None and after(claim.ready_at, limit_s) <= self.now + SECOND:
+                if limit_s is not None and add_seconds(claim.ready_at, limit_s) <= self.now + SECOND:
                     said.append(ReleaseClaim(claim.id, "its time is over"))
                 elif claim.state is ClaimState.RECLAIMING and self.is_saved(claim):
                     said.append(YieldClaim(claim.id, "its state is saved"))
         return said
 
-    def word(self, partition: object, version: int, order: str, seen: Seen) -> DriverAnswered:
-        return DriverAnswered(partition, version, order, Answer(Verdict.OK, seen))  # type: ignore[arg-type]
+    def word(self, partition: object, version: int, order: str, seen: ObservedState) -> DriverResultReceived:
+        return DriverResultReceived(partition, version, order, DriverResult(ResultCode.OK, seen))  # type: ignore[arg-type]
 
     def is_saved(self, claim: Claim) -> bool:
         """Some stop at once, some use all the time they have."""
@@ -315,7 +315,7 @@ def act(site: Site, what: str, number: int) -> None:
         site.second(*(ReleaseClaim(ident, "done") for ident in known[number % max(1, len(known)) :][:1]))
     elif what == "save":
         known = sorted(site.fleet.claims)
-        site.second(*(CheckpointSeen(ident, site.now) for ident in known[number % max(1, len(known)) :][:1]))
+        site.second(*(CheckpointSaved(ident, site.now) for ident in known[number % max(1, len(known)) :][:1]))
     elif what == "drain":
         site.second(DrainDevice(site.pool.name, number % site.pool.topology.n_devices, "looks ill"))
     elif what == "resume":

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from moorings.core.claims import Claim, ClaimId, ClaimState
 from moorings.core.devices import PoolName
-from moorings.core.hardware import Answer, Seen, Verdict
-from moorings.core.inputs import CreateClaim, DriverAnswered, Input, ReleaseClaim
-from moorings.core.instants import SECOND, Instant, after
+from moorings.core.hardware import DriverResult, ObservedState, ResultCode
+from moorings.core.inputs import CreateClaim, DriverResultReceived, Input, ReleaseClaim
+from moorings.core.instants import SECOND, Timestamp, add_seconds
 from moorings.core.partitions import PartitionState
-from moorings.core.placement import NEVER
+from moorings.core.placement import NO_RELEASE
 from moorings.core.policy import Policy
 from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo, Topology
 from tests.sampling import examples
@@ -39,7 +39,7 @@ class Site(World):
     def __init__(self, topology: Topology, policy: Policy = BACKFILL) -> None:
         super().__init__(Pool(PoolName("pool"), "ipu", "simulated", topology), policy=policy)
         self.sizes = tuple(topology.sizes)
-        self.promised: dict[ClaimId, Instant] = {}
+        self.promised: dict[ClaimId, Timestamp] = {}
 
     def asks_for(self, size: int, limit_s: float | None, priority: int = 0) -> CreateClaim:
         owner = f"local/run-{self.n_created}"
@@ -51,14 +51,14 @@ class Site(World):
         for partition in self.fleet.partitions.values():
             creates = partition.state is PartitionState.PROVISIONING
             if creates or partition.state is PartitionState.REMOVING:
-                answer = Answer(Verdict.OK, Seen.ACTIVE if creates else Seen.ABSENT)
+                answer = DriverResult(ResultCode.OK, ObservedState.ACTIVE if creates else ObservedState.ABSENT)
                 order = "create" if creates else "remove"
-                said.append(DriverAnswered(partition.id, partition.version, order, answer))
+                said.append(DriverResultReceived(partition.id, partition.version, order, answer))
         for claim in self.fleet.claims.values():
             limit_s = claim.spec.time_limit_s
             if claim.state is not ClaimState.READY or claim.ready_at is None or limit_s is None:
                 continue
-            if after(claim.ready_at, limit_s) <= self.now + SECOND:
+            if add_seconds(claim.ready_at, limit_s) <= self.now + SECOND:
                 said.append(ReleaseClaim(claim.id, "its time is over"))
         return said
 
@@ -66,7 +66,7 @@ class Site(World):
         """A turn; who is told an instant starts by then."""
         self.step(*inputs, *self.go_on())
         for kept in self.fleet.reservations:
-            if 0 < kept.until < NEVER:
+            if 0 < kept.until < NO_RELEASE:
                 self.promised.setdefault(kept.claim, kept.until)
         for ident, until in self.promised.items():
             claim = self.claim(ident)

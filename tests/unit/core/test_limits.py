@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moorings.core.claims import Claim, ClaimState
-from moorings.core.explain import explain
+from moorings.core.explain import explain_wait
 from moorings.core.inputs import ReleaseClaim, SetProject
 from moorings.core.instants import SECOND
-from moorings.core.options import options
-from moorings.core.projects import Project, Share
+from moorings.core.options import list_start_options
+from moorings.core.projects import Project, ProjectShare
 from moorings.core.topology import Pool
 from tests.sampling import examples
 from tests.unit.core.test_law6 import BOUND_S, CROSS, QUICK, Site
@@ -33,7 +33,9 @@ def lab(pool: Pool, most: int = LAB_MAX) -> Site:
         shares = {name: ((1, sum(size * count for size, count in blocks)),) for name, blocks in shares.items()}
     for name, blocks in shares.items():
         limit = most if name == "lab" else None
-        [reply] = site.step(SetProject(Project(name=name, shares=(Share(pool.name, blocks),), devices_max=limit), None))
+        [reply] = site.step(
+            SetProject(Project(name=name, shares=(ProjectShare(pool.name, blocks),), devices_max=limit), None)
+        )
         assert isinstance(reply, Project), reply
     site.step(SetProject(Project(name="c"), None))
     return site
@@ -64,7 +66,7 @@ def test_a_part_has_its_guarantee_though_others_borrowed_up_to_the_limit(pool: P
     assert {site.claim(one.id).state for one in borrowers} == {ClaimState.READY}
     wanted = ask(site, "lab/a", 4)
     site.step()
-    [reason, *_] = explain(site.fleet, site.claim(wanted.id), site.now).reasons
+    [reason, *_] = explain_wait(site.fleet, site.claim(wanted.id), site.now).reasons
     assert reason.code == "queue.reserved"
     asked = [one for one in borrowers if site.claim(one.id).state is ClaimState.RECLAIMING]
     assert len(asked) == 2, "no more than the limit needs"
@@ -122,7 +124,7 @@ def test_what_cannot_be_asked_back_is_lent_only_beside_the_guarantees_under_a_li
     site.pass_s(2)
     states = [site.claim(one.id).state for one in beside]
     assert states == [ClaimState.READY, ClaimState.PENDING]
-    [reason, *_] = explain(site.fleet, site.claim(beside[1].id), site.now).reasons
+    [reason, *_] = explain_wait(site.fleet, site.claim(beside[1].id), site.now).reasons
     assert reason.code == "project.guaranteed"
     assert "lab" in reason.message
     wanted = ask(site, "lab/a", 4, preemptible=False)
@@ -140,7 +142,7 @@ def test_a_guarantee_further_up_is_used_only_beside_those_under_a_limit(*, preem
         ("dep/lab/a", ((4, 1),), None),
         ("dep/lab/b", (), None),
     ):
-        shares = (Share(POD.name, blocks),) if blocks else ()
+        shares = (ProjectShare(POD.name, blocks),) if blocks else ()
         site.step(SetProject(Project(name=name, shares=shares, devices_max=most), None))
     other = ask(site, "dep/lab/b", 4, preemptible=preemptible)
     site.pass_s(5)
@@ -157,9 +159,9 @@ def test_nobody_is_told_that_it_fits_where_a_limit_stands_against_it() -> None:
         ask(site, "guests", size)
     barred = ask(site, "guests", 4)
     site.pass_s(2)
-    wait = explain(site.fleet, site.claim(barred.id), site.now)
+    wait = explain_wait(site.fleet, site.claim(barred.id), site.now)
     assert [reason.code for reason in wait.reasons] == ["project.limit"]
-    told = [one.message for one in options(site.fleet, QUICK, site.now, site.claim(barred.id))]
+    told = [one.message for one in list_start_options(site.fleet, QUICK, site.now, site.claim(barred.id))]
     assert told == ["it would start now with 2 devices"]
 
 
@@ -167,20 +169,20 @@ def test_who_can_never_get_so_many_beside_what_is_guaranteed_is_told_so() -> Non
     site = lab(POD)
     stuck = ask(site, "lab/b", 8, preemptible=False)
     site.pass_s(2)
-    [reason, *_] = explain(site.fleet, site.claim(stuck.id), site.now).reasons
+    [reason, *_] = explain_wait(site.fleet, site.claim(stuck.id), site.now).reasons
     assert reason.code == "project.guaranteed"
     assert "never gets 8" in reason.message
     assert reason.hint == "ask for 4 or fewer, or let it be asked to yield (preemptible)"
     large = site.create(16, project="c", gcds=2)
     site.pass_s(2)
-    hints = {one.hint for one in explain(site.fleet, site.claim(large.id), site.now).reasons}
+    hints = {one.hint for one in explain_wait(site.fleet, site.claim(large.id), site.now).reasons}
     assert "let it be asked to yield (preemptible)" in hints, "waiting does not help"
 
 
 def test_a_subject_s_own_limit_is_no_reason_to_ask_others() -> None:
     """Two of its own guarantee are left, but somebody who holds as much as a subject may has to wait."""
     site = lab(POD)
-    site.step(SetProject(Project(name="d", shares=(Share(POD.name, ((2, 1),)),), user_devices_max=4), None))
+    site.step(SetProject(Project(name="d", shares=(ProjectShare(POD.name, ((2, 1),)),), user_devices_max=4), None))
     borrowers = [ask(site, "d", 4), *(ask(site, "c", 2) for _ in range(6))]
     site.pass_s(5)
     assert {site.claim(one.id).state for one in borrowers} == {ClaimState.READY}

@@ -10,12 +10,20 @@ from hypothesis import strategies as st
 
 from moorings.core import lines
 from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState
-from moorings.core.instants import Instant
-from moorings.core.lines import ENDLESS, FIRST, Line, Order, View, limit_of, line_of
+from moorings.core.instants import Timestamp
+from moorings.core.lines import (
+    NO_LIMIT_S,
+    QUEUE_START,
+    PendingClass,
+    PendingClassView,
+    QueueKey,
+    backfill_limit_s,
+    class_key,
+)
 from moorings.core.projects import Project, Projects
 
-LIMITS = (1.0, 5.0, 20.0, ENDLESS)
-orders = st.tuples(st.integers(-3, 3), st.integers(1, 30).map(Instant), st.sampled_from("abc").map(ClaimId))
+LIMITS = (1.0, 5.0, 20.0, NO_LIMIT_S)
+orders = st.tuples(st.integers(-3, 3), st.integers(1, 30).map(Timestamp), st.sampled_from("abc").map(ClaimId))
 limits = st.sampled_from(LIMITS)
 
 
@@ -25,11 +33,11 @@ def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "CHUNK_MAX", 4)
 
 
-def next_of(known: dict[Order, float], after: Order, limit_s: float) -> Order | None:
+def next_of(known: dict[QueueKey, float], after: QueueKey, limit_s: float) -> QueueKey | None:
     return min((order for order, limit in known.items() if order > after and limit <= limit_s), default=None)
 
 
-def same(line: Line, known: dict[Order, float], asked: Order) -> None:
+def same(line: PendingClass, known: dict[QueueKey, float], asked: QueueKey) -> None:
     assert list(line) == sorted(known)
     assert len(line) == len(known)
     assert bool(line) is bool(known)
@@ -38,17 +46,17 @@ def same(line: Line, known: dict[Order, float], asked: Order) -> None:
     assert line.arrivals is not None
     assert [(at, ident) for _, at, ident in line.arrivals] == sorted((at, ident) for _, at, ident in known)
     for limit_s in LIMITS:
-        for after in (FIRST, asked, *known):
+        for after in (QUEUE_START, asked, *known):
             assert line.next(after, limit_s) == next_of(known, after, limit_s)
     for after in known:
-        assert line.next(after) == next_of(known, after, ENDLESS)
+        assert line.next(after) == next_of(known, after, NO_LIMIT_S)
 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(orders, limits), max_size=40), orders)
-def test_a_line_answers_as_a_sorted_list_does(steps: list[tuple[Order, float]], asked: Order) -> None:
+def test_a_line_answers_as_a_sorted_list_does(steps: list[tuple[QueueKey, float]], asked: QueueKey) -> None:
     """An order that is in is taken out, another is put in."""
-    line, known = Line(), dict[Order, float]()
+    line, known = PendingClass(), dict[QueueKey, float]()
     for order, limit_s in steps:
         if order in known:
             line.remove(order)
@@ -65,9 +73,9 @@ def test_a_line_answers_as_a_sorted_list_does(steps: list[tuple[Order, float]], 
 
 def test_long_lines_stay_in_order_through_splits_of_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    line, known = Line(), dict[Order, float]()
+    line, known = PendingClass(), dict[QueueKey, float]()
     for number in range(1000):
-        order = (number * 7 % 3, Instant(number * 389 % 997 + 1), ClaimId(f"c{number}"))
+        order = (number * 7 % 3, Timestamp(number * 389 % 997 + 1), ClaimId(f"c{number}"))
         known[order] = LIMITS[number * 5 % 4]
         line.add(order, known[order])
     assert list(line) == sorted(known)
@@ -75,23 +83,23 @@ def test_long_lines_stay_in_order_through_splits_of_chunks(monkeypatch: pytest.M
         line.remove(order)
         del known[order]
     assert list(line) == sorted(known)
-    found: list[Order] = []
-    while (following := line.next(found[-1] if found else FIRST, 1.0)) is not None:
+    found: list[QueueKey] = []
+    while (following := line.next(found[-1] if found else QUEUE_START, 1.0)) is not None:
         found.append(following)
     assert found == sorted(order for order, limit_s in known.items() if limit_s <= 1.0)
 
 
-@pytest.mark.parametrize("order", [(0, Instant(2), ClaimId("b")), (0, Instant(9), ClaimId("a"))])
-def test_who_stands_in_no_line_cannot_leave_it(order: Order) -> None:
-    line = Line()
-    line.add((0, Instant(1), ClaimId("a")), ENDLESS)
-    line.add((0, Instant(3), ClaimId("a")), ENDLESS)
+@pytest.mark.parametrize("order", [(0, Timestamp(2), ClaimId("b")), (0, Timestamp(9), ClaimId("a"))])
+def test_who_stands_in_no_line_cannot_leave_it(order: QueueKey) -> None:
+    line = PendingClass()
+    line.add((0, Timestamp(1), ClaimId("a")), NO_LIMIT_S)
+    line.add((0, Timestamp(3), ClaimId("a")), NO_LIMIT_S)
     with pytest.raises(AssertionError, match="stands in no line"):
         line.remove(order)
 
 
 def claim(number: int, limit_s: float, priority: int = 0, owner: str = "local/run") -> Claim:
-    told = None if limit_s == ENDLESS else limit_s
+    told = None if limit_s == NO_LIMIT_S else limit_s
     return Claim(
         id=ClaimId(f"c{number}"),
         name=f"c{number}",
@@ -99,7 +107,7 @@ def claim(number: int, limit_s: float, priority: int = 0, owner: str = "local/ru
         subject="ann",
         spec=ClaimSpec(kind="ipu", size=1, time_limit_s=told, priority=priority),
         state=ClaimState.PENDING,
-        arrival=Instant(100 + number),
+        arrival=Timestamp(100 + number),
     )
 
 
@@ -112,13 +120,13 @@ def test_a_view_is_the_line_without_the_gone_and_with_the_added(
     given: list[tuple[float, int, str]],
     without_line: bool,
 ) -> None:
-    line, held, gone, added, known = Line(), dict[ClaimId, Claim](), dict[ClaimId, object](), [], list[Claim]()
+    line, held, gone, added, known = PendingClass(), dict[ClaimId, Claim](), dict[ClaimId, object](), [], list[Claim]()
     for number, (limit_s, priority, fate) in enumerate(given):
         one = claim(number, limit_s, priority)
         if fate != "new":
             held[one.id] = one
             if not without_line:
-                line.add(one.order, limit_of(one))
+                line.add(one.order, backfill_limit_s(one))
         if fate in ("gone", "changed"):
             gone[one.id] = None
         if fate == "changed":  # its priority is another one now
@@ -128,14 +136,14 @@ def test_a_view_is_the_line_without_the_gone_and_with_the_added(
             added.append(one)
         if fate in ("changed", "new") or (fate == "stays" and not without_line):
             known.append(one)
-    view = View(None if without_line else line, held, gone, added)
+    view = PendingClassView(None if without_line else line, held, gone, added)
     known.sort(key=lambda one: one.order)
     assert view.first() == (known[0] if known else None)
     for limit_s in LIMITS:
         found: list[Claim] = []
-        while (following := view.next(found[-1].order if found else FIRST, limit_s)) is not None:
+        while (following := view.next(found[-1].order if found else QUEUE_START, limit_s)) is not None:
             found.append(following)
-        assert found == [one for one in known if limit_of(one) <= limit_s]
+        assert found == [one for one in known if backfill_limit_s(one) <= limit_s]
 
 
 @settings(deadline=None)
@@ -147,12 +155,12 @@ def test_a_view_is_the_line_without_the_gone_and_with_the_added(
 def test_the_aged_of_a_view_are_those_that_came_by_then_first_come_first(
     given: list[tuple[float, int, str]], number_by: int, below: int
 ) -> None:
-    line, held, gone, added, known = Line(), dict[ClaimId, Claim](), dict[ClaimId, object](), [], list[Claim]()
+    line, held, gone, added, known = PendingClass(), dict[ClaimId, Claim](), dict[ClaimId, object](), [], list[Claim]()
     for number, (limit_s, priority, fate) in enumerate(given):
         one = claim(number, limit_s, priority)
         if fate != "new":
             held[one.id] = one
-            line.add(one.order, limit_of(one))
+            line.add(one.order, backfill_limit_s(one))
         if fate == "changed":
             one = replace(one, spec=replace(one.spec, priority=1 - priority))
         if fate != "stays":
@@ -161,8 +169,8 @@ def test_the_aged_of_a_view_are_those_that_came_by_then_first_come_first(
             added.append(one)
         if fate != "gone":
             known.append(one)
-    by = Instant(100 + number_by)
-    aged = View(line, held, gone, added).aged(by, below)
+    by = Timestamp(100 + number_by)
+    aged = PendingClassView(line, held, gone, added).aged(by, below)
     expected = [one for one in known if one.arrival <= by]
     if not expected or all(one.spec.priority >= below for one in known):
         assert aged is None or aged.first() == next(iter(expected), None), "what is gone may still be seen there"
@@ -173,25 +181,25 @@ def test_the_aged_of_a_view_are_those_that_came_by_then_first_come_first(
     assert aged.first() == expected[0]
     for limit_s in LIMITS:
         found: list[Claim] = []
-        while (following := aged.next(found[-1].order if found else FIRST, limit_s)) is not None:
+        while (following := aged.next(found[-1].order if found else QUEUE_START, limit_s)) is not None:
             found.append(following)
-        assert found == [one for one in expected if limit_of(one) <= limit_s]
+        assert found == [one for one in expected if backfill_limit_s(one) <= limit_s]
 
 
 def test_what_a_person_claims_by_hand_has_no_end() -> None:
-    assert limit_of(claim(1, 20.0)) == 20.0
-    assert limit_of(claim(1, ENDLESS)) == ENDLESS
-    assert limit_of(claim(1, 20.0, owner="user/ann")) == ENDLESS
+    assert backfill_limit_s(claim(1, 20.0)) == 20.0
+    assert backfill_limit_s(claim(1, NO_LIMIT_S)) == NO_LIMIT_S
+    assert backfill_limit_s(claim(1, 20.0, owner="user/ann")) == NO_LIMIT_S
 
 
 def test_who_pays_parts_lines_only_where_there_are_projects() -> None:
-    one = claim(1, ENDLESS)
+    one = claim(1, NO_LIMIT_S)
     other = replace(one, subject="bob", spec=replace(one.spec, project="lab", preemptible=True))
     limited = Projects([Project(name="lab", user_devices_max=4)])
-    assert line_of(one, Projects()) == line_of(other, Projects())
-    assert line_of(one, limited) != line_of(other, limited)
+    assert class_key(one, Projects()) == class_key(other, Projects())
+    assert class_key(one, limited) != class_key(other, limited)
     lab = Projects([Project(name="lab")])
-    assert line_of(other, lab) == line_of(replace(other, subject="ann"), lab)
-    assert line_of(other, limited) != line_of(replace(other, subject="ann"), limited)
-    assert line_of(other, lab) != line_of(replace(other, spec=replace(other.spec, preemptible=False)), lab)
-    assert line_of(one, lab) == line_of(replace(one, spec=replace(one.spec, priority=3, time_limit_s=4.0)), lab)
+    assert class_key(other, lab) == class_key(replace(other, subject="ann"), lab)
+    assert class_key(other, limited) != class_key(replace(other, subject="ann"), limited)
+    assert class_key(other, lab) != class_key(replace(other, spec=replace(other.spec, preemptible=False)), lab)
+    assert class_key(one, lab) == class_key(replace(one, spec=replace(one.spec, priority=3, time_limit_s=4.0)), lab)

@@ -6,8 +6,8 @@ from enum import StrEnum
 
 import pytest
 
-from moorings.core.errors import IllegalMoveError
-from moorings.core.machines import advance, ends
+from moorings.core.errors import IllegalTransitionError
+from moorings.core.machines import terminal_states, transition
 
 
 class Door(StrEnum):
@@ -29,12 +29,12 @@ NEXT = {
 
 
 def test_the_next_state_stands_in_the_table():
-    assert advance(NEXT, "door", "front", Door.SHUT, Act.BRICK_UP, lambda: ()) is Door.BRICKED_UP
+    assert transition(NEXT, "door", "front", Door.SHUT, Act.BRICK_UP, lambda: ()) is Door.BRICKED_UP
 
 
 def test_a_move_that_is_not_in_the_table_tells_who_where_what_and_the_story():
-    with pytest.raises(IllegalMoveError) as caught:
-        advance(NEXT, "door", "front", Door.OPEN, Act.BRICK_UP, lambda: ("green", "made of oak"))
+    with pytest.raises(IllegalTransitionError) as caught:
+        transition(NEXT, "door", "front", Door.OPEN, Act.BRICK_UP, lambda: ("green", "made of oak"))
     error = caught.value
     assert (error.kind, error.ident, error.state, error.event) == ("door", "front", "OPEN", "brick_up")
     assert error.code == "state.illegal_move"
@@ -42,8 +42,8 @@ def test_a_move_that_is_not_in_the_table_tells_who_where_what_and_the_story():
 
 
 def test_a_move_without_a_story_has_no_empty_brackets():
-    with pytest.raises(IllegalMoveError) as caught:
-        advance(NEXT, "door", "front", Door.BRICKED_UP, Act.PUSH, lambda: ())
+    with pytest.raises(IllegalTransitionError) as caught:
+        transition(NEXT, "door", "front", Door.BRICKED_UP, Act.PUSH, lambda: ())
     assert str(caught.value) == "door front is BRICKED_UP: 'push' is not possible"
 
 
@@ -51,8 +51,8 @@ def test_the_story_is_only_asked_for_when_it_is_told():
     def story():
         raise AssertionError("asked for")
 
-    assert advance(NEXT, "door", "front", Door.OPEN, Act.PUSH, story) is Door.SHUT
+    assert transition(NEXT, "door", "front", Door.OPEN, Act.PUSH, story) is Door.SHUT
 
 
 def test_the_ends_are_the_states_nothing_follows():
-    assert ends(NEXT) == {Door.BRICKED_UP}
+    assert terminal_states(NEXT) == {Door.BRICKED_UP}

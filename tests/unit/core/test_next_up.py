@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from moorings.core.claims import Claim, ClaimId, ClaimState
 from moorings.core.devices import PoolName
-from moorings.core.hardware import Answer, Seen, Verdict
-from moorings.core.inputs import DrainDevice, DriverAnswered, PoolAnswers, QueueTold, ReleaseClaim
-from moorings.core.offers import held_by, next_up, others_wait
+from moorings.core.hardware import DriverResult, ObservedState, ResultCode
+from moorings.core.inputs import DrainDevice, DriverResultReceived, PoolReachability, QueueReported, ReleaseClaim
+from moorings.core.offers import contended_pools, held_counts, next_claim_by_pool
 from moorings.core.placement import OUT_OF_SERVICE
 from moorings.core.policy import Policy
 from moorings.core.topology import Pool, PowerOfTwo
@@ -24,7 +24,7 @@ WIDE = Pool(PoolName("wide"), "ipu", "simulated", PowerOfTwo(3, 8, 8))
 
 def first(world: World) -> dict[PoolName, str]:
     """The owners of those who are first."""
-    return {name: claim.owner for name, claim in next_up(world.fleet, world.policy, world.now).items()}
+    return {name: claim.owner for name, claim in next_claim_by_pool(world.fleet, world.policy, world.now).items()}
 
 
 def full(*pools: Pool, policy: Policy = Policy()) -> World:  # noqa: B008
@@ -70,7 +70,7 @@ def test_who_has_only_to_be_started_is_first_until_then() -> None:
 
 def others(world: World, queue: str = HERE) -> set[PoolName]:
     """The pools in which somebody waits who is not of that queue."""
-    return set(others_wait(world.fleet, world.fleet.announced[queue]))
+    return set(contended_pools(world.fleet, world.fleet.announced[queue]))
 
 
 def test_others_wait_where_somebody_of_no_job_of_the_queue_does() -> None:
@@ -93,13 +93,13 @@ def test_of_another_instance_s_claims_none_is_the_queue_s() -> None:
     ours, theirs = "0123456789abcdef", "fedcba9876543210"
     world = World(POD)
     list_told = told(world, 4).told
-    world.step(QueueTold(replace(list_told, instance=ours)))
+    world.step(QueueReported(replace(list_told, instance=ours)))
     world.ready(4, owner=f"{HERE}/5/nonce/0/{ours}")
     world.ready(2, owner=f"{HERE}/5/nonce/0/{theirs}")
     world.ready(1, owner="user/ann")
     announced = world.fleet.announced[HERE]
-    assert held_by(world.fleet, announced) == {POD.name: {4: 1}}
-    assert held_by(world.fleet, replace(announced, instance="")) == {POD.name: {2: 1, 4: 1}}
+    assert held_counts(world.fleet, announced) == {POD.name: {4: 1}}
+    assert held_counts(world.fleet, replace(announced, instance="")) == {POD.name: {2: 1, 4: 1}}
     world.create(16, gcds=2, owner=f"{HERE}/6/nonce/0/{ours}")
     assert others(world) == set()
     world.create(16, gcds=2, owner=f"{HERE}/7/nonce/0/{theirs}")
@@ -112,13 +112,13 @@ def test_what_cannot_be_had_again_at_once_is_not_held() -> None:
     announced = world.fleet.announced[HERE]
     first, second = (world.ready(4, owner=f"{HERE}/{number}/nonce") for number in (1, 2))
     world.create(8, owner=f"{HERE}/3/nonce")
-    assert held_by(world.fleet, announced) == {POD.name: {4: 2, 8: 1}}, "what is being made is held"
+    assert held_counts(world.fleet, announced) == {POD.name: {4: 2, 8: 1}}, "what is being made is held"
     world.step(ReleaseClaim(first.id, "over"))
-    assert held_by(world.fleet, announced) == {POD.name: {4: 1, 8: 1}}
+    assert held_counts(world.fleet, announced) == {POD.name: {4: 1, 8: 1}}
     world.step(DrainDevice(POD.name, next(iter(world.partition(second).block)), "a fan"))
-    assert held_by(world.fleet, announced) == {POD.name: {8: 1}}
-    world.step(PoolAnswers(POD.name, "it does not answer"))
-    assert held_by(world.fleet, announced) == {}
+    assert held_counts(world.fleet, announced) == {POD.name: {8: 1}}
+    world.step(PoolReachability(POD.name, "it does not answer"))
+    assert held_counts(world.fleet, announced) == {}
 
 
 def test_who_could_not_use_it_keeps_nobody_waiting() -> None:
@@ -132,7 +132,7 @@ def test_who_could_not_use_it_keeps_nobody_waiting() -> None:
     world.step(DrainDevice(POD.name, 0, "broken"))
     world.step(told(world, 4, queue=THERE))
     assert first(world) == {POD.name: f"{THERE}/1/nonce", WIDE.name: "user/ann"}
-    world.step(PoolAnswers(POD.name, "no answer"))
+    world.step(PoolReachability(POD.name, "no answer"))
     assert first(world) == {WIDE.name: "user/ann"}, "nobody gets anything there"
 
 
@@ -181,7 +181,7 @@ def test_what_is_freed_for_who_is_first_is_his(
     for index in drained:
         world.step(DrainDevice(POD.name, index, "broken"))
     world.step()
-    for name, claim in next_up(world.fleet, world.policy, world.now).items():
+    for name, claim in next_claim_by_pool(world.fleet, world.policy, world.now).items():
         if is_offered(world, claim):
             continue  # what more could it want?
         state = world.fleet.pools[name]
@@ -204,8 +204,8 @@ def end_at_once(world: World, claims: Sequence[ClaimId]) -> None:
     """Their partitions are gone in the same turn."""
     world.step(*(ReleaseClaim(claim, "done") for claim in claims))
     parts = [world.partition(world.claim(claim)) for claim in claims]
-    gone = Answer(Verdict.OK, Seen.ABSENT, "so it says")
-    world.step(*(DriverAnswered(part.id, part.version, "remove", gone) for part in parts))
+    gone = DriverResult(ResultCode.OK, ObservedState.ABSENT, "so it says")
+    world.step(*(DriverResultReceived(part.id, part.version, "remove", gone) for part in parts))
 
 
 def is_offered(world: World, claim: Claim) -> bool:

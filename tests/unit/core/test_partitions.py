@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorings.core.claims import NAME_CHARS_MAX, check_name
-from moorings.core.instants import SECOND, Instant
-from moorings.core.partitions import PartitionEvent, PartitionState, gcd_blocks, name_for, step
+from moorings.core.instants import SECOND, Timestamp
+from moorings.core.partitions import PartitionEvent, PartitionState, gcd_blocks, step, unique_partition_name
 from moorings.core.topology import Block
 from moorings.testing.records import NOW, a_partition
 
-LATER = Instant(NOW + SECOND)
+LATER = Timestamp(NOW + SECOND)
 
 names = st.from_regex(r"[a-z0-9]([a-z0-9._-]{0,34}[a-z0-9])?", fullmatch=True)
 
@@ -31,18 +31,18 @@ def test_its_size_is_that_of_its_block():
 
 
 def test_the_first_partition_of_a_claim_has_its_name():
-    assert name_for("train", 0, ()) == "train"
+    assert unique_partition_name("train", 0, ()) == "train"
 
 
 def test_later_attempts_are_numbered_so_that_a_vendor_never_sees_a_name_twice():
-    assert name_for("train", 2, ()) == "train-2"
-    assert name_for("train", 0, {"train", "train-1"}) == "train-2"
+    assert unique_partition_name("train", 2, ()) == "train-2"
+    assert unique_partition_name("train", 0, {"train", "train-1"}) == "train-2"
 
 
 @given(names, st.integers(0, 10**6), st.sets(st.integers(0, 5)))
 def test_a_name_is_within_the_vendors_limit_and_not_taken(name, attempt, taken_after):
-    taken = {name_for(name, attempt + more, ()) for more in taken_after}
-    made = name_for(name, attempt, taken)
+    taken = {unique_partition_name(name, attempt + more, ()) for more in taken_after}
+    made = unique_partition_name(name, attempt, taken)
     assert made not in taken
     assert len(made) <= NAME_CHARS_MAX
     assert check_name(made)
@@ -70,5 +70,5 @@ def test_gcds_share_a_block_equally_and_leave_nothing(start, gcds, share):
 
 
 def test_the_longest_name_makes_room_for_the_number():
-    assert name_for("x" * 36, 12, ()) == "x" * 33 + "-12"
-    assert name_for("x" * 36, 0, {"x" * 36}) == "x" * 34 + "-1"
+    assert unique_partition_name("x" * 36, 12, ()) == "x" * 33 + "-12"
+    assert unique_partition_name("x" * 36, 0, {"x" * 36}) == "x" * 34 + "-1"

@@ -7,18 +7,18 @@ from typing import Any
 
 from moorings.core.claims import CheckpointContract, Claim, ClaimState
 from moorings.core.devices import PoolName
-from moorings.core.explain import explain
-from moorings.core.hardware import Seen
+from moorings.core.explain import explain_wait
+from moorings.core.hardware import ObservedState
 from moorings.core.inputs import SetProject, YieldClaim
-from moorings.core.instants import after
-from moorings.core.policy import Defragment, Policy
+from moorings.core.instants import add_seconds
+from moorings.core.policy import DefragmentMode, Policy
 from moorings.core.projects import Project
 from moorings.core.topology import AnySubset, Pool, PowerOfTwo
 from tests.unit.core.worlds import POD, World
 
 KEEPS = CheckpointContract(resumable=True)
 PATIENCE_S = 3_600.0
-PATIENT = Policy(defragment=Defragment.ON, patience_s=PATIENCE_S)
+PATIENT = Policy(defragment=DefragmentMode.ON, patience_s=PATIENCE_S)
 AT_ONCE = replace(PATIENT, patience_s=0)
 WIDE = Pool(PoolName("wide"), "ipu", "simulated", PowerOfTwo(1, 32, 32), (("memory", 100),))
 
@@ -38,7 +38,7 @@ def scattered(world: World, **more: Any) -> list[Claim]:
 
 
 def wait_s(world: World, seconds: float) -> None:
-    world.now = after(world.now, seconds)
+    world.now = add_seconds(world.now, seconds)
     world.step()
 
 
@@ -110,10 +110,10 @@ def test_its_patience_ends_to_the_second() -> None:
         job(world)
     large = world.create(8)
     wait_s(world, PATIENCE_S - 2)
-    assert world.now < after(large.arrival, PATIENCE_S)
+    assert world.now < add_seconds(large.arrival, PATIENCE_S)
     assert len(world.fleet.reservations[0].block) == 0
     world.step()
-    assert world.now == after(large.arrival, PATIENCE_S)
+    assert world.now == add_seconds(large.arrival, PATIENCE_S)
     assert len(world.fleet.reservations[0].block) == 8
 
 
@@ -156,7 +156,7 @@ def test_where_any_devices_do_something_is_kept_from_the_beginning() -> None:
 
 
 def test_who_only_suggests_keeps_a_block_from_the_beginning() -> None:
-    world = World(POD, policy=replace(PATIENT, defragment=Defragment.SUGGEST))
+    world = World(POD, policy=replace(PATIENT, defragment=DefragmentMode.SUGGEST))
     for _ in range(4):
         job(world)
     world.create(8)
@@ -175,7 +175,7 @@ def test_nobody_enters_the_room_while_it_is_made() -> None:
     assert moving(world) == 1
     before = world.partition(mover)
     world.step(YieldClaim(mover.id, "stopped"))
-    world.says(world.fleet.partitions[before.id], Seen.ABSENT, order="remove")
+    world.says(world.fleet.partitions[before.id], ObservedState.ABSENT, order="remove")
     assert state(world, large) is ClaimState.GRANTED
     assert state(world, small) is ClaimState.PENDING
 
@@ -232,6 +232,6 @@ def test_it_is_told_that_claims_are_moved_for_it() -> None:
     for _ in range(4):
         job(world)
     large = world.create(8)
-    [first, *_] = explain(world.fleet, large, world.now).reasons
+    [first, *_] = explain_wait(world.fleet, large, world.now).reasons
     assert first.message == "it is next: others are moved for it as soon as enough devices are left over"
     assert first.code == "queue.reserved"

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from moorings.core.instants import Instant
-from moorings.core.placement import NEVER, OUT_OF_SERVICE, FreeMap, Hold, free_map_of, trial
+from moorings.core.instants import Timestamp
+from moorings.core.placement import NO_RELEASE, OUT_OF_SERVICE, FreeMap, HeldBlock, free_map_for, savepoint
 from moorings.core.topology import AnySubset, Block, Catalogue, PowerOfTwo, Topology
 from tests.sampling import examples
 
@@ -59,7 +59,7 @@ def most_disjoint(blocks: list[Block], free: frozenset[int]) -> int:
 
 
 def map_with(topology: Topology, taken: frozenset[int]) -> FreeMap:
-    free_map = free_map_of(topology)
+    free_map = free_map_for(topology)
     for index in taken:
         free_map.take(Block(range(index, index + 1)))
     return free_map
@@ -104,7 +104,7 @@ def test_a_catalogue_counts_exactly(name: str, data: st.DataObject) -> None:
 
 def test_the_seed_s_example_of_a_query() -> None:
     """28 free IPUs: 14 partitions of 2, none of 64 (seed: IPU operator, /query)."""
-    free_map = free_map_of(PowerOfTwo(1, 64, 64))
+    free_map = free_map_for(PowerOfTwo(1, 64, 64))
     for block in (Block(range(32)), Block(range(32, 36))):
         free_map.take(block)
     assert free_map.free == 28
@@ -112,7 +112,7 @@ def test_the_seed_s_example_of_a_query() -> None:
 
 
 def test_best_fit_takes_the_smallest_block_that_fits_then_the_lowest_address() -> None:
-    free_map = free_map_of(PowerOfTwo(1, 16, 16))
+    free_map = free_map_for(PowerOfTwo(1, 16, 16))
     free_map.take(Block(range(4)))  # free: 4-7 and 8-15
     assert free_map.find(2) == Block(range(4, 6))
     assert free_map.find(4) == Block(range(4, 8))
@@ -122,7 +122,7 @@ def test_best_fit_takes_the_smallest_block_that_fits_then_the_lowest_address() -
 
 def test_of_equal_blocks_the_lowest_is_taken_however_they_became_free() -> None:
     """Law 9: the same devices are free, so the same are given."""
-    free = free_map_of(PowerOfTwo(4, 4, 4))
+    free = free_map_for(PowerOfTwo(4, 4, 4))
     for start in (0, 4, 8, 12):
         assert free.find(4) == Block(range(start, start + 4))
         free.take(Block(range(start, start + 4)))
@@ -134,7 +134,7 @@ def test_of_equal_blocks_the_lowest_is_taken_however_they_became_free() -> None:
 
 def test_a_block_that_is_not_free_cannot_be_taken_nor_a_free_one_released() -> None:
     for topology in TOPOLOGIES.values():
-        free_map = free_map_of(topology)
+        free_map = free_map_for(topology)
         block = free_map.find(1)
         assert block is not None
         with pytest.raises(AssertionError, match="free already"):
@@ -146,12 +146,12 @@ def test_a_block_that_is_not_free_cannot_be_taken_nor_a_free_one_released() -> N
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
 def test_a_trial_leaves_no_trace(name: str) -> None:
-    free_map = free_map_of(TOPOLOGIES[name])
+    free_map = free_map_for(TOPOLOGIES[name])
     sizes = list(TOPOLOGIES[name].sizes)
     before = [free_map.count(size) for size in sizes]
     block = free_map.find(sizes[-1])
     assert block is not None
-    with trial(free_map) as attempt:
+    with savepoint(free_map) as attempt:
         attempt.take(block)
         attempt.release(block)
         attempt.take(block)
@@ -160,27 +160,27 @@ def test_a_trial_leaves_no_trace(name: str) -> None:
 
 
 def test_soonest_prefers_the_earliest_end_then_fewest_held_then_the_lowest_address() -> None:
-    free_map = free_map_of(PowerOfTwo(1, 16, 16))
+    free_map = free_map_for(PowerOfTwo(1, 16, 16))
     holds = [
-        Hold(Block(range(1)), Instant(50)),
-        Hold(Block(range(4, 6)), Instant(20)),
-        Hold(Block(range(8, 9)), Instant(20)),
-        Hold(Block(range(12, 13)), NEVER),
+        HeldBlock(Block(range(1)), Timestamp(50)),
+        HeldBlock(Block(range(4, 6)), Timestamp(20)),
+        HeldBlock(Block(range(8, 9)), Timestamp(20)),
+        HeldBlock(Block(range(12, 13)), NO_RELEASE),
     ]
     assert free_map.soonest(4, holds) == (Block(range(8, 12)), 20)
     assert free_map.soonest(8, holds) == (Block(range(8)), 50)
-    assert free_map.soonest(16, holds) == (Block(range(16)), NEVER)
+    assert free_map.soonest(16, holds) == (Block(range(16)), NO_RELEASE)
 
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
 @given(data=st.data())
 def test_soonest_is_the_best_of_all_blocks(name: str, data: st.DataObject) -> None:
     topology = TOPOLOGIES[name]
-    ends = st.sampled_from([0, 10, 20, NEVER, OUT_OF_SERVICE])
+    ends = st.sampled_from([0, 10, 20, NO_RELEASE, OUT_OF_SERVICE])
     held = data.draw(st.dictionaries(st.integers(0, topology.n_devices - 1), ends))
     size = data.draw(st.sampled_from(list(topology.sizes)))
-    holds = [Hold(Block(range(i, i + 1)), Instant(until)) for i, until in held.items()]
-    found = free_map_of(topology).soonest(size, holds)
+    holds = [HeldBlock(Block(range(i, i + 1)), Timestamp(until)) for i, until in held.items()]
+    found = free_map_for(topology).soonest(size, holds)
 
     def last(block: Block) -> int:
         return max((held.get(index, 0) for index in block), default=0)
@@ -192,8 +192,8 @@ def test_soonest_is_the_best_of_all_blocks(name: str, data: st.DataObject) -> No
 
 def test_soonest_sees_every_device_of_a_partition_that_is_no_block_of_ours() -> None:
     """It was made outside: here on devices that are no neighbours, and on some that are but not of one block."""
-    free_map = free_map_of(PowerOfTwo(1, 16, 16))
-    scattered, shifted = Hold(Block.of([0, 5]), NEVER), Hold(Block(range(11, 16)), Instant(20))
+    free_map = free_map_for(PowerOfTwo(1, 16, 16))
+    scattered, shifted = HeldBlock(Block.of([0, 5]), NO_RELEASE), HeldBlock(Block(range(11, 16)), Timestamp(20))
     assert free_map.soonest(4, [scattered]) == (Block(range(8, 12)), 0)
     assert free_map.soonest(4, [scattered, shifted]) == (Block(range(8, 12)), 20)  # one device of it, not four
 
@@ -204,7 +204,7 @@ class FreeMapMachine(RuleBasedStateMachine):
     @initialize(name=st.sampled_from(sorted(TOPOLOGIES)))
     def start(self, name: str) -> None:
         self.topology = TOPOLOGIES[name]
-        self.map = free_map_of(self.topology)
+        self.map = free_map_for(self.topology)
         self.live: list[Block] = []
 
     @rule(data=st.data())
@@ -247,7 +247,7 @@ TestFreeMapMachine.settings = settings(max_examples=examples(60), stateful_step_
 @given(st.lists(st.sampled_from([1, 2, 4, 8, 16]), max_size=40))
 def test_divisible_sizes_placed_largest_first_waste_nothing(sizes: list[int]) -> None:
     """Known result (Coffman, Garey, Johnson 1987): sorted decreasing, they fit iff their sum does."""
-    free_map = free_map_of(PowerOfTwo(2, 16, 16))
+    free_map = free_map_for(PowerOfTwo(2, 16, 16))
     fits = True
     for size in sorted(sizes, reverse=True):
         block = free_map.find(size)

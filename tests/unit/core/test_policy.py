@@ -11,8 +11,8 @@ import pytest
 
 from moorings.core import policy as policy_module
 from moorings.core.errors import MooringsError
-from moorings.core.policy import DAY_S, USUAL, Defragment, Policy, parse_policy
-from moorings.core.records import plain, revive
+from moorings.core.policy import DAY_S, DEFAULT_POLICY, DefragmentMode, Policy, parse_policy
+from moorings.core.records import from_plain, to_plain
 from tests.cases import cases
 
 
@@ -24,10 +24,10 @@ def complaint(text: str) -> MooringsError:
 
 
 def test_an_empty_file_is_the_default():
-    assert parse_policy("") == USUAL
-    before = replace(USUAL, ageing_s=None, patience_s=0.0, waiting_max=0, waiting_bytes_max=0)
+    assert parse_policy("") == DEFAULT_POLICY
+    before = replace(DEFAULT_POLICY, ageing_s=None, patience_s=0.0, waiting_max=0, waiting_bytes_max=0)
     assert before == Policy(), "what logs meant before these"
-    assert revive(Policy, {"reserve": True}).ageing_s is None
+    assert from_plain(Policy, {"reserve": True}).ageing_s is None
 
 
 def test_the_example_is_the_default():
@@ -35,7 +35,7 @@ def test_the_example_is_the_default():
     assert documented is not None
     example = textwrap.dedent(documented.partition("::\n")[2].partition("\nLengths of time")[0])
     assert len(example.strip().splitlines()) == 17
-    assert parse_policy(example) == USUAL
+    assert parse_policy(example) == DEFAULT_POLICY
 
 
 def test_everything_can_be_said():
@@ -67,7 +67,7 @@ def test_everything_can_be_said():
         min_run_s=0.0,
         yield_s=90.0,
         preempt=False,
-        defragment=Defragment.SUGGEST,
+        defragment=DefragmentMode.SUGGEST,
         move_s=1.5,
         moves_per_hour=0,
         patience_s=5400.0,
@@ -151,7 +151,7 @@ def test_what_makes_no_sense_is_refused_with_its_line(text: str, told: str) -> N
     ],
 )
 def test_the_ends_of_the_ranges_are_taken(text: str) -> None:
-    assert parse_policy(text) != USUAL
+    assert parse_policy(text) != DEFAULT_POLICY
 
 
 def test_a_hint_says_the_range():
@@ -162,12 +162,12 @@ def test_a_hint_says_the_range():
 def test_equal_policies_are_the_same_bytes():
     whole = Policy(half_life_s=60, min_run_s=0, yield_s=1, move_s=3)
     assert whole == Policy(half_life_s=60.0, min_run_s=0.0, yield_s=1.0, move_s=3.0)
-    told = json.dumps(plain(whole), sort_keys=True)
+    told = json.dumps(to_plain(whole), sort_keys=True)
     text = "half_life = 60\nmin_run = 0\nyield = 1.0\nmove = 3\n"
     text += 'ageing = "off"\npatience = 0\nwaiting_max = 0\nwaiting_bytes_max = 0'
     assert "waiting" not in told, "as in logs of before"
-    assert told == json.dumps(plain(parse_policy(text)), sort_keys=True)
-    assert revive(Policy, json.loads(told)) == whole
+    assert told == json.dumps(to_plain(parse_policy(text)), sort_keys=True)
+    assert from_plain(Policy, json.loads(told)) == whole
 
 
 def test_the_bound_of_a_guarantee_is_what_a_borrower_may_take():
@@ -177,5 +177,5 @@ def test_the_bound_of_a_guarantee_is_what_a_borrower_may_take():
 def test_a_policy_of_the_release_before_has_no_patience():
     """Law 9: a log of the release before is decided again as it was."""
     written = {"reserve": True, "defragment": "on"}
-    assert revive(Policy, written) == Policy(defragment=Defragment.ON, patience_s=0.0)
-    assert plain(revive(Policy, written)) == written
+    assert from_plain(Policy, written) == Policy(defragment=DefragmentMode.ON, patience_s=0.0)
+    assert to_plain(from_plain(Policy, written)) == written

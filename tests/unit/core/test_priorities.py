@@ -10,16 +10,16 @@ from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
 from moorings.core.fleet import Fleet
 from moorings.core.inputs import CreateClaim, SetPriority, SetProject
-from moorings.core.instants import SECOND, Instant, after
+from moorings.core.instants import SECOND, Timestamp, add_seconds
 from moorings.core.policy import Policy
-from moorings.core.priorities import ceiling_of
+from moorings.core.priorities import max_priority
 from moorings.core.projects import Project, Projects
 from moorings.core.topology import Pool, PowerOfTwo
 from moorings.core.turn import Turn
 from tests.cases import cases
 
 POD = Pool(PoolName("pod"), "ipu", "simulated", PowerOfTwo(1, 8, 8))
-NOW = Instant(1_700_000_000 * SECOND)
+NOW = Timestamp(1_700_000_000 * SECOND)
 LAB = Projects([Project(name="lab", priority_max=50), Project(name="lab/a"), Project(name="lab/b", priority_max=3)])
 
 
@@ -37,7 +37,7 @@ LAB = Projects([Project(name="lab", priority_max=50), Project(name="lab/a"), Pro
     ],
 )
 def test_a_project_s_ceiling_takes_the_place_of_the_role_s(role: Role | None, project: str, most: int | None) -> None:
-    assert ceiling_of(role, project, LAB, Policy()) == most
+    assert max_priority(role, project, LAB, Policy()) == most
 
 
 class Site:
@@ -49,7 +49,7 @@ class Site:
         self.now = NOW
 
     def take(self, *given: object, later_s: float = 1.0) -> list[object]:
-        self.now = after(self.now, later_s)
+        self.now = add_seconds(self.now, later_s)
         with Turn(self.fleet, self.policy, self.now) as turn:
             replies = [turn.take(one) for one in given]  # type: ignore[arg-type]
             turn.schedule()

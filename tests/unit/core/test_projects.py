@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from moorings.core import shares as shares_module
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
-from moorings.core.instants import SECOND, Instant
+from moorings.core.instants import SECOND, Timestamp
 from moorings.core.placement import BuddyMap
 from moorings.core.projects import (
     ALIASES_MAX,
@@ -20,25 +20,25 @@ from moorings.core.projects import (
     PROJECTS_MAX,
     Project,
     Projects,
-    Share,
-    Usage,
+    ProjectShare,
+    ProjectUsage,
+    add_usage,
+    check_deletable,
     check_project,
-    check_removal,
-    decayed,
+    decayed_usage,
+    guaranteed_blocks_in,
     parent_of,
-    share_of,
-    with_use,
 )
-from moorings.core.records import plain, revive
+from moorings.core.records import from_plain, to_plain
 from moorings.core.shares import (
-    Blocks,
-    cut,
-    devices_of,
-    lack_in_pool,
-    lack_within,
-    left_in_pool,
-    most_of,
-    sizes_promised,
+    BlockCounts,
+    count_devices,
+    guaranteeable_sizes,
+    largest_fitting,
+    remaining_in_pool,
+    shortfall_in_pool,
+    shortfall_within,
+    subtract_blocks,
 )
 from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo, Topology
 from tests.cases import cases
@@ -61,11 +61,11 @@ NAMES = ("a", "a/x", "a/x/deep", "a/y", "b", "b/x", "default")
 HALF_LIFE_S = 7 * 86_400.0
 
 
-def share(pool: str, *blocks: tuple[int, int]) -> Share:
-    return Share(PoolName(pool), blocks)
+def share(pool: str, *blocks: tuple[int, int]) -> ProjectShare:
+    return ProjectShare(PoolName(pool), blocks)
 
 
-def project(name: str, *shares: Share, **values: object) -> Project:
+def project(name: str, *shares: ProjectShare, **values: object) -> Project:
     return Project(name=name, shares=shares, **values)  # type: ignore[arg-type]
 
 
@@ -80,7 +80,7 @@ def refusal(one: Project, *others: Project) -> MooringsError:
     return caught.value
 
 
-def sizes_of(blocks: Blocks) -> list[int]:
+def sizes_of(blocks: BlockCounts) -> list[int]:
     return sorted((size for size, count in blocks for _ in range(count)), reverse=True)
 
 
@@ -103,7 +103,7 @@ def sizes_in(topology: Topology) -> tuple[int, ...]:
 
 
 @st.composite
-def promises(draw: st.DrawFn, topology: Topology, most: int = 4) -> Blocks:
+def promises(draw: st.DrawFn, topology: Topology, most: int = 4) -> BlockCounts:
     sizes = draw(st.lists(st.sampled_from(sizes_in(topology)), unique=True, max_size=3))
     return tuple((size, draw(st.integers(1, most))) for size in sorted(sizes))
 
@@ -114,7 +114,7 @@ def proposals(draw: st.DrawFn) -> list[Project]:
     found = []
     for name in draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=10)):
         drawn = [(pool, draw(promises(POOLS[pool].topology))) for pool in POOLS if draw(st.booleans())]
-        found.append(project(name, *(Share(pool, blocks) for pool, blocks in drawn if blocks)))
+        found.append(project(name, *(ProjectShare(pool, blocks) for pool, blocks in drawn if blocks)))
     return found
 
 
@@ -154,28 +154,28 @@ def test_own_cells_and_the_shares_of_children_are_together_the_share(tried: list
     for name, one in held.by_name.items():
         for pool, whole in POOLS.items():
             own = held.cells(pool).get(name, ())
-            below = [share_of(child, pool) for child in held.children(name)]
-            mine = share_of(one, pool)
-            assert devices_of(own) + sum(map(devices_of, below)) == devices_of(mine)
+            below = [guaranteed_blocks_in(child, pool) for child in held.children(name)]
+            mine = guaranteed_blocks_in(one, pool)
+            assert count_devices(own) + sum(map(count_devices, below)) == count_devices(mine)
             together = [size for blocks in (own, *below) for size in sizes_of(blocks)]
             for size in sizes_in(whole.topology):
-                assert sum(each for each in together if each >= size) <= devices_of(mine, size)
+                assert sum(each for each in together if each >= size) <= count_devices(mine, size)
 
 
 @pytest.mark.parametrize("topology", [POD, PowerOfTwo(1, 8, 4), PowerOfTwo(2, 8, 16), CROSS, RACK, SCATTERED])
 @given(data=st.data())
 def test_a_promise_is_refused_exactly_when_it_does_not_fit(topology: Topology, data: st.DataObject) -> None:
     promised = data.draw(promises(topology))
-    lack = lack_in_pool(topology, promised)
+    lack = shortfall_in_pool(topology, promised)
     assert fits(topology, sizes_of(promised)) == (not lack)
-    left = left_in_pool(topology, promised)
+    left = remaining_in_pool(topology, promised)
     if not lack and left is not None:  # what the hint of a refusal says would fit does
         assert fits(topology, sorted(sizes_of(promised) + sizes_of(left), reverse=True))
-        assert devices_of(promised) + devices_of(left) == topology.n_devices
+        assert count_devices(promised) + count_devices(left) == topology.n_devices
 
 
 @given(promises(PowerOfTwo(1, 16, 16), most=3), promises(PowerOfTwo(1, 16, 16), most=3))
-def test_blocks_are_cut_out_of_a_share_exactly_when_they_fit_it(room: Blocks, promised: Blocks) -> None:
+def test_blocks_are_cut_out_of_a_share_exactly_when_they_fit_it(room: BlockCounts, promised: BlockCounts) -> None:
     def packs(bins: list[int], wanted: list[int]) -> bool:
         if not wanted:
             return True
@@ -185,17 +185,17 @@ def test_blocks_are_cut_out_of_a_share_exactly_when_they_fit_it(room: Blocks, pr
             if size >= wanted[0] and size not in bins[:at]
         )
 
-    lack = lack_within(PowerOfTwo(1, 16, 16), promised, room)
+    lack = shortfall_within(PowerOfTwo(1, 16, 16), promised, room)
     assert packs(sizes_of(room), sizes_of(promised)) == (not lack)
     if not lack:
-        left = cut(PowerOfTwo(1, 16, 16), room, promised)
-        assert devices_of(left) + devices_of(promised) == devices_of(room)
+        left = subtract_blocks(PowerOfTwo(1, 16, 16), room, promised)
+        assert count_devices(left) + count_devices(promised) == count_devices(room)
 
 
 def test_halves_are_cut_out_of_the_smallest_block_that_holds_them():
     pod = PowerOfTwo(1, 64, 64)
-    assert cut(pod, ((4, 1), (16, 1), (32, 1)), ((2, 1), (8, 1))) == ((2, 1), (8, 1), (32, 1))
-    assert cut(pod, ((16, 3),), ((4, 5),)) == ((4, 1), (8, 1), (16, 1))
+    assert subtract_blocks(pod, ((4, 1), (16, 1), (32, 1)), ((2, 1), (8, 1))) == ((2, 1), (8, 1), (32, 1))
+    assert subtract_blocks(pod, ((16, 3),), ((4, 5),)) == ((4, 1), (8, 1), (16, 1))
 
 
 def test_in_a_catalogue_a_child_gets_whole_blocks_of_its_parent():
@@ -225,9 +225,9 @@ def test_sizes_that_a_pool_has_no_more_are_no_cells():
 
 
 def test_a_search_that_takes_too_long_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert lack_in_pool(RACK, ((2, 3), (3, 2))) == ""
+    assert shortfall_in_pool(RACK, ((2, 3), (3, 2))) == ""
     monkeypatch.setattr(shares_module, "SEARCH_STEPS_MAX", 4)
-    assert "looked through" in lack_in_pool(RACK, ((2, 3), (3, 2)))
+    assert "looked through" in shortfall_in_pool(RACK, ((2, 3), (3, 2)))
 
 
 def test_a_large_catalogue_is_searched_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,16 +235,16 @@ def test_a_large_catalogue_is_searched_in_few_steps(monkeypatch: pytest.MonkeyPa
     cuts = ((0, 7), (0, 4), (0, 2), (0, 1), (2, 2), (4, 2), (4, 3))
     cards = Catalogue(64 * 7, tuple(Block(range(7 * c + s, 7 * c + s + n)) for c in range(64) for s, n in cuts))
     monkeypatch.setattr(shares_module, "SEARCH_STEPS_MAX", 1000)
-    assert lack_in_pool(cards, ((1, 50), (2, 142))) == ""
-    assert lack_in_pool(cards, ((3, 64), (4, 64))) == ""
-    assert lack_in_pool(cards, ((4, 65),)) == "65 blocks of 4, where there are 64"
-    assert lack_in_pool(cards, ((1, 64), (4, 1)))
+    assert shortfall_in_pool(cards, ((1, 50), (2, 142))) == ""
+    assert shortfall_in_pool(cards, ((3, 64), (4, 64))) == ""
+    assert shortfall_in_pool(cards, ((4, 65),)) == "65 blocks of 4, where there are 64"
+    assert shortfall_in_pool(cards, ((1, 64), (4, 1)))
 
 
 def test_a_search_tells_blocks_of_one_size_and_beginning_apart():
     listed = Catalogue(5, tuple(map(Block.of, ([0, 1], [0, 2], [2, 3], [2, 4]))))
-    assert lack_in_pool(listed, ((2, 2),)) == ""
-    assert lack_in_pool(listed, ((2, 3),))
+    assert shortfall_in_pool(listed, ((2, 2),)) == ""
+    assert shortfall_in_pool(listed, ((2, 3),))
 
 
 # -- refusals ------------------------------------------------------------------------------------------------------
@@ -373,17 +373,17 @@ def test_of_what_was_asked_for_the_most_that_fits_is_told(wish, there, told):
 @given(st.data())
 def test_the_most_that_fits_is_within_both(data):
     topology = data.draw(st.sampled_from([POD, CROSS, RACK]))
-    sizes = sizes_promised(topology)
+    sizes = guaranteeable_sizes(topology)
     counts = st.dictionaries(st.sampled_from(sizes), st.integers(1, 9))
     room, wanted = (tuple(sorted(data.draw(counts).items())) for _ in range(2))
-    most = most_of(topology, room, wanted)
-    assert lack_within(topology, most, room) == ""
+    most = largest_fitting(topology, room, wanted)
+    assert shortfall_within(topology, most, room) == ""
     assert all(count <= dict(wanted)[size] for size, count in most)
     for size, count in wanted:  # the largest that are missing do not fit any more
         if dict(most).get(size, 0) < count:
             before = tuple(one for one in most if one[0] > size)
             more = tuple(sorted([*before, (size, dict(most).get(size, 0) + 1)]))
-            assert lack_within(topology, more, room) != ""
+            assert shortfall_within(topology, more, room) != ""
 
 
 def test_enough_devices_are_not_enough_blocks():
@@ -438,13 +438,13 @@ def test_a_guarantee_in_a_pool_that_is_no_more_is_given_up_by_children_first():
 def test_what_has_parts_stays():
     held = projects(project("a"), project("a/x"))
     with pytest.raises(MooringsError) as caught:
-        check_removal("a", held)
+        check_deletable("a", held)
     assert (caught.value.code, "a/x" in caught.value.detail) == ("project.has_children", True)
     with pytest.raises(MooringsError) as caught:
-        check_removal("a/y", held)
+        check_deletable("a/y", held)
     assert caught.value.code == "project.unknown"
-    check_removal("a/x", held)
-    check_removal("a", held.without("a/x"))
+    check_deletable("a/x", held)
+    check_deletable("a", held.without("a/x"))
 
 
 # -- whose a claim is ----------------------------------------------------------------------------------------------
@@ -544,8 +544,8 @@ def test_projects_are_a_value():
 def test_equal_projects_are_the_same_bytes():
     one = project("a", share("rack", (6, 1), (1, 2)), share("pod", (4, 1)), weight=2)
     other = project("a", share("pod", (4, 1)), share("rack", (1, 2), (6, 1)), weight=2.0)
-    assert repr(plain(one)) == repr(plain(other))
-    assert revive(Project, plain(one)) == other
+    assert repr(to_plain(one)) == repr(to_plain(other))
+    assert from_plain(Project, to_plain(one)) == other
 
 
 # -- use that fades ------------------------------------------------------------------------------------------------
@@ -553,60 +553,60 @@ def test_equal_projects_are_the_same_bytes():
 instants = st.integers(0, 400 * 86_400 * SECOND)
 
 
-def used(amount: int, at: int = 0) -> Usage:
-    return Usage("a", amount, Instant(at))
+def used(amount: int, at: int = 0) -> ProjectUsage:
+    return ProjectUsage("a", amount, Timestamp(at))
 
 
 @cases("halves", [0, 0.25, 0.5, 1, 1.75, 2, 10])
 def test_use_halves_with_each_half_life(halves: float) -> None:
-    now = Instant(round(halves * HALF_LIFE_S * SECOND))
-    assert decayed(used(10**15), now, HALF_LIFE_S) == pytest.approx(10**15 * 2**-halves, rel=1e-9)
+    now = Timestamp(round(halves * HALF_LIFE_S * SECOND))
+    assert decayed_usage(used(10**15), now, HALF_LIFE_S) == pytest.approx(10**15 * 2**-halves, rel=1e-9)
 
 
 def test_use_is_forgotten_in_the_end():
-    assert decayed(used(10**15), Instant(100 * 365 * 86_400 * SECOND), 60.0) == 0
+    assert decayed_usage(used(10**15), Timestamp(100 * 365 * 86_400 * SECOND), 60.0) == 0
 
 
 def test_what_has_been_decided_once_is_decided_so_again():
     """Whole numbers, written down: a machine that fades otherwise would replay other decisions."""
-    assert decayed(used(123_456_789_012_345), Instant(987_654_321_987), HALF_LIFE_S) == 39_803_848_939_280
-    noted = with_use(used(1_000), 16, Instant(5), Instant(3_600 * SECOND), HALF_LIFE_S)
-    assert noted == Usage("a", 57_481_338_931, Instant(3_600 * SECOND))
+    assert decayed_usage(used(123_456_789_012_345), Timestamp(987_654_321_987), HALF_LIFE_S) == 39_803_848_939_280
+    noted = add_usage(used(1_000), 16, Timestamp(5), Timestamp(3_600 * SECOND), HALF_LIFE_S)
+    assert noted == ProjectUsage("a", 57_481_338_931, Timestamp(3_600 * SECOND))
 
 
 @given(st.integers(1, 4096), instants, instants, instants, st.sampled_from((60.0, HALF_LIFE_S, 3660 * 86_400.0)))
 @example(8, 0, 1, 2, HALF_LIFE_S)
 def test_a_job_counted_in_two_pieces_counts_like_one(devices: int, a: int, b: int, c: int, half_life_s: float) -> None:
-    began, between, ended = map(Instant, sorted((a, b, c)))
-    half = with_use(used(10**12, began), devices, began, between, half_life_s)
-    pieces = with_use(half, devices, between, ended, half_life_s)
-    once = with_use(used(10**12, began), devices, began, ended, half_life_s)
+    began, between, ended = map(Timestamp, sorted((a, b, c)))
+    half = add_usage(used(10**12, began), devices, began, between, half_life_s)
+    pieces = add_usage(half, devices, between, ended, half_life_s)
+    once = add_usage(used(10**12, began), devices, began, ended, half_life_s)
     assert pieces.at == once.at == ended
     assert pieces.used == pytest.approx(once.used, rel=1e-6, abs=devices * half_life_s * SECOND / (1 << 38) + 4)
 
 
 @given(st.integers(1, 4096), st.integers(0, 3600 * SECOND))
 def test_of_a_short_job_nearly_all_counts(devices: int, length: int) -> None:
-    noted = with_use(used(0), devices, Instant(0), Instant(length), HALF_LIFE_S)
+    noted = add_usage(used(0), devices, Timestamp(0), Timestamp(length), HALF_LIFE_S)
     assert noted.used <= devices * length
     assert noted.used == pytest.approx(devices * length, rel=0.003, abs=devices * SECOND)
 
 
 def test_of_an_endless_job_no_more_counts_than_a_half_life_over_ln_2():
-    noted = with_use(used(0), 1, Instant(0), Instant(4000 * 86_400 * SECOND), HALF_LIFE_S)
+    noted = add_usage(used(0), 1, Timestamp(0), Timestamp(4000 * 86_400 * SECOND), HALF_LIFE_S)
     assert noted.used == pytest.approx(HALF_LIFE_S * SECOND / 0.69314718056, rel=1e-9)
 
 
 @given(instants, instants, instants)
 def test_a_clock_that_was_set_back_takes_nothing_away(at: int, began: int, ended: int) -> None:
-    noted = with_use(used(1000, at), 3, Instant(began), Instant(ended), HALF_LIFE_S)
+    noted = add_usage(used(1000, at), 3, Timestamp(began), Timestamp(ended), HALF_LIFE_S)
     assert noted.at == ended
     assert 0 <= noted.used
     if ended <= at:
         assert noted.used >= 1000
     if ended <= began:
-        assert noted.used == decayed(used(1000, at), Instant(ended), HALF_LIFE_S) <= 1000
+        assert noted.used == decayed_usage(used(1000, at), Timestamp(ended), HALF_LIFE_S) <= 1000
 
 
 def test_a_usage_belongs_to_its_project():
-    assert with_use(replace(used(1), project="lab"), 1, Instant(0), Instant(1), HALF_LIFE_S).project == "lab"
+    assert add_usage(replace(used(1), project="lab"), 1, Timestamp(0), Timestamp(1), HALF_LIFE_S).project == "lab"

@@ -20,32 +20,32 @@ from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, Partitio
 from moorings.core.devices import Device, DeviceState, PoolName
 from moorings.core.ends import FREE
 from moorings.core.errors import MooringsError
-from moorings.core.explain import explain
-from moorings.core.fleet import Fleet, FleetChanges, PoolState, Reservation, enough
-from moorings.core.hardware import Answer, Seen, Verdict
+from moorings.core.explain import explain_wait
+from moorings.core.fleet import Fleet, FleetChanges, PoolState, ReservedBlock, has_resources_left
+from moorings.core.hardware import DriverResult, ObservedState, ResultCode
 from moorings.core.inputs import (
     CreateClaim,
     DrainDevice,
-    DriverAnswered,
-    ForeignSeen,
+    DriverResultReceived,
+    ForeignPartitionsListed,
     Input,
-    PoolAnswers,
+    PoolReachability,
     ReleaseClaim,
     ResumeDevice,
     SetProject,
 )
-from moorings.core.instants import SECOND, Instant, after
-from moorings.core.kept import Kept
-from moorings.core.laws import check
-from moorings.core.lines import LineKey, Order
+from moorings.core.instants import SECOND, Timestamp, add_seconds
+from moorings.core.kept import BackfillWindow
+from moorings.core.laws import find_violations
+from moorings.core.lines import ClassKey, QueueKey
 from moorings.core.partitions import Partition, PartitionState
-from moorings.core.placement import NEVER, OUT_OF_SERVICE, Hold, trial
-from moorings.core.plans import Grant, Plan
+from moorings.core.placement import NO_RELEASE, OUT_OF_SERVICE, HeldBlock, savepoint
+from moorings.core.plans import Grant, SchedulePlan
 from moorings.core.policy import Policy
 from moorings.core.projects import Project
-from moorings.core.queue import plan
-from moorings.core.serving import pools_for, why_never
-from moorings.core.told import decided_data
+from moorings.core.queue import plan_schedule
+from moorings.core.serving import eligible_pools, ineligible_reason
+from moorings.core.told import plan_payload
 from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo, Topology
 from moorings.core.turn import Turn
 from tests.sampling import examples
@@ -60,15 +60,15 @@ RACK = Pool(
     "simulated",
     Catalogue(6, tuple(Block(range(s, s + n)) for n in (1, 2, 3, 6) for s in range(0, 6, n))),
 )
-NOW = Instant(1_000 * SECOND)
+NOW = Timestamp(1_000 * SECOND)
 
 
 # -- the reference -----------------------------------------------------------------------------------------------------
 
 
-def soonest(topology: Topology, size: int, holds: Iterable[Hold]) -> tuple[Instant, int, Block] | None:
+def soonest(topology: Topology, size: int, holds: Iterable[HeldBlock]) -> tuple[Timestamp, int, Block] | None:
     """When the block that empties soonest does, how many of its devices are held, and the block; of all blocks."""
-    until: dict[int, Instant] = {}
+    until: dict[int, Timestamp] = {}
     for one in holds:
         for index in one.block:
             until[index] = max(one.until, until.get(index, FREE))
@@ -92,36 +92,36 @@ def soonest(topology: Topology, size: int, holds: Iterable[Hold]) -> tuple[Insta
 
 def walk(
     pools: Mapping[PoolName, PoolState],
-    held: Callable[[PoolState], Iterable[Hold]],
+    held: Callable[[PoolState], Iterable[HeldBlock]],
     waiting: Iterable[Claim],
     policy: Policy,
-    now: Instant,
-) -> Plan:
+    now: Timestamp,
+) -> SchedulePlan:
     """Who gets what, asked of every claim of the queue, one after the other."""
     grants: list[Grant] = []
-    kept: dict[tuple[PoolName, bool], Reservation] = {}
+    kept: dict[tuple[PoolName, bool], ReservedBlock] = {}
     used = {name: dict(state.used) for name, state in pools.items()}
-    granted: dict[PoolName, list[Hold]] = {name: [] for name in pools}
-    windows: dict[PoolName, list[Kept]] = {name: [] for name in pools}
+    granted: dict[PoolName, list[HeldBlock]] = {name: [] for name in pools}
+    windows: dict[PoolName, list[BackfillWindow]] = {name: [] for name in pools}
 
     def use(claim: Claim, state: PoolState) -> None:
         for name, amount in claim.spec.resources.items():
             used[state.pool.name][name] = used[state.pool.name].get(name, 0) + amount
 
     with ExitStack() as stack:
-        trials = {name: stack.enter_context(trial(state.free)) for name, state in pools.items()}
+        trials = {name: stack.enter_context(savepoint(state.free)) for name, state in pools.items()}
 
         def fits(claim: Claim, state: PoolState) -> bool:
             spec, name = claim.spec, state.pool.name
-            if state.problem or not enough(state.pool, used[name], spec.resources):
+            if state.problem or not has_resources_left(state.pool, used[name], spec.resources):
                 return False
             block = state.free.find(spec.size) if spec.size else None
             if spec.size and block is None:
                 return False
             if block is not None:
                 trials[name].take(block)
-                until = after(now, spec.time_limit_s) if spec.time_limit_s is not None else NEVER
-                granted[name].append(Hold(block, until))
+                until = add_seconds(now, spec.time_limit_s) if spec.time_limit_s is not None else NO_RELEASE
+                granted[name].append(HeldBlock(block, until))
             use(claim, state)
             grants.append(Grant(claim.id, name, block))
             return True
@@ -129,7 +129,7 @@ def walk(
         def fits_inside(claim: Claim, state: PoolState) -> bool:
             """Whether it ends before what is kept for another is needed, and a part of that is free."""
             spec, name = claim.spec, state.pool.name
-            if state.problem or not enough(state.pool, used[name], spec.resources):
+            if state.problem or not has_resources_left(state.pool, used[name], spec.resources):
                 return False
             for one in windows[name]:
                 left = one.window_s(now)
@@ -137,14 +137,14 @@ def walk(
                 block = one.find(spec.size) if ends else None
                 if block is not None and spec.time_limit_s is not None:
                     one.take(block)
-                    granted[name].append(Hold(block, after(now, spec.time_limit_s)))
+                    granted[name].append(HeldBlock(block, add_seconds(now, spec.time_limit_s)))
                     use(claim, state)
                     grants.append(Grant(claim.id, name, block))
                     return True
             return False
 
         def reserves(claim: Claim, able: list[PoolState]) -> None:
-            found: list[tuple[Instant, int, int, Block]] = []
+            found: list[tuple[Timestamp, int, int, Block]] = []
             for place, state in enumerate(able):
                 if (state.pool.name, claim.spec.size > 0) in kept or state.problem:
                     continue
@@ -152,23 +152,25 @@ def walk(
                     holds = list(chain(held(state), granted[state.pool.name]))
                     best = soonest(state.pool.topology, claim.spec.size, holds)
                 else:
-                    best = (NEVER, 0, Block(()))
+                    best = (NO_RELEASE, 0, Block(()))
                 if best is not None and best[0] < OUT_OF_SERVICE:
                     found.append((best[0], best[1], place, best[2]))
             if not found:
                 return
             until, _, place, block = min(found, key=lambda one: one[:3])
             state = able[place]
-            until = max(until, Instant(0))
-            reservation = Reservation(claim.id, state.pool.name, block, until)
+            until = max(until, Timestamp(0))
+            reservation = ReservedBlock(claim.id, state.pool.name, block, until)
             if len(block):
-                windows[state.pool.name].append(Kept(reservation, state, trials[state.pool.name], policy.making_s))
+                windows[state.pool.name].append(
+                    BackfillWindow(reservation, state, trials[state.pool.name], policy.making_s)
+                )
             use(claim, state)
             kept[state.pool.name, claim.spec.size > 0] = reservation
 
         for claim in waiting:
             try:
-                able = pools_for(claim.spec, pools)
+                able = eligible_pools(claim.spec, pools)
             except MooringsError:
                 continue
             served = any(fits(claim, state) for state in able)
@@ -176,7 +178,7 @@ def walk(
                 served = any(fits_inside(claim, state) for state in able)
             if not served and policy.reserve and claim.spec.queue is QueueMode.WAIT:
                 reserves(claim, able)
-        return Plan(tuple(grants), tuple(kept.values()))
+        return SchedulePlan(tuple(grants), tuple(kept.values()))
 
 
 # -- random fleets -----------------------------------------------------------------------------------------------------
@@ -204,9 +206,9 @@ specs = st.builds(
 
 
 def claim_of(number: int, spec: ClaimSpec) -> Claim:
-    lease = Instant(NOW + (number % 3 - 1) * SECOND) if spec.lease_s is not None else None
+    lease = Timestamp(NOW + (number % 3 - 1) * SECOND) if spec.lease_s is not None else None
     ident = ClaimId(f"c{number:02}")
-    arrival = Instant(NOW - 500 * SECOND + number)
+    arrival = Timestamp(NOW - 500 * SECOND + number)
     owner = "user/ann" if number % 4 == 0 else f"local/{ident}"
     return Claim(
         id=ident, name=ident, owner=owner, subject="ann", spec=spec, state=ClaimState.PENDING, arrival=arrival,
@@ -250,7 +252,7 @@ def hold(fleet: Fleet, claim: Claim, ago_s: float, removing: bool) -> None:
             id=PartitionId(f"{claim.id}-0"), name=claim.name, claim=claim.id, pool=state.pool.name, block=block, gcds=1,
             replicas_per_gcd=1, state=PartitionState.REMOVING if removing else PartitionState.ACTIVE, since=NOW,
         )  # fmt: skip
-        since = Instant(NOW - round(ago_s * SECOND))
+        since = Timestamp(NOW - round(ago_s * SECOND))
         held = replace(
             claim, state=ClaimState.RELEASING if removing else ClaimState.READY, pool=state.pool.name,
             partition=partition.id, granted_at=since, ready_at=since,
@@ -269,12 +271,12 @@ def asks(spec: ClaimSpec, number: int) -> CreateClaim:
 ORDERS = {PartitionState.PROVISIONING: "create", PartitionState.REMOVING: "remove", PartitionState.ACTIVE: "list"}
 
 
-def answers(fleet: Fleet, number: int, seen: Seen) -> Iterator[Input]:
+def answers(fleet: Fleet, number: int, seen: ObservedState) -> Iterator[Input]:
     """The driver's word on some partition."""
     known = sorted(fleet.partitions.values(), key=lambda partition: partition.id)
     for partition in known[number % len(known) :][:1] if known else ():
-        answer = Answer(Verdict.OK, seen)
-        yield DriverAnswered(partition.id, partition.version, ORDERS.get(partition.state, "list"), answer)
+        answer = DriverResult(ResultCode.OK, seen)
+        yield DriverResultReceived(partition.id, partition.version, ORDERS.get(partition.state, "list"), answer)
 
 
 def releases(fleet: Fleet, number: int) -> Iterator[Input]:
@@ -290,18 +292,19 @@ def hardware(fleet: Fleet, number: int, word: str) -> Iterator[Input]:
     elif word == "resume":
         yield ResumeDevice(pool, number % 4)
     elif word == "foreign":
-        yield ForeignSeen(pool, {"other": Block(range(number % 4, number % 4 + 1))} if number % 2 else {})
+        yield ForeignPartitionsListed(pool, {"other": Block(range(number % 4, number % 4 + 1))} if number % 2 else {})
     else:
-        yield PoolAnswers(pool, word)
+        yield PoolReachability(pool, word)
 
 
 Happening = Callable[[Fleet, int], Iterator[Input]]
 happenings: st.SearchStrategy[Happening] = st.one_of(
     specs.map(lambda spec: lambda _, number: iter([asks(spec, number)])),
     st.integers(0, 40).map(lambda one: lambda fleet, _: releases(fleet, one)),
-    st.tuples(st.integers(0, 40), st.sampled_from([Seen.ACTIVE, Seen.ABSENT, Seen.ABSENT, Seen.ERROR])).map(
-        lambda one: lambda fleet, _: answers(fleet, *one)
-    ),
+    st.tuples(
+        st.integers(0, 40),
+        st.sampled_from([ObservedState.ACTIVE, ObservedState.ABSENT, ObservedState.ABSENT, ObservedState.ERROR]),
+    ).map(lambda one: lambda fleet, _: answers(fleet, *one)),
     st.tuples(st.integers(0, 7), st.sampled_from(["drain", "resume", "foreign", "down", ""])).map(
         lambda one: lambda fleet, _: hardware(fleet, *one)
     ),
@@ -314,21 +317,21 @@ turns = st.lists(
 # -- both decide the same ----------------------------------------------------------------------------------------------
 
 
-def held(turn: Turn, state: PoolState) -> Iterator[Hold]:
+def held(turn: Turn, state: PoolState) -> Iterator[HeldBlock]:
     """Everything in a pool that is not free, of all partitions and devices of a turn."""
     for partition in turn._partitions():
         claim = turn.claim(partition.claim)
-        until = NEVER
+        until = NO_RELEASE
         if claim is not None and claim.spec.time_limit_s is not None and claim.granted_at is not None:
-            until = after(claim.ready_at or claim.granted_at, claim.spec.time_limit_s)
+            until = add_seconds(claim.ready_at or claim.granted_at, claim.spec.time_limit_s)
         if partition.state is PartitionState.REMOVING:
-            until = Instant(0)
+            until = Timestamp(0)
         elif until <= turn.now:
-            until = NEVER
+            until = NO_RELEASE
         if partition.pool == state.pool.name:
-            yield Hold(partition.block, until)
-    yield from (Hold(Block(range(index, index + 1)), OUT_OF_SERVICE) for index in state.out)
-    yield from (Hold(block, NEVER) for block in state.foreign.values())
+            yield HeldBlock(partition.block, until)
+    yield from (HeldBlock(Block(range(index, index + 1)), OUT_OF_SERVICE) for index in state.out)
+    yield from (HeldBlock(block, NO_RELEASE) for block in state.foreign.values())
 
 
 def in_order(turn: Turn, pools: Mapping[PoolName, PoolState]) -> Iterator[Claim]:
@@ -341,8 +344,8 @@ def in_order(turn: Turn, pools: Mapping[PoolName, PoolState]) -> Iterator[Claim]
             highest[claim.spec.kind] = max(claim.spec.priority, highest.get(claim.spec.kind, claim.spec.priority))
     ageing_s = turn.policy.ageing_s
 
-    def place(claim: Claim) -> Order:
-        has_aged = ageing_s is not None and claim.arrival <= after(turn.now, -ageing_s)
+    def place(claim: Claim) -> QueueKey:
+        has_aged = ageing_s is not None and claim.arrival <= add_seconds(turn.now, -ageing_s)
         own = claim.spec.priority
         return -max(own, highest.get(claim.spec.kind, own)) if has_aged else -own, claim.arrival, claim.id
 
@@ -351,7 +354,7 @@ def in_order(turn: Turn, pools: Mapping[PoolName, PoolState]) -> Iterator[Claim]
 
 def may_empty(turn: Turn, spec: ClaimSpec, state: PoolState) -> bool:
     """Whether a pool could serve it some day, as things stand."""
-    if state.problem or spec.kind != state.pool.kind or why_never(spec, state) is not None:
+    if state.problem or spec.kind != state.pool.kind or ineligible_reason(spec, state) is not None:
         return False
     if spec.pool not in (None, state.pool.name):
         return False
@@ -359,7 +362,7 @@ def may_empty(turn: Turn, spec: ClaimSpec, state: PoolState) -> bool:
     return found is not None and found[0] < OUT_OF_SERVICE
 
 
-def expects_what_is_so(state: PoolState, holds: Iterable[Hold]) -> bool:
+def expects_what_is_so(state: PoolState, holds: Iterable[HeldBlock]) -> bool:
     """Whether the ends that are kept up to date say of every size what those of all holds say."""
     holds = list(holds)
     for size in (1, 2, 3, 4, 8):
@@ -378,31 +381,31 @@ def test_the_plan_is_that_of_a_walk_over_the_whole_queue(
     policy = Policy(reserve=reserve, making_s=0.0, ageing_s=ageing_s)
     now, n_given = NOW, 0
     for passed_s, happened in given:
-        now = Instant(now + passed_s * SECOND)
+        now = Timestamp(now + passed_s * SECOND)
         with Turn(fleet, policy, now) as turn:
             for one in happened:
                 n_given += 1
                 for put in one(fleet, n_given):
                     turn.take(put)
-            turn.lapse(Instant(0))
+            turn.lapse(Timestamp(0))
             scene = turn.scene()
             assert all(expects_what_is_so(state, held(turn, state)) for state in scene.pools.values())
             expected = walk(scene.pools, partial(held, turn), in_order(turn, scene.pools), policy, now)
-            decided = plan(scene, policy, now)
+            decided = plan_schedule(scene, policy, now)
             assert all(expects_what_is_so(state, held(turn, state)) for state in scene.pools.values())
             assert decided == expected
-            assert decided_data(decided) == decided_data(expected)
+            assert plan_payload(decided) == plan_payload(expected)
             turn.schedule()
             changes = turn.changes
         fleet.apply(changes)
-        assert [finding for finding in check(fleet) if finding.law == 7] == []
+        assert [finding for finding in find_violations(fleet) if finding.law == 7] == []
 
 
 @given(fleets())
 def test_the_queue_s_lines_and_leases_are_the_same_when_they_are_loaded_anew(fleet: Fleet) -> None:
     loaded = Fleet.load([state.pool for state in fleet.pools.values()], fleet.claims.values(), (), ())
 
-    def lines(of: Fleet) -> dict[LineKey, list[Order]]:
+    def lines(of: Fleet) -> dict[ClassKey, list[QueueKey]]:
         return {key: list(line) for key, line in of.lines.items()}
 
     assert (loaded.queue, lines(loaded), loaded.leases) == (fleet.queue, lines(fleet), fleet.leases)
@@ -416,7 +419,7 @@ def test_a_lease_lapses_when_it_has_run_out_and_not_before() -> None:
     claims = [claim_of(number, ClaimSpec(kind="ipu", size=1, lease_s=5.0)) for number in (5, 4, 3)]
     fleet.apply(FleetChanges(claims={claim.id: (claim, None) for claim in claims}))  # over since 1 s; in 1 s; now
     with Turn(fleet, Policy(), NOW) as turn:
-        turn.lapse(Instant(0))
+        turn.lapse(Timestamp(0))
         assert [event.claim for event in turn.events if event.name == "claim.lapsed"] == ["c03", "c04"]
 
 
@@ -431,7 +434,7 @@ def test_what_is_remembered_of_the_soonest_block_is_forgotten_when_a_time_limit_
     fleet.apply(FleetChanges(claims={waiting.id: (waiting, None)}))
 
     def kept_at(passed_s: int) -> list[str]:
-        with Turn(fleet, Policy(), Instant(NOW + passed_s * SECOND)) as turn:
+        with Turn(fleet, Policy(), Timestamp(NOW + passed_s * SECOND)) as turn:
             turn.schedule()
         fleet.apply(turn.changes)
         return [str(kept.block) for kept in fleet.reservations]
@@ -464,25 +467,25 @@ def test_what_is_kept_follows_what_is_held(changed: FleetChanges, kept: list[str
     assert [str(one.block) for one in turn.changes.reservations or ()] == ["0-7"]
     fleet.apply(changed)
     with Turn(fleet, Policy(), NOW) as turn:
-        assert [str(one.block) for one in plan(turn.scene(), Policy(), NOW).reservations] == kept
+        assert [str(one.block) for one in plan_schedule(turn.scene(), Policy(), NOW).reservations] == kept
 
 
 @pytest.mark.parametrize(
     ("put", "until"),
     [
         (DrainDevice(POD.name, 5, "hot"), OUT_OF_SERVICE),
-        (ForeignSeen(POD.name, {"theirs": Block(range(3, 6))}), NEVER),
+        (ForeignPartitionsListed(POD.name, {"theirs": Block(range(3, 6))}), NO_RELEASE),
     ],
 )
-def test_a_turn_expects_what_its_own_changes_say(put: Input, until: Instant) -> None:
+def test_a_turn_expects_what_its_own_changes_say(put: Input, until: Timestamp) -> None:
     fleet = Fleet([POD])
     hold(fleet, claim_of(0, ClaimSpec(kind="ipu", size=2, time_limit_s=60)), 0, removing=False)
     ends = fleet.pools[POD.name].ends
     with Turn(fleet, Policy(), NOW) as turn:
         turn.take(put)
         turn.scene()
-        assert ends.soonest(8) == (Block(range(8)), until, 5 if until == NEVER else 3)
-    assert ends.soonest(8) == (Block(range(8)), after(NOW, 60), 2)
+        assert ends.soonest(8) == (Block(range(8)), until, 5 if until == NO_RELEASE else 3)
+    assert ends.soonest(8) == (Block(range(8)), add_seconds(NOW, 60), 2)
 
 
 def test_a_block_that_strangers_hold_is_not_said_to_be_freed() -> None:
@@ -490,10 +493,10 @@ def test_a_block_that_strangers_hold_is_not_said_to_be_freed() -> None:
     waiting = claim_of(0, ClaimSpec(kind="ipu", size=8, gcds=2))
     fleet.apply(FleetChanges(claims={waiting.id: (waiting, None)}))
     with Turn(fleet, Policy(), NOW) as turn:
-        turn.take(ForeignSeen(POD.name, {"theirs": Block(range(3, 6)), "spared": Block(range(6, 7))}))
+        turn.take(ForeignPartitionsListed(POD.name, {"theirs": Block(range(3, 6)), "spared": Block(range(6, 7))}))
         turn.schedule()
     fleet.apply(turn.changes)
-    first = explain(fleet, waiting, NOW).reasons[0]
+    first = explain_wait(fleet, waiting, NOW).reasons[0]
     assert (first.code, first.message) == (
         "queue.reserved",
         "devices 0-7 of pod are kept for it, and in partitions that no claim holds: spared, theirs",
@@ -508,7 +511,7 @@ def test_devices_that_wait_for_other_resources_are_not_said_to_be_in_use() -> No
     with Turn(fleet, Policy(), NOW) as turn:
         turn.schedule()
     fleet.apply(turn.changes)
-    assert [(reason.code, reason.message) for reason in explain(fleet, waiting, NOW).reasons] == [
+    assert [(reason.code, reason.message) for reason in explain_wait(fleet, waiting, NOW).reasons] == [
         ("queue.reserved", "devices 2-3 of pod are free and kept for it; 6 of memory asked, 3 of 9 left"),
         ("pool.resource_short", "waits for 2 devices in pod: 6 of memory asked, 3 of 9 left"),
     ]
@@ -524,6 +527,5 @@ def test_many_who_wait_for_memory_alone_end_no_turn() -> None:
     for user in ("bob", "cyd", "dan", "eve"):
         world.step(replace(world.asks(0, resources={"memory": 8}), owner=f"user/{user}", subject=user))
     assert len(list(world.fleet.waiting())) == 5
-    assert {one.code for claim in world.fleet.waiting() for one in explain(world.fleet, claim, world.now).reasons} == {
-        "queue.reserved", "pool.full", "pool.resource_short",
-    }  # fmt: skip
+    told = [explain_wait(world.fleet, claim, world.now) for claim in world.fleet.waiting()]
+    assert {one.code for wait in told for one in wait.reasons} == {"queue.reserved", "pool.full", "pool.resource_short"}

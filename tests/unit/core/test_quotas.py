@@ -9,19 +9,19 @@ import pytest
 from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, PartitionId
 from moorings.core.devices import PoolName
 from moorings.core.fleet import Fleet
-from moorings.core.instants import SECOND, Instant
+from moorings.core.instants import SECOND, Timestamp
 from moorings.core.partitions import Partition, PartitionState
 from moorings.core.policy import Policy
-from moorings.core.projects import Project, Share, Usage
-from moorings.core.quotas import Quota, quota_rows
+from moorings.core.projects import Project, ProjectShare, ProjectUsage
+from moorings.core.quotas import ProjectQuota, quota_rows
 from moorings.core.topology import Block, Pool, PowerOfTwo
 
 POD = Pool(PoolName("pod"), "ipu", "simulated", PowerOfTwo(1, 16, 16))
 POD2 = replace(POD, name=PoolName("pod2"))
-NOW = Instant(100_000 * SECOND)
+NOW = Timestamp(100_000 * SECOND)
 HOUR = 3600 * SECOND
-LAB = Project(name="lab", shares=(Share(POD.name, ((4, 2),)),), weight=2.0, devices_max=12)
-VISION = Project(name="lab/vision", shares=(Share(POD.name, ((4, 1),)),))
+LAB = Project(name="lab", shares=(ProjectShare(POD.name, ((4, 2),)),), weight=2.0, devices_max=12)
+VISION = Project(name="lab/vision", shares=(ProjectShare(POD.name, ((4, 1),)),))
 IDLE = Project(name="idle")
 
 
@@ -34,12 +34,12 @@ def waits(name: str, size: int, project: str, pool: str | None = None) -> Claim:
         subject="ann",
         spec=spec,
         state=ClaimState.PENDING,
-        arrival=Instant(1),
+        arrival=Timestamp(1),
     )
 
 
 def holds(
-    name: str, devices: str, project: str, *, cell: str | None = None, since: Instant = NOW
+    name: str, devices: str, project: str, *, cell: str | None = None, since: Timestamp = NOW
 ) -> tuple[Claim, Partition]:
     block = Block.parse(devices)
     claim = replace(
@@ -69,9 +69,9 @@ def rows(
     *projects: Project,
     held: list[tuple[Claim, Partition]] | None = None,
     waiting: list[Claim] | None = None,
-    usage: list[Usage] | None = None,
+    usage: list[ProjectUsage] | None = None,
     policy: Policy = Policy(),  # noqa: B008
-) -> dict[tuple[str, str], Quota]:
+) -> dict[tuple[str, str], ProjectQuota]:
     held = held or []
     claims = [claim for claim, _ in held] + (waiting or [])
     fleet = Fleet.load((POD, POD2), claims, [partition for _, partition in held], (), projects, usage or ())
@@ -82,14 +82,14 @@ def rows(
 
 def test_a_project_s_row_says_what_it_is_guaranteed_with_what_its_parts_are():
     found = rows(LAB, VISION)
-    assert found["lab", "pod"] == Quota(
+    assert found["lab", "pod"] == ProjectQuota(
         project="lab", pool=POD.name, blocks=((4, 2),), held=0, weight=2.0, devices_max=12
     )
     assert (found["lab", "pod"].guaranteed, found["lab/vision", "pod"].guaranteed) == (8, 4)
 
 
 def test_a_project_that_has_nothing_has_a_row_without_a_pool():
-    assert rows(IDLE) == {("idle", ""): Quota(project="idle", pool=PoolName(""))}
+    assert rows(IDLE) == {("idle", ""): ProjectQuota(project="idle", pool=PoolName(""))}
 
 
 def test_nobody_has_a_row_where_there_is_nothing():
@@ -120,14 +120,16 @@ def test_a_claim_waits_in_every_pool_that_could_serve_it_or_in_the_one_it_names(
 @pytest.mark.parametrize("projects", [(), (IDLE,)])
 def test_who_holds_or_waits_without_a_project_has_a_row(projects: tuple[Project, ...]):
     found = rows(*projects, held=[holds("a", "0-3", "default")], waiting=[waits("b", 16, "default", "pod")])
-    assert found["default", "pod"] == Quota(project="default", pool=POD.name, borrowed=4, waiting=1, waiting_devices=16)
+    assert found["default", "pod"] == ProjectQuota(
+        project="default", pool=POD.name, borrowed=4, waiting=1, waiting_devices=16
+    )
     assert len(found) == 1 + len(projects)
 
 
 def test_use_fades_and_what_is_used_now_counts():
-    ago = Instant(NOW - HOUR)
+    ago = Timestamp(NOW - HOUR)
     half_life = Policy(half_life_s=3600.0)
-    usage = [Usage("lab", 8 * HOUR, ago)]
+    usage = [ProjectUsage("lab", 8 * HOUR, ago)]
     found = rows(LAB, VISION, held=[holds("a", "0-3", "lab", since=ago)], usage=usage, policy=half_life)
     assert found["lab", "pod"].used_device_hours == pytest.approx(8 / 2 + 4)
     assert found["lab/vision", "pod"].used_device_hours == 0.0

@@ -11,20 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moorings.core import reclaims
-from moorings.core.cells import Estate, estate_of
+from moorings.core.cells import GuaranteeMap, build_guarantee_map
 from moorings.core.claims import ClaimId
 from moorings.core.devices import PoolName
-from moorings.core.ends import ends_of
+from moorings.core.ends import release_times_for
 from moorings.core.fleet import PoolState
-from moorings.core.instants import SECOND, Instant
-from moorings.core.placement import free_map_of
-from moorings.core.plans import Tenant
+from moorings.core.instants import SECOND, Timestamp
+from moorings.core.placement import free_map_for
+from moorings.core.plans import Holder
 from moorings.core.policy import Policy
-from moorings.core.reclaims import Wanted, cheapest
+from moorings.core.reclaims import ReclaimCandidate, find_cheapest_reclaim
 from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo, Topology
 from tests.sampling import examples
 
-NOW = Instant(10_000 * SECOND)
+NOW = Timestamp(10_000 * SECOND)
 POLICY = Policy(min_run_s=300, move_s=120)
 RACK = Catalogue(12, tuple(Block(range(s, s + n)) for n in (1, 2, 3, 6) for s in range(0, 12, n)))
 POD = PowerOfTwo(2, 8, 16)
@@ -35,9 +35,9 @@ Cells = tuple[tuple[str, int, int], ...]
 class Case:
     """A pool, its tenants, and one claim that wants what it is guaranteed."""
 
-    def __init__(self, topology: Topology, cells: Cells, tenants: Iterable[Tenant], kept: Iterable[int] = ()) -> None:
+    def __init__(self, topology: Topology, cells: Cells, tenants: Iterable[Holder], kept: Iterable[int] = ()) -> None:
         pool = Pool(PoolName("pool"), "ipu", "simulated", topology)
-        self.state = PoolState(pool, free_map_of(topology), ends_of(topology))
+        self.state = PoolState(pool, free_map_for(topology), release_times_for(topology))
         self.tenants = list(tenants)
         self.cells = cells
         for index in {*kept, *(index for tenant in self.tenants for index in tenant.block)}:
@@ -46,39 +46,39 @@ class Case:
         for owner, size, count in cells:
             own.setdefault(owner, []).append((size, count))
         owners = {tenant.project: (tenant.project,) for tenant in self.tenants}
-        self.estate: Estate = estate_of(pool, own, self.tenants, (), owners)
+        self.estate: GuaranteeMap = build_guarantee_map(pool, own, self.tenants, (), owners)
 
-    def wanted(self, size: int, over: int | None = None, asked: Sequence[str] = ()) -> Wanted | None:
+    def wanted(self, size: int, over: int | None = None, asked: Sequence[str] = ()) -> ReclaimCandidate | None:
         mine = tuple(cell for cell in self.cells if cell[0] == "mine")
         busy = {ClaimId(ident) for ident in asked}
-        return cheapest(self.estate, mine, self.state, size, over, self.tenants, busy, POLICY, NOW)
+        return find_cheapest_reclaim(self.estate, mine, self.state, size, over, self.tenants, busy, POLICY, NOW)
 
 
 def tenant(
     number: int, block: Iterable[int], *, ran_s: float = 1000, saved_s: float | None = None, **more: object
-) -> Tenant:
+) -> Holder:
     """Somebody who borrowed, if nothing else is told."""
     told: dict[str, object] = {"preemptible": True, "project": "other", **more}
-    return Tenant(
+    return Holder(
         ClaimId(f"c{number}"),
         PoolName("pool"),
         Block.of(list(block)),
-        since=Instant(NOW - round(ran_s * SECOND)),
-        saved=None if saved_s is None else Instant(NOW - round(saved_s * SECOND)),
+        since=Timestamp(NOW - round(ran_s * SECOND)),
+        saved=None if saved_s is None else Timestamp(NOW - round(saved_s * SECOND)),
         **told,  # type: ignore[arg-type]
     )
 
 
-def cost(one: Tenant) -> tuple[Instant, float]:
+def cost(one: Holder) -> tuple[Timestamp, float]:
     """When it may be asked, and what it loses: reckoned here once more."""
     if one.leaving:
         return NOW, 0.0
     assert one.since is not None
     worked = (NOW - max(one.since, one.saved or 0)) / SECOND
-    return Instant(max(NOW, one.since + 300 * SECOND)), len(one.block) * (worked + 120)
+    return Timestamp(max(NOW, one.since + 300 * SECOND)), len(one.block) * (worked + 120)
 
 
-def together(victims: Iterable[Tenant]) -> tuple[Instant, float]:
+def together(victims: Iterable[Holder]) -> tuple[Timestamp, float]:
     costs = [cost(one) for one in victims]
     return max((when for when, _ in costs), default=NOW), sum(lost for _, lost in costs)
 
@@ -94,8 +94,8 @@ tenants_of = st.lists(
 )
 
 
-def placed(topology: Topology, drawn: Iterable[tuple[int, int, int | None, str]]) -> list[Tenant]:
-    free = free_map_of(topology)
+def placed(topology: Topology, drawn: Iterable[tuple[int, int, int | None, str]]) -> list[Holder]:
+    free = free_map_for(topology)
     found = []
     for number, (size, ran_s, saved_s, how) in enumerate(drawn):
         block = free.find(size)
@@ -160,7 +160,7 @@ def test_where_any_devices_do_those_are_asked_that_lose_least_together(
     assert found.lost == pytest.approx(lost)
 
 
-def check(case: Case, found: Wanted, size: int, asked: Sequence[str]) -> None:
+def check(case: Case, found: ReclaimCandidate, size: int, asked: Sequence[str]) -> None:
     """What is taken is free, or of victims; they are whole claims, each once, and may be asked."""
     assert len(found.place.block) == size
     assert len({one.claim for one in found.victims}) == len(found.victims)
@@ -196,7 +196,7 @@ def test_who_is_being_made_ready_is_asked_later_even_if_nobody_need_run() -> Non
     state = Case(POD, (("mine", 8, 1),), [starting])
     mine = (("mine", 8, 1),)
     hasty = replace(POLICY, min_run_s=0.0)
-    found = cheapest(state.estate, mine, state.state, 8, None, [starting], (), hasty, NOW)
+    found = find_cheapest_reclaim(state.estate, mine, state.state, 8, None, [starting], (), hasty, NOW)
     assert found is not None
     assert found.when > NOW
 

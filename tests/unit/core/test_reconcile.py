@@ -10,9 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorings.core.claims import Claim
-from moorings.core.hardware import Seen, Sighting
+from moorings.core.hardware import ListedPartition, ObservedState
 from moorings.core.partitions import Partition, PartitionState
-from moorings.core.reconcile import BAD_S, LISTINGS_NEEDED, Judgement, Memory, judge, mark_of, orphans
+from moorings.core.reconcile import (
+    LISTINGS_REQUIRED,
+    MISSING_S_MIN,
+    ListingHistory,
+    ReconcileResult,
+    find_orphans,
+    mark_for,
+    reconcile_listing,
+)
 from moorings.core.topology import Block
 from moorings.testing.records import a_claim, a_partition
 from tests.cases import cases
@@ -25,32 +33,34 @@ def partition(number: int = 0, state: PartitionState = PartitionState.ACTIVE) ->
     return a_partition(number, state=state)
 
 
-def sighting_of(partition: Partition, seen: Seen = Seen.ACTIVE, raw: str = "") -> Sighting:
-    return Sighting(partition.name, seen, partition.block, mark_of(HERE, partition.id), raw)
+def sighting_of(partition: Partition, seen: ObservedState = ObservedState.ACTIVE, raw: str = "") -> ListedPartition:
+    return ListedPartition(partition.name, seen, partition.block, mark_for(HERE, partition.id), raw)
 
 
-def stray(name: str = "forgotten", installation: str = HERE, ident: str = "part-gone") -> Sighting:
-    return Sighting(name, Seen.ACTIVE, BLOCK, mark_of(installation, ident))  # type: ignore[arg-type]
+def stray(name: str = "forgotten", installation: str = HERE, ident: str = "part-gone") -> ListedPartition:
+    return ListedPartition(name, ObservedState.ACTIVE, BLOCK, mark_for(installation, ident))  # type: ignore[arg-type]
 
 
 def look(
     partitions: Collection[Partition],
-    sightings: Sequence[Sighting],
-    memory: Memory | None = None,
+    sightings: Sequence[ListedPartition],
+    memory: ListingHistory | None = None,
     ordered: Collection[Partition] = (),
-    apart_s: float = BAD_S / 2,
-) -> Judgement:
-    return judge(partitions, frozenset(p.id for p in ordered), sightings, memory or Memory(), HERE, apart_s)
+    apart_s: float = MISSING_S_MIN / 2,
+) -> ReconcileResult:
+    return reconcile_listing(
+        partitions, frozenset(p.id for p in ordered), sightings, memory or ListingHistory(), HERE, apart_s
+    )
 
 
 def looks(
     times: int,
     partitions: Collection[Partition],
-    sightings: Sequence[Sighting],
+    sightings: Sequence[ListedPartition],
     ordered: Collection[Partition] = (),
-    memory: Memory | None = None,
-    apart_s: float = BAD_S / 2,
-) -> Judgement:
+    memory: ListingHistory | None = None,
+    apart_s: float = MISSING_S_MIN / 2,
+) -> ReconcileResult:
     """The judgement on the last of so many equal listings."""
     judged = look(partitions, sightings, memory, ordered, apart_s)
     for _ in range(times - 1):
@@ -58,7 +68,7 @@ def looks(
     return judged
 
 
-def answers(judged: Judgement) -> dict[str, Seen]:
+def answers(judged: ReconcileResult) -> dict[str, ObservedState]:
     return {str(ident): answer.seen for ident, answer in judged.answers}
 
 
@@ -70,23 +80,25 @@ def test_an_empty_listing_ends_nothing_before_it_came_three_times(state):
     mine = [partition(0, state), partition(1, state)]
     assert answers(looks(1, mine, [])) == {}
     assert answers(looks(2, mine, [])) == {}
-    assert answers(looks(3, mine, [])) == {"part-0000": Seen.ABSENT, "part-0001": Seen.ABSENT}
+    assert answers(looks(3, mine, [])) == {"part-0000": ObservedState.ABSENT, "part-0001": ObservedState.ABSENT}
 
 
 def test_a_partial_listing_ends_nothing_before_it_came_three_times():
     seen, missed = partition(0), partition(1)
     assert answers(looks(2, [seen, missed], [sighting_of(seen)])) == {}
     judged = looks(3, [seen, missed], [sighting_of(seen)])
-    assert answers(judged) == {"part-0001": Seen.ABSENT}
-    assert judged.answers[0][1].detail == f"it was missing in 3 listings in a row, for {BAD_S:.0f} s"
+    assert answers(judged) == {"part-0001": ObservedState.ABSENT}
+    assert judged.answers[0][1].detail == f"it was missing in 3 listings in a row, for {MISSING_S_MIN:.0f} s"
 
 
 def test_many_bad_listings_in_a_moment_are_one_bad_moment():
     mine = partition()
-    assert answers(looks(40, [mine], [], apart_s=BAD_S / 50)) == {}
-    assert answers(looks(40, [mine], [sighting_of(mine, Seen.ERROR)], apart_s=BAD_S / 50)) == {}
-    assert answers(looks(60, [mine], [], apart_s=BAD_S / 50)) == {"part-0000": Seen.ABSENT}
-    assert answers(looks(60, [mine], [sighting_of(mine, Seen.ERROR)], apart_s=BAD_S / 50)) == {"part-0000": Seen.ERROR}
+    assert answers(looks(40, [mine], [], apart_s=MISSING_S_MIN / 50)) == {}
+    assert answers(looks(40, [mine], [sighting_of(mine, ObservedState.ERROR)], apart_s=MISSING_S_MIN / 50)) == {}
+    assert answers(looks(60, [mine], [], apart_s=MISSING_S_MIN / 50)) == {"part-0000": ObservedState.ABSENT}
+    assert answers(looks(60, [mine], [sighting_of(mine, ObservedState.ERROR)], apart_s=MISSING_S_MIN / 50)) == {
+        "part-0000": ObservedState.ERROR
+    }
 
 
 def test_a_long_pause_before_the_first_bad_listing_proves_nothing():
@@ -104,10 +116,10 @@ def test_the_count_begins_anew_when_it_is_seen_again():
 
 def test_seen_as_unknown_is_not_missing():
     mine = partition()
-    assert answers(looks(5, [mine], [sighting_of(mine, Seen.UNKNOWN)])) == {}
+    assert answers(looks(5, [mine], [sighting_of(mine, ObservedState.UNKNOWN)])) == {}
 
 
-@given(st.lists(st.sampled_from(PartitionState), max_size=4), st.integers(1, LISTINGS_NEEDED - 1), st.booleans())
+@given(st.lists(st.sampled_from(PartitionState), max_size=4), st.integers(1, LISTINGS_REQUIRED - 1), st.booleans())
 def test_fewer_listings_than_needed_end_nothing_whatever_the_states(states, times, ordered):
     mine = [partition(number, state) for number, state in enumerate(states)]
     judged = looks(times, mine, [], mine if ordered else [])
@@ -144,13 +156,13 @@ def test_a_partition_in_error_is_not_missed():
 # -- what is there -------------------------------------------------------------------------------------------------
 
 
-@cases("seen", Seen)
+@cases("seen", ObservedState)
 @cases("state", PartitionState)
 def test_a_sighting_says_something_only_where_it_matters(state, seen):
     mine = partition(state=state)
     telling = {
-        PartitionState.PROVISIONING: {Seen.ACTIVE, Seen.ERROR},
-        PartitionState.RESETTING: {Seen.ACTIVE},
+        PartitionState.PROVISIONING: {ObservedState.ACTIVE, ObservedState.ERROR},
+        PartitionState.RESETTING: {ObservedState.ACTIVE},
     }.get(state, set())
     judged = look([mine], [sighting_of(mine, seen)], ordered=[mine])
     assert answers(judged) == ({str(mine.id): seen} if seen in telling else {})
@@ -159,21 +171,23 @@ def test_a_sighting_says_something_only_where_it_matters(state, seen):
 
 def test_active_before_the_driver_took_the_reset_is_the_state_before_the_reset():
     mine = partition(state=PartitionState.RESETTING)
-    assert answers(look([mine], [sighting_of(mine, Seen.ACTIVE)])) == {}
-    assert answers(look([mine], [sighting_of(mine, Seen.ACTIVE)], ordered=[mine])) == {"part-0000": Seen.ACTIVE}
+    assert answers(look([mine], [sighting_of(mine, ObservedState.ACTIVE)])) == {}
+    assert answers(look([mine], [sighting_of(mine, ObservedState.ACTIVE)], ordered=[mine])) == {
+        "part-0000": ObservedState.ACTIVE
+    }
 
 
 def test_the_vendors_own_word_is_passed_on():
     mine = partition(state=PartitionState.PROVISIONING)
-    judged = look([mine], [sighting_of(mine, Seen.ERROR, raw="LINK_DOWN")])
+    judged = look([mine], [sighting_of(mine, ObservedState.ERROR, raw="LINK_DOWN")])
     assert judged.answers[0][1].detail == "the driver reports LINK_DOWN"
 
 
 def test_a_partition_is_known_by_its_mark_not_by_its_name():
     mine = partition(state=PartitionState.PROVISIONING)
-    renamed = Sighting("another-name", Seen.ERROR, mine.block, mark_of(HERE, mine.id))
-    namesake = Sighting(mine.name, Seen.ERROR, mine.block)
-    assert answers(look([mine], [renamed])) == {"part-0000": Seen.ERROR}
+    renamed = ListedPartition("another-name", ObservedState.ERROR, mine.block, mark_for(HERE, mine.id))
+    namesake = ListedPartition(mine.name, ObservedState.ERROR, mine.block)
+    assert answers(look([mine], [renamed])) == {"part-0000": ObservedState.ERROR}
     assert answers(look([mine], [namesake])) == {}
 
 
@@ -186,25 +200,25 @@ def test_a_stray_with_our_mark_is_removed_after_three_listings():
     judged = looks(3, [], [stray()])
     assert judged.strays == (stray(),)
     assert judged.foreign == {"forgotten": stray().block}, "until it has gone its devices are not free"
-    assert looks(4, [], [replace(stray(), seen=Seen.REMOVING)]).strays == ()
+    assert looks(4, [], [replace(stray(), seen=ObservedState.REMOVING)]).strays == ()
 
 
 @pytest.mark.parametrize("state", [PartitionState.ACTIVE, PartitionState.RESETTING])
 def test_a_live_job_s_partition_must_be_in_error_five_times_in_a_row(state):
     mine = partition(state=state)
-    seen = [sighting_of(mine, Seen.ERROR)]
+    seen = [sighting_of(mine, ObservedState.ERROR)]
     assert answers(looks(4, [mine], seen, [mine])) == {}
     well = look([mine], [sighting_of(mine)], looks(4, [mine], seen, [mine]).memory)
     assert answers(looks(4, [mine], seen, [mine], memory=well.memory)) == {}
-    assert answers(looks(5, [mine], seen, [mine])) == {str(mine.id): Seen.ERROR}
+    assert answers(looks(5, [mine], seen, [mine])) == {str(mine.id): ObservedState.ERROR}
 
 
-@pytest.mark.parametrize("seen", [Seen.ACTIVE, Seen.ERROR])
+@pytest.mark.parametrize("seen", [ObservedState.ACTIVE, ObservedState.ERROR])
 def test_a_removal_that_the_driver_forgot_is_ordered_again(seen):
     mine = partition(state=PartitionState.REMOVING)
     assert looks(2, [mine], [sighting_of(mine, seen)], [mine]).again == ()
     assert looks(3, [mine], [sighting_of(mine, seen)], [mine]).again == (mine.id,)
-    assert looks(9, [mine], [sighting_of(mine, Seen.REMOVING)], [mine]).again == ()
+    assert looks(9, [mine], [sighting_of(mine, ObservedState.REMOVING)], [mine]).again == ()
 
 
 def test_strays_come_in_the_same_order_however_they_are_listed():
@@ -231,7 +245,7 @@ def test_a_stray_that_somebody_holds_after_all_is_none():
     "mark", ["", "somebody", "moorings/", "moorings/inst2/part-1", "moorings/inst10/part-1", "inst1/x"]
 )
 def test_what_does_not_carry_our_mark_is_never_removed(mark):
-    other = Sighting("theirs", Seen.ACTIVE, BLOCK, mark)
+    other = ListedPartition("theirs", ObservedState.ACTIVE, BLOCK, mark)
     judged = looks(5, [], [other])
     assert judged.strays == ()
     assert judged.foreign == {"theirs": BLOCK}
@@ -248,16 +262,18 @@ def test_the_devices_of_a_stray_are_given_to_nobody_from_its_first_sighting():
 
 
 marks = st.sampled_from(
-    ["", "x", *(mark_of(where, f"part-000{n}") for where in (HERE, "inst2") for n in range(3))]  # type: ignore[arg-type]
+    ["", "x", *(mark_for(where, f"part-000{n}") for where in (HERE, "inst2") for n in range(3))]  # type: ignore[arg-type]
 )
-listings = st.lists(st.builds(Sighting, st.uuids().map(str), st.sampled_from(Seen), st.just(BLOCK), marks), max_size=6)
+listings = st.lists(
+    st.builds(ListedPartition, st.uuids().map(str), st.sampled_from(ObservedState), st.just(BLOCK), marks), max_size=6
+)
 
 
 @given(st.lists(listings, min_size=1, max_size=6), st.sets(st.integers(0, 3)), st.sampled_from(PartitionState))
 def test_whatever_is_listed_only_our_own_unheld_partitions_are_removed(seen, numbers, state):
     mine = [partition(number, state) for number in sorted(numbers)]
-    held = {mark_of(HERE, p.id) for p in mine}
-    judged, memory = None, Memory()
+    held = {mark_for(HERE, p.id) for p in mine}
+    judged, memory = None, ListingHistory()
     for sightings in seen:
         judged = look(mine, sightings, memory, mine)
         memory = judged.memory
@@ -288,36 +304,36 @@ ALL, NONE = frozenset({"local/a", "local/b"}), frozenset[str]()
 
 @pytest.mark.parametrize("alive", [[], [NONE], [NONE, NONE]], ids=["never", "once", "twice"])
 def test_fewer_than_three_listings_end_no_claim(alive):
-    assert orphans(owned("local/a", "local/b"), "local/", alive) == ()
+    assert find_orphans(owned("local/a", "local/b"), "local/", alive) == ()
 
 
 def test_a_claim_in_none_of_three_listings_is_an_orphan():
-    assert orphans(owned("local/a", "local/b"), "local/", [NONE] * 3) == ("claim-0000", "claim-0001")
+    assert find_orphans(owned("local/a", "local/b"), "local/", [NONE] * 3) == ("claim-0000", "claim-0001")
 
 
 @pytest.mark.parametrize("partial", [[ALL, NONE, NONE], [NONE, ALL, NONE], [NONE, NONE, ALL]])
 def test_one_listing_that_knows_it_is_enough(partial):
-    assert orphans(owned("local/a"), "local/", partial) == ()
+    assert find_orphans(owned("local/a"), "local/", partial) == ()
 
 
 def test_only_the_last_three_listings_count():
-    assert orphans(owned("local/a"), "local/", [ALL, NONE, NONE, NONE]) == ("claim-0000",)
+    assert find_orphans(owned("local/a"), "local/", [ALL, NONE, NONE, NONE]) == ("claim-0000",)
 
 
 def test_a_partial_listing_ends_only_who_is_missing_in_all():
-    assert orphans(owned("local/a", "local/c"), "local/", [ALL] * 3) == ("claim-0001",)
+    assert find_orphans(owned("local/a", "local/c"), "local/", [ALL] * 3) == ("claim-0001",)
 
 
 def test_claims_of_others_are_not_ours_to_end():
     others = owned("user/ann", "slurm/alpha/1", "slurm/alphabet/1", "locale/a")
-    assert orphans(others, "local/", [NONE] * 3) == ()
-    assert orphans(others, "slurm/alpha/", [NONE] * 3) == ("claim-0001",)
+    assert find_orphans(others, "local/", [NONE] * 3) == ()
+    assert find_orphans(others, "slurm/alpha/", [NONE] * 3) == ("claim-0001",)
 
 
 @given(st.lists(st.sets(st.sampled_from("abcd")), max_size=6), st.sets(st.sampled_from("abcd")))
 def test_nobody_is_ended_who_was_alive_in_the_last_three_listings(alive, owners):
     listings = [frozenset(f"local/{name}" for name in names) for names in alive]
-    found = orphans(owned(*(f"local/{name}" for name in sorted(owners))), "local/", listings)
+    found = find_orphans(owned(*(f"local/{name}" for name in sorted(owners))), "local/", listings)
     lately = set().union(*alive[-3:])
     gone = [f"claim-{n:04d}" for n, name in enumerate(sorted(owners)) if name not in lately]
     assert list(found) == (gone if len(alive) >= 3 else [])

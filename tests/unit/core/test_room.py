@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from moorings.core.claims import ClaimId
 from moorings.core.devices import PoolName
-from moorings.core.ends import ends_of
+from moorings.core.ends import release_times_for
 from moorings.core.fleet import PoolState
-from moorings.core.instants import SECOND, Instant
-from moorings.core.placement import free_map_of
-from moorings.core.plans import Tenant
-from moorings.core.room import Room, room_for
+from moorings.core.instants import SECOND, Timestamp
+from moorings.core.placement import free_map_for
+from moorings.core.plans import Holder
+from moorings.core.room import Relocation, find_relocation
 from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo, Topology
 from tests.sampling import examples
 
-NOW = Instant(10_000 * SECOND)
+NOW = Timestamp(10_000 * SECOND)
 MOVE_S = 120.0
 RACK = Catalogue(12, tuple(Block(range(s, s + n)) for n in (1, 2, 3, 6) for s in range(0, 12, n)))
 CROSSED = Catalogue(
@@ -32,23 +32,23 @@ POWERS: tuple[Topology, ...] = (PowerOfTwo(2, 8, 16), PowerOfTwo(3, 4, 8), Power
 class Case:
     """A pool with tenants, and devices that nobody may use."""
 
-    def __init__(self, topology: Topology, tenants: Iterable[Tenant], kept: Iterable[int] = ()) -> None:
+    def __init__(self, topology: Topology, tenants: Iterable[Holder], kept: Iterable[int] = ()) -> None:
         pool = Pool(PoolName("pool"), "ipu", "simulated", topology)
-        self.state = PoolState(pool, free_map_of(topology), ends_of(topology))
+        self.state = PoolState(pool, free_map_for(topology), release_times_for(topology))
         self.tenants = list(tenants)
         self.kept = set(kept)
         for index in {*self.kept, *(index for one in self.tenants for index in one.block)}:
             self.state.free.take(Block(range(index, index + 1)))
 
-    def room(self, size: int, moves_max: int = 100) -> Room | None:
+    def room(self, size: int, moves_max: int = 100) -> Relocation | None:
         """What is found; it leaves the pool as it was."""
         n_devices = self.state.pool.topology.n_devices
         before = [self.state.free.is_free(Block(range(index, index + 1))) for index in range(n_devices)]
-        found = room_for(self.state, size, self.tenants, NOW, MOVE_S, moves_max)
+        found = find_relocation(self.state, size, self.tenants, NOW, MOVE_S, moves_max)
         assert [self.state.free.is_free(Block(range(index, index + 1))) for index in range(n_devices)] == before
         return found
 
-    def check(self, found: Room, size: int) -> None:
+    def check(self, found: Relocation, size: int) -> None:
         """Once all have moved, everybody sits in a block of his size, apart from all others and from the room."""
         topology = self.state.pool.topology
         assert len(found.block) == size
@@ -68,15 +68,15 @@ class Case:
         assert found.cost == pytest.approx(sum(cost(one) for one, _ in found.moves))
 
 
-def cost(one: Tenant) -> float:
+def cost(one: Holder) -> float:
     """Device-seconds: since its last checkpoint, and for the move."""
     assert one.since is not None
     return len(one.block) * ((NOW - max(one.since, one.saved or 0)) / SECOND + MOVE_S)
 
 
-def tenant(number: int, block: Iterable[int], *, movable: bool = True, ran_s: int = 100) -> Tenant:
-    since = Instant(NOW - ran_s * SECOND)
-    return Tenant(ClaimId(f"c{number}"), PoolName("pool"), Block.of(list(block)), movable=movable, since=since)
+def tenant(number: int, block: Iterable[int], *, movable: bool = True, ran_s: int = 100) -> Holder:
+    since = Timestamp(NOW - ran_s * SECOND)
+    return Holder(ClaimId(f"c{number}"), PoolName("pool"), Block.of(list(block)), movable=movable, since=since)
 
 
 drawn_tenants = st.lists(
@@ -85,10 +85,10 @@ drawn_tenants = st.lists(
 )
 
 
-def placed(topology: Topology, drawn: Iterable[tuple[int, int, int]], fixed: Iterable[int] = ()) -> list[Tenant]:
+def placed(topology: Topology, drawn: Iterable[tuple[int, int, int]], fixed: Iterable[int] = ()) -> list[Holder]:
     """Tenants scattered over a pool; those of ``fixed``, by number, cannot be moved."""
-    free = free_map_of(topology)
-    stay, found = set(fixed), list[Tenant]()
+    free = free_map_for(topology)
+    stay, found = set(fixed), list[Holder]()
     for number, (size, at, ran_s) in enumerate(drawn):
         if isinstance(topology, Catalogue):
             blocks = [block for block in topology.blocks if len(block) == size]
@@ -103,7 +103,7 @@ def placed(topology: Topology, drawn: Iterable[tuple[int, int, int]], fixed: Ite
     return found
 
 
-def packs(topology: PowerOfTwo, size: int, tenants: Iterable[Tenant], kept: Iterable[int]) -> bool:
+def packs(topology: PowerOfTwo, size: int, tenants: Iterable[Holder], kept: Iterable[int]) -> bool:
     """Whether all fit with a block of ``size`` beside what stays, by trying everything."""
     everybody = list(tenants)
     taken = frozenset(kept).union(*(one.block for one in everybody if not one.movable))

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from moorings.core.claims import Claim, ClaimId
 from moorings.core.devices import PoolName
-from moorings.core.instants import Instant
-from moorings.core.policy import Defragment, Policy
-from moorings.core.projects import Project, Projects, Share
-from moorings.core.simulate import Simulated, SimulatedJob, Simulation, simulate
+from moorings.core.instants import Timestamp
+from moorings.core.policy import DefragmentMode, Policy
+from moorings.core.projects import Project, Projects, ProjectShare
+from moorings.core.simulate import SimulatedJob, Simulation, SimulationResult, simulate
 from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo, Topology
 from tests.sampling import examples
 
@@ -23,9 +23,9 @@ POLICIES = (
     QUICK,
     replace(QUICK, backfill=False),
     replace(QUICK, reserve=False),
-    replace(QUICK, defragment=Defragment.SUGGEST),
-    replace(QUICK, defragment=Defragment.ON),
-    replace(QUICK, defragment=Defragment.ON, moves_per_hour=3),
+    replace(QUICK, defragment=DefragmentMode.SUGGEST),
+    replace(QUICK, defragment=DefragmentMode.ON),
+    replace(QUICK, defragment=DefragmentMode.ON, moves_per_hour=3),
 )
 TOPOLOGIES: tuple[Topology, ...] = (
     PowerOfTwo(2, 8, 16),
@@ -53,7 +53,7 @@ class Watched(Simulation):
         super()._turn()
         self.look()
 
-    def _end(self, ended: tuple[Instant, ClaimId]) -> None:
+    def _end(self, ended: tuple[Timestamp, ClaimId]) -> None:
         super()._end(ended)
         self.look()
 
@@ -71,7 +71,7 @@ class Watched(Simulation):
         assert self._busy == len(used)
 
 
-def judge(found: Simulated, jobs: list[SimulatedJob], policy: Policy, *, guaranteed: bool = False) -> None:
+def judge(found: SimulationResult, jobs: list[SimulatedJob], policy: Policy, *, guaranteed: bool = False) -> None:
     """All that can run did, for as long as they had to, and the devices were in use for just as long."""
     assert [course.job.name for course in found.courses] == [
         job.name for _, job in sorted(enumerate(jobs), key=lambda pair: (pair[1].arrives_s, pair[0]))
@@ -138,13 +138,13 @@ def test_all_jobs_run_as_long_as_they_must_and_no_device_is_used_twice(
     projects = None
     if guaranteed:
         size = 1 if isinstance(topology, AnySubset) else 2
-        share = Share(PoolName("pool"), ((size, 2),))
+        share = ProjectShare(PoolName("pool"), ((size, 2),))
         projects = Projects([Project(name="a", shares=(share,)), Project(name="b")], [pool(topology)])
     found = Watched([pool(topology)], policy, projects).run(jobs)
     judge(found, jobs, policy, guaranteed=guaranteed)
     for course in found.courses:
         assert bool(course.refused) == (course.job.size not in topology.sizes)
-    if policy.defragment is not Defragment.ON:
+    if policy.defragment is not DefragmentMode.ON:
         assert found.moves == 0
     if not guaranteed:
         assert found.yields == 0
@@ -177,7 +177,7 @@ def trace(seed: int, many: int, n_devices: int, load: float) -> list[SimulatedJo
     return found
 
 
-def mean_wait_s(found: Simulated, least: int = 1) -> float:
+def mean_wait_s(found: SimulationResult, least: int = 1) -> float:
     waits = [course.wait_s for course in found.courses if course.wait_s is not None and course.job.size >= least]
     return sum(waits) / len(waits)
 
@@ -185,11 +185,11 @@ def mean_wait_s(found: Simulated, least: int = 1) -> float:
 @pytest.mark.parametrize("seed", range(3))
 def test_where_jobs_are_moved_they_wait_as_if_any_devices_would_do(seed: int) -> None:
     """And where they are not they wait longer, in the same pool."""
-    policy = replace(QUICK, move_s=0.1, defragment=Defragment.ON, moves_per_hour=100_000)
+    policy = replace(QUICK, move_s=0.1, defragment=DefragmentMode.ON, moves_per_hour=100_000)
     jobs = trace(seed, 1200, 64, 0.9)
     subset = simulate([pool(AnySubset(64, 16))], jobs, policy)
     moved = simulate([pool(PowerOfTwo(4, 16, 16))], jobs, policy)
-    fixed = simulate([pool(PowerOfTwo(4, 16, 16))], jobs, replace(policy, defragment=Defragment.OFF))
+    fixed = simulate([pool(PowerOfTwo(4, 16, 16))], jobs, replace(policy, defragment=DefragmentMode.OFF))
     judge(moved, jobs, policy)
     assert moved.moves > 0
     assert mean_wait_s(moved, 8) == pytest.approx(mean_wait_s(subset, 8), rel=0.1)
@@ -201,7 +201,7 @@ def test_who_only_suggests_moves_nobody() -> None:
     jobs = trace(7, 300, 16, 0.9)
     pools = [pool(PowerOfTwo(1, 16, 16))]
     off = simulate(pools, jobs, QUICK)
-    suggested = simulate(pools, jobs, replace(QUICK, defragment=Defragment.SUGGEST))
+    suggested = simulate(pools, jobs, replace(QUICK, defragment=DefragmentMode.SUGGEST))
     assert suggested.suggested > 0
     assert suggested.moves == off.moves == off.suggested == 0
     assert suggested.courses == off.courses
@@ -210,16 +210,16 @@ def test_who_only_suggests_moves_nobody() -> None:
 def test_no_more_is_moved_in_an_hour_than_the_policy_says() -> None:
     jobs = trace(7, 300, 16, 0.9)
     pools = [pool(PowerOfTwo(1, 16, 16))]
-    few = simulate(pools, jobs, replace(QUICK, defragment=Defragment.ON, moves_per_hour=1))
+    few = simulate(pools, jobs, replace(QUICK, defragment=DefragmentMode.ON, moves_per_hour=1))
     hours = few.levels[-1].at_s / 3600
-    many = simulate(pools, jobs, replace(QUICK, defragment=Defragment.ON, moves_per_hour=1000))
+    many = simulate(pools, jobs, replace(QUICK, defragment=DefragmentMode.ON, moves_per_hour=1000))
     assert 0 < few.moves <= hours + 1
     assert few.moves < many.moves
 
 
 def test_a_guarantee_is_taken_back_from_those_that_borrowed() -> None:
     projects = Projects(
-        [Project(name="a", shares=(Share(PoolName("pool"), ((8, 1),)),)), Project(name="b")],
+        [Project(name="a", shares=(ProjectShare(PoolName("pool"), ((8, 1),)),)), Project(name="b")],
         [pool(PowerOfTwo(1, 8, 8))],
     )
     borrower = SimulatedJob(name="borrower", arrives_s=0, runs_s=100, size=8, project="b")
@@ -233,7 +233,7 @@ def test_a_guarantee_is_taken_back_from_those_that_borrowed() -> None:
 
 def test_nobody_is_taken_back_from_before_its_time() -> None:
     projects = Projects(
-        [Project(name="a", shares=(Share(PoolName("pool"), ((8, 1),)),)), Project(name="b")],
+        [Project(name="a", shares=(ProjectShare(PoolName("pool"), ((8, 1),)),)), Project(name="b")],
         [pool(PowerOfTwo(1, 8, 8))],
     )
     borrower = SimulatedJob(name="borrower", arrives_s=0, runs_s=1000, size=8, project="b")
@@ -261,7 +261,7 @@ def test_a_job_of_no_pool_s_size_is_refused_and_the_others_run() -> None:
 def test_who_can_never_be_lent_a_block_keeps_none_from_the_others() -> None:
     """It would wait for ever with all devices idle."""
     projects = Projects(
-        [Project(name="a", shares=(Share(PoolName("pool"), ((4, 1),)),)), Project(name="b")],
+        [Project(name="a", shares=(ProjectShare(PoolName("pool"), ((4, 1),)),)), Project(name="b")],
         [pool(PowerOfTwo(1, 8, 8))],
     )
     never = SimulatedJob(name="never", arrives_s=0, runs_s=10, size=8, project="b", preemptible=False)

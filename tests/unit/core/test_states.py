@@ -12,8 +12,8 @@ import pytest
 from moorings.core import claims, devices, partitions
 from moorings.core.claims import ClaimEvent, ClaimState
 from moorings.core.devices import Device, DeviceEvent, DeviceState
-from moorings.core.errors import IllegalMoveError
-from moorings.core.instants import SECOND, Instant
+from moorings.core.errors import IllegalTransitionError
+from moorings.core.instants import SECOND, Timestamp
 from moorings.core.partitions import PartitionEvent, PartitionState
 from moorings.core.reasons import Reason
 from moorings.testing.records import NOW, POOL, a_claim, a_partition, a_run
@@ -21,7 +21,7 @@ from moorings.workloads import runs
 from moorings.workloads.runs import RunEvent, RunState
 from tests.cases import cases
 
-LATER = Instant(NOW + SECOND)
+LATER = Timestamp(NOW + SECOND)
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def test_a_move_of_the_table_leads_where_it_says(machine, state, event):
 
 @cases(("machine", "state", "event"), NO_MOVES, ids=pair_id)
 def test_any_other_move_is_refused_with_the_story(machine, state, event):
-    with pytest.raises(IllegalMoveError) as caught:
+    with pytest.raises(IllegalTransitionError) as caught:
         machine.step(machine.at(state), event)
     message = str(caught.value)
     assert f"is {state}: '{event}' is not possible" in message

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorings.core.errors import MooringsError
-from moorings.core.tables import TEXT_CHARS_MAX, Table
+from moorings.core.tables import TEXT_CHARS_MAX, TomlTable
 from tests.cases import cases
 
 TEXT = """\
@@ -47,8 +47,8 @@ id = "part"
 """
 
 
-def parse(text: str = TEXT) -> Table:
-    return Table.parse(text, source="some.toml", code="job.invalid")
+def parse(text: str = TEXT) -> TomlTable:
+    return TomlTable.parse(text, source="some.toml", code="job.invalid")
 
 
 def complaint(call, *arguments) -> MooringsError:

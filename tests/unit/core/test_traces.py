@@ -12,7 +12,7 @@ from moorings.core.policy import Policy
 from moorings.core.projects import Project, Projects
 from moorings.core.simulate import SimulatedJob, simulate
 from moorings.core.topology import Pool, PowerOfTwo
-from moorings.core.traces import SIZES_SHOWN_MAX, parse_trace, report, size_classes
+from moorings.core.traces import SIZES_SHOWN_MAX, parse_trace, size_classes, summarize
 from tests.cases import cases
 
 POOL = Pool(PoolName("pod8"), "ipu", "simulated", PowerOfTwo(1, 8, 8))
@@ -103,7 +103,7 @@ def test_any_text_is_a_trace_or_refused(text):
 
 def test_the_numbers_are_those_of_the_jobs():
     jobs = [job("a", 0, 100, 8), job("b", 0, 50, 4), job("c", 0, 50, 4), job("d", 60, 30, 8), job("e", 0, 1, 3)]
-    told = report(simulate([POOL], jobs, Policy()))
+    told = summarize(simulate([POOL], jobs, Policy()))
     assert [(one.sizes, one.jobs, one.mean_s, one.longest_s) for one in told.waits] == [
         ("4", 2, 100.0, 100.0),
         ("8", 2, 45.0, 90.0),
@@ -116,7 +116,7 @@ def test_the_numbers_are_those_of_the_jobs():
 
 def test_projects_are_told_apart_if_there_are_several():
     jobs = [job("a", 0, 10, 8, project="x"), job("b", 0, 10, 8, project="y")]
-    told = report(simulate([POOL], jobs, Policy()))
+    told = summarize(simulate([POOL], jobs, Policy()))
     assert {name: waits.mean_s for name, waits in told.projects.items()} == {"x": 0.0, "y": 10.0}
 
 
@@ -130,7 +130,7 @@ def test_every_size_is_in_one_class(sizes):
 
 @given(st.lists(st.floats(0, 1000), min_size=1, max_size=30))
 def test_ranks_lie_between_the_least_and_the_longest(runs):
-    told = report(simulate([POOL], [job(str(at), 0, one, 8) for at, one in enumerate(runs)], Policy())).every
+    told = summarize(simulate([POOL], [job(str(at), 0, one, 8) for at, one in enumerate(runs)], Policy())).every
     ranks = [0.0, *(one for one in (told.median_s, told.p95_s, told.longest_s) if one is not None)]
     assert len(ranks) == 4
     assert ranks == sorted(ranks)

@@ -13,23 +13,23 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from moorings.core.claims import Claim, ClaimState, PartitionId, QueueMode
 from moorings.core.devices import DeviceState, PoolName
 from moorings.core.errors import MooringsError
-from moorings.core.explain import explain
-from moorings.core.hardware import Answer, Seen, Verdict
+from moorings.core.explain import explain_wait
+from moorings.core.hardware import DriverResult, ObservedState, ResultCode
 from moorings.core.inputs import (
+    CancelPendingClaim,
     DrainDevice,
-    DriverAnswered,
-    ForeignSeen,
-    PoolAnswers,
+    DriverResultReceived,
+    ForeignPartitionsListed,
+    PoolReachability,
     ReleaseClaim,
     RenewClaim,
     ResetPartition,
     ResumeDevice,
     RetryRemoval,
-    WithdrawClaim,
 )
-from moorings.core.instants import SECOND, Instant
+from moorings.core.instants import SECOND, Timestamp
 from moorings.core.partitions import PartitionState
-from moorings.core.placement import NEVER
+from moorings.core.placement import NO_RELEASE
 from moorings.core.policy import Policy
 from moorings.core.topology import AnySubset, Block, Pool, PowerOfTwo
 from tests.cases import cases
@@ -45,12 +45,12 @@ def test_a_claim_from_wish_to_release() -> None:
     assert claim.state is ClaimState.GRANTED
     partition = world.partition(claim)
     assert (partition.state, str(partition.block), partition.name) == (PartitionState.PROVISIONING, "0-3", claim.id)
-    world.says(partition, Seen.ACTIVE)
+    world.says(partition, ObservedState.ACTIVE)
     assert world.claim(claim.id).state is ClaimState.READY
     world.step(ReleaseClaim(claim.id, "done"))
     assert world.claim(claim.id).state is ClaimState.RELEASING
     assert world.fleet.pools[POD.name].free.free == 12, "the devices are not free while the driver may have them"
-    world.says(world.fleet.partitions[partition.id], Seen.ABSENT, order="remove")
+    world.says(world.fleet.partitions[partition.id], ObservedState.ABSENT, order="remove")
     assert world.claim(claim.id).state is ClaimState.RELEASED
     assert world.fleet.pools[POD.name].free.free == 16
     told = [name for name in world.names() if name != "turn.decided"]
@@ -78,9 +78,9 @@ def test_a_claim_that_waits_can_be_withdrawn() -> None:
     world = World(POD)
     world.ready(16, gcds=2)
     waiting = world.create(1)
-    world.step(WithdrawClaim(waiting.id, "another one was served"))
+    world.step(CancelPendingClaim(waiting.id, "another one was served"))
     assert world.claim(waiting.id).state is ClaimState.CANCELLED
-    (again,) = world.step(WithdrawClaim(waiting.id, "another one was served"))
+    (again,) = world.step(CancelPendingClaim(waiting.id, "another one was served"))
     assert again is None, "it has ended, and the fleet knows it no more"
 
 
@@ -90,7 +90,7 @@ def test_a_claim_that_was_granted_meanwhile_is_not_withdrawn(ready: bool) -> Non
     world = World(POD)
     claim = world.ready(4) if ready else world.create(4)
     before = world.claim(claim.id)
-    (refused,) = world.step(WithdrawClaim(claim.id, "another one was served"))
+    (refused,) = world.step(CancelPendingClaim(claim.id, "another one was served"))
     assert isinstance(refused, MooringsError)
     assert refused.code == "claim.held"
     assert world.claim(claim.id) == before
@@ -102,10 +102,13 @@ def test_of_a_grant_and_a_withdrawal_in_one_turn_the_withdrawal_comes_first() ->
     held = world.ready(16, gcds=2)
     waiting = world.create(16, gcds=2)
     world.step(ReleaseClaim(held.id, "done"))
-    gone = DriverAnswered(
-        world.partition(held).id, world.partition(held).version, "remove", Answer(Verdict.OK, Seen.ABSENT)
+    gone = DriverResultReceived(
+        world.partition(held).id,
+        world.partition(held).version,
+        "remove",
+        DriverResult(ResultCode.OK, ObservedState.ABSENT),
     )
-    world.step(gone, WithdrawClaim(waiting.id, "another one was served"))
+    world.step(gone, CancelPendingClaim(waiting.id, "another one was served"))
     assert world.claim(waiting.id).state is ClaimState.CANCELLED
     assert world.fleet.pools[POD.name].free.free == 16
 
@@ -114,13 +117,13 @@ def test_withdrawing_what_is_released_already_changes_nothing() -> None:
     world = World(POD)
     claim = world.ready(4)
     world.step(ReleaseClaim(claim.id, "done"))
-    (answer,) = world.step(WithdrawClaim(claim.id, "another one was served"))
+    (answer,) = world.step(CancelPendingClaim(claim.id, "another one was served"))
     assert isinstance(answer, Claim)
     assert answer.state is ClaimState.RELEASING
 
 
-@pytest.mark.parametrize("seen", [s for s in Seen if s not in (Seen.ACTIVE, Seen.ERROR)])
-def test_nothing_but_active_makes_a_claim_ready(seen: Seen) -> None:
+@pytest.mark.parametrize("seen", [s for s in ObservedState if s not in (ObservedState.ACTIVE, ObservedState.ERROR)])
+def test_nothing_but_active_makes_a_claim_ready(seen: ObservedState) -> None:
     """Law 4: an unknown vendor state is not ready (and not broken either)."""
     world = World(POD)
     claim = world.create(4)
@@ -131,7 +134,7 @@ def test_nothing_but_active_makes_a_claim_ready(seen: Seen) -> None:
 def test_a_lost_answer_changes_nothing() -> None:
     world = World(POD)
     claim = world.create(4)
-    world.says(world.partition(claim), Seen.ACTIVE, Verdict.UNAVAILABLE, order="create")
+    world.says(world.partition(claim), ObservedState.ACTIVE, ResultCode.UNAVAILABLE, order="create")
     assert world.claim(claim.id).state is ClaimState.GRANTED
 
 
@@ -139,19 +142,19 @@ def test_a_rejected_claim_fails_with_the_driver_s_words_and_leaves_nothing() -> 
     world = World(POD)
     claim = world.create(4)
     partition = world.partition(claim)
-    world.says(partition, Seen.UNKNOWN, Verdict.REJECTED, order="create")
+    world.says(partition, ObservedState.UNKNOWN, ResultCode.REJECTED, order="create")
     failed = world.claim(claim.id)
     assert failed.state is ClaimState.FAILED
     assert failed.reason is not None
     assert "so it says" in failed.reason.message
-    world.says(world.fleet.partitions[partition.id], Seen.ABSENT, order="remove")
+    world.says(world.fleet.partitions[partition.id], ObservedState.ABSENT, order="remove")
     assert world.fleet.pools[POD.name].free.free == 16
 
 
 def test_a_block_that_breaks_is_quarantined_and_the_claim_gets_another_at_once() -> None:
     world = World(POD)
     claim = world.create(4)
-    world.says(world.partition(claim), Seen.ERROR)
+    world.says(world.partition(claim), ObservedState.ERROR)
     again = world.claim(claim.id)
     assert again.state is ClaimState.GRANTED
     assert (again.attempt, again.broken) == (1, 1)
@@ -166,7 +169,7 @@ def test_three_broken_blocks_fail_the_claim() -> None:
     claim = world.create(1)
     for _ in range(3):
         assert world.claim(claim.id).state is ClaimState.GRANTED
-        world.says(world.partition(claim), Seen.ERROR)
+        world.says(world.partition(claim), ObservedState.ERROR)
     assert world.claim(claim.id).state is ClaimState.FAILED
     assert sum(d.state is DeviceState.QUARANTINED for d in world.devices.values()) == 3
 
@@ -175,11 +178,11 @@ def test_a_partition_that_vanishes_under_a_job_is_lost_and_its_devices_wait_for_
     world = World(POD)
     claim = world.ready(4)
     partition = world.partition(claim)
-    world.says(partition, Seen.ABSENT)
+    world.says(partition, ObservedState.ABSENT)
     assert world.claim(claim.id).state is ClaimState.LOST
     assert world.fleet.pools[POD.name].free.free == 12, "law 3: a live job's devices are nobody else's"
     world.step(ReleaseClaim(claim.id, "job ended"))
-    world.says(world.fleet.partitions[partition.id], Seen.ABSENT, order="remove")
+    world.says(world.fleet.partitions[partition.id], ObservedState.ABSENT, order="remove")
     assert world.claim(claim.id).state is ClaimState.RELEASED
     assert world.fleet.pools[POD.name].free.free == 16
 
@@ -189,11 +192,11 @@ def test_a_partition_that_cannot_be_removed_drains_its_devices_and_lets_the_clai
     claim = world.ready(4)
     partition = world.partition(claim)
     world.step(ReleaseClaim(claim.id, "done"))
-    world.says(world.fleet.partitions[partition.id], Seen.UNKNOWN, Verdict.BROKEN, order="remove")
+    world.says(world.fleet.partitions[partition.id], ObservedState.UNKNOWN, ResultCode.BROKEN, order="remove")
     assert world.claim(claim.id).state is ClaimState.RELEASED, "a job's end does not wait for ever on the vendor"
     assert {d.state for d in world.devices.values()} == {DeviceState.DRAINED}
     world.step(RetryRemoval(partition.id))
-    world.says(world.fleet.partitions[partition.id], Seen.ABSENT, order="remove")
+    world.says(world.fleet.partitions[partition.id], ObservedState.ABSENT, order="remove")
     assert partition.id not in world.fleet.partitions
     assert world.fleet.pools[POD.name].free.free == 12, "drained, not reused"
     world.step(*(ResumeDevice(POD.name, index) for index in range(4)))
@@ -205,7 +208,7 @@ def test_a_late_answer_to_an_overtaken_order_is_dropped() -> None:
     claim = world.create(4)
     partition = world.partition(claim)
     world.step(ReleaseClaim(claim.id, "changed my mind"))
-    world.says(world.fleet.partitions[partition.id], Seen.ABSENT, order="create")
+    world.says(world.fleet.partitions[partition.id], ObservedState.ABSENT, order="create")
     assert world.claim(claim.id).state is ClaimState.RELEASING, "only the answer to a removal frees the devices"
 
 
@@ -219,7 +222,7 @@ def test_reset() -> None:
     refused = world.step(ResetPartition(PartitionId("nobody")))[0]
     assert isinstance(refused, MooringsError)
     assert refused.code == "partition.unknown"
-    world.says(partition, Seen.ACTIVE, order="reset")
+    world.says(partition, ObservedState.ACTIVE, order="reset")
     assert world.partition(claim).state is PartitionState.ACTIVE
     assert world.claim(claim.id).state is ClaimState.READY
 
@@ -229,7 +232,7 @@ def test_a_claim_for_no_devices_holds_only_resources() -> None:
     first = world.create(0, "gpu", resources={"memory": 60})
     second = world.create(0, "gpu", resources={"memory": 60})
     assert (first.state, second.state) == (ClaimState.READY, ClaimState.PENDING)
-    assert explain(world.fleet, second, world.now).reasons[-1].code == "pool.resource_short"
+    assert explain_wait(world.fleet, second, world.now).reasons[-1].code == "pool.resource_short"
     world.step(ReleaseClaim(first.id, "done"))
     assert world.claim(first.id).state is ClaimState.RELEASED
     assert world.claim(second.id).state is ClaimState.READY
@@ -238,12 +241,12 @@ def test_a_claim_for_no_devices_holds_only_resources() -> None:
 def test_a_lease_that_is_not_renewed_lapses_and_one_that_is_does_not() -> None:
     world = World(POD)
     claim = world.ready(4, lease_s=10.0)
-    world.now = Instant(world.now + 8 * SECOND)
+    world.now = Timestamp(world.now + 8 * SECOND)
     world.step(RenewClaim(claim.id))
-    world.now = Instant(world.now + 8 * SECOND)
+    world.now = Timestamp(world.now + 8 * SECOND)
     world.step()
     assert world.claim(claim.id).state is ClaimState.READY
-    world.now = Instant(world.now + 8 * SECOND)
+    world.now = Timestamp(world.now + 8 * SECOND)
     world.step()
     assert world.claim(claim.id).state is ClaimState.RELEASING
     assert "claim.lapsed" in world.names()
@@ -263,7 +266,7 @@ def test_a_retry_s_partition_never_takes_the_name_of_another() -> None:
     long_name = "x" * 36
     first = world.create(1, name=long_name)
     other = world.create(1, name="x" * 34 + "-1")
-    world.says(world.partition(first), Seen.ERROR)
+    world.says(world.partition(first), ObservedState.ERROR)
     assert world.partition(other).name == "x" * 34 + "-1"
     assert world.partition(first).name == "x" * 34 + "-2"
 
@@ -326,7 +329,7 @@ def test_a_large_claim_is_not_starved_by_small_ones() -> None:
     assert large.state is ClaimState.PENDING
     late = world.create(1)
     assert late.state is ClaimState.PENDING, "all that is free is kept for the large one"
-    reason = explain(world.fleet, late, world.now).reasons[0]
+    reason = explain_wait(world.fleet, late, world.now).reasons[0]
     assert (reason.code, reason.blockers) == ("queue.kept_for_other", (large.id,))
     for claim in small:
         world.end(claim)
@@ -359,7 +362,7 @@ def test_nobody_starves_while_every_job_ends(seed: list[tuple[int, int]], limits
         live = [world.claim(claim.id) for claim in live]
         holders = [c for c in world.fleet.claims.values() if c.state is ClaimState.READY]
         for claim in [c for c in world.fleet.claims.values() if c.state is ClaimState.GRANTED and c.id != large.id]:
-            world.says(world.partition(claim), Seen.ACTIVE)
+            world.says(world.partition(claim), ObservedState.ACTIVE)
         if world.claim(large.id).state is ClaimState.GRANTED:
             return
         if holders:
@@ -382,7 +385,7 @@ def test_explain_says_who_holds_the_reserved_block_and_until_when() -> None:
     first = world.ready(8, time_limit_s=600.0)
     second = world.ready(8)
     waiting = world.create(8)
-    wait = explain(world.fleet, waiting, world.now)
+    wait = explain_wait(world.fleet, waiting, world.now)
     assert wait.position == 1
     assert wait.reasons[0].blockers == (first.id,)
     assert wait.reasons[0].until == first.ready_at + 600 * SECOND  # type: ignore[operator]
@@ -398,7 +401,7 @@ def test_explain_fragmentation() -> None:
     world.end(claims[0])
     world.end(claims[2])
     waiting = world.create(8)
-    reasons = explain(world.fleet, waiting, world.now).reasons
+    reasons = explain_wait(world.fleet, waiting, world.now).reasons
     assert [reason.code for reason in reasons] == ["queue.reserved", "pool.fragmented"]
     assert "8 free, largest block 4" in reasons[1].message
     assert "with 4 devices" in reasons[1].hint
@@ -406,21 +409,21 @@ def test_explain_fragmentation() -> None:
 
 def test_an_unreachable_pool_gets_nothing_new_and_says_so() -> None:
     world = World(POD)
-    world.step(PoolAnswers(POD.name, "connection refused"))
+    world.step(PoolReachability(POD.name, "connection refused"))
     waiting = world.create(2)
-    assert explain(world.fleet, waiting, world.now).reasons[0].code == "pool.unreachable"
-    world.step(PoolAnswers(POD.name, ""))
+    assert explain_wait(world.fleet, waiting, world.now).reasons[0].code == "pool.unreachable"
+    world.step(PoolReachability(POD.name, ""))
     assert world.claim(waiting.id).state is ClaimState.GRANTED
 
 
 def test_devices_in_foreign_partitions_are_not_given_out() -> None:
     world = World(POD)
-    world.step(ForeignSeen(POD.name, {"by-hand": Block(range(8))}))
+    world.step(ForeignPartitionsListed(POD.name, {"by-hand": Block(range(8))}))
     claim = world.create(8)
     assert str(world.partition(claim).block) == "8-15"
     waiting = world.create(8)
     assert waiting.state is ClaimState.PENDING
-    world.step(ForeignSeen(POD.name, {}))
+    world.step(ForeignPartitionsListed(POD.name, {}))
     world.step()
     assert world.claim(waiting.id).state is ClaimState.GRANTED
 
@@ -429,10 +432,10 @@ def test_ours_gives_way_to_a_foreign_partition_that_was_there_first() -> None:
     world = World(POD)
     claim = world.create(4)
     ours = world.partition(claim)
-    world.step(ForeignSeen(POD.name, {"by-hand": Block(range(2, 4))}))
+    world.step(ForeignPartitionsListed(POD.name, {"by-hand": Block(range(2, 4))}))
     assert world.fleet.partitions[ours.id].state is PartitionState.REMOVING
     assert str(world.partition(claim).block) == "4-7"
-    world.says(world.fleet.partitions[ours.id], Seen.ABSENT, order="remove")
+    world.says(world.fleet.partitions[ours.id], ObservedState.ABSENT, order="remove")
     assert world.fleet.pools[POD.name].free.free == 16 - 4 - 2
 
 
@@ -440,7 +443,7 @@ def test_a_word_on_a_state_that_has_passed_changes_nothing() -> None:
     world = World(POD)
     claim = world.ready(4)
     before = world.partition(claim)
-    gone = DriverAnswered(before.id, before.version, "list", Answer(Verdict.OK, Seen.ABSENT))
+    gone = DriverResultReceived(before.id, before.version, "list", DriverResult(ResultCode.OK, ObservedState.ABSENT))
     world.step(ReleaseClaim(claim.id, "done"), gone)
     assert world.claim(claim.id).state is ClaimState.RELEASING, "only the answer to a removal frees the devices"
     world.step(replace(gone, version=world.fleet.partitions[before.id].version))
@@ -451,7 +454,7 @@ def test_a_listing_from_before_a_reset_does_not_end_it() -> None:
     world = World(POD)
     claim = world.ready(4)
     before = world.partition(claim)
-    active = DriverAnswered(before.id, before.version, "list", Answer(Verdict.OK, Seen.ACTIVE))
+    active = DriverResultReceived(before.id, before.version, "list", DriverResult(ResultCode.OK, ObservedState.ACTIVE))
     world.step(ResetPartition(before.id), active)
     assert world.partition(claim).state is PartitionState.RESETTING
 
@@ -460,10 +463,10 @@ def test_no_lease_runs_while_nobody_could_be_heard() -> None:
     """Law 3: a controller that was down for longer than a lease does not end live claims at its first turn."""
     world = World(POD)
     claim = world.ready(4, lease_s=10.0)
-    world.now = world.since = Instant(world.now + 3600 * SECOND)
+    world.now = world.since = Timestamp(world.now + 3600 * SECOND)
     world.step()
     assert world.claim(claim.id).state is ClaimState.READY
-    world.now = Instant(world.now + 11 * SECOND)
+    world.now = Timestamp(world.now + 11 * SECOND)
     world.step()
     assert world.claim(claim.id).state is ClaimState.RELEASING
 
@@ -471,15 +474,15 @@ def test_no_lease_runs_while_nobody_could_be_heard() -> None:
 def test_no_lease_runs_longer_than_was_asked_for_when_the_clock_is_set_back() -> None:
     world = World(POD)
     claim = world.ready(4, lease_s=10.0)
-    world.now = Instant(world.now - 600 * SECOND)
-    world.since = Instant(world.now + SECOND)  # the next turn's time
+    world.now = Timestamp(world.now - 600 * SECOND)
+    world.since = Timestamp(world.now + SECOND)  # the next turn's time
     world.step()
     assert world.claim(claim.id).lease_until == world.now + 10 * SECOND
     assert world.names()[-1] == "claim.renewed"
-    world.now = Instant(world.now + 8 * SECOND)
+    world.now = Timestamp(world.now + 8 * SECOND)
     world.step()
     assert world.claim(claim.id).state is ClaimState.READY
-    world.now = Instant(world.now + 2 * SECOND)
+    world.now = Timestamp(world.now + 2 * SECOND)
     world.step()
     assert world.claim(claim.id).state is ClaimState.RELEASING
 
@@ -501,7 +504,7 @@ def test_resources_follow_a_claim_from_pool_to_pool() -> None:
     )
     world = World(one, two)
     claim = world.create(2, "gpu", resources={"memory": 60})
-    world.says(world.partition(claim), Seen.ERROR)
+    world.says(world.partition(claim), ObservedState.ERROR)
     assert world.claim(claim.id).pool == "two"
     assert {name: state.used.get("memory", 0) for name, state in world.fleet.pools.items()} == {"one": 0, "two": 60}
 
@@ -534,7 +537,7 @@ def test_a_holder_whose_limit_has_passed_in_vain_is_not_the_soonest() -> None:
     world = World(*pools)
     world.ready(4, time_limit_s=5.0)
     world.ready(4, time_limit_s=600.0)
-    world.now = Instant(world.now + 60 * SECOND)
+    world.now = Timestamp(world.now + 60 * SECOND)
     world.create(4)
     (kept,) = world.fleet.reservations
     assert str(kept.block) == "4-7"
@@ -544,15 +547,19 @@ def test_a_foreign_partition_beyond_the_pool_is_clipped() -> None:
     for pool in (POD, CROSS):
         world = World(pool)
         free = world.fleet.pools[pool.name].free.free
-        world.step(ForeignSeen(pool.name, {"by-hand": Block(range(free - 2, free + 2)), "far": Block(range(90, 92))}))
+        world.step(
+            ForeignPartitionsListed(
+                pool.name, {"by-hand": Block(range(free - 2, free + 2)), "far": Block(range(90, 92))}
+            )
+        )
         assert world.fleet.pools[pool.name].free.free == free - 2
-        world.step(ForeignSeen(pool.name, {}))
+        world.step(ForeignPartitionsListed(pool.name, {}))
         assert world.fleet.pools[pool.name].free.free == free
 
 
 def test_a_name_that_a_foreign_partition_has_is_not_ours() -> None:
     world = World(POD)
-    world.step(ForeignSeen(POD.name, {"bert": Block(range(8, 12))}))
+    world.step(ForeignPartitionsListed(POD.name, {"bert": Block(range(8, 12))}))
     claim = world.create(1, name="bert")
     assert world.partition(claim).name == "bert-1"
 
@@ -562,7 +569,7 @@ def test_ours_gives_way_to_a_foreign_partition_that_took_its_name() -> None:
     world = World(POD)
     claim = world.create(4, name="bert")
     ours = world.partition(claim)
-    world.step(ForeignSeen(POD.name, {"bert": Block(range(8, 12))}))
+    world.step(ForeignPartitionsListed(POD.name, {"bert": Block(range(8, 12))}))
     assert world.fleet.partitions[ours.id].state is PartitionState.REMOVING
     assert (world.partition(claim).name, world.claim(claim.id).state) == ("bert-1", ClaimState.GRANTED)
 
@@ -575,7 +582,7 @@ def test_a_claim_that_is_released_has_no_lease_to_renew(ended: bool) -> None:
     partition = world.partition(claim)
     world.step(ReleaseClaim(claim.id, "done"))
     if ended:
-        world.says(world.fleet.partitions[partition.id], Seen.ABSENT, order="remove")
+        world.says(world.fleet.partitions[partition.id], ObservedState.ABSENT, order="remove")
     (refused,) = world.step(RenewClaim(claim.id))
     assert isinstance(refused, MooringsError)
     assert refused.code == "claim.no_lease"
@@ -588,7 +595,7 @@ def test_what_is_left_of_a_broken_block_is_removed() -> None:
     world = World(POD)
     claim = world.create(4)
     first = world.partition(claim)
-    world.says(first, Seen.ERROR)
+    world.says(first, ObservedState.ERROR)
     assert world.fleet.partitions[first.id].state is PartitionState.REMOVING, "law 2"
 
 
@@ -610,7 +617,7 @@ def test_a_device_that_is_resumed_under_a_partition_stays_its() -> None:
 
 def test_devices_in_foreign_partitions_are_not_given_out_in_the_turn_that_sees_them() -> None:
     world = World(POD)
-    _, claim = world.step(ForeignSeen(POD.name, {"by-hand": Block(range(4))}), world.asks(4))
+    _, claim = world.step(ForeignPartitionsListed(POD.name, {"by-hand": Block(range(4))}), world.asks(4))
     assert isinstance(claim, Claim)
     assert str(world.partition(claim).block) == "4-7"
 
@@ -619,7 +626,7 @@ def test_an_answer_to_an_overtaken_order_does_not_end_a_live_job_s_partition() -
     """Law 3: whatever its version says, the answer to a creation is none about a partition that is ACTIVE."""
     world = World(POD)
     claim = world.ready(4)
-    world.says(world.partition(claim), Seen.ERROR, Verdict.BROKEN, order="create")
+    world.says(world.partition(claim), ObservedState.ERROR, ResultCode.BROKEN, order="create")
     assert world.partition(claim).state is PartitionState.ACTIVE
     assert world.claim(claim.id).state is ClaimState.READY
 
@@ -629,7 +636,7 @@ def test_a_late_answer_to_the_making_does_not_end_a_reset() -> None:
     world = World(POD)
     claim = world.ready(4)
     world.step(ResetPartition(world.partition(claim).id))
-    world.says(world.partition(claim), Seen.ACTIVE, order="create")
+    world.says(world.partition(claim), ObservedState.ACTIVE, order="create")
     assert world.partition(claim).state is PartitionState.RESETTING
 
 
@@ -670,7 +677,7 @@ def test_who_will_not_wait_is_told_why_there_is_no_room() -> None:
 def test_leases_that_ran_out_together_lapse_in_the_order_of_their_claims() -> None:
     world = World(POD)
     long, short = world.ready(1, lease_s=20.0), world.ready(1, lease_s=10.0)
-    world.now = Instant(world.now + 60 * SECOND)
+    world.now = Timestamp(world.now + 60 * SECOND)
     world.step()
     assert [event.claim for event in world.log if event.name == "claim.lapsed"] == [long.id, short.id]
 
@@ -680,10 +687,10 @@ def test_a_partition_whose_claim_holds_another_by_now_is_not_free_when_that_clai
     world = World(POD)
     claim = world.create(4, time_limit_s=600.0)
     first = world.partition(claim)
-    world.says(first, Seen.ERROR)
-    world.says(world.fleet.partitions[first.id], Seen.UNKNOWN, Verdict.BROKEN, order="remove")
+    world.says(first, ObservedState.ERROR)
+    world.says(world.fleet.partitions[first.id], ObservedState.UNKNOWN, ResultCode.BROKEN, order="remove")
     assert world.partition(claim).id != first.id
-    assert world.fleet.pools[POD.name].holds[first.id].until == NEVER
+    assert world.fleet.pools[POD.name].holds[first.id].until == NO_RELEASE
 
 
 # -- anything, in any order -----------------------------------------------------------------------------------------
@@ -731,7 +738,7 @@ class FleetMachine(RuleBasedStateMachine):
     def withdraw(self, data: st.DataObject) -> None:
         ident = data.draw(st.sampled_from(sorted(self.world.fleet.claims)))
         before = self.world.fleet.claims[ident]
-        self.world.step(WithdrawClaim(ident, "over"))
+        self.world.step(CancelPendingClaim(ident, "over"))
         if before.state is ClaimState.PENDING:
             assert ident not in self.world.fleet.claims
         elif before.lease_until is None or before.lease_until > self.world.now:  # else it has lapsed in that turn
@@ -740,28 +747,28 @@ class FleetMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.fleet.partitions)
     @rule(
         data=st.data(),
-        verdict=st.sampled_from([Verdict.OK] * 6 + list(Verdict)),
-        seen=st.sampled_from([Seen.ACTIVE] * 4 + [Seen.ABSENT] * 4 + list(Seen)),
+        verdict=st.sampled_from([ResultCode.OK] * 6 + list(ResultCode)),
+        seen=st.sampled_from([ObservedState.ACTIVE] * 4 + [ObservedState.ABSENT] * 4 + list(ObservedState)),
         order=st.sampled_from(["create", "reset", "remove", "remove", "list", "list", "list"]),
     )
-    def driver_says(self, data: st.DataObject, verdict: Verdict, seen: Seen, order: str) -> None:
+    def driver_says(self, data: st.DataObject, verdict: ResultCode, seen: ObservedState, order: str) -> None:
         ident = data.draw(st.sampled_from(sorted(self.world.fleet.partitions)))
         before = self.world.fleet.partitions[ident]
-        self.world.step(DriverAnswered(ident, before.version, order, Answer(verdict, seen, "said so")))
+        self.world.step(DriverResultReceived(ident, before.version, order, DriverResult(verdict, seen, "said so")))
         after = self.world.fleet.partitions.get(ident)
         if after is None:
-            assert (before.state, seen, order) == (PartitionState.REMOVING, Seen.ABSENT, "remove"), (
+            assert (before.state, seen, order) == (PartitionState.REMOVING, ObservedState.ABSENT, "remove"), (
                 "only a removal frees"
             )
         elif after.state is PartitionState.ACTIVE and before.state is not PartitionState.ACTIVE:
-            assert (verdict, seen) == (Verdict.OK, Seen.ACTIVE), "law 4"
+            assert (verdict, seen) == (ResultCode.OK, ObservedState.ACTIVE), "law 4"
 
     @precondition(lambda self: self.world.fleet.partitions)
     @rule(data=st.data())
     def removal_ends(self, data: st.DataObject) -> None:
         leaving = [p for p in self.world.fleet.partitions.values() if p.state is PartitionState.REMOVING]
         if leaving:
-            self.world.says(data.draw(st.sampled_from(leaving)), Seen.ABSENT, order="remove")
+            self.world.says(data.draw(st.sampled_from(leaving)), ObservedState.ABSENT, order="remove")
 
     @precondition(lambda self: self.world.fleet.partitions)
     @rule(data=st.data(), retry=st.booleans())
@@ -780,15 +787,15 @@ class FleetMachine(RuleBasedStateMachine):
         if not any(
             p.block.overlaps(b) and p.state is not PartitionState.PROVISIONING for p in ours for b in blocks.values()
         ):
-            self.world.step(ForeignSeen(POD.name, blocks))
+            self.world.step(ForeignPartitionsListed(POD.name, blocks))
 
     @rule(down=st.booleans())
     def reachability(self, down: bool) -> None:
-        self.world.step(PoolAnswers(POD.name, "gone" if down else ""))
+        self.world.step(PoolReachability(POD.name, "gone" if down else ""))
 
     @rule(seconds=st.integers(1, 30))
     def time_passes(self, seconds: int) -> None:
-        self.world.now = Instant(self.world.now + seconds * SECOND)
+        self.world.now = Timestamp(self.world.now + seconds * SECOND)
         self.world.step()
 
     @invariant()
@@ -797,7 +804,7 @@ class FleetMachine(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         for claim in list(self.world.fleet.waiting()):
-            wait = explain(self.world.fleet, claim, self.world.now)
+            wait = explain_wait(self.world.fleet, claim, self.world.now)
             assert wait.reasons
             assert all(reason.message and reason.code for reason in wait.reasons)
 
@@ -810,7 +817,7 @@ class FleetMachine(RuleBasedStateMachine):
         for _ in range(3):
             world.step(*(RetryRemoval(ident) for ident in list(world.fleet.partitions)))
             for partition in list(world.fleet.partitions.values()):
-                world.says(partition, Seen.ABSENT, order="remove")
+                world.says(partition, ObservedState.ABSENT, order="remove")
         assert not world.fleet.partitions
         assert not world.fleet.claims
         assert not world.fleet.queue

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from moorings.core.claims import CheckpointContract, ClaimId
-from moorings.core.policy import Defragment, Policy
-from moorings.core.whatif import Asked, what_if
+from moorings.core.policy import DefragmentMode, Policy
+from moorings.core.whatif import YieldCount, compare_policies
 from tests.unit.core.worlds import POD, World
 
 HOUR_S = 3600.0
@@ -27,7 +27,7 @@ def test_who_would_move_is_named_and_who_waits_starts_at_once():
     world = World(POD)
     there = scattered(world)
     wanted = world.create(8, time_limit_s=HOUR_S)
-    found = what_if(world.fleet, world.now, Policy(), Policy(defragment=Defragment.ON))
+    found = compare_policies(world.fleet, world.now, Policy(), Policy(defragment=DefragmentMode.ON))
     [changed] = found.claims
     assert (changed.claim, changed.then_at) == (wanted.id, world.now)
     assert changed.now_at is not None
@@ -35,7 +35,7 @@ def test_who_would_move_is_named_and_who_waits_starts_at_once():
     assert (found.moves, found.yields) == ((0, 1), (0, 0))
     assert found.asked[0] == ()
     [moved] = found.asked[1]
-    assert moved in [Asked(ident, 0, 1) for ident in there]
+    assert moved in [YieldCount(ident, 0, 1) for ident in there]
 
 
 def test_utilisation_is_of_the_time_until_the_last_has_started():
@@ -43,7 +43,7 @@ def test_utilisation_is_of_the_time_until_the_last_has_started():
     world.ready(8, time_limit_s=HOUR_S)
     world.create(16, gcds=2, time_limit_s=HOUR_S)  # half of the pool is kept for it for an hour
     world.create(8, time_limit_s=2 * HOUR_S)
-    found = what_if(world.fleet, world.now, Policy(), Policy(reserve=False))
+    found = compare_policies(world.fleet, world.now, Policy(), Policy(reserve=False))
     assert found.window_s == pytest.approx(2 * HOUR_S, rel=0.01)
     assert found.utilisation[0] == pytest.approx(0.75, rel=0.01)
     assert found.utilisation[1] == pytest.approx(0.75, rel=0.01)
@@ -53,7 +53,7 @@ def test_utilisation_is_of_the_time_until_the_last_has_started():
 def test_where_nobody_waits_it_is_the_utilisation_of_now():
     world = World(POD)
     world.ready(4, time_limit_s=HOUR_S)
-    found = what_if(world.fleet, world.now, Policy(), Policy())
+    found = compare_policies(world.fleet, world.now, Policy(), Policy())
     assert (found.claims, found.utilisation, found.window_s, found.whole) == ((), (0.25, 0.25), 0.0, True)
 
 
@@ -61,5 +61,5 @@ def test_who_has_no_more_time_gets_what_is_known_by_then():
     world = World(POD)
     world.ready(16, gcds=2, time_limit_s=HOUR_S)
     world.create(8, time_limit_s=HOUR_S)
-    found = what_if(world.fleet, world.now, Policy(), Policy(), lambda: False)
+    found = compare_policies(world.fleet, world.now, Policy(), Policy(), lambda: False)
     assert (found.claims[0].now_at, found.claims[0].then_at, found.whole) == (None, None, False)

@@ -10,10 +10,10 @@ from moorings.core.claims import Claim, ClaimId, ClaimSpec, PartitionId
 from moorings.core.devices import Device, PoolName
 from moorings.core.events import Event
 from moorings.core.fleet import Fleet, FleetChanges
-from moorings.core.hardware import Answer, Seen, Verdict
-from moorings.core.inputs import CreateClaim, DriverAnswered, Input, ReleaseClaim
-from moorings.core.instants import SECOND, Instant
-from moorings.core.laws import check
+from moorings.core.hardware import DriverResult, ObservedState, ResultCode
+from moorings.core.inputs import CreateClaim, DriverResultReceived, Input, ReleaseClaim
+from moorings.core.instants import SECOND, Timestamp
+from moorings.core.laws import find_violations
 from moorings.core.partitions import Partition
 from moorings.core.policy import Policy
 from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo
@@ -38,15 +38,15 @@ class World:
         self.pools = pools
         self.policy = policy
         self.fleet = Fleet(pools)
-        self.now = Instant(1_000 * SECOND)
+        self.now = Timestamp(1_000 * SECOND)
         self.log: list[Event] = []
         self.ended: dict[ClaimId, Claim] = {}
         self.devices: dict[tuple[PoolName, int], Device] = {}
         self.n_created = 0
-        self.since = Instant(0)
+        self.since = Timestamp(0)
 
     def step(self, *inputs: Input) -> list[Reply]:
-        self.now = Instant(self.now + SECOND)
+        self.now = Timestamp(self.now + SECOND)
         events, replies, changes = self._decide(self.fleet, inputs)
         # Law 9: the same records give the same decisions, byte for byte, however the memory of them came about.
         again, same, _ = self._decide(self._reloaded(), inputs)
@@ -58,7 +58,7 @@ class World:
             if claim.ended:
                 self.ended[claim.id] = claim
         self.devices |= changes.devices
-        assert check(self.fleet) == []
+        assert find_violations(self.fleet) == []
         return replies
 
     def _decide(self, fleet: Fleet, inputs: Sequence[Input]) -> tuple[list[Event], list[Reply], FleetChanges]:
@@ -108,19 +108,23 @@ class World:
         assert ident is not None
         return self.fleet.partitions[ident]
 
-    def says(self, partition: Partition, seen: Seen, verdict: Verdict = Verdict.OK, order: str = "list") -> None:
-        self.step(DriverAnswered(partition.id, partition.version, order, Answer(verdict, seen, "so it says")))
+    def says(
+        self, partition: Partition, seen: ObservedState, verdict: ResultCode = ResultCode.OK, order: str = "list"
+    ) -> None:
+        self.step(
+            DriverResultReceived(partition.id, partition.version, order, DriverResult(verdict, seen, "so it says"))
+        )
 
     def ready(self, size: int, **more: Any) -> Claim:
         claim = self.create(size, **more)
-        self.says(self.partition(claim), Seen.ACTIVE)
+        self.says(self.partition(claim), ObservedState.ACTIVE)
         return self.claim(claim.id)
 
     def end(self, claim: Claim) -> None:
         self.step(ReleaseClaim(claim.id, "done"))
         partition = self.fleet.partitions.get(self.claim(claim.id).partition or PartitionId(""))
         if partition is not None:
-            self.says(partition, Seen.ABSENT, order="remove")
+            self.says(partition, ObservedState.ABSENT, order="remove")
 
     def names(self) -> list[str]:
         return [event.name for event in self.log]

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from moorings.core.devices import PoolName
-from moorings.core.hardware import PartitionOrder, Seen, Sighting
-from moorings.core.instants import Instant, after
+from moorings.core.hardware import ListedPartition, ObservedState, PartitionSpec
+from moorings.core.instants import Timestamp, add_seconds
 from moorings.core.topology import Block, Pool, PowerOfTwo, Topology
 from moorings.drivers.simulated.driver import SimulatedDriver
 from moorings.drivers.simulated.faults import Fault, FaultKind
@@ -23,16 +23,16 @@ class HandClock:
     """Time that passes only when told to, or when somebody sleeps."""
 
     def __init__(self) -> None:
-        self.time = Instant(1_700_000_000_000_000)
+        self.time = Timestamp(1_700_000_000_000_000)
 
-    def now(self) -> Instant:
+    def now(self) -> Timestamp:
         return self.time
 
     async def sleep(self, seconds: float) -> None:
         self.forward(seconds)
 
     def forward(self, seconds: float) -> None:
-        self.time = after(self.time, seconds)
+        self.time = add_seconds(self.time, seconds)
 
 
 class SimulatedRig:
@@ -94,9 +94,9 @@ class SimulatedRig:
         self.clock.forward(0.1)
 
 
-def order(name: str, devices: str, *, mark: str = MARK, gcds: int = 1) -> PartitionOrder:
-    return PartitionOrder(name, Block.parse(devices), gcds, 1, mark)
+def order(name: str, devices: str, *, mark: str = MARK, gcds: int = 1) -> PartitionSpec:
+    return PartitionSpec(name, Block.parse(devices), gcds, 1, mark)
 
 
-def states(listing: Sequence[Sighting]) -> dict[str, Seen]:
+def states(listing: Sequence[ListedPartition]) -> dict[str, ObservedState]:
     return {sighting.name: sighting.seen for sighting in listing}

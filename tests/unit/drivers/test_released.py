@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.drivers.simulated.hardware import Machine
 from tests.released.site import NAMES, ReleasedSite
 
@@ -26,7 +26,7 @@ def test_a_journal_with_every_record_is_read(site: ReleasedSite, tmp_path: Path)
     for _ in range(2):  # as it was, and as it is compacted today
         machine = Machine(folder)
         with machine.turn():
-            assert [one.record() for one in machine.partitions(Instant(0))] == told["records"]
+            assert [one.record() for one in machine.partitions(Timestamp(0))] == told["records"]
         assert (machine.struck, machine.down_until) == (told["struck"], told["down_until"])
         assert machine.next_serial() == 5
         machine.close()
@@ -34,7 +34,7 @@ def test_a_journal_with_every_record_is_read(site: ReleasedSite, tmp_path: Path)
 
 def test_machines_of_a_site_have_the_partitions_that_its_controller_told(site: ReleasedSite, tmp_path: Path) -> None:
     found = set()
-    at = max(Instant(int((site.folder / "told.json").stat().st_mtime * 1e6)), Instant(0))
+    at = max(Timestamp(int((site.folder / "told.json").stat().st_mtime * 1e6)), Timestamp(0))
     for folder in sorted((site.folder / "data" / "simulated").iterdir()):
         machine = Machine(Path(shutil.copytree(folder, tmp_path / folder.name)))
         with machine.turn():

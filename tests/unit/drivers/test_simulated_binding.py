@@ -6,7 +6,7 @@ import stat
 import pytest
 
 from moorings.core.errors import MooringsError
-from moorings.core.hardware import Seen
+from moorings.core.hardware import ObservedState
 from moorings.core.topology import AnySubset, Block, PowerOfTwo
 from moorings.drivers.simulated.settings import SimulatedSettings
 from tests.unit.drivers.simulated_rig import MARK, SimulatedRig, order
@@ -105,7 +105,7 @@ async def test_clusters_show_in_hosts_and_listings(pod):
     assert file["attributes"]["Cluster"] == "c1"
     assert {device["host"] for device in file["devices"]} == {"10.2.0.1"}
     (sighting,) = await rig.driver.list_partitions()
-    assert (sighting.raw, sighting.seen) == ("PS_ACTIVE c1", Seen.ACTIVE)
+    assert (sighting.raw, sighting.seen) == ("PS_ACTIVE c1", ObservedState.ACTIVE)
 
 
 def test_every_ipu_machine_of_the_largest_pool_has_an_address_of_its_own(pod):

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from moorings.core.errors import MooringsError
-from moorings.core.hardware import Answer, Seen, Verdict
+from moorings.core.hardware import DriverResult, ObservedState, ResultCode
 from moorings.core.topology import Block
 from moorings.drivers.simulated import faults_file
 from moorings.drivers.simulated.faults import Call, Fault, FaultKind
@@ -20,84 +20,84 @@ TWICE = '[[fault]]\nkind = "reject"\ntimes = 2\n'
 
 async def rejections(rig, count):
     """Which of that many orders (to remove what is not there) are rejected."""
-    return [(await rig.driver.remove("nothing", MARK)).verdict is Verdict.REJECTED for _ in range(count)]
+    return [(await rig.driver.remove("nothing", MARK)).verdict is ResultCode.REJECTED for _ in range(count)]
 
 
 async def test_faults_come_and_go_with_the_file(instant):
-    assert (await instant.driver.create(order("p", "0-3"))).verdict is Verdict.OK
+    assert (await instant.driver.create(order("p", "0-3"))).verdict is ResultCode.OK
     instant.write_faults(REJECT)
-    assert (await instant.driver.remove("p", MARK)).verdict is Verdict.REJECTED
+    assert (await instant.driver.remove("p", MARK)).verdict is ResultCode.REJECTED
     instant.write_faults('[[fault]]\nkind = "timeout_before"\n')
-    assert (await instant.driver.remove("p", MARK)).verdict is Verdict.UNAVAILABLE
+    assert (await instant.driver.remove("p", MARK)).verdict is ResultCode.UNAVAILABLE
     (instant.folder / "faults.toml").unlink()
     instant.clock.forward(0.1)
-    assert (await instant.driver.remove("p", MARK)).verdict is Verdict.OK
+    assert (await instant.driver.remove("p", MARK)).verdict is ResultCode.OK
 
 
 async def test_a_file_that_is_there_at_the_start_counts(instant):
     instant.write_faults(REJECT)
-    assert (await instant.restart().create(order("p", "0-3"))).verdict is Verdict.REJECTED
+    assert (await instant.restart().create(order("p", "0-3"))).verdict is ResultCode.REJECTED
 
 
 async def test_a_file_replaced_by_one_of_the_same_size_and_time_is_noticed(instant):
     path = instant.folder / "faults.toml"
     instant.write_faults('[[fault]]\nkind = "slow"\n')
-    assert (await instant.driver.remove("p", MARK)).verdict is Verdict.OK
+    assert (await instant.driver.remove("p", MARK)).verdict is ResultCode.OK
     other = instant.folder / "other.toml"
     other.write_text('[[fault]]\nkind="reject"\n')
     assert other.stat().st_size == path.stat().st_size
     os.utime(other, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns))
     other.replace(path)
     instant.clock.forward(0.1)
-    assert (await instant.driver.remove("p", MARK)).verdict is Verdict.REJECTED
+    assert (await instant.driver.remove("p", MARK)).verdict is ResultCode.REJECTED
 
 
 async def test_the_file_is_looked_at_only_now_and_then(instant):
-    assert (await instant.driver.remove("p", MARK)).verdict is Verdict.OK
+    assert (await instant.driver.remove("p", MARK)).verdict is ResultCode.OK
     (instant.folder / "faults.toml").write_text(REJECT)
     instant.clock.forward(0.049)
-    assert (await instant.driver.remove("p", MARK)).verdict is Verdict.OK
+    assert (await instant.driver.remove("p", MARK)).verdict is ResultCode.OK
     instant.clock.forward(0.001)
-    assert (await instant.driver.remove("p", MARK)).verdict is Verdict.REJECTED
+    assert (await instant.driver.remove("p", MARK)).verdict is ResultCode.REJECTED
 
 
 async def test_a_clock_put_back_does_not_keep_the_file_unread(instant):
-    assert (await instant.driver.remove("p", MARK)).verdict is Verdict.OK
+    assert (await instant.driver.remove("p", MARK)).verdict is ResultCode.OK
     (instant.folder / "faults.toml").write_text(REJECT)
     instant.clock.forward(-3600)
-    assert (await instant.driver.remove("p", MARK)).verdict is Verdict.REJECTED
+    assert (await instant.driver.remove("p", MARK)).verdict is ResultCode.REJECTED
 
 
 async def test_a_bad_file_is_told_and_changes_nothing(instant, caplog):
     instant.write_faults(REJECT)
-    assert (await instant.driver.remove("p", MARK)).verdict is Verdict.REJECTED
+    assert (await instant.driver.remove("p", MARK)).verdict is ResultCode.REJECTED
     instant.write_faults(REJECT + '[[fault]]\nkind = "gremlins"\n')
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             answer = await instant.driver.remove("p", MARK)
-            assert answer.verdict is Verdict.REJECTED
+            assert answer.verdict is ResultCode.REJECTED
             assert answer.detail == "remove of p refused (error 9); faults.toml:4: fault kind 'gremlins' is not known"
             instant.clock.forward(0.1)
     assert len(caplog.records) == 1
     assert "pod8" in caplog.text
     assert "faults.toml:4" in caplog.text
     instant.write_faults("")
-    assert await instant.driver.remove("p", MARK) == Answer(Verdict.OK, Seen.ABSENT)
+    assert await instant.driver.remove("p", MARK) == DriverResult(ResultCode.OK, ObservedState.ABSENT)
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"[[fault]", b'fault = "none"', b"[fault]"])
 async def test_whatever_stands_in_the_file_the_driver_lives(instant, content):
     (instant.folder / "faults.toml").write_bytes(content)
     answer = await instant.driver.create(order("p", "0-3"))
-    assert (answer.verdict, answer.seen) == (Verdict.OK, Seen.ACTIVE)
+    assert (answer.verdict, answer.seen) == (ResultCode.OK, ObservedState.ACTIVE)
     assert answer.detail.startswith("faults.toml")
-    assert states(await instant.driver.list_partitions()) == {"p": Seen.ACTIVE}
+    assert states(await instant.driver.list_partitions()) == {"p": ObservedState.ACTIVE}
 
 
 async def test_a_folder_in_place_of_the_file_is_told(instant):
     (instant.folder / "faults.toml").mkdir()
     answer = await instant.driver.create(order("p", "0-3"))
-    assert answer.verdict is Verdict.OK
+    assert answer.verdict is ResultCode.OK
     assert "Is a directory" in answer.detail
 
 
@@ -135,11 +135,11 @@ async def test_faults_given_by_python_live_beside_the_files(instant):
     instant.trouble(FaultKind.LISTING_EMPTY)
     await instant.driver.create(order("p", "0-3"))
     instant.write_faults(REJECT)
-    assert (await instant.driver.remove("p", MARK)).verdict is Verdict.REJECTED
+    assert (await instant.driver.remove("p", MARK)).verdict is ResultCode.REJECTED
     assert await instant.driver.list_partitions() == []
     instant.driver.faults.clear()
-    assert (await instant.driver.remove("p", MARK)).verdict is Verdict.REJECTED
-    assert states(await instant.driver.list_partitions()) == {"p": Seen.ACTIVE}
+    assert (await instant.driver.remove("p", MARK)).verdict is ResultCode.REJECTED
+    assert states(await instant.driver.list_partitions()) == {"p": ObservedState.ACTIVE}
 
 
 # ---- reading
@@ -190,7 +190,7 @@ def test_everything_that_can_be_said_is_read():
         Fault(kind=FaultKind.NAME_TOO_LONG, chars=8),
         Fault(kind=FaultKind.LYING_UNKNOWN, raw="PS_X"),
         Fault(kind=FaultKind.RESTART, state="lost", times=1),
-        Fault(kind=FaultKind.AGENT_DOWN, answer=Verdict.UNAVAILABLE),
+        Fault(kind=FaultKind.AGENT_DOWN, answer=ResultCode.UNAVAILABLE),
     )
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moorings.core.errors import MooringsError
-from moorings.core.hardware import Answer, Seen, Verdict
+from moorings.core.hardware import DriverResult, ObservedState, ResultCode
 from moorings.drivers.simulated import hardware
 from tests.sampling import examples
 from tests.unit.drivers.simulated_rig import AT_ONCE, MARK, SimulatedRig, order, states
@@ -24,36 +24,36 @@ from tests.waiting import patient
 
 async def test_making_takes_its_time_and_more_for_more_devices(rig):
     # 0.3 s and 0.01 s for each of its devices
-    assert await rig.driver.create(order("p", "0-3")) == Answer(Verdict.OK, Seen.PROVISIONING)
+    assert await rig.driver.create(order("p", "0-3")) == DriverResult(ResultCode.OK, ObservedState.PROVISIONING)
     rig.clock.forward(0.339)
-    assert states(await rig.driver.list_partitions()) == {"p": Seen.PROVISIONING}
+    assert states(await rig.driver.list_partitions()) == {"p": ObservedState.PROVISIONING}
     rig.clock.forward(0.001)
-    assert states(await rig.driver.list_partitions()) == {"p": Seen.ACTIVE}
+    assert states(await rig.driver.list_partitions()) == {"p": ObservedState.ACTIVE}
 
 
 async def test_resetting_and_removing_take_their_time(rig):
     await rig.driver.create(order("p", "0-3"))
-    assert (await rig.driver.reset("p", MARK)).verdict is Verdict.UNAVAILABLE, "it is not ready to be reset"
+    assert (await rig.driver.reset("p", MARK)).verdict is ResultCode.UNAVAILABLE, "it is not ready to be reset"
     rig.clock.forward(0.34)
-    assert await rig.driver.reset("p", MARK) == Answer(Verdict.OK, Seen.RESETTING)
-    assert await rig.driver.reset("p", MARK) == Answer(Verdict.OK, Seen.RESETTING)
+    assert await rig.driver.reset("p", MARK) == DriverResult(ResultCode.OK, ObservedState.RESETTING)
+    assert await rig.driver.reset("p", MARK) == DriverResult(ResultCode.OK, ObservedState.RESETTING)
     rig.clock.forward(0.22)
-    assert states(await rig.driver.list_partitions()) == {"p": Seen.ACTIVE}
-    assert await rig.driver.remove("p", MARK) == Answer(Verdict.OK, Seen.REMOVING)
-    assert (await rig.driver.reset("p", MARK)).verdict is Verdict.REJECTED
-    assert (await rig.driver.create(order("p", "0-3"))).verdict is Verdict.UNAVAILABLE
+    assert states(await rig.driver.list_partitions()) == {"p": ObservedState.ACTIVE}
+    assert await rig.driver.remove("p", MARK) == DriverResult(ResultCode.OK, ObservedState.REMOVING)
+    assert (await rig.driver.reset("p", MARK)).verdict is ResultCode.REJECTED
+    assert (await rig.driver.create(order("p", "0-3"))).verdict is ResultCode.UNAVAILABLE
     rig.clock.forward(0.107)
-    assert (await rig.driver.create(order("q", "0-3"))).verdict is Verdict.UNAVAILABLE, "not free yet"
+    assert (await rig.driver.create(order("q", "0-3"))).verdict is ResultCode.UNAVAILABLE, "not free yet"
     rig.clock.forward(0.001)
     assert states(await rig.driver.list_partitions()) == {}
-    assert (await rig.driver.create(order("q", "0-3"))).verdict is Verdict.OK
+    assert (await rig.driver.create(order("q", "0-3"))).verdict is ResultCode.OK
 
 
 async def test_with_no_times_everything_is_done_at_once(instant):
-    assert await instant.driver.create(order("p", "0-3")) == Answer(Verdict.OK, Seen.ACTIVE)
-    assert await instant.driver.reset("p", MARK) == Answer(Verdict.OK, Seen.ACTIVE)
-    assert await instant.driver.remove("p", MARK) == Answer(Verdict.OK, Seen.ABSENT)
-    assert (await instant.driver.create(order("q", "0-7", gcds=2))).seen is Seen.ACTIVE
+    assert await instant.driver.create(order("p", "0-3")) == DriverResult(ResultCode.OK, ObservedState.ACTIVE)
+    assert await instant.driver.reset("p", MARK) == DriverResult(ResultCode.OK, ObservedState.ACTIVE)
+    assert await instant.driver.remove("p", MARK) == DriverResult(ResultCode.OK, ObservedState.ABSENT)
+    assert (await instant.driver.create(order("q", "0-7", gcds=2))).seen is ObservedState.ACTIVE
 
 
 @pytest.mark.parametrize(
@@ -69,21 +69,21 @@ async def test_with_no_times_everything_is_done_at_once(instant):
 )
 async def test_what_cannot_be_made_is_rejected_with_the_vendors_words(rig, wanted, why):
     answer = await rig.driver.create(wanted)
-    assert (answer.verdict, answer.seen) == (Verdict.REJECTED, Seen.ABSENT)
+    assert (answer.verdict, answer.seen) == (ResultCode.REJECTED, ObservedState.ABSENT)
     assert why in answer.detail
 
 
 async def test_the_same_name_on_other_devices_is_rejected(rig):
     await rig.driver.create(order("p", "0-3"))
     answer = await rig.driver.create(order("p", "4-7"))
-    assert answer == Answer(Verdict.REJECTED, Seen.UNKNOWN, "partition p already exists, on 0-3")
+    assert answer == DriverResult(ResultCode.REJECTED, ObservedState.UNKNOWN, "partition p already exists, on 0-3")
 
 
 async def test_a_closed_driver_is_unavailable(rig):
     driver = rig.driver
     await driver.close()
     await driver.close()
-    assert (await driver.create(order("p", "0-3"))).verdict is Verdict.UNAVAILABLE
+    assert (await driver.create(order("p", "0-3"))).verdict is ResultCode.UNAVAILABLE
     with pytest.raises(MooringsError, match="closed"):
         await driver.list_partitions()
 
@@ -98,7 +98,7 @@ async def test_time_passes_while_nobody_looks(rig):
     await rig.driver.remove("going", MARK)
     rig.kill()
     rig.clock.forward(1)
-    assert states(await rig.restart().list_partitions()) == {"making": Seen.ACTIVE}
+    assert states(await rig.restart().list_partitions()) == {"making": ObservedState.ACTIVE}
 
 
 @pytest.mark.parametrize("restart", [False, True])
@@ -113,10 +113,10 @@ async def test_a_clock_that_is_set_back_undoes_nothing(rig, restart):
     driver = rig.restart() if restart else rig.driver
     await driver.list_partitions()
     rig.clock.forward(0.4)
-    assert states(await driver.list_partitions()) == {"made": Seen.ACTIVE, "making": Seen.ACTIVE}
-    assert (await driver.create(order("new", "4-7"))).verdict is Verdict.OK
+    assert states(await driver.list_partitions()) == {"made": ObservedState.ACTIVE, "making": ObservedState.ACTIVE}
+    assert (await driver.create(order("new", "4-7"))).verdict is ResultCode.OK
     rig.clock.forward(0.4)
-    assert states(await driver.list_partitions())["new"] is Seen.ACTIVE
+    assert states(await driver.list_partitions())["new"] is ObservedState.ACTIVE
 
 
 def test_a_killed_process_loses_nothing_that_was_answered(tmp_path):
@@ -160,10 +160,10 @@ def other(instant):
 
 async def test_each_process_sees_what_the_others_did(instant, other):
     await instant.driver.create(order("p", "0-3"))
-    assert states(await other.driver.list_partitions()) == {"p": Seen.ACTIVE}
+    assert states(await other.driver.list_partitions()) == {"p": ObservedState.ACTIVE}
     assert "device in use" in (await other.driver.create(order("q", "2-3"))).detail
     await other.driver.remove("p", "ours")
-    assert (await instant.driver.create(order("q", "2-3"))).verdict is Verdict.OK
+    assert (await instant.driver.create(order("q", "2-3"))).verdict is ResultCode.OK
     assert states(await other.driver.list_partitions()) == states(await instant.driver.list_partitions()) != {}
 
 
@@ -181,7 +181,7 @@ async def test_what_a_killed_process_left_half_written_is_cut_off_by_the_next(in
     await instant.driver.create(order("p", "0-3"))
     with (instant.folder / "journal.jsonl").open("a") as journal:
         journal.write('{"is":"gone","na')
-    assert states(await other.driver.list_partitions()) == {"p": Seen.ACTIVE}
+    assert states(await other.driver.list_partitions()) == {"p": ObservedState.ACTIVE}
     await other.driver.create(order("q", "4-7"))
     assert set(states(await instant.driver.list_partitions())) == {"p", "q"}
 
@@ -189,11 +189,11 @@ async def test_what_a_killed_process_left_half_written_is_cut_off_by_the_next(in
 async def test_one_that_was_stopped_in_an_order_holds_the_others_up_and_they_say_so(instant, other):
     with instant.driver._machine.turn():
         answer = await other.driver.create(order("p", "0-3"))
-        assert (answer.verdict, "in the middle of an order" in answer.detail) == (Verdict.UNAVAILABLE, True)
+        assert (answer.verdict, "in the middle of an order" in answer.detail) == (ResultCode.UNAVAILABLE, True)
         with pytest.raises(MooringsError) as caught:
             await other.driver.list_partitions()
         assert caught.value.code == "driver.unavailable"
-    assert (await other.driver.create(order("p", "0-3"))).verdict is Verdict.OK
+    assert (await other.driver.create(order("p", "0-3"))).verdict is ResultCode.OK
 
 
 async def test_files_are_for_their_owner_alone(rig):
@@ -215,7 +215,7 @@ async def test_a_torn_last_line_is_forgotten(instant):
     journal = instant.folder / "journal.jsonl"
     text = journal.read_text()
     journal.write_text(text + '{"is":"partition","why":"created","seri')
-    assert states(await instant.restart().list_partitions()) == {"whole": Seen.ACTIVE}
+    assert states(await instant.restart().list_partitions()) == {"whole": ObservedState.ACTIVE}
     await instant.driver.create(order("next", "4-7"))
     assert set(states(await instant.restart().list_partitions())) == {"whole", "next"}
 
@@ -248,7 +248,7 @@ async def test_a_long_journal_is_compacted_and_says_the_same(instant, monkeypatc
         await driver.remove(f"goes-{number}", MARK)
     lines = (instant.folder / "journal.jsonl").read_text().splitlines()
     assert len(lines) <= 51
-    assert states(await instant.restart().list_partitions()) == {"stays": Seen.ACTIVE}
+    assert states(await instant.restart().list_partitions()) == {"stays": ObservedState.ACTIVE}
 
 
 async def test_a_name_made_anew_elsewhere_frees_its_old_devices(rig):
@@ -257,8 +257,8 @@ async def test_a_name_made_anew_elsewhere_frees_its_old_devices(rig):
     rig.clock.forward(1)
     await rig.driver.create(order("p", "4-7"))
     driver = rig.restart()
-    assert (await driver.create(order("q", "0-3"))).verdict is Verdict.OK
-    assert (await driver.create(order("r", "4-7"))).verdict is Verdict.UNAVAILABLE
+    assert (await driver.create(order("q", "0-3"))).verdict is ResultCode.OK
+    assert (await driver.create(order("r", "4-7"))).verdict is ResultCode.UNAVAILABLE
 
 
 async def test_a_full_disk_makes_orders_unavailable_and_nothing_half_done(instant, monkeypatch):
@@ -267,11 +267,11 @@ async def test_a_full_disk_makes_orders_unavailable_and_nothing_half_done(instan
     real_write = os.write
     monkeypatch.setattr(os, "write", lambda file, content: real_write(file, content[:10]))
     answer = await instant.driver.create(order("during", "4-7"))
-    assert answer.verdict is Verdict.UNAVAILABLE
+    assert answer.verdict is ResultCode.UNAVAILABLE
     assert "No space left" in answer.detail
     assert (instant.folder / "journal.jsonl").read_bytes() == whole
     monkeypatch.undo()
-    assert (await instant.driver.create(order("after", "4-7"))).verdict is Verdict.OK
+    assert (await instant.driver.create(order("after", "4-7"))).verdict is ResultCode.OK
     assert set(states(await instant.restart().list_partitions())) == {"before", "after"}
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.core.hardware import PartitionOrder, Seen
+from moorings.core.hardware import ObservedState, PartitionSpec
 from moorings.core.topology import Block
 from moorings.drivers.vipu.commands import (
     UnreadableError,
@@ -65,8 +65,8 @@ near_json = st.recursive(
 )
 
 
-def order(name: str = "p4", devices: str = "4-7", *, gcds: int = 1, replicas: int = 1) -> PartitionOrder:
-    return PartitionOrder(name, Block.parse(devices), gcds, replicas, "mark")
+def order(name: str = "p4", devices: str = "4-7", *, gcds: int = 1, replicas: int = 1) -> PartitionSpec:
+    return PartitionSpec(name, Block.parse(devices), gcds, replicas, "mark")
 
 
 def refusal(parse: Callable[[str], object], text: str) -> str:
@@ -126,18 +126,18 @@ def test_a_key_stands_in_the_configuration_as_one_string_without_templates(key):
 
 @pytest.mark.parametrize("word", ["ACTIVE", "PS_ACTIVE", "active", " ACTIVE "])
 def test_active_is_active(word):
-    assert seen_of(word) is Seen.ACTIVE
+    assert seen_of(word) is ObservedState.ACTIVE
 
 
 @given(word=st.text(max_size=20))
 def test_no_other_word_is_active(word):
     plain = word.strip().upper().removeprefix("PS_")
-    assert (seen_of(word) is Seen.ACTIVE) == (plain == "ACTIVE")
+    assert (seen_of(word) is ObservedState.ACTIVE) == (plain == "ACTIVE")
 
 
 @cases("word", ["", "DEGRADED", "PS_UNKNOWN", "INACTIVE", "ACTIVE*", "PS_PS_ACTIVE", "2"])
 def test_an_unknown_word_is_unknown(word):
-    assert seen_of(word) is Seen.UNKNOWN
+    assert seen_of(word) is ObservedState.UNKNOWN
 
 
 def test_what_may_be_only_a_lost_answer_is_known_by_its_words():

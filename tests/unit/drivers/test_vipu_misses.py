@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.core.hardware import Verdict
+from moorings.core.hardware import ResultCode
 from moorings.core.topology import Block
 from moorings.drivers.vipu.misses import BLOCK_TRIES, PAUSE_S_MAX, REJECTED_FROM, RESTS_FROM, Misses
 
@@ -11,21 +11,21 @@ A, B, WHOLE = Block.parse("0-1"), Block.parse("2-3"), Block.parse("0-3")
 
 
 def test_a_block_that_is_missed_again_is_broken_if_the_vendor_was_told_which():
-    for steered, expected in ((True, Verdict.BROKEN), (False, Verdict.UNAVAILABLE)):
+    for steered, expected in ((True, ResultCode.BROKEN), (False, ResultCode.UNAVAILABLE)):
         misses = Misses(steered=steered)
         misses.missed("a", A)
-        assert misses.verdict(A) is Verdict.UNAVAILABLE
+        assert misses.verdict(A) is ResultCode.UNAVAILABLE
         misses.hit(B)
         misses.missed("b", A)
         assert misses.verdict(A) is expected
-        assert misses.verdict(B) is Verdict.UNAVAILABLE
+        assert misses.verdict(B) is ResultCode.UNAVAILABLE
 
 
 def test_one_that_is_looked_at_twice_counts_once():
     misses = Misses(steered=True)
     for _ in range(REJECTED_FROM + 1):
         misses.missed("a", A)
-    assert (misses.in_a_row, misses.verdict(A), misses.pause_s) == (1, Verdict.UNAVAILABLE, 0.0)
+    assert (misses.in_a_row, misses.verdict(A), misses.pause_s) == (1, ResultCode.UNAVAILABLE, 0.0)
 
 
 def test_a_block_that_was_hit_after_all_begins_anew():
@@ -33,7 +33,7 @@ def test_a_block_that_was_hit_after_all_begins_anew():
     misses.missed("a", A)
     misses.hit(WHOLE)
     misses.missed("b", A)
-    assert misses.verdict(A) is Verdict.UNAVAILABLE
+    assert misses.verdict(A) is ResultCode.UNAVAILABLE
 
 
 def test_a_vendor_that_follows_no_order_breaks_no_more_blocks():
@@ -43,7 +43,7 @@ def test_a_vendor_that_follows_no_order_breaks_no_more_blocks():
         block = Block.of(range(number * 2, number * 2 + 2))
         misses.missed(f"p{number}", block)
         verdicts.append(misses.verdict(block))
-    assert verdicts == [Verdict.UNAVAILABLE] * (REJECTED_FROM - 1) + [Verdict.REJECTED] * 4
+    assert verdicts == [ResultCode.UNAVAILABLE] * (REJECTED_FROM - 1) + [ResultCode.REJECTED] * 4
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from([A, B, WHOLE]), st.booleans()), max_size=60))
@@ -60,4 +60,4 @@ def test_nobody_tries_for_ever(story):
             assert (misses.pause_s > 0) is (misses.in_a_row >= RESTS_FROM)
     for number in range(BLOCK_TRIES):
         misses.missed(f"last{number}", A)
-    assert misses.verdict(A) in (Verdict.BROKEN, Verdict.REJECTED)
+    assert misses.verdict(A) in (ResultCode.BROKEN, ResultCode.REJECTED)

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from moorings.core.errors import MooringsError
-from moorings.core.hardware import PartitionOrder
-from moorings.core.instants import Instant, after
+from moorings.core.hardware import PartitionSpec
+from moorings.core.instants import Timestamp, add_seconds
 from moorings.core.topology import Block
 from moorings.drivers.vipu.orders import LATE_S, Orders, Record, is_whole
 from tests.waiting import patient
 
-NOW = Instant(1_700_000_000_000_000)
+NOW = Timestamp(1_700_000_000_000_000)
 
 
-def order(name: str, devices: str = "0-3", mark: str = "ours") -> PartitionOrder:
-    return PartitionOrder(name, Block.parse(devices), 2, 3, mark)
+def order(name: str, devices: str = "0-3", mark: str = "ours") -> PartitionSpec:
+    return PartitionSpec(name, Block.parse(devices), 2, 3, mark)
 
 
 @pytest.fixture
@@ -70,12 +70,12 @@ def test_a_settled_order_is_forgotten_when_its_partition_has_gone(orders):
 def test_an_order_of_unknown_fate_is_kept_for_a_while(orders):
     orders.write(Record(order("lost")))
     orders.gone("lost", "ours", NOW)
-    orders.gone("lost", "ours", after(NOW, 10))
+    orders.gone("lost", "ours", add_seconds(NOW, 10))
     assert orders.all()["lost"].given_up_at == NOW
     orders.write(Record(order("other")))
-    orders.gone("other", "ours", after(NOW, LATE_S - 1))
+    orders.gone("other", "ours", add_seconds(NOW, LATE_S - 1))
     assert set(orders.all()) == {"lost", "other"}
-    orders.gone("other", "ours", after(NOW, LATE_S + 1))
+    orders.gone("other", "ours", add_seconds(NOW, LATE_S + 1))
     assert set(orders.all()) == {"other"}
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from moorings.core.errors import MooringsError
-from moorings.core.instants import SECOND, Instant
-from moorings.core.reconcile import BAD_S
+from moorings.core.instants import SECOND, Timestamp
+from moorings.core.reconcile import MISSING_S_MIN
 from moorings.engines.looks import Missing, seldom, wait_for_news
 from moorings.engines.orders import choose_logs, parse_signal
 from moorings.engines.rundir import AttemptFolder, FolderOfRun
@@ -34,15 +34,15 @@ class Clock:
 
     seconds: float = 0.0
 
-    def now(self) -> Instant:
-        return Instant(round(self.seconds * SECOND))
+    def now(self) -> Timestamp:
+        return Timestamp(round(self.seconds * SECOND))
 
     async def sleep(self, delay_s: float) -> None:
         self.seconds += delay_s
 
 
-def at(seconds: float) -> Instant:
-    return Instant(round(seconds * SECOND))
+def at(seconds: float) -> Timestamp:
+    return Timestamp(round(seconds * SECOND))
 
 
 # -- a run's folder ----------------------------------------------------------------------------------------------------
@@ -160,8 +160,8 @@ def test_a_scheduler_is_asked_seldom() -> None:
 def test_one_listing_without_a_job_ends_nothing() -> None:
     missing = Missing()
     assert not any(missing.again(RUN, at(0.1 * look)) for look in range(10))  # often, but not for long
-    assert missing.again(RUN, at(BAD_S + 1))
+    assert missing.again(RUN, at(MISSING_S_MIN + 1))
     missing.forget(RUN)
-    assert not missing.again(RUN, at(BAD_S + 2))
-    assert not missing.again(RUN, at(3 * BAD_S))  # for long, but not often
-    assert missing.again(RUN, at(3 * BAD_S + 1))
+    assert not missing.again(RUN, at(MISSING_S_MIN + 2))
+    assert not missing.again(RUN, at(3 * MISSING_S_MIN))  # for long, but not often
+    assert missing.again(RUN, at(3 * MISSING_S_MIN + 1))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from moorings.core.instants import SECOND, Instant
+from moorings.core.instants import SECOND, Timestamp
 from moorings.kubernetes.ipujob import FINALIZER, CleanPodPolicy, IPUJob, JobKind, RestartType, Status
 from moorings.kubernetes.proxy.shapes import READY, PartitionBody
 from moorings.wire.shapes import BindingBody, GcdBody
 
-START = Instant(1_790_000_000 * SECOND)
+START = Timestamp(1_790_000_000 * SECOND)
 TEMPLATE: dict[str, Any] = {
     "metadata": {"labels": {"app": "resnet"}},
     "spec": {

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from copy import deepcopy
 from datetime import datetime
 
-from moorings.core.instants import SECOND, Instant
+from moorings.core.instants import SECOND, Timestamp
 from moorings.kubernetes.ipujob import Obj
 from moorings.kubernetes.kube import Kind, KubeError, Listed, Watched
 
@@ -104,8 +104,8 @@ class SetClock:
         self.at = at
         self.slept_s: list[float] = []
 
-    def now(self) -> Instant:
-        return Instant(round(self.at.timestamp() * SECOND))
+    def now(self) -> Timestamp:
+        return Timestamp(round(self.at.timestamp() * SECOND))
 
     async def sleep(self, seconds: float) -> None:
         self.slept_s.append(seconds)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from moorings.core.instants import Instant, after
+from moorings.core.instants import Timestamp, add_seconds
 from moorings.kubernetes.conditions import ADMITTED, FINISHED, READY, TYPES, find, reason_of
 from moorings.kubernetes.ipujob import Condition, IPUJob, JobKind, RestartType, Status
 from moorings.kubernetes.plan import Partitions, Pause, plan
@@ -25,7 +25,7 @@ INFERENCE = JobKind.INFERENCE
 
 
 def look(
-    job: IPUJob, pods: Sequence[Pod] = (), partitions: Partitions | None = None, now: Instant = START, **more: Any
+    job: IPUJob, pods: Sequence[Pod] = (), partitions: Partitions | None = None, now: Timestamp = START, **more: Any
 ) -> IPUJob:
     """The job with the status that it gets."""
     partitions = held(build_partition(job)) if partitions is None else partitions
@@ -50,24 +50,24 @@ def test_a_job_s_whole_life() -> None:
     assert said(job, ADMITTED) == (False, "Requested", "waiting for a partition of 1 IPU")
     assert said(job, READY) == (False, "NotAdmitted", "waiting for a partition of 1 IPU")
     assert said(job, FINISHED) == (False, "NotFinished", "0 of 1 instances have ended")
-    job = look(job, partitions=held(waiting(job, "queue.reserved")), now=after(START, 1))
+    job = look(job, partitions=held(waiting(job, "queue.reserved")), now=add_seconds(START, 1))
     assert said(job, ADMITTED) == (False, "Queued", "waiting for a partition of 1 IPU: x")
     preparing = build_partition(job, state=shapes.PREPARING, code="partition.preparing")
-    job = look(job, partitions=held(preparing), now=after(START, 2))
+    job = look(job, partitions=held(preparing), now=add_seconds(START, 2))
     assert said(job, ADMITTED) == (True, "Granted", "every instance was granted its partition")
     assert said(job, READY)[:2] == (False, "PartitionPreparing")
-    job = look(job, [pod(job, 0, PENDING)], now=after(START, 3))
+    job = look(job, [pod(job, 0, PENDING)], now=add_seconds(START, 3))
     assert said(job, READY) == (False, "PodsStarting", "waiting for sample-worker-0 to start")
-    job = look(job, [pod(job, 0, ready=False)], now=after(START, 4))
+    job = look(job, [pod(job, 0, ready=False)], now=add_seconds(START, 4))
     assert said(job, READY) == (False, "PodsNotReady", "waiting for sample-worker-0 to be ready")
-    job = look(job, [pod(job, 0)], now=after(START, 5))
+    job = look(job, [pod(job, 0)], now=add_seconds(START, 5))
     assert said(job, READY) == (True, "Running", "every instance runs")
-    job = look(job, [pod(job, 0, SUCCEEDED, ended_at=START)], now=after(START, 6))
+    job = look(job, [pod(job, 0, SUCCEEDED, ended_at=START)], now=add_seconds(START, 6))
     assert said(job, READY) == (False, "Completed", "All instances done")
     assert said(job, ADMITTED)[:2] == (True, "Granted"), "it was"
     assert said(job, FINISHED) == (True, "Completed", "All instances done")
     times = {one.type: one.changed_at for one in job.status.conditions if one.type in TYPES}
-    assert times == {READY: after(START, 6), ADMITTED: after(START, 2), FINISHED: after(START, 6)}
+    assert times == {READY: add_seconds(START, 6), ADMITTED: add_seconds(START, 2), FINISHED: add_seconds(START, 6)}
 
 
 def test_a_failure_is_finished_too() -> None:
@@ -98,7 +98,9 @@ def test_a_proxy_that_is_away_leaves_open_what_is_not_known_and_takes_nothing_fr
     job = build_job(INFERENCE)
     assert said(look(job, (), Partitions()), ADMITTED)[:2] == (None, "ProxyUnreachable")
     running = look(job, [pod(job, 0)])
-    assert look(running, [pod(job, 0)], Partitions(), after(START, 9)).status.conditions == running.status.conditions
+    assert (
+        look(running, [pod(job, 0)], Partitions(), add_seconds(START, 9)).status.conditions == running.status.conditions
+    )
 
 
 def test_what_is_refused_has_no_partition() -> None:
@@ -109,7 +111,7 @@ def test_what_is_refused_has_no_partition() -> None:
 def test_a_job_that_is_deleted_is_not_ready() -> None:
     job = build_job(INFERENCE)
     job = look(job, [pod(job, 0)])
-    gone = look(replace(job, deleted=True), [pod(job, 0)], now=after(START, 5))
+    gone = look(replace(job, deleted=True), [pod(job, 0)], now=add_seconds(START, 5))
     assert said(gone, READY) == (False, "Deleting", "deleted; waiting for sample-worker-0 to end")
     assert said(gone, ADMITTED)[0] is True
     done = look(job, [pod(job, 0, SUCCEEDED, ended_at=START)])
@@ -133,7 +135,7 @@ def test_a_code_is_a_reason_in_camel_case(code: str, reason: str) -> None:
 
 def test_words_alone_change_no_time_and_a_generation_does_not_either() -> None:
     job = look(build_job(INFERENCE), (), held(waiting(build_job(INFERENCE), "pool.full", "one")))
-    later = look(replace(job, generation=2), (), held(waiting(job, "queue.aged", "two")), after(START, 60))
+    later = look(replace(job, generation=2), (), held(waiting(job, "queue.aged", "two")), add_seconds(START, 60))
     before, now = (find(one.status.conditions, ADMITTED) for one in (job, later))
     assert before is not None
     assert now == replace(before, message="waiting for a partition of 1 IPU: two", observed_generation=2)
@@ -144,7 +146,7 @@ def test_a_definition_that_drops_the_generation_is_not_written_to_for_ever() -> 
     job = look(build_job(INFERENCE), [pod(build_job(INFERENCE), 0)])
     pruned = tuple(replace(one, observed_generation=0) for one in job.status.conditions)
     stored = replace(job, status=replace(job.status, conditions=pruned))
-    assert look(stored, [pod(job, 0)], now=after(START, 9)).status == stored.status
+    assert look(stored, [pod(job, 0)], now=add_seconds(START, 9)).status == stored.status
 
 
 @pytest.mark.parametrize(("state", "admitted"), [("Completed", True), ("Failed", True), ("Pending", False)])
@@ -176,7 +178,7 @@ def test_a_status_of_an_earlier_release_is_taken_up_and_keeps_what_it_had(state:
     assert written[-1]["status"] == str(ended)
     if ended:
         assert written[-1]["lastTransitionTime"] == at, "it ended then"
-    assert look(job, (), held(), after(START, 99)).status == job.status, "once is enough"
+    assert look(job, (), held(), add_seconds(START, 99)).status == job.status, "once is enough"
 
 
 def test_unknown_is_read_and_written() -> None:

@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import pytest
 
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.kubernetes.crd import build_crd, build_schema
 from moorings.kubernetes.fields import SPEC, STATUS
 from moorings.kubernetes.ipujob import Condition, InstanceRecord, Obj, Outcome, StartRecord, Status
@@ -67,7 +67,7 @@ def test_nothing_of_an_example_is_pruned(name):
 
 
 def test_nothing_of_a_status_is_pruned():
-    at = Instant(0)
+    at = Timestamp(0)
     start = StartRecord(since=at, missed=1, until=at, why="x")
     full = Status(
         state="x",
@@ -79,7 +79,7 @@ def test_nothing_of_a_status_is_pruned():
                 reason="x",
                 message="x",
                 changed_at=at,
-                updated_at=Instant(1),
+                updated_at=Timestamp(1),
                 observed_generation=1,
             ),
         ),

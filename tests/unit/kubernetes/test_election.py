@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moorings.core.errors import MooringsError
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.kubernetes.election import (
     Elector,
     Record,
@@ -29,7 +29,7 @@ from moorings.kubernetes.kube import Kube, KubeError
 from tests.sampling import examples
 
 TERMS = Terms()
-NOON = Instant(1_767_225_600_000_000)
+NOON = Timestamp(1_767_225_600_000_000)
 RECORD = Record(holder="other", lease_s=15.0, acquired="2026-01-01T00:00:00.000000Z", transitions=3, version="7")
 
 
@@ -65,7 +65,7 @@ def test_any_change_begins_the_wait_anew_and_no_change_does_not():
 def test_a_renewal_keeps_since_when_it_is_ours_and_taking_it_counts():
     taken = parse_lease(lease(build_spec("me", RECORD, TERMS, NOON)))
     assert (taken.holder, taken.transitions, taken.acquired) == ("me", 4, "2026-01-01T00:00:00.000000Z")
-    renewed = build_spec("me", taken, TERMS, Instant(NOON + 2_000_000))
+    renewed = build_spec("me", taken, TERMS, Timestamp(NOON + 2_000_000))
     assert renewed == {
         "holderIdentity": "me",
         "leaseDurationSeconds": 15,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorings.app.pruning import prune
-from moorings.core.instants import SECOND, Instant
+from moorings.core.instants import SECOND, Timestamp
 from moorings.kubernetes.engine import output
 from moorings.kubernetes.engine.calls import parse_status
 from moorings.kubernetes.engine.output import FULL, GAP, Copy, copy_output
@@ -100,10 +100,10 @@ def test_the_last_word_of_an_exec_is_the_commands_code() -> None:
         parse_status(b'{"status":"Failure","reason":"InternalError","message":"no such file"}')
 
 
-OLD, BEFORE, NEW = Instant(1_000 * SECOND), Instant(5_000 * SECOND), Instant(9_000 * SECOND)
+OLD, BEFORE, NEW = Timestamp(1_000 * SECOND), Timestamp(5_000 * SECOND), Timestamp(9_000 * SECOND)
 
 
-def a_run(runs: Path, name: str, *, alive: bool = True, ended: Instant | None = None) -> None:
+def a_run(runs: Path, name: str, *, alive: bool = True, ended: Timestamp | None = None) -> None:
     attempt = RunFolder(runs / name).attempt(0)
     attempt.save_order(Asked("runs", name, 1, 1.0))
     if alive:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from moorings.core.bindings import NO_BINDING
 from moorings.core.claims import NAME_CHARS_MAX, CheckpointContract
 from moorings.core.errors import MooringsError
-from moorings.core.tables import Table
+from moorings.core.tables import TomlTable
 from moorings.kubernetes.admission import check_ipujob
 from moorings.kubernetes.engine.settings import KubernetesEngineSettings, Volume
 from moorings.kubernetes.engine.submission import (
@@ -153,7 +153,7 @@ def test_what_does_not_travel_is_said() -> None:
 
 
 def read(text: str) -> KubernetesEngineSettings:
-    return KubernetesEngineSettings.read(Table.parse(text, source="c.toml", code="config.invalid"))
+    return KubernetesEngineSettings.read(TomlTable.parse(text, source="c.toml", code="config.invalid"))
 
 
 def test_settings_are_read_from_their_table() -> None:

@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from moorings.core.instants import SECOND, Instant
+from moorings.core.instants import SECOND, Timestamp
 from moorings.kubernetes.engine.rundir import Asked, Stop, Task
 from moorings.kubernetes.engine.verdict import all_began, all_over, judge, merge, parse_sighting
 from moorings.kubernetes.ipujob import Obj, Status
 from moorings.wire.codec import time_text
 from moorings.workloads.runs import Ending, EndRecord
 
-BEGAN, NOW = Instant(1_800_000_000 * SECOND), Instant(1_800_000_100 * SECOND)
+BEGAN, NOW = Timestamp(1_800_000_000 * SECOND), Timestamp(1_800_000_100 * SECOND)
 TWO = Asked("runs", "run-1", 2, 30.0, time_limit_s=60.0)
 
 
-def at(seconds: float) -> Instant:
-    return Instant(BEGAN + round(seconds * SECOND))
+def at(seconds: float) -> Timestamp:
+    return Timestamp(BEGAN + round(seconds * SECOND))
 
 
 def text(seconds: float) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.kubernetes.events import COMBINED, About, Recorder, Similar, Spam
 from tests.unit.kubernetes.objects_kept import KeptObjects
 from tests.waiting import until_async
 
-NOW = Instant(1_000_000_000)
+NOW = Timestamp(1_000_000_000)
 SECOND = 1_000_000
 
 
@@ -17,17 +17,17 @@ def test_an_object_may_tell_25_things_at_once_and_then_one_in_five_minutes():
     spam = Spam()
     assert [spam.lets("a", NOW) for _ in range(30)] == [True] * 25 + [False] * 5
     assert spam.lets("b", NOW), "others are not affected"
-    later = Instant(NOW + 299 * SECOND)
+    later = Timestamp(NOW + 299 * SECOND)
     assert not spam.lets("a", later)
-    assert spam.lets("a", Instant(NOW + 301 * SECOND))
-    assert not spam.lets("a", Instant(NOW + 302 * SECOND))
+    assert spam.lets("a", Timestamp(NOW + 301 * SECOND))
+    assert not spam.lets("a", Timestamp(NOW + 302 * SECOND))
 
 
 def test_a_clock_that_goes_back_gives_nothing_and_takes_nothing():
     spam = Spam(burst=2)
     assert spam.lets("a", NOW)
-    assert spam.lets("a", Instant(0))
-    assert not spam.lets("a", Instant(0))
+    assert spam.lets("a", Timestamp(0))
+    assert not spam.lets("a", Timestamp(0))
 
 
 def test_memory_is_bounded_and_the_oldest_are_forgotten():
@@ -49,7 +49,7 @@ def test_after_ten_of_one_reason_with_different_words_they_are_counted_as_one():
     assert set(told[10:]) == {about(COMBINED)}
     assert similar.combine(about("used: 3"), NOW) == about("used: 3"), "the same words are counted by themselves"
     assert similar.combine(about("x", "Restarting"), NOW) == about("x", "Restarting"), "another reason"
-    later = Instant(NOW + 601 * SECOND)
+    later = Timestamp(NOW + 601 * SECOND)
     assert similar.combine(about("used: 20"), later) == about("used: 20")
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from moorings.core.instants import Instant, after
+from moorings.core.instants import Timestamp, add_seconds
 from moorings.kubernetes.acts import Claim, CreateLauncher, DeleteJob, DeletePod, Release
 from moorings.kubernetes.doing import request_for
 from moorings.kubernetes.ipujob import CleanPodPolicy, InstanceRecord, IPUJob, JobKind, Outcome, RestartType, Status
@@ -28,11 +28,11 @@ def limited(restart: RestartType = RestartType.NEVER) -> IPUJob:
     return build_job(active_deadline_s=LIMIT_S, restart=restart)
 
 
-def ready(job: IPUJob, at: Instant = START) -> PartitionBody:
+def ready(job: IPUJob, at: Timestamp = START) -> PartitionBody:
     return build_partition(job, since=time_text(at))
 
 
-def look(job: IPUJob, pods: list[Pod], partitions: Partitions, now: Instant) -> tuple[Plan, IPUJob]:
+def look(job: IPUJob, pods: list[Pod], partitions: Partitions, now: Timestamp) -> tuple[Plan, IPUJob]:
     """One look: the plan, and the job with the status that comes of it."""
     found = plan(job, pods, partitions, now)
     return found, replace(job, status=build_status(job, found, pods, partitions, now))
@@ -47,24 +47,24 @@ def test_an_instance_that_is_active_for_too_long_fails_with_a_jobs_reason() -> N
     found, job = look(job, running(job), held(ready(job)), START)
     assert found.again_s == LIMIT_S, "it looks again when the time is over"
     before = job.status
-    found, job = look(job, running(job), held(ready(job)), after(START, LIMIT_S - 1))
+    found, job = look(job, running(job), held(ready(job)), add_seconds(START, LIMIT_S - 1))
     assert (found.acts, found.again_s) == ((), 1)
-    found, job = look(job, running(job), held(ready(job)), after(START, LIMIT_S))
+    found, job = look(job, running(job), held(ready(job)), add_seconds(START, LIMIT_S))
     assert found.acts == (DeletePod("sample-launcher", "uid-sample-launcher"),), "whatever restarts it"
     assert found.save_first
     assert job.status.state == "Failed"
     assert job.status.message == "it was active for longer than the 60 s of spec.activeDeadlineSeconds"
     assert [one.reason for one in job.status.conditions if one.type == "Failed"] == ["DeadlineExceeded"]
     assert [story.reason for story in tell(before, job.status)] == ["DeadlineExceeded"]
-    found, job = look(job, [pod(job, 0), pod(job, -1, FAILED)], held(ready(job)), after(START, LIMIT_S + 1))
+    found, job = look(job, [pod(job, 0), pod(job, -1, FAILED)], held(ready(job)), add_seconds(START, LIMIT_S + 1))
     assert found.acts == (Release(0),)
 
 
 def test_the_wait_for_a_partition_does_not_count() -> None:
     job = limited()
-    _, job = look(job, [], held(build_partition(job, state=shapes.WAITING)), after(START, 5 * LIMIT_S))
-    begun = after(START, 6 * LIMIT_S)
-    found, job = look(job, [], held(ready(job, begun)), after(begun, 10))
+    _, job = look(job, [], held(build_partition(job, state=shapes.WAITING)), add_seconds(START, 5 * LIMIT_S))
+    begun = add_seconds(START, 6 * LIMIT_S)
+    found, job = look(job, [], held(ready(job, begun)), add_seconds(begun, 10))
     assert any(isinstance(act, CreateLauncher) for act in found.acts)
     assert found.again_s == LIMIT_S - 10, "as its claim counts, from when the partition was ready"
 
@@ -72,10 +72,10 @@ def test_the_wait_for_a_partition_does_not_count() -> None:
 def test_it_counts_over_restarts() -> None:
     job = limited(restart=RestartType.ON_FAILURE)
     _, job = look(job, running(job), held(ready(job)), START)
-    failed = [pod(job, 0), pod(job, -1, FAILED, exit_code=1, ended_at=after(START, 50))]
-    _, job = look(job, failed, held(ready(job)), after(START, 50))
+    failed = [pod(job, 0), pod(job, -1, FAILED, exit_code=1, ended_at=add_seconds(START, 50))]
+    _, job = look(job, failed, held(ready(job)), add_seconds(START, 50))
     assert job.status.instances[0].restarts == 1
-    _, job = look(job, running(job, 1), held(ready(job)), after(START, LIMIT_S))
+    _, job = look(job, running(job, 1), held(ready(job)), add_seconds(START, LIMIT_S))
     assert job.status.instances[0].reason == "DeadlineExceeded"
 
 
@@ -83,22 +83,22 @@ def test_it_counts_over_partitions_without_the_time_between_them() -> None:
     job = limited(restart=RestartType.ON_FAILURE)
     _, job = look(job, running(job), held(ready(job)), START)
     lost = build_partition(job, state=shapes.LOST)
-    _, job = look(job, running(job), held(lost), after(START, 20))
-    found, job = look(job, [], held(lost), after(START, 25))
+    _, job = look(job, running(job), held(lost), add_seconds(START, 20))
+    found, job = look(job, [], held(lost), add_seconds(START, 25))
     assert found.acts == (Release(0),)
     assert job.status.instances[0].active_seconds == 25
-    found, job = look(job, [], held(), after(START, 1000))
+    found, job = look(job, [], held(), add_seconds(START, 1000))
     assert found.acts == (Claim(0),)
     assert request_for(job, 0, 0).time_limit_s == LIMIT_S - 25, "what is left of it is the new claim's limit"
-    found, job = look(job, [], held(ready(job, after(START, 2000))), after(START, 2000))
+    found, job = look(job, [], held(ready(job, add_seconds(START, 2000))), add_seconds(START, 2000))
     assert found.again_s == LIMIT_S - 25
 
 
 def test_a_program_that_ended_by_itself_has_not_exceeded_its_deadline() -> None:
     job = limited()
     _, job = look(job, running(job), held(ready(job)), START)
-    done = [pod(job, 0), pod(job, -1, SUCCEEDED, ended_at=after(START, LIMIT_S))]
-    _, job = look(job, done, held(ready(job)), after(START, LIMIT_S + 5))
+    done = [pod(job, 0), pod(job, -1, SUCCEEDED, ended_at=add_seconds(START, LIMIT_S))]
+    _, job = look(job, done, held(ready(job)), add_seconds(START, LIMIT_S + 5))
     assert job.status.instances[0].outcome is Outcome.DONE
 
 
@@ -107,12 +107,12 @@ def test_a_partition_that_is_kept_after_the_end_goes_at_its_claims_time_limit(en
     job = replace(limited(), release_on_finish=False)
     _, job = look(job, running(job), held(ready(job)), START)
     if ended_s == LIMIT_S:
-        _, job = look(job, running(job), held(ready(job)), after(START, LIMIT_S))
-    ended = [pod(job, 0), pod(job, -1, SUCCEEDED, ended_at=after(START, ended_s))]
+        _, job = look(job, running(job), held(ready(job)), add_seconds(START, LIMIT_S))
+    ended = [pod(job, 0), pod(job, -1, SUCCEEDED, ended_at=add_seconds(START, ended_s))]
     if ended_s < LIMIT_S:
-        found, job = look(job, ended, held(ready(job)), after(START, ended_s))
+        found, job = look(job, ended, held(ready(job)), add_seconds(START, ended_s))
         assert (found.acts, found.again_s) == ((), LIMIT_S - ended_s)
-    found, _ = look(job, ended, held(ready(job)), after(START, LIMIT_S))
+    found, _ = look(job, ended, held(ready(job)), add_seconds(START, LIMIT_S))
     assert found.acts == (Release(0),), "others were promised its IPUs"
 
 
@@ -133,9 +133,9 @@ def test_a_finished_job_is_deleted_when_its_time_is_over() -> None:
     job = build_job(ttl_s_after_finished=KEPT_S, clean=CleanPodPolicy.NONE)
     done = [pod(job, 0), pod(job, -1, SUCCEEDED, ended_at=START)]
     _, job = look(job, done, held(ready(job)), START)
-    found, _ = look(job, done, held(), after(START, 1))
+    found, _ = look(job, done, held(), add_seconds(START, 1))
     assert (found.acts, found.again_s) == ((), KEPT_S - 1)
-    found, kept = look(job, done, held(), after(START, KEPT_S))
+    found, kept = look(job, done, held(), add_seconds(START, KEPT_S))
     assert found.acts == (DeleteJob(),)
     assert kept.status == job.status
 
@@ -143,7 +143,9 @@ def test_a_finished_job_is_deleted_when_its_time_is_over() -> None:
 @pytest.mark.parametrize("state", ["Running", "Pending"])
 def test_a_job_that_has_not_ended_is_not_deleted(state: str) -> None:
     job = build_job(ttl_s_after_finished=0, status=Status(state=state, started_at=START))
-    found, _ = look(job, [pod(job, 0, RUNNING), pod(job, -1, RUNNING)], held(ready(job)), after(START, 10 * KEPT_S))
+    found, _ = look(
+        job, [pod(job, 0, RUNNING), pod(job, -1, RUNNING)], held(ready(job)), add_seconds(START, 10 * KEPT_S)
+    )
     assert DeleteJob() not in found.acts
 
 
@@ -152,16 +154,16 @@ def test_a_job_that_has_not_ended_is_not_deleted(state: str) -> None:
 
 def test_by_when_it_starts_is_told_with_how_sure_that_is() -> None:
     job = build_job(JobKind.INFERENCE, instances=2)
-    at = after(START, 600.4)
+    at = add_seconds(START, 600.4)
     first, second = (
         build_partition(job, number, shapes.WAITING, message="no block of 1 IPUs is free") for number in (0, 1)
     )
     _, job = look(job, [], held(replace(first, starts_at=time_text(at)), second), START)
     assert (job.status.starts_at, job.status.certainty) == (None, ""), "not all were asked yet"
-    told = held(replace(first, starts_at=time_text(at)), replace(second, starts_at=time_text(after(START, 60))))
+    told = held(replace(first, starts_at=time_text(at)), replace(second, starts_at=time_text(add_seconds(START, 60))))
     _, job = look(job, [], told, START)
-    assert (job.status.starts_at, job.status.certainty) == (after(START, 601), "AtLatest")
-    clock = time_text(after(at, 60))[:16].replace("T", " ")
+    assert (job.status.starts_at, job.status.certainty) == (add_seconds(START, 601), "AtLatest")
+    clock = time_text(add_seconds(at, 60))[:16].replace("T", " ")
     expected = f"no block of 1 IPUs is free; it starts by {clock} UTC, unless others come first"
     assert job.status.message.startswith(f"waiting for a partition of 1 IPU: {expected}")
     assert parse_status(status_object(job.status)) == job.status, "or it would be written at each look"
@@ -192,16 +194,16 @@ def test_what_runs_is_stopped_before_its_partition_is_given_back() -> None:
     _, job = look(job, running(job), held(ready(job)), START)
     assert (job.status.active, job.status.ready) == (2, 2)
     job = replace(job, suspended=True)
-    found, job = look(job, running(job), held(ready(job)), after(START, 10))
+    found, job = look(job, running(job), held(ready(job)), add_seconds(START, 10))
     assert {act.name for act in found.acts if isinstance(act, DeletePod)} == {"sample-worker-0", "sample-launcher"}
     assert found.save_first, "that it starts anew rests on it"
     assert job.status.state == "Suspended"
     ending = [replace(one, deleting=True) for one in running(job)]
-    found, job = look(job, ending, held(ready(job)), after(START, 11))
+    found, job = look(job, ending, held(ready(job)), add_seconds(START, 11))
     assert found.acts == ()
     assert (job.status.active, job.status.ready, job.status.workers_active) == (2, 0, 0)
     assert job.status.message == "waiting for sample-worker-0 and 1 more Pods to end"
-    found, job = look(job, [], held(ready(job)), after(START, 12))
+    found, job = look(job, [], held(ready(job)), add_seconds(START, 12))
     assert found.acts == (Release(0),)
     assert job.status.active == 0
     assert job.status.instances[0].started_at is None, "its time begins anew, as a Job's"
@@ -213,10 +215,10 @@ def test_a_program_that_was_stopped_is_not_done_though_it_ends_well_and_after_it
     _, job = look(replace(job, suspended=True), running(job), held(ready(job)), START)
     left = [pod(job, 0, deleting=True), pod(job, -1, SUCCEEDED, deleting=True, ended_at=START)]
     for suspended in (True, False):
-        _, job = look(replace(job, suspended=suspended), left, held(ready(job)), after(START, 1))
+        _, job = look(replace(job, suspended=suspended), left, held(ready(job)), add_seconds(START, 1))
         assert job.status.instances.get(0, InstanceRecord()).outcome is None
     assert job.status.state == "Restarting"
-    found, job = look(job, [], held(), after(START, 2))
+    found, job = look(job, [], held(), add_seconds(START, 2))
     assert found.acts == (Claim(0),)
 
 

@@ -11,7 +11,7 @@ import httpx2
 import pytest
 
 from moorings.core.errors import MooringsError
-from moorings.core.instants import SECOND, Instant
+from moorings.core.instants import SECOND, Timestamp
 from moorings.kubernetes import tokens
 from moorings.kubernetes.ipujob import Obj
 from moorings.kubernetes.kube import Kind
@@ -59,8 +59,8 @@ class Clock:
     def __init__(self) -> None:
         self.at = 1000.0
 
-    def now(self) -> Instant:
-        return Instant(round(self.at * SECOND))
+    def now(self) -> Timestamp:
+        return Timestamp(round(self.at * SECOND))
 
 
 def guard(api: ApiServer, clock: Clock | None = None) -> Guard:

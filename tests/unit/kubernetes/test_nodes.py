@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from moorings.core.instants import Instant, after
+from moorings.core.instants import Timestamp, add_seconds
 from moorings.kubernetes.acts import Claim, DeletePod, Fence, Release
 from moorings.kubernetes.ipujob import CleanPodPolicy, IPUJob, JobKind, Outcome, RestartType
 from moorings.kubernetes.nodes import Silence, parse_silence, trim_node
@@ -19,7 +19,7 @@ from moorings.wire.codec import time_text
 from tests.unit.kubernetes.jobs import START, build_job, build_partition
 
 LOST_S = 300
-LATE = after(START, LOST_S)
+LATE = add_seconds(START, LOST_S)
 SILENT = {"node1": Silence(START)}
 NOBODY = Partitions(current=True, standing=True)
 FENCE = Fence(0, frozenset({"node1"}))
@@ -36,7 +36,11 @@ def held(job: IPUJob, **changes: Any) -> Partitions:
 
 
 def look(
-    job: IPUJob, pods: list[Pod], partitions: Partitions, now: Instant = LATE, silent: dict[str, Silence] | None = None
+    job: IPUJob,
+    pods: list[Pod],
+    partitions: Partitions,
+    now: Timestamp = LATE,
+    silent: dict[str, Silence] | None = None,
 ) -> tuple[IPUJob, Plan, str]:
     found = plan(job, pods, partitions, now, silent=SILENT if silent is None else silent)
     status = build_status(job, found, pods, partitions, now)
@@ -45,7 +49,7 @@ def look(
 
 def test_a_node_that_does_not_answer_is_named_with_the_time() -> None:
     job = build_job(JobKind.INFERENCE)
-    job, found, message = look(job, [pod(job, 0, "node1")], held(job), after(LATE, 1e6))
+    job, found, message = look(job, [pod(job, 0, "node1")], held(job), add_seconds(LATE, 1e6))
     assert found.acts == (), "nobody asked for more"
     assert found.again_s is None
     assert job.status.state == "Running"
@@ -63,7 +67,7 @@ def test_a_node_that_does_not_answer_is_named_with_the_time() -> None:
 
 def test_before_its_time_a_job_says_when_it_is_given_up() -> None:
     job = build_job(JobKind.INFERENCE, node_lost_s=LOST_S)
-    _, found, message = look(job, [pod(job, 0, "node1")], held(job), after(START, 100))
+    _, found, message = look(job, [pod(job, 0, "node1")], held(job), add_seconds(START, 100))
     assert (found.acts, found.again_s) == ((), 200)
     assert message.endswith("since 2026-09-21 14:13:20 UTC; it is given up at 2026-09-21 14:18:20 UTC")
 
@@ -106,7 +110,7 @@ def test_what_failed_for_another_reason_says_what_holds_its_partition_and_is_loo
     job = build_job(JobKind.INFERENCE, node_lost_s=LOST_S, active_deadline_s=60)
     ready = held(job, since=time_text(START))
     job, _, _ = look(job, [pod(job, 0, "node1")], ready, START)
-    job, found, message = look(job, [pod(job, 0, "node1")], ready, after(START, 60))
+    job, found, message = look(job, [pod(job, 0, "node1")], ready, add_seconds(START, 60))
     assert found.again_s == LOST_S - 60
     assert message == (
         "it was active for longer than the 60 s of spec.activeDeadlineSeconds; node node1 with sample-worker-0 has not "
@@ -118,7 +122,7 @@ def test_what_failed_for_another_reason_says_what_holds_its_partition_and_is_loo
 
 def test_a_suspended_job_on_a_lost_node_says_what_is_done() -> None:
     job = build_job(JobKind.INFERENCE, node_lost_s=LOST_S, suspended=True)
-    job, _, _ = look(job, [pod(job, 0, "node1")], held(job), after(START, 100))
+    job, _, _ = look(job, [pod(job, 0, "node1")], held(job), add_seconds(START, 100))
     job, found, message = look(job, [pod(job, 0, "node1", deleting=True)], held(job))
     assert found.acts == (FENCE,)
     assert message.startswith("its partition is removed before anything starts anew; node node1 with")
@@ -150,7 +154,7 @@ def test_what_was_done_before_its_workers_node_was_lost_is_done() -> None:
 def test_a_job_that_goes_is_not_held_by_a_lost_node(deleted: bool) -> None:
     job = build_job(JobKind.INFERENCE, node_lost_s=LOST_S, deleted=deleted, instances=int(deleted))
     lost = pod(job, 0, "node1", deleting=True)
-    assert look(job, [lost], held(job), after(START, 100))[1].again_s == 200
+    assert look(job, [lost], held(job), add_seconds(START, 100))[1].again_s == 200
     assert look(job, [lost], held(job))[1].acts == (FENCE,)
     assert look(job, [lost], NOBODY)[1].acts == (DeletePod(lost.name, lost.uid, 0),)
 

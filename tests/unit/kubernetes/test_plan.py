@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from moorings.core.instants import Instant, after
+from moorings.core.instants import Timestamp, add_seconds
 from moorings.kubernetes.acts import (
     AddFinalizer,
     Claim,
@@ -47,7 +47,7 @@ def held(*bodies: PartitionBody) -> Partitions:
     return Partitions(known, current=True, standing=True, fresh=frozenset(known))
 
 
-def decide(job: IPUJob, pods: list[Pod], partitions: Partitions, now: Instant = START) -> tuple[Plan, Status]:
+def decide(job: IPUJob, pods: list[Pod], partitions: Partitions, now: Timestamp = START) -> tuple[Plan, Status]:
     found = plan(job, pods, partitions, now)
     return found, build_status(job, found, pods, partitions, now)
 
@@ -229,10 +229,10 @@ def test_a_restart_waits_longer_each_time_and_what_has_ended_stays_to_be_read() 
     job = replace(job, status=Status(instances={0: record}))
     ended = pod(job, -1, FAILED, exit_code=1, restart=3, ended_at=START)
     idle = pod(job, 0, restart=3)
-    found, _ = decide(job, [idle, ended], held(build_partition(job)), after(START, 1.0))
+    found, _ = decide(job, [idle, ended], held(build_partition(job)), add_seconds(START, 1.0))
     assert found.acts == (DeletePod(idle.name, idle.uid),)
     assert found.again_s == pytest.approx(delay_s(4) - 1.0)
-    found, _ = decide(job, [ended], held(build_partition(job)), after(START, delay_s(4)))
+    found, _ = decide(job, [ended], held(build_partition(job)), add_seconds(START, delay_s(4)))
     assert found.acts == (DeletePod(ended.name, ended.uid),)
     assert [delay_s(number) for number in (1, 2, 3, 4, 99)] == [0.0, 5.0, 10.0, 20.0, 300.0]
 
@@ -288,7 +288,7 @@ def test_always_starts_anew_after_a_pause_also_after_success() -> None:
     assert found.acts == ()
     assert found.again_s == pytest.approx(5.0)
     assert status.restart_count == 1
-    found, _ = decide(replace(job, status=status), [done], held(build_partition(job)), after(START, 5.0))
+    found, _ = decide(replace(job, status=status), [done], held(build_partition(job)), add_seconds(START, 5.0))
     assert found.acts == (DeletePod(done.name, done.uid),)
 
 
@@ -470,7 +470,7 @@ def test_a_deleted_job_goes_pods_first_then_partitions_then_itself() -> None:
 
 
 def reclaimed(job: IPUJob, left_s: float = 60.0) -> Partitions:
-    until = time_text(after(START, left_s))
+    until = time_text(add_seconds(START, left_s))
     body = build_partition(job, state=shapes.RECLAIMING, until=until, message="its IPUs were lent, and are needed")
     return held(body)
 
@@ -480,11 +480,11 @@ def test_a_partition_that_is_needed_goes_back_when_the_pods_have_ended_the_launc
     workers, launcher = [pod(job, 0), pod(job, 1)], pod(job, -1, grace_s=600)
     found, status = decide(job, [*workers, launcher], reclaimed(job))
     assert found.acts == (DeletePod(launcher.name, launcher.uid, 52),), "it has ended in time, whatever it says"
-    told = f"making room until {time_text(after(START, 60.0))[11:19]} UTC: its IPUs were lent, and are needed"
+    told = f"making room until {time_text(add_seconds(START, 60.0))[11:19]} UTC: its IPUs were lent, and are needed"
     assert (status.state, status.message) == ("Pending", told)
-    slow = replace(launcher, deleting=True, gone_by=after(START, 600.0))
+    slow = replace(launcher, deleting=True, gone_by=add_seconds(START, 600.0))
     assert decide(job, [*workers, slow], reclaimed(job))[0].acts == found.acts, "somebody gave it more time"
-    going = replace(launcher, deleting=True, gone_by=after(START, 52.0))
+    going = replace(launcher, deleting=True, gone_by=add_seconds(START, 52.0))
     assert decide(job, [*workers, going], reclaimed(job))[0].acts == (), "they may be saving"
     found, _ = decide(job, [replace(workers[0], deleting=True), workers[1]], reclaimed(job))
     assert found.acts == (DeletePod(workers[1].name, workers[1].uid, 30),)
@@ -496,7 +496,7 @@ def test_a_partition_that_is_needed_goes_back_when_the_pods_have_ended_the_launc
 def test_past_its_time_nobody_waits_for_a_launcher_that_does_not_end() -> None:
     job = build_job()
     lost = pod(job, -1, deleting=True)
-    late = after(START, 61.0)
+    late = add_seconds(START, 61.0)
     found, _ = decide(job, [pod(job, 0), lost], reclaimed(job), late)
     assert found.acts == (DeletePod("sample-worker-0", "uid-sample-worker-0", 1),)
     assert decide(job, [lost], reclaimed(job), late)[0].acts == (), "law 3: it may be alive"

@@ -11,7 +11,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.core.instants import after
+from moorings.core.instants import add_seconds
 from moorings.kubernetes import names
 from moorings.kubernetes.acts import (
     Act,
@@ -180,7 +180,7 @@ class World:
 
     def _is_lost(self, node: str) -> bool:
         lost_s = self.job.node_lost_s
-        return lost_s > 0 and node in self.silent and after(self.silent[node].since, lost_s) <= self.now
+        return lost_s > 0 and node in self.silent and add_seconds(self.silent[node].since, lost_s) <= self.now
 
     def _release(self, instance: int, lost: frozenset[str] = frozenset()) -> None:
         body = self.partitions.get(instance)
@@ -217,7 +217,7 @@ class World:
 
     def live(self, *, trouble: bool) -> None:
         """Something happens that nobody of us does."""
-        self.now = after(self.now, self.chance.choice([0.0, 1.0, 30.0]))
+        self.now = add_seconds(self.now, self.chance.choice([0.0, 1.0, 30.0]))
         self._nodes_live(trouble)
         for name, pod in list(self.pods.items()):
             if self.chance.random() < 0.4:
@@ -272,7 +272,7 @@ class World:
             self.failures += 1
             self.partitions[instance] = replace(body, state=shapes.LOST, binding=None)
         elif body.state == shapes.READY and trouble and self.chance.random() < 0.05:
-            until = time_text(after(self.now, self.chance.choice([0.0, 20.0, 100.0])))
+            until = time_text(add_seconds(self.now, self.chance.choice([0.0, 20.0, 100.0])))
             self.partitions[instance] = replace(body, state=shapes.RECLAIMING, binding=None, until=until)
 
     def people(self) -> None:

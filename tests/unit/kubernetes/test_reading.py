@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.core.instants import SECOND, Instant
+from moorings.core.instants import SECOND, Timestamp
 from moorings.kubernetes.ipujob import (
     FINALIZER,
     CleanPodPolicy,
@@ -290,7 +290,7 @@ def test_no_json_breaks_the_reader(found):
 CREATED, STARTED = parse_time("2021-03-22T10:10:31Z"), parse_time("2021-03-22T10:10:45Z")
 
 
-def a_condition(name: str, at: Instant, message: str, *, status: bool) -> Condition:
+def a_condition(name: str, at: Timestamp, message: str, *, status: bool) -> Condition:
     return Condition(type=name, status=status, reason=f"IPUJob{name}", message=message, changed_at=at, updated_at=at)
 
 
@@ -350,12 +350,12 @@ def test_instances_are_written_by_their_number():
 
 
 def test_times_are_written_to_the_second():
-    assert status_object(Status(started_at=Instant(CREATED + 999_999)))["startTime"] == "2021-03-22T10:10:31Z"
+    assert status_object(Status(started_at=Timestamp(CREATED + 999_999)))["startTime"] == "2021-03-22T10:10:31Z"
 
 
 counts = st.integers(0, 1 << 31)
 texts = st.text(max_size=20)
-moments = st.integers(0, 4_000_000_000).map(lambda second: Instant(second * SECOND))
+moments = st.integers(0, 4_000_000_000).map(lambda second: Timestamp(second * SECOND))
 statuses = st.builds(
     Status,
     state=texts,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from moorings.core.instants import Instant, after
+from moorings.core.instants import Timestamp, add_seconds
 from moorings.kubernetes.acts import Claim, CreateWorker, DeletePod, Release
 from moorings.kubernetes.doing import request_for
 from moorings.kubernetes.ipujob import InstanceRecord, IPUJob, JobKind, RestartType, StartRecord, Status
@@ -38,7 +38,7 @@ def held(job: IPUJob, state: str = shapes.READY) -> Partitions:
 
 
 def follow(
-    job: IPUJob, pods: list[Pod], now: Instant, partitions: Partitions | None = None
+    job: IPUJob, pods: list[Pod], now: Timestamp, partitions: Partitions | None = None
 ) -> tuple[IPUJob, Plan, Status]:
     """One look; the job with the status that is saved then, as JSON has it: nothing else is remembered."""
     partitions = held(job) if partitions is None else partitions
@@ -58,7 +58,7 @@ def test_it_gives_its_partition_back_says_why_and_asks_again_later_each_time() -
         assert CreateWorker(0, 0) in found.acts
         assert found.again_s == DEADLINE_S
         stuck = worker(job, **STUCK)
-        now = after(now, DEADLINE_S)
+        now = add_seconds(now, DEADLINE_S)
         job, found, status = follow(job, [stuck], now)
         assert found.acts == (DeletePod(stuck.name, stuck.uid),)
         assert found.save_first, "an operator that dies now does not ask again at once"
@@ -72,7 +72,7 @@ def test_it_gives_its_partition_back_says_why_and_asks_again_later_each_time() -
         assert found.acts == (), "others have the IPUs meanwhile"
         assert found.again_s is not None
         pauses.append(found.again_s)
-        now = after(now, found.again_s)
+        now = add_seconds(now, found.again_s)
         job, found, _ = follow(job, [], now, none)
         assert found.acts == (Claim(0),)
     assert pauses == [60, 120, 240, 480, 960, 1920, PAUSE_S_MAX, PAUSE_S_MAX]
@@ -99,7 +99,7 @@ def test_a_start_that_succeeds_forgets_the_deadlines_that_were_missed() -> None:
 def test_a_program_that_runs_is_not_stopped_however_long_it_takes_to_be_ready() -> None:
     job, _, _ = follow(server(), [], START)
     loading = worker(job, phase=RUNNING, ready=False)
-    job, found, status = follow(job, [loading], after(START, 10 * DEADLINE_S))
+    job, found, status = follow(job, [loading], add_seconds(START, 10 * DEADLINE_S))
     assert found.acts == ()
     assert status.state == "Running"
 
@@ -108,13 +108,13 @@ def test_a_program_that_ends_before_it_is_ready_again_and_again_misses_the_deadl
     job, _, _ = follow(server(restart=RestartType.ON_FAILURE, backoff_limit=1000), [], START)
     now, status = START, Status()
     for attempt in range(3):
-        now = after(now, 25)
+        now = add_seconds(now, 25)
         crashed = worker(job, phase=FAILED, exit_code=1, why="exit code 1", ended_at=now, restart=attempt)
         job, _, status = follow(job, [crashed], now)
         if status.instances[0].start.until is not None:
             break
         job, _, _ = follow(job, [], now)
-    assert now == after(START, 75), "the restarts do not begin the time anew"
+    assert now == add_seconds(START, 75), "the restarts do not begin the time anew"
     assert "it crashes at start: sample-worker-0 failed: exit code 1" in status.message
 
 
@@ -122,36 +122,36 @@ def test_what_has_started_once_and_lacks_a_pod_now_is_not_at_its_start() -> None
     job = server(workers=2, ipus=2)
     pods = [worker(job, number, RUNNING) for number in range(2)]
     job, _, _ = follow(job, pods, START)
-    job, found, _ = follow(job, pods[:1], after(START, 10))
+    job, found, _ = follow(job, pods[:1], add_seconds(START, 10))
     assert CreateWorker(1, 0) in found.acts
-    job, found, _ = follow(job, [pods[0], worker(job, 1, **STUCK)], after(START, 10 * DEADLINE_S))
+    job, found, _ = follow(job, [pods[0], worker(job, 1, **STUCK)], add_seconds(START, 10 * DEADLINE_S))
     assert found.acts == ()
 
 
 @pytest.mark.parametrize("deadline", [0, None])
 def test_without_a_deadline_it_waits_and_one_taken_away_ends_a_pause(deadline: int | None) -> None:
-    record = InstanceRecord(start=StartRecord(missed=1, until=after(START, 500), why="x"))
+    record = InstanceRecord(start=StartRecord(missed=1, until=add_seconds(START, 500), why="x"))
     job = server(start_deadline_s=deadline, status=Status(instances={0: record}))
     job, found, _ = follow(job, [], START, Partitions(current=True, standing=True))
     assert found.acts == (Claim(0),)
-    job, found, _ = follow(job, [worker(job, **STUCK)], after(START, 1e6))
+    job, found, _ = follow(job, [worker(job, **STUCK)], add_seconds(START, 1e6))
     assert found.acts == ()
 
 
 def test_a_pause_is_no_longer_than_from_now_when_the_clock_was_set_back_or_the_deadline_shortened() -> None:
     year_s = 365 * 86_400
-    record = InstanceRecord(start=StartRecord(missed=2, until=after(START, year_s), why="x"))
+    record = InstanceRecord(start=StartRecord(missed=2, until=add_seconds(START, year_s), why="x"))
     none = Partitions(current=True, standing=True)
     job, found, _ = follow(server(status=Status(instances={0: record})), [], START, none)
     assert found.again_s == 2 * DEADLINE_S
     job, found, _ = follow(replace(job, start_deadline_s=10), [], START, none)
     assert found.again_s == 20
-    _, found, _ = follow(job, [], after(START, 2 * DEADLINE_S), none)
+    _, found, _ = follow(job, [], add_seconds(START, 2 * DEADLINE_S), none)
     assert found.acts == (Claim(0),)
 
 
 def test_a_start_that_began_in_the_future_begins_now() -> None:
-    record = InstanceRecord(start=StartRecord(since=after(START, 1e6)))
+    record = InstanceRecord(start=StartRecord(since=add_seconds(START, 1e6)))
     _, found, _ = follow(server(status=Status(instances={0: record})), [worker(server(), **STUCK)], START)
     assert found.again_s == DEADLINE_S
 
@@ -159,23 +159,23 @@ def test_a_start_that_began_in_the_future_begins_now() -> None:
 @pytest.mark.parametrize("state", [shapes.WAITING, shapes.PREPARING, shapes.RECLAIMING])
 def test_the_time_counts_from_when_it_has_its_partition(state: str) -> None:
     job, _, _ = follow(server(), [], START)
-    job, _, _ = follow(job, [], after(START, 50), held(job, state))
-    job, _, _ = follow(job, [], after(START, 100), held(job, shapes.WAITING))
-    job, found, _ = follow(job, [], after(START, 110))
+    job, _, _ = follow(job, [], add_seconds(START, 50), held(job, state))
+    job, _, _ = follow(job, [], add_seconds(START, 100), held(job, shapes.WAITING))
+    job, found, _ = follow(job, [], add_seconds(START, 110))
     assert CreateWorker(0, 0) in found.acts
     assert found.again_s == DEADLINE_S
 
 
 def test_it_goes_on_counting_while_the_proxy_is_away() -> None:
     job, _, _ = follow(server(), [], START)
-    job, _, _ = follow(job, [worker(job)], after(START, 50), Partitions())
-    job, found, _ = follow(job, [worker(job)], after(START, DEADLINE_S))
+    job, _, _ = follow(job, [worker(job)], add_seconds(START, 50), Partitions())
+    job, found, _ = follow(job, [worker(job)], add_seconds(START, DEADLINE_S))
     assert found.acts == (DeletePod("sample-worker-0", "uid-sample-worker-0"),)
 
 
 def test_an_event_tells_of_it() -> None:
     job, _, before = follow(server(), [], START)
-    _, _, after_ = follow(job, [worker(job, **STUCK)], after(START, DEADLINE_S))
+    _, _, after_ = follow(job, [worker(job, **STUCK)], add_seconds(START, DEADLINE_S))
     (story,) = tell(before, after_)
     assert (story.type, story.reason) == ("Warning", "StartDeadlineExceeded")
     assert story.message.startswith("instance 0 gives its partition back: it did not start in 60 s: sample-worker-0")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.local.engine import LocalEngine
 from moorings.local.processes import everyone
 from moorings.local.records import Status
@@ -20,8 +20,8 @@ from tests.waiting import until_async
 class WallClock:
     """The machine's time."""
 
-    def now(self) -> Instant:
-        return Instant(time.time_ns() // 1000)
+    def now(self) -> Timestamp:
+        return Timestamp(time.time_ns() // 1000)
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

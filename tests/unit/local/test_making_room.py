@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from moorings.core.instants import SECOND, Instant
+from moorings.core.instants import SECOND, Timestamp
 from moorings.local.records import YieldOrder
 from moorings.local.rundir import write_whole
 from moorings.local.supervisor import Supervisor
@@ -34,8 +34,8 @@ def says_ready(log: Path) -> bool:
     return log.read_bytes().endswith(b"ready\n")
 
 
-def within(seconds: float) -> Instant:
-    return Instant(WallClock().now() + round(seconds * SECOND))
+def within(seconds: float) -> Timestamp:
+    return Timestamp(WallClock().now() + round(seconds * SECOND))
 
 
 async def test_a_warned_job_saves_leaves_and_goes_on_with_all_its_output_kept(rig, engine):

@@ -6,7 +6,7 @@ import pytest
 
 from moorings.app.pruning import DOOMED, prune
 from moorings.core.bindings import Binding, GcdBinding
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.local.pruning import hold_ended
 from moorings.local.records import End
 from moorings.local.rundir import RunFolder
@@ -15,7 +15,7 @@ from moorings.ports.engine import StartOrder
 from moorings.workloads.jobs import Accelerators, JobSpec
 from moorings.workloads.runs import Ending, EndRecord, RunId
 
-OLD, NEW, BEFORE = Instant(1_000_000), Instant(9_000_000), Instant(5_000_000)
+OLD, NEW, BEFORE = Timestamp(1_000_000), Timestamp(9_000_000), Timestamp(5_000_000)
 
 
 @pytest.fixture

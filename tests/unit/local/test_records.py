@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorings.core.claims import CheckpointContract
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.local.records import CancelOrder, End, Identity, Status, UnreadableError, from_json, to_json
 from moorings.local.rundir import RunFolder, write_whole
 from moorings.ports.engine import StartOrder
@@ -40,7 +40,7 @@ records = st.one_of(
         st.sampled_from([Phase.STARTING, Phase.RUNNING]),
         texts,
         st.builds(Identity, st.integers(1), st.integers(0)),
-        st.none() | st.integers(0).map(Instant),
+        st.none() | st.integers(0).map(Timestamp),
         st.lists(st.builds(Identity, st.integers(1), st.integers(0)), max_size=3).map(tuple),
     ),
     st.builds(CancelOrder, st.integers(0), texts),

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from moorings.core.instants import SECOND, Instant
+from moorings.core.instants import SECOND, Timestamp
 from moorings.local.saved import AHEAD_S_MAX, Looks, saved_at
 from tests.waiting import patient
 
-NOW = Instant(10_000 * SECOND)
+NOW = Timestamp(10_000 * SECOND)
 LOOKS_MAX = 8
 
 
@@ -31,7 +31,7 @@ def test_the_newest_entry_tells(tmp_path: Path) -> None:
     put(tmp_path / "step-1", 1_000)
     put(tmp_path / "step-3", 3_000)
     put(tmp_path / "step-2", 2_000)
-    assert saved_at(str(tmp_path), NOW) == Instant(3_000 * SECOND)
+    assert saved_at(str(tmp_path), NOW) == Timestamp(3_000 * SECOND)
 
 
 def test_nothing_that_the_job_put_there_is_opened_or_followed(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_nothing_that_the_job_put_there_is_opened_or_followed(tmp_path: Path) ->
     os.mkfifo(inside / "pipe")
     for name in ("newest", "pipe"):
         os.utime(inside / name, (500, 500), follow_symlinks=False)
-    assert saved_at(str(inside), NOW) == Instant(1_000 * SECOND)
+    assert saved_at(str(inside), NOW) == Timestamp(1_000 * SECOND)
 
 
 def test_a_folder_that_is_empty_missing_or_none_tells_nothing(tmp_path: Path) -> None:
@@ -57,14 +57,14 @@ def test_what_is_said_to_be_of_the_future_does_not_count(tmp_path: Path) -> None
     put(tmp_path / "far", 10_000 + AHEAD_S_MAX + 1)
     assert saved_at(str(tmp_path), NOW) is None
     put(tmp_path / "step-1", 9_000)
-    assert saved_at(str(tmp_path), NOW) == Instant(9_000 * SECOND)
+    assert saved_at(str(tmp_path), NOW) == Timestamp(9_000 * SECOND)
     put(tmp_path / "near", 10_000 + AHEAD_S_MAX)
-    assert saved_at(str(tmp_path), NOW) == Instant((10_000 + AHEAD_S_MAX) * SECOND)
+    assert saved_at(str(tmp_path), NOW) == Timestamp((10_000 + AHEAD_S_MAX) * SECOND)
 
 
 async def test_a_look_tells_what_lies_there(tmp_path: Path) -> None:
     put(tmp_path / "step-1", 1_000)
-    assert await Looks().saved_at(str(tmp_path), NOW) == Instant(1_000 * SECOND)
+    assert await Looks().saved_at(str(tmp_path), NOW) == Timestamp(1_000 * SECOND)
 
 
 async def test_looks_that_never_return_hold_up_no_others_and_are_bounded(
@@ -73,7 +73,7 @@ async def test_looks_that_never_return_hold_up_no_others_and_are_bounded(
     put(tmp_path / "step-1", 1_000)
     answers, threads = threading.Event(), []
 
-    def hangs(folder: str, now: Instant) -> Instant | None:
+    def hangs(folder: str, now: Timestamp) -> Timestamp | None:
         if folder == "dead":
             threads.append(threading.current_thread())
             assert answers.wait(patient(60.0))
@@ -85,7 +85,7 @@ async def test_looks_that_never_return_hold_up_no_others_and_are_bounded(
     try:
         dead = [asyncio.create_task(looks.saved_at("dead", NOW)) for _ in range(LOOKS_MAX - 1)]
         await asyncio.sleep(0)
-        assert await looks.saved_at(folder, NOW) == Instant(1_000 * SECOND)
+        assert await looks.saved_at(folder, NOW) == Timestamp(1_000 * SECOND)
         dead.append(asyncio.create_task(looks.saved_at("dead", NOW)))
         await asyncio.sleep(0)
         dead[0].cancel()
@@ -94,13 +94,13 @@ async def test_looks_that_never_return_hold_up_no_others_and_are_bounded(
     finally:
         answers.set()
     assert await asyncio.gather(*dead[1:]) == [None] * (LOOKS_MAX - 1)
-    assert await looks.saved_at(folder, NOW) == Instant(1_000 * SECOND)
+    assert await looks.saved_at(folder, NOW) == Timestamp(1_000 * SECOND)
 
 
 async def test_a_fault_in_a_look_is_told_and_leaves_room_for_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(folder: str, now: Instant) -> Instant | None:
+    def fails(folder: str, now: Timestamp) -> Timestamp | None:
         raise ValueError("a fault")
 
     put(tmp_path / "step-1", 1_000)
@@ -110,4 +110,4 @@ async def test_a_fault_in_a_look_is_told_and_leaves_room_for_the_next(
         faulty.setattr("moorings.local.saved.saved_at", fails)
         with pytest.raises(ValueError, match="a fault"):
             await looks.saved_at(str(tmp_path), NOW)
-    assert await looks.saved_at(str(tmp_path), NOW) == Instant(1_000 * SECOND)
+    assert await looks.saved_at(str(tmp_path), NOW) == Timestamp(1_000 * SECOND)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from moorings.core.instants import after
+from moorings.core.instants import add_seconds
 from moorings.slurm.formats import JobRecord, License, Node, Order, Phase, Reservation
 from moorings.slurm.host import checks
 from moorings.slurm.host.checks import Answer
@@ -114,8 +114,10 @@ def test_another_slurm_of_this_name():
     alone = QueueBody(queue="slurm/c1", accelerator="ipu", version="v", offer={}, jobs=(), until="")
     contested = dataclasses.replace(alone, contested_at="2026-11-21T12:00:00.000000Z")
     is_told(checks.check_instance("c1", alone, noon), "PASS", "slurm/c1")
-    is_told(checks.check_instance("c1", contested, after(noon, 599)), "WARN", "another Slurm called c1", "12:00:00")
-    is_told(checks.check_instance("c1", contested, after(noon, 600)), "PASS")
+    is_told(
+        checks.check_instance("c1", contested, add_seconds(noon, 599)), "WARN", "another Slurm called c1", "12:00:00"
+    )
+    is_told(checks.check_instance("c1", contested, add_seconds(noon, 600)), "PASS")
 
 
 def test_accounts_that_stand_for_projects():

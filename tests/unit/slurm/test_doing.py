@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from moorings.core.errors import MooringsError
-from moorings.core.instants import SECOND, Instant, after
+from moorings.core.instants import SECOND, Timestamp, add_seconds
 from moorings.slurm.commands import Commands
 from moorings.slurm.formats import Asked, JobRecord, Order
 from moorings.slurm.host import doing as module
@@ -61,12 +61,12 @@ def borrower(job_id: int = 1, **more: Any) -> JobRecord:
 
 
 def reclaimed(job_id: int) -> ClaimBody:
-    return replace(a_claim(job_id, state="RECLAIMING"), asked_until=time_text(after(module.clock(), 600.0)))
+    return replace(a_claim(job_id, state="RECLAIMING"), asked_until=time_text(add_seconds(module.clock(), 600.0)))
 
 
 def over(seconds: float = 1.0) -> Asked:
     """A warning whose time is over."""
-    return Asked(0, Instant(after(module.clock(), -seconds) // SECOND * SECOND), Instant(SECOND))
+    return Asked(0, Timestamp(add_seconds(module.clock(), -seconds) // SECOND * SECOND), Timestamp(SECOND))
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from moorings.app.pruning import DOOMED, prune
-from moorings.core.instants import SECOND, Instant
+from moorings.core.instants import SECOND, Timestamp
 from moorings.slurm.engine.pruning import hold_ended
 from moorings.slurm.engine.rundir import Asked, RunFolder
 from moorings.workloads.runs import Ending, EndRecord
 
-OLD, BEFORE, NEW = Instant(1_000 * SECOND), Instant(5_000 * SECOND), Instant(9_000 * SECOND)
+OLD, BEFORE, NEW = Timestamp(1_000 * SECOND), Timestamp(5_000 * SECOND), Timestamp(9_000 * SECOND)
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def runs(tmp_path: Path) -> Path:
     return made
 
 
-def a_run(runs: Path, name: str, *files: str, ended: Instant | None = None, touched: Instant = OLD) -> Path:
+def a_run(runs: Path, name: str, *files: str, ended: Timestamp | None = None, touched: Timestamp = OLD) -> Path:
     """A run's folder; ``touched``: when something was written there last."""
     folder = RunFolder(runs / name)
     door = folder.take_door()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from moorings.core.bindings import NO_BINDING
 from moorings.core.claims import CheckpointContract
 from moorings.core.errors import MooringsError
-from moorings.core.tables import Table
+from moorings.core.tables import TomlTable
 from moorings.ports.engine import StartOrder
 from moorings.slurm.engine.settings import Place, SlurmEngineSettings
 from moorings.slurm.engine.submission import (
@@ -217,7 +217,9 @@ def test_the_scripts_are_scripts():
 
 
 def settings(text: str) -> SlurmEngineSettings:
-    return SlurmEngineSettings.read(Table.parse(text, source="controller.toml", code="config.invalid").table("slurm"))
+    return SlurmEngineSettings.read(
+        TomlTable.parse(text, source="controller.toml", code="config.invalid").table("slurm")
+    )
 
 
 def test_a_project_goes_where_the_admin_says():

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.slurm.engine.rundir import Asked, Done, Facts, TaskEnd
 from moorings.slurm.engine.verdict import JobEnd, Look, judge, look, reason_of
 from moorings.slurm.formats import JobRecord, phase_of
 from moorings.workloads.runs import Ending, EndRecord
 from tests.cases import cases
 
-NOW, BEGAN, OVER = Instant(9_000_000), Instant(1_000_000), Instant(5_000_000)
+NOW, BEGAN, OVER = Timestamp(9_000_000), Timestamp(1_000_000), Timestamp(5_000_000)
 ASKED = Asked(tasks=2, grace_s=30.0, time_limit_s=600.0)
 
 
@@ -54,7 +54,9 @@ def done(stop: str, restart: int = 0) -> Done:
 
 
 def ended(*codes: int | None) -> tuple[TaskEnd | None, ...]:
-    return tuple(TaskEnd(code, Instant(BEGAN + rank)) if code is not None else None for rank, code in enumerate(codes))
+    return tuple(
+        TaskEnd(code, Timestamp(BEGAN + rank)) if code is not None else None for rank, code in enumerate(codes)
+    )
 
 
 # -- what is seen --------------------------------------------------------------------------------------------------

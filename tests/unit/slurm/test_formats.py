@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorings.core.errors import MooringsError
-from moorings.core.instants import SECOND, Instant
+from moorings.core.instants import SECOND, Timestamp
 from moorings.slurm import formats, listings
 from moorings.slurm.formats import JobRecord, License, Order, Phase
 from moorings.slurm.host.site import at_machine, parse_site
@@ -278,7 +278,7 @@ def test_an_order_is_what_was_written():
     assert formats.parse_order(formats.build_order(ORDER) + " and a note of the admin's") == ORDER
 
 
-ASKED = formats.Asked(3, Instant(1_795_410_000 * SECOND), Instant(1_795_400_000 * SECOND))
+ASKED = formats.Asked(3, Timestamp(1_795_410_000 * SECOND), Timestamp(1_795_400_000 * SECOND))
 
 
 @cases("signal", ["", "USR1", "B:USR2"])

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorings.core.devices import PoolName
-from moorings.core.placement import free_map_of
+from moorings.core.placement import free_map_for
 from moorings.core.topology import Block, Pool, PowerOfTwo
 from moorings.slurm.formats import License
 from moorings.slurm.host.gate import is_kept, stay_ours, to_reserve, twins, what_lacks
@@ -106,7 +106,7 @@ def test_all_that_slurm_can_start_fits_at_once_and_what_fits_can_be_started(
     held: list[int], others: list[int], wanted: list[int]
 ) -> None:
     """Slurm starts several jobs in one turn, by counts alone; then each must find a block, and none is kept waiting."""
-    free = free_map_of(POD.topology)
+    free = free_map_for(POD.topology)
     used = dict.fromkeys(SIZES, 0)
     counted = []
     for number, size in enumerate([*held, *others]):
@@ -141,7 +141,7 @@ def test_who_starts_on_what_returns_gets_it_once_it_has_returned(
     live: list[int], over: list[int], foreign: list[int], wanted: list[int]
 ) -> None:
     """Slurm starts jobs one after the other beside strangers' partitions; what is ``over`` is gone only afterwards."""
-    free = free_map_of(POD.topology)
+    free = free_map_for(POD.topology)
     blocks: dict[str, list[Block]] = {"live": [], "over": [], "foreign": []}
     for what, sizes in (("foreign", foreign), ("live", live), ("over", over)):
         for size in sizes:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from moorings.core.claims import check_owner
-from moorings.core.instants import SECOND, Instant
+from moorings.core.instants import SECOND, Timestamp
 from moorings.core.reconcile import Streak
 from moorings.slurm.formats import Asked, JobRecord, Order, phase_of
 from moorings.slurm.host.ledger import Home, Judgement, Start, announce, judge, may_live, request_for, start_of
@@ -41,7 +41,7 @@ def a_job(job_id: int, state: str = "RUNNING", *, ipus: int = 4, nonce: str = NO
         "requeue": True,
         "batch": True,
         "status": (0, 0),
-        "submitted": Instant(job_id * SECOND),
+        "submitted": Timestamp(job_id * SECOND),
         "eligible": None,
         "order": Order(nonce=nonce, ipus=ipus, gcds=2, replicas=4),
     }
@@ -125,7 +125,7 @@ def test_a_job_that_may_be_asked_to_make_room_is_told_and_asked_for_so() -> None
 
 
 def test_who_made_room_keeps_its_place_though_slurm_submits_it_anew() -> None:
-    asked = Asked(0, Instant(90 * SECOND), Instant(5 * SECOND))
+    asked = Asked(0, Timestamp(90 * SECOND), Timestamp(5 * SECOND))
     jobs = by_id(a_job(70, "PENDING", reason="Licenses", restarts=1, asked=asked))
     assert announce(jobs, HOME, "", 120).jobs[0].since == "1970-01-01T00:00:05.000000Z"
     later = by_id(a_job(3, "PENDING", reason="Licenses", restarts=1, asked=asked))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from moorings.core.instants import SECOND, Instant
+from moorings.core.instants import SECOND, Timestamp
 from moorings.core.reconcile import Streak
 from moorings.slurm.formats import Asked, JobRecord, License, Order
 from moorings.slurm.host.gate import Offer
@@ -47,7 +47,7 @@ from tests.unit.slurm.test_gate import licenses
 from tests.unit.slurm.test_ledger import HOME, NONCE, a_claim, a_job, by_id
 
 AT_S = 1000.0
-NOW = Instant(1_795_400_000 * SECOND)
+NOW = Timestamp(1_795_400_000 * SECOND)
 OTHER = Home(HOME.cluster, "f" * 16)
 
 
@@ -88,11 +88,11 @@ def lent(**more: Any) -> JobRecord:
 
 
 def reclaimed(within_s: float = 120.0) -> ClaimBody:
-    until = Instant(NOW + round(within_s * SECOND))
+    until = Timestamp(NOW + round(within_s * SECOND))
     return replace(a_claim(1, state="RECLAIMING"), asked_until=time_text(until))
 
 
-WARNED_LONG_AGO = Asked(0, Instant(NOW - SECOND), Instant(SECOND))
+WARNED_LONG_AGO = Asked(0, Timestamp(NOW - SECOND), Timestamp(SECOND))
 DOUBTED = Memory(judged_at=AT_S - 1, doubts={owner(1): Streak(10, 100.0)})
 PENDING = a_claim(2, state="PENDING")
 IN_THE_WAY: dict[str, Any] = {
@@ -187,7 +187,7 @@ def test_a_missing_job_is_counted_by_lists_and_the_loops_clock() -> None:
     for number in range(12):
         at_s = AT_S + 5.0 * number
         view = a_view(claims=(a_claim(1),), at_s=at_s, listed_at=at_s, memory=memory)
-        found = plan(view, Instant(NOW + number * 3600 * SECOND))
+        found = plan(view, Timestamp(NOW + number * 3600 * SECOND))
         released += [number for act in found.acts if isinstance(act, ReleaseIfGone)]
         memory = found.memory
     assert released[0] * 5.0 >= 30.0

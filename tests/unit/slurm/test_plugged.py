@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from moorings.core.errors import MooringsError
-from moorings.core.instants import SECOND, Instant
+from moorings.core.instants import SECOND, Timestamp
 from moorings.slurm.host import hello, node_watch, plugged
 from moorings.slurm.host.checks import check_nodes
 from moorings.slurm.host.hello import Hello
@@ -46,7 +46,7 @@ def told(*names: str, loaded_s: float = -101.0, heard_s: float = -1.0) -> dict[s
 
 
 def node(name: str, started: int | None = T, **fields: Any) -> NodeRecord:
-    at = None if started is None else Instant(started * SECOND)
+    at = None if started is None else Timestamp(started * SECOND)
     made = NodeRecord(name, f"host-{name}", "IDLE", "", ("big", FEATURE), at)
     return replace(made, **fields)
 
@@ -253,7 +253,7 @@ def test_nodes_are_read_and_the_words_of_a_reason_are_no_fields() -> None:
     first, second = parse_show_nodes(SHOWN)
     assert (first.name, first.host, first.state, first.features) == ("n1", "vm", "MIXED+DRAIN", ("moorings", "big"))
     assert first.reason.startswith("State=IDLE")
-    assert first.started == Instant(1_795_600_853 * SECOND)
+    assert first.started == Timestamp(1_795_600_853 * SECOND)
     assert first.is_drained
     assert (second.name, second.host, second.features, second.started) == ("n2", "n2", (), None)
     with pytest.raises(MooringsError, match="cannot be read"):

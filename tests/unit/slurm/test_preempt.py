@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from moorings.core.errors import MooringsError
-from moorings.core.instants import SECOND, Instant
+from moorings.core.instants import SECOND, Timestamp
 from moorings.slurm.formats import JobRecord
 from moorings.slurm.host.ledger import Start, announce
 from moorings.slurm.host.preempt import choose
@@ -18,7 +18,7 @@ from moorings.wire.shapes import DeviceBody, PoolBody, TopologyShape
 from tests.cases import cases
 from tests.unit.slurm.test_ledger import HOME, NONCE, a_job, by_id
 
-NOW = Instant(10_000 * SECOND)
+NOW = Timestamp(10_000 * SECOND)
 TIERS = Rules(
     by=Preempt.TIERS,
     mode="REQUEUE",
@@ -41,7 +41,7 @@ POOL = PoolBody(
 
 
 def running(job_id: int, lasted_s: int, **more: Any) -> JobRecord:
-    return a_job(job_id, "RUNNING", started=Instant(NOW - lasted_s * SECOND), **more)
+    return a_job(job_id, "RUNNING", started=Timestamp(NOW - lasted_s * SECOND), **more)
 
 
 def waiting(job_id: int, ipus: int, **more: Any) -> JobRecord:
@@ -146,7 +146,7 @@ def test_by_qos_only_those_that_are_named() -> None:
     high = waiting(9, 4, qos="high")
     assert [rules.may_displace(high, job, NOW) for job in (normal, held, low)] == [True, False, False]
     assert not rules.may_displace(waiting(9, 4, qos="slow"), normal, NOW)
-    assert rules.may_displace(high, replace(low, started=Instant(NOW - 120 * SECOND)), NOW)
+    assert rules.may_displace(high, replace(low, started=Timestamp(NOW - 120 * SECOND)), NOW)
     assert (rules.is_requeued(normal), rules.is_requeued(low)) == (True, False)
     assert not rules.is_requeued(replace(normal, requeue=False)), "as Slurm does: what cannot be requeued is cancelled"
     assert rules.qos["low"] == Qos(frozenset(), "CANCEL", 120.0)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from moorings.core.announced import JOBS_MAX
-from moorings.core.instants import SECOND, Instant
+from moorings.core.announced import QUEUE_JOBS_MAX
+from moorings.core.instants import SECOND, Timestamp
 from moorings.slurm.formats import Asked, JobRecord, License, Order
 from moorings.slurm.host.ledger import Home, Start
 from moorings.slurm.host.reclaim import (
@@ -29,11 +29,11 @@ from moorings.wire.codec import time_text
 from moorings.wire.shapes import ClaimBody, ReasonBody
 from tests.unit.slurm.test_ledger import HOME, NONCE, a_claim, a_job, by_id
 
-NOW = Instant(1_795_400_000 * SECOND)
+NOW = Timestamp(1_795_400_000 * SECOND)
 KILL_WAIT_S = 30.0
 PEOPLE = People(HOME.cluster)
 ORDER = Order(nonce=NONCE, ipus=4, gcds=1, replicas=1, signal="B:USR1")
-WARNED = Asked(0, Instant(NOW + 60 * SECOND), Instant(5 * SECOND))
+WARNED = Asked(0, Timestamp(NOW + 60 * SECOND), Timestamp(5 * SECOND))
 
 
 def borrower(job_id: int = 1, state: str = "RUNNING", **more: Any) -> JobRecord:
@@ -41,7 +41,7 @@ def borrower(job_id: int = 1, state: str = "RUNNING", **more: Any) -> JobRecord:
 
 
 def reclaimed(job_id: int = 1, *, within_s: float = 120.0, **more: Any) -> ClaimBody:
-    until = Instant(NOW + round(within_s * SECOND))
+    until = Timestamp(NOW + round(within_s * SECOND))
     why = f"its devices were lent and are needed for {Start(7, NONCE, 0).owner(HOME)}"
     reason = ReasonBody(code="claim.reclaiming", message=why)
     return replace(a_claim(job_id, state="RECLAIMING", **more), asked_until=time_text(until), reason=reason)
@@ -55,7 +55,7 @@ def decide(
     home: Home = HOME,
     locked: Collection[tuple[int, int]] = (),
 ) -> Yields:
-    now = Instant(NOW + round(after_s * SECOND))
+    now = Timestamp(NOW + round(after_s * SECOND))
     return plan_yields(by_id(job), [claim or reclaimed(job.job_id)], home, now, KILL_WAIT_S, locked)
 
 
@@ -68,14 +68,14 @@ def test_who_was_not_warned_is_warned() -> None:
     assert not found.requeues
     (warning,) = found.warnings
     assert warning.asked.restarts == 0
-    assert warning.asked.since == Instant(1 * SECOND), "its place is that of its submission"
-    assert warning.asked.requeue_at == Instant(NOW + 87 * SECOND), "so that KILL has come within the 120 s"
+    assert warning.asked.since == Timestamp(1 * SECOND), "its place is that of its submission"
+    assert warning.asked.requeue_at == Timestamp(NOW + 87 * SECOND), "so that KILL has come within the 120 s"
     assert warning.note.startswith("its devices were lent and are needed for job 7; requeued at ")
 
 
 def test_with_little_time_half_of_it_is_the_jobs() -> None:
     (warning,) = decide(borrower(), reclaimed(within_s=20.0)).warnings
-    assert warning.asked.requeue_at == Instant(NOW + 10 * SECOND)
+    assert warning.asked.requeue_at == Timestamp(NOW + 10 * SECOND)
     (late,) = decide(borrower(), reclaimed(within_s=-5.0)).warnings
     assert late.asked.requeue_at == NOW
 
@@ -86,7 +86,7 @@ def test_who_was_warned_in_this_start_is_not_warned_again() -> None:
 
 def test_who_was_warned_in_an_earlier_start_is_warned_in_this_one_and_keeps_its_place() -> None:
     (warning,) = decide(borrower(asked=WARNED, restarts=1), reclaimed(restarts=1)).warnings
-    assert (warning.asked.restarts, warning.asked.since) == (1, Instant(1 * SECOND))
+    assert (warning.asked.restarts, warning.asked.since) == (1, Timestamp(1 * SECOND))
     (old,) = decide(borrower(job_id=50, asked=WARNED, restarts=1), reclaimed(50, restarts=1)).warnings
     assert old.asked.since == WARNED.since
 
@@ -240,7 +240,7 @@ def test_a_job_for_which_nothing_is_kept_is_told_that() -> None:
 
 
 def test_only_what_is_new_is_written_and_not_too_often() -> None:
-    same, old = "waits for 4 devices in pod", Instant(NOW - round(REMARK_AGAIN_S * SECOND))
+    same, old = "waits for 4 devices in pod", Timestamp(NOW - round(REMARK_AGAIN_S * SECOND))
     assert remarked(waiting(1), written={1: (same, old)}) == []
     assert remarked(waiting(1), written={1: ("another", old)}) == [(1, same)]
     assert remarked(waiting(1), written={1: ("another", NOW)}) == []
@@ -250,7 +250,7 @@ def test_only_what_is_new_is_written_and_not_too_often() -> None:
 
 
 def test_few_are_told_at_a_time_and_in_the_end_all() -> None:
-    jobs, done = [waiting(n) for n in range(1, 41)], dict[int, tuple[str, Instant]]()
+    jobs, done = [waiting(n) for n in range(1, 41)], dict[int, tuple[str, Timestamp]]()
     for _ in range(2):
         found = remarked(*jobs, written=done)
         assert len(found) == WRITES_MAX
@@ -260,7 +260,7 @@ def test_few_are_told_at_a_time_and_in_the_end_all() -> None:
 
 
 def test_who_is_behind_the_first_is_told_that() -> None:
-    first = [waiting(n) for n in range(1, JOBS_MAX + 1)]
+    first = [waiting(n) for n in range(1, QUEUE_JOBS_MAX + 1)]
     done = {job.job_id: ("waits for 4 devices in pod", NOW) for job in first}
     behind = [waiting(n, reason=reason) for n, reason in ((101, "Licenses"), (102, "Priority"), (103, "None"))]
     why = reasons(*(job.job_id for job in first))
@@ -279,7 +279,7 @@ def test_who_waits_for_something_else_is_told_that() -> None:
 def test_those_of_whom_nothing_was_said_for_longest_come_first() -> None:
     """A queue whose reasons change all the time must not keep its end from being told anything."""
     jobs = [waiting(n, reason="Dependency") for n in range(1, WRITES_MAX + 2)]
-    done = {n: ("another", Instant(n)) for n in range(1, WRITES_MAX + 1)}
+    done = {n: ("another", Timestamp(n)) for n in range(1, WRITES_MAX + 1)}
     assert [job for job, _ in remarked(*jobs, reasons={}, written=done)] == [WRITES_MAX + 1, *range(1, WRITES_MAX)]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from moorings.core.instants import SECOND, Instant
+from moorings.core.instants import SECOND, Timestamp
 from moorings.slurm.formats import JobRecord
 from moorings.slurm.host.gate import Offer
 from moorings.slurm.host.ledger import Start
@@ -18,7 +18,7 @@ from moorings.slurm.steps import TaskStep
 from tests.unit.slurm.test_gate import licenses
 from tests.unit.slurm.test_ledger import HOME, NONCE, a_claim, a_job, by_id
 
-BEGAN = Instant(1_795_400_000 * SECOND)
+BEGAN = Timestamp(1_795_400_000 * SECOND)
 AT_S = 1000.0
 Asked = Mapping[Start, frozenset[str]]
 

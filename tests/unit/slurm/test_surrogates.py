@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from moorings.core.errors import MooringsError
-from moorings.core.instants import SECOND, Instant
+from moorings.core.instants import SECOND, Timestamp
 from moorings.ports.mirror import Mirror, NoMirror
 from moorings.slurm.surrogate.detection import NoPlace, find_job
 from moorings.slurm.surrogate.limit import left_of
@@ -223,8 +223,8 @@ def test_a_forked_child_does_not_hold_the_lifeline():
 
 
 def test_work_ends_so_long_before_the_job():
-    assert left_of(Instant(1000 * SECOND), 30, 900.5) == 69.5
-    assert left_of(Instant(1000 * SECOND), 30, 990) == -20
+    assert left_of(Timestamp(1000 * SECOND), 30, 900.5) == 69.5
+    assert left_of(Timestamp(1000 * SECOND), 30, 990) == -20
     assert left_of(None, 30, 1e12) == float("inf")
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from moorings.cli.commands.describe import parse_job
 from moorings.cli.errors import WrongUsage
-from moorings.core.announced import JOBS_MAX
+from moorings.core.announced import QUEUE_JOBS_MAX
 from moorings.core.errors import MooringsError
 from moorings.slurm.host.ledger import Start
 from moorings.slurm.host.reclaim import BEHIND, People
@@ -80,7 +80,7 @@ def test_each_of_his_jobs_is_told_of() -> None:
         return why_it_waits(a_job(job, state, uid=ANN, reason=reason), ANN, ADMINS, some, HOME, PEOPLE)
 
     assert told(900) == NOT_YET
-    assert told(900, reasons=JOBS_MAX) == BEHIND
+    assert told(900, reasons=QUEUE_JOBS_MAX) == BEHIND
     assert told(900, reason="Dependency") == "it does not wait for IPUs yet, for Slurm says Dependency"
     assert told(900, "RUNNING") == "it waits no more: Slurm says RUNNING"
 

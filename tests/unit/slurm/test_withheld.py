@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from moorings.core.instants import SECOND, Instant
+from moorings.core.instants import SECOND, Timestamp
 from moorings.slurm.formats import JobRecord, License
 from moorings.slurm.host.ledger import Start, announce
 from moorings.slurm.host.withheld import (
@@ -29,7 +29,7 @@ from moorings.slurm.host.withheld import (
 from moorings.slurm.needs import JobNeeds, Needs
 from tests.unit.slurm.test_ledger import HOME, NONCE, a_job, by_id
 
-NOW = Instant(1_795_400_000 * SECOND)
+NOW = Timestamp(1_795_400_000 * SECOND)
 LICENSES = {"ipu_1": License(4, 0, 4), "ipu_2": License(4, 0, 4), "ipu_4": License(4, 0, 4)}
 OPEN = dict.fromkeys(LICENSES, 0)
 OFFERED = frozenset({Start(1, NONCE, 0).owner(HOME)})
@@ -178,7 +178,7 @@ def test_devices_that_slurm_gave_to_one_behind_were_refused() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        a_job(90, **{**SMALL, "started": Instant(NOW - SECOND)}),
+        a_job(90, **{**SMALL, "started": Timestamp(NOW - SECOND)}),
         a_job(90, **{**SMALL, "priority": 2}),
         a_job(90, "PENDING", reason="Priority", **SMALL),  # when it may start, for all that Slurm knows
         a_job(90, "CANCELLED", **{**SMALL, "nodes": ""}),
@@ -354,8 +354,8 @@ def test_once_a_job_has_started_no_refusal_counts() -> None:
     assert announced(queue, listed(queue, refused(), 2.0)) == [owner(2)]
 
 
-@pytest.mark.parametrize(("started", "waits"), [(NOW, False), (Instant(NOW - SECOND), True)])
-def test_so_it_is_with_a_task_of_an_array(started: Instant, waits: bool) -> None:
+@pytest.mark.parametrize(("started", "waits"), [(NOW, False), (Timestamp(NOW - SECOND), True)])
+def test_so_it_is_with_a_task_of_an_array(started: Timestamp, waits: bool) -> None:
     queue = a_queue(waiting(array_job=1, array_tasks="2-9"), a_job(7, array_job=1, array_tasks="1", started=started))
     assert (announced(queue, listed(queue, refused(), 2.0)) == []) == waits
 

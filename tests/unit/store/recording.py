@@ -21,9 +21,9 @@ from sqlalchemy import event
 
 from moorings.core.claims import ClaimId, ClaimState
 from moorings.core.devices import Device, DeviceState
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.core.partitions import PartitionState
-from moorings.core.projects import Usage
+from moorings.core.projects import ProjectUsage
 from moorings.ports.store import Changes, KeyUse, Page, Save, Seq
 from moorings.testing.records import NEW, NOW, POOL, a_project, a_run, an_access_key, an_event, granted, jobs_of
 from moorings.workloads.runs import RunState
@@ -76,7 +76,7 @@ def _live_a_while(store, first):
     new.devices.append(Device(POOL, 63, DeviceState.DRAINED, "fan", NOW))
     new.keys.append(KeyUse("ann", f"k{first}", "digest", claim=ClaimId(f"claim-{first:04d}")))
     new.projects += [(a_project(first), NEW), (a_project(first + 1), NEW)]
-    new.usage += [Usage("default", 5, NOW), Usage(f"lab-{first:04d}", 5, NOW)]
+    new.usage += [ProjectUsage("default", 5, NOW), ProjectUsage(f"lab-{first:04d}", 5, NOW)]
     store.commit(epoch, new)
     saved = store.load()
     claim, partition, run = saved.claims[-2], saved.partitions[-2], saved.runs[-1]
@@ -90,7 +90,7 @@ def _live_a_while(store, first):
             runs=[(replace(run, state=RunState.FAILED, version=2, exit_code=1, ended_at=NOW), Save(1))],
             projects=[(a_project(first + 1, version=2, weight=2), Save(1))],
             projects_removed=[(f"lab-{first:04d}", 1)],
-            usage=[Usage("default", 6, NOW)],
+            usage=[ProjectUsage("default", 6, NOW)],
             events=[an_event("claim.released", claim=claim.id)],
         ),
     )
@@ -107,7 +107,7 @@ def _live_a_while(store, first):
     store.access_key(key.id)
     store.access_keys()
     store.rotate_access_key(replace(key, digest=f"new{first}", rotated_at=NOW), key.digest, an_event("key.rotated"))
-    store.revoke_access_key(key.id, an_event("key.revoked", at=Instant(NOW + 5)))
+    store.revoke_access_key(key.id, an_event("key.revoked", at=Timestamp(NOW + 5)))
     store.ping()
 
 

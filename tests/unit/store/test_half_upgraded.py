@@ -14,10 +14,10 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy import inspect
 
-from moorings.core.claims import ClaimState, Spot
+from moorings.core.claims import ClaimState, PoolBlock
 from moorings.core.errors import MooringsError
-from moorings.core.instants import Instant
-from moorings.core.projects import Project, Usage
+from moorings.core.instants import Timestamp
+from moorings.core.projects import Project, ProjectUsage
 from moorings.core.topology import Block
 from moorings.ports.store import Epoch, Leader
 from moorings.store.postgresql import open_postgresql
@@ -129,8 +129,8 @@ def test_an_old_leader_after_a_new_one_does_not_inherit_its_address(make, kind):
         assert store.leader() == Leader("new", "https://new:8090", Epoch(0), None)
         replay(made.database.engine, recorded("0001", kind)[:1])  # `lead` of release 0001
         assert store.leader() == Leader("host-1", "", Epoch(1), NOW)
-        epoch = store.lead("new", Instant(NOW + 1), url="https://new:8090")
-        assert store.leader() == Leader("new", "https://new:8090", epoch, Instant(NOW + 1))
+        epoch = store.lead("new", Timestamp(NOW + 1), url="https://new:8090")
+        assert store.leader() == Leader("new", "https://new:8090", epoch, Timestamp(NOW + 1))
 
 
 def test_an_old_controller_leaves_projects_and_what_it_does_not_know_of_a_claim(make, kind):
@@ -144,11 +144,11 @@ def test_an_old_controller_leaves_projects_and_what_it_does_not_know_of_a_claim(
     with closing(made.open()) as store:
         claim = store.claim("claim-0001")
         assert (claim.state, claim.version) == (ClaimState.RELEASED, 2)  # it was saved since
-        assert (claim.cell, claim.kept) == (Block.of(range(16)), Spot(POOL, Block.of(range(8, 12))))
+        assert (claim.cell, claim.kept) == (Block.of(range(16)), PoolBlock(POOL, Block.of(range(8, 12))))
         assert store.claim("claim-0011").cell is None
         saved = store.load()
         assert saved.projects == (Project(name="lab", version=3),)
-        assert saved.usage == (Usage("lab", 5, Instant(6)),)
+        assert saved.usage == (ProjectUsage("lab", 5, Timestamp(6)),)
 
 
 # ------------------------------------------------------------------------------------------------ new code, old tables

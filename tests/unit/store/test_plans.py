@@ -7,7 +7,7 @@ from sqlalchemy import event
 
 from moorings.core.claims import ClaimState
 from moorings.core.devices import Device, DeviceState
-from moorings.core.projects import Usage
+from moorings.core.projects import ProjectUsage
 from moorings.ports.store import Changes, Page, Save, Seq
 from moorings.testing.records import NEW, NOW, POOL, a_project, granted
 from moorings.workloads.runs import RunState
@@ -105,7 +105,7 @@ def test_a_save_finds_its_records_by_their_ids(store):
         devices=[Device(POOL, number, DeviceState.DRAINED, "", NOW) for number in range(3)],
         projects=[(a_project(1, version=2), Save(1))],
         projects_removed=[("lab-0002", 1)],
-        usage=[Usage(f"lab-{number}", 5, NOW) for number in range(3)],
+        usage=[ProjectUsage(f"lab-{number}", 5, NOW) for number in range(3)],
     )
     plan = plans_of(store, lambda store: store.commit(epoch, changes))
     plan += plans_of(store, lambda store: store.commit(epoch, Changes(removed=[(p.id, 2) for p in saved.partitions])))

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moorings.core.access import Role
-from moorings.core.claims import CheckpointContract, Claim, ClaimId, ClaimSpec, ClaimState, QueueMode, Spot
+from moorings.core.claims import CheckpointContract, Claim, ClaimId, ClaimSpec, ClaimState, PoolBlock, QueueMode
 from moorings.core.devices import Device, DeviceState
-from moorings.core.events import EVENTS, Event, canonical
-from moorings.core.instants import Instant
+from moorings.core.events import EVENTS, Event, canonical_json
+from moorings.core.instants import Timestamp
 from moorings.core.partitions import Partition, PartitionState
-from moorings.core.projects import Project, Share, Usage
+from moorings.core.projects import Project, ProjectShare, ProjectUsage
 from moorings.core.reasons import Reason
 from moorings.core.topology import Block
 from moorings.ports.store import AccessKey, Changes, KeyUse, Save, Seq
@@ -91,7 +91,7 @@ claims = st.builds(
     cell=maybe(blocks),
     checkpoint_at=maybe(instants),
     asked_until=maybe(instants),
-    kept=maybe(st.builds(Spot, words, blocks)),
+    kept=maybe(st.builds(PoolBlock, words, blocks)),
 )
 partitions = st.builds(
     Partition,
@@ -156,7 +156,7 @@ runs = st.builds(
     within=st.booleans(),
     labels=st.dictionaries(words, told, max_size=3),
 )
-shares = st.builds(Share, words, st.lists(st.tuples(counts, counts), max_size=3).map(tuple))
+shares = st.builds(ProjectShare, words, st.lists(st.tuples(counts, counts), max_size=3).map(tuple))
 projects = st.builds(
     Project,
     name=words,
@@ -171,7 +171,7 @@ projects = st.builds(
     aliases=st.lists(told, max_size=3).map(tuple),
     version=counts,
 )
-usages = st.builds(Usage, words, st.integers(0, 2**63 - 1), instants)
+usages = st.builds(ProjectUsage, words, st.integers(0, 2**63 - 1), instants)
 events = st.builds(
     Event,
     name=st.sampled_from(sorted(EVENTS)),
@@ -181,7 +181,7 @@ events = st.builds(
     run=maybe(words),
     pool=maybe(words),
     device=maybe(words),
-    data=st.dictionaries(words, words | st.integers() | st.none(), max_size=4).map(canonical),
+    data=st.dictionaries(words, words | st.integers() | st.none(), max_size=4).map(canonical_json),
 )
 key_uses = st.builds(KeyUse, words, words, words, maybe(words), maybe(words))
 access_keys = st.builds(
@@ -272,7 +272,7 @@ def test_a_number_keeps_its_kind(spec):
 
 def a_claim_with(spec):
     return Claim(
-        id=ClaimId("c"), name="n", owner="o", subject="s", spec=spec, state=ClaimState.PENDING, arrival=Instant(0)
+        id=ClaimId("c"), name="n", owner="o", subject="s", spec=spec, state=ClaimState.PENDING, arrival=Timestamp(0)
     )
 
 
@@ -283,7 +283,7 @@ def test_equal_records_have_equal_rows():
 
 
 def test_half_a_surrogate_pair_in_an_event_stays_the_same_json():
-    event = Event(name="run.created", at=Instant(0), data=canonical({"command": "\udce9 é"}))
+    event = Event(name="run.created", at=Timestamp(0), data=canonical_json({"command": "\udce9 é"}))
     data = read(rows.event_of, rows.event_row(1, event)).event.data
     assert data.encode()
     assert json.loads(data) == {"command": "\udce9 é"}
@@ -325,7 +325,7 @@ def test_readers_take_the_columns_in_their_order(reader, table):
 )
 def test_the_database_changes_nothing(tmp_path_factory, claim, made, run, job, device, project, used, event, use, key):
     store = open_sqlite(tmp_path_factory.mktemp("rows") / "moorings.db")
-    epoch = store.lead("test", Instant(0))
+    epoch = store.lead("test", Timestamp(0))
     new = Save(None)
     made = Partition(**{name: getattr(made, name) for name in made.__slots__} | {"claim": claim.id})
     run = Run(**{name: getattr(run, name) for name in run.__slots__} | {"claim": claim.id})

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moorings.core.errors import MooringsError
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.wire import forecasts, shapes
 from moorings.wire.codec import camel, decode, encode, parse_time, time_text
 from moorings.wire.shapes import AcceleratorsShape, ClaimRequest, EventBody, JobShape, RunBody, RunRequest
@@ -220,16 +220,16 @@ def test_a_trailing_underscore_is_not_seen_on_the_wire():
 
 @given(st.integers(-62_135_596_800_000_000, YEAR_10000 - 1))
 def test_a_time_comes_back_to_the_microsecond(at):
-    assert parse_time(time_text(Instant(at))) == at
+    assert parse_time(time_text(Timestamp(at))) == at
 
 
 @given(st.integers(0, YEAR_10000 - 1), st.integers(0, YEAR_10000 - 1))
 def test_times_sort_as_text_as_they_sort_as_times(one, other):
-    assert (time_text(Instant(one)) < time_text(Instant(other))) is (one < other)
+    assert (time_text(Timestamp(one)) < time_text(Timestamp(other))) is (one < other)
 
 
 def test_a_time_is_utc_with_all_its_digits():
-    assert time_text(Instant(1_700_000_000_000_000)) == "2023-11-14T22:13:20.000000Z"
+    assert time_text(Timestamp(1_700_000_000_000_000)) == "2023-11-14T22:13:20.000000Z"
 
 
 @pytest.mark.parametrize(

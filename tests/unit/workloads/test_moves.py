@@ -10,18 +10,18 @@ import pytest
 from moorings.core import claims, devices, partitions
 from moorings.core.claims import CheckpointContract, Claim, ClaimState, PartitionId
 from moorings.core.devices import Device, DeviceState
-from moorings.core.hardware import Seen, Verdict
+from moorings.core.hardware import ObservedState, ResultCode
 from moorings.core.inputs import (
-    CheckpointSeen,
+    CheckpointSaved,
+    DefragmentPool,
     DrainDevice,
-    MakeRoom,
     ReleaseClaim,
     ResetPartition,
     ResumeDevice,
     RetryRemoval,
     YieldClaim,
 )
-from moorings.core.instants import SECOND, Instant
+from moorings.core.instants import SECOND, Timestamp
 from moorings.testing.records import NOW, a_claim, a_run
 from moorings.workloads import runs
 from moorings.workloads.runs import Ending, EndRecord, Phase, RunSighting, RunState
@@ -65,18 +65,20 @@ def test_each_move_is_made_by_a_turn(entered: Entered) -> None:
     assert sorted(known - entered) == []
 
 
-def _says(world: World, claim: Claim, seen: Seen, verdict: Verdict = Verdict.OK, order: str = "list") -> None:
+def _says(
+    world: World, claim: Claim, seen: ObservedState, verdict: ResultCode = ResultCode.OK, order: str = "list"
+) -> None:
     world.says(world.partition(claim), seen, verdict, order)
 
 
 def _granted() -> None:
     world = World(POD)
     world.step(ReleaseClaim(world.create(1).id, "changed my mind"))
-    _says(world, world.create(1), Seen.UNKNOWN, Verdict.REJECTED, "create")
-    _says(world, world.create(1), Seen.ERROR)
+    _says(world, world.create(1), ObservedState.UNKNOWN, ResultCode.REJECTED, "create")
+    _says(world, world.create(1), ObservedState.ERROR)
     claim = world.create(1)
     partition = world.partition(claim)
-    world.says(partition, Seen.UNKNOWN, Verdict.BROKEN, "create")
+    world.says(partition, ObservedState.UNKNOWN, ResultCode.BROKEN, "create")
     world.ready(8)
     world.step(ReleaseClaim(world.create(8).id, "it waited"))
 
@@ -85,7 +87,7 @@ def _ready() -> None:
     world = World(POD)
     world.end(world.ready(4))
     claim = world.ready(4)
-    _says(world, claim, Seen.ABSENT)
+    _says(world, claim, ObservedState.ABSENT)
     world.end(claim)
 
 
@@ -98,7 +100,7 @@ def _asked_to_yield() -> None:
         ]
         for one in (jobs[0], jobs[2]):
             world.end(one)
-        world.step(*(CheckpointSeen(one.id, world.now) for one in (jobs[1], jobs[3])), MakeRoom(size=8))
+        world.step(*(CheckpointSaved(one.id, world.now) for one in (jobs[1], jobs[3])), DefragmentPool(size=8))
         [asked] = [one for one in world.fleet.claims.values() if one.state is ClaimState.RECLAIMING]
         goes(world, asked)
 
@@ -108,7 +110,7 @@ KEEPS = CheckpointContract(resumable=True)
 
 def _yields(world: World, claim: Claim) -> None:
     world.step(YieldClaim(claim.id, "stopped"))
-    _says(world, claim, Seen.ABSENT, order="remove")
+    _says(world, claim, ObservedState.ABSENT, order="remove")
 
 
 def _yields_and_ends(world: World, claim: Claim) -> None:
@@ -121,11 +123,11 @@ def _ends(world: World, claim: Claim) -> None:
 
 
 def _is_lost(world: World, claim: Claim) -> None:
-    _says(world, claim, Seen.ABSENT)
+    _says(world, claim, ObservedState.ABSENT)
 
 
 def _resetting() -> None:
-    for then in (Seen.ACTIVE, Seen.ERROR, None):
+    for then in (ObservedState.ACTIVE, ObservedState.ERROR, None):
         world = World(POD)
         claim = world.ready(4)
         world.step(ResetPartition(world.partition(claim).id))
@@ -140,9 +142,9 @@ def _not_removed() -> None:
     claim = world.ready(4)
     ident = world.partition(claim).id
     world.step(ReleaseClaim(claim.id, "done"))
-    world.says(world.fleet.partitions[ident], Seen.UNKNOWN, Verdict.BROKEN, "remove")
+    world.says(world.fleet.partitions[ident], ObservedState.UNKNOWN, ResultCode.BROKEN, "remove")
     world.step(RetryRemoval(PartitionId(ident)))
-    world.says(world.fleet.partitions[ident], Seen.ABSENT, order="remove")
+    world.says(world.fleet.partitions[ident], ObservedState.ABSENT, order="remove")
 
 
 def _out_of_service() -> None:
@@ -157,20 +159,20 @@ def _out_of_service() -> None:
             world.fleet = world._reloaded()
             if removed:
                 world.step(ReleaseClaim(claim.id, "done"))
-                world.says(world.fleet.partitions[ident], Seen.UNKNOWN, Verdict.BROKEN, "remove")
+                world.says(world.fleet.partitions[ident], ObservedState.UNKNOWN, ResultCode.BROKEN, "remove")
             else:
-                _says(world, claim, Seen.ERROR)
+                _says(world, claim, ObservedState.ERROR)
     world = World(POD)
     world.step(DrainDevice(POD.name, 0, "look"), DrainDevice(POD.name, 0, "again"), ResumeDevice(POD.name, 0))
-    _says(world, world.ready(1), Seen.ERROR)
+    _says(world, world.ready(1), ObservedState.ERROR)
     world.step(DrainDevice(POD.name, 0, "board swap"))
     world = World(POD)
-    _says(world, world.ready(1), Seen.ERROR)
+    _says(world, world.ready(1), ObservedState.ERROR)
     world.step(ResumeDevice(POD.name, 0), DrainDevice(POD.name, 0, "board swap"))
 
 
 def _runs() -> None:
-    later = Instant(NOW + SECOND)
+    later = Timestamp(NOW + SECOND)
     run = a_run()
     ends = [EndRecord(ending, code) for ending in Ending for code in (0, 1)]
     endings = [RunSighting(run.id, Phase.ENDED, end=end) for end in ends]

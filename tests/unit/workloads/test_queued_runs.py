@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from moorings.core.instants import SECOND, Instant
+from moorings.core.instants import SECOND, Timestamp
 from moorings.testing.records import NOW, a_run
 from moorings.workloads.jobs import JobSpec
 from moorings.workloads.runs import Ending, EndRecord, Phase, Run, RunId, RunSighting, RunState
 from moorings.workloads.turn import CancelRun, CreateRun, Runs, RunTurn, StartRefused
 
-LATER = Instant(NOW + SECOND)
+LATER = Timestamp(NOW + SECOND)
 RUN = a_run().id
 CREATE = CreateRun(
     id=RUN, claim=None, job=JobSpec(name="digits", command=("true",), workdir="/"), engine="slurm", subject="ann"

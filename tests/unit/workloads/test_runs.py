@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from moorings.core.errors import IllegalMoveError
-from moorings.core.instants import SECOND, Instant
+from moorings.core.errors import IllegalTransitionError
+from moorings.core.instants import SECOND, Timestamp
 from moorings.testing.records import NOW, a_run
 from moorings.workloads.runs import ENDED, Ending, EndRecord, RunEvent, RunState, ended_by, started, step, yielded
 from tests.cases import cases
 
-LATER = Instant(NOW + SECOND)
-MUCH_LATER = Instant(NOW + 60 * SECOND)
+LATER = Timestamp(NOW + SECOND)
+MUCH_LATER = Timestamp(NOW + 60 * SECOND)
 
 
 @cases(
@@ -41,12 +41,12 @@ def test_every_ending_is_known():
 
 @pytest.mark.parametrize("state", sorted(ENDED))
 def test_a_run_ends_once(state):
-    with pytest.raises(IllegalMoveError):
+    with pytest.raises(IllegalTransitionError):
         ended_by(a_run(state=state), EndRecord(Ending.EXITED, 0), LATER)
 
 
 def test_a_run_that_waits_cannot_have_succeeded():
-    with pytest.raises(IllegalMoveError):
+    with pytest.raises(IllegalTransitionError):
         ended_by(a_run(), EndRecord(Ending.EXITED, 0), LATER)
 
 

@@ -14,7 +14,7 @@ from moorings.core.backlog import Amount
 from moorings.core.claims import Claim, ClaimId, ClaimState
 from moorings.core.errors import MooringsError
 from moorings.core.inputs import CreateClaim, ReleaseClaim, YieldClaim
-from moorings.core.instants import SECOND, Instant
+from moorings.core.instants import SECOND, Timestamp
 from moorings.core.policy import Policy
 from moorings.core.reasons import Reason
 from moorings.testing.records import NOW, a_claim, a_run
@@ -24,7 +24,7 @@ from moorings.workloads.runs import Ending, EndRecord, Phase, Run, RunId, RunSig
 from moorings.workloads.turn import CancelRun, CreateRun, LabelRun, Runs, RunTurn, StartRefused
 from tests.cases import cases
 
-LATER = Instant(NOW + SECOND)
+LATER = Timestamp(NOW + SECOND)
 JOB = JobSpec(name="digits", command=("python3", "train.py"), workdir="/", tasks=2, accelerators=Accelerators(size=4))
 CREATE = CreateRun(id=RunId("run-new"), claim=ClaimId("claim-new"), job=JOB, engine="local", subject="ann")
 RUN = a_run().id

@@ -10,7 +10,7 @@ from moorings.api.operations import NOTHING, Operation, many, one
 from moorings.api.parameters import PAGING
 from moorings.api.render import project_body, quota_body
 from moorings.core.projects import Project
-from moorings.core.quotas import Quota
+from moorings.core.quotas import ProjectQuota
 from moorings.wire.shapes import ProjectBody, ProjectRequest, QuotaBody
 
 
@@ -52,7 +52,7 @@ async def list_quotas(call: Call) -> Response:
     return await call.answer_list(map(quota_body, shown), after)
 
 
-def _place(quota: Quota) -> str:
+def _place(quota: ProjectQuota) -> str:
     return f"{quota.project} {quota.pool}"
 
 

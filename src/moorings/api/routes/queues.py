@@ -9,7 +9,7 @@ from moorings.api.demands import announced_jobs
 from moorings.api.operations import Operation, many, one
 from moorings.api.parameters import INSTANCE, PAGING, VERSION, WAIT
 from moorings.api.render import queue_body
-from moorings.core.announced import Announced
+from moorings.core.announced import QueueReport
 from moorings.wire.shapes import QueueBody, QueueRequest
 
 QUEUES_MAX = 8  # at a time: each of their jobs is explained
@@ -36,7 +36,7 @@ async def list_queues(call: Call) -> Response:
     return await call.answer_list((queue_body(queues.view(told)) for told in shown), after)
 
 
-def _name(told: Announced) -> str:
+def _name(told: QueueReport) -> str:
     return told.queue
 
 

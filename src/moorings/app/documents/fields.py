@@ -7,7 +7,7 @@ does not know it. The numbers come from the constants that decide.
 from __future__ import annotations
 
 from moorings.core.access import DAY_S, GRACE_S, GRACE_S_MAX, LIFETIME_DAYS_MAX, LIFETIME_S_MIN, Role
-from moorings.core.announced import INSTANCE_CHARS, JOBS_MAX
+from moorings.core.announced import INSTANCE_ID_CHARS, QUEUE_JOBS_MAX
 from moorings.core.claims import (
     LEASE_S_MAX,
     LEASE_S_MIN,
@@ -137,10 +137,10 @@ FIELDS: dict[tuple[str, str], tuple[str, str]] = {
     ("CheckpointShape", "graceS"): (f"0 to {TIME_LIMIT_S_MAX:,} s", "Time between TERM and KILL."),
     ("QueueRequest", "queue"): ("`slurm/CLUSTER`", "Whose queue; owners of its claims begin with it."),
     ("QueueRequest", "accelerator"): (_KIND, "Kind of accelerator that its jobs take."),
-    ("QueueRequest", "jobs"): (f"at most {JOBS_MAX}", "The first that wait, in that queue's own order."),
+    ("QueueRequest", "jobs"): (f"at most {QUEUE_JOBS_MAX}", "The first that wait, in that queue's own order."),
     ("QueueRequest", "forS"): ("5 to 600 s", "How long it is believed, if it is not told again."),
     ("QueueRequest", "instance"): (
-        f"{INSTANCE_CHARS} hex digits",
+        f"{INSTANCE_ID_CHARS} hex digits",
         "Which of the schedulers of that name tells it; if it is left out, any other takes its place.",
     ),
     ("QueuedJobShape", "owner"): ("`QUEUE/...`, each once", "Of the claim that will be made when it starts."),

@@ -9,7 +9,7 @@ from types import ModuleType
 
 from moorings.app.documents.markdown import MADE, code, table
 from moorings.core import claims, devices, partitions
-from moorings.core.machines import ends
+from moorings.core.machines import terminal_states
 from moorings.workloads import runs
 
 _Moves = Mapping[StrEnum, Mapping[StrEnum, StrEnum]]
@@ -36,7 +36,7 @@ def states_page() -> str:
 def _diagram(states: type[StrEnum], moves: _Moves) -> str:
     lines = ["stateDiagram-v2"]
     lines += [f"    {state} --> {to}: {event}" for state, row in moves.items() for event, to in row.items()]
-    lines += [f"    {state} --> [*]" for state in states if state in ends(moves)]
+    lines += [f"    {state} --> [*]" for state in states if state in terminal_states(moves)]
     return "\n".join(lines) + "\n"
 
 

@@ -13,9 +13,9 @@ from moorings.cli.session import Session
 from moorings.cli.showing import look_of, output_option, showing
 from moorings.cli.text import plain
 from moorings.client.requests import ClaimFilter, EventFilter
-from moorings.core.claims import job_called
+from moorings.core.claims import external_job_name
 from moorings.core.errors import MooringsError
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.wire.codec import encode
 from moorings.wire.shapes import API_VERSION, ExplanationBody, PoolBody, ReasonBody, RunBody
 
@@ -69,7 +69,7 @@ def _show_queued(session: Session, pool: PoolBody) -> None:
         for job in queue.jobs if queue.accelerator == pool.accelerator else ():
             if job.pool in (None, pool.name):
                 why = job.reason.sentence if job.reason is not None else "nothing is known yet"
-                lines.append(plain(f"  {job_called(job.owner) or job.owner}, {job.size} devices: {why}"))
+                lines.append(plain(f"  {external_job_name(job.owner) or job.owner}, {job.size} devices: {why}"))
     if lines:
         session.console.data("\nIn other schedulers' queues:\n" + "\n".join(lines))
 
@@ -101,7 +101,7 @@ for _noun in ("pool", "device", "partition", "claim", "run", "project"):
     describe.add_command(_describe_command(_noun), _noun)
 
 
-def explanation_text(told: ExplanationBody, now: Instant, noun: str = "claim") -> str:
+def explanation_text(told: ExplanationBody, now: Timestamp, noun: str = "claim") -> str:
     """An explanation as lines for a person."""
     place = f" (position {told.position})" if told.position is not None else ""
     sentence = f"{noun} {told.claim} is {told.state}{place}: {told.summary}".lstrip()
@@ -193,7 +193,7 @@ def _told_of_job(session: Session, cluster: str, job: int) -> ExplanationBody | 
     for queue in session.client.queues():
         for place, one in enumerate(queue.jobs, start=1):
             if is_it(one.owner) and one.reason is not None:
-                name = job_called(one.owner)
+                name = external_job_name(one.owner)
                 told = one.reason.message
                 return ExplanationBody(claim=name, state="PENDING", summary=told, position=place, reasons=(one.reason,))
     prefix = f"slurm/{cluster}/{job}/" if cluster else "slurm/"

@@ -11,7 +11,7 @@ from moorings.cli.grammar import MoorCommand, examples
 from moorings.cli.output import Look, render_data, render_table
 from moorings.cli.session import Session
 from moorings.cli.showing import output_option, showing
-from moorings.core.instants import Instant, seconds_between
+from moorings.core.instants import Timestamp, seconds_between
 from moorings.core.policy import parse_policy
 from moorings.core.quantities import age_text
 from moorings.wire.codec import encode, parse_time
@@ -90,7 +90,7 @@ def what_if_text(found: WhatIfBody, look: Look) -> str:
     return "\n\n".join(parts)
 
 
-def _start(text: str | None, at: Instant) -> str:
+def _start(text: str | None, at: Timestamp) -> str:
     if text is None:
         return _UNKNOWN
     wait_s = seconds_between(at, parse_time(text))

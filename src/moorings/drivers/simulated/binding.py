@@ -14,7 +14,7 @@ from pathlib import Path
 
 from moorings.core.bindings import Binding, GcdBinding
 from moorings.core.devices import device_id
-from moorings.core.hardware import PartitionOrder
+from moorings.core.hardware import PartitionSpec
 from moorings.core.partitions import gcd_blocks
 from moorings.core.topology import Block, Catalogue, Pool, PowerOfTwo
 from moorings.drivers.simulated.faults import AGENT_DEVICES
@@ -79,7 +79,7 @@ class Wiring:
 
 
 def build_binding(
-    order: PartitionOrder, pool: Pool, settings: SimulatedSettings, wiring: Wiring, device_file: Callable[[int], Path]
+    order: PartitionSpec, pool: Pool, settings: SimulatedSettings, wiring: Wiring, device_file: Callable[[int], Path]
 ) -> Binding:
     """The binding of the partition that ``order`` made.
 
@@ -102,7 +102,7 @@ def build_binding(
     return Binding(order.name, api, tuple(gcds))
 
 
-def _vipu_api(order: PartitionOrder, settings: SimulatedSettings) -> dict[str, str]:
+def _vipu_api(order: PartitionSpec, settings: SimulatedSettings) -> dict[str, str]:
     return {
         "IPUOF_VIPU_API_HOST": settings.api_host,
         "IPUOF_VIPU_API_PORT": str(settings.api_port),
@@ -120,7 +120,7 @@ def _gpu_gcd(pool: Pool, gcd: int, members: tuple[int, ...]) -> GcdBinding:
 
 
 def _ipu_gcd(
-    order: PartitionOrder,
+    order: PartitionSpec,
     pool: Pool,
     wiring: Wiring,
     device_file: Callable[[int], Path],

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from moorings.core.bindings import Binding
 from moorings.core.errors import MooringsError
-from moorings.core.hardware import Answer, Capability, PartitionOrder, Seen, Sighting, Verdict
-from moorings.core.instants import Instant
+from moorings.core.hardware import Capability, DriverResult, ListedPartition, ObservedState, PartitionSpec, ResultCode
+from moorings.core.instants import Timestamp
 from moorings.core.topology import Block, Pool
 from moorings.drivers.simulated.binding import Wiring, build_binding
 from moorings.drivers.simulated.faults import Call, FaultKind, Faults
@@ -68,7 +68,7 @@ class SimulatedDriver:
         self._vendor = Vendor(pool, settings, self._machine, self.faults)
         self._looked_at = -LOOK_EVERY
         self._ahead = 0  # microseconds by which the hardware's time is ahead of the clock, since that was set back
-        self._latest = self._machine.latest if self._machine.latest - clock.now() > FAR else Instant(0)
+        self._latest = self._machine.latest if self._machine.latest - clock.now() > FAR else Timestamp(0)
 
     @property
     def capability(self) -> Capability:
@@ -84,19 +84,19 @@ class SimulatedDriver:
         """The hardware itself, for who judges what was done to it; what the driver says of it may be troubled."""
         return self._machine
 
-    def adopt(self, held: Sequence[PartitionOrder]) -> None:
+    def adopt(self, held: Sequence[PartitionSpec]) -> None:
         """Nothing to do: this hardware keeps our mark beside each partition."""
 
-    async def create(self, order: PartitionOrder) -> Answer:
+    async def create(self, order: PartitionSpec) -> DriverResult:
         return await self._obey(Call.CREATE, order.name, order.block, partial(self._vendor.create, order))
 
-    async def reset(self, name: str, mark: str) -> Answer:
+    async def reset(self, name: str, mark: str) -> DriverResult:
         return await self._obey(Call.RESET, name, None, partial(self._vendor.reset, name, mark))
 
-    async def remove(self, name: str, mark: str) -> Answer:
+    async def remove(self, name: str, mark: str) -> DriverResult:
         return await self._obey(Call.REMOVE, name, None, partial(self._vendor.remove, name, mark))
 
-    async def list_partitions(self) -> Sequence[Sighting]:
+    async def list_partitions(self) -> Sequence[ListedPartition]:
         with self._machine.turn():
             now = self._begin()
             if not self.faults:
@@ -106,7 +106,7 @@ class SimulatedDriver:
         await self._pause(hang_s)
         return sightings
 
-    async def binding(self, order: PartitionOrder) -> Binding:
+    async def binding(self, order: PartitionSpec) -> Binding:
         with self._machine.turn():
             now = self._begin()
             if self.faults.strike(FaultKind.TIMEOUT_BEFORE, Call.BINDING, order.name, order.block):
@@ -124,21 +124,23 @@ class SimulatedDriver:
 
     # ---- one order, from its arrival to its answer
 
-    async def _obey(self, call: Call, name: str, block: Block | None, do: Callable[[Instant], Answer]) -> Answer:
+    async def _obey(
+        self, call: Call, name: str, block: Block | None, do: Callable[[Timestamp], DriverResult]
+    ) -> DriverResult:
         hang_s = 0.0
         try:
             with self._machine.turn():
                 now = self._begin()
                 answer, hang_s = self._troubled(call, name, block, do, now) if self.faults else (do(now), 0.0)
         except MooringsError as error:
-            answer = Answer(Verdict.UNAVAILABLE, detail=error.detail)
+            answer = DriverResult(ResultCode.UNAVAILABLE, detail=error.detail)
         await self._pause(hang_s)
         complaint = self._faults_file.complaint
         return replace(answer, detail=f"{answer.detail}; {complaint}".strip("; ")) if complaint else answer
 
     def _troubled(
-        self, call: Call, name: str, block: Block | None, do: Callable[[Instant], Answer], now: Instant
-    ) -> tuple[Answer, float]:
+        self, call: Call, name: str, block: Block | None, do: Callable[[Timestamp], DriverResult], now: Timestamp
+    ) -> tuple[DriverResult, float]:
         """The answer that arrives, and after how many seconds."""
         held = self._machine.find(name, now)
         block = block if held is None else held.block
@@ -146,31 +148,33 @@ class SimulatedDriver:
         return answer, self._hang_s(call, name, block)
 
     def _prevented(
-        self, call: Call, name: str, block: Block | None, held: SimulatedPartition | None, now: Instant
-    ) -> Answer | None:
+        self, call: Call, name: str, block: Block | None, held: SimulatedPartition | None, now: Timestamp
+    ) -> DriverResult | None:
         """The answer of the fault that keeps this order from being done, or None."""
         shown = None if held is None else self._vendor.shown(held, now)
-        seen = Seen.ABSENT if shown is None else seen_of(shown)
+        seen = ObservedState.ABSENT if shown is None else seen_of(shown)
         down = self.faults.agent_down(block) if block is not None and shown != VendorState.REMOVING else None
         if down is not None:
-            return Answer(down.answer, seen, f"the agent of an IPU-Machine with devices of {block} is unreachable")
+            return DriverResult(
+                down.answer, seen, f"the agent of an IPU-Machine with devices of {block} is unreachable"
+            )
         if self.faults.strike(FaultKind.TIMEOUT_BEFORE, call, name, block):
-            return Answer(Verdict.UNAVAILABLE, detail=_LOST)
+            return DriverResult(ResultCode.UNAVAILABLE, detail=_LOST)
         if self.faults.strike(FaultKind.REJECT, call, name, block):
-            return Answer(Verdict.REJECTED, seen, f"{call} of {name} refused (error 9)")
+            return DriverResult(ResultCode.REJECTED, seen, f"{call} of {name} refused (error 9)")
         if held is not None and call in _FAILS and self.faults.strike(_FAILS[call], call, name, block):
             self._machine.put(replace(held, breaks_at=now, gone_at=None), f"{call} failed")
-            return Answer(Verdict.BROKEN, Seen.ERROR, f"{call} of {name} failed: link training error")
+            return DriverResult(ResultCode.BROKEN, ObservedState.ERROR, f"{call} of {name} failed: link training error")
         return None
 
-    def _spoilt(self, call: Call, name: str, block: Block | None, answer: Answer) -> Answer:
+    def _spoilt(self, call: Call, name: str, block: Block | None, answer: DriverResult) -> DriverResult:
         """The answer as it arrives, of an order that was done."""
-        if answer.verdict is not Verdict.OK:
+        if answer.verdict is not ResultCode.OK:
             return answer
         if self.faults.strike(FaultKind.TIMEOUT_AFTER_SUCCESS, call, name, block):
-            return Answer(Verdict.UNAVAILABLE, detail=_LOST)
+            return DriverResult(ResultCode.UNAVAILABLE, detail=_LOST)
         if self.faults.strike(FaultKind.ERROR_ON_RESULT, call, name, block):
-            return Answer(Verdict.UNAVAILABLE, detail="502 Bad Gateway: upstream closed the connection")
+            return DriverResult(ResultCode.UNAVAILABLE, detail="502 Bad Gateway: upstream closed the connection")
         return answer
 
     def _hang_s(self, call: Call, name: str, block: Block | None) -> float:
@@ -181,13 +185,13 @@ class SimulatedDriver:
         if seconds:
             await self._clock.sleep(seconds)
 
-    def _sighting(self, partition: SimulatedPartition, now: Instant) -> Sighting:
+    def _sighting(self, partition: SimulatedPartition, now: Timestamp) -> ListedPartition:
         shown = self._vendor.shown(partition, now)
         several = self._settings.clusters > 1
         raw = f"{shown} {self._wiring.cluster(partition.block.start)}" if several else str(shown)
-        return Sighting(partition.name, seen_of(shown), partition.block, partition.mark, raw)
+        return ListedPartition(partition.name, seen_of(shown), partition.block, partition.mark, raw)
 
-    def _troubled_listing(self, now: Instant) -> list[Sighting]:
+    def _troubled_listing(self, now: Timestamp) -> list[ListedPartition]:
         if self.faults.strike(FaultKind.LISTING_FAILS):
             raise _unavailable("the listing failed: 502 Bad Gateway")
         if self.faults.strike(FaultKind.LISTING_EMPTY):
@@ -198,7 +202,7 @@ class SimulatedDriver:
             if not self.faults.strike(FaultKind.LISTING_PARTIAL, None, partition.name, partition.block)
         ]
 
-    def _demand_active(self, order: PartitionOrder, now: Instant) -> None:
+    def _demand_active(self, order: PartitionSpec, now: Timestamp) -> None:
         held = self._machine.find(order.name, now)
         ours = held is not None and (held.mark, held.block) == (order.mark, order.block)
         shown = self._vendor.shown(held, now) if held is not None and ours else "not there, or another's"
@@ -212,7 +216,7 @@ class SimulatedDriver:
 
     # ---- what happens by itself
 
-    def _begin(self) -> Instant:
+    def _begin(self) -> Timestamp:
         """The time at which a call arrives, after everything that happened until then.
 
         Raises:
@@ -228,11 +232,11 @@ class SimulatedDriver:
             raise _unavailable("connection refused: the hardware's controller is restarting")
         return now
 
-    def _time(self) -> Instant:
+    def _time(self) -> Timestamp:
         """The hardware's time: it never goes back, for no machine undoes what it did because somebody set our clock."""
         clock = self._clock.now()
         self._ahead = max(self._ahead, self._latest - clock)
-        self._latest = Instant(clock + self._ahead)
+        self._latest = Timestamp(clock + self._ahead)
         return self._latest
 
     def _look(self) -> None:

@@ -14,7 +14,7 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from hashlib import blake2b
 
-from moorings.core.hardware import Verdict
+from moorings.core.hardware import ResultCode
 from moorings.core.topology import Block
 from moorings.drivers.simulated.settings import Kept
 
@@ -92,7 +92,7 @@ class Fault:
     chars: int = 20
     raw: str = "PS_???"
     state: Kept | None = None
-    answer: Verdict = Verdict.BROKEN
+    answer: ResultCode = ResultCode.BROKEN
 
     def __post_init__(self) -> None:
         if self.times is None and self.kind in _ONCE:

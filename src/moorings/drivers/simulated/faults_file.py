@@ -22,8 +22,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from moorings.core.errors import MooringsError
-from moorings.core.hardware import Verdict
-from moorings.core.tables import Table
+from moorings.core.hardware import ResultCode
+from moorings.core.tables import TomlTable
 from moorings.core.topology import Block
 from moorings.drivers.simulated.faults import ORDERS, Call, Fault, FaultKind
 from moorings.drivers.simulated.partition import VendorState
@@ -105,13 +105,13 @@ def parse_faults(text: str, *, source: str = "faults.toml") -> tuple[Fault, ...]
     Raises:
         MooringsError: ``config.invalid``; the message names file, line and key.
     """
-    top = Table.parse(text, source=source, code="config.invalid")
+    top = TomlTable.parse(text, source=source, code="config.invalid")
     tables = top.tables("fault")
     top.finish()
     return tuple(_fault(table) for table in tables)
 
 
-def _fault(table: Table) -> Fault:
+def _fault(table: TomlTable) -> Fault:
     kind = table.text("kind")
     if kind not in set(FaultKind):
         table.complain("kind", f"fault kind {kind[:40]!r} is not known", hint=f"known: {', '.join(FaultKind)}")
@@ -123,13 +123,13 @@ def _fault(table: Table) -> Fault:
     return fault
 
 
-def _finish(table: Table, kind: FaultKind) -> None:
+def _finish(table: TomlTable, kind: FaultKind) -> None:
     for key in table.keys():
         if key != "kind" and key not in _KEYS[kind]:
             table.complain(key, f"{key!r} is not known for {kind}", hint=f"known: {', '.join(sorted(_KEYS[kind]))}")
 
 
-def _calls(table: Table, fault: Fault) -> Fault:
+def _calls(table: TomlTable, fault: Fault) -> Fault:
     possible = ORDERS | _ALSO.get(fault.kind, frozenset())
     calls = table.strings("calls")
     for call in calls:
@@ -139,11 +139,11 @@ def _calls(table: Table, fault: Fault) -> Fault:
     return replace(fault, calls=frozenset(Call(call) for call in calls))
 
 
-def _names(table: Table, fault: Fault) -> Fault:
+def _names(table: TomlTable, fault: Fault) -> Fault:
     return replace(fault, names=table.strings("names"))
 
 
-def _devices(table: Table, fault: Fault) -> Fault:
+def _devices(table: TomlTable, fault: Fault) -> Fault:
     try:
         return replace(fault, devices=Block.parse(table.text("devices")))
     except MooringsError as error:
@@ -152,59 +152,59 @@ def _devices(table: Table, fault: Fault) -> Fault:
         table.complain("devices", error.detail, error.hint)
 
 
-def _probability(table: Table, fault: Fault) -> Fault:
+def _probability(table: TomlTable, fault: Fault) -> Fault:
     probability = table.number("probability")
     if not 0 <= probability <= 1:
         table.complain("probability", f"probability = {probability} is not between 0 and 1")
     return replace(fault, probability=probability)
 
 
-def _times(table: Table, fault: Fault) -> Fault:
+def _times(table: TomlTable, fault: Fault) -> Fault:
     return replace(fault, times=_whole(table, "times", TIMES_MAX))
 
 
-def _seconds(table: Table, fault: Fault) -> Fault:
+def _seconds(table: TomlTable, fault: Fault) -> Fault:
     return replace(fault, seconds=read_time_s(table, "seconds", 0))
 
 
-def _factor(table: Table, fault: Fault) -> Fault:
+def _factor(table: TomlTable, fault: Fault) -> Fault:
     factor = table.number("factor")
     if not 0 <= factor <= FACTOR_MAX:
         table.complain("factor", f"factor = {factor} is not between 0 and {FACTOR_MAX:.0f}")
     return replace(fault, factor=factor)
 
 
-def _chars(table: Table, fault: Fault) -> Fault:
+def _chars(table: TomlTable, fault: Fault) -> Fault:
     return replace(fault, chars=_whole(table, "chars", NAME_CHARS_MAX))
 
 
-def _raw(table: Table, fault: Fault) -> Fault:
+def _raw(table: TomlTable, fault: Fault) -> Fault:
     raw = table.text("raw")
     if raw in set(VendorState):
         table.complain("raw", f"raw = {raw!r} is a state that is known", hint="write one that is not, as in PS_???")
     return replace(fault, raw=raw)
 
 
-def _state(table: Table, fault: Fault) -> Fault:
+def _state(table: TomlTable, fault: Fault) -> Fault:
     return replace(fault, state=read_kept(table, "state", "kept"))
 
 
-def _answer(table: Table, fault: Fault) -> Fault:
-    answers = {"broken": Verdict.BROKEN, "unavailable": Verdict.UNAVAILABLE}
+def _answer(table: TomlTable, fault: Fault) -> Fault:
+    answers = {"broken": ResultCode.BROKEN, "unavailable": ResultCode.UNAVAILABLE}
     answer = table.text("answer")
     if answer not in answers:
         table.complain("answer", f"answer = {answer[:40]!r} is not known", hint=f"write {' or '.join(answers)}")
     return replace(fault, answer=answers[answer])
 
 
-def _whole(table: Table, key: str, most: int) -> int:
+def _whole(table: TomlTable, key: str, most: int) -> int:
     value = table.integer(key)
     if not 0 <= value <= most:
         table.complain(key, f"{key} = {value} is not between 0 and {most}")
     return value
 
 
-_READERS: dict[str, Callable[[Table, Fault], Fault]] = {
+_READERS: dict[str, Callable[[TomlTable, Fault], Fault]] = {
     "calls": _calls,
     "names": _names,
     "devices": _devices,

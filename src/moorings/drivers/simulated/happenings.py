@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from moorings.core.instants import Instant, after
+from moorings.core.instants import Timestamp, add_seconds
 from moorings.core.topology import Block, Catalogue, Pool
 from moorings.drivers.simulated.faults import FaultKind, Faults
 from moorings.drivers.simulated.hardware import Machine
@@ -18,7 +18,7 @@ from moorings.drivers.simulated.settings import Kept
 _FATES = (FaultKind.BREAKS_WHILE_PROVISIONING, FaultKind.BREAKS_WHILE_ACTIVE, FaultKind.VANISHES)
 
 
-def befall(machine: Machine, pool: Pool, faults: Faults, restart: Kept, now: Instant) -> None:
+def befall(machine: Machine, pool: Pool, faults: Faults, restart: Kept, now: Timestamp) -> None:
     """Let the faults strike that need no order; ``restart`` is what one leaves of the state if it does not say.
 
     Raises:
@@ -35,15 +35,15 @@ def befall(machine: Machine, pool: Pool, faults: Faults, restart: Kept, now: Ins
                 machine.put(fated, "fated")
 
 
-def fate_of_new(made: SimulatedPartition, faults: Faults, now: Instant) -> SimulatedPartition:
+def fate_of_new(made: SimulatedPartition, faults: Faults, now: Timestamp) -> SimulatedPartition:
     """A partition that is being made, with the moment on the way at which it breaks, if it is to."""
     if not faults.doom(FaultKind.BREAKS_WHILE_PROVISIONING, made.name, made.block, made.serial):
         return made
     share = faults.chance("break", made.serial)
-    return replace(made, breaks_at=Instant(now + int(share * (made.ready_at - now))))
+    return replace(made, breaks_at=Timestamp(now + int(share * (made.ready_at - now))))
 
 
-def _fate(partition: SimulatedPartition, faults: Faults, now: Instant) -> SimulatedPartition:
+def _fate(partition: SimulatedPartition, faults: Faults, now: Timestamp) -> SimulatedPartition:
     """A partition with what is to become of it."""
     if partition.gone_at is not None:
         return partition
@@ -52,22 +52,22 @@ def _fate(partition: SimulatedPartition, faults: Faults, now: Instant) -> Simula
         return fate_of_new(partition, faults, now) if fresh else partition
     who = (partition.name, partition.block, partition.serial)
     if partition.breaks_at is None and (breaks := faults.doom(FaultKind.BREAKS_WHILE_ACTIVE, *who)):
-        partition = replace(partition, breaks_at=max(now, after(partition.ready_at, breaks.seconds)))
+        partition = replace(partition, breaks_at=max(now, add_seconds(partition.ready_at, breaks.seconds)))
     if partition.vanishes_at is None and (vanishes := faults.doom(FaultKind.VANISHES, *who)):
-        partition = replace(partition, vanishes_at=max(now, after(partition.ready_at, vanishes.seconds)))
+        partition = replace(partition, vanishes_at=max(now, add_seconds(partition.ready_at, vanishes.seconds)))
     return partition
 
 
-def _restart(machine: Machine, faults: Faults, usual: Kept, now: Instant) -> None:
+def _restart(machine: Machine, faults: Faults, usual: Kept, now: Timestamp) -> None:
     fault = faults.strike(FaultKind.RESTART)
     if fault is None:
         return
-    machine.go_down(after(now, fault.seconds))
+    machine.go_down(add_seconds(now, fault.seconds))
     if (fault.state or usual) == "lost":
         machine.lose_all()
 
 
-def _make_stray(machine: Machine, pool: Pool, faults: Faults, now: Instant) -> None:
+def _make_stray(machine: Machine, pool: Pool, faults: Faults, now: Timestamp) -> None:
     fault = faults.strike(FaultKind.STRAY)
     if fault is None:
         return
@@ -85,7 +85,7 @@ def _make_stray(machine: Machine, pool: Pool, faults: Faults, now: Instant) -> N
         replicas_per_gcd=1,
         mark="",
         ready_at=now,
-        vanishes_at=after(now, fault.seconds) if fault.seconds else None,
+        vanishes_at=add_seconds(now, fault.seconds) if fault.seconds else None,
     )
     machine.put(stray, "made by hand")
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from moorings.core.errors import MooringsError
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.core.topology import Block
 from moorings.drivers.simulated.journal import Journal, Record
 from moorings.drivers.simulated.partition import (
@@ -57,7 +57,7 @@ class Machine:
 
     def _clear(self) -> None:
         self.openings = 0
-        self.down_until = Instant(0)
+        self.down_until = Timestamp(0)
         self.struck: dict[str, int] = {}
         self._serial = 0
         self._partitions: dict[str, SimulatedPartition] = {}
@@ -76,12 +76,12 @@ class Machine:
             self._catch_up()
             yield
 
-    def find(self, name: str, now: Instant) -> SimulatedPartition | None:
+    def find(self, name: str, now: Timestamp) -> SimulatedPartition | None:
         """The partition of that name, if it exists at ``now``."""
         partition = self._partitions.get(name)
         return partition if partition is not None and partition.state(now) is not None else None
 
-    def holder(self, block: Block, now: Instant) -> SimulatedPartition | None:
+    def holder(self, block: Block, now: Timestamp) -> SimulatedPartition | None:
         """Some partition that has a device of ``block`` at ``now``, or None if they are all free."""
         holders = self._holders
         for index in block:
@@ -93,16 +93,16 @@ class Machine:
             self._forget(partition)
         return None
 
-    def partitions(self, now: Instant) -> list[SimulatedPartition]:
+    def partitions(self, now: Timestamp) -> list[SimulatedPartition]:
         """Every partition that exists at ``now``, in the order of their making."""
         for partition in [one for one in self._partitions.values() if one.state(now) is None]:
             self._forget(partition)
         return list(self._partitions.values())
 
     @property
-    def latest(self) -> Instant:
+    def latest(self) -> Timestamp:
         """When the last thing that is under way will be done, or the last of those that are done was; 0: nothing is."""
-        return max((one.gone_at or one.ready_at for one in self._partitions.values()), default=Instant(0))
+        return max((one.gone_at or one.ready_at for one in self._partitions.values()), default=Timestamp(0))
 
     def next_serial(self) -> int:
         """A number no partition of this machine has had; it counts once such a partition is ``put``."""
@@ -124,7 +124,7 @@ class Machine:
         self._partitions.clear()
         self._holders.clear()
 
-    def go_down(self, until: Instant) -> None:
+    def go_down(self, until: Timestamp) -> None:
         """The vendor's controller does not answer until then."""
         self._write({"is": "down", "until": until})
         self.down_until = until
@@ -240,7 +240,7 @@ class Machine:
                 self._partitions.clear()
                 self._holders.clear()
             case "down":
-                self.down_until = Instant(parse_whole(record, "until"))
+                self.down_until = Timestamp(parse_whole(record, "until"))
             case "strike":
                 fault = parse_text(record, "fault")
                 self.struck[fault] = self.struck.get(fault, 0) + 1
@@ -249,7 +249,7 @@ class Machine:
             case "machine" if record.get("version") == JOURNAL_VERSION:
                 self.openings = parse_whole(record, "openings")
                 self._serial = parse_whole(record, "serial")
-                self.down_until = Instant(parse_whole(record, "down_until"))
+                self.down_until = Timestamp(parse_whole(record, "down_until"))
                 self.struck = _strikes(record)
             case other:
                 raise TypeError(f"a record of an unknown kind or version: {other!r:.80}")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.core.topology import Block
 
 
@@ -44,13 +44,13 @@ class SimulatedPartition:
     gcds: int
     replicas_per_gcd: int
     mark: str
-    ready_at: Instant
+    ready_at: Timestamp
     was_reset: bool = False
-    breaks_at: Instant | None = None
-    vanishes_at: Instant | None = None
-    gone_at: Instant | None = None
+    breaks_at: Timestamp | None = None
+    vanishes_at: Timestamp | None = None
+    gone_at: Timestamp | None = None
 
-    def state(self, now: Instant) -> VendorState | None:
+    def state(self, now: Timestamp) -> VendorState | None:
         """Its state at ``now``; None if it is there no more."""
         if self.vanishes_at is not None and now >= self.vanishes_at:
             return None
@@ -95,7 +95,7 @@ def parse_partition(record: Mapping[str, object]) -> SimulatedPartition:
         gcds=parse_whole(record, "gcds"),
         replicas_per_gcd=parse_whole(record, "replicas"),
         mark=parse_text(record, "mark"),
-        ready_at=Instant(parse_whole(record, "ready_at")),
+        ready_at=Timestamp(parse_whole(record, "ready_at")),
         was_reset=record.get("was_reset") is True,
         breaks_at=_moment(record, "breaks_at"),
         vanishes_at=_moment(record, "vanishes_at"),
@@ -119,5 +119,5 @@ def parse_whole(record: Mapping[str, object], key: str) -> int:
     return value
 
 
-def _moment(record: Mapping[str, object], key: str) -> Instant | None:
-    return Instant(parse_whole(record, key)) if key in record else None
+def _moment(record: Mapping[str, object], key: str) -> Timestamp | None:
+    return Timestamp(parse_whole(record, key)) if key in record else None

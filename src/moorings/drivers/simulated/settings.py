@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from moorings.core.tables import Table
+from moorings.core.tables import TomlTable
 
 TIME_S_MAX = 86_400.0
 NAME_CHARS_MAX = 200
@@ -57,7 +57,7 @@ class SimulatedSettings:
     name_chars_max: int = 36
 
     @classmethod
-    def read(cls, table: Table) -> SimulatedSettings:
+    def read(cls, table: TomlTable) -> SimulatedSettings:
         """The settings a pool's table holds.
 
         Raises:
@@ -83,7 +83,7 @@ class SimulatedSettings:
         return settings
 
 
-def read_time_s(table: Table, key: str, default: float) -> float:
+def read_time_s(table: TomlTable, key: str, default: float) -> float:
     """The seconds a key of the table holds, between 0 and a day."""
     value = table.number(key, default)
     if not 0 <= value <= TIME_S_MAX:  # refuses nan and inf too, which TOML can write
@@ -91,7 +91,7 @@ def read_time_s(table: Table, key: str, default: float) -> float:
     return value
 
 
-def read_kept(table: Table, key: str, default: Kept) -> Kept:
+def read_kept(table: TomlTable, key: str, default: Kept) -> Kept:
     """What a key of the table says becomes of the state in a restart."""
     value = table.text(key, default)
     if value == "kept":
@@ -101,14 +101,14 @@ def read_kept(table: Table, key: str, default: Kept) -> Kept:
     table.complain(key, f"{key} = {value[:40]!r} is not known", hint='write "kept" or "lost"')
 
 
-def _within(table: Table, key: str, default: int, most: int) -> int:
+def _within(table: TomlTable, key: str, default: int, most: int) -> int:
     value = table.integer(key, default)
     if not 1 <= value <= most:
         table.complain(key, f"{key} = {value} is not between 1 and {most}")
     return value
 
 
-def _host(table: Table, key: str, default: str) -> str:
+def _host(table: TomlTable, key: str, default: str) -> str:
     value = table.text(key, default)
     if not _HOST.fullmatch(value):
         table.complain(key, f"{key} = {value[:80]!r} is not a host name or address")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from moorings.core.hardware import Answer, PartitionOrder, Seen, Verdict
-from moorings.core.instants import Instant, after
+from moorings.core.hardware import DriverResult, ObservedState, PartitionSpec, ResultCode
+from moorings.core.instants import Timestamp, add_seconds
 from moorings.core.topology import Block, Pool
 from moorings.drivers.simulated.faults import Call, FaultKind, Faults
 from moorings.drivers.simulated.happenings import fate_of_new
@@ -17,18 +17,18 @@ from moorings.drivers.simulated.hardware import Machine
 from moorings.drivers.simulated.partition import SimulatedPartition, VendorState
 from moorings.drivers.simulated.settings import SimulatedSettings
 
-_SEEN: dict[str, Seen] = {
-    VendorState.PROVISIONING: Seen.PROVISIONING,
-    VendorState.ACTIVE: Seen.ACTIVE,
-    VendorState.RESETTING: Seen.RESETTING,
-    VendorState.REMOVING: Seen.REMOVING,
-    VendorState.ERROR: Seen.ERROR,
+_SEEN: dict[str, ObservedState] = {
+    VendorState.PROVISIONING: ObservedState.PROVISIONING,
+    VendorState.ACTIVE: ObservedState.ACTIVE,
+    VendorState.RESETTING: ObservedState.RESETTING,
+    VendorState.REMOVING: ObservedState.REMOVING,
+    VendorState.ERROR: ObservedState.ERROR,
 }
 
 
-def seen_of(shown: str) -> Seen:
+def seen_of(shown: str) -> ObservedState:
     """Our word for a state the vendor shows; what we do not know is UNKNOWN: not ready, not gone (law 4)."""
-    return _SEEN.get(shown, Seen.UNKNOWN)
+    return _SEEN.get(shown, ObservedState.UNKNOWN)
 
 
 class Vendor:
@@ -40,17 +40,17 @@ class Vendor:
         self._machine = machine
         self._faults = faults
 
-    def create(self, order: PartitionOrder, now: Instant) -> Answer:
+    def create(self, order: PartitionSpec, now: Timestamp) -> DriverResult:
         held = self._machine.find(order.name, now)
         if held is not None:
             return self._created_before(held, order, now)
         refusal = self._refusal(order)
         if refusal:
-            return Answer(Verdict.REJECTED, Seen.ABSENT, refusal)
+            return DriverResult(ResultCode.REJECTED, ObservedState.ABSENT, refusal)
         holder = self._machine.holder(order.block, now)
         if holder is not None:
             detail = f"device in use: {order.block} overlaps partition {holder.name}"
-            return Answer(Verdict.UNAVAILABLE, Seen.ABSENT, detail)
+            return DriverResult(ResultCode.UNAVAILABLE, ObservedState.ABSENT, detail)
         settings = self._settings
         time_s = settings.provision_s + settings.provision_per_device_s * len(order.block)
         made = SimulatedPartition(
@@ -60,21 +60,23 @@ class Vendor:
             gcds=order.gcds,
             replicas_per_gcd=order.replicas_per_gcd,
             mark=order.mark,
-            ready_at=after(now, time_s * self._slowness(Call.CREATE, order.name, order.block)),
+            ready_at=add_seconds(now, time_s * self._slowness(Call.CREATE, order.name, order.block)),
         )
         if self._faults:
             made = fate_of_new(made, self._faults, now)
         self._machine.put(made, "created")
         return self._present(made, now)
 
-    def _created_before(self, held: SimulatedPartition, order: PartitionOrder, now: Instant) -> Answer:
+    def _created_before(self, held: SimulatedPartition, order: PartitionSpec, now: Timestamp) -> DriverResult:
         if held.mark != order.mark:
-            return Answer(Verdict.UNAVAILABLE, detail=f"partition {order.name} already exists and is not yours")
+            return DriverResult(
+                ResultCode.UNAVAILABLE, detail=f"partition {order.name} already exists and is not yours"
+            )
         if held.block != order.block:
-            return Answer(Verdict.REJECTED, detail=f"partition {order.name} already exists, on {held.block}")
+            return DriverResult(ResultCode.REJECTED, detail=f"partition {order.name} already exists, on {held.block}")
         return self._present(held, now)
 
-    def _refusal(self, order: PartitionOrder) -> str:
+    def _refusal(self, order: PartitionSpec) -> str:
         """Why the vendor's controller refuses to make this partition; empty if it does not."""
         size, topology = len(order.block), self._pool.topology
         too_long = self._faults.strike(FaultKind.NAME_TOO_LONG, Call.CREATE, order.name, order.block)
@@ -87,38 +89,42 @@ class Vendor:
         reason = topology.why_not(size, order.gcds)
         return reason.message if reason is not None else ""
 
-    def reset(self, name: str, mark: str, now: Instant) -> Answer:
+    def reset(self, name: str, mark: str, now: Timestamp) -> DriverResult:
         held = self._ours(name, mark, now)
         state = held.state(now) if held is not None else None
         if held is None or state is VendorState.REMOVING:
-            return Answer(Verdict.REJECTED, Seen.REMOVING if held else Seen.ABSENT, f"no partition {name}")
+            return DriverResult(
+                ResultCode.REJECTED, ObservedState.REMOVING if held else ObservedState.ABSENT, f"no partition {name}"
+            )
         if state is VendorState.PROVISIONING:
-            return Answer(Verdict.UNAVAILABLE, Seen.PROVISIONING, f"partition {name} is not ready yet")
+            return DriverResult(
+                ResultCode.UNAVAILABLE, ObservedState.PROVISIONING, f"partition {name} is not ready yet"
+            )
         if state is not VendorState.ACTIVE:
             return self._present(held, now)
         settings = self._settings
         time_s = settings.reset_s + settings.reset_per_device_s * len(held.block)
-        ready_at = after(now, time_s * self._slowness(Call.RESET, name, held.block))
+        ready_at = add_seconds(now, time_s * self._slowness(Call.RESET, name, held.block))
         held = replace(held, ready_at=ready_at, was_reset=True)
         self._machine.put(held, "reset")
         return self._present(held, now)
 
-    def remove(self, name: str, mark: str, now: Instant) -> Answer:
+    def remove(self, name: str, mark: str, now: Timestamp) -> DriverResult:
         held = self._ours(name, mark, now)
         if held is None:
-            return Answer(Verdict.OK, Seen.ABSENT)
+            return DriverResult(ResultCode.OK, ObservedState.ABSENT)
         if held.gone_at is not None:
-            return Answer(Verdict.OK, Seen.REMOVING)
+            return DriverResult(ResultCode.OK, ObservedState.REMOVING)
         settings = self._settings
         time_s = settings.remove_s + settings.remove_per_device_s * len(held.block)
-        gone_at = after(now, time_s * self._slowness(Call.REMOVE, name, held.block))
+        gone_at = add_seconds(now, time_s * self._slowness(Call.REMOVE, name, held.block))
         if gone_at <= now:
             self._machine.drop(held)
-            return Answer(Verdict.OK, Seen.ABSENT)
+            return DriverResult(ResultCode.OK, ObservedState.ABSENT)
         self._machine.put(replace(held, gone_at=gone_at), "removed")
-        return Answer(Verdict.OK, Seen.REMOVING)
+        return DriverResult(ResultCode.OK, ObservedState.REMOVING)
 
-    def _ours(self, name: str, mark: str, now: Instant) -> SimulatedPartition | None:
+    def _ours(self, name: str, mark: str, now: Timestamp) -> SimulatedPartition | None:
         """The partition of that name, if it carries the mark: a stranger's is never touched."""
         held = self._machine.find(name, now)
         return held if held is not None and held.mark == mark else None
@@ -127,16 +133,16 @@ class Vendor:
         fault = self._faults.strike(FaultKind.SLOW, call, name, block)
         return 1.0 if fault is None else fault.factor
 
-    def _present(self, held: SimulatedPartition, now: Instant) -> Answer:
+    def _present(self, held: SimulatedPartition, now: Timestamp) -> DriverResult:
         """The answer that tells how far a partition is that was made, now or before."""
         seen = seen_of(self.shown(held, now))
-        if seen is Seen.ERROR:
-            return Answer(Verdict.BROKEN, seen, f"partition {held.name} is in error")
-        if seen is Seen.REMOVING:
-            return Answer(Verdict.UNAVAILABLE, seen, f"partition {held.name} is being removed")
-        return Answer(Verdict.OK, seen)
+        if seen is ObservedState.ERROR:
+            return DriverResult(ResultCode.BROKEN, seen, f"partition {held.name} is in error")
+        if seen is ObservedState.REMOVING:
+            return DriverResult(ResultCode.UNAVAILABLE, seen, f"partition {held.name} is being removed")
+        return DriverResult(ResultCode.OK, seen)
 
-    def shown(self, partition: SimulatedPartition, now: Instant) -> str:
+    def shown(self, partition: SimulatedPartition, now: Timestamp) -> str:
         """The state it shows for a partition; empty if that is no more."""
         state = partition.state(now)
         if state is None:

@@ -22,21 +22,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from moorings.core.hardware import PartitionOrder, Seen
+from moorings.core.hardware import ObservedState, PartitionSpec
 from moorings.drivers.vipu.settings import VipuSettings
 
 NAME_CHARS_MAX = 36  # longer partition names make Poplar fail with a misleading device error (facts: vipu section 10)
 
-_STATES: dict[str, Seen] = {
-    "ACTIVE": Seen.ACTIVE,
-    "PROVISIONING": Seen.PROVISIONING,
-    "PENDING": Seen.PROVISIONING,
-    "CREATING": Seen.PROVISIONING,
-    "RESETTING": Seen.RESETTING,
-    "REMOVING": Seen.REMOVING,
-    "DELETING": Seen.REMOVING,
-    "ERROR": Seen.ERROR,
-    "FAILED": Seen.ERROR,
+_STATES: dict[str, ObservedState] = {
+    "ACTIVE": ObservedState.ACTIVE,
+    "PROVISIONING": ObservedState.PROVISIONING,
+    "PENDING": ObservedState.PROVISIONING,
+    "CREATING": ObservedState.PROVISIONING,
+    "RESETTING": ObservedState.RESETTING,
+    "REMOVING": ObservedState.REMOVING,
+    "DELETING": ObservedState.REMOVING,
+    "ERROR": ObservedState.ERROR,
+    "FAILED": ObservedState.ERROR,
 }
 
 # Words of gRPC and of sockets for "I did not hear"; the vendor's own are not public.
@@ -64,15 +64,15 @@ class VendorPartition:
     gcds: int | None = None
 
 
-def seen_of(state: str) -> Seen:
+def seen_of(state: str) -> ObservedState:
     """Our word for a vendor's state; what we do not know is UNKNOWN: not ready, not gone (law 4)."""
-    return _STATES.get(state.strip().upper().removeprefix("PS_"), Seen.UNKNOWN)
+    return _STATES.get(state.strip().upper().removeprefix("PS_"), ObservedState.UNKNOWN)
 
 
 # ---- orders
 
 
-def build_create(order: PartitionOrder, settings: VipuSettings) -> tuple[str, ...]:
+def build_create(order: PartitionSpec, settings: VipuSettings) -> tuple[str, ...]:
     """The words that make a partition."""
     size = len(order.block)
     words = ["create", "partition", order.name, "--size", str(size)]

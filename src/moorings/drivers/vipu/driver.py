@@ -29,8 +29,8 @@ from typing import TypeVar
 from moorings.core.bindings import Binding, GcdBinding
 from moorings.core.devices import device_id
 from moorings.core.errors import MooringsError
-from moorings.core.hardware import Answer, Capability, PartitionOrder, Seen, Sighting, Verdict
-from moorings.core.instants import after
+from moorings.core.hardware import Capability, DriverResult, ListedPartition, ObservedState, PartitionSpec, ResultCode
+from moorings.core.instants import add_seconds
 from moorings.core.partitions import gcd_blocks
 from moorings.core.topology import Block, Pool, PowerOfTwo
 from moorings.drivers.vipu import commands
@@ -48,9 +48,9 @@ CLUSTERS_BYTES_MAX = 16 << 20
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # never an option of the command
 _OWN_CHOICE = "the V-IPU controller makes partitions on other IPUs than ordered (see create_arguments in [pool.vipu])"
 _WHAT_FOLLOWS = {
-    Verdict.UNAVAILABLE: "another try follows",
-    Verdict.BROKEN: "it did so before, and the block counts as broken: see with 'vipu' why it does not give these IPUs",
-    Verdict.REJECTED: "the last {count} were all made elsewhere: admins, see create_arguments in [pool.vipu]",
+    ResultCode.UNAVAILABLE: "another try follows",
+    ResultCode.BROKEN: "it did so before: the block is marked broken; see with 'vipu' why it does not give these IPUs",
+    ResultCode.REJECTED: "the last {count} were all made elsewhere: admins, see create_arguments in [pool.vipu]",
 }
 
 _Value = TypeVar("_Value")
@@ -62,7 +62,7 @@ _log = logging.getLogger(__name__)
 class _Job:
     """A command that is being carried out: what it turns its partition into, and on which devices."""
 
-    seen: Seen
+    seen: ObservedState
     block: Block
     task: asyncio.Task[str]
 
@@ -98,7 +98,7 @@ class VipuDriver:
         self._misses = Misses(steered=bool(settings.create_arguments))
         self._rests_until = clock.now()
         self._creating: set[str] = set()  # names whose order has not been answered yet
-        self._held: dict[str, PartitionOrder] = {}  # by name; perhaps ordered by a controller on another machine
+        self._held: dict[str, PartitionSpec] = {}  # by name; perhaps ordered by a controller on another machine
         self._turn = asyncio.Lock()  # one order at a time decides by what is there
 
     @property
@@ -112,34 +112,34 @@ class VipuDriver:
 
     # ---- orders
 
-    def adopt(self, held: Sequence[PartitionOrder]) -> None:
+    def adopt(self, held: Sequence[PartitionSpec]) -> None:
         self._held = {order.name: order for order in held}
 
-    async def create(self, order: PartitionOrder) -> Answer:
+    async def create(self, order: PartitionSpec) -> DriverResult:
         refusal = self._refusal(order)
         if refusal:
-            return Answer(Verdict.REJECTED, Seen.ABSENT, refusal)
+            return DriverResult(ResultCode.REJECTED, ObservedState.ABSENT, refusal)
         self._creating.add(order.name)
         try:
             return await self._create(order)
         except MooringsError as error:
-            return Answer(Verdict.UNAVAILABLE, detail=error.detail)
+            return DriverResult(ResultCode.UNAVAILABLE, detail=error.detail)
         finally:
             self._creating.discard(order.name)
 
-    async def reset(self, name: str, mark: str) -> Answer:
+    async def reset(self, name: str, mark: str) -> DriverResult:
         try:
             return await self._reset(name, mark)
         except MooringsError as error:
-            return Answer(Verdict.UNAVAILABLE, detail=error.detail)
+            return DriverResult(ResultCode.UNAVAILABLE, detail=error.detail)
 
-    async def remove(self, name: str, mark: str) -> Answer:
+    async def remove(self, name: str, mark: str) -> DriverResult:
         try:
             return await self._remove(name, mark)
         except MooringsError as error:
-            return Answer(Verdict.UNAVAILABLE, detail=error.detail)
+            return DriverResult(ResultCode.UNAVAILABLE, detail=error.detail)
 
-    def _refusal(self, order: PartitionOrder) -> str:
+    def _refusal(self, order: PartitionSpec) -> str:
         size = len(order.block)
         if not _NAME.fullmatch(order.name) or len(order.name) > NAME_CHARS_MAX:
             return f"{order.name[:48]!r} cannot be the name of a partition"
@@ -150,7 +150,7 @@ class VipuDriver:
         reason = self._pool.topology.why_not(size, order.gcds)
         return reason.message if reason is not None else ""
 
-    async def _create(self, order: PartitionOrder) -> Answer:
+    async def _create(self, order: PartitionSpec) -> DriverResult:
         async with self._turn:
             seen = await self._look()
             if order.name in seen:
@@ -159,15 +159,19 @@ class VipuDriver:
             if job is None:
                 holder = self._holder(order.block, seen)
                 if holder:
-                    return Answer(Verdict.UNAVAILABLE, Seen.ABSENT, f"device in use: {order.block} overlaps {holder}")
+                    return DriverResult(
+                        ResultCode.UNAVAILABLE, ObservedState.ABSENT, f"device in use: {order.block} overlaps {holder}"
+                    )
                 if self._rests_until - (now := self._clock.now()) > 0:
                     rest_s = (self._rests_until - now) / 1e6
-                    return Answer(Verdict.UNAVAILABLE, Seen.ABSENT, f"{_OWN_CHOICE}; next try in {rest_s:.0f} s")
-                self._rests_until = after(now, self._misses.pause_s)  # where one is asked for, the others rest
+                    return DriverResult(
+                        ResultCode.UNAVAILABLE, ObservedState.ABSENT, f"{_OWN_CHOICE}; next try in {rest_s:.0f} s"
+                    )
+                self._rests_until = add_seconds(now, self._misses.pause_s)  # where one is asked for, the others rest
                 await asyncio.to_thread(self._orders.write, Record(order))
                 self._held.pop(order.name, None)  # from now on it is ours by this record, or not at all
                 words = commands.build_create(order, self._settings)
-                job = self._start(order.name, _Job(Seen.PROVISIONING, order.block, self._command(words)))
+                job = self._start(order.name, _Job(ObservedState.PROVISIONING, order.block, self._command(words)))
         try:
             await self._wait(job, lambda now: order.name in now and now[order.name].record is not None)
         except NotStartedError:
@@ -180,12 +184,12 @@ class VipuDriver:
         seen = await self._look()
         if order.name not in seen:
             done = "said that it was done" if job.task.done() else "has not answered yet"
-            return Answer(Verdict.UNAVAILABLE, detail=f"'vipu create' {done}, and {order.name} is not listed")
+            return DriverResult(ResultCode.UNAVAILABLE, detail=f"'vipu create' {done}, and {order.name} is not listed")
         if seen[order.name].record is None and job.task.done():
             seen = await self._adopt(order, seen[order.name])
         return self._created(order, seen[order.name])
 
-    async def _adopt(self, order: PartitionOrder, made: Sight) -> dict[str, Sight]:
+    async def _adopt(self, order: PartitionSpec, made: Sight) -> dict[str, Sight]:
         """What is there, when the vendor said that it did an order and made a partition of another shape.
 
         It is ours: the name was nobody's before, and a vendor that finds it taken says so.
@@ -195,21 +199,25 @@ class VipuDriver:
             await asyncio.to_thread(self._orders.write, replace(record, made=made.shape))
         return await self._look()
 
-    def _created(self, order: PartitionOrder, sight: Sight) -> Answer:
+    def _created(self, order: PartitionSpec, sight: Sight) -> DriverResult:
         """The answer for a partition that is there under the ordered name."""
         if sight.record is None or sight.record.order.mark != order.mark:
-            return Answer(Verdict.UNAVAILABLE, detail=f"partition {order.name} already exists and is not yours")
+            return DriverResult(
+                ResultCode.UNAVAILABLE, detail=f"partition {order.name} already exists and is not yours"
+            )
         if sight.record.order.block != order.block:
             detail = f"partition {order.name} already exists, on {sight.record.order.block}"
-            return Answer(Verdict.REJECTED, detail=detail)
+            return DriverResult(ResultCode.REJECTED, detail=detail)
         if not sight.misplaced:
             self._misses.hit(order.block)
             return _present(sight)
         self._misses.missed(order.name, order.block)
-        self._rests_until = max(self._rests_until, after(self._clock.now(), self._misses.pause_s))
+        self._rests_until = max(self._rests_until, add_seconds(self._clock.now(), self._misses.pause_s))
         verdict = self._misses.verdict(order.block)
         detail = f"{_misplacement(order, sight)}; {_WHAT_FOLLOWS[verdict].format(count=self._misses.in_a_row)}"
-        return Answer(verdict, Seen.ERROR if verdict is Verdict.BROKEN else Seen.UNKNOWN, detail)
+        return DriverResult(
+            verdict, ObservedState.ERROR if verdict is ResultCode.BROKEN else ObservedState.UNKNOWN, detail
+        )
 
     def _holder(self, block: Block, seen: dict[str, Sight]) -> str:
         """Who has some of these devices: a partition that is there, or one that is just being made."""
@@ -217,64 +225,66 @@ class VipuDriver:
         others += [(name, job.block) for name, job in self._jobs.items()]
         return next((f"partition {name}" for name, other in others if other.overlaps(block)), "")
 
-    async def _reset(self, name: str, mark: str) -> Answer:
+    async def _reset(self, name: str, mark: str) -> DriverResult:
         async with self._turn:
             sight = (await self._look()).get(name)
             if sight is None or sight.sighting.mark != mark:
-                return Answer(Verdict.REJECTED, Seen.ABSENT, f"no partition {name}")
+                return DriverResult(ResultCode.REJECTED, ObservedState.ABSENT, f"no partition {name}")
             state = sight.sighting.seen
             job = self._jobs.get(name)
-            if state is Seen.REMOVING:
-                return Answer(Verdict.REJECTED, state, f"partition {name} is being removed")
-            if state is Seen.PROVISIONING or (job is not None and job.seen is Seen.PROVISIONING):
-                return Answer(Verdict.UNAVAILABLE, state, f"partition {name} is not ready yet")
-            if state is not Seen.ACTIVE:
+            if state is ObservedState.REMOVING:
+                return DriverResult(ResultCode.REJECTED, state, f"partition {name} is being removed")
+            if state is ObservedState.PROVISIONING or (job is not None and job.seen is ObservedState.PROVISIONING):
+                return DriverResult(ResultCode.UNAVAILABLE, state, f"partition {name} is not ready yet")
+            if state is not ObservedState.ACTIVE:
                 return _present(sight)
-            job = self._start(name, _Job(Seen.RESETTING, Block(()), self._command(commands.build_reset(name))))
+            job = self._start(name, _Job(ObservedState.RESETTING, Block(()), self._command(commands.build_reset(name))))
         await self._wait(job, None)
         if not job.task.done():
-            return Answer(Verdict.OK, Seen.RESETTING)
+            return DriverResult(ResultCode.OK, ObservedState.RESETTING)
         after = (await self._look()).get(name)
         if after is None:
-            return Answer(Verdict.UNAVAILABLE, detail=f"partition {name} is not listed any more")
+            return DriverResult(ResultCode.UNAVAILABLE, detail=f"partition {name} is not listed any more")
         return _present(after)
 
-    async def _remove(self, name: str, mark: str) -> Answer:
+    async def _remove(self, name: str, mark: str) -> DriverResult:
         async with self._turn:
             sight = (await self._look()).get(name)
             job = self._jobs.get(name)
-            if job is not None and job.seen is Seen.PROVISIONING:
+            if job is not None and job.seen is ObservedState.PROVISIONING:
                 if sight is None:  # it may be there the next moment
-                    return Answer(Verdict.UNAVAILABLE, detail=f"partition {name} is just being made")
+                    return DriverResult(ResultCode.UNAVAILABLE, detail=f"partition {name} is just being made")
                 await _stop(job)  # the command only waits for it to get ready
                 job = None
             ordered = mark.removesuffix(MISPLACED)
             if sight is None or sight.record is None or sight.record.order.mark != ordered:
                 self._held.pop(name, None)
                 await asyncio.to_thread(self._orders.gone, name, ordered, self._clock.now())
-                return Answer(Verdict.OK, Seen.ABSENT)
-            if sight.sighting.seen is Seen.REMOVING or (job is not None and job.seen is Seen.REMOVING):
-                return Answer(Verdict.OK, Seen.REMOVING)
+                return DriverResult(ResultCode.OK, ObservedState.ABSENT)
+            if sight.sighting.seen is ObservedState.REMOVING or (
+                job is not None and job.seen is ObservedState.REMOVING
+            ):
+                return DriverResult(ResultCode.OK, ObservedState.REMOVING)
             if job is not None:  # a reset that nobody waits for any more
                 await _stop(job)
-            broken = sight.sighting.seen is Seen.ERROR
-            job = self._start(name, _Job(Seen.REMOVING, Block(()), self._command(commands.build_delete(name))))
+            broken = sight.sighting.seen is ObservedState.ERROR
+            job = self._start(name, _Job(ObservedState.REMOVING, Block(()), self._command(commands.build_delete(name))))
         try:
             await self._wait(job, None)
         except FailedError as error:
             if commands.is_lost(error.detail):
                 raise
             after_all = (await self._look()).get(name)
-            if after_all is not None and broken and after_all.sighting.seen is Seen.ERROR:
-                return Answer(Verdict.BROKEN, Seen.ERROR, error.detail)
+            if after_all is not None and broken and after_all.sighting.seen is ObservedState.ERROR:
+                return DriverResult(ResultCode.BROKEN, ObservedState.ERROR, error.detail)
             if after_all is not None:
                 raise  # else it had gone by itself
         if not job.task.done():
-            return Answer(Verdict.OK, Seen.REMOVING)
+            return DriverResult(ResultCode.OK, ObservedState.REMOVING)
         if name in await self._look():
-            return Answer(Verdict.OK, Seen.REMOVING)
+            return DriverResult(ResultCode.OK, ObservedState.REMOVING)
         await asyncio.to_thread(self._orders.gone, name, ordered, self._clock.now())
-        return Answer(Verdict.OK, Seen.ABSENT)
+        return DriverResult(ResultCode.OK, ObservedState.ABSENT)
 
     # ---- commands under way
 
@@ -313,7 +323,7 @@ class VipuDriver:
 
     # ---- looking
 
-    async def list_partitions(self) -> Sequence[Sighting]:
+    async def list_partitions(self) -> Sequence[ListedPartition]:
         # One that was made elsewhere is not shown before its order is answered: whoever reads listings would take it
         # for a stranger, and the order for one that was overtaken, and never hear what became of it.
         unanswered = frozenset(self._creating)
@@ -340,7 +350,7 @@ class VipuDriver:
         ours = [name for name, sight in seen.items() if sight.record is not None]
         await asyncio.to_thread(self._orders.settle, ours)
         for name, job in jobs.items():
-            if name in seen and job.seen is not Seen.PROVISIONING:
+            if name in seen and job.seen is not ObservedState.PROVISIONING:
                 seen[name] = under_way(seen[name], job.seen)
         return seen
 
@@ -378,10 +388,15 @@ class VipuDriver:
 
     # ---- what a job is given
 
-    async def binding(self, order: PartitionOrder) -> Binding:
+    async def binding(self, order: PartitionSpec) -> Binding:
         sight = (await self._look()).get(order.name)
         seen = sight.sighting if sight is not None else None
-        if seen is None or seen.mark != order.mark or seen.seen is not Seen.ACTIVE or seen.block != order.block:
+        if (
+            seen is None
+            or seen.mark != order.mark
+            or seen.seen is not ObservedState.ACTIVE
+            or seen.block != order.block
+        ):
             state = "absent" if seen is None or seen.mark != order.mark else f"{seen.seen} on {seen.block}"
             raise MooringsError(
                 "partition.not_active", f"partition {order.name} is not ACTIVE but {state}", retryable=True
@@ -418,7 +433,7 @@ async def _stop(job: _Job) -> None:
     await asyncio.wait((job.task,))
 
 
-def _misplacement(order: PartitionOrder, sight: Sight) -> str:
+def _misplacement(order: PartitionSpec, sight: Sight) -> str:
     """What was made, and what was asked."""
     made, asked = f"on {sight.sighting.block}", f"on {order.block}"
     if sight.elsewhere:
@@ -428,14 +443,18 @@ def _misplacement(order: PartitionOrder, sight: Sight) -> str:
     return f"the V-IPU controller made {order.name} {made} and not {asked}; it is removed again"
 
 
-def _present(sight: Sight) -> Answer:
+def _present(sight: Sight) -> DriverResult:
     """The answer that tells how far a partition of ours is."""
     sighting = sight.sighting
-    if sighting.seen is Seen.ERROR:
-        return Answer(Verdict.BROKEN, Seen.ERROR, f"partition {sighting.name} is in state {sighting.raw}")
-    if sighting.seen is Seen.REMOVING:
-        return Answer(Verdict.UNAVAILABLE, Seen.REMOVING, f"partition {sighting.name} is being removed")
-    return Answer(Verdict.OK, sighting.seen)
+    if sighting.seen is ObservedState.ERROR:
+        return DriverResult(
+            ResultCode.BROKEN, ObservedState.ERROR, f"partition {sighting.name} is in state {sighting.raw}"
+        )
+    if sighting.seen is ObservedState.REMOVING:
+        return DriverResult(
+            ResultCode.UNAVAILABLE, ObservedState.REMOVING, f"partition {sighting.name} is being removed"
+        )
+    return DriverResult(ResultCode.OK, sighting.seen)
 
 
 def _read(parse: Callable[[str], _Value], text: str, what: str) -> _Value:

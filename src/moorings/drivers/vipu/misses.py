@@ -15,7 +15,7 @@ then no block is ever given up. Forgotten when the controller stops: an admin wh
 
 from __future__ import annotations
 
-from moorings.core.hardware import Verdict
+from moorings.core.hardware import ResultCode
 from moorings.core.topology import Block
 
 BLOCK_TRIES = 2
@@ -57,10 +57,10 @@ class Misses:
         beyond = self.in_a_row - RESTS_FROM
         return 0.0 if beyond < 0 else min(PAUSE_S * 2.0 ** min(beyond, 16), PAUSE_S_MAX)
 
-    def verdict(self, ordered: Block) -> Verdict:
+    def verdict(self, ordered: Block) -> ResultCode:
         """What an order of that block, which was made elsewhere, comes to."""
         if self.in_a_row >= REJECTED_FROM:
-            return Verdict.REJECTED
+            return ResultCode.REJECTED
         if self._steered and len(self._by_block.get(ordered, ())) >= BLOCK_TRIES:
-            return Verdict.BROKEN
-        return Verdict.UNAVAILABLE
+            return ResultCode.BROKEN
+        return ResultCode.UNAVAILABLE

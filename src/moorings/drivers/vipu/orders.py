@@ -36,8 +36,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moorings.core.errors import MooringsError
-from moorings.core.hardware import PartitionOrder
-from moorings.core.instants import Instant
+from moorings.core.hardware import PartitionSpec
+from moorings.core.instants import Timestamp
 from moorings.core.topology import Block
 
 FILE = "orders.json"
@@ -59,9 +59,9 @@ class Record:
         made: the shape in which the vendor made it, where that is not the ordered one.
     """
 
-    order: PartitionOrder
+    order: PartitionSpec
     settled: bool = False
-    given_up_at: Instant | None = None
+    given_up_at: Timestamp | None = None
     made: Shape | None = None
 
 
@@ -121,7 +121,7 @@ class Orders:
         with self._changing() as records:
             records[record.order.name] = record
 
-    def adopt(self, orders: Iterable[PartitionOrder]) -> None:
+    def adopt(self, orders: Iterable[PartitionSpec]) -> None:
         """Write down orders that were given from another machine and done, in place of what is left of these names.
 
         Raises:
@@ -144,7 +144,7 @@ class Orders:
                     if name in records:
                         records[name] = replace(records[name], settled=True, given_up_at=None)
 
-    def gone(self, name: str, mark: str, now: Instant) -> None:
+    def gone(self, name: str, mark: str, now: Timestamp) -> None:
         """Forget an order whose partition is not there; one whose fate is not known is kept a while.
 
         Raises:
@@ -249,8 +249,8 @@ def _record(entry: dict[str, object]) -> Record:
     texts = isinstance(name, str) and isinstance(mark, str) and isinstance(devices, str)
     if not (texts and isinstance(gcds, int) and isinstance(replicas, int) and isinstance(at, int | None)):
         raise TypeError("an order is not as we write them")
-    order = PartitionOrder(str(name), Block.parse(str(devices)), gcds, replicas, str(mark))
-    return Record(order, entry["settled"] is True, None if at is None else Instant(at), _made(entry.get("made")))
+    order = PartitionSpec(str(name), Block.parse(str(devices)), gcds, replicas, str(mark))
+    return Record(order, entry["settled"] is True, None if at is None else Timestamp(at), _made(entry.get("made")))
 
 
 def _made(value: object) -> Shape | None:

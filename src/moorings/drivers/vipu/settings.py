@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from moorings.core.tables import Table
+from moorings.core.tables import TomlTable
 
 TIME_S_MAX = 86_400.0
 PARALLEL_MAX = 64
@@ -82,7 +82,7 @@ class VipuSettings:
     ipuof_timeout_s: int = 120
 
     @classmethod
-    def read(cls, table: Table) -> VipuSettings:
+    def read(cls, table: TomlTable) -> VipuSettings:
         """The settings a pool's table holds.
 
         Raises:
@@ -129,7 +129,7 @@ class VipuSettings:
         return {key: path for key, path in files.items() if path}
 
 
-def _check_secure_mode(table: Table, settings: VipuSettings) -> None:
+def _check_secure_mode(table: TomlTable, settings: VipuSettings) -> None:
     for one, other in (("api_user", "api_key_file"), ("client_cert_file", "client_key_file")):
         given = {key for key in (one, other) if getattr(settings, key)}
         if len(given) == 1:
@@ -150,49 +150,49 @@ def _check_secure_mode(table: Table, settings: VipuSettings) -> None:
             table.complain(both[0], f"{both[0]} and config cannot both be given", hint="config says it all")
 
 
-def _time_s(table: Table, key: str, default: float) -> float:
+def _time_s(table: TomlTable, key: str, default: float) -> float:
     value = table.number(key, default)
     if not 0.1 <= value <= TIME_S_MAX:  # refuses nan and inf too, which TOML can write
         table.complain(key, f"{key} = {value} is not between 0.1 and {TIME_S_MAX:.0f} seconds")
     return value
 
 
-def _within(table: Table, key: str, default: int, most: int) -> int:
+def _within(table: TomlTable, key: str, default: int, most: int) -> int:
     value = table.integer(key, default)
     if not 1 <= value <= most:
         table.complain(key, f"{key} = {value} is not between 1 and {most}")
     return value
 
 
-def _matching(table: Table, key: str, default: str, pattern: re.Pattern[str], what: str) -> str:
+def _matching(table: TomlTable, key: str, default: str, pattern: re.Pattern[str], what: str) -> str:
     value = table.text(key, default)
     if not pattern.fullmatch(value):
         table.complain(key, f"{key} = {value[:80]!r} is not {what}")
     return value
 
 
-def _name(table: Table, key: str) -> str:
+def _name(table: TomlTable, key: str) -> str:
     value = table.text(key, "")
     if value and not _WORD.fullmatch(value):
         table.complain(key, f"{key} = {value[:80]!r} is not allowed", hint="letters, digits, '.', '_', ':' and '-'")
     return value
 
 
-def _path(table: Table, key: str) -> str:
+def _path(table: TomlTable, key: str) -> str:
     value = table.text(key, "")
     if value and not (value.startswith("/") and value.isprintable() and len(value) <= TEXT_CHARS_MAX):
         table.complain(key, f"{key} = {value[:80]!r} is not an absolute path", hint="begin it with /")
     return value
 
 
-def _command(table: Table, default: str) -> str:
+def _command(table: TomlTable, default: str) -> str:
     value = table.text("command", default)
     if value.startswith("/") and value.isprintable() and len(value) <= TEXT_CHARS_MAX:
         return value
     return _matching(table, "command", default, _WORD, "the name of a command, or an absolute path")
 
 
-def _keys(table: Table, default: tuple[str, ...]) -> tuple[str, ...]:
+def _keys(table: TomlTable, default: tuple[str, ...]) -> tuple[str, ...]:
     values = table.strings("ipu_keys", default)
     for value in values:
         if not _KEY.fullmatch(value):
@@ -200,7 +200,7 @@ def _keys(table: Table, default: tuple[str, ...]) -> tuple[str, ...]:
     return values
 
 
-def _arguments(table: Table, default: tuple[str, ...]) -> tuple[str, ...]:
+def _arguments(table: TomlTable, default: tuple[str, ...]) -> tuple[str, ...]:
     values = table.strings("create_arguments", default)
     for value in values:
         if not value.isprintable() or len(value) > TEXT_CHARS_MAX:
@@ -212,7 +212,7 @@ def _arguments(table: Table, default: tuple[str, ...]) -> tuple[str, ...]:
     return values
 
 
-def _ipuof(table: Table, default: Ipuof) -> Ipuof:
+def _ipuof(table: TomlTable, default: Ipuof) -> Ipuof:
     value = table.text("ipuof", default)
     if value == "file":
         return "file"

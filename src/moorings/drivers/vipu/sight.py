@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from moorings.core.hardware import PartitionOrder, Seen, Sighting
+from moorings.core.hardware import ListedPartition, ObservedState, PartitionSpec
 from moorings.core.topology import Block
 from moorings.drivers.vipu.commands import VendorPartition, seen_of
 from moorings.drivers.vipu.orders import Record, Shape
@@ -32,7 +32,7 @@ class Sight:
         shape: how many IPUs it has, and how many GCDs (None if not said).
     """
 
-    sighting: Sighting
+    sighting: ListedPartition
     record: Record | None = None
     elsewhere: int = 0
     shape: Shape = (0, None)
@@ -60,9 +60,9 @@ def look(
 def ordered_elsewhere(
     partitions: Sequence[VendorPartition],
     places: Mapping[str, int],
-    held: Mapping[str, PartitionOrder],
+    held: Mapping[str, PartitionSpec],
     records: Mapping[str, Record],
-) -> list[PartitionOrder]:
+) -> list[PartitionSpec]:
     """Orders of partitions that are there as ordered, and were written down on another machine.
 
     A record of the same name may be left here from before that one led; the database says whose the name is now.
@@ -87,7 +87,7 @@ def ordered_elsewhere(
 def _sight(partition: VendorPartition, places: Mapping[str, int], record: Record | None) -> Sight:
     inside = [places[ipu] for ipu in partition.ipus if ipu in places]
     elsewhere = len(partition.ipus) - len(inside)
-    sighting = Sighting(
+    sighting = ListedPartition(
         partition.name, seen_of(partition.state), Block.of(sorted(set(inside))), raw=partition.state or "no state"
     )
     if record is None or not is_of(partition, record):
@@ -112,8 +112,8 @@ def with_states(partitions: Sequence[VendorPartition], states: Mapping[str, str]
     return [one if one.state else replace(one, state=states.get(one.name, "")) for one in partitions]
 
 
-def under_way(sight: Sight, seen: Seen) -> Sight:
+def under_way(sight: Sight, seen: ObservedState) -> Sight:
     """The same while an order to it is still being carried out: a state from before the order is not believed."""
-    if sight.sighting.seen is Seen.ACTIVE:
+    if sight.sighting.seen is ObservedState.ACTIVE:
         return replace(sight, sighting=replace(sight.sighting, seen=seen))
     return sight

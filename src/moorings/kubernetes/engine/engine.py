@@ -16,8 +16,8 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 from moorings.core.errors import MooringsError
-from moorings.core.instants import Instant, after, seconds_between
-from moorings.core.records import revive
+from moorings.core.instants import Timestamp, add_seconds, seconds_between
+from moorings.core.records import from_plain
 from moorings.engines.looks import LogReader, Missing, seldom, wait_for_news
 from moorings.engines.orders import choose_logs, not_now, parse_signal, rejected, unavailable
 from moorings.kubernetes import names
@@ -103,7 +103,7 @@ class KubernetesEngine:
         self._watching = Watching(kube, settings.namespaces, installation, self._keeping.take, self._news.set)
         self._doors: dict[RunId, asyncio.Lock] = {}
         self._missing = Missing()
-        self._over: dict[RunId, Instant] = {}
+        self._over: dict[RunId, Timestamp] = {}
         self._looking = asyncio.Semaphore(LOOKS_AT_ONCE)
         self._epoch = Epoch(0)
         self._tending: asyncio.Task[None] | None = None
@@ -385,7 +385,7 @@ class KubernetesEngine:
             await self._stop(run, attempt, facts, Stop(ASKED, " ".join(reason.split()), self._clock.now()))
         self._news.set()
 
-    async def ask_to_yield(self, run: RunId, attempt: int, reason: str, by: Instant) -> None:
+    async def ask_to_yield(self, run: RunId, attempt: int, reason: str, by: Timestamp) -> None:
         raise rejected(f"run {run} yields when Kubernetes says so")
 
     async def _stop(self, run: RunId, attempt: Attempt, facts: Facts, stop: Stop) -> None:
@@ -401,7 +401,7 @@ class KubernetesEngine:
             if meta.get("deletionTimestamp") is None and not self._keeping.is_over(pod):
                 await self._kube.delete(POD, meta["name"], asked.namespace, uid=meta["uid"])
 
-    async def saved_at(self, folder: str) -> Instant | None:
+    async def saved_at(self, folder: str) -> Timestamp | None:
         return None  # its scheduler decides who has to yield
 
     async def signal(self, run: RunId, signal_name: str) -> None:
@@ -482,7 +482,7 @@ class KubernetesEngine:
         asked = life.asked
         if asked is None or asked.time_limit_s is None or all_over(asked, life.tasks):
             return
-        now, due = self._clock.now(), after(began, asked.time_limit_s)
+        now, due = self._clock.now(), add_seconds(began, asked.time_limit_s)
         attempt = RunFolder(self._folder / run).attempt(number)
         if now >= due:
             if life.stopped_at is None or seconds_between(life.stopped_at, now) >= STOP_AGAIN_S:
@@ -490,7 +490,7 @@ class KubernetesEngine:
                 facts = await asyncio.to_thread(attempt.facts)
                 await self._stop(run, attempt, facts, Stop(LIMIT, "", now))
                 self._news.set()
-        elif 0 < asked.warn_s < asked.time_limit_s and now >= after(due, -asked.warn_s) and not life.warned:
+        elif 0 < asked.warn_s < asked.time_limit_s and now >= add_seconds(due, -asked.warn_s) and not life.warned:
             life.warned = True
             if not (await asyncio.to_thread(attempt.facts)).warned:
                 await asyncio.to_thread(attempt.save_warned)
@@ -561,7 +561,7 @@ def _reference(asked: Asked) -> str:
 def _asked_in(job: Obj) -> Asked | None:
     """What was asked, as the IPUJob itself has it."""
     text = (job["metadata"].get("annotations") or {}).get(ORDER)
-    return revive(Asked, json.loads(text)) if text is not None else None
+    return from_plain(Asked, json.loads(text)) if text is not None else None
 
 
 def _run_of(job: Obj) -> RunId:

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from moorings.core.errors import MooringsError
-from moorings.core.instants import Instant, seconds_between
+from moorings.core.instants import Timestamp, seconds_between
 from moorings.kubernetes.engine.calls import Calls
 from moorings.kubernetes.engine.output import copy_output
 from moorings.kubernetes.engine.rundir import Asked, Attempt, RunFolder, Task
@@ -48,7 +48,7 @@ class Life:
     restart: int = 0
     deleted: bool = False
     warned: bool = False
-    stopped_at: Instant | None = None
+    stopped_at: Timestamp | None = None
 
 
 Which = tuple[RunId, int]

@@ -6,13 +6,13 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from moorings.core.instants import SECOND, Instant
+from moorings.core.instants import SECOND, Timestamp
 from moorings.kubernetes.engine.rundir import RunFolder
 from moorings.workloads.runs import RunId
 
 
 @contextlib.contextmanager
-def hold_ended(runs: Path, run: RunId, before: Instant) -> Iterator[bool]:
+def hold_ended(runs: Path, run: RunId, before: Timestamp) -> Iterator[bool]:
     """Yields whether a run ended before an instant. Nothing is held: only the controller that asks starts runs here.
 
     Raises:
@@ -22,7 +22,7 @@ def hold_ended(runs: Path, run: RunId, before: Instant) -> Iterator[bool]:
     yield folder is not None and _ended_before(folder, before)
 
 
-def _ended_before(folder: RunFolder, before: Instant) -> bool:
+def _ended_before(folder: RunFolder, before: Timestamp) -> bool:
     try:
         newest = folder.newest()
         facts = newest.facts() if newest is not None else None

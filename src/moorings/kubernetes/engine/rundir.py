@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from moorings.core.instants import Instant
-from moorings.core.records import revive
+from moorings.core.instants import Timestamp
+from moorings.core.records import from_plain
 from moorings.engines.rundir import AttemptFolder, FolderOfRun, dump
 from moorings.workloads.runs import EndRecord
 
@@ -47,7 +47,7 @@ class Stop:
 
     why: str
     detail: str
-    at: Instant
+    at: Timestamp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +65,8 @@ class Task:
         cause: Kubernetes' reason for ending its Pod: ``Evicted``, ``NodeLost``...
     """
 
-    began_at: Instant | None = None
-    ended_at: Instant | None = None
+    began_at: Timestamp | None = None
+    ended_at: Timestamp | None = None
     code: int | None = None
     over: bool = False
     stopped: bool = False
@@ -107,7 +107,7 @@ class Attempt(AttemptFolder):
             OSError, ValueError: it cannot be read, or holds what nobody of ours wrote.
         """
         return Facts(
-            asked=revive(Asked, json.loads((self.path / "order.json").read_bytes())),
+            asked=from_plain(Asked, json.loads((self.path / "order.json").read_bytes())),
             alive=(self.path / "alive").exists(),
             stop=_load(Stop, self.path / "stop.json"),
             warned=(self.path / "warned").exists(),
@@ -155,4 +155,4 @@ def _load(kind: type[T], path: Path) -> T | None:
         content = path.read_bytes()
     except FileNotFoundError:
         return None
-    return revive(kind, json.loads(content))
+    return from_plain(kind, json.loads(content))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from moorings.core.tables import Table
+from moorings.core.tables import TomlTable
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _VOLUME = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
@@ -66,7 +66,7 @@ class KubernetesEngineSettings:
     request_cpus: bool = True
 
     @classmethod
-    def read(cls, table: Table) -> KubernetesEngineSettings:
+    def read(cls, table: TomlTable) -> KubernetesEngineSettings:
         """The settings of a table ``[kubernetes]``.
 
         Raises:
@@ -107,7 +107,7 @@ class KubernetesEngineSettings:
         return max(holding, key=lambda volume: len(volume.path), default=None)
 
 
-def _volumes(table: Table) -> tuple[Volume, ...]:
+def _volumes(table: TomlTable) -> tuple[Volume, ...]:
     found: list[Volume] = []
     for one in table.tables("volumes"):
         volume = Volume(
@@ -125,7 +125,7 @@ def _volumes(table: Table) -> tuple[Volume, ...]:
     return tuple(found)
 
 
-def _number(table: Table, key: str) -> int | None:
+def _number(table: TomlTable, key: str) -> int | None:
     if not table.has(key):
         return None
     number = table.integer(key)

@@ -14,7 +14,7 @@ import math
 import re
 
 from moorings.core.claims import NAME_CHARS_MAX
-from moorings.core.records import plain
+from moorings.core.records import to_plain
 from moorings.engines.orders import parse_signal, rejected, variables_of
 from moorings.kubernetes import names
 from moorings.kubernetes.admission import find_faults
@@ -131,7 +131,7 @@ def build_job(order: StartOrder, asked: Asked, settings: KubernetesEngineSetting
     """
     job = order.job
     labels = {RUN: order.run, ATTEMPT: str(order.attempt), INSTALLATION: installation}
-    notes = {EPOCH: str(order.epoch), ORDER: json.dumps(plain(asked), separators=(",", ":"))}
+    notes = {EPOCH: str(order.epoch), ORDER: json.dumps(to_plain(asked), separators=(",", ":"))}
     body = {
         "apiVersion": API_VERSION,
         "kind": KIND,

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from moorings.core.errors import MooringsError
-from moorings.core.instants import SECOND, Instant, after
+from moorings.core.instants import SECOND, Timestamp, add_seconds
 from moorings.core.quantities import duration_text
 from moorings.kubernetes import names
 from moorings.kubernetes.engine.rundir import Asked, Stop, Task
@@ -62,7 +62,7 @@ def parse_sighting(pod: Obj) -> PodSighting | None:
     return PodSighting(meta["name"], meta["uid"], int(rank), number, asked_at is not None, task)
 
 
-def _task(state: Obj, status: Obj, asked_at: Instant | None) -> Task:
+def _task(state: Obj, status: Obj, asked_at: Timestamp | None) -> Task:
     if ended := state.get("terminated"):
         began_at, ended_at = _time(ended.get("startedAt")), _time(ended.get("finishedAt"))
         if ended.get("reason") in UNSEEN:  # its exit code is made up
@@ -93,15 +93,15 @@ def _refused_code(why: str) -> int:
     return NOT_FOUND if _NO_PROGRAM.search(why) else CANNOT_START
 
 
-def _deletion(meta: Obj) -> Instant | None:
+def _deletion(meta: Obj) -> Timestamp | None:
     """When a Pod was asked to go, to the second; None: nobody asked."""
     until = _time(meta.get("deletionTimestamp"))
     if until is None:
         return None
-    return after(until, -float(meta.get("deletionGracePeriodSeconds") or 0))
+    return add_seconds(until, -float(meta.get("deletionGracePeriodSeconds") or 0))
 
 
-def _time(text: object) -> Instant | None:
+def _time(text: object) -> Timestamp | None:
     if not isinstance(text, str):
         return None
     try:
@@ -116,7 +116,7 @@ def merge(old: Task | None, new: Task) -> Task:
     return old if old is not None and old.over and old.code is not None else new
 
 
-def began_at(tasks: Mapping[int, Task]) -> Instant | None:
+def began_at(tasks: Mapping[int, Task]) -> Timestamp | None:
     """When the first task began."""
     return min((task.began_at for task in tasks.values() if task.began_at is not None), default=None)
 
@@ -132,7 +132,7 @@ def all_over(asked: Asked, tasks: Mapping[int, Task]) -> bool:
 
 
 def judge(
-    asked: Asked, tasks: Mapping[int, Task], stop: Stop | None, status: Status | None, gone: bool, now: Instant
+    asked: Asked, tasks: Mapping[int, Task], stop: Stop | None, status: Status | None, gone: bool, now: Timestamp
 ) -> EndRecord:
     """How a run ended that is over.
 
@@ -205,5 +205,5 @@ def _code(task: Task | None) -> int | None:
     return KILLED if task.code is None else task.code
 
 
-def _completed(status: Status | None) -> Instant | None:
+def _completed(status: Status | None) -> Timestamp | None:
     return status.completed_at if status is not None else None

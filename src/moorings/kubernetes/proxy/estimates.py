@@ -14,7 +14,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from moorings.core.errors import MooringsError
-from moorings.core.instants import Instant, seconds_between
+from moorings.core.instants import Timestamp, seconds_between
 from moorings.kubernetes.proxy.known import Known, Phase
 from moorings.kubernetes.proxy.links import Link
 from moorings.kubernetes.proxy.records import Estimate, Record
@@ -82,7 +82,7 @@ class Estimating:
         }
         if not free:
             return
-        for name, question in choose(self._waiting(), free, now, time_text(Instant(self._now()))).items():
+        for name, question in choose(self._waiting(), free, now, time_text(Timestamp(self._now()))).items():
             task = asyncio.create_task(self._ask(free[name], question))
             self._asking[name] = task
             task.add_done_callback(lambda _, name=name: self._asking.pop(name, None))  # type: ignore[misc]
@@ -101,7 +101,7 @@ class Estimating:
         self._quiet_until[link.name] = ended + max((ended - begun) * SHARE, quiet_s)
         if found is None:  # what was known may be known for a while yet
             found = Estimate(asked_at=begun) if before is None else before.asked_again(begun)
-        news = is_news(before, found, Instant(self._now()))
+        news = is_news(before, found, Timestamp(self._now()))
         question.record.estimates[key] = found if news or before is None else before.asked_again(begun)
         if news:
             self._changed(question.record.owner)
@@ -147,7 +147,7 @@ def read(body: EstimateBody | None, asked_at: float) -> Estimate | None:
     return Estimate(body.starts_at or "", "" if body.starts_at else body.why.rpartition("; ")[2], asked_at)
 
 
-def is_news(before: Estimate | None, found: Estimate, now: Instant) -> bool:
+def is_news(before: Estimate | None, found: Estimate, now: Timestamp) -> bool:
     """Whether an estimate says what the one before does not."""
     if before is None or bool(before.starts_at) is not bool(found.starts_at):
         return bool(found.starts_at or found.why)

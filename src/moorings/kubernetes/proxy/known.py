@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.wire.codec import time_text
 from moorings.wire.shapes import ClaimBody, EventBody
 
@@ -184,7 +184,7 @@ def after(known: Known, event: EventBody) -> Known:
         )
     elif phase is Phase.RECLAIMING:
         until = event.data.get("until")
-        by = time_text(Instant(until)) if isinstance(until, int) else ""
+        by = time_text(Timestamp(until)) if isinstance(until, int) else ""
         found = replace(found, code=event.name, message="", until=by)
     elif event.name == "claim.ready":
         found = replace(found, code="", message="")

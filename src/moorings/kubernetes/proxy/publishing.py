@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.kubernetes.proxy.journal import Journal
 from moorings.kubernetes.proxy.known import HELD, Phase
 from moorings.kubernetes.proxy.links import Link
@@ -111,7 +111,7 @@ class Publisher:
 
     def body(self, record: Record) -> PartitionBody:
         """How an instance stands, published or not."""
-        return body_of(record, self._links(), time_text(Instant(self._now())))
+        return body_of(record, self._links(), time_text(Timestamp(self._now())))
 
     def forget(self, record: Record) -> None:
         """Publish nothing later of what is held back."""

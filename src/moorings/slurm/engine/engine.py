@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from moorings.core.errors import MooringsError
-from moorings.core.instants import Instant, seconds_between
+from moorings.core.instants import Timestamp, seconds_between
 from moorings.engines.looks import LogReader, Missing, seldom, wait_for_news
 from moorings.engines.orders import choose_logs, not_now, rejected, unavailable
 from moorings.ports.clock import Clock
@@ -113,7 +113,7 @@ class SlurmEngine:
         self._fence = fence
         self._read = read
         self._missing = Missing()
-        self._over: dict[RunId, Instant] = {}  # since when Slurm says so
+        self._over: dict[RunId, Timestamp] = {}  # since when Slurm says so
         self._news = asyncio.Event()
 
     @property
@@ -323,7 +323,7 @@ class SlurmEngine:
                         raise _of_engine(error) from error
         self._news.set()
 
-    async def ask_to_yield(self, run: RunId, attempt: int, reason: str, by: Instant) -> None:
+    async def ask_to_yield(self, run: RunId, attempt: int, reason: str, by: Timestamp) -> None:
         raise rejected(f"run {run} yields when Slurm says so")
 
     async def _stop(self, run: RunId, attempt: Attempt, facts: Facts, listing: Listing) -> None:
@@ -340,7 +340,7 @@ class SlurmEngine:
             elif job.phase is not JobPhase.ENDED:
                 await self._slurm.ask(build_cancel(job.job_id))
 
-    async def saved_at(self, folder: str) -> Instant | None:
+    async def saved_at(self, folder: str) -> Timestamp | None:
         return None  # its scheduler decides who has to yield
 
     async def signal(self, run: RunId, signal_name: str) -> None:

@@ -11,13 +11,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from moorings.core.instants import SECOND, Instant
+from moorings.core.instants import SECOND, Timestamp
 from moorings.slurm.engine.rundir import RunFolder
 from moorings.workloads.runs import RunId
 
 
 @contextlib.contextmanager
-def hold_ended(runs: Path, run: RunId, before: Instant) -> Iterator[bool]:
+def hold_ended(runs: Path, run: RunId, before: Timestamp) -> Iterator[bool]:
     """Hold a run's door, so that it is not submitted; yields whether it ended before an instant.
 
     Raises:
@@ -35,7 +35,7 @@ def hold_ended(runs: Path, run: RunId, before: Instant) -> Iterator[bool]:
             os.close(door)
 
 
-def _ended_before(folder: RunFolder, before: Instant) -> bool:
+def _ended_before(folder: RunFolder, before: Timestamp) -> bool:
     try:
         newest = folder.newest()
         facts = newest.facts() if newest is not None else None

@@ -34,8 +34,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from moorings.core.instants import Instant
-from moorings.core.records import revive
+from moorings.core.instants import Timestamp
+from moorings.core.records import from_plain
 from moorings.engines.rundir import AttemptFolder, FolderOfRun, dump
 from moorings.workloads.runs import EndRecord
 
@@ -60,7 +60,7 @@ class Done:
 
     restart: int
     stop: str
-    at: Instant
+    at: Timestamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class TaskEnd:
     """How a task ended: exit code, when, and why it could not be started, if so."""
 
     code: int
-    at: Instant
+    at: Timestamp
     why: str = ""
 
 
@@ -93,8 +93,8 @@ class Facts:
     job: int | None = None
     claimed: bool = False
     cancel: str | None = None
-    cancelled_at: Instant | None = None
-    began: Mapping[int, Instant] = field(default_factory=dict)
+    cancelled_at: Timestamp | None = None
+    began: Mapping[int, Timestamp] = field(default_factory=dict)
     done: Done | None = None
     end: EndRecord | None = None
 
@@ -138,7 +138,7 @@ class Attempt(AttemptFolder):
         """
         names = _names(self.path)
         claimed = _integer(self.path / "claimed") if "claimed" in names else None
-        asked = revive(Asked, json.loads(_text(self.path / "order.json")))
+        asked = from_plain(Asked, json.loads(_text(self.path / "order.json")))
         return Facts(
             asked=asked,
             submitting="asked" in names,
@@ -148,7 +148,7 @@ class Attempt(AttemptFolder):
             cancelled_at=_at(self.path / "cancel") if "cancel" in names else None,
             began={int(name[6:]): _at(self.path / name) for name in names if re.fullmatch(r"began\.[0-9]{1,9}", name)},
             done=self._done() if "done" in names else None,
-            end=revive(EndRecord, json.loads(_text(self.path / "end.json"))) if "end.json" in names else None,
+            end=from_plain(EndRecord, json.loads(_text(self.path / "end.json"))) if "end.json" in names else None,
         )
 
     def tasks(self, asked: Asked) -> tuple[TaskEnd | None, ...]:
@@ -201,8 +201,8 @@ def _last_line(path: Path) -> str:
     return ""
 
 
-def _at(path: Path) -> Instant:
-    return Instant(path.stat().st_mtime_ns // 1000)
+def _at(path: Path) -> Timestamp:
+    return Timestamp(path.stat().st_mtime_ns // 1000)
 
 
 def _integer(path: Path) -> int | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from moorings.core.tables import Table
+from moorings.core.tables import TomlTable
 
 _FOLDER = re.compile(r"(/[A-Za-z0-9._@+-]+)+")  # sbatch and srun expand % and \ in the names of output files
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -41,7 +41,7 @@ class SlurmEngineSettings:
     projects: Mapping[str, Place] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, table: Table) -> SlurmEngineSettings:
+    def read(cls, table: TomlTable) -> SlurmEngineSettings:
         """The settings of a table ``[slurm]``.
 
         Raises:
@@ -68,7 +68,7 @@ class SlurmEngineSettings:
         return Place(account, self.usual.partition, self.usual.qos)
 
 
-def _place(table: Table, usual: Place) -> Place:
+def _place(table: TomlTable, usual: Place) -> Place:
     one = "a name that Slurm knows"
     return Place(
         account=table.matched("account", _NAME, one) if table.has("account") else usual.account,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.core.quantities import duration_text
 from moorings.slurm.engine.rundir import Facts, TaskEnd
 from moorings.slurm.formats import JobRecord
@@ -61,7 +61,7 @@ class JobEnd:
 
     job_id: int
     state: str
-    at: Instant | None = None
+    at: Timestamp | None = None
 
 
 def has_ended(facts: Facts) -> bool:
@@ -103,7 +103,9 @@ def reason_of(seen: Look, job: JobRecord | None) -> str:
     return f"Slurm job {job.job_id} is {job.state}" + (f" ({job.reason})" if job.reason else "")
 
 
-def judge(facts: Facts, tasks: Sequence[TaskEnd | None], job: JobEnd | None, complaint: str, now: Instant) -> EndRecord:
+def judge(
+    facts: Facts, tasks: Sequence[TaskEnd | None], job: JobEnd | None, complaint: str, now: Timestamp
+) -> EndRecord:
     """How a run ended that is over.
 
     Args:
@@ -138,7 +140,7 @@ def judge(facts: Facts, tasks: Sequence[TaskEnd | None], job: JobEnd | None, com
     )
 
 
-def _end(facts: Facts, job: JobEnd | None, now: Instant) -> Instant:
+def _end(facts: Facts, job: JobEnd | None, now: Timestamp) -> Timestamp:
     if facts.done is not None:
         return facts.done.at
     return job.at if job is not None and job.at is not None else now
@@ -147,7 +149,7 @@ def _end(facts: Facts, job: JobEnd | None, now: Instant) -> Instant:
 def _detail(
     ending: Ending,
     facts: Facts,
-    first: tuple[Instant, int, TaskEnd] | None,
+    first: tuple[Timestamp, int, TaskEnd] | None,
     job: JobEnd | None,
     codes: Sequence[int | None],
 ) -> str:

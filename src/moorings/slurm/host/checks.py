@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moorings.core.errors import MooringsError
-from moorings.core.instants import Instant, seconds_between
+from moorings.core.instants import Timestamp, seconds_between
 from moorings.slurm.formats import LICENSE, RESERVATION, JobRecord, License, Node, Phase, Reservation
 from moorings.slurm.host.gate import twins
 from moorings.slurm.host.installation import JOB_SUBMIT, LIMITS, calls_ours, parse_feature, parse_requeue
@@ -321,7 +321,7 @@ def check_requeue(site: Site) -> FindingBody:
     """Whether a batch job that no agent answered in time may wait again."""
     if is_requeued(site, LATE_EXIT):
         return _found("slurm.requeue", PASS, f"RequeueExit has {LATE_EXIT}")
-    told = f"RequeueExit lacks {LATE_EXIT}: while the agent is away, a batch job that starts waits in vain and fails"
+    told = f"RequeueExit lacks {LATE_EXIT}: while the agent is away, a batch job that starts fails"
     return _found("slurm.requeue", WARN, told, f"'{_INSTALL}' prints the line for slurm.conf")
 
 
@@ -402,7 +402,7 @@ def check_agent(site: Site, address: str, answers: Sequence[Answer], agent_uid: 
     return _found(check, PASS, f"the agent answers at {address}: {told}")
 
 
-def check_instance(cluster: str, queue: QueueBody, now: Instant) -> FindingBody:
+def check_instance(cluster: str, queue: QueueBody, now: Timestamp) -> FindingBody:
     """Whether this Slurm alone tells of its queue, as the controller told it for its own instance."""
     check, fix = "slurm.instance", "give one of the two another ClusterName, and a key of its own"
     if queue.contested_at is not None and seconds_between(parse_time(queue.contested_at), now) < CONTESTED_S:

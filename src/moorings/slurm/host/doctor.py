@@ -23,7 +23,7 @@ from typing import ParamSpec, TypeVar
 from moorings.client.client import Client
 from moorings.client.requests import ClaimFilter
 from moorings.core.errors import MooringsError
-from moorings.core.instants import SECOND, Instant
+from moorings.core.instants import SECOND, Timestamp
 from moorings.slurm import formats
 from moorings.slurm.commands import Commands
 from moorings.slurm.formats import LICENSE, RESERVATION, JobRecord
@@ -371,7 +371,7 @@ async def _instance(client: Client, site: Site) -> tuple[Home | None, FindingBod
         if error.code == "queue.unknown":
             return home, FindingBody(id=check, verdict=checks.SKIP, evidence=error.detail, fix="see slurm.agent")
         return home, checks.failed(check, error)
-    return home, checks.check_instance(site.cluster, queue, Instant(int(time.time() * SECOND)))
+    return home, checks.check_instance(site.cluster, queue, Timestamp(int(time.time() * SECOND)))
 
 
 async def _twice(*looks: Callable[[], Awaitable[list[FindingBody]]]) -> list[FindingBody]:

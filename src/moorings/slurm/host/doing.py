@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from moorings.core.errors import MooringsError
-from moorings.core.instants import SECOND, Instant
+from moorings.core.instants import SECOND, Timestamp
 from moorings.slurm.commands import Commands
 from moorings.slurm.formats import (
     Asked,
@@ -76,7 +76,7 @@ class Doer:
         self._locked: set[tuple[int, int]] = set()
         self._drained: dict[tuple[int, int], frozenset[str]] = {}  # by start
         self._refusals: dict[tuple[int, int], int] = {}  # by start, how often Slurm refused to put it back
-        self._notes: dict[int, tuple[str, Instant]] = {}
+        self._notes: dict[int, tuple[str, Timestamp]] = {}
         self._jobs: Mapping[int, JobRecord] = {}
         self._warned: dict[int, int] = {}  # by job, which start of it
         self._writes: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)  # by job
@@ -284,9 +284,9 @@ class Doer:
                 await self._slurm.ask(build_requeue(job.target) if again else build_cancel(job.target))
 
 
-def clock() -> Instant:
+def clock() -> Timestamp:
     """The wall clock's time."""
-    return Instant(int(time.time() * SECOND))
+    return Timestamp(int(time.time() * SECOND))
 
 
 def _now() -> float:

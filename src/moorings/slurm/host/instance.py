@@ -13,7 +13,7 @@ import os
 import stat
 from pathlib import Path
 
-from moorings.core.announced import INSTANCE_CHARS, check_instance
+from moorings.core.announced import INSTANCE_ID_CHARS, check_instance_id
 from moorings.core.errors import MooringsError
 
 FILE = "moorings_instance"
@@ -34,7 +34,7 @@ def read_instance(folder: Path) -> str | None:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             told = os.fstat(file)
-            text = os.read(file, INSTANCE_CHARS + 2) if stat.S_ISREG(told.st_mode) else b""
+            text = os.read(file, INSTANCE_ID_CHARS + 2) if stat.S_ISREG(told.st_mode) else b""
         finally:
             os.close(file)
     except FileNotFoundError:
@@ -43,11 +43,11 @@ def read_instance(folder: Path) -> str | None:
         raise MooringsError("slurm.unreadable", f"{path} cannot be read: {error.strerror}", hint=_HINT) from error
     instance = text.removesuffix(b"\n").decode("ascii", "replace")
     try:
-        check_instance(instance)
+        check_instance_id(instance)
     except MooringsError as error:
         hint = "while the agent is stopped, remove it: another is made, and counts once the old one is forgotten"
         raise MooringsError(
-            "slurm.unreadable", f"{path} does not hold {INSTANCE_CHARS} hex digits", hint=hint
+            "slurm.unreadable", f"{path} does not hold {INSTANCE_ID_CHARS} hex digits", hint=hint
         ) from error
     return instance
 
@@ -63,7 +63,7 @@ def keep_instance(folder: Path, fresh: str) -> str:
     known = read_instance(folder)
     if known is not None:
         return known
-    check_instance(fresh)
+    check_instance_id(fresh)
     path, draft = folder / FILE, folder / f".{FILE}.{fresh}"
     try:
         owner = folder.stat()

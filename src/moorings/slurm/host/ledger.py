@@ -11,10 +11,10 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from moorings.core.announced import JOBS_MAX
+from moorings.core.announced import QUEUE_JOBS_MAX
 from moorings.core.claims import NAME_CHARS_MAX, TIME_LIMIT_S_MAX
-from moorings.core.instants import Instant
-from moorings.core.reconcile import LISTINGS_NEEDED, Streak
+from moorings.core.instants import Timestamp
+from moorings.core.reconcile import LISTINGS_REQUIRED, Streak
 from moorings.slurm.formats import JobRecord, Order, Phase
 from moorings.wire.codec import time_text
 from moorings.wire.shapes import ClaimBody, ClaimRequest, QueuedJobShape, QueueRequest
@@ -156,7 +156,7 @@ def announce(
         owner = Start.of(job, order).owner(home)
         if owner in withheld or (owner not in on_trial and not _is_told(job, first)):
             continue
-        if len(told) == JOBS_MAX:
+        if len(told) == QUEUE_JOBS_MAX:
             break
         since = since_of(job)
         told.append(
@@ -175,7 +175,7 @@ def announce(
     return QueueRequest(queue=home.queue, accelerator=KIND, jobs=tuple(told), for_s=believed_s)
 
 
-def since_of(job: JobRecord) -> Instant | None:
+def since_of(job: JobRecord) -> Timestamp | None:
     """Since when a job has its place: one that made room has the place of its first start, which Slurm forgets."""
     since = job.eligible or job.submitted
     if job.asked is not None:
@@ -250,7 +250,7 @@ def judge(
         elif start is None or job is None or not may_live(start, job):
             streak = doubts.get(claim.owner, Streak()).longer(apart_s)
             remembered[claim.owner] = streak
-            if streak.is_proof(LISTINGS_NEEDED):
+            if streak.is_proof(LISTINGS_REQUIRED):
                 what = f"of job {start.job_id} nothing is known" if start is not None else "its owner is no job"
                 lost[claim.id] = f"{what} for {streak.lasted_s:.0f} s"
     starts = tuple(

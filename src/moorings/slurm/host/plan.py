@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.core.reconcile import Streak
 from moorings.slurm.formats import LICENSE, JobRecord, License
 from moorings.slurm.host.gate import Offer, awaiting, in_use_beside, is_kept, stay_ours, to_reserve, what_lacks
@@ -65,7 +65,7 @@ class Outcomes:
     locked: frozenset[tuple[int, int]] = frozenset()
     requeues: Mapping[tuple[int, int], int] = field(default_factory=dict)
     drained: Mapping[tuple[int, int], frozenset[str]] = field(default_factory=dict)
-    notes: Mapping[int, tuple[str, Instant]] = field(default_factory=dict)
+    notes: Mapping[int, tuple[str, Timestamp]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,7 +301,7 @@ class Plan:
     judged: bool = False
 
 
-def plan(view: View, now: Instant) -> Plan:
+def plan(view: View, now: Timestamp) -> Plan:
     """What is to be done now.
 
     Args:
@@ -344,7 +344,7 @@ def plan(view: View, now: Instant) -> Plan:
     return Plan(tuple(acts), memory, judged)
 
 
-def _follow_jobs(view: View, memory: Memory, listed_at: float, now: Instant, acts: list[Act]) -> Memory:
+def _follow_jobs(view: View, memory: Memory, listed_at: float, now: Timestamp, acts: list[Act]) -> Memory:
     """Add what a good list of jobs demands for the claims that were known before it; what is remembered then."""
     known = view.claims_before.values()
     people = People(view.home.cluster, {} if view.rules.private else view.jobs)
@@ -430,7 +430,7 @@ def _told_of(silent: Silent) -> str:
     return f"tasks of job {silent.job.job_id} run on {nodes}, which did not ask for its partition"
 
 
-def _preempt(view: View, devices: Devices, now: Instant) -> list[Act]:
+def _preempt(view: View, devices: Devices, now: Timestamp) -> list[Act]:
     found = choose(view.jobs, devices.pools, devices.next_up, view.home, view.rules, now)
     if found is None:
         return []

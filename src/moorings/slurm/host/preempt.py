@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from moorings.core.instants import Instant
-from moorings.core.placement import OUT_OF_SERVICE, Hold, free_map_of
+from moorings.core.instants import Timestamp
+from moorings.core.placement import OUT_OF_SERVICE, HeldBlock, free_map_for
 from moorings.core.topology import AnySubset, Block, Catalogue, PowerOfTwo, Topology
 from moorings.slurm.formats import JobRecord, Phase
 from moorings.slurm.host.ledger import WAITS_FOR_US, Home, Start, is_over, start_of, uses_licenses
 from moorings.slurm.host.tiers import Rules
 from moorings.wire.shapes import DeviceBody, PoolBody
 
-_FREEING = Instant(0)
+_FREEING = Timestamp(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def waiting_in_order(jobs: Iterable[JobRecord], rules: Rules) -> list[JobRecord]
     return sorted(found, key=lambda job: (-rules.tier(job), -job.priority, job.job_id))
 
 
-def may_displace_any(jobs: Mapping[int, JobRecord], rules: Rules, now: Instant) -> bool:
+def may_displace_any(jobs: Mapping[int, JobRecord], rules: Rules, now: Timestamp) -> bool:
     """Whether any waiting job may displace any running one, whoever holds what."""
     waiting = waiting_in_order(jobs.values(), rules)
     running = [job for job in jobs.values() if uses_licenses(job)] if waiting else []
@@ -49,7 +49,7 @@ def choose(
     next_up: Mapping[str, str],
     home: Home,
     rules: Rules,
-    now: Instant,
+    now: Timestamp,
 ) -> Displacement | None:
     """Who has to go now, and for whom; None: nobody.
 
@@ -63,7 +63,7 @@ def choose(
     """
     for waiting in waiting_in_order(jobs.values(), rules):
         assert waiting.order is not None
-        best: tuple[Instant, tuple[JobRecord, ...]] | None = None
+        best: tuple[Timestamp, tuple[JobRecord, ...]] | None = None
         for pool, devices in pools:
             if next_up.get(pool.name) != _owner(waiting, home):
                 continue
@@ -72,7 +72,7 @@ def choose(
                 continue
             held = {device.index: device for device in devices}
             holds = [_hold(device, jobs, waiting, home, rules, now) for device in devices if _is_held(device)]
-            found = free_map_of(topology).soonest(waiting.order.ipus, holds)
+            found = free_map_for(topology).soonest(waiting.order.ipus, holds)
             if found is None or found[1] >= OUT_OF_SERVICE:
                 continue
             block, lost = found
@@ -109,16 +109,16 @@ def _hold(
     waiting: JobRecord,
     home: Home,
     rules: Rules,
-    now: Instant,
-) -> Hold:
+    now: Timestamp,
+) -> HeldBlock:
     """A held device: until never, or, as the time when it will be free, what its holder would lose."""
     block = Block(range(device.index, device.index + 1))
     start = start_of(device.owner or "")
     job = jobs.get(start.job_id) if start is not None else None
     if device.state != "IN_SERVICE" or start is None or job is None or start.owner(home) != device.owner:
-        return Hold(block, OUT_OF_SERVICE)
+        return HeldBlock(block, OUT_OF_SERVICE)
     if is_over(start, jobs) or not uses_licenses(job):
-        return Hold(block, _FREEING)
+        return HeldBlock(block, _FREEING)
     if _owner(job, home) != device.owner or job.started is None or not rules.may_displace(waiting, job, now):
-        return Hold(block, OUT_OF_SERVICE)
-    return Hold(block, Instant(max(now - job.started, 0) + 1))
+        return HeldBlock(block, OUT_OF_SERVICE)
+    return HeldBlock(block, Timestamp(max(now - job.started, 0) + 1))

@@ -15,8 +15,8 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from moorings.core.announced import JOBS_MAX
-from moorings.core.instants import SECOND, Instant, after, seconds_between
+from moorings.core.announced import QUEUE_JOBS_MAX
+from moorings.core.instants import SECOND, Timestamp, add_seconds, seconds_between
 from moorings.slurm.formats import LICENSE, Asked, JobRecord, License, Phase
 from moorings.slurm.host.ledger import (
     BEHIND_OTHERS,
@@ -99,7 +99,7 @@ def plan_yields(
     jobs: Mapping[int, JobRecord],
     claims: Collection[ClaimBody],
     home: Home,
-    now: Instant,
+    now: Timestamp,
     kill_wait_s: float,
     locked: Collection[tuple[int, int]] = (),
     people: People | None = None,
@@ -203,11 +203,11 @@ def _end_of(job: JobRecord) -> str:
 
 
 def _warning(
-    job: JobRecord, claim: ClaimBody, now: Instant, kill_wait_s: float, people: People, *, goes_on: bool
+    job: JobRecord, claim: ClaimBody, now: Timestamp, kill_wait_s: float, people: People, *, goes_on: bool
 ) -> Warn:
     until = parse_time(claim.asked_until) if claim.asked_until is not None else now
     left_s = max(seconds_between(now, until), 0.0)
-    at = after(until, -min(kill_wait_s + MARGIN_S, left_s / 2)) if left_s else now
+    at = add_seconds(until, -min(kill_wait_s + MARGIN_S, left_s / 2)) if left_s else now
     since = since_of(job)
     asked = Asked(job.restarts, _whole(at), _whole(min(since, now) if since is not None else now))
     why = claim.reason.message if claim.reason is not None else "its devices are needed"
@@ -215,11 +215,11 @@ def _warning(
     return Warn(job, asked, told(f"{why}; {then} at {clock_text(asked.requeue_at)} at the latest", people))
 
 
-def _whole(at: Instant) -> Instant:
-    return Instant(at // SECOND * SECOND)
+def _whole(at: Timestamp) -> Timestamp:
+    return Timestamp(at // SECOND * SECOND)
 
 
-def clock_text(at: Instant) -> str:
+def clock_text(at: Timestamp) -> str:
     """The time of day."""
     second = at // SECOND
     return f"{second // 3600 % 24:02d}:{second // 60 % 60:02d}:{second % 60:02d} UTC"
@@ -235,7 +235,9 @@ def told(text: str, people: People) -> str:
 # -- why jobs wait -----------------------------------------------------------------------------------------------------
 
 
-BEHIND = f"it waits for IPUs behind the first {JOBS_MAX} jobs that do; once it is one of them, it says here for which"
+BEHIND = (
+    f"it waits for IPUs behind the first {QUEUE_JOBS_MAX} jobs that do; once it is one of them, it says here for which"
+)
 
 
 def remark_of(reason: ReasonBody, people: People) -> str:
@@ -262,8 +264,8 @@ def unexplained(job: JobRecord, *, crowded: bool) -> str:
 def remarks(
     jobs: Mapping[int, JobRecord],
     reasons: Mapping[str, ReasonBody],
-    written: Mapping[int, tuple[str, Instant]],
-    now: Instant,
+    written: Mapping[int, tuple[str, Timestamp]],
+    now: Timestamp,
     people: People,
     withheld: Mapping[str, str] | None = None,
 ) -> list[tuple[JobRecord, str]]:
@@ -295,7 +297,7 @@ def remarks(
 def _told_why(
     jobs: Mapping[int, JobRecord],
     reasons: Mapping[str, ReasonBody],
-    written: Mapping[int, tuple[str, Instant]],
+    written: Mapping[int, tuple[str, Timestamp]],
     people: People,
     withheld: Mapping[str, str],
 ) -> Iterator[tuple[JobRecord, str]]:
@@ -315,6 +317,6 @@ def _told_why(
             yield job, told(text, people)
     rest = [job for job in jobs.values() if job.order is not None and job.phase is Phase.WAITING]
     for job in sorted(rest, key=lambda job: written[job.job_id][1] if job.job_id in written else 0):
-        text = unexplained(job, crowded=len(reasons) >= JOBS_MAX) if job.job_id not in explained else ""
+        text = unexplained(job, crowded=len(reasons) >= QUEUE_JOBS_MAX) if job.job_id not in explained else ""
         if text:
             yield job, text

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from moorings.core.errors import MooringsError
-from moorings.core.instants import SECOND, Instant
+from moorings.core.instants import SECOND, Timestamp
 from moorings.core.quantities import parse_duration_s
 from moorings.slurm.formats import JobRecord
 from moorings.slurm.host.site import hides_jobs
@@ -77,7 +77,7 @@ class Rules:
         tiers = [self.partitions[name].tier for name in job.partition.split(",") if name in self.partitions]
         return max(tiers, default=1)
 
-    def may_displace(self, waiting: JobRecord, running: JobRecord, now: Instant) -> bool:
+    def may_displace(self, waiting: JobRecord, running: JobRecord, now: Timestamp) -> bool:
         """Whether a job may take the place of a running one now."""
         exempt_s = self.exempt_s
         if self.by is Preempt.TIERS:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from moorings.core.announced import JOBS_MAX
+from moorings.core.announced import QUEUE_JOBS_MAX
 from moorings.core.errors import MooringsError
 from moorings.slurm.formats import JobRecord, Phase
 from moorings.slurm.host.ledger import Home, Start
@@ -96,4 +96,4 @@ def why_it_waits(
     reason = reasons.get(owner)
     if reason is not None:
         return remark_of(reason, people)
-    return unexplained(job, crowded=len(reasons) >= JOBS_MAX) or NOT_YET
+    return unexplained(job, crowded=len(reasons) >= QUEUE_JOBS_MAX) or NOT_YET

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 
-from moorings.core.instants import SECOND, Instant
+from moorings.core.instants import SECOND, Timestamp
 from moorings.slurm.formats import GATE, LICENSE, JobRecord, License, Order, Phase
 from moorings.slurm.host.gate import twins
 from moorings.slurm.host.ledger import BEHIND_OTHERS, NOT_SEEN_YET, WAITS_FOR_US, Home, Start, place_of, start_of
@@ -81,7 +81,7 @@ class Standing:
     limit_s: float = inf
     refused: int = 0
     free_since: float | None = None
-    free_at: Instant = Instant(0)
+    free_at: Timestamp = Timestamp(0)
     is_open: bool = False
     seen_at: float = 0.0
     open_s: float = 0.0
@@ -134,7 +134,7 @@ class Queue:
 
 
 def open_for(
-    queue: Queue, before: Mapping[str, Standing], reserved: Mapping[str, int], at_s: float, now: Instant
+    queue: Queue, before: Mapping[str, Standing], reserved: Mapping[str, int], at_s: float, now: Timestamp
 ) -> Mapping[str, Standing]:
     """How the jobs stand once the reservation holds ``reserved``: which of those offered IPUs Slurm may start.
 
@@ -158,7 +158,7 @@ def open_for(
 
 
 def follow(
-    queue: Queue, before: Mapping[str, Standing], listed_at: float, at_s: float, now: Instant
+    queue: Queue, before: Mapping[str, Standing], listed_at: float, at_s: float, now: Timestamp
 ) -> dict[str, Standing]:
     """How the waiting jobs stand by a new listing, by the owner of the next claim; of most there is nothing to say.
 
@@ -206,7 +206,7 @@ def follow(
 
 
 def _judge(
-    queue: Queue, job: JobRecord, known: Standing, owner: str, listed_at: float, at_s: float, now: Instant
+    queue: Queue, job: JobRecord, known: Standing, owner: str, listed_at: float, at_s: float, now: Timestamp
 ) -> Standing:
     """How a job stands that lacks nothing that is known of."""
     is_offered = owner in queue.offered
@@ -232,7 +232,7 @@ def _patience_s(job: JobRecord) -> float:
     return UNSEEN_S if job.reason in _SAYS_NOTHING else REFUSED_S
 
 
-def _is_passed_over(queue: Queue, job: JobRecord, at: Instant) -> bool:
+def _is_passed_over(queue: Queue, job: JobRecord, at: Timestamp) -> bool:
     """Whether Slurm has started a job behind this one since: it looked at its queue, and at this one first."""
     behind = queue.place(job)
     return any(
@@ -249,16 +249,16 @@ def _has_run(job: JobRecord) -> bool:
     return job.phase is not Phase.WAITING and bool(job.nodes)
 
 
-def _is_since(job: JobRecord, at: Instant) -> bool:
+def _is_since(job: JobRecord, at: Timestamp) -> bool:
     """Whether a job started in that second or later: Slurm tells whole ones."""
     return job.started is not None and job.started >= at // SECOND * SECOND
 
 
-def _refuse(known: Standing, job: JobRecord, at_s: float, now: Instant) -> Standing:
+def _refuse(known: Standing, job: JobRecord, at_s: float, now: Timestamp) -> Standing:
     pause_s = min(PAUSE_S * 2 ** min(known.refused, DOUBLINGS_MAX), PAUSE_MAX_S)
     refused = known.refused + 1
     often = "once" if refused == 1 else f"{refused} times"
-    until = clock_text(Instant(now + round(pause_s * SECOND)))
+    until = clock_text(Timestamp(now + round(pause_s * SECOND)))
     says = f", and said {job.reason}" if job.reason not in _SAYS_NOTHING else ""
     refusal = (
         f"IPUs were free for it {often} and Slurm did not start it{says}: something else that it needs is missing; "

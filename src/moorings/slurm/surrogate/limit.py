@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 
 from moorings.core.errors import MooringsError
-from moorings.core.instants import SECOND, Instant
+from moorings.core.instants import SECOND, Timestamp
 from moorings.ports.mirror import OnCancel
 from moorings.slurm.formats import JobRecord, Phase
 from moorings.slurm.surrogate.asking import load_job
@@ -58,6 +58,6 @@ class LimitWatch:
             self._on_cancel(why)
 
 
-def left_of(ends: Instant | None, lead_s: float, now_s: float) -> float:
+def left_of(ends: Timestamp | None, lead_s: float, now_s: float) -> float:
     """Seconds until work in the job has to end, ``lead_s`` before the job does; infinite if the job has no limit."""
     return float("inf") if ends is None else ends / SECOND - lead_s - now_s

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from moorings.core.errors import MooringsError
-from moorings.core.instants import Instant, seconds_between
+from moorings.core.instants import Timestamp, seconds_between
 from moorings.ports.engine import StartOrder
 from moorings.ports.store import Epoch
 from moorings.testing.simulation.odds import Odds
@@ -34,10 +34,10 @@ class Process:
 
     order: StartOrder
     phase: Phase
-    started_at: Instant | None = None
+    started_at: Timestamp | None = None
     end: EndRecord | None = None
     cancelled: str | None = None
-    asked_until: Instant | None = None  # to yield: the soonest that it was told
+    asked_until: Timestamp | None = None  # to yield: the soonest that it was told
     starts: int = 0  # before this one
 
     @property
@@ -121,7 +121,7 @@ class SimulatedCluster:
             grace_s = self._odds.chance.uniform(0, GRACE_MAX_S)
             self._loop.call_later(grace_s, self.end, run, Ending.CANCELLED, 143, reason)
 
-    def ask_to_yield(self, run: RunId, attempt: int, reason: str, by: Instant) -> None:
+    def ask_to_yield(self, run: RunId, attempt: int, reason: str, by: Timestamp) -> None:
         """It leaves when it has saved its state, at the latest at ``by``."""
         process = self.live.get(run)
         if process is None or process.order.attempt != attempt:

@@ -22,7 +22,7 @@ from moorings.controller.replay import Replay
 from moorings.core.claims import ClaimState
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
-from moorings.core.explain import explain
+from moorings.core.explain import explain_wait
 from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo
 from moorings.drivers.simulated.driver import SimulatedDriver
 from moorings.drivers.simulated.settings import SimulatedSettings
@@ -403,7 +403,7 @@ class Episode:
             self.story.breaks(0, "no controller serves, long after the last fault")
             return
         for claim in loop.fleet.waiting():
-            wait = explain(loop.fleet, claim, loop.clock.now())
+            wait = explain_wait(loop.fleet, claim, loop.clock.now())
             if wait.reasons[0].code == "queue.next_turn":
                 self.story.breaks(7, f"claim {claim.id} fits, and was not served in {QUIET_S:g} quiet seconds")
         for state in loop.fleet.pools.values():

@@ -17,8 +17,8 @@ from moorings.core.claims import Claim, ClaimState
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
 from moorings.core.events import Event
-from moorings.core.hardware import Answer, Capability, PartitionOrder, Sighting, Verdict
-from moorings.core.instants import Instant
+from moorings.core.hardware import Capability, DriverResult, ListedPartition, PartitionSpec, ResultCode
+from moorings.core.instants import Timestamp
 from moorings.core.topology import Pool
 from moorings.drivers.simulated.driver import SimulatedDriver
 from moorings.drivers.simulated.faults import Fault, FaultKind
@@ -78,7 +78,7 @@ class StoreGate:
     def installation(self) -> str:
         return self._stage.installation
 
-    def lead(self, holder: str, now: Instant, url: str = "") -> Epoch:
+    def lead(self, holder: str, now: Timestamp, url: str = "") -> Epoch:
         self._arrive("lead")
         epoch = self._store.lead(holder, now, url)
         self._stage.ledger.led(epoch)
@@ -188,13 +188,13 @@ class StoreGate:
     def archives(self) -> Sequence[Archive]:
         raise AssertionError("nothing leaves here")
 
-    def stretch(self, n_events: int, before: Instant) -> tuple[Seq, Seq] | None:
+    def stretch(self, n_events: int, before: Timestamp) -> tuple[Seq, Seq] | None:
         raise AssertionError("nothing leaves here")
 
     def forget_events(self, epoch: Epoch, archive: Archive, limit: int, after: Seq = BEGIN) -> int:
         raise AssertionError("nothing leaves here")
 
-    def ended(self, before: Instant, limit: int) -> Ended:
+    def ended(self, before: Timestamp, limit: int) -> Ended:
         raise AssertionError("nothing leaves here")
 
     def forget_ended(self, epoch: Epoch, ended: Ended, after: Seq = BEGIN) -> None:
@@ -354,33 +354,33 @@ class DriverGate:
         self._driver: SimulatedDriver = stage.drivers[pool.name]
         self._witness = witness
         self._line = Line(stage, life, stage.odds.driver_s, pool.name)
-        self._listings: deque[Sequence[Sighting]] = deque(maxlen=LISTINGS_KEPT)
+        self._listings: deque[Sequence[ListedPartition]] = deque(maxlen=LISTINGS_KEPT)
         self._bad = False
 
     @property
     def capability(self) -> Capability:
         return self._driver.capability
 
-    def adopt(self, held: Sequence[PartitionOrder]) -> None:
+    def adopt(self, held: Sequence[PartitionSpec]) -> None:
         self._driver.adopt(held)
 
-    async def create(self, order: PartitionOrder) -> Answer:
+    async def create(self, order: PartitionSpec) -> DriverResult:
         return await self._order(
             f"create {order.name} on {order.block}", order.mark, lambda: self._driver.create(order), order
         )
 
-    async def reset(self, name: str, mark: str) -> Answer:
+    async def reset(self, name: str, mark: str) -> DriverResult:
         return await self._order(f"reset {name}", mark, lambda: self._driver.reset(name, mark))
 
-    async def remove(self, name: str, mark: str) -> Answer:
+    async def remove(self, name: str, mark: str) -> DriverResult:
         return await self._order(f"remove {name}", mark, lambda: self._driver.remove(name, mark))
 
     async def _order(
-        self, what: str, mark: str, do: Callable[[], Awaitable[Answer]], made: PartitionOrder | None = None
-    ) -> Answer:
+        self, what: str, mark: str, do: Callable[[], Awaitable[DriverResult]], made: PartitionSpec | None = None
+    ) -> DriverResult:
         spared = self._witness.is_spared(mark)  # when it is given: it may come late, and the database go back meanwhile
 
-        async def carry_out() -> Answer:
+        async def carry_out() -> DriverResult:
             if made is not None:
                 self._witness.to_be_made(self._pool, made)
             else:
@@ -393,7 +393,9 @@ class DriverGate:
         if made is not None and self._stage.odds.strikes_apart("namesake"):
             self._name_another(made.name)
         fault = self._stage.odds.strikes(*_ORDER_FAULTS)
-        return await self._line.ask(carry_out, fault=fault, lost=Answer(Verdict.UNAVAILABLE, detail="no answer came"))
+        return await self._line.ask(
+            carry_out, fault=fault, lost=DriverResult(ResultCode.UNAVAILABLE, detail="no answer came")
+        )
 
     def _name_another(self, name: str) -> None:
         """Somebody makes a partition of that name by hand, on whatever is free when the hardware is next asked."""
@@ -401,8 +403,8 @@ class DriverGate:
         self._stage.story.fault("namesake", f"{self._pool.name}: {name} for {lasts_s:.1f} s")
         self._driver.faults.add(Fault(kind=FaultKind.STRAY, names=(name,), seconds=lasts_s))
 
-    async def list_partitions(self) -> Sequence[Sighting]:
-        async def look() -> Sequence[Sighting]:
+    async def list_partitions(self) -> Sequence[ListedPartition]:
+        async def look() -> Sequence[ListedPartition]:
             try:
                 listing = await self._driver.list_partitions()
             finally:
@@ -423,7 +425,7 @@ class DriverGate:
         self._bad = False
         return listing
 
-    async def binding(self, order: PartitionOrder) -> Binding:
+    async def binding(self, order: PartitionSpec) -> Binding:
         async def tell() -> Binding:
             try:
                 return await self._driver.binding(order)
@@ -499,12 +501,12 @@ class EngineGate:
     async def cancel(self, run: RunId, reason: str) -> None:
         await self._ask(f"cancel {run}", lambda: self._cluster.cancel(run, reason), "cancel_lost")
 
-    async def ask_to_yield(self, run: RunId, attempt: int, reason: str, by: Instant) -> None:
+    async def ask_to_yield(self, run: RunId, attempt: int, reason: str, by: Timestamp) -> None:
         await self._ask(
             f"ask {run} to yield", lambda: self._cluster.ask_to_yield(run, attempt, reason, by), "cancel_lost"
         )
 
-    async def saved_at(self, folder: str) -> Instant | None:
+    async def saved_at(self, folder: str) -> Timestamp | None:
         return None
 
     async def signal(self, run: RunId, signal_name: str) -> None:

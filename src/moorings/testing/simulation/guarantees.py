@@ -18,10 +18,10 @@ from moorings.core.claims import LEAVING, Claim, ClaimId, ClaimState, QueueMode
 from moorings.core.devices import PoolName
 from moorings.core.events import Event
 from moorings.core.fleet import Fleet, PoolState
-from moorings.core.instants import SECOND, Instant, after
-from moorings.core.lines import BY_HAND
+from moorings.core.instants import SECOND, Timestamp, add_seconds
+from moorings.core.lines import USER_OWNER_PREFIX
 from moorings.core.policy import Policy
-from moorings.core.projects import DEFAULT, Project, guaranteed_to, parent_of, share_of
+from moorings.core.projects import DEFAULT_PROJECT, Project, guaranteed_blocks_in, guaranteed_device_count, parent_of
 from moorings.core.topology import AnySubset, Block, Catalogue, Pool, Topology
 from moorings.ports.store import Changes
 from moorings.testing.simulation.ledger import Ledger
@@ -104,8 +104,8 @@ class Guarantees:
         self._clock = clock
         self._wall = wall
         self._seen = {pool.name: _Seen() for pool in pools}
-        self._calm_from = {pool.name: Instant(0) for pool in pools}
-        self._since: dict[tuple[ClaimId, PoolName], Instant] = {}
+        self._calm_from = {pool.name: Timestamp(0) for pool in pools}
+        self._since: dict[tuple[ClaimId, PoolName], Timestamp] = {}
         self.moved: set[ClaimId] = set()  # that were ever asked to go on elsewhere
 
     def disturbed(self, kind: str, what: str) -> None:
@@ -113,7 +113,7 @@ class Guarantees:
         if kind in HARMLESS:
             return
         vendor = kind.startswith("vendor_")
-        until = after(self._clock.now(), VENDOR_FAULT_S if vendor else FAULTS_S.get(kind, FAULT_S))
+        until = add_seconds(self._clock.now(), VENDOR_FAULT_S if vendor else FAULTS_S.get(kind, FAULT_S))
         named = [name for name in self._pools if what.startswith(name)]
         for name in named or self._pools:
             self._calm_from[name] = max(self._calm_from[name], until)
@@ -141,12 +141,12 @@ class Guarantees:
         self._story.reach("asked to move" if claim.kept is not None else "asked to yield")
         if claim.kept is not None:
             self.moved.add(claim.id)
-            if not claim.spec.checkpoint.resumable or claim.owner.startswith(BY_HAND):
+            if not claim.spec.checkpoint.resumable or claim.owner.startswith(USER_OWNER_PREFIX):
                 self._story.breaks(3, f"claim {claim.id} was asked to move, and cannot go on from a checkpoint")
             return
         if not claim.spec.preemptible:
             self._story.breaks(3, f"claim {claim.id} was asked to yield, and did not agree to that")
-        if claim.ready_at is None or event.at < after(claim.ready_at, self._policy.min_run_s):
+        if claim.ready_at is None or event.at < add_seconds(claim.ready_at, self._policy.min_run_s):
             self._story.breaks(6, f"claim {claim.id} was asked at {event.at}, and was ready at {claim.ready_at}")
         by = next(
             (self._ledger.claims.get(ClaimId(one)) for one in (claim.reason.blockers if claim.reason else ())), None
@@ -173,7 +173,11 @@ class Guarantees:
     def _gave(self, event: Event, claim: Claim) -> None:
         known = (*self._ledger.runs.values(), *self._ledger.ended_runs.values())
         runs = [run for run in known if run.claim == claim.id]
-        in_time = claim.owner.startswith(BY_HAND) and claim.asked_until is not None and event.at >= claim.asked_until
+        in_time = (
+            claim.owner.startswith(USER_OWNER_PREFIX)
+            and claim.asked_until is not None
+            and event.at >= claim.asked_until
+        )
         for run in runs:
             if self.alive(run.id):
                 self._story.breaks(3, f"claim {claim.id} gives back its partition, and run {run.id} is alive on it")
@@ -206,7 +210,7 @@ class Guarantees:
             return named
         alias = "/".join((*claim.owner.split("/")[:2], named))
         called = (one.name for one in self._ledger.projects.values() if alias in one.aliases)
-        return next(called, named if named in self._ledger.projects else DEFAULT)
+        return next(called, named if named in self._ledger.projects else DEFAULT_PROJECT)
 
     def _comes_after(self, other: Claim, claim: Claim) -> bool:
         """Whether one is surely served later: by priority, or as another of the same project."""
@@ -216,14 +220,18 @@ class Guarantees:
 
     def _promised(self, pool: Pool, parent: str) -> list[int]:
         """The blocks of the projects right below one."""
-        shares = [share_of(one, pool.name) for name, one in self._ledger.projects.items() if parent_of(name) == parent]
+        shares = [
+            guaranteed_blocks_in(one, pool.name)
+            for name, one in self._ledger.projects.items()
+            if parent_of(name) == parent
+        ]
         return [size for blocks in shares for size, count in blocks for _ in range(count)]
 
     def _own_cells(self, pool: Pool) -> dict[str, Counter[int]]:
         """Of each project what is left of its share without those of its parts; none, where they are more than it."""
         found: dict[str, Counter[int]] = {}
         for name, project in self._ledger.projects.items():
-            left = [size for size, count in share_of(project, pool.name) for _ in range(count)]
+            left = [size for size, count in guaranteed_blocks_in(project, pool.name) for _ in range(count)]
             for size in sorted(self._promised(pool, name), reverse=True):
                 able = [one for one in left if one >= size]
                 if not able or (isinstance(pool.topology, Catalogue) and size not in able):
@@ -309,7 +317,11 @@ class Guarantees:
         """No person keeps what it was asked for beyond its time to yield, but while a job has to be stopped first."""
         now, held = self._wall.now(), {run.claim for run in self._ledger.runs.values()}
         for claim in self._ledger.claims.values():
-            if claim.state is not ClaimState.RECLAIMING or not claim.owner.startswith(BY_HAND) or claim.id in held:
+            if (
+                claim.state is not ClaimState.RECLAIMING
+                or not claim.owner.startswith(USER_OWNER_PREFIX)
+                or claim.id in held
+            ):
                 continue
             after_turn, until = outcome.fleet.claims.get(claim.id, (claim, None))[0], claim.asked_until
             if until is not None and until <= now:
@@ -390,8 +402,8 @@ class Guarantees:
         for claim, _ in tenants:
             asked = claim.asked_until if claim.state is ClaimState.RECLAIMING else None
             if asked is not None:
-                late = asked < now and claim.id not in runs and not claim.owner.startswith(BY_HAND)
-                if late or asked > after(now, self._policy.yield_s):
+                late = asked < now and claim.id not in runs and not claim.owner.startswith(USER_OWNER_PREFIX)
+                if late or asked > add_seconds(now, self._policy.yield_s):
                     return True
             if claim.ready_at is not None and claim.ready_at > now:
                 return True
@@ -462,7 +474,7 @@ class Guarantees:
                 owed = claim.cell is not None and claim.id not in self._seen[claim.pool].astray  # type: ignore[index]
                 lent = claim.spec.preemptible and claim.state is not ClaimState.LOST
                 beside += 0 if owed or lent else len(block)
-        return limit.devices_max is None or guaranteed_to(limit) + beside <= limit.devices_max
+        return limit.devices_max is None or guaranteed_device_count(limit) + beside <= limit.devices_max
 
 
 def _out(state: PoolState) -> set[int]:

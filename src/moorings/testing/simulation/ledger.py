@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from moorings.core.claims import Claim, ClaimId, PartitionId
 from moorings.core.devices import Device, DeviceState, PoolName
 from moorings.core.partitions import Partition, PartitionState
-from moorings.core.projects import Project, Usage
+from moorings.core.projects import Project, ProjectUsage
 from moorings.ports.store import Changes, Epoch, KeyUse, Saved, Seq
 from moorings.testing.simulation.story import Story
 from moorings.workloads.runs import Run, RunId
@@ -28,7 +28,7 @@ class Picture:
     devices: dict[tuple[PoolName, int], Device]
     runs: dict[RunId, Run]
     projects: dict[str, Project]
-    usage: dict[str, Usage]
+    usage: dict[str, ProjectUsage]
     ended_claims: dict[ClaimId, Claim]
     ended_runs: dict[RunId, Run]
     keys: dict[tuple[str, str], KeyUse]
@@ -55,7 +55,7 @@ class Ledger:
         self.devices: dict[tuple[PoolName, int], Device] = {}
         self.runs: dict[RunId, Run] = {}
         self.projects: dict[str, Project] = {}
-        self.usage: dict[str, Usage] = {}
+        self.usage: dict[str, ProjectUsage] = {}
         self.ended_claims: dict[ClaimId, Claim] = {}
         self.ended_runs: dict[RunId, Run] = {}
         self.keys: dict[tuple[str, str], KeyUse] = {}

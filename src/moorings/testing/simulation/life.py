@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.testing.simulation.odds import Odds
 from moorings.testing.simulation.virtual import VirtualLoop, WallClock
 
@@ -111,7 +111,7 @@ class LifeClock:
         self._life = life
         self._clock = clock
 
-    def now(self) -> Instant:
+    def now(self) -> Timestamp:
         return self._clock.now()
 
     async def sleep(self, seconds: float) -> None:

@@ -16,12 +16,12 @@ from moorings.controller.queues import QueueView
 from moorings.controller.service import UNTIL, Controller
 from moorings.controller.views import ClaimView, RunView
 from moorings.core.access import Caller, Role
-from moorings.core.announced import INSTANCE_CHARS, AnnouncedJob
+from moorings.core.announced import INSTANCE_ID_CHARS, QueuedJob
 from moorings.core.claims import ENDED, CheckpointContract, Claim, ClaimId, ClaimSpec, ClaimState, QueueMode
 from moorings.core.devices import DeviceState
 from moorings.core.errors import MooringsError
-from moorings.core.instants import Instant, after
-from moorings.core.projects import DEFAULT
+from moorings.core.instants import Timestamp, add_seconds
+from moorings.core.projects import DEFAULT_PROJECT
 from moorings.core.topology import Pool
 from moorings.ports.store import Page, Seq
 from moorings.testing.simulation.engine import NAME as LOCAL
@@ -107,7 +107,7 @@ class Crowd:
         self.serving = serving
         self.told: dict[tuple[str, str], Told] = {}
         self.keys = 0
-        self.tempers: dict[tuple[ClaimId, int], Instant | None] = {}  # when who was asked yields; None: never
+        self.tempers: dict[tuple[ClaimId, int], Timestamp | None] = {}  # when who was asked yields; None: never
 
     async def ask(self, who: str, what: str, use_case: UseCase[T]) -> T:
         """The answer to a request.
@@ -200,7 +200,7 @@ class Client:
 
     def __init__(self, number: int, caller: Caller, crowd: Crowd) -> None:
         self._who = f"{caller.subject}{number}"
-        self._instance = "01"[number // len(CALLERS) % 2] * INSTANCE_CHARS  # two Slurms of one name
+        self._instance = "01"[number // len(CALLERS) % 2] * INSTANCE_ID_CHARS  # two Slurms of one name
         self._caller = caller
         self._crowd = crowd
         self._stage = crowd.stage
@@ -324,7 +324,7 @@ class Client:
         """In whose name one asks: an agent names an account, now and then somebody what nobody has."""
         known = sorted(self._stage.ledger.projects)
         if not known or self._chance.random() < 0.15:
-            return DEFAULT
+            return DEFAULT_PROJECT
         if self._caller.role is Role.AGENT and self._chance.random() < 0.7:
             return self._chance.choice(ACCOUNTS)
         return NOBODYS if self._chance.random() < 0.03 else self._chance.choice(known)
@@ -438,7 +438,7 @@ class Client:
             if not mine or claim.id in held or claim.asked_until is None:
                 continue
             drawn = self._chance.random()
-            late = after(claim.asked_until, self._chance.uniform(0, LATE_S_MAX))
+            late = add_seconds(claim.asked_until, self._chance.uniform(0, LATE_S_MAX))
             temper = None if drawn < self.deaf_of else late if drawn < self.deaf_of + LATE_OF else now
             when = self._crowd.tempers.setdefault((claim.id, claim.attempt), temper)
             if when is not None and when <= now:
@@ -565,7 +565,7 @@ class Client:
             project, preemptible = self._project(), self._is_preemptible()
             gcds = self._gcds(pool, size)
             spec = ClaimSpec(kind=pool.kind, size=size, gcds=gcds, project=project, preemptible=preemptible)
-            jobs.append(AnnouncedJob(f"slurm/alpha/{number}", spec, after(now, -self._chance.uniform(0, 100))))
+            jobs.append(QueuedJob(f"slurm/alpha/{number}", spec, add_seconds(now, -self._chance.uniform(0, 100))))
         believed_s = self._chance.choice((5.0, 30.0, 120.0))
         instance = self._chance.choice((None, self._instance, self._instance))  # an agent of an older release has none
         view = await self._crowd.ask(

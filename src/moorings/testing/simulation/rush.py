@@ -14,15 +14,15 @@ from dataclasses import replace
 from moorings.core.access import Caller, Role
 from moorings.core.claims import ClaimSpec, QueueMode
 from moorings.core.errors import MooringsError
-from moorings.core.inputs import MakeRoom
-from moorings.core.projects import DEFAULT, Project, Share, guaranteed_to, share_of
-from moorings.core.shares import Blocks
+from moorings.core.inputs import DefragmentPool
+from moorings.core.projects import DEFAULT_PROJECT, Project, ProjectShare, guaranteed_blocks_in, guaranteed_device_count
+from moorings.core.shares import BlockCounts
 from moorings.core.topology import AnySubset, Catalogue, Pool
 from moorings.testing.simulation.people import ROOT, VIEWER, Choices, Client, Crowd, LostError
 from moorings.testing.simulation.stage import Stage
 
 OWNERS = ("lab/vision", "ops", "lab")  # whose guarantees somebody comes for
-BORROWERS = (DEFAULT, "guests", "lab/sweeps", "lab/sweeps")  # in whose names others fill the pools
+BORROWERS = (DEFAULT_PROJECT, "guests", "lab/sweeps", "lab/sweeps")  # in whose names others fill the pools
 DEAF_OF = 0.4  # of borrowers' claims by hand
 CLAIMS_MAX = (3, 8, 8)  # of one borrower at a time, in one rush: not all pools are always full
 BY_HAND_OF = (0.1, 0.6, 0.6)  # of what they ask for, in one rush: only jobs can be moved
@@ -51,11 +51,12 @@ def promises(stage: Stage) -> list[Project]:
     chance = stage.odds.chance
     parts = [_parts(pool) for pool in stage.pools]
     lab = Project(
-        name="lab", shares=tuple(Share(pool.name, lab) for pool, (lab, _) in zip(stage.pools, parts, strict=True))
+        name="lab",
+        shares=tuple(ProjectShare(pool.name, lab) for pool, (lab, _) in zip(stage.pools, parts, strict=True)),
     )
     if chance.random() < LIMITED_OF:
-        lab = replace(lab, devices_max=guaranteed_to(lab) + chance.choice((0, 1, 2, 4)))
-    own = tuple(Share(pool.name, part) for pool, (_, part) in zip(stage.pools, parts, strict=True))
+        lab = replace(lab, devices_max=guaranteed_device_count(lab) + chance.choice((0, 1, 2, 4)))
+    own = tuple(ProjectShare(pool.name, part) for pool, (_, part) in zip(stage.pools, parts, strict=True))
     return [
         lab,
         Project(name="lab/vision", shares=own),
@@ -65,7 +66,7 @@ def promises(stage: Stage) -> list[Project]:
     ]
 
 
-def _parts(pool: Pool) -> tuple[Blocks, Blocks]:
+def _parts(pool: Pool) -> tuple[BlockCounts, BlockCounts]:
     """What the lab is guaranteed in a pool, about half of it; and each of the others, half of that."""
     n = pool.topology.n_devices
     if isinstance(pool.topology, AnySubset):
@@ -104,7 +105,7 @@ class Ruler(Client):
         sizes = [size for size in pool.topology.sizes if 1 < size <= pool.topology.n_devices - held]
         if not sizes:
             return
-        order = MakeRoom(size=self._chance.choice(sizes), pool=pool.name)
+        order = DefragmentPool(size=self._chance.choice(sizes), pool=pool.name)
         dry_run = self._chance.random() < 0.3
         await self._crowd.ask(
             self._who,
@@ -161,7 +162,7 @@ class Owner(Client):
     def _due(self, pool: Pool) -> list[tuple[Pool, int]]:
         """The sizes to ask for in one pool."""
         project = self._stage.ledger.projects.get(self._of)
-        blocks = share_of(project, pool.name) if project is not None else ()
+        blocks = guaranteed_blocks_in(project, pool.name) if project is not None else ()
         sizes = [size for size, count in blocks for _ in range(count)]
         if isinstance(pool.topology, AnySubset) and self._chance.random() < 0.5:
             sizes = [sum(sizes)] if sizes else []
@@ -206,7 +207,7 @@ class Borrower(Client):
     def _project(self) -> str:
         known = self._stage.ledger.projects
         name = self._chance.choice(BORROWERS)
-        return name if name in known else DEFAULT
+        return name if name in known else DEFAULT_PROJECT
 
     def _is_preemptible(self) -> bool:
         return self._chance.random() < 0.9

@@ -11,13 +11,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from moorings.core.claims import PRIORITY_MAX
-from moorings.core.policy import Defragment, Policy
-from moorings.core.projects import DEFAULT, Project, Share, parent_of, share_of
-from moorings.core.shares import sizes_promised
+from moorings.core.policy import DefragmentMode, Policy
+from moorings.core.projects import DEFAULT_PROJECT, Project, ProjectShare, guaranteed_blocks_in, parent_of
+from moorings.core.shares import guaranteeable_sizes
 from moorings.core.topology import Pool
 
 PROJECTS_OF = 0.5  # of all episodes
-NAMES = ("lab", "lab/vision", "lab/vision/night", "lab/speech", "ops", "ops/sweeps", DEFAULT)
+NAMES = ("lab", "lab/vision", "lab/vision/night", "lab/speech", "ops", "ops/sweeps", DEFAULT_PROJECT)
 NOBODYS = "nobodys"  # a name that no project has
 ACCOUNTS = ("vision", "ops", "guests")  # of another scheduler
 SUBJECTS = ("ann", "bob", "cyd")
@@ -43,7 +43,7 @@ def drawn_sharing(chance: random.Random, *, rush: bool = False) -> Sharing:
         min_run_s=chance.choice((0.0, 1.0, 5.0)),
         yield_s=chance.choice((1.0, 3.0, 10.0)),
         preempt=chance.random() < 0.7,
-        defragment=chance.choice((Defragment.OFF, Defragment.OFF, Defragment.SUGGEST, Defragment.ON)),
+        defragment=chance.choice((DefragmentMode.OFF, DefragmentMode.OFF, DefragmentMode.SUGGEST, DefragmentMode.ON)),
         move_s=chance.choice((0.0, 5.0)),
         moves_per_hour=chance.choice((5, 1_000)),
         user_priority_max=PRIORITY_MAX,
@@ -74,20 +74,20 @@ def drawn_project(chance: random.Random, name: str, pools: Sequence[Pool], known
     )
 
 
-def _drawn_share(chance: random.Random, pool: Pool, parent: Project | None, above: str) -> Share | None:
-    sizes, most = sizes_promised(pool.topology), pool.topology.n_devices
+def _drawn_share(chance: random.Random, pool: Pool, parent: Project | None, above: str) -> ProjectShare | None:
+    sizes, most = guaranteeable_sizes(pool.topology), pool.topology.n_devices
     if above and parent is not None and chance.random() < 0.9:  # else it asks for more than there is, now and then
-        room = share_of(parent, pool.name)
+        room = guaranteed_blocks_in(parent, pool.name)
         if not room:
             return None
         sizes = tuple(size for size in sizes if size <= room[-1][0])
         most = room[-1][0] * room[-1][1]
     if chance.random() < 0.2:
         return None
-    if sizes_promised(pool.topology) == (1,):
-        return Share(pool.name, ((1, chance.randint(1, most)),))
+    if guaranteeable_sizes(pool.topology) == (1,):
+        return ProjectShare(pool.name, ((1, chance.randint(1, most)),))
     blocks: dict[int, int] = {}
     for _ in range(chance.choice((1, 1, 2))):
         size = chance.choice(sizes)
         blocks[size] = blocks.get(size, 0) + chance.choice((1, 1, 2))
-    return Share(pool.name, tuple(blocks.items()))
+    return ProjectShare(pool.name, tuple(blocks.items()))

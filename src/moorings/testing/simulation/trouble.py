@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 from typing import Protocol
 
-from moorings.core.instants import after
+from moorings.core.instants import add_seconds
 from moorings.core.topology import Block, Pool
 from moorings.drivers.simulated.faults import Call, Fault, FaultKind
 from moorings.testing.simulation.odds import HAPPENINGS_S
@@ -146,7 +146,7 @@ class Trouble:
         faults.add(fault)
         self._stage.loop.call_later(lasts_s, faults.remove, fault)
         if kind in (FaultKind.AGENT_DOWN, FaultKind.VANISHES, FaultKind.RESTART):
-            self._witness.in_doubt(after(self._stage.steady.now(), lasts_s + DOUBT_S))
+            self._witness.in_doubt(add_seconds(self._stage.steady.now(), lasts_s + DOUBT_S))
 
     def _drawn(self, kind: FaultKind, pool: Pool) -> Fault:
         chance = self._chance

@@ -16,7 +16,7 @@ from contextlib import closing
 from pathlib import Path
 
 from moorings.controller.turned_back import Living, Started, World, make_ready_if_it_went_back
-from moorings.core.instants import Instant
+from moorings.core.instants import Timestamp
 from moorings.ports.store import Store
 from moorings.store.high_water import HighWaterMark
 from moorings.testing.simulation.engine import NAME, Process, SimulatedCluster
@@ -88,7 +88,7 @@ class Past:
 
     # -- the product, and its admin ----------------------------------------------------------------------------------
 
-    def take_up(self, store: Store, mark: HighWaterMark, now: Instant) -> None:
+    def take_up(self, store: Store, mark: HighWaterMark, now: Timestamp) -> None:
         """What a controller does before it leads, as ``app`` has it done.
 
         Raises:

@@ -17,11 +17,11 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any, TypeVar
 
-from moorings.core.instants import SECOND, Instant
+from moorings.core.instants import SECOND, Timestamp
 
 T = TypeVar("T")
 
-BEGIN = Instant(1_750_000_000 * SECOND)  # any moment; the same for every seed
+BEGIN = Timestamp(1_750_000_000 * SECOND)  # any moment; the same for every seed
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 _ID_CHARS = 12
 
@@ -89,8 +89,8 @@ class WallClock:
         self._loop = loop
         self.set_by_s = 0.0
 
-    def now(self) -> Instant:
-        return Instant(BEGIN + round((self._loop.moment_s + self.set_by_s) * SECOND))
+    def now(self) -> Timestamp:
+        return Timestamp(BEGIN + round((self._loop.moment_s + self.set_by_s) * SECOND))
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

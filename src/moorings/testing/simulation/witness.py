@@ -17,17 +17,17 @@ from moorings.core.bindings import NO_BINDING
 from moorings.core.claims import Claim, ClaimState, PartitionId, QueueMode
 from moorings.core.devices import DeviceState, PoolName
 from moorings.core.errors import MooringsError
-from moorings.core.explain import explain
-from moorings.core.fleet import Fleet, PoolState, enough
-from moorings.core.hardware import Answer, PartitionOrder, Verdict
+from moorings.core.explain import explain_wait
+from moorings.core.fleet import Fleet, PoolState, has_resources_left
+from moorings.core.hardware import DriverResult, PartitionSpec, ResultCode
 from moorings.core.inputs import RenewClaim
-from moorings.core.instants import Instant, after
-from moorings.core.laws import check
-from moorings.core.lines import ENDLESS, limit_of
+from moorings.core.instants import Timestamp, add_seconds
+from moorings.core.laws import find_violations
+from moorings.core.lines import NO_LIMIT_S, backfill_limit_s
 from moorings.core.partitions import Partition, PartitionState
-from moorings.core.placement import NEVER, free_map_of
-from moorings.core.reconcile import mark_of
-from moorings.core.serving import pools_for
+from moorings.core.placement import NO_RELEASE, free_map_for
+from moorings.core.reconcile import mark_for
+from moorings.core.serving import eligible_pools
 from moorings.core.topology import Block, Pool
 from moorings.drivers.simulated.driver import SimulatedDriver
 from moorings.drivers.simulated.faults import FaultKind
@@ -89,8 +89,8 @@ class Witness:
         self._installation = installation
         self._watched: dict[RunId, _Watched] = {}
         self._refused: set[str] = set()
-        self._claims_heard: dict[str, Instant] = {}
-        self._doubt_until = Instant(0)
+        self._claims_heard: dict[str, Timestamp] = {}
+        self._doubt_until = Timestamp(0)
         self._turns = 0
         self.alive: Callable[[RunId], bool] = lambda _: False
         self.rows: Callable[[], None] = lambda: None
@@ -109,7 +109,7 @@ class Witness:
             elif not watched.excused:
                 self._look_at(run, watched, now)
 
-    def _look_at(self, run: RunId, watched: _Watched, now: Instant) -> None:
+    def _look_at(self, run: RunId, watched: _Watched, now: Timestamp) -> None:
         driver = self._drivers[watched.pool]
         held = driver.machine.find(watched.name, now)
         if held is not None and held.mark == watched.mark:
@@ -147,7 +147,7 @@ class Witness:
             return
         now = self._clock.now()
         driver = self._drivers[partition.pool]
-        mark = mark_of(self._installation, partition.id)
+        mark = mark_for(self._installation, partition.id)
         held = driver.machine.find(partition.name, now)
         ours = held if held is not None and held.mark == mark else None
         watched = _Watched(
@@ -174,13 +174,13 @@ class Witness:
             if its.pool == watched.pool and its.block.overlaps(watched.block) and self.alive(other):
                 self._story.breaks(1, f"runs {other} and {run} are alive on devices of {watched.block}")
 
-    def to_be_made(self, pool: Pool, order: PartitionOrder) -> None:
+    def to_be_made(self, pool: Pool, order: PartitionSpec) -> None:
         """An order to make a partition reaches the hardware: its devices are no other live partition's (law 1)."""
         ident = order.mark.rsplit("/", 1)[-1]
         self._ledger.ordered.add(PartitionId(ident))
         if PartitionId(ident) not in self._ledger.partitions:
             return  # a late one; what comes of it is removed as a stray
-        marks = {mark_of(self._installation, p.id) for p in self._ledger.partitions.values()} - {order.mark}
+        marks = {mark_for(self._installation, p.id) for p in self._ledger.partitions.values()} - {order.mark}
         for held in self._drivers[pool.name].machine.partitions(self._clock.now()):
             if held.mark in marks and held.block.overlaps(order.block):
                 self._story.breaks(1, f"{order.name} is to be made on {order.block}, which {held.name} holds")
@@ -197,7 +197,7 @@ class Witness:
 
         ``spared``: nobody might give that order.
         """
-        if not mark.startswith(mark_of(self._installation, PartitionId(""))):
+        if not mark.startswith(mark_for(self._installation, PartitionId(""))):
             self._story.breaks(3, f"{what} reached the hardware, and somebody else made that partition")
         if spared:
             self._story.breaks(3, f"{what} reached the hardware; it was held when the database went back")
@@ -205,12 +205,12 @@ class Witness:
             if watched.mark == mark and self.alive(run):
                 self._story.breaks(3, f"{what} reached the hardware, and run {run} is alive on it")
 
-    def ordered(self, mark: str, answer: Answer) -> None:
+    def ordered(self, mark: str, answer: DriverResult) -> None:
         """What the hardware said to an order."""
-        if answer.verdict in (Verdict.BROKEN, Verdict.REJECTED):
+        if answer.verdict in (ResultCode.BROKEN, ResultCode.REJECTED):
             self._refused.add(mark)
 
-    def in_doubt(self, until: Instant) -> None:
+    def in_doubt(self, until: Timestamp) -> None:
         """Hardware that works may be taken for broken until then: it was away, or showed ERROR."""
         self._doubt_until = max(self._doubt_until, until)
 
@@ -232,7 +232,7 @@ class Witness:
                 self._lapsed(event.claim)
 
     def _lost(self, claim: Claim) -> None:
-        mark = mark_of(self._installation, claim.partition) if claim.partition is not None else ""
+        mark = mark_for(self._installation, claim.partition) if claim.partition is not None else ""
         partition = self._ledger.partitions.get(claim.partition) if claim.partition is not None else None
         now = self._clock.now()
         if partition is None or mark in self._refused or now <= self._doubt_until:
@@ -281,7 +281,7 @@ class Witness:
         """A turn of the leading controller is in its memory: the laws, the records, the queue, the reasons."""
         self._turns += 1
         fleet = loop.fleet
-        for finding in check(fleet):
+        for finding in find_violations(fleet):
             self._story.breaks(finding.law, finding.message)
         if change.reloaded or self._turns % WHOLE_EVERY == 0:
             self._same(fleet, loop.runs)
@@ -333,9 +333,11 @@ class Witness:
                 keeper = fleet.claims.get(kept.claim) or announced.get(kept.claim)
                 if claim is None or keeper is None or kept.pool != partition.pool:
                     continue
-                limit_s = limit_of(claim)
-                ends = after(claim.granted_at, limit_s) if limit_s < ENDLESS and claim.granted_at else NEVER
-                if policy.backfill and after(ends, policy.making_s) <= kept.until < NEVER:
+                limit_s = backfill_limit_s(claim)
+                ends = (
+                    add_seconds(claim.granted_at, limit_s) if limit_s < NO_LIMIT_S and claim.granted_at else NO_RELEASE
+                )
+                if policy.backfill and add_seconds(ends, policy.making_s) <= kept.until < NO_RELEASE:
                     continue  # it uses what is kept only as long as that is not needed
                 if self._is_behind(claim, keeper, fleet) and kept.block.overlaps(partition.block):
                     self._story.breaks(7, f"claim {claim.id} got {partition.block}, which is kept for {keeper.id}")
@@ -406,16 +408,16 @@ class Witness:
             return
         for state in _able(first, fleet):
             fits = not first.spec.size or state.free.find(first.spec.size) is not None
-            if fits and not state.problem and enough(state.pool, state.used, first.spec.resources):
+            if fits and not state.problem and has_resources_left(state.pool, state.used, first.spec.resources):
                 self._story.breaks(7, f"claim {first.id} is first, fits into {state.pool.name}, and is not served")
 
-    def _reasons(self, fleet: Fleet, now: Instant, every: bool) -> None:
+    def _reasons(self, fleet: Fleet, now: Timestamp, every: bool) -> None:
         """Every wait has a reason (law 8)."""
         waiting = list(fleet.waiting())
         if not every and waiting:
             waiting = [waiting[self._turns % len(waiting)]]
         for claim in waiting:
-            wait = explain(fleet, claim, now)
+            wait = explain_wait(fleet, claim, now)
             for reason in wait.reasons[:1]:
                 self._story.reach(f"reason {reason.code}")
             if not wait.reasons or any(not reason.message or not reason.code for reason in wait.reasons):
@@ -424,7 +426,7 @@ class Witness:
     # -- the same decision again -----------------------------------------------------------------------------------
 
     def again(
-        self, loop: Loop, demanded: list[Demanded], outcome: Outcome, since: Instant, pools: tuple[Pool, ...]
+        self, loop: Loop, demanded: list[Demanded], outcome: Outcome, since: Timestamp, pools: tuple[Pool, ...]
     ) -> None:
         """The same inputs on a fleet made anew from the records give the same decision, byte for byte (law 9)."""
         fleet = Fleet.load(
@@ -496,7 +498,7 @@ def _served_one_day(claim: Claim, fleet: Fleet) -> bool:
 
 def _able(claim: Claim, fleet: Fleet) -> list[PoolState]:
     try:
-        return pools_for(claim.spec, fleet.pools)
+        return eligible_pools(claim.spec, fleet.pools)
     except MooringsError:
         return []
 
@@ -505,7 +507,7 @@ def _could_ever(state: PoolState, claim: Claim) -> bool:
     """Whether the devices in service, were they all free, hold a block for it."""
     if not claim.spec.size:
         return True
-    whole = free_map_of(state.pool.topology)
+    whole = free_map_for(state.pool.topology)
     for index, device in state.out.items():
         assert device.state is not DeviceState.IN_SERVICE
         whole.take(Block(range(index, index + 1)))

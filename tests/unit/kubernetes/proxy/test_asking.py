@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.core.claims import check_chosen_name, check_owner
+from moorings.core.claims import check_new_name, check_owner
 from moorings.core.errors import MooringsError
 from moorings.kubernetes.proxy.asking import (
     Place,
@@ -29,7 +29,7 @@ places = st.builds(Place, names, names, st.uuids().map(str), st.integers(0, 99_9
 @given(places, st.integers(0, 3))
 def test_a_name_is_one_that_the_vendor_takes_and_says_whose_it_is(place: Place, attempt: int) -> None:
     name = claim_name(place, "lab", attempt)
-    assert check_chosen_name(name) == name
+    assert check_new_name(name) == name
     assert name.endswith(f"-{place.instance}")
     assert name.startswith(place.job[:20])
 
@@ -44,7 +44,7 @@ def test_names_differ_over_namespaces_jobs_and_attempts() -> None:
 @given(places, st.integers(0, 5), st.text("0123456789abcdef-", min_size=1, max_size=36))
 def test_a_marked_name_is_known_by_its_own_cluster_alone(place: Place, attempt: int, mark: str) -> None:
     name = claim_name(place, "lab", attempt, mark)
-    assert check_chosen_name(name) == name
+    assert check_new_name(name) == name
     assert name.endswith(f"-{place.instance}")
     assert is_ours(name, place, "lab", mark)
     assert not is_ours(name, place, "lab", f"another-{mark}")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from moorings.core.instants import Instant, after
+from moorings.core.instants import Timestamp, add_seconds
 from moorings.kubernetes.proxy.asking import Place
 from moorings.kubernetes.proxy.choice import Book
 from moorings.kubernetes.proxy.estimates import AGAIN_S, FIRST_S, choose, is_news, read
@@ -17,7 +17,7 @@ from moorings.wire.codec import time_text
 from moorings.wire.shapes import EstimateBody
 
 POD1, POD2 = "pod1:8090", "pod2:8090"
-NOW = Instant(1_790_000_000_000_000)
+NOW = Timestamp(1_790_000_000_000_000)
 TIME = time_text(NOW)
 
 
@@ -34,7 +34,7 @@ def key(record: Record, controller: str = POD1) -> tuple[str, str]:
 
 
 def at(seconds: float) -> str:
-    return time_text(after(NOW, seconds))
+    return time_text(add_seconds(NOW, seconds))
 
 
 def test_each_controller_is_asked_about_one_claim_that_waits_there() -> None:
