@@ -41,10 +41,10 @@ from moorings.core.topology import AnySubset, Pool
 from moorings.store.sql import SqlStore
 from moorings.store.sqlite import open_sqlite
 from moorings.wire.shapes import RunRequest
-from moorings.workloads.appliance import BUCKETS, ApplianceJob, ApplianceKind
+from moorings.workloads.appliance import BUCKETS, ApplianceJobType, WorkflowPart
 from moorings.workloads.jobs import Accelerators, JobSpec
-from moorings.workloads.runs import Ending, EndRecord, Phase, RunId, RunSighting, RunState
-from moorings.workloads.turn import CreateRun, Runs
+from moorings.workloads.runs import EndReason, EndRecord, RunId, RunPhase, RunState, RunStatus
+from moorings.workloads.turn import CreateRun, RunRegistry
 
 WAITING = 10_000
 SYSTEMS = 16
@@ -100,8 +100,8 @@ def run() -> Report:
 
 def _job(chance: random.Random, workflow: str, folder: str = "/") -> JobSpec:
     """A job as the appliance's own client sends it, but it keeps what it gets for as long as there is that folder."""
-    kind = chance.choice((ApplianceKind.COMPILE, ApplianceKind.EXECUTE, ApplianceKind.EXECUTE))
-    compiles = kind is ApplianceKind.COMPILE
+    kind = chance.choice((ApplianceJobType.COMPILE, ApplianceJobType.EXECUTE, ApplianceJobType.EXECUTE))
+    compiles = kind is ApplianceJobType.COMPILE
     return JobSpec(
         name="train-gpt2",
         command=("sh", "-c", 'while [ -d "$0" ]; do sleep 0.5; done', folder),
@@ -116,7 +116,7 @@ def _job(chance: random.Random, workflow: str, folder: str = "/") -> JobSpec:
         time_limit_s=chance.choice((None, 3600.0, 86_400.0)),
         labels={"model": "gpt2", "SLURM_JOB_ID": str(chance.randrange(100_000))},
         lease_s=86_400.0,  # nobody renews it here
-        appliance=ApplianceJob(kind, workflow),
+        appliance=WorkflowPart(kind, workflow),
     )
 
 
@@ -132,7 +132,7 @@ class _Queue:
 
     def __init__(self, store: SqlStore, chance: random.Random) -> None:
         pool = Pool(PoolName("cs"), "csx", "simulated", AnySubset(SYSTEMS, SYSTEMS), (("memory", MEMORY_GI * GIB),))
-        self.fleet, self.runs = Fleet([pool]), Runs()
+        self.fleet, self.runs = Fleet([pool]), RunRegistry()
         self._chance, self._store = chance, store
         self._now = self._since = Timestamp(1_000_000 * SECOND)
         self._epoch = store.lead("benchmark", self._now)
@@ -179,7 +179,7 @@ class _Queue:
             self.step(*(_answered(partition, "create", ObservedState.ACTIVE) for partition in new))
         starting = [one for one in self.runs.by_id.values() if one.state is RunState.STARTING]
         if starting:
-            self.step(*(RunSighting(one.id, Phase.RUNNING, started_at=self._now) for one in starting))
+            self.step(*(RunStatus(one.id, RunPhase.RUNNING, started_at=self._now) for one in starting))
 
     def end_one(self) -> float:
         """A job ends; milliseconds of the turn in which its systems are free and go to the next, if it had any."""
@@ -187,7 +187,7 @@ class _Queue:
         ended = self._chance.choice(running)
         assert ended.claim is not None
         held = self.fleet.claims[ended.claim].partition
-        took_ms = self.step(RunSighting(ended.id, Phase.ENDED, end=EndRecord(Ending.EXITED, 0, (0,))))
+        took_ms = self.step(RunStatus(ended.id, RunPhase.ENDED, end=EndRecord(EndReason.EXITED, 0, (0,))))
         if held is None:
             return took_ms  # a compile job has none: the next one is granted at once
         return self.step(_answered(self.fleet.partitions[held], "remove", ObservedState.ABSENT))

@@ -31,7 +31,7 @@ from moorings.core.partitions import Partition, PartitionState
 from moorings.core.policy import Policy
 from moorings.core.projects import Project, ProjectShare
 from moorings.core.topology import Pool, PowerOfTwo
-from moorings.workloads.turn import Runs
+from moorings.workloads.turn import RunRegistry
 
 WAITING: Final = 10_000
 DOMAINS, DOMAIN_SIZE, MAX_BLOCK = 64, 64, 256
@@ -95,7 +95,7 @@ class _Crowd:
         self.fleet = Fleet([Pool(POOL, "ipu", "simulated", PowerOfTwo(DOMAINS, DOMAIN_SIZE, MAX_BLOCK))])
         self._chance = chance
         self._now = self._since = Timestamp(1_000_000 * SECOND)
-        self._runs = Runs()
+        self._runs = RunRegistry()
         self._policy = Policy()
         self._created = 0
         projects = _projects()

@@ -39,7 +39,7 @@ from moorings.core.policy import Policy
 from moorings.core.topology import Pool, PowerOfTwo
 from moorings.store.sql import SqlStore
 from moorings.store.sqlite import open_sqlite
-from moorings.workloads.turn import Runs
+from moorings.workloads.turn import RunRegistry
 
 WAITING = 10_000
 DOMAINS, DOMAINS_LARGE, DOMAIN_SIZE, MAX_BLOCK = 64, 1024, 64, 256
@@ -155,7 +155,7 @@ class _Crowd:
         self._now = Timestamp(1_000_000 * SECOND)
         self._since = self._now
         self._epoch = store.lead("benchmark", self._now)
-        self._runs = Runs()
+        self._runs = RunRegistry()
         self._created = 0
         holders = list(_holders(chance, DOMAINS, SIZES_HELD))
         for start in range(0, len(holders), CREATED_AT_ONCE):

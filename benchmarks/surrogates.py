@@ -21,7 +21,7 @@ from moorings.client.requests import EventFilter
 from moorings.ports.mirror import Mirror, NoMirror
 from moorings.slurm.surrogate.mirror import find_mirror
 from moorings.wire.shapes import RunRequest
-from moorings.workloads.appliance import ApplianceJob, ApplianceKind
+from moorings.workloads.appliance import ApplianceJobType, WorkflowPart
 from moorings.workloads.jobs import Accelerators, JobSpec
 
 ROUNDS = 40
@@ -89,7 +89,7 @@ def _job(number: int) -> JobSpec:
         environment={"PATH": "/usr/bin:/bin"},
         accelerators=Accelerators("csx", 1),
         lease_s=60.0,
-        appliance=ApplianceJob(ApplianceKind.EXECUTE, f"wflow-{number:022d}"),
+        appliance=WorkflowPart(ApplianceJobType.EXECUTE, f"wflow-{number:022d}"),
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from moorings.core.access import Caller
 from moorings.ports.store import AppliancePart, Page, Store
-from moorings.workloads.appliance import DEFAULT_PRIORITY, ApplianceJob, ApplianceKind
+from moorings.workloads.appliance import DEFAULT_PRIORITY, ApplianceJobType, WorkflowPart
 from moorings.workloads.jobs import Accelerators
 from moorings.workloads.runs import ENDED, RunId, RunState
 from tests.databases import open_new
@@ -20,7 +20,7 @@ from tests.e2e.test_appliance_runs import GIB, POOL
 from tests.waiting import patient
 
 UNENDED = frozenset(RunState) - ENDED
-COMPILE, EXECUTE = ApplianceKind.COMPILE, ApplianceKind.EXECUTE
+COMPILE, EXECUTE = ApplianceJobType.COMPILE, ApplianceJobType.EXECUTE
 
 
 FIRST = Page()
@@ -37,12 +37,12 @@ async def rig(tmp_path: Path, store: Store) -> AsyncIterator[Rig]:
         yield made
 
 
-async def start(rig: Rig, number: int, kind: ApplianceKind, caller: Caller = ANN, **labels: str) -> RunId:
+async def start(rig: Rig, number: int, kind: ApplianceJobType, caller: Caller = ANN, **labels: str) -> RunId:
     size, memory = (0, 67) if kind is COMPILE else (4, 32)
     spec = replace(
         job("sleep", "1000"),
         accelerators=Accelerators("csx", size, resources={"memory": memory * GIB}),
-        appliance=ApplianceJob(kind, f"wflow-{number:022d}"),
+        appliance=WorkflowPart(kind, f"wflow-{number:022d}"),
         priority=DEFAULT_PRIORITY,
         labels=labels,
     )

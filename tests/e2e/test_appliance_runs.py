@@ -15,7 +15,7 @@ from moorings.core.access import Caller
 from moorings.core.claims import ClaimSpec, ClaimState
 from moorings.core.errors import MooringsError
 from moorings.ports.store import AppliancePart, Page
-from moorings.workloads.appliance import DEFAULT_PRIORITY, ApplianceJob, ApplianceKind
+from moorings.workloads.appliance import DEFAULT_PRIORITY, ApplianceJobType, WorkflowPart
 from moorings.workloads.jobs import Accelerators, JobSpec
 from moorings.workloads.runs import Run, RunState
 from tests.e2e.rig import ADMIN, ANN, BOB, Rig, job, running
@@ -36,7 +36,7 @@ remove_s = 0.2
 remove_per_device_s = 0.0
 """
 WORKFLOW, OTHER = "wflow-" + "a" * 22, "wflow-" + "b" * 22
-COMPILE, EXECUTE = ApplianceKind.COMPILE, ApplianceKind.EXECUTE
+COMPILE, EXECUTE = ApplianceJobType.COMPILE, ApplianceJobType.EXECUTE
 
 
 @pytest.fixture
@@ -45,16 +45,16 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
         yield made
 
 
-def wsjob(kind: ApplianceKind, *command: str, systems: int = 1, workflow: str = WORKFLOW, **more: Any) -> JobSpec:
+def wsjob(kind: ApplianceJobType, *command: str, systems: int = 1, workflow: str = WORKFLOW, **more: Any) -> JobSpec:
     asked = Accelerators("csx", 0, resources={"memory": 67 * GIB})
     if kind is EXECUTE:
         asked = Accelerators("csx", systems, resources={"memory": 32 * GIB})
     plain = job(*(command or ("true",)))
-    part = ApplianceJob(kind, workflow)
+    part = WorkflowPart(kind, workflow)
     return replace(plain, accelerators=asked, appliance=part, priority=more.pop("priority", DEFAULT_PRIORITY), **more)
 
 
-async def start(rig: Rig, kind: ApplianceKind, *command: str, caller: Caller = ANN, **more: Any) -> Run:
+async def start(rig: Rig, kind: ApplianceJobType, *command: str, caller: Caller = ANN, **more: Any) -> Run:
     within = more.pop("within", None)
     return (await rig.controller.runs.create(caller, wsjob(kind, *command, **more), within=within)).run
 

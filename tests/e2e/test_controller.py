@@ -20,7 +20,7 @@ from moorings.core.topology import Block
 from moorings.drivers.simulated.faults import Call, Fault, FaultKind
 from moorings.ports.store import Changes, Page, Seq
 from moorings.testing.records import NEW, a_claim
-from moorings.workloads.runs import Phase, RunState
+from moorings.workloads.runs import RunPhase, RunState
 from tests.e2e.rig import ADMIN, ANN, BOB, Rig, job, running
 from tests.waiting import patient
 
@@ -501,7 +501,7 @@ async def test_a_job_is_stopped_though_that_cannot_be_saved(rig: Rig, monkeypatc
 
         async def ended() -> bool:
             (seen,) = await rig.assembly.running.engines["local"].observe([going.id])
-            return seen.phase is Phase.ENDED
+            return seen.phase is RunPhase.ENDED
 
         await rig.until(ended)
         assert len(await rig.hardware()) == 1

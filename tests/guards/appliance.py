@@ -78,7 +78,7 @@ APPLIANCE_JOBS: tuple[Guard, ...] = (
         what="P0 is for admins",
         file="workloads/appliance.py",
         at="is_for_admins",
-        cut="priority >= -ADMINS_MAX",
+        cut="priority >= -ADMIN_PRIORITY_MAX",
         put="False",
         tests=(
             f"{RUNS}test_a_workflow_has_one_priority_and_p0_is_for_admins",

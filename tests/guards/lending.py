@@ -247,7 +247,7 @@ LENDING = (
         what="a run that ends on its own while it is to yield has ended",
         file="workloads/turn.py",
         at="RunTurn._yielding",
-        cut="seen.end.ending not in _STOPPED",
+        cut="seen.end.ending not in _RESUMABLE_END_REASONS",
         put="False",
         tests=(f"{RUNS}test_a_run_that_ends_on_its_own_while_it_is_to_yield_has_ended",),
     ),

@@ -23,7 +23,7 @@ from moorings.local.records import CancelOrder, End, Identity, Status, Unreadabl
 from moorings.local.rundir import RunFolder
 from moorings.testing.engine_suite import make_order
 from moorings.wire.errors import ERRORS
-from moorings.workloads.runs import Ending, EndRecord, Phase, RunId
+from moorings.workloads.runs import EndReason, EndRecord, RunId, RunPhase
 from tests.hostile.effort import fuzzing, tried
 from tests.hostile.mutation import mutations
 from tests.unit.drivers.simulated_rig import MARK, SimulatedRig, order
@@ -139,10 +139,11 @@ def filled(path: Path) -> RunFolder:
     folder = RunFolder(path)
     folder.save_order(make_order(("true",), "/", tasks=2))
     folder.save_status(
-        Status(0, Phase.RUNNING, "boot", Identity(1, 2), Timestamp(3), (Identity(4, 5), Identity(6, 7))), durable=False
+        Status(0, RunPhase.RUNNING, "boot", Identity(1, 2), Timestamp(3), (Identity(4, 5), Identity(6, 7))),
+        durable=False,
     )
     folder.save_cancel(CancelOrder(0, "asked"))
-    folder.save_end(End(0, EndRecord(Ending.EXITED, 0, (0, 0))))
+    folder.save_end(End(0, EndRecord(EndReason.EXITED, 0, (0, 0))))
     return folder
 
 
@@ -179,7 +180,7 @@ def assert_harmless(folder: RunFolder, damaged: str) -> None:
     found = folder.survey()
     assert found is not None, "two other records are whole"
     if found.end is not None and damaged != "end":
-        assert found.end.record == EndRecord(Ending.EXITED, 0, (0, 0))
+        assert found.end.record == EndRecord(EndReason.EXITED, 0, (0, 0))
     for read in (folder.read_status, folder.read_cancel, folder.read_end):
         try:
             read(0)

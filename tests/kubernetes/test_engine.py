@@ -40,7 +40,7 @@ from moorings.testing.engine_suite import (
     until,
 )
 from moorings.workloads.jobs import Accelerators
-from moorings.workloads.runs import Ending, Phase
+from moorings.workloads.runs import EndReason, RunPhase
 from tests.kubernetes import images
 from tests.kubernetes.cluster import KubernetesCluster, new_folder
 from tests.kubernetes.site import ROOT, Site, ipu_site
@@ -267,7 +267,7 @@ async def test_a_job_that_somebody_deletes_in_kubernetes_is_cancelled_and_its_ou
         await printed(engine, order.run, READY)
         rig.site.delete(rig.namespace, order.run)
         end = await end_of(engine, order.run)
-        assert (end.ending, end.exit_code, end.task_codes) == (Ending.CANCELLED, 143, (143,))
+        assert (end.ending, end.exit_code, end.task_codes) == (EndReason.CANCELLED, 143, (143,))
         assert end.detail == f"IPUJob {rig.namespace}/{order.run} was deleted in Kubernetes"
         assert await read(engine, order.run) == READY + b"\n"
 
@@ -278,15 +278,15 @@ async def test_one_that_waits_says_why_and_is_cancelled_without_having_run(rig: 
     blocker, order = (replace(one, job=replace(one.job, accelerators=whole)) for one in (blocker, order))
     async with opened(rig) as engine:
         await engine.submit(blocker)
-        await until(engine, blocker.run, Phase.RUNNING)
+        await until(engine, blocker.run, RunPhase.RUNNING)
         reference = await engine.submit(order)
         async with asyncio.timeout(PATIENCE_S):
             while "waiting for a partition of 16 IPUs" not in (seen := await see(engine, order.run)).reason:
                 await engine.changed()
-        assert (seen.phase, seen.reference) == (Phase.STARTING, reference)
+        assert (seen.phase, seen.reference) == (RunPhase.STARTING, reference)
         await engine.cancel(order.run, "enough")
         end = await end_of(engine, order.run)
-        assert (end.ending, end.exit_code, end.task_codes) == (Ending.CANCELLED, 143, (None,))
+        assert (end.ending, end.exit_code, end.task_codes) == (EndReason.CANCELLED, 143, (None,))
         assert end.detail == "enough"
         assert await read(engine, order.run) == b""
         await engine.cancel(blocker.run, "seen enough")
@@ -355,7 +355,7 @@ async def test_while_the_api_server_is_away_nothing_is_concluded_and_nothing_is_
         rig.cluster.kill_api_server()
         try:
             for _ in range(3):
-                assert (await see(engine, running.run)).phase in (Phase.RUNNING, Phase.UNKNOWN)
+                assert (await see(engine, running.run)).phase in (RunPhase.RUNNING, RunPhase.UNKNOWN)
             for demand in (engine.submit(later), engine.cancel(running.run, "enough")):
                 error = await refused(demand)
                 assert (error.code, error.retryable) == ("engine.unavailable", True)
@@ -367,7 +367,7 @@ async def test_while_the_api_server_is_away_nothing_is_concluded_and_nothing_is_
         assert await read(engine, later.run) == b"once\n"
         await engine.cancel(running.run, "asked again")
         end = await end_of(engine, running.run)
-        assert (end.ending, end.detail) == (Ending.CANCELLED, "enough")
+        assert (end.ending, end.detail) == (EndReason.CANCELLED, "enough")
         assert await read(engine, running.run) == READY + b"\n"
 
 
@@ -407,10 +407,10 @@ async def test_a_run_whose_node_loses_power_is_lost(rig: KubernetesRig) -> None:
         await printed(engine, order.run, READY)
         node.kill()
         await asyncio.to_thread(rig.cluster.wait, partial(_is_noticed, rig.cluster, node.name), 60)
-        assert (await see(engine, order.run)).phase is Phase.RUNNING  # nobody can say otherwise
+        assert (await see(engine, order.run)).phase is RunPhase.RUNNING  # nobody can say otherwise
         await asyncio.to_thread(node.start)
         end = await end_of(engine, order.run)
-        assert (end.ending, end.exit_code) == (Ending.LOST, 137)
+        assert (end.ending, end.exit_code) == (EndReason.LOST, 137)
         assert "its node was down" in end.detail
         assert (await read(engine, order.run)).startswith(READY)
 

@@ -22,7 +22,7 @@ from moorings.kubernetes.engine.engine import KubernetesEngine
 from moorings.kubernetes.engine.settings import KubernetesEngineSettings, Volume
 from moorings.local.logs import TaskLog, read_logs
 from moorings.testing.engine_suite import Programs, make_order
-from moorings.workloads.runs import Phase
+from moorings.workloads.runs import RunPhase
 from tests.kubernetes.cluster import KubernetesCluster, new_folder
 from tests.kubernetes.site import JOBS, Site, ipu_site
 from tests.kubernetes.test_engine import RUNNER, give_rights
@@ -61,7 +61,7 @@ async def record(site: Site, namespace: str, config: str) -> None:
     calls = Calls(load_credentials({}, path=config))
     engine = KubernetesEngine(settings, runs, uuid4().hex[:12], connect({}, path=config), calls, clock, read)
 
-    async def until_phase(run: Any, *phases: Phase) -> None:
+    async def until_phase(run: Any, *phases: RunPhase) -> None:
         seen = None
         for _ in range(LOOKS):
             (seen,) = await engine.observe([run])
@@ -91,7 +91,7 @@ async def record(site: Site, namespace: str, config: str) -> None:
             pods = await pods_of(2)
             for pod in pods:
                 site.run_pod(namespace, pod)
-            await until_phase(order.run, Phase.RUNNING)
+            await until_phase(order.run, RunPhase.RUNNING)
             if name == "succeeded":
                 capture(site, runs, order.run, namespace, "running")
             else:
@@ -99,7 +99,7 @@ async def record(site: Site, namespace: str, config: str) -> None:
                 capture(site, runs, order.run, namespace, "cancelled")
             for pod in await pods_of(2) if name == "succeeded" else []:
                 site.end_pod(namespace, pod, 0)
-            await until_phase(order.run, Phase.ENDED)
+            await until_phase(order.run, RunPhase.ENDED)
             capture(site, runs, order.run, namespace, "succeeded" if name == "succeeded" else "cancelled-ended")
             if name == "succeeded":
                 site.cluster.kubectl("delete", "ipujobs", "--all", "-n", namespace)

@@ -44,9 +44,9 @@ from moorings.store.sqlite import open_sqlite
 from moorings.wire.codec import encode
 from moorings.wire.errors import ERRORS
 from moorings.wire.shapes import ProblemBody
-from moorings.workloads.appliance import ApplianceJob, ApplianceKind
+from moorings.workloads.appliance import ApplianceJobType, WorkflowPart
 from moorings.workloads.jobs import Resources
-from moorings.workloads.runs import Ending, EndRecord, Phase
+from moorings.workloads.runs import EndReason, EndRecord, RunPhase
 from tests.e2e.processes import ControllerProcess
 from tests.waiting import until
 
@@ -462,7 +462,7 @@ def write_forms(site: Site) -> None:
     job = dataclasses.replace(
         order.job,
         resources=Resources(2, 1 << 30, 2),
-        appliance=ApplianceJob(ApplianceKind.COMPILE, WORKFLOW),
+        appliance=WorkflowPart(ApplianceJobType.COMPILE, WORKFLOW),
         checkpoint_directory="/srv/saved",
     )
     gcds = tuple(dataclasses.replace(gcd, environment={"A": "b"}) for gcd in order.binding.gcds)
@@ -470,8 +470,8 @@ def write_forms(site: Site) -> None:
     folder.save_order(dataclasses.replace(order, attempt=2, job=job, binding=binding, resume_from="/srv/saved/7"))
     tasks = (Identity(12, 34), Identity(13, 35))
     at = Timestamp(1_700_000_000_000_000)
-    folder.save_status(Status(2, Phase.RUNNING, "a boot", Identity(11, 33), at, tasks), durable=False)
-    folder.save_end(End(2, EndRecord(Ending.YIELDED, 143, (143, None), at, add_seconds(at, 1.0), "it was stopped")))
+    folder.save_status(Status(2, RunPhase.RUNNING, "a boot", Identity(11, 33), at, tasks), durable=False)
+    folder.save_end(End(2, EndRecord(EndReason.YIELDED, 143, (143, None), at, add_seconds(at, 1.0), "it was stopped")))
     folder.save_cancel(CancelOrder(2, "enough"))
     folder.save_yield(YieldOrder(2, "needed elsewhere", 12.5))
     Fence(folder.path).set(Epoch(7), 1.0)

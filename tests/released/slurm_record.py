@@ -32,7 +32,7 @@ from moorings.slurm.engine.settings import SlurmEngineSettings
 from moorings.slurm.formats import build_jobs, build_licenses, build_reservations
 from moorings.slurm.node_records import build_show_nodes
 from moorings.testing.engine_suite import Programs, end_of, make_order
-from moorings.workloads.runs import Phase
+from moorings.workloads.runs import RunPhase
 from tests.released.slurm_states import SLURM, decide, put_files, read_run
 from tests.slurm import ipus
 from tests.slurm.admin import told
@@ -279,7 +279,7 @@ async def record_runs(site: IpuSite) -> None:
     work = str(cluster.work)
     engine = runs.open()
 
-    async def until_phase(order: StartOrder, phase: Phase) -> None:
+    async def until_phase(order: StartOrder, phase: RunPhase) -> None:
         for _ in range(600):
             (seen,) = await engine.observe([order.run])
             if seen.phase is phase:
@@ -290,7 +290,7 @@ async def record_runs(site: IpuSite) -> None:
     try:
         order = make_order(programs.lasts(), work, tasks=2, time_limit_s=3000.0)
         job = await engine.submit(order)
-        await until_phase(order, Phase.RUNNING)
+        await until_phase(order, RunPhase.RUNNING)
         runs.capture("running", order.run, job)
         await engine.cancel(order.run, "seen enough")
         runs.capture("cancelled", order.run, job)
@@ -324,7 +324,7 @@ async def record_runs(site: IpuSite) -> None:
         script = 'echo "start $SLURM_RESTART_COUNT"; [ -n "$SLURM_RESTART_COUNT" ] || exec sleep 3600'
         order = _may_resume(make_order(programs.shell(script), work))
         job = await engine.submit(order)
-        await until_phase(order, Phase.RUNNING)
+        await until_phase(order, RunPhase.RUNNING)
         cluster.check("scontrol", "requeue", job)
         cluster.wait_job(job, "PENDING")
         runs.capture("requeued", order.run, job)

@@ -15,7 +15,7 @@ from moorings.appliance.order import Order, read_order, write_order
 from moorings.appliance.record import FILE_NAME, Record
 from moorings.wire.codec import decode, encode
 from moorings.wire.shapes import ApplianceJobBody, RunBody
-from moorings.workloads.appliance import ApplianceKind
+from moorings.workloads.appliance import ApplianceJobType
 from tests.released.wafer_record import WAFER, put_back
 
 RECORDING = json.loads(WAFER.read_text())
@@ -69,7 +69,7 @@ def test_the_record_of_jobs_is_taken_up_and_stays_as_it_is(folder: Path) -> None
     assert len(jobs) == 4
     for body in (decode(RunBody, run) for run in RECORDING["runs"]):
         assert body.job.appliance is not None
-        record.note(body, ApplianceKind(body.job.appliance.kind), Path(jobs[body.id]["log_path"]))
+        record.note(body, ApplianceJobType(body.job.appliance.kind), Path(jobs[body.id]["log_path"]))
     written = json.loads((model_dir / FILE_NAME).read_text())
     assert {**written, "version": recorded["version"]} == recorded
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from moorings.drivers.simulated.faults import Call, Fault, FaultKind
-from moorings.workloads.runs import Phase, RunState
+from moorings.workloads.runs import RunPhase, RunState
 from tests.e2e.rig import ANN, job, running
 
 
@@ -20,5 +20,5 @@ async def test_a_run_that_is_cancelled_while_its_binding_is_fetched_never_starts
         assert ended.run.state is RunState.CANCELLED
         await rig.until(lambda: not rig.assembly.running._acts)  # the binding has come
         (seen,) = await rig.assembly.running.engines["local"].observe([run.id])
-        assert seen.phase is Phase.ABSENT
+        assert seen.phase is RunPhase.ABSENT
         await rig.nothing_left()

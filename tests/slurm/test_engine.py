@@ -33,7 +33,7 @@ from moorings.testing.engine_suite import (
     until,
 )
 from moorings.workloads.jobs import Accelerators
-from moorings.workloads.runs import Ending, Phase
+from moorings.workloads.runs import EndReason, RunPhase
 from tests.slurm.cluster import SlurmCluster
 from tests.slurm.ipus import IpuSite, ipu_site
 from tests.unit.local.local_rig import WallClock
@@ -107,7 +107,7 @@ async def test_a_job_whose_id_was_lost_on_the_way_is_found_again(rig: SlurmRig) 
         (rig.runs / order.run / "0" / "job").unlink()
         assert await engine.submit(order) == job
         assert [queued.id for queued in rig.site.cluster.squeue()] == [job]
-        await until(engine, order.run, Phase.RUNNING)
+        await until(engine, order.run, RunPhase.RUNNING)
         await engine.cancel(order.run, "seen enough")
         await end_of(engine, order.run)
 
@@ -123,7 +123,7 @@ async def test_of_two_jobs_for_one_run_one_runs_it(rig: SlurmRig) -> None:
         rig.site.cluster.wait_job(twin, "COMPLETED")
         rig.site.cluster.wait_job(job, "COMPLETED")
         end = await end_of(engine, order.run)
-        assert (end.ending, end.exit_code) == (Ending.EXITED, 0)
+        assert (end.ending, end.exit_code) == (EndReason.EXITED, 0)
         assert await read(engine, order.run) == b"once\n"
         claimed = (attempt / "claimed").read_text().strip()
         assert claimed in (job, str(twin))
@@ -140,7 +140,7 @@ async def test_a_resumable_run_that_slurm_requeues_runs_again(rig: SlurmRig) -> 
         # Not in two minutes, and not at once: 24.11 may take the end of the first start's script for the second's.
         rig.site.cluster.check("scontrol", "update", f"jobid={job}", "starttime=now+3")
         end = await end_of(engine, order.run)
-        assert (end.ending, end.exit_code) == (Ending.EXITED, 0)
+        assert (end.ending, end.exit_code) == (EndReason.EXITED, 0)
         assert await read(engine, order.run) == b"start \nstart 1\n"
         assert await engine.submit(order) == job
 
@@ -149,10 +149,10 @@ async def test_what_is_cancelled_in_slurm_is_cancelled(rig: SlurmRig) -> None:
     order = make_order(rig.programs.lasts(), rig.workdir)
     async with opened(rig) as engine:
         job = await engine.submit(order)
-        await until(engine, order.run, Phase.RUNNING)
+        await until(engine, order.run, RunPhase.RUNNING)
         rig.site.cluster.check("scancel", job)
         end = await end_of(engine, order.run)
-    assert (end.ending, end.exit_code) == (Ending.CANCELLED, 143)
+    assert (end.ending, end.exit_code) == (EndReason.CANCELLED, 143)
     assert end.detail == f"job {job} is CANCELLED in Slurm"
 
 
@@ -163,18 +163,18 @@ async def test_what_ignores_a_cancellation_in_slurm_is_killed_by_it(rig: SlurmRi
         await printed(engine, order.run, READY)
         rig.site.cluster.check("scancel", job)
         end = await end_of(engine, order.run)
-    assert (end.ending, end.exit_code, end.task_codes) == (Ending.CANCELLED, 137, (137,))
+    assert (end.ending, end.exit_code, end.task_codes) == (EndReason.CANCELLED, 137, (137,))
 
 
 async def test_a_run_whose_node_goes_down_is_lost(rig: SlurmRig) -> None:
     order = make_order(rig.programs.lasts(), rig.workdir)
     async with opened(rig) as engine:
         job = await engine.submit(order)
-        await until(engine, order.run, Phase.RUNNING)
+        await until(engine, order.run, RunPhase.RUNNING)
         node = rig.site.cluster.job(job)["NodeList"]
         rig.site.cluster.check("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
         end = await end_of(engine, order.run)
-        assert end.ending is Ending.LOST
+        assert end.ending is EndReason.LOST
         assert end.detail == f"job {job} is NODE_FAIL in Slurm"
         rig.site.cluster.run("scontrol", "update", f"nodename={node}", "state=resume")  # refused if it is back already
         rig.site.cluster.wait_nodes()
@@ -188,7 +188,7 @@ async def test_while_slurm_is_away_nothing_is_concluded_and_nothing_is_lost(
     later = make_order(rig.programs.prints("once"), rig.workdir)
     async with opened(rig) as engine:
         await engine.submit(running)
-        await until(engine, running.run, Phase.RUNNING)
+        await until(engine, running.run, RunPhase.RUNNING)
         begun = time.time()
         rig.site.cluster.sbatch("true")  # so that there is something to save
         saved = rig.site.cluster.folder / "state" / "job_state"
@@ -197,7 +197,7 @@ async def test_while_slurm_is_away_nothing_is_concluded_and_nothing_is_lost(
                 await engine.changed()
         end_it(rig.site.cluster)
         try:
-            assert (await see(engine, running.run)).phase is Phase.UNKNOWN
+            assert (await see(engine, running.run)).phase is RunPhase.UNKNOWN
             for demand in (engine.submit(later), engine.cancel(running.run, "enough")):
                 error = await refused(demand)
                 assert (error.code, error.retryable) == ("engine.unavailable", True)
@@ -208,7 +208,7 @@ async def test_while_slurm_is_away_nothing_is_concluded_and_nothing_is_lost(
         assert (await end_of(engine, later.run)).exit_code == 0
         assert await read(engine, later.run) == b"once\n"
         end = await end_of(engine, running.run)
-        assert (end.ending, end.detail) == (Ending.CANCELLED, "enough")
+        assert (end.ending, end.detail) == (EndReason.CANCELLED, "enough")
 
 
 async def test_a_task_has_the_jobs_variables_and_its_bindings_and_slurms_and_no_others(rig: SlurmRig) -> None:
@@ -235,7 +235,7 @@ async def test_what_slurm_refuses_is_rejected_in_its_words_and_leaves_no_job(rig
         error = await refused(engine.submit(order))
         assert error.code == "engine.rejected"
         assert "--ipus=3" in error.detail
-        assert (await see(engine, order.run)).phase is Phase.ABSENT
+        assert (await see(engine, order.run)).phase is RunPhase.ABSENT
 
 
 async def test_one_that_waits_says_why_and_is_cancelled_without_having_run(rig: SlurmRig) -> None:
@@ -247,8 +247,8 @@ async def test_one_that_waits_says_why_and_is_cancelled_without_having_run(rig: 
         async with asyncio.timeout(PATIENCE_S):
             while "Licenses" not in (seen := await see(engine, order.run)).reason:
                 await engine.changed()
-        assert (seen.phase, seen.reference) == (Phase.STARTING, job)
+        assert (seen.phase, seen.reference) == (RunPhase.STARTING, job)
         await engine.cancel(order.run, "enough")
         end = await end_of(engine, order.run)
-        assert (end.ending, end.exit_code, end.detail) == (Ending.CANCELLED, 143, "enough")
+        assert (end.ending, end.exit_code, end.detail) == (EndReason.CANCELLED, 143, "enough")
         assert await read(engine, order.run) == b""

@@ -25,7 +25,7 @@ from moorings.core.errors import MooringsError
 from moorings.core.projects import ALIASES_MAX, MEMBER_CHARS_MAX, MEMBERS_MAX, WEIGHT_MAX
 from moorings.core.topology import DEVICES_MAX
 from moorings.wire.codec import camel
-from moorings.workloads.appliance import ApplianceKind
+from moorings.workloads.appliance import ApplianceJobType
 from moorings.workloads.jobs import COMMAND_ARGS_MAX, COMMAND_CHARS_MAX, ENVIRONMENT_CHARS_MAX
 from moorings.workloads.labels import LABELS_MAX
 
@@ -49,7 +49,7 @@ _Seconds = Annotated[float, Field(ge=0, le=SECONDS_MAX)]
 # Fields whose name does not tell their bound. core and workloads check these too, where a limit is theirs.
 _BOUNDS: Mapping[tuple[str, str], object] = {
     ("AcceleratorsShape", "resources"): _Amounts | None,
-    ("ApplianceShape", "kind"): Literal[tuple(kind.value for kind in ApplianceKind)],
+    ("ApplianceShape", "kind"): Literal[tuple(kind.value for kind in ApplianceJobType)],
     ("ClaimRequest", "queue"): Literal[tuple(mode.value for mode in QueueMode)],
     ("ClaimRequest", "resources"): _Amounts,
     ("DrainRequest", "reason"): Annotated[str, Field(min_length=1, max_length=500, pattern=_NO_NUL)],

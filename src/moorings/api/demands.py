@@ -27,7 +27,7 @@ from moorings.wire.shapes import (
     ProjectRequest,
     QueueRequest,
 )
-from moorings.workloads.appliance import ApplianceJob, ApplianceKind
+from moorings.workloads.appliance import ApplianceJobType, WorkflowPart
 from moorings.workloads.jobs import Accelerators, JobSpec, Resources
 
 _LATEST = Timestamp(1 << 62)  # whoever takes the list knows what time it is
@@ -82,7 +82,7 @@ def job_spec(shape: JobShape) -> JobSpec:
         image=shape.image,
         labels=dict(shape.labels or {}),
         lease_s=shape.lease_s,
-        appliance=ApplianceJob(ApplianceKind(part.kind), part.workflow) if part is not None else None,
+        appliance=WorkflowPart(ApplianceJobType(part.kind), part.workflow) if part is not None else None,
         preemptible=bool(shape.preemptible),
     )
 

@@ -20,7 +20,7 @@ from moorings.core.claims import SIZE_MAX, ClaimState
 from moorings.core.errors import MooringsError
 from moorings.core.quantities import parse_duration_s
 from moorings.ports.store import Seq
-from moorings.workloads.appliance import ApplianceKind
+from moorings.workloads.appliance import ApplianceJobType
 from moorings.workloads.jobs import TASKS_MAX
 from moorings.workloads.runs import ENDED as RUN_ENDED
 from moorings.workloads.runs import RunState
@@ -224,8 +224,8 @@ ALL = _flag("all", "Also those that have ended.")
 APPLIANCE_KIND = Parameter(
     "kind",
     "Only jobs that compile, or only jobs that execute.",
-    {"type": "string", "enum": list(ApplianceKind)},
-    _one(lambda text: ApplianceKind(_choice("kind", tuple(ApplianceKind))(text)), None),
+    {"type": "string", "enum": list(ApplianceJobType)},
+    _one(lambda text: ApplianceJobType(_choice("kind", tuple(ApplianceJobType))(text)), None),
 )
 WORKFLOW = _text("workflow", "Only jobs of this workflow.")
 LABELS = Parameter(

@@ -16,7 +16,7 @@ from moorings.appliance.program import BATCH_SIZE, Program, check_program, param
 from moorings.appliance.schemas import Mode, Optimizer, RunConfig
 from moorings.core.errors import MooringsError
 from moorings.wire.shapes import PoolBody
-from moorings.workloads.appliance import KIND, WORKFLOW_JOBS_MAX, parse_priority
+from moorings.workloads.appliance import APPLIANCE_KIND, WORKFLOW_JOBS_MAX, parse_priority
 from moorings.workloads.labels import check_labels
 
 GIB: Final = 1 << 30
@@ -118,12 +118,12 @@ def check_pools(wish: Wish, pools: Iterable[PoolBody]) -> None:
     Raises:
         MooringsError: ``params.invalid``, ``kind.unknown``.
     """
-    ours = [pool for pool in pools if pool.accelerator == KIND]
+    ours = [pool for pool in pools if pool.accelerator == APPLIANCE_KIND]
     if not ours:
         raise MooringsError(
             "kind.unknown",
             "the controller has no pool of wafer-scale systems",
-            hint=f'its pools file needs a pool with kind = "{KIND}"; is this the right controller?',
+            hint=f'its pools file needs a pool with kind = "{APPLIANCE_KIND}"; is this the right controller?',
         )
     wanted, sizes = wish.config.num_csx, {int(size) for pool in ours for size in pool.available}
     if wanted > max(sizes, default=0):
@@ -147,7 +147,7 @@ def check_pools(wish: Wish, pools: Iterable[PoolBody]) -> None:
 
 def ask_memory(pools: Iterable[PoolBody]) -> bool:
     """Whether jobs have to ask for memory of the management node: every pool of systems has some to give."""
-    ours = [pool for pool in pools if pool.accelerator == KIND]
+    ours = [pool for pool in pools if pool.accelerator == APPLIANCE_KIND]
     return bool(ours) and all(MEMORY in pool.resources for pool in ours)
 
 

@@ -12,7 +12,7 @@ from moorings.appliance.checks import GIB, MEMORY, Wish
 from moorings.appliance.order import Order
 from moorings.core.claims import CheckpointContract
 from moorings.wire.shapes import ClaimRequest
-from moorings.workloads.appliance import KIND, ApplianceJob, ApplianceKind
+from moorings.workloads.appliance import APPLIANCE_KIND, ApplianceJobType, WorkflowPart
 from moorings.workloads.jobs import Accelerators, JobSpec
 
 GRACE_S: Final = 20.0  # between TERM and KILL: time for a checkpoint, and less than the 30 s before Slurm's limit
@@ -55,7 +55,9 @@ def build_job(
         environment=build_environment(environment, wish.python_paths, folder),
         tasks=1 if compiles else order.systems,
         accelerators=Accelerators(
-            kind=KIND, size=0 if compiles else order.systems, resources=_resources(wish, memory, compiles=compiles)
+            kind=APPLIANCE_KIND,
+            size=0 if compiles else order.systems,
+            resources=_resources(wish, memory, compiles=compiles),
         ),
         priority=wish.priority,
         time_limit_s=time_limit_s,
@@ -63,7 +65,7 @@ def build_job(
         checkpoint_directory=order.model_dir,
         labels=wish.labels,
         lease_s=lease_s,
-        appliance=ApplianceJob(ApplianceKind.COMPILE if compiles else ApplianceKind.EXECUTE, workflow),
+        appliance=WorkflowPart(ApplianceJobType.COMPILE if compiles else ApplianceJobType.EXECUTE, workflow),
     )
 
 
@@ -71,7 +73,7 @@ def build_reservation(wish: Wish, *, lease_s: float, memory: bool) -> ClaimReque
     """A claim on the systems of a workflow, in which its jobs run one after the other."""
     return ClaimRequest(
         size=wish.config.num_csx,
-        accelerator=KIND,
+        accelerator=APPLIANCE_KIND,
         gcds=wish.config.num_csx,
         resources=_resources(wish, memory, compiles=False),
         priority=wish.priority,

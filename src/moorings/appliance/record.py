@@ -9,12 +9,12 @@ from typing import Any, Final
 from moorings import __version__
 from moorings.appliance.order import write_whole
 from moorings.wire.shapes import RunBody
-from moorings.workloads.appliance import ApplianceKind
+from moorings.workloads.appliance import ApplianceJobType
 from moorings.workloads.runs import ENDED, RunState
 
 FILE_NAME: Final = "run_meta.json"
 BYTES_MAX: Final = 16 << 20
-_LISTS: Final = {ApplianceKind.COMPILE: "compile_jobs", ApplianceKind.EXECUTE: "execute_jobs"}
+_LISTS: Final = {ApplianceJobType.COMPILE: "compile_jobs", ApplianceJobType.EXECUTE: "execute_jobs"}
 
 
 class Record:
@@ -63,7 +63,7 @@ class Record:
         entries = [each for entries in self._jobs.values() for each in entries if not each.get("end_time")]
         return [(str(each["id"]), str(each.get("workflow", ""))) for each in entries]
 
-    def note(self, run: RunBody, kind: ApplianceKind, log: Path, *, state: str | None = None) -> None:
+    def note(self, run: RunBody, kind: ApplianceJobType, log: Path, *, state: str | None = None) -> None:
         """Write down how a job stands.
 
         Raises:

@@ -28,7 +28,7 @@ from moorings.ports.mirror import Mirror
 from moorings.wire.codec import parse_time
 from moorings.wire.errors import Exit
 from moorings.wire.shapes import ClaimBody, RunBody, RunRequest
-from moorings.workloads.appliance import ApplianceKind
+from moorings.workloads.appliance import ApplianceJobType
 from moorings.workloads.runs import RunState
 
 CANCEL_S: Final = GRACE_S + 40.0  # a job's end is waited for this long, and the controller for its answers
@@ -225,7 +225,7 @@ class JobRunner:
 
     def _note(self, job: RunBody) -> None:
         assert self._order is not None
-        kind = ApplianceKind.COMPILE if self._order.act == "compile" else ApplianceKind.EXECUTE
+        kind = ApplianceJobType.COMPILE if self._order.act == "compile" else ApplianceJobType.EXECUTE
         try:
             self._record.note(job, kind, self._log)
         except OSError as error:  # the work is what counts

@@ -22,7 +22,7 @@ from moorings.core.errors import MooringsError
 from moorings.ports.mirror import Mirror
 from moorings.wire.errors import Exit
 from moorings.wire.shapes import ClaimRequest, RunBody
-from moorings.workloads.appliance import bucket_of
+from moorings.workloads.appliance import priority_bucket
 from moorings.workloads.runs import ENDED
 
 
@@ -68,7 +68,7 @@ class Workflow:
             if is_done(wish, begin, self._progress):
                 return 0
             systems = count_text(wish.config.num_csx, "system")
-            bucket = bucket_of(wish.priority)
+            bucket = priority_bucket(wish.priority)
             self._jobs.opening = f"{self._name}  {wish.mode} on {systems}, priority {bucket}, in {wish.model_dir}"
             self._run_stages(begin)
         except Over as over:

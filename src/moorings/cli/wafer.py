@@ -19,7 +19,7 @@ from moorings.core.quantities import age_text
 from moorings.core.topology import Block
 from moorings.wire.codec import parse_time
 from moorings.wire.shapes import ApplianceJobBody, ClaimBody, LabelsRequest, RunBody
-from moorings.workloads.appliance import JobPhase, bucket_of, phase_of
+from moorings.workloads.appliance import AppliancePhase, appliance_phase, priority_bucket
 from moorings.workloads.labels import check_labels
 
 SESSION = "default"
@@ -73,7 +73,7 @@ class WaferJob:
     @property
     def queued(self) -> bool:
         """Whether it waits for its turn."""
-        return self.status.phase == JobPhase.QUEUED
+        return self.status.phase == AppliancePhase.QUEUED
 
 
 def of_listed(body: ApplianceJobBody) -> WaferJob:
@@ -84,12 +84,12 @@ def of_listed(body: ApplianceJobBody) -> WaferJob:
             type=body.kind,
             user=body.subject,
             workflow=body.workflow,
-            priority=bucket_of(body.priority),
+            priority=priority_bucket(body.priority),
             priority_value=max(-body.priority, 0),
             num_systems=body.systems,
         ),
         status=Status(
-            phase=phase_of(body.state, scheduled=body.scheduled_at is not None),
+            phase=appliance_phase(body.state, scheduled=body.scheduled_at is not None),
             systems=system_names(body.pool, body.devices),
             schedule_time=body.scheduled_at,
             start_time=body.started_at,
@@ -110,14 +110,14 @@ def of_run(run: RunBody) -> WaferJob:
         raise MooringsError("run.unknown", f"{run.id} is no job of an appliance", hint="see 'moor get runs'")
     ended = run.ended_at is not None
     reason = run.detail if ended else run.reason.message if run.reason is not None else ""
-    phase = phase_of(run.state, scheduled=run.scheduled_at is not None)
+    phase = appliance_phase(run.state, scheduled=run.scheduled_at is not None)
     return WaferJob(
         meta=Meta(name=run.id, namespace=run.job.project, labels=run.labels, create_time=run.created_at),
         spec=Spec(
             type=part.kind,
             user=run.subject,
             workflow=part.workflow,
-            priority=bucket_of(run.priority),
+            priority=priority_bucket(run.priority),
             priority_value=max(-run.priority, 0),
             num_systems=run.job.accelerators.size,
         ),
@@ -147,7 +147,7 @@ def systems_text(systems: Sequence[str]) -> str:
     return f"{pool}:{Block.of([int(name.rpartition(':')[2]) for name in systems])}"
 
 
-_RANKS: Mapping[str, int] = {JobPhase.RUNNING: 0, JobPhase.SCHEDULED: 1, JobPhase.QUEUED: 2}
+_RANKS: Mapping[str, int] = {AppliancePhase.RUNNING: 0, AppliancePhase.SCHEDULED: 1, AppliancePhase.QUEUED: 2}
 
 
 def in_order(jobs: Sequence[WaferJob]) -> list[WaferJob]:
@@ -178,7 +178,7 @@ def with_reasons(client: Client, jobs: Sequence[WaferJob]) -> list[WaferJob]:
 
 def _waiting(claim: ClaimBody) -> Status:
     reason = claim.reason.message if claim.reason is not None else None
-    return Status(phase=JobPhase.QUEUED.value, position=claim.position, reason=reason)
+    return Status(phase=AppliancePhase.QUEUED.value, position=claim.position, reason=reason)
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from moorings.core.access import APPLIANCE_OWNER_PREFIX
 from moorings.core.devices import DeviceState
 from moorings.core.topology import Block
 from moorings.wire.shapes import DeviceBody, PartitionBody, PoolBody
-from moorings.workloads.appliance import KIND, ApplianceKind, JobPhase
+from moorings.workloads.appliance import APPLIANCE_KIND, ApplianceJobType, AppliancePhase
 
 MEMORY = "memory"  # the resource of a pool that stands for its management node
 OK, ERROR = "ok", "error"
@@ -87,7 +87,7 @@ class QueueLengths:
 
 def is_appliance(pool: PoolBody) -> bool:
     """Whether a pool's accelerators are such systems."""
-    return pool.accelerator == KIND
+    return pool.accelerator == APPLIANCE_KIND
 
 
 def systems_of(
@@ -143,14 +143,14 @@ def pool_of(pool: PoolBody) -> WaferPool:
 def lengths_of(jobs: Iterable[WaferJob]) -> QueueLengths:
     """How many of these jobs wait and run."""
     found = Counter((job.spec.type, job.queued) for job in jobs if job.status.phase in _UNENDED)
-    kinds = tuple(ApplianceKind)
+    kinds = tuple(ApplianceJobType)
     return QueueLengths(
         queued={str(kind): found[kind, True] for kind in kinds},
         running={str(kind): found[kind, False] for kind in kinds},
     )
 
 
-_UNENDED = (JobPhase.QUEUED, JobPhase.SCHEDULED, JobPhase.RUNNING)
+_UNENDED = (AppliancePhase.QUEUED, AppliancePhase.SCHEDULED, AppliancePhase.RUNNING)
 
 SYSTEMS: Kind[WaferSystem] = Kind(
     "system",
@@ -184,7 +184,7 @@ def summary_text(pools: Sequence[WaferPool], lengths: QueueLengths, look: Look) 
         )
         for pool in pools
     ]
-    kinds = [(kind, str(lengths.queued.get(kind, 0)), str(lengths.running.get(kind, 0))) for kind in ApplianceKind]
+    kinds = [(kind, str(lengths.queued.get(kind, 0)), str(lengths.running.get(kind, 0))) for kind in ApplianceJobType]
     return "\n\n".join(
         (
             render_table(("POOL", "SYSTEMS_FREE", "MEMORY_FREE", "STATE", "NOTES"), rows, look),

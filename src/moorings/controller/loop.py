@@ -30,7 +30,7 @@ from moorings.core.topology import Pool
 from moorings.ports.clock import Clock
 from moorings.ports.store import Archive, Changes, Ended, Epoch, HighWater, KeyUse, Saved, Seq, Store, turned_back
 from moorings.workloads.runs import Run
-from moorings.workloads.turn import CreateRun, Runs
+from moorings.workloads.turn import CreateRun, RunRegistry
 
 T = TypeVar("T")
 
@@ -74,7 +74,7 @@ class Loop:
         self.policy = policy
         self.clock = clock
         self.fleet = Fleet(pools)
-        self.runs = Runs()
+        self.runs = RunRegistry()
         self.seq = Seq(0)
         self.archived = Seq(0)
         """The last event that has left the database, or is about to."""
@@ -185,7 +185,7 @@ class Loop:
         fleet = Fleet.load(self._pools, saved.claims, saved.partitions, saved.devices, saved.projects, saved.usage)
         fleet.apply(self.fleet.beside_the_records())
         fleet.last_arrival = max(fleet.last_arrival, self.fleet.last_arrival)
-        self.fleet, self.runs, self.seq = fleet, Runs(saved.runs), saved.seq
+        self.fleet, self.runs, self.seq = fleet, RunRegistry(saved.runs), saved.seq
         self.archived = saved.archived
         self._remembered = Remembered.of(fleet)
         self._stale = False

@@ -21,7 +21,7 @@ from moorings.core.policy import Policy
 from moorings.core.topology import AnySubset
 from moorings.workloads.runs import ENDED as ENDED_RUNS
 from moorings.workloads.runs import RunState
-from moorings.workloads.turn import Runs
+from moorings.workloads.turn import RunRegistry
 
 ANY_POOL = "any"  # of claims that leave the pool to us, until they are placed
 _USUAL = Policy()
@@ -67,7 +67,7 @@ class Measures:
 
 def measure(
     fleet: Fleet,
-    runs: Runs,
+    runs: RunRegistry,
     meters: Meters,
     now: Timestamp,
     *,
@@ -140,6 +140,6 @@ def _queue(fleet: Fleet, names: list[str], now: Timestamp) -> tuple[dict[str, in
     return waiting, {name: max(now - first[name], 0) / 1e6 if name in first else 0.0 for name in waiting}
 
 
-def _runs(runs: Runs) -> dict[str, int]:
+def _runs(runs: RunRegistry) -> dict[str, int]:
     found = Counter(run.state for run in runs.by_id.values())
     return {state.lower(): found[state] for state in RunState if state not in ENDED_RUNS}

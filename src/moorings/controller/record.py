@@ -23,8 +23,8 @@ from moorings.core.policy import Policy
 from moorings.core.records import OMIT_IF_DEFAULT, from_plain, to_plain
 from moorings.core.told import plan_payload
 from moorings.core.topology import Block
-from moorings.workloads.runs import RunSighting
-from moorings.workloads.turn import CancelRun, CreateRun, LabelRun, RunInput, StartRefused
+from moorings.workloads.runs import RunStatus
+from moorings.workloads.turn import CancelRun, CreateRun, LabelRun, RunInput, RunRejected
 
 AnyInput = inputs.Input | RunInput
 
@@ -52,8 +52,8 @@ INPUTS: Final[dict[str, type[AnyInput]]] = {
     "create_run": CreateRun,
     "cancel_run": CancelRun,
     "label_run": LabelRun,
-    "start_refused": StartRefused,
-    "run_seen": RunSighting,
+    "start_refused": RunRejected,
+    "run_seen": RunStatus,
 }
 _NAMES = {kind: name for name, kind in INPUTS.items()}
 

@@ -17,7 +17,7 @@ from moorings.core.events import Event
 from moorings.core.fleet import Fleet, FleetChanges
 from moorings.core.topology import Pool
 from moorings.ports.store import Row, Seq
-from moorings.workloads.turn import Runs
+from moorings.workloads.turn import RunRegistry
 
 TURN = "turn.decided"
 _OUTSIDE = ("key.", "controller.")  # written by no turn
@@ -44,7 +44,7 @@ class Replay:
 
     pools: Sequence[Pool]
     fleet: Fleet = field(init=False)
-    runs: Runs = field(default_factory=Runs)
+    runs: RunRegistry = field(default_factory=RunRegistry)
     turns: int = 0
     _rows: list[Event] = field(default_factory=list)
 

@@ -25,8 +25,14 @@ from moorings.core.records import to_plain_without_defaults
 from moorings.ports.clock import Ids
 from moorings.ports.engine import Engine
 from moorings.ports.store import AppliancePart, KeyUse, Page, Store
-from moorings.workloads.appliance import KIND, WORKFLOW_JOBS_MAX, ApplianceJob, check_priority, priority_there
-from moorings.workloads.jobs import JobSpec, bytes_of, check_job
+from moorings.workloads.appliance import (
+    APPLIANCE_KIND,
+    WORKFLOW_JOBS_MAX,
+    WorkflowPart,
+    appliance_priority,
+    check_appliance_priority,
+)
+from moorings.workloads.jobs import JobSpec, check_job, job_size_bytes
 from moorings.workloads.runs import ENDED, Run, RunId, RunState
 from moorings.workloads.turn import CancelRun, CreateRun, LabelRun
 
@@ -93,7 +99,7 @@ class RunCases:
             job = replace(job, name=ident, priority=await self._priority(caller, job.appliance, job.priority))
         else:
             admin = caller.role is Role.ADMIN
-            job = replace(job, priority=priority_there(job.accelerators.kind, job.priority, admin=admin))
+            job = replace(job, priority=appliance_priority(job.accelerators.kind, job.priority, admin=admin))
         claim = await self._claim_for(caller, engine, within)
         given = CreateRun(
             id=ident,
@@ -103,7 +109,7 @@ class RunCases:
             subject=caller.subject,
             within=within is not None,
             role=caller.role,
-            body_bytes=bytes_of(job),
+            body_bytes=job_size_bytes(job),
         )
         run = await self._loop.post(given, use)
         assert isinstance(run, Run)
@@ -124,7 +130,7 @@ class RunCases:
             check_owner_access(caller, claim.owner, claim.subject, "run something within a claim")
         return claim.id
 
-    async def _priority(self, caller: Caller, part: ApplianceJob, asked: int) -> int:
+    async def _priority(self, caller: Caller, part: WorkflowPart, asked: int) -> int:
         """The priority of a new job of an appliance: that which its workflow has by now, or what is asked for."""
         jobs = await asyncio.to_thread(self._jobs_of, part.workflow)
         if any(run.subject != caller.subject for run in jobs):
@@ -137,7 +143,7 @@ class RunCases:
             last = self._loop.fleet.claims.get(jobs[-1].claim)
             last = last or await asyncio.to_thread(self._store.claim, jobs[-1].claim)
             return last.spec.priority if last is not None else asked
-        check_priority(asked, admin=caller.role is Role.ADMIN)
+        check_appliance_priority(asked, admin=caller.role is Role.ADMIN)
         return asked
 
     def _jobs_of(self, workflow: str) -> list[Run]:
@@ -181,8 +187,8 @@ class RunCases:
         if run.claim is None:
             raise MooringsError("run.queued_elsewhere", f"run {run.id} waits in the queue of its engine's scheduler")
         part = run.job.appliance
-        if part is not None or run.job.accelerators.kind == KIND:
-            check_priority(priority, admin=caller.role is Role.ADMIN)
+        if part is not None or run.job.accelerators.kind == APPLIANCE_KIND:
+            check_appliance_priority(priority, admin=caller.role is Role.ADMIN)
         kin = [run]
         if part is not None:
             kin = [one for one in self._loop.runs.of_workflow(part.workflow) if one.subject == run.subject]

@@ -24,8 +24,8 @@ from moorings.core.partitions import Partition, PartitionState
 from moorings.core.reconcile import find_orphans
 from moorings.ports.clock import Clock
 from moorings.ports.engine import Engine, StartOrder
-from moorings.workloads.runs import Phase, Run, RunId, RunSighting, RunState
-from moorings.workloads.turn import StartRefused, owner_of
+from moorings.workloads.runs import Run, RunId, RunPhase, RunState, RunStatus
+from moorings.workloads.turn import RunRejected, claim_owner
 
 log = logging.getLogger("moorings.controller")
 
@@ -117,7 +117,7 @@ class Running:
             except MooringsError as error:
                 if error.code == "engine.rejected":
                     why = f"{error.detail} ({error.hint})" if error.hint else error.detail
-                    self._loop.tell(StartRefused(ident, why))
+                    self._loop.tell(RunRejected(ident, why))
                     return
                 log.warning("engine.unavailable", extra={"run": ident, "code": error.code, "detail": error.detail})
                 self._loop.runs.explain(ident, f"it could not be submitted yet: {error.detail}")
@@ -203,16 +203,16 @@ class Running:
             if run is None or run.version != before.version:
                 continue  # the look is older than what is known
             seen = _of_this_attempt(run, seen)
-            if seen.phase is Phase.ABSENT and seen.run in submitting | self._submitting:
+            if seen.phase is RunPhase.ABSENT and seen.run in submitting | self._submitting:
                 continue  # it is being started at this moment
-            if seen.phase is Phase.ABSENT and (run.state is RunState.STARTING or run.is_unsubmitted):
+            if seen.phase is RunPhase.ABSENT and (run.state is RunState.STARTING or run.is_unsubmitted):
                 self._act(run)
             elif _tells(run, seen):
                 self._loop.tell(seen)
             elif run.state is RunState.YIELDING:
                 self._act(run)
         for seen in looked if engine.schedules else ():
-            self._loop.runs.explain(seen.run, seen.reason, keep=seen.phase is Phase.ABSENT)
+            self._loop.runs.explain(seen.run, seen.reason, keep=seen.phase is RunPhase.ABSENT)
 
     async def _watch_checkpoints(self) -> None:
         """Tell when jobs that may be stopped have saved their state: those that lose least by it are asked first.
@@ -274,7 +274,7 @@ class Running:
         alive: list[frozenset[str]] = []
         while True:
             await self._clock.sleep(ORPHANS_S)
-            alive = [*alive[-4:], frozenset(owner_of(run.id, run.job) for run in self._loop.runs.by_id.values())]
+            alive = [*alive[-4:], frozenset(claim_owner(run.id, run.job) for run in self._loop.runs.by_id.values())]
             unreleased = [c for c in self._loop.fleet.claims.values() if c.state is not ClaimState.RELEASING]
             for claim in (claim for kind in RUN_OWNER_PREFIXES for claim in find_orphans(unreleased, kind, alive)):
                 log.warning("claim.orphaned", extra={"claim": claim})
@@ -286,19 +286,19 @@ def _asks(run: Run) -> bool:
     return run.state in (RunState.STARTING, RunState.YIELDING, RunState.STOPPING) or run.is_unsubmitted
 
 
-def _of_this_attempt(run: Run, seen: RunSighting) -> RunSighting:
+def _of_this_attempt(run: Run, seen: RunStatus) -> RunStatus:
     """What was seen of the run's attempt: of one that has not begun an engine still sees the end of the one before."""
-    if seen.phase is Phase.ABSENT or (seen.phase is Phase.ENDED and seen.attempt < run.attempt):
-        return RunSighting(run.id, Phase.ABSENT, reference=seen.reference, reason=seen.reason, attempt=run.attempt)
+    if seen.phase is RunPhase.ABSENT or (seen.phase is RunPhase.ENDED and seen.attempt < run.attempt):
+        return RunStatus(run.id, RunPhase.ABSENT, reference=seen.reference, reason=seen.reason, attempt=run.attempt)
     return seen
 
 
-def _tells(run: Run, seen: RunSighting) -> bool:
+def _tells(run: Run, seen: RunStatus) -> bool:
     """Whether a sighting changes anything."""
     if seen.reference is not None and seen.reference != run.reference:
         return True
-    if seen.phase is Phase.RUNNING:
+    if seen.phase is RunPhase.RUNNING:
         return run.state is RunState.STARTING or run.is_queued
-    if seen.phase is Phase.STARTING:
+    if seen.phase is RunPhase.STARTING:
         return run.claim is None and run.state is RunState.RUNNING
-    return seen.phase in (Phase.ENDED, Phase.ABSENT)
+    return seen.phase in (RunPhase.ENDED, RunPhase.ABSENT)

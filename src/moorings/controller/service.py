@@ -71,7 +71,7 @@ from moorings.ports.engine import Engine
 from moorings.ports.store import BEGIN, AccessKey, KeyUse, Page, Row, Seq, Store
 from moorings.wire.codec import time_text
 from moorings.wire.shapes import FindingsBody
-from moorings.workloads.appliance import priority_there
+from moorings.workloads.appliance import appliance_priority
 
 UNTIL: Mapping[str, frozenset[ClaimState]] = {
     "GRANTED": frozenset(ClaimState) - {ClaimState.ANNOUNCED, ClaimState.PENDING},
@@ -166,7 +166,7 @@ class Controller:
                 ``quota.waiting``.
         """
         admin = caller.role is Role.ADMIN
-        spec = replace(check_spec(spec), priority=priority_there(spec.kind, spec.priority, admin=admin))
+        spec = replace(check_spec(spec), priority=appliance_priority(spec.kind, spec.priority, admin=admin))
         owner = check_owner(owner) if owner is not None else f"user/{caller.subject}"
         check_owner_access(caller, owner, "", "claim devices")
         if since is not None and caller.role is not Role.AGENT:

@@ -29,7 +29,7 @@ from moorings.core.reasons import Reason
 from moorings.core.records import from_plain, to_plain
 from moorings.ports.store import Changes, Epoch, HighWater, Save, Seq, Store, turned_back
 from moorings.workloads import runs
-from moorings.workloads.jobs import JobSpec, bytes_of, head_of
+from moorings.workloads.jobs import JobSpec, job_size_bytes, summarize_job
 from moorings.workloads.runs import Run, RunEvent, RunId, RunState
 
 log = logging.getLogger("moorings.controller")
@@ -258,7 +258,7 @@ def _within(
         on_it = [part for part in used if part.id == one.started.partition]
         known = store.run(one.run) if on_it else None
         if on_it and (known is None or known.id != one.run):  # else its job has that name
-            yield Within(one.run, on[on_it[0].id], one.job, one.engine, one.started, bytes_of(one.job))
+            yield Within(one.run, on[on_it[0].id], one.job, one.engine, one.started, job_size_bytes(one.job))
 
 
 def rise(store: Store, fenced: Epoch, last: HighWater | None, now: Timestamp) -> None:
@@ -337,9 +337,9 @@ class _Learning:
         waiting = run
         if run.state is not RunState.WAITING:
             running = run if run.state is not RunState.STARTING else runs.step(run, RunEvent.STARTED, self._now)
-            waiting = runs.yielded(running, self._now)
+            waiting = runs.requeue_yielded(running, self._now)
         running = runs.step(replace(waiting, attempt=started.attempt), RunEvent.BERTH, self._now)
-        running = runs.started(runs.step(running, RunEvent.STARTED, self._now), started.since or self._now)
+        running = runs.with_start_time(runs.step(running, RunEvent.STARTED, self._now), started.since or self._now)
         self._changes.runs.append((running, Save(run.version)))
         self._tell("run.started", run=run.id, claim=run.claim)
         claim = self._claims.get(run.claim)
@@ -353,7 +353,7 @@ class _Learning:
 
     def wait(self, run: Run) -> None:
         """Nothing is left of its start, and another run is on its claim by now: it is not started beside that one."""
-        waiting = runs.yielded(runs.step(run, RunEvent.STARTED, self._now), self._now)
+        waiting = runs.requeue_yielded(runs.step(run, RunEvent.STARTED, self._now), self._now)
         self._changes.runs.append((waiting, Save(run.version)))
         self._tell("run.requeued", run=run.id, claim=run.claim)
 
@@ -362,7 +362,7 @@ class _Learning:
         claim, started = self._claims[within.claim], within.started
         run = Run(
             id=within.run,
-            job=head_of(within.job, within.body_bytes),
+            job=summarize_job(within.job, within.body_bytes),
             engine=within.engine,
             subject=claim.subject,
             claim=claim.id,
@@ -373,7 +373,7 @@ class _Learning:
             attempt=started.attempt,
         )
         running = runs.step(runs.step(run, RunEvent.BERTH, self._now), RunEvent.STARTED, self._now)
-        running = replace(runs.started(running, started.since or self._now), version=run.version)
+        running = replace(runs.with_start_time(running, started.since or self._now), version=run.version)
         self._changes.runs.append((running, Save(None)))
         self._changes.jobs[run.id] = within.job
         self._tell("run.started", run=run.id, claim=claim.id)

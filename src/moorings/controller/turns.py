@@ -19,8 +19,8 @@ from moorings.core.instants import Timestamp
 from moorings.core.partitions import Partition
 from moorings.core.turn import Reply, Turn
 from moorings.ports.store import Changes, KeyUse, Save
-from moorings.workloads.runs import Run, RunSighting
-from moorings.workloads.turn import CancelRun, CreateRun, LabelRun, Runs, RunTurn, StartRefused
+from moorings.workloads.runs import Run, RunStatus
+from moorings.workloads.turn import CancelRun, CreateRun, LabelRun, RunRegistry, RunRejected, RunTurn
 
 AnyReply = Reply | Run
 
@@ -47,7 +47,7 @@ class Outcome:
     replies: list[AnyReply] = field(default_factory=list)
 
 
-def decide(fleet: Fleet, runs: Runs, inputs: Sequence[Demanded], occasion: Occasion) -> Outcome:
+def decide(fleet: Fleet, runs: RunRegistry, inputs: Sequence[Demanded], occasion: Occasion) -> Outcome:
     """The outcome of a turn over ``inputs``; ``turn.decided``, its last event, tells what it was decided from."""
     policy, now = occasion.policy, occasion.now
     with Turn(fleet, policy, now) as turn:
@@ -79,7 +79,7 @@ def decide(fleet: Fleet, runs: Runs, inputs: Sequence[Demanded], occasion: Occas
 
 
 def _take(turn: Turn, run_turn: RunTurn, given: AnyInput) -> AnyReply:
-    if not isinstance(given, CreateRun | CancelRun | LabelRun | StartRefused | RunSighting):
+    if not isinstance(given, CreateRun | CancelRun | LabelRun | RunRejected | RunStatus):
         return _refusal(turn, run_turn, given) or turn.take(given)
     try:
         demands = run_turn.take(given)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from moorings.core.quantities import duration_text
-from moorings.workloads.runs import Ending
+from moorings.workloads.runs import EndReason
 
 
 class Act(StrEnum):
@@ -99,7 +99,7 @@ class Move:
 
     act: Act
     within_s: float | None = None
-    ending: Ending = Ending.EXITED
+    ending: EndReason = EndReason.EXITED
     detail: str = ""
 
 
@@ -116,12 +116,12 @@ def choose(now: Situation, limits: Limits) -> Move:
     if now.tasks_left == 0:
         return Move(Act.KILL)  # every task has ended: what it left in the background had its time
     if now.failure is not None and now.asked is None:
-        return Move(Act.STOP, ending=Ending.EXITED, detail=now.failure)
+        return Move(Act.STOP, ending=EndReason.EXITED, detail=now.failure)
     if now.cancel is not None:
-        return Move(Act.STOP, ending=Ending.CANCELLED, detail=now.cancel)
+        return Move(Act.STOP, ending=EndReason.CANCELLED, detail=now.cancel)
     if limits.time_limit_s is not None and now.elapsed_s >= limits.time_limit_s:
         detail = f"stopped at its time limit of {duration_text(limits.time_limit_s)}"
-        return Move(Act.STOP, ending=Ending.TIMED_OUT, detail=detail)
+        return Move(Act.STOP, ending=EndReason.TIMED_OUT, detail=detail)
     if now.asked is not None:
         return _make_room(now, now.asked, limits)
     if limits.time_limit_s is None:
@@ -137,6 +137,6 @@ def _make_room(now: Situation, asked: Asked, limits: Limits) -> Move:
         return Move(Act.WARN)
     stop_at_s = asked.stop_at_s(limits.grace_s)
     if now.elapsed_s >= stop_at_s:
-        return Move(Act.STOP, ending=Ending.YIELDED, detail=asked.reason)
+        return Move(Act.STOP, ending=EndReason.YIELDED, detail=asked.reason)
     until_s = stop_at_s if limits.time_limit_s is None else min(stop_at_s, limits.time_limit_s)
     return Move(Act.WAIT, until_s - now.elapsed_s)

@@ -43,7 +43,7 @@ from moorings.ports.clock import Clock
 from moorings.ports.engine import StartOrder
 from moorings.ports.store import Epoch
 from moorings.workloads.jobs import JobSpec
-from moorings.workloads.runs import Phase, RunId, RunSighting
+from moorings.workloads.runs import RunId, RunPhase, RunStatus
 
 log = logging.getLogger("moorings.local")
 
@@ -164,7 +164,7 @@ class LocalEngine:
         self._news.set()
         return f"{order.run}/{order.attempt}"
 
-    async def observe(self, runs: Sequence[RunId]) -> Sequence[RunSighting]:
+    async def observe(self, runs: Sequence[RunId]) -> Sequence[RunStatus]:
         seen = [self._see(run) for run in runs]
         doubtful = [run for run in runs if self._must_look(run)]
         if not doubtful:
@@ -209,7 +209,7 @@ class LocalEngine:
         self._see(run)
         watch = self._watches.get(run)
         running = watch is not None and watch.end is None and watch.status is not None
-        if watch is None or watch.status is None or not running or watch.status.phase is not Phase.RUNNING:
+        if watch is None or watch.status is None or not running or watch.status.phase is not RunPhase.RUNNING:
             raise MooringsError("run.not_running", f"run {run} has no processes")
         try:
             if not _signal(watch.status, relay(signum)):
@@ -225,7 +225,7 @@ class LocalEngine:
         """
         phase = (await self.observe([run]))[0].phase
         self._refuse_if_gone(run)
-        if phase is Phase.ABSENT:
+        if phase is RunPhase.ABSENT:
             return
         if run not in self._watches:
             raise unavailable(f"run {run} cannot be looked at now")
@@ -241,7 +241,7 @@ class LocalEngine:
             phase = self._see(run).phase
             self._refuse_if_gone(run)
             known = self._watches.get(run)
-            return phase in (Phase.ENDED, Phase.ABSENT) or (known is not None and known.extent.attempt != attempt)
+            return phase in (RunPhase.ENDED, RunPhase.ABSENT) or (known is not None and known.extent.attempt != attempt)
 
         try:
             async for chunk in read_logs(logs, ended=ended if follow else None, pause=self._clock.sleep):
@@ -305,28 +305,28 @@ class LocalEngine:
 
     # -- observing
 
-    def _see(self, run: RunId) -> RunSighting:
+    def _see(self, run: RunId) -> RunStatus:
         folder = RunFolder.of(self._folder, run)
         if folder is None:
-            return RunSighting(run, Phase.ABSENT)
+            return RunStatus(run, RunPhase.ABSENT)
         try:
             stamps = folder.stamps()
             order, status, _, end = stamps
             if order is None and status is None and end is None:
-                return RunSighting(run, self._without_records(run, folder))
+                return RunStatus(run, self._without_records(run, folder))
             self._absences.pop(run, None)
             return self._sighting(run, self._watch(run, folder, stamps))
         except (OSError, UnreadableError) as error:
             hint = f"make {folder.path} readable and writable for the controller"
             self._tell(run, "run.unreadable", str(error), hint)
-            return RunSighting(run, Phase.UNKNOWN)
+            return RunStatus(run, RunPhase.UNKNOWN)
 
-    def _without_records(self, run: RunId, folder: RunFolder) -> Phase:
+    def _without_records(self, run: RunId, folder: RunFolder) -> RunPhase:
         """ABSENT once it is known that nothing of it is left."""
         if _place(self._folder) != self._place:
             hint = "put it back (is its disk mounted?), or restart the controller if it was replaced on purpose"
             self._tell(run, "runs.folder_gone", f"{self._folder}, the folder of all runs, is gone", hint)
-            return Phase.UNKNOWN
+            return RunPhase.UNKNOWN
         absence = self._absences.get(run)
         if absence is None:
             if len(self._absences) >= CACHED_RUNS_MAX:
@@ -337,12 +337,12 @@ class LocalEngine:
                 absence.status = watch.status
                 self._let_go(watch)
         if absence.clear:
-            return Phase.ABSENT
+            return RunPhase.ABSENT
         if absence.known:
             hint = "nothing to do: what is left of the run is being stopped; put the folder back to keep its record"
             self._tell(run, "run.folder_gone", f"{folder.path} was moved, removed or emptied", hint)
             self._clear_soon(run, folder, absence)
-        return Phase.UNKNOWN
+        return RunPhase.UNKNOWN
 
     def _must_look(self, run: RunId) -> bool:
         """Whether it has no folder, and nobody here knows whether it ever had one."""
@@ -400,7 +400,7 @@ class LocalEngine:
         self._watches[run] = fresh
         return fresh
 
-    def _sighting(self, run: RunId, watch: _Watch) -> RunSighting:
+    def _sighting(self, run: RunId, watch: _Watch) -> RunStatus:
         if watch.damage and not watch.settled:
             hint = "nothing to do: it is settled once its supervisor has gone; put the file back to see it before"
             self._tell(run, "run.damaged", "; ".join(watch.damage), hint)
@@ -408,22 +408,22 @@ class LocalEngine:
                 self._attach(run, watch, watch.status)
             if watch.pidfd is None:
                 self._settle_soon(run, watch)
-            return RunSighting(run, Phase.UNKNOWN)
+            return RunStatus(run, RunPhase.UNKNOWN)
         if watch.end is not None or not watch.gone:
             self._told.pop(run, None)
         if watch.end is not None:
             self._let_go(watch)
             end = watch.end.record
-            return RunSighting(run, Phase.ENDED, end.started_at, end, attempt=watch.extent.attempt)
+            return RunStatus(run, RunPhase.ENDED, end.started_at, end, attempt=watch.extent.attempt)
         if watch.status is None:
             if watch.never_started:
-                return RunSighting(run, Phase.ABSENT)
+                return RunStatus(run, RunPhase.ABSENT)
             self._settle_soon(run, watch)
-            return RunSighting(run, Phase.STARTING, attempt=watch.extent.attempt)
+            return RunStatus(run, RunPhase.STARTING, attempt=watch.extent.attempt)
         self._attach(run, watch, watch.status)
         if watch.gone:
             self._settle_soon(run, watch)
-        return RunSighting(run, watch.status.phase, watch.status.started_at, attempt=watch.extent.attempt)
+        return RunStatus(run, watch.status.phase, watch.status.started_at, attempt=watch.extent.attempt)
 
     def _attach(self, run: RunId, watch: _Watch, status: Status) -> None:
         """Have the event loop tell us when the supervisor ends."""

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from moorings.core.instants import Timestamp
 from moorings.core.records import from_plain, to_plain
-from moorings.workloads.runs import EndRecord, Phase
+from moorings.workloads.runs import EndRecord, RunPhase
 
 RecordT = TypeVar("RecordT")
 
@@ -51,7 +51,7 @@ class Status:
     """
 
     attempt: int
-    phase: Phase
+    phase: RunPhase
     boot: str
     supervisor: Identity
     started_at: Timestamp | None = None

@@ -36,7 +36,7 @@ from moorings.local.processes import (
 )
 from moorings.local.records import End, Status
 from moorings.local.rundir import Extent, RunFolder, Survey
-from moorings.workloads.runs import Ending, EndRecord, RunId, exit_code
+from moorings.workloads.runs import EndReason, EndRecord, RunId, exit_code
 
 PATIENCE_S = 5.0
 EMPTY_LOOKS = 2  # a process may fork past one look at /proc
@@ -107,7 +107,7 @@ def settle_dead(folder: RunFolder, run: RunId, found: Survey, now: Timestamp, me
         cancel = folder.read_cancel(found.extent.attempt)
         if cancel is None:
             return Verdict.NEVER_STARTED
-        _record(folder, found.extent, Ending.CANCELLED, cancel.reason, None, now)
+        _record(folder, found.extent, EndReason.CANCELLED, cancel.reason, None, now)
         return Verdict.ENDED
     if status.boot != boot_id():
         detail = "the machine was restarted"
@@ -115,7 +115,7 @@ def settle_dead(folder: RunFolder, run: RunId, found: Survey, now: Timestamp, me
         detail = "its supervisor died"
     else:
         return Verdict.LEFT
-    _record(folder, found.extent, Ending.LOST, detail, status, now)
+    _record(folder, found.extent, EndReason.LOST, detail, status, now)
     return Verdict.ENDED
 
 
@@ -125,12 +125,12 @@ def _settle_damaged(folder: RunFolder, run: RunId, found: Survey, now: Timestamp
     if not clear(folder, run, status, witnessed=memory.witnessed):
         return Verdict.LEFT
     detail = f"its supervisor is gone, and {'; '.join(found.damage)}"
-    _record(folder, found.extent, Ending.LOST, detail, status, now)
+    _record(folder, found.extent, EndReason.LOST, detail, status, now)
     return Verdict.ENDED
 
 
 def _record(
-    folder: RunFolder, extent: Extent, ending: Ending, detail: str, status: Status | None, now: Timestamp
+    folder: RunFolder, extent: Extent, ending: EndReason, detail: str, status: Status | None, now: Timestamp
 ) -> None:
     folder.remove_bindings()
     end = EndRecord(

@@ -31,7 +31,7 @@ from moorings.local.records import End, Identity, Status, UnreadableError
 from moorings.local.rundir import RunFolder
 from moorings.local.tasks import NOT_EXECUTABLE, NotStartedError, build_environment, choose_meeting, start_task
 from moorings.ports.engine import StartOrder
-from moorings.workloads.runs import Ending, EndRecord, Phase, exit_code
+from moorings.workloads.runs import EndReason, EndRecord, RunPhase, exit_code
 
 LOOK_S = 1.0  # how often orders are looked for even if nobody nudges: a nudge needs a process id, a file does not
 KILL_AGAIN_S = 0.02  # doubled each time, up to LOOK_S: what does not die at once may be beyond us
@@ -83,7 +83,7 @@ class Supervisor:
         self._cancel: str | None = None
         self._asked: Asked | None = None
         self._failure: tuple[int, str] | None = None
-        self._ending = Ending.EXITED
+        self._ending = EndReason.EXITED
         self._detail = ""
 
     def begin(self) -> None:
@@ -92,19 +92,19 @@ class Supervisor:
         Raises:
             OSError: nothing could be said, so nothing was started.
         """
-        self._save_status(Phase.STARTING, durable=True)
+        self._save_status(RunPhase.STARTING, durable=True)
         self._look_for_orders()
         if self._cancel is not None:
-            self._ending, self._detail = Ending.CANCELLED, self._cancel
+            self._ending, self._detail = EndReason.CANCELLED, self._cancel
             return
         if self._asked is not None:
-            self._ending, self._detail = Ending.YIELDED, self._asked.reason
+            self._ending, self._detail = EndReason.YIELDED, self._asked.reason
             return
         try:
             self._start_tasks()
         except NotStartedError as error:
             self._failure = (error.code, error.detail)
-            self._stop(Move(Act.STOP, ending=Ending.NOT_STARTED, detail=error.detail))
+            self._stop(Move(Act.STOP, ending=EndReason.NOT_STARTED, detail=error.detail))
             return
         self._try_save_running()
 
@@ -134,7 +134,7 @@ class Supervisor:
         codes = tuple(task.code for task in self._tasks)
         missing = (None,) * (self._order.job.tasks - len(codes))
         if self._asked is not None and self._failure is not None and self._stopping_since_s is None:
-            self._ending, self._detail = Ending.YIELDED, self._asked.reason  # it left before it had to
+            self._ending, self._detail = EndReason.YIELDED, self._asked.reason  # it left before it had to
         end = EndRecord(
             ending=self._ending,
             exit_code=exit_code(self._ending, self._failure[0] if self._failure else None),
@@ -174,13 +174,13 @@ class Supervisor:
     def _try_save_running(self) -> None:
         """Say that the tasks run. A full disk must not end a job, so it is said later if it cannot be said now."""
         try:
-            self._save_status(Phase.RUNNING, durable=False)
+            self._save_status(RunPhase.RUNNING, durable=False)
         except OSError as error:
             _complain(f"the status cannot be saved, trying again: {error}")
             return
         self._status_saved = True
 
-    def _save_status(self, phase: Phase, *, durable: bool) -> None:
+    def _save_status(self, phase: RunPhase, *, durable: bool) -> None:
         tasks = tuple(_identity(task.process.pid) for task in self._tasks)
         status = Status(self._order.attempt, phase, boot_id(), _identity(os.getpid()), self._started_at, tasks)
         self._folder.save_status(status, durable=durable)

@@ -11,7 +11,7 @@ from moorings.core.claims import PartitionId
 from moorings.core.instants import Timestamp
 from moorings.ports.store import Epoch
 from moorings.workloads.jobs import JobSpec
-from moorings.workloads.runs import RunId, RunSighting
+from moorings.workloads.runs import RunId, RunStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Engine(Protocol):
         """
         ...
 
-    async def observe(self, runs: Sequence[RunId]) -> Sequence[RunSighting]:
+    async def observe(self, runs: Sequence[RunId]) -> Sequence[RunStatus]:
         """What is seen of each of these runs, in their order."""
         ...
 

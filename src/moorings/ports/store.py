@@ -18,7 +18,7 @@ from moorings.core.events import Event
 from moorings.core.instants import Timestamp
 from moorings.core.partitions import Partition
 from moorings.core.projects import Project, ProjectUsage
-from moorings.workloads.appliance import ApplianceJob, ApplianceKind
+from moorings.workloads.appliance import ApplianceJobType, WorkflowPart
 from moorings.workloads.jobs import JobSpec
 from moorings.workloads.runs import Run, RunId, RunState
 
@@ -216,11 +216,11 @@ class AccessKey:
 class AppliancePart:
     """Which of an appliance's jobs: of a kind, of a workflow, with all these labels; nothing given: all."""
 
-    kind: ApplianceKind | None = None
+    kind: ApplianceJobType | None = None
     workflow: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
 
-    def takes(self, part: ApplianceJob | None, labels: Mapping[str, str]) -> bool:
+    def takes(self, part: WorkflowPart | None, labels: Mapping[str, str]) -> bool:
         """Whether a run with that part in a workflow (None: it has none) and these labels is one of them."""
         return (
             part is not None

@@ -33,8 +33,8 @@ from moorings.core.records import from_plain, to_plain
 from moorings.core.topology import Block
 from moorings.ports.store import AccessKey, Archive, Epoch, KeyUse, Leader, Seq
 from moorings.ports.store import Row as Numbered
-from moorings.workloads.appliance import ApplianceJob, ApplianceKind
-from moorings.workloads.jobs import Accelerators, JobHead, JobSpec, Resources, head_of
+from moorings.workloads.appliance import ApplianceJobType, WorkflowPart
+from moorings.workloads.jobs import Accelerators, JobSpec, JobSummary, Resources, summarize_job
 from moorings.workloads.runs import Run, RunId, RunState
 
 Value = str | int | None
@@ -375,11 +375,11 @@ def _job_text(job: JobSpec) -> str:
     )
 
 
-def _head_of(head: str | None, job: str | None) -> JobHead:
+def _head_of(head: str | None, job: str | None) -> JobSummary:
     if head is not None:
-        return from_plain(JobHead, json.loads(head))
+        return from_plain(JobSummary, json.loads(head))
     assert job is not None, "a run has a job"
-    return head_of(job_of(job))  # its bytes count as none: the log, which is decided again, has none either
+    return summarize_job(job_of(job))  # its bytes count as none: the log, which is decided again, has none either
 
 
 def job_of(text: str) -> JobSpec:
@@ -390,7 +390,7 @@ def job_of(text: str) -> JobSpec:
     values["command"] = tuple(values["command"])
     values["resources"] = Resources(**values["resources"])
     if (part := values.get("appliance")) is not None:
-        values["appliance"] = ApplianceJob(ApplianceKind(part["kind"]), part["workflow"])
+        values["appliance"] = WorkflowPart(ApplianceJobType(part["kind"]), part["workflow"])
     return JobSpec(**values)
 
 

@@ -27,7 +27,7 @@ from moorings.core.errors import MooringsError
 from moorings.ports.engine import Engine, StartOrder
 from moorings.ports.store import Epoch
 from moorings.workloads.jobs import Accelerators, JobSpec
-from moorings.workloads.runs import Ending, EndRecord, Phase, RunId, RunSighting
+from moorings.workloads.runs import EndReason, EndRecord, RunId, RunPhase, RunStatus
 
 PATIENCE_S = 60.0  # for what must happen; nothing is asserted about how long it takes
 READY = b"ready"
@@ -135,24 +135,24 @@ def with_contract(order: StartOrder, *, warn_s: float = 0.0, grace_s: float = 60
     return replace(order, job=replace(order.job, checkpoint=CheckpointContract(warn_s=warn_s, grace_s=grace_s)))
 
 
-async def see(engine: Engine, run: RunId) -> RunSighting:
+async def see(engine: Engine, run: RunId) -> RunStatus:
     """What the engine sees of one run."""
     (sighting,) = await engine.observe([run])
     return sighting
 
 
-async def until(engine: Engine, run: RunId, phase: Phase) -> RunSighting:
+async def until(engine: Engine, run: RunId, phase: RunPhase) -> RunStatus:
     """The run's sighting once it is in that phase."""
     async with asyncio.timeout(PATIENCE_S):
         while (sighting := await see(engine, run)).phase is not phase:
-            assert sighting.phase is not Phase.ENDED, sighting
+            assert sighting.phase is not RunPhase.ENDED, sighting
             await engine.changed()
     return sighting
 
 
 async def end_of(engine: Engine, run: RunId) -> EndRecord:
     """How the run ended, once it has."""
-    sighting = await until(engine, run, Phase.ENDED)
+    sighting = await until(engine, run, RunPhase.ENDED)
     assert sighting.end is not None
     return sighting.end
 
@@ -201,10 +201,10 @@ class EngineSuite:
     async def test_a_run_that_was_never_submitted_is_absent(self, rig: EngineRig) -> None:
         async with opened(rig) as engine:
             stranger = RunId("run-nobody-knows")
-            assert (await see(engine, stranger)).phase is Phase.ABSENT
+            assert (await see(engine, stranger)).phase is RunPhase.ABSENT
             await engine.cancel(stranger, "no longer wanted")
             assert await read(engine, stranger, follow=True) == b""
-            assert (await see(engine, stranger)).phase is Phase.ABSENT
+            assert (await see(engine, stranger)).phase is RunPhase.ABSENT
 
     async def test_a_leader_that_was_replaced_starts_nothing(self, rig: EngineRig) -> None:
         order = make_order(rig.programs.exits(0), rig.workdir)
@@ -213,7 +213,7 @@ class EngineSuite:
             await new.fence(Epoch(7))
             error = await refused(old.submit(replace(order, epoch=Epoch(6))))
             assert (error.code, error.retryable) == ("engine.unavailable", True)
-            assert (await see(new, order.run)).phase is Phase.ABSENT
+            assert (await see(new, order.run)).phase is RunPhase.ABSENT
             await old.fence(Epoch(6))  # it does not know yet that it is none
             await refused(old.submit(replace(order, epoch=Epoch(6))))
             await new.submit(replace(order, epoch=Epoch(7)))
@@ -224,27 +224,27 @@ class EngineSuite:
         async with opened(rig) as engine:
             assert await engine.submit(order)
             end = await end_of(engine, order.run)
-        assert (end.ending, end.exit_code, end.task_codes) == (Ending.EXITED, 0, (0, 0))
+        assert (end.ending, end.exit_code, end.task_codes) == (EndReason.EXITED, 0, (0, 0))
         assert end.started_at is not None
         assert end.ended_at is not None
         assert end.started_at <= end.ended_at
 
     async def test_the_exit_code_is_the_tasks(self, rig: EngineRig) -> None:
         end = await run_to_end(rig, make_order(rig.programs.exits(42), rig.workdir))
-        assert (end.ending, end.exit_code, end.task_codes) == (Ending.EXITED, 42, (42,))
+        assert (end.ending, end.exit_code, end.task_codes) == (EndReason.EXITED, 42, (42,))
 
     async def test_a_task_killed_by_signal_n_counts_as_128_plus_n(self, rig: EngineRig) -> None:
         end = await run_to_end(rig, make_order(rig.programs.dies_of("KILL"), rig.workdir))
-        assert (end.ending, end.exit_code, end.task_codes) == (Ending.EXITED, 137, (137,))
+        assert (end.ending, end.exit_code, end.task_codes) == (EndReason.EXITED, 137, (137,))
 
     async def test_when_one_task_fails_the_others_are_stopped_and_its_code_counts(self, rig: EngineRig) -> None:
         end = await run_to_end(rig, make_order(rig.programs.fails_in(2, 9), rig.workdir, tasks=4))
-        assert (end.ending, end.exit_code, end.task_codes) == (Ending.EXITED, 9, (143, 143, 9, 143))
+        assert (end.ending, end.exit_code, end.task_codes) == (EndReason.EXITED, 9, (143, 143, 9, 143))
         assert end.detail
 
     async def test_a_program_that_is_not_there_was_not_started(self, rig: EngineRig) -> None:
         end = await run_to_end(rig, make_order(("moorings-no-such-program", "--help"), rig.workdir))
-        assert (end.ending, end.exit_code) == (Ending.NOT_STARTED, 127)
+        assert (end.ending, end.exit_code) == (EndReason.NOT_STARTED, 127)
         assert "moorings-no-such-program" in end.detail
 
     async def test_every_task_has_its_rank_and_its_run(self, rig: EngineRig) -> None:
@@ -288,7 +288,7 @@ class EngineSuite:
             await engine.submit(again)
             assert await read(engine, order.run, follow=True) == b"again\n"
             end = await end_of(engine, order.run)
-            assert (end.ending, end.exit_code) == (Ending.EXITED, 0)
+            assert (end.ending, end.exit_code) == (EndReason.EXITED, 0)
             await engine.submit(order)  # a late copy of the first order
             assert await end_of(engine, order.run) == end
 
@@ -302,14 +302,14 @@ class EngineSuite:
         async with opened(rig) as old:
             await old.submit(lasting)
             await old.submit(short)
-            await until(old, lasting.run, Phase.RUNNING)
+            await until(old, lasting.run, RunPhase.RUNNING)
             end = await end_of(old, short.run)
         async with opened(rig) as new:
             first, second = await new.observe([short.run, lasting.run])
-            assert (first.run, first.phase, first.end) == (short.run, Phase.ENDED, end)
-            assert (second.run, second.phase) == (lasting.run, Phase.RUNNING)
+            assert (first.run, first.phase, first.end) == (short.run, RunPhase.ENDED, end)
+            assert (second.run, second.phase) == (lasting.run, RunPhase.RUNNING)
             await new.cancel(lasting.run, "done with it")
-            assert (await end_of(new, lasting.run)).ending is Ending.CANCELLED
+            assert (await end_of(new, lasting.run)).ending is EndReason.CANCELLED
 
     # -- stopping
 
@@ -317,11 +317,11 @@ class EngineSuite:
         order = make_order(rig.programs.lasts(), rig.workdir, tasks=2)
         async with opened(rig) as engine:
             await engine.submit(order)
-            await until(engine, order.run, Phase.RUNNING)
+            await until(engine, order.run, RunPhase.RUNNING)
             await engine.cancel(order.run, "alice asked for it")
             await engine.cancel(order.run, "bob asked for it")
             end = await end_of(engine, order.run)
-            assert (end.ending, end.exit_code, end.task_codes) == (Ending.CANCELLED, 143, (143, 143))
+            assert (end.ending, end.exit_code, end.task_codes) == (EndReason.CANCELLED, 143, (143, 143))
             assert "alice" in end.detail
             await engine.cancel(order.run, "too late")
             assert await end_of(engine, order.run) == end
@@ -333,7 +333,7 @@ class EngineSuite:
             await printed(engine, order.run, READY)
             await engine.cancel(order.run, "enough")
             end = await end_of(engine, order.run)
-        assert (end.ending, end.task_codes) == (Ending.CANCELLED, (0,))
+        assert (end.ending, end.task_codes) == (EndReason.CANCELLED, (0,))
         assert end.exit_code != 0
 
     async def test_a_task_that_ignores_term_is_killed_after_its_grace_period(self, rig: EngineRig) -> None:
@@ -343,18 +343,18 @@ class EngineSuite:
             await printed(engine, order.run, READY)
             await engine.cancel(order.run, "enough")
             end = await end_of(engine, order.run)
-        assert (end.ending, end.exit_code) == (Ending.CANCELLED, 137)
+        assert (end.ending, end.exit_code) == (EndReason.CANCELLED, 137)
 
     async def test_at_its_time_limit_a_run_is_stopped(self, rig: EngineRig) -> None:
         end = await run_to_end(rig, make_order(rig.programs.lasts(), rig.workdir, time_limit_s=1.0))
-        assert (end.ending, end.exit_code) == (Ending.TIMED_OUT, 143)
+        assert (end.ending, end.exit_code) == (EndReason.TIMED_OUT, 143)
 
     async def test_before_its_time_limit_a_run_is_warned(self, rig: EngineRig) -> None:
         order = with_contract(make_order(rig.programs.listens(), rig.workdir, time_limit_s=3600.0), warn_s=3598.0)
         async with opened(rig) as engine:
             await engine.submit(order)
             await printed(engine, order.run, WARNED)
-            assert (await see(engine, order.run)).phase is Phase.RUNNING
+            assert (await see(engine, order.run)).phase is RunPhase.RUNNING
             await engine.cancel(order.run, "seen enough")
             await end_of(engine, order.run)
 
@@ -399,7 +399,7 @@ class EngineSuite:
             assert not following.done()
             await engine.cancel(order.run, "seen enough")
             assert await following == b"ready\n"
-            assert (await see(engine, order.run)).phase is Phase.ENDED
+            assert (await see(engine, order.run)).phase is RunPhase.ENDED
 
 
 async def run_to_end(rig: EngineRig, order: StartOrder) -> EndRecord:

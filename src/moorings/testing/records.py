@@ -16,7 +16,7 @@ from moorings.core.partitions import Partition, PartitionState
 from moorings.core.projects import Project, ProjectShare
 from moorings.core.topology import Block
 from moorings.ports.store import AccessKey, Changes, Save
-from moorings.workloads.jobs import JobSpec, head_of
+from moorings.workloads.jobs import JobSpec, summarize_job
 from moorings.workloads.runs import Run, RunId, RunState
 
 POOL = PoolName("pod64")
@@ -66,7 +66,7 @@ def a_run(number: int = 0, **other: object) -> Run:
     """The run of the claim of that number."""
     run = Run(
         id=RunId(f"run-{number:04d}"),
-        job=head_of(a_job(number)),
+        job=summarize_job(a_job(number)),
         engine="local",
         subject="ann",
         claim=ClaimId(f"claim-{number:04d}"),

@@ -14,7 +14,7 @@ from moorings.ports.store import Archive, Changes, Ended, Epoch, KeyUse, Seq, St
 from moorings.testing.records import NEW, NOW, a_claim, a_run, an_event, granted, jobs_of
 from moorings.testing.store_lists import OpenStore
 from moorings.testing.store_projects import StoreProjects
-from moorings.workloads.appliance import ApplianceJob, ApplianceKind
+from moorings.workloads.appliance import ApplianceJobType, WorkflowPart
 from moorings.workloads.runs import Run, RunState
 
 OLD, LATER = Timestamp(NOW - 1_000), Timestamp(NOW + 1_000)
@@ -170,7 +170,7 @@ class StoreHistory(StoreProjects):
 
     def test_jobs_of_a_workflow_leave_together(self, store: Store, epoch: Epoch) -> None:
         def job(number: int, workflow: str) -> Run:
-            part = ApplianceJob(ApplianceKind.COMPILE, workflow)
+            part = WorkflowPart(ApplianceJobType.COMPILE, workflow)
             return _ended_run(number, job=replace(a_run(number).job, appliance=part), claim=None)
 
         runs = [job(1, "wf-1"), job(2, "wf-2"), replace(job(3, "wf-1"), ended_at=NOW)]

@@ -57,7 +57,7 @@ from moorings.testing.records import (
 )
 from moorings.testing.store_history import StoreHistory
 from moorings.testing.store_lists import OpenStore
-from moorings.workloads.jobs import Accelerators, JobSpec, Resources, head_of
+from moorings.workloads.jobs import Accelerators, JobSpec, Resources, summarize_job
 from moorings.workloads.runs import ENDED as ENDED_RUNS
 from moorings.workloads.runs import Run, RunId, RunState
 
@@ -161,7 +161,7 @@ class StoreSuite(StoreHistory):
         )
         run = a_run(
             1,
-            job=head_of(job, 1234),
+            job=summarize_job(job, 1234),
             state=RunState.STOPPING,
             version=4,
             attempt=1,

@@ -15,19 +15,19 @@ from typing import Final
 
 from moorings.core.errors import MooringsError
 
-KIND: Final = "csx"  # of its accelerators, in the pools file
+APPLIANCE_KIND: Final = "csx"  # of its accelerators, in the pools file
 NAME_CHARS = 22  # behind the prefix
 _WORKFLOW = re.compile(r"wflow-[a-z0-9]{22}")
 
 
-class ApplianceKind(StrEnum):
+class ApplianceJobType(StrEnum):
     """What a job of an appliance is for."""
 
     COMPILE = "compile"
     EXECUTE = "execute"
 
 
-class JobPhase(StrEnum):
+class AppliancePhase(StrEnum):
     """Where a job stands, in the words that users of such appliances know."""
 
     QUEUED = "QUEUED"
@@ -38,21 +38,21 @@ class JobPhase(StrEnum):
     CANCELLED = "CANCELLED"
 
 
-_PHASES: Final[Mapping[str, JobPhase]] = {  # by the state of the run, which this module may not import
-    "WAITING": JobPhase.QUEUED,
-    "STARTING": JobPhase.SCHEDULED,
-    "RUNNING": JobPhase.RUNNING,
-    "YIELDING": JobPhase.RUNNING,
-    "STOPPING": JobPhase.RUNNING,  # its processes may still be there, and so are its systems
-    "SUCCEEDED": JobPhase.SUCCEEDED,
-    "FAILED": JobPhase.FAILED,
-    "CANCELLED": JobPhase.CANCELLED,
-    "TIMED_OUT": JobPhase.FAILED,
-    "LOST": JobPhase.FAILED,
+_PHASES: Final[Mapping[str, AppliancePhase]] = {  # by the state of the run, which this module may not import
+    "WAITING": AppliancePhase.QUEUED,
+    "STARTING": AppliancePhase.SCHEDULED,
+    "RUNNING": AppliancePhase.RUNNING,
+    "YIELDING": AppliancePhase.RUNNING,
+    "STOPPING": AppliancePhase.RUNNING,  # its processes may still be there, and so are its systems
+    "SUCCEEDED": AppliancePhase.SUCCEEDED,
+    "FAILED": AppliancePhase.FAILED,
+    "CANCELLED": AppliancePhase.CANCELLED,
+    "TIMED_OUT": AppliancePhase.FAILED,
+    "LOST": AppliancePhase.FAILED,
 }
 
 
-def phase_of(state: str, *, scheduled: bool) -> str:
+def appliance_phase(state: str, *, scheduled: bool) -> str:
     """The phase of a job whose run is in that state.
 
     Args:
@@ -62,11 +62,11 @@ def phase_of(state: str, *, scheduled: bool) -> str:
     phase = _PHASES.get(state)
     if phase is None:
         return state
-    return (JobPhase.SCHEDULED if phase is JobPhase.QUEUED and scheduled else phase).value
+    return (AppliancePhase.SCHEDULED if phase is AppliancePhase.QUEUED and scheduled else phase).value
 
 
 @dataclass(frozen=True, slots=True)
-class ApplianceJob:
+class WorkflowPart:
     """A job's part in a workflow.
 
     Attributes:
@@ -74,11 +74,11 @@ class ApplianceJob:
         workflow: ``wflow-`` and 22 letters and digits; its jobs belong to one subject.
     """
 
-    kind: ApplianceKind
+    kind: ApplianceJobType
     workflow: str
 
 
-def check_appliance(part: ApplianceJob) -> None:
+def check_workflow_part(part: WorkflowPart) -> None:
     """Nothing, if this may be a job's part.
 
     Raises:
@@ -96,7 +96,7 @@ def check_appliance(part: ApplianceJob) -> None:
 
 BUCKETS: Final[Mapping[str, int]] = {"p1": 199, "p2": 299, "p3": 399}
 DEFAULT_PRIORITY: Final = -BUCKETS["p2"]
-ADMINS_MAX: Final = 99  # numbers up to this one are P0, for admins alone
+ADMIN_PRIORITY_MAX: Final = 99  # numbers up to this one are P0, for admins alone
 _LOWEST: Final = 399
 WORKFLOW_JOBS_MAX: Final = 1000  # it is one start of somebody's program
 
@@ -107,7 +107,7 @@ def parse_priority(text: str) -> int:
     Raises:
         MooringsError: ``priority.invalid``.
     """
-    number = ADMINS_MAX if text.lower() == "p0" else BUCKETS.get(text.lower())
+    number = ADMIN_PRIORITY_MAX if text.lower() == "p0" else BUCKETS.get(text.lower())
     if number is None and text.isascii() and text.isdigit() and len(text) <= 3 and int(text) <= _LOWEST:
         number = int(text)
     if number is None:
@@ -121,10 +121,10 @@ def parse_priority(text: str) -> int:
 
 def is_for_admins(priority: int) -> bool:
     """Whether only an admin may give a job of an appliance this priority (of our queue): it is P0, or before that."""
-    return priority >= -ADMINS_MAX
+    return priority >= -ADMIN_PRIORITY_MAX
 
 
-def priority_there(kind: str, asked: int, *, admin: bool) -> int:
+def appliance_priority(kind: str, asked: int, *, admin: bool) -> int:
     """The priority of whatever asks for systems of an appliance beside its own jobs; of other kinds it is as asked.
 
     Who says nothing (0) is in the bucket of those who say nothing there.
@@ -132,15 +132,15 @@ def priority_there(kind: str, asked: int, *, admin: bool) -> int:
     Raises:
         MooringsError: ``priority.denied``: it is for admins.
     """
-    if kind != KIND or admin:
+    if kind != APPLIANCE_KIND or admin:
         return asked
     if asked == 0:
         return DEFAULT_PRIORITY
-    check_priority(asked, admin=admin)
+    check_appliance_priority(asked, admin=admin)
     return asked
 
 
-def check_priority(priority: int, *, admin: bool) -> None:
+def check_appliance_priority(priority: int, *, admin: bool) -> None:
     """Nothing, if who asks may have this priority (of our queue) in an appliance's queue.
 
     Raises:
@@ -149,11 +149,11 @@ def check_priority(priority: int, *, admin: bool) -> None:
     if is_for_admins(priority) and not admin:
         raise MooringsError(
             "priority.denied",
-            f"priorities 0 to {ADMINS_MAX} (P0) of an appliance, and what is before them, are for admins",
+            f"priorities 0 to {ADMIN_PRIORITY_MAX} (P0) of an appliance, and what is before them, are for admins",
             hint="use p1, p2 or p3 (-199, -299, -399), or ask an admin",
         )
 
 
-def bucket_of(priority: int) -> str:
+def priority_bucket(priority: int) -> str:
     """``P0`` to ``P3``, for a priority of our queue."""
     return f"P{min(max(-priority, 0) // 100, 3)}"

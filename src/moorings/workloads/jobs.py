@@ -51,7 +51,7 @@ from moorings.core.errors import MooringsError
 from moorings.core.quantities import parse_bytes, parse_duration_s
 from moorings.core.records import OMIT_IF_DEFAULT, to_plain
 from moorings.core.tables import TomlTable
-from moorings.workloads.appliance import ApplianceJob, check_appliance
+from moorings.workloads.appliance import WorkflowPart, check_workflow_part
 from moorings.workloads.labels import check_labels
 
 JOB_NAME_CHARS_MAX = 63
@@ -122,7 +122,7 @@ class JobSpec:
     image: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict, metadata=OMIT_IF_DEFAULT)
     lease_s: float | None = field(default=None, metadata=OMIT_IF_DEFAULT)
-    appliance: ApplianceJob | None = field(default=None, metadata=OMIT_IF_DEFAULT)
+    appliance: WorkflowPart | None = field(default=None, metadata=OMIT_IF_DEFAULT)
     preemptible: bool = field(default=False, metadata=OMIT_IF_DEFAULT)
 
     @property
@@ -132,7 +132,7 @@ class JobSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobHead:
+class JobSummary:
     """What is kept of a job in memory: what is decided by, and what lists show.
 
     Command, environment and the rest may be half a megabyte: they stay in the database until they are needed.
@@ -147,13 +147,13 @@ class JobHead:
     project: str = "default"
     priority: int = 0
     checkpoint_directory: str | None = None
-    appliance: ApplianceJob | None = None
+    appliance: WorkflowPart | None = None
     body_bytes: int = 0
 
 
-def head_of(job: JobSpec, body_bytes: int = 0) -> JobHead:
+def summarize_job(job: JobSpec, body_bytes: int = 0) -> JobSummary:
     """The head of a job of so many bytes."""
-    return JobHead(
+    return JobSummary(
         name=job.name,
         tasks=job.tasks,
         accelerators=job.accelerators,
@@ -165,7 +165,7 @@ def head_of(job: JobSpec, body_bytes: int = 0) -> JobHead:
     )
 
 
-def bytes_of(job: JobSpec) -> int:
+def job_size_bytes(job: JobSpec) -> int:
     """How many bytes a job has as ASCII JSON, which is what a database keeps of it."""
     return len(json.dumps(to_plain(job), separators=(",", ":")))
 
@@ -202,8 +202,8 @@ def check_job(job: JobSpec) -> JobSpec:
     _check_environment(job.environment)
     check_labels(job.labels)
     if job.appliance is not None:
-        check_appliance(job.appliance)
-    claim_of(job)
+        check_workflow_part(job.appliance)
+    claim_spec_for(job)
     return job
 
 
@@ -219,7 +219,7 @@ def _check_environment(environment: Mapping[str, str]) -> None:
             )
 
 
-def claim_of(job: JobSpec) -> ClaimSpec:
+def claim_spec_for(job: JobSpec) -> ClaimSpec:
     """What the job asks of the queue: one GCD a task; replicas per GCD from the job's total.
 
     Raises:

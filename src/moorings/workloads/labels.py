@@ -30,7 +30,7 @@ def check_labels(labels: Mapping[str, str]) -> None:
 _HINT = "use up to 63 letters, digits, '.', '_', '/' and '-'; begin and end with a letter or digit"
 
 
-def relabelled(labels: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
+def apply_label_changes(labels: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
     """The labels after these changes; None takes one away."""
     merged = {**labels, **changes}
     return {key: value for key, value in sorted(merged.items()) if value is not None}

@@ -17,7 +17,7 @@ from moorings.core.claims import ClaimId
 from moorings.core.instants import Timestamp
 from moorings.core.machines import terminal_states, transition
 from moorings.core.records import OMIT_IF_DEFAULT
-from moorings.workloads.jobs import JobHead
+from moorings.workloads.jobs import JobSummary
 
 RunId = NewType("RunId", str)
 
@@ -92,7 +92,7 @@ NEXT: dict[RunState, dict[RunEvent, RunState]] = {
 ENDED = terminal_states(NEXT)
 
 
-class Ending(StrEnum):
+class EndReason(StrEnum):
     """How an engine says a run ended."""
 
     EXITED = "EXITED"  # every task ended by itself (or was stopped because another failed)
@@ -116,7 +116,7 @@ class EndRecord:
         detail: a sentence, where there is something to say.
     """
 
-    ending: Ending
+    ending: EndReason
     exit_code: int
     task_codes: tuple[int | None, ...] = ()
     started_at: Timestamp | None = None
@@ -124,22 +124,22 @@ class EndRecord:
     detail: str = ""
 
 
-TERMINATED, KILLED = 128 + 15, 128 + 9  # what a shell makes of TERM and KILL
-TIME_OVER = 124  # what timeout(1) ends with
+SIGTERM_EXIT_CODE, SIGKILL_EXIT_CODE = 128 + 15, 128 + 9  # what a shell makes of TERM and KILL
+TIMEOUT_EXIT_CODE = 124  # what timeout(1) ends with
 CANNOT_START, NOT_FOUND = 126, 127  # what a shell ends with
 
 _CODE_IF_NO_TASK_FAILED = {
-    Ending.EXITED: 0,
-    Ending.CANCELLED: TERMINATED,
-    Ending.YIELDED: TERMINATED,
-    Ending.TIMED_OUT: TIME_OVER,
-    Ending.NOT_STARTED: CANNOT_START,
-    Ending.LOST: KILLED,
-    Ending.NO_PARTITION: TERMINATED,
+    EndReason.EXITED: 0,
+    EndReason.CANCELLED: SIGTERM_EXIT_CODE,
+    EndReason.YIELDED: SIGTERM_EXIT_CODE,
+    EndReason.TIMED_OUT: TIMEOUT_EXIT_CODE,
+    EndReason.NOT_STARTED: CANNOT_START,
+    EndReason.LOST: SIGKILL_EXIT_CODE,
+    EndReason.NO_PARTITION: SIGTERM_EXIT_CODE,
 }
 
 
-def exit_code(ending: Ending, first_failure: int | None) -> int:
+def exit_code(ending: EndReason, first_failure: int | None) -> int:
     """The run's exit code: that of the task that failed first; without one, 0 only if it was not stopped.
 
     A job that saved its checkpoint and left with 0 when it was stopped is not done, and ``moor run a && moor run b``
@@ -148,7 +148,7 @@ def exit_code(ending: Ending, first_failure: int | None) -> int:
     return first_failure if first_failure is not None else _CODE_IF_NO_TASK_FAILED[ending]
 
 
-class Phase(StrEnum):
+class RunPhase(StrEnum):
     """What an engine sees of a run."""
 
     ABSENT = "ABSENT"  # the engine knows nothing of it
@@ -159,7 +159,7 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class RunSighting:
+class RunStatus:
     """What an engine sees of one run.
 
     Attributes:
@@ -169,7 +169,7 @@ class RunSighting:
     """
 
     run: RunId
-    phase: Phase
+    phase: RunPhase
     started_at: Timestamp | None = None
     end: EndRecord | None = None
     reference: str | None = None
@@ -192,7 +192,7 @@ class Run:
     """
 
     id: RunId
-    job: JobHead
+    job: JobSummary
     engine: str
     subject: str
     claim: ClaimId | None
@@ -245,18 +245,18 @@ def step(run: Run, event: RunEvent, now: Timestamp, detail: str = "") -> Run:
     return changed
 
 
-def ended_by(run: Run, end: EndRecord, now: Timestamp) -> Run:
+def apply_end(run: Run, end: EndRecord, now: Timestamp) -> Run:
     """The run after the engine's record of its end."""
     event = {
-        Ending.CANCELLED: RunEvent.CANCEL,
-        Ending.YIELDED: RunEvent.CANCEL,  # and it cannot go on: somebody cancelled it since, or its claim is gone
-        Ending.TIMED_OUT: RunEvent.TIME_OUT,
-        Ending.NOT_STARTED: RunEvent.FAIL,
-        Ending.NO_PARTITION: RunEvent.FAIL,
-        Ending.LOST: RunEvent.LOSE,
-        Ending.EXITED: RunEvent.SUCCEED if end.exit_code == 0 else RunEvent.FAIL,
+        EndReason.CANCELLED: RunEvent.CANCEL,
+        EndReason.YIELDED: RunEvent.CANCEL,  # and it cannot go on: somebody cancelled it since, or its claim is gone
+        EndReason.TIMED_OUT: RunEvent.TIME_OUT,
+        EndReason.NOT_STARTED: RunEvent.FAIL,
+        EndReason.NO_PARTITION: RunEvent.FAIL,
+        EndReason.LOST: RunEvent.LOSE,
+        EndReason.EXITED: RunEvent.SUCCEED if end.exit_code == 0 else RunEvent.FAIL,
     }[end.ending]
-    told = (run.stop_reason, end.detail) if end.ending is Ending.YIELDED else (end.detail, run.stop_reason)
+    told = (run.stop_reason, end.detail) if end.ending is EndReason.YIELDED else (end.detail, run.stop_reason)
     changed = step(run, event, now, told[0] or told[1])
     return replace(
         changed,
@@ -267,21 +267,21 @@ def ended_by(run: Run, end: EndRecord, now: Timestamp) -> Run:
     )
 
 
-def yielded(run: Run, now: Timestamp) -> Run:
+def requeue_yielded(run: Run, now: Timestamp) -> Run:
     """The run as it waits for its next attempt: nothing of this one is left."""
     return replace(step(run, RunEvent.REQUEUE, now), attempt=run.attempt + 1)
 
 
-def queued(run: Run, reference: str) -> Run:
+def with_external_id(run: Run, reference: str) -> Run:
     """The run with what its engine's scheduler calls it."""
     return replace(run, reference=reference, version=run.version + 1)
 
 
-def labelled(run: Run, labels: Mapping[str, str]) -> Run:
+def with_labels(run: Run, labels: Mapping[str, str]) -> Run:
     """The run with other labels."""
     return replace(run, labels=labels, version=run.version + 1)
 
 
-def started(run: Run, now: Timestamp) -> Run:
+def with_start_time(run: Run, now: Timestamp) -> Run:
     """The run with the moment its processes were first seen."""
     return replace(run, started_at=run.started_at or now)

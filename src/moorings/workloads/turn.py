@@ -22,11 +22,11 @@ from moorings.core.projects import Projects
 from moorings.core.reasons import Reason
 from moorings.core.records import OMIT_IF_DEFAULT
 from moorings.workloads import runs
-from moorings.workloads.jobs import JobHead, JobSpec, claim_of, head_of
-from moorings.workloads.labels import check_labels, relabelled
-from moorings.workloads.runs import Ending, EndRecord, Phase, Run, RunEvent, RunId, RunSighting, RunState
+from moorings.workloads.jobs import JobSpec, JobSummary, claim_spec_for, summarize_job
+from moorings.workloads.labels import apply_label_changes, check_labels
+from moorings.workloads.runs import EndReason, EndRecord, Run, RunEvent, RunId, RunPhase, RunState, RunStatus
 
-COMMAND_TOLD_CHARS_MAX = 2000
+COMMAND_EVENT_CHARS_MAX = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,20 +64,24 @@ class CancelRun:
 
 
 @dataclass(frozen=True, slots=True)
-class StartRefused:
+class RunRejected:
     """The engine will never start it."""
 
     run: RunId
     why: str
 
 
-RunInput = CreateRun | CancelRun | LabelRun | StartRefused | RunSighting
-Demand = CreateClaim | ReleaseClaim | YieldClaim
+RunInput = CreateRun | CancelRun | LabelRun | RunRejected | RunStatus
+ClaimInput = CreateClaim | ReleaseClaim | YieldClaim
 
-_STOPPED = (Ending.YIELDED, Ending.CANCELLED, Ending.LOST)  # of one that was asked to yield: it goes on later
+_RESUMABLE_END_REASONS = (
+    EndReason.YIELDED,
+    EndReason.CANCELLED,
+    EndReason.LOST,
+)  # of one that was asked to yield: it goes on later
 
 
-class Runs:
+class RunRegistry:
     """The runs that have not ended, and which claim belongs to which."""
 
     def __init__(self, unended: Iterable[Run] = ()) -> None:
@@ -143,11 +147,11 @@ class Runs:
 
 
 class RunTurn:
-    """The runs' part of one turn: an overlay on ``Runs``, the demands it puts, the events it tells."""
+    """The runs' part of one turn: an overlay on ``RunRegistry``, the demands it puts, the events it tells."""
 
     def __init__(
         self,
-        known: Runs,
+        known: RunRegistry,
         claim_of: Callable[[ClaimId], Claim | None],
         now: Timestamp,
         policy: Policy = Policy(),  # noqa: B008 - a value
@@ -169,7 +173,7 @@ class RunTurn:
         changed = self.changed.get(ident)
         return changed[0] if changed is not None else self._known.by_id.get(ident)
 
-    def take(self, given: RunInput) -> list[Demand]:
+    def take(self, given: RunInput) -> list[ClaimInput]:
         """Work one input in; what it demands of core. Inputs about runs that have ended change nothing.
 
         Raises:
@@ -187,8 +191,8 @@ class RunTurn:
             return []
         if isinstance(given, CancelRun):
             return self._cancel(run, given.why)
-        if isinstance(given, StartRefused):
-            return self._end(run, EndRecord(Ending.NOT_STARTED, 126, detail=given.why))
+        if isinstance(given, RunRejected):
+            return self._end(run, EndRecord(EndReason.NOT_STARTED, 126, detail=given.why))
         return self._sighted(run, given)
 
     def forget(self, ident: RunId) -> None:
@@ -200,9 +204,9 @@ class RunTurn:
             self._claims.pop(run.claim, None)
         self.events = [event for event in self.events if event.run != ident]
 
-    def follow(self, claims: Iterable[Claim]) -> list[Demand]:
+    def follow(self, claims: Iterable[Claim]) -> list[ClaimInput]:
         """Work in what this turn made of the claims of runs; what it demands of core."""
-        demands: list[Demand] = []
+        demands: list[ClaimInput] = []
         for claim in claims:
             run = self.run_on(claim.id)
             if run is not None:
@@ -224,16 +228,16 @@ class RunTurn:
         run = self.run_on(claim)
         return run is not None and run.state is not RunState.WAITING
 
-    def lapse(self, claims: Iterable[Claim]) -> list[Demand]:
+    def lapse(self, claims: Iterable[Claim]) -> list[ClaimInput]:
         """Stop the runs of claims whose lease has run out; what that demands of core."""
-        demands: list[Demand] = []
+        demands: list[ClaimInput] = []
         for claim in claims:
             run = self.run_on(claim.id)
             if run is not None:
                 demands += self._cancel(run, f"nobody renewed its lease of {claim.spec.lease_s:g} s")
         return demands
 
-    def _follow(self, run: Run, claim: Claim) -> list[Demand]:
+    def _follow(self, run: Run, claim: Claim) -> list[ClaimInput]:
         waiting = run.state is RunState.WAITING
         if claim.state is ClaimState.READY and waiting:
             self._move(run, RunEvent.BERTH, "run.starting", {"partition": claim.partition})
@@ -243,15 +247,15 @@ class RunTurn:
         elif claim.state is ClaimState.RECLAIMING and run.state in (RunState.STARTING, RunState.RUNNING):
             self._move(run, RunEvent.YIELD, "run.yielding", {"why": _reason(claim), "until": claim.asked_until})
         elif claim.state is ClaimState.FAILED or (claim.state is ClaimState.LOST and waiting):
-            return self._end(run, EndRecord(Ending.NOT_STARTED, 1, detail=_reason(claim)))
+            return self._end(run, EndRecord(EndReason.NOT_STARTED, 1, detail=_reason(claim)))
         elif claim.state is ClaimState.LOST and run.state in (RunState.STARTING, RunState.RUNNING, RunState.YIELDING):
             self._move(run, RunEvent.STOP, "run.stopping", {"why": _reason(claim)}, _reason(claim))
         return []
 
-    def _create(self, given: CreateRun) -> list[Demand]:
+    def _create(self, given: CreateRun) -> list[ClaimInput]:
         run = Run(
             id=given.id,
-            job=head_of(given.job, given.body_bytes),
+            job=summarize_job(given.job, given.body_bytes),
             engine=given.engine,
             subject=given.subject,
             claim=given.claim,
@@ -277,9 +281,9 @@ class RunTurn:
             CreateClaim(
                 id=given.claim,
                 name=given.id,
-                owner=owner_of(given.id, given.job),
+                owner=claim_owner(given.id, given.job),
                 subject=given.subject,
-                spec=claim_of(given.job),
+                spec=claim_spec_for(given.job),
                 role=given.role,
             )
         ]
@@ -312,7 +316,7 @@ class RunTurn:
             raise MooringsError(
                 "claim.held_by_run", f"a run is within claim {claim.id}", hint="wait until that run has ended"
             )
-        wanted = claim_of(given.job)
+        wanted = claim_spec_for(given.job)
         shape = (claim.spec.kind, claim.spec.size, claim.spec.gcds)
         if shape != (wanted.kind, wanted.size, wanted.gcds):
             raise MooringsError(
@@ -323,28 +327,28 @@ class RunTurn:
             )
         return claim
 
-    def _label(self, given: LabelRun, run: Run | None) -> list[Demand]:
+    def _label(self, given: LabelRun, run: Run | None) -> list[ClaimInput]:
         if run is None or run.ended:
             raise MooringsError("run.ended", f"run {given.run} has ended; its labels stay as they are")
-        labels = relabelled(run.labels, given.changes)
+        labels = apply_label_changes(run.labels, given.changes)
         check_labels(labels)
         if labels != run.labels:
-            changed = runs.labelled(run, labels)
+            changed = runs.with_labels(run, labels)
             self._save(changed, run)
             self._tell("run.labelled", changed, {"labels": labels})
         return []
 
-    def _cancel(self, run: Run, why: str) -> list[Demand]:
+    def _cancel(self, run: Run, why: str) -> list[ClaimInput]:
         if run.is_queued:  # whether it is over, or runs by now, is for the engine to say
             self._move(run, RunEvent.STOP, "run.stopping", {"why": why}, why)
             return []
         if run.state is RunState.WAITING:
-            return self._end(run, EndRecord(Ending.CANCELLED, 143, detail=why))
+            return self._end(run, EndRecord(EndReason.CANCELLED, 143, detail=why))
         if run.state is not RunState.STOPPING:
             self._move(run, RunEvent.STOP, "run.stopping", {"why": why}, why)
         return []
 
-    def _sighted(self, run: Run, seen: RunSighting) -> list[Demand]:
+    def _sighted(self, run: Run, seen: RunStatus) -> list[ClaimInput]:
         if seen.attempt < run.attempt:
             return []
         if run.claim is None:
@@ -353,55 +357,67 @@ class RunTurn:
             return []
         elif run.state is RunState.YIELDING:
             return self._yielding(run, seen)
-        if seen.phase is Phase.RUNNING and run.state is RunState.STARTING:
+        if seen.phase is RunPhase.RUNNING and run.state is RunState.STARTING:
             self._move(run, RunEvent.STARTED, "run.started")
-        elif seen.phase is Phase.ENDED and seen.end is not None:
+        elif seen.phase is RunPhase.ENDED and seen.end is not None:
             return self._end(run, seen.end)
-        elif seen.phase is Phase.ABSENT and run.state is RunState.STOPPING and (run.started_at is None or run.attempt):
-            return self._end(run, EndRecord(Ending.CANCELLED, 143, detail=run.stop_reason))  # stopped before it began
-        elif seen.phase is Phase.ABSENT and (run.state in (RunState.RUNNING, RunState.STOPPING) or _was_there(run)):
-            return self._end(run, EndRecord(Ending.LOST, 1, detail="the engine knows nothing of it any more"))
+        elif (
+            seen.phase is RunPhase.ABSENT and run.state is RunState.STOPPING and (run.started_at is None or run.attempt)
+        ):
+            return self._end(
+                run, EndRecord(EndReason.CANCELLED, 143, detail=run.stop_reason)
+            )  # stopped before it began
+        elif seen.phase is RunPhase.ABSENT and (
+            run.state in (RunState.RUNNING, RunState.STOPPING) or _was_submitted(run)
+        ):
+            return self._end(run, EndRecord(EndReason.LOST, 1, detail="the engine knows nothing of it any more"))
         return []
 
-    def _yielding(self, run: Run, seen: RunSighting) -> list[Demand]:
+    def _yielding(self, run: Run, seen: RunStatus) -> list[ClaimInput]:
         """What an engine sees of a run that was asked to yield: it goes on later, unless it ended on its own."""
         claim = self._claim_of(run.claim) if run.claim is not None else None
         asked = claim is not None and claim.state is ClaimState.RECLAIMING
-        if seen.phase is Phase.ENDED and seen.end is not None:
-            if not asked or seen.end.ending not in _STOPPED:
+        if seen.phase is RunPhase.ENDED and seen.end is not None:
+            if not asked or seen.end.ending not in _RESUMABLE_END_REASONS:
                 return self._end(run, seen.end)
             why = seen.end.detail or "it was stopped"
-        elif seen.phase is Phase.ABSENT:
+        elif seen.phase is RunPhase.ABSENT:
             if not asked:
-                return self._end(run, EndRecord(Ending.YIELDED, runs.TERMINATED, detail="nothing of it is left"))
+                return self._end(
+                    run, EndRecord(EndReason.YIELDED, runs.SIGTERM_EXIT_CODE, detail="nothing of it is left")
+                )
             why = "nothing of it is left" if run.started_at is not None else "it had not started"
         else:
             return []
         assert claim is not None
-        waiting = runs.yielded(run, self.now)
+        waiting = runs.requeue_yielded(run, self.now)
         self._save(waiting, run)
         self._tell("run.requeued", waiting, {"why": why, "attempt": waiting.attempt})
         return [YieldClaim(claim.id, f"run {run.id} has stopped")]
 
-    def _followed(self, run: Run, seen: RunSighting) -> Run:
+    def _followed(self, run: Run, seen: RunStatus) -> Run:
         """The run after what another scheduler has made of it: it has a name there, and its partition."""
         if seen.reference is not None and seen.reference != run.reference:
-            queued = runs.queued(run, seen.reference)
+            queued = runs.with_external_id(run, seen.reference)
             self._save(queued, run)
             self._tell("run.queued", queued, {"reference": seen.reference})
             run = queued
-        ran = seen.end is not None and seen.end.ending in (Ending.EXITED, Ending.TIMED_OUT)
-        if run.state is RunState.WAITING and (seen.phase is Phase.RUNNING or ran):
+        ran = seen.end is not None and seen.end.ending in (EndReason.EXITED, EndReason.TIMED_OUT)
+        if run.state is RunState.WAITING and (seen.phase is RunPhase.RUNNING or ran):
             self._move(run, RunEvent.BERTH, "run.starting")
-        elif run.state is RunState.RUNNING and seen.phase is Phase.STARTING:
+        elif run.state is RunState.RUNNING and seen.phase is RunPhase.STARTING:
             self._move(run, RunEvent.REQUEUE, "run.requeued", {"why": seen.reason} if seen.reason else None)
         return self.changed[run.id][0] if run.id in self.changed else run
 
-    def _end(self, run: Run, end: EndRecord) -> list[Demand]:
+    def _end(self, run: Run, end: EndRecord) -> list[ClaimInput]:
         claim = self._claim_of(run.claim) if run.claim is not None else None
-        if end.ending in (Ending.CANCELLED, Ending.YIELDED) and claim is not None and claim.state is ClaimState.LOST:
-            end = replace(end, ending=Ending.NO_PARTITION, detail=_reason(claim))  # nobody wanted it stopped
-        ended = runs.ended_by(run, end, self.now)
+        if (
+            end.ending in (EndReason.CANCELLED, EndReason.YIELDED)
+            and claim is not None
+            and claim.state is ClaimState.LOST
+        ):
+            end = replace(end, ending=EndReason.NO_PARTITION, detail=_reason(claim))  # nobody wanted it stopped
+        ended = runs.apply_end(run, end, self.now)
         self._save(ended, run)
         data = {"state": ended.state, "exit_code": ended.exit_code, "task_codes": list(ended.task_codes)}
         self._tell("run.ended", ended, data | ({"why": ended.detail} if ended.detail else {}))
@@ -414,7 +430,7 @@ class RunTurn:
     ) -> None:
         moved = runs.step(run, event, self.now, detail)
         if event is RunEvent.STARTED:
-            moved = runs.started(moved, self.now)
+            moved = runs.with_start_time(moved, self.now)
         self._save(moved, run)
         self._tell(name, moved, data)
 
@@ -435,17 +451,17 @@ def _count(backlog: Backlog, before: Run | None, after: Run | None) -> None:
             backlog.add(run.subject, run.job.project, Amount(sign, sign * run.job.body_bytes))
 
 
-def owner_of(run: RunId, job: JobSpec | JobHead) -> str:
+def claim_owner(run: RunId, job: JobSpec | JobSummary) -> str:
     """Whose claim a run's own is."""
     return f"{LOCAL_OWNER_PREFIX if job.appliance is None else APPLIANCE_OWNER_PREFIX}{run}"
 
 
 def _shortened(command: str) -> str:
     """A command for the event log; all of it stands in the run. The log is sent to everybody who watches."""
-    return command if len(command) <= COMMAND_TOLD_CHARS_MAX else f"{command[:COMMAND_TOLD_CHARS_MAX]}..."
+    return command if len(command) <= COMMAND_EVENT_CHARS_MAX else f"{command[:COMMAND_EVENT_CHARS_MAX]}..."
 
 
-def _was_there(run: Run) -> bool:
+def _was_submitted(run: Run) -> bool:
     """Whether it waits in a queue that had it: one that was lost there may have run, and is not started anew."""
     return run.is_queued and not run.is_unsubmitted
 

@@ -40,10 +40,10 @@ from moorings.core.reasons import Reason
 from moorings.core.topology import Block, Pool, PowerOfTwo
 from moorings.core.whatif import PolicyComparison, StartComparison, YieldCount
 from moorings.ports.store import AccessKey, AppliancePart, Page, Row, Seq
-from moorings.workloads.jobs import JobSpec, head_of
-from moorings.workloads.labels import relabelled
+from moorings.workloads.jobs import JobSpec, summarize_job
+from moorings.workloads.labels import apply_label_changes
 from moorings.workloads.runs import Run, RunId, RunState
-from moorings.workloads.turn import Runs
+from moorings.workloads.turn import RunRegistry
 
 START = Timestamp(1_700_000_000_000_000)
 ADMIN, USER = "moor_admin_secret", "moor_ann_secret"
@@ -378,7 +378,7 @@ class PretendController:
         return self.unready
 
     def measures(self) -> Measures:
-        return measure(Fleet([self.pool]), Runs(), self.meters, START, strays=0, ready=not self.unready, seq=7)
+        return measure(Fleet([self.pool]), RunRegistry(), self.meters, START, strays=0, ready=not self.unready, seq=7)
 
 
 class PretendRuns:
@@ -400,7 +400,7 @@ class PretendRuns:
         ident = RunId(f"run-{len(self.by_id) + 1:012}")
         self.by_id[ident] = Run(
             id=ident,
-            job=head_of(job),
+            job=summarize_job(job),
             engine=engine,
             subject=caller.subject,
             claim=ClaimId("claim-1"),
@@ -457,7 +457,7 @@ class PretendRuns:
 
     async def label(self, caller: Caller, ident: str, changes: Mapping[str, str | None]) -> RunView:
         run = (await self.get(ident)).run
-        self.by_id[ident] = replace(run, labels=relabelled(run.labels, changes))
+        self.by_id[ident] = replace(run, labels=apply_label_changes(run.labels, changes))
         return await self.get(ident)
 
     async def prioritise(self, caller: Caller, ident: str, priority: int) -> RunView:

@@ -43,6 +43,9 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
 DEFAULT_LIMITS = ApiLimits()
 
 
+DEFAULT_LIMITS = ApiLimits()
+
+
 @contextlib.asynccontextmanager
 async def serving(controller: PretendController, pki: Pki, limits: Limits = Limits()) -> AsyncIterator[Served]:  # noqa: B008
     folder = pki.folder

@@ -27,7 +27,7 @@ from moorings.store.high_water import HighWaterMark
 from moorings.store.sql import SqlStore
 from moorings.store.sqlite import open_sqlite
 from moorings.testing.records import NEW, a_claim, a_job, a_partition, a_run, jobs_of
-from moorings.workloads.runs import Phase, RunId, RunState
+from moorings.workloads.runs import RunId, RunPhase, RunState
 from tests.databases import open_new
 
 NOW = Timestamp(1_795_250_000 * SECOND)
@@ -54,7 +54,7 @@ def leave_status(runs: Path, run: str, attempt: int = 0) -> None:
     """What a supervisor leaves that has started a run and was killed with its machine."""
     folder = RunFolder(runs / run)
     folder.make()
-    left = Status(attempt, Phase.RUNNING, "another-boot", Identity(2, 2), add_seconds(NOW, -60))
+    left = Status(attempt, RunPhase.RUNNING, "another-boot", Identity(2, 2), add_seconds(NOW, -60))
     folder.save_status(left, durable=False)
 
 

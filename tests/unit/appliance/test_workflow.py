@@ -18,7 +18,7 @@ from moorings.appliance.runner import end_text, goes_on
 from moorings.appliance.telling import Output, seconds_text
 from moorings.appliance.workflow import belongs, segments
 from moorings.wire.shapes import ApplianceShape, JobShape, RunBody
-from moorings.workloads.appliance import ApplianceKind
+from moorings.workloads.appliance import ApplianceJobType
 from moorings.workloads.runs import RunState
 from tests.cases import cases
 
@@ -77,13 +77,13 @@ def read(folder: Path) -> dict[str, Any]:
 def test_the_record_has_every_job_of_every_start(tmp_path: Path) -> None:
     record = Record(tmp_path, "9.9")
     assert record.load() is None
-    record.note(job(), ApplianceKind.EXECUTE, tmp_path / "log")
+    record.note(job(), ApplianceJobType.EXECUTE, tmp_path / "log")
     assert Record(tmp_path).load() is None
     running = job(state="RUNNING", scheduled_at="2026-01-01T00:00:01Z", started_at="2026-01-01T00:00:02Z")
-    record.note(running, ApplianceKind.EXECUTE, tmp_path / "log")
+    record.note(running, ApplianceJobType.EXECUTE, tmp_path / "log")
     assert record.unended() == [("wsjob-1", WORKFLOW)]
     ended = replace(running, state="TIMED_OUT", ended_at="2026-01-01T00:00:09Z", scheduled_at=None, exit_code=124)
-    record.note(ended, ApplianceKind.EXECUTE, tmp_path / "log")
+    record.note(ended, ApplianceJobType.EXECUTE, tmp_path / "log")
     assert record.unended() == []
     assert read(tmp_path) == {
         "version": "9.9",
@@ -104,7 +104,7 @@ def test_the_record_has_every_job_of_every_start(tmp_path: Path) -> None:
     }
     again = Record(tmp_path, "9.9")
     assert again.load() is None
-    again.note(job("wsjob-2"), ApplianceKind.COMPILE, tmp_path / "log")
+    again.note(job("wsjob-2"), ApplianceJobType.COMPILE, tmp_path / "log")
     assert [each["id"] for each in read(tmp_path)["execute_jobs"]] == ["wsjob-1"]
     assert again.unended() == [("wsjob-2", WORKFLOW)]
     again.close(None, "wsjob-2")
@@ -119,7 +119,7 @@ def test_a_record_that_cannot_be_read_is_put_aside(tmp_path: Path, content: byte
     record = Record(tmp_path)
     assert record.load() == "run_meta.json could not be read and is now run_meta.json.damaged"
     assert (tmp_path / "run_meta.json.damaged").read_bytes() == content
-    record.note(job(), ApplianceKind.EXECUTE, tmp_path)
+    record.note(job(), ApplianceJobType.EXECUTE, tmp_path)
     assert len(read(tmp_path)["execute_jobs"]) == 1
 
 

@@ -58,10 +58,10 @@ from moorings.core.projects import Project, ProjectShare
 from moorings.core.records import to_plain
 from moorings.core.topology import Block, Pool
 from moorings.ports.store import Epoch, Seq
-from moorings.workloads.appliance import KIND, ApplianceJob, ApplianceKind
+from moorings.workloads.appliance import APPLIANCE_KIND, ApplianceJobType, WorkflowPart
 from moorings.workloads.jobs import Accelerators, JobSpec, Resources
-from moorings.workloads.runs import Ending, EndRecord, Phase, RunId, RunSighting
-from moorings.workloads.turn import CancelRun, CreateRun, LabelRun, StartRefused
+from moorings.workloads.runs import EndReason, EndRecord, RunId, RunPhase, RunStatus
+from moorings.workloads.turn import CancelRun, CreateRun, LabelRun, RunRejected
 from tests.unit.controller.recording import HOUR_S, RELEASED, Story, line_of
 
 POOLS = """\
@@ -259,35 +259,35 @@ class Everything(Story):
 
     def _runs_here(self) -> None:
         """Runs with claims: ended in every way, refused, cancelled, within a claim, of an appliance."""
-        endings = list(Ending)
+        endings = list(EndReason)
         roles = dict(zip(endings, Role, strict=False))
         runs = [replace(self._run(f"ends-{one.lower()}", body_bytes=300), role=roles.get(one)) for one in endings]
         self._turn(*runs)
         for run, ending in zip(runs, endings, strict=True):
             self._settle()
             end = EndRecord(ending, 9, (9, None), self._now, add_seconds(self._now, 1.0), f"it was {ending}")
-            self._turn(RunSighting(run.id, Phase.STARTING), LabelRun(run.id, {"phase": "first", "old": None}))
-            self._turn(RunSighting(run.id, Phase.RUNNING, self._now), RunSighting(run.id, Phase.UNKNOWN))
-            self._turn(RunSighting(run.id, Phase.ENDED, self._now, end, "as 7", "because", 0))
+            self._turn(RunStatus(run.id, RunPhase.STARTING), LabelRun(run.id, {"phase": "first", "old": None}))
+            self._turn(RunStatus(run.id, RunPhase.RUNNING, self._now), RunStatus(run.id, RunPhase.UNKNOWN))
+            self._turn(RunStatus(run.id, RunPhase.ENDED, self._now, end, "as 7", "because", 0))
         refused, cancelled, absent = (self._run(name) for name in ("refused", "cancelled", "absent"))
         self._turn(refused, cancelled)
         self._settle()
-        self._turn(StartRefused(refused.id, "no such command"), CancelRun(cancelled.id, "enough"))
-        self._turn(RunSighting(cancelled.id, Phase.ABSENT), absent)
+        self._turn(RunRejected(refused.id, "no such command"), CancelRun(cancelled.id, "enough"))
+        self._turn(RunStatus(cancelled.id, RunPhase.ABSENT), absent)
         self._turn(CancelRun(absent.id, "before it began"))
         self._settle()
-        held = self._claim("held", ClaimSpec(kind=KIND, size=2, gcds=2, resources={"memory": 5}))
+        held = self._claim("held", ClaimSpec(kind=APPLIANCE_KIND, size=2, gcds=2, resources={"memory": 5}))
         self._turn(held)
         self._settle()
         within = self._whole_run("within", held.id)
         again = replace(within, id=RunId("run-twice"))  # refused, and in the log
         self._turn(within, again)
-        compiles = replace(within.job, appliance=ApplianceJob(ApplianceKind.COMPILE, WORKFLOW))
+        compiles = replace(within.job, appliance=WorkflowPart(ApplianceJobType.COMPILE, WORKFLOW))
         self._turn(replace(within, id=RunId("run-compile"), claim=None, within=False, engine="elsewhere", job=compiles))
-        done = EndRecord(Ending.EXITED, 0, (0, 0))
-        self._turn(RunSighting(within.id, Phase.ENDED, None, done), CancelRun(RunId("run-compile"), "over"))
+        done = EndRecord(EndReason.EXITED, 0, (0, 0))
+        self._turn(RunStatus(within.id, RunPhase.ENDED, None, done), CancelRun(RunId("run-compile"), "over"))
         self._turn(
-            RunSighting(RunId("run-compile"), Phase.ENDED, None, EndRecord(Ending.CANCELLED, 143)),
+            RunStatus(RunId("run-compile"), RunPhase.ENDED, None, EndRecord(EndReason.CANCELLED, 143)),
             ReleaseClaim(held.id, "over"),
         )
         self._settle()
@@ -296,11 +296,11 @@ class Everything(Story):
         """Runs that wait in the queue of another scheduler."""
         run = replace(self._run("queued"), claim=None, engine="slurm")
         self._turn(run)
-        self._turn(RunSighting(run.id, Phase.STARTING, None, None, "job 7", "Priority"))
-        self._turn(RunSighting(run.id, Phase.RUNNING, self._now, None, "job 7"))
-        self._turn(RunSighting(run.id, Phase.STARTING, None, None, "job 7", "its node failed"))
-        self._turn(RunSighting(run.id, Phase.RUNNING, self._now, None, "job 7", "", 2))
-        self._turn(RunSighting(run.id, Phase.ENDED, None, EndRecord(Ending.EXITED, 0, (0,)), "job 7", "", 2))
+        self._turn(RunStatus(run.id, RunPhase.STARTING, None, None, "job 7", "Priority"))
+        self._turn(RunStatus(run.id, RunPhase.RUNNING, self._now, None, "job 7"))
+        self._turn(RunStatus(run.id, RunPhase.STARTING, None, None, "job 7", "its node failed"))
+        self._turn(RunStatus(run.id, RunPhase.RUNNING, self._now, None, "job 7", "", 2))
+        self._turn(RunStatus(run.id, RunPhase.ENDED, None, EndRecord(EndReason.EXITED, 0, (0,)), "job 7", "", 2))
 
     def _lent(self) -> None:
         """What is lent and taken back: of a claim by hand, and of a run; a guarantee that comes after its claim."""
@@ -308,20 +308,20 @@ class Everything(Story):
         borrows = self._run("borrows", size=8, preemptible=True)
         self._turn(lent, borrows)
         self._settle()
-        self._turn(RunSighting(borrows.id, Phase.RUNNING, self._now))
+        self._turn(RunStatus(borrows.id, RunPhase.RUNNING, self._now))
         self._now = add_seconds(self._now, HOUR_S)
         owed = self._claim("owed", ClaimSpec(kind="ipu", size=8, project="lab"))
         more = self._claim("more", ClaimSpec(kind="ipu", size=8, project="more"))
         self._turn(SetProject(Project(name="more", shares=(ProjectShare(POD, ((8, 1),)),)), None))
         self._turn(owed, more)
         self._turn(YieldClaim(lent.id, "saved"))
-        self._turn(RunSighting(borrows.id, Phase.ENDED, None, EndRecord(Ending.YIELDED, 143, (143,))))
+        self._turn(RunStatus(borrows.id, RunPhase.ENDED, None, EndRecord(EndReason.YIELDED, 143, (143,))))
         self._settle()
         self._turn(ReleaseClaim(owed.id, "over"))
         self._settle()
         self._turn(SetProject(Project(name="default", shares=()), None), ReleaseClaim(more.id, "over"))
         self._settle()
-        again = RunSighting(borrows.id, Phase.RUNNING, self._now, None, None, "", 1)
+        again = RunStatus(borrows.id, RunPhase.RUNNING, self._now, None, None, "", 1)
         self._turn(again, DeleteProject("more"))
         self._turn(SetProject(Project(name="lab"), 2))
         self._turn(
@@ -329,7 +329,7 @@ class Everything(Story):
         )  # covers what is held
         self._turn(SetProject(Project(name="default"), 2))
         self._turn(CancelRun(borrows.id, "enough"))
-        self._turn(RunSighting(borrows.id, Phase.ENDED, None, EndRecord(Ending.CANCELLED, 143), attempt=1))
+        self._turn(RunStatus(borrows.id, RunPhase.ENDED, None, EndRecord(EndReason.CANCELLED, 143), attempt=1))
         self._turn(ReleaseClaim(lent.id, "over"))
         self._settle()
 
@@ -338,10 +338,10 @@ class Everything(Story):
         few = [self._run(f"moves-{at}", size=4, preemptible=True) for at in range(4)]
         self._turn(*few)
         self._settle()
-        self._turn(*(RunSighting(run.id, Phase.RUNNING, self._now) for run in few))
+        self._turn(*(RunStatus(run.id, RunPhase.RUNNING, self._now) for run in few))
         over = [few[0], few[3]]
         for run in over:
-            self._turn(RunSighting(run.id, Phase.ENDED, None, EndRecord(Ending.EXITED, 0)))
+            self._turn(RunStatus(run.id, RunPhase.ENDED, None, EndRecord(EndReason.EXITED, 0)))
         self._settle()
         self._policy = replace(YIELDS, defragment=DefragmentMode.ON)
         self._turn(DefragmentPool(8, POD, None, 0.5), StrayPartitionFound(POD, "m-y"))  # too costly
@@ -350,25 +350,25 @@ class Everything(Story):
         wants = self._claim("room", ClaimSpec(kind="ipu", size=8))
         self._turn(wants, DefragmentPool(claim=ClaimId("claim-nobody")))
         for run in few[1:3]:
-            self._turn(RunSighting(run.id, Phase.ENDED, None, EndRecord(Ending.YIELDED, 143)))
+            self._turn(RunStatus(run.id, RunPhase.ENDED, None, EndRecord(EndReason.YIELDED, 143)))
         self._settle()
         self._policy = YIELDS
         for run in few[1:3]:
-            self._turn(RunSighting(run.id, Phase.ENDED, None, EndRecord(Ending.EXITED, 0), attempt=1))
+            self._turn(RunStatus(run.id, RunPhase.ENDED, None, EndRecord(EndReason.EXITED, 0), attempt=1))
         self._turn(ReleaseClaim(wants.id, "over"))
         self._settle()
 
     def _turned_back(self) -> None:
         """A database that went back: a run was started since, another lives in a claim that is known."""
         waits = self._run("waits", size=8)
-        held = self._claim("kept", ClaimSpec(kind=KIND, size=2, resources={"memory": 5}))
+        held = self._claim("kept", ClaimSpec(kind=APPLIANCE_KIND, size=2, resources={"memory": 5}))
         making = self._claim("making", ClaimSpec(kind="gpu", size=1))
         self._turn(held, waits, making)
         partition, made = self._partition_of(held.id), self._partition_of(making.id)
         job = self._whole_run("unknown", held.id).job
         on = Started(2, self._now, partition.id, partition.name)
         within = Within(RunId("run-unknown"), held.id, job, "local", on, 400)
-        job = replace(job, appliance=ApplianceJob(ApplianceKind.COMPILE, WORKFLOW))
+        job = replace(job, appliance=WorkflowPart(ApplianceJobType.COMPILE, WORKFLOW))
         other = Within(RunId("run-other"), making.id, job, "local", replace(on, partition=made.id, name=made.name), 400)
         started = Started(1, self._now, PartitionId("elsewhere"), "there")
         self._now = add_seconds(self._now, 60.0)
@@ -386,9 +386,9 @@ class Everything(Story):
         self._runs.apply(run for run, _ in changes.runs)
         self.events += changes.events
         self._reload()
-        done = EndRecord(Ending.EXITED, 0)
-        self._turn(RunSighting(waits.id, Phase.ENDED, None, done, attempt=1))
-        self._turn(*(RunSighting(one.run, Phase.ENDED, None, done, attempt=2) for one in (within, other)))
+        done = EndRecord(EndReason.EXITED, 0)
+        self._turn(RunStatus(waits.id, RunPhase.ENDED, None, done, attempt=1))
+        self._turn(*(RunStatus(one.run, RunPhase.ENDED, None, done, attempt=2) for one in (within, other)))
         self._settle()
 
     # -- one step
@@ -448,7 +448,7 @@ class Everything(Story):
             command=("train", "--all"),
             workdir="/srv",
             tasks=2,
-            accelerators=Accelerators(KIND, 2, 2, WAFER, {"memory": 5}),
+            accelerators=Accelerators(APPLIANCE_KIND, 2, 2, WAFER, {"memory": 5}),
             resources=Resources(2, 1 << 30, 2),
             project="lab",
             priority=2,
@@ -458,7 +458,7 @@ class Everything(Story):
             image="registry.example/train:1",
             labels={"team": "vision"},
             lease_s=600.0,
-            appliance=ApplianceJob(ApplianceKind.EXECUTE, WORKFLOW),
+            appliance=WorkflowPart(ApplianceJobType.EXECUTE, WORKFLOW),
             preemptible=True,
         )
         ident = RunId(f"run-{name}")

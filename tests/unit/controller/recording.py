@@ -39,7 +39,7 @@ from moorings.core.policy import Policy
 from moorings.core.projects import Project, ProjectShare
 from moorings.core.topology import Pool, PowerOfTwo
 from moorings.ports.store import Row, Seq
-from moorings.workloads.turn import Runs
+from moorings.workloads.turn import RunRegistry
 
 RELEASED = Path(__file__).parent / "released"
 POOLS = (
@@ -64,7 +64,7 @@ class Story:
         self._policy = Policy(min_run_s=30.0)
         self._chance = random.Random(SEED)
         self._fleet = Fleet(pools)
-        self._runs = Runs()
+        self._runs = RunRegistry()
         self._now = Timestamp(1_700_000_000 * SECOND)
         self._since: Timestamp | None = None  # from when on callers could be heard; None: since this moment
         self._loaded: Remembered | None = Remembered.of(self._fleet)

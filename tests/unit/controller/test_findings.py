@@ -35,7 +35,7 @@ from moorings.core.projects import Project, ProjectShare
 from moorings.core.topology import Block, Pool, PowerOfTwo
 from moorings.ports.store import Replication, Seq
 from moorings.wire.checks import CHECKS, family
-from moorings.workloads.jobs import head_of
+from moorings.workloads.jobs import summarize_job
 from moorings.workloads.runs import Run, RunId, RunState
 from tests.e2e.rig import ADMIN, ANN, job, running
 from tests.waiting import patient
@@ -160,7 +160,7 @@ def test_strangers():
 def test_runs():
     run = Run(
         id=RunId("run-1"),
-        job=head_of(job("true")),
+        job=summarize_job(job("true")),
         engine="local",
         subject="ann",
         claim=ClaimId("c1"),

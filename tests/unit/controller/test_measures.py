@@ -14,7 +14,7 @@ from moorings.core.fleet import Fleet, FleetChanges
 from moorings.core.instants import Timestamp
 from moorings.core.partitions import Partition, PartitionState
 from moorings.core.topology import AnySubset, Block, Pool, PowerOfTwo
-from moorings.workloads.turn import Runs
+from moorings.workloads.turn import RunRegistry
 
 POD = Pool(PoolName("pod16"), "ipu", "simulated", PowerOfTwo(1, 16, 16), ())
 GPUS = Pool(PoolName("gpus"), "gpu", "simulated", AnySubset(8, 8), ())
@@ -63,7 +63,7 @@ def fleet() -> Fleet:
 
 
 def measured(fleet: Fleet):
-    return measure(fleet, Runs(), Meters(), NOW, strays=2, ready=True, seq=5)
+    return measure(fleet, RunRegistry(), Meters(), NOW, strays=2, ready=True, seq=5)
 
 
 def test_every_device_is_counted_once(fleet):
@@ -100,7 +100,7 @@ def test_room_and_reach(fleet):
 
 
 def test_a_wait_is_never_negative_when_the_clock_has_jumped(fleet):
-    seen = measure(fleet, Runs(), Meters(), Timestamp(0), strays=0, ready=True, seq=0)
+    seen = measure(fleet, RunRegistry(), Meters(), Timestamp(0), strays=0, ready=True, seq=0)
     assert min(seen.oldest_wait_s.values()) == 0
 
 

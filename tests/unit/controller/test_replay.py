@@ -51,7 +51,7 @@ from moorings.ports.store import Epoch, Row, Seq
 from moorings.testing.records import a_job
 from moorings.workloads.jobs import Accelerators, JobSpec
 from moorings.workloads.runs import RunId, RunState
-from moorings.workloads.turn import CreateRun, Runs
+from moorings.workloads.turn import CreateRun, RunRegistry
 from tests.cases import cases
 from tests.unit.controller.everything import held, paths_of, told_today, values_at
 from tests.unit.controller.recording import POOLS, RELEASED, recorded
@@ -66,7 +66,7 @@ class Log:
     def __init__(self, policy: Policy = Policy()) -> None:  # noqa: B008
         self.policy = policy
         self.fleet = Fleet([POOL])
-        self.runs = Runs()
+        self.runs = RunRegistry()
         self.rows: list[Row] = []
         self.now = Timestamp(1_700_000_000 * SECOND)
         self.since = self.now

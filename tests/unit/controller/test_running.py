@@ -29,7 +29,7 @@ from moorings.local.rundir import RunFolder
 from moorings.ports.engine import StartOrder
 from moorings.testing.records import a_job, a_run
 from moorings.workloads.jobs import Accelerators, JobSpec
-from moorings.workloads.runs import Ending, EndRecord, Phase, Run, RunId, RunSighting, RunState
+from moorings.workloads.runs import EndReason, EndRecord, Run, RunId, RunPhase, RunState, RunStatus
 from moorings.workloads.turn import CancelRun, CreateRun
 from tests.unit.controller.stepping import POOL, Stepper
 
@@ -71,7 +71,7 @@ class HeldEngine(LocalEngine):
         self.looks.append(folder)
         return await self.disks[folder]
 
-    async def observe(self, runs: Sequence[RunId]) -> Sequence[RunSighting]:
+    async def observe(self, runs: Sequence[RunId]) -> Sequence[RunStatus]:
         seen = await super().observe(runs)
         self.asked.set()
         await self.go_on.wait()
@@ -144,7 +144,7 @@ class Rig(Stepper):
             self.engine.disks[job.name] = asyncio.get_running_loop().create_future()
             self.loop.tell(CreateRun(id=run.id, claim=run.claim, job=job, engine="local", subject=subject))
             await self.settle()
-            self.loop.tell(RunSighting(run.id, Phase.RUNNING))
+            self.loop.tell(RunStatus(run.id, RunPhase.RUNNING))
             await self.settle()
         self.extra.append(asyncio.create_task(self.running._watch_checkpoints()))
         await asyncio.sleep(0)
@@ -226,7 +226,7 @@ async def test_a_look_that_is_older_than_a_start_ends_nothing(rig: Rig) -> None:
     rig.engine.hold()
     look = asyncio.create_task(rig.running._look(rig.engine))
     await rig.engine.asked.wait()
-    rig.loop.tell(RunSighting(RUN, Phase.RUNNING))
+    rig.loop.tell(RunStatus(RUN, RunPhase.RUNNING))
     await rig.settle()
     assert rig.run.state is RunState.RUNNING
     rig.engine.go_on.set()
@@ -279,7 +279,7 @@ async def test_a_run_that_was_stopped_while_its_binding_was_made_is_not_started(
 async def test_a_run_that_its_engines_scheduler_has_is_not_submitted_again(rig: Rig) -> None:
     """Law 3: it may have run there, and would run a second time."""
     await rig.queue()
-    rig.loop.tell(RunSighting(RUN, Phase.STARTING, reference="7"))
+    rig.loop.tell(RunStatus(RUN, RunPhase.STARTING, reference="7"))
     await rig.settle()
     rig.engine.go_on.set()  # the answer to its submission was lost
     await rig.until(lambda: rig.clock.sleepers > 0 or not rig.running._acts)
@@ -363,7 +363,7 @@ async def test_the_end_of_an_earlier_attempt_is_not_the_run_s(rig: Rig) -> None:
     folder = RunFolder(rig.folder / "runs" / RUN)
     folder.make()
     folder.save_order(StartOrder(RUN, 0, a_job(), NO_BINDING))
-    folder.save_end(End(0, EndRecord(Ending.YIELDED, 85, (85,), detail="lab needs it")))
+    folder.save_end(End(0, EndRecord(EndReason.YIELDED, 85, (85,), detail="lab needs it")))
     await rig.look()
     assert (rig.run.state, rig.run.attempt) == (RunState.WAITING, 1)
     assert rig.state(LABS) is ClaimState.READY

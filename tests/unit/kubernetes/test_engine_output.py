@@ -18,7 +18,7 @@ from moorings.kubernetes.engine.output import FULL, GAP, Copy, copy_output
 from moorings.kubernetes.engine.pruning import hold_ended
 from moorings.kubernetes.engine.rundir import Asked, RunFolder
 from moorings.kubernetes.kube import KubeError
-from moorings.workloads.runs import Ending, EndRecord
+from moorings.workloads.runs import EndReason, EndRecord
 
 
 async def at_once(_seconds: float) -> None:
@@ -109,7 +109,7 @@ def a_run(runs: Path, name: str, *, alive: bool = True, ended: Timestamp | None 
     if alive:
         attempt.save_alive()
     if ended is not None:
-        attempt.save_end(EndRecord(Ending.EXITED, 0, (0,), ended_at=ended))
+        attempt.save_end(EndRecord(EndReason.EXITED, 0, (0,), ended_at=ended))
     os.utime(attempt.path, (OLD / SECOND, OLD / SECOND))
 
 

@@ -11,7 +11,7 @@ from moorings.kubernetes.engine.rundir import Asked, Stop, Task
 from moorings.kubernetes.engine.verdict import all_began, all_over, judge, merge, parse_sighting
 from moorings.kubernetes.ipujob import Obj, Status
 from moorings.wire.codec import time_text
-from moorings.workloads.runs import Ending, EndRecord
+from moorings.workloads.runs import EndReason, EndRecord
 
 BEGAN, NOW = Timestamp(1_800_000_000 * SECOND), Timestamp(1_800_000_100 * SECOND)
 TWO = Asked("runs", "run-1", 2, 30.0, time_limit_s=60.0)
@@ -74,7 +74,7 @@ def test_a_program_that_is_not_there_was_never_begun() -> None:
     why = 'exec: "nope": executable file not found in $PATH'
     task = task_of(a_pod(ended(128, reason="StartError", message=why, startedAt="1970-01-01T00:00:00Z")))
     end = verdict(task, FINE)
-    assert (end.ending, end.exit_code) == (Ending.NOT_STARTED, 127)
+    assert (end.ending, end.exit_code) == (EndReason.NOT_STARTED, 127)
     assert why in end.detail
     denied = task_of(a_pod(ended(128, reason="StartError", message='exec: "/etc": permission denied')))
     assert verdict(denied, FINE).exit_code == 126
@@ -82,7 +82,7 @@ def test_a_program_that_is_not_there_was_never_begun() -> None:
 
 def test_all_that_end_with_zero_have_succeeded() -> None:
     end = verdict(FINE, FINE, status=Status(state="Completed"))
-    assert (end.ending, end.exit_code, end.task_codes, end.detail) == (Ending.EXITED, 0, (0, 0), "")
+    assert (end.ending, end.exit_code, end.task_codes, end.detail) == (EndReason.EXITED, 0, (0, 0), "")
     assert (end.started_at, end.ended_at) == (BEGAN, at(5))
 
 
@@ -92,7 +92,7 @@ def test_the_task_that_failed_by_itself_counts_and_not_those_that_were_stopped()
     failed = task_of(a_pod(ended(9), rank=1))
     assert (stopped.stopped, failed.stopped) == (True, False)
     end = verdict(stopped, failed, status=Status(state="Failed"))
-    assert (end.ending, end.exit_code, end.task_codes) == (Ending.EXITED, 9, (143, 9))
+    assert (end.ending, end.exit_code, end.task_codes) == (EndReason.EXITED, 9, (143, 9))
     assert end.detail == "task 1 ended with exit code 9"
 
 
@@ -108,11 +108,11 @@ def test_out_of_memory_is_told() -> None:
 @pytest.mark.parametrize(
     ("why", "ending", "detail"),
     [
-        ("asked", Ending.CANCELLED, "alice asked for it"),
-        ("limit", Ending.TIMED_OUT, "stopped at its time limit of 1:00"),
+        ("asked", EndReason.CANCELLED, "alice asked for it"),
+        ("limit", EndReason.TIMED_OUT, "stopped at its time limit of 1:00"),
     ],
 )
-def test_a_stopped_one_says_why_and_never_succeeds(why: str, ending: Ending, detail: str) -> None:
+def test_a_stopped_one_says_why_and_never_succeeds(why: str, ending: EndReason, detail: str) -> None:
     stop = Stop(why, "alice asked for it", at(4))
     end = verdict(FINE, FINE, stop=stop)
     assert (end.ending, end.task_codes) == (ending, (0, 0))
@@ -127,7 +127,7 @@ def test_one_that_was_stopped_before_it_began_has_no_codes() -> None:
 
 def test_an_end_that_nobody_saw_was_a_kill() -> None:
     end = verdict(FINE, Task(began_at=BEGAN), gone=True)
-    assert (end.ending, end.exit_code, end.task_codes) == (Ending.CANCELLED, 137, (0, 137))
+    assert (end.ending, end.exit_code, end.task_codes) == (EndReason.CANCELLED, 137, (0, 137))
     assert end.detail == "IPUJob runs/run-1 was deleted in Kubernetes"
 
 
@@ -135,24 +135,24 @@ def test_an_evicted_one_is_lost_with_kubernetes_reason() -> None:
     task = task_of(a_pod(None, phase="Failed", reason="Evicted", message="The node was low on memory"))
     assert task.over
     end = verdict(task, FINE, status=Status(state="Failed", message="worker failed"))
-    assert (end.ending, end.detail) == (Ending.LOST, "Kubernetes ended it: Evicted: The node was low on memory")
+    assert (end.ending, end.detail) == (EndReason.LOST, "Kubernetes ended it: Evicted: The node was low on memory")
 
 
 @pytest.mark.parametrize(("code", "reason"), [(255, "Unknown"), (137, "ContainerStatusUnknown")])
 def test_a_container_that_nobody_saw_end_is_lost_whatever_code_is_made_up_for_it(code: int, reason: str) -> None:
     end = verdict(task_of(a_pod(ended(code, reason=reason), phase="Failed")), FINE, status=Status(state="Failed"))
-    assert (end.ending, end.task_codes) == (Ending.LOST, (137, 0))
+    assert (end.ending, end.task_codes) == (EndReason.LOST, (137, 0))
     assert "its node was down" in end.detail
 
 
 def test_one_that_failed_before_it_had_pods_was_not_started_for_the_operators_reason() -> None:
     end = verdict(status=Status(state="Failed", message="no pool has 1024 IPUs"))
-    assert (end.ending, end.exit_code, end.detail) == (Ending.NOT_STARTED, 126, "no pool has 1024 IPUs")
+    assert (end.ending, end.exit_code, end.detail) == (EndReason.NOT_STARTED, 126, "no pool has 1024 IPUs")
 
 
 def test_one_of_which_nobody_knows_anything_is_lost() -> None:
     end = verdict()
-    assert (end.ending, end.detail) == (Ending.LOST, "Kubernetes knows nothing of IPUJob runs/run-1 any more")
+    assert (end.ending, end.detail) == (EndReason.LOST, "Kubernetes knows nothing of IPUJob runs/run-1 any more")
 
 
 def test_what_was_seen_of_an_end_stays() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorings.local.course import Act, Asked, Limits, Situation, choose
-from moorings.workloads.runs import Ending, exit_code
+from moorings.workloads.runs import EndReason, exit_code
 
 HOUR = Limits(time_limit_s=3600, warn_s=120, grace_s=30)
 ENDLESS = Limits(time_limit_s=None, warn_s=120, grace_s=30)
@@ -30,7 +30,7 @@ def test_it_waits_for_the_warning_then_for_the_limit():
 
 def test_at_the_limit_it_stops():
     move = choose(at(3600, warned=True), HOUR)
-    assert (move.act, move.ending) == (Act.STOP, Ending.TIMED_OUT)
+    assert (move.act, move.ending) == (Act.STOP, EndReason.TIMED_OUT)
     assert "1:00:00" in move.detail
 
 
@@ -42,12 +42,12 @@ def test_there_is_no_warning_where_none_fits_before_the_limit(warn_s):
 
 def test_a_failed_task_stops_the_others():
     move = choose(at(1, failure="task 1 exited with 3", cancel="and somebody asked"), HOUR)
-    assert (move.act, move.ending, move.detail) == (Act.STOP, Ending.EXITED, "task 1 exited with 3")
+    assert (move.act, move.ending, move.detail) == (Act.STOP, EndReason.EXITED, "task 1 exited with 3")
 
 
 def test_a_cancel_stops_even_at_the_limit():
     move = choose(at(3600, cancel="alice asked"), HOUR)
-    assert (move.act, move.ending, move.detail) == (Act.STOP, Ending.CANCELLED, "alice asked")
+    assert (move.act, move.ending, move.detail) == (Act.STOP, EndReason.CANCELLED, "alice asked")
 
 
 def test_while_stopping_it_waits_for_the_grace_period_then_kills():
@@ -75,7 +75,7 @@ def test_who_is_to_make_room_is_warned_at_once_then_stopped_a_grace_period_befor
     assert choose(at(1000, asked=asked(warned=False)), ENDLESS).act is Act.WARN
     assert choose(at(1000, asked=asked()), ENDLESS).within_s == 90
     move = choose(at(1090, asked=asked()), ENDLESS)
-    assert (move.act, move.ending, move.detail) == (Act.STOP, Ending.YIELDED, "lab needs it")
+    assert (move.act, move.ending, move.detail) == (Act.STOP, EndReason.YIELDED, "lab needs it")
     assert choose(at(1100, asked=asked(), stopping_since_s=1090), ENDLESS).within_s == 20
     assert choose(at(1120, asked=asked(), stopping_since_s=1090), ENDLESS).act is Act.KILL
 
@@ -93,10 +93,10 @@ def test_a_task_that_leaves_because_it_was_asked_does_not_stop_the_others():
 
 
 def test_a_cancel_and_the_time_limit_come_before_the_end_of_making_room():
-    assert choose(at(1010, asked=asked(), cancel="ann asked"), HOUR).ending is Ending.CANCELLED
+    assert choose(at(1010, asked=asked(), cancel="ann asked"), HOUR).ending is EndReason.CANCELLED
     late = asked(3550, 3670)
     assert choose(at(3560, asked=late), HOUR).within_s == 40
-    assert choose(at(3600, asked=late), HOUR).ending is Ending.TIMED_OUT
+    assert choose(at(3600, asked=late), HOUR).ending is EndReason.TIMED_OUT
     assert choose(at(3600, asked=late, stopping_since_s=3590), Limits(None, 0, 600)).within_s == 70, "as for any stop"
 
 
@@ -131,11 +131,11 @@ def test_it_never_waits_past_its_next_duty(now, limits):
         assert now.elapsed_s + move.within_s <= limits.time_limit_s * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("ending", [ending for ending in Ending if ending is not Ending.EXITED])
+@pytest.mark.parametrize("ending", [ending for ending in EndReason if ending is not EndReason.EXITED])
 def test_only_a_run_that_exited_by_itself_can_end_with_zero(ending):
     assert exit_code(ending, None) != 0
     assert exit_code(ending, 7) == 7
-    assert exit_code(Ending.EXITED, None) == 0
+    assert exit_code(EndReason.EXITED, None) == 0
 
 
 @given(situations, limits)

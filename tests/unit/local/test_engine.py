@@ -31,7 +31,7 @@ from moorings.testing.engine_suite import (
     with_contract,
 )
 from moorings.workloads.jobs import Resources
-from moorings.workloads.runs import Ending, Phase, RunId
+from moorings.workloads.runs import EndReason, RunId, RunPhase
 from tests.unit.local.local_rig import EndlessClock, WallClock, alive, eventually
 from tests.waiting import patient
 
@@ -101,10 +101,10 @@ async def test_a_run_outlives_a_killed_controller(rig):
     assert controller.stdout.readline() == f"{order.run}/0\n"
     kill(controller)
     async with opened(rig) as engine:
-        assert (await see(engine, order.run)).phase is Phase.RUNNING
+        assert (await see(engine, order.run)).phase is RunPhase.RUNNING
         assert await engine.submit(order) == f"{order.run}/0"
         await engine.cancel(order.run, "seen enough")
-        assert (await end_of(engine, order.run)).ending is Ending.CANCELLED
+        assert (await end_of(engine, order.run)).ending is EndReason.CANCELLED
         assert await read(engine, order.run) == b"ready\n"
 
 
@@ -125,9 +125,9 @@ async def test_an_order_whose_controller_died_before_it_started_anything_is_abse
     order = make_order(rig.programs.prints("once"), rig.workdir)
     folder = rig.of(order.run)
     folder.make()
-    assert (await see(engine, order.run)).phase is Phase.ABSENT
+    assert (await see(engine, order.run)).phase is RunPhase.ABSENT
     folder.save_order(order)
-    await until(engine, order.run, Phase.ABSENT)
+    await until(engine, order.run, RunPhase.ABSENT)
     await engine.submit(order)
     await end_of(engine, order.run)
     assert await read(engine, order.run) == b"once\n"
@@ -140,9 +140,9 @@ async def test_while_another_controller_submits_a_run_is_starting(rig, engine):
     with folder.at_door(wait_s=0):
         folder.save_order(order)
         for _ in range(3):
-            assert (await see(engine, order.run)).phase is Phase.STARTING
+            assert (await see(engine, order.run)).phase is RunPhase.STARTING
             assert settle(folder, order.run, WallClock().now()) is Verdict.BUSY
-    await until(engine, order.run, Phase.ABSENT)
+    await until(engine, order.run, RunPhase.ABSENT)
 
 
 async def test_while_a_supervisor_has_not_said_anything_a_run_is_starting(rig, engine):
@@ -154,11 +154,11 @@ async def test_while_a_supervisor_has_not_said_anything_a_run_is_starting(rig, e
         life = folder.take_life()
     try:
         assert settle(folder, order.run, WallClock().now()) is Verdict.ALIVE
-        assert (await see(engine, order.run)).phase is Phase.STARTING
+        assert (await see(engine, order.run)).phase is RunPhase.STARTING
         await engine.submit(order)  # somebody is at it: nothing is started
     finally:
         os.close(life)
-    await until(engine, order.run, Phase.ABSENT)
+    await until(engine, order.run, RunPhase.ABSENT)
 
 
 async def test_a_run_cancelled_before_anything_was_started_ends_so_and_is_never_started(rig, engine):
@@ -169,7 +169,7 @@ async def test_a_run_cancelled_before_anything_was_started_ends_so_and_is_never_
     await engine.cancel(order.run, "changed my mind")
     end = await end_of(engine, order.run)
     assert (end.ending, end.task_codes, end.started_at, end.detail) == (
-        Ending.CANCELLED,
+        EndReason.CANCELLED,
         (None,),
         None,
         "changed my mind",
@@ -186,7 +186,7 @@ async def test_a_supervisor_that_finds_its_run_cancelled_starts_nothing(rig, eng
     folder.save_cancel(CancelOrder(1, "changed my mind"))
     await engine.submit(order)
     end = await end_of(engine, order.run)
-    assert (end.ending, end.task_codes, end.detail) == (Ending.CANCELLED, (None,), "changed my mind")
+    assert (end.ending, end.task_codes, end.detail) == (EndReason.CANCELLED, (None,), "changed my mind")
 
 
 # -- a disk that fills
@@ -199,9 +199,9 @@ async def test_a_job_that_writes_without_end_is_cut_and_runs_on(rig):
     log = rig.of(order.run).log(0, 0)
     await eventually(lambda: b"the output is cut here, at 20000;" in log.read_bytes()[:30_000])
     await eventually(lambda: log.stat().st_size < 30_000)
-    assert (await see(engine, order.run)).phase is Phase.RUNNING
+    assert (await see(engine, order.run)).phase is RunPhase.RUNNING
     await engine.cancel(order.run, "seen enough")
-    assert (await end_of(engine, order.run)).ending is Ending.CANCELLED
+    assert (await end_of(engine, order.run)).ending is EndReason.CANCELLED
     assert log.stat().st_size < 30_000
     assert (await read(engine, order.run)).endswith(b"runs on]\n")
     await engine.close()
@@ -219,7 +219,7 @@ async def test_a_run_is_stopped_though_the_wish_cannot_be_written_down(rig, engi
     monkeypatch.setattr(RunFolder, "save_cancel", full)
     await engine.cancel(order.run, "seen enough")
     end = await end_of(engine, order.run)
-    assert (end.ending, end.detail) == (Ending.CANCELLED, "its supervisor was told to stop (SIGTERM)")
+    assert (end.ending, end.detail) == (EndReason.CANCELLED, "its supervisor was told to stop (SIGTERM)")
 
 
 # -- supervisors die
@@ -237,7 +237,7 @@ async def start_leftovers(rig, engine):
 
 def assert_lost(rig, run, end, *, tasks=2):
     assert rig.left() == {}
-    assert (end.ending, end.exit_code, end.task_codes) == (Ending.LOST, 137, (None,) * tasks)
+    assert (end.ending, end.exit_code, end.task_codes) == (EndReason.LOST, 137, (None,) * tasks)
     assert "supervisor" in end.detail
     assert not rig.of(run).bindings.exists()
 
@@ -254,7 +254,7 @@ async def test_the_bindings_of_a_run_whose_supervisor_was_killed_are_gone(rig, e
     folder = rig.of(order.run)
     assert folder.bindings.exists()
     os.kill(rig.status(order.run).supervisor.pid, signal.SIGKILL)
-    assert (await end_of(engine, order.run)).ending is Ending.LOST
+    assert (await end_of(engine, order.run)).ending is EndReason.LOST
     assert not folder.bindings.exists()
 
 
@@ -298,7 +298,7 @@ async def test_a_lost_run_may_have_another_attempt(rig, engine):
     again = replace(order, attempt=1, job=replace(order.job, command=rig.programs.exits(0)))
     await eventually(lambda: not alive(rig.status(order.run).supervisor.pid))
     await engine.submit(again)  # whether or not anybody has looked at the first one since
-    assert (await end_of(engine, order.run)).ending is Ending.EXITED
+    assert (await end_of(engine, order.run)).ending is EndReason.EXITED
 
 
 async def test_after_a_restart_of_the_machine_a_run_is_lost_and_no_stranger_is_killed(rig, engine, stranger):
@@ -307,10 +307,10 @@ async def test_after_a_restart_of_the_machine_a_run_is_lost_and_no_stranger_is_k
     folder.make()
     folder.save_order(order)
     here = Identity(stranger.pid, 1)
-    folder.save_status(Status(0, Phase.RUNNING, "another-boot", here, tasks=(here,)), durable=True)
-    assert (await see(engine, order.run)).phase is Phase.RUNNING
+    folder.save_status(Status(0, RunPhase.RUNNING, "another-boot", here, tasks=(here,)), durable=True)
+    assert (await see(engine, order.run)).phase is RunPhase.RUNNING
     end = await end_of(engine, order.run)
-    assert (end.ending, end.detail) == (Ending.LOST, "the machine was restarted")
+    assert (end.ending, end.detail) == (EndReason.LOST, "the machine was restarted")
     assert stranger.poll() is None
 
 
@@ -320,8 +320,8 @@ async def test_a_stranger_who_got_the_process_id_of_a_task_is_not_killed(rig, en
     folder.make()
     folder.save_order(order)
     here = Identity(stranger.pid, 1)  # that process began at another time
-    folder.save_status(Status(0, Phase.RUNNING, boot_id(), here, tasks=(here,)), durable=True)
-    assert (await end_of(engine, order.run)).ending is Ending.LOST
+    folder.save_status(Status(0, RunPhase.RUNNING, boot_id(), here, tasks=(here,)), durable=True)
+    assert (await end_of(engine, order.run)).ending is EndReason.LOST
     assert stranger.poll() is None
 
 
@@ -332,7 +332,7 @@ async def test_a_supervisor_that_cannot_start_is_an_error_and_may_be_tried_again
         error = await refused(engine.submit(order))
     assert (error.code, error.retryable) == ("engine.unavailable", True)
     assert "supervisor.log" in error.hint
-    await until(engine, order.run, Phase.ABSENT)
+    await until(engine, order.run, RunPhase.ABSENT)
     with monkeypatch.context() as broken:
         broken.setattr(sys, "executable", "/no/such/python")
         assert (await refused(engine.submit(order))).code == "engine.unavailable"
@@ -353,12 +353,12 @@ async def test_nothing_follows_from_a_damaged_file(rig, engine, name, content):
     whole = path.read_bytes() if path.exists() else None
     path.write_bytes(content)
     for _ in range(2):
-        assert (await see(engine, order.run)).phase is Phase.UNKNOWN
+        assert (await see(engine, order.run)).phase is RunPhase.UNKNOWN
     if whole is None:
         path.unlink()
     else:
         path.write_bytes(whole)
-    assert (await see(engine, order.run)).phase is Phase.RUNNING
+    assert (await see(engine, order.run)).phase is RunPhase.RUNNING
     await engine.cancel(order.run, "seen enough")
     await end_of(engine, order.run)
 
@@ -368,7 +368,7 @@ async def test_an_order_that_vanished_is_no_absence(rig, engine):
     await engine.submit(order)
     path = rig.of(order.run).order
     aside = path.rename(path.with_name("aside"))
-    assert (await see(engine, order.run)).phase is Phase.UNKNOWN
+    assert (await see(engine, order.run)).phase is RunPhase.UNKNOWN
     aside.rename(path)
     await engine.cancel(order.run, "seen enough")
     await end_of(engine, order.run)
@@ -390,11 +390,11 @@ async def test_a_run_with_damaged_records_can_be_cancelled_and_its_end_counts(ri
         await engine.close()
     async with opened(rig) as later:
         here = engine if remembered else later
-        assert (await see(here, order.run)).phase is Phase.UNKNOWN
+        assert (await see(here, order.run)).phase is RunPhase.UNKNOWN
         assert await read(here, order.run, task=0) == b"ready\n"
         await here.cancel(order.run, "seen enough")
         end = await end_of(here, order.run)
-        assert (end.ending, end.exit_code, end.detail) == (Ending.CANCELLED, 143, "seen enough")
+        assert (end.ending, end.exit_code, end.detail) == (EndReason.CANCELLED, 143, "seen enough")
         await eventually(lambda: rig.left() == {})
     async with opened(rig) as latest:
         assert await end_of(latest, order.run) == end
@@ -417,7 +417,7 @@ async def test_a_run_with_damaged_records_and_no_end_is_lost_when_nothing_of_it_
     async with opened(rig) as later:
         end = await end_of(engine if remembered else later, run)
         assert rig.left() == {}
-        assert (end.ending, end.exit_code) == (Ending.LOST, 137)
+        assert (end.ending, end.exit_code) == (EndReason.LOST, 137)
         assert all(str(rig.of(run).path / name) in end.detail for name in damaged) or damaged == ["end.json"]
         assert not rig.of(run).bindings.exists()
     async with opened(rig) as latest:
@@ -434,7 +434,7 @@ async def test_a_run_whose_order_was_damaged_may_have_another_attempt(rig, engin
     os.kill(supervisor, signal.SIGKILL)
     await eventually(lambda: not alive(supervisor))
     await engine.submit(again)
-    assert (await end_of(engine, order.run)).ending is Ending.EXITED
+    assert (await end_of(engine, order.run)).ending is EndReason.EXITED
 
 
 async def test_damage_is_told_once_with_its_path(rig, engine, caplog):
@@ -443,7 +443,7 @@ async def test_damage_is_told_once_with_its_path(rig, engine, caplog):
     path = rig.of(order.run).status
     path.write_text("garbage")
     for _ in range(3):
-        assert (await see(engine, order.run)).phase is Phase.UNKNOWN
+        assert (await see(engine, order.run)).phase is RunPhase.UNKNOWN
         await engine.changed()
     (problem,) = told(caplog, "run.damaged")
     assert str(path) in problem.detail
@@ -462,7 +462,7 @@ async def test_an_end_that_cannot_be_settled_is_told_once(rig, engine, caplog):
     await eventually(lambda: rig.left() == {})
     async with asyncio.timeout(patient(60)):
         while not told(caplog, "run.unsettled"):
-            assert (await see(engine, order.run)).phase is Phase.UNKNOWN
+            assert (await see(engine, order.run)).phase is RunPhase.UNKNOWN
             await engine.changed()
     for _ in range(2):
         await see(engine, order.run)
@@ -470,7 +470,7 @@ async def test_an_end_that_cannot_be_settled_is_told_once(rig, engine, caplog):
     (problem,) = told(caplog, "run.unsettled")
     assert str(folder.path) in problem.detail + problem.hint
     folder.end.rmdir()
-    assert (await end_of(engine, order.run)).ending is Ending.LOST
+    assert (await end_of(engine, order.run)).ending is EndReason.LOST
 
 
 async def test_nothing_follows_from_a_record_that_cannot_be_read(rig, engine, caplog):
@@ -483,13 +483,13 @@ async def test_nothing_follows_from_a_record_that_cannot_be_read(rig, engine, ca
     os.kill(status.supervisor.pid, signal.SIGKILL)
     await eventually(lambda: rig.left() == {})
     for _ in range(3):
-        assert (await see(engine, order.run)).phase is Phase.UNKNOWN
+        assert (await see(engine, order.run)).phase is RunPhase.UNKNOWN
         await engine.changed()
     (problem,) = told(caplog, "run.unreadable")
     assert str(folder.status) in problem.detail
     assert not folder.end.exists()
     aside.replace(folder.status)
-    assert (await end_of(engine, order.run)).ending is Ending.LOST
+    assert (await end_of(engine, order.run)).ending is EndReason.LOST
 
 
 @pytest.mark.parametrize("remembered", [True, False])
@@ -505,8 +505,8 @@ async def test_a_run_whose_folder_is_gone_is_stopped_before_it_is_absent(rig, en
     path.rename(rig.folder / "elsewhere")
     async with opened(rig) as later:
         here = engine if remembered else later
-        assert (await see(here, order.run)).phase is Phase.UNKNOWN
-        await until(here, order.run, Phase.ABSENT)
+        assert (await see(here, order.run)).phase is RunPhase.UNKNOWN
+        await until(here, order.run, RunPhase.ABSENT)
         assert rig.left() == {}
         error = await refused(read(here, order.run))
         assert error.code == "run.unknown"
@@ -522,7 +522,7 @@ async def test_a_stopped_supervisor_of_a_folder_that_is_gone_is_stopped_too(rig,
     await engine.submit(order)
     os.kill(rig.status(order.run).supervisor.pid, signal.SIGSTOP)
     rig.of(order.run).path.rename(rig.folder / "elsewhere")
-    await until(engine, order.run, Phase.ABSENT)
+    await until(engine, order.run, RunPhase.ABSENT)
     assert rig.left() == {}
 
 
@@ -532,8 +532,10 @@ async def test_a_run_whose_folder_was_emptied_is_stopped_and_its_end_counts(rig,
     path = rig.of(order.run).path
     path.rename(rig.folder / "elsewhere")
     path.mkdir()
-    assert (await see(engine, order.run)).phase is Phase.UNKNOWN
-    assert (await end_of(engine, order.run)).ending is Ending.CANCELLED  # the supervisor recorded it in the new folder
+    assert (await see(engine, order.run)).phase is RunPhase.UNKNOWN
+    assert (
+        await end_of(engine, order.run)
+    ).ending is EndReason.CANCELLED  # the supervisor recorded it in the new folder
     assert [line for line in rig.left().values() if "supervisor" not in line] == []
 
 
@@ -545,7 +547,7 @@ async def test_what_outlived_supervisor_and_folder_is_killed_before_the_run_is_a
         os.kill(pid, signal.SIGKILL)
     rig.of(run).path.rename(rig.folder / "elsewhere")
     os.kill(supervisor, signal.SIGKILL)
-    await until(engine, run, Phase.ABSENT)
+    await until(engine, run, RunPhase.ABSENT)
     assert rig.left() == {}
 
 
@@ -557,7 +559,7 @@ async def test_who_follows_the_output_is_told_when_the_folder_goes(rig, engine):
     await asyncio.sleep(0)
     rig.of(order.run).path.rename(rig.folder / "elsewhere")
     assert (await refused(following)).code == "run.unknown"
-    await until(engine, order.run, Phase.ABSENT)
+    await until(engine, order.run, RunPhase.ABSENT)
 
 
 async def test_a_run_of_which_something_is_left_is_not_started_anew_in_another_folder(rig, engine):
@@ -567,7 +569,7 @@ async def test_a_run_of_which_something_is_left_is_not_started_anew_in_another_f
     rig.of(order.run).path.rename(rig.folder / "elsewhere")
     error = await refused(engine.submit(order))
     assert (error.code, error.retryable) == ("engine.unavailable", True)
-    await until(engine, order.run, Phase.ABSENT)
+    await until(engine, order.run, RunPhase.ABSENT)
     await engine.submit(replace(order, job=replace(order.job, command=rig.programs.exits(0))))
     assert (await end_of(engine, order.run)).exit_code == 0
 
@@ -579,25 +581,25 @@ async def test_nothing_is_stopped_because_the_disk_of_all_runs_is_not_there(rig,
     aside = rig.runs.rename(rig.folder / "aside")
     rig.runs.mkdir()  # where the disk was mounted
     for _ in range(2):
-        assert (await see(engine, order.run)).phase is Phase.UNKNOWN
+        assert (await see(engine, order.run)).phase is RunPhase.UNKNOWN
         await engine.changed()
     assert len(told(caplog, "runs.folder_gone")) == 1
     rig.runs.rmdir()
     aside.rename(rig.runs)
-    assert (await see(engine, order.run)).phase is Phase.RUNNING
+    assert (await see(engine, order.run)).phase is RunPhase.RUNNING
     await engine.cancel(order.run, "seen enough")
-    assert (await end_of(engine, order.run)).ending is Ending.CANCELLED
+    assert (await end_of(engine, order.run)).ending is EndReason.CANCELLED
 
 
 async def test_without_the_folder_of_runs_nothing_is_known(rig, engine):
     rig.runs.rmdir()
-    assert (await see(engine, RunId("run-x"))).phase is Phase.UNKNOWN
+    assert (await see(engine, RunId("run-x"))).phase is RunPhase.UNKNOWN
 
 
 async def test_an_id_that_cannot_be_ours_is_absent(rig, engine):
     order = make_order(rig.programs.exits(0), rig.workdir)
     assert (await refused(engine.submit(replace(order, run=RunId("../x"))))).code == "engine.rejected"
-    assert (await see(engine, RunId("../x"))).phase is Phase.ABSENT
+    assert (await see(engine, RunId("../x"))).phase is RunPhase.ABSENT
     await engine.cancel(RunId("../x"), "nobody")
 
 
@@ -607,7 +609,7 @@ async def test_a_job_that_this_machine_cannot_run_is_rejected(rig, engine):
     two_tasks = replace(order, job=replace(order.job, tasks=2))
     for wrong in (two_nodes, two_tasks):
         assert (await refused(engine.submit(wrong))).code == "engine.rejected"
-    assert (await see(engine, order.run)).phase is Phase.ABSENT
+    assert (await see(engine, order.run)).phase is RunPhase.ABSENT
 
 
 async def test_a_disk_that_takes_nothing_is_an_error_and_may_be_tried_again(rig, engine):
@@ -615,7 +617,7 @@ async def test_a_disk_that_takes_nothing_is_an_error_and_may_be_tried_again(rig,
     (rig.runs / order.run).write_text("in the way")
     error = await refused(engine.submit(order))
     assert (error.code, error.retryable) == ("engine.unavailable", True)
-    assert (await see(engine, order.run)).phase is Phase.UNKNOWN
+    assert (await see(engine, order.run)).phase is RunPhase.UNKNOWN
 
 
 # -- at the same time
@@ -626,7 +628,7 @@ async def test_an_attempt_waits_for_the_one_before(rig, engine):
     await engine.submit(order)
     error = await refused(engine.submit(replace(order, attempt=1)))
     assert (error.code, error.retryable) == ("engine.unavailable", True)
-    assert (await see(engine, order.run)).phase is Phase.RUNNING
+    assert (await see(engine, order.run)).phase is RunPhase.RUNNING
     await engine.cancel(order.run, "seen enough")
     await end_of(engine, order.run)
 
@@ -635,8 +637,8 @@ async def test_the_end_of_a_run_wakes_whoever_waits(rig):
     async def news(waiting_for):
         engine = LocalEngine(rig.runs, EndlessClock())
         try:
-            assert (await see(engine, waiting_for)).phase is Phase.RUNNING
-            while (await see(engine, waiting_for)).phase is not Phase.ENDED:
+            assert (await see(engine, waiting_for)).phase is RunPhase.RUNNING
+            while (await see(engine, waiting_for)).phase is not RunPhase.ENDED:
                 await engine.changed()
         finally:
             await engine.close()
@@ -664,7 +666,7 @@ async def test_an_engine_that_lets_go_holds_nothing_and_stops_nothing(rig):
     before = open_files()
     async with opened(rig) as engine:
         await engine.submit(order)
-        assert (await see(engine, order.run)).phase is Phase.RUNNING
+        assert (await see(engine, order.run)).phase is RunPhase.RUNNING
     assert open_files() == before
     assert alive(rig.status(order.run).tasks[0].pid)
     async with opened(rig) as engine:

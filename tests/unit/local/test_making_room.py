@@ -14,7 +14,7 @@ from moorings.local.records import YieldOrder
 from moorings.local.rundir import write_whole
 from moorings.local.supervisor import Supervisor
 from moorings.testing.engine_suite import READY, end_of, make_order, printed, read, refused, see
-from moorings.workloads.runs import Ending, Phase
+from moorings.workloads.runs import EndReason, RunPhase
 from tests.unit.local.local_rig import WallClock, eventually
 
 WHY = "its devices were lent and are needed for lab"
@@ -46,11 +46,11 @@ async def test_a_warned_job_saves_leaves_and_goes_on_with_all_its_output_kept(ri
         await eventually(partial(says_ready, log))
         await engine.ask_to_yield(order.run, attempt, WHY, within(600))
         end = await end_of(engine, order.run)
-        assert (end.ending, end.exit_code, end.detail) == (Ending.YIELDED, 85, WHY)
+        assert (end.ending, end.exit_code, end.detail) == (EndReason.YIELDED, 85, WHY)
         assert (await see(engine, order.run)).attempt == attempt
     await engine.submit(_attempt(order, 2))
     end = await end_of(engine, order.run)
-    assert (end.ending, end.exit_code) == (Ending.EXITED, 0)
+    assert (end.ending, end.exit_code) == (EndReason.EXITED, 0)
     assert await read(engine, order.run) == b"from 0\nready\nfrom 1\nready\nfrom 2\n"
 
 
@@ -66,7 +66,7 @@ async def test_who_does_not_listen_is_told_to_end_in_time(rig, engine, program):
     begun = time.monotonic()
     await engine.ask_to_yield(order.run, 0, WHY, within(8))  # a busy machine has half of it to end after TERM
     end = await end_of(engine, order.run)
-    assert (end.ending, end.exit_code) == (Ending.YIELDED, 143)
+    assert (end.ending, end.exit_code) == (EndReason.YIELDED, 143)
     assert time.monotonic() - begun >= 3.9, "half of the time was for the warning"
 
 
@@ -76,7 +76,7 @@ async def test_who_ignores_everything_is_killed_when_the_time_is_over(rig, engin
     await printed(engine, order.run, READY)
     await engine.ask_to_yield(order.run, 0, WHY, within(2))
     end = await end_of(engine, order.run)
-    assert (end.ending, end.exit_code) == (Ending.YIELDED, 137)
+    assert (end.ending, end.exit_code) == (EndReason.YIELDED, 137)
 
 
 async def test_a_task_that_leaves_first_does_not_stop_one_that_still_saves(rig, engine):
@@ -96,7 +96,7 @@ async def test_a_task_that_leaves_first_does_not_stop_one_that_still_saves(rig, 
     await eventually(lambda: other not in rig.left())
     (rig.work / "gate").touch()
     end = await end_of(engine, order.run)
-    assert (end.ending, end.task_codes) == (Ending.YIELDED, (85, 85))
+    assert (end.ending, end.task_codes) == (EndReason.YIELDED, (85, 85))
     assert b"saved" in await read(engine, order.run, task=0)
 
 
@@ -107,7 +107,7 @@ async def test_who_is_done_when_asked_has_succeeded(rig, engine):
     await printed(engine, order.run, READY)
     await engine.ask_to_yield(order.run, 0, WHY, within(600))
     end = await end_of(engine, order.run)
-    assert (end.ending, end.exit_code) == (Ending.EXITED, 0)
+    assert (end.ending, end.exit_code) == (EndReason.EXITED, 0)
 
 
 async def test_the_first_time_stays_and_another_attempt_is_not_meant(rig, engine):
@@ -121,7 +121,7 @@ async def test_the_first_time_stays_and_another_attempt_is_not_meant(rig, engine
     assert rig.of(order.run).read_yield(0) == first
     await engine.cancel(order.run, "ann asked")
     end = await end_of(engine, order.run)
-    assert (end.ending, end.detail) == (Ending.CANCELLED, "ann asked")
+    assert (end.ending, end.detail) == (EndReason.CANCELLED, "ann asked")
     await engine.ask_to_yield(order.run, 0, WHY, within(2))
     assert await end_of(engine, order.run) == end
 
@@ -129,7 +129,7 @@ async def test_the_first_time_stays_and_another_attempt_is_not_meant(rig, engine
 async def test_nobody_is_asked_of_whom_nothing_is_known(rig, engine):
     stranger = make_order(rig.programs.lasts(), rig.workdir).run
     await engine.ask_to_yield(stranger, 0, WHY, within(600))
-    assert (await see(engine, stranger)).phase is Phase.ABSENT
+    assert (await see(engine, stranger)).phase is RunPhase.ABSENT
     assert not rig.of(stranger).path.exists()
 
 
@@ -169,7 +169,7 @@ def test_a_run_that_is_to_make_room_before_it_began_starts_nothing(rig):
     supervisor.finish()
     end = folder.read_end(0)
     assert end is not None
-    assert (end.record.ending, end.record.exit_code, end.record.task_codes) == (Ending.YIELDED, 143, (None,))
+    assert (end.record.ending, end.record.exit_code, end.record.task_codes) == (EndReason.YIELDED, 143, (None,))
     assert not folder.log(0, 0).exists()
 
 
@@ -178,4 +178,4 @@ async def test_a_damaged_order_is_written_anew(rig, engine):
     await engine.submit(order)
     write_whole(rig.of(order.run).yielding, b"{", durable=False)
     await engine.ask_to_yield(order.run, 0, WHY, within(2))
-    assert (await end_of(engine, order.run)).ending is Ending.YIELDED
+    assert (await end_of(engine, order.run)).ending is EndReason.YIELDED

@@ -13,7 +13,7 @@ from moorings.local.rundir import RunFolder
 from moorings.local.usage import partitions_in_use
 from moorings.ports.engine import StartOrder
 from moorings.workloads.jobs import Accelerators, JobSpec
-from moorings.workloads.runs import Ending, EndRecord, RunId
+from moorings.workloads.runs import EndReason, EndRecord, RunId
 
 OLD, NEW, BEFORE = Timestamp(1_000_000), Timestamp(9_000_000), Timestamp(5_000_000)
 
@@ -35,7 +35,7 @@ def a_run(runs, name, ended_at=None):
     log.parent.mkdir(parents=True)
     log.write_text("output")
     if ended_at is not None:
-        folder.save_end(End(0, EndRecord(Ending.EXITED, 0, (0,), ended_at=ended_at)))
+        folder.save_end(End(0, EndRecord(EndReason.EXITED, 0, (0,), ended_at=ended_at)))
     return folder
 
 

@@ -16,7 +16,7 @@ from moorings.local.rundir import RunFolder, write_whole
 from moorings.ports.engine import StartOrder
 from moorings.testing.engine_suite import make_order
 from moorings.workloads.jobs import Accelerators, JobSpec, Resources
-from moorings.workloads.runs import Ending, EndRecord, Phase, RunId
+from moorings.workloads.runs import EndReason, EndRecord, RunId, RunPhase
 from tests.cases import cases
 
 texts = st.text(max_size=20)
@@ -37,7 +37,7 @@ records = st.one_of(
     st.builds(
         Status,
         st.integers(0),
-        st.sampled_from([Phase.STARTING, Phase.RUNNING]),
+        st.sampled_from([RunPhase.STARTING, RunPhase.RUNNING]),
         texts,
         st.builds(Identity, st.integers(1), st.integers(0)),
         st.none() | st.integers(0).map(Timestamp),
@@ -49,7 +49,7 @@ records = st.one_of(
         st.integers(0),
         st.builds(
             EndRecord,
-            st.sampled_from(Ending),
+            st.sampled_from(EndReason),
             st.integers(0, 255),
             st.lists(st.none() | st.integers(0, 255), max_size=3).map(tuple),
             detail=texts,
@@ -62,7 +62,7 @@ def names(folder):
     return [entry.name for entry in folder.iterdir()]
 
 
-END = to_json(End(0, EndRecord(Ending.EXITED, 0, (0,))))
+END = to_json(End(0, EndRecord(EndReason.EXITED, 0, (0,))))
 
 
 @given(records)
@@ -107,12 +107,12 @@ def test_an_older_or_newer_release_is_understood():
     data = json.loads(END)
     data["colour"] = "blue"
     del data["record"]["detail"]
-    assert from_json(End, json.dumps(data)) == End(0, EndRecord(Ending.EXITED, 0, (0,)))
+    assert from_json(End, json.dumps(data)) == End(0, EndRecord(EndReason.EXITED, 0, (0,)))
 
 
 def test_a_record_of_another_attempt_is_history(tmp_path):
     folder = RunFolder(tmp_path)
-    folder.save_end(End(0, EndRecord(Ending.EXITED, 0)))
+    folder.save_end(End(0, EndRecord(EndReason.EXITED, 0)))
     folder.save_cancel(CancelOrder(0, "enough"))
     assert folder.read_end(0) is not None
     assert folder.read_end(1) is None

@@ -15,7 +15,7 @@ from moorings.local.records import CancelOrder, End, Status, YieldOrder, from_js
 from moorings.local.rundir import RunFolder
 from moorings.ports.engine import StartOrder
 from moorings.ports.store import Epoch
-from moorings.workloads.runs import Ending
+from moorings.workloads.runs import EndReason
 from tests.released.site import NAMES, ReleasedSite
 
 RECORDS = {"order": StartOrder, "status": Status, "end": End, "cancel": CancelOrder, "yield": YieldOrder}
@@ -61,7 +61,7 @@ def test_a_folder_with_every_record_is_read(site: ReleasedSite) -> None:
     assert survey.status is not None
     assert [task.pid for task in survey.status.tasks] == [12, 13]
     assert survey.end is not None
-    assert survey.end.record.ending is Ending.YIELDED
+    assert survey.end.record.ending is EndReason.YIELDED
     cancel, room = folder.read_cancel(2), folder.read_yield(2)
     assert cancel is not None
     assert cancel.reason == "enough"

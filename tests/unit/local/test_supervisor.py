@@ -22,7 +22,7 @@ from moorings.testing.engine_suite import (
     until,
     with_contract,
 )
-from moorings.workloads.runs import Ending, Phase
+from moorings.workloads.runs import EndReason, RunPhase
 from tests.unit.local.local_rig import alive, eventually
 
 # Makes itself a daemon in every way it knows, says who it is, and ignores whatever can be ignored.
@@ -169,7 +169,7 @@ async def test_a_daemon_is_dead_when_the_run_has_ended(rig, engine, tasks):
     order = make_order(rig.programs.shell(script), rig.workdir, tasks=tasks)
     await engine.submit(order)
     end = await end_of(engine, order.run)
-    assert (end.ending, end.exit_code) == (Ending.EXITED, 0)
+    assert (end.ending, end.exit_code) == (EndReason.EXITED, 0)
     assert not any(alive(int((rig.work / f"pid-{rank}").read_text())) for rank in range(tasks))
 
 
@@ -182,7 +182,7 @@ async def test_a_tree_of_processes_is_dead_when_the_run_has_ended(rig, engine):
     await printed(engine, order.run, READY)
     await eventually(lambda: len(rig.left()) > 20)
     await engine.cancel(order.run, "seen enough")
-    assert (await end_of(engine, order.run)).ending is Ending.CANCELLED
+    assert (await end_of(engine, order.run)).ending is EndReason.CANCELLED
     assert [command for command in rig.left().values() if "supervisor" not in command] == []
 
 
@@ -211,14 +211,14 @@ async def test_a_run_that_leaves_well_at_its_time_limit_ends_with_124(rig, engin
     order = make_order(rig.programs.leaves_well_at_term(), rig.workdir, time_limit_s=1.0)
     await engine.submit(order)
     end = await end_of(engine, order.run)
-    assert (end.ending, end.exit_code, end.task_codes) == (Ending.TIMED_OUT, 124, (0,))
+    assert (end.ending, end.exit_code, end.task_codes) == (EndReason.TIMED_OUT, 124, (0,))
 
 
 async def test_a_warning_kills_nobody_who_does_not_listen(rig, engine):
     order = with_contract(make_order(rig.programs.lasts(), rig.workdir, time_limit_s=0.6), warn_s=0.5)
     await engine.submit(order)
     end = await end_of(engine, order.run)
-    assert (end.ending, end.exit_code) == (Ending.TIMED_OUT, 143)  # not 138, which is USR1
+    assert (end.ending, end.exit_code) == (EndReason.TIMED_OUT, 143)  # not 138, which is USR1
 
 
 async def test_who_asks_for_a_signal_gets_it_even_if_nobody_listens(rig, engine):
@@ -227,7 +227,7 @@ async def test_who_asks_for_a_signal_gets_it_even_if_nobody_listens(rig, engine)
     await printed(engine, order.run, READY)
     await engine.signal(order.run, "SIGUSR1")
     end = await end_of(engine, order.run)
-    assert (end.ending, end.exit_code) == (Ending.EXITED, 138)
+    assert (end.ending, end.exit_code) == (EndReason.EXITED, 138)
     assert "SIGUSR1" in end.detail
 
 
@@ -236,7 +236,7 @@ async def test_a_supervisor_that_is_told_to_stop_stops_its_run(rig, engine):
     await engine.submit(order)
     os.kill(rig.status(order.run).supervisor.pid, signal.SIGTERM)
     end = await end_of(engine, order.run)
-    assert end.ending is Ending.CANCELLED
+    assert end.ending is EndReason.CANCELLED
     assert "SIGTERM" in end.detail
 
 
@@ -252,7 +252,7 @@ async def test_a_program_that_cannot_be_started(rig, engine, text, mode, code, t
     order = make_order((rig.script("program", text, mode),), rig.workdir, tasks=2)
     await engine.submit(order)
     end = await end_of(engine, order.run)
-    assert (end.ending, end.exit_code, end.task_codes) == (Ending.NOT_STARTED, code, (None, None))
+    assert (end.ending, end.exit_code, end.task_codes) == (EndReason.NOT_STARTED, code, (None, None))
     assert told in end.detail
     assert "program" in end.detail
     assert not rig.of(order.run).bindings.exists()
@@ -272,7 +272,7 @@ async def test_a_working_folder_that_is_none(rig, engine, workdir):
     order = make_order(rig.programs.exits(0), workdir)
     await engine.submit(order)
     end = await end_of(engine, order.run)
-    assert (end.ending, end.exit_code) == (Ending.NOT_STARTED, 126)
+    assert (end.ending, end.exit_code) == (EndReason.NOT_STARTED, 126)
     assert workdir in end.detail
 
 
@@ -281,7 +281,7 @@ async def test_a_checkpoint_folder_that_cannot_be_made(rig, engine):
     order = replace(order, job=replace(order.job, checkpoint_directory="/etc/passwd/checkpoints"))
     await engine.submit(order)
     end = await end_of(engine, order.run)
-    assert (end.ending, end.exit_code) == (Ending.NOT_STARTED, 126)
+    assert (end.ending, end.exit_code) == (EndReason.NOT_STARTED, 126)
     assert "/etc/passwd/checkpoints" in end.detail
 
 
@@ -292,9 +292,9 @@ async def test_an_end_that_cannot_be_recorded_is_recorded_when_it_can(rig, engin
     folder.end.mkdir()  # nothing can be renamed onto a folder
     await engine.cancel(order.run, "seen enough")
     await eventually(lambda: "cannot be recorded" in folder.complaints.read_text())
-    assert (await see(engine, order.run)).phase is Phase.UNKNOWN
+    assert (await see(engine, order.run)).phase is RunPhase.UNKNOWN
     folder.end.rmdir()
-    assert (await end_of(engine, order.run)).ending is Ending.CANCELLED
+    assert (await end_of(engine, order.run)).ending is EndReason.CANCELLED
 
 
 async def test_much_output_arrives_whole(rig, engine):
@@ -325,7 +325,7 @@ async def test_a_new_attempt_leaves_the_old_ones_output(rig, engine):
 async def test_how_a_run_goes_is_seen(rig, engine):
     order = make_order(rig.programs.lasts(), rig.workdir)
     await engine.submit(order)
-    running = await until(engine, order.run, Phase.RUNNING)
+    running = await until(engine, order.run, RunPhase.RUNNING)
     assert running.started_at is not None
     assert running.end is None
     await engine.cancel(order.run, "seen enough")

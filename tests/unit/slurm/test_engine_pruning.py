@@ -11,7 +11,7 @@ from moorings.app.pruning import DOOMED, prune
 from moorings.core.instants import SECOND, Timestamp
 from moorings.slurm.engine.pruning import hold_ended
 from moorings.slurm.engine.rundir import Asked, RunFolder
-from moorings.workloads.runs import Ending, EndRecord
+from moorings.workloads.runs import EndReason, EndRecord
 
 OLD, BEFORE, NEW = Timestamp(1_000 * SECOND), Timestamp(5_000 * SECOND), Timestamp(9_000 * SECOND)
 
@@ -34,7 +34,7 @@ def a_run(runs: Path, name: str, *files: str, ended: Timestamp | None = None, to
     for file in files:
         attempt.write(file, b"7")
     if ended is not None:
-        attempt.save_end(EndRecord(Ending.EXITED, 0, (0,), ended_at=ended))
+        attempt.save_end(EndRecord(EndReason.EXITED, 0, (0,), ended_at=ended))
     os.utime(attempt.path, (touched / SECOND, touched / SECOND))
     return folder.path
 

@@ -8,7 +8,7 @@ from moorings.core.instants import Timestamp
 from moorings.slurm.engine.rundir import Asked, Done, Facts, TaskEnd
 from moorings.slurm.engine.verdict import JobEnd, Look, judge, look, reason_of
 from moorings.slurm.formats import JobRecord, phase_of
-from moorings.workloads.runs import Ending, EndRecord
+from moorings.workloads.runs import EndReason, EndRecord
 from tests.cases import cases
 
 NOW, BEGAN, OVER = Timestamp(9_000_000), Timestamp(1_000_000), Timestamp(5_000_000)
@@ -80,7 +80,7 @@ def ended(*codes: int | None) -> tuple[TaskEnd | None, ...]:
         (facts(done=done("none")), None, Look.OVER),
         (facts(), job("NODE_FAIL"), Look.OVER),
         (facts(), None, Look.MISSING),
-        (facts(end=EndRecord(Ending.EXITED, 0)), job("PENDING", restarts=1), Look.ENDED),
+        (facts(end=EndRecord(EndReason.EXITED, 0)), job("PENDING", restarts=1), Look.ENDED),
     ],
 )
 def test_a_look_says_what_folder_and_slurm_say_together(known, listed, seen):
@@ -99,23 +99,23 @@ def test_why_it_waits_is_told_in_slurms_words():
 @cases(
     ("known", "tasks", "state", "ending", "code", "codes"),
     [
-        (facts(done=done("none")), ended(0, 0), None, Ending.EXITED, 0, (0, 0)),
-        (facts(done=done("failed")), ended(143, 9), None, Ending.EXITED, 143, (143, 9)),  # the first by time
-        (facts(done=done("asked"), cancel="enough"), ended(0, 0), None, Ending.CANCELLED, 143, (0, 0)),
-        (facts(done=done("asked"), cancel="enough"), ended(0, None), None, Ending.CANCELLED, 137, (0, 137)),
-        (facts(done=done("limit")), ended(0, 0), None, Ending.TIMED_OUT, 124, (0, 0)),
-        (facts(done=done("limit")), ended(143, 143), None, Ending.TIMED_OUT, 143, (143, 143)),
-        (facts(done=done("slurm")), ended(143, 143), "CANCELLED", Ending.CANCELLED, 143, (143, 143)),
-        (facts(done=done("slurm")), ended(0, 0), "TIMEOUT", Ending.TIMED_OUT, 124, (0, 0)),
-        (facts(), ended(None, None), "CANCELLED", Ending.CANCELLED, 137, (137, 137)),
-        (facts(), ended(None, 1), "OUT_OF_MEMORY", Ending.EXITED, 1, (137, 1)),
-        (facts(), ended(None, None), "OUT_OF_MEMORY", Ending.EXITED, 137, (137, 137)),
-        (facts(), ended(None, None), "NODE_FAIL", Ending.LOST, 137, (137, 137)),
-        (facts(), ended(None, None), "", Ending.LOST, 137, (137, 137)),
-        (facts(began={}), ended(None, None), "CANCELLED", Ending.CANCELLED, 143, (None, None)),
-        (facts(began={}), ended(None, None), "FAILED", Ending.NOT_STARTED, 126, (None, None)),
-        (facts(began={}, cancel="x"), ended(None, None), "FAILED", Ending.CANCELLED, 143, (None, None)),
-        (facts(began={}), ended(None, None), "BEWILDERED", Ending.LOST, 137, (None, None)),
+        (facts(done=done("none")), ended(0, 0), None, EndReason.EXITED, 0, (0, 0)),
+        (facts(done=done("failed")), ended(143, 9), None, EndReason.EXITED, 143, (143, 9)),  # the first by time
+        (facts(done=done("asked"), cancel="enough"), ended(0, 0), None, EndReason.CANCELLED, 143, (0, 0)),
+        (facts(done=done("asked"), cancel="enough"), ended(0, None), None, EndReason.CANCELLED, 137, (0, 137)),
+        (facts(done=done("limit")), ended(0, 0), None, EndReason.TIMED_OUT, 124, (0, 0)),
+        (facts(done=done("limit")), ended(143, 143), None, EndReason.TIMED_OUT, 143, (143, 143)),
+        (facts(done=done("slurm")), ended(143, 143), "CANCELLED", EndReason.CANCELLED, 143, (143, 143)),
+        (facts(done=done("slurm")), ended(0, 0), "TIMEOUT", EndReason.TIMED_OUT, 124, (0, 0)),
+        (facts(), ended(None, None), "CANCELLED", EndReason.CANCELLED, 137, (137, 137)),
+        (facts(), ended(None, 1), "OUT_OF_MEMORY", EndReason.EXITED, 1, (137, 1)),
+        (facts(), ended(None, None), "OUT_OF_MEMORY", EndReason.EXITED, 137, (137, 137)),
+        (facts(), ended(None, None), "NODE_FAIL", EndReason.LOST, 137, (137, 137)),
+        (facts(), ended(None, None), "", EndReason.LOST, 137, (137, 137)),
+        (facts(began={}), ended(None, None), "CANCELLED", EndReason.CANCELLED, 143, (None, None)),
+        (facts(began={}), ended(None, None), "FAILED", EndReason.NOT_STARTED, 126, (None, None)),
+        (facts(began={}, cancel="x"), ended(None, None), "FAILED", EndReason.CANCELLED, 143, (None, None)),
+        (facts(began={}), ended(None, None), "BEWILDERED", EndReason.LOST, 137, (None, None)),
     ],
 )
 def test_an_end_is_the_scripts_word_before_slurms(known, tasks, state, ending, code, codes):
@@ -128,18 +128,18 @@ def test_an_end_is_the_scripts_word_before_slurms(known, tasks, state, ending, c
 def test_a_command_that_is_not_there_was_not_started():
     tasks = (TaskEnd(127, BEGAN, "trian was not found"), None)
     end = judge(facts(began={}, done=done("failed")), tasks, None, "", NOW)
-    assert (end.ending, end.exit_code, end.detail) == (Ending.NOT_STARTED, 127, "trian was not found")
+    assert (end.ending, end.exit_code, end.detail) == (EndReason.NOT_STARTED, 127, "trian was not found")
 
 
 def test_where_no_task_began_slurms_complaint_is_the_reason():
     end = judge(facts(began={}, done=done("none")), (None, None), None, "moorings: no partition within 60 s", NOW)
-    assert (end.ending, end.detail) == (Ending.NOT_STARTED, "moorings: no partition within 60 s")
+    assert (end.ending, end.detail) == (EndReason.NOT_STARTED, "moorings: no partition within 60 s")
 
 
 def test_who_cancelled_it_is_told():
     assert judge(facts(done=done("asked"), cancel="ann did"), ended(143, 143), None, "", NOW).detail == "ann did"
     there = judge(facts(), ended(143, 143), JobEnd(7, "PREEMPTED", OVER), "", NOW)
-    assert (there.ending, there.detail) == (Ending.CANCELLED, "job 7 is PREEMPTED in Slurm")
+    assert (there.ending, there.detail) == (EndReason.CANCELLED, "job 7 is PREEMPTED in Slurm")
 
 
 def test_an_end_is_never_before_its_beginning():

@@ -21,8 +21,8 @@ from moorings.core.topology import Block
 from moorings.ports.store import AccessKey, Changes, KeyUse, Save, Seq
 from moorings.store import rows, tables
 from moorings.store.sqlite import open_sqlite
-from moorings.workloads.appliance import ApplianceJob, ApplianceKind
-from moorings.workloads.jobs import Accelerators, JobSpec, Resources, head_of
+from moorings.workloads.appliance import ApplianceJobType, WorkflowPart
+from moorings.workloads.jobs import Accelerators, JobSpec, Resources, summarize_job
 from moorings.workloads.runs import Run, RunState
 from tests.cases import cases
 from tests.sampling import examples
@@ -132,13 +132,13 @@ jobs = st.builds(
     image=maybe(told),
     labels=st.dictionaries(words, told, max_size=3),
     lease_s=maybe(seconds),
-    appliance=maybe(st.builds(ApplianceJob, st.sampled_from(ApplianceKind), words)),
+    appliance=maybe(st.builds(WorkflowPart, st.sampled_from(ApplianceJobType), words)),
     preemptible=st.booleans(),
 )
 runs = st.builds(
     Run,
     id=words,
-    job=st.builds(head_of, jobs, counts),
+    job=st.builds(summarize_job, jobs, counts),
     engine=words,
     subject=words,
     claim=words,
@@ -222,7 +222,7 @@ def test_a_row_of_a_release_that_knew_no_heads(run, job):
     assert isinstance(text, str)
     row[tables.runs.c.keys().index("head")] = None
     assert rows.job_of(text) == job
-    assert read(rows.run_of, tuple(row)) == replace(run, job=head_of(job))
+    assert read(rows.run_of, tuple(row)) == replace(run, job=summarize_job(job))
 
 
 @given(projects, usages)

@@ -7,17 +7,17 @@ import pytest
 from moorings.core.errors import MooringsError
 from moorings.workloads.appliance import (
     DEFAULT_PRIORITY,
-    ApplianceJob,
-    ApplianceKind,
-    JobPhase,
-    bucket_of,
-    check_appliance,
+    ApplianceJobType,
+    AppliancePhase,
+    WorkflowPart,
+    appliance_phase,
+    appliance_priority,
+    check_workflow_part,
     is_for_admins,
     parse_priority,
-    phase_of,
-    priority_there,
+    priority_bucket,
 )
-from moorings.workloads.labels import LABELS_MAX, check_labels, relabelled
+from moorings.workloads.labels import LABELS_MAX, apply_label_changes, check_labels
 from moorings.workloads.runs import ENDED, RunState
 from tests.cases import cases
 
@@ -38,18 +38,18 @@ from tests.cases import cases
 def test_a_lower_number_comes_first(text: str, number: int, bucket: str, admins: bool) -> None:
     priority = parse_priority(text)
     assert priority == -number
-    assert bucket_of(priority) == bucket
+    assert priority_bucket(priority) == bucket
     assert is_for_admins(priority) == admins
 
 
 def test_who_says_nothing_is_in_the_second_bucket() -> None:
-    assert bucket_of(DEFAULT_PRIORITY) == "P2"
+    assert priority_bucket(DEFAULT_PRIORITY) == "P2"
 
 
 @pytest.mark.parametrize("priority", [1, 500_000, 0])
 def test_what_stands_before_all_buckets_is_for_admins(priority: int) -> None:
     assert is_for_admins(priority)
-    assert bucket_of(priority) == "P0"
+    assert priority_bucket(priority) == "P0"
 
 
 @cases("text", ["p4", "", "400", "-1", "1.5", "²", "9" * 30])
@@ -63,7 +63,7 @@ def test_other_words_are_no_priority(text: str) -> None:
 @pytest.mark.parametrize("workflow", ["", "wflow-x", "wflow-" + "A" * 22, "wsjob-" + "a" * 22, "wflow-" + "a" * 23])
 def test_a_workflow_has_a_name_of_its_form(workflow: str) -> None:
     with pytest.raises(MooringsError) as refused:
-        check_appliance(ApplianceJob(ApplianceKind.COMPILE, workflow))
+        check_workflow_part(WorkflowPart(ApplianceJobType.COMPILE, workflow))
     assert refused.value.code == "job.invalid"
 
 
@@ -81,42 +81,42 @@ def test_labels_are_bounded() -> None:
 
 
 def test_labels_are_set_and_taken_away() -> None:
-    assert relabelled({"b": "1", "a": "2"}, {"b": None, "c": "3"}) == {"a": "2", "c": "3"}
+    assert apply_label_changes({"b": "1", "a": "2"}, {"b": None, "c": "3"}) == {"a": "2", "c": "3"}
 
 
 @cases(
     ("state", "scheduled", "phase"),
     [
-        (RunState.WAITING, False, JobPhase.QUEUED),
-        (RunState.WAITING, True, JobPhase.SCHEDULED),
-        (RunState.STARTING, True, JobPhase.SCHEDULED),
-        (RunState.RUNNING, True, JobPhase.RUNNING),
-        (RunState.YIELDING, True, JobPhase.RUNNING),
-        (RunState.STOPPING, True, JobPhase.RUNNING),
-        (RunState.SUCCEEDED, True, JobPhase.SUCCEEDED),
-        (RunState.FAILED, False, JobPhase.FAILED),
-        (RunState.TIMED_OUT, True, JobPhase.FAILED),
-        (RunState.LOST, True, JobPhase.FAILED),
-        (RunState.CANCELLED, False, JobPhase.CANCELLED),
+        (RunState.WAITING, False, AppliancePhase.QUEUED),
+        (RunState.WAITING, True, AppliancePhase.SCHEDULED),
+        (RunState.STARTING, True, AppliancePhase.SCHEDULED),
+        (RunState.RUNNING, True, AppliancePhase.RUNNING),
+        (RunState.YIELDING, True, AppliancePhase.RUNNING),
+        (RunState.STOPPING, True, AppliancePhase.RUNNING),
+        (RunState.SUCCEEDED, True, AppliancePhase.SUCCEEDED),
+        (RunState.FAILED, False, AppliancePhase.FAILED),
+        (RunState.TIMED_OUT, True, AppliancePhase.FAILED),
+        (RunState.LOST, True, AppliancePhase.FAILED),
+        (RunState.CANCELLED, False, AppliancePhase.CANCELLED),
     ],
 )
-def test_the_phase_of_a_job(state: RunState, scheduled: bool, phase: JobPhase) -> None:
-    assert phase_of(state, scheduled=scheduled) == phase
+def test_the_phase_of_a_job(state: RunState, scheduled: bool, phase: AppliancePhase) -> None:
+    assert appliance_phase(state, scheduled=scheduled) == phase
 
 
 def test_every_state_has_a_phase_and_only_ended_ones_have_an_end() -> None:
-    ends = {JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.CANCELLED}
-    assert {state for state in RunState if phase_of(state, scheduled=True) in ends} == set(ENDED)
-    assert {phase_of(state, scheduled=False) for state in RunState} == set(JobPhase)
-    assert phase_of("PAUSED", scheduled=True) == "PAUSED", "of a newer controller"
+    ends = {AppliancePhase.SUCCEEDED, AppliancePhase.FAILED, AppliancePhase.CANCELLED}
+    assert {state for state in RunState if appliance_phase(state, scheduled=True) in ends} == set(ENDED)
+    assert {appliance_phase(state, scheduled=False) for state in RunState} == set(AppliancePhase)
+    assert appliance_phase("PAUSED", scheduled=True) == "PAUSED", "of a newer controller"
 
 
 def test_who_asks_for_systems_past_the_appliance_stands_in_its_order() -> None:
-    assert priority_there("csx", 0, admin=False) == DEFAULT_PRIORITY
-    assert priority_there("csx", -150, admin=False) == -150
-    assert priority_there("csx", 7, admin=True) == 7
-    assert priority_there("ipu", 7, admin=False) == 7
+    assert appliance_priority("csx", 0, admin=False) == DEFAULT_PRIORITY
+    assert appliance_priority("csx", -150, admin=False) == -150
+    assert appliance_priority("csx", 7, admin=True) == 7
+    assert appliance_priority("ipu", 7, admin=False) == 7
     for asked in (1, -99, 1_000_000):
         with pytest.raises(MooringsError) as refused:
-            priority_there("csx", asked, admin=False)
+            appliance_priority("csx", asked, admin=False)
         assert refused.value.code == "priority.denied"

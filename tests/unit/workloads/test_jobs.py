@@ -23,7 +23,7 @@ from moorings.workloads.jobs import (
     JobSpec,
     Resources,
     check_job,
-    claim_of,
+    claim_spec_for,
     parse_job,
 )
 from tests.cases import cases
@@ -333,17 +333,17 @@ def test_an_environment_has_an_end():
 
 
 def test_a_claim_has_a_gcd_for_every_task_and_a_replica_in_each():
-    spec = claim_of(job(tasks=4, accelerators=Accelerators(size=8)))
+    spec = claim_spec_for(job(tasks=4, accelerators=Accelerators(size=8)))
     assert (spec.size, spec.gcds, spec.replicas_per_gcd) == (8, 4, 1)
 
 
 def test_the_jobs_replicas_are_shared_among_its_tasks():
-    assert claim_of(job(tasks=2, accelerators=Accelerators(size=8, replicas=4))).replicas_per_gcd == 2
+    assert claim_spec_for(job(tasks=2, accelerators=Accelerators(size=8, replicas=4))).replicas_per_gcd == 2
 
 
 def test_a_claim_asks_what_the_job_says():
     contract = CheckpointContract(resumable=True)
-    asked = claim_of(
+    asked = claim_spec_for(
         job(
             accelerators=Accelerators("gpu", 2, None, "hgx"),
             project="p",
@@ -361,6 +361,6 @@ def test_a_claim_asks_what_the_job_says():
 @given(st.integers(-2, 70), st.integers(1, 20), st.none() | st.integers(-2, 70))
 def test_a_claim_of_a_job_divides_without_rest(size, tasks, replicas):
     with contextlib.suppress(MooringsError):
-        spec = claim_of(job(tasks=tasks, accelerators=Accelerators(size=size, replicas=replicas)))
+        spec = claim_spec_for(job(tasks=tasks, accelerators=Accelerators(size=size, replicas=replicas)))
         assert size % (spec.gcds * spec.replicas_per_gcd) == 0
         assert spec.gcds * spec.replicas_per_gcd == (tasks if replicas is None else replicas)

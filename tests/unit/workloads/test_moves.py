@@ -24,8 +24,8 @@ from moorings.core.inputs import (
 from moorings.core.instants import SECOND, Timestamp
 from moorings.testing.records import NOW, a_claim, a_run
 from moorings.workloads import runs
-from moorings.workloads.runs import Ending, EndRecord, Phase, RunSighting, RunState
-from moorings.workloads.turn import CancelRun, Runs, RunTurn
+from moorings.workloads.runs import EndReason, EndRecord, RunPhase, RunState, RunStatus
+from moorings.workloads.turn import CancelRun, RunRegistry, RunTurn
 from tests.unit.core.worlds import POD, World
 
 MACHINES: Sequence[ModuleType] = (claims, partitions, devices, runs)
@@ -174,18 +174,18 @@ def _out_of_service() -> None:
 def _runs() -> None:
     later = Timestamp(NOW + SECOND)
     run = a_run()
-    ends = [EndRecord(ending, code) for ending in Ending for code in (0, 1)]
-    endings = [RunSighting(run.id, Phase.ENDED, end=end) for end in ends]
-    others = [RunSighting(run.id, phase) for phase in (Phase.STARTING, Phase.RUNNING, Phase.ABSENT)]
+    ends = [EndRecord(ending, code) for ending in EndReason for code in (0, 1)]
+    endings = [RunStatus(run.id, RunPhase.ENDED, end=end) for end in ends]
+    others = [RunStatus(run.id, phase) for phase in (RunPhase.STARTING, RunPhase.RUNNING, RunPhase.ABSENT)]
     for state in RunState:
-        inputs: Sequence[RunSighting | CancelRun] = (*endings, *others, CancelRun(run.id, "enough"))
+        inputs: Sequence[RunStatus | CancelRun] = (*endings, *others, CancelRun(run.id, "enough"))
         for given in inputs:
             for claim in (None, run.claim):
-                turn = RunTurn(Runs([a_run(state=state, claim=claim)]), lambda _: None, later)
+                turn = RunTurn(RunRegistry([a_run(state=state, claim=claim)]), lambda _: None, later)
                 turn.take(given)
         for claim_state in ClaimState:
             held = a_claim(state=claim_state)
-            RunTurn(Runs([a_run(state=state)]), {held.id: held}.get, later).follow([held])
+            RunTurn(RunRegistry([a_run(state=state)]), {held.id: held}.get, later).follow([held])
     asked = a_claim(state=ClaimState.RECLAIMING)
-    turn = RunTurn(Runs([a_run(state=RunState.YIELDING)]), {asked.id: asked}.get, later)
-    turn.take(RunSighting(run.id, Phase.ABSENT))
+    turn = RunTurn(RunRegistry([a_run(state=RunState.YIELDING)]), {asked.id: asked}.get, later)
+    turn.take(RunStatus(run.id, RunPhase.ABSENT))

@@ -7,8 +7,8 @@ import pytest
 from moorings.core.instants import SECOND, Timestamp
 from moorings.testing.records import NOW, a_run
 from moorings.workloads.jobs import JobSpec
-from moorings.workloads.runs import Ending, EndRecord, Phase, Run, RunId, RunSighting, RunState
-from moorings.workloads.turn import CancelRun, CreateRun, Runs, RunTurn, StartRefused
+from moorings.workloads.runs import EndReason, EndRecord, Run, RunId, RunPhase, RunState, RunStatus
+from moorings.workloads.turn import CancelRun, CreateRun, RunRegistry, RunRejected, RunTurn
 
 LATER = Timestamp(NOW + SECOND)
 RUN = a_run().id
@@ -18,7 +18,7 @@ CREATE = CreateRun(
 
 
 def turn(*known: Run) -> RunTurn:
-    return RunTurn(Runs(known), lambda _: None, LATER)
+    return RunTurn(RunRegistry(known), lambda _: None, LATER)
 
 
 def queued(state: RunState = RunState.WAITING) -> RunTurn:
@@ -44,7 +44,7 @@ def test_a_new_one_waits_and_demands_nothing():
 
 
 def test_memory_keeps_it_without_a_claim():
-    known = Runs([a_run(state=RunState.WAITING, claim=None)])
+    known = RunRegistry([a_run(state=RunState.WAITING, claim=None)])
     assert (set(known.by_id), known.by_claim) == ({RUN}, {})
     known.apply([a_run(state=RunState.CANCELLED, claim=None)])
     assert known.by_id == {}
@@ -52,10 +52,10 @@ def test_memory_keeps_it_without_a_claim():
 
 def test_it_keeps_what_its_scheduler_calls_it():
     now = queued()
-    assert now.take(RunSighting(RUN, Phase.STARTING, reference="1234")) == []
+    assert now.take(RunStatus(RUN, RunPhase.STARTING, reference="1234")) == []
     run = the_run(now)
     assert (run.state, run.reference, told(now)) == (RunState.WAITING, "1234", ["run.queued"])
-    assert now.take(RunSighting(RUN, Phase.STARTING, reference="1234")) == []
+    assert now.take(RunStatus(RUN, RunPhase.STARTING, reference="1234")) == []
     assert told(now) == ["run.queued"]
     _, expected = now.changed[RUN]
     assert expected == 1
@@ -63,7 +63,7 @@ def test_it_keeps_what_its_scheduler_calls_it():
 
 def test_when_its_tasks_run_it_runs():
     now = queued()
-    assert now.take(RunSighting(RUN, Phase.RUNNING, reference="1234")) == []
+    assert now.take(RunStatus(RUN, RunPhase.RUNNING, reference="1234")) == []
     run = the_run(now)
     assert (run.state, run.started_at) == (RunState.RUNNING, LATER)
     assert told(now) == ["run.queued", "run.starting", "run.started"]
@@ -71,49 +71,49 @@ def test_when_its_tasks_run_it_runs():
 
 def test_one_that_was_requeued_waits_again_until_it_runs_again():
     now = turn(a_run(state=RunState.RUNNING, claim=None, engine="slurm", reference="1234", started_at=NOW))
-    assert now.take(RunSighting(RUN, Phase.STARTING, reference="1234", reason="job 1234 is PENDING")) == []
+    assert now.take(RunStatus(RUN, RunPhase.STARTING, reference="1234", reason="job 1234 is PENDING")) == []
     waits = the_run(now)
     assert (waits.state, waits.is_queued, waits.is_unsubmitted) == (RunState.WAITING, True, False)
     assert told(now) == ["run.requeued"]
-    assert now.take(RunSighting(RUN, Phase.RUNNING, reference="1234")) == []
+    assert now.take(RunStatus(RUN, RunPhase.RUNNING, reference="1234")) == []
     assert (the_run(now).state, the_run(now).started_at) == (RunState.RUNNING, NOW)
     assert told(now) == ["run.requeued", "run.starting", "run.started"]
 
 
 def test_one_of_the_local_engine_never_waits_again():
     now = turn(a_run(state=RunState.RUNNING))
-    assert now.take(RunSighting(RUN, Phase.STARTING)) == []
+    assert now.take(RunStatus(RUN, RunPhase.STARTING)) == []
     assert (the_run(now).state, told(now)) == (RunState.RUNNING, [])
 
 
 def test_one_that_was_in_a_queue_and_is_lost_there_is_not_started_anew():
     now = turn(a_run(state=RunState.WAITING, claim=None, engine="slurm", reference="1234"))
-    assert now.take(RunSighting(RUN, Phase.ABSENT)) == []
+    assert now.take(RunStatus(RUN, RunPhase.ABSENT)) == []
     assert (the_run(now).state, told(now)) == (RunState.LOST, ["run.ended"])
 
 
 @pytest.mark.parametrize(
     ("ending", "state"),
     [
-        (Ending.EXITED, RunState.SUCCEEDED),
-        (Ending.CANCELLED, RunState.CANCELLED),
-        (Ending.TIMED_OUT, RunState.TIMED_OUT),
-        (Ending.NOT_STARTED, RunState.FAILED),
-        (Ending.LOST, RunState.LOST),
+        (EndReason.EXITED, RunState.SUCCEEDED),
+        (EndReason.CANCELLED, RunState.CANCELLED),
+        (EndReason.TIMED_OUT, RunState.TIMED_OUT),
+        (EndReason.NOT_STARTED, RunState.FAILED),
+        (EndReason.LOST, RunState.LOST),
     ],
 )
 def test_an_end_between_two_looks_is_its_end(ending, state):
     now = queued()
-    end = EndRecord(ending, 0 if ending is Ending.EXITED else 1)
-    assert now.take(RunSighting(RUN, Phase.ENDED, end=end)) == []  # there is no claim to give back
+    end = EndRecord(ending, 0 if ending is EndReason.EXITED else 1)
+    assert now.take(RunStatus(RUN, RunPhase.ENDED, end=end)) == []  # there is no claim to give back
     assert the_run(now).state is state
     assert told(now)[-1] == "run.ended"
 
 
-@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.ABSENT, Phase.UNKNOWN])
+@pytest.mark.parametrize("phase", [RunPhase.STARTING, RunPhase.ABSENT, RunPhase.UNKNOWN])
 def test_while_it_waits_nothing_else_moves_it(phase):
     now = queued()
-    assert now.take(RunSighting(RUN, phase)) == []
+    assert now.take(RunStatus(RUN, phase)) == []
     assert (the_run(now).state, told(now)) == (RunState.WAITING, [])
 
 
@@ -121,19 +121,19 @@ def test_one_that_is_cancelled_has_not_ended_before_its_scheduler_says_so():
     now = queued()
     assert now.take(CancelRun(RUN, "enough")) == []
     assert (the_run(now).state, the_run(now).stop_reason) == (RunState.STOPPING, "enough")
-    assert now.take(RunSighting(RUN, Phase.ABSENT)) == []
+    assert now.take(RunStatus(RUN, RunPhase.ABSENT)) == []
     assert the_run(now).state is RunState.CANCELLED
 
 
 def test_one_that_its_scheduler_refuses_has_failed():
     now = queued()
-    assert now.take(StartRefused(RunId(RUN), "3 is no power of two")) == []
+    assert now.take(RunRejected(RunId(RUN), "3 is no power of two")) == []
     assert (the_run(now).state, the_run(now).detail) == (RunState.FAILED, "3 is no power of two")
 
 
 def test_why_it_waits_is_told_only_while_it_waits():
     waiting, running = (a_run(state=state, claim=None) for state in (RunState.WAITING, RunState.RUNNING))
-    known = Runs([waiting])
+    known = RunRegistry([waiting])
     assert known.reason_of(waiting) is None
     known.explain(RUN, "Slurm job 7 is PENDING (Licenses)")
     known.explain(RUN, "", keep=True)
@@ -146,7 +146,7 @@ def test_why_it_waits_is_told_only_while_it_waits():
 
 
 def test_what_was_said_of_a_run_is_forgotten_with_it():
-    known = Runs([a_run(state=RunState.WAITING, claim=None)])
+    known = RunRegistry([a_run(state=RunState.WAITING, claim=None)])
     known.explain(RUN, "Slurm job 7 is PENDING (Licenses)")
     known.apply([a_run(state=RunState.CANCELLED, claim=None)])
     known.explain(RUN, "too late")

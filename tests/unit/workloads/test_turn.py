@@ -18,10 +18,10 @@ from moorings.core.instants import SECOND, Timestamp
 from moorings.core.policy import Policy
 from moorings.core.reasons import Reason
 from moorings.testing.records import NOW, a_claim, a_run
-from moorings.workloads.appliance import ApplianceJob, ApplianceKind
-from moorings.workloads.jobs import Accelerators, JobSpec, head_of
-from moorings.workloads.runs import Ending, EndRecord, Phase, Run, RunId, RunSighting, RunState
-from moorings.workloads.turn import CancelRun, CreateRun, LabelRun, Runs, RunTurn, StartRefused
+from moorings.workloads.appliance import ApplianceJobType, WorkflowPart
+from moorings.workloads.jobs import Accelerators, JobSpec, summarize_job
+from moorings.workloads.runs import EndReason, EndRecord, Run, RunId, RunPhase, RunState, RunStatus
+from moorings.workloads.turn import CancelRun, CreateRun, LabelRun, RunRegistry, RunRejected, RunTurn
 from tests.cases import cases
 
 LATER = Timestamp(NOW + SECOND)
@@ -32,7 +32,7 @@ CLAIM = a_claim().id
 
 
 def turn(*known: Run, claims: Sequence[Claim] = ()) -> RunTurn:
-    return RunTurn(Runs(known), {claim.id: claim for claim in claims}.get, LATER)
+    return RunTurn(RunRegistry(known), {claim.id: claim for claim in claims}.get, LATER)
 
 
 def in_state(state: RunState, claims: Sequence[Claim] = (), **more: Any) -> RunTurn:
@@ -68,7 +68,7 @@ def test_a_new_run_waits_and_asks_for_its_partition():
 
 
 def test_of_two_who_begin_a_workflow_in_one_turn_it_is_his_who_came_first():
-    part = ApplianceJob(ApplianceKind.COMPILE, "wflow-" + "a" * 22)
+    part = WorkflowPart(ApplianceJobType.COMPILE, "wflow-" + "a" * 22)
     ours = replace(CREATE, job=replace(JOB, appliance=part), role=Role.USER)
     theirs = replace(ours, id=RunId("run-2"), claim=ClaimId("claim-2"), subject="bob")
     now = turn()
@@ -79,7 +79,7 @@ def test_of_two_who_begin_a_workflow_in_one_turn_it_is_his_who_came_first():
     assert set(now.changed) == {ours.id}
     assert turn(the_run(now, ours.id)).take(replace(theirs, role=None)), "a log of before is decided as it was"
     now.take(replace(ours, id=RunId("run-3"), claim=ClaimId("claim-3")))
-    known = Runs([the_run(now, ours.id)])
+    known = RunRegistry([the_run(now, ours.id)])
     with pytest.raises(MooringsError, match="somebody else's"):
         RunTurn(known, lambda _: None, LATER).take(theirs)
     assert [run.id for run in known.of_workflow(part.workflow)] == [ours.id]
@@ -131,7 +131,7 @@ def a_demand(number: int, body_bytes: int = 10, **more: Any) -> CreateRun:
 
 
 def with_quotas(*known: Run) -> RunTurn:
-    return RunTurn(Runs(known), lambda _: None, LATER, QUOTAS)
+    return RunTurn(RunRegistry(known), lambda _: None, LATER, QUOTAS)
 
 
 def test_a_user_has_only_so_many_runs_waiting_also_in_another_schedulers_queue():
@@ -156,7 +156,7 @@ def test_the_jobs_of_what_waits_have_only_so_many_bytes():
 
 
 def test_what_a_turn_made_of_runs_is_counted_when_it_is_saved():
-    known = Runs([a_run(job=replace(a_run().job, body_bytes=60))])
+    known = RunRegistry([a_run(job=replace(a_run().job, body_bytes=60))])
     now = RunTurn(known, lambda _: None, LATER, QUOTAS)
     now.take(a_demand(0, 40))
     now.follow([claim(ClaimState.READY)])
@@ -169,7 +169,7 @@ def test_a_run_is_kept_without_its_job():
     now = turn()
     now.take(CREATE)
     assert now.jobs == {CREATE.id: JOB}
-    assert the_run(now, CREATE.id).job == head_of(JOB)
+    assert the_run(now, CREATE.id).job == summarize_job(JOB)
     now.forget(CREATE.id)
     assert now.jobs == {}
 
@@ -253,7 +253,7 @@ def test_asking_twice_keeps_the_first_reason():
 
 def test_a_job_the_engine_will_not_start_has_failed():
     now = in_state(RunState.STARTING)
-    assert now.take(StartRefused(RUN, "no such folder")) == [ReleaseClaim(CLAIM, f"run {RUN} FAILED")]
+    assert now.take(RunRejected(RUN, "no such folder")) == [ReleaseClaim(CLAIM, f"run {RUN} FAILED")]
     assert (the_run(now).detail, the_run(now).exit_code) == ("no such folder", 126)
 
 
@@ -262,7 +262,7 @@ def test_a_job_the_engine_will_not_start_has_failed():
 
 def test_a_run_runs_when_its_processes_are_seen():
     now = in_state(RunState.STARTING)
-    assert now.take(RunSighting(RUN, Phase.RUNNING)) == []
+    assert now.take(RunStatus(RUN, RunPhase.RUNNING)) == []
     assert (the_run(now).state, the_run(now).started_at) == (RunState.RUNNING, LATER)
     assert told(now) == ["run.started"]
 
@@ -270,62 +270,62 @@ def test_a_run_runs_when_its_processes_are_seen():
 @pytest.mark.parametrize("state", [RunState.STARTING, RunState.RUNNING, RunState.STOPPING])
 def test_a_run_ends_with_its_record_and_gives_its_partition_back(state):
     now = in_state(state)
-    end = EndRecord(Ending.EXITED, 3, (0, 3))
-    assert now.take(RunSighting(RUN, Phase.ENDED, end=end)) == [ReleaseClaim(CLAIM, f"run {RUN} FAILED")]
+    end = EndRecord(EndReason.EXITED, 3, (0, 3))
+    assert now.take(RunStatus(RUN, RunPhase.ENDED, end=end)) == [ReleaseClaim(CLAIM, f"run {RUN} FAILED")]
     assert json.loads(now.events[-1].data) == {"state": "FAILED", "exit_code": 3, "task_codes": [0, 3]}
 
 
-@pytest.mark.parametrize("phase", [Phase.UNKNOWN, Phase.STARTING])
+@pytest.mark.parametrize("phase", [RunPhase.UNKNOWN, RunPhase.STARTING])
 @pytest.mark.parametrize("state", [RunState.STARTING, RunState.RUNNING, RunState.STOPPING])
 def test_nothing_follows_from_what_the_engine_could_not_tell(state, phase):
     now = in_state(state)
-    assert now.take(RunSighting(RUN, phase)) == []
+    assert now.take(RunStatus(RUN, phase)) == []
     assert now.changed == {}
 
 
 def test_an_end_without_a_record_is_no_end():
     now = in_state(RunState.RUNNING)
-    assert now.take(RunSighting(RUN, Phase.ENDED)) == []
+    assert now.take(RunStatus(RUN, RunPhase.ENDED)) == []
     assert now.changed == {}
 
 
 @pytest.mark.parametrize("state", [RunState.RUNNING, RunState.STOPPING])
 def test_a_run_the_engine_has_forgotten_is_lost(state):
     now = in_state(state, started_at=NOW)
-    assert now.take(RunSighting(RUN, Phase.ABSENT)) == [ReleaseClaim(CLAIM, f"run {RUN} LOST")]
+    assert now.take(RunStatus(RUN, RunPhase.ABSENT)) == [ReleaseClaim(CLAIM, f"run {RUN} LOST")]
     assert the_run(now).exit_code == 1
 
 
 def test_a_run_stopped_before_it_began_was_cancelled():
     now = in_state(RunState.STOPPING, stop_reason="ann asked")
-    assert now.take(RunSighting(RUN, Phase.ABSENT)) == [ReleaseClaim(CLAIM, f"run {RUN} CANCELLED")]
+    assert now.take(RunStatus(RUN, RunPhase.ABSENT)) == [ReleaseClaim(CLAIM, f"run {RUN} CANCELLED")]
     assert the_run(now).detail == "ann asked"
 
 
 def test_a_run_stopped_because_its_partition_vanished_was_not_cancelled():
     lost = claim(ClaimState.LOST, reason=Reason("claim.lost", "it vanished"))
     now = in_state(RunState.STOPPING, [lost], stop_reason="it vanished", started_at=NOW)
-    now.take(RunSighting(RUN, Phase.ENDED, end=EndRecord(Ending.CANCELLED, 143, (143, 143))))
+    now.take(RunStatus(RUN, RunPhase.ENDED, end=EndRecord(EndReason.CANCELLED, 143, (143, 143))))
     run = the_run(now)
     assert (run.state, run.detail, run.exit_code) == (RunState.FAILED, "it vanished", 143)
 
 
 def test_a_run_that_ended_by_itself_before_its_partition_vanished_ended_by_itself():
     now = in_state(RunState.STOPPING, [claim(ClaimState.LOST)], started_at=NOW)
-    now.take(RunSighting(RUN, Phase.ENDED, end=EndRecord(Ending.EXITED, 0, (0, 0))))
+    now.take(RunStatus(RUN, RunPhase.ENDED, end=EndRecord(EndReason.EXITED, 0, (0, 0))))
     assert the_run(now).state is RunState.SUCCEEDED
 
 
 def test_a_run_that_is_being_started_is_not_lost_because_the_engine_has_not_heard_of_it():
     now = in_state(RunState.STARTING)
-    assert now.take(RunSighting(RUN, Phase.ABSENT)) == []
+    assert now.take(RunStatus(RUN, RunPhase.ABSENT)) == []
     assert now.changed == {}
 
 
-@pytest.mark.parametrize("phase", Phase)
+@pytest.mark.parametrize("phase", RunPhase)
 def test_what_is_seen_of_a_run_that_waits_changes_nothing(phase):
     now = in_state(RunState.WAITING)
-    assert now.take(RunSighting(RUN, phase, end=EndRecord(Ending.EXITED, 0))) == []
+    assert now.take(RunStatus(RUN, phase, end=EndRecord(EndReason.EXITED, 0))) == []
     assert now.changed == {}
 
 
@@ -334,11 +334,11 @@ def test_what_is_seen_of_a_run_that_waits_changes_nothing(phase):
 
 @pytest.mark.parametrize(
     "given",
-    [CancelRun(RUN, "x"), StartRefused(RUN, "x"), RunSighting(RUN, Phase.ENDED, end=EndRecord(Ending.EXITED, 0))],
+    [CancelRun(RUN, "x"), RunRejected(RUN, "x"), RunStatus(RUN, RunPhase.ENDED, end=EndRecord(EndReason.EXITED, 0))],
 )
 def test_after_its_end_nothing_changes_a_run(given):
     now = in_state(RunState.RUNNING)
-    now.take(RunSighting(RUN, Phase.ENDED, end=EndRecord(Ending.EXITED, 0)))
+    now.take(RunStatus(RUN, RunPhase.ENDED, end=EndRecord(EndReason.EXITED, 0)))
     ended, events = the_run(now), list(now.events)
     assert now.take(given) == []
     now.follow([claim(ClaimState.LOST), claim(ClaimState.FAILED)])
@@ -352,7 +352,7 @@ def test_what_is_said_of_an_unknown_run_changes_nothing():
 
 
 def test_a_turn_leaves_what_is_known_as_it_was():
-    known = Runs([a_run(state=RunState.RUNNING)])
+    known = RunRegistry([a_run(state=RunState.RUNNING)])
     now = RunTurn(known, lambda _: None, LATER)
     now.take(CancelRun(RUN, "x"))
     assert known.by_id[RUN].state is RunState.RUNNING
@@ -361,14 +361,14 @@ def test_a_turn_leaves_what_is_known_as_it_was():
 
 def test_two_moves_in_one_turn_replace_the_version_that_was_saved():
     now = in_state(RunState.STARTING, version=5)
-    now.take(RunSighting(RUN, Phase.RUNNING))
+    now.take(RunStatus(RUN, RunPhase.RUNNING))
     now.take(CancelRun(RUN, "x"))
     run, before = now.changed[RUN]
     assert (run.version, before) == (7, 5)
 
 
 def test_known_runs_are_those_that_have_not_ended():
-    known = Runs([a_run(0), a_run(1, state=RunState.FAILED)])
+    known = RunRegistry([a_run(0), a_run(1, state=RunState.FAILED)])
     assert (set(known.by_id), set(known.by_claim)) == ({"run-0000"}, {"claim-0000"})
     known.apply([a_run(0, state=RunState.SUCCEEDED), a_run(2)])
     assert (set(known.by_id), known.by_claim) == ({"run-0002"}, {"claim-0002": "run-0002"})
@@ -392,8 +392,8 @@ def test_a_run_within_a_claim_starts_when_that_is_ready_and_leaves_it_as_it_is()
     assert now.take(within(kept)) == []
     assert the_run(now, CREATE.id).state is RunState.STARTING
     assert now.holds(kept.id)
-    now.take(RunSighting(CREATE.id, Phase.RUNNING))
-    assert now.take(RunSighting(CREATE.id, Phase.ENDED, end=EndRecord(Ending.EXITED, 0))) == []
+    now.take(RunStatus(CREATE.id, RunPhase.RUNNING))
+    assert now.take(RunStatus(CREATE.id, RunPhase.ENDED, end=EndRecord(EndReason.EXITED, 0))) == []
     assert the_run(now, CREATE.id).state is RunState.SUCCEEDED
     assert not now.holds(kept.id)
 
@@ -422,7 +422,7 @@ def test_a_claim_has_a_run_as_long_as_one_is_within_it():
     """Of a database that went back: one has ended since, which nobody has seen yet, and another was made."""
     first, second = (a_run(at, claim=CLAIM, within=True, state=RunState.RUNNING) for at in range(2))
     for changed in ((first, second), (second, first)):
-        known = Runs(changed)
+        known = RunRegistry(changed)
         known.apply([replace(first, state=RunState.SUCCEEDED)])
         assert RunTurn(known, lambda _: None, LATER).holds(CLAIM)
         known.apply([replace(second, state=RunState.SUCCEEDED)])
@@ -476,7 +476,7 @@ def test_labels_change_while_it_lives():
 
 
 def test_a_job_of_an_appliance_has_its_claim_there():
-    part = ApplianceJob(ApplianceKind.EXECUTE, "wflow-" + "a" * 22)
+    part = WorkflowPart(ApplianceJobType.EXECUTE, "wflow-" + "a" * 22)
     (demand,) = turn().take(replace(CREATE, job=replace(JOB, appliance=part, labels={"k": "v"})))
     assert isinstance(demand, CreateClaim)
     assert demand.owner == "appliance/run-new"
@@ -485,7 +485,7 @@ def test_a_job_of_an_appliance_has_its_claim_there():
 # -- making room ---------------------------------------------------------------------------------------------------
 
 ASKED = claim(ClaimState.RECLAIMING, reason=Reason("claim.reclaiming", "lab needs it"), asked_until=LATER)
-YIELDED = RunSighting(RUN, Phase.ENDED, end=EndRecord(Ending.YIELDED, 85, (85, 85), detail="lab needs it"))
+YIELDED = RunStatus(RUN, RunPhase.ENDED, end=EndRecord(EndReason.YIELDED, 85, (85, 85), detail="lab needs it"))
 
 
 @pytest.mark.parametrize("state", [RunState.STARTING, RunState.RUNNING])
@@ -498,8 +498,8 @@ def test_a_run_whose_claim_is_asked_to_yield_yields_and_keeps_its_partition_mean
     assert told(now) == ["run.yielding"], "once"
 
 
-@pytest.mark.parametrize("ending", [Ending.YIELDED, Ending.CANCELLED, Ending.LOST])
-def test_a_run_that_was_stopped_for_others_waits_for_its_next_attempt(ending: Ending):
+@pytest.mark.parametrize("ending", [EndReason.YIELDED, EndReason.CANCELLED, EndReason.LOST])
+def test_a_run_that_was_stopped_for_others_waits_for_its_next_attempt(ending: EndReason):
     now = in_state(RunState.YIELDING, [ASKED], started_at=NOW)
     end = EndRecord(ending, 143, (143, 143), detail="lab needs it")
     assert now.take(replace(YIELDED, end=end)) == [YieldClaim(CLAIM, f"run {RUN} has stopped")]
@@ -511,10 +511,10 @@ def test_a_run_that_was_stopped_for_others_waits_for_its_next_attempt(ending: En
 @pytest.mark.parametrize(
     ("end", "state"),
     [
-        (EndRecord(Ending.EXITED, 0, (0, 0)), RunState.SUCCEEDED),
-        (EndRecord(Ending.EXITED, 1, (1, 143)), RunState.FAILED),
-        (EndRecord(Ending.TIMED_OUT, 143), RunState.TIMED_OUT),
-        (EndRecord(Ending.NOT_STARTED, 127), RunState.FAILED),
+        (EndRecord(EndReason.EXITED, 0, (0, 0)), RunState.SUCCEEDED),
+        (EndRecord(EndReason.EXITED, 1, (1, 143)), RunState.FAILED),
+        (EndRecord(EndReason.TIMED_OUT, 143), RunState.TIMED_OUT),
+        (EndRecord(EndReason.NOT_STARTED, 127), RunState.FAILED),
     ],
     ids=lambda part: str(getattr(part, "ending", part)),
 )
@@ -524,16 +524,16 @@ def test_a_run_that_ends_on_its_own_while_it_is_to_yield_has_ended(end: EndRecor
     assert the_run(now).state is state
 
 
-@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.RUNNING, Phase.UNKNOWN])
-def test_nothing_is_given_back_while_processes_may_be_there(phase: Phase):
+@pytest.mark.parametrize("phase", [RunPhase.STARTING, RunPhase.RUNNING, RunPhase.UNKNOWN])
+def test_nothing_is_given_back_while_processes_may_be_there(phase: RunPhase):
     now = in_state(RunState.YIELDING, [ASKED])
-    assert now.take(RunSighting(RUN, phase)) == []
+    assert now.take(RunStatus(RUN, phase)) == []
     assert now.changed == {}
 
 
 def test_a_run_of_which_nothing_is_there_has_made_room():
     now = in_state(RunState.YIELDING, [ASKED])
-    assert now.take(RunSighting(RUN, Phase.ABSENT)) == [YieldClaim(CLAIM, f"run {RUN} has stopped")]
+    assert now.take(RunStatus(RUN, RunPhase.ABSENT)) == [YieldClaim(CLAIM, f"run {RUN} has stopped")]
     assert json.loads(now.events[-1].data)["why"] == "it had not started"
 
 
@@ -570,12 +570,12 @@ def test_a_cancel_while_it_yields_and_while_it_waits_again():
 
 def test_a_cancel_before_the_next_attempt_has_started():
     now = in_state(RunState.STOPPING, attempt=1, started_at=NOW, stop_reason="ann asked")
-    assert now.take(RunSighting(RUN, Phase.ABSENT, attempt=1)) == [ReleaseClaim(CLAIM, f"run {RUN} CANCELLED")]
+    assert now.take(RunStatus(RUN, RunPhase.ABSENT, attempt=1)) == [ReleaseClaim(CLAIM, f"run {RUN} CANCELLED")]
 
 
 @cases("state", [RunState.STARTING, RunState.RUNNING, RunState.YIELDING, RunState.STOPPING])
-@cases("phase", Phase)
-def test_what_is_seen_of_an_earlier_attempt_says_nothing(state: RunState, phase: Phase):
+@cases("phase", RunPhase)
+def test_what_is_seen_of_an_earlier_attempt_says_nothing(state: RunState, phase: RunPhase):
     now = in_state(state, [ASKED], attempt=2, started_at=NOW)
     assert now.take(replace(YIELDED, phase=phase, attempt=1)) == []
     assert now.changed == {}
@@ -585,7 +585,7 @@ def test_the_next_attempt_starts_when_its_claim_is_ready_again():
     now = in_state(RunState.WAITING, attempt=1, started_at=NOW)
     now.follow([claim(ClaimState.READY, attempt=1, partition="part-0001")])
     assert (the_run(now).state, the_run(now).attempt) == (RunState.STARTING, 1)
-    now.take(RunSighting(RUN, Phase.RUNNING, attempt=1))
+    now.take(RunStatus(RUN, RunPhase.RUNNING, attempt=1))
     assert (the_run(now).state, the_run(now).started_at) == (RunState.RUNNING, NOW)
 
 

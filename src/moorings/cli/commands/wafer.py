@@ -45,7 +45,7 @@ from moorings.core.errors import MooringsError
 from moorings.wire.codec import encode
 from moorings.wire.errors import Exit
 from moorings.wire.shapes import API_VERSION, PoolBody, RunBody
-from moorings.workloads.appliance import KIND, ApplianceKind, bucket_of, parse_priority
+from moorings.workloads.appliance import APPLIANCE_KIND, ApplianceJobType, parse_priority, priority_bucket
 from moorings.workloads.runs import ENDED
 
 CommandT = TypeVar("CommandT", bound=Callable[..., object])
@@ -105,7 +105,7 @@ def _job_filters(command: CommandT) -> CommandT:
         ),
         click.option(
             "--kind",
-            type=click.Choice([kind.value for kind in ApplianceKind]),
+            type=click.Choice([kind.value for kind in ApplianceJobType]),
             help="Only jobs that compile, or that execute.",
         ),
         click.option("--workflow", metavar="NAME", help="Only jobs of this workflow."),
@@ -212,7 +212,9 @@ def _appliances(session: Session) -> list[PoolBody]:
     pools = [pool for pool in session.client.pools() if is_appliance(pool)]
     if not pools:
         raise MooringsError(
-            "kind.unknown", "this controller has no wafer-scale systems", hint=f'a pool of them has kind = "{KIND}"'
+            "kind.unknown",
+            "this controller has no wafer-scale systems",
+            hint=f'a pool of them has kind = "{APPLIANCE_KIND}"',
         )
     return pools
 
@@ -402,7 +404,7 @@ def set_priority(session: Session, *, name: str, priority: str, session_name: st
     """Serve a job earlier or later."""
     value = parse_priority(priority)
     run = session.client.prioritise_run(_unended(session, name, session_name).id, value)
-    session.console.line(f"job/{run.id} was patched: priority {bucket_of(run.priority)} ({-run.priority})")
+    session.console.line(f"job/{run.id} was patched: priority {priority_bucket(run.priority)} ({-run.priority})")
 
 
 # -- log-export --------------------------------------------------------------------------------------------------------

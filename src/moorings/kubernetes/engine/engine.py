@@ -51,7 +51,7 @@ from moorings.ports.clock import Clock
 from moorings.ports.engine import StartOrder
 from moorings.ports.store import Epoch
 from moorings.workloads.jobs import JobSpec
-from moorings.workloads.runs import Phase, RunId, RunSighting
+from moorings.workloads.runs import RunId, RunPhase, RunStatus
 
 log = logging.getLogger("moorings.kubernetes.engine")
 
@@ -228,7 +228,7 @@ class KubernetesEngine:
         raise unavailable(f"{_reference(asked)} changes all the time")
 
     async def _is_over(self, run: RunId) -> bool:
-        return (await self.observe([run]))[0].phase in (Phase.ENDED, Phase.ABSENT)
+        return (await self.observe([run]))[0].phase in (RunPhase.ENDED, RunPhase.ABSENT)
 
     async def _newest(self, run: RunId) -> Attempt | None:
         """The newest attempt that the folder or Kubernetes knows.
@@ -261,33 +261,35 @@ class KubernetesEngine:
 
     # -- observing -----------------------------------------------------------------------------------------------------
 
-    async def observe(self, runs: Sequence[RunId]) -> Sequence[RunSighting]:
+    async def observe(self, runs: Sequence[RunId]) -> Sequence[RunStatus]:
         self._start()
         return await asyncio.gather(*(self._seen(run) for run in runs))
 
-    async def _seen(self, run: RunId) -> RunSighting:
+    async def _seen(self, run: RunId) -> RunStatus:
         async with self._looking:
             return await self._sighting(run)
 
-    async def _sighting(self, run: RunId) -> RunSighting:
+    async def _sighting(self, run: RunId) -> RunStatus:
         try:
             attempt = await self._newest(run)
             if attempt is None:
-                return RunSighting(run, Phase.ABSENT)
+                return RunStatus(run, RunPhase.ABSENT)
             facts = await asyncio.to_thread(attempt.facts)
             if facts.end is not None:
-                return RunSighting(run, Phase.ENDED, facts.end.started_at, facts.end, reference=_reference(facts.asked))
+                return RunStatus(
+                    run, RunPhase.ENDED, facts.end.started_at, facts.end, reference=_reference(facts.asked)
+                )
             if not await self._watching.synced():
-                return RunSighting(run, Phase.UNKNOWN, reason="Kubernetes cannot be asked")
+                return RunStatus(run, RunPhase.UNKNOWN, reason="Kubernetes cannot be asked")
             return await self._look(run, attempt, facts)
         except KubeError as error:
             log.warning("kubernetes.unseen", extra={"run": run, "code": error.code, "detail": error.detail})
-            return RunSighting(run, Phase.UNKNOWN, reason=f"Kubernetes cannot be asked: {error.detail}")
+            return RunStatus(run, RunPhase.UNKNOWN, reason=f"Kubernetes cannot be asked: {error.detail}")
         except (OSError, ValueError) as error:
             log.warning("run.unreadable", extra={"run": run, "detail": str(error)})
-            return RunSighting(run, Phase.UNKNOWN)
+            return RunStatus(run, RunPhase.UNKNOWN)
 
-    async def _look(self, run: RunId, attempt: Attempt, facts: Facts) -> RunSighting:
+    async def _look(self, run: RunId, attempt: Attempt, facts: Facts) -> RunStatus:
         asked = facts.asked
         life = await self._keeping.life(run, attempt)
         job = self._watching.job(asked.namespace, asked.name)
@@ -307,9 +309,9 @@ class KubernetesEngine:
                 return ended
         reference = _reference(asked)
         if all_began(asked, life.tasks):
-            return RunSighting(run, Phase.RUNNING, began_at(life.tasks), reference=reference)
+            return RunStatus(run, RunPhase.RUNNING, began_at(life.tasks), reference=reference)
         reason = f"IPUJob {reference}: {status.message or 'it was not looked at yet'}"
-        return RunSighting(run, Phase.STARTING, reference=reference, reason=reason)
+        return RunStatus(run, RunPhase.STARTING, reference=reference, reason=reason)
 
     async def _get(self, asked: Asked) -> Obj | None:
         try:
@@ -319,30 +321,30 @@ class KubernetesEngine:
                 raise
             return None
 
-    async def _look_at_unborn(self, run: RunId, attempt: Attempt, facts: Facts) -> RunSighting:
+    async def _look_at_unborn(self, run: RunId, attempt: Attempt, facts: Facts) -> RunStatus:
         """It has no instance: its submission has not come to its end, or somebody scaled it down."""
         if facts.stop is None:
-            return RunSighting(run, Phase.UNKNOWN if facts.alive else Phase.ABSENT)
+            return RunStatus(run, RunPhase.UNKNOWN if facts.alive else RunPhase.ABSENT)
         return await self._write_end(run, attempt, facts, Life(), None)
 
-    async def _look_for_lost(self, run: RunId, attempt: Attempt, facts: Facts, life: Life) -> RunSighting:
+    async def _look_for_lost(self, run: RunId, attempt: Attempt, facts: Facts, life: Life) -> RunStatus:
         """There is no IPUJob: it never was, was deleted, or the API server has forgotten it."""
         if not facts.alive:
             if facts.stop is None:
-                return RunSighting(run, Phase.ABSENT)
+                return RunStatus(run, RunPhase.ABSENT)
             return await self._write_end(run, attempt, facts, life, None)
         if facts.stop is not None or life.deleted or all_over(facts.asked, life.tasks):
             ended = await self._conclude(run, attempt, facts, life, None)
-            return ended if ended is not None else RunSighting(run, Phase.UNKNOWN)
+            return ended if ended is not None else RunStatus(run, RunPhase.UNKNOWN)
         if self._missing.again(run, self._clock.now()):
             ended = await self._conclude(run, attempt, facts, life, None)
             if ended is not None:
                 return ended
-        return RunSighting(run, Phase.UNKNOWN)
+        return RunStatus(run, RunPhase.UNKNOWN)
 
     async def _conclude(
         self, run: RunId, attempt: Attempt, facts: Facts, life: Life, job: Obj | None
-    ) -> RunSighting | None:
+    ) -> RunStatus | None:
         """Write down how a run ended, if nothing of it runs and its output is here; None: not yet."""
         asked = facts.asked
         labels = f"{names.JOB}={asked.name},{RUN}={run}"
@@ -355,7 +357,7 @@ class KubernetesEngine:
             return None
         return await self._write_end(run, attempt, facts, life, job)
 
-    async def _write_end(self, run: RunId, attempt: Attempt, facts: Facts, life: Life, job: Obj | None) -> RunSighting:
+    async def _write_end(self, run: RunId, attempt: Attempt, facts: Facts, life: Life, job: Obj | None) -> RunStatus:
         facts = await asyncio.to_thread(attempt.facts)  # it may have been cancelled meanwhile
         status = parse_status(job.get("status")) if job is not None else None
         record = judge(facts.asked, life.tasks, facts.stop, status, life.deleted, self._clock.now())
@@ -368,7 +370,7 @@ class KubernetesEngine:
         self._keeping.forget(run, attempt.number)
         with contextlib.suppress(KubeError):  # else it is tidied away later
             await self._kube.delete(IPU_JOB, facts.asked.name, facts.asked.namespace)
-        return RunSighting(run, Phase.ENDED, facts.end.started_at, facts.end, reference=_reference(facts.asked))
+        return RunStatus(run, RunPhase.ENDED, facts.end.started_at, facts.end, reference=_reference(facts.asked))
 
     # -- stopping ------------------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from moorings.kubernetes.engine.settings import KubernetesEngineSettings
 from moorings.kubernetes.ipujob import API_VERSION, KIND, CleanPodPolicy, Obj, RestartType
 from moorings.ports.engine import StartOrder
 from moorings.ports.store import Epoch
-from moorings.workloads.jobs import JobSpec, claim_of
+from moorings.workloads.jobs import JobSpec, claim_spec_for
 from moorings.workloads.runs import RunId
 
 ACCELERATOR = "ipu"
@@ -140,7 +140,7 @@ def build_job(order: StartOrder, asked: Asked, settings: KubernetesEngineSetting
             "jobInstances": 0,
             "ipusPerJobInstance": str(job.accelerators.size),
             "workerPerJobInstance": str(job.tasks),
-            "modelReplicasPerWorker": str(claim_of(job).replicas_per_gcd),
+            "modelReplicasPerWorker": str(claim_spec_for(job).replicas_per_gcd),
             "priority": job.priority,
             "restartPolicy": {"type": RestartType.NEVER.value},
             "cleanPodPolicy": CleanPodPolicy.NONE.value,

@@ -20,7 +20,7 @@ from moorings.kubernetes.plan import COMPLETED, ENDED
 from moorings.kubernetes.pods import ENDED as PHASES_ENDED
 from moorings.kubernetes.pods import UNSEEN
 from moorings.wire.codec import parse_time
-from moorings.workloads.runs import CANNOT_START, KILLED, NOT_FOUND, Ending, EndRecord, exit_code
+from moorings.workloads.runs import CANNOT_START, NOT_FOUND, SIGKILL_EXIT_CODE, EndReason, EndRecord, exit_code
 
 ASKED, LIMIT = "asked", "limit"
 
@@ -155,7 +155,9 @@ def judge(
     ended = max(ends) if len(ends) == asked.tasks else _completed(status) or max(ends, default=now)
     return EndRecord(
         ending=ending,
-        exit_code=exit_code(ending, first[1].code if first is not None else KILLED if KILLED in codes else None),
+        exit_code=exit_code(
+            ending, first[1].code if first is not None else SIGKILL_EXIT_CODE if SIGKILL_EXIT_CODE in codes else None
+        ),
         task_codes=codes,
         started_at=began,
         ended_at=max(ended, began) if began is not None else ended,
@@ -173,36 +175,36 @@ def _ending(
     gone: bool,
     began: bool,
     codes: Sequence[int | None],
-) -> tuple[Ending, str]:
+) -> tuple[EndReason, str]:
     where = f"IPUJob {asked.namespace}/{asked.name}"
     if stop is not None:
         if stop.why == LIMIT:
-            return Ending.TIMED_OUT, f"stopped at its time limit of {duration_text(asked.time_limit_s or 0)}"
-        return Ending.CANCELLED, stop.detail
+            return EndReason.TIMED_OUT, f"stopped at its time limit of {duration_text(asked.time_limit_s or 0)}"
+        return EndReason.CANCELLED, stop.detail
     if first is not None and not first[1].stopped:
         rank, task = first
         if task.unstarted:
-            return Ending.NOT_STARTED, task.why
+            return EndReason.NOT_STARTED, task.why
         if not task.cause:
-            return Ending.EXITED, f"task {rank} ended with exit code {task.code}" + (
+            return EndReason.EXITED, f"task {rank} ended with exit code {task.code}" + (
                 f" ({task.why})" if task.why else ""
             )
     if caused is not None:
-        return Ending.LOST, f"Kubernetes ended it: {caused.cause}" + (f": {caused.why}" if caused.why else "")
+        return EndReason.LOST, f"Kubernetes ended it: {caused.cause}" + (f": {caused.why}" if caused.why else "")
     if (status is not None and status.state == COMPLETED) or all(code == 0 for code in codes):
-        return Ending.EXITED, ""
+        return EndReason.EXITED, ""
     if gone:
-        return Ending.CANCELLED, f"{where} was deleted in Kubernetes"
+        return EndReason.CANCELLED, f"{where} was deleted in Kubernetes"
     if status is not None and status.state in ENDED:
-        return (Ending.LOST if began else Ending.NOT_STARTED), status.message
-    return Ending.LOST, f"Kubernetes knows nothing of {where} any more"
+        return (EndReason.LOST if began else EndReason.NOT_STARTED), status.message
+    return EndReason.LOST, f"Kubernetes knows nothing of {where} any more"
 
 
 def _code(task: Task | None) -> int | None:
     """Its exit code; None: it never began. One that nobody saw end was killed."""
     if task is None or task.began_at is None:
         return task.code if task is not None else None
-    return KILLED if task.code is None else task.code
+    return SIGKILL_EXIT_CODE if task.code is None else task.code
 
 
 def _completed(status: Status | None) -> Timestamp | None:

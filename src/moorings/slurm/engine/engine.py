@@ -49,7 +49,7 @@ from moorings.slurm.formats import (
 )
 from moorings.slurm.formats import Phase as JobPhase
 from moorings.workloads.jobs import JobSpec
-from moorings.workloads.runs import Phase, RunId, RunSighting
+from moorings.workloads.runs import RunId, RunPhase, RunStatus
 
 log = logging.getLogger("moorings.slurm.engine")
 
@@ -180,7 +180,7 @@ class SlurmEngine:
         return number
 
     async def _is_over(self, run: RunId) -> bool:
-        return (await self.observe([run]))[0].phase in (Phase.ENDED, Phase.ABSENT)
+        return (await self.observe([run]))[0].phase in (RunPhase.ENDED, RunPhase.ABSENT)
 
     @asynccontextmanager
     async def _at_door(self, folder: RunFolder, order: StartOrder) -> AsyncIterator[None]:
@@ -197,7 +197,7 @@ class SlurmEngine:
 
     # -- observing -----------------------------------------------------------------------------------------------------
 
-    async def observe(self, runs: Sequence[RunId]) -> Sequence[RunSighting]:
+    async def observe(self, runs: Sequence[RunId]) -> Sequence[RunStatus]:
         found = await asyncio.to_thread(self._survey, runs)
         listing, away = None, ""
         if any(facts is not None and facts.submitting and not has_ended(facts) for _, facts in found.values()):
@@ -208,7 +208,7 @@ class SlurmEngine:
                 away = f"Slurm cannot be asked: {error.detail}"
             found = await asyncio.to_thread(self._survey, runs)  # what is said of an end must not be older than that
         seen = [await self._sighting(run, *found[run], listing) for run in runs]
-        return [replace(one, reason=away) if one.phase is Phase.UNKNOWN and away else one for one in seen]
+        return [replace(one, reason=away) if one.phase is RunPhase.UNKNOWN and away else one for one in seen]
 
     def _survey(self, runs: Sequence[RunId]) -> dict[RunId, tuple[Attempt | None, Facts | None]]:
         """The newest attempt of each run with what its folder says; no facts: it cannot be read."""
@@ -228,11 +228,11 @@ class SlurmEngine:
 
     async def _sighting(
         self, run: RunId, attempt: Attempt | None, facts: Facts | None, listing: Listing | None
-    ) -> RunSighting:
+    ) -> RunStatus:
         if attempt is None:
-            return RunSighting(run, Phase.ABSENT)
+            return RunStatus(run, RunPhase.ABSENT)
         if facts is None or (listing is None and facts.submitting and not has_ended(facts)):
-            return RunSighting(run, Phase.UNKNOWN)
+            return RunStatus(run, RunPhase.UNKNOWN)
         job = listing.of(run, attempt, facts) if listing is not None else None
         seen = look(facts, job)
         if seen is not Look.MISSING:
@@ -244,21 +244,19 @@ class SlurmEngine:
             return await self._look_into_the_past(run, attempt, facts, known=not listing.has_another(facts))
         if seen is Look.ENDED:
             assert facts.end is not None
-            return RunSighting(run, Phase.ENDED, facts.end.started_at, facts.end)
+            return RunStatus(run, RunPhase.ENDED, facts.end.started_at, facts.end)
         began = facts.began.get(job.restarts) if job is not None else None
         number = str(job.job_id) if job is not None else None
-        return RunSighting(run, phase_of(seen), began, reference=number, reason=reason_of(seen, job))
+        return RunStatus(run, phase_of(seen), began, reference=number, reason=reason_of(seen, job))
 
-    async def _conclude(
-        self, run: RunId, attempt: Attempt, facts: Facts, job: JobRecord | JobEnd | None
-    ) -> RunSighting:
+    async def _conclude(self, run: RunId, attempt: Attempt, facts: Facts, job: JobRecord | JobEnd | None) -> RunStatus:
         """Write down how a run ended."""
         end = JobEnd(job.job_id, job.state, job.ends) if isinstance(job, JobRecord) else job
         now = self._clock.now()
         if facts.claimed and not has_ended(facts) and facts.done is None:
             since = self._over.setdefault(run, now)
             if seconds_between(since, now) < SETTLE_S:
-                return RunSighting(run, Phase.UNKNOWN)
+                return RunStatus(run, RunPhase.UNKNOWN)
 
         def write() -> Facts:
             tasks = attempt.tasks(facts.asked)
@@ -269,12 +267,12 @@ class SlurmEngine:
             written = await asyncio.to_thread(write)
         except (OSError, ValueError) as error:
             log.warning("run.unsettled", extra={"run": run, "detail": str(error)})
-            return RunSighting(run, Phase.UNKNOWN)
+            return RunStatus(run, RunPhase.UNKNOWN)
         self._over.pop(run, None)
         assert written.end is not None
-        return RunSighting(run, Phase.ENDED, written.end.started_at, written.end)
+        return RunStatus(run, RunPhase.ENDED, written.end.started_at, written.end)
 
-    async def _look_into_the_past(self, run: RunId, attempt: Attempt, facts: Facts, *, known: bool) -> RunSighting:
+    async def _look_into_the_past(self, run: RunId, attempt: Attempt, facts: Facts, *, known: bool) -> RunStatus:
         """A job that Slurm does not list: it ended long ago, or was lost. One listing proves nothing.
 
         Args:
@@ -292,7 +290,7 @@ class SlurmEngine:
         if lost:
             self._missing.forget(run)
             return await self._conclude(run, attempt, facts, JobEnd(facts.job, ""))
-        return RunSighting(run, Phase.UNKNOWN)
+        return RunStatus(run, RunPhase.UNKNOWN)
 
     async def _list(self) -> Listing:
         """Our user's jobs.
@@ -346,7 +344,7 @@ class SlurmEngine:
     async def signal(self, run: RunId, signal_name: str) -> None:
         name = signal_of(signal_name)
         (sighting,) = await self.observe([run])
-        if sighting.phase is not Phase.RUNNING or sighting.reference is None:
+        if sighting.phase is not RunPhase.RUNNING or sighting.reference is None:
             raise MooringsError("run.not_running", f"run {run} has no processes")
         try:
             await self._slurm.ask(build_cancel(int(sighting.reference), signal=name))

@@ -15,22 +15,22 @@ from moorings.core.quantities import duration_text
 from moorings.slurm.engine.rundir import Facts, TaskEnd
 from moorings.slurm.formats import JobRecord
 from moorings.slurm.formats import Phase as JobPhase
-from moorings.workloads.runs import CANNOT_START, KILLED, Ending, EndRecord, Phase, exit_code
+from moorings.workloads.runs import CANNOT_START, SIGKILL_EXIT_CODE, EndReason, EndRecord, RunPhase, exit_code
 
 _BY_STATE = {
-    "CANCELLED": Ending.CANCELLED,
-    "PREEMPTED": Ending.CANCELLED,
-    "TIMEOUT": Ending.TIMED_OUT,
-    "DEADLINE": Ending.TIMED_OUT,
-    "COMPLETED": Ending.EXITED,
-    "FAILED": Ending.EXITED,
-    "OUT_OF_MEMORY": Ending.EXITED,
+    "CANCELLED": EndReason.CANCELLED,
+    "PREEMPTED": EndReason.CANCELLED,
+    "TIMEOUT": EndReason.TIMED_OUT,
+    "DEADLINE": EndReason.TIMED_OUT,
+    "COMPLETED": EndReason.EXITED,
+    "FAILED": EndReason.EXITED,
+    "OUT_OF_MEMORY": EndReason.EXITED,
 }
 _BY_STOP = {
-    "none": Ending.EXITED,
-    "failed": Ending.EXITED,
-    "asked": Ending.CANCELLED,
-    "limit": Ending.TIMED_OUT,
+    "none": EndReason.EXITED,
+    "failed": EndReason.EXITED,
+    "asked": EndReason.CANCELLED,
+    "limit": EndReason.TIMED_OUT,
 }
 
 
@@ -46,12 +46,12 @@ class Look(StrEnum):
 
 
 _PHASES = {
-    Look.ABSENT: Phase.ABSENT,
-    Look.WAITING: Phase.STARTING,
-    Look.RUNNING: Phase.RUNNING,
-    Look.OVER: Phase.UNKNOWN,
-    Look.MISSING: Phase.UNKNOWN,
-    Look.ENDED: Phase.ENDED,
+    Look.ABSENT: RunPhase.ABSENT,
+    Look.WAITING: RunPhase.STARTING,
+    Look.RUNNING: RunPhase.RUNNING,
+    Look.OVER: RunPhase.UNKNOWN,
+    Look.MISSING: RunPhase.UNKNOWN,
+    Look.ENDED: RunPhase.ENDED,
 }
 
 
@@ -89,7 +89,7 @@ def look(facts: Facts, job: JobRecord | None) -> Look:
     return Look.RUNNING if job.phase is JobPhase.LIVE and job.restarts in facts.began else Look.WAITING
 
 
-def phase_of(seen: Look) -> Phase:
+def phase_of(seen: Look) -> RunPhase:
     """The same in the words of every engine."""
     return _PHASES[seen]
 
@@ -120,19 +120,21 @@ def judge(
     began = facts.began.get(restart)
     ending = _BY_STOP.get(done.stop) if done is not None else None
     if ending is None:
-        ending = _BY_STATE.get(job.state, Ending.LOST) if job is not None else Ending.LOST
-    if ending is Ending.EXITED and facts.cancel is not None and not any(tasks):
-        ending = Ending.CANCELLED  # stopped before it could say so
+        ending = _BY_STATE.get(job.state, EndReason.LOST) if job is not None else EndReason.LOST
+    if ending is EndReason.EXITED and facts.cancel is not None and not any(tasks):
+        ending = EndReason.CANCELLED  # stopped before it could say so
     failed = [(task.at, rank, task) for rank, task in enumerate(tasks) if task is not None and task.code != 0]
     first = min(failed, default=None, key=lambda one: one[:2])
-    codes = tuple(task.code if task is not None else KILLED if began is not None else None for task in tasks)
-    if ending is Ending.EXITED and first is not None and first[2].why:
-        ending = Ending.NOT_STARTED
-    elif ending is Ending.EXITED and began is None and first is None:
-        return EndRecord(Ending.NOT_STARTED, CANNOT_START, codes, ended_at=_end(facts, job, now), detail=complaint)
+    codes = tuple(task.code if task is not None else SIGKILL_EXIT_CODE if began is not None else None for task in tasks)
+    if ending is EndReason.EXITED and first is not None and first[2].why:
+        ending = EndReason.NOT_STARTED
+    elif ending is EndReason.EXITED and began is None and first is None:
+        return EndRecord(EndReason.NOT_STARTED, CANNOT_START, codes, ended_at=_end(facts, job, now), detail=complaint)
     return EndRecord(
         ending=ending,
-        exit_code=exit_code(ending, first[2].code if first is not None else KILLED if KILLED in codes else None),
+        exit_code=exit_code(
+            ending, first[2].code if first is not None else SIGKILL_EXIT_CODE if SIGKILL_EXIT_CODE in codes else None
+        ),
         task_codes=codes,
         started_at=began,
         ended_at=max(_end(facts, job, now), began) if began is not None else _end(facts, job, now),
@@ -147,26 +149,26 @@ def _end(facts: Facts, job: JobEnd | None, now: Timestamp) -> Timestamp:
 
 
 def _detail(
-    ending: Ending,
+    ending: EndReason,
     facts: Facts,
     first: tuple[Timestamp, int, TaskEnd] | None,
     job: JobEnd | None,
     codes: Sequence[int | None],
 ) -> str:
-    if ending is Ending.CANCELLED and facts.cancel is not None:
+    if ending is EndReason.CANCELLED and facts.cancel is not None:
         return facts.cancel
-    if ending is Ending.TIMED_OUT and facts.asked.time_limit_s is not None:
+    if ending is EndReason.TIMED_OUT and facts.asked.time_limit_s is not None:
         return f"stopped at its time limit of {duration_text(facts.asked.time_limit_s)}"
-    if ending in (Ending.CANCELLED, Ending.TIMED_OUT):
+    if ending in (EndReason.CANCELLED, EndReason.TIMED_OUT):
         return f"job {job.job_id} is {job.state} in Slurm" if job is not None else "stopped in Slurm"
-    if ending is Ending.LOST:
+    if ending is EndReason.LOST:
         if job is None or not job.state:
             return f"Slurm knows nothing of job {facts.job} any more"
         return f"job {job.job_id} is {job.state} in Slurm"
     if first is not None:
         _, rank, task = first
         return task.why or f"task {rank} ended with exit code {task.code}"
-    if KILLED in codes:
+    if SIGKILL_EXIT_CODE in codes:
         state = f"; its job is {job.state} in Slurm" if job is not None else ""
-        return f"task {codes.index(KILLED)} was killed{state}"
+        return f"task {codes.index(SIGKILL_EXIT_CODE)} was killed{state}"
     return ""

@@ -17,7 +17,7 @@ from moorings.ports.engine import StartOrder
 from moorings.ports.store import Epoch
 from moorings.testing.simulation.odds import Odds
 from moorings.testing.simulation.virtual import SteadyClock, VirtualLoop, WallClock
-from moorings.workloads.runs import Ending, EndRecord, Phase, RunId, RunSighting
+from moorings.workloads.runs import EndReason, EndRecord, RunId, RunPhase, RunStatus
 
 NAME = "local"
 RUNS_MEAN_S = 12.0
@@ -33,7 +33,7 @@ class Process:
     """A run as the engine knows it; ``end`` is its record once nothing of it runs."""
 
     order: StartOrder
-    phase: Phase
+    phase: RunPhase
     started_at: Timestamp | None = None
     end: EndRecord | None = None
     cancelled: str | None = None
@@ -43,7 +43,7 @@ class Process:
     @property
     def alive(self) -> bool:
         """Whether processes of it may touch its partition."""
-        return self.phase in (Phase.STARTING, Phase.RUNNING)
+        return self.phase in (RunPhase.STARTING, RunPhase.RUNNING)
 
 
 class SimulatedCluster:
@@ -97,21 +97,21 @@ class SimulatedCluster:
         if known is None or (not known.alive and known.order.attempt < order.attempt):
             self._on_start(order)
             starts = known.starts + 1 if known is not None else 0
-            self.processes[order.run] = self.live[order.run] = Process(order, Phase.STARTING, starts=starts)
+            self.processes[order.run] = self.live[order.run] = Process(order, RunPhase.STARTING, starts=starts)
             self._loop.call_later(self._odds.chance.expovariate(1 / self.starts_mean_s), self._begin, order.run)
             self._tell()
         return f"{order.run}/{order.attempt}"
 
-    def observe(self, runs: Sequence[RunId]) -> list[RunSighting]:
+    def observe(self, runs: Sequence[RunId]) -> list[RunStatus]:
         """What is there of each."""
         return [self._see(run) for run in runs]
 
-    def _see(self, run: RunId) -> RunSighting:
+    def _see(self, run: RunId) -> RunStatus:
         process = self.processes.get(run)
         if process is None:
-            return RunSighting(run, Phase.ABSENT)
+            return RunStatus(run, RunPhase.ABSENT)
         attempt = process.order.attempt
-        return RunSighting(run, process.phase, process.started_at, process.end, attempt=attempt)
+        return RunStatus(run, process.phase, process.started_at, process.end, attempt=attempt)
 
     def cancel(self, run: RunId, reason: str) -> None:
         """TERM now, and within the grace period it is gone."""
@@ -119,7 +119,7 @@ class SimulatedCluster:
         if process is not None and process.cancelled is None:
             process.cancelled = reason
             grace_s = self._odds.chance.uniform(0, GRACE_MAX_S)
-            self._loop.call_later(grace_s, self.end, run, Ending.CANCELLED, 143, reason)
+            self._loop.call_later(grace_s, self.end, run, EndReason.CANCELLED, 143, reason)
 
     def ask_to_yield(self, run: RunId, attempt: int, reason: str, by: Timestamp) -> None:
         """It leaves when it has saved its state, at the latest at ``by``."""
@@ -131,7 +131,7 @@ class SimulatedCluster:
             left_s = max(seconds_between(self._wall.now(), by), 0.0)
             deaf = self.deaf_of and self._odds.chance.random() < self.deaf_of
             within_s = left_s if deaf else self._odds.chance.uniform(0, left_s)
-            self._loop.call_later(within_s, self._end_of, run, process.starts, Ending.YIELDED, 143, reason)
+            self._loop.call_later(within_s, self._end_of, run, process.starts, EndReason.YIELDED, 143, reason)
 
     async def changed(self) -> None:
         """Returns when something has changed, or after a second."""
@@ -159,33 +159,35 @@ class SimulatedCluster:
             return
         chance = self._odds.chance
         if chance.random() < 0.05:
-            self.end(run, Ending.NOT_STARTED, 127, "no such command")
+            self.end(run, EndReason.NOT_STARTED, 127, "no such command")
             return
-        process.phase, process.started_at = Phase.RUNNING, process.started_at or self._clock.now()
+        process.phase, process.started_at = RunPhase.RUNNING, process.started_at or self._clock.now()
         lasts_s = chance.expovariate(1 / self.runs_mean_s)
         limit_s = process.order.job.time_limit_s
         if limit_s is not None and lasts_s > limit_s:
-            self._loop.call_later(limit_s, self._end_of, run, process.starts, Ending.TIMED_OUT, 143, "its time limit")
+            self._loop.call_later(
+                limit_s, self._end_of, run, process.starts, EndReason.TIMED_OUT, 143, "its time limit"
+            )
         else:
             code = chance.choice((0, 0, 0, 1, 137))
-            self._loop.call_later(lasts_s, self._end_of, run, process.starts, Ending.EXITED, code, "")
+            self._loop.call_later(lasts_s, self._end_of, run, process.starts, EndReason.EXITED, code, "")
         self._began(run, process)
         self._tell()
 
     def _began(self, run: RunId, process: Process) -> None:
         """Its processes run."""
 
-    def _end_of(self, run: RunId, start: int, ending: Ending, exit_code: int, detail: str) -> None:
+    def _end_of(self, run: RunId, start: int, ending: EndReason, exit_code: int, detail: str) -> None:
         """The end of this start; one that was stopped before has none."""
         if run in self.live and self.live[run].starts == start:
             self.end(run, ending, exit_code, detail)
 
-    def end(self, run: RunId, ending: Ending, exit_code: int, detail: str) -> None:
+    def end(self, run: RunId, ending: EndReason, exit_code: int, detail: str) -> None:
         """Nothing of it runs any more."""
         process = self.live.pop(run, None)
         if process is None:
             return
-        process.phase = Phase.ENDED
+        process.phase = RunPhase.ENDED
         codes = (exit_code,) * process.order.job.tasks
         process.end = EndRecord(ending, exit_code, codes, process.started_at, self._clock.now(), detail)
         self._tell()

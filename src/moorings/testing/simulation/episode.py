@@ -45,7 +45,7 @@ from moorings.testing.simulation.turning import Past
 from moorings.testing.simulation.virtual import SeededIds, SteadyClock, StuckError, VirtualLoop, WallClock
 from moorings.testing.simulation.witness import Witness, left_over
 from moorings.testing.simulation.world import PoisonError, World
-from moorings.workloads.runs import Ending
+from moorings.workloads.runs import EndReason
 
 INSTALLATION = "simulatedsea"
 DATABASE = "moorings.db"
@@ -415,7 +415,7 @@ class Episode:
         deadline_s = self._stage.loop.time() + DRAIN_S
         for cluster in (self._stage.cluster, self._stage.scheduler):
             for run in [run for run in cluster.live if run not in ledger.runs]:
-                cluster.end(run, Ending.EXITED, 0, "no record knows it: its person has ended it")
+                cluster.end(run, EndReason.EXITED, 0, "no record knows it: its person has ended it")
         while (ledger.claims or ledger.runs or ledger.partitions) and self._stage.loop.time() < deadline_s:
             for run in sorted(ledger.runs):
                 await self._ask(f"cancel {run}", _cancelling(run))

@@ -45,7 +45,7 @@ from moorings.testing.simulation.scheduler import NAME as SCHEDULER
 from moorings.testing.simulation.stage import Stage
 from moorings.testing.simulation.witness import Witness
 from moorings.workloads.jobs import JobSpec
-from moorings.workloads.runs import Phase, Run, RunId, RunSighting, RunState
+from moorings.workloads.runs import Run, RunId, RunPhase, RunState, RunStatus
 
 T = TypeVar("T")
 
@@ -491,11 +491,11 @@ class EngineGate:
             self._cluster.rejected.add(order.run)
         return self._cluster.submit(order)
 
-    async def observe(self, runs: Sequence[RunId]) -> Sequence[RunSighting]:
+    async def observe(self, runs: Sequence[RunId]) -> Sequence[RunStatus]:
         if self._stage.odds.strikes("observe_unknown"):
             await self._life.moves()
             self._stage.story.fault("observe_unknown")
-            return [RunSighting(run, Phase.UNKNOWN) for run in runs]
+            return [RunStatus(run, RunPhase.UNKNOWN) for run in runs]
         return await self._ask(f"observe {len(runs)}", lambda: self._cluster.observe(runs), "observe_lost")
 
     async def cancel(self, run: RunId, reason: str) -> None:

@@ -29,7 +29,7 @@ from moorings.testing.simulation.scheduler import NAME as SCHEDULER
 from moorings.testing.simulation.sharing import ACCOUNTS, NOBODYS, drawn_name, drawn_project
 from moorings.testing.simulation.stage import Stage
 from moorings.testing.simulation.world import World, is_of_poison
-from moorings.workloads.appliance import ApplianceJob, ApplianceKind
+from moorings.workloads.appliance import ApplianceJobType, WorkflowPart
 from moorings.workloads.jobs import Accelerators, JobSpec
 from moorings.workloads.runs import Run
 
@@ -508,7 +508,7 @@ class Client:
             priority=self._chance.choice((-199, -299, -399)),
             lease_s=self._chance.choice(LEASES_S),
             labels={"model": self._chance.choice(NAMES)} if self._chance.random() < 0.3 else {},
-            appliance=ApplianceJob(ApplianceKind.EXECUTE if asked.size else ApplianceKind.COMPILE, workflow),
+            appliance=WorkflowPart(ApplianceJobType.EXECUTE if asked.size else ApplianceJobType.COMPILE, workflow),
         )
 
     async def _label(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from moorings.ports.engine import StartOrder
 from moorings.testing.simulation.engine import Process, SimulatedCluster
-from moorings.workloads.runs import Phase, RunId, RunSighting
+from moorings.workloads.runs import RunId, RunPhase, RunStatus
 
 NAME = "slurm"
 WAITS_MEAN_S = 6.0
@@ -29,12 +29,12 @@ class SimulatedScheduler(SimulatedCluster):
     def _number(self, run: RunId) -> str:
         return str([*self.processes].index(run) + 1)
 
-    def _see(self, run: RunId) -> RunSighting:
+    def _see(self, run: RunId) -> RunStatus:
         process = self.processes.get(run)
         if process is None:
-            return RunSighting(run, Phase.ABSENT)
-        waits = process.phase is Phase.STARTING
-        return RunSighting(
+            return RunStatus(run, RunPhase.ABSENT)
+        waits = process.phase is RunPhase.STARTING
+        return RunStatus(
             *(run, process.phase, process.started_at, process.end),
             reference=self._number(run),
             reason="job is PENDING (Resources)" if waits else "",
@@ -50,7 +50,7 @@ class SimulatedScheduler(SimulatedCluster):
         process = self.live.get(run)
         if process is None or process.starts != start or process.cancelled is not None:
             return
-        process.phase = Phase.STARTING
+        process.phase = RunPhase.STARTING
         process.starts += 1
         self._loop.call_later(self._odds.chance.expovariate(1 / WAITS_MEAN_S), self._begin, run)
         self._tell()

@@ -17,7 +17,7 @@ from moorings.drivers.simulated.faults import Call, Fault, FaultKind
 from moorings.testing.simulation.odds import HAPPENINGS_S
 from moorings.testing.simulation.stage import Stage
 from moorings.testing.simulation.witness import Witness
-from moorings.workloads.runs import Ending
+from moorings.workloads.runs import EndReason
 
 OUTAGE_S_MAX = 20.0
 STALL_S_MAX = 30.0
@@ -69,8 +69,8 @@ class Trouble:
             "store_away": self._store_away,
             "store_back": self._store_back_in_time,
             "engine_away": self._engine_away,
-            "node_lost": lambda: self._end_one(Ending.LOST, "its node was lost"),
-            "record_damaged": lambda: self._end_one(Ending.LOST, "its record is damaged"),
+            "node_lost": lambda: self._end_one(EndReason.LOST, "its node was lost"),
+            "record_damaged": lambda: self._end_one(EndReason.LOST, "its record is damaged"),
         }
 
     def begin(self) -> None:
@@ -127,7 +127,7 @@ class Trouble:
     def _engine_back(self) -> None:
         self._stage.engine_away = False
 
-    def _end_one(self, ending: Ending, detail: str) -> None:
+    def _end_one(self, ending: EndReason, detail: str) -> None:
         clusters = (self._stage.cluster, self._stage.scheduler)
         live = [(run, cluster) for cluster in clusters for run in cluster.live]
         if live:

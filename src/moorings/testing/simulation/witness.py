@@ -39,7 +39,7 @@ from moorings.testing.simulation.ledger import Ledger
 from moorings.testing.simulation.story import Story
 from moorings.testing.simulation.virtual import SteadyClock
 from moorings.workloads.runs import RunId, RunState
-from moorings.workloads.turn import Runs
+from moorings.workloads.turn import RunRegistry
 
 WHOLE_EVERY = 16  # turns between comparisons of the whole memory with what the database holds
 ROWS_EVERY = 64  # turns between decisions repeated from the database's own rows
@@ -294,7 +294,7 @@ class Witness:
         if self._turns % ROWS_EVERY == 0:
             self.rows()
 
-    def _same(self, fleet: Fleet, runs: Runs) -> None:
+    def _same(self, fleet: Fleet, runs: RunRegistry) -> None:
         devices = {(name, index): one for name, state in fleet.pools.items() for index, one in state.out.items()}
         pairs = (
             ("claims", fleet.claims, self._ledger.claims),
@@ -308,7 +308,7 @@ class Witness:
             if held != saved:
                 self._story.breaks(2, f"memory's {what} are not the database's: {held} in memory, {saved} saved")
 
-    def _same_changed(self, fleet: Fleet, runs: Runs, change: Change) -> None:
+    def _same_changed(self, fleet: Fleet, runs: RunRegistry, change: Change) -> None:
         pairs = (
             *((fleet.claims.get(one.id), self._ledger.claims.get(one.id)) for one in change.claims),
             *((fleet.partitions.get(one.id), self._ledger.partitions.get(one.id)) for one in change.partitions),
@@ -439,7 +439,7 @@ class Witness:
         )
         fleet.apply(loop.fleet.beside_the_records())
         fleet.last_arrival = loop.fleet.last_arrival
-        runs = Runs(sorted(self._ledger.runs.values(), key=lambda run: run.id))
+        runs = RunRegistry(sorted(self._ledger.runs.values(), key=lambda run: run.id))
         repeated = decide(fleet, runs, demanded, loop.occasion(loop.clock.now()))
         if repeated.changes != outcome.changes:
             self._story.breaks(9, f"decided again: {_difference(repeated.changes, outcome.changes)}")
