@@ -29,7 +29,7 @@ from moorings.app.folders import DEFAULT_POOLS
 from moorings.core.claims import ClaimState
 from moorings.core.events import canonical_json
 from moorings.core.instants import SECOND
-from moorings.ports.store import Epoch, KeyUse, Page, Seq
+from moorings.ports.store import Epoch, IdempotencyRecord, PageQuery, Seq
 from moorings.store import rows, tables
 from moorings.store.sqlite import open_sqlite
 from moorings.testing.records import NOW, a_claim, a_job, a_run, granted
@@ -138,8 +138,8 @@ class _History:
             "noun_middle_ms": lambda: store.events(at(0.5), PAGE, names=["claim.*"]),
             "claim_events_ms": lambda: store.events(Seq(0), PAGE, claim=claim()),
             "claim_ms": lambda: store.claim(claim()),
-            "claims_middle_ms": lambda: store.claims(Page(PAGE, page(0.5))),
-            "runs_of_user_ms": lambda: store.runs(Page(PAGE), subject="ann"),
+            "claims_middle_ms": lambda: store.claims(PageQuery(PAGE, page(0.5))),
+            "runs_of_user_ms": lambda: store.runs(PageQuery(PAGE), subject="ann"),
             "key_ms": lambda: store.keys_used([("ann", _key(chance.randrange(n_claims)))]),
             "load_ms": store.load,
             "commit_ms": commit,
@@ -162,7 +162,10 @@ def _fill(path: Path, n_events: int) -> None:
         database.execute("BEGIN")
         _insert(database, tables.claims, (_claim_row(number) for number in range(n_claims)))
         _insert(database, tables.runs, (_run_row(number) for number in range(0, n_claims, 2)))
-        keys = (KeyUse("ann", _key(number), f"{number:064x}", claim=a_claim(number).id) for number in range(n_claims))
+        keys = (
+            IdempotencyRecord("ann", _key(number), f"{number:064x}", claim=a_claim(number).id)
+            for number in range(n_claims)
+        )
         _insert(database, tables.idempotency_keys, map(rows.key_use_row, keys))
         _insert(database, tables.outbox, _event_rows(last, n_claims))
         database.execute("UPDATE installation SET seq = seq + ?", (n_claims * len(LIFE),))
@@ -170,7 +173,7 @@ def _fill(path: Path, n_events: int) -> None:
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
-def _insert(database: sqlite3.Connection, table: Table, values: Iterator[rows.Row]) -> None:
+def _insert(database: sqlite3.Connection, table: Table, values: Iterator[rows.RowTuple]) -> None:
     names = [f'"{name}"' for name in table.c.keys()]
     database.executemany(f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})", values)
 
@@ -183,24 +186,24 @@ _DATA = canonical_json(
 _TURN = canonical_json({"granted": [], "inputs": [["driver_answered", "x" * 300]], "now": NOW, "policy": "x" * 100})
 
 
-def _claim_row(number: int) -> rows.Row:
+def _claim_row(number: int) -> rows.RowTuple:
     claim, at = a_claim(number), NOW + number * SECOND
     own: dict[str, str | int | None] = {"id": claim.id, "name": claim.name, "owner": claim.owner, "arrival": at}
     return _with(_CLAIM, tables.claims, {**own, "granted_at": at, "ready_at": at, "ended_at": at + SECOND})
 
 
-def _run_row(number: int) -> rows.Row:
+def _run_row(number: int) -> rows.RowTuple:
     run, at = a_run(number), NOW + number * SECOND
     own: dict[str, str | int | None] = {"id": run.id, "name": run.job.name, "created_at": at, "claim": run.claim}
     return _with(_RUN, tables.runs, {**own, "started_at": at, "ended_at": at + SECOND})
 
 
-def _with(row: rows.Row, table: Table, values: Mapping[str, str | int | None]) -> rows.Row:
+def _with(row: rows.RowTuple, table: Table, values: Mapping[str, str | int | None]) -> rows.RowTuple:
     """The row, with other values in these columns."""
     return tuple(values.get(name, old) for name, old in zip(table.c.keys(), row, strict=True))
 
 
-def _event_rows(last: int, n_claims: int) -> Iterator[rows.Row]:
+def _event_rows(last: int, n_claims: int) -> Iterator[rows.RowTuple]:
     seq = last
     for number in range(n_claims):
         claim, at = a_claim(number).id, NOW + number * SECOND

@@ -19,10 +19,10 @@ from sqlalchemy import event
 
 from moorings.core.errors import MooringsError
 from moorings.core.instants import Timestamp
-from moorings.ports.store import Changes, Page, Save, Seq
+from moorings.ports.store import Changes, ExpectedVersion, PageQuery, Seq
 from moorings.store import session as sessions
-from moorings.store.postgresql import SESSIONS_MAX, connect_alone, open_postgresql
-from moorings.store.session import Patience, Server
+from moorings.store.postgresql import SESSIONS_MAX, open_postgresql, open_session
+from moorings.store.session import DatabaseTimeouts, SessionFactory
 from moorings.testing.records import NEW, NOW, a_claim, an_access_key, an_event, granted
 from moorings.testing.store_suite import StoreSuite
 from tests.contract.starting import assert_one_makes_the_database
@@ -31,7 +31,7 @@ from tests.severing import Cut, SeveredWay
 from tests.waiting import patient, until
 
 # Of a busy machine: a process may stand still for seconds in the middle of a transaction.
-CALM = Patience(idle_in_transaction_s=patient(5))
+CALM = DatabaseTimeouts(idle_in_transaction_s=patient(5))
 HASTY = replace(CALM, lock_s=0.5, statement_s=2.0)
 
 
@@ -90,7 +90,7 @@ READS = {
 
 
 def test_a_read_of_a_long_log_costs_what_it_gives(opened):
-    store = opened(patience=Patience())
+    store = opened(patience=DatabaseTimeouts())
     with store._database.write() as connection:
         for statement in (_FILL, "UPDATE installation SET seq = 100000", "ANALYZE outbox"):
             connection.exec_driver_sql(statement)
@@ -136,7 +136,7 @@ def test_a_session_is_durable_and_never_waits_for_ever(postgresql, database_name
         )
     )
     try:
-        store = opened(patience=Patience())
+        store = opened(patience=DatabaseTimeouts())
         store.commit(store.lead("first", NOW), granted(1))
         with store._database.write() as connection:
             settings = dict(tuple(row) for row in connection.exec_driver_sql("SELECT name, setting FROM pg_settings"))
@@ -174,9 +174,9 @@ def test_names_are_compared_by_code_points_whatever_the_databases_language(postg
     claims = [a_claim(id=ident, name=ident, owner=f"user/{ident}") for ident in ids]
     store.commit(epoch, Changes(claims=[(claim, NEW) for claim in reversed(claims)]))
     assert [claim.id for claim in store.load().claims] == ids
-    assert [claim.id for claim in store.claims(Page(3))] == ids[:3]
-    assert [claim.id for claim in store.claims(Page(9, after="Z"))] == ids[2:]
-    assert [claim.id for claim in store.claims(Page(), owner_prefix="user/B")] == ["B"]
+    assert [claim.id for claim in store.claims(PageQuery(3))] == ids[:3]
+    assert [claim.id for claim in store.claims(PageQuery(9, after="Z"))] == ids[2:]
+    assert [claim.id for claim in store.claims(PageQuery(), owner_prefix="user/B")] == ["B"]
 
 
 def test_a_schema_of_ones_own_can_be_given(postgresql, database_name, opened):
@@ -198,7 +198,7 @@ def test_a_new_installation_can_be_named(database_url):
 
 
 def test_a_session_alone_is_checked_and_set_up_like_every_other(database_url):
-    with connect_alone(database_url) as connection:
+    with open_session(database_url) as connection:
         assert connection.autocommit
         assert connection.execute("SHOW statement_timeout").fetchone() == ("15s",)
 
@@ -240,7 +240,7 @@ def test_a_url_that_cannot_be_read_is_not_repeated(url):
     ],
 )
 def test_a_url_with_its_special_characters_in_place_is_taken(url, shown):
-    assert str(Server(url, Patience())) == shown
+    assert str(SessionFactory(url, DatabaseTimeouts())) == shown
 
 
 def test_a_password_shows_nowhere(postgresql, database_name, opened, caplog):
@@ -248,7 +248,7 @@ def test_a_password_shows_nowhere(postgresql, database_name, opened, caplog):
     wrong = "wrong sesame"
     told = [refused(lambda: opened(postgresql.tcp_url(database_name, password=wrong)))]
     assert "password authentication failed" in told[0].detail
-    store = opened(postgresql.tcp_url(database_name), Patience(answer_s=5.0))
+    store = opened(postgresql.tcp_url(database_name), DatabaseTimeouts(answer_s=5.0))
     store.commit(store.lead("first", NOW), granted(1))
     postgresql.crash()
     try:
@@ -294,7 +294,7 @@ def test_without_the_extra_it_is_told_what_to_install(database_url):
 
 
 def test_a_server_that_is_too_old_is_told(database_url, monkeypatch):
-    monkeypatch.setattr(sessions, "OLDEST", 99)
+    monkeypatch.setattr(sessions, "MIN_SERVER_VERSION", 99)
     assert "too old" in refused(lambda: open_postgresql(database_url), "config.invalid").detail
 
 
@@ -350,7 +350,7 @@ def test_a_standby_is_refused(postgresql):
         assert "standby" in error.detail
         assert "target_session_attrs" in error.hint
         with pytest.raises(psycopg.OperationalError, match="standby"):
-            connect_alone(standby.url("berths"))
+            open_session(standby.url("berths"))
         # The way out that the hint names: both servers, and the one that can be written is found.
         name = postgresql.make_database()
         both = (
@@ -422,7 +422,7 @@ def severed(postgresql, database_name, patience=None):
 
 @pytest.mark.parametrize("cut", [Cut.BEFORE, Cut.AFTER, Cut.SILENCE])
 def test_a_lost_answer_to_a_commit_leaves_all_or_nothing(postgresql, database_name, cut):
-    patience = Patience(answer_s=1.0 if cut is Cut.SILENCE else 20.0)
+    patience = DatabaseTimeouts(answer_s=1.0 if cut is Cut.SILENCE else 20.0)
     with severed(postgresql, database_name, patience) as (way, store):
         epoch = store.lead("first", NOW)
         store.commit(epoch, granted(1))
@@ -504,7 +504,7 @@ def test_a_lock_of_an_sql_shell_is_told_and_heals(postgresql, database_name, ope
 
 
 def test_a_controller_that_stops_in_a_commit_does_not_stop_the_next_leader(opened):
-    stopped, other = opened(patience=Patience(idle_in_transaction_s=2.0)), opened(patience=CALM)
+    stopped, other = opened(patience=DatabaseTimeouts(idle_in_transaction_s=2.0)), opened(patience=CALM)
     epoch = stopped.lead("first", NOW)
 
     def stop_in_a_commit():
@@ -520,11 +520,11 @@ def test_a_controller_that_stops_in_a_commit_does_not_stop_the_next_leader(opene
 
 
 def test_a_deadlock_with_an_sql_shell_ends_and_heals(postgresql, database_name, opened):
-    store = opened(patience=Patience())
+    store = opened(patience=DatabaseTimeouts())
     epoch = store.lead("first", NOW)
     store.commit(epoch, granted(1))
     (claim,) = store.load().claims
-    change = Changes(claims=[(replace(claim, version=2), Save(1))])
+    change = Changes(claims=[(replace(claim, version=2), ExpectedVersion(1))])
     with (
         psycopg.connect(postgresql.url(database_name, role="postgres")) as shell,
         ThreadPoolExecutor(1) as threads,

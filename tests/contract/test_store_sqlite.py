@@ -318,7 +318,7 @@ def test_a_folder_that_cannot_be_looked_into_is_not_taken_for_an_empty_one(path,
 def roomy(path, monkeypatch):
     """A store on a disk whose room the test tells: so many bytes are left of so many."""
     room = SimpleNamespace(f_bavail=1 << 20, f_blocks=1 << 24, f_frsize=4096)
-    monkeypatch.setattr(sqlite, "_left", lambda _folder: room)
+    monkeypatch.setattr(sqlite, "_free_space", lambda _folder: room)
     store = open_sqlite(path)
     yield store, room
     store.close()

@@ -21,8 +21,8 @@ from moorings.core.policy import Policy
 from moorings.core.pools import parse_pools
 from moorings.drivers.simulated.driver import SimulatedDriver
 from moorings.ports.store import Seq, Store
-from moorings.store.archive import read_events, stretches
-from moorings.store.high_water import HighWaterMark
+from moorings.store.archive import list_archive_files, read_events
+from moorings.store.high_water import LogPositionFile
 from moorings.workloads.jobs import Accelerators, JobSpec
 from tests.databases import open_new
 from tests.waiting import patient
@@ -130,7 +130,7 @@ async def running(
         entries=parse_pools(pools),
         data=folder,
         runs=folder / "runs",
-        mark=HighWaterMark(folder, store.installation()),
+        mark=LogPositionFile(folder, store.installation()),
         pepper=b"pepper",
         policy=policy or Policy(),
         clock=clock,
@@ -155,7 +155,7 @@ async def running(
 def decided_again(store: Store, pools: str, archive: Path | None = None) -> list[Difference]:
     """Turns of the whole log that are decided otherwise when it is replayed (law 9)."""
     replay = Replay([entry.pool for entry in parse_pools(pools)])
-    before = [row for one in stretches(archive) for row in read_events(one)] if archive is not None else []
+    before = [row for one in list_archive_files(archive) for row in read_events(one)] if archive is not None else []
     return list(replay.take([*before, *store.events(before[-1].seq if before else Seq(0), 1_000_000)]))
 
 

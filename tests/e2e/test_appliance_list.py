@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from moorings.core.access import Caller
-from moorings.ports.store import AppliancePart, Page, Store
+from moorings.ports.store import ApplianceJobQuery, PageQuery, Store
 from moorings.workloads.appliance import DEFAULT_PRIORITY, ApplianceJobType, WorkflowPart
 from moorings.workloads.jobs import Accelerators
 from moorings.workloads.runs import ENDED, RunId, RunState
@@ -23,7 +23,7 @@ UNENDED = frozenset(RunState) - ENDED
 COMPILE, EXECUTE = ApplianceJobType.COMPILE, ApplianceJobType.EXECUTE
 
 
-FIRST = Page()
+FIRST = PageQuery()
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ async def start(rig: Rig, number: int, kind: ApplianceJobType, caller: Caller = 
 
 
 async def test_pages_and_filters_are_those_of_the_database(rig: Rig, store: Store) -> None:
-    async def listed(page: Page = FIRST, **where: Any) -> list[RunId]:
+    async def listed(page: PageQuery = FIRST, **where: Any) -> list[RunId]:
         states = where.pop("states", UNENDED)
         found = [view.run.id for view in await rig.controller.runs.list_briefly(page, states=states, **where)]
         assert found == [run.id for run in store.runs(page, states=states, **where)]
@@ -64,20 +64,22 @@ async def test_pages_and_filters_are_those_of_the_database(rig: Rig, store: Stor
         await start(rig, n, COMPILE if n % 3 == 0 else EXECUTE, BOB if n == 4 else ANN, n=str(n % 2)) for n in range(6)
     ]
     await rig.until(lambda: rig.assembly.loop.runs.by_id[made[0]].state is RunState.RUNNING)
-    every = AppliancePart()
+    every = ApplianceJobQuery()
     assert await listed(part=every) == made
     assert await listed() == [plain.id, *made]
-    assert await listed(part=AppliancePart(kind=COMPILE)) == [made[0], made[3]]
-    assert await listed(part=AppliancePart(workflow=f"wflow-{5:022d}")) == [made[5]]
-    assert await listed(part=AppliancePart(labels={"n": "1"}), subject="ann") == [made[1], made[3], made[5]]
+    assert await listed(part=ApplianceJobQuery(kind=COMPILE)) == [made[0], made[3]]
+    assert await listed(part=ApplianceJobQuery(workflow=f"wflow-{5:022d}")) == [made[5]]
+    assert await listed(part=ApplianceJobQuery(labels={"n": "1"}), subject="ann") == [made[1], made[3], made[5]]
     assert await listed(part=every, subject="bob") == [made[4]]
     assert await listed(part=every, states=frozenset({RunState.RUNNING})) == [made[0]]
-    assert await listed(Page(2), part=every) == made[:2]
-    assert await listed(Page(2, made[1]), part=every) == made[2:4]
-    assert await listed(Page(0), part=every) == []
-    assert await listed(Page(2, "wsjob-none"), part=every) == []
+    assert await listed(PageQuery(2), part=every) == made[:2]
+    assert await listed(PageQuery(2, made[1]), part=every) == made[2:4]
+    assert await listed(PageQuery(0), part=every) == []
+    assert await listed(PageQuery(2, "wsjob-none"), part=every) == []
     await rig.controller.runs.cancel(ANN, made[1], wait_s=patient(30))
-    assert await listed(Page(9, made[1]), part=every) == made[2:], "the job that the page before ended with is over"
-    assert await listed(Page(9, made[0]), part=every) == made[2:]
+    assert await listed(PageQuery(9, made[1]), part=every) == made[2:], (
+        "the job that the page before ended with is over"
+    )
+    assert await listed(PageQuery(9, made[0]), part=every) == made[2:]
     for one in (plain.id, *made):
         await rig.controller.runs.cancel(ADMIN, one, wait_s=patient(30))

@@ -14,7 +14,7 @@ from moorings.controller import run_cases
 from moorings.core.access import Caller
 from moorings.core.claims import ClaimSpec, ClaimState
 from moorings.core.errors import MooringsError
-from moorings.ports.store import AppliancePart, Page
+from moorings.ports.store import ApplianceJobQuery, PageQuery
 from moorings.workloads.appliance import DEFAULT_PRIORITY, ApplianceJobType, WorkflowPart
 from moorings.workloads.jobs import Accelerators, JobSpec
 from moorings.workloads.runs import Run, RunState
@@ -77,12 +77,12 @@ async def test_a_workflow_compiles_without_a_system_and_executes_on_some(rig: Ri
     assert first.job.name == first.id
     second = await start(rig, EXECUTE, "sh", "-c", "echo $MOORINGS_DEVICES; sleep 1000", systems=2)
     await rig.until(lambda: rig.assembly.loop.runs.by_id[second.id].state is RunState.RUNNING)
-    (shown,) = await rig.controller.runs.list_briefly(Page(), part=AppliancePart(kind=EXECUTE))
+    (shown,) = await rig.controller.runs.list_briefly(PageQuery(), part=ApplianceJobQuery(kind=EXECUTE))
     assert shown.partition is not None
     assert len(shown.partition.block) == 2
     assert shown.claim is not None
     assert shown.claim.owner == f"appliance/{second.id}"
-    both = await rig.controller.runs.list_briefly(Page(), part=AppliancePart(workflow=WORKFLOW))
+    both = await rig.controller.runs.list_briefly(PageQuery(), part=ApplianceJobQuery(workflow=WORKFLOW))
     assert [view.run.id for view in both] == [first.id, second.id]
     with pytest.raises(MooringsError) as refused:
         await rig.controller.release_claim(ANN, shown.claim.id)
@@ -185,7 +185,7 @@ async def test_labels_are_changed_and_found(rig: Rig) -> None:
     twin = await start(rig, EXECUTE, "sleep", "1000", labels={"team": "nlp", "exp": "axb"}, workflow=OTHER)
 
     async def found(**labels: str) -> list[str]:
-        views = await rig.controller.runs.list_briefly(Page(), part=AppliancePart(labels=labels))
+        views = await rig.controller.runs.list_briefly(PageQuery(), part=ApplianceJobQuery(labels=labels))
         return [view.run.id for view in views]
 
     assert await found(team="nlp") == [run.id, twin.id]

@@ -18,7 +18,7 @@ from moorings.core.partitions import PartitionState
 from moorings.core.reconcile import mark_for
 from moorings.core.topology import Block
 from moorings.drivers.simulated.faults import Call, Fault, FaultKind
-from moorings.ports.store import Changes, Page, Seq
+from moorings.ports.store import Changes, PageQuery, Seq
 from moorings.testing.records import NEW, a_claim
 from moorings.workloads.runs import RunPhase, RunState
 from tests.e2e.rig import ADMIN, ANN, BOB, Rig, job, running
@@ -88,7 +88,7 @@ async def test_waiting_answers_when_it_is_ready_and_not_before(rig: Rig) -> None
     holder = await rig.claim(16)
     waiting = asyncio.create_task(rig.claim(8, wait_s=20))
     await rig.until(lambda: len(rig.fleet.queue) == 1)
-    view = (await rig.controller.list_claims(Page(), states=frozenset({ClaimState.PENDING})))[0]
+    view = (await rig.controller.list_claims(PageQuery(), states=frozenset({ClaimState.PENDING})))[0]
     assert view.position == 1
     assert view.reason is not None
     assert holder.id in view.reason.blockers
@@ -259,7 +259,7 @@ async def test_a_broken_block_is_quarantined_and_another_is_used(rig: Rig) -> No
     rig.driver().faults.add(Fault(kind=FaultKind.BREAKS_WHILE_PROVISIONING, times=1))
     claim = await rig.claim(4)
     assert (claim.state, claim.attempt) == (ClaimState.READY, 1)
-    out = [view for view in rig.controller.list_devices(Page(limit=100)) if not view.in_service]
+    out = [view for view in rig.controller.list_devices(PageQuery(limit=100)) if not view.in_service]
     assert [view.device.state for view in out] == [DeviceState.QUARANTINED] * 4
     with pytest.raises(MooringsError) as refused:
         await rig.controller.resume_device(ADMIN, "pod16:9")
@@ -593,7 +593,7 @@ async def test_a_job_whose_claim_can_never_be_served_is_refused_before_anything_
         with pytest.raises(MooringsError) as refused:
             await rig.controller.runs.create(ANN, job("true", size=size))
         assert refused.value.code == code
-    assert await rig.controller.runs.list(Page()) == []
+    assert await rig.controller.runs.list(PageQuery()) == []
     told = [row.event.name for row in await rig.controller.list_events(Seq(0), 10)]
     assert told == ["controller.led"]
 
@@ -601,4 +601,4 @@ async def test_a_job_whose_claim_can_never_be_served_is_refused_before_anything_
 async def test_the_same_key_starts_one_run(rig: Rig) -> None:
     first, twin = await asyncio.gather(*(rig.controller.runs.create(ANN, job("true"), key="once") for _ in range(2)))
     assert first.run.id == twin.run.id
-    assert len(await rig.controller.runs.list(Page())) == 1
+    assert len(await rig.controller.runs.list(PageQuery())) == 1

@@ -11,9 +11,9 @@ import pytest
 from moorings.controller.service import Controller
 from moorings.core.claims import Claim, ClaimSpec, ClaimState
 from moorings.core.errors import MooringsError
-from moorings.ports.store import Page
+from moorings.ports.store import PageQuery
 from moorings.store.postgresql import open_postgresql
-from moorings.store.session import Patience
+from moorings.store.session import DatabaseTimeouts
 from moorings.workloads.runs import RunState
 from tests.e2e.rig import ANN, Rig, job, running
 from tests.postgresql import ROLE
@@ -46,7 +46,7 @@ async def insist(rig: Rig, key: str) -> Claim:
 
 
 async def all_claims(controller: Controller) -> list[Claim]:
-    return [view.claim for view in await controller.list_claims(Page(1000), states=None)]
+    return [view.claim for view in await controller.list_claims(PageQuery(1000), states=None)]
 
 
 @pytest.mark.smoke
@@ -80,7 +80,7 @@ async def test_a_controller_that_ends_goes_on_from_what_is_there(tmp_path: Path,
 @pytest.mark.parametrize("cut", Cut)
 async def test_a_lost_answer_to_a_commit_gives_the_same_key_the_same_claim(tmp_path, postgresql, database_name, cut):
     way = SeveredWay(postgresql.port)
-    patience = Patience(answer_s=1.0) if cut is Cut.SILENCE else Patience()
+    patience = DatabaseTimeouts(answer_s=1.0) if cut is Cut.SILENCE else DatabaseTimeouts()
     store = open_postgresql(postgresql.tcp_url(database_name, port=way.port), patience=patience)
     try:
         async with running(tmp_path, store=store) as rig:
@@ -133,7 +133,7 @@ async def test_a_server_that_crashes_under_load_loses_nothing_and_doubles_nothin
 
 
 async def test_while_an_sql_shell_holds_a_lock_callers_are_told_and_then_it_heals(tmp_path, postgresql, database_name):
-    store = open_postgresql(postgresql.url(database_name), patience=Patience(lock_s=0.2))
+    store = open_postgresql(postgresql.url(database_name), patience=DatabaseTimeouts(lock_s=0.2))
     async with running(tmp_path, store=store) as rig:
         claim = await ask(rig, "before")
         with psycopg.connect(postgresql.url(database_name, role="postgres")) as shell:

@@ -19,7 +19,7 @@ from moorings.core.access import Role
 from moorings.core.claims import ClaimSpec
 from moorings.core.errors import MooringsError
 from moorings.core.instants import Timestamp, add_seconds
-from moorings.ports.store import Page, Seq
+from moorings.ports.store import PageQuery, Seq
 from tests.e2e.rig import ADMIN, ANN, POD16, QuickClock, Rig, running
 from tests.unit.api.sockets import Served, connected, serving_application
 
@@ -119,7 +119,7 @@ async def test_who_asks_after_history_has_left_is_told_the_truth(tmp_path, monke
         with pytest.raises(MooringsError) as caught:
             await rig.controller.create_claim(ANN, SPEC, name="old", owner=None, key="once")
         assert caught.value.code == "claim.archived"
-        assert len(rig.assembly.loop.store.claims(Page())) == 1
+        assert len(rig.assembly.loop.store.claims(PageQuery())) == 1
 
 
 async def test_a_page_that_retention_overtook_is_not_gone_on_from(tmp_path, monkeypatch):

@@ -22,7 +22,7 @@ from moorings.api.server import make_server_config
 from moorings.core.access import Role
 from moorings.core.policy import Policy
 from moorings.local.engine import LocalEngine
-from moorings.ports.engine import StartOrder
+from moorings.ports.engine import RunSubmission
 from tests.e2e.rig import Rig, running
 from tests.unit.api.sockets import Server
 from tests.waiting import patient
@@ -60,7 +60,7 @@ remove_per_device_s = 0.0
 class HarmlessEngine(LocalEngine):
     """The local engine, on which every job is ``true``, in a folder that exists."""
 
-    async def submit(self, order: StartOrder) -> str:
+    async def submit(self, order: RunSubmission) -> str:
         job = replace(order.job, command=("/bin/true",), workdir="/", environment={}, checkpoint_directory=None)
         return await super().submit(replace(order, job=job))
 

@@ -39,7 +39,7 @@ from moorings.core.topology import Block
 from moorings.drivers.simulated.faults_file import parse_faults
 from moorings.drivers.simulated.settings import SimulatedSettings
 from moorings.local.records import CancelOrder, DamagedError, End, Status, YieldOrder, from_json
-from moorings.ports.engine import StartOrder
+from moorings.ports.engine import RunSubmission
 from moorings.wire import forecasts, shapes
 from moorings.wire.codec import decode, encode, parse_time
 from moorings.wire.errors import ERRORS
@@ -382,7 +382,7 @@ RECORDS = {
     End: b'{"attempt":1,"record":{"ending":"EXITED","exit_code":0,"task_codes":[0,null],"detail":""}}',
     CancelOrder: b'{"attempt":1,"reason":"asked"}',
     YieldOrder: b'{"attempt":1,"reason":"asked","by_s":7}',
-    StartOrder: (
+    RunSubmission: (
         b'{"run":"r","attempt":0,"job":{"name":"n","command":["a"],"workdir":"/"},'
         b'"binding":{"partition":"p","api":{},"gcds":[]}}'
     ),

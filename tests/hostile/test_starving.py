@@ -15,7 +15,7 @@ from moorings.api.limits import Limits
 from moorings.api.routes.runs import RUNS_A_PAGE_MAX
 from moorings.controller.views import ClaimView
 from moorings.core.access import Role
-from moorings.ports.store import Page
+from moorings.ports.store import PageQuery
 from tests.hostile.harbour import Harbour
 from tests.unit.api.pretend import ADMIN, USER, PretendController
 from tests.unit.api.sockets import Answer, Client, Served, connected, serving
@@ -181,7 +181,7 @@ class BusyController(PretendController):
         self.most_at_work = 0
         self.full = asyncio.Event()
 
-    async def list_claims(self, page: Page, **wanted: Any) -> Sequence[ClaimView]:
+    async def list_claims(self, page: PageQuery, **wanted: Any) -> Sequence[ClaimView]:
         self.at_work += 1
         self.most_at_work = max(self.most_at_work, self.at_work)
         if self.at_work == Limits().working_per_key_max:

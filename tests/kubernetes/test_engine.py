@@ -22,7 +22,7 @@ from moorings.kubernetes.engine.engine import KubernetesEngine
 from moorings.kubernetes.engine.settings import KubernetesEngineSettings, Volume
 from moorings.kubernetes.kube import IPU_JOB, Kind, Kube, KubeError
 from moorings.local.logs import TaskLog, read_logs
-from moorings.ports.engine import Engine, StartOrder
+from moorings.ports.engine import Engine, RunSubmission
 from moorings.ports.store import Epoch
 from moorings.testing.engine_suite import (
     PATIENCE_S,
@@ -88,7 +88,7 @@ class Imaged:
     def __getattr__(self, name: str) -> object:
         return getattr(self.engine, name)
 
-    async def submit(self, order: StartOrder) -> str:
+    async def submit(self, order: RunSubmission) -> str:
         return await self.engine.submit(replace(order, job=replace(order.job, image=images.busybox().name)))
 
 
@@ -371,7 +371,7 @@ async def test_while_the_api_server_is_away_nothing_is_concluded_and_nothing_is_
         assert await read(engine, running.run) == READY + b"\n"
 
 
-async def _until_taken(engine: Engine, order: StartOrder) -> None:
+async def _until_taken(engine: Engine, order: RunSubmission) -> None:
     while True:
         try:
             await engine.submit(order)

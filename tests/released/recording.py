@@ -38,7 +38,7 @@ from moorings.drivers.simulated.partition import SimulatedPartition
 from moorings.local.fence import Fence
 from moorings.local.records import CancelOrder, End, Identity, Status, YieldOrder
 from moorings.local.rundir import RunFolder
-from moorings.ports.store import Archive, Ended, Epoch, Seq
+from moorings.ports.store import Archive, EndedRecords, Epoch, Seq
 from moorings.store.archive import ArchiveFolder
 from moorings.store.sqlite import open_sqlite
 from moorings.wire.codec import encode
@@ -530,8 +530,8 @@ def write_archive(site: Site) -> None:
         store.forget_events(epoch, Archive(*found, digest, "recording", now), 1000)
         gone = [claim for claim in store.ended(now, 1000).claims if claim.name == LEAVES]
         run = [run for run in store.ended(now, 1000).runs if run.job.name == LEAVES]
-        folder.write_ended(Ended(run, gone), store.jobs)
-        store.forget_ended(epoch, Ended(run, gone))
+        folder.write_ended(EndedRecords(run, gone), store.jobs)
+        store.forget_ended(epoch, EndedRecords(run, gone))
         assert gone
         assert run
     with contextlib.closing(sqlite3.connect(site.data / DATABASE)) as database:

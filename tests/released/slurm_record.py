@@ -25,7 +25,7 @@ from typing import Any
 from moorings.core.claims import CheckpointContract
 from moorings.local.fence import Fence
 from moorings.local.logs import TaskLog, read_logs
-from moorings.ports.engine import StartOrder
+from moorings.ports.engine import RunSubmission
 from moorings.slurm.commands import Commands
 from moorings.slurm.engine.engine import SlurmEngine
 from moorings.slurm.engine.settings import SlurmEngineSettings
@@ -269,7 +269,7 @@ class _Runs:
         print(name, json.dumps(recording["did"])[:300], flush=True)
 
 
-def _may_resume(order: StartOrder) -> StartOrder:
+def _may_resume(order: RunSubmission) -> RunSubmission:
     return replace(order, job=replace(order.job, checkpoint=CheckpointContract(resumable=True, grace_s=600.0)))
 
 
@@ -279,7 +279,7 @@ async def record_runs(site: IpuSite) -> None:
     work = str(cluster.work)
     engine = runs.open()
 
-    async def until_phase(order: StartOrder, phase: RunPhase) -> None:
+    async def until_phase(order: RunSubmission, phase: RunPhase) -> None:
         for _ in range(600):
             (seen,) = await engine.observe([order.run])
             if seen.phase is phase:

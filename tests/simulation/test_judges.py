@@ -15,7 +15,7 @@ from moorings.core.instants import Timestamp, add_seconds
 from moorings.core.projects import Project, ProjectShare
 from moorings.core.reasons import Reason
 from moorings.core.topology import AnySubset, Pool
-from moorings.ports.store import Changes, Save
+from moorings.ports.store import Changes, ExpectedVersion
 from moorings.testing.simulation.guarantees import Guarantees
 from moorings.testing.simulation.ledger import Ledger
 from moorings.testing.simulation.story import Story
@@ -54,7 +54,7 @@ class Court(World):
         asked = replace(claim, state=ClaimState.RECLAIMING, reason=Reason("claim.reclaiming", "", (by.id,)))
         event = Event(name="claim.reclaiming", at=add_seconds(self.now, 3_600), claim=claim.id)
         self.ledger.claims |= {one.id: one for one in (asked, by)}
-        self.judge.committed(Changes(claims=[(asked, Save(1))], events=[event]))
+        self.judge.committed(Changes(claims=[(asked, ExpectedVersion(1))], events=[event]))
 
     def takes(self, size: int) -> Claim:
         """Somebody who cannot be asked to yield gets so many, for no project stands against it in this fleet."""

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 
-from moorings.ports.mirror import Mirror, Mirrored, NoMirror
+from moorings.ports.mirror import Mirror, MirroredWork, NoMirror
 from moorings.slurm.surrogate.mirror import find_mirror
 
 _saying = threading.Lock()
@@ -41,7 +41,7 @@ def main() -> None:
         cancelled.wait(60)
         watch.stop()
         return
-    running: list[tuple[Mirrored, float, bool, str]] = []
+    running: list[tuple[MirroredWork, float, bool, str]] = []
     for word in [*sys.argv[1:], ""]:
         if running and not word.startswith("+"):
             _finish(running, cancelled)
@@ -49,7 +49,7 @@ def main() -> None:
             running.append(_begin(mirror, word, on_cancel))
 
 
-def _begin(mirror: Mirror, word: str, on_cancel) -> tuple[Mirrored, float, bool, str]:
+def _begin(mirror: Mirror, word: str, on_cancel) -> tuple[MirroredWork, float, bool, str]:
     name, seconds, how = word.removeprefix("+").split(":")
     before = time.monotonic()
     shown = mirror.begin(name, on_cancel)
@@ -57,7 +57,7 @@ def _begin(mirror: Mirror, word: str, on_cancel) -> tuple[Mirrored, float, bool,
     return shown, time.monotonic() + float(seconds), how == "ok", name
 
 
-def _finish(running: list[tuple[Mirrored, float, bool, str]], cancelled: threading.Event) -> None:
+def _finish(running: list[tuple[MirroredWork, float, bool, str]], cancelled: threading.Event) -> None:
     while running:
         shown, until, ok, name = running.pop(0)
         cancelled.wait(max(0.0, until - time.monotonic()))

@@ -13,7 +13,7 @@ import pytest
 from moorings.core.claims import CheckpointContract
 from moorings.local.fence import Fence
 from moorings.local.logs import TaskLog, read_logs
-from moorings.ports.engine import StartOrder
+from moorings.ports.engine import RunSubmission
 from moorings.slurm.commands import Commands
 from moorings.slurm.engine.engine import SlurmEngine
 from moorings.slurm.engine.settings import Place, SlurmEngineSettings
@@ -95,7 +95,7 @@ class TestSlurmEngine(EngineSuite):
 pytestmark = pytest.mark.anyio
 
 
-def resumable(order: StartOrder) -> StartOrder:
+def resumable(order: RunSubmission) -> RunSubmission:
     return replace(order, job=replace(order.job, checkpoint=CheckpointContract(resumable=True, grace_s=600.0)))
 
 

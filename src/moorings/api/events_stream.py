@@ -21,7 +21,7 @@ from moorings.api.calls import Service, first_of
 from moorings.api.render import event_body
 from moorings.core.access import Caller
 from moorings.core.errors import MooringsError
-from moorings.ports.store import Row, Seq
+from moorings.ports.store import EventRow, Seq
 from moorings.wire.codec import encode
 
 BATCH = 200
@@ -61,7 +61,7 @@ class Filter:
     run: str | None = None
     names: tuple[str, ...] = ()
 
-    async def read(self, service: Service, after: Seq, limit: int, *, whole: bool) -> list[Row]:
+    async def read(self, service: Service, after: Seq, limit: int, *, whole: bool) -> list[EventRow]:
         """At most ``limit`` of them with a greater sequence number.
 
         Raises:
@@ -71,7 +71,7 @@ class Filter:
         return list(await list_events(after, limit, claim=self.claim, run=self.run, names=self.names, whole=whole))
 
 
-def build_event(row: Row, caller: Caller) -> bytes:
+def build_event(row: EventRow, caller: Caller) -> bytes:
     """One row as a server-sent event."""
     data = json.dumps(encode(event_body(row, caller)), separators=(",", ":"), ensure_ascii=False)
     return f"id: {row.seq}\nevent: {row.event.name}\ndata: {data}\n\n".encode()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from moorings.core.errors import MooringsError
-from moorings.ports.store import Page
+from moorings.ports.store import PageQuery
 from moorings.wire.codec import encode
 
 T = TypeVar("T")
@@ -41,16 +41,16 @@ class Wanted:
     after: str | None
 
     @property
-    def page(self) -> Page:
+    def page(self) -> PageQuery:
         """What is asked of the store: one more than wanted."""
-        return Page(self.limit + 1, self.after)
+        return PageQuery(self.limit + 1, self.after)
 
-    async def gather(self, read: Callable[[Page], Awaitable[Sequence[T]]], key: Callable[[T], str]) -> list[T]:
+    async def gather(self, read: Callable[[PageQuery], Awaitable[Sequence[T]]], key: Callable[[T], str]) -> list[T]:
         """What ``page`` asks for, read in pieces, so that others are served in between."""
         found: list[T] = []
         after, missing = self.after, self.limit + 1
         while missing:
-            piece = await read(Page(min(missing, PIECE), after))
+            piece = await read(PageQuery(min(missing, PIECE), after))
             found.extend(piece)
             if len(piece) < min(missing, PIECE):
                 break

@@ -30,7 +30,7 @@ from moorings.core.quotas import ProjectQuota
 from moorings.core.reasons import Reason
 from moorings.core.topology import AnySubset, Catalogue, PowerOfTwo, Topology
 from moorings.core.whatif import CLAIMS_MAX
-from moorings.ports.store import AccessKey, Row
+from moorings.ports.store import AccessKey, EventRow
 from moorings.wire.codec import time_text
 from moorings.wire.forecasts import (
     DefragmentBody,
@@ -456,7 +456,7 @@ def key_body(key: AccessKey, secret: str | None = None) -> KeyBody:
     )
 
 
-def event_body(row: Row, caller: Caller) -> EventBody:
+def event_body(row: EventRow, caller: Caller) -> EventBody:
     """One row of the event log; who the members of projects are only for admins."""
     event = row.event
     data = json.loads(event.data)

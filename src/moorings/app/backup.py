@@ -61,9 +61,9 @@ from moorings.core.errors import MooringsError
 from moorings.local.records import UnreadableError
 from moorings.local.rundir import sync_folder
 from moorings.local.usage import partitions_in_use
-from moorings.ports.leadership import Alone, Leadership
-from moorings.ports.store import Epoch, HighWater, Seq
-from moorings.store.high_water import FILE as HIGH_WATER
+from moorings.ports.leadership import Leadership, SingleController
+from moorings.ports.store import Epoch, LogPosition, Seq
+from moorings.store.high_water import LOG_POSITION_FILE as HIGH_WATER
 from moorings.store.sql import SqlStore
 from moorings.store.sqlite import open_sqlite
 from moorings.wire.errors import Exit, kind_of
@@ -338,7 +338,7 @@ def _prepare(database: Path, old: Path, runs: Path, *, other_installation: bool)
             )
         joined = before is not None and before.installation == store.installation()
         joined = joined and _revoke_again(database, old)
-        last = HighWater(Seq(before.seq), Epoch(before.epoch)) if before is not None and joined else None
+        last = LogPosition(Seq(before.seq), Epoch(before.epoch)) if before is not None and joined else None
         learned = make_ready(store, runs, last, SystemClock().now())
     return _Prepared(look_at(database), joined, before.installation if before is not None else "", learned)
 
@@ -459,11 +459,11 @@ def _open(settings: Settings) -> tuple[SqlStore, Leadership]:
                 f"no PostgreSQL database is set, and there is no {settings.data / DATABASE}",
                 hint="say it with the controller's own settings: MOORINGS_DATABASE, and --data; see the manual",
             )
-        return open_sqlite(settings.data / DATABASE), Alone()
-    from moorings.store.leading import SessionLock  # psycopg is an extra
+        return open_sqlite(settings.data / DATABASE), SingleController()
+    from moorings.store.leading import LeaderLock  # psycopg is an extra
     from moorings.store.postgresql import open_postgresql
 
-    return open_postgresql(settings.database), SessionLock(settings.database)
+    return open_postgresql(settings.database), LeaderLock(settings.database)
 
 
 def _make_ready(store: SqlStore, settings: Settings) -> list[str]:

@@ -26,8 +26,8 @@ from moorings.app.origin import settings_of
 from moorings.app.settings import Settings
 from moorings.core.errors import MooringsError
 from moorings.local.rundir import RunFolder, sync_folder
-from moorings.store.archive import stretches
-from moorings.store.high_water import FILE as HIGH_WATER
+from moorings.store.archive import list_archive_files
+from moorings.store.high_water import LOG_POSITION_FILE as HIGH_WATER
 from moorings.workloads.runs import RunId
 
 FORMAT = 1
@@ -127,7 +127,7 @@ def save(data: Path, file: Path) -> list[str]:
 
 
 def _told_of_archives(folder: Path) -> list[str]:
-    count = len(stretches(folder))
+    count = len(list_archive_files(folder))
     return [f"not in it are {count} files of older events, in {folder}: copy them, too"] if count else []
 
 

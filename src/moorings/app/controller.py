@@ -37,7 +37,7 @@ from moorings.app.wiring import assemble, check_slurm_user, open_store, read_pol
 from moorings.controller.keys import Keys
 from moorings.core.access import DAY_S
 from moorings.core.errors import MooringsError
-from moorings.store.high_water import HighWaterMark
+from moorings.store.high_water import LogPositionFile
 from moorings.wire.errors import Exit, kind_of
 
 log = logging.getLogger("moorings.controller")
@@ -101,7 +101,7 @@ async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
                 shared.check_installation(store.installation(), led=led, local_runs=settings.local_runs)
             clock = SystemClock()
             pepper = shared.pepper()
-            mark = HighWaterMark(shared.path, store.installation())
+            mark = LogPositionFile(shared.path, store.installation())
             keys = Keys(store, clock, pepper)
             holder = f"{socket.gethostname()}:{os.getpid()}"
             replica = Replica(

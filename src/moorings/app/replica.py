@@ -24,8 +24,8 @@ from moorings.controller.loop import ENDS
 from moorings.core.access import Caller
 from moorings.core.errors import MooringsError
 from moorings.ports.leadership import Leadership
-from moorings.ports.store import HighWater, Store
-from moorings.store.high_water import HighWaterMark
+from moorings.ports.store import LogPosition, Store
+from moorings.store.high_water import LogPositionFile
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -62,7 +62,7 @@ class Replica:
         store: Store,
         leadership: Leadership,
         holder: str,
-        mark: HighWaterMark,
+        mark: LogPositionFile,
         url: str,
         assemble: Callable[[], Coroutine[Any, Any, Assembly]],
         limits: Limits,
@@ -213,7 +213,7 @@ class Replica:
     async def _remember(self, assembly: Assembly) -> None:
         """How far the database had come while this one led: whoever leads next compares, this process or another."""
         try:
-            await asyncio.to_thread(self._mark.keep, HighWater(assembly.loop.seq, assembly.loop.epoch))
+            await asyncio.to_thread(self._mark.keep, LogPosition(assembly.loop.seq, assembly.loop.epoch))
         except MooringsError as error:
             log.warning("store.failed", extra={"code": error.code, "detail": error.detail})
 

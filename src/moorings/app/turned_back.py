@@ -21,9 +21,9 @@ from moorings.local.fence import EPOCH_FILE, read_epoch
 from moorings.local.records import UnreadableError
 from moorings.local.rundir import Survey, sync_folder
 from moorings.local.usage import find_order, find_started, living
-from moorings.ports.engine import StartOrder
-from moorings.ports.store import HighWater, Store
-from moorings.store.high_water import HighWaterMark
+from moorings.ports.engine import RunSubmission
+from moorings.ports.store import LogPosition, Store
+from moorings.store.high_water import LogPositionFile
 from moorings.workloads.runs import RunId
 
 log = logging.getLogger("moorings.controller")
@@ -33,7 +33,7 @@ INSTALLATION_FILE = ".installation"  # in the folder of the runs: whose they are
 _NEW = "its database has been led from another one: a copy of it, or a standby that was promoted, cannot be told apart"
 
 
-def take_up(store: Store, folder: Path, runs: Path | None, mark: HighWaterMark, now: Timestamp) -> None:
+def take_up(store: Store, folder: Path, runs: Path | None, mark: LogPositionFile, now: Timestamp) -> None:
     """See that a database may be led from, before a controller does; one that went back is made ready.
 
     Where it went back, or where nobody can know (a folder that is new to it), partitions that its records do not know
@@ -103,7 +103,7 @@ def _know_again(installation: str, runs: Path) -> None:
 
 
 def _make_ready_if_it_went_back(
-    store: Store, folder: Path, runs: Path, mark: HighWaterMark, known: HighWater, now: Timestamp
+    store: Store, folder: Path, runs: Path, mark: LogPositionFile, known: LogPosition, now: Timestamp
 ) -> None:
     def note(why: str, ready: bool) -> None:
         try:
@@ -169,7 +169,7 @@ def _note(folder: Path) -> dict[str, object]:
 
 
 def make_ready(
-    store: Store, folder: Path, last: HighWater | None, now: Timestamp, above: HighWater | None = None
+    store: Store, folder: Path, last: LogPosition | None, now: Timestamp, above: LogPosition | None = None
 ) -> Learned:
     """``controller.turned_back.make_ready``, with what the runs' folder says of the world.
 
@@ -191,7 +191,7 @@ def _world(runs: Path) -> World:
     return World(started, alive, lambda: read_epoch(runs))
 
 
-def _started(found: Survey, order: StartOrder | None) -> Started:
+def _started(found: Survey, order: RunSubmission | None) -> Started:
     since = found.status.started_at if found.status is not None else None
     if order is None or order.attempt != found.extent.attempt:
         return Started(found.extent.attempt, since)

@@ -35,12 +35,12 @@ from moorings.local.usage import partitions_in_use
 from moorings.ports.clock import Clock
 from moorings.ports.driver import Driver
 from moorings.ports.engine import Engine
-from moorings.ports.leadership import Alone, Leadership
+from moorings.ports.leadership import Leadership, SingleController
 from moorings.ports.store import Store
 from moorings.slurm.commands import Commands
 from moorings.slurm.engine.engine import SlurmEngine
 from moorings.slurm.engine.settings import SlurmEngineSettings
-from moorings.store.high_water import HighWaterMark
+from moorings.store.high_water import LogPositionFile
 from moorings.store.sqlite import open_sqlite
 
 KUBERNETES_RUNS = "kubernetes-runs"  # in the data folder
@@ -119,11 +119,11 @@ def open_store(settings: Settings) -> tuple[Store, Leadership]:
         MooringsError: ``store.*``, ``config.invalid``.
     """
     if not settings.database:
-        return open_sqlite(settings.data / "moorings.db"), Alone()
-    from moorings.store.leading import SessionLock  # psycopg is an extra
+        return open_sqlite(settings.data / "moorings.db"), SingleController()
+    from moorings.store.leading import LeaderLock  # psycopg is an extra
     from moorings.store.postgresql import open_postgresql
 
-    return open_postgresql(settings.database), SessionLock(settings.database)
+    return open_postgresql(settings.database), LeaderLock(settings.database)
 
 
 def check_slurm_user(settings: SlurmEngineSettings | None, user_id: int) -> None:
@@ -216,7 +216,7 @@ async def assemble(
     entries: Sequence[PoolEntry],
     data: Path,
     runs: Path,
-    mark: HighWaterMark,
+    mark: LogPositionFile,
     pepper: bytes,
     policy: Policy,
     clock: Clock,

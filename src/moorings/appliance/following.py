@@ -11,7 +11,7 @@ from moorings.client.client import Client
 from moorings.client.requests import EventFilter
 from moorings.core.claims import WAITING, ClaimState
 from moorings.core.instants import SECOND
-from moorings.ports.mirror import Mirror, Mirrored, OnCancel
+from moorings.ports.mirror import Mirror, MirroredWork, OnCancel
 from moorings.wire.codec import parse_time
 from moorings.wire.shapes import ClaimBody, RunBody
 from moorings.workloads.runs import RunState
@@ -54,7 +54,7 @@ class JobFollower:
         self._changed = changed
         self._on_cancel = on_cancel
         self._follower = RunFollower(client, progress, write)
-        self._mirrored: Mirrored | None = None
+        self._mirrored: MirroredWork | None = None
         self._begun = False
 
     def follow(self) -> RunBody:

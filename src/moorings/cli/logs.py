@@ -25,8 +25,8 @@ from moorings.core.instants import Timestamp, seconds_between
 from moorings.core.policy import Policy
 from moorings.core.records import from_plain
 from moorings.core.simulate import SimulatedJob
-from moorings.ports.store import Row, Seq
-from moorings.store.archive import read_events, stretches
+from moorings.ports.store import EventRow, Seq
+from moorings.store.archive import list_archive_files, read_events
 from moorings.wire.codec import parse_time
 
 _HELD_UNTIL = ("claim.released", "claim.lost", "claim.failed", "claim.broken", "claim.requeued")
@@ -63,7 +63,7 @@ class Log:
         pools: the text of the pools file that is beside it in a backup; None: it has none.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[EventRow, ...]
     pools: str | None = None
 
 
@@ -98,14 +98,14 @@ def read_log(path: Path, archive: Path) -> Log:
     return replace(found, rows=_whole(rows, str(path)))
 
 
-def _archived(rows: Sequence[Row], folder: Path, source: str) -> Iterator[Row]:
+def _archived(rows: Sequence[EventRow], folder: Path, source: str) -> Iterator[EventRow]:
     """The rows, and before them those of the archives up to the first of them.
 
     Raises:
         MooringsError: ``log.unreadable``: some are missing, or damaged.
     """
     begin = rows[0].seq if rows else 1
-    held = {one.first: one for one in stretches(folder)} if begin > 1 else {}
+    held = {one.first: one for one in list_archive_files(folder)} if begin > 1 else {}
     following = 1
     while following < begin:
         first = min((one for one in held if following <= one < begin), default=None)
@@ -199,7 +199,7 @@ def _copy(content: IO[bytes], copy: IO[bytes], size: int) -> None:
         left -= len(part)
 
 
-def _logged(database: sqlite3.Connection, size: int) -> list[Row]:
+def _logged(database: sqlite3.Connection, size: int) -> list[EventRow]:
     """The events of a database: its own library is the server's, and would change the tables of an older one.
 
     A view, or a column that is reckoned, could go on for ever: nothing but a plain table is read, and of that no more
@@ -212,7 +212,7 @@ def _logged(database: sqlite3.Connection, size: int) -> list[Row]:
     database.set_authorizer(_only_plain)
     columns = ", ".join(("seq", "name", "at", "data", *_ABOUT))
     asked = f"SELECT {columns} FROM outbox ORDER BY seq LIMIT {_EVENTS_MAX + 1}"  # noqa: S608 - no value of anybody's
-    rows: list[Row] = []
+    rows: list[EventRow] = []
     for seq, name, at, data, *about in database.execute(asked):
         row = _checked(seq, name, at, data, dict(zip(_ABOUT, about, strict=True)))
         size -= len(row.event.data)
@@ -233,7 +233,7 @@ def _only_plain(action: int, first: str | None, _second: str | None, _base: str 
 # -- an export -------------------------------------------------------------------------------------------------------
 
 
-def parse_log(text: str, source: str) -> tuple[Row, ...]:
+def parse_log(text: str, source: str) -> tuple[EventRow, ...]:
     """The rows of an exported log: one document with ``items``, or a line an event.
 
     Raises:
@@ -264,7 +264,7 @@ def _items(text: str) -> Iterable[object]:
     return items
 
 
-def _row(item: object, at: int) -> Row:
+def _row(item: object, at: int) -> EventRow:
     if not isinstance(item, dict):
         raise _FlawError(f"item {at} of it is {_word(item)}, not an event")
     seq, when, data = item.get("seq"), item.get("at"), item.get("data", {})
@@ -282,7 +282,7 @@ def _row(item: object, at: int) -> Row:
 # -- both ------------------------------------------------------------------------------------------------------------
 
 
-def _checked(seq: object, name: object, at: object, data: object, about: Mapping[str, Any]) -> Row:
+def _checked(seq: object, name: object, at: object, data: object, about: Mapping[str, Any]) -> EventRow:
     """The row of these values, whoever wrote them."""
     if not isinstance(seq, int) or isinstance(seq, bool):
         raise _FlawError(f"the number of an event is {_word(seq)}")
@@ -295,7 +295,7 @@ def _checked(seq: object, name: object, at: object, data: object, about: Mapping
     for key, value in about.items():
         if value is not None and not isinstance(value, str):
             raise _FlawError(f"the {key} of event {seq} is {_word(value)}, not a name")
-    return Row(Seq(seq), Event(name=name, at=Timestamp(at), data=data, **about))
+    return EventRow(Seq(seq), Event(name=name, at=Timestamp(at), data=data, **about))
 
 
 def _word(value: object) -> str:
@@ -315,7 +315,7 @@ def _told(error: Exception) -> str:
     return (words or str(error) or "it is damaged")[:_TOLD_CHARS]
 
 
-def _whole(rows: Sequence[Row], source: str) -> tuple[Row, ...]:
+def _whole(rows: Sequence[EventRow], source: str) -> tuple[EventRow, ...]:
     """The rows, if none is missing: numbers leap only where the database was turned back, which tells from where."""
     last, leapt_from = 0, None
     led: list[int] = []  # by who made it ready, and died before it was saved
@@ -344,17 +344,17 @@ def _whole(rows: Sequence[Row], source: str) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def _missing(row: Row, following: int, source: str) -> MooringsError:
+def _missing(row: EventRow, following: int, source: str) -> MooringsError:
     what = f"event {str(row.seq)[:20]} stands where event {following} should be"
     return MooringsError("log.unreadable", f"{source} is not the whole log: {what}", hint=_EXPORT)
 
 
-def _leaps(row: Row) -> bool:
+def _leaps(row: EventRow) -> bool:
     """Whether its number need not follow on the one before: somebody made a database ready that was turned back."""
     return row.event.name == _LED and canonical_json({"holder": HOLDER})[1:-1] in row.event.data
 
 
-def policy_of(rows: Sequence[Row]) -> Policy:
+def policy_of(rows: Sequence[EventRow]) -> Policy:
     """The policy of the last turn.
 
     Raises:
@@ -373,7 +373,7 @@ def policy_of(rows: Sequence[Row]) -> Policy:
     raise MooringsError("log.unreadable", "there is no turn in the log", hint=_EXPORT)
 
 
-def trace_of(rows: Sequence[Row]) -> tuple[SimulatedJob, ...]:
+def trace_of(rows: Sequence[EventRow]) -> tuple[SimulatedJob, ...]:
     """The claims of a log that were granted something, as jobs: each runs as long as it held devices.
 
     What still held devices at the end of the last turn ran until then; what stands behind that was not decided again.

@@ -26,7 +26,7 @@ from moorings.core.quantities import age_text
 from moorings.core.serving import eligible_pools
 from moorings.core.topology import Block
 from moorings.ports.clock import Clock
-from moorings.ports.store import AccessKey, Replication, Saved, Seq, Store
+from moorings.ports.store import AccessKey, Replication, Seq, Store, StoredState
 from moorings.wire.checks import docs_of
 from moorings.wire.shapes import FindingBody
 from moorings.workloads.runs import Run, RunState
@@ -391,7 +391,7 @@ class Doctor:
         return check_memory(sorted(suspects), compared)
 
 
-def compare(loop: Loop, saved: Saved) -> _Difference:
+def compare(loop: Loop, saved: StoredState) -> _Difference:
     """What differs between a controller's memory and one reading of its database."""
     seen = _Difference()
     fleet = loop.fleet

@@ -28,7 +28,7 @@ from moorings.core.partitions import Partition, PartitionState
 from moorings.core.reconcile import ListingHistory, mark_for, reconcile_listing
 from moorings.ports.clock import Clock
 from moorings.ports.driver import Driver
-from moorings.ports.store import HighWater
+from moorings.ports.store import LogPosition
 
 log = logging.getLogger("moorings.controller")
 
@@ -105,7 +105,7 @@ class Hardware:
         clock: Clock,
         installation: str,
         in_use: Callable[[str], Awaitable[bool]] | None = None,
-        note: Callable[[HighWater], Awaitable[None]] | None = None,
+        note: Callable[[LogPosition], Awaitable[None]] | None = None,
     ) -> None:
         self.drivers = drivers
         self._loop = loop
@@ -178,7 +178,7 @@ class Hardware:
 
     async def _carry_out(self, ident: PartitionId) -> None:
         pause_s = RETRY_S
-        known = HighWater(self._loop.seq, self._loop.epoch)  # of its commit: those of one turn are noted at once
+        known = LogPosition(self._loop.seq, self._loop.epoch)  # of its commit: those of one turn are noted at once
         while True:
             partition = self._loop.fleet.partitions.get(ident)
             if partition is None or partition.state not in _ORDERED:
@@ -210,7 +210,7 @@ class Hardware:
             self._ordered.pop(partition.id, None)
             log.info("answer.dropped", extra={"partition": partition.name, "code": error.code})
 
-    async def _ask(self, partition: Partition, order: str, known: HighWater) -> DriverResult:
+    async def _ask(self, partition: Partition, order: str, known: LogPosition) -> DriverResult:
         driver, mark = self.drivers[partition.pool], mark_for(self._installation, partition.id)
         calls: dict[str, Callable[[], Awaitable[DriverResult]]] = {
             "create": lambda: driver.create(order_of(partition, self._installation)),

@@ -28,7 +28,18 @@ from moorings.core.partitions import Partition
 from moorings.core.policy import Policy
 from moorings.core.topology import Pool
 from moorings.ports.clock import Clock
-from moorings.ports.store import Archive, Changes, Ended, Epoch, HighWater, KeyUse, Saved, Seq, Store, turned_back
+from moorings.ports.store import (
+    Archive,
+    Changes,
+    EndedRecords,
+    Epoch,
+    IdempotencyRecord,
+    LogPosition,
+    Seq,
+    Store,
+    StoredState,
+    rewound_error,
+)
 from moorings.workloads.runs import Run
 from moorings.workloads.turn import CreateRun, RunRegistry
 
@@ -101,7 +112,7 @@ class Loop:
 
     # -- for those who ask -------------------------------------------------------------------------------------------
 
-    async def post(self, given: AnyInput, key: KeyUse | None = None) -> AnyReply:
+    async def post(self, given: AnyInput, key: IdempotencyRecord | None = None) -> AnyReply:
         """Put an input in; its reply, once the database holds what follows from it.
 
         Raises:
@@ -158,14 +169,14 @@ class Loop:
         self.archived = max(self.archived, archive.last)  # before: whoever reads meanwhile is not told half of them
         return await self._in_writer(self.store.forget_events, self._epoch, archive, limit, self.seq)
 
-    async def forget_ended(self, ended: Ended, limit: int) -> None:
+    async def forget_ended(self, ended: EndedRecords, limit: int) -> None:
         """Between turns, remove ended records: the runs, then the claims, so many in a transaction.
 
         Raises:
             MooringsError: as ``Store.forget_ended``.
         """
-        parts = [Ended(runs=ended.runs[at : at + limit]) for at in range(0, len(ended.runs), limit)]
-        parts += [Ended(claims=ended.claims[at : at + limit]) for at in range(0, len(ended.claims), limit)]
+        parts = [EndedRecords(runs=ended.runs[at : at + limit]) for at in range(0, len(ended.runs), limit)]
+        parts += [EndedRecords(claims=ended.claims[at : at + limit]) for at in range(0, len(ended.claims), limit)]
         for part in parts:
             await self._in_writer(self.store.forget_ended, self._epoch, part, self.seq)
 
@@ -180,7 +191,7 @@ class Loop:
         """
         saved = await self._in_writer(self.store.load)
         if saved.seq < self.seq:
-            raise turned_back(HighWater(self.seq, self._epoch), HighWater(saved.seq, self._epoch))
+            raise rewound_error(LogPosition(self.seq, self._epoch), LogPosition(saved.seq, self._epoch))
         _check_pools(self._pools, saved)
         fleet = Fleet.load(self._pools, saved.claims, saved.partitions, saved.devices, saved.projects, saved.usage)
         fleet.apply(self.fleet.beside_the_records())
@@ -347,7 +358,7 @@ class Loop:
             _answer(letter, await self._known(letter, use))
         return fresh
 
-    async def _known(self, letter: _Letter, use: KeyUse) -> AnyReply:
+    async def _known(self, letter: _Letter, use: IdempotencyRecord) -> AnyReply:
         key = letter.demanded.key
         if not use.digest:
             return _spent(use)
@@ -432,7 +443,7 @@ def _going() -> MooringsError:
     return MooringsError("controller.unreachable", "this controller stops, or leads no longer", retryable=True)
 
 
-def _spent(use: KeyUse) -> MooringsError:
+def _spent(use: IdempotencyRecord) -> MooringsError:
     """What to say to a key whose record has left the database: never does it make a second one (law 5)."""
     hint = "use a new key for a new request"
     if use.run is not None:
@@ -451,7 +462,7 @@ def _answer(letter: _Letter, reply: AnyReply) -> None:
         letter.reply.set_result(reply)
 
 
-def _check_pools(pools: Sequence[Pool], saved: Saved) -> None:
+def _check_pools(pools: Sequence[Pool], saved: StoredState) -> None:
     """Refuse a pools file that no longer holds a partition that exists.
 
     Raises:

@@ -16,7 +16,7 @@ from moorings.core.errors import MooringsError
 from moorings.core.events import Event
 from moorings.core.fleet import Fleet, FleetChanges
 from moorings.core.topology import Pool
-from moorings.ports.store import Row, Seq
+from moorings.ports.store import EventRow, Seq
 from moorings.workloads.turn import RunRegistry
 
 TURN = "turn.decided"
@@ -51,7 +51,7 @@ class Replay:
     def __post_init__(self) -> None:
         self.fleet = Fleet(self.pools)
 
-    def take(self, rows: Iterable[Row]) -> Iterator[Difference]:
+    def take(self, rows: Iterable[EventRow]) -> Iterator[Difference]:
         """The differences found in these rows, which follow on those taken before.
 
         Raises:

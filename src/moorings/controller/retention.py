@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 from moorings.controller.loop import Loop
 from moorings.core.instants import add_seconds
-from moorings.ports.archive import Archives
+from moorings.ports.archive import ArchiveWriter
 from moorings.ports.clock import Clock
-from moorings.ports.store import Archive, Row, Seq, Store
+from moorings.ports.store import Archive, EventRow, Seq, Store
 
 DAY_S = 86_400.0
 EVENTS_A_FILE = 20_000
@@ -56,7 +56,7 @@ class Retention:
         *,
         loop: Loop,
         store: Store,
-        archives: Archives,
+        archives: ArchiveWriter,
         clock: Clock,
         holder: str,
         keep_days: float,
@@ -90,7 +90,7 @@ class Retention:
             digest = await asyncio.to_thread(self._archives.write_events, *stretch, self._rows(*stretch))
             count += await self._forget(Archive(*stretch, digest, self._holder, self._clock.now()))
 
-    def _rows(self, first: Seq, last: Seq) -> Iterator[Row]:
+    def _rows(self, first: Seq, last: Seq) -> Iterator[EventRow]:
         done = Seq(first - 1)
         while done < last:
             for row in self._store.events(done, _PAGE):

@@ -24,7 +24,7 @@ from moorings.core.reasons import Reason
 from moorings.core.records import to_plain_without_defaults
 from moorings.ports.clock import Ids
 from moorings.ports.engine import Engine
-from moorings.ports.store import AppliancePart, KeyUse, Page, Store
+from moorings.ports.store import ApplianceJobQuery, IdempotencyRecord, PageQuery, Store
 from moorings.workloads.appliance import (
     APPLIANCE_KIND,
     WORKFLOW_JOBS_MAX,
@@ -94,7 +94,7 @@ class RunCases:
             asked = {"job": to_plain_without_defaults(job), "engine": engine} | (
                 {"claim": within} if within is not None else {}
             )
-            use = KeyUse(caller.subject, check_key(key), digest_of(asked), run=ident)
+            use = IdempotencyRecord(caller.subject, check_key(key), digest_of(asked), run=ident)
         if job.appliance is not None:
             job = replace(job, name=ident, priority=await self._priority(caller, job.appliance, job.priority))
         else:
@@ -151,7 +151,7 @@ class RunCases:
         jobs: list[Run] = []
         while len(jobs) < WORKFLOW_JOBS_MAX:
             after = jobs[-1].id if jobs else None
-            page = self._store.runs(Page(limit=_PAGE, after=after), part=AppliancePart(workflow=workflow))
+            page = self._store.runs(PageQuery(limit=_PAGE, after=after), part=ApplianceJobQuery(workflow=workflow))
             jobs += page
             if len(page) < _PAGE:
                 break
@@ -207,11 +207,11 @@ class RunCases:
 
     async def list(
         self,
-        page: Page,
+        page: PageQuery,
         *,
         states: frozenset[RunState] | None = None,
         subject: str | None = None,
-        part: AppliancePart | None = None,
+        part: ApplianceJobQuery | None = None,
     ) -> Sequence[RunView]:
         """Runs by creation."""
         found = await asyncio.to_thread(self._store.runs, page, states=states, subject=subject, part=part)
@@ -220,11 +220,11 @@ class RunCases:
 
     async def list_briefly(
         self,
-        page: Page,
+        page: PageQuery,
         *,
         states: frozenset[RunState] | None = None,
         subject: str | None = None,
-        part: AppliancePart | None = None,
+        part: ApplianceJobQuery | None = None,
     ) -> Sequence[RunView]:
         """Runs by creation, without their reasons and places in the queue: these cost more than all the rest.
 
@@ -236,7 +236,7 @@ class RunCases:
         return [self._brief(self._loop.runs.by_id.get(run.id, run)) for run in found]
 
     async def _unended(
-        self, page: Page, states: frozenset[RunState], subject: str | None, part: AppliancePart | None
+        self, page: PageQuery, states: frozenset[RunState], subject: str | None, part: ApplianceJobQuery | None
     ) -> Sequence[Run]:
         start = None
         if page.after is not None:  # it may have ended since the page before

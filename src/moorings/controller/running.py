@@ -23,7 +23,7 @@ from moorings.core.instants import Timestamp, add_seconds
 from moorings.core.partitions import Partition, PartitionState
 from moorings.core.reconcile import find_orphans
 from moorings.ports.clock import Clock
-from moorings.ports.engine import Engine, StartOrder
+from moorings.ports.engine import Engine, RunSubmission
 from moorings.workloads.runs import Run, RunId, RunPhase, RunState, RunStatus
 from moorings.workloads.turn import RunRejected, claim_owner
 
@@ -157,7 +157,7 @@ class Running:
             return False  # it was stopped meanwhile: its partition may be gone before the engine has it
         self._submitting.add(run.id)
         try:
-            await engine.submit(StartOrder(run.id, run.attempt, job, binding, epoch=self._loop.epoch, partition=on))
+            await engine.submit(RunSubmission(run.id, run.attempt, job, binding, epoch=self._loop.epoch, partition=on))
         finally:
             self._submitting.discard(run.id)
         return True

@@ -68,7 +68,7 @@ from moorings.core.reasons import Reason
 from moorings.core.records import to_plain_without_defaults
 from moorings.ports.clock import Clock, Ids
 from moorings.ports.engine import Engine
-from moorings.ports.store import BEGIN, AccessKey, KeyUse, Page, Row, Seq, Store
+from moorings.ports.store import LOG_START, AccessKey, EventRow, IdempotencyRecord, PageQuery, Seq, Store
 from moorings.wire.codec import time_text
 from moorings.wire.shapes import FindingsBody
 from moorings.workloads.appliance import appliance_priority
@@ -189,7 +189,7 @@ class Controller:
         use = None
         if key is not None:
             digest = digest_of({"name": name, "owner": owner, "claim": to_plain_without_defaults(spec)})
-            use = KeyUse(caller.subject, check_key(key), digest, claim=ident)
+            use = IdempotencyRecord(caller.subject, check_key(key), digest, claim=ident)
         claim = await self._loop.post(given, use)
         assert isinstance(claim, Claim)
         return self._claim_view(await self._claim_until(claim, UNTIL[until], wait_s))
@@ -272,7 +272,7 @@ class Controller:
 
     async def list_claims(
         self,
-        page: Page,
+        page: PageQuery,
         *,
         states: frozenset[ClaimState] | None = None,
         owner_prefix: str | None = None,
@@ -453,7 +453,7 @@ class Controller:
             raise MooringsError("pool.unknown", f"there is no pool {name[:80]!r}", hint=f"pools: {known}")
         return state
 
-    def list_devices(self, page: Page, *, pool: str | None = None) -> Sequence[DeviceView]:
+    def list_devices(self, page: PageQuery, *, pool: str | None = None) -> Sequence[DeviceView]:
         """Devices by pool (in the order of the pools file) and index.
 
         Raises:
@@ -530,7 +530,7 @@ class Controller:
         run: str | None = None,
         names: Sequence[str] = (),
         whole: bool = False,
-    ) -> Sequence[Row]:
+    ) -> Sequence[EventRow]:
         """Rows of the event log after a sequence number (0: from the oldest there is).
 
         With ``whole`` it is refused if events between that number and the first row have left.
@@ -539,7 +539,7 @@ class Controller:
             MooringsError: ``events.gone``: some of them have left the database.
         """
         rows = await asyncio.to_thread(self._store.events, after, limit, claim=claim, run=run, names=names)
-        if whole and BEGIN < after < self._loop.archived:  # looked at after the read: what left meanwhile counts
+        if whole and LOG_START < after < self._loop.archived:  # looked at after the read: what left meanwhile counts
             raise MooringsError(
                 "events.gone",
                 f"events {after + 1} to {self._loop.archived} have left the database",

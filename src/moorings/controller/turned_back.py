@@ -27,7 +27,7 @@ from moorings.core.instants import SECOND, Timestamp
 from moorings.core.partitions import Partition, PartitionEvent, PartitionState
 from moorings.core.reasons import Reason
 from moorings.core.records import from_plain, to_plain
-from moorings.ports.store import Changes, Epoch, HighWater, Save, Seq, Store, turned_back
+from moorings.ports.store import Changes, Epoch, ExpectedVersion, LogPosition, Seq, Store, rewound_error
 from moorings.workloads import runs
 from moorings.workloads.jobs import JobSpec, job_size_bytes, summarize_job
 from moorings.workloads.runs import Run, RunEvent, RunId, RunState
@@ -137,7 +137,12 @@ class World:
 
 
 def lead(
-    store: Store, known: HighWater | None, note: Callable[[HighWater], None], holder: str, now: Timestamp, url: str = ""
+    store: Store,
+    known: LogPosition | None,
+    note: Callable[[LogPosition], None],
+    holder: str,
+    now: Timestamp,
+    url: str = "",
 ) -> Epoch:
     """Begin to lead, once it is noted that somebody does.
 
@@ -158,18 +163,18 @@ def lead(
     epoch = store.lead(holder, now, url)
     at = store.high_water()
     if known is not None and (epoch <= known.epoch or not known.is_reached_by(at)):
-        raise turned_back(known, at)
+        raise rewound_error(known, at)
     note(at)
     return epoch
 
 
 def make_ready_if_it_went_back(
     store: Store,
-    known: HighWater,
+    known: LogPosition,
     world: World,
     now: Timestamp,
     spare: Callable[[str, bool], None],
-    note: Callable[[HighWater], None],
+    note: Callable[[LogPosition], None],
     *,
     unready: bool,
 ) -> None:
@@ -191,7 +196,7 @@ def make_ready_if_it_went_back(
     at = store.high_water()
     if known.is_reached_by(at) and not unready:
         return
-    error = turned_back(known, at)
+    error = rewound_error(known, at)
     log.error(error.code, extra={"detail": error.detail, "hint": error.hint})
     spare(error.detail, False)
     make_ready(store, world, None, now, above=known, note=note)
@@ -201,10 +206,10 @@ def make_ready_if_it_went_back(
 def make_ready(
     store: Store,
     world: World,
-    last: HighWater | None,
+    last: LogPosition | None,
     now: Timestamp,
-    above: HighWater | None = None,
-    note: Callable[[HighWater], None] = lambda _: None,
+    above: LogPosition | None = None,
+    note: Callable[[LogPosition], None] = lambda _: None,
 ) -> Learned:
     """Make a database that was turned back fit to be led from; what its records have learned.
 
@@ -261,7 +266,7 @@ def _within(
             yield Within(one.run, on[on_it[0].id], one.job, one.engine, one.started, job_size_bytes(one.job))
 
 
-def rise(store: Store, fenced: Epoch, last: HighWater | None, now: Timestamp) -> None:
+def rise(store: Store, fenced: Epoch, last: LogPosition | None, now: Timestamp) -> None:
     """Let numbers only ever rise: whoever watches takes new events for old ones else, and fences refuse the leader.
 
     Args:
@@ -271,11 +276,11 @@ def rise(store: Store, fenced: Epoch, last: HighWater | None, now: Timestamp) ->
         now: the time.
     """
     if last is not None:
-        store.rise(HighWater(Seq(last.seq + SEQ_GAP), Epoch(max(last.epoch, fenced))))
+        store.rise(LogPosition(Seq(last.seq + SEQ_GAP), Epoch(max(last.epoch, fenced))))
         return
     age_s, at = _age_s(now), store.high_water()
     epoch = at.epoch + BLIND_GAP + age_s
-    store.rise(HighWater(Seq(at.seq + BLIND_GAP + age_s * BLIND_RATE), Epoch(max(epoch, fenced))))
+    store.rise(LogPosition(Seq(at.seq + BLIND_GAP + age_s * BLIND_RATE), Epoch(max(epoch, fenced))))
 
 
 def _age_s(now: Timestamp) -> int:
@@ -340,7 +345,7 @@ class _Learning:
             waiting = runs.requeue_yielded(running, self._now)
         running = runs.step(replace(waiting, attempt=started.attempt), RunEvent.BERTH, self._now)
         running = runs.with_start_time(runs.step(running, RunEvent.STARTED, self._now), started.since or self._now)
-        self._changes.runs.append((running, Save(run.version)))
+        self._changes.runs.append((running, ExpectedVersion(run.version)))
         self._tell("run.started", run=run.id, claim=run.claim)
         claim = self._claims.get(run.claim)
         if claim is None:
@@ -354,7 +359,7 @@ class _Learning:
     def wait(self, run: Run) -> None:
         """Nothing is left of its start, and another run is on its claim by now: it is not started beside that one."""
         waiting = runs.requeue_yielded(runs.step(run, RunEvent.STARTED, self._now), self._now)
-        self._changes.runs.append((waiting, Save(run.version)))
+        self._changes.runs.append((waiting, ExpectedVersion(run.version)))
         self._tell("run.requeued", run=run.id, claim=run.claim)
 
     def take(self, within: Within) -> None:
@@ -374,7 +379,7 @@ class _Learning:
         )
         running = runs.step(runs.step(run, RunEvent.BERTH, self._now), RunEvent.STARTED, self._now)
         running = replace(runs.with_start_time(running, started.since or self._now), version=run.version)
-        self._changes.runs.append((running, Save(None)))
+        self._changes.runs.append((running, ExpectedVersion(None)))
         self._changes.jobs[run.id] = within.job
         self._tell("run.started", run=run.id, claim=claim.id)
         self._ready(claim)
@@ -421,10 +426,10 @@ class _Learning:
         for claim, before in self._before.items():
             changed = self._claims[claim]
             changed = changed if changed.ended else _apart(changed, self._now, self._learned.epoch)
-            self._changes.claims.append((changed, Save(before.version)))
+            self._changes.claims.append((changed, ExpectedVersion(before.version)))
         for ident, partition in self._held.items():
             if self._partitions[ident] != partition:
-                self._changes.partitions.append((self._partitions[ident], Save(partition.version)))
+                self._changes.partitions.append((self._partitions[ident], ExpectedVersion(partition.version)))
         # A job's environment and folder stay out of the log, as in a turn's: everybody may read it (law 10).
         within = [replace(one, job=replace(one.job, environment={}, workdir="")) for one in self._learned.within]
         told = to_plain(replace(self._learned, within=tuple(within)))

@@ -18,7 +18,7 @@ from moorings.core.inputs import CancelPendingClaim, CreateClaim, Input, Release
 from moorings.core.instants import Timestamp
 from moorings.core.partitions import Partition
 from moorings.core.turn import Reply, Turn
-from moorings.ports.store import Changes, KeyUse, Save
+from moorings.ports.store import Changes, ExpectedVersion, IdempotencyRecord
 from moorings.workloads.runs import Run, RunStatus
 from moorings.workloads.turn import CancelRun, CreateRun, LabelRun, RunRegistry, RunRejected, RunTurn
 
@@ -30,7 +30,7 @@ class Demanded:
     """An input, and the idempotency key its caller sent with it."""
 
     given: AnyInput
-    key: KeyUse | None = None
+    key: IdempotencyRecord | None = None
 
 
 @dataclass(slots=True)
@@ -130,18 +130,20 @@ def _changes(
     fleet: FleetChanges, run_turn: RunTurn, events: list[Event], inputs: Sequence[Demanded], replies: Sequence[AnyReply]
 ) -> Changes:
     return Changes(
-        claims=[(claim, Save(expected)) for claim, expected in fleet.claims.values()],
-        partitions=[(partition, Save(expected)) for partition, expected in fleet.partitions.values()],
+        claims=[(claim, ExpectedVersion(expected)) for claim, expected in fleet.claims.values()],
+        partitions=[(partition, ExpectedVersion(expected)) for partition, expected in fleet.partitions.values()],
         removed=list(fleet.removed.items()),
         devices=list(fleet.devices.values()),
-        projects=[(project, Save(expected)) for project, expected in fleet.projects.values() if project is not None],
+        projects=[
+            (project, ExpectedVersion(expected)) for project, expected in fleet.projects.values() if project is not None
+        ],
         projects_removed=[
             (name, expected)
             for name, (project, expected) in fleet.projects.items()
             if project is None and expected is not None
         ],
         usage=list(fleet.usage.values()),
-        runs=[(run, Save(expected)) for run, expected in run_turn.changed.values()],
+        runs=[(run, ExpectedVersion(expected)) for run, expected in run_turn.changed.values()],
         jobs=run_turn.jobs,
         keys=[
             demanded.key

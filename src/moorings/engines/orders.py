@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from moorings.core.errors import MooringsError
-from moorings.ports.engine import StartOrder
+from moorings.ports.engine import RunSubmission
 from moorings.workloads.runs import RunId
 
 
@@ -21,7 +21,7 @@ def unavailable(detail: str, hint: str = "") -> MooringsError:
     return MooringsError("engine.unavailable", detail, hint=hint, retryable=True)
 
 
-def not_now(order: StartOrder, why: str) -> MooringsError:
+def not_now(order: RunSubmission, why: str) -> MooringsError:
     """An order that is not carried out now."""
     return unavailable(f"run {order.run}, attempt {order.attempt}, cannot be started now: {why}")
 
@@ -38,7 +38,7 @@ def parse_signal(name: str, most: int = signal.SIGRTMIN - 1) -> signal.Signals:
     return found
 
 
-def checkpoint_variables(order: StartOrder) -> dict[str, str]:
+def checkpoint_variables(order: RunSubmission) -> dict[str, str]:
     """What a job is told of its checkpoints."""
     variables = {}
     if order.job.checkpoint_directory is not None:
@@ -48,7 +48,7 @@ def checkpoint_variables(order: StartOrder) -> dict[str, str]:
     return variables
 
 
-def variables_of(order: StartOrder) -> dict[str, str]:
+def variables_of(order: RunSubmission) -> dict[str, str]:
     """A job's own variables, and what it is told of its run; those of its partition are for others to add."""
     named = {"MOORINGS_RUN_ID": order.run, "MOORINGS_JOB_ID": order.run}
     return {**order.job.environment, **named, **checkpoint_variables(order)}

@@ -40,7 +40,7 @@ from moorings.local.saved import Looks
 from moorings.local.settle import Memory, Verdict, clear, remains, settle, settle_dead, supervisors
 from moorings.local.supervisor import NUDGE, RELAY_MAX, relay
 from moorings.ports.clock import Clock
-from moorings.ports.engine import StartOrder
+from moorings.ports.engine import RunSubmission
 from moorings.ports.store import Epoch
 from moorings.workloads.jobs import JobSpec
 from moorings.workloads.runs import RunId, RunPhase, RunStatus
@@ -144,7 +144,7 @@ class LocalEngine:
         except OSError as error:
             raise unavailable(f"{self._folder} cannot be written: {error}") from error
 
-    async def submit(self, order: StartOrder) -> str:
+    async def submit(self, order: RunSubmission) -> str:
         folder = RunFolder.of(self._folder, order.run)
         if folder is None:
             raise rejected(f"{order.run[:120]!r} cannot be the id of a local run")
@@ -269,7 +269,7 @@ class LocalEngine:
 
     # -- submitting (in a thread)
 
-    def _submit(self, folder: RunFolder, order: StartOrder) -> None:
+    def _submit(self, folder: RunFolder, order: RunSubmission) -> None:
         if folder.survey() is None and remains(folder, order.run) and folder.survey() is None:
             raise not_now(order, "its folder is gone, but processes of it are left")
         folder.make()
@@ -293,7 +293,7 @@ class LocalEngine:
             finally:
                 os.close(life)  # only our copy: if a supervisor was started, it holds the lock now
 
-    def _may_start(self, folder: RunFolder, held: Survey | None, order: StartOrder) -> bool:
+    def _may_start(self, folder: RunFolder, held: Survey | None, order: RunSubmission) -> bool:
         """With the life lock free: whether this order was never started, and nothing of an earlier one is left."""
         if held is None:
             return True
@@ -493,7 +493,7 @@ class LocalEngine:
                 self._news.set()
 
 
-def check_order(order: StartOrder) -> None:
+def check_order(order: RunSubmission) -> None:
     """Nothing, if this engine can run it.
 
     Raises:
@@ -591,7 +591,7 @@ def _signal(status: Status, signum: int) -> bool:
     return True
 
 
-def _launch(folder: RunFolder, order: StartOrder, life: int, output_bytes_max: int) -> None:
+def _launch(folder: RunFolder, order: RunSubmission, life: int, output_bytes_max: int) -> None:
     """Start a supervisor that inherits the life lock; returns when its tasks run, or never will.
 
     Raises:

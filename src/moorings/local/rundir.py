@@ -48,7 +48,7 @@ from moorings.local.records import (
     from_json,
     to_json,
 )
-from moorings.ports.engine import StartOrder
+from moorings.ports.engine import RunSubmission
 from moorings.workloads.runs import RunId
 
 RECORD_BYTES_MAX = 64 << 20  # an order of 4096 tasks with the longest environment is far below
@@ -143,7 +143,7 @@ class RunFolder:
         """
         damage: list[str] = []
         if order is None:
-            whole = _salvage(self.order, StartOrder, damage)
+            whole = _salvage(self.order, RunSubmission, damage)
             order = Extent(whole.attempt, whole.job.tasks) if whole is not None else None
             missing = whole is None and not damage
         else:
@@ -164,9 +164,9 @@ class RunFolder:
 
     # -- records: None if there is none; UnreadableError if there is one that cannot be understood
 
-    def read_order(self) -> StartOrder | None:
+    def read_order(self) -> RunSubmission | None:
         """The newest order."""
-        return _read(self.order, StartOrder)
+        return _read(self.order, RunSubmission)
 
     def read_status(self, attempt: int) -> Status | None:
         """What that attempt's supervisor says."""
@@ -188,7 +188,7 @@ class RunFolder:
         end = _read(self.end, End)
         return end if end is not None and end.attempt == attempt else None
 
-    def save_order(self, order: StartOrder) -> None:
+    def save_order(self, order: RunSubmission) -> None:
         """Save an order, durably."""
         write_whole(self.order, to_json(order).encode(), durable=True)
 
@@ -213,7 +213,7 @@ class RunFolder:
 
     # -- the binding's files
 
-    def write_bindings(self, order: StartOrder) -> Path | None:
+    def write_bindings(self, order: RunSubmission) -> Path | None:
         """Write the files of a binding, 0600; their folder, or None if there are none (the binding is in API form).
 
         Raises:

@@ -30,7 +30,7 @@ from moorings.local.processes import adopt_orphans, boot_id, descendants, everyo
 from moorings.local.records import End, Identity, Status, UnreadableError
 from moorings.local.rundir import RunFolder
 from moorings.local.tasks import NOT_EXECUTABLE, NotStartedError, build_environment, choose_meeting, start_task
-from moorings.ports.engine import StartOrder
+from moorings.ports.engine import RunSubmission
 from moorings.workloads.runs import EndReason, EndRecord, RunPhase, exit_code
 
 LOOK_S = 1.0  # how often orders are looked for even if nobody nudges: a nudge needs a process id, a file does not
@@ -68,7 +68,7 @@ class Supervisor:
         output_bytes_max: how much its tasks may write to their logs, together; 0: no limit.
     """
 
-    def __init__(self, folder: RunFolder, order: StartOrder, output_bytes_max: int = 0) -> None:
+    def __init__(self, folder: RunFolder, order: RunSubmission, output_bytes_max: int = 0) -> None:
         self._folder = folder
         self._order = order
         self._limits = Limits(order.job.time_limit_s, order.job.checkpoint.warn_s, order.job.checkpoint.grace_s)

@@ -12,7 +12,7 @@ from pathlib import Path
 from moorings.core.bindings import Rendezvous, task_environment
 from moorings.engines.orders import checkpoint_variables
 from moorings.local.processes import die_with_parent
-from moorings.ports.engine import StartOrder
+from moorings.ports.engine import RunSubmission
 
 NOT_EXECUTABLE = 126  # what shells end with
 NOT_FOUND = 127
@@ -44,7 +44,7 @@ def choose_meeting() -> Rendezvous:
         return Rendezvous("127.0.0.1", probe.getsockname()[1])
 
 
-def build_environment(order: StartOrder, rank: int, meeting: Rendezvous, bindings: Path | None) -> dict[str, str]:
+def build_environment(order: RunSubmission, rank: int, meeting: Rendezvous, bindings: Path | None) -> dict[str, str]:
     """All variables of one task: the job's own, its binding's and Moorings'; nothing of the controller's.
 
     Args:

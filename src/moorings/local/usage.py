@@ -14,7 +14,7 @@ from pathlib import Path
 from moorings.local.records import DamagedError, UnreadableError
 from moorings.local.rundir import RunFolder, Survey
 from moorings.local.settle import remains
-from moorings.ports.engine import StartOrder
+from moorings.ports.engine import RunSubmission
 from moorings.workloads.runs import RunId
 
 ATTEMPT_MAX = 2**31 - 1  # of the database's column
@@ -29,7 +29,7 @@ def partitions_in_use(runs: Path) -> frozenset[str]:
     return frozenset(order.binding.partition for order, _ in living(runs)) - {""}
 
 
-def living(runs: Path, known: Collection[RunId] = ()) -> list[tuple[StartOrder, Survey]]:
+def living(runs: Path, known: Collection[RunId] = ()) -> list[tuple[RunSubmission, Survey]]:
     """The runs that have not ended, but for those that are ``known``: what was ordered, and how each stands.
 
     Raises:
@@ -60,7 +60,7 @@ def find_started(runs: Path, run: RunId) -> Survey | None:
     return found if started else None
 
 
-def find_order(runs: Path, run: RunId) -> StartOrder | None:
+def find_order(runs: Path, run: RunId) -> RunSubmission | None:
     """What was ordered of a run last; None: nothing was, or it is damaged.
 
     Raises:
@@ -72,7 +72,7 @@ def find_order(runs: Path, run: RunId) -> StartOrder | None:
     return None
 
 
-def _living(folder: RunFolder, run: RunId) -> list[tuple[StartOrder, Survey]]:
+def _living(folder: RunFolder, run: RunId) -> list[tuple[RunSubmission, Survey]]:
     found = folder.survey()
     if found is None or found.end is not None:
         return []
@@ -85,7 +85,7 @@ def _living(folder: RunFolder, run: RunId) -> list[tuple[StartOrder, Survey]]:
     return [(order, found)] if order is not None and _lives(folder, run) else []
 
 
-def _checked(order: StartOrder | None, run: RunId) -> StartOrder | None:
+def _checked(order: RunSubmission | None, run: RunId) -> RunSubmission | None:
     """An order that may be believed of a run that no record knows: jobs may write there.
 
     Raises:

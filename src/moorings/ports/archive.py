@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from moorings.ports.store import Ended, Row, Seq
+from moorings.ports.store import EndedRecords, EventRow, Seq
 from moorings.workloads.jobs import JobSpec
 from moorings.workloads.runs import RunId
 
 JobsOf = Callable[[Sequence[RunId]], Mapping[RunId, JobSpec]]
 
 
-class Archives(Protocol):
+class ArchiveWriter(Protocol):
     """A place that keeps what it was given; its calls return once that survives a power cut."""
 
-    def write_events(self, first: Seq, last: Seq, rows: Iterable[Row]) -> str:
+    def write_events(self, first: Seq, last: Seq, rows: Iterable[EventRow]) -> str:
         """Keep a stretch of the event log; its digest. The same stretch may be given again, and is kept once.
 
         Raises:
@@ -23,7 +23,7 @@ class Archives(Protocol):
         """
         ...
 
-    def write_ended(self, ended: Ended, jobs: JobsOf) -> None:
+    def write_ended(self, ended: EndedRecords, jobs: JobsOf) -> None:
         """Keep records as they were last; ``jobs`` gives the jobs of runs, of which the records have the heads alone.
 
         Raises:

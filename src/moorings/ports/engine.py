@@ -15,7 +15,7 @@ from moorings.workloads.runs import RunId, RunStatus
 
 
 @dataclass(frozen=True, slots=True)
-class StartOrder:
+class RunSubmission:
     """A run to be started on a partition that is ACTIVE.
 
     Attributes:
@@ -66,7 +66,7 @@ class Engine(Protocol):
         """
         ...
 
-    async def submit(self, order: StartOrder) -> str:
+    async def submit(self, order: RunSubmission) -> str:
         """Start a run, once, however often it is asked; the engine's reference to it.
 
         Raises:

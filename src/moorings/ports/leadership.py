@@ -29,7 +29,7 @@ class Leadership(Protocol):
         ...
 
 
-class Alone:
+class SingleController:
     """The standing of a controller whose database can have no other: SQLite, under the lock of the data folder."""
 
     alone = True

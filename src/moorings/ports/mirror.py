@@ -12,7 +12,7 @@ from typing import Protocol
 OnCancel = Callable[[str], None]  # is told why, as a clause ("Slurm sent its step SIGTERM"); from another thread
 
 
-class Mirrored(Protocol):
+class MirroredWork(Protocol):
     """Work that is being shown."""
 
     def end(self, ok: bool) -> None:
@@ -20,7 +20,7 @@ class Mirrored(Protocol):
         ...
 
 
-class Watch(Protocol):
+class WatchHandle(Protocol):
     """Something that is kept an eye on."""
 
     def stop(self) -> None:
@@ -31,7 +31,7 @@ class Watch(Protocol):
 class Mirror(Protocol):
     """Shows work from its start to its end."""
 
-    def begin(self, name: str, on_cancel: OnCancel) -> Mirrored:
+    def begin(self, name: str, on_cancel: OnCancel) -> MirroredWork:
         """Show that work of this name runs from now on; returns at once, it may show a moment later.
 
         Args:
@@ -43,7 +43,7 @@ class Mirror(Protocol):
         """
         ...
 
-    def watch_limit(self, on_cancel: OnCancel, lead_s: float) -> Watch:
+    def watch_limit(self, on_cancel: OnCancel, lead_s: float) -> WatchHandle:
         """See to the time limit of the job around us, for work that is not shown yet since it still waits.
 
         Args:
@@ -56,10 +56,10 @@ class Mirror(Protocol):
 class NoMirror:
     """Where there is nothing to show work in: nothing happens."""
 
-    def begin(self, name: str, on_cancel: OnCancel) -> Mirrored:
+    def begin(self, name: str, on_cancel: OnCancel) -> MirroredWork:
         return _Nothing()
 
-    def watch_limit(self, on_cancel: OnCancel, lead_s: float) -> Watch:
+    def watch_limit(self, on_cancel: OnCancel, lead_s: float) -> WatchHandle:
         return _Nothing()
 
 

@@ -25,11 +25,11 @@ from moorings.workloads.runs import Run, RunId, RunState
 Epoch = NewType("Epoch", int)
 Seq = NewType("Seq", int)
 
-BEGIN = Seq(0)
+LOG_START = Seq(0)
 
 
 @dataclass(frozen=True, slots=True)
-class HighWater:
+class LogPosition:
     """How far a database has come: only ever further, unless somebody turned it back.
 
     Attributes:
@@ -40,16 +40,16 @@ class HighWater:
     seq: Seq
     epoch: Epoch
 
-    def is_reached_by(self, other: HighWater) -> bool:
+    def is_reached_by(self, other: LogPosition) -> bool:
         """Whether a database that stands at ``other`` may be the one that stood here."""
         return other.seq >= self.seq and other.epoch >= self.epoch
 
-    def raised_to(self, other: HighWater) -> HighWater:
+    def raised_to(self, other: LogPosition) -> LogPosition:
         """The higher of both."""
-        return HighWater(max(self.seq, other.seq), max(self.epoch, other.epoch))
+        return LogPosition(max(self.seq, other.seq), max(self.epoch, other.epoch))
 
 
-def turned_back(known: HighWater, at: HighWater) -> MooringsError:
+def rewound_error(known: LogPosition, at: LogPosition) -> MooringsError:
     """What to say of a database that has come less far than is known of it."""
     return MooringsError(
         "store.turned_back",
@@ -61,14 +61,14 @@ def turned_back(known: HighWater, at: HighWater) -> MooringsError:
 
 
 @dataclass(frozen=True, slots=True)
-class Save:
+class ExpectedVersion:
     """Which version of a record a save replaces; None: the record is new."""
 
     expected: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class KeyUse:
+class IdempotencyRecord:
     """The use of an idempotency key: ``subject`` and ``key`` are unique for ever.
 
     Attributes:
@@ -100,16 +100,16 @@ class Changes:
         events: the outbox rows, in order.
     """
 
-    claims: list[tuple[Claim, Save]] = field(default_factory=list)
-    partitions: list[tuple[Partition, Save]] = field(default_factory=list)
+    claims: list[tuple[Claim, ExpectedVersion]] = field(default_factory=list)
+    partitions: list[tuple[Partition, ExpectedVersion]] = field(default_factory=list)
     removed: list[tuple[PartitionId, int]] = field(default_factory=list)
     devices: list[Device] = field(default_factory=list)
-    runs: list[tuple[Run, Save]] = field(default_factory=list)
+    runs: list[tuple[Run, ExpectedVersion]] = field(default_factory=list)
     jobs: dict[RunId, JobSpec] = field(default_factory=dict)
-    projects: list[tuple[Project, Save]] = field(default_factory=list)
+    projects: list[tuple[Project, ExpectedVersion]] = field(default_factory=list)
     projects_removed: list[tuple[str, int]] = field(default_factory=list)
     usage: list[ProjectUsage] = field(default_factory=list)
-    keys: list[KeyUse] = field(default_factory=list)
+    keys: list[IdempotencyRecord] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
 
     def __bool__(self) -> bool:
@@ -117,7 +117,7 @@ class Changes:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class StoredState:
     """Everything that has not ended, as the database holds it, and the last sequence number it reflects.
 
     Projects, and what they used, stand by the projects' names.
@@ -133,11 +133,11 @@ class Saved:
     projects: tuple[Project, ...]
     usage: tuple[ProjectUsage, ...]
     seq: Seq
-    archived: Seq = BEGIN
+    archived: Seq = LOG_START
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class EventRow:
     """One row of the outbox."""
 
     seq: Seq
@@ -145,7 +145,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class PageQuery:
     """How much of a list is wanted: at most ``limit`` after the item ``after`` (its id)."""
 
     limit: int = 100
@@ -213,7 +213,7 @@ class AccessKey:
 
 
 @dataclass(frozen=True, slots=True)
-class AppliancePart:
+class ApplianceJobQuery:
     """Which of an appliance's jobs: of a kind, of a workflow, with all these labels; nothing given: all."""
 
     kind: ApplianceJobType | None = None
@@ -250,7 +250,7 @@ class Archive:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedRecords:
     """Records that ended long ago, and that nothing else refers to."""
 
     runs: Sequence[Run] = ()
@@ -277,7 +277,7 @@ class Store(Protocol):
         """
         ...
 
-    def rise(self, at: HighWater) -> None:
+    def rise(self, at: LogPosition) -> None:
         """Number events and leaders above ``at`` from now on: for a database that was turned back."""
         ...
 
@@ -285,11 +285,11 @@ class Store(Protocol):
         """Who began to lead last; whether it still does is for nobody to know."""
         ...
 
-    def load(self) -> Saved:
+    def load(self) -> StoredState:
         """Everything that has not ended, in one consistent read."""
         ...
 
-    def commit(self, epoch: Epoch, changes: Changes, after: Seq = BEGIN) -> Seq:
+    def commit(self, epoch: Epoch, changes: Changes, after: Seq = LOG_START) -> Seq:
         """Save all of it in one durable transaction; the last sequence number given.
 
         Args:
@@ -305,7 +305,7 @@ class Store(Protocol):
         """
         ...
 
-    def keys_used(self, pairs: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], KeyUse]:
+    def keys_used(self, pairs: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], IdempotencyRecord]:
         """The uses of these (subject, key) pairs that exist."""
         ...
 
@@ -315,7 +315,7 @@ class Store(Protocol):
 
     def claims(
         self,
-        page: Page,
+        page: PageQuery,
         *,
         states: frozenset[ClaimState] | None = None,
         owner_prefix: str | None = None,
@@ -330,11 +330,11 @@ class Store(Protocol):
 
     def runs(
         self,
-        page: Page,
+        page: PageQuery,
         *,
         states: frozenset[RunState] | None = None,
         subject: str | None = None,
-        part: AppliancePart | None = None,
+        part: ApplianceJobQuery | None = None,
     ) -> Sequence[Run]:
         """Runs by creation, then id; with ``part`` only jobs of an appliance, and of these as it says."""
         ...
@@ -345,7 +345,7 @@ class Store(Protocol):
 
     def events(
         self, after: Seq, limit: int, *, claim: str | None = None, run: str | None = None, names: Sequence[str] = ()
-    ) -> Sequence[Row]:
+    ) -> Sequence[EventRow]:
         """Outbox rows with a greater sequence number, in order; ``names`` may end in ``.*``."""
         ...
 
@@ -353,7 +353,7 @@ class Store(Protocol):
         """The last sequence number given."""
         ...
 
-    def high_water(self) -> HighWater:
+    def high_water(self) -> LogPosition:
         """How far it has come."""
         ...
 
@@ -368,7 +368,7 @@ class Store(Protocol):
         """
         ...
 
-    def forget_events(self, epoch: Epoch, archive: Archive, limit: int, after: Seq = BEGIN) -> int:
+    def forget_events(self, epoch: Epoch, archive: Archive, limit: int, after: Seq = LOG_START) -> int:
         """Remove at most ``limit`` of the events that stand in an archive; how many. 0: none of them is left.
 
         The first call, with the oldest events there are, also saves that they have left.
@@ -384,7 +384,7 @@ class Store(Protocol):
         """
         ...
 
-    def ended(self, before: Timestamp, limit: int) -> Ended:
+    def ended(self, before: Timestamp, limit: int) -> EndedRecords:
         """At most ``limit`` runs, and as many claims, that ended before that, the oldest first.
 
         A run with a claim of its own comes when that has ended, too; a claim when no run and no partition refers to it
@@ -392,7 +392,7 @@ class Store(Protocol):
         """
         ...
 
-    def forget_ended(self, epoch: Epoch, ended: Ended, after: Seq = BEGIN) -> None:
+    def forget_ended(self, epoch: Epoch, ended: EndedRecords, after: Seq = LOG_START) -> None:
         """Remove them; their idempotency keys stay, spent.
 
         Args:

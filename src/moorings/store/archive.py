@@ -27,7 +27,7 @@ from moorings.core.events import EVENT_VERSION, Event
 from moorings.core.instants import Timestamp
 from moorings.core.records import to_plain
 from moorings.ports.archive import JobsOf
-from moorings.ports.store import Ended, Row, Seq
+from moorings.ports.store import EndedRecords, EventRow, Seq
 
 LINE_BYTES_MAX: Final = 1 << 28
 _ABOUT: Final = ("claim", "partition", "run", "pool", "device")
@@ -38,7 +38,7 @@ _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class ArchiveFile:
     """A file of events, from the first to the last."""
 
     path: Path
@@ -52,7 +52,7 @@ class ArchiveFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def write_events(self, first: Seq, last: Seq, rows: Iterable[Row]) -> str:
+    def write_events(self, first: Seq, last: Seq, rows: Iterable[EventRow]) -> str:
         """The digest of the file of these events, which is on the disk then; one that is there already stays.
 
         Raises:
@@ -71,7 +71,7 @@ class ArchiveFolder:
             raise _failed(self.path / name, "it has not the events of its name")
         return digest
 
-    def write_ended(self, ended: Ended, jobs: JobsOf) -> None:
+    def write_ended(self, ended: EndedRecords, jobs: JobsOf) -> None:
         """Write records as they were last, a line each, a run with its whole job.
 
         Raises:
@@ -114,25 +114,25 @@ class ArchiveFolder:
         return digest
 
 
-def stretches(folder: Path) -> list[Stretch]:
+def list_archive_files(folder: Path) -> list[ArchiveFile]:
     """The files of events in a folder, by their first event.
 
     Raises:
         MooringsError: ``archive.failed``: the folder cannot be read; one that is not there has none.
     """
-    found: list[Stretch] = []
+    found: list[ArchiveFile] = []
     try:
         with suppress(FileNotFoundError):
             for path in folder.iterdir():
                 named = _EVENTS.fullmatch(path.name)
                 if named is not None:
-                    found.append(Stretch(path, Seq(int(named[1])), Seq(int(named[2]))))
+                    found.append(ArchiveFile(path, Seq(int(named[1])), Seq(int(named[2]))))
     except OSError as error:
         raise _failed(folder, error.strerror or str(error)) from error
     return sorted(found, key=lambda one: (one.first, one.last))
 
 
-def read_events(stretch: Stretch) -> Iterator[Row]:
+def read_events(stretch: ArchiveFile) -> Iterator[EventRow]:
     """The events of a file, exactly as they were.
 
     Raises:
@@ -154,7 +154,7 @@ def read_events(stretch: Stretch) -> Iterator[Row]:
         ) from error
 
 
-def _line(row: Row) -> str:
+def _line(row: EventRow) -> str:
     event = row.event
     about = {name: getattr(event, name) for name in _ABOUT}
     known = {name: value for name, value in about.items() if value is not None}
@@ -163,12 +163,12 @@ def _line(row: Row) -> str:
     )
 
 
-def _check_end(last: int, stretch: Stretch) -> None:
+def _check_end(last: int, stretch: ArchiveFile) -> None:
     if last != stretch.last:
         raise ValueError("it ends too soon")
 
 
-def _row(said: Mapping[str, object], last: int) -> Row:
+def _row(said: Mapping[str, object], last: int) -> EventRow:
     seq, at, name, data = said["seq"], said["at"], said["name"], said["data"]
     about = {key: said.get(key) for key in _ABOUT}
     texts = all(value is None or isinstance(value, str) for value in about.values())
@@ -177,7 +177,7 @@ def _row(said: Mapping[str, object], last: int) -> Row:
     if seq <= last:
         raise ValueError("its events are not in order")
     named = {key: value for key, value in about.items() if isinstance(value, str)}
-    return Row(Seq(seq), Event(name=name, at=Timestamp(at), data=data, **named))
+    return EventRow(Seq(seq), Event(name=name, at=Timestamp(at), data=data, **named))
 
 
 def _pack(file: IO[bytes], lines: Iterable[str]) -> None:

@@ -23,7 +23,7 @@ from sqlalchemy import (
 
 from moorings.core.errors import MooringsError
 from moorings.store import tables
-from moorings.store.rows import Row, Value
+from moorings.store.rows import RowTuple, Value
 
 _CHUNK = 200  # values in one question; SQLite of old allows 999 parameters
 
@@ -38,7 +38,7 @@ _TAKEN = {
 }
 
 
-class RefusedError(Exception):
+class CommitRejectedError(Exception):
     """The database refused a commit; ``explain`` says why, after the rollback."""
 
     def explain(self, connection: Connection) -> MooringsError:
@@ -46,10 +46,10 @@ class RefusedError(Exception):
         return _conflict("something that is named does not exist")
 
 
-class TakenError(RefusedError):
+class UniqueViolationError(CommitRejectedError):
     """A constraint refused one of these new rows."""
 
-    def __init__(self, table: Table, rows: Sequence[Row]) -> None:
+    def __init__(self, table: Table, rows: Sequence[RowTuple]) -> None:
         super().__init__(table.name)
         self._table = table
         self._rows = rows
@@ -58,7 +58,7 @@ class TakenError(RefusedError):
         return _conflict(_what_is_taken(connection, self._table, self._rows))
 
 
-class StaleError(RefusedError):
+class VersionConflictError(CommitRejectedError):
     """One of these records does not have the version (or the identity) that a save expects.
 
     Args:
@@ -95,14 +95,14 @@ def _what_is_stale(connection: Connection, table: Table, guards: Sequence[tuple[
     return f"something of a {noun} that never changes was to be changed"
 
 
-def _what_is_taken(connection: Connection, table: Table, rows: Sequence[Row]) -> str:
+def _what_is_taken(connection: Connection, table: Table, rows: Sequence[RowTuple]) -> str:
     place = {column.name: index for index, column in enumerate(table.c)}
     constraints = sorted(table.constraints, key=lambda one: str(one.name))
     for unique in constraints:
         if isinstance(unique, UniqueConstraint | PrimaryKeyConstraint):
             columns = list(unique.columns)
             values = [tuple(row[place[column.name]] for column in columns) for row in rows]
-            taken = _twice(values) or _first_present(connection, columns, values)
+            taken = _duplicate(values) or _first_present(connection, columns, values)
             if taken is not None:
                 return _TAKEN.get(columns[0], f"{table.name} has {{0}}").format(*taken)
     for key in constraints:
@@ -116,12 +116,14 @@ def _what_is_taken(connection: Connection, table: Table, rows: Sequence[Row]) ->
     return f"a row of {table.name} is not allowed"
 
 
-def _twice(values: Sequence[Row]) -> Row | None:
+def _duplicate(values: Sequence[RowTuple]) -> RowTuple | None:
     counted = Counter(values)
     return next((value for value in values if counted[value] > 1), None)
 
 
-def _first_present(connection: Connection, columns: Sequence[Column[Value]], values: Sequence[Row]) -> Row | None:
+def _first_present(
+    connection: Connection, columns: Sequence[Column[Value]], values: Sequence[RowTuple]
+) -> RowTuple | None:
     for start in range(0, len(values), _CHUNK):
         # Not `(pool, name) IN (VALUES ...)`: SQLite compares those without the columns' types, and so without an index.
         wanted = (

@@ -18,13 +18,13 @@ import threading
 from pathlib import Path
 
 from moorings.core.errors import MooringsError
-from moorings.ports.store import Epoch, HighWater, Seq
+from moorings.ports.store import Epoch, LogPosition, Seq
 
-FILE = "high-water"
+LOG_POSITION_FILE = "high-water"
 _BYTES = 256  # of one sector: it is there whole or not at all
 
 
-class HighWaterMark:
+class LogPositionFile:
     """The highest that is known of an installation's database.
 
     It only rises, also where two controllers of one folder write.
@@ -35,14 +35,14 @@ class HighWaterMark:
     """
 
     def __init__(self, folder: Path, installation: str) -> None:
-        self._path = folder / FILE
+        self._path = folder / LOG_POSITION_FILE
         self._installation = installation
-        self._seen: HighWater | None = None
-        self._kept: HighWater | None = None
+        self._seen: LogPosition | None = None
+        self._kept: LogPosition | None = None
         self._writing = threading.Lock()
         self._noting = asyncio.Lock()  # fair: first come, first on
 
-    def known(self) -> HighWater | None:
+    def known(self) -> LogPosition | None:
         """The higher of what this process has seen and what the file says; None: the file says nothing.
 
         What was seen alone proves nothing: a controller that is new to the database may have seen it go on from where
@@ -60,11 +60,11 @@ class HighWaterMark:
         on_disk = self._parse(text)
         return None if on_disk is None else _higher(self._seen, on_disk)
 
-    def see(self, at: HighWater) -> None:
+    def see(self, at: LogPosition) -> None:
         """Remember it as long as this process lives."""
         self._seen = _higher(self._seen, at)
 
-    async def note(self, at: HighWater) -> None:
+    async def note(self, at: LogPosition) -> None:
         """Returns once it is on the disk; those who wait for one write share it, and go on in the order they came.
 
         The order matters: a vendor that chooses the devices itself takes partitions as they come.
@@ -77,7 +77,7 @@ class HighWaterMark:
             if self._kept is None or not at.is_reached_by(self._kept):
                 await asyncio.to_thread(self.keep, at)
 
-    def keep(self, at: HighWater) -> None:
+    def keep(self, at: LogPosition) -> None:
         """As ``note``, for who may wait.
 
         Raises:
@@ -92,7 +92,7 @@ class HighWaterMark:
             except OSError as error:
                 raise self._unusable("written", error) from error
 
-    def _write(self, at: HighWater) -> HighWater:
+    def _write(self, at: LogPosition) -> LogPosition:
         file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -106,12 +106,12 @@ class HighWaterMark:
             os.close(file)
         return highest
 
-    def _parse(self, text: str) -> HighWater | None:
+    def _parse(self, text: str) -> LogPosition | None:
         """What a file says of this installation; None: nothing that can be read."""
         words = text.split()
         if len(words) != 3 or words[0] != self._installation or not (words[1] + words[2]).isdecimal():
             return None
-        return HighWater(Seq(int(words[1])), Epoch(int(words[2])))
+        return LogPosition(Seq(int(words[1])), Epoch(int(words[2])))
 
     def _unusable(self, how: str, error: OSError) -> MooringsError:
         return MooringsError(
@@ -122,7 +122,7 @@ class HighWaterMark:
         )
 
 
-def _higher(one: HighWater | None, other: HighWater | None) -> HighWater | None:
+def _higher(one: LogPosition | None, other: LogPosition | None) -> LogPosition | None:
     if one is None or other is None:
         return one or other
     return one.raised_to(other)

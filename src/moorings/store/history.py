@@ -29,7 +29,7 @@ from moorings.core.claims import ENDED as ENDED_CLAIMS
 from moorings.core.errors import MooringsError
 from moorings.core.events import canonical_json
 from moorings.core.instants import Timestamp
-from moorings.ports.store import BEGIN, Archive, Ended, KeyUse, Seq
+from moorings.ports.store import LOG_START, Archive, EndedRecords, IdempotencyRecord, Seq
 from moorings.store import rows
 from moorings.store.tables import archives, claims, idempotency_keys, outbox, partitions, runs, spent_keys
 from moorings.workloads.runs import ENDED as ENDED_RUNS
@@ -57,7 +57,9 @@ _ALL_NAMES = select(_NAMES.c.name).where(_NAMES.c.name.is_not(None))
 # -------------------------------------------------------------------------------------------------------------- events
 
 
-def of_names(connection: Connection, wanted: Sequence[str], after: Seq, limit: int) -> Select[*tuple[Any, ...]] | None:
+def select_by_names(
+    connection: Connection, wanted: Sequence[str], after: Seq, limit: int
+) -> Select[*tuple[Any, ...]] | None:
     """The statement that reads the events of these names after ``after``, at most ``limit``; names may end in ``.*``.
 
     None: there are no events of these names. A list a name, each in the order of its index, merged: one list of several
@@ -80,19 +82,21 @@ def of_names(connection: Connection, wanted: Sequence[str], after: Seq, limit: i
     return select(outbox).where(outbox.c.seq.in_(merged)).order_by(outbox.c.seq)
 
 
-def archived(connection: Connection) -> Seq:
+def last_archived_seq(connection: Connection) -> Seq:
     """Number of the last event that has left."""
-    return Seq(connection.execute(_LAST_ARCHIVED).scalar_one() or BEGIN)
+    return Seq(connection.execute(_LAST_ARCHIVED).scalar_one() or LOG_START)
 
 
-def archives_of(connection: Connection) -> Sequence[Archive]:
+def list_archives(connection: Connection) -> Sequence[Archive]:
     """The stretches that have left, oldest first."""
-    return [rows.archive_of(*row) for row in connection.execute(select(archives).order_by(archives.c.last))]
+    return [rows.parse_archive(*row) for row in connection.execute(select(archives).order_by(archives.c.last))]
 
 
-def stretch(connection: Connection, n_events: int, before: Timestamp) -> tuple[Seq, Seq] | None:
+def next_archive_range(connection: Connection, n_events: int, before: Timestamp) -> tuple[Seq, Seq] | None:
     """First and last of the oldest events that no archive has: so many, and up to the end of a turn."""
-    oldest = select(outbox.c.seq, outbox.c.at).where(outbox.c.seq > archived(connection)).order_by(outbox.c.seq)
+    oldest = (
+        select(outbox.c.seq, outbox.c.at).where(outbox.c.seq > last_archived_seq(connection)).order_by(outbox.c.seq)
+    )
     first = connection.execute(oldest.limit(1)).first()
     nth = connection.execute(oldest.limit(1).offset(n_events - 1)).first()
     if first is None or nth is None or nth.at >= before:
@@ -102,7 +106,7 @@ def stretch(connection: Connection, n_events: int, before: Timestamp) -> tuple[S
     return None if last is None or last.at >= before else (Seq(first.seq), Seq(last.seq))
 
 
-def forget_events(connection: Connection, archive: Archive, limit: int) -> int:
+def delete_archived_events(connection: Connection, archive: Archive, limit: int) -> int:
     """Remove some of the events in an archive, and save that they have left; how many were removed.
 
     Raises:
@@ -111,14 +115,14 @@ def forget_events(connection: Connection, archive: Archive, limit: int) -> int:
     known = connection.execute(select(archives).where(archives.c.last == archive.last)).first()
     if known is None:
         oldest = connection.execute(select(func.min(outbox.c.seq))).scalar_one()
-        if archive.first != oldest or archive.first <= archived(connection):
+        if archive.first != oldest or archive.first <= last_archived_seq(connection):
             raise MooringsError(
                 "store.conflict",
                 f"an archive of events {archive.first} to {archive.last} does not begin with the oldest, {oldest}",
                 hint="nothing was removed",
             )
         connection.execute(insert(archives).values(rows.archive_values(archive)))
-    elif rows.archive_of(*known).digest != archive.digest:
+    elif rows.parse_archive(*known).digest != archive.digest:
         raise MooringsError("store.conflict", f"there is another archive up to event {archive.last}")
     some = select(outbox.c.seq).where(outbox.c.seq <= archive.last).order_by(outbox.c.seq).limit(limit).subquery()
     until = connection.execute(select(func.max(some.c.seq))).scalar_one()
@@ -128,7 +132,7 @@ def forget_events(connection: Connection, archive: Archive, limit: int) -> int:
 # ------------------------------------------------------------------------------------------------------ claims and runs
 
 
-def ended(connection: Connection, before: Timestamp, limit: int) -> Ended:
+def list_ended(connection: Connection, before: Timestamp, limit: int) -> EndedRecords:
     """Runs and claims that ended before that, and that nothing else refers to."""
     other = _earlier_runs.c
     younger = exists().where(other.workflow == runs.c.workflow, or_(other.ended_at.is_(None), other.ended_at >= before))
@@ -147,10 +151,10 @@ def ended(connection: Connection, before: Timestamp, limit: int) -> Ended:
     )
     found_runs = connection.execute(old_runs.order_by(runs.c.ended_at, runs.c.id).limit(limit)).all()
     found_claims = connection.execute(old_claims.order_by(claims.c.ended_at, claims.c.id).limit(limit)).all()
-    return Ended([rows.run_of(*row) for row in found_runs], [rows.claim_of(*row) for row in found_claims])
+    return EndedRecords([rows.parse_run(*row) for row in found_runs], [rows.parse_claim(*row) for row in found_claims])
 
 
-def forget_ended(connection: Connection, gone: Ended) -> None:
+def delete_ended(connection: Connection, gone: EndedRecords) -> None:
     """Remove them, and leave of their keys what is needed to know them again.
 
     Raises:
@@ -180,14 +184,16 @@ def _spend(connection: Connection, chosen: ColumnElement[bool]) -> None:
         connection.execute(delete(idempotency_keys).where(chosen))
 
 
-def spent(connection: Connection, pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], KeyUse]:
+def find_spent_keys(
+    connection: Connection, pairs: Iterable[tuple[str, str]]
+) -> dict[tuple[str, str], IdempotencyRecord]:
     """Those of the (subject, key) pairs that were used for something that has left."""
-    found: dict[tuple[str, str], KeyUse] = {}
+    found: dict[tuple[str, str], IdempotencyRecord] = {}
     for part in _parts([(key_digest(*pair), pair) for pair in pairs]):
         meant = dict(part)
         for digest, claim, run in connection.execute(select(spent_keys).where(spent_keys.c.digest.in_(meant))):
             subject, key = meant[bytes(digest)]
-            found[subject, key] = rows.key_use_of(subject, key, "", claim, run)
+            found[subject, key] = rows.parse_idempotency_record(subject, key, "", claim, run)
     return found
 
 

@@ -14,16 +14,16 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from moorings.store.postgresql import connect_alone
+from moorings.store.postgresql import open_session
 
 if TYPE_CHECKING:
     import psycopg
 
 log = logging.getLogger("moorings.store")
 
-LOCK = 0x6D6F6F72  # "moor": advisory locks are a database's own, and so is ours
+ADVISORY_LOCK_ID = 0x6D6F6F72  # "moor": advisory locks are a database's own, and so is ours
 TRY_S = 0.3  # how often one that stands by tries
-BEAT_S = 0.5  # how often one that leads shows that it lives
+HEARTBEAT_S = 0.5  # how often one that leads shows that it lives
 SILENCE_S = 2.5  # after that long without a sign the server lets the lock go
 
 ANSWER_S = 2.5  # a server that takes longer to answer has let the lock go, for all we know
@@ -37,7 +37,7 @@ _SESSION = (
 )
 
 
-class SessionLock:
+class LeaderLock:
     """Leadership among the controllers on one PostgreSQL database.
 
     Args:
@@ -58,7 +58,7 @@ class SessionLock:
 
     async def lost(self) -> str:
         while True:
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(HEARTBEAT_S)
             reason = await asyncio.to_thread(self._beat)
             if reason:
                 await self.resign()
@@ -79,14 +79,16 @@ class SessionLock:
     def _try_alone(self) -> bool:
         import psycopg
 
-        from moorings.store.session import Patience
+        from moorings.store.session import DatabaseTimeouts
 
         try:
             if self._session is None:
-                self._session = connect_alone(self._url, Patience(connect_s=2.0, statement_s=2.0, answer_s=ANSWER_S))
+                self._session = open_session(
+                    self._url, DatabaseTimeouts(connect_s=2.0, statement_s=2.0, answer_s=ANSWER_S)
+                )
                 for setting in _SESSION:
                     self._session.execute(setting)
-            row = self._session.execute("SELECT pg_try_advisory_lock(%s)", [LOCK]).fetchone()
+            row = self._session.execute("SELECT pg_try_advisory_lock(%s)", [ADVISORY_LOCK_ID]).fetchone()
         except psycopg.Error as error:
             self._end()
             self._tell(_first_line(error))

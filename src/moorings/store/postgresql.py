@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sqlalchemy.exc import DBAPIError
     from sqlalchemy.pool import ConnectionPoolEntry
 
-    from moorings.store.session import Patience, Server, Session
+    from moorings.store.session import DatabaseTimeouts, PgSession, SessionFactory
 
 IDLE_SESSIONS: Final = 4  # kept open: one writes, the others read
 SESSIONS_MAX: Final = 16  # a controller; a server has 100 by default, for all
@@ -51,7 +51,7 @@ log = logging.getLogger("moorings.store")
 class PostgresqlDatabase(Database):
     """One database of a server and the sessions on it."""
 
-    def __init__(self, server: Server, lock_s: float) -> None:
+    def __init__(self, server: SessionFactory, lock_s: float) -> None:
         self._server = server
         self._lock_s = lock_s
         engine = create_engine(
@@ -68,7 +68,7 @@ class PostgresqlDatabase(Database):
         event.listen(engine, "checkout", self._see_whether_alive)
         super().__init__(engine)
 
-    def _see_whether_alive(self, session: Session, _entry: ConnectionPoolEntry, _proxy: object) -> None:
+    def _see_whether_alive(self, session: PgSession, _entry: ConnectionPoolEntry, _proxy: object) -> None:
         # Not the pool's "pre-ping": a question to the server for every transaction, and the turn waits for its answer.
         if session.has_ended():
             raise DisconnectionError
@@ -89,7 +89,7 @@ class PostgresqlDatabase(Database):
         connection.exec_driver_sql("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
 
     def begin_upgrade(self, connection: Connection) -> None:
-        session: Session = connection.connection.driver_connection  # type: ignore[assignment] # ours, see ``creator``
+        session: PgSession = connection.connection.driver_connection  # type: ignore[assignment] # ours, see ``creator``
         session.answer_s = UPGRADE_ANSWER_S
         connection.exec_driver_sql("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
         connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
@@ -115,10 +115,10 @@ class PostgresqlDatabase(Database):
         from moorings.store import session
 
         assert isinstance(error.orig, psycopg.Error)
-        return session.explain(error.orig, self._server)
+        return session.explain_error(error.orig, self._server)
 
 
-def open_postgresql(url: str, *, installation: str | None = None, patience: Patience | None = None) -> SqlStore:
+def open_postgresql(url: str, *, installation: str | None = None, patience: DatabaseTimeouts | None = None) -> SqlStore:
     """The store in that database, made or upgraded if need be.
 
     Args:
@@ -132,9 +132,9 @@ def open_postgresql(url: str, *, installation: str | None = None, patience: Pati
             ``store.corrupt``, ``store.unavailable``.
     """
     server = _server(url, patience)
-    from moorings.store.session import Patience
+    from moorings.store.session import DatabaseTimeouts
 
-    database = PostgresqlDatabase(server, (patience or Patience()).lock_s)
+    database = PostgresqlDatabase(server, (patience or DatabaseTimeouts()).lock_s)
     try:
         upgrade(database, installation or "".join(secrets.choice(_ID_ALPHABET) for _ in range(_ID_CHARS)))
         return SqlStore(database)
@@ -143,7 +143,7 @@ def open_postgresql(url: str, *, installation: str | None = None, patience: Pati
         raise
 
 
-def connect_alone(url: str, patience: Patience | None = None) -> psycopg.Connection[Any]:
+def open_session(url: str, patience: DatabaseTimeouts | None = None) -> psycopg.Connection[Any]:
     """A session of its own on that database, outside of any store; each statement is a transaction.
 
     Raises:
@@ -153,13 +153,13 @@ def connect_alone(url: str, patience: Patience | None = None) -> psycopg.Connect
     return _server(url, patience).connect()
 
 
-def _server(url: str, patience: Patience | None) -> Server:
+def _server(url: str, patience: DatabaseTimeouts | None) -> SessionFactory:
     try:
-        from moorings.store.session import Patience, Server
+        from moorings.store.session import DatabaseTimeouts, SessionFactory
     except ImportError as error:
         raise MooringsError(
             "config.invalid",
             f"PostgreSQL's driver cannot be loaded: {error}",
             hint="install Moorings with it: pip install 'moorings[postgres]'",
         ) from error
-    return Server(url, patience or Patience())
+    return SessionFactory(url, patience or DatabaseTimeouts())

@@ -31,14 +31,14 @@ from moorings.core.projects import Project, ProjectUsage
 from moorings.core.reasons import Reason
 from moorings.core.records import from_plain, to_plain
 from moorings.core.topology import Block
-from moorings.ports.store import AccessKey, Archive, Epoch, KeyUse, Leader, Seq
-from moorings.ports.store import Row as Numbered
+from moorings.ports.store import AccessKey, Archive, Epoch, IdempotencyRecord, Leader, Seq
+from moorings.ports.store import EventRow as Numbered
 from moorings.workloads.appliance import ApplianceJobType, WorkflowPart
 from moorings.workloads.jobs import Accelerators, JobSpec, JobSummary, Resources, summarize_job
 from moorings.workloads.runs import Run, RunId, RunState
 
 Value = str | int | None
-Row = tuple[Value, ...]
+RowTuple = tuple[Value, ...]
 
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 _NO_TEXT = _encode("")  # by far the most frequent reason
@@ -59,7 +59,7 @@ def _block(text: str) -> Block:
 # --------------------------------------------------------------------------------------------------------------- claims
 
 
-def claim_row(claim: Claim) -> Row:
+def claim_row(claim: Claim) -> RowTuple:
     """The row of ``claims``."""
     return (
         claim.id,
@@ -87,7 +87,7 @@ def claim_row(claim: Claim) -> Row:
     )
 
 
-def claim_of(
+def parse_claim(
     ident: str,
     name: str,
     owner: str,
@@ -195,7 +195,7 @@ def _reason_of(text: str) -> Reason:
 # ----------------------------------------------------------------------------------------------- partitions and devices
 
 
-def partition_row(partition: Partition) -> Row:
+def partition_row(partition: Partition) -> RowTuple:
     """The row of ``partitions``."""
     return (
         partition.id,
@@ -212,7 +212,7 @@ def partition_row(partition: Partition) -> Row:
     )
 
 
-def partition_of(
+def parse_partition(
     ident: str,
     name: str,
     claim: str,
@@ -241,18 +241,18 @@ def partition_of(
     )
 
 
-def partition_device_rows(partition: Partition) -> Iterator[Row]:
+def partition_device_rows(partition: Partition) -> Iterator[RowTuple]:
     """The rows of ``partition_devices`` that a new partition needs, one a device."""
     pool, ident = partition.pool, partition.id
     return ((pool, index, ident) for index in partition.block)
 
 
-def device_row(device: Device) -> Row:
+def device_row(device: Device) -> RowTuple:
     """The row of ``devices``."""
     return (device.pool, device.index, device.state.value, _text(device.reason), device.since)
 
 
-def device_of(pool: str, index: int, state: str, reason: str, since: int) -> Device:
+def parse_device(pool: str, index: int, state: str, reason: str, since: int) -> Device:
     """The device of a row of ``devices``."""
     return Device(PoolName(pool), index, DeviceState(state), json.loads(reason), Timestamp(since))
 
@@ -260,7 +260,7 @@ def device_of(pool: str, index: int, state: str, reason: str, since: int) -> Dev
 # ----------------------------------------------------------------------------------------------------------------- runs
 
 
-def run_row(run: Run, job: JobSpec | None) -> Row:
+def run_row(run: Run, job: JobSpec | None) -> RowTuple:
     """The row of ``runs``; with the whole job if the run is new, for it is written once."""
     return (
         run.id,
@@ -293,7 +293,7 @@ def labels_text(labels: Mapping[str, str]) -> str:
     return _encode(labels)
 
 
-def run_of(
+def parse_run(
     ident: str,
     name: str,  # the job has it too; its column is there to be searched
     engine: str,
@@ -379,10 +379,12 @@ def _head_of(head: str | None, job: str | None) -> JobSummary:
     if head is not None:
         return from_plain(JobSummary, json.loads(head))
     assert job is not None, "a run has a job"
-    return summarize_job(job_of(job))  # its bytes count as none: the log, which is decided again, has none either
+    return summarize_job(
+        parse_job_text(job)
+    )  # its bytes count as none: the log, which is decided again, has none either
 
 
-def job_of(text: str) -> JobSpec:
+def parse_job_text(text: str) -> JobSpec:
     """The job of a row of ``runs``."""
     values = json.loads(text)
     values["accelerators"] = Accelerators(**values["accelerators"])
@@ -397,7 +399,7 @@ def job_of(text: str) -> JobSpec:
 # ------------------------------------------------------------------------------------------------------------- projects
 
 
-def project_row(project: Project) -> Row:
+def project_row(project: Project) -> RowTuple:
     """The row of ``projects``."""
     said = to_plain(project)
     assert isinstance(said, dict)
@@ -405,17 +407,17 @@ def project_row(project: Project) -> Row:
     return (project.name, project.version, _encode(rest))
 
 
-def project_of(name: str, version: int, project: str) -> Project:
+def parse_project(name: str, version: int, project: str) -> Project:
     """The project of a row of ``projects``."""
     return from_plain(Project, {**json.loads(project), "name": name, "version": version})
 
 
-def usage_row(usage: ProjectUsage) -> Row:
+def usage_row(usage: ProjectUsage) -> RowTuple:
     """The row of ``project_usage``."""
     return (usage.project, usage.used, usage.at)
 
 
-def usage_of(project: str, used: int, at: int) -> ProjectUsage:
+def parse_usage(project: str, used: int, at: int) -> ProjectUsage:
     """The usage of a row of ``project_usage``."""
     return ProjectUsage(project, used, Timestamp(at))
 
@@ -423,7 +425,7 @@ def usage_of(project: str, used: int, at: int) -> ProjectUsage:
 # --------------------------------------------------------------------------------------------------------------- events
 
 
-def event_row(seq: int, event: Event) -> Row:
+def event_row(seq: int, event: Event) -> RowTuple:
     """The row of ``outbox``."""
     data = event.data
     if not data.isascii():
@@ -443,7 +445,7 @@ def event_row(seq: int, event: Event) -> Row:
     )
 
 
-def event_of(
+def parse_event(
     seq: int,
     name: str,
     at: int,
@@ -482,7 +484,7 @@ def archive_values(archive: Archive) -> Mapping[str, Value]:
     }
 
 
-def archive_of(last: int, first: int, digest: str, holder: str, at: int) -> Archive:
+def parse_archive(last: int, first: int, digest: str, holder: str, at: int) -> Archive:
     """The archive of a row of ``archives``."""
     return Archive(Seq(first), Seq(last), digest, holder, Timestamp(at))
 
@@ -490,28 +492,32 @@ def archive_of(last: int, first: int, digest: str, holder: str, at: int) -> Arch
 # --------------------------------------------------------------------------------------------------- leading and keys
 
 
-def leader_of(holder: str, url: str, url_epoch: int, epoch: int, led_at: int | None) -> Leader:
+def parse_leader(holder: str, url: str, url_epoch: int, epoch: int, led_at: int | None) -> Leader:
     """The leader of the row of ``installation``; an address of another epoch is another leader's."""
     return Leader(holder, url if url_epoch == epoch else "", Epoch(epoch), _instant(led_at))
 
 
-def key_use_row(use: KeyUse) -> Row:
+def key_use_row(use: IdempotencyRecord) -> RowTuple:
     """The row of ``idempotency_keys``."""
     return (use.subject, use.key, use.digest, use.claim, use.run)
 
 
-def key_use_of(subject: str, key: str, digest: str, claim: str | None, run: str | None) -> KeyUse:
+def parse_idempotency_record(
+    subject: str, key: str, digest: str, claim: str | None, run: str | None
+) -> IdempotencyRecord:
     """The key's use of a row of ``idempotency_keys``."""
-    return KeyUse(subject, key, digest, None if claim is None else ClaimId(claim), None if run is None else RunId(run))
+    return IdempotencyRecord(
+        subject, key, digest, None if claim is None else ClaimId(claim), None if run is None else RunId(run)
+    )
 
 
-def access_key_row(key: AccessKey) -> Row:
+def access_key_row(key: AccessKey) -> RowTuple:
     """The row of ``access_keys``."""
     head = (key.id, key.subject, key.role.value, key.owner_prefix, key.digest, key.created_at, key.revoked_at)
     return (*head, key.expires_at, key.rotated_at, key.old_digest, key.old_until)
 
 
-def access_key_of(
+def parse_access_key(
     ident: str,
     subject: str,
     role: str,

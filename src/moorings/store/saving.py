@@ -35,10 +35,10 @@ from sqlalchemy.sql.compiler import SQLCompiler
 
 from moorings.core.devices import Device, DeviceState
 from moorings.core.projects import ProjectUsage
-from moorings.ports.store import Changes, Save, Seq
+from moorings.ports.store import Changes, ExpectedVersion, Seq
 from moorings.store import rows, tables
-from moorings.store.conflicts import RefusedError, StaleError, TakenError
-from moorings.store.rows import Row, Value
+from moorings.store.conflicts import CommitRejectedError, UniqueViolationError, VersionConflictError
+from moorings.store.rows import RowTuple, Value
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Dialect
@@ -46,21 +46,21 @@ if TYPE_CHECKING:
 ROWS_A_STATEMENT_MAX = 32  # and every smaller power of two
 
 
-class Saver:
+class ChangeWriter:
     """Carries out the changes of a turn, in one order that every constraint allows."""
 
     def __init__(self, dialect: Dialect) -> None:
-        self._claims = _Records(tables.claims, dialect)
-        self._partitions = _Records(tables.partitions, dialect)
-        self._runs = _Records(tables.runs, dialect)
-        self._partition_devices = _New(tables.partition_devices, dialect)
-        self._projects = _Records(tables.projects, dialect)
-        self._usage = _New(tables.project_usage, dialect)
+        self._claims = _VersionedTable(tables.claims, dialect)
+        self._partitions = _VersionedTable(tables.partitions, dialect)
+        self._runs = _VersionedTable(tables.runs, dialect)
+        self._partition_devices = _InsertStatement(tables.partition_devices, dialect)
+        self._projects = _VersionedTable(tables.projects, dialect)
+        self._usage = _InsertStatement(tables.project_usage, dialect)
         self._no_usage = _delete(tables.project_usage, ["project"], dialect)
-        self._keys = _New(tables.idempotency_keys, dialect)
-        self._devices = _New(tables.devices, dialect)
+        self._keys = _InsertStatement(tables.idempotency_keys, dialect)
+        self._devices = _InsertStatement(tables.devices, dialect)
         self._in_service = _delete(tables.devices, ["pool", "device"], dialect)
-        self._outbox = _New(tables.outbox, dialect)
+        self._outbox = _InsertStatement(tables.outbox, dialect)
 
     def save(self, connection: Connection, changes: Changes, last: Seq) -> None:
         """Save all of it, the last event as number ``last``.
@@ -96,7 +96,7 @@ class Saver:
         self._usage.add(connection, [rows.usage_row(used) for used in latest.values()])
 
 
-class _Records:
+class _VersionedTable:
     """Inserts, updates and removals of records that count their versions; each is saved once in a commit.
 
     An update also compares what never changes in a record: a save that would change it finds no row.
@@ -109,19 +109,19 @@ class _Records:
         assert [*fixed, *once, *changing] == list(table.c), "columns stand in the order of life"
         self._table = table
         self._fixed_until, self._changing_from = len(fixed), len(fixed) + len(once)
-        self._new = _New(table, dialect)
+        self._new = _InsertStatement(table, dialect)
         self._update = _update(table, changing, fixed, dialect)
         (key,) = table.primary_key
         self._remove = _delete(table, [key.name, "version"], dialect)
 
-    def save(self, connection: Connection, saves: Iterable[tuple[Row, Save]]) -> None:
+    def save(self, connection: Connection, saves: Iterable[tuple[RowTuple, ExpectedVersion]]) -> None:
         """Insert the new ones and update the others.
 
         Raises:
             RefusedError: an id or a name is taken, or a version differs.
         """
-        new: list[Row] = []
-        changed: list[Row] = []
+        new: list[RowTuple] = []
+        changed: list[RowTuple] = []
         guards: list[tuple[str, int]] = []
         for row, save in saves:
             if save.expected is None:
@@ -133,9 +133,9 @@ class _Records:
         try:
             n_changed = self._update.run(connection, changed)
         except IntegrityError as error:
-            raise RefusedError from error
+            raise CommitRejectedError from error
         if n_changed != len(changed):
-            raise StaleError(self._table, guards)
+            raise VersionConflictError(self._table, guards)
 
     def remove(self, connection: Connection, guards: Sequence[tuple[str, int]]) -> None:
         """Delete records, each with the version it must have.
@@ -144,17 +144,17 @@ class _Records:
             StaleError: one of them has another version, or is gone.
         """
         if self._remove.run(connection, guards) != len(guards):
-            raise StaleError(self._table, guards)
+            raise VersionConflictError(self._table, guards)
 
 
-class _New:
+class _InsertStatement:
     """Inserts."""
 
     def __init__(self, table: Table, dialect: Dialect) -> None:
         self._table = table
         self._insert = _insert(table, dialect)
 
-    def add(self, connection: Connection, new: Sequence[Row]) -> None:
+    def add(self, connection: Connection, new: Sequence[RowTuple]) -> None:
         """Insert new rows.
 
         Raises:
@@ -163,7 +163,7 @@ class _New:
         try:
             self._insert.run(connection, new)
         except IntegrityError as error:
-            raise TakenError(self._table, new) from error
+            raise UniqueViolationError(self._table, new) from error
 
 
 class _Statement:
@@ -179,7 +179,7 @@ class _Statement:
         self._dialect = dialect
         self._texts: dict[int, str] = {}
 
-    def run(self, connection: Connection, given: Sequence[Row]) -> int:
+    def run(self, connection: Connection, given: Sequence[RowTuple]) -> int:
         """How many rows of the database it changed."""
         n_changed = start = 0
         while start < len(given):

@@ -30,7 +30,9 @@ ResultT = TypeVar("ResultT")
 
 log = logging.getLogger("moorings.store")
 
-OLDEST: Final = 14  # the oldest release that its makers support; idle_session_timeout, which leadership needs
+MIN_SERVER_VERSION: Final = (
+    14  # the oldest release that its makers support; idle_session_timeout, which leadership needs
+)
 PREPARED_STATEMENTS: Final = 256  # a session; every statement of a commit stays planned
 _WAIT_S: Final = 0.1  # psycopg's own interval of looking up while it waits
 
@@ -43,7 +45,7 @@ _SHOWN: Final = ("host", "hostaddr", "port", "dbname", "service")
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class DatabaseTimeouts:
     """How long the database is waited for, in seconds.
 
     Attributes:
@@ -62,7 +64,7 @@ class Patience:
     idle_in_transaction_s: float = 3.0
 
 
-class UnfitError(psycopg.OperationalError):
+class UnusableServerError(psycopg.OperationalError):
     """A server answered, but is not one to work on; ``error`` says why."""
 
     def __init__(self, error: MooringsError) -> None:
@@ -70,10 +72,10 @@ class UnfitError(psycopg.OperationalError):
         self.error = error
 
 
-class Session(psycopg.Connection[Any]):
+class PgSession(psycopg.Connection[Any]):
     """A connection whose every wait ends; transactions begin where we say."""
 
-    answer_s: float = Patience().answer_s
+    answer_s: float = DatabaseTimeouts().answer_s
 
     def wait(self, gen: PQGen[ResultT], interval: float = _WAIT_S, timeout: float | None = None) -> ResultT:
         """What the server answers.
@@ -108,7 +110,7 @@ class Session(psycopg.Connection[Any]):
         return bool(poll.poll(0))
 
 
-class Server:
+class SessionFactory:
     """Where sessions come from: a URL that was understood, and what every session is set to.
 
     Args:
@@ -119,7 +121,7 @@ class Server:
         MooringsError: ``config.invalid``.
     """
 
-    def __init__(self, url: str, patience: Patience) -> None:
+    def __init__(self, url: str, patience: DatabaseTimeouts) -> None:
         self._patience = patience
         self._parameters = {**_read_url(url), "client_encoding": "utf8"}
         defaults = {
@@ -134,7 +136,7 @@ class Server:
         for name, value in defaults.items():
             self._parameters.setdefault(name, value)
 
-        self._sessions: WeakSet[Session] = WeakSet()
+        self._sessions: WeakSet[PgSession] = WeakSet()
 
     def __str__(self) -> str:
         """For people: the database and where it is; no user, no password."""
@@ -148,13 +150,13 @@ class Server:
         """The name of the database, if the URL gives it."""
         return str(self._parameters.get("dbname") or "")
 
-    def connect(self) -> Session:
+    def connect(self) -> PgSession:
         """A new session, of a server that can be written and keeps what it has confirmed.
 
         Raises:
-            psycopg.Error: no session could be had; ``UnfitError`` if the server is not one to work on.
+            psycopg.Error: no session could be had; ``UnusableServerError`` if the server is not one to work on.
         """
-        session = Session.connect(make_conninfo("", **self._parameters), autocommit=True)
+        session = PgSession.connect(make_conninfo("", **self._parameters), autocommit=True)
         try:
             session.prepared_max = PREPARED_STATEMENTS
             session.answer_s = self._patience.answer_s
@@ -171,23 +173,23 @@ class Server:
         for session in list(self._sessions):
             session.cut()
 
-    def forgive(self, session: Session) -> None:
+    def forgive(self, session: PgSession) -> None:
         """Set its patience back to what every session has."""
         session.answer_s = self._patience.answer_s
 
-    def _check(self, session: Session) -> None:
+    def _check(self, session: PgSession) -> None:
         version = session.info.server_version
-        if version < OLDEST * 10_000:
-            raise UnfitError(
+        if version < MIN_SERVER_VERSION * 10_000:
+            raise UnusableServerError(
                 MooringsError(
                     "config.invalid",
                     f"{self} is served by PostgreSQL {version // 10_000}, which is too old",
-                    hint=f"use PostgreSQL {OLDEST} or newer",
+                    hint=f"use PostgreSQL {MIN_SERVER_VERSION} or newer",
                 )
             )
         encoding = session.info.parameter_status("server_encoding")
         if encoding != "UTF8":
-            raise UnfitError(
+            raise UnusableServerError(
                 MooringsError(
                     "config.invalid",
                     f"{self} keeps its texts in {encoding}, which cannot hold every name",
@@ -195,7 +197,7 @@ class Server:
                 )
             )
 
-    def _set_up(self, session: Session) -> None:
+    def _set_up(self, session: PgSession) -> None:
         """Timeouts of the server's side, and durability: a commit that was answered is on the server's disk."""
         timeouts = {
             "statement_timeout": self._patience.statement_s,
@@ -211,7 +213,7 @@ class Server:
         with session.cursor(row_factory=scalar_row) as cursor:
             statement = f"SELECT pg_is_in_recovery(), {', '.join(wanted)}"
             if cursor.execute(statement.encode()).fetchone():
-                raise UnfitError(
+                raise UnusableServerError(
                     MooringsError(
                         "store.unavailable",
                         f"{self} is on a standby server, which can only be read",
@@ -275,12 +277,12 @@ _UNREACHABLE_HINT = (
 )
 
 
-def explain(error: psycopg.Error, server: Server) -> MooringsError:
+def explain_error(error: psycopg.Error, server: SessionFactory) -> MooringsError:
     """What an error of a session on ``server`` means: ``store.*``, ``config.invalid`` or ``internal.error``.
 
     Only the first sentence of what the server said is told: its details hold values of rows.
     """
-    if isinstance(error, UnfitError):
+    if isinstance(error, UnusableServerError):
         return error.error
     state = error.sqlstate or ""
     said = error.diag.message_primary or str(error).strip().partition("\n")[0]

@@ -35,27 +35,27 @@ from moorings.core.errors import MooringsError
 from moorings.core.events import Event, canonical_json
 from moorings.core.instants import Timestamp
 from moorings.ports.store import (
-    BEGIN,
+    LOG_START,
     AccessKey,
-    AppliancePart,
+    ApplianceJobQuery,
     Archive,
     Changes,
-    Ended,
+    EndedRecords,
     Epoch,
-    HighWater,
-    KeyUse,
+    IdempotencyRecord,
     Leader,
-    Page,
+    LogPosition,
+    PageQuery,
     Replication,
-    Saved,
     Seq,
-    turned_back,
+    StoredState,
+    rewound_error,
 )
-from moorings.ports.store import Row as Numbered
+from moorings.ports.store import EventRow as Numbered
 from moorings.store import history, rows
-from moorings.store.conflicts import RefusedError
+from moorings.store.conflicts import CommitRejectedError
 from moorings.store.database import Database
-from moorings.store.saving import Saver
+from moorings.store.saving import ChangeWriter
 from moorings.store.tables import (
     access_keys,
     claims,
@@ -115,7 +115,7 @@ class SqlStore:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._saver = Saver(database.engine.dialect)
+        self._saver = ChangeWriter(database.engine.dialect)
         with database.read() as connection:
             self._installation: str = connection.execute(select(installation.c.id)).scalar_one()
 
@@ -127,7 +127,7 @@ class SqlStore:
     def lead(self, holder: str, now: Timestamp, url: str = "") -> Epoch:
         raised = installation.c.epoch + 1
         with self._database.write() as connection:
-            last = _number(connection, 1)
+            last = _allocate_seq(connection, 1)
             connection.execute(
                 update(installation).values(epoch=raised, holder=holder, led_at=now, url=url, url_epoch=raised)
             )
@@ -136,7 +136,7 @@ class SqlStore:
             self._saver.save(connection, Changes(events=[Event(name="controller.led", at=now, data=data)]), last)
         return epoch
 
-    def rise(self, at: HighWater) -> None:
+    def rise(self, at: LogPosition) -> None:
         at_least = {installation.c.seq: at.seq, installation.c.epoch: at.epoch}
         with self._database.write() as connection:
             connection.execute(
@@ -148,21 +148,21 @@ class SqlStore:
     def leader(self) -> Leader:
         with self._database.read() as connection:
             row = connection.execute(_LEADER).one()
-        return rows.leader_of(*row)
+        return rows.parse_leader(*row)
 
-    def commit(self, epoch: Epoch, changes: Changes, after: Seq = BEGIN) -> Seq:
+    def commit(self, epoch: Epoch, changes: Changes, after: Seq = LOG_START) -> Seq:
         try:
             with self._database.write() as connection:
-                last = _number(connection, len(changes.events), HighWater(after, epoch))
+                last = _allocate_seq(connection, len(changes.events), LogPosition(after, epoch))
                 self._saver.save(connection, changes, last)
             return last
-        except RefusedError as refused:
+        except CommitRejectedError as refused:
             with self._database.snapshot() as connection:
                 raise refused.explain(connection) from refused
 
     # --------------------------------------------------------------------------------------------------------- reading
 
-    def load(self) -> Saved:
+    def load(self) -> StoredState:
         with self._database.snapshot() as connection:
             waiting = select(claims).where(claims.c.state.in_(_LIVE_CLAIMS)).order_by(claims.c.arrival, claims.c.id)
             going = _RUNS.where(runs.c.state.in_(_LIVE_RUNS)).order_by(runs.c.created_at, runs.c.id)
@@ -172,20 +172,20 @@ class SqlStore:
             used = select(project_usage).order_by(project_usage.c.project)
             # Made into records after the transaction: a server ends one in which nothing is asked for seconds.
             found = [connection.execute(chosen).all() for chosen in (waiting, held, out, going, paying, used)]
-            seq, archived = _last_seq(connection), history.archived(connection)
-        return Saved(
-            claims=tuple(rows.claim_of(*row) for row in found[0]),
-            partitions=tuple(rows.partition_of(*row) for row in found[1]),
-            devices=tuple(rows.device_of(*row) for row in found[2]),
-            runs=tuple(rows.run_of(*row) for row in found[3]),
-            projects=tuple(rows.project_of(*row) for row in found[4]),
-            usage=tuple(rows.usage_of(*row) for row in found[5]),
+            seq, archived = _last_seq(connection), history.last_archived_seq(connection)
+        return StoredState(
+            claims=tuple(rows.parse_claim(*row) for row in found[0]),
+            partitions=tuple(rows.parse_partition(*row) for row in found[1]),
+            devices=tuple(rows.parse_device(*row) for row in found[2]),
+            runs=tuple(rows.parse_run(*row) for row in found[3]),
+            projects=tuple(rows.parse_project(*row) for row in found[4]),
+            usage=tuple(rows.parse_usage(*row) for row in found[5]),
             seq=seq,
             archived=archived,
         )
 
-    def keys_used(self, pairs: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], KeyUse]:
-        found: list[KeyUse] = []
+    def keys_used(self, pairs: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], IdempotencyRecord]:
+        found: list[IdempotencyRecord] = []
         # No snapshot, which a server would have to be asked for: keys are only ever added.
         with self._database.read() as connection:
             for start in range(0, len(pairs), _PAIRS_AT_ONCE):
@@ -194,10 +194,10 @@ class SqlStore:
                 for place in range(_PAIRS_AT_ONCE):  # the last pair fills up the rest
                     pair = part[min(place, len(part) - 1)]
                     wanted[f"subject_{place}"], wanted[f"key_{place}"] = pair
-                found.extend(rows.key_use_of(*row) for row in connection.execute(_KEYS_USED, wanted))
+                found.extend(rows.parse_idempotency_record(*row) for row in connection.execute(_KEYS_USED, wanted))
             # Afterwards: a key that is being moved from one table to the other is seen in one of them at least.
             used = {(use.subject, use.key): use for use in found}
-            used |= history.spent(connection, [pair for pair in pairs if pair not in used])
+            used |= history.find_spent_keys(connection, [pair for pair in pairs if pair not in used])
         return used
 
     def claim(self, ident: str) -> Claim | None:
@@ -207,11 +207,11 @@ class SqlStore:
             named.where(claims.c.state.in_(_LIVE_CLAIMS)),
             named,
         )
-        return None if row is None else rows.claim_of(*row)
+        return None if row is None else rows.parse_claim(*row)
 
     def claims(
         self,
-        page: Page,
+        page: PageQuery,
         *,
         states: frozenset[ClaimState] | None = None,
         owner_prefix: str | None = None,
@@ -219,37 +219,37 @@ class SqlStore:
     ) -> Sequence[Claim]:
         chosen = select(claims)
         if owner_prefix:
-            chosen = chosen.where(_begins(claims.c.owner, owner_prefix))
+            chosen = chosen.where(_prefix_condition(claims.c.owner, owner_prefix))
         if pool is not None:
             chosen = chosen.where(claims.c.pool == pool)
-        return [rows.claim_of(*row) for row in self._page(chosen, claims, claims.c.arrival, page, states)]
+        return [rows.parse_claim(*row) for row in self._page(chosen, claims, claims.c.arrival, page, states)]
 
     def run(self, ident: str, subject: str | None = None) -> Run | None:
         named = _RUNS.where(runs.c.name == ident).order_by(runs.c.created_at.desc(), runs.c.id.desc())
         if subject is not None:
             named = named.where(runs.c.subject == subject)
         row = self._first(_RUNS.where(runs.c.id == ident), named)
-        return None if row is None else rows.run_of(*row)
+        return None if row is None else rows.parse_run(*row)
 
     def runs(
         self,
-        page: Page,
+        page: PageQuery,
         *,
         states: frozenset[RunState] | None = None,
         subject: str | None = None,
-        part: AppliancePart | None = None,
+        part: ApplianceJobQuery | None = None,
     ) -> Sequence[Run]:
         chosen: _AnySelect = _RUNS
         if subject is not None:
             chosen = chosen.where(runs.c.subject == subject)
         if part is not None:
-            chosen = chosen.where(*_of_part(part))
-        return [rows.run_of(*row) for row in self._page(chosen, runs, runs.c.created_at, page, states)]
+            chosen = chosen.where(*_part_conditions(part))
+        return [rows.parse_run(*row) for row in self._page(chosen, runs, runs.c.created_at, page, states)]
 
     def jobs(self, idents: Sequence[RunId]) -> Mapping[RunId, JobSpec]:
         chosen = select(runs.c.id, runs.c.job).where(runs.c.id.in_(idents))
         with self._database.read() as connection:
-            return {RunId(ident): rows.job_of(text) for ident, text in connection.execute(chosen)}
+            return {RunId(ident): rows.parse_job_text(text) for ident, text in connection.execute(chosen)}
 
     def events(
         self, after: Seq, limit: int, *, claim: str | None = None, run: str | None = None, names: Sequence[str] = ()
@@ -260,20 +260,20 @@ class SqlStore:
         if run is not None:
             chosen = chosen.where(outbox.c.run == run)
         if names and (claim is not None or run is not None):  # few: their own index finds them
-            chosen = chosen.where(or_(*(_named(name) for name in names)))
+            chosen = chosen.where(or_(*(_name_condition(name) for name in names)))
             names = ()
         if not names:
             with self._database.read() as connection:
-                return [rows.event_of(*row) for row in connection.execute(chosen)]
+                return [rows.parse_event(*row) for row in connection.execute(chosen)]
         with self._database.snapshot() as connection:
-            found = history.of_names(connection, names, after, limit)
-            return [rows.event_of(*row) for row in connection.execute(found)] if found is not None else []
+            found = history.select_by_names(connection, names, after, limit)
+            return [rows.parse_event(*row) for row in connection.execute(found)] if found is not None else []
 
     def last_seq(self) -> Seq:
         with self._database.read() as connection:
             return _last_seq(connection)
 
-    def high_water(self) -> HighWater:
+    def high_water(self) -> LogPosition:
         with self._database.read() as connection:
             return _high_water(connection)
 
@@ -281,26 +281,26 @@ class SqlStore:
 
     def archives(self) -> Sequence[Archive]:
         with self._database.read() as connection:
-            return history.archives_of(connection)
+            return history.list_archives(connection)
 
     def stretch(self, n_events: int, before: Timestamp) -> tuple[Seq, Seq] | None:
         with self._database.snapshot() as connection:
-            return history.stretch(connection, n_events, before)
+            return history.next_archive_range(connection, n_events, before)
 
-    def forget_events(self, epoch: Epoch, archive: Archive, limit: int, after: Seq = BEGIN) -> int:
+    def forget_events(self, epoch: Epoch, archive: Archive, limit: int, after: Seq = LOG_START) -> int:
         with self._database.write() as connection:
-            _number(connection, 0, HighWater(after, epoch))
-            return history.forget_events(connection, archive, limit)
+            _allocate_seq(connection, 0, LogPosition(after, epoch))
+            return history.delete_archived_events(connection, archive, limit)
 
-    def ended(self, before: Timestamp, limit: int) -> Ended:
+    def ended(self, before: Timestamp, limit: int) -> EndedRecords:
         with self._database.snapshot() as connection:
-            return history.ended(connection, before, limit)
+            return history.list_ended(connection, before, limit)
 
-    def forget_ended(self, epoch: Epoch, ended: Ended, after: Seq = BEGIN) -> None:
+    def forget_ended(self, epoch: Epoch, ended: EndedRecords, after: Seq = LOG_START) -> None:
         try:
             with self._database.write() as connection:
-                _number(connection, 0, HighWater(after, epoch))
-                history.forget_ended(connection, ended)
+                _allocate_seq(connection, 0, LogPosition(after, epoch))
+                history.delete_ended(connection, ended)
         except IntegrityError as error:
             raise MooringsError("store.conflict", "something refers to a record that was to leave") from error
 
@@ -312,7 +312,7 @@ class SqlStore:
     def add_access_key(self, key: AccessKey, event: Event) -> None:
         try:
             with self._database.write() as connection:
-                last = _number(connection, 1)
+                last = _allocate_seq(connection, 1)
                 connection.execute(
                     insert(access_keys).values(dict(zip(access_keys.c.keys(), rows.access_key_row(key), strict=True)))
                 )
@@ -322,12 +322,12 @@ class SqlStore:
 
     def access_key(self, ident: str) -> AccessKey | None:
         row = self._first(select(access_keys).where(access_keys.c.id == ident))
-        return None if row is None else rows.access_key_of(*row)
+        return None if row is None else rows.parse_access_key(*row)
 
     def access_keys(self) -> Sequence[AccessKey]:
         with self._database.read() as connection:
             found = connection.execute(select(access_keys).order_by(access_keys.c.created_at, access_keys.c.id))
-            return [rows.access_key_of(*row) for row in found]
+            return [rows.parse_access_key(*row) for row in found]
 
     def rotate_access_key(self, key: AccessKey, replaced: str, event: Event) -> bool:
         unchanged = and_(
@@ -337,7 +337,7 @@ class SqlStore:
             new = dict(zip(access_keys.c.keys(), rows.access_key_row(key), strict=True))
             if not connection.execute(update(access_keys).where(unchanged).values(new)).rowcount:
                 return False
-            self._saver.save(connection, Changes(events=[event]), _number(connection, 1))
+            self._saver.save(connection, Changes(events=[event]), _allocate_seq(connection, 1))
         return True
 
     def revoke_access_key(self, ident: str, event: Event) -> bool:
@@ -345,7 +345,7 @@ class SqlStore:
         with self._database.write() as connection:
             if not connection.execute(update(access_keys).where(valid).values(revoked_at=event.at)).rowcount:
                 return False
-            self._saver.save(connection, Changes(events=[event]), _number(connection, 1))
+            self._saver.save(connection, Changes(events=[event]), _allocate_seq(connection, 1))
         return True
 
     # ------------------------------------------------------------------------------------------------------- the whole
@@ -353,7 +353,7 @@ class SqlStore:
     def ping(self) -> None:
         # A real commit: a transaction that is rolled back never touches the disk, and so never finds it full.
         with self._database.write() as connection:
-            _number(connection, 0)
+            _allocate_seq(connection, 0)
 
     def check_place(self) -> None:
         self._database.check_place()
@@ -383,7 +383,7 @@ class SqlStore:
         chosen: _AnySelect,
         table: Table,
         moment: Column[int],
-        page: Page,
+        page: PageQuery,
         states: Collection[ClaimState | RunState] | None,
     ) -> Sequence[_AnyRow]:
         """The page of those chosen, by ``moment`` and id; nothing if there is no item to begin after."""
@@ -404,7 +404,7 @@ class SqlStore:
         return sorted(found, key=lambda row: (row[at], row[ident]))[:limit]
 
 
-def _number(connection: Connection, n_events: int, known: HighWater | None = None) -> Seq:
+def _allocate_seq(connection: Connection, n_events: int, known: LogPosition | None = None) -> Seq:
     """The number of the last of so many new events.
 
     The first statement of every write: it takes the write lock, so numbers are given in the order of commits.
@@ -425,7 +425,7 @@ def _number(connection: Connection, n_events: int, known: HighWater | None = Non
     if known is not None and not raised.rowcount:
         at, holder = _high_water(connection), connection.execute(select(installation.c.holder)).scalar_one()
         if at.epoch <= known.epoch:
-            raise turned_back(known, at)
+            raise rewound_error(known, at)
         raise MooringsError(
             "store.fenced",
             f"{holder or 'nobody'} leads this installation now",
@@ -434,7 +434,7 @@ def _number(connection: Connection, n_events: int, known: HighWater | None = Non
     return _last_seq(connection)
 
 
-def _of_part(part: AppliancePart) -> Iterator[ColumnElement[bool]]:
+def _part_conditions(part: ApplianceJobQuery) -> Iterator[ColumnElement[bool]]:
     yield runs.c.kind == part.kind.value if part.kind is not None else runs.c.kind.is_not(None)
     if part.workflow is not None:
         yield runs.c.workflow == part.workflow
@@ -442,21 +442,21 @@ def _of_part(part: AppliancePart) -> Iterator[ColumnElement[bool]]:
         yield runs.c.labels.contains(rows.labels_text({key: value})[1:-1], autoescape=True)
 
 
-def _high_water(connection: Connection) -> HighWater:
+def _high_water(connection: Connection) -> LogPosition:
     seq, epoch = connection.execute(_HIGH_WATER).one()
-    return HighWater(Seq(seq), Epoch(epoch))
+    return LogPosition(Seq(seq), Epoch(epoch))
 
 
 def _last_seq(connection: Connection) -> Seq:
     return Seq(connection.execute(_LAST_SEQ).scalar_one())
 
 
-def _begins(column: ColumnElement[str], prefix: str) -> ColumnElement[bool]:
+def _prefix_condition(column: ColumnElement[str], prefix: str) -> ColumnElement[bool]:
     # A range, not LIKE: it uses the index, and nothing in the prefix is a pattern.
     return and_(column >= prefix, column < prefix + _LAST_CHARACTER)
 
 
-def _named(name: str) -> ColumnElement[bool]:
+def _name_condition(name: str) -> ColumnElement[bool]:
     # Of an expression, which has no index: SQLite may else take that of the names, and read events of all claims.
     begin = name.removesuffix("*")
     return func.substr(outbox.c.name, 1, len(begin) if begin != name else _ALL) == begin

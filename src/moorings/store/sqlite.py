@@ -70,7 +70,7 @@ class SqliteDatabase(Database):
         self._path = path
         self._anchor: sqlite3.Connection | None = None
         self._files: dict[Path, _Identity] = {}
-        left = _left(path.parent)
+        left = _free_space(path.parent)
         of = left.f_blocks * left.f_frsize if left is not None else RESERVE_BYTES * RESERVE_SHARE
         self._reserve = min(RESERVE_BYTES, of // RESERVE_SHARE)
         pages = max(1, min(CHECKPOINT_PAGES, self._reserve // PAGE_BYTES // 2))
@@ -168,7 +168,7 @@ class SqliteDatabase(Database):
                 )
 
     def check_room(self) -> None:
-        left = _left(self._path.parent)
+        left = _free_space(self._path.parent)
         if left is None:
             return
         free, low = left.f_bavail * left.f_frsize, min(LOW_BYTES, left.f_blocks * left.f_frsize // LOW_SHARE)
@@ -189,7 +189,7 @@ class SqliteDatabase(Database):
         with self.write() as connection:
             free = connection.exec_driver_sql("PRAGMA freelist_count").scalar_one() * PAGE_BYTES
             log = self._path.with_name(f"{self._path.name}-wal").stat().st_size
-            left = _left(self._path.parent)
+            left = _free_space(self._path.parent)
             if (
                 min(free, log) >= self._reserve // 2
                 or left is None
@@ -218,7 +218,7 @@ def _identity(path: Path, unknown: _Identity) -> _Identity:
     return found.st_dev, found.st_ino
 
 
-def _left(folder: Path) -> os.statvfs_result | None:
+def _free_space(folder: Path) -> os.statvfs_result | None:
     try:
         return os.statvfs(folder)
     except OSError:
@@ -226,7 +226,7 @@ def _left(folder: Path) -> os.statvfs_result | None:
 
 
 def _has_no_room(folder: Path) -> bool:
-    left = _left(folder)
+    left = _free_space(folder)
     return left is not None and left.f_bavail == 0
 
 

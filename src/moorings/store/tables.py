@@ -31,16 +31,16 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-FIXED: Final = {"fixed": True}  # never changes: a save that would change it is a conflict
-ONCE: Final = {"once": True}  # written with a new record, neither compared nor written again
+IMMUTABLE: Final = {"fixed": True}  # never changes: a save that would change it is a conflict
+WRITE_ONCE: Final = {"once": True}  # written with a new record, neither compared nor written again
 
-Word = Text().with_variant(Text(collation="C"), "postgresql")  # ids and names sort by bytes on every database
+BytewiseText = Text().with_variant(Text(collation="C"), "postgresql")  # ids and names sort by bytes on every database
 Json = Text  # canonical and ASCII: whatever a user or a vendor wrote, the database can hold it
-Moment = BigInteger  # microseconds since 1970 UTC
+TimestampMicros = BigInteger  # microseconds since 1970 UTC
 RowNumber = BigInteger().with_variant(Integer, "sqlite")  # SQLite: INTEGER PRIMARY KEY is the row's own number
 
 
-def _when_set(column: Column[Any], *others: Column[Any]) -> None:
+def _partial_index(column: Column[Any], *others: Column[Any]) -> None:
     """An index over the rows in which a column has a value."""
     Index(
         f"ix_{column.table.name}_{column.name}",
@@ -66,14 +66,14 @@ installation = Table(
     "installation",
     metadata,
     Column("only", SmallInteger, primary_key=True, autoincrement=False),
-    Column("id", Word, nullable=False),
+    Column("id", BytewiseText, nullable=False),
     Column("seq", BigInteger, nullable=False),
     Column("epoch", BigInteger, nullable=False),
-    Column("holder", Word, nullable=False),
-    Column("led_at", Moment),
+    Column("holder", BytewiseText, nullable=False),
+    Column("led_at", TimestampMicros),
     # Where the leader of ``url_epoch`` can be reached. A leader of release 0001 raises the epoch and knows no address:
     # the one that stands here is then another's.
-    Column("url", Word, nullable=False, server_default=""),
+    Column("url", BytewiseText, nullable=False, server_default=""),
     Column("url_epoch", BigInteger, nullable=False, server_default="0"),
     CheckConstraint('"only" = 1', name="one_row"),  # quoted: a word of PostgreSQL's
 )
@@ -81,48 +81,48 @@ installation = Table(
 claims = Table(
     "claims",
     metadata,
-    Column("id", Word, primary_key=True, info=FIXED),
-    Column("name", Word, nullable=False, info=FIXED),
-    Column("owner", Word, nullable=False, info=FIXED),
-    Column("subject", Word, nullable=False, info=FIXED),
-    Column("arrival", Moment, nullable=False, info=FIXED),
-    Column("state", Word, nullable=False),
+    Column("id", BytewiseText, primary_key=True, info=IMMUTABLE),
+    Column("name", BytewiseText, nullable=False, info=IMMUTABLE),
+    Column("owner", BytewiseText, nullable=False, info=IMMUTABLE),
+    Column("subject", BytewiseText, nullable=False, info=IMMUTABLE),
+    Column("arrival", TimestampMicros, nullable=False, info=IMMUTABLE),
+    Column("state", BytewiseText, nullable=False),
     Column("version", BigInteger, nullable=False),
     Column("attempt", Integer, nullable=False),
     Column("broken", Integer, nullable=False),
-    Column("pool", Word),
-    Column("partition", Word),
+    Column("pool", BytewiseText),
+    Column("partition", BytewiseText),
     Column("spec", Json, nullable=False),
     Column("reason", Json),
-    Column("granted_at", Moment),
-    Column("ready_at", Moment),
-    Column("ended_at", Moment),
-    Column("lease_until", Moment),
-    Column("cell", Word),
-    Column("checkpoint_at", Moment),
-    Column("asked_until", Moment),
-    Column("kept_pool", Word),
-    Column("kept", Word),
+    Column("granted_at", TimestampMicros),
+    Column("ready_at", TimestampMicros),
+    Column("ended_at", TimestampMicros),
+    Column("lease_until", TimestampMicros),
+    Column("cell", BytewiseText),
+    Column("checkpoint_at", TimestampMicros),
+    Column("asked_until", TimestampMicros),
+    Column("kept_pool", BytewiseText),
+    Column("kept", BytewiseText),
 )
 Index("ix_claims_arrival", claims.c.arrival, claims.c.id)
 Index("ix_claims_state", claims.c.state, claims.c.arrival, claims.c.id)
 Index("ix_claims_owner", claims.c.owner, claims.c.arrival, claims.c.id)
 Index("ix_claims_name", claims.c.name, claims.c.arrival, claims.c.id)
-_when_set(claims.c.ended_at, claims.c.id)
+_partial_index(claims.c.ended_at, claims.c.id)
 
 # Live ones only: a removed partition has no row, so its name and its devices are free.
 partitions = Table(
     "partitions",
     metadata,
-    Column("id", Word, primary_key=True, info=FIXED),
-    Column("name", Word, nullable=False, info=FIXED),
-    Column("claim", Word, ForeignKey(claims.c.id), nullable=False, info=FIXED),
-    Column("pool", Word, nullable=False, info=FIXED),
-    Column("block", Word, nullable=False, info=FIXED),
-    Column("gcds", Integer, nullable=False, info=FIXED),
-    Column("replicas_per_gcd", Integer, nullable=False, info=FIXED),
-    Column("state", Word, nullable=False),
-    Column("since", Moment, nullable=False),
+    Column("id", BytewiseText, primary_key=True, info=IMMUTABLE),
+    Column("name", BytewiseText, nullable=False, info=IMMUTABLE),
+    Column("claim", BytewiseText, ForeignKey(claims.c.id), nullable=False, info=IMMUTABLE),
+    Column("pool", BytewiseText, nullable=False, info=IMMUTABLE),
+    Column("block", BytewiseText, nullable=False, info=IMMUTABLE),
+    Column("gcds", Integer, nullable=False, info=IMMUTABLE),
+    Column("replicas_per_gcd", Integer, nullable=False, info=IMMUTABLE),
+    Column("state", BytewiseText, nullable=False),
+    Column("since", TimestampMicros, nullable=False),
     Column("version", BigInteger, nullable=False),
     Column("reason", Json, nullable=False),
     UniqueConstraint("pool", "name"),
@@ -133,9 +133,9 @@ Index("ix_partitions_claim", partitions.c.claim)
 partition_devices = Table(
     "partition_devices",
     metadata,
-    Column("pool", Word, primary_key=True),
+    Column("pool", BytewiseText, primary_key=True),
     Column("device", Integer, primary_key=True, autoincrement=False),
-    Column("partition", Word, ForeignKey(partitions.c.id, ondelete="CASCADE"), nullable=False),
+    Column("partition", BytewiseText, ForeignKey(partitions.c.id, ondelete="CASCADE"), nullable=False),
     sqlite_with_rowid=False,
 )
 Index("ix_partition_devices_partition", partition_devices.c.partition)
@@ -144,34 +144,38 @@ Index("ix_partition_devices_partition", partition_devices.c.partition)
 devices = Table(
     "devices",
     metadata,
-    Column("pool", Word, primary_key=True),
+    Column("pool", BytewiseText, primary_key=True),
     Column("device", Integer, primary_key=True, autoincrement=False),
-    Column("state", Word, nullable=False),
+    Column("state", BytewiseText, nullable=False),
     Column("reason", Json, nullable=False),
-    Column("since", Moment, nullable=False),
+    Column("since", TimestampMicros, nullable=False),
     sqlite_with_rowid=False,
 )
 
 runs = Table(
     "runs",
     metadata,
-    Column("id", Word, primary_key=True, info=FIXED),
-    Column("name", Word, nullable=False, info=FIXED),
-    Column("engine", Word, nullable=False, info=FIXED),
-    Column("subject", Word, nullable=False, info=FIXED),
-    Column("created_at", Moment, nullable=False, info=FIXED),
-    Column("within", SmallInteger, nullable=False, server_default="0", info=FIXED),  # 1: in a claim of somebody else
-    Column("kind", Word, info=ONCE),  # of its part in a workflow of an appliance; these two only to be searched
-    Column("workflow", Word, info=ONCE),
-    Column("job", Json, nullable=False, info=ONCE),
-    Column("head", Json, info=ONCE),  # what memory keeps of the job; none: a release before 0006 wrote the row
-    Column("claim", Word, ForeignKey(claims.c.id)),  # none: its engine's scheduler has it
-    Column("state", Word, nullable=False),
+    Column("id", BytewiseText, primary_key=True, info=IMMUTABLE),
+    Column("name", BytewiseText, nullable=False, info=IMMUTABLE),
+    Column("engine", BytewiseText, nullable=False, info=IMMUTABLE),
+    Column("subject", BytewiseText, nullable=False, info=IMMUTABLE),
+    Column("created_at", TimestampMicros, nullable=False, info=IMMUTABLE),
+    Column(
+        "within", SmallInteger, nullable=False, server_default="0", info=IMMUTABLE
+    ),  # 1: in a claim of somebody else
+    Column(
+        "kind", BytewiseText, info=WRITE_ONCE
+    ),  # of its part in a workflow of an appliance; these two only to be searched
+    Column("workflow", BytewiseText, info=WRITE_ONCE),
+    Column("job", Json, nullable=False, info=WRITE_ONCE),
+    Column("head", Json, info=WRITE_ONCE),  # what memory keeps of the job; none: a release before 0006 wrote the row
+    Column("claim", BytewiseText, ForeignKey(claims.c.id)),  # none: its engine's scheduler has it
+    Column("state", BytewiseText, nullable=False),
     Column("version", BigInteger, nullable=False),
     Column("attempt", Integer, nullable=False),
-    Column("reference", Word),
-    Column("started_at", Moment),
-    Column("ended_at", Moment),
+    Column("reference", BytewiseText),
+    Column("started_at", TimestampMicros),
+    Column("ended_at", TimestampMicros),
     Column("exit_code", Integer),
     Column("task_codes", Json, nullable=False),
     Column("stop_reason", Json, nullable=False),
@@ -183,14 +187,14 @@ Index("ix_runs_created_at", runs.c.created_at, runs.c.id)
 Index("ix_runs_state", runs.c.state, runs.c.created_at, runs.c.id)
 Index("ix_runs_subject", runs.c.subject, runs.c.created_at, runs.c.id)
 Index("ix_runs_name", runs.c.name, runs.c.created_at, runs.c.id)
-_when_set(runs.c.claim)
-_when_set(runs.c.ended_at, runs.c.id)
+_partial_index(runs.c.claim)
+_partial_index(runs.c.ended_at, runs.c.id)
 
 # Written by people, in a file or a command, and read as a whole: no column for what nobody asks the database about.
 projects = Table(
     "projects",
     metadata,
-    Column("name", Word, primary_key=True, info=FIXED),
+    Column("name", BytewiseText, primary_key=True, info=IMMUTABLE),
     Column("version", BigInteger, nullable=False),
     Column("project", Json, nullable=False),
 )
@@ -200,24 +204,24 @@ projects = Table(
 project_usage = Table(
     "project_usage",
     metadata,
-    Column("project", Word, primary_key=True),
+    Column("project", BytewiseText, primary_key=True),
     Column("used", BigInteger, nullable=False),
-    Column("at", Moment, nullable=False),
+    Column("at", TimestampMicros, nullable=False),
 )
 
 # Those of the records that are here. Once a record has left, its key stands in ``spent_keys``.
 idempotency_keys = Table(
     "idempotency_keys",
     metadata,
-    Column("subject", Word, primary_key=True),
-    Column("key", Word, primary_key=True),
-    Column("digest", Word, nullable=False),
-    Column("claim", Word),
-    Column("run", Word),
+    Column("subject", BytewiseText, primary_key=True),
+    Column("key", BytewiseText, primary_key=True),
+    Column("digest", BytewiseText, nullable=False),
+    Column("claim", BytewiseText),
+    Column("run", BytewiseText),
     sqlite_with_rowid=False,
 )
-_when_set(idempotency_keys.c.claim)
-_when_set(idempotency_keys.c.run)
+_partial_index(idempotency_keys.c.claim)
+_partial_index(idempotency_keys.c.run)
 
 # For ever (law 5), and so as small as can be: ``digest`` is of subject and key. Without foreign keys, for what the key
 # made has left. A table of its own: the release before reads and writes the other one as it always did.
@@ -225,8 +229,8 @@ spent_keys = Table(
     "spent_keys",
     metadata,
     Column("digest", LargeBinary, primary_key=True),
-    Column("claim", Word),
-    Column("run", Word),
+    Column("claim", BytewiseText),
+    Column("run", BytewiseText),
     sqlite_with_rowid=False,
 )
 
@@ -234,19 +238,19 @@ outbox = Table(
     "outbox",
     metadata,
     Column("seq", RowNumber, primary_key=True, autoincrement=False),
-    Column("name", Word, nullable=False),
-    Column("at", Moment, nullable=False),
-    Column("claim", Word),
-    Column("partition", Word),
-    Column("run", Word),
-    Column("pool", Word),
-    Column("device", Word),
+    Column("name", BytewiseText, nullable=False),
+    Column("at", TimestampMicros, nullable=False),
+    Column("claim", BytewiseText),
+    Column("partition", BytewiseText),
+    Column("run", BytewiseText),
+    Column("pool", BytewiseText),
+    Column("device", BytewiseText),
     Column("version", SmallInteger, nullable=False),
     Column("data", Text, nullable=False),
 )
 Index("ix_outbox_name", outbox.c.name, outbox.c.seq)
-_when_set(outbox.c.claim, outbox.c.seq)
-_when_set(outbox.c.run, outbox.c.seq)
+_partial_index(outbox.c.claim, outbox.c.seq)
+_partial_index(outbox.c.run, outbox.c.seq)
 
 # Stretches of the event log that have left for a file; those of ``last`` and before are no longer promised here.
 archives = Table(
@@ -254,23 +258,23 @@ archives = Table(
     metadata,
     Column("last", RowNumber, primary_key=True, autoincrement=False),
     Column("first", BigInteger, nullable=False),
-    Column("digest", Word, nullable=False),
-    Column("holder", Word, nullable=False),
-    Column("at", Moment, nullable=False),
+    Column("digest", BytewiseText, nullable=False),
+    Column("holder", BytewiseText, nullable=False),
+    Column("at", TimestampMicros, nullable=False),
 )
 
 access_keys = Table(
     "access_keys",
     metadata,
-    Column("id", Word, primary_key=True),
-    Column("subject", Word, nullable=False),
-    Column("role", Word, nullable=False),
-    Column("owner_prefix", Word, nullable=False),
-    Column("digest", Word, nullable=False),
-    Column("created_at", Moment, nullable=False),
-    Column("revoked_at", Moment),
-    Column("expires_at", Moment),  # none: never
-    Column("rotated_at", Moment),
-    Column("old_digest", Word),
-    Column("old_until", Moment),
+    Column("id", BytewiseText, primary_key=True),
+    Column("subject", BytewiseText, nullable=False),
+    Column("role", BytewiseText, nullable=False),
+    Column("owner_prefix", BytewiseText, nullable=False),
+    Column("digest", BytewiseText, nullable=False),
+    Column("created_at", TimestampMicros, nullable=False),
+    Column("revoked_at", TimestampMicros),
+    Column("expires_at", TimestampMicros),  # none: never
+    Column("rotated_at", TimestampMicros),
+    Column("old_digest", BytewiseText),
+    Column("old_until", TimestampMicros),
 )

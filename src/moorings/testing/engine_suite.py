@@ -24,7 +24,7 @@ from moorings.core.bindings import Binding, GcdBinding
 from moorings.core.claims import CheckpointContract
 from moorings.core.devices import PoolName, device_id
 from moorings.core.errors import MooringsError
-from moorings.ports.engine import Engine, StartOrder
+from moorings.ports.engine import Engine, RunSubmission
 from moorings.ports.store import Epoch
 from moorings.workloads.jobs import Accelerators, JobSpec
 from moorings.workloads.runs import EndReason, EndRecord, RunId, RunPhase, RunStatus
@@ -98,7 +98,7 @@ class EngineRig(Protocol):
         ...
 
 
-def make_order(command: Command, workdir: str, *, tasks: int = 1, time_limit_s: float | None = None) -> StartOrder:
+def make_order(command: Command, workdir: str, *, tasks: int = 1, time_limit_s: float | None = None) -> RunSubmission:
     """An order for a run that nobody else has; one device a task, and a grace period that no test waits for.
 
     ``tasks`` is a power of two, so that the job can be asked for on every engine.
@@ -113,7 +113,7 @@ def make_order(command: Command, workdir: str, *, tasks: int = 1, time_limit_s: 
         )
         for gcd in range(tasks)
     )
-    return StartOrder(
+    return RunSubmission(
         run=RunId(f"run-{uuid4().hex[:12]}"),
         attempt=0,
         job=JobSpec(
@@ -130,7 +130,7 @@ def make_order(command: Command, workdir: str, *, tasks: int = 1, time_limit_s: 
     )
 
 
-def with_contract(order: StartOrder, *, warn_s: float = 0.0, grace_s: float = 600.0) -> StartOrder:
+def with_contract(order: RunSubmission, *, warn_s: float = 0.0, grace_s: float = 600.0) -> RunSubmission:
     """The same with another checkpoint contract."""
     return replace(order, job=replace(order.job, checkpoint=CheckpointContract(warn_s=warn_s, grace_s=grace_s)))
 
@@ -402,7 +402,7 @@ class EngineSuite:
             assert (await see(engine, order.run)).phase is RunPhase.ENDED
 
 
-async def run_to_end(rig: EngineRig, order: StartOrder) -> EndRecord:
+async def run_to_end(rig: EngineRig, order: RunSubmission) -> EndRecord:
     """How a run ends that is left alone."""
     async with opened(rig) as engine:
         await engine.submit(order)

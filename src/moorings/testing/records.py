@@ -15,13 +15,13 @@ from moorings.core.instants import Timestamp
 from moorings.core.partitions import Partition, PartitionState
 from moorings.core.projects import Project, ProjectShare
 from moorings.core.topology import Block
-from moorings.ports.store import AccessKey, Changes, Save
+from moorings.ports.store import AccessKey, Changes, ExpectedVersion
 from moorings.workloads.jobs import JobSpec, summarize_job
 from moorings.workloads.runs import Run, RunId, RunState
 
 POOL = PoolName("pod64")
 NOW = Timestamp(1_700_000_000_000_000)
-NEW = Save(None)
+NEW = ExpectedVersion(None)
 DEVICES_A_CLAIM = 4
 
 

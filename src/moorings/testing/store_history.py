@@ -10,7 +10,7 @@ import pytest
 from moorings.core.claims import Claim, ClaimState
 from moorings.core.errors import MooringsError
 from moorings.core.instants import Timestamp
-from moorings.ports.store import Archive, Changes, Ended, Epoch, KeyUse, Seq, Store
+from moorings.ports.store import Archive, Changes, EndedRecords, Epoch, IdempotencyRecord, Seq, Store
 from moorings.testing.records import NEW, NOW, a_claim, a_run, an_event, granted, jobs_of
 from moorings.testing.store_lists import OpenStore
 from moorings.testing.store_projects import StoreProjects
@@ -164,7 +164,7 @@ class StoreHistory(StoreProjects):
     def test_what_something_refers_to_does_not_leave(self, store: Store, epoch: Epoch) -> None:
         store.commit(epoch, Changes(claims=[(_ended_claim(1), NEW)], runs=[(a_run(1), NEW)], jobs=jobs_of(a_run(1))))
         with pytest.raises(MooringsError) as caught:
-            store.forget_ended(epoch, Ended(claims=[_ended_claim(1)]))
+            store.forget_ended(epoch, EndedRecords(claims=[_ended_claim(1)]))
         assert caught.value.code == "store.conflict"
         assert store.claim("claim-0001") == _ended_claim(1)
 
@@ -186,9 +186,9 @@ class StoreHistory(StoreProjects):
         store = open_store()
         epoch = store.lead("first", NOW)
         claims = [_ended_claim(number) for number in range(N_CLAIMS)]
-        keys = [KeyUse("ann", f"k{number}", "digest", claim=claim.id) for number, claim in enumerate(claims)]
-        live = KeyUse("ann", "live", "digest", claim=a_claim(999).id)
-        of_run = KeyUse("bob", "k1", "digest", run=_ended_run(1, claim=None).id)
+        keys = [IdempotencyRecord("ann", f"k{number}", "digest", claim=claim.id) for number, claim in enumerate(claims)]
+        live = IdempotencyRecord("ann", "live", "digest", claim=a_claim(999).id)
+        of_run = IdempotencyRecord("bob", "k1", "digest", run=_ended_run(1, claim=None).id)
         new = [(claim, NEW) for claim in (*claims, a_claim(999))]
         run = _ended_run(1, claim=None)
         store.commit(epoch, Changes(claims=new, runs=[(run, NEW)], jobs=jobs_of(run), keys=[*keys, live, of_run]))

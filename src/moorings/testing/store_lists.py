@@ -10,7 +10,7 @@ import pytest
 from moorings.core.claims import Claim, ClaimId, ClaimState
 from moorings.core.errors import MooringsError
 from moorings.core.instants import Timestamp
-from moorings.ports.store import BEGIN, Changes, Epoch, Page, Save, Seq, Store
+from moorings.ports.store import LOG_START, Changes, Epoch, ExpectedVersion, PageQuery, Seq, Store
 from moorings.testing.records import NEW, NOW, POOL, a_claim, a_run, an_event, jobs_of
 from moorings.workloads.runs import Run, RunState
 
@@ -35,7 +35,7 @@ class StoreLists:
         return store.lead("first", NOW)
 
     def refused(
-        self, store: Store, epoch: Epoch, changes: Changes, code: str = "store.conflict", after: Seq = BEGIN
+        self, store: Store, epoch: Epoch, changes: Changes, code: str = "store.conflict", after: Seq = LOG_START
     ) -> MooringsError:
         """How a commit is refused; nothing of it is left."""
         before, seq = store.load(), store.last_seq()
@@ -54,8 +54,8 @@ class StoreLists:
         store.commit(epoch, Changes(claims=[(claim, NEW) for claim in reversed(claims)]))
         assert [claim.id for claim in store.load().claims] == ids
         assert self.paged(lambda page: store.claims(page), 3) == ids
-        assert [claim.id for claim in store.claims(Page(), owner_prefix="user/B")] == ["B"]
-        assert [claim.id for claim in store.claims(Page(), owner_prefix="user/\U0001f600")] == ["\U0001f600"]
+        assert [claim.id for claim in store.claims(PageQuery(), owner_prefix="user/B")] == ["B"]
+        assert [claim.id for claim in store.claims(PageQuery(), owner_prefix="user/\U0001f600")] == ["\U0001f600"]
 
     def test_a_number_may_be_as_large_as_a_moment(self, store: Store, epoch: Epoch) -> None:
         # Microseconds since 1970 are beyond 32 bits, and a year 9999 is beyond those of today.
@@ -63,14 +63,14 @@ class StoreLists:
         claim = a_claim(1, arrival=far, lease_until=far, version=1 << 40)
         store.commit(epoch, Changes(claims=[(claim, NEW)], events=[an_event(at=far)]))
         assert store.load().claims == (claim,)
-        assert store.claims(Page(after=claim.id)) == []
+        assert store.claims(PageQuery(after=claim.id)) == []
 
     def test_claims_are_listed_a_page_at_a_time(self, store: Store, epoch: Epoch) -> None:
         claims = [a_claim(number, arrival=Timestamp(NOW + number // 3)) for number in range(20)]
         store.commit(epoch, Changes(claims=[(claim, NEW) for claim in reversed(claims)]))
         assert self.paged(lambda page: store.claims(page), 7) == [claim.id for claim in claims]
-        assert store.claims(Page(limit=0)) == []
-        assert store.claims(Page(after="claim-9999")) == []
+        assert store.claims(PageQuery(limit=0)) == []
+        assert store.claims(PageQuery(after="claim-9999")) == []
 
     def test_claims_are_chosen_by_state_owner_and_pool(self, store: Store, epoch: Epoch) -> None:
         states = (ClaimState.PENDING, ClaimState.READY, ClaimState.RELEASED)
@@ -96,13 +96,13 @@ class StoreLists:
             assert listed == expected(lambda claim: claim.state in live and claim.owner == "user/anna")
             listed = self.paged(lambda page: store.claims(page, pool=POOL, owner_prefix="user/"), size)
             assert listed == expected(lambda claim: claim.pool == POOL and claim.owner.startswith("user/"))
-        assert [claim.id for claim in store.claims(Page(), owner_prefix="user/ann")] == expected(
+        assert [claim.id for claim in store.claims(PageQuery(), owner_prefix="user/ann")] == expected(
             lambda claim: claim.owner.startswith("user/ann")
         )
-        assert store.claims(Page(), owner_prefix="user%") == []
-        assert len(store.claims(Page(), owner_prefix="")) == len(claims)
-        assert store.claims(Page(), states=frozenset()) == []
-        assert store.claims(Page(), pool="none") == []
+        assert store.claims(PageQuery(), owner_prefix="user%") == []
+        assert len(store.claims(PageQuery(), owner_prefix="")) == len(claims)
+        assert store.claims(PageQuery(), states=frozenset()) == []
+        assert store.claims(PageQuery(), pool="none") == []
 
     def test_runs_are_listed_a_page_at_a_time(self, store: Store, epoch: Epoch) -> None:
         runs = [
@@ -128,11 +128,11 @@ class StoreLists:
             listed = self.paged(lambda page: store.runs(page, states=ended, subject="bob"), size)
             assert listed == [run.id for run in runs if run.state in ended and run.subject == "bob"]
 
-    def paged(self, read: Callable[[Page], Sequence[Claim] | Sequence[Run]], size: int) -> list[str]:
+    def paged(self, read: Callable[[PageQuery], Sequence[Claim] | Sequence[Run]], size: int) -> list[str]:
         """The ids of all pages, read one after the other."""
         ids: list[str] = []
         while True:
-            page = read(Page(size, ids[-1] if ids else None))
+            page = read(PageQuery(size, ids[-1] if ids else None))
             assert len(page) <= size
             ids.extend(item.id for item in page)
             if len(page) < size:
@@ -146,7 +146,7 @@ class StoreLists:
         store.commit(epoch, Changes(claims=[(claim, NEW) for claim in (ended, live, later, odd)]))
         assert store.claim("claim-0001") == ended
         assert store.claim("train") == live
-        store.commit(epoch, Changes(claims=[(replace(live, state=ClaimState.RELEASED, version=2), Save(1))]))
+        store.commit(epoch, Changes(claims=[(replace(live, state=ClaimState.RELEASED, version=2), ExpectedVersion(1))]))
         assert store.claim("train") == later
         assert store.claim("nobody") is None
 

@@ -9,7 +9,7 @@ import pytest
 from moorings.core.devices import PoolName
 from moorings.core.instants import Timestamp
 from moorings.core.projects import Project, ProjectShare, ProjectUsage
-from moorings.ports.store import Changes, Epoch, Save, Store
+from moorings.ports.store import Changes, Epoch, ExpectedVersion, Store
 from moorings.testing.records import NEW, NOW, POOL, a_project, an_event
 from moorings.testing.store_lists import OpenStore, StoreLists
 
@@ -56,7 +56,7 @@ class StoreProjects(StoreLists):
         store.commit(epoch, Changes(projects=[(project, NEW) for project in projects], usage=usage))
         changed = [replace(project, weight=number + 0.5, version=2) for number, project in enumerate(projects)]
         later = [ProjectUsage(used.project, used.used + 1, Timestamp(NOW + 1)) for used in usage]
-        store.commit(epoch, Changes(projects=[(project, Save(1)) for project in changed], usage=later))
+        store.commit(epoch, Changes(projects=[(project, ExpectedVersion(1)) for project in changed], usage=later))
         saved = store.load()
         assert (list(saved.projects), list(saved.usage)) == (changed, later)
         store.commit(epoch, Changes(projects_removed=[(project.name, 2) for project in projects[1:]]))
@@ -67,15 +67,20 @@ class StoreProjects(StoreLists):
     def test_a_project_of_another_version_is_a_conflict(self, store: Store, epoch: Epoch, expected: int) -> None:
         good, stale = a_project(1), a_project(2)
         store.commit(epoch, Changes(projects=[(good, NEW), (stale, NEW)]))
-        store.commit(epoch, Changes(projects=[(replace(stale, version=2), Save(1))]))
-        changes = Changes(projects=[(replace(good, version=2), Save(1)), (replace(stale, version=9), Save(expected))])
+        store.commit(epoch, Changes(projects=[(replace(stale, version=2), ExpectedVersion(1))]))
+        changes = Changes(
+            projects=[
+                (replace(good, version=2), ExpectedVersion(1)),
+                (replace(stale, version=9), ExpectedVersion(expected)),
+            ]
+        )
         error = self.refused(store, epoch, changes)
         assert f"project lab-0002 has version 2, not {expected}" in error.detail
         error = self.refused(store, epoch, Changes(projects_removed=[(good.name, 1), (stale.name, expected)]))
         assert f"project lab-0002 has version 2, not {expected}" in error.detail
 
     def test_a_project_that_is_not_there_is_a_conflict(self, store: Store, epoch: Epoch) -> None:
-        changed = Changes(projects=[(a_project(1, version=2), Save(1))])
+        changed = Changes(projects=[(a_project(1, version=2), ExpectedVersion(1))])
         assert "project lab-0001 is gone" in self.refused(store, epoch, changed).detail
         removed = Changes(projects_removed=[("lab-0001", 1)])
         assert "project lab-0001 is gone" in self.refused(store, epoch, removed).detail
@@ -125,7 +130,7 @@ class StoreProjects(StoreLists):
             epoch, Changes(projects=[(a_project(1), NEW), (a_project(2), NEW)], usage=[ProjectUsage("lab", 5, NOW)])
         )
         changes = Changes(
-            projects=[(a_project(3), NEW), (a_project(1, version=2, weight=2), Save(1))],
+            projects=[(a_project(3), NEW), (a_project(1, version=2, weight=2), ExpectedVersion(1))],
             projects_removed=[("lab-0002", 1), ("none", 1)],
             usage=[ProjectUsage("lab", 6, NOW)],
         )

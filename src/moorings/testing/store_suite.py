@@ -42,7 +42,17 @@ from moorings.core.instants import Timestamp
 from moorings.core.partitions import Partition, PartitionState
 from moorings.core.reasons import Reason
 from moorings.core.topology import Block
-from moorings.ports.store import Changes, Epoch, HighWater, KeyUse, Leader, Page, Save, Seq, Store
+from moorings.ports.store import (
+    Changes,
+    Epoch,
+    ExpectedVersion,
+    IdempotencyRecord,
+    Leader,
+    LogPosition,
+    PageQuery,
+    Seq,
+    Store,
+)
 from moorings.testing.records import (
     NEW,
     NOW,
@@ -85,8 +95,8 @@ class StoreSuite(StoreHistory):
         assert (saved.projects, saved.usage) == ((), ())
         assert saved.seq == store.last_seq() == 0
         assert store.events(Seq(0), 10) == []
-        assert store.claims(Page()) == []
-        assert store.runs(Page()) == []
+        assert store.claims(PageQuery()) == []
+        assert store.runs(PageQuery()) == []
         assert store.access_keys() == []
         assert store.installation().isalnum()
         store.ping()
@@ -98,7 +108,7 @@ class StoreSuite(StoreHistory):
         changes.runs.append((a_run(1), NEW))
         changes.jobs.update(jobs_of(a_run(1)))
         changes.devices.append(Device(POOL, 63, DeviceState.DRAINED, "fan", NOW))
-        changes.keys.append(KeyUse("ann", "k", "d", claim=ClaimId("claim-0001")))
+        changes.keys.append(IdempotencyRecord("ann", "k", "d", claim=ClaimId("claim-0001")))
         store.commit(epoch, changes)
         store.add_access_key(an_access_key(), an_event("key.created"))
         before = store.load(), store.events(Seq(0), 100), store.installation(), store.access_keys()
@@ -209,13 +219,13 @@ class StoreSuite(StoreHistory):
 
         ready = replace(claim, state=ClaimState.READY, version=2, ready_at=NOW)
         active = replace(partition, state=PartitionState.ACTIVE, version=2)
-        store.commit(epoch, Changes(claims=[(ready, Save(1))], partitions=[(active, Save(1))]))
+        store.commit(epoch, Changes(claims=[(ready, ExpectedVersion(1))], partitions=[(active, ExpectedVersion(1))]))
         assert store.load().claims == (ready,)
         assert store.load().partitions == (active,)
 
         # Two steps in one turn: the version grows by two, the save replaces what the database has.
         released = replace(ready, state=ClaimState.RELEASED, version=4, ended_at=NOW)
-        store.commit(epoch, Changes(claims=[(released, Save(2))], removed=[(partition.id, 2)]))
+        store.commit(epoch, Changes(claims=[(released, ExpectedVersion(2))], removed=[(partition.id, 2)]))
         saved = store.load()
         assert (saved.claims, saved.partitions) == ((), ())
         assert store.claim(claim.id) == released
@@ -228,13 +238,13 @@ class StoreSuite(StoreHistory):
         assert store.load().claims == (moved, other)
         waits = a_claim(1, version=2)
         bound = a_claim(2, version=2, cell=Block.of([7]), checkpoint_at=Timestamp(NOW + 2))
-        store.commit(epoch, Changes(claims=[(waits, Save(1)), (bound, Save(1))]))
+        store.commit(epoch, Changes(claims=[(waits, ExpectedVersion(1)), (bound, ExpectedVersion(1))]))
         assert store.load().claims == (waits, bound)
 
     def test_a_large_turn_is_saved_whole(self, store: Store, epoch: Epoch) -> None:
         numbers = range(LARGE_TURN)
         new = granted(*numbers)
-        new.keys += [KeyUse("ann", f"k{number}", "d") for number in numbers]
+        new.keys += [IdempotencyRecord("ann", f"k{number}", "d") for number in numbers]
         store.commit(epoch, new)
         saved = store.load()
         assert list(saved.claims) == [claim for claim, _ in new.claims]
@@ -245,8 +255,8 @@ class StoreSuite(StoreHistory):
         active = [replace(partition, state=PartitionState.ACTIVE, version=2) for partition in saved.partitions]
         devices = [Device(POOL, number, DeviceState.DRAINED, f"fan {number}", NOW) for number in numbers]
         changes = Changes(
-            claims=[(claim, Save(1)) for claim in ready],
-            partitions=[(partition, Save(1)) for partition in active],
+            claims=[(claim, ExpectedVersion(1)) for claim in ready],
+            partitions=[(partition, ExpectedVersion(1)) for partition in active],
             devices=devices,
         )
         store.commit(epoch, changes)
@@ -262,10 +272,10 @@ class StoreSuite(StoreHistory):
         run = a_run(1)
         store.commit(epoch, Changes(claims=[(a_claim(1), NEW)], runs=[(run, NEW)], jobs=jobs_of(run)))
         running = replace(run, state=RunState.RUNNING, version=2, started_at=NOW, reference="local:1")
-        store.commit(epoch, Changes(runs=[(running, Save(1))]))
+        store.commit(epoch, Changes(runs=[(running, ExpectedVersion(1))]))
         assert store.load().runs == (running,)
         ended = replace(running, state=RunState.FAILED, version=3, exit_code=7, task_codes=(7,), ended_at=NOW)
-        store.commit(epoch, Changes(runs=[(ended, Save(2))]))
+        store.commit(epoch, Changes(runs=[(ended, ExpectedVersion(2))]))
         assert store.load().runs == ()
         assert store.run(run.id) == ended
 
@@ -366,7 +376,7 @@ class StoreSuite(StoreHistory):
     def test_a_save_of_another_version_is_a_conflict(
         self, store: Store, epoch: Epoch, kind: str, expected: int
     ) -> None:
-        def saves(*pairs: tuple[Claim | Partition | Run, Save]) -> Changes:
+        def saves(*pairs: tuple[Claim | Partition | Run, ExpectedVersion]) -> Changes:
             return Changes(**{kind: list(pairs)})  # type: ignore[arg-type]
 
         new = granted(1, 2)
@@ -374,12 +384,17 @@ class StoreSuite(StoreHistory):
         new.jobs |= jobs_of(a_run(1), a_run(2))
         store.commit(epoch, new)
         good, stale = getattr(store.load(), kind)
-        store.commit(epoch, saves((replace(stale, version=2), Save(1))))
-        changes = saves((replace(good, version=2), Save(1)), (replace(stale, version=9), Save(expected)))
+        store.commit(epoch, saves((replace(stale, version=2), ExpectedVersion(1))))
+        changes = saves(
+            (replace(good, version=2), ExpectedVersion(1)), (replace(stale, version=9), ExpectedVersion(expected))
+        )
         assert f"0002 has version 2, not {expected}" in self.refused(store, epoch, changes).detail
 
     def test_a_save_of_what_is_not_there_is_a_conflict(self, store: Store, epoch: Epoch) -> None:
-        assert "claim-0001" in self.refused(store, epoch, Changes(claims=[(a_claim(1, version=2), Save(1))])).detail
+        assert (
+            "claim-0001"
+            in self.refused(store, epoch, Changes(claims=[(a_claim(1, version=2), ExpectedVersion(1))])).detail
+        )
 
     def test_a_removal_of_another_version_is_a_conflict(self, store: Store, epoch: Epoch) -> None:
         store.commit(epoch, granted(1, 2))
@@ -391,9 +406,9 @@ class StoreSuite(StoreHistory):
 
     def test_what_identifies_a_record_never_changes(self, store: Store, epoch: Epoch) -> None:
         store.commit(epoch, granted(1))
-        self.refused(store, epoch, Changes(claims=[(a_claim(1, owner="user/eve", version=2), Save(1))]))
+        self.refused(store, epoch, Changes(claims=[(a_claim(1, owner="user/eve", version=2), ExpectedVersion(1))]))
         moved = a_partition(1, block=Block.of(range(8, 12)), version=2)
-        self.refused(store, epoch, Changes(partitions=[(moved, Save(1))]))
+        self.refused(store, epoch, Changes(partitions=[(moved, ExpectedVersion(1))]))
 
     def test_an_id_is_used_once(self, store: Store, epoch: Epoch) -> None:
         changes = granted(1)
@@ -409,18 +424,18 @@ class StoreSuite(StoreHistory):
         assert "claim-0003" in self.refused(store, epoch, twice).detail
 
     def test_an_idempotency_key_is_used_once_for_ever(self, store: Store, epoch: Epoch) -> None:
-        use = KeyUse("ann", "k1", "digest", claim=ClaimId("claim-0001"))
+        use = IdempotencyRecord("ann", "k1", "digest", claim=ClaimId("claim-0001"))
         store.commit(epoch, Changes(claims=[(a_claim(1, state=ClaimState.CANCELLED), NEW)], keys=[use]))
         again = Changes(claims=[(a_claim(2), NEW)], keys=[replace(use, digest="other", claim=ClaimId("claim-0002"))])
         assert "k1" in self.refused(store, epoch, again).detail
-        other = KeyUse("bob", "k1", "digest", run=RunId("run-0001"))
+        other = IdempotencyRecord("bob", "k1", "digest", run=RunId("run-0001"))
         store.commit(epoch, Changes(keys=[other]))
         pairs = [("ann", "k1"), ("bob", "k1"), ("ann", "k2"), ("eve", "k1")]
         assert store.keys_used(pairs) == {("ann", "k1"): use, ("bob", "k1"): other}
         assert store.keys_used([]) == {}
 
     def test_many_keys_are_found_at_once(self, store: Store, epoch: Epoch) -> None:
-        uses = [KeyUse("ann", f"k{number}", "d") for number in range(1000)]
+        uses = [IdempotencyRecord("ann", f"k{number}", "d") for number in range(1000)]
         store.commit(epoch, Changes(keys=uses))
         assert len(store.keys_used([("ann", f"k{number}") for number in range(500, 1500)])) == 500
 
@@ -458,11 +473,11 @@ class StoreSuite(StoreHistory):
 
     def test_how_far_it_has_come_is_told_and_only_rises(self, store: Store, epoch: Epoch) -> None:
         last = store.commit(epoch, granted(1))
-        assert store.high_water() == HighWater(last, epoch)
-        store.rise(HighWater(Seq(last - 1), Epoch(epoch + 4)))
-        assert store.high_water() == HighWater(last, Epoch(epoch + 4))
-        store.rise(HighWater(Seq(last + 9), epoch))
-        assert store.high_water() == HighWater(Seq(last + 9), Epoch(epoch + 4))
+        assert store.high_water() == LogPosition(last, epoch)
+        store.rise(LogPosition(Seq(last - 1), Epoch(epoch + 4)))
+        assert store.high_water() == LogPosition(last, Epoch(epoch + 4))
+        store.rise(LogPosition(Seq(last + 9), epoch))
+        assert store.high_water() == LogPosition(Seq(last + 9), Epoch(epoch + 4))
 
     def test_leading_is_told(self, store: Store) -> None:
         epoch = store.lead("host-1/4711", NOW)

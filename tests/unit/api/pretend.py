@@ -39,7 +39,7 @@ from moorings.core.quotas import ProjectQuota
 from moorings.core.reasons import Reason
 from moorings.core.topology import Block, Pool, PowerOfTwo
 from moorings.core.whatif import PolicyComparison, StartComparison, YieldCount
-from moorings.ports.store import AccessKey, AppliancePart, Page, Row, Seq
+from moorings.ports.store import AccessKey, ApplianceJobQuery, EventRow, PageQuery, Seq
 from moorings.workloads.jobs import JobSpec, summarize_job
 from moorings.workloads.labels import apply_label_changes
 from moorings.workloads.runs import Run, RunId, RunState
@@ -64,7 +64,7 @@ class PretendController:
         self.runs = PretendRuns(self)
         self.projects = PretendProjects(self)
         self.out: dict[str, Device] = {}
-        self.rows: list[Row] = []
+        self.rows: list[EventRow] = []
         self.unready: Reason | None = None
         self.seen: list[tuple[Any, ...]] = []
         self.output: list[bytes] = [b"[0] step 1\n", b"[1] step 1\n"]
@@ -82,7 +82,7 @@ class PretendController:
     def tell(self, name: str, **about: str) -> Seq:
         """Put one row into the log, and wake who waits."""
         seq = Seq(len(self.rows) + 1)
-        self.rows.append(Row(seq, Event(name=name, at=START, **about)))
+        self.rows.append(EventRow(seq, Event(name=name, at=START, **about)))
         for event in self.waiting:
             event.set()
         return seq
@@ -212,7 +212,7 @@ class PretendController:
 
     async def list_claims(
         self,
-        page: Page,
+        page: PageQuery,
         *,
         states: frozenset[ClaimState] | None = None,
         owner_prefix: str | None = None,
@@ -280,7 +280,7 @@ class PretendController:
     def capacity(self, pool: str, size: int) -> int:
         return self.get_pool(pool).available.get(size, 0)
 
-    def list_devices(self, page: Page, *, pool: str | None = None) -> Sequence[DeviceView]:
+    def list_devices(self, page: PageQuery, *, pool: str | None = None) -> Sequence[DeviceView]:
         first = 0 if page.after is None else parse_device_id(page.after)[1] + 1
         return [self.get_device(f"pod16:{index}") for index in range(first, min(16, first + page.limit))]
 
@@ -322,12 +322,12 @@ class PretendController:
         run: str | None = None,
         names: Sequence[str] = (),
         whole: bool = False,
-    ) -> Sequence[Row]:
+    ) -> Sequence[EventRow]:
         self.reads += bool(limit)
         if self.failing is not None:
             raise self.failing
 
-        def wanted(row: Row) -> bool:
+        def wanted(row: EventRow) -> bool:
             name = row.event.name
             named = not names or any(
                 name == each or (each.endswith(".*") and name.startswith(each[:-1])) for each in names
@@ -423,11 +423,11 @@ class PretendRuns:
 
     async def list(
         self,
-        page: Page,
+        page: PageQuery,
         *,
         states: frozenset[RunState] | None = None,
         subject: str | None = None,
-        part: AppliancePart | None = None,
+        part: ApplianceJobQuery | None = None,
     ) -> Sequence[RunView]:
         if part is not None:
             self._whole.seen.append(part)  # type: ignore[arg-type]
@@ -447,11 +447,11 @@ class PretendRuns:
 
     async def list_briefly(
         self,
-        page: Page,
+        page: PageQuery,
         *,
         states: frozenset[RunState] | None = None,
         subject: str | None = None,
-        part: AppliancePart | None = None,
+        part: ApplianceJobQuery | None = None,
     ) -> Sequence[RunView]:
         return await self.list(page, states=states, subject=subject, part=part)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from moorings.api.pages import PART_S, PIECE, Wanted, build_token, parse_token, written
 from moorings.core.errors import MooringsError
-from moorings.ports.store import Page
+from moorings.ports.store import PageQuery
 from tests.cases import cases
 
 keys = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=60)
@@ -65,7 +65,7 @@ async def test_a_page_read_in_pieces_is_the_page(there: int) -> None:
     items = [f"{number:04}" for number in range(there)]
     asked: list[int] = []
 
-    async def read(page: Page) -> list[str]:
+    async def read(page: PageQuery) -> list[str]:
         asked.append(page.limit)
         return [item for item in items if page.after is None or item > page.after][: page.limit]
 

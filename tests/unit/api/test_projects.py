@@ -18,7 +18,7 @@ from moorings.core.policy import DEFAULT_POLICY, DefragmentMode, Policy
 from moorings.core.projects import Project, ProjectShare
 from moorings.core.records import to_plain
 from moorings.core.topology import Block
-from moorings.ports.store import Row, Seq
+from moorings.ports.store import EventRow, Seq
 from moorings.wire.codec import decode
 from moorings.wire.forecasts import (
     DefragmentBody,
@@ -298,7 +298,7 @@ def test_the_log_hides_members_from_all_but_admins() -> None:
         build_decided(occasion, given, SchedulePlan((), ())),
         Event(name="project.deleted", at=START, data=canonical_json({"project": "lab", "is": {}})),
     ]
-    rows = [Row(Seq(number), event) for number, event in enumerate(events)]
+    rows = [EventRow(Seq(number), event) for number, event in enumerate(events)]
     hidden, shown = ([event_body(row, KEYS[key]).data for row in rows] for key in (USER, ADMIN))
     assert ["bob" in json.dumps(data) for data in hidden] == [False, False, False]
     assert [json.dumps(data).count(HIDDEN) for data in hidden] == [1, 1, 0]

@@ -13,7 +13,7 @@ from moorings.app.folders import RESTORED, SharedFolder
 from moorings.cli.checks import Finding, Verdict
 from moorings.core.bindings import Binding, GcdBinding
 from moorings.local.rundir import RunFolder
-from moorings.ports.engine import StartOrder
+from moorings.ports.engine import RunSubmission
 from moorings.workloads.jobs import Accelerators, JobSpec
 from moorings.workloads.runs import RunId
 from tests.databases import open_new
@@ -53,7 +53,7 @@ def test_runs_are_looked_for_in_the_shared_folder(data: Path) -> None:
     folder = RunFolder(data.parent / "shared" / "runs" / "run-a")
     folder.make()
     job = JobSpec(name="j", command=("true",), workdir="/", environment={}, tasks=1, accelerators=Accelerators(size=1))
-    folder.save_order(StartOrder(RunId("run-a"), 0, job, Binding("of-nobody", {}, (GcdBinding(0, (), "", "", {}),))))
+    folder.save_order(RunSubmission(RunId("run-a"), 0, job, Binding("of-nobody", {}, (GcdBinding(0, (), "", "", {}),))))
     with folder.at_door(wait_s=0):
         life = folder.take_life()
     assert life is not None

@@ -21,9 +21,9 @@ from moorings.core.partitions import PartitionState
 from moorings.local.fence import EPOCH_FILE, Fence
 from moorings.local.records import Identity, Status, UnreadableError
 from moorings.local.rundir import RunFolder
-from moorings.ports.engine import StartOrder
-from moorings.ports.store import Changes, Epoch, HighWater, Seq
-from moorings.store.high_water import HighWaterMark
+from moorings.ports.engine import RunSubmission
+from moorings.ports.store import Changes, Epoch, LogPosition, Seq
+from moorings.store.high_water import LogPositionFile
 from moorings.store.sql import SqlStore
 from moorings.store.sqlite import open_sqlite
 from moorings.testing.records import NEW, a_claim, a_job, a_partition, a_run, jobs_of
@@ -32,7 +32,7 @@ from tests.databases import open_new
 
 NOW = Timestamp(1_795_250_000 * SECOND)
 NOTHING_STARTED = readying.World(lambda _: None, lambda _: [], lambda: Epoch(0))
-LAST = HighWater(Seq(700), Epoch(9))
+LAST = LogPosition(Seq(700), Epoch(9))
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def leave_order(runs: Path, run: str, name: str, partition: PartitionId | None, 
     """What was ordered of its engine; the release before did not write down the partition's id."""
     binding = Binding(name, {}, (GcdBinding(0, ()),))
     job = a_job(environment={"TOKEN": "secret"})
-    RunFolder(runs / run).save_order(StartOrder(RunId(run), attempt, job, binding, partition=partition))
+    RunFolder(runs / run).save_order(RunSubmission(RunId(run), attempt, job, binding, partition=partition))
 
 
 def test_no_partition_is_ever_made_again_under_an_id_that_was_used(store: SqlStore, runs: Path) -> None:
@@ -246,14 +246,14 @@ def test_a_run_within_the_claim_that_had_not_started_waits_for_the_one_that_came
 @pytest.mark.parametrize(
     "order",
     [
-        StartOrder(RunId("another"), 0, a_job(), Binding("p", {}, ())),
-        StartOrder(RunId("run-since"), 2**31, a_job(), Binding("p", {}, ())),
-        StartOrder(RunId("run-since"), -1, a_job(), Binding("p", {}, ())),
+        RunSubmission(RunId("another"), 0, a_job(), Binding("p", {}, ())),
+        RunSubmission(RunId("run-since"), 2**31, a_job(), Binding("p", {}, ())),
+        RunSubmission(RunId("run-since"), -1, a_job(), Binding("p", {}, ())),
         None,  # a pipe, which nobody writes to
     ],
 )
 def test_what_a_living_run_has_written_over_its_own_order_is_not_believed(
-    store: SqlStore, runs: Path, alive: Callable[[Path, str], None], order: StartOrder | None
+    store: SqlStore, runs: Path, alive: Callable[[Path, str], None], order: RunSubmission | None
 ) -> None:
     leave_status(runs, "run-since")
     folder = RunFolder(runs / "run-since")
@@ -289,7 +289,7 @@ def test_the_same_copy_put_back_twice_gives_other_ids_also_where_it_was_made_rea
         (tmp_path / str(number)).mkdir()
         store = open_sqlite(tmp_path / str(number) / "moorings.db", installation="same")
         store.commit(store.lead("x", NOW), Changes(claims=[(made_ready, NEW)]))
-        known = HighWater(Seq(700 + 1_000 * number), Epoch(9 + 2 * number))
+        known = LogPosition(Seq(700 + 1_000 * number), Epoch(9 + 2 * number))
         readying.make_ready(store, NOTHING_STARTED, None, add_seconds(NOW, age_s), above=known)
         seen.append(store.load().claims[0].attempt)
         store.close()
@@ -323,7 +323,9 @@ def test_where_nobody_knows_how_far_numbers_had_come_they_leap(store: SqlStore, 
 
 
 @pytest.mark.parametrize("last", [LAST, None])
-def test_the_next_leader_passes_the_fence_around_the_runs(store: SqlStore, runs: Path, last: HighWater | None) -> None:
+def test_the_next_leader_passes_the_fence_around_the_runs(
+    store: SqlStore, runs: Path, last: LogPosition | None
+) -> None:
     Fence(runs).set(Epoch(10**12), 0)
     make_ready(store, runs, last, NOW)
     assert store.leader().epoch > 10**12
@@ -332,8 +334,8 @@ def test_the_next_leader_passes_the_fence_around_the_runs(store: SqlStore, runs:
 # -- found out by the controller itself --------------------------------------------------------------------------------
 
 
-def marked(store: SqlStore, folder: Path) -> HighWaterMark:
-    return HighWaterMark(folder, store.installation())
+def marked(store: SqlStore, folder: Path) -> LogPositionFile:
+    return LogPositionFile(folder, store.installation())
 
 
 def go_on(store: SqlStore) -> None:
@@ -351,13 +353,13 @@ def test_a_database_that_went_on_is_led_from_as_it_is(store: SqlStore, tmp_path:
     assert marked(store, tmp_path).known() == store.high_water()
 
 
-@pytest.mark.parametrize("back", [HighWater(Seq(1), Epoch(0)), HighWater(Seq(0), Epoch(1))])
+@pytest.mark.parametrize("back", [LogPosition(Seq(1), Epoch(0)), LogPosition(Seq(0), Epoch(1))])
 def test_one_that_went_back_is_made_ready_and_nothing_is_removed(
-    store: SqlStore, tmp_path: Path, runs: Path, back: HighWater, caplog: pytest.LogCaptureFixture
+    store: SqlStore, tmp_path: Path, runs: Path, back: LogPosition, caplog: pytest.LogCaptureFixture
 ) -> None:
     go_on(store)
     at = store.high_water()
-    known = HighWater(Seq(at.seq + back.seq), Epoch(at.epoch + back.epoch))
+    known = LogPosition(Seq(at.seq + back.seq), Epoch(at.epoch + back.epoch))
     marked(store, tmp_path).keep(known)
     take_up(store, tmp_path, runs, marked(store, tmp_path), NOW)
     assert "was turned back" in (why_spared(tmp_path) or "")
@@ -376,7 +378,7 @@ def test_what_died_while_it_made_it_ready_does_it_again(
 ) -> None:
     """Its numbers have risen by then, and look as if nothing had been."""
     go_on(store)
-    marked(store, tmp_path).keep(HighWater(Seq(50), Epoch(1)))
+    marked(store, tmp_path).keep(LogPosition(Seq(50), Epoch(1)))
 
     def dies(*_: object) -> None:
         raise KeyboardInterrupt
@@ -399,7 +401,7 @@ def test_of_two_leaders_of_one_epoch_the_second_is_told_that_the_database_went_b
     mark = marked(store, tmp_path)
     mark.keep(store.high_water())
     epoch = lead(store, mark.known(), mark.keep, "x", NOW)
-    before = HighWater(Seq(store.high_water().seq), Epoch(epoch - 1))
+    before = LogPosition(Seq(store.high_water().seq), Epoch(epoch - 1))
     assert not (mark.known() or before).is_reached_by(before)
 
 
@@ -411,7 +413,7 @@ def test_a_database_that_goes_back_after_it_was_looked_at_is_not_led_from(
     for events, epochs in ((2, 0), (0, 1)):
         at = store.high_water()
         with pytest.raises(MooringsError) as caught:
-            lead(store, HighWater(Seq(at.seq + events), Epoch(at.epoch + epochs)), mark.keep, "x", NOW)
+            lead(store, LogPosition(Seq(at.seq + events), Epoch(at.epoch + epochs)), mark.keep, "x", NOW)
         assert caught.value.code == "store.turned_back"
     assert mark.known() is None
 
@@ -421,7 +423,7 @@ def test_what_only_memory_has_seen_counts_too(store: SqlStore, tmp_path: Path, r
     go_on(store)
     mark = marked(store, tmp_path)
     mark.keep(store.high_water())
-    mark.see(HighWater(Seq(store.last_seq() + 1), Epoch(1)))
+    mark.see(LogPosition(Seq(store.last_seq() + 1), Epoch(1)))
     take_up(store, tmp_path, runs, mark, NOW)
     assert why_spared(tmp_path) is not None
 
@@ -467,7 +469,7 @@ def test_runs_that_cannot_be_read_keep_a_database_that_went_back_from_being_led(
         raise UnreadableError("its disk does not answer")
 
     monkeypatch.setattr("moorings.app.turned_back.find_started", unreadable)
-    marked(store, tmp_path).keep(HighWater(Seq(50), Epoch(1)))
+    marked(store, tmp_path).keep(LogPosition(Seq(50), Epoch(1)))
     with pytest.raises(MooringsError) as caught:
         take_up(store, tmp_path, runs, marked(store, tmp_path), NOW)
     assert (caught.value.code, bool(caught.value.hint)) == ("config.invalid", True)
@@ -509,7 +511,7 @@ def test_where_no_runs_are_here_no_folder_is_wanted(store: SqlStore, tmp_path: P
     for _ in range(2):
         take_up(store, tmp_path, None, marked(store, tmp_path), NOW)
     assert not (tmp_path / "runs").exists()
-    marked(store, tmp_path).keep(HighWater(Seq(50), Epoch(1)))
+    marked(store, tmp_path).keep(LogPosition(Seq(50), Epoch(1)))
     take_up(store, tmp_path, None, marked(store, tmp_path), NOW)
     assert store.load().claims[0].attempt >= 1000
 

@@ -20,7 +20,7 @@ from moorings.core.inputs import ReleaseClaim, SetProject
 from moorings.core.policy import Policy
 from moorings.core.projects import Project
 from moorings.core.simulate import SimulatedJob
-from moorings.ports.store import Row, Seq
+from moorings.ports.store import EventRow, Seq
 from moorings.wire.codec import encode, time_text
 from moorings.wire.shapes import EventBody
 from tests.unit.controller.test_replay import Log, answer, claim
@@ -116,7 +116,7 @@ def test_who_made_a_database_ready_and_died_before_it_was_saved_has_only_led(moo
     log = lived()
     first = log.rows[-1]
     data = canonical_json({"epoch": 5, "holder": HOLDER})
-    log.rows.append(Row(Seq(first.seq + 1_000), Event(name="controller.led", at=log.now, data=data)))
+    log.rows.append(EventRow(Seq(first.seq + 1_000), Event(name="controller.led", at=log.now, data=data)))
     done = len(log.rows)
     log.turn_back()
     if not leaps:

@@ -38,7 +38,7 @@ from moorings.core.partitions import PartitionState
 from moorings.core.policy import Policy
 from moorings.core.projects import Project, ProjectShare
 from moorings.core.topology import Pool, PowerOfTwo
-from moorings.ports.store import Row, Seq
+from moorings.ports.store import EventRow, Seq
 from moorings.workloads.turn import RunRegistry
 
 RELEASED = Path(__file__).parent / "released"
@@ -157,7 +157,7 @@ class Story:
         return sorted((one for one in self._fleet.claims.values() if one.state is state), key=lambda one: one.id)
 
 
-def recorded(path: Path) -> list[Row]:
+def recorded(path: Path) -> list[EventRow]:
     """The rows of a log that was frozen. The names of its columns are the data's for ever, whatever ours become."""
     told = (json.loads(line) for line in path.read_text().splitlines())
     events = (
@@ -173,7 +173,7 @@ def recorded(path: Path) -> list[Row]:
         )
         for one in told
     )
-    return [Row(Seq(number), event) for number, event in enumerate(events, 1)]
+    return [EventRow(Seq(number), event) for number, event in enumerate(events, 1)]
 
 
 def line_of(event: Event) -> str:

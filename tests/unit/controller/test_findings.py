@@ -239,9 +239,9 @@ async def test_a_healthy_controller_passes_everything(tmp_path: Path) -> None:
 
 
 def findings_page():
-    from moorings.ports.store import Page
+    from moorings.ports.store import PageQuery
 
-    return Page()
+    return PageQuery()
 
 
 async def test_only_admins_may_look(tmp_path: Path) -> None:

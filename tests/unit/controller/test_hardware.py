@@ -19,7 +19,7 @@ from moorings.core.inputs import ResetPartition
 from moorings.core.partitions import PartitionState
 from moorings.core.reconcile import LISTINGS_REQUIRED, mark_for
 from moorings.drivers.simulated.faults import Call, Fault, FaultKind
-from moorings.ports.store import HighWater, Seq
+from moorings.ports.store import LogPosition, Seq
 from tests.unit.controller.stepping import POOL, Stepper, made_of
 
 
@@ -34,7 +34,7 @@ class Rig(Stepper):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.in_use: set[str] = set()
-        self.noted: list[HighWater] = []
+        self.noted: list[LogPosition] = []
         self.full_disk = False
         self.hardware = Hardware(
             self.loop, {POOL.name: self.driver}, self.clock, self.installation, self._is_in_use, self._note
@@ -44,7 +44,7 @@ class Rig(Stepper):
     async def _is_in_use(self, name: str) -> bool:
         return name in self.in_use
 
-    async def _note(self, known: HighWater) -> None:
+    async def _note(self, known: LogPosition) -> None:
         if self.full_disk:
             raise MooringsError("store.unavailable", "the disk is full", retryable=True)
         self.noted.append(known)

@@ -22,7 +22,7 @@ from moorings.core.instants import SECOND, Timestamp
 from moorings.core.laws import find_violations
 from moorings.core.policy import Policy
 from moorings.core.topology import Pool, PowerOfTwo
-from moorings.ports.store import Changes, Epoch, KeyUse, Save, Seq, Store
+from moorings.ports.store import Changes, Epoch, ExpectedVersion, IdempotencyRecord, Seq, Store
 from moorings.store.sql import SqlStore
 from moorings.store.sqlite import open_sqlite
 from moorings.testing.records import NEW, NOW, a_claim, a_partition
@@ -111,12 +111,12 @@ class Rig:
         spec = ClaimSpec(kind="ipu", size=size)
         return replace(CreateClaim(id=ident, name=ident, owner="user/ann", subject="ann", spec=spec), **more)
 
-    async def claim(self, key: KeyUse | None = None, **more: Any) -> Claim:
+    async def claim(self, key: IdempotencyRecord | None = None, **more: Any) -> Claim:
         reply = await self.loop.post(self.asks(**more), key)
         assert isinstance(reply, Claim), reply
         return reply
 
-    async def refused(self, code: str, key: KeyUse | None = None, **more: Any) -> MooringsError:
+    async def refused(self, code: str, key: IdempotencyRecord | None = None, **more: Any) -> MooringsError:
         with pytest.raises(MooringsError) as caught:
             await self.claim(key, **more)
         assert caught.value.code == code
@@ -249,7 +249,7 @@ async def test_a_conflict_without_end_is_told(rig):
 async def test_after_a_conflict_the_turn_decides_on_what_the_other_saved(rig):
     claim = await rig.claim()
     theirs = replace(claim, broken=2, version=claim.version + 1)
-    rig.store.store.commit(rig.epoch, Changes(claims=[(theirs, Save(claim.version))]))
+    rig.store.store.commit(rig.epoch, Changes(claims=[(theirs, ExpectedVersion(claim.version))]))
     released = await rig.loop.post(ReleaseClaim(claim.id, "done"))
     assert isinstance(released, Claim)
     assert (released.state, released.broken, released.version) == (ClaimState.RELEASING, 2, theirs.version + 1)
@@ -309,18 +309,18 @@ async def test_a_lost_answer_is_no_lost_claim(rig):
 
 
 async def test_after_a_lost_answer_the_same_key_gives_the_same_claim(rig):
-    key, wanted = KeyUse("ann", "k1", "d", ClaimId("claim-a")), {"id": ClaimId("claim-a"), "name": "mine"}
+    key, wanted = IdempotencyRecord("ann", "k1", "d", ClaimId("claim-a")), {"id": ClaimId("claim-a"), "name": "mine"}
     rig.store.lost = [unavailable()]
     await rig.refused("store.unavailable", key, **wanted)
-    again = KeyUse("ann", "k1", "d", ClaimId("claim-b"))
+    again = IdempotencyRecord("ann", "k1", "d", ClaimId("claim-b"))
     claim = await rig.claim(again, id=ClaimId("claim-b"), name="mine")
     assert (claim.id, rig.saved()) == ("claim-a", {"claim-a"})
 
 
 async def test_an_unsaved_key_can_be_used_again(rig):
     rig.store.refusals = [unavailable()]
-    await rig.refused("store.unavailable", KeyUse("ann", "k1", "d", ClaimId("claim-1")))
-    claim = await rig.claim(KeyUse("ann", "k1", "d", ClaimId("claim-2")))
+    await rig.refused("store.unavailable", IdempotencyRecord("ann", "k1", "d", ClaimId("claim-1")))
+    claim = await rig.claim(IdempotencyRecord("ann", "k1", "d", ClaimId("claim-2")))
     assert rig.saved() == {claim.id}
 
 
@@ -690,8 +690,8 @@ async def test_a_run_whose_claim_is_refused_leaves_nothing(rig):
 # -- idempotency keys ----------------------------------------------------------------------------------------------
 
 
-def use(number: int, key: str = "k1", digest: str = "d") -> KeyUse:
-    return KeyUse("ann", key, digest, ClaimId(f"claim-{number}"))
+def use(number: int, key: str = "k1", digest: str = "d") -> IdempotencyRecord:
+    return IdempotencyRecord("ann", key, digest, ClaimId(f"claim-{number}"))
 
 
 async def test_the_same_key_gives_the_same_claim(rig):
@@ -714,7 +714,7 @@ async def test_the_same_key_with_another_request_is_refused(rig):
 
 async def test_a_key_belongs_to_who_used_it(rig):
     first = await rig.claim(use(1))
-    other = await rig.claim(KeyUse("bob", "k1", "d", ClaimId("claim-2")))
+    other = await rig.claim(IdempotencyRecord("bob", "k1", "d", ClaimId("claim-2")))
     assert first.id != other.id
 
 
@@ -724,8 +724,8 @@ async def test_a_refused_demand_uses_no_key(rig):
 
 
 async def test_a_key_of_a_run_gives_the_same_run(rig):
-    first = await rig.loop.post(a_job(1), KeyUse("ann", "k", "d", run=RunId("run-1")))
-    again = await rig.loop.post(a_job(2), KeyUse("ann", "k", "d", run=RunId("run-2")))
+    first = await rig.loop.post(a_job(1), IdempotencyRecord("ann", "k", "d", run=RunId("run-1")))
+    again = await rig.loop.post(a_job(2), IdempotencyRecord("ann", "k", "d", run=RunId("run-2")))
     assert isinstance(first, Run)
     assert isinstance(again, Run)
     assert first.id == again.id == "run-1"

@@ -47,7 +47,7 @@ from moorings.core.plans import SchedulePlan
 from moorings.core.policy import Policy
 from moorings.core.pools import parse_pools
 from moorings.core.topology import Block, Pool, PowerOfTwo
-from moorings.ports.store import Epoch, Row, Seq
+from moorings.ports.store import Epoch, EventRow, Seq
 from moorings.testing.records import a_job
 from moorings.workloads.jobs import Accelerators, JobSpec
 from moorings.workloads.runs import RunId, RunState
@@ -67,7 +67,7 @@ class Log:
         self.policy = policy
         self.fleet = Fleet([POOL])
         self.runs = RunRegistry()
-        self.rows: list[Row] = []
+        self.rows: list[EventRow] = []
         self.now = Timestamp(1_700_000_000 * SECOND)
         self.since = self.now
         self.loaded: Remembered | None = None
@@ -80,7 +80,7 @@ class Log:
         self.fleet.apply(outcome.fleet)
         self.runs.apply(outcome.runs)
         for event in outcome.changes.events:
-            self.rows.append(Row(Seq((self.rows[-1].seq if self.rows else 0) + 1), event))
+            self.rows.append(EventRow(Seq((self.rows[-1].seq if self.rows else 0) + 1), event))
         if outcome.changes:
             self.loaded = None
 
@@ -129,7 +129,7 @@ class Log:
         self.runs.apply(run for run, _ in changes.runs)
         led = Event(name="controller.led", at=self.now, data=canonical_json({"epoch": epoch, "holder": HOLDER}))
         for number, event in enumerate([led, *changes.events], start=at + 1000):
-            self.rows.append(Row(Seq(number), event))
+            self.rows.append(EventRow(Seq(number), event))
         self.reload(again=False)
 
     def orders(self) -> list[Partition]:
@@ -266,7 +266,7 @@ def test_a_refused_claim_leaves_nothing_to_replay() -> None:
 def test_what_no_turn_wrote_is_passed_over() -> None:
     log = Log()
     log.turn(claim(1))
-    row = Row(Seq(0), Event(name="key.created", at=log.now))
+    row = EventRow(Seq(0), Event(name="key.created", at=log.now))
     assert list(Replay([POOL]).take([row, *log.rows, row])) == []
 
 

@@ -19,8 +19,8 @@ from moorings.core.errors import MooringsError
 from moorings.core.inputs import ReleaseClaim
 from moorings.core.instants import SECOND, Timestamp
 from moorings.core.policy import Policy
-from moorings.ports.store import Changes, KeyUse, Row, Seq, Store
-from moorings.store.archive import ArchiveFolder, read_events, stretches
+from moorings.ports.store import Changes, EventRow, IdempotencyRecord, Seq, Store
+from moorings.store.archive import ArchiveFolder, list_archive_files, read_events
 from moorings.testing.records import NEW, NOW, a_run, jobs_of
 from moorings.workloads.runs import RunState
 from tests.databases import open_new
@@ -80,13 +80,13 @@ class Rig:
             await self.turn(ReleaseClaim(ClaimId(f"claim-{number}"), "done"))
             await self.turn(*(answer(one) for one in self.loop.fleet.partitions.values()))
 
-    def kept(self) -> list[Row]:
+    def kept(self) -> list[EventRow]:
         return list(self.store.events(Seq(0), 100_000))
 
-    def archived(self) -> list[Row]:
-        return [row for one in stretches(self.folder) for row in read_events(one)]
+    def archived(self) -> list[EventRow]:
+        return [row for one in list_archive_files(self.folder) for row in read_events(one)]
 
-    def whole(self) -> list[Row]:
+    def whole(self) -> list[EventRow]:
         """Archives and database as one log, as a replay reads them."""
         before = self.archived()
         return [*before, *(row for row in self.kept() if not before or row.seq > before[-1].seq)]
@@ -125,13 +125,13 @@ async def test_archives_and_database_are_one_log_byte_for_byte(rig):
     replay = Replay([POOL])
     assert list(replay.take(rig.whole())) == []
     assert replay.turns > 40
-    for one in stretches(rig.folder):  # whole turns, and no more than it takes
+    for one in list_archive_files(rig.folder):  # whole turns, and no more than it takes
         rows = list(read_events(one))
         assert rows[-1].event.name == "turn.decided"
         assert A_FILE <= len(rows) < A_FILE + 6
         assert stat.S_IMODE(one.path.stat().st_mode) == 0o600
     assert stat.S_IMODE(rig.folder.stat().st_mode) == 0o700
-    assert [(one.first, one.last) for one in stretches(rig.folder)] == [
+    assert [(one.first, one.last) for one in list_archive_files(rig.folder)] == [
         (archive.first, archive.last) for archive in rig.store.archives()
     ]
     assert await rig.retention.sweep() == Swept()
@@ -167,9 +167,9 @@ async def test_records_that_have_left_stand_in_an_archive(rig):
 
 async def test_a_key_whose_claim_has_left_makes_no_second_one(rig):
     await rig.loop.load()
-    use = KeyUse("ann", "once", "digest", claim=ClaimId("claim-1"))
+    use = IdempotencyRecord("ann", "once", "digest", claim=ClaimId("claim-1"))
     run = a_run(1, state=RunState.FAILED, ended_at=NOW, claim=None)
-    of_run = KeyUse("ann", "run", "digest", run=run.id)
+    of_run = IdempotencyRecord("ann", "run", "digest", run=run.id)
 
     async def post(number, key):
         reply = asyncio.ensure_future(rig.loop.post(claim(number, 4), key))
@@ -192,7 +192,7 @@ async def test_a_key_whose_claim_has_left_makes_no_second_one(rig):
         assert caught.value.code == code
         assert caught.value.hint
     assert rig.loop.fleet.claims == {}
-    assert (await post(3, KeyUse("ann", "other", "digest", claim=ClaimId("claim-3")))).id == "claim-3"
+    assert (await post(3, IdempotencyRecord("ann", "other", "digest", claim=ClaimId("claim-3")))).id == "claim-3"
 
 
 async def test_what_cannot_be_archived_stays(rig):

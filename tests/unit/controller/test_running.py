@@ -26,7 +26,7 @@ from moorings.drivers.simulated.faults import Call, Fault, FaultKind
 from moorings.local.engine import LocalEngine
 from moorings.local.records import End
 from moorings.local.rundir import RunFolder
-from moorings.ports.engine import StartOrder
+from moorings.ports.engine import RunSubmission
 from moorings.testing.records import a_job, a_run
 from moorings.workloads.jobs import Accelerators, JobSpec
 from moorings.workloads.runs import EndReason, EndRecord, Run, RunId, RunPhase, RunState, RunStatus
@@ -58,7 +58,7 @@ class HeldEngine(LocalEngine):
         self.looks: list[str] = []
         self.disks: dict[str, asyncio.Future[Timestamp | None]] = {}
 
-    async def submit(self, order: StartOrder) -> str:
+    async def submit(self, order: RunSubmission) -> str:
         self.submitted.append(order.run)
         self.asked.set()
         await self.go_on.wait()
@@ -362,7 +362,7 @@ async def test_the_end_of_an_earlier_attempt_is_not_the_run_s(rig: Rig) -> None:
     rig.clock.forward(RETRY_S_MAX)
     folder = RunFolder(rig.folder / "runs" / RUN)
     folder.make()
-    folder.save_order(StartOrder(RUN, 0, a_job(), NO_BINDING))
+    folder.save_order(RunSubmission(RUN, 0, a_job(), NO_BINDING))
     folder.save_end(End(0, EndRecord(EndReason.YIELDED, 85, (85,), detail="lab needs it")))
     await rig.look()
     assert (rig.run.state, rig.run.attempt) == (RunState.WAITING, 1)

@@ -25,7 +25,7 @@ from moorings.kubernetes.engine.submission import (
     name_of,
 )
 from moorings.kubernetes.ipujob import JobKind, Obj
-from moorings.ports.engine import StartOrder
+from moorings.ports.engine import RunSubmission
 from moorings.ports.store import Epoch
 from moorings.workloads.jobs import Accelerators, JobSpec, Resources
 from moorings.workloads.runs import RunId
@@ -34,16 +34,16 @@ WORK = Volume("/work", claim="work")
 SETTINGS = KubernetesEngineSettings(namespace="runs", projects={"vision": "lab-vision"}, volumes=(WORK,))
 
 
-def order(**job: Any) -> StartOrder:
+def order(**job: Any) -> RunSubmission:
     spec = {"name": "digits", "command": ("python3", "train.py"), "workdir": "/work", "image": "digits:1", **job}
-    return StartOrder(RunId("run-k3v7q2mzp4ya"), 0, JobSpec(**spec), NO_BINDING, epoch=Epoch(7))
+    return RunSubmission(RunId("run-k3v7q2mzp4ya"), 0, JobSpec(**spec), NO_BINDING, epoch=Epoch(7))
 
 
-def built(wanted: StartOrder, settings: KubernetesEngineSettings = SETTINGS) -> Obj:
+def built(wanted: RunSubmission, settings: KubernetesEngineSettings = SETTINGS) -> Obj:
     return build_job(wanted, asked_of(wanted, settings), settings, "lab")
 
 
-def pod_spec(wanted: StartOrder, settings: KubernetesEngineSettings = SETTINGS) -> Obj:
+def pod_spec(wanted: RunSubmission, settings: KubernetesEngineSettings = SETTINGS) -> Obj:
     spec: Obj = built(wanted, settings)["spec"]["workers"]["template"]["spec"]
     return spec
 

@@ -11,7 +11,7 @@ from moorings.local.pruning import hold_ended
 from moorings.local.records import End
 from moorings.local.rundir import RunFolder
 from moorings.local.usage import partitions_in_use
-from moorings.ports.engine import StartOrder
+from moorings.ports.engine import RunSubmission
 from moorings.workloads.jobs import Accelerators, JobSpec
 from moorings.workloads.runs import EndReason, EndRecord, RunId
 
@@ -30,7 +30,7 @@ def a_run(runs, name, ended_at=None):
     folder.make()
     job = JobSpec(name="j", command=("true",), workdir="/", environment={}, tasks=1, accelerators=Accelerators(size=1))
     binding = Binding(f"part-{name}", {}, (GcdBinding(0, (), "", "", {}),))
-    folder.save_order(StartOrder(RunId(name), 0, job, binding))
+    folder.save_order(RunSubmission(RunId(name), 0, job, binding))
     log = folder.log(0, 0)
     log.parent.mkdir(parents=True)
     log.write_text("output")

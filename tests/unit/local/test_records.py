@@ -13,7 +13,7 @@ from moorings.core.claims import CheckpointContract
 from moorings.core.instants import Timestamp
 from moorings.local.records import CancelOrder, End, Identity, Status, UnreadableError, from_json, to_json
 from moorings.local.rundir import RunFolder, write_whole
-from moorings.ports.engine import StartOrder
+from moorings.ports.engine import RunSubmission
 from moorings.testing.engine_suite import make_order
 from moorings.workloads.jobs import Accelerators, JobSpec, Resources
 from moorings.workloads.runs import EndReason, EndRecord, RunId, RunPhase
@@ -72,7 +72,7 @@ def test_what_is_written_is_read(record):
 
 def test_names_that_are_not_utf8_survive():
     order = make_order((os.fsdecode(b"/bin/caf\xe9"),), "/")
-    assert os.fsencode(from_json(StartOrder, to_json(order)).job.command[0]) == b"/bin/caf\xe9"
+    assert os.fsencode(from_json(RunSubmission, to_json(order)).job.command[0]) == b"/bin/caf\xe9"
 
 
 @given(st.integers(0, len(END) - 1))

@@ -13,12 +13,12 @@ from moorings.core.errors import MooringsError
 from moorings.local.fence import Fence, read_epoch
 from moorings.local.records import CancelOrder, End, Status, YieldOrder, from_json, to_json
 from moorings.local.rundir import RunFolder
-from moorings.ports.engine import StartOrder
+from moorings.ports.engine import RunSubmission
 from moorings.ports.store import Epoch
 from moorings.workloads.runs import EndReason
 from tests.released.site import NAMES, ReleasedSite
 
-RECORDS = {"order": StartOrder, "status": Status, "end": End, "cancel": CancelOrder, "yield": YieldOrder}
+RECORDS = {"order": RunSubmission, "status": Status, "end": End, "cancel": CancelOrder, "yield": YieldOrder}
 
 
 @pytest.fixture(params=NAMES, scope="module")

@@ -15,7 +15,7 @@ from moorings.core.bindings import NO_BINDING
 from moorings.core.claims import CheckpointContract
 from moorings.core.errors import MooringsError
 from moorings.core.tables import TomlTable
-from moorings.ports.engine import StartOrder
+from moorings.ports.engine import RunSubmission
 from moorings.slurm.engine.settings import Place, SlurmEngineSettings
 from moorings.slurm.engine.submission import (
     build_files,
@@ -33,9 +33,9 @@ from tests.cases import cases
 ATTEMPT = Path("/shared/runs/run-1/0")
 
 
-def order(**job: Any) -> StartOrder:
+def order(**job: Any) -> RunSubmission:
     spec = {"name": "digits", "command": ("python3", "train.py"), "workdir": "/work", **job}
-    return StartOrder(RunId("run-1"), 0, JobSpec(**spec), NO_BINDING)
+    return RunSubmission(RunId("run-1"), 0, JobSpec(**spec), NO_BINDING)
 
 
 SLURMS_OWN = Place()

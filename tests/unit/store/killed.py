@@ -18,7 +18,7 @@ import psycopg
 from sqlalchemy import event
 
 from moorings.store.postgresql import PostgresqlDatabase
-from moorings.store.session import Patience, Server
+from moorings.store.session import DatabaseTimeouts, SessionFactory
 from moorings.store.sqlite import SqliteDatabase
 from moorings.store.upgrade import upgrade
 
@@ -27,7 +27,7 @@ def database_of(kind, where):
     """The database, as the store's openers make it."""
     if kind == "sqlite":
         return SqliteDatabase(Path(where), 5.0)
-    return PostgresqlDatabase(Server(where, Patience()), 5.0)
+    return PostgresqlDatabase(SessionFactory(where, DatabaseTimeouts()), 5.0)
 
 
 def upgrade_until(kind, where, kill_at):

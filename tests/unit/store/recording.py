@@ -24,7 +24,7 @@ from moorings.core.devices import Device, DeviceState
 from moorings.core.instants import Timestamp
 from moorings.core.partitions import PartitionState
 from moorings.core.projects import ProjectUsage
-from moorings.ports.store import Changes, KeyUse, Page, Save, Seq
+from moorings.ports.store import Changes, ExpectedVersion, IdempotencyRecord, PageQuery, Seq
 from moorings.testing.records import NEW, NOW, POOL, a_project, a_run, an_access_key, an_event, granted, jobs_of
 from moorings.workloads.runs import RunState
 
@@ -74,7 +74,7 @@ def _live_a_while(store, first):
     new.runs.append((a_run(first), NEW))
     new.jobs.update(jobs_of(a_run(first)))
     new.devices.append(Device(POOL, 63, DeviceState.DRAINED, "fan", NOW))
-    new.keys.append(KeyUse("ann", f"k{first}", "digest", claim=ClaimId(f"claim-{first:04d}")))
+    new.keys.append(IdempotencyRecord("ann", f"k{first}", "digest", claim=ClaimId(f"claim-{first:04d}")))
     new.projects += [(a_project(first), NEW), (a_project(first + 1), NEW)]
     new.usage += [ProjectUsage("default", 5, NOW), ProjectUsage(f"lab-{first:04d}", 5, NOW)]
     store.commit(epoch, new)
@@ -83,12 +83,12 @@ def _live_a_while(store, first):
     store.commit(
         epoch,
         Changes(
-            claims=[(replace(claim, state=ClaimState.RELEASED, version=2, ended_at=NOW), Save(1))],
-            partitions=[(replace(saved.partitions[-1], state=PartitionState.ACTIVE, version=2), Save(1))],
+            claims=[(replace(claim, state=ClaimState.RELEASED, version=2, ended_at=NOW), ExpectedVersion(1))],
+            partitions=[(replace(saved.partitions[-1], state=PartitionState.ACTIVE, version=2), ExpectedVersion(1))],
             removed=[(partition.id, 1)],
             devices=[Device(POOL, 63, DeviceState.IN_SERVICE, "", NOW)],
-            runs=[(replace(run, state=RunState.FAILED, version=2, exit_code=1, ended_at=NOW), Save(1))],
-            projects=[(a_project(first + 1, version=2, weight=2), Save(1))],
+            runs=[(replace(run, state=RunState.FAILED, version=2, exit_code=1, ended_at=NOW), ExpectedVersion(1))],
+            projects=[(a_project(first + 1, version=2, weight=2), ExpectedVersion(1))],
             projects_removed=[(f"lab-{first:04d}", 1)],
             usage=[ProjectUsage("default", 6, NOW)],
             events=[an_event("claim.released", claim=claim.id)],
@@ -96,9 +96,9 @@ def _live_a_while(store, first):
     )
     store.keys_used([("ann", f"k{first}"), ("ann", "none")])
     store.claim(claim.id)
-    store.claims(Page(1, after=claim.id), states=frozenset({ClaimState.RELEASED}), owner_prefix="user/", pool=POOL)
+    store.claims(PageQuery(1, after=claim.id), states=frozenset({ClaimState.RELEASED}), owner_prefix="user/", pool=POOL)
     store.run(run.job.name, "ann")
-    store.runs(Page(), states=frozenset({RunState.FAILED}), subject="ann")
+    store.runs(PageQuery(), states=frozenset({RunState.FAILED}), subject="ann")
     store.events(Seq(0), 100, claim=claim.id, names=["claim.*"])
     store.events(Seq(0), 100, run=run.id)
     store.last_seq()

@@ -10,39 +10,39 @@ from pathlib import Path
 import pytest
 
 from moorings.core.errors import MooringsError
-from moorings.ports.store import Epoch, HighWater, Seq
-from moorings.store.high_water import FILE, HighWaterMark
+from moorings.ports.store import Epoch, LogPosition, Seq
+from moorings.store.high_water import LOG_POSITION_FILE, LogPositionFile
 
 
-def at(seq: int, epoch: int = 1) -> HighWater:
-    return HighWater(Seq(seq), Epoch(epoch))
+def at(seq: int, epoch: int = 1) -> LogPosition:
+    return LogPosition(Seq(seq), Epoch(epoch))
 
 
 def test_it_only_rises_whoever_writes(tmp_path: Path) -> None:
-    one, other = HighWaterMark(tmp_path, "here"), HighWaterMark(tmp_path, "here")
+    one, other = LogPositionFile(tmp_path, "here"), LogPositionFile(tmp_path, "here")
     assert one.known() is None
     one.keep(at(5, 2))
     other.keep(at(3, 3))  # of another leader, with a database that had come less far
     one.keep(at(4, 1))
-    assert HighWaterMark(tmp_path, "here").known() == at(5, 3)
+    assert LogPositionFile(tmp_path, "here").known() == at(5, 3)
 
 
 def test_another_installation_knows_nothing_of_it(tmp_path: Path) -> None:
-    HighWaterMark(tmp_path, "here").keep(at(5))
-    assert HighWaterMark(tmp_path, "there").known() is None
-    HighWaterMark(tmp_path, "there").keep(at(2))
-    assert HighWaterMark(tmp_path, "there").known() == at(2)
+    LogPositionFile(tmp_path, "here").keep(at(5))
+    assert LogPositionFile(tmp_path, "there").known() is None
+    LogPositionFile(tmp_path, "there").keep(at(2))
+    assert LogPositionFile(tmp_path, "there").known() == at(2)
 
 
 @pytest.mark.parametrize(
     "text", ["", "here", "here 5", "here x 1", "here 5 1 7", "here -5 1", "\0" * 256, "here \uff15 1"]
 )
 def test_what_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
-    (tmp_path / FILE).write_text(text)
-    mark = HighWaterMark(tmp_path, "here")
+    (tmp_path / LOG_POSITION_FILE).write_text(text)
+    mark = LogPositionFile(tmp_path, "here")
     assert mark.known() is None
     mark.keep(at(7))
-    assert HighWaterMark(tmp_path, "here").known() == at(7)
+    assert LogPositionFile(tmp_path, "here").known() == at(7)
 
 
 async def test_those_who_wait_together_share_a_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,16 +54,16 @@ async def test_those_who_wait_together_share_a_write(tmp_path: Path, monkeypatch
         fdatasync(file)
 
     monkeypatch.setattr(os, "fdatasync", sync)
-    mark = HighWaterMark(tmp_path, "here")
+    mark = LogPositionFile(tmp_path, "here")
     await asyncio.gather(*(mark.note(at(9)) for _ in range(50)))
     await mark.note(at(8))
     assert len(synced) == 1
-    assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / LOG_POSITION_FILE).stat().st_mode & 0o777 == 0o600
 
 
 async def test_who_came_first_goes_on_first(tmp_path: Path) -> None:
     """A vendor that chooses the devices itself takes partitions as they come: other orders are other devices."""
-    mark = HighWaterMark(tmp_path, "here")
+    mark = LogPositionFile(tmp_path, "here")
     went: list[int] = []
 
     async def order(number: int) -> None:
@@ -75,7 +75,7 @@ async def test_who_came_first_goes_on_first(tmp_path: Path) -> None:
 
 
 async def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mark = HighWaterMark(tmp_path, "here")
+    mark = LogPositionFile(tmp_path, "here")
     with monkeypatch.context() as patched:
         patched.setattr(os, "pwrite", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
         with pytest.raises(MooringsError) as caught:
@@ -86,4 +86,4 @@ async def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         True,
     )
     await mark.note(at(1))
-    assert HighWaterMark(tmp_path, "here").known() == at(1)
+    assert LogPositionFile(tmp_path, "here").known() == at(1)

@@ -8,7 +8,7 @@ from sqlalchemy import event
 from moorings.core.claims import ClaimState
 from moorings.core.devices import Device, DeviceState
 from moorings.core.projects import ProjectUsage
-from moorings.ports.store import Changes, Page, Save, Seq
+from moorings.ports.store import Changes, ExpectedVersion, PageQuery, Seq
 from moorings.testing.records import NEW, NOW, POOL, a_project, granted
 from moorings.workloads.runs import RunState
 from tests.databases import open_new
@@ -23,12 +23,14 @@ def store(tmp_path):
 
 READS = {
     "claim": lambda store: store.claim("x"),
-    "claims": lambda store: store.claims(Page(after="x")),
-    "claims in states": lambda store: store.claims(Page(), states=frozenset({ClaimState.RELEASED, ClaimState.READY})),
+    "claims": lambda store: store.claims(PageQuery(after="x")),
+    "claims in states": lambda store: store.claims(
+        PageQuery(), states=frozenset({ClaimState.RELEASED, ClaimState.READY})
+    ),
     "run": lambda store: store.run("x"),
-    "runs": lambda store: store.runs(Page(after="x")),
-    "runs in states": lambda store: store.runs(Page(), states=frozenset({RunState.FAILED, RunState.LOST})),
-    "runs of a subject": lambda store: store.runs(Page(), subject="ann"),
+    "runs": lambda store: store.runs(PageQuery(after="x")),
+    "runs in states": lambda store: store.runs(PageQuery(), states=frozenset({RunState.FAILED, RunState.LOST})),
+    "runs of a subject": lambda store: store.runs(PageQuery(), subject="ann"),
     "events": lambda store: store.events(Seq(5), 10),
     "events of names": lambda store: store.events(Seq(5), 10, names=["claim.ready", "claim.released", "run.ended"]),
     "events of a noun": lambda store: store.events(Seq(0), 10, names=["controller.*", "key.*"]),
@@ -100,10 +102,10 @@ def test_a_save_finds_its_records_by_their_ids(store):
     store.commit(epoch, new)
     saved = store.load()
     changes = Changes(
-        claims=[(replace(claim, version=2), Save(1)) for claim in saved.claims],
-        partitions=[(replace(partition, version=2), Save(1)) for partition in saved.partitions],
+        claims=[(replace(claim, version=2), ExpectedVersion(1)) for claim in saved.claims],
+        partitions=[(replace(partition, version=2), ExpectedVersion(1)) for partition in saved.partitions],
         devices=[Device(POOL, number, DeviceState.DRAINED, "", NOW) for number in range(3)],
-        projects=[(a_project(1, version=2), Save(1))],
+        projects=[(a_project(1, version=2), ExpectedVersion(1))],
         projects_removed=[("lab-0002", 1)],
         usage=[ProjectUsage(f"lab-{number}", 5, NOW) for number in range(3)],
     )

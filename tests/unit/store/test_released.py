@@ -8,9 +8,9 @@ from contextlib import closing
 
 import pytest
 
-from moorings.ports.store import Changes, Page, Seq
-from moorings.store.archive import read_events, stretches
-from moorings.store.high_water import HighWaterMark
+from moorings.ports.store import Changes, PageQuery, Seq
+from moorings.store.archive import list_archive_files, read_events
+from moorings.store.high_water import LogPositionFile
 from moorings.store.sqlite import open_sqlite
 from moorings.testing.records import NEW, NOW, an_event
 from tests.released.site import NAMES, ReleasedSite
@@ -33,7 +33,7 @@ GONE = "gone"
 
 
 def test_every_record_is_in_the_state_that_was_told(store, site):
-    for found, told in ((store.claims(Page(1000)), "claims"), (store.runs(Page(1000)), "runs")):
+    for found, told in ((store.claims(PageQuery(1000)), "claims"), (store.runs(PageQuery(1000)), "runs")):
         states = {one["id"]: one["state"] for one in site.told[told] if one["name"] != GONE}
         assert {one.id: one.state for one in found} == states
     saved = store.load()
@@ -73,7 +73,7 @@ def test_jobs_are_whole(store, site):
 
 
 def test_archives_go_on_where_the_log_begins(store, site):
-    (stretch,) = stretches(site.folder / "data" / "archive")
+    (stretch,) = list_archive_files(site.folder / "data" / "archive")
     rows = list(read_events(stretch))
     assert [row.seq for row in rows] == list(range(1, stretch.last + 1))
     assert store.events(Seq(0), 1)[0].seq == stretch.last + 1
@@ -90,7 +90,7 @@ def test_ended_records_are_read_from_their_archive(site):
 
 
 def test_a_high_water_mark_is_read(store, site):
-    known = HighWaterMark(site.folder / "data", store.installation()).known()
+    known = LogPositionFile(site.folder / "data", store.installation()).known()
     assert known is not None
     assert known.is_reached_by(store.high_water())
     assert known.epoch == store.high_water().epoch
@@ -98,7 +98,7 @@ def test_a_high_water_mark_is_read(store, site):
 
 def test_records_are_written_again_as_the_same_rows(store, site, tmp_path):
     """A name in a column of JSON is for ever, too: one that is not known is passed over, and lost by the next save."""
-    claims, runs, saved = store.claims(Page(1000)), store.runs(Page(1000)), store.load()
+    claims, runs, saved = store.claims(PageQuery(1000)), store.runs(PageQuery(1000)), store.load()
     with closing(open_sqlite(tmp_path / "again.db")) as again:
         again.commit(
             again.lead("again", NOW),

@@ -18,7 +18,7 @@ from moorings.core.partitions import Partition, PartitionState
 from moorings.core.projects import Project, ProjectShare, ProjectUsage
 from moorings.core.reasons import Reason
 from moorings.core.topology import Block
-from moorings.ports.store import AccessKey, Changes, KeyUse, Save, Seq
+from moorings.ports.store import AccessKey, Changes, ExpectedVersion, IdempotencyRecord, Seq
 from moorings.store import rows, tables
 from moorings.store.sqlite import open_sqlite
 from moorings.workloads.appliance import ApplianceJobType, WorkflowPart
@@ -183,36 +183,36 @@ events = st.builds(
     device=maybe(words),
     data=st.dictionaries(words, words | st.integers() | st.none(), max_size=4).map(canonical_json),
 )
-key_uses = st.builds(KeyUse, words, words, words, maybe(words), maybe(words))
+key_uses = st.builds(IdempotencyRecord, words, words, words, maybe(words), maybe(words))
 access_keys = st.builds(
     AccessKey, words, words, st.sampled_from(Role), words, words, created_at=instants, revoked_at=maybe(instants)
 )
 
 
-def read(reader: Callable[..., RecordT], row: rows.Row) -> RecordT:
+def read(reader: Callable[..., RecordT], row: rows.RowTuple) -> RecordT:
     return reader(*row)
 
 
 @given(claims)
 def test_claims(claim):
-    assert read(rows.claim_of, rows.claim_row(claim)) == claim
+    assert read(rows.parse_claim, rows.claim_row(claim)) == claim
 
 
 @given(partitions)
 def test_partitions(partition):
-    assert read(rows.partition_of, rows.partition_row(partition)) == partition
+    assert read(rows.parse_partition, rows.partition_row(partition)) == partition
     taken = list(rows.partition_device_rows(partition))
     assert taken == [(partition.pool, index, partition.id) for index in partition.block]
 
 
 @given(devices)
 def test_devices(device):
-    assert read(rows.device_of, rows.device_row(device)) == device
+    assert read(rows.parse_device, rows.device_row(device)) == device
 
 
 @given(runs, jobs)
 def test_runs(run, job):
-    assert read(rows.run_of, rows.run_row(run, job)) == run
+    assert read(rows.parse_run, rows.run_row(run, job)) == run
 
 
 @given(runs, jobs)
@@ -221,35 +221,35 @@ def test_a_row_of_a_release_that_knew_no_heads(run, job):
     text = row[tables.runs.c.keys().index("job")]
     assert isinstance(text, str)
     row[tables.runs.c.keys().index("head")] = None
-    assert rows.job_of(text) == job
-    assert read(rows.run_of, tuple(row)) == replace(run, job=summarize_job(job))
+    assert rows.parse_job_text(text) == job
+    assert read(rows.parse_run, tuple(row)) == replace(run, job=summarize_job(job))
 
 
 @given(projects, usages)
 def test_projects(project, usage):
-    back = read(rows.project_of, rows.project_row(project))
+    back = read(rows.parse_project, rows.project_row(project))
     assert back == project
     assert repr(back) == repr(project)  # 2 and 2.0 are equal, but a log of decisions shows the difference
-    assert read(rows.usage_of, rows.usage_row(usage)) == usage
+    assert read(rows.parse_usage, rows.usage_row(usage)) == usage
 
 
 def test_a_project_of_another_release_is_read():
     later = (
         '{"colour":"red","weight":2.0}'  # a field that came later is passed over, one that is missing has its default
     )
-    assert rows.project_of("lab", 3, later) == Project(name="lab", weight=2.0, version=3)
+    assert rows.parse_project("lab", 3, later) == Project(name="lab", weight=2.0, version=3)
 
 
 @given(st.integers(1, 2**62), events)
 def test_events(seq, event):
-    found = read(rows.event_of, rows.event_row(seq, event))
+    found = read(rows.parse_event, rows.event_row(seq, event))
     assert (found.seq, found.event) == (seq, event)
 
 
 @given(key_uses, access_keys)
 def test_keys(use, key):
-    assert read(rows.key_use_of, rows.key_use_row(use)) == use
-    assert read(rows.access_key_of, rows.access_key_row(key)) == key
+    assert read(rows.parse_idempotency_record, rows.key_use_row(use)) == use
+    assert read(rows.parse_access_key, rows.access_key_row(key)) == key
 
 
 @given(claims, partitions, runs, jobs, devices, projects, usages)
@@ -264,7 +264,7 @@ def test_every_row_can_be_bound_by_a_driver(claim, partition, run, job, device, 
 
 @given(specs)
 def test_a_number_keeps_its_kind(spec):
-    back = read(rows.claim_of, rows.claim_row(a_claim_with(spec))).spec
+    back = read(rows.parse_claim, rows.claim_row(a_claim_with(spec))).spec
     # 60 and 60.0 are equal, but a log of decisions shows the difference.
     assert repr(back.checkpoint) == repr(spec.checkpoint)
     assert repr((back.time_limit_s, back.lease_s)) == repr((spec.time_limit_s, spec.lease_s))
@@ -284,7 +284,7 @@ def test_equal_records_have_equal_rows():
 
 def test_half_a_surrogate_pair_in_an_event_stays_the_same_json():
     event = Event(name="run.created", at=Timestamp(0), data=canonical_json({"command": "\udce9 é"}))
-    data = read(rows.event_of, rows.event_row(1, event)).event.data
+    data = read(rows.parse_event, rows.event_row(1, event)).event.data
     assert data.encode()
     assert json.loads(data) == {"command": "\udce9 é"}
 
@@ -292,15 +292,15 @@ def test_half_a_surrogate_pair_in_an_event_stays_the_same_json():
 @cases(
     ("reader", "table"),
     [
-        (rows.claim_of, tables.claims),
-        (rows.partition_of, tables.partitions),
-        (rows.device_of, tables.devices),
-        (rows.run_of, tables.runs),
-        (rows.project_of, tables.projects),
-        (rows.usage_of, tables.project_usage),
-        (rows.event_of, tables.outbox),
-        (rows.key_use_of, tables.idempotency_keys),
-        (rows.access_key_of, tables.access_keys),
+        (rows.parse_claim, tables.claims),
+        (rows.parse_partition, tables.partitions),
+        (rows.parse_device, tables.devices),
+        (rows.parse_run, tables.runs),
+        (rows.parse_project, tables.projects),
+        (rows.parse_usage, tables.project_usage),
+        (rows.parse_event, tables.outbox),
+        (rows.parse_idempotency_record, tables.idempotency_keys),
+        (rows.parse_access_key, tables.access_keys),
     ],
     ids=lambda value: getattr(value, "name", None),
 )
@@ -326,7 +326,7 @@ def test_readers_take_the_columns_in_their_order(reader, table):
 def test_the_database_changes_nothing(tmp_path_factory, claim, made, run, job, device, project, used, event, use, key):
     store = open_sqlite(tmp_path_factory.mktemp("rows") / "moorings.db")
     epoch = store.lead("test", Timestamp(0))
-    new = Save(None)
+    new = ExpectedVersion(None)
     made = Partition(**{name: getattr(made, name) for name in made.__slots__} | {"claim": claim.id})
     run = Run(**{name: getattr(run, name) for name in run.__slots__} | {"claim": claim.id})
     changes = Changes(claims=[(claim, new)], partitions=[(made, new)], runs=[(run, new)], keys=[use], events=[event])

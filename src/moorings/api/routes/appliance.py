@@ -8,7 +8,7 @@ from moorings.api.calls import Call
 from moorings.api.operations import Operation, many
 from moorings.api.parameters import ALL, APPLIANCE_KIND, LABELS, PAGING, RUN_STATES, RUNS_UNENDED, SUBJECT, WORKFLOW
 from moorings.api.render import appliance_job_body
-from moorings.ports.store import AppliancePart
+from moorings.ports.store import ApplianceJobQuery
 from moorings.wire.shapes import ApplianceJobBody
 
 
@@ -20,7 +20,7 @@ async def list_appliance_jobs(call: Call) -> Response:
     wanted = call.wanted("runs")
     states = call.query(RUN_STATES) or (None if call.query(ALL) else RUNS_UNENDED)
     labels = call.query(LABELS)
-    part = AppliancePart(call.query(APPLIANCE_KIND), call.query(WORKFLOW), dict(labels))
+    part = ApplianceJobQuery(call.query(APPLIANCE_KIND), call.query(WORKFLOW), dict(labels))
     views = await call.controller.runs.list_briefly(wanted.page, states=states, subject=call.query(SUBJECT), part=part)
     shown, after = wanted.cut(views, lambda view: view.run.id)
     return await call.answer_list((appliance_job_body(view) for view in shown), after)

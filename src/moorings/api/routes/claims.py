@@ -35,7 +35,7 @@ from moorings.wire.shapes import (
 
 if TYPE_CHECKING:
     from moorings.controller.views import ClaimView
-    from moorings.ports.store import Page
+    from moorings.ports.store import PageQuery
 
 
 async def list_claims(call: Call) -> Response:
@@ -47,7 +47,7 @@ async def list_claims(call: Call) -> Response:
     states = call.query(CLAIM_STATES) or (None if call.query(ALL) else CLAIMS_UNENDED)
     owner_prefix, pool = call.query(OWNER_PREFIX), call.query(POOL)
 
-    async def read(page: Page) -> Sequence[ClaimView]:
+    async def read(page: PageQuery) -> Sequence[ClaimView]:
         return await call.controller.list_claims(page, states=states, owner_prefix=owner_prefix, pool=pool)
 
     shown, after = wanted.cut(await wanted.gather(read, _id), _id)

@@ -48,7 +48,7 @@ from moorings.kubernetes.kube import IPU_JOB, POD, SECRET, Kube, KubeError
 from moorings.kubernetes.plan import ENDED
 from moorings.kubernetes.reading import parse_status
 from moorings.ports.clock import Clock
-from moorings.ports.engine import StartOrder
+from moorings.ports.engine import RunSubmission
 from moorings.ports.store import Epoch
 from moorings.workloads.jobs import JobSpec
 from moorings.workloads.runs import RunId, RunPhase, RunStatus
@@ -134,7 +134,7 @@ class KubernetesEngine:
 
     # -- submitting ----------------------------------------------------------------------------------------------------
 
-    async def submit(self, order: StartOrder) -> str:
+    async def submit(self, order: RunSubmission) -> str:
         check_job(order.job)
         asked = asked_of(order, self._settings)
         body = build_job(order, asked, self._settings, self._installation)
@@ -151,7 +151,7 @@ class KubernetesEngine:
         self._news.set()
         return reference
 
-    async def _submitted(self, order: StartOrder, asked: Asked, body: Obj) -> str:
+    async def _submitted(self, order: RunSubmission, asked: Asked, body: Obj) -> str:
         """The IPUJob of this order or of a later one."""
         await self._fence.check(order.epoch)
         folder = RunFolder(self._folder / order.run)
@@ -170,7 +170,7 @@ class KubernetesEngine:
         await self._bring_to_life(order, attempt, facts.asked)
         return _reference(facts.asked)
 
-    async def _withdraw(self, order: StartOrder, asked: Asked) -> None:
+    async def _withdraw(self, order: RunSubmission, asked: Asked) -> None:
         """Delete the IPUJob of a submission that was refused half way, if it is not alive."""
         with contextlib.suppress(KubeError):  # else it is tidied away later
             found = await self._get(asked)
@@ -178,7 +178,7 @@ class KubernetesEngine:
             if found is not None and ours and not is_alive(found):
                 await self._kube.delete(IPU_JOB, asked.name, asked.namespace, uid=found["metadata"]["uid"])
 
-    async def _make(self, order: StartOrder, asked: Asked, body: Obj) -> None:
+    async def _make(self, order: RunSubmission, asked: Asked, body: Obj) -> None:
         """The IPUJob without an instance, and its Secret."""
         try:
             found = await self._kube.create(IPU_JOB, body, asked.namespace)
@@ -197,7 +197,7 @@ class KubernetesEngine:
                 raise
             await self._kube.replace(SECRET, secret, asked.namespace)
 
-    async def _bring_to_life(self, order: StartOrder, attempt: Attempt, asked: Asked) -> None:
+    async def _bring_to_life(self, order: RunSubmission, attempt: Attempt, asked: Asked) -> None:
         """Give the IPUJob its instance, if nobody leads by now who does not know of it (see ``fence``)."""
         for _ in range(TRIES):
             facts = await asyncio.to_thread(attempt.facts)

@@ -21,7 +21,7 @@ from moorings.kubernetes.admission import find_faults
 from moorings.kubernetes.engine.rundir import Asked, RunFolder
 from moorings.kubernetes.engine.settings import KubernetesEngineSettings
 from moorings.kubernetes.ipujob import API_VERSION, KIND, CleanPodPolicy, Obj, RestartType
-from moorings.ports.engine import StartOrder
+from moorings.ports.engine import RunSubmission
 from moorings.ports.store import Epoch
 from moorings.workloads.jobs import JobSpec, claim_spec_for
 from moorings.workloads.runs import RunId
@@ -103,7 +103,7 @@ def secret_name(job: str) -> str:
     return f"{job}-environment"
 
 
-def asked_of(order: StartOrder, settings: KubernetesEngineSettings) -> Asked:
+def asked_of(order: RunSubmission, settings: KubernetesEngineSettings) -> Asked:
     """What has to be known of an order later.
 
     Raises:
@@ -123,7 +123,7 @@ def asked_of(order: StartOrder, settings: KubernetesEngineSettings) -> Asked:
     )
 
 
-def build_job(order: StartOrder, asked: Asked, settings: KubernetesEngineSettings, installation: str) -> Obj:
+def build_job(order: RunSubmission, asked: Asked, settings: KubernetesEngineSettings, installation: str) -> Obj:
     """The IPUJob of an order, without an instance yet.
 
     Raises:
@@ -153,7 +153,7 @@ def build_job(order: StartOrder, asked: Asked, settings: KubernetesEngineSetting
     return body
 
 
-def _pod_spec(order: StartOrder, asked: Asked, settings: KubernetesEngineSettings) -> Obj:
+def _pod_spec(order: RunSubmission, asked: Asked, settings: KubernetesEngineSettings) -> Obj:
     job = order.job
     requests: Obj = {"cpu": str(job.resources.cpus)} if settings.request_cpus else {}
     limits: Obj = {}
@@ -195,7 +195,7 @@ def _pod_spec(order: StartOrder, asked: Asked, settings: KubernetesEngineSetting
     return found
 
 
-def build_secret(order: StartOrder, asked: Asked, uid: str) -> Obj:
+def build_secret(order: RunSubmission, asked: Asked, uid: str) -> Obj:
     """The Secret with a job's variables, and what every engine adds to them.
 
     Args:

@@ -23,7 +23,7 @@ from moorings.core.instants import Timestamp, seconds_between
 from moorings.engines.looks import LogReader, Missing, seldom, wait_for_news
 from moorings.engines.orders import choose_logs, not_now, rejected, unavailable
 from moorings.ports.clock import Clock
-from moorings.ports.engine import StartOrder
+from moorings.ports.engine import RunSubmission
 from moorings.ports.store import Epoch
 from moorings.slurm.commands import Commands
 from moorings.slurm.engine.rundir import Asked, Attempt, Facts, RunFolder
@@ -135,7 +135,7 @@ class SlurmEngine:
 
     # -- submitting ----------------------------------------------------------------------------------------------------
 
-    async def submit(self, order: StartOrder) -> str:
+    async def submit(self, order: RunSubmission) -> str:
         folder = RunFolder.of(self._folder, order.run)
         if folder is None:
             raise rejected(f"{order.run[:120]!r} cannot be the id of a run on Slurm")
@@ -146,7 +146,7 @@ class SlurmEngine:
         self._news.set()
         return str(job)
 
-    async def _submitted(self, folder: RunFolder, order: StartOrder) -> int:
+    async def _submitted(self, folder: RunFolder, order: RunSubmission) -> int:
         """The job of this order or of a later one; with the door held."""
         held = await asyncio.to_thread(folder.newest)
         if held is not None:
@@ -162,7 +162,7 @@ class SlurmEngine:
                 raise not_now(order, f"attempt {held.number} has not ended")
         return await self._submit(folder.attempt(order.attempt), order)
 
-    async def _submit(self, attempt: Attempt, order: StartOrder) -> int:
+    async def _submit(self, attempt: Attempt, order: RunSubmission) -> int:
         async with AsyncExitStack() as stack:
             await asyncio.to_thread(stack.enter_context, self._fence.passed(order.epoch, DOOR_WAIT_S))
             job = order.job
@@ -183,7 +183,7 @@ class SlurmEngine:
         return (await self.observe([run]))[0].phase in (RunPhase.ENDED, RunPhase.ABSENT)
 
     @asynccontextmanager
-    async def _at_door(self, folder: RunFolder, order: StartOrder) -> AsyncIterator[None]:
+    async def _at_door(self, folder: RunFolder, order: RunSubmission) -> AsyncIterator[None]:
         give_up = time.monotonic() + DOOR_WAIT_S
         # Not waited for in a thread: a crowd there would keep whoever holds the door from getting one.
         while (door := await asyncio.to_thread(folder.take_door)) is None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from moorings.core.errors import MooringsError
 from moorings.engines.orders import parse_signal, rejected, variables_of
-from moorings.ports.engine import StartOrder
+from moorings.ports.engine import RunSubmission
 from moorings.slurm.engine.settings import Place
 from moorings.slurm.host.ledger import KIND
 from moorings.workloads.jobs import JobSpec
@@ -94,7 +94,7 @@ def comment_of(run: RunId, attempt: int) -> str:
     return f"moorings:{run}/{attempt}"
 
 
-def build_submit(order: StartOrder, place: Place, attempt: Path) -> list[str]:
+def build_submit(order: RunSubmission, place: Place, attempt: Path) -> list[str]:
     """The command that submits a run.
 
     Args:
@@ -160,7 +160,7 @@ def refusal(error: MooringsError, place: Place) -> MooringsError | None:
     return rejected(f"Slurm refuses it: {words}", hint)
 
 
-def build_files(order: StartOrder, attempt: Path) -> dict[str, bytes]:
+def build_files(order: RunSubmission, attempt: Path) -> dict[str, bytes]:
     """The files that the nodes read, by name."""
     job, contract = order.job, order.job.checkpoint
     warn_s = job.time_limit_s - contract.warn_s if job.time_limit_s is not None else 0.0
@@ -180,7 +180,7 @@ def build_files(order: StartOrder, attempt: Path) -> dict[str, bytes]:
     }
 
 
-def _environment(order: StartOrder) -> str:
+def _environment(order: RunSubmission) -> str:
     """Shell words that export the job's variables and make its command the arguments."""
     job = order.job
     lines = [f"export {name}={shlex.quote(value)}" for name, value in variables_of(order).items()]

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 
 from moorings.core.errors import MooringsError
-from moorings.ports.mirror import Mirror, Mirrored, NoMirror, OnCancel, Watch
+from moorings.ports.mirror import Mirror, MirroredWork, NoMirror, OnCancel, WatchHandle
 from moorings.slurm.commands import build_environment
 from moorings.slurm.surrogate.asking import load_job, remove_step
 from moorings.slurm.surrogate.detection import NoPlace, find_job, load_ancestors
@@ -74,11 +74,11 @@ class SlurmMirror:
         self._lock = threading.Lock()
         self._ours: bool | None = None  # not asked yet
 
-    def begin(self, name: str, on_cancel: OnCancel) -> Mirrored:
+    def begin(self, name: str, on_cancel: OnCancel) -> MirroredWork:
         argv = build_step(self._job, check_name(name), load_placeholder())
         return _Step(self, argv, on_cancel)
 
-    def watch_limit(self, on_cancel: OnCancel, lead_s: float) -> Watch:
+    def watch_limit(self, on_cancel: OnCancel, lead_s: float) -> WatchHandle:
         return LimitWatch(self._environment, self._job, on_cancel, lead_s)
 
     # -- for its steps, in their threads -------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from moorings.core.errors import MooringsError
 from moorings.core.instants import Timestamp, seconds_between
-from moorings.ports.engine import StartOrder
+from moorings.ports.engine import RunSubmission
 from moorings.ports.store import Epoch
 from moorings.testing.simulation.odds import Odds
 from moorings.testing.simulation.virtual import SteadyClock, VirtualLoop, WallClock
@@ -32,7 +32,7 @@ CHANGED_S = 1.0
 class Process:
     """A run as the engine knows it; ``end`` is its record once nothing of it runs."""
 
-    order: StartOrder
+    order: RunSubmission
     phase: RunPhase
     started_at: Timestamp | None = None
     end: EndRecord | None = None
@@ -70,7 +70,7 @@ class SimulatedCluster:
         odds: Odds,
         clock: SteadyClock,
         wall: WallClock,
-        on_start: Callable[[StartOrder], None],
+        on_start: Callable[[RunSubmission], None],
     ) -> None:
         self.processes: dict[RunId, Process] = {}
         self.live: dict[RunId, Process] = {}
@@ -89,7 +89,7 @@ class SimulatedCluster:
         """Start nothing for earlier leaders any more."""
         self.epoch = max(self.epoch, epoch)
 
-    def submit(self, order: StartOrder) -> str:
+    def submit(self, order: RunSubmission) -> str:
         """Start a run unless it was started before; what was rejected once is rejected for ever."""
         if order.run in self.rejected:
             raise MooringsError("engine.rejected", "it will not run this")

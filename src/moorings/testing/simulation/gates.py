@@ -22,23 +22,23 @@ from moorings.core.instants import Timestamp
 from moorings.core.topology import Pool
 from moorings.drivers.simulated.driver import SimulatedDriver
 from moorings.drivers.simulated.faults import Fault, FaultKind
-from moorings.ports.engine import StartOrder
+from moorings.ports.engine import RunSubmission
 from moorings.ports.store import (
-    BEGIN,
+    LOG_START,
     AccessKey,
-    AppliancePart,
+    ApplianceJobQuery,
     Archive,
     Changes,
-    Ended,
+    EndedRecords,
     Epoch,
-    HighWater,
-    KeyUse,
+    EventRow,
+    IdempotencyRecord,
     Leader,
-    Page,
+    LogPosition,
+    PageQuery,
     Replication,
-    Row,
-    Saved,
     Seq,
+    StoredState,
 )
 from moorings.testing.simulation.life import Life
 from moorings.testing.simulation.scheduler import NAME as SCHEDULER
@@ -89,13 +89,13 @@ class StoreGate:
         self._arrive("leader")
         return self._store.leader()
 
-    def load(self) -> Saved:
+    def load(self) -> StoredState:
         self._arrive("load")
         saved = self._store.load()
         self._stage.ledger.compare(saved)
         return saved
 
-    def commit(self, epoch: Epoch, changes: Changes, after: Seq = BEGIN) -> Seq:
+    def commit(self, epoch: Epoch, changes: Changes, after: Seq = LOG_START) -> Seq:
         story, odds = self._stage.story, self._stage.odds
         fault = odds.strikes(
             "crash_before_save", "store_refuses", "store_conflict", "store_answer_lost", "crash_after_save"
@@ -124,7 +124,7 @@ class StoreGate:
         self._life.kill()
         raise _store_unavailable("the controller is dead")
 
-    def keys_used(self, pairs: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], KeyUse]:
+    def keys_used(self, pairs: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], IdempotencyRecord]:
         self._arrive(f"keys_used {len(pairs)}")
         return self._store.keys_used(pairs)
 
@@ -134,7 +134,7 @@ class StoreGate:
 
     def claims(
         self,
-        page: Page,
+        page: PageQuery,
         *,
         states: frozenset[ClaimState] | None = None,
         owner_prefix: str | None = None,
@@ -149,11 +149,11 @@ class StoreGate:
 
     def runs(
         self,
-        page: Page,
+        page: PageQuery,
         *,
         states: frozenset[RunState] | None = None,
         subject: str | None = None,
-        part: AppliancePart | None = None,
+        part: ApplianceJobQuery | None = None,
     ) -> Sequence[Run]:
         self._arrive("runs")
         return self._store.runs(page, states=states, subject=subject, part=part)
@@ -164,7 +164,7 @@ class StoreGate:
 
     def events(
         self, after: Seq, limit: int, *, claim: str | None = None, run: str | None = None, names: Sequence[str] = ()
-    ) -> Sequence[Row]:
+    ) -> Sequence[EventRow]:
         self._arrive("events")
         return self._store.events(after, limit, claim=claim, run=run, names=names)
 
@@ -172,14 +172,14 @@ class StoreGate:
         self._arrive("last_seq")
         return self._store.last_seq()
 
-    def high_water(self) -> HighWater:
+    def high_water(self) -> LogPosition:
         self._arrive("high_water")
         return self._store.high_water()
 
     def replication(self) -> Replication | None:
         return self._store.replication()
 
-    def rise(self, at: HighWater) -> None:
+    def rise(self, at: LogPosition) -> None:
         self._arrive("rise")
         self._store.rise(at)
         risen = self._store.high_water()
@@ -191,13 +191,13 @@ class StoreGate:
     def stretch(self, n_events: int, before: Timestamp) -> tuple[Seq, Seq] | None:
         raise AssertionError("nothing leaves here")
 
-    def forget_events(self, epoch: Epoch, archive: Archive, limit: int, after: Seq = BEGIN) -> int:
+    def forget_events(self, epoch: Epoch, archive: Archive, limit: int, after: Seq = LOG_START) -> int:
         raise AssertionError("nothing leaves here")
 
-    def ended(self, before: Timestamp, limit: int) -> Ended:
+    def ended(self, before: Timestamp, limit: int) -> EndedRecords:
         raise AssertionError("nothing leaves here")
 
-    def forget_ended(self, epoch: Epoch, ended: Ended, after: Seq = BEGIN) -> None:
+    def forget_ended(self, epoch: Epoch, ended: EndedRecords, after: Seq = LOG_START) -> None:
         raise AssertionError("nothing leaves here")
 
     def add_access_key(self, key: AccessKey, event: Event) -> None:
@@ -475,14 +475,14 @@ class EngineGate:
     async def fence(self, epoch: Epoch) -> None:
         await self._ask(f"fence {epoch}", lambda: self._cluster.fence(epoch), "fence_lost")
 
-    async def submit(self, order: StartOrder) -> str:
+    async def submit(self, order: RunSubmission) -> str:
         return await self._ask(
             f"submit {order.run}",
             lambda: self._submit(order),
             *("submit_lost", "submit_answer_lost", "crash_before_act", "crash_after_act"),
         )
 
-    def _submit(self, order: StartOrder) -> str:
+    def _submit(self, order: RunSubmission) -> str:
         if order.epoch < self._cluster.epoch:
             self._stage.story.reach("engine refused a replaced controller")
             raise _unavailable("engine", "another controller has the runs")

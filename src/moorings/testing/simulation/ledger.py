@@ -12,7 +12,7 @@ from moorings.core.claims import Claim, ClaimId, PartitionId
 from moorings.core.devices import Device, DeviceState, PoolName
 from moorings.core.partitions import Partition, PartitionState
 from moorings.core.projects import Project, ProjectUsage
-from moorings.ports.store import Changes, Epoch, KeyUse, Saved, Seq
+from moorings.ports.store import Changes, Epoch, IdempotencyRecord, Seq, StoredState
 from moorings.testing.simulation.story import Story
 from moorings.workloads.runs import Run, RunId
 
@@ -31,7 +31,7 @@ class Picture:
     usage: dict[str, ProjectUsage]
     ended_claims: dict[ClaimId, Claim]
     ended_runs: dict[RunId, Run]
-    keys: dict[tuple[str, str], KeyUse]
+    keys: dict[tuple[str, str], IdempotencyRecord]
     partitions_ever: set[PartitionId]
 
 
@@ -58,7 +58,7 @@ class Ledger:
         self.usage: dict[str, ProjectUsage] = {}
         self.ended_claims: dict[ClaimId, Claim] = {}
         self.ended_runs: dict[RunId, Run] = {}
-        self.keys: dict[tuple[str, str], KeyUse] = {}
+        self.keys: dict[tuple[str, str], IdempotencyRecord] = {}
         self.partitions_ever: set[PartitionId] = set()
         self.leaps: set[int] = set()
         self.before: Picture | None = None
@@ -228,7 +228,7 @@ class Ledger:
         """What the records told a leader who gave an order: one from before does not know that they went back."""
         return self.before if self.before is not None and epoch <= self.before.epoch else self
 
-    def compare(self, saved: Saved) -> None:
+    def compare(self, saved: StoredState) -> None:
         """The database's own rows, read at this moment, say the same."""
         pairs = (
             ("claims", {claim.id: claim for claim in saved.claims}, self.claims),

@@ -23,7 +23,7 @@ from moorings.core.errors import MooringsError
 from moorings.core.instants import Timestamp, add_seconds
 from moorings.core.projects import DEFAULT_PROJECT
 from moorings.core.topology import Pool
-from moorings.ports.store import Page, Seq
+from moorings.ports.store import PageQuery, Seq
 from moorings.testing.simulation.engine import NAME as LOCAL
 from moorings.testing.simulation.scheduler import NAME as SCHEDULER
 from moorings.testing.simulation.sharing import ACCOUNTS, NOBODYS, drawn_name, drawn_project
@@ -376,7 +376,7 @@ class Client:
         prefix = self._caller.owner_prefix
         states = frozenset(ClaimState) - ENDED
         views = await self._crowd.ask(
-            self._who, "list", lambda c: c.list_claims(Page(50), states=states, owner_prefix=prefix)
+            self._who, "list", lambda c: c.list_claims(PageQuery(50), states=states, owner_prefix=prefix)
         )
         for view in views:
             claim = self._crowd.shown(view.claim)
@@ -581,9 +581,9 @@ class Client:
     async def _look(self) -> None:
         what = self._chance.randrange(6 if self._stage.sharing.projects else 5)
         if what == 0:
-            await self._crowd.ask(self._who, "list claims", lambda c: c.list_claims(Page(20)))
+            await self._crowd.ask(self._who, "list claims", lambda c: c.list_claims(PageQuery(20)))
         elif what == 1:
-            await self._crowd.ask(self._who, "list runs", lambda c: c.runs.list(Page(20)))
+            await self._crowd.ask(self._who, "list runs", lambda c: c.runs.list(PageQuery(20)))
         elif what == 2:
             after = Seq(max(0, self._stage.ledger.seq - 20))
             rows = await self._crowd.ask(self._who, "list events", lambda c: c.list_events(after, 20))
@@ -638,7 +638,7 @@ async def _list_quotas(controller: Controller) -> object:
 
 
 async def _list_devices(controller: Controller) -> object:
-    return controller.list_devices(Page(50))
+    return controller.list_devices(PageQuery(50))
 
 
 async def _list_pools(controller: Controller) -> object:

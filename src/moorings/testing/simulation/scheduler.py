@@ -7,7 +7,7 @@ for people; nothing may follow from it.
 
 from __future__ import annotations
 
-from moorings.ports.engine import StartOrder
+from moorings.ports.engine import RunSubmission
 from moorings.testing.simulation.engine import Process, SimulatedCluster
 from moorings.workloads.runs import RunId, RunPhase, RunStatus
 
@@ -22,7 +22,7 @@ class SimulatedScheduler(SimulatedCluster):
 
     starts_mean_s = WAITS_MEAN_S
 
-    def submit(self, order: StartOrder) -> str:
+    def submit(self, order: RunSubmission) -> str:
         super().submit(order)
         return self._number(order.run)
 

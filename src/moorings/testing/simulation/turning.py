@@ -18,7 +18,7 @@ from pathlib import Path
 from moorings.controller.turned_back import Living, Started, World, make_ready_if_it_went_back
 from moorings.core.instants import Timestamp
 from moorings.ports.store import Store
-from moorings.store.high_water import HighWaterMark
+from moorings.store.high_water import LogPositionFile
 from moorings.testing.simulation.engine import NAME, Process, SimulatedCluster
 from moorings.testing.simulation.ledger import Ledger, Picture
 from moorings.testing.simulation.story import Story
@@ -66,9 +66,9 @@ class Past:
         """Whether somebody may use a partition that no record knows, as a controller finds out."""
         return self.spares or any(one.order.binding.partition == partition for one in self._cluster.live.values())
 
-    def mark(self) -> HighWaterMark:
+    def mark(self) -> LogPositionFile:
         """The high-water mark, as a new process reads it."""
-        return HighWaterMark(self._database.parent, self._installation)
+        return LogPositionFile(self._database.parent, self._installation)
 
     # -- the fault ---------------------------------------------------------------------------------------------------
 
@@ -88,7 +88,7 @@ class Past:
 
     # -- the product, and its admin ----------------------------------------------------------------------------------
 
-    def take_up(self, store: Store, mark: HighWaterMark, now: Timestamp) -> None:
+    def take_up(self, store: Store, mark: LogPositionFile, now: Timestamp) -> None:
         """What a controller does before it leads, as ``app`` has it done.
 
         Raises:

@@ -32,7 +32,7 @@ from moorings.core.topology import Block, Pool
 from moorings.drivers.simulated.driver import SimulatedDriver
 from moorings.drivers.simulated.faults import FaultKind
 from moorings.drivers.simulated.partition import VendorState
-from moorings.ports.engine import StartOrder
+from moorings.ports.engine import RunSubmission
 from moorings.ports.store import Changes
 from moorings.testing.simulation.guarantees import Guarantees
 from moorings.testing.simulation.ledger import Ledger
@@ -128,7 +128,7 @@ class Witness:
         struck = self._drivers[pool].faults.struck
         return struck[FaultKind.RESTART] + struck[FaultKind.VANISHES]
 
-    def starts(self, order: StartOrder) -> None:
+    def starts(self, order: RunSubmission) -> None:
         """A run's first process starts at this moment (law 4)."""
         records = self._ledger.known_to(order.epoch)
         run = records.runs.get(order.run)
@@ -163,7 +163,7 @@ class Witness:
         self._apart(order.run, watched)
         self._watched[order.run] = watched
 
-    def queues(self, order: StartOrder) -> None:
+    def queues(self, order: RunSubmission) -> None:
         """A run gets into the queue of an engine's scheduler: one that asked for that and has not ended (law 3)."""
         run = self._ledger.known_to(order.epoch).runs.get(order.run)
         if run is None or run.claim is not None or run.reference is not None or order.binding != NO_BINDING:

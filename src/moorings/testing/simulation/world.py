@@ -20,7 +20,7 @@ from moorings.controller.turned_back import lead
 from moorings.controller.turns import AnyReply, Demanded, Outcome
 from moorings.core.errors import MooringsError
 from moorings.core.inputs import CreateClaim, ReleaseClaim, RenewClaim, SetPriority
-from moorings.ports.store import Epoch, HighWater, KeyUse
+from moorings.ports.store import Epoch, IdempotencyRecord, LogPosition
 from moorings.testing.simulation.engine import NAME as LOCAL
 from moorings.testing.simulation.gates import EngineGate, StoreGate, gates_to_drivers
 from moorings.testing.simulation.life import Life, LifeClock
@@ -62,7 +62,7 @@ class WatchedLoop(Loop):
         ledger = self._stage.ledger  # who has come further than the database will notice that it went back
         return self._epoch == ledger.epoch and self.seq <= ledger.seq and not self._life.dead
 
-    async def post(self, given: AnyInput, key: KeyUse | None = None) -> AnyReply:
+    async def post(self, given: AnyInput, key: IdempotencyRecord | None = None) -> AnyReply:
         try:
             return await super().post(given, key)
         except MooringsError as error:
@@ -163,7 +163,7 @@ class World:
                 group.create_task(running.serve(), name="running")
         finally:
             if mark is not None and not life.dead:
-                mark.keep(HighWater(loop.seq, loop.epoch))
+                mark.keep(LogPosition(loop.seq, loop.epoch))
 
     async def _is_in_use(self, partition: str) -> bool:
         assert self._stage.past is not None
