@@ -28,7 +28,7 @@ from moorings.api.routing import Endpoint, Router
 from moorings.api.server import address_of
 from moorings.core.errors import MooringsError
 from moorings.core.instants import Timestamp
-from moorings.wire.codec import time_text
+from moorings.wire.codec import format_time
 
 if TYPE_CHECKING:
     from moorings.controller.service import Controller
@@ -140,7 +140,7 @@ def make_application(
 
 def _key_expires(scope: Scope) -> list[tuple[bytes, bytes]]:
     at: Timestamp | None = scope.get(KEY_EXPIRES)
-    return [] if at is None else [(KEY_EXPIRES_HEADER.lower().encode(), time_text(at).encode())]
+    return [] if at is None else [(KEY_EXPIRES_HEADER.lower().encode(), format_time(at).encode())]
 
 
 class _Seated:

@@ -24,7 +24,7 @@ from moorings.core.claims import QueueMode
 from moorings.core.errors import MooringsError
 from moorings.core.projects import ALIASES_MAX, MEMBER_CHARS_MAX, MEMBERS_MAX, WEIGHT_MAX
 from moorings.core.topology import DEVICES_MAX
-from moorings.wire.codec import camel
+from moorings.wire.codec import to_camel_case
 from moorings.workloads.appliance import ApplianceJobType
 from moorings.workloads.jobs import COMMAND_ARGS_MAX, COMMAND_CHARS_MAX, ENVIRONMENT_CHARS_MAX
 from moorings.workloads.labels import LABELS_MAX
@@ -84,7 +84,7 @@ _SCALARS: Mapping[object, object] = {str: _Short, int: _Whole, float: _Seconds}
 _CONFIG = ConfigDict(
     strict=True,
     extra="forbid",
-    alias_generator=camel,
+    alias_generator=to_camel_case,
     validate_by_alias=True,
     validate_by_name=False,
     allow_inf_nan=False,
@@ -204,7 +204,7 @@ def _hint(shape: type, detail: ErrorDetails) -> str:
     if detail["type"] != "unexpected_keyword_argument":
         return "the fields and their limits stand in /openapi.json"
     known = dataclasses.fields(cast("Any", _inner(shape, detail["loc"])))
-    return "allowed: " + ", ".join(sorted(camel(item.name) for item in known))
+    return "allowed: " + ", ".join(sorted(to_camel_case(item.name) for item in known))
 
 
 def _inner(shape: type, where: Sequence[int | str]) -> type:
@@ -213,7 +213,9 @@ def _inner(shape: type, where: Sequence[int | str]) -> type:
         if isinstance(part, int):  # an item of the list that was come to
             continue
         hints = get_type_hints(shape)
-        shape = next(hints[item.name] for item in dataclasses.fields(cast("Any", shape)) if camel(item.name) == part)
+        shape = next(
+            hints[item.name] for item in dataclasses.fields(cast("Any", shape)) if to_camel_case(item.name) == part
+        )
         inside = (one for one in get_args(shape) if isinstance(one, type) and dataclasses.is_dataclass(one))
         shape = next(inside, shape)  # of a list, or of what may be null
     return shape

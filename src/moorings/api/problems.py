@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from moorings.core.errors import MooringsError
 from moorings.wire.codec import encode
-from moorings.wire.errors import kind_of
+from moorings.wire.errors import error_kind
 from moorings.wire.shapes import ProblemBody
 
 MEDIA_TYPE = "application/problem+json"
@@ -23,7 +23,7 @@ _LAST_WORDS = frozenset({"body.too_large", "request.invalid"})
 
 def problem_body(error: MooringsError, request_id: str, *, status: int | None = None) -> ProblemBody:
     """What the client is told of ``error``; ``status`` overrides the table's."""
-    kind = kind_of(error.code)
+    kind = error_kind(error.code)
     return ProblemBody(
         title=kind.title,
         status=status or kind.status,

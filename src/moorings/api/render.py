@@ -31,7 +31,7 @@ from moorings.core.reasons import Reason
 from moorings.core.topology import AnySubset, Catalogue, PowerOfTwo, Topology
 from moorings.core.whatif import CLAIMS_MAX
 from moorings.ports.store import AccessKey, EventRow
-from moorings.wire.codec import time_text
+from moorings.wire.codec import format_time
 from moorings.wire.forecasts import (
     DefragmentBody,
     MoveBody,
@@ -69,7 +69,7 @@ HIDDEN = "(hidden)"
 
 
 def _time(at: Timestamp | None) -> str | None:
-    return None if at is None else time_text(at)
+    return None if at is None else format_time(at)
 
 
 def reason_body(reason: Reason | None) -> ReasonBody | None:
@@ -102,7 +102,7 @@ def claim_body(view: ClaimView) -> ClaimBody:
         priority=spec.priority,
         preemptible=spec.preemptible,
         attempt=claim.attempt,
-        created_at=time_text(claim.arrival),
+        created_at=format_time(claim.arrival),
         resources=spec.resources,
         checkpoint=_checkpoint(spec.checkpoint),
         pool=claim.pool or spec.pool,
@@ -154,7 +154,7 @@ def what_if_body(view: WhatIfView) -> WhatIfBody:
     found = view.found
     sides = (_side(view, number) for number in range(2))
     return WhatIfBody(
-        at=time_text(view.at),
+        at=format_time(view.at),
         claims=tuple(
             WhatIfClaimBody(
                 claim=one.claim,
@@ -239,7 +239,7 @@ def partition_body(view: PartitionView) -> PartitionBody:
         gcds=partition.gcds,
         replicas_per_gcd=partition.replicas_per_gcd,
         state=partition.state,
-        since=time_text(partition.since),
+        since=format_time(partition.since),
         reason=partition.reason,
     )
 
@@ -316,7 +316,7 @@ def queue_body(view: QueueView) -> QueueBody:
             )
             for item in view.jobs
         ),
-        until=time_text(view.told.until),
+        until=format_time(view.told.until),
         next_up=view.next_up,
         others_wait=tuple(view.others_wait),
         instance=view.told.instance or None,
@@ -397,7 +397,7 @@ def run_body(view: RunView, caller: Caller) -> RunBody:
         claim=run.claim,
         attempt=run.attempt,
         job=job,
-        created_at=time_text(run.created_at),
+        created_at=format_time(run.created_at),
         reference=run.reference,
         partition=partition.name if partition else None,
         pool=(view.claim.pool if view.claim else None) or run.job.accelerators.pool,
@@ -432,7 +432,7 @@ def appliance_job_body(view: RunView) -> ApplianceJobBody:
         pool=(view.claim.pool if view.claim else None) or run.job.accelerators.pool,
         devices=str(view.partition.block) if view.partition else "",
         labels=run.labels,
-        created_at=time_text(run.created_at),
+        created_at=format_time(run.created_at),
         scheduled_at=_time(view.claim.granted_at) if view.claim else None,
         started_at=_time(run.started_at),
         ended_at=_time(run.ended_at),
@@ -447,7 +447,7 @@ def key_body(key: AccessKey, secret: str | None = None) -> KeyBody:
         subject=key.subject,
         role=key.role,
         owner_prefix=key.owner_prefix,
-        created_at=time_text(key.created_at),
+        created_at=format_time(key.created_at),
         revoked_at=_time(key.revoked_at),
         expires_at=_time(key.expires_at),
         rotated_at=_time(key.rotated_at),
@@ -465,7 +465,7 @@ def event_body(row: EventRow, caller: Caller) -> EventBody:
     return EventBody(
         seq=row.seq,
         name=event.name,
-        at=time_text(event.at),
+        at=format_time(event.at),
         claim=event.claim,
         partition=event.partition,
         run=event.run,

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from moorings.api.problems import MEDIA_TYPE, problem_body
-from moorings.client.causes import cause_text
+from moorings.client.causes import format_cause
 from moorings.core.access import CONTROLLER_URI, SUBJECT_URI, Peer
 from moorings.core.errors import MooringsError
 from moorings.wire.codec import encode
@@ -106,7 +106,7 @@ def load_chain(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
             hint="PEM files are wanted, unencrypted",
         ) from error
     except OSError as error:
-        detail = f"{certificate} or {key} cannot be read: {cause_text(error)}"
+        detail = f"{certificate} or {key} cannot be read: {format_cause(error)}"
         raise MooringsError("config.invalid", detail) from error
 
 
@@ -122,7 +122,7 @@ def load_authorities(context: ssl.SSLContext, file: Path) -> None:
         detail = f"{file} cannot be used: {_reason(error)}"
         raise MooringsError("config.invalid", detail, hint="a PEM file of certificates is wanted") from error
     except OSError as error:
-        raise MooringsError("config.invalid", f"{file} cannot be read: {cause_text(error)}") from error
+        raise MooringsError("config.invalid", f"{file} cannot be read: {format_cause(error)}") from error
 
 
 def _reason(error: ssl.SSLError) -> str:
@@ -304,7 +304,7 @@ class Handshakes:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:  # no more files: what waits stays in the kernel's queue
-                log.warning("connection.not_accepted", extra={"detail": cause_text(error)})
+                log.warning("connection.not_accepted", extra={"detail": format_cause(error)})
                 self._loop.remove_reader(self._listening.fileno())
                 self._again = self._loop.call_later(ACCEPT_AGAIN_S, self._go_on)
                 return
@@ -387,7 +387,7 @@ class Handshakes:
             self._untold += 1
             return
         detail = getattr(error, "verify_message", "") or (
-            _reason(error) if isinstance(error, ssl.SSLError) else cause_text(error)
+            _reason(error) if isinstance(error, ssl.SSLError) else format_cause(error)
         )
         log.info("handshake.failed", extra={"client": counted, "detail": detail, "untold": self._untold})
         self._quiet_until_s, self._untold = now_s + TOLD_EVERY_S, 0

@@ -66,7 +66,7 @@ from moorings.ports.store import Epoch, LogPosition, Seq
 from moorings.store.high_water import LOG_POSITION_FILE as HIGH_WATER
 from moorings.store.sql import SqlStore
 from moorings.store.sqlite import open_sqlite
-from moorings.wire.errors import Exit, kind_of
+from moorings.wire.errors import ExitCode, error_kind
 
 MANIFEST_BYTES_MAX = 1 << 20
 LEAD_S = 5.0  # whoever leads keeps the lock for longer
@@ -107,9 +107,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"error: {_plain(error.detail)} ({error.code})\n")
         if error.hint:
             sys.stderr.write(f"hint: {error.hint}\n")
-        return kind_of(error.code).exit
+        return error_kind(error.code).exit
     sys.stdout.write("".join(f"{_plain(line)}\n" for line in told))
-    return Exit.OK
+    return ExitCode.OK
 
 
 def _plain(line: str) -> str:

@@ -38,7 +38,7 @@ from moorings.controller.keys import Keys
 from moorings.core.access import DAY_S
 from moorings.core.errors import MooringsError
 from moorings.store.high_water import LogPositionFile
-from moorings.wire.errors import Exit, kind_of
+from moorings.wire.errors import ExitCode, error_kind
 
 log = logging.getLogger("moorings.controller")
 
@@ -64,8 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"error: {error.detail} ({error.code})\n")
         if error.hint:
             sys.stderr.write(f"hint: {error.hint}\n")
-        return kind_of(error.code).exit
-    return Exit.OK
+        return error_kind(error.code).exit
+    return ExitCode.OK
 
 
 async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:

@@ -30,7 +30,7 @@ from moorings.kubernetes.certificates import (
 )
 from moorings.kubernetes.connection import connect
 from moorings.kubernetes.kube import MUTATING_WEBHOOK, SECRET, VALIDATING_WEBHOOK, Kube, KubeError
-from moorings.wire.errors import Exit, kind_of
+from moorings.wire.errors import ExitCode, error_kind
 
 log = logging.getLogger("moorings.kubernetes.certgen")
 
@@ -54,15 +54,15 @@ def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
     given = make_parser().parse_args(sys.argv[1:] if arguments is None else arguments)
     if given.command == "version":
         sys.stdout.write(f"moorings {__version__}\n")
-        return Exit.OK
+        return ExitCode.OK
     style = "json" if getattr(given, "log_format", "json") == "json" else "logfmt"
     try:
         configure(LEVELS[getattr(given, "log_level", "info")], style)
         asyncio.run(_with_kube(given, environment))
     except MooringsError as error:
         log.critical("certgen.failed", extra={"code": error.code, "detail": error.detail, "hint": error.hint})
-        return kind_of(error.code).exit
-    return Exit.OK
+        return error_kind(error.code).exit
+    return ExitCode.OK
 
 
 def make_parser() -> ArgumentParser:

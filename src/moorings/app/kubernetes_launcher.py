@@ -34,7 +34,7 @@ from moorings.kubernetes.launcher import (
     make_clean,
 )
 from moorings.kubernetes.launcher_api import ACCOUNT, PodApi
-from moorings.wire.errors import Exit, kind_of
+from moorings.wire.errors import ExitCode, error_kind
 
 TIMEOUT_S = 3600.0
 TERMINATED = 128 + signal.SIGTERM
@@ -69,8 +69,8 @@ def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
         sys.stderr.write(f"error: {error.detail} ({error.code})\n")
         if error.hint:
             sys.stderr.write(f"hint: {error.hint}\n")
-        return kind_of(error.code).exit
-    return Exit.OK
+        return error_kind(error.code).exit
+    return ExitCode.OK
 
 
 def make_place(environment: Mapping[str, str]) -> Place:

@@ -29,7 +29,7 @@ from moorings.kubernetes.connection import connect
 from moorings.kubernetes.metrics_guard import Guard, make_app
 from moorings.kubernetes.mounted import CertificateFolder
 from moorings.kubernetes.webhook_server import listen, make_webhook_server
-from moorings.wire.errors import Exit, kind_of
+from moorings.wire.errors import ExitCode, error_kind
 
 log = logging.getLogger("moorings.kubernetes.metrics_guard")
 
@@ -46,8 +46,8 @@ def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
         sys.stderr.write(f"error: {error.detail} ({error.code})\n")
         if error.hint:
             sys.stderr.write(f"hint: {error.hint}\n")
-        return kind_of(error.code).exit
-    return Exit.OK
+        return error_kind(error.code).exit
+    return ExitCode.OK
 
 
 def make_parser() -> ArgumentParser:

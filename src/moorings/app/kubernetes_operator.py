@@ -58,7 +58,7 @@ from moorings.kubernetes.status import Story
 from moorings.kubernetes.webhook_server import listen, make_webhook_server
 from moorings.kubernetes.webhooks import make_rules, make_webhook_app
 from moorings.kubernetes.workqueue import WorkQueue
-from moorings.wire.errors import Exit, kind_of
+from moorings.wire.errors import ExitCode, error_kind
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -137,8 +137,8 @@ def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
         sys.stderr.write(f"error: {error.detail} ({error.code})\n")
         if error.hint:
             sys.stderr.write(f"hint: {error.hint}\n")
-        return kind_of(error.code).exit
-    return Exit.OK
+        return error_kind(error.code).exit
+    return ExitCode.OK
 
 
 async def serve(given: Namespace, environment: Mapping[str, str]) -> None:

@@ -22,7 +22,7 @@ import uvloop
 from moorings import __version__
 from moorings.app.clock import SystemClock
 from moorings.app.logs import configure
-from moorings.client.causes import cause_text
+from moorings.client.causes import format_cause
 from moorings.core.errors import MooringsError
 from moorings.kubernetes.certificate_keeper import CertificateKeeper, ConfigMapCallers
 from moorings.kubernetes.certificates import service_names
@@ -33,7 +33,7 @@ from moorings.kubernetes.proxy.serve import find_mark, running
 from moorings.kubernetes.proxy.server import stop_at_signals
 from moorings.kubernetes.proxy.settings import ProxySettings, parse_projects
 from moorings.kubernetes.proxy.standby import Standby, take_turns
-from moorings.wire.errors import Exit, kind_of
+from moorings.wire.errors import ExitCode, error_kind
 
 log = logging.getLogger("moorings.kubernetes.proxy")
 
@@ -59,8 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"error: {error.detail} ({error.code})\n")
         if error.hint:
             sys.stderr.write(f"hint: {error.hint}\n")
-        return kind_of(error.code).exit
-    return Exit.OK
+        return error_kind(error.code).exit
+    return ExitCode.OK
 
 
 def make_parser(environment: Mapping[str, str]) -> ArgumentParser:
@@ -244,7 +244,7 @@ def _read(path: str) -> str:
     try:
         return Path(path).read_text("utf-8") if path else ""
     except (OSError, UnicodeDecodeError) as error:
-        raise MooringsError("config.invalid", f"{path} cannot be read: {cause_text(error)}") from error
+        raise MooringsError("config.invalid", f"{path} cannot be read: {format_cause(error)}") from error
 
 
 def _number(low: int, high: int) -> Callable[[str], int]:

@@ -16,7 +16,7 @@ from moorings.app.logs import configure
 from moorings.core.errors import MooringsError
 from moorings.kubernetes.connection import connect
 from moorings.kubernetes.uninstall import Installed, uninstall
-from moorings.wire.errors import Exit, kind_of
+from moorings.wire.errors import ExitCode, error_kind
 
 
 def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
@@ -39,8 +39,8 @@ def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
         sys.stderr.write(f"error: {error.detail} ({error.code})\n")
         if error.hint:
             sys.stderr.write(f"hint: {error.hint}\n")
-        return kind_of(error.code).exit
-    return Exit.OK
+        return error_kind(error.code).exit
+    return ExitCode.OK
 
 
 def make_parser() -> ArgumentParser:

@@ -18,7 +18,7 @@ from moorings.app.logs import without_secrets
 from moorings.app.settings import Settings, read_settings
 from moorings.cli.processes import Running, find_running
 from moorings.core.errors import MooringsError
-from moorings.wire.errors import Exit
+from moorings.wire.errors import ExitCode
 
 _MODULE = "moorings.app.controller"
 _TAKEN = ("MOORINGS_", "XDG_", "HOME", "STATE_DIRECTORY", "PG")
@@ -69,12 +69,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings, running = settings_of(data)
     except MooringsError as error:
         sys.stdout.write(json.dumps({"problem": error.detail, "code": error.code}) + "\n")
-        return Exit.OK
+        return ExitCode.OK
     told: dict[str, object] = {item.name: getattr(settings, item.name) for item in fields(Settings)}
     told["database"] = without_secrets(settings.database)
     told["running"] = running.pid if running is not None else None
     sys.stdout.write(json.dumps(told, default=str, indent=2) + "\n")
-    return Exit.OK
+    return ExitCode.OK
 
 
 if __name__ == "__main__":

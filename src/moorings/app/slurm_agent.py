@@ -33,7 +33,7 @@ from moorings.slurm.host.site import Site, parse_site
 from moorings.slurm.host.steps import FOLDER as STEPS
 from moorings.slurm.host.vipu_conf import VipuConf, load_vipu_conf, slurm_conf_path, slurm_uid, vipu_conf_path
 from moorings.slurm.munge import Munge
-from moorings.wire.errors import Exit, kind_of
+from moorings.wire.errors import ExitCode, error_kind
 
 log = logging.getLogger("moorings.slurm.agent")
 
@@ -58,8 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"error: {error.detail} ({error.code})\n")
         if error.hint:
             sys.stderr.write(f"hint: {error.hint}\n")
-        return kind_of(error.code).exit
-    return Exit.OK
+        return error_kind(error.code).exit
+    return ExitCode.OK
 
 
 async def serve(conf: VipuConf, listen: str | None, environment: Mapping[str, str]) -> None:

@@ -26,7 +26,7 @@ from moorings.core.errors import MooringsError
 from moorings.core.instants import seconds_between
 from moorings.ports.mirror import Mirror
 from moorings.wire.codec import parse_time
-from moorings.wire.errors import Exit
+from moorings.wire.errors import ExitCode
 from moorings.wire.shapes import ClaimBody, RunBody, RunRequest
 from moorings.workloads.appliance import ApplianceJobType
 from moorings.workloads.runs import RunState
@@ -131,7 +131,7 @@ class JobRunner:
         limit_s = self._left_s()
         if self.why or (limit_s is not None and limit_s < LIMIT_S_MIN):
             self._progress.say(f"{self._workflow}  FAILED: {self.why or self._limit_text()}")
-            raise Over(STOPPED if self.why else Exit.TIMEOUT)
+            raise Over(STOPPED if self.why else ExitCode.TIMEOUT)
         try:
             write_order(order)
         except OSError as error:
@@ -204,8 +204,8 @@ class JobRunner:
         self._progress.say(f"{title}  {end_text(ended)}: {why or 'see above'}")
         self._tell_rest(ended)
         if timed_out:
-            raise Over(Exit.TIMEOUT)
-        raise Over(STOPPED if self.why else Exit.FAILED)
+            raise Over(ExitCode.TIMEOUT)
+        raise Over(STOPPED if self.why else ExitCode.FAILED)
 
     def tell_end(self, ended: RunBody, what: str) -> None:
         """Say what came of a job."""

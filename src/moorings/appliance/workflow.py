@@ -20,7 +20,7 @@ from moorings.cli.progress import Progress
 from moorings.core.claims import ENDED as CLAIM_ENDED
 from moorings.core.errors import MooringsError
 from moorings.ports.mirror import Mirror
-from moorings.wire.errors import Exit
+from moorings.wire.errors import ExitCode
 from moorings.wire.shapes import ClaimRequest, RunBody
 from moorings.workloads.appliance import priority_bucket
 from moorings.workloads.runs import ENDED
@@ -170,7 +170,7 @@ class Workflow:
         if claim.state in CLAIM_ENDED:
             why = self._jobs.why or (claim.reason.message if claim.reason is not None else "it was released")
             self._progress.say(f"{self._name}  the reservation of its systems has ended: {why}")
-            raise Over(STOPPED if self._jobs.why else Exit.FAILED)
+            raise Over(STOPPED if self._jobs.why else ExitCode.FAILED)
         self._progress.say(f"{self._name}  reserved for its jobs: {systems_text(claim.devices or '')}")
 
     def _release(self) -> None:

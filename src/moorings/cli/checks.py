@@ -16,7 +16,7 @@ from moorings.cli.configuration import closing_hint
 from moorings.cli.kinds import fold_devices, span
 from moorings.core.errors import MooringsError
 from moorings.core.instants import Timestamp, seconds_between
-from moorings.wire.checks import MADE_OUTSIDE
+from moorings.wire.checks import FOREIGN_REASON
 from moorings.wire.shapes import API_VERSION, DeviceBody, FindingBody, PoolBody, VersionBody
 
 SHOWN_MAX = 8
@@ -154,10 +154,10 @@ def check_devices(devices: Iterable[DeviceBody]) -> Iterator[Finding]:
     else:
         yield Finding("devices.service", Verdict.PASS, f"all {len(found)} are in service")
     if foreign:
-        outside = [device for device in foreign if MADE_OUTSIDE in device.reason]
+        outside = [device for device in foreign if FOREIGN_REASON in device.reason]
         told, fixes = [], []
         if outside:
-            told.append(f"{len(outside)} are in partitions {MADE_OUTSIDE}: {_partitions(outside)}")
+            told.append(f"{len(outside)} are in partitions {FOREIGN_REASON}: {_partitions(outside)}")
             fixes.append(f"remove {_partitions(outside)} with the vendor's own tool, if nobody wants them")
         if len(outside) < len(foreign):
             rest = [device for device in foreign if device not in outside]

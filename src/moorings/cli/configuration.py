@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moorings.cli.limits import parse_seconds
-from moorings.client.causes import cause_text
+from moorings.client.causes import format_cause
 from moorings.core.errors import MooringsError
 from moorings.core.tables import TomlTable
 
@@ -154,7 +154,7 @@ def read_private(path: Path) -> str:
                 )
             return file.read()
     except (OSError, UnicodeDecodeError) as error:
-        raise MooringsError("config.invalid", f"{path} cannot be read: {cause_text(error)}") from error
+        raise MooringsError("config.invalid", f"{path} cannot be read: {format_cause(error)}") from error
 
 
 def closing_hint(path: Path, mode: int) -> str:
@@ -198,7 +198,7 @@ def _config_layer(path: Path) -> Layer:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise MooringsError("config.invalid", f"{path} cannot be read: {cause_text(error)}") from error
+        raise MooringsError("config.invalid", f"{path} cannot be read: {format_cause(error)}") from error
     top = TomlTable.parse(text, source=str(path), code="config.invalid")
     settings = {name: top.text(name) for name in ("context", *_AT_TOP) if top.text(name, "")}
     return Layer(str(path), settings, _contexts(top, _IN_CONTEXT))

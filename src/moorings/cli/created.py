@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from moorings.client.causes import cause_text
+from moorings.client.causes import format_cause
 from moorings.core.errors import MooringsError
 
 
@@ -35,4 +35,4 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
 
 def unwritable(path: Path, error: OSError) -> MooringsError:
     """What is told of a file that cannot be made."""
-    return MooringsError("config.invalid", f"{path} cannot be written: {cause_text(error)}", hint="name another one")
+    return MooringsError("config.invalid", f"{path} cannot be written: {format_cause(error)}", hint="name another one")

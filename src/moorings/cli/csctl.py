@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from moorings.client.causes import cause_text
+from moorings.client.causes import format_cause
 from moorings.core.errors import MooringsError
 
 FILE_NAME = "csctl"
@@ -84,7 +84,7 @@ def install(folder: Path, python: str = sys.executable) -> Path:
             draft.unlink(missing_ok=True)
     except OSError as error:
         raise MooringsError(
-            "config.invalid", f"{path} cannot be written: {cause_text(error)}", hint="name another folder"
+            "config.invalid", f"{path} cannot be written: {format_cause(error)}", hint="name another folder"
         ) from error
     return path
 

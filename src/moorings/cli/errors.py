@@ -6,7 +6,7 @@ import click
 
 from moorings.cli.text import plain
 from moorings.core.errors import MooringsError
-from moorings.wire.errors import Exit, kind_of
+from moorings.wire.errors import ExitCode, error_kind
 
 # Where the controller's hint speaks of HTTP, which a person at a terminal does not.
 _HINTS = {
@@ -29,7 +29,7 @@ def error_lines(error: MooringsError) -> list[str]:
 
 def exit_code(error: MooringsError) -> int:
     """The exit code of an error; a name that does not exist is 3, a controller that is away is 7."""
-    return int(kind_of(error.code).exit)
+    return int(error_kind(error.code).exit)
 
 
 class WrongUsage(click.UsageError):
@@ -47,6 +47,6 @@ class ReaderGone(Exception):  # noqa: N818 - an end, not an error
 class Ended(Exception):  # noqa: N818 - an end, not an error
     """A command's own end with an exit code, after it has said all there is to say."""
 
-    def __init__(self, code: Exit | int) -> None:
+    def __init__(self, code: ExitCode | int) -> None:
         super().__init__(code)
         self.code = int(code)

@@ -34,7 +34,7 @@ from moorings.cli.checks import (
 from moorings.cli.configuration import Configuration, credentials_file, data_folder
 from moorings.cli.redaction import Redaction
 from moorings.cli.session import Session
-from moorings.client.causes import cause_text
+from moorings.client.causes import format_cause
 from moorings.client.client import Client
 from moorings.client.keyfiles import key_problem
 from moorings.client.transport import parse_server
@@ -122,7 +122,7 @@ def _own_certificate(values: Configuration) -> Finding:
     try:
         facts, status = read_facts(Path(file).read_bytes()), Path(key).stat()
     except OSError as error:
-        raise MooringsError("config.invalid", f"{error.filename} cannot be read: {cause_text(error)}") from error
+        raise MooringsError("config.invalid", f"{error.filename} cannot be read: {format_cause(error)}") from error
     fault = key_problem(status.st_mode, status.st_uid, os.geteuid())
     days_left = int((facts.ends.timestamp() - time.time()) // DAY_S)
     return check_client_certificate(file, f"{key} {fault}" if fault else "", days_left)

@@ -14,14 +14,14 @@ from moorings.cli.limits import Limit
 from moorings.cli.progress import Progress
 from moorings.client.client import Client
 from moorings.client.requests import EventFilter
-from moorings.client.transport import Patience, Retries
+from moorings.client.transport import Retries, RetryPolicy
 from moorings.core.claims import ENDED as CLAIM_ENDED
 from moorings.core.claims import WAITING, ClaimState
 from moorings.core.errors import MooringsError
 from moorings.core.instants import seconds_between
 from moorings.core.quantities import duration_text
 from moorings.wire.codec import parse_time
-from moorings.wire.errors import Exit
+from moorings.wire.errors import ExitCode
 from moorings.wire.shapes import ClaimBody, RunBody
 from moorings.workloads.runs import ENDED as RUN_ENDED
 from moorings.workloads.runs import RunState
@@ -34,13 +34,13 @@ PATIENCE_S = 900.0  # an upgrade of the controller's machine fits into it; a for
 _RANK = re.compile(rb"\[(\d+)\] ")
 
 
-def patience_of(progress: Progress, limit_s: float = PATIENCE_S) -> Patience:
+def patience_of(progress: Progress, limit_s: float = PATIENCE_S) -> RetryPolicy:
     """Patience that says what it waits for."""
 
     def tell(error: MooringsError, _pause_s: float) -> None:
         progress.wait(f"{error.detail}; trying again for up to {duration_text(limit_s)}")
 
-    return Patience(limit_s, tell=tell)
+    return RetryPolicy(limit_s, tell=tell)
 
 
 class LogCopy:
@@ -245,7 +245,7 @@ def run_exit_code(run: RunBody) -> int:
     """What ``moor run`` ends with: the job's own code; where that says nothing, 124 for the time limit, else 1."""
     if run.state == RunState.SUCCEEDED:
         return 0
-    return run.exit_code or (Exit.TIMEOUT if run.state == RunState.TIMED_OUT else Exit.FAILED)
+    return run.exit_code or (ExitCode.TIMEOUT if run.state == RunState.TIMED_OUT else ExitCode.FAILED)
 
 
 def _after(claim: ClaimBody) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from moorings.client.causes import cause_text
+from moorings.client.causes import format_cause
 from moorings.core.errors import MooringsError
 from moorings.core.quantities import parse_duration_s
 from moorings.workloads.jobs import Accelerators, JobSpec, check_job, parse_job
@@ -84,7 +84,7 @@ def read_job(path: Path, environment: Mapping[str, str]) -> JobSpec:
     except (OSError, UnicodeDecodeError) as error:
         raise MooringsError(
             "job.invalid",
-            f"the job file {path} cannot be read: {cause_text(error)}",
+            f"the job file {path} cannot be read: {format_cause(error)}",
             hint="to run a command write: moor run [flags] -- COMMAND [ARGUMENT...]",
         ) from error
     folder = path.absolute().parent

@@ -24,7 +24,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from moorings.cli.configuration import DEFAULT_CONTEXT
-from moorings.client.causes import cause_text
+from moorings.client.causes import format_cause
 from moorings.core.errors import MooringsError
 from moorings.wire.errors import ERRORS
 
@@ -262,7 +262,7 @@ def start(launch: Launch) -> Started:
     except OSError as error:
         raise MooringsError(
             "config.invalid",
-            f"the data folder {launch.data} cannot be used: {cause_text(error)}",
+            f"the data folder {launch.data} cannot be used: {format_cause(error)}",
             hint="name another with --data or MOORINGS_DATA",
         ) from error
     try:

@@ -12,19 +12,19 @@ from moorings.cli.configuration import DEFAULTS, NAMES, flag_of
 from moorings.cli.grammar import NOUNS, Commands
 from moorings.cli.main import root
 from moorings.cli.session import Session
-from moorings.wire.errors import Exit
+from moorings.wire.errors import ExitCode
 
 EXITS = {
-    Exit.OK: "success; an empty list is one",
-    Exit.FAILED: "the operation, or the job, failed",
-    Exit.USAGE: "wrong usage, or a value that is not allowed",
-    Exit.NOT_FOUND: "there is no such thing",
-    Exit.DENIED: "not allowed, or no valid access key",
-    Exit.CONFLICT: "conflict with what is there",
-    Exit.NO_ROOM: "no room now; the same may succeed later",
-    Exit.UNREACHABLE: "the controller, or what it needs, cannot be reached; the same may succeed later",
-    Exit.FINDINGS: "`moor doctor` found something",
-    Exit.TIMEOUT: "the time of `--timeout` was up",
+    ExitCode.OK: "success; an empty list is one",
+    ExitCode.FAILED: "the operation, or the job, failed",
+    ExitCode.USAGE: "wrong usage, or a value that is not allowed",
+    ExitCode.NOT_FOUND: "there is no such thing",
+    ExitCode.DENIED: "not allowed, or no valid access key",
+    ExitCode.CONFLICT: "conflict with what is there",
+    ExitCode.NO_ROOM: "no room now; the same may succeed later",
+    ExitCode.UNREACHABLE: "the controller, or what it needs, cannot be reached; the same may succeed later",
+    ExitCode.FINDINGS: "`moor doctor` found something",
+    ExitCode.TIMEOUT: "the time of `--timeout` was up",
 }
 
 
@@ -130,7 +130,7 @@ def _settings() -> Iterator[str]:
 
 def _exit_codes() -> Iterator[str]:
     yield from ["## Exit codes", "", "| code | meaning |", "|---|---|"]
-    yield from (f"| {code.value} | {EXITS[code]} |" for code in Exit)
+    yield from (f"| {code.value} | {EXITS[code]} |" for code in ExitCode)
     yield from ["| 128+N | killed by signal N; `moor run` returns the job's own code unchanged |"]
 
 

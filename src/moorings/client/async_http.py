@@ -20,7 +20,7 @@ from urllib.request import getproxies
 import httptools
 import httpx2
 
-from moorings.client.causes import cause_text
+from moorings.client.causes import format_cause
 
 HEAD_BYTES_MAX = 1 << 16
 BUFFER_BYTES = 1 << 18  # of a body that is not read yet; then the peer has to wait
@@ -35,7 +35,7 @@ class HttpTimeoutError(HttpError):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpResponse:
     """A whole answer.
 
     Attributes:
@@ -55,7 +55,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Streamed:
+class HttpStream:
     """An answer whose body is still to come.
 
     Attributes:
@@ -69,12 +69,12 @@ class Streamed:
     chunks: AsyncIterator[bytes]
 
 
-class Http(Protocol):
+class HttpClient(Protocol):
     """Calls to one server."""
 
     async def call(
         self, method: str, target: str, *, headers: Mapping[str, str], body: bytes = b"", timeout_s: float
-    ) -> Answer:
+    ) -> HttpResponse:
         """The whole answer.
 
         Args:
@@ -90,7 +90,7 @@ class Http(Protocol):
 
     def stream(
         self, method: str, target: str, *, headers: Mapping[str, str], timeout_s: float, silence_s: float
-    ) -> AbstractAsyncContextManager[Streamed]:
+    ) -> AbstractAsyncContextManager[HttpStream]:
         """An answer whose body is read as it comes; left early, its connection is closed.
 
         Args:
@@ -108,20 +108,20 @@ class Http(Protocol):
         """Close the idle connections."""
 
 
-def connect_http(
+def make_http_client(
     server: str, *, tls: ssl.SSLContext | None, connections: int, kept_s: float, headers: Mapping[str, str]
-) -> Http:
-    """Calls to a server, through the proxy that the environment names, if any; arguments as for ``DirectHttp``."""
+) -> HttpClient:
+    """Calls through the proxy that the environment names, if any; arguments as for ``DirectHttpClient``."""
     if not getproxies():
-        return DirectHttp(server, tls=tls, connections=connections, kept_s=kept_s, headers=headers)
+        return DirectHttpClient(server, tls=tls, connections=connections, kept_s=kept_s, headers=headers)
     limits = httpx2.Limits(max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=kept_s)
-    return ProxiedHttp(
+    return ProxiedHttpClient(
         httpx2.AsyncClient(verify=True if tls is None else tls, base_url=server, headers=dict(headers), limits=limits)
     )
 
 
-class DirectHttp:
-    """An ``Http`` that keeps connections for the next call.
+class DirectHttpClient:
+    """An ``HttpClient`` that keeps connections for the next call.
 
     Args:
         server: its URL.
@@ -149,11 +149,11 @@ class DirectHttp:
         self._kept_s = kept_s
         self._common = _lines({"Host": url.netloc.rpartition("@")[2], **(headers or {})})
         self._free = asyncio.Semaphore(connections)
-        self._idle: deque[_Connection] = deque()  # the youngest last
+        self._idle: deque[_HttpConnection] = deque()  # the youngest last
 
     async def call(
         self, method: str, target: str, *, headers: Mapping[str, str], body: bytes = b"", timeout_s: float
-    ) -> Answer:
+    ) -> HttpResponse:
         request = self._request(method, target, headers, body)
         try:
             async with asyncio.timeout(timeout_s), self._connected() as connection:
@@ -161,20 +161,20 @@ class DirectHttp:
                 parts: list[bytes] = []
                 while part := await connection.chunk():
                     parts.append(part)
-                return Answer(connection.status, connection.headers, b"".join(parts))
+                return HttpResponse(connection.status, connection.headers, b"".join(parts))
         except TimeoutError as error:
             raise HttpTimeoutError("there was no answer in time") from error
 
     @asynccontextmanager
     async def stream(
         self, method: str, target: str, *, headers: Mapping[str, str], timeout_s: float, silence_s: float
-    ) -> AsyncIterator[Streamed]:
+    ) -> AsyncIterator[HttpStream]:
         request = self._request(method, target, headers, b"")
         try:
             async with asyncio.timeout(timeout_s) as limit, self._connected() as connection:
                 await connection.ask(request)
                 limit.reschedule(None)
-                yield Streamed(connection.status, _parse_headers(connection.headers), connection.chunks(silence_s))
+                yield HttpStream(connection.status, _parse_headers(connection.headers), connection.chunks(silence_s))
         except TimeoutError as error:
             raise HttpTimeoutError("there was no answer in time") from error
 
@@ -190,7 +190,7 @@ class DirectHttp:
         return b"".join((line.encode(), b"\r\n", self._common, _lines(headers), size, b"\r\n", body))
 
     @asynccontextmanager
-    async def _connected(self) -> AsyncIterator[_Connection]:
+    async def _connected(self) -> AsyncIterator[_HttpConnection]:
         """A connection for one call."""
         await self._free.acquire()
         connection = None
@@ -205,7 +205,7 @@ class DirectHttp:
             elif connection is not None:
                 connection.abort()
 
-    def _take(self) -> _Connection | None:
+    def _take(self) -> _HttpConnection | None:
         """An idle connection, the youngest; those that are over are dropped."""
         while self._idle and (self._idle[0].is_over or time.monotonic() - self._idle[0].idle_since > self._kept_s):
             self._idle.popleft().abort()
@@ -215,15 +215,15 @@ class DirectHttp:
                 return connection
         return None
 
-    async def _connect(self) -> _Connection:
+    async def _connect(self) -> _HttpConnection:
         tls = (self._tls or ssl.create_default_context()) if self._secure else None
         name = self._host if self._secure else None
         try:
             _, made = await asyncio.get_running_loop().create_connection(
-                _Connection, self._host, self._port, ssl=tls, server_hostname=name
+                _HttpConnection, self._host, self._port, ssl=tls, server_hostname=name
             )
         except OSError as error:  # TLS's too
-            raise HttpError(cause_text(error)) from error
+            raise HttpError(format_cause(error)) from error
         return made
 
 
@@ -237,7 +237,7 @@ def _parse_headers(raw: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
     return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in raw}
 
 
-class _Connection(asyncio.Protocol):
+class _HttpConnection(asyncio.Protocol):
     """One connection; its answers come one after the other."""
 
     def __init__(self) -> None:
@@ -376,47 +376,47 @@ class _Connection(asyncio.Protocol):
             self.headers = []
 
 
-class ProxiedHttp:
-    """An ``Http`` by httpx2, which knows proxies."""
+class ProxiedHttpClient:
+    """An ``HttpClient`` by httpx2, which knows proxies."""
 
     def __init__(self, client: httpx2.AsyncClient) -> None:
         self._client = client
 
     async def call(
         self, method: str, target: str, *, headers: Mapping[str, str], body: bytes = b"", timeout_s: float
-    ) -> Answer:
-        with _named_as_ours():
+    ) -> HttpResponse:
+        with _map_errors():
             async with asyncio.timeout(timeout_s):
                 answer = await self._client.request(
                     method, target, headers=dict(headers), content=body or None, timeout=timeout_s
                 )
-        return Answer(answer.status_code, answer.headers.raw, answer.content)
+        return HttpResponse(answer.status_code, answer.headers.raw, answer.content)
 
     @asynccontextmanager
     async def stream(
         self, method: str, target: str, *, headers: Mapping[str, str], timeout_s: float, silence_s: float
-    ) -> AsyncIterator[Streamed]:
+    ) -> AsyncIterator[HttpStream]:
         timeout = httpx2.Timeout(timeout_s, read=silence_s)
-        with _named_as_ours():
+        with _map_errors():
             async with self._client.stream(method, target, headers=dict(headers), timeout=timeout) as answer:
-                yield Streamed(answer.status_code, answer.headers, _chunks(answer))
+                yield HttpStream(answer.status_code, answer.headers, _chunks(answer))
 
     async def close(self) -> None:
         await self._client.aclose()
 
 
 async def _chunks(answer: httpx2.Response) -> AsyncIterator[bytes]:
-    with _named_as_ours():
+    with _map_errors():
         async for chunk in answer.aiter_raw():
             yield chunk
 
 
 @contextmanager
-def _named_as_ours() -> Iterator[None]:
+def _map_errors() -> Iterator[None]:
     """What keeps httpx2 from an answer, as our errors."""
     try:
         yield
     except (TimeoutError, httpx2.TimeoutException) as error:
         raise HttpTimeoutError("there was no answer in time") from error
     except (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, OSError) as error:
-        raise HttpError(cause_text(error)) from error
+        raise HttpError(format_cause(error)) from error

@@ -6,7 +6,7 @@ Apart from ``transport``, because who only reads a file should not pay for HTTP 
 from __future__ import annotations
 
 
-def cause_text(error: Exception) -> str:
+def format_cause(error: Exception) -> str:
     """What went wrong, as the end of a sentence."""
     if isinstance(error, UnicodeDecodeError):
         return "it is not UTF-8"

@@ -12,15 +12,15 @@ from moorings.client.requests import (
     ALL_EVENTS,
     UNENDED_CLAIMS,
     UNENDED_RUNS,
+    ApiCall,
     ApplianceFilter,
-    Call,
     ClaimFilter,
     EventFilter,
-    Listing,
+    ListPage,
     RunFilter,
 )
 from moorings.client.sse import EventParser
-from moorings.client.transport import STREAM_SILENCE_S_MAX, Patience, Retries, Transport
+from moorings.client.transport import STREAM_SILENCE_S_MAX, Retries, RetryPolicy, Transport
 from moorings.core.errors import MooringsError
 from moorings.wire.codec import decode
 from moorings.wire.forecasts import DefragmentBody, DefragmentRequest, WhatIfBody
@@ -60,7 +60,7 @@ class Client:
     """A controller, as an object. One thread; close it, or use it in a ``with``.
 
     Raises (from every method):
-        MooringsError: what the controller answered (``AnswerError``), or ``controller.unreachable``.
+        MooringsError: what the controller answered (``ApiError``), or ``controller.unreachable``.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -77,12 +77,12 @@ class Client:
         self._transport.close()
 
     @property
-    def patience(self) -> Patience:
+    def patience(self) -> RetryPolicy:
         """How long calls and streams go on while the controller is away."""
         return self._transport.patience
 
     @patience.setter
-    def patience(self, patience: Patience) -> None:
+    def patience(self, patience: RetryPolicy) -> None:
         self._transport.patience = patience
 
     @property
@@ -167,7 +167,7 @@ class Client:
 
     def tell_queue(self, request: QueueRequest) -> QueueBody:
         """Tell what waits in another scheduler's queue, in the place of what was told before."""
-        return self._transport.send(requests.tell_queue(request))
+        return self._transport.send(requests.report_queue(request))
 
     def queues(self) -> tuple[QueueBody, ...]:
         """All queues of other schedulers, with the jobs that wait there and why."""
@@ -396,7 +396,7 @@ class Client:
                 problem = error
             retries.pause(problem)
 
-    def _all(self, page: Callable[[str | None], Call[Listing[T]]]) -> tuple[T, ...]:
+    def _all(self, page: Callable[[str | None], ApiCall[ListPage[T]]]) -> tuple[T, ...]:
         items: list[T] = []
         after: str | None = None
         while True:

@@ -9,7 +9,7 @@ import os
 import stat
 from pathlib import Path
 
-from moorings.client.causes import cause_text
+from moorings.client.causes import format_cause
 from moorings.core.errors import MooringsError
 
 
@@ -23,7 +23,7 @@ def check_private_key(path: Path) -> None:
         status = path.stat()
     except OSError as error:
         hint = "see 'moor config view --show-origin'"
-        raise MooringsError("config.invalid", f"{path} cannot be read: {cause_text(error)}", hint=hint) from error
+        raise MooringsError("config.invalid", f"{path} cannot be read: {format_cause(error)}", hint=hint) from error
     problem = key_problem(status.st_mode, status.st_uid, os.geteuid())
     if problem:
         raise MooringsError("credentials.unsafe", f"the private key {path} {problem}", hint=f"chmod 600 {path}")

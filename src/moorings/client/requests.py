@@ -1,6 +1,6 @@
 """Every request of the API as a value, and how to read its answer. No IO: all of it is tested by comparing values.
 
-A ``Call`` says by itself whether it may be sent twice, so the transport decides about repeats without knowing routes. A
+A ``ApiCall`` says by itself whether it may be sent twice, so the transport decides about repeats without knowing routes. A
 client generated from the OpenAPI document was refused: it would bring pydantic, and with it a fifth of a second of
 start-up for every ``moor``.
 """
@@ -54,12 +54,12 @@ from moorings.wire.shapes import (
 T = TypeVar("T")
 BodyT = TypeVar("BodyT")
 
-NO_CONTROLLER = "is this the address of a controller?"
+NOT_A_CONTROLLER_HINT = "is this the address of a controller?"
 _RETRY_AFTER = re.compile(r"[0-9]{1,6}")  # seconds
 PAGE_ITEMS = 1000  # the most the API gives at once: fewer round trips for a pool of many devices
 
 
-class AnswerError(MooringsError):
+class ApiError(MooringsError):
     """A controller's refusal.
 
     Args:
@@ -75,7 +75,7 @@ class AnswerError(MooringsError):
 
 
 @dataclass(frozen=True, slots=True)
-class Listing(Generic[T]):
+class ListPage(Generic[T]):
     """One page of a list; ``after`` continues it, None at its end."""
 
     items: tuple[T, ...]
@@ -83,7 +83,7 @@ class Listing(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Call(Generic[T]):
+class ApiCall(Generic[T]):
     """One request, complete.
 
     Attributes:
@@ -180,14 +180,14 @@ def parse_body(kind: type[BodyT]) -> Callable[[object], BodyT]:
     return lambda data: decode(kind, data)
 
 
-def parse_listing(kind: type[BodyT]) -> Callable[[object], Listing[BodyT]]:
+def parse_listing(kind: type[BodyT]) -> Callable[[object], ListPage[BodyT]]:
     """A reader of one page of a list."""
 
-    def parse(data: object) -> Listing[BodyT]:
+    def parse(data: object) -> ListPage[BodyT]:
         if not isinstance(data, dict) or not isinstance(data.get("items"), list):
-            raise MooringsError("body.invalid", "the answer is not a list", hint=NO_CONTROLLER)
+            raise MooringsError("body.invalid", "the answer is not a list", hint=NOT_A_CONTROLLER_HINT)
         items = tuple(decode(kind, item, where=f"items[{index}]") for index, item in enumerate(data["items"]))
-        return Listing(items, data.get("continue") or None)
+        return ListPage(items, data.get("continue") or None)
 
     return parse
 
@@ -196,7 +196,7 @@ def parse_nothing(_data: object) -> None:
     """A reader for answers that say nothing more than that it was done."""
 
 
-def parse_problem(status: int, headers: Mapping[str, str], body: bytes, *, server: str) -> AnswerError:
+def parse_problem(status: int, headers: Mapping[str, str], body: bytes, *, server: str) -> ApiError:
     """The error an answer of that status stands for; also of proxies and of servers that are no controller at all."""
     retry_after = headers.get("retry-after", "")
     retry_after_s = float(retry_after) if _RETRY_AFTER.fullmatch(retry_after) else 0.0
@@ -206,15 +206,15 @@ def parse_problem(status: int, headers: Mapping[str, str], body: bytes, *, serve
         except (ValueError, RecursionError, MooringsError):
             pass
         else:
-            return AnswerError(problem, retry_after_s=retry_after_s)
+            return ApiError(problem, retry_after_s=retry_after_s)
     gateway = status in (429, 502, 503, 504)
-    return AnswerError(
+    return ApiError(
         ProblemBody(
             title="",
             status=status,
             code="controller.unreachable",
             detail=f"{server} answered {status}, and not as a controller does",
-            hint="a proxy in between cannot reach the controller" if gateway else NO_CONTROLLER,
+            hint="a proxy in between cannot reach the controller" if gateway else NOT_A_CONTROLLER_HINT,
             retryable=gateway,
             request_id=headers.get("x-request-id", ""),
         ),
@@ -222,9 +222,9 @@ def parse_problem(status: int, headers: Mapping[str, str], body: bytes, *, serve
     )
 
 
-def may_pass(error: MooringsError) -> bool:
+def is_transient(error: MooringsError) -> bool:
     """Whether ``error`` is of the way to the controller, or of its being busy: the same call may succeed soon."""
-    if isinstance(error, AnswerError):
+    if isinstance(error, ApiError):
         return error.retryable and error.status in (429, 502, 503, 504)
     return error.retryable
 
@@ -232,69 +232,69 @@ def may_pass(error: MooringsError) -> bool:
 # --------------------------------------------------------------------------------------------------------- calls
 
 
-def get_version() -> Call[VersionBody]:
+def get_version() -> ApiCall[VersionBody]:
     """``GET /version``."""
-    return Call("GET", "/version", parse_body(VersionBody))
+    return ApiCall("GET", "/version", parse_body(VersionBody))
 
 
-def get_ready() -> Call[Mapping[str, object]]:
+def get_ready() -> ApiCall[Mapping[str, object]]:
     """``GET /readyz``: what the controller says of its own health."""
 
     def parse(data: object) -> Mapping[str, object]:
         return data if isinstance(data, dict) else {}
 
-    return Call("GET", "/readyz", parse)
+    return ApiCall("GET", "/readyz", parse)
 
 
-def get_findings() -> Call[FindingsBody]:
+def get_findings() -> ApiCall[FindingsBody]:
     """``GET /v1/doctor``: what the controller finds when it looks at itself."""
-    return Call("GET", "/v1/doctor", parse_body(FindingsBody))
+    return ApiCall("GET", "/v1/doctor", parse_body(FindingsBody))
 
 
-def get_metrics() -> Call[None]:
+def get_metrics() -> ApiCall[None]:
     """``GET /metrics``: numbers, as text."""
-    return Call("GET", "/metrics", parse_nothing)
+    return ApiCall("GET", "/metrics", parse_nothing)
 
 
-def list_pools(after: str | None = None) -> Call[Listing[PoolBody]]:
+def list_pools(after: str | None = None) -> ApiCall[ListPage[PoolBody]]:
     """``GET /v1/pools``."""
-    return Call("GET", build_target("/v1/pools", limit=PAGE_ITEMS, continue_=after), parse_listing(PoolBody))
+    return ApiCall("GET", build_target("/v1/pools", limit=PAGE_ITEMS, continue_=after), parse_listing(PoolBody))
 
 
-def get_pool(name: str) -> Call[PoolBody]:
+def get_pool(name: str) -> ApiCall[PoolBody]:
     """``GET /v1/pools/{name}``."""
-    return Call("GET", build_target("/v1/pools/{}", name), parse_body(PoolBody))
+    return ApiCall("GET", build_target("/v1/pools/{}", name), parse_body(PoolBody))
 
 
-def get_capacity(pool: str, size: int) -> Call[CapacityBody]:
+def get_capacity(pool: str, size: int) -> ApiCall[CapacityBody]:
     """``GET /v1/pools/{pool}/capacity``: how many partitions of ``size`` devices could be formed now."""
-    return Call("GET", build_target("/v1/pools/{}/capacity", pool, size=size), parse_body(CapacityBody))
+    return ApiCall("GET", build_target("/v1/pools/{}/capacity", pool, size=size), parse_body(CapacityBody))
 
 
-def list_devices(pool: str | None = None, after: str | None = None) -> Call[Listing[DeviceBody]]:
+def list_devices(pool: str | None = None, after: str | None = None) -> ApiCall[ListPage[DeviceBody]]:
     """``GET /v1/devices``."""
-    return Call(
+    return ApiCall(
         "GET", build_target("/v1/devices", pool=pool, limit=PAGE_ITEMS, continue_=after), parse_listing(DeviceBody)
     )
 
 
-def get_device(ident: str) -> Call[DeviceBody]:
+def get_device(ident: str) -> ApiCall[DeviceBody]:
     """``GET /v1/devices/{id}``."""
-    return Call("GET", build_target("/v1/devices/{}", ident), parse_body(DeviceBody))
+    return ApiCall("GET", build_target("/v1/devices/{}", ident), parse_body(DeviceBody))
 
 
-def drain_device(ident: str, reason: str) -> Call[DeviceBody]:
+def drain_device(ident: str, reason: str) -> ApiCall[DeviceBody]:
     """``POST /v1/devices/{id}/drain``; draining twice keeps the first reason."""
     target = build_target("/v1/devices/{}/drain", ident)
-    return Call("POST", target, parse_body(DeviceBody), build_body(DrainRequest(reason=reason)))
+    return ApiCall("POST", target, parse_body(DeviceBody), build_body(DrainRequest(reason=reason)))
 
 
-def resume_device(ident: str) -> Call[DeviceBody]:
+def resume_device(ident: str) -> ApiCall[DeviceBody]:
     """``POST /v1/devices/{id}/resume``; a second one is refused, so it is not repeated."""
-    return Call("POST", build_target("/v1/devices/{}/resume", ident), parse_body(DeviceBody), repeatable=False)
+    return ApiCall("POST", build_target("/v1/devices/{}/resume", ident), parse_body(DeviceBody), repeatable=False)
 
 
-def list_claims(where: ClaimFilter = UNENDED_CLAIMS, after: str | None = None) -> Call[Listing[ClaimBody]]:
+def list_claims(where: ClaimFilter = UNENDED_CLAIMS, after: str | None = None) -> ApiCall[ListPage[ClaimBody]]:
     """``GET /v1/claims``."""
     target = build_target(
         "/v1/claims",
@@ -305,184 +305,188 @@ def list_claims(where: ClaimFilter = UNENDED_CLAIMS, after: str | None = None) -
         limit=PAGE_ITEMS,
         continue_=after,
     )
-    return Call("GET", target, parse_listing(ClaimBody))
+    return ApiCall("GET", target, parse_listing(ClaimBody))
 
 
-def create_claim(request: ClaimRequest, key: str | None = None, *, wait_s: float = 0.0) -> Call[ClaimBody]:
+def create_claim(request: ClaimRequest, key: str | None = None, *, wait_s: float = 0.0) -> ApiCall[ClaimBody]:
     """``POST /v1/claims``; repeatable with a key; the answer waits until it is READY, ``wait_s`` at most."""
     target = build_target("/v1/claims", wait=wait_text(wait_s))
     again = key is not None
-    return Call("POST", target, parse_body(ClaimBody), build_body(request), key, repeatable=again, wait_s=wait_s)
+    return ApiCall("POST", target, parse_body(ClaimBody), build_body(request), key, repeatable=again, wait_s=wait_s)
 
 
-def tell_queue(request: QueueRequest) -> Call[QueueBody]:
+def report_queue(request: QueueRequest) -> ApiCall[QueueBody]:
     """``POST /v1/queues``: a list replaces the one before, so it may be sent again."""
-    return Call("POST", "/v1/queues", parse_body(QueueBody), build_body(request))
+    return ApiCall("POST", "/v1/queues", parse_body(QueueBody), build_body(request))
 
 
-def list_queues(after: str | None = None) -> Call[Listing[QueueBody]]:
+def list_queues(after: str | None = None) -> ApiCall[ListPage[QueueBody]]:
     """``GET /v1/queues``."""
-    return Call("GET", build_target("/v1/queues", limit=PAGE_ITEMS, continue_=after), parse_listing(QueueBody))
+    return ApiCall("GET", build_target("/v1/queues", limit=PAGE_ITEMS, continue_=after), parse_listing(QueueBody))
 
 
 def get_queue(
     queue: str, *, wait_s: float = 0.0, version: str | None = None, instance: str | None = None
-) -> Call[QueueBody]:
+) -> ApiCall[QueueBody]:
     """``GET /v1/queues/{kind}/{cluster}``; the answer waits for an offer of another version, ``wait_s`` at most."""
     kind, _, cluster = queue.partition("/")
     target = build_target("/v1/queues/{}/{}", kind, cluster, wait=wait_text(wait_s), version=version, instance=instance)
-    return Call("GET", target, parse_body(QueueBody), wait_s=wait_s)
+    return ApiCall("GET", target, parse_body(QueueBody), wait_s=wait_s)
 
 
-def get_claim(ident: str, *, wait_s: float = 0.0, until: str | None = None) -> Call[ClaimBody]:
+def get_claim(ident: str, *, wait_s: float = 0.0, until: str | None = None) -> ApiCall[ClaimBody]:
     """``GET /v1/claims/{id}``; with ``until`` (GRANTED, READY, ENDED) the answer waits for that, ``wait_s`` at most."""
     target = build_target("/v1/claims/{}", ident, wait=wait_text(wait_s), for_=until)
-    return Call("GET", target, parse_body(ClaimBody), wait_s=wait_s)
+    return ApiCall("GET", target, parse_body(ClaimBody), wait_s=wait_s)
 
 
-def delete_claim(ident: str, *, wait_s: float = 0.0, only_waiting: bool = False) -> Call[ClaimBody]:
+def delete_claim(ident: str, *, wait_s: float = 0.0, only_waiting: bool = False) -> ApiCall[ClaimBody]:
     """``DELETE /v1/claims/{id}``: its partition is removed, the claim ends; the answer waits for that."""
     target = build_target("/v1/claims/{}", ident, wait=wait_text(wait_s), onlyWaiting=only_waiting)
-    return Call("DELETE", target, parse_body(ClaimBody), wait_s=wait_s)
+    return ApiCall("DELETE", target, parse_body(ClaimBody), wait_s=wait_s)
 
 
-def renew_claim(ident: str) -> Call[ClaimBody]:
+def renew_claim(ident: str) -> ApiCall[ClaimBody]:
     """``POST /v1/claims/{id}/renew``: the lease runs anew from now."""
-    return Call("POST", build_target("/v1/claims/{}/renew", ident), parse_body(ClaimBody))
+    return ApiCall("POST", build_target("/v1/claims/{}/renew", ident), parse_body(ClaimBody))
 
 
-def yield_claim(ident: str, why: str = "") -> Call[ClaimBody]:
+def yield_claim(ident: str, why: str = "") -> ApiCall[ClaimBody]:
     """``POST /v1/claims/{id}/yield``; not repeated: a second one is refused, or meets another wish to have it."""
     target = build_target("/v1/claims/{}/yield", ident)
-    return Call("POST", target, parse_body(ClaimBody), build_body(YieldRequest(why=why)), repeatable=False)
+    return ApiCall("POST", target, parse_body(ClaimBody), build_body(YieldRequest(why=why)), repeatable=False)
 
 
-def checkpoint_claim(ident: str, at: str | None = None) -> Call[ClaimBody]:
+def checkpoint_claim(ident: str, at: str | None = None) -> ApiCall[ClaimBody]:
     """``POST /v1/claims/{id}/checkpoint``; without a time repeated only where nothing is lost by a later one."""
     target = build_target("/v1/claims/{}/checkpoint", ident)
     body = build_body(CheckpointRequest(at=at))
-    return Call("POST", target, parse_body(ClaimBody), body, repeatable=at is not None)
+    return ApiCall("POST", target, parse_body(ClaimBody), body, repeatable=at is not None)
 
 
-def explain_claim(ident: str, *, when: bool = False) -> Call[ExplanationBody]:
+def explain_claim(ident: str, *, when: bool = False) -> ApiCall[ExplanationBody]:
     """``GET /v1/claims/{id}/explain``; with ``when`` also when it would start."""
-    return Call("GET", build_target("/v1/claims/{}/explain", ident, when=when), parse_body(ExplanationBody))
+    return ApiCall("GET", build_target("/v1/claims/{}/explain", ident, when=when), parse_body(ExplanationBody))
 
 
-def estimate(request: EstimateRequest) -> Call[EstimateBody]:
+def estimate(request: EstimateRequest) -> ApiCall[EstimateBody]:
     """``POST /v1/estimate``: nothing is changed by it."""
-    return Call("POST", "/v1/estimate", parse_body(EstimateBody), build_body(request))
+    return ApiCall("POST", "/v1/estimate", parse_body(EstimateBody), build_body(request))
 
 
-def what_if(policy: str) -> Call[WhatIfBody]:
+def what_if(policy: str) -> ApiCall[WhatIfBody]:
     """``POST /v1/whatif``: nothing is changed by it."""
-    return Call("POST", "/v1/whatif", parse_body(WhatIfBody), build_body(WhatIfRequest(policy=policy)))
+    return ApiCall("POST", "/v1/whatif", parse_body(WhatIfBody), build_body(WhatIfRequest(policy=policy)))
 
 
-def defragment(request: DefragmentRequest) -> Call[DefragmentBody]:
+def defragment(request: DefragmentRequest) -> ApiCall[DefragmentBody]:
     """``POST /v1/defragment``; a dry run changes nothing."""
     body = build_body(request)
-    return Call("POST", "/v1/defragment", parse_body(DefragmentBody), body, repeatable=request.dry_run)
+    return ApiCall("POST", "/v1/defragment", parse_body(DefragmentBody), body, repeatable=request.dry_run)
 
 
-def list_projects(after: str | None = None) -> Call[Listing[ProjectBody]]:
+def list_projects(after: str | None = None) -> ApiCall[ListPage[ProjectBody]]:
     """``GET /v1/projects``."""
-    return Call("GET", build_target("/v1/projects", limit=PAGE_ITEMS, continue_=after), parse_listing(ProjectBody))
+    return ApiCall("GET", build_target("/v1/projects", limit=PAGE_ITEMS, continue_=after), parse_listing(ProjectBody))
 
 
-def get_project(name: str) -> Call[ProjectBody]:
+def get_project(name: str) -> ApiCall[ProjectBody]:
     """``GET /v1/projects/{project}``."""
-    return Call("GET", build_target("/v1/projects/{}", name), parse_body(ProjectBody))
+    return ApiCall("GET", build_target("/v1/projects/{}", name), parse_body(ProjectBody))
 
 
-def set_project(name: str, request: ProjectRequest) -> Call[ProjectBody]:
+def set_project(name: str, request: ProjectRequest) -> ApiCall[ProjectBody]:
     """``PUT /v1/projects/{project}``; not repeated: the second one would find what the first one has made."""
     target = build_target("/v1/projects/{}", name)
-    return Call("PUT", target, parse_body(ProjectBody), build_body(request), repeatable=False)
+    return ApiCall("PUT", target, parse_body(ProjectBody), build_body(request), repeatable=False)
 
 
-def delete_project(name: str) -> Call[None]:
+def delete_project(name: str) -> ApiCall[None]:
     """``DELETE /v1/projects/{project}``; not repeated: the second one would find nothing."""
-    return Call("DELETE", build_target("/v1/projects/{}", name), parse_nothing, repeatable=False)
+    return ApiCall("DELETE", build_target("/v1/projects/{}", name), parse_nothing, repeatable=False)
 
 
-def list_quotas(after: str | None = None) -> Call[Listing[QuotaBody]]:
+def list_quotas(after: str | None = None) -> ApiCall[ListPage[QuotaBody]]:
     """``GET /v1/quotas``."""
-    return Call("GET", build_target("/v1/quotas", limit=PAGE_ITEMS, continue_=after), parse_listing(QuotaBody))
+    return ApiCall("GET", build_target("/v1/quotas", limit=PAGE_ITEMS, continue_=after), parse_listing(QuotaBody))
 
 
-def get_binding(ident: str, *, wait_s: float = 0.0) -> Call[BindingBody]:
+def get_binding(ident: str, *, wait_s: float = 0.0) -> ApiCall[BindingBody]:
     """``GET /v1/claims/{id}/binding``; the answer waits until the claim is READY, ``wait_s`` at most."""
     target = build_target("/v1/claims/{}/binding", ident, wait=wait_text(wait_s))
-    return Call("GET", target, parse_body(BindingBody), wait_s=wait_s)
+    return ApiCall("GET", target, parse_body(BindingBody), wait_s=wait_s)
 
 
-def list_partitions(pool: str | None = None, after: str | None = None) -> Call[Listing[PartitionBody]]:
+def list_partitions(pool: str | None = None, after: str | None = None) -> ApiCall[ListPage[PartitionBody]]:
     """``GET /v1/partitions``."""
-    return Call(
+    return ApiCall(
         "GET",
         build_target("/v1/partitions", pool=pool, limit=PAGE_ITEMS, continue_=after),
         parse_listing(PartitionBody),
     )
 
 
-def create_partition(request: PartitionRequest, key: str | None = None) -> Call[ClaimBody]:
+def create_partition(request: PartitionRequest, key: str | None = None) -> ApiCall[ClaimBody]:
     """``POST /v1/partitions``: the claim that stands for the partition; repeatable with an idempotency key."""
-    return Call("POST", "/v1/partitions", parse_body(ClaimBody), build_body(request), key, repeatable=key is not None)
+    return ApiCall(
+        "POST", "/v1/partitions", parse_body(ClaimBody), build_body(request), key, repeatable=key is not None
+    )
 
 
-def get_partition(ident: str) -> Call[PartitionBody]:
+def get_partition(ident: str) -> ApiCall[PartitionBody]:
     """``GET /v1/partitions/{id}``."""
-    return Call("GET", build_target("/v1/partitions/{}", ident), parse_body(PartitionBody))
+    return ApiCall("GET", build_target("/v1/partitions/{}", ident), parse_body(PartitionBody))
 
 
-def delete_partition(ident: str, *, wait_s: float = 0.0) -> Call[ClaimBody]:
+def delete_partition(ident: str, *, wait_s: float = 0.0) -> ApiCall[ClaimBody]:
     """``DELETE /v1/partitions/{id}``: the claim that held it, released; the answer waits for its end."""
     target = build_target("/v1/partitions/{}", ident, wait=wait_text(wait_s))
-    return Call("DELETE", target, parse_body(ClaimBody), wait_s=wait_s)
+    return ApiCall("DELETE", target, parse_body(ClaimBody), wait_s=wait_s)
 
 
-def reset_partition(ident: str) -> Call[PartitionBody]:
+def reset_partition(ident: str) -> ApiCall[PartitionBody]:
     """``POST /v1/partitions/{id}/reset``; not repeated: a second reset could hit a job that has begun since."""
-    return Call("POST", build_target("/v1/partitions/{}/reset", ident), parse_body(PartitionBody), repeatable=False)
+    return ApiCall("POST", build_target("/v1/partitions/{}/reset", ident), parse_body(PartitionBody), repeatable=False)
 
 
-def list_runs(where: RunFilter = UNENDED_RUNS, after: str | None = None) -> Call[Listing[RunBody]]:
+def list_runs(where: RunFilter = UNENDED_RUNS, after: str | None = None) -> ApiCall[ListPage[RunBody]]:
     """``GET /v1/runs``."""
     target = build_target(
         "/v1/runs", state=where.state, subject=where.subject, all=where.all, limit=PAGE_ITEMS, continue_=after
     )
-    return Call("GET", target, parse_listing(RunBody))
+    return ApiCall("GET", target, parse_listing(RunBody))
 
 
-def create_run(request: RunRequest, key: str | None = None) -> Call[RunBody]:
+def create_run(request: RunRequest, key: str | None = None) -> ApiCall[RunBody]:
     """``POST /v1/runs``; repeatable with an idempotency key."""
-    return Call("POST", "/v1/runs", parse_body(RunBody), build_body(request), key, repeatable=key is not None)
+    return ApiCall("POST", "/v1/runs", parse_body(RunBody), build_body(request), key, repeatable=key is not None)
 
 
-def get_run(ident: str, *, wait_s: float = 0.0) -> Call[RunBody]:
+def get_run(ident: str, *, wait_s: float = 0.0) -> ApiCall[RunBody]:
     """``GET /v1/runs/{id}``; with ``wait_s`` the answer waits for the run's end."""
-    return Call("GET", build_target("/v1/runs/{}", ident, wait=wait_text(wait_s)), parse_body(RunBody), wait_s=wait_s)
+    return ApiCall(
+        "GET", build_target("/v1/runs/{}", ident, wait=wait_text(wait_s)), parse_body(RunBody), wait_s=wait_s
+    )
 
 
-def cancel_run(ident: str, *, wait_s: float = 0.0) -> Call[RunBody]:
+def cancel_run(ident: str, *, wait_s: float = 0.0) -> ApiCall[RunBody]:
     """``POST /v1/runs/{id}/cancel``; idempotent."""
     target = build_target("/v1/runs/{}/cancel", ident, wait=wait_text(wait_s))
-    return Call("POST", target, parse_body(RunBody), wait_s=wait_s)
+    return ApiCall("POST", target, parse_body(RunBody), wait_s=wait_s)
 
 
-def label_run(ident: str, request: LabelsRequest) -> Call[RunBody]:
+def label_run(ident: str, request: LabelsRequest) -> ApiCall[RunBody]:
     """``POST /v1/runs/{id}/labels``; idempotent."""
-    return Call("POST", build_target("/v1/runs/{}/labels", ident), parse_body(RunBody), build_body(request))
+    return ApiCall("POST", build_target("/v1/runs/{}/labels", ident), parse_body(RunBody), build_body(request))
 
 
-def prioritise_run(ident: str, priority: int) -> Call[RunBody]:
+def prioritise_run(ident: str, priority: int) -> ApiCall[RunBody]:
     """``POST /v1/runs/{id}/priority``; idempotent."""
     body = build_body(PriorityRequest(priority=priority))
-    return Call("POST", build_target("/v1/runs/{}/priority", ident), parse_body(RunBody), body)
+    return ApiCall("POST", build_target("/v1/runs/{}/priority", ident), parse_body(RunBody), body)
 
 
-def list_appliance_jobs(where: ApplianceFilter, after: str | None = None) -> Call[Listing[ApplianceJobBody]]:
+def list_appliance_jobs(where: ApplianceFilter, after: str | None = None) -> ApiCall[ListPage[ApplianceJobBody]]:
     """``GET /v1/appliance/jobs``."""
     target = build_target(
         "/v1/appliance/jobs",
@@ -495,46 +499,46 @@ def list_appliance_jobs(where: ApplianceFilter, after: str | None = None) -> Cal
         limit=PAGE_ITEMS,
         continue_=after,
     )
-    return Call("GET", target, parse_listing(ApplianceJobBody))
+    return ApiCall("GET", target, parse_listing(ApplianceJobBody))
 
 
-def get_logs(ident: str, *, task: int | None = None, follow: bool = False) -> Call[None]:
+def get_logs(ident: str, *, task: int | None = None, follow: bool = False) -> ApiCall[None]:
     """``GET /v1/runs/{id}/logs``: a stream of bytes."""
-    return Call("GET", build_target("/v1/runs/{}/logs", ident, task=task, follow=follow), parse_nothing)
+    return ApiCall("GET", build_target("/v1/runs/{}/logs", ident, task=task, follow=follow), parse_nothing)
 
 
-def list_keys() -> Call[Listing[KeyBody]]:
+def list_keys() -> ApiCall[ListPage[KeyBody]]:
     """``GET /v1/keys``."""
-    return Call("GET", "/v1/keys", parse_listing(KeyBody))
+    return ApiCall("GET", "/v1/keys", parse_listing(KeyBody))
 
 
-def create_key(request: KeyRequest) -> Call[KeyBody]:
+def create_key(request: KeyRequest) -> ApiCall[KeyBody]:
     """``POST /v1/keys``; not repeated: the secret of a lost answer is lost with it."""
-    return Call("POST", "/v1/keys", parse_body(KeyBody), build_body(request), repeatable=False)
+    return ApiCall("POST", "/v1/keys", parse_body(KeyBody), build_body(request), repeatable=False)
 
 
-def rotate_key(ident: str, request: RotateRequest) -> Call[KeyBody]:
+def rotate_key(ident: str, request: RotateRequest) -> ApiCall[KeyBody]:
     """``POST /v1/keys/{id}/rotate``; not repeated: the secret of a lost answer is lost with it."""
     target = build_target("/v1/keys/{}/rotate", ident)
-    return Call("POST", target, parse_body(KeyBody), build_body(request), repeatable=False)
+    return ApiCall("POST", target, parse_body(KeyBody), build_body(request), repeatable=False)
 
 
-def delete_key(ident: str) -> Call[None]:
+def delete_key(ident: str) -> ApiCall[None]:
     """``DELETE /v1/keys/{id}``: it is revoked at once."""
-    return Call("DELETE", build_target("/v1/keys/{}", ident), parse_nothing)
+    return ApiCall("DELETE", build_target("/v1/keys/{}", ident), parse_nothing)
 
 
 def list_events(
     where: EventFilter = ALL_EVENTS, *, after: int = 0, limit: int | None = None
-) -> Call[Listing[EventBody]]:
+) -> ApiCall[ListPage[EventBody]]:
     """``GET /v1/events``: those with a greater sequence number, in order."""
     target = build_target("/v1/events", after=after or None, limit=limit, **_event_query(where))
-    return Call("GET", target, parse_listing(EventBody))
+    return ApiCall("GET", target, parse_listing(EventBody))
 
 
-def watch_events(where: EventFilter = ALL_EVENTS) -> Call[None]:
+def watch_events(where: EventFilter = ALL_EVENTS) -> ApiCall[None]:
     """``GET /v1/events?watch=1``: a stream of server-sent events, from now on (or after the ``Last-Event-ID`` sent)."""
-    return Call("GET", build_target("/v1/events", watch=1, **_event_query(where)), parse_nothing)
+    return ApiCall("GET", build_target("/v1/events", watch=1, **_event_query(where)), parse_nothing)
 
 
 def _event_query(where: EventFilter) -> dict[str, object]:

@@ -13,7 +13,7 @@ EVENT_BYTES_MAX = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
-class ServerEvent:
+class StreamEvent:
     """One event: ``id`` is what ``Last-Event-ID`` resumes after."""
 
     id: str
@@ -31,7 +31,7 @@ class EventParser:
         self._name = ""
         self._data: list[str] = []
 
-    def feed(self, chunk: bytes) -> list[ServerEvent]:
+    def feed(self, chunk: bytes) -> list[StreamEvent]:
         """The events that ``chunk`` completes; comments (heartbeats) give none.
 
         Raises:
@@ -45,7 +45,7 @@ class EventParser:
                 self._take(line)
                 continue
             if self._data:
-                found.append(ServerEvent(self._id, self._name or "message", "\n".join(self._data)))
+                found.append(StreamEvent(self._id, self._name or "message", "\n".join(self._data)))
             self._name, self._data, self._bytes = "", [], 0
         return found
 

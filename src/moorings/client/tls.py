@@ -10,11 +10,11 @@ import http.client
 import ssl
 from pathlib import Path
 
-from moorings.client.causes import cause_text
+from moorings.client.causes import format_cause
 from moorings.client.keyfiles import check_private_key
 from moorings.core.errors import MooringsError
 
-LAST_WORDS_S = 1.0
+TLS_ALERT_S = 1.0
 
 CA_HINT = "name the authority's PEM file with --ca-file or MOORINGS_CA_FILE"
 CERTIFICATE_HINT = "name certificate and key with cert_file and key_file, or MOORINGS_CERT_FILE and MOORINGS_KEY_FILE"
@@ -24,7 +24,7 @@ _NOT_YET_VALID, _HAS_EXPIRED = 9, 10
 _WRONG_NAMES = (62, 64)  # of a host, of an address
 
 # What the server's alert says of our certificate: RFC 8446, section 6.2, in OpenSSL's words.
-_OF_OURS = {
+_CERTIFICATE_ALERTS = {
     "TLSV1_ALERT_UNKNOWN_CA": "it is of an authority that the controller does not know",
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": "it has expired",
     "SSLV3_ALERT_CERTIFICATE_REVOKED": "it was revoked",
@@ -64,11 +64,11 @@ def make_context(ca_file: str, cert_file: str, key_file: str) -> ssl.SSLContext:
             "config.invalid", f"{named} cannot be used: {fault}", hint=f"unencrypted PEM files are wanted; {hint}"
         ) from error
     except OSError as error:
-        raise MooringsError("config.invalid", f"a certificate cannot be used: {cause_text(error)}") from error
+        raise MooringsError("config.invalid", f"a certificate cannot be used: {format_cause(error)}") from error
     return context
 
 
-def last_words(connection: http.client.HTTPConnection, error: Exception) -> Exception:
+def read_tls_alert(connection: http.client.HTTPConnection, error: Exception) -> Exception:
     """What the server said before it hung up on us; ``error`` if it said nothing.
 
     With TLS 1.3 a client's certificate is looked at after the client takes the handshake for done, so the request may
@@ -77,7 +77,7 @@ def last_words(connection: http.client.HTTPConnection, error: Exception) -> Exce
     sock = connection.sock
     if isinstance(sock, ssl.SSLSocket) and isinstance(error, ssl.SSLEOFError | ConnectionError):
         try:
-            sock.settimeout(LAST_WORDS_S)
+            sock.settimeout(TLS_ALERT_S)
             sock.recv(1)
         except ssl.SSLError as told:
             return told if told.reason else error
@@ -101,8 +101,8 @@ def tls_problem(server: str, error: Exception, *, shown: str) -> MooringsError |
     if not isinstance(error, ssl.SSLError):
         return None
     reason = error.reason or ""
-    if reason in _OF_OURS and shown:
-        detail = f"{server} does not take the certificate {shown}: {_OF_OURS[reason]}"
+    if reason in _CERTIFICATE_ALERTS and shown:
+        detail = f"{server} does not take the certificate {shown}: {_CERTIFICATE_ALERTS[reason]}"
         return MooringsError(
             "auth.certificate_refused", detail, hint="ask an admin: 'moor pki issue SUBJECT' makes one"
         )

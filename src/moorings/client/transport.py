@@ -19,9 +19,9 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from moorings import __version__
-from moorings.client.causes import cause_text
-from moorings.client.requests import NO_CONTROLLER, AnswerError, Call, may_pass, parse_problem
-from moorings.client.tls import last_words, make_context, tls_problem
+from moorings.client.causes import format_cause
+from moorings.client.requests import NOT_A_CONTROLLER_HINT, ApiCall, ApiError, is_transient, parse_problem
+from moorings.client.tls import make_context, read_tls_alert, tls_problem
 from moorings.core.errors import MooringsError
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class RetryPolicy:
     """How long a call goes on trying while the controller is away (it restarts, or a network does).
 
     Attributes:
@@ -73,7 +73,7 @@ class Patience:
 class Retries:
     """The tries of one call: ``pause`` waits before the next one, or raises when patience is at its end."""
 
-    def __init__(self, patience: Patience) -> None:
+    def __init__(self, patience: RetryPolicy) -> None:
         self._patience = patience
         self._next_s = patience.pause_s
         self._until: float | None = None
@@ -87,9 +87,9 @@ class Retries:
         now = time.monotonic()
         if self._until is None:
             self._until = now + self._patience.limit_s
-        asked_s = error.retry_after_s if isinstance(error, AnswerError) else 0.0
+        asked_s = error.retry_after_s if isinstance(error, ApiError) else 0.0
         pause_s = max(self._next_s, asked_s)
-        if not may_pass(error) or now + pause_s > self._until:
+        if not is_transient(error) or now + pause_s > self._until:
             raise error
         self._patience.tell(error, pause_s)
         time.sleep(pause_s)
@@ -111,7 +111,7 @@ class Transport:
     """
 
     def __init__(
-        self, endpoint: Endpoint, patience: Patience = Patience(), *, trace: Callable[[str], None] | None = None
+        self, endpoint: Endpoint, patience: RetryPolicy = RetryPolicy(), *, trace: Callable[[str], None] | None = None
     ) -> None:
         self.endpoint = endpoint
         self.patience = patience
@@ -150,7 +150,7 @@ class Transport:
         assert certificate, "it was verified"
         return float(ssl.cert_time_to_seconds(str(certificate["notAfter"])))
 
-    def send(self, call: Call[T]) -> T:
+    def send(self, call: ApiCall[T]) -> T:
         """The parsed answer to ``call``; repeated where that does no harm and patience allows."""
         retries = Retries(self.patience)
         while True:
@@ -163,7 +163,7 @@ class Transport:
 
     @contextlib.contextmanager
     def open(
-        self, call: Call[None], *, last_event_id: str = "", silence_s: float | None = None
+        self, call: ApiCall[None], *, last_event_id: str = "", silence_s: float | None = None
     ) -> Iterator[Iterator[bytes]]:
         """The answer to ``call`` as it comes, on its own connection; not repeated: the reader knows where to go on.
 
@@ -181,7 +181,7 @@ class Transport:
                 connection.sock.settimeout(silence_s)
             yield self._chunks(answer)
 
-    def _send_once(self, call: Call[T]) -> T:
+    def _send_once(self, call: ApiCall[T]) -> T:
         kept = self._take_kept() if call.repeatable else None
         if kept is not None:
             try:
@@ -192,7 +192,7 @@ class Transport:
                 # Servers close idle connections; that this one was closed says nothing about the next.
         return self._finish(self._connect(), call)
 
-    def _finish(self, connection: http.client.HTTPConnection, call: Call[T]) -> T:
+    def _finish(self, connection: http.client.HTTPConnection, call: ApiCall[T]) -> T:
         try:
             answer = self._exchange(connection, call, {})
             body = self._read(answer)
@@ -208,7 +208,7 @@ class Transport:
         return call.parse(self._json(body))
 
     def _exchange(
-        self, connection: http.client.HTTPConnection, call: Call[T], extra: Mapping[str, str]
+        self, connection: http.client.HTTPConnection, call: ApiCall[T], extra: Mapping[str, str]
     ) -> http.client.HTTPResponse:
         try:
             if connection.sock is None:
@@ -223,9 +223,9 @@ class Transport:
                 self._trace(f"{call.method} {self.endpoint.server}{call.target}: {answer.status}")
             return answer
         except (OSError, http.client.HTTPException) as error:
-            raise self._unreachable(last_words(connection, error)) from error
+            raise self._unreachable(read_tls_alert(connection, error)) from error
 
-    def _headers(self, call: Call[T]) -> dict[str, str]:
+    def _headers(self, call: ApiCall[T]) -> dict[str, str]:
         headers = {"Accept": "application/json", "User-Agent": f"moorings/{__version__}"}
         if self.endpoint.access_key:
             headers["Authorization"] = f"Bearer {self.endpoint.access_key}"
@@ -244,7 +244,7 @@ class Transport:
             raise MooringsError(
                 "controller.unreachable",
                 f"{self.endpoint.server} sends more than {ANSWER_BYTES_MAX} bytes in one answer",
-                hint=NO_CONTROLLER,
+                hint=NOT_A_CONTROLLER_HINT,
             )
         return body
 
@@ -267,10 +267,10 @@ class Transport:
             raise MooringsError(
                 "controller.unreachable",
                 f"{self.endpoint.server} does not answer as a controller does",
-                hint=NO_CONTROLLER,
+                hint=NOT_A_CONTROLLER_HINT,
             ) from error
 
-    def _refusal(self, answer: http.client.HTTPResponse, body: bytes) -> AnswerError:
+    def _refusal(self, answer: http.client.HTTPResponse, body: bytes) -> ApiError:
         headers = {name.lower(): value for name, value in answer.getheaders()}
         return parse_problem(answer.status, headers, body, server=self.endpoint.server)
 
@@ -312,7 +312,7 @@ class Transport:
             detail = f"{server} did not answer in {self.endpoint.timeout_s:g} s"
             return MooringsError("controller.unreachable", detail, hint="see --request-timeout", retryable=True)
         broken = isinstance(error, http.client.HTTPException) and not isinstance(error, ConnectionError)
-        why = "its answer broke off, or is no HTTP" if broken else cause_text(error)
+        why = "its answer broke off, or is no HTTP" if broken else format_cause(error)
         detail = f"the connection to {server} was lost: {why}"
         return MooringsError("controller.unreachable", detail, retryable=True)
 

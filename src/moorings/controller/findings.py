@@ -27,7 +27,7 @@ from moorings.core.serving import eligible_pools
 from moorings.core.topology import Block
 from moorings.ports.clock import Clock
 from moorings.ports.store import AccessKey, Replication, Seq, Store, StoredState
-from moorings.wire.checks import docs_of
+from moorings.wire.checks import docs_link
 from moorings.wire.shapes import FindingBody
 from moorings.workloads.runs import Run, RunState
 
@@ -50,7 +50,7 @@ KEY_WARN_S = KEY_WARN_DAYS * DAY_S
 
 def found(check: str, verdict: str, evidence: str, fix: str = "") -> FindingBody:
     """A finding, with the place in the manual that tells more."""
-    return FindingBody(id=check, verdict=verdict, evidence=evidence, fix=fix, docs=docs_of(check))
+    return FindingBody(id=check, verdict=verdict, evidence=evidence, fix=fix, docs=docs_link(check))
 
 
 # -- judging: values in, findings out ----------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from moorings.core.instants import Timestamp, add_seconds
 from moorings.core.offers import contended_pools, held_counts, next_claim_by_pool
 from moorings.core.reasons import Reason
 from moorings.ports.clock import Clock
-from moorings.wire.codec import time_text
+from moorings.wire.codec import format_time
 
 BELIEVED_S_MIN, BELIEVED_S_MAX = 5.0, 600.0
 
@@ -195,7 +195,7 @@ def _version_of(
 
 def _taken(told: QueueReport) -> MooringsError:
     kind, _, cluster = told.queue.partition("/")
-    since, until = time_text(told.since), time_text(told.until)
+    since, until = format_time(told.since), format_time(told.until)
     return MooringsError(
         "queue.taken",
         f"another {kind} called {cluster} has told its queue since {since}, and is believed until {until}",

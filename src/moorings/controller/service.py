@@ -69,7 +69,7 @@ from moorings.core.records import to_plain_without_defaults
 from moorings.ports.clock import Clock, Ids
 from moorings.ports.engine import Engine
 from moorings.ports.store import LOG_START, AccessKey, EventRow, IdempotencyRecord, PageQuery, Seq, Store
-from moorings.wire.codec import time_text
+from moorings.wire.codec import format_time
 from moorings.wire.shapes import FindingsBody
 from moorings.workloads.appliance import appliance_priority
 
@@ -611,7 +611,7 @@ class Controller:
             MooringsError: ``auth.denied``.
         """
         check_admin(caller, "look into the controller")
-        return FindingsBody(at=time_text(self._clock.now()), items=tuple(await self._doctor.look()))
+        return FindingsBody(at=format_time(self._clock.now()), items=tuple(await self._doctor.look()))
 
     def measures(self) -> Measures:
         """How it stands, in numbers."""

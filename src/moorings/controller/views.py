@@ -13,7 +13,7 @@ from moorings.core.partitions import Partition
 from moorings.core.reasons import Reason
 from moorings.core.topology import AnySubset, Block, Pool
 from moorings.core.whatif import PolicyComparison
-from moorings.wire.checks import MADE_OUTSIDE
+from moorings.wire.checks import FOREIGN_REASON
 from moorings.workloads.jobs import JobSpec
 from moorings.workloads.runs import Run
 
@@ -171,7 +171,7 @@ def device_view(
     claim = fleet.claims.get(partition.claim) if partition is not None else None
     foreign = next((name for name, block in state.foreign.items() if index in block), None)
     if foreign is not None and device.state is DeviceState.IN_SERVICE:
-        whose = "which no record knows" if foreign in unheld else MADE_OUTSIDE
+        whose = "which no record knows" if foreign in unheld else FOREIGN_REASON
         device = replace(device, reason=f"used by partition {foreign!r}, {whose}")
     return DeviceView(
         device=device,

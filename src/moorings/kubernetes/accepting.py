@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import uvicorn
 
-from moorings.client.causes import cause_text
+from moorings.client.causes import format_cause
 from moorings.kubernetes.shares import Shares
 
 log = logging.getLogger("moorings.kubernetes.connections")
@@ -93,7 +93,7 @@ class Acceptor:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:  # no more files: what waits stays in the kernel's queue
-                log.warning("connection.not_accepted", extra={"detail": cause_text(error)})
+                log.warning("connection.not_accepted", extra={"detail": format_cause(error)})
                 self._loop.remove_reader(self._listening.fileno())
                 self._again = self._loop.call_later(AGAIN_S, self._go_on)
                 return

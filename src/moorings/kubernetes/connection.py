@@ -18,8 +18,8 @@ import msgspec
 from lightkube.core.exceptions import ConfigError
 
 from moorings import __version__
-from moorings.client.async_http import Answer, HttpError, HttpTimeoutError, connect_http
-from moorings.client.causes import cause_text
+from moorings.client.async_http import HttpError, HttpResponse, HttpTimeoutError, make_http_client
+from moorings.client.causes import format_cause
 from moorings.kubernetes.credentials import Credentials, load_credentials
 from moorings.kubernetes.ipujob import Obj
 from moorings.kubernetes.kube import SECRET, Kind, KubeError, Listed, Watched
@@ -90,7 +90,7 @@ class Connection:
         self._patience = patience
         self._chance = chance
         self._identity = credentials.identity
-        self._http = connect_http(
+        self._http = make_http_client(
             credentials.server,
             tls=credentials.tls,
             connections=CONNECTIONS,
@@ -242,7 +242,7 @@ class Connection:
             raise parse_refusal(answer.status, answer.headers, answer.content, kind)
         return _parse(answer.content)
 
-    async def _ask(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Answer:
+    async def _ask(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> HttpResponse:
         return await self._http.call(method, target, headers=headers, body=body, timeout_s=self._patience.call_s)
 
     async def _authorization(self, refused: Mapping[str, str] = _NO_HEADERS) -> dict[str, str]:
@@ -259,7 +259,7 @@ class Connection:
         except (TimeoutError, HttpTimeoutError) as error:
             raise KubeError(0, "Timeout", f"{self.server} does not answer") from error
         except (HttpError, OSError) as error:
-            raise KubeError(0, "Unreachable", f"{self.server} is not reached: {cause_text(error)}") from error
+            raise KubeError(0, "Unreachable", f"{self.server} is not reached: {format_cause(error)}") from error
         except ConfigError as error:
             raise KubeError(
                 0, "NoCredentials", f"there is nothing to tell {self.server} who we are: {error}"

@@ -24,7 +24,7 @@ from lightkube.config.kubeconfig import SERVICE_ACCOUNT, KubeConfig, SingleConfi
 from lightkube.config.models import Cluster, User, UserExec
 from lightkube.core.exceptions import ConfigError
 
-from moorings.client.causes import cause_text
+from moorings.client.causes import format_cause
 from moorings.core.errors import MooringsError
 from moorings.core.instants import SECOND
 from moorings.wire.codec import parse_time
@@ -69,7 +69,7 @@ class TokenFile:
             try:
                 self._value = f"Bearer {self._file.read_text('utf-8').strip()}"
             except (OSError, UnicodeDecodeError) as error:
-                raise ConfigError(f"the token {self._file} cannot be read: {cause_text(error)}") from error
+                raise ConfigError(f"the token {self._file} cannot be read: {format_cause(error)}") from error
         return self._value
 
 
@@ -138,7 +138,7 @@ def _cause(error: Exception) -> str:
         return f"there is no {error.args[0]!r} in it"
     if isinstance(error, (AttributeError, TypeError)):
         return "it has not the form of a kubeconfig"
-    return cause_text(error)
+    return format_cause(error)
 
 
 def _credentials(config: SingleConfig, environment: Mapping[str, str]) -> Credentials:

@@ -59,7 +59,7 @@ from moorings.kubernetes.objects import (
 from moorings.kubernetes.pods import has_ended
 from moorings.kubernetes.proxy.shapes import PartitionBody, PartitionRequest
 from moorings.kubernetes.refusals import Failure
-from moorings.wire.codec import time_text
+from moorings.wire.codec import format_time
 
 log = logging.getLogger("moorings.kubernetes.operator")
 
@@ -394,11 +394,11 @@ def request_for(job: IPUJob, instance: int, max_priority: int) -> PartitionReque
         gcds=job.workers,
         replicas_per_gcd=job.replicas,
         priority=min(job.priority, max_priority),
-        job_created_at=time_text(job.created_at),
+        job_created_at=format_time(job.created_at),
         preemptible=job.preemptible,
         resumable=job.resumable,
         time_limit_s=time_left_s(job, instance),
-        waiting_since=time_text(job.created_at) if _has_missed(job, instance) else None,
+        waiting_since=format_time(job.created_at) if _has_missed(job, instance) else None,
     )
 
 

@@ -20,7 +20,7 @@ from moorings.core.errors import MooringsError
 from moorings.core.instants import Timestamp
 from moorings.kubernetes.ipujob import Obj
 from moorings.kubernetes.kube import LEASE, Kube, KubeError
-from moorings.wire.codec import time_text
+from moorings.wire.codec import format_time
 
 log = logging.getLogger("moorings.kubernetes.election")
 
@@ -115,8 +115,8 @@ def build_spec(me: str, before: Record | None, terms: Terms, now: Timestamp) -> 
     return {
         "holderIdentity": me,
         "leaseDurationSeconds": max(1, round(terms.lease_s)),
-        "acquireTime": before.acquired if before is not None and stays and before.acquired else time_text(now),
-        "renewTime": time_text(now),
+        "acquireTime": before.acquired if before is not None and stays and before.acquired else format_time(now),
+        "renewTime": format_time(now),
         "leaseTransitions": 0 if before is None else before.transitions + (0 if stays else 1),
     }
 
@@ -126,8 +126,8 @@ def build_released(before: Record, now: Timestamp) -> Obj:
     return {
         "holderIdentity": "",
         "leaseDurationSeconds": 1,
-        "acquireTime": time_text(now),
-        "renewTime": time_text(now),
+        "acquireTime": format_time(now),
+        "renewTime": format_time(now),
         "leaseTransitions": before.transitions,
     }
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 from moorings.core.instants import SECOND, Timestamp
 from moorings.kubernetes.proxy import shapes
 from moorings.kubernetes.proxy.shapes import PartitionBody
-from moorings.wire.codec import parse_time, time_text
+from moorings.wire.codec import format_time, parse_time
 
 
 class Certainty(StrEnum):
@@ -39,7 +39,7 @@ def estimate(partitions: Iterable[PartitionBody]) -> tuple[Timestamp | None, Cer
 def words(partition: PartitionBody) -> str:
     """What is told of one partition's estimate: half a sentence, or nothing."""
     if partition.starts_at:
-        at = time_text(_rounded_up(parse_time(partition.starts_at), _MINUTE))
+        at = format_time(_rounded_up(parse_time(partition.starts_at), _MINUTE))
         return f"it starts by {at[:10]} {at[11:16]} UTC, unless others come first"
     return f"when it starts is unknown: {partition.unsure}" if partition.unsure else ""
 

@@ -17,7 +17,7 @@ from typing import Literal
 from moorings.core.instants import SECOND, Timestamp, seconds_between
 from moorings.kubernetes.ipujob import Obj
 from moorings.kubernetes.kube import EVENT, Kube, KubeError
-from moorings.wire.codec import time_text
+from moorings.wire.codec import format_time
 
 log = logging.getLogger("moorings.kubernetes.events")
 
@@ -250,4 +250,4 @@ def _cut(message: str) -> str:
 
 def _second(at: Timestamp) -> str:
     """``metav1.Time`` has whole seconds."""
-    return time_text(Timestamp(at // SECOND * SECOND)).replace(".000000", "")
+    return format_time(Timestamp(at // SECOND * SECOND)).replace(".000000", "")

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from moorings.client.causes import cause_text
-from moorings.client.requests import AnswerError, Call, build_target, parse_body
+from moorings.client.causes import format_cause
+from moorings.client.requests import ApiCall, ApiError, build_target, parse_body
 from moorings.client.transport import Endpoint, Transport
 from moorings.core.errors import MooringsError
 from moorings.kubernetes.ipujob import Obj
@@ -90,7 +90,7 @@ def install_kubectl(kubectl: Path, into: Path) -> None:
         draft.replace(into / "kubectl")
     except OSError as error:
         hint = "the launcher's image has kubectl, and the folder is a volume that it shares with the job"
-        detail = f"{kubectl} cannot be copied into {into}: {cause_text(error)}"
+        detail = f"{kubectl} cannot be copied into {into}: {format_cause(error)}"
         raise MooringsError("config.invalid", detail, hint=hint) from error
 
 
@@ -298,9 +298,9 @@ class Place:
         with Transport(Endpoint(self.url, self._token(), self.ca_file, timeout_s=ANSWER_S)) as proxy:
             if reset:
                 target = build_target("/v1/partitions/{}/{}/{}/{}/reset", *parts)
-                return proxy.send(Call("POST", target, parse_body(PartitionBody), repeatable=False, wait_s=RESET_S))
+                return proxy.send(ApiCall("POST", target, parse_body(PartitionBody), repeatable=False, wait_s=RESET_S))
             target = build_target("/v1/partitions", namespace=self.namespace, job=self.job)
-            listed = proxy.send(Call("GET", target, parse_body(PartitionsBody)))
+            listed = proxy.send(ApiCall("GET", target, parse_body(PartitionsBody)))
         mine = (one for one in listed.items if (one.uid, one.instance) == (self.uid, self.instance))
         return next(mine, None)
 
@@ -308,7 +308,7 @@ class Place:
         try:
             return self.token_file.read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
-            detail = f"the token {self.token_file} cannot be read: {cause_text(error)}"
+            detail = f"the token {self.token_file} cannot be read: {format_cause(error)}"
             raise MooringsError("config.invalid", detail, hint="the operator mounts it into the Pod") from error
 
 
@@ -349,13 +349,13 @@ def make_clean(place: Place, patience: Patience, *, reset: bool) -> None:
 
 
 def _is_denial(error: MooringsError) -> bool:
-    return isinstance(error, AnswerError) and error.status in (401, 403)
+    return isinstance(error, ApiError) and error.status in (401, 403)
 
 
 def _may_pass(error: MooringsError) -> bool:
     """404: a proxy that has just started may not know of it yet. TLS: it, or we, may be about to be exchanged."""
     away = error.retryable or error.code == "controller.unreachable"
-    return away or _is_denial(error) or (isinstance(error, AnswerError) and error.status == 404)
+    return away or _is_denial(error) or (isinstance(error, ApiError) and error.status == 404)
 
 
 def _refuse(found: PartitionBody) -> NoReturn:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, urlencode
 
-from moorings.client.causes import cause_text
+from moorings.client.causes import format_cause
 from moorings.kubernetes.ipujob import Obj
 from moorings.kubernetes.kube import KubeError
 
@@ -129,7 +129,9 @@ class PodApi:
                 yield connection, {"Accept": "application/json", "Authorization": f"Bearer {token}"}
         except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: a header or CA nobody can read
             where = f"{self.host}:{self.port}"
-            raise KubeError(0, "Unreachable", f"the API server {where} does not answer: {cause_text(error)}") from error
+            raise KubeError(
+                0, "Unreachable", f"the API server {where} does not answer: {format_cause(error)}"
+            ) from error
 
     def _connect(self) -> http.client.HTTPSConnection:
         # Not create_default_context: from Python 3.13 on it refuses authorities that old clusters still have.

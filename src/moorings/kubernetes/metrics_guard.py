@@ -21,7 +21,7 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from moorings.client.causes import cause_text
+from moorings.client.causes import format_cause
 from moorings.core.errors import MooringsError
 from moorings.core.instants import SECOND
 from moorings.kubernetes.ipujob import Obj
@@ -29,7 +29,7 @@ from moorings.kubernetes.kube import SUBJECT_ACCESS_REVIEW, TOKEN_REVIEW, Kube
 from moorings.kubernetes.tokens import Found, Reviews, find_end, parse_claims
 from moorings.ports.clock import Clock
 from moorings.wire.codec import encode
-from moorings.wire.errors import kind_of
+from moorings.wire.errors import error_kind
 from moorings.wire.shapes import ProblemBody
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class Guard:
             answer.raise_for_status()
         except httpx2.HTTPError as error:
             raise MooringsError(
-                "metrics.unavailable", f"the operator does not tell its metrics: {cause_text(error)}", retryable=True
+                "metrics.unavailable", f"the operator does not tell its metrics: {format_cause(error)}", retryable=True
             ) from error
         return Response(answer.content, media_type=answer.headers.get("Content-Type"))
 
@@ -206,7 +206,7 @@ def make_app(guard: Guard) -> Starlette:
 
 def problem(error: MooringsError) -> Response:
     """A refusal as problem+json."""
-    kind = kind_of(error.code)
+    kind = error_kind(error.code)
     body = ProblemBody(
         title=kind.title,
         status=kind.status,

@@ -16,7 +16,7 @@ from moorings.core.errors import MooringsError
 from moorings.core.instants import Timestamp, add_seconds
 from moorings.kubernetes.ipujob import Obj
 from moorings.kubernetes.pods import Pod, condition_of
-from moorings.wire.codec import parse_time, time_text
+from moorings.wire.codec import format_time, parse_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,5 +81,5 @@ def tell_silence(pods: Sequence[Pod], silent: Mapping[str, Silence]) -> str:
 
 def clock(at: Timestamp) -> str:
     """A time as messages have it."""
-    text = time_text(at)
+    text = format_time(at)
     return f"{text[:10]} {text[11:19]} UTC"

@@ -43,7 +43,7 @@ from moorings.kubernetes.pods import RUNNING, SUCCEEDED, Pod
 from moorings.kubernetes.proxy import shapes
 from moorings.kubernetes.proxy.shapes import PartitionBody
 from moorings.kubernetes.starting import due_at, follow_start, see_start
-from moorings.wire.codec import parse_time, time_text
+from moorings.wire.codec import format_time, parse_time
 
 DELAY_S, DELAY_S_MAX = 5.0, 300.0  # before a restart: none before the first, then this, doubled
 WORKERS_S = 5  # of the time to make room, for workers to end behind their launcher
@@ -574,7 +574,7 @@ class _Judge:
         )
         if not self._pods:
             acts = (Yield(self._number),)
-        waits = f"{MAKING_ROOM} until {time_text(by)[11:19]} UTC: {partition.message}"
+        waits = f"{MAKING_ROOM} until {format_time(by)[11:19]} UTC: {partition.message}"
         again_at = by if self._pods and self._now < by else None
         return Instance(record=record, acts=acts, waits=waits, code="claim.reclaiming", again_at=again_at)
 

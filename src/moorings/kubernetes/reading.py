@@ -43,7 +43,7 @@ from moorings.kubernetes.ipujob import (
     Status,
 )
 from moorings.kubernetes.suspension import MANAGED_BY
-from moorings.wire.codec import parse_time, time_text
+from moorings.wire.codec import format_time, parse_time
 
 E = TypeVar("E", bound=StrEnum)
 
@@ -418,7 +418,7 @@ def _present(found: Mapping[str, Any]) -> Obj:
 
 
 def _second(at: Timestamp) -> str:
-    return f"{time_text(at)[:19]}Z"
+    return f"{format_time(at)[:19]}Z"
 
 
 def _mapping(found: object) -> Mapping[str, Any]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from moorings.client.causes import cause_text
+from moorings.client.causes import format_cause
 from moorings.core.errors import MooringsError
 from moorings.kubernetes.accepting import BoundedServer, Listening
 
@@ -116,6 +116,6 @@ def listen(host: str = "", port: int = PORT) -> Listening:
     try:
         return Listening(socket.create_server((host, port), family=family, dualstack_ipv6=both), CONNECTIONS_MAX)
     except OSError as error:
-        detail = f"the webhooks cannot listen on {host or 'any address'}, port {port}: {cause_text(error)}"
+        detail = f"the webhooks cannot listen on {host or 'any address'}, port {port}: {format_cause(error)}"
         hint = "in the node's network another program may have the port: set admissionWebhooks.port"
         raise MooringsError("config.invalid", detail, hint=hint) from error

@@ -30,7 +30,7 @@ from moorings.kubernetes.admission import check_ipujob, check_update, default_ip
 from moorings.kubernetes.ipujob import API_VERSION, GROUP, KIND, Obj
 from moorings.kubernetes.privileges import EVERYWHERE, Limits
 from moorings.kubernetes.shares import Shares
-from moorings.wire.errors import kind_of
+from moorings.wire.errors import error_kind
 
 log = logging.getLogger("moorings.kubernetes.webhooks")
 
@@ -128,7 +128,7 @@ def admit(decide: Admit, rules: Rules, review: object) -> Obj:
     try:
         answer = decide(rules, asked)
     except MooringsError as error:
-        answer = _denied(kind_of(error.code).status, error, asked)
+        answer = _denied(error_kind(error.code).status, error, asked)
         where = f"{asked.get('namespace')}/{asked.get('name')}"
         log.info("webhook.denied", extra={"job": where, "code": error.code, "detail": error.detail})
     except Exception:

@@ -5,9 +5,9 @@ Ids are for ever, like error codes: scripts say ``--only`` and dashboards count 
 
 from __future__ import annotations
 
-MANUAL = "docs/how-to/find-out-what-is-wrong.md"
+DOCTOR_PAGE = "docs/how-to/find-out-what-is-wrong.md"
 
-MADE_OUTSIDE = "made outside Moorings"  # in a device's reason; what does not say so may be ours, and a job's
+FOREIGN_REASON = "made outside Moorings"  # in a device's reason; what does not say so may be ours, and a job's
 
 CHECKS: dict[str, str] = {
     # what a client sees
@@ -61,11 +61,11 @@ CHECKS: dict[str, str] = {
 }
 
 
-def family(check: str) -> str:
+def check_family(check: str) -> str:
     """The id without a pool's or a seat's name behind it."""
     return check if check in CHECKS else check.partition(".")[0]
 
 
-def docs_of(check: str) -> str:
+def docs_link(check: str) -> str:
     """Where the manual tells more of a check: file and anchor."""
-    return f"{MANUAL}#{family(check).replace('.', '')}"
+    return f"{DOCTOR_PAGE}#{check_family(check).replace('.', '')}"

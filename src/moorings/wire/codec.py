@@ -25,13 +25,13 @@ _PLAIN = frozenset({str, int, float, bool, type(None)})
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def camel(name: str) -> str:
+def to_camel_case(name: str) -> str:
     """``time_limit_s`` as ``timeLimitS``; a trailing underscore (a Python keyword) is dropped."""
     head, *rest = name.rstrip("_").split("_")
     return head + "".join(part.capitalize() for part in rest)
 
 
-def time_text(at: Timestamp) -> str:
+def format_time(at: Timestamp) -> str:
     """An instant as RFC 3339 in UTC, to the microsecond."""
     second, micros = divmod(at, 1_000_000)
     return f"{_second_text(second)}.{micros:06d}Z"
@@ -57,18 +57,23 @@ def parse_time(text: str) -> Timestamp:
 
 
 @lru_cache(maxsize=256)
-def _plan(cls: type) -> tuple[tuple[str, str, Any, bool], ...]:
+def _field_plan(cls: type) -> tuple[tuple[str, str, Any, bool], ...]:
     """(field, JSON name, type, required) of each field; resolved once a class."""
     hints = get_type_hints(cls)
     return tuple(
-        (item.name, camel(item.name), hints[item.name], item.default is MISSING and item.default_factory is MISSING)
+        (
+            item.name,
+            to_camel_case(item.name),
+            hints[item.name],
+            item.default is MISSING and item.default_factory is MISSING,
+        )
         for item in fields(cls)
     )
 
 
 def field_types(cls: type) -> dict[str, Any]:
     """The types of a shape's fields by their JSON names; of an optional field, the type it has when it is there."""
-    return {json_name: _present(kind) for _, json_name, kind, _ in _plan(cls)}
+    return {json_name: _present(kind) for _, json_name, kind, _ in _field_plan(cls)}
 
 
 def _present(kind: Any) -> Any:  # noqa: ANN401 - type expressions
@@ -88,7 +93,7 @@ def encode(value: object) -> Any:  # noqa: ANN401 - JSON is any of several types
         return [encode(item) for item in value]
     if is_dataclass(value) and not isinstance(value, type):
         coded = {}
-        for name, json_name, _, _ in _plan(type(value)):
+        for name, json_name, _, _ in _field_plan(type(value)):
             item = getattr(value, name)
             if item is not None:
                 coded[json_name] = encode(item)
@@ -116,11 +121,11 @@ def _decode(kind: Any, data: object, where: str) -> object:  # noqa: ANN401 - a 
         return _decode(next(option for option in options if option is not type(None)), data, where)
     if origin is tuple:
         if not isinstance(data, list):
-            raise _wrong(where, "a list", data)
+            raise _type_error(where, "a list", data)
         return tuple(_decode(get_args(kind)[0], item, f"{where}[{index}]") for index, item in enumerate(data))
     if origin is not None and issubclass(origin, Mapping):
         if not isinstance(data, dict):
-            raise _wrong(where, "an object", data)
+            raise _type_error(where, "an object", data)
         return {key: _decode(get_args(kind)[1], item, f"{where}.{key}") for key, item in data.items()}
     if is_dataclass(kind):
         return _decode_record(typing.cast("type", kind), data, where)
@@ -130,15 +135,15 @@ def _decode(kind: Any, data: object, where: str) -> object:  # noqa: ANN401 - a 
         except OverflowError:
             raise MooringsError("body.invalid", f"{where[:WHERE_CHARS_MAX]} is too large") from None
     if not isinstance(data, kind) or (isinstance(data, bool) and kind is not bool):
-        raise _wrong(where, kind.__name__, data)
+        raise _type_error(where, kind.__name__, data)
     return data
 
 
 def _decode_record(cls: type, data: object, where: str) -> object:
     if not isinstance(data, dict):
-        raise _wrong(where, "an object", data)
+        raise _type_error(where, "an object", data)
     values = {}
-    for name, json_name, kind, required in _plan(cls):
+    for name, json_name, kind, required in _field_plan(cls):
         if json_name in data:
             item = data[json_name]
             # Most are plain, and all the rest costs ten times as much.
@@ -148,5 +153,5 @@ def _decode_record(cls: type, data: object, where: str) -> object:
     return cls(**values)
 
 
-def _wrong(where: str, wanted: str, data: object) -> MooringsError:
+def _type_error(where: str, wanted: str, data: object) -> MooringsError:
     return MooringsError("body.invalid", f"{where[:WHERE_CHARS_MAX]} must be {wanted}, not {type(data).__name__}")

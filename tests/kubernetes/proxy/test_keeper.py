@@ -24,7 +24,7 @@ from moorings.kubernetes.proxy.metrics import Metrics
 from moorings.kubernetes.proxy.records import Record
 from moorings.kubernetes.proxy.settings import Entry
 from moorings.kubernetes.proxy.shapes import PartitionBody, PartitionRequest
-from moorings.wire.codec import time_text
+from moorings.wire.codec import format_time
 from tests.e2e.processes import ControllerProcess
 from tests.kubernetes.proxy.harbour import pools, wish
 from tests.waiting import until_async as until
@@ -225,7 +225,7 @@ async def test_who_was_away_before_it_was_asked_is_not_waited_for(pair: list[Con
 
 def young(number: int, ipus: int) -> PartitionRequest:
     """Of a job that is younger than the keeper: no earlier one can have asked for it."""
-    return wish(number, ipus, job_created_at=time_text(Timestamp((time.time_ns() // 1000) + 1_000_000)))
+    return wish(number, ipus, job_created_at=format_time(Timestamp((time.time_ns() // 1000) + 1_000_000)))
 
 
 def message(keeper: Keeper, number: int = 1) -> str | None:

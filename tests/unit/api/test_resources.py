@@ -8,7 +8,7 @@ from moorings.controller.run_cases import RunCases
 from moorings.controller.service import Controller
 from moorings.core.instants import add_seconds
 from moorings.core.reasons import Reason
-from moorings.wire.codec import decode, time_text
+from moorings.wire.codec import decode, format_time
 from moorings.wire.shapes import CapacityBody, ClaimBody, DeviceBody, KeyBody, PartitionBody, PoolBody, RunBody
 from moorings.workloads.jobs import JobSpec
 from tests.cases import cases
@@ -164,7 +164,7 @@ async def test_the_secret_of_a_key_is_told_once(api: httpx2.AsyncClient) -> None
 async def test_a_key_has_the_lifetime_that_was_asked_for(api: httpx2.AsyncClient) -> None:
     answer = await api.post("/v1/keys", json={"subject": "bob", "lifetimeS": 3600}, headers=AS_ADMIN)
     key = decode(KeyBody, answer.json())
-    assert key.expires_at == time_text(add_seconds(START, 3600))
+    assert key.expires_at == format_time(add_seconds(START, 3600))
     answer = await api.get("/v1/claims", headers={"Authorization": f"Bearer {key.secret}"})
     assert answer.headers["moorings-key-expires"] == key.expires_at
     assert "moorings-key-expires" not in (await api.get("/v1/claims")).headers
@@ -176,7 +176,7 @@ async def test_a_rotation_tells_the_new_secret_and_how_long_the_old_one_works(
     answer = await api.post("/v1/keys/ann/rotate", json={"graceS": 60, "lifetimeS": 0})
     assert answer.status_code == 200
     key = decode(KeyBody, answer.json())
-    assert (key.secret, key.old_secret_until) == ("moor_ann_new", time_text(add_seconds(START, 60)))
+    assert (key.secret, key.old_secret_until) == ("moor_ann_new", format_time(add_seconds(START, 60)))
     assert "digest" not in answer.text
     await api.post("/v1/keys/ann/rotate", json={})
     assert controller.seen[-2:] == [("rotate", "ann", USER, 60.0, 0.0), ("rotate", "ann", USER, None, None)]

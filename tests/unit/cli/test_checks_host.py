@@ -9,7 +9,7 @@ from moorings.app.folders import RESTORED, RESTORING, DataFolder, SharedFolder
 from moorings.cli import checks_host
 from moorings.cli.checks import Verdict
 from moorings.cli.processes import Running
-from moorings.wire.checks import CHECKS, docs_of, family
+from moorings.wire.checks import CHECKS, check_family, docs_link
 from tests.databases import open_new
 from tests.waiting import patient
 
@@ -178,7 +178,7 @@ def test_a_check_that_hangs_does_not_hold_the_others_up(data, monkeypatch):
 def test_the_manual_tells_of_every_check():
     from tests.debian import ROOT
 
-    page = (ROOT / docs_of("laws").partition("#")[0]).read_text()
+    page = (ROOT / docs_link("laws").partition("#")[0]).read_text()
     assert [check for check in CHECKS if f"### {check}\n" not in page] == []
-    assert docs_of("drivers.pod64") == docs_of("drivers")
-    assert family("partitions.moving") == "partitions.moving"
+    assert docs_link("drivers.pod64") == docs_link("drivers")
+    assert check_family("partitions.moving") == "partitions.moving"

@@ -13,7 +13,7 @@ import yaml
 from moorings.cli.console import Console
 from moorings.cli.main import main
 from moorings.core.instants import Timestamp
-from moorings.wire.codec import encode, time_text
+from moorings.wire.codec import encode, format_time
 from moorings.wire.shapes import FindingBody, FindingsBody, ReasonBody
 from tests.unit.cli import samples
 from tests.unit.client.recorded import Reply, event, listing, problem, server_event
@@ -573,7 +573,7 @@ def test_doctor_finds_and_says_what_to_do(server, moor):
     server.on("GET", "/v1/pools", as_list("Pool", samples.POOLS))
     server.on("GET", "/v1/devices", as_list("Device", samples.DEVICES))
     broken = FindingBody(id="laws", verdict="FAIL", evidence="law 1", fix="report it")
-    server.on("GET", "/v1/doctor", lambda _seen: body(FindingsBody(at=time_text(now()), items=(broken,))))
+    server.on("GET", "/v1/doctor", lambda _seen: body(FindingsBody(at=format_time(now()), items=(broken,))))
     code, out, _ = moor("doctor", "-o", "json")
     verdicts = {item["id"]: item["verdict"] for item in json.loads(out)["items"]}
     assert code == 8

@@ -21,7 +21,7 @@ from moorings.core.policy import Policy
 from moorings.core.projects import Project
 from moorings.core.simulate import SimulatedJob
 from moorings.ports.store import EventRow, Seq
-from moorings.wire.codec import encode, time_text
+from moorings.wire.codec import encode, format_time
 from moorings.wire.shapes import EventBody
 from tests.unit.controller.test_replay import Log, answer, claim
 
@@ -41,7 +41,7 @@ def exported(log):
         body = EventBody(
             seq=row.seq,
             name=event.name,
-            at=time_text(event.at),
+            at=format_time(event.at),
             claim=event.claim,
             partition=event.partition,
             run=event.run,

@@ -13,13 +13,13 @@ import pytest
 from moorings.client.async_http import (
     BUFFER_BYTES,
     HEAD_BYTES_MAX,
-    Answer,
-    DirectHttp,
-    Http,
+    DirectHttpClient,
+    HttpClient,
     HttpError,
+    HttpResponse,
     HttpTimeoutError,
-    ProxiedHttp,
-    connect_http,
+    ProxiedHttpClient,
+    make_http_client,
 )
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-A: 1\r\n\r\nhi"
@@ -66,7 +66,7 @@ class Server:
 
 
 @asynccontextmanager
-async def talking(server: Server, *, make: Callable[[str], Http] = DirectHttp) -> AsyncIterator[Http]:
+async def talking(server: Server, *, make: Callable[[str], HttpClient] = DirectHttpClient) -> AsyncIterator[HttpClient]:
     """A client of a server."""
     listening = await asyncio.start_server(server.serve, "127.0.0.1")
     port = listening.sockets[0].getsockname()[1]
@@ -76,26 +76,26 @@ async def talking(server: Server, *, make: Callable[[str], Http] = DirectHttp) -
     listening.close()
 
 
-async def get(http: Http, *, timeout_s: float = 5.0) -> Answer:
+async def get(http: HttpClient, *, timeout_s: float = 5.0) -> HttpResponse:
     return await http.call("GET", "/", headers={}, timeout_s=timeout_s)
 
 
-def one_connection(server: str) -> Http:
-    return DirectHttp(server, connections=1)
+def one_connection(server: str) -> HttpClient:
+    return DirectHttpClient(server, connections=1)
 
 
-def by_httpx2(server: str) -> Http:
-    return ProxiedHttp(httpx2.AsyncClient(base_url=server, trust_env=False))
+def by_httpx2(server: str) -> HttpClient:
+    return ProxiedHttpClient(httpx2.AsyncClient(base_url=server, trust_env=False))
 
 
-both = pytest.mark.parametrize("make", [DirectHttp, by_httpx2])
+both = pytest.mark.parametrize("make", [DirectHttpClient, by_httpx2])
 
 
 @both
 @pytest.mark.parametrize("byte_by_byte", [False, True])
 @pytest.mark.parametrize("answer", [OK, CHUNKED, CLOSING, CONTINUED])
 async def test_an_answer_is_read_however_it_comes(
-    answer: bytes, byte_by_byte: bool, make: Callable[[str], Http]
+    answer: bytes, byte_by_byte: bool, make: Callable[[str], HttpClient]
 ) -> None:
     server = Server([answer, answer], byte_by_byte=byte_by_byte)
     async with talking(server, make=make) as http:
@@ -111,8 +111,8 @@ async def test_an_answer_is_read_however_it_comes(
 async def test_a_path_in_the_server_s_url_and_its_headers_are_of_every_call() -> None:
     server = Server([OK])
 
-    def behind(url: str) -> Http:
-        return DirectHttp(f"{url}/clusters/c-1/", headers={"Accept": "a/b"})
+    def behind(url: str) -> HttpClient:
+        return DirectHttpClient(f"{url}/clusters/c-1/", headers={"Accept": "a/b"})
 
     async with talking(server, make=behind) as http:
         await http.call("DELETE", "/api", headers={}, timeout_s=5)
@@ -164,7 +164,9 @@ async def test_an_answer_that_is_none_is_an_error_and_no_connection_for_the_next
 
 
 @both
-async def test_a_server_that_is_silent_is_given_up_and_its_connection_with_it(make: Callable[[str], Http]) -> None:
+async def test_a_server_that_is_silent_is_given_up_and_its_connection_with_it(
+    make: Callable[[str], HttpClient],
+) -> None:
     server = Server([None, OK])
     async with talking(server, make=make) as http:
         with pytest.raises(HttpTimeoutError):
@@ -181,7 +183,7 @@ async def test_a_server_that_dribbles_is_given_up() -> None:
 
 
 @both
-async def test_a_server_that_falls_silent_within_a_body_is_given_up(make: Callable[[str], Http]) -> None:
+async def test_a_server_that_falls_silent_within_a_body_is_given_up(make: Callable[[str], HttpClient]) -> None:
     async with (
         talking(Server([OK[:-1]]), make=make) as http,
         http.stream("GET", "/", headers={}, timeout_s=5, silence_s=0.05) as answer,
@@ -191,15 +193,15 @@ async def test_a_server_that_falls_silent_within_a_body_is_given_up(make: Callab
 
 
 @both
-async def test_a_stream_that_does_not_begin_is_given_up(make: Callable[[str], Http]) -> None:
+async def test_a_stream_that_does_not_begin_is_given_up(make: Callable[[str], HttpClient]) -> None:
     async with talking(Server([None]), make=make) as http:
         with pytest.raises(HttpTimeoutError):
             async with http.stream("GET", "/", headers={}, timeout_s=0.05, silence_s=5):
                 pass
 
 
-@pytest.mark.parametrize("make", [DirectHttp, by_httpx2])
-async def test_nobody_listens(make: Callable[[str], Http]) -> None:
+@pytest.mark.parametrize("make", [DirectHttpClient, by_httpx2])
+async def test_nobody_listens(make: Callable[[str], HttpClient]) -> None:
     with pytest.raises(HttpError, match=r"(?i)connect|refused"):
         await get(make("http://127.0.0.1:1"))
 
@@ -247,7 +249,7 @@ async def test_what_comes_unasked_is_no_answer_to_the_next_call(surplus: bytes, 
                 writer.write(OK if late or len(writers) > 1 else OK + surplus)
 
     async with await asyncio.start_server(serve, "127.0.0.1") as listening:
-        http = DirectHttp(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}")
+        http = DirectHttpClient(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}")
         found = await http.call("GET", "/", headers={}, timeout_s=5)
         assert (found.status, found.content, found.headers["x-a"]) == (200, b"hi", "1")
         if late:
@@ -291,9 +293,9 @@ async def test_a_whole_body_may_be_longer_than_what_is_held_back() -> None:
 
 
 def test_behind_a_proxy_httpx2_s_own_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    def make() -> Http:
-        return connect_http("https://api:6443", tls=None, connections=1, kept_s=1.0, headers={})
+    def make() -> HttpClient:
+        return make_http_client("https://api:6443", tls=None, connections=1, kept_s=1.0, headers={})
 
-    assert isinstance(make(), DirectHttp)
+    assert isinstance(make(), DirectHttpClient)
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
-    assert isinstance(make(), ProxiedHttp)
+    assert isinstance(make(), ProxiedHttpClient)

@@ -7,7 +7,7 @@ import pytest
 
 from moorings.client.client import Client
 from moorings.client.requests import EventFilter
-from moorings.client.transport import Endpoint, Patience, Transport
+from moorings.client.transport import Endpoint, RetryPolicy, Transport
 from moorings.core.errors import MooringsError
 from tests.unit.client.recorded import Reply, event, listing, problem, server_event
 
@@ -16,7 +16,7 @@ DEVICE = {"id": "p:0", "pool": "p", "accelerator": "ipu", "index": 0, "domain": 
 
 @pytest.fixture
 def client(server) -> Iterable[Client]:
-    with Client(Transport(Endpoint(server.url, timeout_s=10), Patience(20, 0.01, 0.05))) as made:
+    with Client(Transport(Endpoint(server.url, timeout_s=10), RetryPolicy(20, 0.01, 0.05))) as made:
         yield made
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from moorings.client import requests
-from moorings.client.requests import AnswerError, ClaimFilter, EventFilter, RunFilter, build_target, parse_problem
+from moorings.client.requests import ApiError, ClaimFilter, EventFilter, RunFilter, build_target, parse_problem
 from moorings.core.errors import MooringsError
 from moorings.wire.forecasts import DefragmentRequest
 from moorings.wire.shapes import ClaimRequest, EstimateRequest, KeyRequest, PoolBody, ProjectRequest, ShareShape
@@ -121,7 +121,7 @@ def test_a_problem_keeps_what_the_controller_said():
     body = {"title": "t", "status": 409, "code": "claim.no_room", "detail": "full", "hint": "wait", "requestId": "r1"}
     error = parse_problem(409, {"content-type": "application/problem+json"}, json.dumps(body).encode(), server="s")
     assert (error.code, error.detail, error.hint, error.request_id) == ("claim.no_room", "full", "wait", "r1")
-    assert not requests.may_pass(error)
+    assert not requests.is_transient(error)
 
 
 @pytest.mark.parametrize(("status", "passes"), [(502, True), (503, True), (404, False), (200, False)])
@@ -129,12 +129,12 @@ def test_an_answer_of_no_controller_is_unreachable(status, passes):
     error = parse_problem(status, {"content-type": "text/html"}, b"<html>", server="http://proxy")
     assert error.code == "controller.unreachable"
     assert "http://proxy" in error.detail
-    assert requests.may_pass(error) is passes
+    assert requests.is_transient(error) is passes
 
 
 def test_a_broken_problem_is_unreachable_too():
     error = parse_problem(500, {"content-type": "application/json"}, b"{", server="s")
-    assert isinstance(error, AnswerError)
+    assert isinstance(error, ApiError)
     assert error.code == "controller.unreachable"
 
 

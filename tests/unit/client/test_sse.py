@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.client.sse import EVENT_BYTES_MAX, EventParser, ServerEvent
+from moorings.client.sse import EVENT_BYTES_MAX, EventParser, StreamEvent
 from moorings.core.errors import MooringsError
 
 STREAM = (
@@ -17,9 +17,9 @@ STREAM = (
     b"event: unfinished\ndata: never"
 )
 EVENTS = [
-    ServerEvent("7", "claim.granted", '{"a":\n1}'),
-    ServerEvent("8", "message", "café"),
-    ServerEvent("9", "x", ""),
+    StreamEvent("7", "claim.granted", '{"a":\n1}'),
+    StreamEvent("8", "message", "café"),
+    StreamEvent("9", "x", ""),
 ]
 
 

@@ -9,15 +9,15 @@ import subprocess
 import pytest
 
 from moorings.client import requests
-from moorings.client.requests import AnswerError
-from moorings.client.transport import Endpoint, Patience, Transport, parse_server
+from moorings.client.requests import ApiError
+from moorings.client.transport import Endpoint, RetryPolicy, Transport, parse_server
 from moorings.core.errors import MooringsError
 from moorings.wire.shapes import ClaimRequest, KeyRequest
 from tests.unit.client.recorded import RecordedServer, Reply, problem, recorded
 
 VERSION = Reply({"version": "0.1.0", "apiVersion": "moorings/v1", "installation": "i"})
 KEY = Reply({"id": "k", "subject": "a", "role": "user", "ownerPrefix": "", "createdAt": "2026-01-31T12:00:00Z"})
-QUICK = Patience(limit_s=20, pause_s=0.01, pause_s_max=0.05)
+QUICK = RetryPolicy(limit_s=20, pause_s=0.01, pause_s_max=0.05)
 
 
 def transport_to(server, **settings):
@@ -43,7 +43,7 @@ def test_a_kept_connection_that_the_server_closed_is_opened_anew(server):
 
 def test_the_headers_carry_key_and_idempotency_key(server):
     server.on("POST", "/v1/claims", problem("claim.no_room", "full", 409))
-    with transport_to(server) as transport, pytest.raises(AnswerError) as caught:
+    with transport_to(server) as transport, pytest.raises(ApiError) as caught:
         transport.send(requests.create_claim(ClaimRequest(size=1), "key-1"))
     assert caught.value.request_id == "req-1"
     headers = server.seen[0].headers
@@ -70,7 +70,7 @@ def test_a_lost_answer_to_a_call_without_a_key_is_an_error_and_not_sent_twice(se
 def test_patience_waits_for_a_busy_controller_and_tells(server):
     told = []
     server.on("GET", "/version", problem("controller.busy", "too much to do", 503, retryable=True), VERSION)
-    patience = Patience(20, 0.01, tell=lambda error, pause_s: told.append((error.code, pause_s)))
+    patience = RetryPolicy(20, 0.01, tell=lambda error, pause_s: told.append((error.code, pause_s)))
     with transport_to(server, patience=patience) as transport:
         transport.send(requests.get_version())
     assert told == [("controller.busy", 0.01)]
@@ -78,14 +78,14 @@ def test_patience_waits_for_a_busy_controller_and_tells(server):
 
 def test_without_patience_the_first_error_is_the_answer(server):
     server.on("GET", "/version", problem("controller.busy", "too much to do", 503, retryable=True), VERSION)
-    with transport_to(server) as transport, pytest.raises(AnswerError):
+    with transport_to(server) as transport, pytest.raises(ApiError):
         transport.send(requests.get_version())
     assert len(server.seen) == 1
 
 
 def test_a_refusal_is_not_repeated_however_patient(server):
     server.on("GET", "/version", problem("auth.denied", "no", 403), VERSION)
-    with transport_to(server, patience=QUICK) as transport, pytest.raises(AnswerError) as caught:
+    with transport_to(server, patience=QUICK) as transport, pytest.raises(ApiError) as caught:
         transport.send(requests.get_version())
     assert caught.value.code == "auth.denied"
     assert len(server.seen) == 1
@@ -103,7 +103,7 @@ def test_patience_survives_a_restart():
             servers[0].on("GET", "/version", VERSION)
 
     endpoint = Endpoint(f"http://127.0.0.1:{port}", timeout_s=10)
-    with contextlib.ExitStack() as stack, Transport(endpoint, Patience(20, 0.01, tell=start)) as transport:
+    with contextlib.ExitStack() as stack, Transport(endpoint, RetryPolicy(20, 0.01, tell=start)) as transport:
         assert transport.send(requests.get_version()).version == "0.1.0"
     assert len(servers) == 1
 
@@ -145,7 +145,7 @@ def test_a_refused_stream_raises_what_the_controller_said(server):
     server.on("GET", "/v1/runs/r/logs", problem("run.unknown", "no run", 404))
     with (
         transport_to(server) as transport,
-        pytest.raises(AnswerError) as caught,
+        pytest.raises(ApiError) as caught,
         transport.open(requests.get_logs("r")) as chunks,
     ):
         list(chunks)

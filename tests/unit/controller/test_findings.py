@@ -34,7 +34,7 @@ from moorings.core.partitions import Partition, PartitionState
 from moorings.core.projects import Project, ProjectShare
 from moorings.core.topology import Block, Pool, PowerOfTwo
 from moorings.ports.store import Replication, Seq
-from moorings.wire.checks import CHECKS, family
+from moorings.wire.checks import CHECKS, check_family
 from moorings.workloads.jobs import summarize_job
 from moorings.workloads.runs import Run, RunId, RunState
 from tests.e2e.rig import ADMIN, ANN, job, running
@@ -79,7 +79,7 @@ def fleet(*claims: Claim, partitions: tuple[Partition, ...] = (), out: int = 0) 
 def verdicts(found) -> dict[str, str]:
     listed = [found] if hasattr(found, "verdict") else list(found)
     assert all(item.fix for item in listed if item.verdict == "FAIL"), "who is told of a failure is told what to do"
-    assert {family(item.id) for item in listed} <= CHECKS.keys()
+    assert {check_family(item.id) for item in listed} <= CHECKS.keys()
     return {item.id: item.verdict for item in listed}
 
 

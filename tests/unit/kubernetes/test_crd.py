@@ -12,7 +12,7 @@ from moorings.kubernetes.crd import build_crd, build_schema
 from moorings.kubernetes.fields import SPEC, STATUS
 from moorings.kubernetes.ipujob import Condition, InstanceRecord, Obj, Outcome, StartRecord, Status
 from moorings.kubernetes.reading import parse_ipujob, read_ipujob, status_object
-from moorings.wire.codec import camel
+from moorings.wire.codec import to_camel_case
 from tests.unit.kubernetes.ipujobs import EXAMPLES, an_object, example
 
 
@@ -102,8 +102,8 @@ def test_nothing_of_a_status_is_pruned():
 def test_every_field_of_a_record_is_kept():
     within = "status.instances{}."
     kept = {field.path.removeprefix(within) for field in STATUS if field.path.startswith(within)}
-    start = {f"start.{camel(field.name)}" for field in fields(StartRecord)}
-    assert kept == {camel(field.name) for field in fields(InstanceRecord)} | start
+    start = {f"start.{to_camel_case(field.name)}" for field in fields(StartRecord)}
+    assert kept == {to_camel_case(field.name) for field in fields(InstanceRecord)} | start
 
 
 def test_a_number_may_be_quoted():

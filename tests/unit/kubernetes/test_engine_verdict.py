@@ -10,7 +10,7 @@ from moorings.core.instants import SECOND, Timestamp
 from moorings.kubernetes.engine.rundir import Asked, Stop, Task
 from moorings.kubernetes.engine.verdict import all_began, all_over, judge, merge, parse_sighting
 from moorings.kubernetes.ipujob import Obj, Status
-from moorings.wire.codec import time_text
+from moorings.wire.codec import format_time
 from moorings.workloads.runs import EndReason, EndRecord
 
 BEGAN, NOW = Timestamp(1_800_000_000 * SECOND), Timestamp(1_800_000_100 * SECOND)
@@ -22,7 +22,7 @@ def at(seconds: float) -> Timestamp:
 
 
 def text(seconds: float) -> str:
-    return time_text(at(seconds))[:19] + "Z"
+    return format_time(at(seconds))[:19] + "Z"
 
 
 def a_pod(state: Obj | None, *, asked_s: float | None = None, rank: int = 0, **status: Any) -> Obj:

@@ -16,7 +16,7 @@ from moorings.kubernetes.proxy import shapes
 from moorings.kubernetes.proxy.shapes import PartitionBody
 from moorings.kubernetes.reading import parse_status, status_object
 from moorings.kubernetes.status import build_status, tell
-from moorings.wire.codec import time_text
+from moorings.wire.codec import format_time
 from tests.unit.kubernetes.jobs import START, build_job, build_partition
 from tests.unit.kubernetes.test_plan import held, pod
 
@@ -29,7 +29,7 @@ def limited(restart: RestartType = RestartType.NEVER) -> IPUJob:
 
 
 def ready(job: IPUJob, at: Timestamp = START) -> PartitionBody:
-    return build_partition(job, since=time_text(at))
+    return build_partition(job, since=format_time(at))
 
 
 def look(job: IPUJob, pods: list[Pod], partitions: Partitions, now: Timestamp) -> tuple[Plan, IPUJob]:
@@ -158,12 +158,14 @@ def test_by_when_it_starts_is_told_with_how_sure_that_is() -> None:
     first, second = (
         build_partition(job, number, shapes.WAITING, message="no block of 1 IPUs is free") for number in (0, 1)
     )
-    _, job = look(job, [], held(replace(first, starts_at=time_text(at)), second), START)
+    _, job = look(job, [], held(replace(first, starts_at=format_time(at)), second), START)
     assert (job.status.starts_at, job.status.certainty) == (None, ""), "not all were asked yet"
-    told = held(replace(first, starts_at=time_text(at)), replace(second, starts_at=time_text(add_seconds(START, 60))))
+    told = held(
+        replace(first, starts_at=format_time(at)), replace(second, starts_at=format_time(add_seconds(START, 60)))
+    )
     _, job = look(job, [], told, START)
     assert (job.status.starts_at, job.status.certainty) == (add_seconds(START, 601), "AtLatest")
-    clock = time_text(add_seconds(at, 60))[:16].replace("T", " ")
+    clock = format_time(add_seconds(at, 60))[:16].replace("T", " ")
     expected = f"no block of 1 IPUs is free; it starts by {clock} UTC, unless others come first"
     assert job.status.message.startswith(f"waiting for a partition of 1 IPU: {expected}")
     assert parse_status(status_object(job.status)) == job.status, "or it would be written at each look"

@@ -15,7 +15,7 @@ from moorings.kubernetes.plan import Partitions, Plan, plan
 from moorings.kubernetes.pods import RUNNING, SUCCEEDED, Pod
 from moorings.kubernetes.proxy import shapes
 from moorings.kubernetes.status import build_status
-from moorings.wire.codec import time_text
+from moorings.wire.codec import format_time
 from tests.unit.kubernetes.jobs import START, build_job, build_partition
 
 LOST_S = 300
@@ -108,7 +108,7 @@ def test_without_a_restart_it_fails_and_holds_nothing(clean: CleanPodPolicy) -> 
 
 def test_what_failed_for_another_reason_says_what_holds_its_partition_and_is_looked_at_when_that_is_lost() -> None:
     job = build_job(JobKind.INFERENCE, node_lost_s=LOST_S, active_deadline_s=60)
-    ready = held(job, since=time_text(START))
+    ready = held(job, since=format_time(START))
     job, _, _ = look(job, [pod(job, 0, "node1")], ready, START)
     job, found, message = look(job, [pod(job, 0, "node1")], ready, add_seconds(START, 60))
     assert found.again_s == LOST_S - 60

@@ -26,7 +26,7 @@ from moorings.kubernetes.pods import FAILED, PENDING, RUNNING, SUCCEEDED, Pod
 from moorings.kubernetes.proxy import shapes
 from moorings.kubernetes.proxy.shapes import PartitionBody
 from moorings.kubernetes.status import build_status
-from moorings.wire.codec import time_text
+from moorings.wire.codec import format_time
 from tests.cases import cases
 from tests.unit.kubernetes.jobs import START, build_job, build_partition
 
@@ -470,7 +470,7 @@ def test_a_deleted_job_goes_pods_first_then_partitions_then_itself() -> None:
 
 
 def reclaimed(job: IPUJob, left_s: float = 60.0) -> Partitions:
-    until = time_text(add_seconds(START, left_s))
+    until = format_time(add_seconds(START, left_s))
     body = build_partition(job, state=shapes.RECLAIMING, until=until, message="its IPUs were lent, and are needed")
     return held(body)
 
@@ -480,7 +480,7 @@ def test_a_partition_that_is_needed_goes_back_when_the_pods_have_ended_the_launc
     workers, launcher = [pod(job, 0), pod(job, 1)], pod(job, -1, grace_s=600)
     found, status = decide(job, [*workers, launcher], reclaimed(job))
     assert found.acts == (DeletePod(launcher.name, launcher.uid, 52),), "it has ended in time, whatever it says"
-    told = f"making room until {time_text(add_seconds(START, 60.0))[11:19]} UTC: its IPUs were lent, and are needed"
+    told = f"making room until {format_time(add_seconds(START, 60.0))[11:19]} UTC: its IPUs were lent, and are needed"
     assert (status.state, status.message) == ("Pending", told)
     slow = replace(launcher, deleting=True, gone_by=add_seconds(START, 600.0))
     assert decide(job, [*workers, slow], reclaimed(job))[0].acts == found.acts, "somebody gave it more time"

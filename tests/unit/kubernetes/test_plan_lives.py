@@ -35,7 +35,7 @@ from moorings.kubernetes.pods import FAILED, PENDING, RUNNING, SUCCEEDED, Pod
 from moorings.kubernetes.proxy import shapes
 from moorings.kubernetes.proxy.shapes import PartitionBody
 from moorings.kubernetes.status import build_status
-from moorings.wire.codec import time_text
+from moorings.wire.codec import format_time
 from tests.unit.kubernetes.jobs import START, build_job, build_partition
 
 FINALIZER_GONE = DropFinalizer()
@@ -272,7 +272,7 @@ class World:
             self.failures += 1
             self.partitions[instance] = replace(body, state=shapes.LOST, binding=None)
         elif body.state == shapes.READY and trouble and self.chance.random() < 0.05:
-            until = time_text(add_seconds(self.now, self.chance.choice([0.0, 20.0, 100.0])))
+            until = format_time(add_seconds(self.now, self.chance.choice([0.0, 20.0, 100.0])))
             self.partitions[instance] = replace(body, state=shapes.RECLAIMING, binding=None, until=until)
 
     def people(self) -> None:

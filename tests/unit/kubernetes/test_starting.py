@@ -16,7 +16,7 @@ from moorings.kubernetes.pods import FAILED, PENDING, RUNNING, Pod
 from moorings.kubernetes.proxy import shapes
 from moorings.kubernetes.starting import PAUSE_S_MAX, explain, pause_s
 from moorings.kubernetes.status import build_status, tell
-from moorings.wire.codec import time_text
+from moorings.wire.codec import format_time
 from tests.unit.kubernetes.jobs import START, build_job, build_partition
 
 INFERENCE = JobKind.INFERENCE
@@ -86,7 +86,7 @@ def test_who_missed_a_start_asks_again_at_the_place_that_its_job_has() -> None:
     job = server()
     assert request_for(job, 0, 0).waiting_since is None
     missed = replace(job, status=Status(instances={0: InstanceRecord(start=StartRecord(missed=1))}))
-    assert request_for(missed, 0, 0).waiting_since == time_text(job.created_at)
+    assert request_for(missed, 0, 0).waiting_since == format_time(job.created_at)
 
 
 def test_a_start_that_succeeds_forgets_the_deadlines_that_were_missed() -> None:

@@ -21,7 +21,7 @@ from moorings.slurm.host.calls import Calls
 from moorings.slurm.host.doing import SIGNAL_TRIES, Doer, JobAct
 from moorings.slurm.host.plan import TRIES_MAX, Memory, Report, StopUnbound, View, plan
 from moorings.slurm.host.troubles import Troubles
-from moorings.wire.codec import time_text
+from moorings.wire.codec import format_time
 from moorings.wire.shapes import ClaimBody
 from tests.unit.slurm.test_ledger import HOME, NONCE, a_claim, a_job, by_id
 from tests.waiting import until_async as until
@@ -61,7 +61,7 @@ def borrower(job_id: int = 1, **more: Any) -> JobRecord:
 
 
 def reclaimed(job_id: int) -> ClaimBody:
-    return replace(a_claim(job_id, state="RECLAIMING"), asked_until=time_text(add_seconds(module.clock(), 600.0)))
+    return replace(a_claim(job_id, state="RECLAIMING"), asked_until=format_time(add_seconds(module.clock(), 600.0)))
 
 
 def over(seconds: float = 1.0) -> Asked:

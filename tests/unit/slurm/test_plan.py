@@ -40,7 +40,7 @@ from moorings.slurm.host.plan import (
 )
 from moorings.slurm.host.reclaim import Warn
 from moorings.slurm.needs import JobNeeds, Needs
-from moorings.wire.codec import time_text
+from moorings.wire.codec import format_time
 from moorings.wire.shapes import ClaimBody, ReasonBody
 from tests.unit.slurm import test_preempt as ranks
 from tests.unit.slurm.test_gate import licenses
@@ -89,7 +89,7 @@ def lent(**more: Any) -> JobRecord:
 
 def reclaimed(within_s: float = 120.0) -> ClaimBody:
     until = Timestamp(NOW + round(within_s * SECOND))
-    return replace(a_claim(1, state="RECLAIMING"), asked_until=time_text(until))
+    return replace(a_claim(1, state="RECLAIMING"), asked_until=format_time(until))
 
 
 WARNED_LONG_AGO = Asked(0, Timestamp(NOW - SECOND), Timestamp(SECOND))

@@ -25,7 +25,7 @@ from moorings.slurm.host.reclaim import (
     remarks,
     told,
 )
-from moorings.wire.codec import time_text
+from moorings.wire.codec import format_time
 from moorings.wire.shapes import ClaimBody, ReasonBody
 from tests.unit.slurm.test_ledger import HOME, NONCE, a_claim, a_job, by_id
 
@@ -44,7 +44,7 @@ def reclaimed(job_id: int = 1, *, within_s: float = 120.0, **more: Any) -> Claim
     until = Timestamp(NOW + round(within_s * SECOND))
     why = f"its devices were lent and are needed for {Start(7, NONCE, 0).owner(HOME)}"
     reason = ReasonBody(code="claim.reclaiming", message=why)
-    return replace(a_claim(job_id, state="RECLAIMING", **more), asked_until=time_text(until), reason=reason)
+    return replace(a_claim(job_id, state="RECLAIMING", **more), asked_until=format_time(until), reason=reason)
 
 
 def decide(

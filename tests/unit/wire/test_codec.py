@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from moorings.core.errors import MooringsError
 from moorings.core.instants import Timestamp
 from moorings.wire import forecasts, shapes
-from moorings.wire.codec import camel, decode, encode, parse_time, time_text
+from moorings.wire.codec import decode, encode, format_time, parse_time, to_camel_case
 from moorings.wire.shapes import AcceleratorsShape, ClaimRequest, EventBody, JobShape, RunBody, RunRequest
 from tests.cases import cases
 from tests.sampling import examples
@@ -84,11 +84,11 @@ def least(cls: type) -> dict[str, Any]:
     for name in required(cls):
         kind = hints[name]
         if kind in empty:
-            made[camel(name)] = empty[kind]
+            made[to_camel_case(name)] = empty[kind]
         elif is_dataclass(kind):
-            made[camel(name)] = least(kind)  # type: ignore[arg-type]
+            made[to_camel_case(name)] = least(kind)  # type: ignore[arg-type]
         else:
-            made[camel(name)] = [] if get_origin(kind) is tuple else {}
+            made[to_camel_case(name)] = [] if get_origin(kind) is tuple else {}
     return made
 
 
@@ -128,16 +128,16 @@ def test_each_missing_field_is_named(shape):
     whole = least(shape)
     assert decode(shape, whole)
     for name in required(shape):
-        rest = {key: value for key, value in whole.items() if key != camel(name)}
-        assert complaint(shape, rest) == f"body.{camel(name)} is missing"
+        rest = {key: value for key, value in whole.items() if key != to_camel_case(name)}
+        assert complaint(shape, rest) == f"body.{to_camel_case(name)} is missing"
 
 
 @each_shape
 def test_each_field_of_a_wrong_type_is_named(shape):
     for name, kind in get_type_hints(shape).items():
         wrong = 1 if str in (kind, *get_args(kind)) else "text"
-        told = complaint(shape, least(shape) | {camel(name): wrong})
-        assert told.startswith(f"body.{camel(name)} must be ")
+        told = complaint(shape, least(shape) | {to_camel_case(name): wrong})
+        assert told.startswith(f"body.{to_camel_case(name)} must be ")
         assert told.endswith(f"not {type(wrong).__name__}")
 
 
@@ -204,7 +204,7 @@ def test_what_has_no_wire_form_is_a_fault_of_ours():
     [("size", "size"), ("time_limit_s", "timeLimitS"), ("gcds", "gcds"), ("class_", "class"), ("hint", "hint")],
 )
 def test_names_are_camel_case(name, json_name):
-    assert camel(name) == json_name
+    assert to_camel_case(name) == json_name
 
 
 def test_a_trailing_underscore_is_not_seen_on_the_wire():
@@ -220,16 +220,16 @@ def test_a_trailing_underscore_is_not_seen_on_the_wire():
 
 @given(st.integers(-62_135_596_800_000_000, YEAR_10000 - 1))
 def test_a_time_comes_back_to_the_microsecond(at):
-    assert parse_time(time_text(Timestamp(at))) == at
+    assert parse_time(format_time(Timestamp(at))) == at
 
 
 @given(st.integers(0, YEAR_10000 - 1), st.integers(0, YEAR_10000 - 1))
 def test_times_sort_as_text_as_they_sort_as_times(one, other):
-    assert (time_text(Timestamp(one)) < time_text(Timestamp(other))) is (one < other)
+    assert (format_time(Timestamp(one)) < format_time(Timestamp(other))) is (one < other)
 
 
 def test_a_time_is_utc_with_all_its_digits():
-    assert time_text(Timestamp(1_700_000_000_000_000)) == "2023-11-14T22:13:20.000000Z"
+    assert format_time(Timestamp(1_700_000_000_000_000)) == "2023-11-14T22:13:20.000000Z"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from moorings.wire.errors import ERRORS, ErrorKind, Exit, kind_of
+from moorings.wire.errors import ERRORS, ErrorKind, ExitCode, error_kind
 from tests.cases import cases
 
 each_code = cases("code", sorted(ERRORS))
@@ -35,14 +35,14 @@ def test_titles_tell_codes_apart():
 @each_code
 def test_an_exit_code_says_the_same_as_the_status(code):
     kind = ERRORS[code]
-    assert kind.exit is not Exit.OK
-    assert (kind.exit is Exit.DENIED) is (kind.status in (401, 403))
-    assert (kind.exit is Exit.NOT_FOUND) is (kind.status == 404)
-    assert (kind.exit is Exit.UNREACHABLE) is (kind.status == 503)
+    assert kind.exit is not ExitCode.OK
+    assert (kind.exit is ExitCode.DENIED) is (kind.status in (401, 403))
+    assert (kind.exit is ExitCode.NOT_FOUND) is (kind.status == 404)
+    assert (kind.exit is ExitCode.UNREACHABLE) is (kind.status == 503)
 
 
 def test_exit_codes_are_what_scripts_rely_on():
-    assert {known.name: known.value for known in Exit} == {
+    assert {known.name: known.value for known in ExitCode} == {
         "OK": 0,
         "FAILED": 1,
         "USAGE": 2,
@@ -57,14 +57,14 @@ def test_exit_codes_are_what_scripts_rely_on():
 
 
 def test_no_exit_code_looks_like_a_signal():
-    assert max(Exit) < 126
+    assert max(ExitCode) < 126
 
 
 @each_code
 def test_a_known_code_is_what_the_table_says(code):
-    assert kind_of(code) is ERRORS[code]
+    assert error_kind(code) is ERRORS[code]
 
 
 @pytest.mark.parametrize("code", ["", "claim.of_the_future", "CLAIM.UNKNOWN", "\0"])
 def test_a_code_of_a_newer_peer_is_a_plain_failure(code):
-    assert kind_of(code) == ErrorKind(500, Exit.FAILED, code)
+    assert error_kind(code) == ErrorKind(500, ExitCode.FAILED, code)

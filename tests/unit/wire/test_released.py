@@ -11,7 +11,7 @@ from typing import Any
 from moorings.api.operations import Operation
 from moorings.api.routes import OPERATIONS
 from moorings.wire.codec import decode, encode
-from moorings.wire.errors import ERRORS, kind_of
+from moorings.wire.errors import ERRORS, error_kind
 from moorings.wire.shapes import ProblemBody
 from tests.cases import cases
 
@@ -106,4 +106,4 @@ def test_errors_of_a_release_have_their_codes_and_statuses(name: str) -> None:
     codes = {code: [ERRORS[code].status, int(ERRORS[code].exit)] for code in told(name)["codes"]}
     assert codes == told(name)["codes"]
     for one in refused:
-        assert kind_of(one["answer"]["code"]).status == one["status"] == one["answer"]["status"]
+        assert error_kind(one["answer"]["code"]).status == one["status"] == one["answer"]["status"]

@@ -10,7 +10,7 @@ import pytest
 
 from moorings.core.claims import CheckpointContract, ClaimSpec, QueueMode
 from moorings.wire import forecasts, shapes
-from moorings.wire.codec import camel
+from moorings.wire.codec import to_camel_case
 from moorings.workloads.jobs import Accelerators, JobSpec, Resources
 from tests.cases import cases
 
@@ -47,7 +47,7 @@ def test_a_name_says_which_way_a_shape_goes(shape):
 
 @each_shape
 def test_no_two_fields_have_one_name_on_the_wire(shape):
-    assert len({camel(name) for name in names(shape)}) == len(names(shape))
+    assert len({to_camel_case(name) for name in names(shape)}) == len(names(shape))
 
 
 @each_shape

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from moorings.app.documents.markdown import MADE, code, table
 from moorings.cli.reference import EXITS
-from moorings.wire.errors import ERRORS, Exit
+from moorings.wire.errors import ERRORS, ExitCode
 
 _SPENT = "use a new key; what the old one made stands in the [archives](../explanation/event-log.md#archives)"
 # The hint of an error names the values at hand; what stands here is true of every case of a code.
@@ -165,5 +165,7 @@ def errors_page() -> str:
     rows = [(code(name), kind.title, kind.status, kind.exit.value, REMEDIES[name]) for name, kind in ERRORS.items()]
     text += table(("code", "means", "HTTP", "exit", "what to do"), rows)
     text += "\n## Exit codes of `moor`\n\n"
-    text += table(("exit", "means"), [*((each.value, EXITS[each]) for each in Exit), ("128+N", "killed by signal N")])
+    text += table(
+        ("exit", "means"), [*((each.value, EXITS[each]) for each in ExitCode), ("128+N", "killed by signal N")]
+    )
     return text + "\n`moor run` and `moor wait` of a run return the exit code of the job unchanged.\n"

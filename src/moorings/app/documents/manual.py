@@ -21,7 +21,7 @@ from moorings.cli.configuration import DEFAULTS, NAMES, flag_of
 from moorings.cli.main import root
 from moorings.cli.reference import EXITS, context_of, example_lines, help_text, option_rows
 from moorings.core import pools
-from moorings.wire.errors import Exit
+from moorings.wire.errors import ExitCode
 from moorings.workloads import jobs
 
 
@@ -86,7 +86,7 @@ def _moor(ctx: click.Context, names: Sequence[str]) -> str:
         section("CONFIGURATION", paragraph(_FILES), *map(_setting, NAMES)),
         section(
             "EXIT STATUS",
-            *(tagged(f"`{each.value}`", EXITS[each]) for each in Exit),
+            *(tagged(f"`{each.value}`", EXITS[each]) for each in ExitCode),
             tagged("`128+N`", "killed by signal N"),
         ),
         see=[*_SEE, *(f"moor-{name}.1" for name in names)],

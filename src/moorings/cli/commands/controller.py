@@ -15,7 +15,7 @@ from moorings.cli.limits import parse_seconds
 from moorings.cli.pki.folder import client_certificate, client_key
 from moorings.cli.progress import Progress
 from moorings.cli.session import Session
-from moorings.client.requests import AnswerError
+from moorings.client.requests import ApiError
 from moorings.core.errors import MooringsError
 
 PORT = 8090  # V-IPU users know it
@@ -218,7 +218,7 @@ def _started(session: Session, launch: processes.Launch, limit_s: float) -> proc
             except MooringsError as error:
                 problem = error
         # A certificate that is not believed, above all; what a controller answers while it starts, does pass.
-        if not isinstance(problem, AnswerError) and not problem.retryable:
+        if not isinstance(problem, ApiError) and not problem.retryable:
             raise _out_of_reach(launch, running, problem)
         code = started.process.poll()
         if code is not None:

@@ -14,9 +14,9 @@ from moorings.cli.grammar import MoorCommand, examples
 from moorings.cli.output import render_data, render_table
 from moorings.cli.session import Session
 from moorings.cli.showing import look_of, output_option, showing
-from moorings.wire.checks import CHECKS, docs_of, family
+from moorings.wire.checks import CHECKS, check_family, docs_link
 from moorings.wire.codec import encode
-from moorings.wire.errors import Exit
+from moorings.wire.errors import ExitCode
 from moorings.wire.shapes import API_VERSION
 
 
@@ -37,8 +37,8 @@ def doctor(session: Session, *, only: str | None, data: str | None, output: str 
     everything = examine(session, Path(data).absolute() if data else None)
     found = [finding for finding in everything if finding.id.startswith(wanted)]
     found += [_missing(part) for part in wanted if not any(finding.id.startswith(part) for finding in found)]
-    show_findings(session, found, output, docs_of)
-    return Exit.FINDINGS if any(finding.verdict is Verdict.FAIL for finding in found) else Exit.OK
+    show_findings(session, found, output, docs_link)
+    return ExitCode.FINDINGS if any(finding.verdict is Verdict.FAIL for finding in found) else ExitCode.OK
 
 
 def _wanted(only: str) -> tuple[str, ...]:
@@ -57,7 +57,7 @@ def _wanted(only: str) -> tuple[str, ...]:
 
 def _may_be_of_a_check(part: str) -> bool:
     """Whether an id may begin so: a check's own, or that of one pool's, whose name stands behind it."""
-    check = family(part)
+    check = check_family(part)
     own = any(name.startswith(part) for name in CHECKS)
     return own or (check in CHECKS and not any(name.startswith(f"{check}.") for name in CHECKS))
 

@@ -14,7 +14,7 @@ from moorings.cli.session import Session
 from moorings.cli.showing import output_option, showing
 from moorings.cli.text import plain
 from moorings.core.pools import parse_pools
-from moorings.wire.errors import Exit
+from moorings.wire.errors import ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -91,11 +91,11 @@ def replay(
     difference = next(iter(again.take(rows)), None)
     if difference is not None:
         session.console.data(difference_text(difference, again.turns))
-        return Exit.FAILED
+        return ExitCode.FAILED
     same = f"{again.turns} turns, all the same, byte for byte"
     if policy is None:
         session.console.line(same)
-        return Exit.OK
+        return ExitCode.OK
     session.console.note(same)
     jobs = trace_of(rows)
     both = (("the log's policy", policy_of(rows)), (str(policy), other))
@@ -107,7 +107,7 @@ def replay(
     if out is not None:
         written = simulating.write_files(out, f"{log.name}: {len(jobs)} claims", outcomes)
         session.console.note(f"wrote {', '.join(str(path) for path in written)}")
-    return Exit.OK
+    return ExitCode.OK
 
 
 def difference_text(difference: Difference, turns: int) -> str:

@@ -16,7 +16,7 @@ from moorings.cli.kinds import KEYS
 from moorings.cli.limits import parse_lifetime_s, parse_seconds
 from moorings.cli.session import Session
 from moorings.cli.showing import Showing, output_option, showing
-from moorings.client.causes import cause_text
+from moorings.client.causes import format_cause
 from moorings.core.errors import MooringsError
 from moorings.wire.shapes import KeyBody, RotateRequest
 
@@ -93,7 +93,7 @@ def _rotate_in_file(session: Session, shown: Showing, ident: str, request: Rotat
             # Read again: another moor may have written. In each context that has it: one key, several addresses.
             _put(draft, path, _exchanged(path, secret, fresh))
         except (OSError, MooringsError) as error:
-            why = cause_text(error) if isinstance(error, OSError) else error.detail
+            why = format_cause(error) if isinstance(error, OSError) else error.detail
             session.console.warn(f"{path} could not be written ({why}): put the new secret there yourself")
             _show(shown, key)
             return
@@ -129,7 +129,7 @@ def _draft_of(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise MooringsError(
             "config.invalid",
-            f"{path} cannot be replaced: {cause_text(error)}",
+            f"{path} cannot be replaced: {format_cause(error)}",
             hint="nothing was changed; with MOORINGS_ACCESS_KEY_FILE the new secret is shown, not written",
         ) from error
     try:

@@ -22,7 +22,7 @@ from moorings.cli.session import Session
 from moorings.core.claims import ClaimState
 from moorings.core.errors import MooringsError
 from moorings.core.quantities import duration_text
-from moorings.wire.errors import Exit
+from moorings.wire.errors import ExitCode
 from moorings.wire.shapes import RunBody
 from moorings.workloads.runs import ENDED
 
@@ -168,4 +168,4 @@ def _wait_for_claim(session: Session, progress: Progress, ident: str, until: str
         )
     session.console.line(f"claim/{claim.name} {claim.state}")
     good = claim.state == ClaimState.READY or until == "ENDED" or (until == "GRANTED" and claim.state == "GRANTED")
-    return Exit.OK if good else Exit.FAILED
+    return ExitCode.OK if good else ExitCode.FAILED

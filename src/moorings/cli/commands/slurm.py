@@ -22,7 +22,7 @@ from moorings.cli.output import render_data, render_table
 from moorings.cli.session import Session
 from moorings.cli.showing import look_of, output_option, showing
 from moorings.core.errors import MooringsError
-from moorings.wire.errors import Exit
+from moorings.wire.errors import ExitCode
 from moorings.wire.shapes import API_VERSION
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def install(
         with doing.alone(folder):
             doing.apply_install(steps, doing.load_manifest(folder), folder)
     _show(session, steps, _lines(site, choices), output, done=mode == "apply")
-    return Exit.OK
+    return ExitCode.OK
 
 
 def _install_plugin(session: Session, site: Site, folder: Path, output: str | None, *, apply: bool, force: bool) -> int:
@@ -159,7 +159,7 @@ def _install_plugin(session: Session, site: Site, folder: Path, output: str | No
         "There is no slurm.conf of this machine's own: slurmctld hands its files out. Beside slurmctld install all of "
         "them; 'scontrol reconfigure' hands them out anew."
     )
-    return Exit.OK
+    return ExitCode.OK
 
 
 def _site(session: Session) -> Site:
@@ -265,11 +265,11 @@ def _uninstall(session: Session, folder: Path, output: str | None) -> int:
 
     if not folder.is_dir():
         _show(session, [], [], output, done=True)
-        return Exit.OK
+        return ExitCode.OK
     with doing.alone(folder):
         steps = _taken_away(session, folder)
     _show(session, steps, [], output, done=True)
-    return Exit.OK
+    return ExitCode.OK
 
 
 def _taken_away(session: Session, folder: Path) -> list[Step]:
@@ -359,7 +359,7 @@ def doctor(session: Session, *, only: str | None, output: str | None) -> int:
     everything = asyncio.run(examine(Place(session.environment, lambda conf: _client(session, conf))))
     found = [of_body(body) for body in everything if body.id.startswith(wanted)]
     show_findings(session, found, output, docs_of)
-    return Exit.FINDINGS if any(finding.verdict is Verdict.FAIL for finding in found) else Exit.OK
+    return ExitCode.FINDINGS if any(finding.verdict is Verdict.FAIL for finding in found) else ExitCode.OK
 
 
 # -- surrogate ---------------------------------------------------------------------------------------------------------

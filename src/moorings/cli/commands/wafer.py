@@ -43,7 +43,7 @@ from moorings.cli.wafer_cluster import (
 from moorings.client.requests import ApplianceFilter
 from moorings.core.errors import MooringsError
 from moorings.wire.codec import encode
-from moorings.wire.errors import Exit
+from moorings.wire.errors import ExitCode
 from moorings.wire.shapes import API_VERSION, PoolBody, RunBody
 from moorings.workloads.appliance import APPLIANCE_KIND, ApplianceJobType, parse_priority, priority_bucket
 from moorings.workloads.runs import ENDED
@@ -454,7 +454,7 @@ def log_export(session: Session, *, name: str, folder: Path, lines: int | None, 
     for one in missing:
         session.console.warn(f"not in the archive: {one}")
     session.console.line(f"{file}: {file.stat().st_size} bytes")
-    return Exit.FAILED if missing else Exit.OK
+    return ExitCode.FAILED if missing else ExitCode.OK
 
 
 # -- csctl -------------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from moorings.client.causes import cause_text
+from moorings.client.causes import format_cause
 from moorings.core.errors import MooringsError
 
 LOCK = ".lock"
@@ -163,7 +163,7 @@ def read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         hint = "'moor pki init' makes an authority" if path.name == "ca.pem" else ""
-        raise MooringsError("pki.invalid", f"{path} cannot be read: {cause_text(error)}", hint=hint) from error
+        raise MooringsError("pki.invalid", f"{path} cannot be read: {format_cause(error)}", hint=hint) from error
 
 
 def _fits(certificate: Path, key: Path) -> bool:
@@ -228,8 +228,8 @@ def _sync(folder: Path) -> None:
 
 
 def _unusable(folder: Path, error: OSError) -> MooringsError:
-    return MooringsError("pki.invalid", f"the folder {folder} cannot be used: {cause_text(error)}")
+    return MooringsError("pki.invalid", f"the folder {folder} cannot be used: {format_cause(error)}")
 
 
 def _unwritable(path: Path, error: OSError) -> MooringsError:
-    return MooringsError("pki.invalid", f"{path} cannot be written: {cause_text(error)}")
+    return MooringsError("pki.invalid", f"{path} cannot be written: {format_cause(error)}")

@@ -18,7 +18,7 @@ from httpx2.websockets import HTTPXWSException, WebSocketUpgradeError
 from lightkube.core.exceptions import ConfigError
 
 from moorings import __version__
-from moorings.client.causes import cause_text
+from moorings.client.causes import format_cause
 from moorings.kubernetes.connection import build_path, parse_refusal
 from moorings.kubernetes.credentials import Credentials, Identity
 from moorings.kubernetes.kube import POD, KubeError
@@ -143,7 +143,7 @@ async def _telling(server: str) -> AsyncIterator[None]:
         if isinstance(error, WebSocketUpgradeError):
             raise parse_refusal(error.response.status_code, error.response.headers, b"", POD) from raised
         if isinstance(error, _FAULTS):
-            raise KubeError(0, "Unreachable", f"{server} is not reached: {cause_text(error)}") from raised
+            raise KubeError(0, "Unreachable", f"{server} is not reached: {format_cause(error)}") from raised
         raise
 
 

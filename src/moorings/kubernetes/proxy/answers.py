@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from moorings.core.errors import MooringsError
 from moorings.wire.codec import encode
-from moorings.wire.errors import kind_of
+from moorings.wire.errors import error_kind
 from moorings.wire.shapes import ProblemBody
 
 JSON = b"application/json"
@@ -40,7 +40,7 @@ def told(value: object, status: int = 200) -> Answer:
 
 def problem(error: MooringsError, request_id: str, status: int = 0) -> Answer:
     """What a client is told of an error."""
-    kind = kind_of(error.code)
+    kind = error_kind(error.code)
     body = ProblemBody(
         title=kind.title,
         status=status or kind.status,

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 
 from moorings import __version__
-from moorings.client.async_http import DirectHttp, HttpError
-from moorings.client.causes import cause_text
+from moorings.client.async_http import DirectHttpClient, HttpError
+from moorings.client.causes import format_cause
 from moorings.client.requests import build_body, build_target, parse_problem
 from moorings.client.sse import EventParser
 from moorings.core.errors import MooringsError
@@ -54,7 +54,7 @@ class ProxyClient:
         self._kept = ""
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self._http = DirectHttp(
+        self._http = DirectHttpClient(
             self.server,
             tls=self._context,
             connections=CONNECTIONS,
@@ -83,7 +83,7 @@ class ProxyClient:
         try:
             self._context.load_verify_locations(cadata=authorities)
         except ssl.SSLError as error:
-            detail = f"the authorities of the proxy cannot be read: {cause_text(error)}"
+            detail = f"the authorities of the proxy cannot be read: {format_cause(error)}"
             raise MooringsError(
                 "config.invalid", detail, hint="delete that ConfigMap: the proxy makes it anew"
             ) from error
@@ -177,7 +177,7 @@ class ProxyClient:
             except (OSError, UnicodeDecodeError) as error:
                 if not self._kept:
                     raise MooringsError(
-                        "config.invalid", f"the token {self._token_file} cannot be read: {cause_text(error)}"
+                        "config.invalid", f"the token {self._token_file} cannot be read: {format_cause(error)}"
                     ) from error
         return self._kept
 

@@ -18,7 +18,7 @@ from moorings.core.instants import Timestamp, seconds_between
 from moorings.kubernetes.proxy.known import Known, Phase
 from moorings.kubernetes.proxy.links import Link
 from moorings.kubernetes.proxy.records import Estimate, Record
-from moorings.wire.codec import parse_time, time_text
+from moorings.wire.codec import format_time, parse_time
 from moorings.wire.shapes import EstimateBody
 
 log = logging.getLogger("moorings.kubernetes.proxy")
@@ -82,7 +82,7 @@ class Estimating:
         }
         if not free:
             return
-        for name, question in choose(self._waiting(), free, now, time_text(Timestamp(self._now()))).items():
+        for name, question in choose(self._waiting(), free, now, format_time(Timestamp(self._now()))).items():
             task = asyncio.create_task(self._ask(free[name], question))
             self._asking[name] = task
             task.add_done_callback(lambda _, name=name: self._asking.pop(name, None))  # type: ignore[misc]

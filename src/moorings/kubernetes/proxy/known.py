@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 from moorings.core.instants import Timestamp
-from moorings.wire.codec import time_text
+from moorings.wire.codec import format_time
 from moorings.wire.shapes import ClaimBody, EventBody
 
 
@@ -184,7 +184,7 @@ def after(known: Known, event: EventBody) -> Known:
         )
     elif phase is Phase.RECLAIMING:
         until = event.data.get("until")
-        by = time_text(Timestamp(until)) if isinstance(until, int) else ""
+        by = format_time(Timestamp(until)) if isinstance(until, int) else ""
         found = replace(found, code=event.name, message="", until=by)
     elif event.name == "claim.ready":
         found = replace(found, code="", message="")

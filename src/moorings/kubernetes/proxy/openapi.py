@@ -12,7 +12,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import moorings
 from moorings.kubernetes.proxy.shapes import AUDIENCE, ChangeBody, PartitionBody, PartitionRequest, PartitionsBody
-from moorings.wire.codec import camel
+from moorings.wire.codec import to_camel_case
 from moorings.wire.shapes import BindingBody, GcdBody, ProblemBody
 
 Schema = dict[str, Any]
@@ -147,9 +147,11 @@ def _shape(shape: type) -> Schema:
     return {
         "type": "object",
         "description": " ".join(inspect.cleandoc(shape.__doc__ or "").split()),
-        "properties": {camel(item.name): _schema(hints[item.name]) for item in fields(shape)},
+        "properties": {to_camel_case(item.name): _schema(hints[item.name]) for item in fields(shape)},
         "required": [
-            camel(item.name) for item in fields(shape) if item.default is MISSING and item.default_factory is MISSING
+            to_camel_case(item.name)
+            for item in fields(shape)
+            if item.default is MISSING and item.default_factory is MISSING
         ],
     }
 

@@ -19,7 +19,7 @@ from moorings.kubernetes.proxy.records import Record
 from moorings.kubernetes.proxy.shapes import WAITING, ChangeBody, PartitionBody
 from moorings.kubernetes.proxy.telling import body_of
 from moorings.kubernetes.proxy.usage import Usage
-from moorings.wire.codec import time_text
+from moorings.wire.codec import format_time
 
 WORDS_S = 0.5  # the operator's pause before it writes a status is as long: both together are a second
 
@@ -111,7 +111,7 @@ class Publisher:
 
     def body(self, record: Record) -> PartitionBody:
         """How an instance stands, published or not."""
-        return body_of(record, self._links(), time_text(Timestamp(self._now())))
+        return body_of(record, self._links(), format_time(Timestamp(self._now())))
 
     def forget(self, record: Record) -> None:
         """Publish nothing later of what is held back."""

@@ -21,7 +21,7 @@ from moorings.kubernetes.proxy.keeper import Keeper
 from moorings.kubernetes.proxy.metrics import MEDIA, Metrics
 from moorings.kubernetes.proxy.shapes import PartitionRequest
 from moorings.kubernetes.proxy.stats import Stats
-from moorings.wire.codec import camel, decode
+from moorings.wire.codec import decode, to_camel_case
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -33,7 +33,7 @@ HEARTBEAT_S = 10.0
 WATCHES_MAX = 64
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _STREAM = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
-_FIELDS = frozenset(camel(item.name) for item in fields(PartitionRequest))
+_FIELDS = frozenset(to_camel_case(item.name) for item in fields(PartitionRequest))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from moorings.client.causes import cause_text
+from moorings.client.causes import format_cause
 from moorings.client.transport import Endpoint
 from moorings.core.errors import MooringsError
 
@@ -221,4 +221,4 @@ def _read(file: Path) -> str:
             raise MooringsError("config.invalid", f"{file} is larger than {LIST_BYTES_MAX} bytes")
         return read.decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise MooringsError("config.invalid", f"{file} cannot be read: {cause_text(error)}") from error
+        raise MooringsError("config.invalid", f"{file} cannot be read: {format_cause(error)}") from error

@@ -16,7 +16,7 @@ from moorings.core.claims import NAME_CHARS_MAX, TIME_LIMIT_S_MAX
 from moorings.core.instants import Timestamp
 from moorings.core.reconcile import LISTINGS_REQUIRED, Streak
 from moorings.slurm.formats import JobRecord, Order, Phase
-from moorings.wire.codec import time_text
+from moorings.wire.codec import format_time
 from moorings.wire.shapes import ClaimBody, ClaimRequest, QueuedJobShape, QueueRequest
 
 KIND = "ipu"
@@ -166,7 +166,7 @@ def announce(
                 gcds=order.gcds,
                 replicas_per_gcd=_replicas_per_gcd(order),
                 pool=pool or None,
-                since=time_text(since) if since is not None else None,
+                since=format_time(since) if since is not None else None,
                 time_limit_s=_limit(job),
                 project=project_of(job),
                 preemptible=True if order.signal else None,

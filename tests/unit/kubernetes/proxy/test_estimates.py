@@ -13,12 +13,12 @@ from moorings.kubernetes.proxy.estimates import AGAIN_S, FIRST_S, choose, is_new
 from moorings.kubernetes.proxy.known import Known, Phase
 from moorings.kubernetes.proxy.records import Estimate, Record
 from moorings.kubernetes.proxy.telling import body_of
-from moorings.wire.codec import time_text
+from moorings.wire.codec import format_time
 from moorings.wire.shapes import EstimateBody
 
 POD1, POD2 = "pod1:8090", "pod2:8090"
 NOW = Timestamp(1_790_000_000_000_000)
-TIME = time_text(NOW)
+TIME = format_time(NOW)
 
 
 def waits(number: int, *controllers: str, learned: float = 0.0) -> Record:
@@ -34,7 +34,7 @@ def key(record: Record, controller: str = POD1) -> tuple[str, str]:
 
 
 def at(seconds: float) -> str:
-    return time_text(add_seconds(NOW, seconds))
+    return format_time(add_seconds(NOW, seconds))
 
 
 def test_each_controller_is_asked_about_one_claim_that_waits_there() -> None:
