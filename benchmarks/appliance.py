@@ -27,8 +27,8 @@ from benchmarks.report import Report
 from benchmarks.surrogates import added_s
 from moorings.client.jobs import job_shape
 from moorings.client.requests import build_body
-from moorings.controller.record import AnyInput, Occasion
-from moorings.controller.turns import Demanded, decide
+from moorings.controller.record import AnyInput, TurnContext
+from moorings.controller.turns import KeyedInput, decide_turn
 from moorings.core.claims import ClaimId
 from moorings.core.devices import PoolName
 from moorings.core.fleet import Fleet
@@ -142,9 +142,9 @@ class _Queue:
     def step(self, *inputs: AnyInput) -> float:
         """Milliseconds of one turn, without its commit."""
         self._now = Timestamp(self._now + SECOND // 100)
-        demanded = [Demanded(given) for given in inputs]
+        demanded = [KeyedInput(given) for given in inputs]
         begun = time.perf_counter()
-        outcome = decide(self.fleet, self.runs, demanded, Occasion(self._now, self._since, Policy()))
+        outcome = decide_turn(self.fleet, self.runs, demanded, TurnContext(self._now, self._since, Policy()))
         decided = time.perf_counter()
         if outcome.changes:
             self._store.commit(self._epoch, outcome.changes)

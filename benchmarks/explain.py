@@ -17,8 +17,8 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from benchmarks.report import Report
-from moorings.controller.record import AnyInput, Occasion
-from moorings.controller.turns import Demanded, decide
+from moorings.controller.record import AnyInput, TurnContext
+from moorings.controller.turns import KeyedInput, decide_turn
 from moorings.core.claims import ClaimId, ClaimSpec, ClaimState
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
@@ -137,9 +137,9 @@ class _Crowd:
     def _step(self, *inputs: AnyInput) -> float:
         """Milliseconds of one turn."""
         self._now = Timestamp(self._now + SECOND // 100)
-        demanded = [Demanded(given) for given in inputs]
+        demanded = [KeyedInput(given) for given in inputs]
         begun = time.perf_counter()
-        outcome = decide(self.fleet, self._runs, demanded, Occasion(self._now, self._since, self._policy))
+        outcome = decide_turn(self.fleet, self._runs, demanded, TurnContext(self._now, self._since, self._policy))
         self.fleet.apply(outcome.fleet)
         self._runs.apply(outcome.runs)
         took_ms = (time.perf_counter() - begun) * 1000

@@ -26,8 +26,8 @@ import yaml
 
 from benchmarks.report import Report
 from moorings.app.clock import SystemClock
-from moorings.controller.hardware import Hardware
-from moorings.controller.loop import Change, Loop
+from moorings.controller.hardware import DriverManager
+from moorings.controller.loop import CommittedChange, TurnLoop
 from moorings.core.bindings import Binding
 from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState
 from moorings.core.devices import PoolName
@@ -151,8 +151,8 @@ async def _measure(load: _Load, folder: Path) -> _Measured:
     store, clock = open_sqlite(folder / "moorings.db"), SystemClock()
     n_devices = load.cohorts * load.cohort_devices
     pool = Pool(POOL, "ipu", "simulated", AnySubset(n_devices, max(one.size for one in load.classes)))
-    loop = Loop(store, [pool], POLICY, clock, store.lead("benchmark", clock.now()))
-    hardware = Hardware(loop, {POOL: _AtOnce()}, clock, store.installation())
+    loop = TurnLoop(store, [pool], POLICY, clock, store.lead("benchmark", clock.now()))
+    hardware = DriverManager(loop, {POOL: _AtOnce()}, clock, store.installation())
     await loop.load()
     tasks = [asyncio.create_task(each.serve()) for each in (loop, hardware)]
     try:
@@ -182,7 +182,7 @@ def _project(name: str, devices: int, *, limited: bool = False) -> Project:
 class _Users:
     """Those who create the workloads, run them while they hold their devices, and start anew when evicted."""
 
-    def __init__(self, loop: Loop, load: _Load) -> None:
+    def __init__(self, loop: TurnLoop, load: _Load) -> None:
         self._loop = loop
         self._load = load
         self._class: dict[ClaimId, _Class] = {}
@@ -237,7 +237,7 @@ class _Users:
         name = f"{one.name[0]}{len(self._class)}"
         self._loop.tell(CreateClaim(id=ident, name=name, owner=f"user/{name}", subject="kueue", spec=spec))
 
-    def _hear(self, change: Change) -> None:
+    def _hear(self, change: CommittedChange) -> None:
         for claim in change.claims:
             if claim.id in self._class:
                 self._follow(claim)

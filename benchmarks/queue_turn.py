@@ -26,8 +26,8 @@ from pathlib import Path
 
 from benchmarks.claims_http import Connection, request, start_controller
 from benchmarks.report import Report
-from moorings.controller.record import AnyInput, Occasion
-from moorings.controller.turns import Demanded, decide
+from moorings.controller.record import AnyInput, TurnContext
+from moorings.controller.turns import KeyedInput, decide_turn
 from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState
 from moorings.core.devices import PoolName
 from moorings.core.fleet import Fleet
@@ -167,9 +167,9 @@ class _Crowd:
     def step(self, *inputs: AnyInput) -> float:
         """Milliseconds of one turn, without its commit (``commit_ms``)."""
         self._now = Timestamp(self._now + SECOND // 100)
-        demanded = [Demanded(given) for given in inputs]
+        demanded = [KeyedInput(given) for given in inputs]
         begun = time.perf_counter()
-        outcome = decide(self.fleet, self._runs, demanded, Occasion(self._now, self._since, Policy()))
+        outcome = decide_turn(self.fleet, self._runs, demanded, TurnContext(self._now, self._since, Policy()))
         decided = time.perf_counter()
         if outcome.changes:
             self._store.commit(self._epoch, outcome.changes)

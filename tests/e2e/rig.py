@@ -11,7 +11,7 @@ from pathlib import Path
 
 from moorings.app.folders import ARCHIVE
 from moorings.app.wiring import Assembly, assemble
-from moorings.controller.replay import Difference, Replay
+from moorings.controller.replay import Replay, TurnDifference
 from moorings.controller.service import Controller
 from moorings.core.access import Caller, Role
 from moorings.core.claims import Claim, ClaimSpec
@@ -152,7 +152,7 @@ async def running(
         store.close()
 
 
-def decided_again(store: Store, pools: str, archive: Path | None = None) -> list[Difference]:
+def decided_again(store: Store, pools: str, archive: Path | None = None) -> list[TurnDifference]:
     """Turns of the whole log that are decided otherwise when it is replayed (law 9)."""
     replay = Replay([entry.pool for entry in parse_pools(pools)])
     before = [row for one in list_archive_files(archive) for row in read_events(one)] if archive is not None else []

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from moorings.controller.queues import BELIEVED_S_MIN
+from moorings.controller.queues import REPORT_TTL_S_MIN
 from tests.e2e.processes import ControllerProcess
 from tests.waiting import patient, until
 
@@ -133,14 +133,14 @@ def test_of_two_schedulers_of_one_name_one_is_believed(controller: ControllerPro
 def test_who_waits_for_an_offer_is_refused_it_once_another_is_believed(controller: ControllerProcess) -> None:
     version = tell(controller)[1]["version"]  # by an agent that does not say who it is
     assert controller.ask("GET", f"/v1/queues/slurm/baltic?instance={ONE}")[1]["code"] == "queue.unknown"
-    assert tell(controller, instance=ONE, forS=BELIEVED_S_MIN)[0] == 200
+    assert tell(controller, instance=ONE, forS=REPORT_TTL_S_MIN)[0] == 200
     answers: list[Any] = []
     path = f"/v1/queues/slurm/baltic?wait=600s&version={version}&instance={ONE}"
     waiting = threading.Thread(target=lambda: answers.append(controller.ask("GET", path)))
     waiting.start()
     until(
         lambda: tell(controller, instance=OTHER)[0] == 200,
-        BELIEVED_S_MIN + 10,
+        REPORT_TTL_S_MIN + 10,
         what="the first was promised five seconds",
     )
     waiting.join(patient(10))

@@ -142,7 +142,7 @@ async def test_a_borrower_saves_makes_room_and_goes_on_to_the_right_result(rig: 
 
 @pytest.fixture
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moorings.controller.running.SAVED_S", 0.2)
+    monkeypatch.setattr("moorings.controller.running.CHECKPOINT_INTERVAL_S", 0.2)
 
 
 # Says with 85 that it is to be run again, and saves whenever it is told to.

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from moorings.controller.turns import Outcome
+from moorings.controller.turns import TurnOutcome
 from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState
 from moorings.core.devices import PoolName
 from moorings.core.events import Event
@@ -47,7 +47,7 @@ class Court(World):
     def looks(self) -> None:
         self.ledger.claims = dict(self.fleet.claims)
         self.ledger.partitions = dict(self.fleet.partitions)
-        self.judge.decided(self.fleet, Outcome(changes=None, fleet=FleetChanges()))  # type: ignore[arg-type]
+        self.judge.decided(self.fleet, TurnOutcome(changes=None, fleet=FleetChanges()))  # type: ignore[arg-type]
 
     def asks_back(self, claim: Claim, by: Claim) -> None:
         """A commit by which one is asked to yield to another."""

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from moorings.controller.queues import BELIEVED_S_MIN
+from moorings.controller.queues import REPORT_TTL_S_MIN
 from moorings.core.reconcile import MISSING_S_MIN
 from moorings.slurm.host.instance import FILE
 from moorings.slurm.host.offers import YIELD_S
@@ -167,10 +167,10 @@ def forget(site: IpuSite) -> None:
         "queue": "slurm/moorings",
         "instance": instance_of(site),
         "jobs": [{"owner": "slurm/moorings/4000000000/none", "size": 1}],  # another list: it counts from now
-        "forS": BELIEVED_S_MIN,
+        "forS": REPORT_TTL_S_MIN,
     }
     assert site.controller.ask("POST", "/v1/queues", told)[0] == 200
     begun = time.monotonic()
     path = f"/v1/queues/slurm/moorings?instance={instance_of(site)}"
-    until(lambda: site.controller.ask("GET", path)[0] != 200, BELIEVED_S_MIN + YIELD_S)
-    assert time.monotonic() - begun > BELIEVED_S_MIN - 2, "it was promised"
+    until(lambda: site.controller.ask("GET", path)[0] != 200, REPORT_TTL_S_MIN + YIELD_S)
+    assert time.monotonic() - begun > REPORT_TTL_S_MIN - 2, "it was promised"

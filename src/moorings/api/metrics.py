@@ -19,9 +19,9 @@ from prometheus_client.registry import Collector
 
 import moorings
 from moorings.api.limits import Seats
-from moorings.controller.guarantees import Guarantees
-from moorings.controller.measures import Measures
-from moorings.controller.meters import Durations, Meters
+from moorings.controller.guarantees import GuaranteeMetrics
+from moorings.controller.measures import ControllerMetrics
+from moorings.controller.meters import Counters, DurationHistogram
 
 if TYPE_CHECKING:
     from moorings.controller.service import Controller
@@ -40,7 +40,7 @@ class Requests:
     """What the API has answered, by method, route and status, and how long it took until an answer began."""
 
     def __init__(self) -> None:
-        self.answered: dict[tuple[str, str, int], Durations] = {}
+        self.answered: dict[tuple[str, str, int], DurationHistogram] = {}
         self.open = 0
 
     def add(self, method: str, route: str, status: int, seconds: float) -> None:
@@ -48,7 +48,7 @@ class Requests:
         key = (method, route, status) if route else ("other", UNROUTED, status)
         found = self.answered.get(key)
         if found is None:
-            found = self.answered[key] = Durations(REQUEST_BOUNDS)
+            found = self.answered[key] = DurationHistogram(REQUEST_BOUNDS)
         found.add(seconds)
 
 
@@ -97,7 +97,7 @@ def standby_text(*, ready: bool) -> bytes:
 
 def families() -> list[Metric]:
     """Every family, for the reference page: its name, kind, labels and meaning; the numbers mean nothing."""
-    empty = Measures(
+    empty = ControllerMetrics(
         claims={},
         devices={},
         partitions={},
@@ -110,7 +110,7 @@ def families() -> list[Metric]:
         strays=0,
         ready=False,
         seq=0,
-        meters=Meters(),
+        meters=Counters(),
     )
     return [*_standing(empty), *_Door(Requests(), {}).collect()]
 
@@ -137,7 +137,7 @@ class _Standing(Collector):
         yield from _standing(self._controller.measures())
 
 
-def _standing(seen: Measures) -> Iterator[Metric]:
+def _standing(seen: ControllerMetrics) -> Iterator[Metric]:
     yield build_info()
     yield GaugeMetricFamily("moorings_leader", _LEADS, 1)
     yield GaugeMetricFamily("moorings_ready", _READY, int(seen.ready))
@@ -146,7 +146,7 @@ def _standing(seen: Measures) -> Iterator[Metric]:
     yield from _counted(seen)
 
 
-def _gauges(seen: Measures) -> Iterator[Metric]:
+def _gauges(seen: ControllerMetrics) -> Iterator[Metric]:
     by_state = ("pool", "state")
     yield _gauge("moorings_claims", "Claims that have not ended.", by_state, seen.claims)
     yield _gauge("moorings_devices", "Devices.", by_state, seen.devices)
@@ -167,7 +167,7 @@ def _gauges(seen: Measures) -> Iterator[Metric]:
     yield GaugeMetricFamily("moorings_stray_partitions", "Partitions with our mark that nobody holds.", seen.strays)
 
 
-def _guarantees(seen: Guarantees) -> Iterator[Metric]:
+def _guarantees(seen: GuaranteeMetrics) -> Iterator[Metric]:
     labels = ("project", "pool", "use")
     yield _gauge("moorings_project_devices", "Devices of a project with its parts, by their use.", labels, seen.devices)
     overdue = "Claims that were asked to yield or to move, and have not in time."
@@ -180,7 +180,7 @@ def _guarantees(seen: Guarantees) -> Iterator[Metric]:
     yield GaugeMetricFamily("moorings_guarantee_bound_seconds", bound, seen.bound_s)
 
 
-def _counted(seen: Measures) -> Iterator[Metric]:
+def _counted(seen: ControllerMetrics) -> Iterator[Metric]:
     meters = seen.meters
     turns = HistogramMetricFamily("moorings_turn_duration_seconds", "Deciding a turn, without saving it.")
     turns.add_metric((), *_buckets(meters.turns))
@@ -246,7 +246,7 @@ def _gauge(name: str, about: str, labels: Iterable[str], values: Mapping[LabelsT
     return family
 
 
-def _buckets(durations: Durations) -> tuple[list[tuple[str, float]], float]:
+def _buckets(durations: DurationHistogram) -> tuple[list[tuple[str, float]], float]:
     """Cumulative, as Prometheus wants them."""
     total, made = 0, []
     for bound, count in zip((*map(str, durations.bounds), "+Inf"), durations.counts, strict=True):

@@ -56,7 +56,7 @@ from moorings.app.logs import without_secrets
 from moorings.app.origin import settings_of
 from moorings.app.settings import Settings
 from moorings.app.turned_back import INSTALLATION_FILE, make_ready, rise_blindly, spare
-from moorings.controller.turned_back import Learned
+from moorings.controller.turned_back import RecoveredState
 from moorings.core.errors import MooringsError
 from moorings.local.records import UnreadableError
 from moorings.local.rundir import sync_folder
@@ -167,7 +167,7 @@ class _Prepared:
     standing: Standing
     joined: bool
     replaced: str
-    learned: Learned
+    learned: RecoveredState
 
 
 def _told(
@@ -202,7 +202,7 @@ def _strangers(whose: str) -> str:
     )
 
 
-def _told_of_runs(runs: Path, learned: Learned | None = None) -> list[str]:
+def _told_of_runs(runs: Path, learned: RecoveredState | None = None) -> list[str]:
     told = []
     if learned is not None and learned.started:
         told.append(f"{', '.join(sorted(learned.started))} started since: they are not started again")

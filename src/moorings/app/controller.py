@@ -34,7 +34,7 @@ from moorings.app.settings import Settings, read_settings
 from moorings.app.tls import make_tls
 from moorings.app.upkeep import Kept, digest_of, upkeep
 from moorings.app.wiring import assemble, check_slurm_user, open_store, read_policy, read_pools
-from moorings.controller.keys import Keys
+from moorings.controller.keys import AccessKeyManager
 from moorings.core.access import DAY_S
 from moorings.core.errors import MooringsError
 from moorings.store.high_water import LogPositionFile
@@ -102,7 +102,7 @@ async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
             clock = SystemClock()
             pepper = shared.pepper()
             mark = LogPositionFile(shared.path, store.installation())
-            keys = Keys(store, clock, pepper)
+            keys = AccessKeyManager(store, clock, pepper)
             holder = f"{socket.gethostname()}:{os.getpid()}"
             replica = Replica(
                 store=store,

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from moorings.app.folders import write_private
 from moorings.cli.pki.folder import client_certificate, client_key
 from moorings.cli.processes import own_subject
-from moorings.controller.keys import Keys
+from moorings.controller.keys import AccessKeyManager
 from moorings.core.access import Role
 from moorings.core.errors import MooringsError
 
@@ -27,7 +27,9 @@ log = logging.getLogger("moorings.controller")
 Contexts = dict[str, dict[str, str]]
 
 
-async def ensure_admin(keys: Keys, path: Path, context: str, url: str, certificate: Path | None = None) -> None:
+async def ensure_admin(
+    keys: AccessKeyManager, path: Path, context: str, url: str, certificate: Path | None = None
+) -> None:
     """See that the file has an admin's access key for the controller at ``url``.
 
     Where the controller's ``certificate`` lies in a folder as ``moor pki init`` lays it out, the file names what the
@@ -56,7 +58,7 @@ async def ensure_admin(keys: Keys, path: Path, context: str, url: str, certifica
     await _make(keys, path, context, url, certificate)
 
 
-async def _make(keys: Keys, path: Path, context: str, url: str, certificate: Path | None) -> None:
+async def _make(keys: AccessKeyManager, path: Path, context: str, url: str, certificate: Path | None) -> None:
     _, secret = await asyncio.to_thread(keys.create, own_subject(), Role.ADMIN, None, "the first start", 0.0)
     _write(path, _read(path) | {context: {"server": url, "access_key": secret, **_trust(certificate)}})
     log.info("credentials.written", extra={"file": str(path), "context": context})
@@ -82,7 +84,7 @@ def _write(path: Path, contexts: Contexts) -> None:
         raise MooringsError("config.invalid", f"{path} cannot be written: {error}") from error
 
 
-async def _works(keys: Keys, secret: str) -> bool:
+async def _works(keys: AccessKeyManager, secret: str) -> bool:
     try:
         return bool(secret) and (await keys.authenticate(secret)).role is Role.ADMIN
     except MooringsError:

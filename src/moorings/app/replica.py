@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from moorings.api.application import Application, make_application
 from moorings.api.limits import Limits
 from moorings.app.wiring import Assembly
-from moorings.controller.loop import ENDS
+from moorings.controller.loop import FATAL_ERROR_CODES
 from moorings.core.access import Caller
 from moorings.core.errors import MooringsError
 from moorings.ports.leadership import Leadership
@@ -228,7 +228,7 @@ class Replica:
             await asyncio.wait((loops, lost), return_when=asyncio.FIRST_COMPLETED)
             return lost.result() if lost.done() else await loops
         except MooringsError as error:
-            if error.code not in ENDS or self._leadership.alone:
+            if error.code not in FATAL_ERROR_CODES or self._leadership.alone:
                 raise
             return error.detail
         finally:

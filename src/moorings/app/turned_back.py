@@ -14,7 +14,7 @@ from pathlib import Path
 
 from moorings.app.folders import RESTORED, RUNS, write_private
 from moorings.controller import turned_back as readying
-from moorings.controller.turned_back import Learned, Living, Started, World
+from moorings.controller.turned_back import EngineObservations, LiveRun, RecoveredState, StartedRun
 from moorings.core.errors import MooringsError
 from moorings.core.instants import Timestamp
 from moorings.local.fence import EPOCH_FILE, read_epoch
@@ -112,7 +112,7 @@ def _make_ready_if_it_went_back(
             raise MooringsError("config.invalid", f"the folder {folder} cannot be used: {error}") from error
 
     try:
-        readying.make_ready_if_it_went_back(store, known, _world(runs), now, note, mark.keep, unready=_unready(folder))
+        readying.recover_if_rewound(store, known, _world(runs), now, note, mark.keep, unready=_unready(folder))
     except (OSError, UnreadableError) as failed:
         raise MooringsError(
             "config.invalid",
@@ -127,7 +127,7 @@ def rise_blindly(store: Store, runs: Path, now: Timestamp) -> None:
     Raises:
         OSError: it cannot be read how far leaders had come.
     """
-    readying.rise(store, read_epoch(runs), None, now)
+    readying.raise_numbers(store, read_epoch(runs), None, now)
 
 
 def spare(folder: Path, why: str, *, ready: bool = True) -> None:
@@ -170,29 +170,29 @@ def _note(folder: Path) -> dict[str, object]:
 
 def make_ready(
     store: Store, folder: Path, last: LogPosition | None, now: Timestamp, above: LogPosition | None = None
-) -> Learned:
+) -> RecoveredState:
     """``controller.turned_back.make_ready``, with what the runs' folder says of the world.
 
     Raises:
         MooringsError: ``store.*``; nothing but numbers was changed.
         OSError, UnreadableError: the folder of a run cannot be read.
     """
-    return readying.make_ready(store, _world(folder), last, now, above)
+    return readying.recover(store, _world(folder), last, now, above)
 
 
-def _world(runs: Path) -> World:
-    def started(run: RunId) -> Started | None:
+def _world(runs: Path) -> EngineObservations:
+    def started(run: RunId) -> StartedRun | None:
         found = find_started(runs, run)
         return _started(found, find_order(runs, run)) if found is not None else None
 
-    def alive(known: Collection[RunId]) -> list[Living]:
-        return [Living(order.run, order.job, ENGINE, _started(found, order)) for order, found in living(runs, known)]
+    def alive(known: Collection[RunId]) -> list[LiveRun]:
+        return [LiveRun(order.run, order.job, ENGINE, _started(found, order)) for order, found in living(runs, known)]
 
-    return World(started, alive, lambda: read_epoch(runs))
+    return EngineObservations(started, alive, lambda: read_epoch(runs))
 
 
-def _started(found: Survey, order: RunSubmission | None) -> Started:
+def _started(found: Survey, order: RunSubmission | None) -> StartedRun:
     since = found.status.started_at if found.status is not None else None
     if order is None or order.attempt != found.extent.attempt:
-        return Started(found.extent.attempt, since)
-    return Started(found.extent.attempt, since, order.partition, order.binding.partition)
+        return StartedRun(found.extent.attempt, since)
+    return StartedRun(found.extent.attempt, since, order.partition, order.binding.partition)

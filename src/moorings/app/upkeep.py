@@ -29,7 +29,7 @@ from moorings.app.settings import Settings, read_settings
 from moorings.app.state import tell_state
 from moorings.app.tls import Tls, watch_certificates
 from moorings.app.wiring import KUBERNETES_RUNS, Assembly
-from moorings.controller.retention import Retention, Swept
+from moorings.controller.retention import RemovedCounts, Retention
 from moorings.core.errors import MooringsError
 from moorings.core.instants import add_seconds
 from moorings.core.pools import parse_pools
@@ -240,6 +240,6 @@ async def sweep(assembly: Assembly, settings: Settings, clock: Clock) -> None:
         log.warning("history.not_archived", extra={"detail": str(error)})
         return
     assembly.loop.history_problem = ""
-    if swept != Swept():
+    if swept != RemovedCounts():
         told = {"events": swept.events, "runs": swept.runs, "claims": swept.claims}
         log.info("history.archived", extra={**told, "days": settings.keep_history_days})

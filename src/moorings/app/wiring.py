@@ -13,12 +13,12 @@ from moorings.app.clock import RandomIds
 from moorings.app.folders import RESTORED
 from moorings.app.settings import Settings
 from moorings.app.turned_back import take_up
-from moorings.controller.hardware import Hardware
-from moorings.controller.keys import Keys
-from moorings.controller.loop import Loop
-from moorings.controller.running import Running
+from moorings.controller.hardware import DriverManager
+from moorings.controller.keys import AccessKeyManager
+from moorings.controller.loop import TurnLoop
+from moorings.controller.running import RunManager
 from moorings.controller.service import Controller
-from moorings.controller.turned_back import lead
+from moorings.controller.turned_back import begin_leading
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
 from moorings.core.policy import DEFAULT_POLICY, Policy, parse_policy
@@ -187,10 +187,10 @@ def make_kubernetes_engine(
 class Assembly:
     """The parts of one controller, joined."""
 
-    loop: Loop
-    hardware: Hardware
-    running: Running
-    keys: Keys
+    loop: TurnLoop
+    hardware: DriverManager
+    running: RunManager
+    keys: AccessKeyManager
     controller: Controller
 
     async def close(self) -> None:
@@ -253,11 +253,11 @@ async def assemble(
     async with AsyncExitStack() as undo:
         drivers = make_drivers(entries, data, clock, undo)
         await asyncio.to_thread(take_up, store, data, runs if local_runs else None, mark, clock.now())
-        epoch = await asyncio.to_thread(lead, store, mark.known(), mark.keep, holder, clock.now(), url)
-        loop = Loop(store, [entry.pool for entry in entries], policy, clock, epoch)
+        epoch = await asyncio.to_thread(begin_leading, store, mark.known(), mark.keep, holder, clock.now(), url)
+        loop = TurnLoop(store, [entry.pool for entry in entries], policy, clock, epoch)
         undo.callback(loop.abandon)
         installation = store.installation()
-        hardware = Hardware(
+        hardware = DriverManager(
             loop,
             drivers,
             clock,
@@ -271,8 +271,8 @@ async def assemble(
         if kubernetes is not None:
             folder = data / KUBERNETES_RUNS
             engines["kubernetes"] = make_kubernetes_engine(kubernetes, folder, installation, clock, os.environ)
-        running = Running(loop, engines, hardware, clock, installation)
-        keys = Keys(store, clock, pepper, key_lifetime_s)
+        running = RunManager(loop, engines, hardware, clock, installation)
+        keys = AccessKeyManager(store, clock, pepper, key_lifetime_s)
         controller = Controller(
             loop=loop,
             store=store,

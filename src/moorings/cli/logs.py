@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
-from moorings.controller.turned_back import HOLDER, TURNED_BACK, parse_learned
+from moorings.controller.turned_back import CONTROLLER_NAME, REWIND_EVENT, parse_recovered_state
 from moorings.core.errors import MooringsError
 from moorings.core.events import Event, canonical_json
 from moorings.core.instants import Timestamp, seconds_between
@@ -334,8 +334,8 @@ def _whole(rows: Sequence[EventRow], source: str) -> tuple[EventRow, ...]:
                 "release that did not write down what its records learned",
                 hint="replay a backup or an export of before",
             )
-        elif leapt_from is not None and row.event.name == TURNED_BACK:
-            if parse_learned(row.event.data).after not in (leapt_from, *led):
+        elif leapt_from is not None and row.event.name == REWIND_EVENT:
+            if parse_recovered_state(row.event.data).after not in (leapt_from, *led):
                 raise _missing(row, leapt_from + 1, source)
             leapt_from, led = None, []
         last = row.seq
@@ -351,7 +351,7 @@ def _missing(row: EventRow, following: int, source: str) -> MooringsError:
 
 def _leaps(row: EventRow) -> bool:
     """Whether its number need not follow on the one before: somebody made a database ready that was turned back."""
-    return row.event.name == _LED and canonical_json({"holder": HOLDER})[1:-1] in row.event.data
+    return row.event.name == _LED and canonical_json({"holder": CONTROLLER_NAME})[1:-1] in row.event.data
 
 
 def policy_of(rows: Sequence[EventRow]) -> Policy:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from moorings.controller.loop import Loop
+from moorings.controller.loop import TurnLoop
 from moorings.core import laws
 from moorings.core.access import DAY_S
 from moorings.core.cells import build_guarantee_map
@@ -36,19 +36,19 @@ Record = Claim | Partition | Run
 
 PASS, WARN, FAIL, SKIP = "PASS", "WARN", "FAIL", "SKIP"
 
-ASK_S = 2.0  # for each question to the database
-LATE_S = 600.0  # a partition on its way, or a run that starts or stops, for longer is stuck
+QUERY_TIMEOUT_S = 2.0  # for each question to the database
+STUCK_S = 600.0  # a partition on its way, or a run that starts or stops, for longer is stuck
 YIELD_LATE_S = 120.0  # after the time a holder has to yield: engines stop jobs with a grace of their own
-LOOKS = 3  # memory may be ahead of what was read: a record must differ in so many looks in a row
+MEMORY_READS = 3  # memory may be ahead of what was read: a record must differ in so many looks in a row
 LAG_MAX = 1000  # events; keys are made beside the loop, so a few are always possible
 SHOWN_MAX = 5
 SAFE_COMMITS = ("on", "remote_apply")  # with remote_write a standby whose machine fails, too, has lost what it was sent
-SEATS_NEAR = 0.8
+SLOTS_WARN_RATIO = 0.8
 KEY_WARN_DAYS = 14
 KEY_WARN_S = KEY_WARN_DAYS * DAY_S
 
 
-def found(check: str, verdict: str, evidence: str, fix: str = "") -> FindingBody:
+def make_finding(check: str, verdict: str, evidence: str, fix: str = "") -> FindingBody:
     """A finding, with the place in the manual that tells more."""
     return FindingBody(id=check, verdict=verdict, evidence=evidence, fix=fix, docs=docs_link(check))
 
@@ -60,9 +60,11 @@ def check_laws(fleet: Fleet) -> FindingBody:
     """Whether what is in memory keeps the laws."""
     broken = laws.find_violations(fleet)
     if not broken:
-        return found("laws", PASS, f"{len(fleet.claims)} claims and {len(fleet.partitions)} partitions keep the laws")
+        return make_finding(
+            "laws", PASS, f"{len(fleet.claims)} claims and {len(fleet.partitions)} partitions keep the laws"
+        )
     told = "; ".join(f"law {finding.law}: {finding.message}" for finding in broken[:SHOWN_MAX])
-    return found(
+    return make_finding(
         "laws", FAIL, f"{len(broken)} broken: {told}", "this is a fault of ours: make a 'moor diag' and report it"
     )
 
@@ -71,8 +73,8 @@ def check_history(problem: str) -> FindingBody:
     """Whether what is old leaves the database; ``problem``: why it could not the last time."""
     if problem:
         fix = "the database grows until it can: see the setting 'archive', that folder's disk and its owner"
-        return found("history", WARN, f"old events and records stay in the database: {problem}", fix)
-    return found("history", PASS, "old events and records leave the database when their time comes")
+        return make_finding("history", WARN, f"old events and records stay in the database: {problem}", fix)
+    return make_finding("history", PASS, "old events and records leave the database when their time comes")
 
 
 def check_pools(states: Iterable[PoolState]) -> Iterator[FindingBody]:
@@ -81,9 +83,9 @@ def check_pools(states: Iterable[PoolState]) -> Iterator[FindingBody]:
         name = state.pool.name
         if state.problem:
             fix = f"is the hardware's controller of pool {name} up, and is its address in the pools file right?"
-            yield found(f"drivers.{name}", FAIL, f"it does not answer: {state.problem}", fix)
+            yield make_finding(f"drivers.{name}", FAIL, f"it does not answer: {state.problem}", fix)
         else:
-            yield found(f"drivers.{name}", PASS, f"the {state.pool.driver} driver answers")
+            yield make_finding(f"drivers.{name}", PASS, f"the {state.pool.driver} driver answers")
 
 
 def check_devices(states: Iterable[PoolState]) -> Iterator[FindingBody]:
@@ -93,61 +95,65 @@ def check_devices(states: Iterable[PoolState]) -> Iterator[FindingBody]:
         broken = [device for device in state.out.values() if device.state is DeviceState.QUARANTINED]
         fix = f"'moor get devices --pool {name}' tells why; repair them, then 'moor resume device ID'"
         if len(state.out) == n_devices:
-            yield found(f"quarantine.{name}", FAIL, f"all {n_devices} devices are out of service", fix)
+            yield make_finding(f"quarantine.{name}", FAIL, f"all {n_devices} devices are out of service", fix)
         elif broken:
             told = ", ".join(f"{device.index} ({device.reason})" for device in broken[:SHOWN_MAX])
-            yield found(f"quarantine.{name}", WARN, f"{len(broken)} of {n_devices} are quarantined: {told}", fix)
+            yield make_finding(f"quarantine.{name}", WARN, f"{len(broken)} of {n_devices} are quarantined: {told}", fix)
         else:
-            yield found(f"quarantine.{name}", PASS, f"no device of {n_devices} is quarantined")
+            yield make_finding(f"quarantine.{name}", PASS, f"no device of {n_devices} is quarantined")
 
 
 def check_partitions(partitions: Iterable[Partition], now: Timestamp) -> Iterator[FindingBody]:
     """Partitions that are on their way for too long, and such as could not be removed."""
     moving = (PartitionState.PROVISIONING, PartitionState.RESETTING, PartitionState.REMOVING)
     known = list(partitions)
-    late = [p for p in known if p.state in moving and seconds_between(p.since, now) > LATE_S]
+    late = [p for p in known if p.state in moving and seconds_between(p.since, now) > STUCK_S]
     broken = [p for p in known if p.state is PartitionState.ERROR]
     if late:
         told = ", ".join(f"{p.name} ({p.state} for {seconds_between(p.since, now):.0f} s)" for p in late[:SHOWN_MAX])
         fix = "look at the driver's log and 'moor explain claim'; the hardware does not do what it was told"
-        yield found("partitions.moving", FAIL, f"{len(late)} are on their way for too long: {told}", fix)
+        yield make_finding("partitions.moving", FAIL, f"{len(late)} are on their way for too long: {told}", fix)
     else:
-        yield found("partitions.moving", PASS, f"none of {len(known)} is on its way for more than {LATE_S:.0f} s")
+        yield make_finding(
+            "partitions.moving", PASS, f"none of {len(known)} is on its way for more than {STUCK_S:.0f} s"
+        )
     if broken:
         told = ", ".join(f"{p.name} ({p.reason})" for p in broken[:SHOWN_MAX])
         fix = "look at the hardware; Moorings tries to remove those that nobody holds again and again"
-        yield found("partitions.broken", WARN, f"{len(broken)} are in ERROR: {told}", fix)
+        yield make_finding("partitions.broken", WARN, f"{len(broken)} are in ERROR: {told}", fix)
     else:
-        yield found("partitions.broken", PASS, "none is in ERROR")
+        yield make_finding("partitions.broken", PASS, "none is in ERROR")
 
 
-def check_strangers(states: Iterable[PoolState], strays: Sequence[str], spared: Sequence[str]) -> Iterator[FindingBody]:
+def check_unrecorded_partitions(
+    states: Iterable[PoolState], strays: Sequence[str], spared: Sequence[str]
+) -> Iterator[FindingBody]:
     """What is in the hardware and in no record."""
     foreign = [f"{state.pool.name}/{name}" for state in states for name in state.foreign]
     strangers = [name for name in foreign if name.partition("/")[2] not in {*strays, *spared}]
     if strays:
         fix = "nothing: they are removed unless jobs run on them; if they stay, look at the driver's log"
-        yield found("partitions.stray", WARN, f"nobody holds {_listed(strays)}, which carry our mark", fix)
+        yield make_finding("partitions.stray", WARN, f"nobody holds {_listed(strays)}, which carry our mark", fix)
     else:
-        yield found("partitions.stray", PASS, "every partition with our mark is held by a claim")
+        yield make_finding("partitions.stray", PASS, "every partition with our mark is held by a claim")
     if spared:
         fix = "leave them until their jobs have ended; then, if a backup was restored: 'moor restore --finish'"
-        yield found("partitions.spared", WARN, f"no record knows {_listed(spared)}, which may be in use", fix)
+        yield make_finding("partitions.spared", WARN, f"no record knows {_listed(spared)}, which may be in use", fix)
     if strangers:
         fix = "nothing, if that is wanted; else remove them with the vendor's own tool"
-        yield found("partitions.foreign", WARN, f"made outside Moorings: {_listed(strangers)}", fix)
+        yield make_finding("partitions.foreign", WARN, f"made outside Moorings: {_listed(strangers)}", fix)
     else:
-        yield found("partitions.foreign", PASS, "no partition was made outside Moorings")
+        yield make_finding("partitions.foreign", PASS, "no partition was made outside Moorings")
 
 
 def check_runs(runs: Iterable[Run], since: Mapping[str, Timestamp], now: Timestamp) -> FindingBody:
     """Runs that start or stop for too long; ``since`` tells when each began to."""
-    late = [run for run in runs if run.id in since and seconds_between(since[run.id], now) > LATE_S]
+    late = [run for run in runs if run.id in since and seconds_between(since[run.id], now) > STUCK_S]
     if not late:
-        return found("runs.moving", PASS, f"no run starts or stops for more than {LATE_S:.0f} s")
+        return make_finding("runs.moving", PASS, f"no run starts or stops for more than {STUCK_S:.0f} s")
     told = ", ".join(f"{run.id} ({run.state})" for run in late[:SHOWN_MAX])
     fix = "'moor describe run ID' and the controller's log tell what the engine says"
-    return found("runs.moving", FAIL, f"{len(late)} are stuck: {told}", fix)
+    return make_finding("runs.moving", FAIL, f"{len(late)} are stuck: {told}", fix)
 
 
 def check_queue(fleet: Fleet) -> FindingBody:
@@ -163,9 +169,9 @@ def check_queue(fleet: Fleet) -> FindingBody:
         if known[shape]:
             never.append((claim, known[shape]))
     if not never:
-        return found("queue", PASS, f"each of {len(waiting)} waiting claims can be served one day")
+        return make_finding("queue", PASS, f"each of {len(waiting)} waiting claims can be served one day")
     told = "; ".join(f"{claim.name}: {why}" for claim, why in never[:SHOWN_MAX])
-    return found(
+    return make_finding(
         "queue", FAIL, f"{len(never)} can never be served: {told}", "release them, or give the pools file back"
     )
 
@@ -179,11 +185,13 @@ def check_guarantees(fleet: Fleet) -> Iterator[FindingBody]:
             continue
         out = {*state.out, *(index for block in state.foreign.values() for index in block)}
         if build_guarantee_map(state.pool, cells, (), out, {}).may_hold(Block(())):
-            yield found(f"guarantees.{name}", PASS, f"what {len(cells)} projects are guaranteed fits")
+            yield make_finding(f"guarantees.{name}", PASS, f"what {len(cells)} projects are guaranteed fits")
             continue
         why = f"{len(out)} devices are out of service or taken by others" if out else "the pool was made smaller"
         fix = "repair and resume devices ('moor get devices'), or guarantee less ('moor set project')"
-        yield found(f"guarantees.{name}", WARN, f"what {len(cells)} projects are guaranteed does not fit: {why}", fix)
+        yield make_finding(
+            f"guarantees.{name}", WARN, f"what {len(cells)} projects are guaranteed does not fit: {why}", fix
+        )
 
 
 def check_reclaims(fleet: Fleet, now: Timestamp) -> FindingBody:
@@ -195,9 +203,11 @@ def check_reclaims(fleet: Fleet, now: Timestamp) -> FindingBody:
         if claim.asked_until is not None and seconds_between(claim.asked_until, now) > YIELD_LATE_S
     ]
     if not late:
-        return found("reclaims", PASS, f"{len(asked)} claims are asked to yield, and none is late")
+        return make_finding("reclaims", PASS, f"{len(asked)} claims are asked to yield, and none is late")
     fix = "does the engine still stop its jobs? 'moor describe claim ID' tells whose it is; releasing it ends the wait"
-    return found("reclaims", WARN, f"{len(late)} have not yielded in time: {_listed([c.name for c in late])}", fix)
+    return make_finding(
+        "reclaims", WARN, f"{len(late)} have not yielded in time: {_listed([c.name for c in late])}", fix
+    )
 
 
 def _why_never(fleet: Fleet, claim: Claim) -> str:
@@ -218,53 +228,59 @@ def check_keys(keys: Iterable[AccessKey], now: Timestamp) -> FindingBody:
     gone = [key for at, key in expiring if -KEY_WARN_S <= seconds_between(now, at) <= 0]
     since = f"; expired of late: {_listed([f'{key.id} ({key.subject})' for key in gone])}" if gone else ""
     if not soon:
-        return found("keys", PASS, f"no access key expires within {KEY_WARN_DAYS} days{since}")
+        return make_finding("keys", PASS, f"no access key expires within {KEY_WARN_DAYS} days{since}")
     told = [f"{key.id} ({key.role} {key.subject}) in {age_text(seconds_between(now, at))}" for at, key in soon]
     fix = "'moor rotate key ID' gives one a new secret, and as much time again; what its holder has goes on either way"
-    return found("keys", WARN, f"{len(soon)} expire: {_listed(told)}{since}", fix)
+    return make_finding("keys", WARN, f"{len(soon)} expire: {_listed(told)}{since}", fix)
 
 
 def check_log(in_memory: Seq, in_store: Seq) -> FindingBody:
     """Whether memory and database agree how far the event log has come."""
     if in_store < in_memory:
         evidence = f"the database ends at event {in_store}, and {in_memory} were told: it was replaced under us"
-        return found("events", FAIL, evidence, "restart the controller; restore only while none runs ('moor restore')")
+        return make_finding(
+            "events", FAIL, evidence, "restart the controller; restore only while none runs ('moor restore')"
+        )
     if in_store - in_memory > LAG_MAX:
         evidence = f"memory is {in_store - in_memory} events behind the database"
-        return found("events", WARN, evidence, "does another program write to the database? restart the controller")
-    return found("events", PASS, f"the log has come to event {in_store}")
+        return make_finding(
+            "events", WARN, evidence, "does another program write to the database? restart the controller"
+        )
+    return make_finding("events", PASS, f"the log has come to event {in_store}")
 
 
 def check_replication(how: Replication | None) -> FindingBody:
     """Whether a standby that is promoted would have every commit that was answered."""
     if how is None:
-        return found("replication", PASS, "the database is a file of this machine, which nothing follows")
+        return make_finding("replication", PASS, "the database is a file of this machine, which nothing follows")
     if not how.standbys and not how.names:
-        return found("replication", PASS, "no standby follows the database's server")
+        return make_finding("replication", PASS, "no standby follows the database's server")
     if how.names and how.commit in SAFE_COMMITS:
-        return found("replication", PASS, f"commits wait for {how.names} (synchronous_commit {how.commit})")
+        return make_finding("replication", PASS, f"commits wait for {how.names} (synchronous_commit {how.commit})")
     lacking = "synchronous_standby_names is empty" if not how.names else f"synchronous_commit is {how.commit}"
     fix = "set synchronous_standby_names, and synchronous_commit to on; 'Run two controllers' tells what else is lost"
     evidence = f"{how.standbys} standbys follow, and one that is promoted may lack the last commits: {lacking}"
-    return found("replication", WARN, evidence, fix)
+    return make_finding("replication", WARN, evidence, fix)
 
 
 def check_memory(differing: Sequence[str], compared: int) -> FindingBody:
     """Whether memory is what the database holds."""
     if differing:
         fix = "restart the controller: it believes the database; then report it with a 'moor diag'"
-        return found("memory", FAIL, f"{len(differing)} of {compared} records differ: {_listed(differing)}", fix)
-    return found("memory", PASS, f"{compared} records are the same in memory and in the database")
+        return make_finding("memory", FAIL, f"{len(differing)} of {compared} records differ: {_listed(differing)}", fix)
+    return make_finding("memory", PASS, f"{compared} records are the same in memory and in the database")
 
 
-def check_seats(kind: str, taken: int, total: int) -> FindingBody:
+def check_slots(kind: str, taken: int, total: int) -> FindingBody:
     """Whether clients may soon be turned away."""
     evidence = f"{taken} of {total} are taken"
     if taken >= total:
-        return found(f"seats.{kind}", FAIL, evidence, "clients are turned away: find who holds them, and close some")
-    if taken >= total * SEATS_NEAR:
-        return found(f"seats.{kind}", WARN, evidence, "few are left: find who holds them")
-    return found(f"seats.{kind}", PASS, evidence)
+        return make_finding(
+            f"seats.{kind}", FAIL, evidence, "clients are turned away: find who holds them, and close some"
+        )
+    if taken >= total * SLOTS_WARN_RATIO:
+        return make_finding(f"seats.{kind}", WARN, evidence, "few are left: find who holds them")
+    return make_finding(f"seats.{kind}", PASS, evidence)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -276,7 +292,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 @dataclass(slots=True)
-class _Difference:
+class _RecordDifference:
     """Records that differ between memory and database, with the two versions of each, look after look."""
 
     suspects: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -294,7 +310,7 @@ class Doctor:
     """
 
     def __init__(
-        self, loop: Loop, store: Store, clock: Clock, strays: Callable[[], tuple[Sequence[str], Sequence[str]]]
+        self, loop: TurnLoop, store: Store, clock: Clock, strays: Callable[[], tuple[Sequence[str], Sequence[str]]]
     ) -> None:
         self._loop = loop
         self._store = store
@@ -319,27 +335,30 @@ class Doctor:
             *check_pools(states),
             *check_devices(states),
             *check_partitions(fleet.partitions.values(), now),
-            *check_strangers(states, strays, spared),
+            *check_unrecorded_partitions(states, strays, spared),
         ]
         return [*(await asked), *told]
 
     async def _ask(self, check: str, call: Callable[..., T], *args: object) -> T | FindingBody:
         """The answer of the database, or the finding that there is none."""
         try:
-            async with asyncio.timeout(ASK_S):
+            async with asyncio.timeout(QUERY_TIMEOUT_S):
                 return await asyncio.to_thread(call, *args)
         except TimeoutError:
-            return found(
-                check, FAIL, f"the database has not answered in {ASK_S:g} s", "look at its disk, or its server"
+            return make_finding(
+                check,
+                FAIL,
+                f"the database has not answered in {QUERY_TIMEOUT_S:g} s",
+                "look at its disk, or its server",
             )
         except MooringsError as error:
-            return found(check, FAIL, error.detail, error.hint)
+            return make_finding(check, FAIL, error.detail, error.hint)
 
     async def _writable(self) -> FindingBody:
         if self._loop.problem:
-            return found("database", FAIL, self._loop.problem, "the controller's log tells more")
+            return make_finding("database", FAIL, self._loop.problem, "the controller's log tells more")
         answer = await self._ask("database", self._store.ping)
-        return answer or found("database", PASS, "it can be written")
+        return answer or make_finding("database", PASS, "it can be written")
 
     async def _log(self) -> FindingBody:
         in_memory = self._loop.seq
@@ -373,11 +392,11 @@ class Doctor:
         before: dict[str, tuple[int, int]] | None = None
         suspects: dict[str, tuple[int, int]] = {}
         compared = 0
-        for _ in range(LOOKS):
+        for _ in range(MEMORY_READS):
             answer = await self._ask("memory", self._store.load)
             if isinstance(answer, FindingBody):
                 return answer
-            seen = compare(self._loop, answer)
+            seen = compare_records(self._loop, answer)
             compared = seen.compared
             suspects = (
                 seen.suspects
@@ -387,13 +406,13 @@ class Doctor:
             if not suspects:
                 return check_memory((), compared)
             before = seen.suspects
-            await self._loop.changed(self._loop.seq, ASK_S / LOOKS / 2)
+            await self._loop.changed(self._loop.seq, QUERY_TIMEOUT_S / MEMORY_READS / 2)
         return check_memory(sorted(suspects), compared)
 
 
-def compare(loop: Loop, saved: StoredState) -> _Difference:
+def compare_records(loop: TurnLoop, saved: StoredState) -> _RecordDifference:
     """What differs between a controller's memory and one reading of its database."""
-    seen = _Difference()
+    seen = _RecordDifference()
     fleet = loop.fleet
     pairs: tuple[tuple[Iterable[Record], Iterable[Record]], ...] = (
         (fleet.claims.values(), saved.claims),

@@ -18,7 +18,7 @@ from moorings.core.errors import MooringsError
 T = TypeVar("T")
 
 
-class Lane:
+class ForecastQueue:
     """Where forecasts of one kind are played, first come first served.
 
     Args:

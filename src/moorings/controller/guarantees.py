@@ -20,7 +20,7 @@ PROJECTS_MEASURED_MAX: Final = 128  # labels must stay few: those highest in the
 
 
 @dataclass(frozen=True, slots=True)
-class Guarantees:
+class GuaranteeMetrics:
     """The numbers; every pool is there.
 
     Attributes:
@@ -38,14 +38,14 @@ class Guarantees:
     bound_s: float = 0.0
 
 
-def measure_guarantees(fleet: Fleet, policy: Policy, now: Timestamp) -> Guarantees:
+def collect_guarantee_metrics(fleet: Fleet, policy: Policy, now: Timestamp) -> GuaranteeMetrics:
     """The numbers of this moment."""
     overdue = dict.fromkeys(map(str, fleet.pools), 0)
     for claim in map(fleet.claims.get, fleet.asked):
         if claim is not None and claim.pool in overdue and _is_overdue(claim, now):
             overdue[claim.pool] += 1
-    owed, oldest_s = _owed(fleet, policy, now)
-    return Guarantees(_devices(fleet, policy, now), overdue, owed, oldest_s, policy.bound_s)
+    owed, oldest_s = _due_claims(fleet, policy, now)
+    return GuaranteeMetrics(_devices(fleet, policy, now), overdue, owed, oldest_s, policy.bound_s)
 
 
 def _is_overdue(claim: Claim, now: Timestamp) -> bool:
@@ -63,7 +63,7 @@ def _devices(fleet: Fleet, policy: Policy, now: Timestamp) -> dict[tuple[str, st
     return found
 
 
-def _owed(fleet: Fleet, policy: Policy, now: Timestamp) -> tuple[dict[str, int], dict[str, float]]:
+def _due_claims(fleet: Fleet, policy: Policy, now: Timestamp) -> tuple[dict[str, int], dict[str, float]]:
     owed = dict.fromkeys(map(str, fleet.pools), 0)
     oldest_s = dict.fromkeys(owed, 0.0)
     tenants = list_holders(fleet) if fleet.projects else []
@@ -77,7 +77,7 @@ def _owed(fleet: Fleet, policy: Policy, now: Timestamp) -> tuple[dict[str, int],
         spec = claim.spec
         who = (spec.project, claim.subject, spec.size)
         if who not in barred:
-            barred[who] = not spec.size or _is_barred(fleet, claim, held)
+            barred[who] = not spec.size or _is_over_user_limit(fleet, claim, held)
         if barred[who]:
             continue
         for name, estate in estates.items():
@@ -112,7 +112,7 @@ def _held(fleet: Fleet, tenants: list[Holder]) -> dict[tuple[str, str], int]:
     return held
 
 
-def _is_barred(fleet: Fleet, claim: Claim, held: Mapping[tuple[str, str], int]) -> bool:
+def _is_over_user_limit(fleet: Fleet, claim: Claim, held: Mapping[tuple[str, str], int]) -> bool:
     """Whether its subject may hold no more: then nobody owes it anything."""
     above = (fleet.projects.get(name) for name in fleet.projects.lineage(claim.spec.project))
     limits = ((one.name, one.user_devices_max) for one in above if one is not None)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
-from moorings.controller.loop import Change, Loop
+from moorings.controller.loop import CommittedChange, TurnLoop
 from moorings.core.claims import PartitionId
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
@@ -41,19 +41,19 @@ SPARED_S = 5.0  # how often it is asked whether a stray is still in use
 REMOVAL_RETRY_S = 30.0  # for partitions in ERROR that nobody holds
 
 _STRAY = "stray-"
-_ORDERED = {
+_OPERATION_BY_STATE = {
     PartitionState.PROVISIONING: "create",
     PartitionState.RESETTING: "reset",
     PartitionState.REMOVING: "remove",
 }
-_DONE = {
+_TARGET_STATE = {
     PartitionState.PROVISIONING: ObservedState.ACTIVE,
     PartitionState.RESETTING: ObservedState.ACTIVE,
     PartitionState.REMOVING: ObservedState.ABSENT,
 }
 
 
-def order_of(partition: Partition, installation: str) -> PartitionSpec:
+def partition_spec(partition: Partition, installation: str) -> PartitionSpec:
     """The order by which a driver makes, or knows, a partition."""
     return PartitionSpec(
         name=partition.name,
@@ -65,7 +65,7 @@ def order_of(partition: Partition, installation: str) -> PartitionSpec:
 
 
 @dataclass(slots=True)
-class _PoolWatch:
+class _PoolMonitor:
     """What is known of a pool from its listings.
 
     Attributes:
@@ -85,7 +85,7 @@ class _PoolWatch:
     apart_s: float = POLL_IDLE_S  # between the last two listings, at least; not by a clock, which somebody may set
 
 
-class Hardware:
+class DriverManager:
     """Keeps drivers doing what the partitions' states ask.
 
     Args:
@@ -100,7 +100,7 @@ class Hardware:
 
     def __init__(
         self,
-        loop: Loop,
+        loop: TurnLoop,
         drivers: Mapping[PoolName, Driver],
         clock: Clock,
         installation: str,
@@ -111,7 +111,7 @@ class Hardware:
         self._loop = loop
         self._clock = clock
         self._installation = installation
-        self._watches = {pool: _PoolWatch(driver) for pool, driver in drivers.items()}
+        self._watches = {pool: _PoolMonitor(driver) for pool, driver in drivers.items()}
         self._orders: dict[PartitionId, asyncio.Task[None]] = {}
         self._ordered: dict[PartitionId, int] = {}  # version whose order the driver has taken
         self._strays: dict[tuple[PoolName, str], asyncio.Task[None]] = {}
@@ -148,11 +148,11 @@ class Hardware:
                 task.cancel()
             await asyncio.gather(*orders, return_exceptions=True)
 
-    def _follow(self, change: Change) -> None:
+    def _follow(self, change: CommittedChange) -> None:
         if change.reloaded:  # another controller may have given the orders, and a driver know only its own
             held = self._loop.fleet.partitions.values()
             for pool, driver in self.drivers.items():
-                driver.adopt([order_of(one, self._installation) for one in held if one.pool == pool])
+                driver.adopt([partition_spec(one, self._installation) for one in held if one.pool == pool])
         for partition in change.partitions:
             self._give(partition)
 
@@ -162,7 +162,7 @@ class Hardware:
         """Give the driver the order this state stands for, unless one is under way for the partition."""
         if self._closing or partition.pool not in self._watches:
             return
-        if partition.state in _ORDERED and partition.id not in self._orders:
+        if partition.state in _OPERATION_BY_STATE and partition.id not in self._orders:
             task = asyncio.create_task(self._carry_out(partition.id), name=f"order-{partition.name}")
             self._orders[partition.id] = task
             task.add_done_callback(lambda _: self._finished(partition.id))
@@ -181,9 +181,9 @@ class Hardware:
         known = LogPosition(self._loop.seq, self._loop.epoch)  # of its commit: those of one turn are noted at once
         while True:
             partition = self._loop.fleet.partitions.get(ident)
-            if partition is None or partition.state not in _ORDERED:
+            if partition is None or partition.state not in _OPERATION_BY_STATE:
                 return
-            order = _ORDERED[partition.state]
+            order = _OPERATION_BY_STATE[partition.state]
             begun = time.perf_counter()
             answer = await self._ask(partition, order, known)
             self._count(partition.pool, order, answer.verdict.value, begun)
@@ -201,7 +201,7 @@ class Hardware:
 
     async def _pass_on(self, partition: Partition, order: str, answer: DriverResult) -> None:
         """Tell the loop what matters; for the rest the pool is polled until it is done."""
-        if answer.verdict is ResultCode.OK and answer.seen not in (_DONE[partition.state], ObservedState.ERROR):
+        if answer.verdict is ResultCode.OK and answer.seen not in (_TARGET_STATE[partition.state], ObservedState.ERROR):
             self._watches[partition.pool].nudged.set()
             return
         try:
@@ -213,7 +213,7 @@ class Hardware:
     async def _ask(self, partition: Partition, order: str, known: LogPosition) -> DriverResult:
         driver, mark = self.drivers[partition.pool], mark_for(self._installation, partition.id)
         calls: dict[str, Callable[[], Awaitable[DriverResult]]] = {
-            "create": lambda: driver.create(order_of(partition, self._installation)),
+            "create": lambda: driver.create(partition_spec(partition, self._installation)),
             "reset": lambda: driver.reset(partition.name, mark),
             "remove": lambda: driver.remove(partition.name, mark),
         }
@@ -253,7 +253,7 @@ class Hardware:
                 pause_s = min(RETRY_S * 2**failures, RETRY_S_MAX)
             watch.apart_s = await self._pause(watch, pause_s)
 
-    async def _pause(self, watch: _PoolWatch, pause_s: float) -> float:
+    async def _pause(self, watch: _PoolMonitor, pause_s: float) -> float:
         """Sleep, but not past a nudge; how long at least."""
         if pause_s <= POLL_BUSY_S:
             await self._clock.sleep(pause_s)
@@ -267,9 +267,9 @@ class Hardware:
         return pause_s if slept else 0.0
 
     def _on_their_way(self, pool: PoolName) -> bool:
-        return any(p.pool == pool and p.state in _ORDERED for p in self._loop.fleet.partitions.values())
+        return any(p.pool == pool and p.state in _OPERATION_BY_STATE for p in self._loop.fleet.partitions.values())
 
-    async def _look(self, pool: PoolName, watch: _PoolWatch) -> str:
+    async def _look(self, pool: PoolName, watch: _PoolMonitor) -> str:
         """Take one listing and pass on what follows from it; the problem, if the driver gave none."""
         before = {p.id: p.version for p in self._loop.fleet.partitions.values() if p.pool == pool}
         ordered = dict(self._ordered)
@@ -289,7 +289,7 @@ class Hardware:
     def _judge(
         self,
         pool: PoolName,
-        watch: _PoolWatch,
+        watch: _PoolMonitor,
         before: Mapping[PartitionId, int],
         ordered: Mapping[PartitionId, int],
         sightings: list[ListedPartition],

@@ -10,7 +10,7 @@ from moorings.core.errors import MooringsError
 from moorings.core.events import canonical_json
 
 
-def check_key(key: str) -> str:
+def check_idempotency_key(key: str) -> str:
     """``key`` if it may be one.
 
     Raises:
@@ -25,6 +25,6 @@ def check_key(key: str) -> str:
     return key
 
 
-def digest_of(asked: Mapping[str, object]) -> str:
+def request_digest(asked: Mapping[str, object]) -> str:
     """The same for the same request."""
     return hashlib.sha256(canonical_json(asked).encode()).hexdigest()

@@ -43,7 +43,7 @@ CACHE_MAX = 4096
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 
 
-class Keys:
+class AccessKeyManager:
     """Makes, checks, rotates and revokes access keys.
 
     Args:

@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from moorings.controller.meters import Meters
-from moorings.controller.record import AnyInput, Occasion, Remembered
-from moorings.controller.turns import AnyReply, Demanded, Outcome, decide
+from moorings.controller.meters import Counters
+from moorings.controller.record import AnyInput, TurnContext, VolatileState
+from moorings.controller.turns import AnyReply, KeyedInput, TurnOutcome, decide_turn
 from moorings.core.claims import Claim
 from moorings.core.errors import MooringsError
 from moorings.core.events import EVENTS, Event
@@ -49,26 +49,28 @@ log = logging.getLogger("moorings.controller")
 
 INPUTS_A_TURN_MAX = 256
 IDLE_TURN_S = 1.0  # leases are looked at this often when nothing happens
-GAP_S = 2.5  # between two good turns: longer than that nobody could be heard, or the clock was set
+TURN_GAP_S_MAX = 2.5  # between two good turns: longer than that nobody could be heard, or the clock was set
 TRIES_MAX = 5
-LOGGED = frozenset(EVENTS) - {  # the rest is what every claim goes through; it stands in the event log
+LOGGED_EVENTS = frozenset(EVENTS) - {  # the rest is what every claim goes through; it stands in the event log
     *("claim.created", "claim.granted", "claim.ready", "claim.renewed", "claim.releasing", "claim.released"),
     *("claim.cancelled", "partition.active", "partition.removed", "run.starting", "turn.decided"),
 }
-ENDS = frozenset({"store.fenced", "store.turned_back", "store.removed"})  # this memory is of no use any more
+FATAL_ERROR_CODES = frozenset(
+    {"store.fenced", "store.turned_back", "store.removed"}
+)  # this memory is of no use any more
 RETRY_S, RETRY_S_MAX = 0.1, 5.0
-HELD_S_MAX = 1.0  # a request is rather held than refused for this long while the database is away
+REQUEST_HOLD_S_MAX = 1.0  # a request is rather held than refused for this long while the database is away
 
 
 @dataclass(slots=True)
-class _Letter:
-    demanded: Demanded
+class _QueuedInput:
+    demanded: KeyedInput
     reply: asyncio.Future[AnyReply] | None
     tries: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class CommittedChange:
     """What a committed turn changed, for those who act on it; or, ``reloaded``, everything there is."""
 
     claims: Sequence[Claim]
@@ -77,7 +79,7 @@ class Change:
     reloaded: bool = False
 
 
-class Loop:
+class TurnLoop:
     """Owns the fleet and the runs in memory; ``post`` puts an input in, ``serve`` runs turns until it is stopped."""
 
     def __init__(self, store: Store, pools: Sequence[Pool], policy: Policy, clock: Clock, epoch: Epoch) -> None:
@@ -92,19 +94,19 @@ class Loop:
         self.problem = ""
         self.history_problem = ""
         """Why old events and records could not leave the database; empty: they could."""
-        self.meters = Meters()
+        self.meters = Counters()
         self.rounds = 0
         """How often it has gone round, also in vain: it stands still only if the loop hangs."""
         self._pools = pools
         self._epoch = epoch
         self._closed = False
-        self._mail: list[_Letter] = []
-        self._under_way: list[_Letter] = []
+        self._mail: list[_QueuedInput] = []
+        self._under_way: list[_QueuedInput] = []
         self._wake = asyncio.Event()
-        self._listeners: list[Callable[[Change], None]] = []
+        self._listeners: list[Callable[[CommittedChange], None]] = []
         self._changed: asyncio.Future[None] | None = None
         self._stale = True
-        self._remembered: Remembered | None = None  # until a turn was saved; from then on a replay has it, too
+        self._remembered: VolatileState | None = None  # until a turn was saved; from then on a replay has it, too
         self._heard_since = clock.now()
         self._turn_at: Timestamp | None = None
         self._gap_told: Timestamp | None = None
@@ -119,11 +121,11 @@ class Loop:
             MooringsError: what core answers, ``store.*``, or ``controller.unreachable`` once the loop was closed.
         """
         if self._closed:
-            raise _going()
+            raise _stopping_error()
         if isinstance(given, CreateClaim | CreateRun):
             self.store.check_room()
         reply: asyncio.Future[AnyReply] = asyncio.get_running_loop().create_future()
-        self._mail.append(_Letter(Demanded(given, key), reply))
+        self._mail.append(_QueuedInput(KeyedInput(given, key), reply))
         self._wake.set()
         answer = await reply
         if isinstance(answer, MooringsError):
@@ -132,10 +134,10 @@ class Loop:
 
     def tell(self, given: AnyInput) -> None:
         """Put an input in that nobody waits for."""
-        self._mail.append(_Letter(Demanded(given), None))
+        self._mail.append(_QueuedInput(KeyedInput(given), None))
         self._wake.set()
 
-    def listen(self, listener: Callable[[Change], None]) -> None:
+    def listen(self, listener: Callable[[CommittedChange], None]) -> None:
         """Call ``listener`` after every committed turn, in the loop's thread; it must not wait."""
         self._listeners.append(listener)
 
@@ -198,9 +200,9 @@ class Loop:
         fleet.last_arrival = max(fleet.last_arrival, self.fleet.last_arrival)
         self.fleet, self.runs, self.seq = fleet, RunRegistry(saved.runs), saved.seq
         self.archived = saved.archived
-        self._remembered = Remembered.of(fleet)
+        self._remembered = VolatileState.of(fleet)
         self._stale = False
-        self._announce(Change(saved.claims, saved.partitions, saved.runs, reloaded=True))
+        self._announce(CommittedChange(saved.claims, saved.partitions, saved.runs, reloaded=True))
 
     async def serve(self) -> None:
         """Run turns until cancelled.
@@ -222,7 +224,7 @@ class Loop:
                 if not self._under_way:
                     self.store.check_place()  # a look at two files; each save looks, too
             except MooringsError as error:
-                if error.code in ENDS:
+                if error.code in FATAL_ERROR_CODES:
                     raise
                 self._stale = True
                 self.problem = error.detail
@@ -244,7 +246,7 @@ class Loop:
             while not nap.done():
                 self._wake.clear()
                 await self._wake.wait()
-                if away and pause_s > HELD_S_MAX:
+                if away and pause_s > REQUEST_HOLD_S_MAX:
                     self._refuse_all(error)
         finally:
             nap.cancel()
@@ -306,15 +308,15 @@ class Loop:
         for letter, reply in zip(letters, outcome.replies, strict=True):
             _answer(letter, reply)
 
-    def decide(self, demanded: Sequence[Demanded]) -> Outcome:
+    def decide(self, demanded: Sequence[KeyedInput]) -> TurnOutcome:
         """What follows from these inputs now; memory stays as it is. A method so that a simulator can look on."""
         now = self.clock.now()
         self._mind_gaps(now)
-        return decide(self.fleet, self.runs, demanded, self.occasion(now))
+        return decide_turn(self.fleet, self.runs, demanded, self.occasion(now))
 
-    def occasion(self, now: Timestamp) -> Occasion:
+    def occasion(self, now: Timestamp) -> TurnContext:
         """What a turn at ``now`` is decided from, beside inputs and memory."""
-        return Occasion(now, self._heard_since, self.policy, self._remembered)
+        return TurnContext(now, self._heard_since, self.policy, self._remembered)
 
     def _mind_gaps(self, now: Timestamp) -> None:
         """Count no lease over a time in which no turn was taken, and saved.
@@ -323,23 +325,23 @@ class Loop:
         an owner have renewed. A monotonic clock would not do: it runs on while the process is stopped.
         """
         before = self._turn_at
-        if before is not None and 0 <= now - before <= GAP_S * 1_000_000:
+        if before is not None and 0 <= now - before <= TURN_GAP_S_MAX * 1_000_000:
             return
         self._heard_since = now
         if before is not None and before != self._gap_told:
             self._gap_told = before  # once, however often its turn has to be tried
             log.warning("clock.jumped", extra={"detail": f"{(now - before) / 1e6:.1f} s lie between two turns"})
 
-    def _take_mail(self) -> list[_Letter]:
+    def _take_mail(self) -> list[_QueuedInput]:
         """The letters of this turn; one that was in a turn that failed gets a turn of its own."""
         count = 1 if self._mail and self._mail[0].tries else INPUTS_A_TURN_MAX
         letters, self._mail = self._mail[:count], self._mail[count:]
         return letters
 
-    async def _without_known(self, letters: list[_Letter]) -> list[_Letter]:
+    async def _without_known(self, letters: list[_QueuedInput]) -> list[_QueuedInput]:
         """The letters whose idempotency key is new; the others are answered with what their key made before."""
-        keyed: dict[tuple[str, str], _Letter] = {}
-        fresh: list[_Letter] = []
+        keyed: dict[tuple[str, str], _QueuedInput] = {}
+        fresh: list[_QueuedInput] = []
         for letter in letters:
             key = letter.demanded.key
             if key is None:
@@ -358,10 +360,10 @@ class Loop:
             _answer(letter, await self._known(letter, use))
         return fresh
 
-    async def _known(self, letter: _Letter, use: IdempotencyRecord) -> AnyReply:
+    async def _known(self, letter: _QueuedInput, use: IdempotencyRecord) -> AnyReply:
         key = letter.demanded.key
         if not use.digest:
-            return _spent(use)
+            return _archived_error(use)
         if key is not None and key.digest != use.digest:
             return MooringsError(
                 "key.conflict",
@@ -374,7 +376,7 @@ class Loop:
             return self.fleet.claims.get(use.claim) or await self._in_writer(self.store.claim, use.claim)
         return None
 
-    def _give_up(self, letters: Sequence[_Letter], error: MooringsError) -> None:
+    def _give_up(self, letters: Sequence[_QueuedInput], error: MooringsError) -> None:
         """After a failed turn: try again what may have failed for another's sake, answer the others.
 
         What drivers and engines said is dropped: they are asked anew.
@@ -388,21 +390,21 @@ class Loop:
             else:
                 letter.reply.set_result(error)
 
-    def _apply(self, outcome: Outcome) -> None:
+    def _apply(self, outcome: TurnOutcome) -> None:
         self.fleet.apply(outcome.fleet)
         self.runs.apply(outcome.runs)
         if outcome.changes:
             self._remembered = None
             for event in outcome.changes.events:
-                if event.name in LOGGED:
-                    log.info(event.name, extra=_told(event))
+                if event.name in LOGGED_EVENTS:
+                    log.info(event.name, extra=_log_fields(event))
             claims = [claim for claim, _ in outcome.changes.claims]
             partitions = [partition for partition, _ in outcome.changes.partitions]
-            self._announce(Change(claims, partitions, outcome.runs))
+            self._announce(CommittedChange(claims, partitions, outcome.runs))
         elif outcome.fleet.offers is not None:
-            self._announce(Change((), (), ()))
+            self._announce(CommittedChange((), (), ()))
 
-    def _announce(self, change: Change) -> None:
+    def _announce(self, change: CommittedChange) -> None:
         if self._changed is not None and not self._changed.done():
             self._changed.set_result(None)
         for listener in self._listeners:
@@ -426,7 +428,7 @@ class Loop:
         """Answer everybody who still waits, now and from now on."""
         self._closed = True
         for letter in (*self._under_way, *self._mail):
-            _answer(letter, _going())
+            _answer(letter, _stopping_error())
         self._under_way = self._mail = []
 
     def close(self) -> None:
@@ -439,11 +441,11 @@ def _nothing() -> None:
     """What a writer does that has nothing to do."""
 
 
-def _going() -> MooringsError:
+def _stopping_error() -> MooringsError:
     return MooringsError("controller.unreachable", "this controller stops, or leads no longer", retryable=True)
 
 
-def _spent(use: IdempotencyRecord) -> MooringsError:
+def _archived_error(use: IdempotencyRecord) -> MooringsError:
     """What to say to a key whose record has left the database: never does it make a second one (law 5)."""
     hint = "use a new key for a new request"
     if use.run is not None:
@@ -451,13 +453,13 @@ def _spent(use: IdempotencyRecord) -> MooringsError:
     return MooringsError("claim.archived", f"the key made claim {use.claim}, which ended long ago", hint=hint)
 
 
-def _told(event: Event) -> dict[str, str]:
+def _log_fields(event: Event) -> dict[str, str]:
     about = {"claim": event.claim, "partition": event.partition, "run": event.run, "pool": event.pool}
     told = {**about, "device": event.device, "data": event.data}
     return {name: text for name, text in told.items() if text and text != "{}"}
 
 
-def _answer(letter: _Letter, reply: AnyReply) -> None:
+def _answer(letter: _QueuedInput, reply: AnyReply) -> None:
     if letter.reply is not None and not letter.reply.done():
         letter.reply.set_result(reply)
 

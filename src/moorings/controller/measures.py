@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from moorings.controller.guarantees import Guarantees, measure_guarantees
-from moorings.controller.meters import Meters
+from moorings.controller.guarantees import GuaranteeMetrics, collect_guarantee_metrics
+from moorings.controller.meters import Counters
 from moorings.core.claims import ENDED, ClaimState
 from moorings.core.devices import DeviceState
 from moorings.core.fleet import Fleet, PoolState
@@ -29,7 +29,7 @@ SIZES_MAX = 64  # of one pool: labels must stay few
 
 
 @dataclass(frozen=True, slots=True)
-class Measures:
+class ControllerMetrics:
     """The numbers; keys are pools and states in lower case, every state of every pool is there.
 
     Attributes:
@@ -61,26 +61,26 @@ class Measures:
     strays: int
     ready: bool
     seq: int
-    meters: Meters
-    guarantees: Guarantees = Guarantees()
+    meters: Counters
+    guarantees: GuaranteeMetrics = GuaranteeMetrics()
 
 
-def measure(
+def collect_metrics(
     fleet: Fleet,
     runs: RunRegistry,
-    meters: Meters,
+    meters: Counters,
     now: Timestamp,
     *,
     strays: int,
     ready: bool,
     seq: int,
     policy: Policy = _USUAL,
-) -> Measures:
+) -> ControllerMetrics:
     """The numbers of this moment."""
     pools = list(fleet.pools.values())
     names = [*fleet.pools, ANY_POOL]
     waiting, oldest = _queue(fleet, names, now)
-    return Measures(
+    return ControllerMetrics(
         claims=_claims(fleet, names),
         devices={(state.pool.name, kind): count for state in pools for kind, count in _devices(state).items()},
         partitions=_partitions(fleet),
@@ -94,7 +94,7 @@ def measure(
         ready=ready,
         seq=seq,
         meters=meters,
-        guarantees=measure_guarantees(fleet, policy, now),
+        guarantees=collect_guarantee_metrics(fleet, policy, now),
     )
 
 

@@ -17,7 +17,7 @@ TURN_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 
 ORDER_BOUNDS = (0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
-class Durations:
+class DurationHistogram:
     """How often something was done, and how long it took: a histogram.
 
     Args:
@@ -43,7 +43,7 @@ class Durations:
 
 
 @dataclass(slots=True)
-class Meters:
+class Counters:
     """The counts of one controller since it began to lead.
 
     Attributes:
@@ -53,11 +53,11 @@ class Meters:
         orders: answers of drivers by (pool, order, result); ``list`` is a listing.
     """
 
-    turns: Durations = field(default_factory=lambda: Durations(TURN_BOUNDS))
-    commits: Durations = field(default_factory=lambda: Durations(TURN_BOUNDS))
+    turns: DurationHistogram = field(default_factory=lambda: DurationHistogram(TURN_BOUNDS))
+    commits: DurationHistogram = field(default_factory=lambda: DurationHistogram(TURN_BOUNDS))
     failures: Counter[str] = field(default_factory=Counter)
-    orders: dict[tuple[str, str, str], Durations] = field(default_factory=dict)
+    orders: dict[tuple[str, str, str], DurationHistogram] = field(default_factory=dict)
 
     def add_order(self, pool: str, order: str, result: str, seconds: float) -> None:
         """Count a driver's answer."""
-        self.orders.setdefault((pool, order, result), Durations(ORDER_BOUNDS)).add(seconds)
+        self.orders.setdefault((pool, order, result), DurationHistogram(ORDER_BOUNDS)).add(seconds)

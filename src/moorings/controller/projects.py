@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, TypeVar
 
-from moorings.controller.forecasts import Lane
-from moorings.controller.loop import Loop
+from moorings.controller.forecasts import ForecastQueue
+from moorings.controller.loop import TurnLoop
 from moorings.controller.views import EstimateView, MovesView, WhatIfView
 from moorings.core.access import Caller, check_admin
 from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, check_spec
@@ -35,18 +35,18 @@ ESTIMATE_S_MAX: Final = 3.0
 ESTIMATES_WAITING_MAX: Final = 8
 WHAT_IF_S_MAX: Final = 10.0  # what is known by then is the answer
 WHAT_IFS_WAITING_MAX: Final = 2
-_RULES = ("project.limit", "project.guaranteed")
-_ASKED_ABOUT = ClaimId("estimate")  # never the id of a claim
+_LIMIT_REASONS = ("project.limit", "project.guaranteed")
+_ESTIMATE_CLAIM_ID = ClaimId("estimate")  # never the id of a claim
 
 
-class ProjectCases:
+class ProjectService:
     """What can be asked of projects and of the queue they share."""
 
-    def __init__(self, loop: Loop, clock: Clock) -> None:
+    def __init__(self, loop: TurnLoop, clock: Clock) -> None:
         self._loop = loop
         self._clock = clock
-        self._estimates = Lane("estimates", ESTIMATES_WAITING_MAX)
-        self._what_ifs = Lane("comparisons of policies", WHAT_IFS_WAITING_MAX)
+        self._estimates = ForecastQueue("estimates", ESTIMATES_WAITING_MAX)
+        self._what_ifs = ForecastQueue("comparisons of policies", WHAT_IFS_WAITING_MAX)
 
     def all(self) -> Sequence[Project]:
         """All projects, by name."""
@@ -103,8 +103,8 @@ class ProjectCases:
             project, most = never
             return EstimateView(None, why=f"project {project} may hold {most} devices at once, and no more")
         claim = Claim(
-            id=_ASKED_ABOUT,
-            name=_ASKED_ABOUT,
+            id=_ESTIMATE_CLAIM_ID,
+            name=_ESTIMATE_CLAIM_ID,
             owner=owner,
             subject=caller.subject,
             spec=spec,
@@ -130,7 +130,7 @@ class ProjectCases:
             return found
         # A project's rules may keep it waiting for ever, whoever leaves: that comes first.
         reasons = explain_wait(self._loop.fleet, claim, self._clock.now(), self._loop.policy).reasons
-        ruled = next((reason for reason in reasons if reason.code in _RULES), None)
+        ruled = next((reason for reason in reasons if reason.code in _LIMIT_REASONS), None)
         return replace(found, why=f"{ruled.message}; {found.why}") if ruled is not None else found
 
     async def what_if(self, caller: Caller, other: Policy) -> WhatIfView:

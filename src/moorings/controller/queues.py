@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from moorings.controller.loop import Change, Loop
+from moorings.controller.loop import CommittedChange, TurnLoop
 from moorings.core.access import RUN_OWNER_PREFIXES, Caller, check_owner_access
 from moorings.core.announced import QUEUE_JOBS_MAX, QueueConflictError, QueuedJob, QueueReport, check_instance_id
 from moorings.core.claims import check_owner, check_spec
@@ -21,7 +21,7 @@ from moorings.core.reasons import Reason
 from moorings.ports.clock import Clock
 from moorings.wire.codec import format_time
 
-BELIEVED_S_MIN, BELIEVED_S_MAX = 5.0, 600.0
+REPORT_TTL_S_MIN, REPORT_TTL_S_MAX = 5.0, 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +52,16 @@ class QueueView:
     version: str
 
 
-class Queues:
+class QueueService:
     """The use cases of other schedulers' agents."""
 
-    def __init__(self, loop: Loop, clock: Clock) -> None:
+    def __init__(self, loop: TurnLoop, clock: Clock) -> None:
         self._loop = loop
         self._clock = clock
         self._changed: asyncio.Future[None] | None = None
         loop.listen(self._tell_waiting)
 
-    def _tell_waiting(self, _change: Change) -> None:
+    def _tell_waiting(self, _change: CommittedChange) -> None:
         if self._changed is not None and not self._changed.done():
             self._changed.set_result(None)
 
@@ -88,8 +88,8 @@ class Queues:
                 f"{len(jobs)} jobs were told",
                 hint=f"tell the first {QUEUE_JOBS_MAX} of your queue's order",
             )
-        if not BELIEVED_S_MIN <= believed_s <= BELIEVED_S_MAX:
-            hint = f"use {BELIEVED_S_MIN:g} to {BELIEVED_S_MAX:g} seconds, and tell it anew before they are over"
+        if not REPORT_TTL_S_MIN <= believed_s <= REPORT_TTL_S_MAX:
+            hint = f"use {REPORT_TTL_S_MIN:g} to {REPORT_TTL_S_MAX:g} seconds, and tell it anew before they are over"
             raise MooringsError("queue.invalid", f"a list cannot be believed for {believed_s:g} s", hint=hint)
         now = self._clock.now()
         seen = set()
@@ -105,7 +105,7 @@ class Queues:
         try:
             await self._loop.post(QueueReported(told))
         except QueueConflictError as error:
-            raise _taken(error.told) from error
+            raise _conflict_error(error.told) from error
         return self._view(queue, instance)
 
     async def get(
@@ -143,7 +143,7 @@ class Queues:
     def _told(self, queue: str, instance: str | None) -> QueueReport:
         told, now = self._loop.fleet.announced.get(queue), self._clock.now()
         if told is not None and instance is not None and told.is_taken_from(instance, now):
-            raise _taken(told)
+            raise _conflict_error(told)
         if told is None or told.until <= now or instance not in (None, told.instance):
             raise MooringsError(
                 "queue.unknown", f"nothing was heard of {queue[:80]}", hint="its agent tells it: is that running?"
@@ -193,7 +193,7 @@ def _version_of(
     return hashlib.sha256(repr((counts, *others)).encode()).hexdigest()
 
 
-def _taken(told: QueueReport) -> MooringsError:
+def _conflict_error(told: QueueReport) -> MooringsError:
     kind, _, cluster = told.queue.partition("/")
     since, until = format_time(told.since), format_time(told.until)
     return MooringsError(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from moorings.controller.hardware import Hardware
-from moorings.controller.loop import Loop
+from moorings.controller.hardware import DriverManager
+from moorings.controller.loop import TurnLoop
 from moorings.core.claims import Claim, ClaimState, PartitionId
 from moorings.core.explain import WaitExplanation, explain_wait, unreachable_reason
 from moorings.core.reasons import Reason
@@ -17,10 +17,10 @@ def partition_of(claim: Claim) -> PartitionId:
     return claim.partition or NO_PARTITION
 
 
-class Reasons:
+class ReasonService:
     """Explains claims from what the controller knows now."""
 
-    def __init__(self, loop: Loop, hardware: Hardware, clock: Clock) -> None:
+    def __init__(self, loop: TurnLoop, hardware: DriverManager, clock: Clock) -> None:
         self._loop = loop
         self._hardware = hardware
         self._clock = clock

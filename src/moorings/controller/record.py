@@ -59,7 +59,7 @@ _NAMES = {kind: name for name, kind in INPUTS.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
+class VolatileState:
     """What a controller knew beside the records when it had read them from the database.
 
     A replay cannot work it out: where the answer to a save was lost, memory has less than the log.
@@ -83,7 +83,7 @@ class Remembered:
     moved: tuple[Timestamp, ...] = field(default=(), metadata=OMIT_IF_DEFAULT)
 
     @classmethod
-    def of(cls, fleet: Fleet) -> Remembered:
+    def of(cls, fleet: Fleet) -> VolatileState:
         """What a fleet holds beside the records."""
         known = fleet.beside_the_records()
         pools = (state.pool for state in fleet.pools.values())
@@ -111,7 +111,7 @@ class Remembered:
 
 
 @dataclass(frozen=True, slots=True)
-class Occasion:
+class TurnContext:
     """Everything beside the fleet and the runs that a turn is decided from.
 
     Attributes:
@@ -124,23 +124,23 @@ class Occasion:
     now: Timestamp
     since: Timestamp
     policy: Policy
-    loaded: Remembered | None = None
+    loaded: VolatileState | None = None
 
 
-def build_decided(occasion: Occasion, given: Sequence[AnyInput], decided: SchedulePlan) -> Event:
+def build_turn_event(occasion: TurnContext, given: Sequence[AnyInput], decided: SchedulePlan) -> Event:
     """The event that keeps a turn: what it was decided from, and what was granted and reserved."""
     data = {
         "now": occasion.now,
         "since": occasion.since,
         "policy": to_plain(occasion.policy),
         "loaded": to_plain(occasion.loaded),
-        "inputs": [[_NAMES[type(one)], to_plain(_told(one))] for one in given],
+        "inputs": [[_NAMES[type(one)], to_plain(_without_secrets(one))] for one in given],
         **plan_payload(decided),
     }
     return Event(name="turn.decided", at=occasion.now, data=canonical_json(data))
 
 
-def parse_decided(text: str) -> tuple[Occasion, tuple[AnyInput, ...]]:
+def parse_turn_event(text: str) -> tuple[TurnContext, tuple[AnyInput, ...]]:
     """What a turn was decided from.
 
     Raises:
@@ -148,7 +148,7 @@ def parse_decided(text: str) -> tuple[Occasion, tuple[AnyInput, ...]]:
     """
     try:
         data = json.loads(text)
-        return from_plain(Occasion, data), tuple(from_plain(INPUTS[name], one) for name, one in data["inputs"])
+        return from_plain(TurnContext, data), tuple(from_plain(INPUTS[name], one) for name, one in data["inputs"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         why = f": {error!s:.200}" if type(error) is ValueError else ""  # the others' words are those of a program
         raise MooringsError(
@@ -158,7 +158,7 @@ def parse_decided(text: str) -> tuple[Occasion, tuple[AnyInput, ...]]:
         ) from error
 
 
-def _told(given: AnyInput) -> AnyInput:
+def _without_secrets(given: AnyInput) -> AnyInput:
     if isinstance(given, CreateRun):
         return replace(given, job=replace(given.job, environment={}, workdir=""))
     return given

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from moorings.controller.record import Remembered, parse_decided
-from moorings.controller.turned_back import TURNED_BACK, learn, parse_learned
-from moorings.controller.turns import Demanded, decide
+from moorings.controller.record import VolatileState, parse_turn_event
+from moorings.controller.turned_back import REWIND_EVENT, parse_recovered_state, plan_recovery
+from moorings.controller.turns import KeyedInput, decide_turn
 from moorings.core.claims import Claim
 from moorings.core.errors import MooringsError
 from moorings.core.events import Event
@@ -19,12 +19,12 @@ from moorings.core.topology import Pool
 from moorings.ports.store import EventRow, Seq
 from moorings.workloads.turn import RunRegistry
 
-TURN = "turn.decided"
-_OUTSIDE = ("key.", "controller.")  # written by no turn
+TURN_EVENT = "turn.decided"
+_NON_TURN_PREFIXES = ("key.", "controller.")  # written by no turn
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class TurnDifference:
     """A turn that was decided otherwise this time.
 
     Attributes:
@@ -51,27 +51,27 @@ class Replay:
     def __post_init__(self) -> None:
         self.fleet = Fleet(self.pools)
 
-    def take(self, rows: Iterable[EventRow]) -> Iterator[Difference]:
+    def take(self, rows: Iterable[EventRow]) -> Iterator[TurnDifference]:
         """The differences found in these rows, which follow on those taken before.
 
         Raises:
             MooringsError: ``log.unreadable``.
         """
         for row in rows:
-            if row.event.name.startswith(_OUTSIDE):
+            if row.event.name.startswith(_NON_TURN_PREFIXES):
                 continue
             self._rows.append(row.event)
-            if row.event.name in (TURN, TURNED_BACK):
+            if row.event.name in (TURN_EVENT, REWIND_EVENT):
                 logged, self._rows = tuple(self._rows), []
-                decided = self._turn(row.event) if row.event.name == TURN else self._turn_back(row.event)
+                decided = self._turn(row.event) if row.event.name == TURN_EVENT else self._turn_back(row.event)
                 if decided != logged:
-                    yield Difference(row.seq, logged, decided)
+                    yield TurnDifference(row.seq, logged, decided)
 
     def _turn(self, event: Event) -> tuple[Event, ...]:
-        occasion, inputs = parse_decided(event.data)
+        occasion, inputs = parse_turn_event(event.data)
         if occasion.loaded is not None:
             self._load(occasion.loaded)
-        outcome = decide(self.fleet, self.runs, [Demanded(given) for given in inputs], occasion)
+        outcome = decide_turn(self.fleet, self.runs, [KeyedInput(given) for given in inputs], occasion)
         self.fleet.apply(outcome.fleet)
         self.runs.apply(outcome.runs)
         self.turns += 1
@@ -81,7 +81,7 @@ class Replay:
         """What is told to a database that was turned back; the next turn is that of a controller which reads it."""
         partitions = sorted(self.fleet.partitions.values(), key=lambda partition: partition.id)
         unended = sorted(self.runs.by_id.values(), key=lambda run: (run.created_at, run.id))
-        changes = learn(self._claims(), partitions, unended, parse_learned(event.data))
+        changes = plan_recovery(self._claims(), partitions, unended, parse_recovered_state(event.data))
         self.fleet.apply(
             FleetChanges(
                 claims={claim.id: (claim, save.expected) for claim, save in changes.claims},
@@ -95,7 +95,7 @@ class Replay:
         """Those that have not ended, as a database gives them."""
         return sorted(self.fleet.claims.values(), key=lambda claim: (claim.arrival, claim.id))
 
-    def _load(self, remembered: Remembered) -> None:
+    def _load(self, remembered: VolatileState) -> None:
         """What a controller does when it reads the database."""
         if remembered.pools and remembered.pools != tuple(map(str, self.pools)):
             raise MooringsError(

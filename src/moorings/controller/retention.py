@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from moorings.controller.loop import Loop
+from moorings.controller.loop import TurnLoop
 from moorings.core.instants import add_seconds
 from moorings.ports.archive import ArchiveWriter
 from moorings.ports.clock import Clock
@@ -30,7 +30,7 @@ _PAGE = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Swept:
+class RemovedCounts:
     """How much left."""
 
     events: int = 0
@@ -54,7 +54,7 @@ class Retention:
     def __init__(
         self,
         *,
-        loop: Loop,
+        loop: TurnLoop,
         store: Store,
         archives: ArchiveWriter,
         clock: Clock,
@@ -70,14 +70,14 @@ class Retention:
         self._keep_days = keep_days
         self._events_a_file = events_a_file or EVENTS_A_FILE
 
-    async def sweep(self) -> Swept:
+    async def sweep(self) -> RemovedCounts:
         """Let all go that may; how much did.
 
         Raises:
             MooringsError: ``archive.failed``, ``store.*``: what has not left is there, and leaves the next time.
         """
         runs, claims = await self._sweep_records()
-        return Swept(await self._sweep_events(), runs, claims)
+        return RemovedCounts(await self._sweep_events(), runs, claims)
 
     async def _sweep_events(self) -> int:
         known = await asyncio.to_thread(self._store.archives)

@@ -11,9 +11,9 @@ import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 
-from moorings.controller.idempotency import check_key, digest_of
-from moorings.controller.loop import Change, Loop
-from moorings.controller.reasons import Reasons, partition_of
+from moorings.controller.idempotency import check_idempotency_key, request_digest
+from moorings.controller.loop import CommittedChange, TurnLoop
+from moorings.controller.reasons import ReasonService, partition_of
 from moorings.controller.views import RunView
 from moorings.controller.waiting import Waiters
 from moorings.core.access import Caller, Role, check_owner_access
@@ -39,13 +39,15 @@ from moorings.workloads.turn import CancelRun, CreateRun, LabelRun
 log = logging.getLogger("moorings.controller")
 
 _PAGE = 200
-_MAY_RUN = (RunState.STARTING, RunState.RUNNING, RunState.YIELDING, RunState.STOPPING)
+RUNNING_STATES = (RunState.STARTING, RunState.RUNNING, RunState.YIELDING, RunState.STOPPING)
 
 
-class RunCases:
+class RunService:
     """The use cases of runs."""
 
-    def __init__(self, loop: Loop, store: Store, engines: Mapping[str, Engine], ids: Ids, reasons: Reasons) -> None:
+    def __init__(
+        self, loop: TurnLoop, store: Store, engines: Mapping[str, Engine], ids: Ids, reasons: ReasonService
+    ) -> None:
         self._loop = loop
         self._store = store
         self._engines = engines
@@ -54,7 +56,7 @@ class RunCases:
         self._waits: Waiters[RunId] = Waiters()
         loop.listen(self._tell_waiting)
 
-    def _tell_waiting(self, change: Change) -> None:
+    def _tell_waiting(self, change: CommittedChange) -> None:
         self._waits.wake(None if change.reloaded else [run.id for run in change.runs])
 
     async def create(
@@ -94,7 +96,7 @@ class RunCases:
             asked = {"job": to_plain_without_defaults(job), "engine": engine} | (
                 {"claim": within} if within is not None else {}
             )
-            use = IdempotencyRecord(caller.subject, check_key(key), digest_of(asked), run=ident)
+            use = IdempotencyRecord(caller.subject, check_idempotency_key(key), request_digest(asked), run=ident)
         if job.appliance is not None:
             job = replace(job, name=ident, priority=await self._priority(caller, job.appliance, job.priority))
         else:
@@ -284,7 +286,7 @@ class RunCases:
         Nothing is removed by this: its partition goes when its end is saved.
         """
         engine = self._engines.get(run.engine)
-        if error.code != "store.unavailable" or engine is None or run.state not in _MAY_RUN:
+        if error.code != "store.unavailable" or engine is None or run.state not in RUNNING_STATES:
             return error
         try:
             await engine.cancel(run.id, why)

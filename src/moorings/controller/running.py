@@ -12,8 +12,8 @@ import logging
 from collections.abc import Iterable, Mapping
 from functools import partial
 
-from moorings.controller.hardware import Hardware, order_of
-from moorings.controller.loop import Change, Loop
+from moorings.controller.hardware import DriverManager, partition_spec
+from moorings.controller.loop import CommittedChange, TurnLoop
 from moorings.core.access import RUN_OWNER_PREFIXES
 from moorings.core.bindings import NO_BINDING, NO_DEVICES_BINDING, Binding
 from moorings.core.claims import ClaimState, PartitionId
@@ -31,19 +31,21 @@ log = logging.getLogger("moorings.controller")
 
 RETRY_S, RETRY_S_MAX = 0.25, 10.0
 STOP_AGAIN_S = 5.0
-ORPHANS_S = 10.0
-LOOK_S = 5.0  # so long a look at a checkpoint folder is waited for before the subject's next one
-LOOKS_HUNG_MAX = 2  # of one subject; while so many have not returned, its other folders are not looked at
-SAVED_S = 15.0  # between two looks at checkpoint folders, and at least between two checkpoints of a claim that are told
+ORPHAN_SWEEP_S = 10.0
+CHECKPOINT_PROBE_S = 5.0  # so long a look at a checkpoint folder is waited for before the subject's next one
+HUNG_PROBES_MAX = 2  # of one subject; while so many have not returned, its other folders are not looked at
+CHECKPOINT_INTERVAL_S = (
+    15.0  # between two looks at checkpoint folders, and at least between two checkpoints of a claim that are told
+)
 
-_OBSERVED = (RunState.STARTING, RunState.RUNNING, RunState.YIELDING, RunState.STOPPING)
+RUNNING_STATES = (RunState.STARTING, RunState.RUNNING, RunState.YIELDING, RunState.STOPPING)
 
 
-class Running:
+class RunManager:
     """Keeps engines doing what the runs' states ask."""
 
     def __init__(
-        self, loop: Loop, engines: Mapping[str, Engine], hardware: Hardware, clock: Clock, installation: str
+        self, loop: TurnLoop, engines: Mapping[str, Engine], hardware: DriverManager, clock: Clock, installation: str
     ) -> None:
         self.engines = engines
         self._loop = loop
@@ -74,12 +76,12 @@ class Running:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _follow(self, change: Change) -> None:
+    def _follow(self, change: CommittedChange) -> None:
         for run in change.runs:
             self._act(run)
 
     def _act(self, run: Run) -> None:
-        if self._closing or run.id in self._acts or not _asks(run):
+        if self._closing or run.id in self._acts or not _needs_action(run):
             return
         task = asyncio.create_task(self._carry_out(run.id), name=f"act-{run.id}")
         self._acts[run.id] = task
@@ -97,7 +99,7 @@ class Running:
         submitted = False
         while True:
             run = self._loop.runs.by_id.get(ident)
-            if run is None or not _asks(run):
+            if run is None or not _needs_action(run):
                 return
             engine = self.engines.get(run.engine)
             if engine is None:  # it was taken out of the settings: its runs wait until it is back
@@ -144,7 +146,7 @@ class Running:
         if partition is None or partition.state is not PartitionState.ACTIVE:
             await self._clock.sleep(RETRY_S)
             return False
-        order = order_of(partition, self._installation)
+        order = partition_spec(partition, self._installation)
         binding = await self._hardware.drivers[partition.pool].binding(order)
         return await self._submit(engine, run, binding, partition.id)
 
@@ -192,7 +194,7 @@ class Running:
         watched = [
             run
             for run in self._loop.runs.by_id.values()
-            if run.engine == engine.name and (run.state in _OBSERVED or run.is_queued)
+            if run.engine == engine.name and (run.state in RUNNING_STATES or run.is_queued)
         ]
         if not watched:
             return
@@ -207,7 +209,7 @@ class Running:
                 continue  # it is being started at this moment
             if seen.phase is RunPhase.ABSENT and (run.state is RunState.STARTING or run.is_unsubmitted):
                 self._act(run)
-            elif _tells(run, seen):
+            elif _is_significant(run, seen):
                 self._loop.tell(seen)
             elif run.state is RunState.YIELDING:
                 self._act(run)
@@ -220,7 +222,7 @@ class Running:
         A folder is where its user says, also on a disk that never answers: then that user's looks wait, and no others.
         """
         while True:
-            await self._clock.sleep(SAVED_S)
+            await self._clock.sleep(CHECKPOINT_INTERVAL_S)
             saving: dict[str, list[RunId]] = {}
             for run in self._loop.runs.by_id.values():
                 if self._may_save(run):
@@ -243,12 +245,12 @@ class Running:
     async def _look_for_checkpoints(self, subject: str, runs: Iterable[RunId]) -> None:
         for ident in runs:
             hung = sum(whose == subject for whose, _ in self._looks.values())
-            if ident in self._looks or hung >= LOOKS_HUNG_MAX:
+            if ident in self._looks or hung >= HUNG_PROBES_MAX:
                 continue
             look = asyncio.create_task(self._look_for_checkpoint(ident), name=f"checkpoint-{ident}")
             self._looks[ident] = subject, look
             look.add_done_callback(partial(self._returned, ident))
-            await asyncio.wait((look,), timeout=LOOK_S)
+            await asyncio.wait((look,), timeout=CHECKPOINT_PROBE_S)
 
     def _returned(self, ident: RunId, _: object) -> None:
         del self._looks[ident]
@@ -266,14 +268,14 @@ class Running:
         if at is None or claim is None or claim.ready_at is None or at <= claim.ready_at:
             return
         before = claim.checkpoint_at
-        if before is None or at >= add_seconds(before, SAVED_S):
+        if before is None or at >= add_seconds(before, CHECKPOINT_INTERVAL_S):
             self._loop.tell(CheckpointSaved(claim.id, Timestamp(min(at, self._clock.now()))))
 
     async def _sweep_orphans(self) -> None:
         """Release claims of runs that no record knows: a net under the transactions that make both together."""
         alive: list[frozenset[str]] = []
         while True:
-            await self._clock.sleep(ORPHANS_S)
+            await self._clock.sleep(ORPHAN_SWEEP_S)
             alive = [*alive[-4:], frozenset(claim_owner(run.id, run.job) for run in self._loop.runs.by_id.values())]
             unreleased = [c for c in self._loop.fleet.claims.values() if c.state is not ClaimState.RELEASING]
             for claim in (claim for kind in RUN_OWNER_PREFIXES for claim in find_orphans(unreleased, kind, alive)):
@@ -281,7 +283,7 @@ class Running:
                 self._loop.tell(ReleaseClaim(claim, "no run holds it"))
 
 
-def _asks(run: Run) -> bool:
+def _needs_action(run: Run) -> bool:
     """Whether its state asks for something to be done."""
     return run.state in (RunState.STARTING, RunState.YIELDING, RunState.STOPPING) or run.is_unsubmitted
 
@@ -293,7 +295,7 @@ def _of_this_attempt(run: Run, seen: RunStatus) -> RunStatus:
     return seen
 
 
-def _tells(run: Run, seen: RunStatus) -> bool:
+def _is_significant(run: Run, seen: RunStatus) -> bool:
     """Whether a sighting changes anything."""
     if seen.reference is not None and seen.reference != run.reference:
         return True

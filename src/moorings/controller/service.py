@@ -11,26 +11,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from moorings.controller.findings import Doctor
-from moorings.controller.hardware import Hardware, order_of
-from moorings.controller.idempotency import check_key, digest_of
-from moorings.controller.keys import Keys
-from moorings.controller.loop import Change, Loop
-from moorings.controller.measures import Measures, measure
-from moorings.controller.projects import ProjectCases
-from moorings.controller.queues import Queues
-from moorings.controller.reasons import NO_PARTITION, Reasons, partition_of
-from moorings.controller.run_cases import RunCases
+from moorings.controller.hardware import DriverManager, partition_spec
+from moorings.controller.idempotency import check_idempotency_key, request_digest
+from moorings.controller.keys import AccessKeyManager
+from moorings.controller.loop import CommittedChange, TurnLoop
+from moorings.controller.measures import ControllerMetrics, collect_metrics
+from moorings.controller.projects import ProjectService
+from moorings.controller.queues import QueueService
+from moorings.controller.reasons import NO_PARTITION, ReasonService, partition_of
+from moorings.controller.run_cases import RunService
 from moorings.controller.views import (
     ClaimView,
     DeviceView,
     Explanation,
     PartitionView,
     PoolView,
+    describe_claim,
     device_view,
-    holders,
     partition_view,
+    partitions_by_device,
     pool_view,
-    summary,
 )
 from moorings.controller.waiting import Waiters
 from moorings.core.access import RUN_OWNER_PREFIXES, Caller, Role, check_admin, check_owner_access
@@ -73,7 +73,7 @@ from moorings.wire.codec import format_time
 from moorings.wire.shapes import FindingsBody
 from moorings.workloads.appliance import appliance_priority
 
-UNTIL: Mapping[str, frozenset[ClaimState]] = {
+WAIT_TARGETS: Mapping[str, frozenset[ClaimState]] = {
     "GRANTED": frozenset(ClaimState) - {ClaimState.ANNOUNCED, ClaimState.PENDING},
     "READY": frozenset(ClaimState) - {ClaimState.ANNOUNCED, ClaimState.PENDING, ClaimState.GRANTED},
     "ENDED": ENDED,
@@ -88,11 +88,11 @@ class Controller:
     def __init__(
         self,
         *,
-        loop: Loop,
+        loop: TurnLoop,
         store: Store,
-        hardware: Hardware,
+        hardware: DriverManager,
         engines: Mapping[str, Engine],
-        keys: Keys,
+        keys: AccessKeyManager,
         clock: Clock,
         ids: Ids,
         installation: str,
@@ -104,17 +104,17 @@ class Controller:
         self._clock = clock
         self._ids = ids
         self.installation = installation
-        self.queues = Queues(loop, clock)
-        self.projects = ProjectCases(loop, clock)
-        self._reasons = Reasons(loop, hardware, clock)
-        self.runs = RunCases(loop, store, engines, ids, self._reasons)
+        self.queues = QueueService(loop, clock)
+        self.projects = ProjectService(loop, clock)
+        self._reasons = ReasonService(loop, hardware, clock)
+        self.runs = RunService(loop, store, engines, ids, self._reasons)
         self._doctor = Doctor(loop, store, clock, hardware.strays)
         self._claim_waits: Waiters[ClaimId] = Waiters()
         loop.listen(self._tell_waiting)
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 
-    def _tell_waiting(self, change: Change) -> None:
+    def _tell_waiting(self, change: CommittedChange) -> None:
         """Wake those who wait for what has changed; after a reload everybody, for some of it may have ended unseen."""
         self._claim_waits.wake(None if change.reloaded else [claim.id for claim in change.claims])
 
@@ -188,11 +188,11 @@ class Controller:
         )
         use = None
         if key is not None:
-            digest = digest_of({"name": name, "owner": owner, "claim": to_plain_without_defaults(spec)})
-            use = IdempotencyRecord(caller.subject, check_key(key), digest, claim=ident)
+            digest = request_digest({"name": name, "owner": owner, "claim": to_plain_without_defaults(spec)})
+            use = IdempotencyRecord(caller.subject, check_idempotency_key(key), digest, claim=ident)
         claim = await self._loop.post(given, use)
         assert isinstance(claim, Claim)
-        return self._claim_view(await self._claim_until(claim, UNTIL[until], wait_s))
+        return self._claim_view(await self._claim_until(claim, WAIT_TARGETS[until], wait_s))
 
     async def release_claim(
         self, caller: Caller, ident: str, *, wait_s: float = 0, only_waiting: bool = False
@@ -267,7 +267,7 @@ class Controller:
         """
         claim = await self._find_claim(ident)
         if wait_s > 0:
-            claim = await self._claim_until(claim, UNTIL[until], wait_s)
+            claim = await self._claim_until(claim, WAIT_TARGETS[until], wait_s)
         return self._claim_view(claim)
 
     async def list_claims(
@@ -307,7 +307,9 @@ class Controller:
             return Explanation(claim, soon.message, None, (soon,))
         reason = self._reasons.delay(claim) or claim.reason
         reasons = (reason,) if reason is not None else ()
-        return Explanation(claim, summary(claim, self._loop.fleet.partitions.get(partition_of(claim))), None, reasons)
+        return Explanation(
+            claim, describe_claim(claim, self._loop.fleet.partitions.get(partition_of(claim))), None, reasons
+        )
 
     async def await_binding(self, caller: Caller, ident: str, wait_s: float) -> None:
         """Returns when there may be a binding of the claim, or never will be, or after ``wait_s``.
@@ -315,7 +317,7 @@ class Controller:
         Raises:
             MooringsError: ``claim.unknown``, ``owner.denied``: who may not see the binding waits for nothing.
         """
-        await self._claim_until(await self._claim_to_bind(caller, ident), UNTIL["READY"], wait_s)
+        await self._claim_until(await self._claim_to_bind(caller, ident), WAIT_TARGETS["READY"], wait_s)
 
     async def claim_binding(self, caller: Caller, ident: str) -> Binding:
         """What the claim's job is given; only its owner and admins may see it.
@@ -340,7 +342,7 @@ class Controller:
                 hint="wait until it is ACTIVE",
                 retryable=True,
             )
-        return await self._hardware.drivers[partition.pool].binding(order_of(partition, self.installation))
+        return await self._hardware.drivers[partition.pool].binding(partition_spec(partition, self.installation))
 
     async def _claim_to_bind(self, caller: Caller, ident: str) -> Claim:
         claim = await self._find_claim(ident)
@@ -469,7 +471,7 @@ class Controller:
             states, first = states[names.index(name) :], index + 1
         found: list[DeviceView] = []
         for state in states:
-            held = holders(self._loop.fleet, state)
+            held = partitions_by_device(self._loop.fleet, state)
             last = min(state.pool.topology.n_devices, first + page.limit - len(found))
             unheld = self._hardware.unheld(state.pool.name)
             found += [device_view(self._loop.fleet, state, at, held.get(at), unheld) for at in range(first, last)]
@@ -485,7 +487,7 @@ class Controller:
             MooringsError: ``device.unknown``.
         """
         state, index = self._find_device(ident)
-        held, unheld = holders(self._loop.fleet, state), self._hardware.unheld(state.pool.name)
+        held, unheld = partitions_by_device(self._loop.fleet, state), self._hardware.unheld(state.pool.name)
         return device_view(self._loop.fleet, state, index, held.get(index), unheld)
 
     async def drain_device(self, caller: Caller, ident: str, reason: str) -> DeviceView:
@@ -613,9 +615,11 @@ class Controller:
         check_admin(caller, "look into the controller")
         return FindingsBody(at=format_time(self._clock.now()), items=tuple(await self._doctor.look()))
 
-    def measures(self) -> Measures:
+    def measures(self) -> ControllerMetrics:
         """How it stands, in numbers."""
         loop, strays = self._loop, sum(map(len, self._hardware.strays()))
         ready = not loop.problem
         now, policy = self._clock.now(), loop.policy
-        return measure(loop.fleet, loop.runs, loop.meters, now, strays=strays, ready=ready, seq=loop.seq, policy=policy)
+        return collect_metrics(
+            loop.fleet, loop.runs, loop.meters, now, strays=strays, ready=ready, seq=loop.seq, policy=policy
+        )

@@ -34,20 +34,20 @@ from moorings.workloads.runs import Run, RunEvent, RunId, RunState
 
 log = logging.getLogger("moorings.controller")
 
-HOLDER = "moor restore"
+CONTROLLER_NAME = "moor restore"
 SEQ_GAP = 1000  # above the last event that is known to have been told
 BLIND_GAP = 1_000_000  # where nobody knows any more how far numbers had come
 BLIND_RATE = (
     100  # events a second: the same backup, restored blindly twice, gives other numbers as long as there are less
 )
 ATTEMPT_GAP = 1000
-BEGIN = Timestamp(1_577_836_800 * SECOND)  # 2020: seconds since then fit into an attempt's column until 2088
-TURNED_BACK = "database.turned_back"
+ATTEMPT_EPOCH = Timestamp(1_577_836_800 * SECOND)  # 2020: seconds since then fit into an attempt's column until 2088
+REWIND_EVENT = "database.turned_back"
 _WHY = "it was served after the moment that was restored: its run has started, on a partition that no record knows"
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class StartedRun:
     """What is left of a run that was started.
 
     Attributes:
@@ -72,7 +72,7 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
-class Living:
+class LiveRun:
     """A run whose processes live.
 
     Attributes:
@@ -84,11 +84,11 @@ class Living:
     run: RunId
     job: JobSpec
     engine: str
-    started: Started
+    started: StartedRun
 
 
 @dataclass(frozen=True, slots=True)
-class Within:
+class UnrecordedRun:
     """A run that no record knows, alive in a partition that one knows: its claim was there before, and it came since.
 
     ``body_bytes``: of the job, of which the log has only a part.
@@ -98,12 +98,12 @@ class Within:
     claim: ClaimId
     job: JobSpec
     engine: str
-    started: Started
+    started: StartedRun
     body_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
+class RecoveredState:
     """What the records learn of the world: everything that their changes follow from.
 
     Attributes:
@@ -117,12 +117,12 @@ class Learned:
     now: Timestamp
     epoch: Epoch
     after: Seq
-    started: Mapping[RunId, Started] = field(default_factory=dict)
-    within: tuple[Within, ...] = ()
+    started: Mapping[RunId, StartedRun] = field(default_factory=dict)
+    within: tuple[UnrecordedRun, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class EngineObservations:
     """What the records of a database that was turned back do not know.
 
     Attributes:
@@ -131,12 +131,12 @@ class World:
         fenced: the epoch of the last leader that engines have heard of.
     """
 
-    started: Callable[[RunId], Started | None]
-    living: Callable[[Collection[RunId]], Iterable[Living]]
+    started: Callable[[RunId], StartedRun | None]
+    living: Callable[[Collection[RunId]], Iterable[LiveRun]]
     fenced: Callable[[], Epoch]
 
 
-def lead(
+def begin_leading(
     store: Store,
     known: LogPosition | None,
     note: Callable[[LogPosition], None],
@@ -168,10 +168,10 @@ def lead(
     return epoch
 
 
-def make_ready_if_it_went_back(
+def recover_if_rewound(
     store: Store,
     known: LogPosition,
-    world: World,
+    world: EngineObservations,
     now: Timestamp,
     spare: Callable[[str, bool], None],
     note: Callable[[LogPosition], None],
@@ -199,18 +199,18 @@ def make_ready_if_it_went_back(
     error = rewound_error(known, at)
     log.error(error.code, extra={"detail": error.detail, "hint": error.hint})
     spare(error.detail, False)
-    make_ready(store, world, None, now, above=known, note=note)
+    recover(store, world, None, now, above=known, note=note)
     spare(error.detail, True)
 
 
-def make_ready(
+def recover(
     store: Store,
-    world: World,
+    world: EngineObservations,
     last: LogPosition | None,
     now: Timestamp,
     above: LogPosition | None = None,
     note: Callable[[LogPosition], None] = lambda _: None,
-) -> Learned:
+) -> RecoveredState:
     """Make a database that was turned back fit to be led from; what its records have learned.
 
     Done twice it does no harm.
@@ -238,14 +238,14 @@ def make_ready(
     within = tuple(_within(store, living, saved.claims, saved.partitions))
     if above is not None:
         store.rise(above)
-    rise(store, world.fenced(), last, now)
-    epoch = lead(store, above, note, HOLDER, now)
-    learned = Learned(now, epoch, saved.seq, started, within)
-    store.commit(epoch, learn(saved.claims, saved.partitions, saved.runs, learned))
+    raise_numbers(store, world.fenced(), last, now)
+    epoch = begin_leading(store, above, note, CONTROLLER_NAME, now)
+    learned = RecoveredState(now, epoch, saved.seq, started, within)
+    store.commit(epoch, plan_recovery(saved.claims, saved.partitions, saved.runs, learned))
     return learned
 
 
-def _since(run: Run, found: Started) -> bool:
+def _since(run: Run, found: StartedRun) -> bool:
     """Whether it was started since: an earlier attempt has yielded, and tells nothing of the one that waits."""
     if run.state is RunState.WAITING:
         return found.attempt >= run.attempt
@@ -253,8 +253,8 @@ def _since(run: Run, found: Started) -> bool:
 
 
 def _within(
-    store: Store, living: Iterable[Living], claimed: Iterable[Claim], held: Iterable[Partition]
-) -> Iterable[Within]:
+    store: Store, living: Iterable[LiveRun], claimed: Iterable[Claim], held: Iterable[Partition]
+) -> Iterable[UnrecordedRun]:
     """The runs that live in a claim of the records, and that no record knows."""
     on = {claim.partition: claim.id for claim in claimed if claim.state in SERVED}
     used = [partition for partition in held if partition.id in on]
@@ -263,10 +263,10 @@ def _within(
         on_it = [part for part in used if part.id == one.started.partition]
         known = store.run(one.run) if on_it else None
         if on_it and (known is None or known.id != one.run):  # else its job has that name
-            yield Within(one.run, on[on_it[0].id], one.job, one.engine, one.started, job_size_bytes(one.job))
+            yield UnrecordedRun(one.run, on[on_it[0].id], one.job, one.engine, one.started, job_size_bytes(one.job))
 
 
-def rise(store: Store, fenced: Epoch, last: LogPosition | None, now: Timestamp) -> None:
+def raise_numbers(store: Store, fenced: Epoch, last: LogPosition | None, now: Timestamp) -> None:
     """Let numbers only ever rise: whoever watches takes new events for old ones else, and fences refuse the leader.
 
     Args:
@@ -284,10 +284,12 @@ def rise(store: Store, fenced: Epoch, last: LogPosition | None, now: Timestamp) 
 
 
 def _age_s(now: Timestamp) -> int:
-    return max(now - BEGIN, 0) // SECOND
+    return max(now - ATTEMPT_EPOCH, 0) // SECOND
 
 
-def learn(claimed: Iterable[Claim], held: Iterable[Partition], unended: Iterable[Run], learned: Learned) -> Changes:
+def plan_recovery(
+    claimed: Iterable[Claim], held: Iterable[Partition], unended: Iterable[Run], learned: RecoveredState
+) -> Changes:
     """What the records have to become by what they learn; the last event tells all that it follows from.
 
     Args:
@@ -296,7 +298,7 @@ def learn(claimed: Iterable[Claim], held: Iterable[Partition], unended: Iterable
         unended: and the runs.
         learned: what they learn.
     """
-    learning = _Learning(claimed, held, learned)
+    learning = _RecordRecovery(claimed, held, learned)
     taken = {within.claim for within in learned.within}
     for run in unended:
         if run.id in learned.started:
@@ -308,14 +310,14 @@ def learn(claimed: Iterable[Claim], held: Iterable[Partition], unended: Iterable
     return learning.changes()
 
 
-def parse_learned(text: str) -> Learned:
+def parse_recovered_state(text: str) -> RecoveredState:
     """What records learned, as the event tells it.
 
     Raises:
         MooringsError: ``log.unreadable``.
     """
     try:
-        return from_plain(Learned, json.loads(text))
+        return from_plain(RecoveredState, json.loads(text))
     except (ValueError, RecursionError) as error:
         raise MooringsError(
             "log.unreadable",
@@ -324,10 +326,10 @@ def parse_learned(text: str) -> Learned:
         ) from error
 
 
-class _Learning:
+class _RecordRecovery:
     """The records as they change."""
 
-    def __init__(self, claimed: Iterable[Claim], held: Iterable[Partition], learned: Learned) -> None:
+    def __init__(self, claimed: Iterable[Claim], held: Iterable[Partition], learned: RecoveredState) -> None:
         self._before = {claim.id: claim for claim in claimed}
         self._held = {partition.id: partition for partition in held}
         self._claims = dict(self._before)
@@ -336,7 +338,7 @@ class _Learning:
         self._now = learned.now
         self._changes = Changes()
 
-    def restart(self, run: Run, started: Started) -> None:
+    def restart(self, run: Run, started: StartedRun) -> None:
         """It runs, or has ended since: the first look at it says so. Its claim is what it is on, or of no use to it."""
         assert run.claim is not None
         waiting = run
@@ -362,7 +364,7 @@ class _Learning:
         self._changes.runs.append((waiting, ExpectedVersion(run.version)))
         self._tell("run.requeued", run=run.id, claim=run.claim)
 
-    def take(self, within: Within) -> None:
+    def take(self, within: UnrecordedRun) -> None:
         """It is in the records again, within its claim, and as that one's subject's."""
         claim, started = self._claims[within.claim], within.started
         run = Run(
@@ -425,7 +427,7 @@ class _Learning:
                 self._active(self._partitions[ident])
         for claim, before in self._before.items():
             changed = self._claims[claim]
-            changed = changed if changed.ended else _apart(changed, self._now, self._learned.epoch)
+            changed = changed if changed.ended else _skip_attempts(changed, self._now, self._learned.epoch)
             self._changes.claims.append((changed, ExpectedVersion(before.version)))
         for ident, partition in self._held.items():
             if self._partitions[ident] != partition:
@@ -434,7 +436,7 @@ class _Learning:
         within = [replace(one, job=replace(one.job, environment={}, workdir="")) for one in self._learned.within]
         told = to_plain(replace(self._learned, within=tuple(within)))
         assert isinstance(told, dict)
-        self._changes.events.append(Event(name=TURNED_BACK, at=self._now, data=canonical_json(told)))
+        self._changes.events.append(Event(name=REWIND_EVENT, at=self._now, data=canonical_json(told)))
         return self._changes
 
     def _tell(
@@ -452,7 +454,7 @@ class _Learning:
         self._changes.events.append(event)
 
 
-def _apart(claim: Claim, now: Timestamp, epoch: Epoch) -> Claim:
+def _skip_attempts(claim: Claim, now: Timestamp, epoch: Epoch) -> Claim:
     """The claim, its next partition unlike all that were made for it since: ids and marks hold the attempt.
 
     By the clock, for the same copy may be put back twice. Where the clock is behind, by the leader's number, which is

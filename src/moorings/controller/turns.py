@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from moorings.controller.record import AnyInput, Occasion, build_decided
+from moorings.controller.record import AnyInput, TurnContext, build_turn_event
 from moorings.core.claims import Claim, ClaimId
 from moorings.core.errors import MooringsError
 from moorings.core.events import Event
@@ -26,7 +26,7 @@ AnyReply = Reply | Run
 
 
 @dataclass(frozen=True, slots=True)
-class Demanded:
+class KeyedInput:
     """An input, and the idempotency key its caller sent with it."""
 
     given: AnyInput
@@ -34,7 +34,7 @@ class Demanded:
 
 
 @dataclass(slots=True)
-class Outcome:
+class TurnOutcome:
     """What a turn decided: ``changes`` go to the database, the rest to memory once they are there.
 
     ``replies`` answers each input, in order; ``at`` is the turn's time.
@@ -47,7 +47,7 @@ class Outcome:
     replies: list[AnyReply] = field(default_factory=list)
 
 
-def decide(fleet: Fleet, runs: RunRegistry, inputs: Sequence[Demanded], occasion: Occasion) -> Outcome:
+def decide_turn(fleet: Fleet, runs: RunRegistry, inputs: Sequence[KeyedInput], occasion: TurnContext) -> TurnOutcome:
     """The outcome of a turn over ``inputs``; ``turn.decided``, its last event, tells what it was decided from."""
     policy, now = occasion.policy, occasion.now
     with Turn(fleet, policy, now) as turn:
@@ -55,8 +55,8 @@ def decide(fleet: Fleet, runs: RunRegistry, inputs: Sequence[Demanded], occasion
         replies: list[AnyReply] = []
         created: dict[ClaimId, int] = {}
         for position, demanded in enumerate(inputs):
-            replies.append(_take(turn, run_turn, demanded.given))
-            claim = _claim_made(demanded.given)
+            replies.append(_handle(turn, run_turn, demanded.given))
+            claim = _new_claim_id(demanded.given)
             if claim is not None:
                 created[claim] = position
         for demand in run_turn.lapse(turn.lapse(occasion.since, run_turn.holds)):
@@ -65,11 +65,11 @@ def decide(fleet: Fleet, runs: RunRegistry, inputs: Sequence[Demanded], occasion
             replies[created[claim]] = refusal
         for demand in run_turn.follow([claim for claim, _ in turn.changes.claims.values()]):
             turn.take(demand)
-        replies = [_latest(turn, run_turn, reply) for reply in replies]
+        replies = [_current_reply(turn, run_turn, reply) for reply in replies]
         changes = _changes(turn.changes, run_turn, turn.events, inputs, replies)
         if changes or turn.changes.reservations is not None or turn.changes.announced:
-            changes.events.append(build_decided(occasion, [demanded.given for demanded in inputs], turn.decided))
-        return Outcome(
+            changes.events.append(build_turn_event(occasion, [demanded.given for demanded in inputs], turn.decided))
+        return TurnOutcome(
             changes=changes,
             at=now,
             fleet=turn.changes,
@@ -78,7 +78,7 @@ def decide(fleet: Fleet, runs: RunRegistry, inputs: Sequence[Demanded], occasion
         )
 
 
-def _take(turn: Turn, run_turn: RunTurn, given: AnyInput) -> AnyReply:
+def _handle(turn: Turn, run_turn: RunTurn, given: AnyInput) -> AnyReply:
     if not isinstance(given, CreateRun | CancelRun | LabelRun | RunRejected | RunStatus):
         return _refusal(turn, run_turn, given) or turn.take(given)
     try:
@@ -109,13 +109,13 @@ def _refusal(turn: Turn, run_turn: RunTurn, given: Input) -> MooringsError | Non
     return MooringsError("claim.held_by_run", f"run {run.id} has claim {claim}", hint=hint)
 
 
-def _claim_made(given: AnyInput) -> ClaimId | None:
+def _new_claim_id(given: AnyInput) -> ClaimId | None:
     if isinstance(given, CreateClaim):
         return given.id
     return given.claim if isinstance(given, CreateRun) and not given.within else None
 
 
-def _latest(turn: Turn, run_turn: RunTurn, reply: AnyReply) -> AnyReply:
+def _current_reply(turn: Turn, run_turn: RunTurn, reply: AnyReply) -> AnyReply:
     """The reply as the end of the turn has it: a claim may have been granted after it was created."""
     if isinstance(reply, Run):
         return run_turn.run(reply.id)
@@ -127,7 +127,11 @@ def _latest(turn: Turn, run_turn: RunTurn, reply: AnyReply) -> AnyReply:
 
 
 def _changes(
-    fleet: FleetChanges, run_turn: RunTurn, events: list[Event], inputs: Sequence[Demanded], replies: Sequence[AnyReply]
+    fleet: FleetChanges,
+    run_turn: RunTurn,
+    events: list[Event],
+    inputs: Sequence[KeyedInput],
+    replies: Sequence[AnyReply],
 ) -> Changes:
     return Changes(
         claims=[(claim, ExpectedVersion(expected)) for claim, expected in fleet.claims.values()],

@@ -152,7 +152,7 @@ def pool_view(fleet: Fleet, state: PoolState) -> PoolView:
     )
 
 
-def holders(fleet: Fleet, state: PoolState) -> dict[int, Partition]:
+def partitions_by_device(fleet: Fleet, state: PoolState) -> dict[int, Partition]:
     """The partition that holds each device of a pool that is held."""
     return {
         index: partition
@@ -190,7 +190,7 @@ def partition_view(fleet: Fleet, partition: Partition) -> PartitionView:
     return PartitionView(partition, claim.owner if claim is not None else "", fleet.pools[partition.pool].pool.kind)
 
 
-def summary(claim: Claim, partition: Partition | None) -> str:
+def describe_claim(claim: Claim, partition: Partition | None) -> str:
     """How a claim stands, in a sentence."""
     if partition is not None:
         return (

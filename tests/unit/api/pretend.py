@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from moorings.controller.measures import Measures, measure
-from moorings.controller.meters import Meters
+from moorings.controller.measures import ControllerMetrics, collect_metrics
+from moorings.controller.meters import Counters
 from moorings.controller.views import (
     ClaimView,
     DeviceView,
@@ -75,7 +75,7 @@ class PretendController:
         self.waits_given_up = asyncio.Event()
         self.reads = 0
         self.failing: MooringsError | None = None
-        self.meters = Meters()
+        self.meters = Counters()
 
     # -- what a test does to it ----------------------------------------------------------------------------------------
 
@@ -377,8 +377,10 @@ class PretendController:
     def readiness(self) -> Reason | None:
         return self.unready
 
-    def measures(self) -> Measures:
-        return measure(Fleet([self.pool]), RunRegistry(), self.meters, START, strays=0, ready=not self.unready, seq=7)
+    def measures(self) -> ControllerMetrics:
+        return collect_metrics(
+            Fleet([self.pool]), RunRegistry(), self.meters, START, strays=0, ready=not self.unready, seq=7
+        )
 
 
 class PretendRuns:

@@ -8,7 +8,7 @@ import pytest
 
 from moorings.api.bodies import POLICY_CHARS_MAX
 from moorings.api.render import HIDDEN, event_body
-from moorings.controller.record import AnyInput, Occasion, build_decided
+from moorings.controller.record import AnyInput, TurnContext, build_turn_event
 from moorings.core.claims import ClaimId, ClaimSpec, ClaimState
 from moorings.core.events import Event, canonical_json
 from moorings.core.inputs import DefragmentPool, ReleaseClaim, SetProject
@@ -291,11 +291,11 @@ async def test_a_checkpoint_at_no_time_is_refused(api: httpx2.AsyncClient) -> No
 
 def test_the_log_hides_members_from_all_but_admins() -> None:
     project = Project(name="lab", members=("bob",))
-    occasion = Occasion(START, START, Policy())
+    occasion = TurnContext(START, START, Policy())
     given: list[AnyInput] = [SetProject(project, None), ReleaseClaim(ClaimId("claim-1"), "done")]
     events = [
         Event(name="project.set", at=START, data=canonical_json({"project": "lab", "is": to_plain(project)})),
-        build_decided(occasion, given, SchedulePlan((), ())),
+        build_turn_event(occasion, given, SchedulePlan((), ())),
         Event(name="project.deleted", at=START, data=canonical_json({"project": "lab", "is": {}})),
     ]
     rows = [EventRow(Seq(number), event) for number, event in enumerate(events)]

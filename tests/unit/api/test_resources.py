@@ -3,8 +3,8 @@ import inspect
 import httpx2
 import pytest
 
-from moorings.controller.projects import ProjectCases
-from moorings.controller.run_cases import RunCases
+from moorings.controller.projects import ProjectService
+from moorings.controller.run_cases import RunService
 from moorings.controller.service import Controller
 from moorings.core.instants import add_seconds
 from moorings.core.reasons import Reason
@@ -211,8 +211,8 @@ async def test_health_readiness_and_version_are_open(app: object, controller: Pr
         (real, pretender, name)
         for real, pretender in (
             (Controller, PretendController),
-            (RunCases, PretendRuns),
-            (ProjectCases, PretendProjects),
+            (RunService, PretendRuns),
+            (ProjectService, PretendProjects),
         )
         for name in vars(pretender)
         if not name.startswith("_") and name not in ("tell", "grant", "installation")

@@ -52,6 +52,9 @@ DEFAULT_LIMITS = ApiLimits()
 DEFAULT_LIMITS = ApiLimits()
 
 
+DEFAULT_LIMITS = ApiLimits()
+
+
 @contextlib.asynccontextmanager
 async def serving(controller: PretendController, pki: Pki, limits: Limits = Limits()) -> AsyncIterator[Served]:  # noqa: B008
     folder = pki.folder

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from moorings.app import credentials
 from moorings.app.clock import SystemClock
 from moorings.app.credentials import ensure_admin
-from moorings.controller.keys import Keys
+from moorings.controller.keys import AccessKeyManager
 from moorings.core.access import Role
 from moorings.core.errors import MooringsError
 from tests.databases import open_new
@@ -30,7 +30,7 @@ def anyio_backend():
 @pytest.fixture
 def keys(tmp_path):
     store = open_new(tmp_path / "moorings.db")
-    yield Keys(store, SystemClock(), b"pepper")
+    yield AccessKeyManager(store, SystemClock(), b"pepper")
     store.close()
 
 
@@ -53,11 +53,11 @@ def context(name: str, server: str, key: str) -> str:
     return f'[contexts.{name}]\nserver = "{server}"\naccess_key = "{key}"\n'
 
 
-async def role_of(keys: Keys, file: Path, name: str = "default") -> Role:
+async def role_of(keys: AccessKeyManager, file: Path, name: str = "default") -> Role:
     return (await keys.authenticate(contexts(file)[name]["access_key"])).role
 
 
-async def n_keys(keys: Keys) -> int:
+async def n_keys(keys: AccessKeyManager) -> int:
     return len(keys._store.access_keys())
 
 

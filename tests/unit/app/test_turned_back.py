@@ -12,7 +12,7 @@ import pytest
 from moorings.app.folders import RESTORED
 from moorings.app.turned_back import make_ready, spare, take_up, why_spared
 from moorings.controller import turned_back as readying
-from moorings.controller.turned_back import BEGIN, BLIND_GAP, SEQ_GAP, lead
+from moorings.controller.turned_back import ATTEMPT_EPOCH, BLIND_GAP, SEQ_GAP, begin_leading
 from moorings.core.bindings import Binding, GcdBinding
 from moorings.core.claims import ClaimState, PartitionId
 from moorings.core.errors import MooringsError
@@ -31,7 +31,7 @@ from moorings.workloads.runs import RunId, RunPhase, RunState
 from tests.databases import open_new
 
 NOW = Timestamp(1_795_250_000 * SECOND)
-NOTHING_STARTED = readying.World(lambda _: None, lambda _: [], lambda: Epoch(0))
+NOTHING_STARTED = readying.EngineObservations(lambda _: None, lambda _: [], lambda: Epoch(0))
 LAST = LogPosition(Seq(700), Epoch(9))
 
 
@@ -283,14 +283,14 @@ def test_the_same_copy_put_back_twice_gives_other_ids_also_where_it_was_made_rea
     tmp_path: Path, runs: Path
 ) -> None:
     """And where the clock has been set back since: its claims have an attempt that is ahead of it."""
-    made_ready = a_claim(0, attempt=(NOW - BEGIN) // SECOND)
+    made_ready = a_claim(0, attempt=(NOW - ATTEMPT_EPOCH) // SECOND)
     seen = [made_ready.attempt]
     for number, age_s in enumerate((20, 40, -600, -600)):
         (tmp_path / str(number)).mkdir()
         store = open_sqlite(tmp_path / str(number) / "moorings.db", installation="same")
         store.commit(store.lead("x", NOW), Changes(claims=[(made_ready, NEW)]))
         known = LogPosition(Seq(700 + 1_000 * number), Epoch(9 + 2 * number))
-        readying.make_ready(store, NOTHING_STARTED, None, add_seconds(NOW, age_s), above=known)
+        readying.recover(store, NOTHING_STARTED, None, add_seconds(NOW, age_s), above=known)
         seen.append(store.load().claims[0].attempt)
         store.close()
     assert len({*seen}) == 5
@@ -384,7 +384,7 @@ def test_what_died_while_it_made_it_ready_does_it_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("moorings.controller.turned_back.learn", dies)
+        patched.setattr("moorings.controller.turned_back.plan_recovery", dies)
         with pytest.raises(KeyboardInterrupt):
             take_up(store, tmp_path, runs, marked(store, tmp_path), NOW)
     assert store.high_water().seq > 50
@@ -400,7 +400,7 @@ def test_of_two_leaders_of_one_epoch_the_second_is_told_that_the_database_went_b
     go_on(store)
     mark = marked(store, tmp_path)
     mark.keep(store.high_water())
-    epoch = lead(store, mark.known(), mark.keep, "x", NOW)
+    epoch = begin_leading(store, mark.known(), mark.keep, "x", NOW)
     before = LogPosition(Seq(store.high_water().seq), Epoch(epoch - 1))
     assert not (mark.known() or before).is_reached_by(before)
 
@@ -413,7 +413,7 @@ def test_a_database_that_goes_back_after_it_was_looked_at_is_not_led_from(
     for events, epochs in ((2, 0), (0, 1)):
         at = store.high_water()
         with pytest.raises(MooringsError) as caught:
-            lead(store, LogPosition(Seq(at.seq + events), Epoch(at.epoch + epochs)), mark.keep, "x", NOW)
+            begin_leading(store, LogPosition(Seq(at.seq + events), Epoch(at.epoch + epochs)), mark.keep, "x", NOW)
         assert caught.value.code == "store.turned_back"
     assert mark.known() is None
 

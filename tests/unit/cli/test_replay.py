@@ -12,7 +12,7 @@ import pytest
 from moorings.cli import logs
 from moorings.cli.logs import parse_log, policy_of, trace_of
 from moorings.cli.main import main
-from moorings.controller.turned_back import HOLDER
+from moorings.controller.turned_back import CONTROLLER_NAME
 from moorings.core.claims import ClaimId
 from moorings.core.errors import MooringsError
 from moorings.core.events import Event, canonical_json
@@ -115,7 +115,7 @@ def test_a_log_whose_numbers_leap_where_its_database_went_back_is_whole(moor, tm
 def test_who_made_a_database_ready_and_died_before_it_was_saved_has_only_led(moor, tmp_path, leaps):
     log = lived()
     first = log.rows[-1]
-    data = canonical_json({"epoch": 5, "holder": HOLDER})
+    data = canonical_json({"epoch": 5, "holder": CONTROLLER_NAME})
     log.rows.append(EventRow(Seq(first.seq + 1_000), Event(name="controller.led", at=log.now, data=data)))
     done = len(log.rows)
     log.turn_back()

@@ -19,9 +19,9 @@ from enum import StrEnum
 from types import NoneType, UnionType
 from typing import Final, NewType, Union, get_args, get_origin, get_type_hints
 
-from moorings.controller.record import INPUTS, Occasion, Remembered
-from moorings.controller.replay import TURN
-from moorings.controller.turned_back import TURNED_BACK, Learned, Started, Within, learn
+from moorings.controller.record import INPUTS, TurnContext, VolatileState
+from moorings.controller.replay import TURN_EVENT
+from moorings.controller.turned_back import REWIND_EVENT, RecoveredState, StartedRun, UnrecordedRun, plan_recovery
 from moorings.core.access import Role
 from moorings.core.announced import QueuedJob, QueueReport
 from moorings.core.claims import CheckpointContract, Claim, ClaimId, ClaimSpec, PartitionId, QueueMode
@@ -366,17 +366,19 @@ class Everything(Story):
         self._turn(held, waits, making)
         partition, made = self._partition_of(held.id), self._partition_of(making.id)
         job = self._whole_run("unknown", held.id).job
-        on = Started(2, self._now, partition.id, partition.name)
-        within = Within(RunId("run-unknown"), held.id, job, "local", on, 400)
+        on = StartedRun(2, self._now, partition.id, partition.name)
+        within = UnrecordedRun(RunId("run-unknown"), held.id, job, "local", on, 400)
         job = replace(job, appliance=WorkflowPart(ApplianceJobType.COMPILE, WORKFLOW))
-        other = Within(RunId("run-other"), making.id, job, "local", replace(on, partition=made.id, name=made.name), 400)
-        started = Started(1, self._now, PartitionId("elsewhere"), "there")
+        other = UnrecordedRun(
+            RunId("run-other"), making.id, job, "local", replace(on, partition=made.id, name=made.name), 400
+        )
+        started = StartedRun(1, self._now, PartitionId("elsewhere"), "there")
         self._now = add_seconds(self._now, 60.0)
-        learned = Learned(self._now, Epoch(7), Seq(len(self.events)), {waits.id: started}, (within, other))
+        learned = RecoveredState(self._now, Epoch(7), Seq(len(self.events)), {waits.id: started}, (within, other))
         claims = sorted(self._fleet.claims.values(), key=lambda claim: (claim.arrival, claim.id))
         held_parts = sorted(self._fleet.partitions.values(), key=lambda one: one.id)
         unended = sorted(self._runs.by_id.values(), key=lambda run: (run.created_at, run.id))
-        changes = learn(claims, held_parts, unended, learned)
+        changes = plan_recovery(claims, held_parts, unended, learned)
         self._fleet.apply(
             FleetChanges(
                 claims={claim.id: (claim, save.expected) for claim, save in changes.claims},
@@ -399,7 +401,7 @@ class Everything(Story):
         super()._reload()
         self._fleet.apply(before.beside_the_records())
         self._fleet.last_arrival = before.last_arrival
-        self._loaded = Remembered.of(self._fleet)
+        self._loaded = VolatileState.of(self._fleet)
 
     def _settle(self) -> None:
         """All that was ordered of hardware is done."""
@@ -496,7 +498,7 @@ class Written:
 
 def written_fields() -> list[Written]:
     """Every field that a log may keep."""
-    kinds: dict[str, type] = {"turn": Occasion, "learned": Learned, **INPUTS}
+    kinds: dict[str, type] = {"turn": TurnContext, "learned": RecoveredState, **INPUTS}
     found = (one for name, kind in sorted(kinds.items()) for one in _fields(kind, name))
     return [one for one in found if UNWRITTEN.isdisjoint(one.path.split("/"))]
 
@@ -567,9 +569,9 @@ def paths_of(events: Iterable[Event]) -> dict[str, list[object]]:
     """Every value that the decisions of a log hold, by its path; inputs are told apart by their names in the log."""
     found: dict[str, list[object]] = {}
     for event in events:
-        if event.name == TURNED_BACK:
+        if event.name == REWIND_EVENT:
             told = [("learned", json.loads(event.data))]
-        elif event.name == TURN:
+        elif event.name == TURN_EVENT:
             turn = json.loads(event.data)
             told = [*turn.pop("inputs"), ("turn", turn)]
         else:

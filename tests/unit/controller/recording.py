@@ -16,8 +16,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from moorings.controller.record import AnyInput, Occasion, Remembered
-from moorings.controller.turns import Demanded, decide
+from moorings.controller.record import AnyInput, TurnContext, VolatileState
+from moorings.controller.turns import KeyedInput, decide_turn
 from moorings.core.announced import QueuedJob, QueueReport
 from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, PartitionId
 from moorings.core.devices import PoolName
@@ -67,7 +67,7 @@ class Story:
         self._runs = RunRegistry()
         self._now = Timestamp(1_700_000_000 * SECOND)
         self._since: Timestamp | None = None  # from when on callers could be heard; None: since this moment
-        self._loaded: Remembered | None = Remembered.of(self._fleet)
+        self._loaded: VolatileState | None = VolatileState.of(self._fleet)
         self._made = 0
 
     def tell(self) -> None:
@@ -83,8 +83,8 @@ class Story:
 
     def _turn(self, *given: AnyInput) -> None:
         self._now = add_seconds(self._now, 1.0)
-        occasion = Occasion(self._now, self._since or self._now, self._policy, self._loaded)
-        outcome = decide(self._fleet, self._runs, [Demanded(one) for one in given], occasion)
+        occasion = TurnContext(self._now, self._since or self._now, self._policy, self._loaded)
+        outcome = decide_turn(self._fleet, self._runs, [KeyedInput(one) for one in given], occasion)
         self._fleet.apply(outcome.fleet)
         self._runs.apply(outcome.runs)
         self.events += outcome.changes.events
@@ -101,7 +101,7 @@ class Story:
             before.projects.by_name.values(),
             before.usage.values(),
         )
-        self._loaded = Remembered.of(self._fleet)
+        self._loaded = VolatileState.of(self._fleet)
 
     def _happenings(self, what: float) -> Iterator[AnyInput]:
         waiting = list(self._fleet.waiting())

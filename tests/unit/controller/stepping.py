@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from moorings.controller.loop import Loop
+from moorings.controller.loop import TurnLoop
 from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
@@ -63,7 +63,7 @@ class Stepper:
         self.clock = StandingClock()
         self.store = open_new(folder / "moorings.db")
         self.installation = self.store.installation()
-        self.loop = Loop(self.store, [POOL], Policy(), self.clock, self.store.lead("test", self.clock.now()))
+        self.loop = TurnLoop(self.store, [POOL], Policy(), self.clock, self.store.lead("test", self.clock.now()))
         self.driver = SimulatedDriver(POOL, AT_ONCE, folder / "machine", self.clock)
         self._n_claims = 0
 

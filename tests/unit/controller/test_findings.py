@@ -22,8 +22,8 @@ from moorings.controller.findings import (
     check_reclaims,
     check_replication,
     check_runs,
-    check_seats,
-    check_strangers,
+    check_slots,
+    check_unrecorded_partitions,
 )
 from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, PartitionId
 from moorings.core.devices import Device, DeviceState, PoolName
@@ -146,13 +146,13 @@ def test_strangers():
             foreign={POD.name: {"theirs": Block(range(1)), "ours": Block(range(1, 2)), "x": Block(range(2, 3))}}
         )
     )
-    found = verdicts(check_strangers(made.pools.values(), ["ours"], ["x"]))
+    found = verdicts(check_unrecorded_partitions(made.pools.values(), ["ours"], ["x"]))
     assert found == {"partitions.stray": "WARN", "partitions.spared": "WARN", "partitions.foreign": "WARN"}
-    assert verdicts(check_strangers(fleet().pools.values(), [], [])) == {
+    assert verdicts(check_unrecorded_partitions(fleet().pools.values(), [], [])) == {
         "partitions.stray": "PASS",
         "partitions.foreign": "PASS",
     }
-    [_, _, foreign] = check_strangers(made.pools.values(), ["ours"], ["x"])
+    [_, _, foreign] = check_unrecorded_partitions(made.pools.values(), ["ours"], ["x"])
     assert "pod4/theirs" in foreign.evidence
     assert "ours" not in foreign.evidence
 
@@ -216,7 +216,7 @@ def test_memory():
 
 @pytest.mark.parametrize(("taken", "verdict"), [(0, "PASS"), (8, "WARN"), (10, "FAIL")])
 def test_seats(taken, verdict):
-    assert verdicts(check_seats("waits", taken, 10)) == {"seats.waits": verdict}
+    assert verdicts(check_slots("waits", taken, 10)) == {"seats.waits": verdict}
 
 
 # -- asked of a whole controller
@@ -262,7 +262,7 @@ async def test_memory_that_is_not_what_the_database_holds_is_noticed(tmp_path: P
 
 
 async def test_a_database_that_fails_or_hangs_is_told_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(findings, "ASK_S", 0.2)
+    monkeypatch.setattr(findings, "QUERY_TIMEOUT_S", 0.2)
     async with running(tmp_path) as rig:
         store = rig.assembly.loop.store
         hold = threading.Event()

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from moorings.controller.forecasts import Lane
+from moorings.controller.forecasts import ForecastQueue
 from moorings.core.errors import MooringsError
 
 WAITING_MAX = 2
@@ -37,7 +37,7 @@ class Played:
 
 class Rig:
     def __init__(self) -> None:
-        self.lane = Lane("estimates", WAITING_MAX)
+        self.lane = ForecastQueue("estimates", WAITING_MAX)
         self.tasks: list[asyncio.Task[str]] = []
 
     async def asks(self, subject: str, played: Played, limit_s: float = LONG_S) -> asyncio.Task[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moorings.controller.guarantees import PROJECTS_MEASURED_MAX, measure_guarantees
+from moorings.controller.guarantees import PROJECTS_MEASURED_MAX, collect_guarantee_metrics
 from moorings.core.claims import ClaimState
 from moorings.core.fleet import Fleet
 from moorings.core.inputs import SetProject
@@ -28,18 +28,18 @@ def world() -> World:
 
 
 def test_what_projects_hold_is_told_by_its_use(world):
-    found = measure_guarantees(world.fleet, POLICY, world.now).devices
+    found = collect_guarantee_metrics(world.fleet, POLICY, world.now).devices
     assert found["lab", "pod", "guaranteed"] == 8
     assert found["lab", "pod", "held"] == 0
     assert found["guests", "pod", "borrowed"] == 16
 
 
 def test_who_waits_for_a_guarantee_is_counted_and_who_does_not_is_not(world):
-    before = measure_guarantees(world.fleet, POLICY, world.now)
+    before = collect_guarantee_metrics(world.fleet, POLICY, world.now)
     assert (before.owed, before.oldest_s, before.bound_s) == ({"pod": 0, "cross": 0}, {"pod": 0.0, "cross": 0.0}, 10.0)
     world.create(8, project="lab")
     world.create(8, project="guests")
-    found = measure_guarantees(world.fleet, POLICY, Timestamp(world.now + 60 * SECOND))
+    found = collect_guarantee_metrics(world.fleet, POLICY, Timestamp(world.now + 60 * SECOND))
     assert found.owed == {"pod": 1, "cross": 0}
     assert found.oldest_s["pod"] == pytest.approx(61)
 
@@ -50,31 +50,31 @@ def test_nothing_is_owed_to_who_holds_all_that_he_may(world):
     world.end(asked)
     assert world.claim(mine.id).state is ClaimState.GRANTED
     world.create(8, project="lab")
-    assert measure_guarantees(world.fleet, POLICY, world.now).owed["pod"] == 0
+    assert collect_guarantee_metrics(world.fleet, POLICY, world.now).owed["pod"] == 0
 
 
 def test_who_was_asked_is_overdue_when_the_time_is_over(world):
     world.create(8, project="lab")
-    assert measure_guarantees(world.fleet, POLICY, world.now).overdue == {"pod": 0, "cross": 0}
+    assert collect_guarantee_metrics(world.fleet, POLICY, world.now).overdue == {"pod": 0, "cross": 0}
     late = Timestamp(world.now + 11 * SECOND)
-    assert measure_guarantees(world.fleet, POLICY, late).overdue == {"pod": 1, "cross": 0}
+    assert collect_guarantee_metrics(world.fleet, POLICY, late).overdue == {"pod": 1, "cross": 0}
 
 
 def test_no_more_projects_are_told_than_labels_may_be():
     world = World(POD)
     fleet = Fleet.load([POD], [], [], [], [Project(name=f"p{n}") for n in range(200)], [])
-    assert measure_guarantees(fleet, POLICY, world.now).devices == {}
+    assert collect_guarantee_metrics(fleet, POLICY, world.now).devices == {}
     shares = (ProjectShare(POD.name, ((1, 1),)),)
     fleet = Fleet.load([POD], [], [], [], [Project(name=f"p{n}", shares=shares) for n in range(16)], [])
-    assert len(measure_guarantees(fleet, POLICY, world.now).devices) == 16 * 3
+    assert len(collect_guarantee_metrics(fleet, POLICY, world.now).devices) == 16 * 3
     deep = [Project(name="p0/deep"), *(Project(name=f"p{n}") for n in range(PROJECTS_MEASURED_MAX + 9))]
     world.step(*(SetProject(one, None) for one in deep[1:]), SetProject(deep[0], None))
     world.create(1, project="p0/deep")
-    told = {project for project, _, _ in measure_guarantees(world.fleet, POLICY, world.now).devices}
+    told = {project for project, _, _ in collect_guarantee_metrics(world.fleet, POLICY, world.now).devices}
     assert told == {"p0"}
 
 
 def test_without_projects_any_name_is_taken_and_none_is_told():
     world = World(POD)
     world.ready(8, project="whatever")
-    assert measure_guarantees(world.fleet, POLICY, world.now).devices == {}
+    assert collect_guarantee_metrics(world.fleet, POLICY, world.now).devices == {}

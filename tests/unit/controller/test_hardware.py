@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from moorings.controller.hardware import REMOVAL_RETRY_S, RETRY_S, SPARED_S, Hardware
+from moorings.controller.hardware import REMOVAL_RETRY_S, RETRY_S, SPARED_S, DriverManager
 from moorings.core.claims import ClaimId, ClaimState, PartitionId
 from moorings.core.errors import MooringsError
 from moorings.core.hardware import DriverResult, PartitionSpec
@@ -36,7 +36,7 @@ class Rig(Stepper):
         self.in_use: set[str] = set()
         self.noted: list[LogPosition] = []
         self.full_disk = False
-        self.hardware = Hardware(
+        self.hardware = DriverManager(
             self.loop, {POOL.name: self.driver}, self.clock, self.installation, self._is_in_use, self._note
         )
         self.extra: list[asyncio.Task[None]] = []

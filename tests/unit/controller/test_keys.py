@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from moorings.app.clock import SystemClock
 from moorings.controller import keys as module
-from moorings.controller.keys import SECRET_CHARS_MAX, Keys
+from moorings.controller.keys import SECRET_CHARS_MAX, AccessKeyManager
 from moorings.core.access import DAY_S, Caller, Role
 from moorings.core.claims import check_owner
 from moorings.core.errors import MooringsError
@@ -45,7 +45,7 @@ def store(path):
 
 @pytest.fixture
 def keys(store):
-    return Keys(store, SystemClock(), b"pepper")
+    return AccessKeyManager(store, SystemClock(), b"pepper")
 
 
 ROOT = Caller("root", Role.ADMIN, "", "rootskey")
@@ -76,17 +76,17 @@ def hand():
 @pytest.fixture
 def mortal(store, hand):
     """Keys that live for 90 days if nothing else is asked."""
-    return Keys(store, hand, b"pepper", 90 * DAY_S)
+    return AccessKeyManager(store, hand, b"pepper", 90 * DAY_S)
 
 
-async def refused(keys: Keys, secret: str, code: str = "auth.invalid") -> MooringsError:
+async def refused(keys: AccessKeyManager, secret: str, code: str = "auth.invalid") -> MooringsError:
     with pytest.raises(MooringsError) as caught:
         await keys.authenticate(secret)
     assert caught.value.code == code
     return caught.value
 
 
-async def not_rotated(keys: Keys, code: str, *given: Any) -> None:
+async def not_rotated(keys: AccessKeyManager, code: str, *given: Any) -> None:
     before = keys._store.access_keys()
     with pytest.raises(MooringsError) as caught:
         keys.rotate(*given)
@@ -94,7 +94,7 @@ async def not_rotated(keys: Keys, code: str, *given: Any) -> None:
     assert keys._store.access_keys() == before
 
 
-def not_made(keys: Keys, code: str, subject: str, role: Role, prefix: str | None) -> MooringsError:
+def not_made(keys: AccessKeyManager, code: str, subject: str, role: Role, prefix: str | None) -> MooringsError:
     with pytest.raises(MooringsError) as caught:
         keys.create(subject, role, prefix, "root")
     assert caught.value.code == code
@@ -125,13 +125,13 @@ async def test_a_key_outlives_the_controller(keys, store, path):
     _, secret = keys.create("ann", Role.USER, None, "root")
     store.close()
     again = open_sqlite(path)
-    assert (await Keys(again, SystemClock(), b"pepper").authenticate(secret)).subject == "ann"
+    assert (await AccessKeyManager(again, SystemClock(), b"pepper").authenticate(secret)).subject == "ann"
     again.close()
 
 
 async def test_without_the_pepper_the_database_proves_nothing(keys, store):
     _, secret = keys.create("ann", Role.USER, None, "root")
-    await refused(Keys(store, SystemClock(), b"another"), secret)
+    await refused(AccessKeyManager(store, SystemClock(), b"another"), secret)
 
 
 def test_no_secret_is_in_the_database(keys, store, path):
@@ -257,7 +257,7 @@ class SlowStore:
 
 async def test_a_key_revoked_while_it_is_being_proved_is_not_remembered(store):
     slow = SlowStore(store)
-    keys = Keys(cast("Store", slow), SystemClock(), b"pepper")
+    keys = AccessKeyManager(cast("Store", slow), SystemClock(), b"pepper")
     key, secret = keys.create("ann", Role.USER, None, "root")
     proving = asyncio.create_task(keys.authenticate(secret))
     await asyncio.to_thread(slow.read.wait)
@@ -436,7 +436,7 @@ async def test_who_lost_the_answer_asks_again_and_the_grace_grows_no_longer(mort
 async def test_of_two_who_rotate_at_once_one_does(mortal, store):
     key, _ = mortal.create("ann", Role.USER, None, "root")
     slow = SlowStore(store)
-    behind = Keys(cast("Store", slow), mortal._clock, b"pepper")
+    behind = AccessKeyManager(cast("Store", slow), mortal._clock, b"pepper")
     late = asyncio.create_task(asyncio.to_thread(behind.rotate, key.id, ROOT, ""))
     await asyncio.to_thread(slow.read.wait)
     _, second = mortal.rotate(key.id, ROOT, "")
@@ -544,7 +544,7 @@ def test_no_other_role_chooses_its_owners(keys, role):
 
 def test_every_subject_that_is_let_through_has_an_owner_of_its_own(tmp_path):
     store = open_new(tmp_path / "many.db")
-    keys = Keys(store, SystemClock(), b"pepper")
+    keys = AccessKeyManager(store, SystemClock(), b"pepper")
 
     @given(st.text("abcXYZ019._@+- /", max_size=8))
     def is_an_owner(subject):

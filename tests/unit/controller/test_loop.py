@@ -12,8 +12,16 @@ from typing import Any, cast
 
 import pytest
 
-from moorings.controller.loop import HELD_S_MAX, IDLE_TURN_S, RETRY_S, RETRY_S_MAX, TRIES_MAX, Change, Loop
-from moorings.controller.turns import Demanded, Outcome
+from moorings.controller.loop import (
+    IDLE_TURN_S,
+    REQUEST_HOLD_S_MAX,
+    RETRY_S,
+    RETRY_S_MAX,
+    TRIES_MAX,
+    CommittedChange,
+    TurnLoop,
+)
+from moorings.controller.turns import KeyedInput, TurnOutcome
 from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
@@ -98,7 +106,7 @@ class PatientClock:
 
 @dataclass
 class Rig:
-    loop: Loop
+    loop: TurnLoop
     store: UnreliableStore
     clock: PatientClock
     epoch: Epoch
@@ -144,7 +152,7 @@ def store(tmp_path):
 def rig_over(store: UnreliableStore, *pools: Pool) -> Rig:
     clock = PatientClock()
     epoch = store.store.lead("test", clock.now())
-    return Rig(Loop(cast("Store", store), pools or (POD,), Policy(), clock, epoch), store, clock, epoch)
+    return Rig(TurnLoop(cast("Store", store), pools or (POD,), Policy(), clock, epoch), store, clock, epoch)
 
 
 @contextlib.asynccontextmanager
@@ -199,7 +207,7 @@ async def test_what_gathers_is_saved_at_once(rig):
 
 
 async def test_listeners_hear_of_what_was_saved_and_only_of_that(rig):
-    heard: list[Change] = []
+    heard: list[CommittedChange] = []
     await rig.claim()
     rig.loop.listen(heard.append)
     await rig.refused("claim.too_large", size=128)
@@ -351,7 +359,7 @@ class WaitingClock(PatientClock):
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def sleep(self, seconds: float) -> None:
-        if seconds > HELD_S_MAX:
+        if seconds > REQUEST_HOLD_S_MAX:
             self.begun.set()
             await self.over.wait()
         await super().sleep(seconds)
@@ -639,7 +647,7 @@ async def test_a_fault_that_one_demand_brings_is_that_one_s_alone(store):
     tried: list[int] = []
     decide = rig.loop.decide
 
-    def poisoned(demanded: Sequence[Demanded]) -> Outcome:
+    def poisoned(demanded: Sequence[KeyedInput]) -> TurnOutcome:
         tried.append(len(demanded))
         if together[1] in [one.given for one in demanded]:
             raise RuntimeError("a fault of ours")

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from moorings.controller.measures import ANY_POOL, measure
-from moorings.controller.meters import Durations, Meters
+from moorings.controller.measures import ANY_POOL, collect_metrics
+from moorings.controller.meters import Counters, DurationHistogram
 from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, PartitionId
 from moorings.core.devices import Device, DeviceState, PoolName
 from moorings.core.fleet import Fleet, FleetChanges
@@ -63,7 +63,7 @@ def fleet() -> Fleet:
 
 
 def measured(fleet: Fleet):
-    return measure(fleet, RunRegistry(), Meters(), NOW, strays=2, ready=True, seq=5)
+    return collect_metrics(fleet, RunRegistry(), Counters(), NOW, strays=2, ready=True, seq=5)
 
 
 def test_every_device_is_counted_once(fleet):
@@ -100,12 +100,12 @@ def test_room_and_reach(fleet):
 
 
 def test_a_wait_is_never_negative_when_the_clock_has_jumped(fleet):
-    seen = measure(fleet, RunRegistry(), Meters(), Timestamp(0), strays=0, ready=True, seq=0)
+    seen = collect_metrics(fleet, RunRegistry(), Counters(), Timestamp(0), strays=0, ready=True, seq=0)
     assert min(seen.oldest_wait_s.values()) == 0
 
 
 def test_durations_fall_into_their_buckets():
-    times = Durations((0.1, 1.0))
+    times = DurationHistogram((0.1, 1.0))
     for seconds in (0.05, 0.1, 0.5, 7.0):
         times.add(seconds)
     assert times.counts == [2, 1, 1]

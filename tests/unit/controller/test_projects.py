@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import pytest
 
-from moorings.controller.projects import ProjectCases
+from moorings.controller.projects import ProjectService
 from moorings.core.access import Caller, Role
 from moorings.core.claims import CheckpointContract, ClaimId, ClaimSpec, ClaimState
 from moorings.core.errors import MooringsError
@@ -34,7 +34,7 @@ LAB = Project(name="lab", shares=(ProjectShare(POOL.name, ((4, 1),)),), devices_
 class Rig(Stepper):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.projects = ProjectCases(self.loop, self.clock)
+        self.projects = ProjectService(self.loop, self.clock)
 
     async def done(self, work: Awaitable[T]) -> T:
         """What came of something that needs a turn."""

@@ -14,14 +14,21 @@ from hypothesis import strategies as st
 from moorings.controller.record import (
     INPUTS,
     AnyInput,
-    Occasion,
-    Remembered,
-    build_decided,
-    parse_decided,
+    TurnContext,
+    VolatileState,
+    build_turn_event,
+    parse_turn_event,
 )
 from moorings.controller.replay import Replay
-from moorings.controller.turned_back import HOLDER, TURNED_BACK, Learned, Started, Within, learn
-from moorings.controller.turns import Demanded, decide
+from moorings.controller.turned_back import (
+    CONTROLLER_NAME,
+    REWIND_EVENT,
+    RecoveredState,
+    StartedRun,
+    UnrecordedRun,
+    plan_recovery,
+)
+from moorings.controller.turns import KeyedInput, decide_turn
 from moorings.core.access import Role
 from moorings.core.announced import QueuedJob, QueueReport
 from moorings.core.backlog import Amount
@@ -70,13 +77,13 @@ class Log:
         self.rows: list[EventRow] = []
         self.now = Timestamp(1_700_000_000 * SECOND)
         self.since = self.now
-        self.loaded: Remembered | None = None
+        self.loaded: VolatileState | None = None
         self.reload(again=False)
 
     def turn(self, *inputs: AnyInput) -> None:
         self.now = Timestamp(self.now + SECOND)
-        occasion = Occasion(self.now, self.since, self.policy, self.loaded)
-        outcome = decide(self.fleet, self.runs, [Demanded(one) for one in inputs], occasion)
+        occasion = TurnContext(self.now, self.since, self.policy, self.loaded)
+        outcome = decide_turn(self.fleet, self.runs, [KeyedInput(one) for one in inputs], occasion)
         self.fleet.apply(outcome.fleet)
         self.runs.apply(outcome.runs)
         for event in outcome.changes.events:
@@ -91,7 +98,7 @@ class Log:
         if again:
             self.fleet.apply(before.beside_the_records())
             self.fleet.last_arrival = before.last_arrival
-        self.loaded = Remembered.of(self.fleet)
+        self.loaded = VolatileState.of(self.fleet)
 
     def forget(self) -> None:
         """An answer was lost: the log has a turn, and memory is what it was before, but for the records."""
@@ -112,14 +119,16 @@ class Log:
         for run in runs:
             on = self.fleet.claims.get(run.claim) if run.claim is not None else None
             if run.state is RunState.WAITING and on is not None and run.id < "run-5":
-                started[run.id] = Started(run.attempt, self.since, on.partition or PartitionId("elsewhere"))
+                started[run.id] = StartedRun(run.attempt, self.since, on.partition or PartitionId("elsewhere"))
         within = [
-            Within(RunId(f"run-{at}-{one.id}"), one.claim, a_job(), "local", Started(0, None, one.id, one.name), 99)
+            UnrecordedRun(
+                RunId(f"run-{at}-{one.id}"), one.claim, a_job(), "local", StartedRun(0, None, one.id, one.name), 99
+            )
             for one in held
             if one.state is PartitionState.PROVISIONING and not self.runs.by_claim.get(one.claim)
         ]
-        learned = Learned(self.now, epoch, at, started, tuple(within))
-        changes = learn(claims, held, runs, learned)
+        learned = RecoveredState(self.now, epoch, at, started, tuple(within))
+        changes = plan_recovery(claims, held, runs, learned)
         self.fleet.apply(
             FleetChanges(
                 claims={claim.id: (claim, save.expected) for claim, save in changes.claims},
@@ -127,7 +136,9 @@ class Log:
             )
         )
         self.runs.apply(run for run, _ in changes.runs)
-        led = Event(name="controller.led", at=self.now, data=canonical_json({"epoch": epoch, "holder": HOLDER}))
+        led = Event(
+            name="controller.led", at=self.now, data=canonical_json({"epoch": epoch, "holder": CONTROLLER_NAME})
+        )
         for number, event in enumerate([led, *changes.events], start=at + 1000):
             self.rows.append(EventRow(Seq(number), event))
         self.reload(again=False)
@@ -212,7 +223,7 @@ def test_where_a_database_went_back_a_replay_lets_its_records_learn_the_same() -
     for _ in range(3):
         log.turn(*(answer(one) for one in log.orders()))
     assert list(Replay([POOL]).take(log.rows)) == []
-    without = [row for row in log.rows if row.event.name != TURNED_BACK]
+    without = [row for row in log.rows if row.event.name != REWIND_EVENT]
     assert list(Replay([POOL]).take(without)) != []
 
 
@@ -336,29 +347,29 @@ def a_large_run(number: int) -> CreateRun:
     )
 
 
-OCCASION = Occasion(Timestamp(2), Timestamp(1), Policy(reserve=False), Remembered.of(Fleet([POOL])))
+OCCASION = TurnContext(Timestamp(2), Timestamp(1), Policy(reserve=False), VolatileState.of(Fleet([POOL])))
 
 
 def test_releases_are_written_as_they_always_were() -> None:
     """Else no log from before could be replayed byte for byte: what is new has an input of its own."""
-    event = build_decided(OCCASION, (ReleaseClaim(ClaimId("c"), "over"),), SchedulePlan((), ()))
+    event = build_turn_event(OCCASION, (ReleaseClaim(ClaimId("c"), "over"),), SchedulePlan((), ()))
     assert json.loads(event.data)["inputs"] == [["release_claim", {"claim": "c", "why": "over"}]]
 
 
 def test_a_turn_is_read_back_as_it_was_written() -> None:
     inputs = (claim(1, 4, resources={"memory": 5}, time_limit_s=2.5), PoolReachability(PoolName("pod8"), "gone"))
-    event = build_decided(OCCASION, inputs, SchedulePlan((), ()))
-    assert parse_decided(event.data) == (OCCASION, inputs)
+    event = build_turn_event(OCCASION, inputs, SchedulePlan((), ()))
+    assert parse_turn_event(event.data) == (OCCASION, inputs)
 
 
 def test_what_was_told_of_a_queue_before_it_had_an_instance_can_still_be_read() -> None:
     told = QueueReport(
         "slurm/a", "ipu", (QueuedJob("slurm/a/1/x", ClaimSpec(kind="ipu", size=4), Timestamp(1)),), OCCASION.now
     )
-    written = json.loads(build_decided(OCCASION, (QueueReported(told),), SchedulePlan((), ())).data)
+    written = json.loads(build_turn_event(OCCASION, (QueueReported(told),), SchedulePlan((), ())).data)
     for name in ("instance", "since", "rival"):
         del written["inputs"][0][1]["told"][name]
-    assert parse_decided(json.dumps(written)) == (OCCASION, (QueueReported(told),))
+    assert parse_turn_event(json.dumps(written)) == (OCCASION, (QueueReported(told),))
 
 
 @pytest.mark.parametrize(
@@ -367,7 +378,7 @@ def test_what_was_told_of_a_queue_before_it_had_an_instance_can_still_be_read() 
 )
 def test_a_turn_that_cannot_be_read_is_told(text: str) -> None:
     with pytest.raises(MooringsError) as caught:
-        parse_decided(text)
+        parse_turn_event(text)
     assert caught.value.code == "log.unreadable"
     assert caught.value.hint
 

@@ -11,9 +11,9 @@ from typing import Any, cast
 
 import pytest
 
-from moorings.controller.loop import Loop
+from moorings.controller.loop import TurnLoop
 from moorings.controller.replay import Replay
-from moorings.controller.retention import Retention, Swept
+from moorings.controller.retention import RemovedCounts, Retention
 from moorings.core.claims import ClaimId
 from moorings.core.errors import MooringsError
 from moorings.core.inputs import ReleaseClaim
@@ -54,7 +54,7 @@ class Rig:
         """As a new process does."""
         store = store or self.store
         epoch = self.store.lead("test", self.clock.now())
-        self.loop = Loop(store, [POOL], Policy(), self.clock, epoch)
+        self.loop = TurnLoop(store, [POOL], Policy(), self.clock, epoch)
         self.retention = Retention(
             loop=self.loop,
             store=store,
@@ -118,7 +118,7 @@ async def test_archives_and_database_are_one_log_byte_for_byte(rig):
     await rig.live(10, 12)
     log = rig.kept()
     swept = await rig.retention.sweep()
-    assert swept == Swept(events=len(rig.archived()), runs=0, claims=10)
+    assert swept == RemovedCounts(events=len(rig.archived()), runs=0, claims=10)
     assert swept.events > 40
     assert rig.kept()[0].seq == swept.events + 1
     assert rig.whole() == log
@@ -134,14 +134,14 @@ async def test_archives_and_database_are_one_log_byte_for_byte(rig):
     assert [(one.first, one.last) for one in list_archive_files(rig.folder)] == [
         (archive.first, archive.last) for archive in rig.store.archives()
     ]
-    assert await rig.retention.sweep() == Swept()
+    assert await rig.retention.sweep() == RemovedCounts()
 
 
 async def test_what_is_young_stays(rig):
     await rig.live(0, 10)
     log = rig.kept()
     rig.clock.instant += 29 * DAY
-    assert await rig.retention.sweep() == Swept()
+    assert await rig.retention.sweep() == RemovedCounts()
     assert (rig.kept(), rig.folder.exists()) == (log, False)
 
 

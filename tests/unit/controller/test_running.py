@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from moorings.controller.hardware import Hardware
-from moorings.controller.running import LOOKS_HUNG_MAX, ORPHANS_S, RETRY_S_MAX, SAVED_S, Running
+from moorings.controller.hardware import DriverManager
+from moorings.controller.running import CHECKPOINT_INTERVAL_S, HUNG_PROBES_MAX, ORPHAN_SWEEP_S, RETRY_S_MAX, RunManager
 from moorings.core.bindings import NO_BINDING
 from moorings.core.claims import ClaimId, ClaimSpec, ClaimState
 from moorings.core.errors import MooringsError
@@ -84,9 +84,9 @@ class Rig(Stepper):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.folder = folder
-        self.hardware = Hardware(self.loop, {POOL.name: self.driver}, self.clock, self.installation)
+        self.hardware = DriverManager(self.loop, {POOL.name: self.driver}, self.clock, self.installation)
         self.engine = HeldEngine(folder / "runs", self.clock)
-        self.running = Running(self.loop, {"local": self.engine}, self.hardware, self.clock, self.installation)
+        self.running = RunManager(self.loop, {"local": self.engine}, self.hardware, self.clock, self.installation)
         self.extra: list[asyncio.Task[None]] = []
 
     def tasks(self) -> list[asyncio.Task[None]]:
@@ -153,7 +153,7 @@ class Rig(Stepper):
         """Looks at the checkpoint folders: as far as they come without the disks that do not answer."""
         self.engine.looks.clear()
         before = set(self.running._lookers.values())
-        self.clock.forward(SAVED_S)
+        self.clock.forward(CHECKPOINT_INTERVAL_S)
         await self.until(lambda: self.clock.sleepers > 0)
         begun = set(self.running._lookers.values()) - before
         if begun:
@@ -320,7 +320,7 @@ async def test_a_claim_of_a_run_that_nobody_knows_is_released(rig: Rig) -> None:
     for _ in range(LISTINGS_REQUIRED):
         await rig.settle()
         assert rig.state(claim) is ClaimState.READY
-        rig.clock.forward(ORPHANS_S)
+        rig.clock.forward(ORPHAN_SWEEP_S)
     await rig.settle()
     assert rig.state(claim) is ClaimState.RELEASED
     assert rig.state(kept) is ClaimState.READY
@@ -387,7 +387,7 @@ async def test_the_end_of_an_earlier_attempt_is_not_the_run_s(rig: Rig) -> None:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moorings.controller.running.LOOK_S", 0.05)
+    monkeypatch.setattr("moorings.controller.running.CHECKPOINT_PROBE_S", 0.05)
 
 
 async def test_a_disk_that_never_answers_holds_up_the_looks_at_no_other(impatient: None, rig: Rig) -> None:
@@ -410,13 +410,13 @@ async def test_a_disk_that_never_answers_holds_up_the_looks_at_no_other(impatien
 
 
 async def test_who_has_many_disks_that_never_answer_has_few_looks_under_way(impatient: None, rig: Rig) -> None:
-    await rig.borrow(*["ann"] * (LOOKS_HUNG_MAX + 2), "bob")
-    rig.engine.disks[f"job-{LOOKS_HUNG_MAX + 2}"].set_result(rig.clock.now())
+    await rig.borrow(*["ann"] * (HUNG_PROBES_MAX + 2), "bob")
+    rig.engine.disks[f"job-{HUNG_PROBES_MAX + 2}"].set_result(rig.clock.now())
     for _ in range(3):
         await rig.a_round()
-        assert len(rig.running._looks) == LOOKS_HUNG_MAX
+        assert len(rig.running._looks) == HUNG_PROBES_MAX
     await rig.settle()
-    assert rig.saved(LOOKS_HUNG_MAX + 2) is not None
+    assert rig.saved(HUNG_PROBES_MAX + 2) is not None
 
 
 async def test_a_folder_in_which_nothing_is_new_tells_nothing(rig: Rig) -> None:

@@ -12,8 +12,8 @@ from typing import TypeVar
 import pytest
 
 from moorings.app.clock import RandomIds
-from moorings.controller.hardware import Hardware
-from moorings.controller.keys import Keys
+from moorings.controller.hardware import DriverManager
+from moorings.controller.keys import AccessKeyManager
 from moorings.controller.record import AnyInput
 from moorings.controller.service import Controller
 from moorings.controller.views import ClaimView
@@ -40,13 +40,13 @@ BOB = Caller("bob", Role.USER, "user/bob", "k3")
 class Rig(Stepper):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.hardware = Hardware(self.loop, {POOL.name: self.driver}, self.clock, self.installation)
+        self.hardware = DriverManager(self.loop, {POOL.name: self.driver}, self.clock, self.installation)
         self.controller = Controller(
             loop=self.loop,
             store=self.store,
             hardware=self.hardware,
             engines={},
-            keys=Keys(self.store, self.clock, b"pepper"),
+            keys=AccessKeyManager(self.store, self.clock, b"pepper"),
             clock=self.clock,
             ids=RandomIds(),
             installation=self.installation,

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from moorings.api.calls import Call
 from moorings.api.operations import Operation, one
-from moorings.controller.findings import check_seats
+from moorings.controller.findings import check_slots
 from moorings.wire.shapes import FindingsBody
 
 
@@ -20,7 +20,7 @@ async def get_findings(call: Call) -> Response:
     found = await call.controller.findings(call.caller)
     service = call.service
     seats = {"waits": service.waits, "watches": service.watches, "follows": service.follows}
-    held = tuple(check_seats(kind, of.taken, of.total) for kind, of in seats.items())
+    held = tuple(check_slots(kind, of.taken, of.total) for kind, of in seats.items())
     return call.answer(replace(found, items=(*found.items, *held)))
 
 

@@ -19,7 +19,7 @@ from moorings.wire.errors import ExitCode
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from moorings.controller.replay import Difference
+    from moorings.controller.replay import TurnDifference
     from moorings.core.events import Event
 
 SHOWN_CHARS = 400
@@ -110,7 +110,7 @@ def replay(
     return ExitCode.OK
 
 
-def difference_text(difference: Difference, turns: int) -> str:
+def difference_text(difference: TurnDifference, turns: int) -> str:
     """The first turn that was decided otherwise, and its first event that is not the same."""
     pairs = zip(
         _padded(difference.logged, difference.decided), _padded(difference.decided, difference.logged), strict=True

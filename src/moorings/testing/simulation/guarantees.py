@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from moorings.controller.turns import Outcome
+from moorings.controller.turns import TurnOutcome
 from moorings.core.claims import LEAVING, Claim, ClaimId, ClaimState, QueueMode
 from moorings.core.devices import PoolName
 from moorings.core.events import Event
@@ -295,7 +295,7 @@ class Guarantees:
 
     # -- every turn --------------------------------------------------------------------------------------------------
 
-    def decided(self, fleet: Fleet, outcome: Outcome) -> None:
+    def decided(self, fleet: Fleet, outcome: TurnOutcome) -> None:
         """A turn of the leading controller was decided on what the ledger holds."""
         self._takes_in_time(outcome)
         if not self._ledger.projects:  # everything may be taken for good: what is promised next need not fit beside it
@@ -313,7 +313,7 @@ class Guarantees:
             self._keeps_its_word(pool, state, estate, tenants)
             self._serves(fleet, pool, state, estate, tenants, everywhere, outcome)
 
-    def _takes_in_time(self, outcome: Outcome) -> None:
+    def _takes_in_time(self, outcome: TurnOutcome) -> None:
         """No person keeps what it was asked for beyond its time to yield, but while a job has to be stopped first."""
         now, held = self._wall.now(), {run.claim for run in self._ledger.runs.values()}
         for claim in self._ledger.claims.values():
@@ -365,7 +365,7 @@ class Guarantees:
         estate: _Estate,
         tenants: Sequence[tuple[Claim, Block]],
         everywhere: Sequence[tuple[Claim, Block]],
-        outcome: Outcome,
+        outcome: TurnOutcome,
     ) -> None:
         """Who is within a guarantee has its devices in time; who has a limit has to wait for all pools."""
         now = self._clock.now()

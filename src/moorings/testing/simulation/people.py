@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from moorings.controller.queues import QueueView
-from moorings.controller.service import UNTIL, Controller
+from moorings.controller.service import WAIT_TARGETS, Controller
 from moorings.controller.views import ClaimView, RunView
 from moorings.core.access import Caller, Role
 from moorings.core.announced import INSTANCE_ID_CHARS, QueuedJob
@@ -269,7 +269,7 @@ class Client:
             if claim.subject != self._caller.subject:
                 self._stage.story.breaks(5, f"{self._who} asked and was given {claim}")
             early = self._stage.loop.time() - began_s < wait_s - 1e-6
-            if early and claim.state not in UNTIL[until] and not claim.ended:
+            if early and claim.state not in WAIT_TARGETS[until] and not claim.ended:
                 self._stage.story.breaks(8, f"{self._who} would wait {wait_s} s for {until}, was told {claim.state}")
             self._claims.append(claim.id)
             if claim.spec.lease_s is not None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 from contextlib import closing
 from pathlib import Path
 
-from moorings.controller.turned_back import Living, Started, World, make_ready_if_it_went_back
+from moorings.controller.turned_back import EngineObservations, LiveRun, StartedRun, recover_if_rewound
 from moorings.core.instants import Timestamp
 from moorings.ports.store import Store
 from moorings.store.high_water import LogPositionFile
@@ -96,17 +96,17 @@ class Past:
         """
         known = mark.known()
         if known is not None:
-            world = World(self._started, self._living, lambda: self._cluster.epoch)
-            make_ready_if_it_went_back(store, known, world, now, self._spare, mark.keep, unready=not self._ready)
+            world = EngineObservations(self._started, self._living, lambda: self._cluster.epoch)
+            recover_if_rewound(store, known, world, now, self._spare, mark.keep, unready=not self._ready)
         mark.keep(store.high_water())
 
-    def _started(self, run: RunId) -> Started | None:
+    def _started(self, run: RunId) -> StartedRun | None:
         process = self._cluster.processes.get(run)
         return _started(process) if process is not None else None
 
-    def _living(self, known: Collection[RunId]) -> list[Living]:
+    def _living(self, known: Collection[RunId]) -> list[LiveRun]:
         live = self._cluster.live.items()
-        return [Living(run, one.order.job, NAME, _started(one)) for run, one in live if run not in known]
+        return [LiveRun(run, one.order.job, NAME, _started(one)) for run, one in live if run not in known]
 
     def _spare(self, why: str, ready: bool) -> None:
         self._why, self._ready = why, ready
@@ -123,9 +123,9 @@ class Past:
             self._story.tell("RESTORED", "an admin says that what no record knows may go")
 
 
-def _started(process: Process) -> Started:
+def _started(process: Process) -> StartedRun:
     order = process.order
-    return Started(order.attempt, process.started_at, order.partition, order.binding.partition)
+    return StartedRun(order.attempt, process.started_at, order.partition, order.binding.partition)
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import zip_longest
 
-from moorings.controller.loop import Change, Loop
-from moorings.controller.turns import Demanded, Outcome, decide
+from moorings.controller.loop import CommittedChange, TurnLoop
+from moorings.controller.turns import KeyedInput, TurnOutcome, decide_turn
 from moorings.core.bindings import NO_BINDING
 from moorings.core.claims import Claim, ClaimState, PartitionId, QueueMode
 from moorings.core.devices import DeviceState, PoolName
@@ -252,7 +252,7 @@ class Witness:
 
     # -- what is decided ---------------------------------------------------------------------------------------------
 
-    def decided(self, fleet: Fleet, demanded: Sequence[Demanded], outcome: Outcome) -> None:
+    def decided(self, fleet: Fleet, demanded: Sequence[KeyedInput], outcome: TurnOutcome) -> None:
         """The leading controller has decided a turn, which is not saved yet."""
         self.guarantees.decided(fleet, outcome)
         for one, reply in zip(demanded, outcome.replies, strict=True):
@@ -263,7 +263,7 @@ class Witness:
         if outcome.fleet.foreign:
             self._gives_way(fleet, outcome)
 
-    def _gives_way(self, fleet: Fleet, outcome: Outcome) -> None:
+    def _gives_way(self, fleet: Fleet, outcome: TurnOutcome) -> None:
         """Ours that is still to be made does not wait for a name or devices that somebody else has taken (law 1)."""
         changed = {ident: partition for ident, (partition, _) in outcome.fleet.partitions.items()}
         for ident, ours in {**fleet.partitions, **changed}.items():
@@ -277,7 +277,7 @@ class Witness:
 
     # -- what a controller believes --------------------------------------------------------------------------------
 
-    def turned(self, loop: Loop, change: Change) -> None:
+    def turned(self, loop: TurnLoop, change: CommittedChange) -> None:
         """A turn of the leading controller is in its memory: the laws, the records, the queue, the reasons."""
         self._turns += 1
         fleet = loop.fleet
@@ -308,7 +308,7 @@ class Witness:
             if held != saved:
                 self._story.breaks(2, f"memory's {what} are not the database's: {held} in memory, {saved} saved")
 
-    def _same_changed(self, fleet: Fleet, runs: RunRegistry, change: Change) -> None:
+    def _same_changed(self, fleet: Fleet, runs: RunRegistry, change: CommittedChange) -> None:
         pairs = (
             *((fleet.claims.get(one.id), self._ledger.claims.get(one.id)) for one in change.claims),
             *((fleet.partitions.get(one.id), self._ledger.partitions.get(one.id)) for one in change.partitions),
@@ -322,7 +322,7 @@ class Witness:
         if counts != saved_counts:
             self._story.breaks(2, f"{counts} claims, partitions and runs in memory, {saved_counts} saved")
 
-    def _not_overtaken(self, loop: Loop, change: Change) -> None:
+    def _not_overtaken(self, loop: TurnLoop, change: CommittedChange) -> None:
         """No block that is kept for a claim was given to one behind it (law 7)."""
         fleet, policy = loop.fleet, loop.policy
         made = [one for one in change.partitions if one.state is PartitionState.PROVISIONING and one.version == 1]
@@ -399,7 +399,7 @@ class Witness:
             return claim.spec.priority > keeper.spec.priority
         return claim.spec.project == keeper.spec.project and claim.order < keeper.order
 
-    def idled(self, fleet: Fleet, outcome: Outcome) -> None:
+    def idled(self, fleet: Fleet, outcome: TurnOutcome) -> None:
         """A turn without inputs decided: the first in the queue does not wait for what is free (law 7)."""
         if fleet.projects or fleet.moving:
             return  # who is first is judged by what is kept
@@ -426,7 +426,12 @@ class Witness:
     # -- the same decision again -----------------------------------------------------------------------------------
 
     def again(
-        self, loop: Loop, demanded: list[Demanded], outcome: Outcome, since: Timestamp, pools: tuple[Pool, ...]
+        self,
+        loop: TurnLoop,
+        demanded: list[KeyedInput],
+        outcome: TurnOutcome,
+        since: Timestamp,
+        pools: tuple[Pool, ...],
     ) -> None:
         """The same inputs on a fleet made anew from the records give the same decision, byte for byte (law 9)."""
         fleet = Fleet.load(
@@ -440,7 +445,7 @@ class Witness:
         fleet.apply(loop.fleet.beside_the_records())
         fleet.last_arrival = loop.fleet.last_arrival
         runs = RunRegistry(sorted(self._ledger.runs.values(), key=lambda run: run.id))
-        repeated = decide(fleet, runs, demanded, loop.occasion(loop.clock.now()))
+        repeated = decide_turn(fleet, runs, demanded, loop.occasion(loop.clock.now()))
         if repeated.changes != outcome.changes:
             self._story.breaks(9, f"decided again: {_difference(repeated.changes, outcome.changes)}")
         if [_said(one) for one in repeated.replies] != [_said(one) for one in outcome.replies]:

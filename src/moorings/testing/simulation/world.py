@@ -10,14 +10,14 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from moorings.controller.hardware import Hardware
-from moorings.controller.keys import Keys
-from moorings.controller.loop import Change, Loop
+from moorings.controller.hardware import DriverManager
+from moorings.controller.keys import AccessKeyManager
+from moorings.controller.loop import CommittedChange, TurnLoop
 from moorings.controller.record import AnyInput
-from moorings.controller.running import Running
+from moorings.controller.running import RunManager
 from moorings.controller.service import Controller
-from moorings.controller.turned_back import lead
-from moorings.controller.turns import AnyReply, Demanded, Outcome
+from moorings.controller.turned_back import begin_leading
+from moorings.controller.turns import AnyReply, KeyedInput, TurnOutcome
 from moorings.core.errors import MooringsError
 from moorings.core.inputs import CreateClaim, ReleaseClaim, RenewClaim, SetPriority
 from moorings.ports.store import Epoch, IdempotencyRecord, LogPosition
@@ -44,7 +44,7 @@ def is_of_poison(error: MooringsError) -> bool:
     return error.code == "internal.error" and PoisonError.__name__ in error.detail
 
 
-class WatchedLoop(Loop):
+class WatchedLoop(TurnLoop):
     """The real loop, whose decisions are looked at as they are made; some demands are poison to it."""
 
     def __init__(self, stage: Stage, life: Life, witness: Witness, store: StoreGate, epoch: Epoch) -> None:
@@ -70,7 +70,7 @@ class WatchedLoop(Loop):
                 self._stage.story.breaks(2, f"{given} was answered with the fault that another demand brought")
             raise
 
-    def _meet_poison(self, demanded: Sequence[Demanded]) -> None:
+    def _meet_poison(self, demanded: Sequence[KeyedInput]) -> None:
         """Raise if one of them is poison; now and then one becomes it where it may do harm to others."""
         able = [one.given for one in demanded if isinstance(one.given, ASKED)]
         if able and len(demanded) > 1 and self._stage.odds.strikes_apart("poison"):
@@ -82,7 +82,7 @@ class WatchedLoop(Loop):
     def _is_poison(self, given: AnyInput) -> bool:
         return any(one is given for one in self._poison)  # the demand, not one that says the same
 
-    def decide(self, demanded: Sequence[Demanded]) -> Outcome:
+    def decide(self, demanded: Sequence[KeyedInput]) -> TurnOutcome:
         self._meet_poison(demanded)
         outcome = super().decide(demanded)
         self._turns += 1
@@ -98,7 +98,7 @@ class WatchedLoop(Loop):
                 self._witness.again(self, list(demanded), outcome, self._heard_since, self._stage.pools)
         return outcome
 
-    def _turned(self, change: Change) -> None:
+    def _turned(self, change: CommittedChange) -> None:
         if self.leads:
             self._witness.turned(self, change)
 
@@ -129,12 +129,12 @@ class World:
         mark = stage.past.mark() if stage.past is not None else None
         if stage.past is not None and mark is not None:
             await stage.loop.run_in_executor(None, stage.past.take_up, store, mark, clock.now())
-            begin: Callable[[], Epoch] = partial(lead, store, mark.known(), mark.keep, life.name, clock.now())
+            begin: Callable[[], Epoch] = partial(begin_leading, store, mark.known(), mark.keep, life.name, clock.now())
         else:
             begin = partial(store.lead, life.name, clock.now())
         epoch = await stage.loop.run_in_executor(None, begin)
         loop = WatchedLoop(stage, life, self._witness, store, epoch)
-        hardware = Hardware(
+        hardware = DriverManager(
             loop,
             gates_to_drivers(stage, life, self._witness),
             clock,
@@ -143,13 +143,13 @@ class World:
             note=mark.note if mark is not None else None,
         )
         engines = {name: EngineGate(stage, life, name) for name in (LOCAL, SCHEDULER)}
-        running = Running(loop, engines, hardware, clock, stage.installation)
+        running = RunManager(loop, engines, hardware, clock, stage.installation)
         controller = Controller(
             loop=loop,
             store=store,
             hardware=hardware,
             engines=engines,
-            keys=Keys(store, clock, b"pepper"),
+            keys=AccessKeyManager(store, clock, b"pepper"),
             clock=clock,
             ids=stage.ids,
             installation=stage.installation,
