@@ -17,7 +17,7 @@ import httpx2
 import uvloop
 
 from moorings.api.application import make_application
-from moorings.api.limits import Limits
+from moorings.api.limits import ApiLimits
 from moorings.api.server import make_server_config
 from moorings.core.access import Role
 from moorings.core.policy import Policy
@@ -107,7 +107,7 @@ class Harbour:
 
 
 @contextlib.contextmanager
-def harbour(folder: Path, limits: Limits = Limits(), policy: Policy = Policy()) -> Iterator[Harbour]:  # noqa: B008
+def harbour(folder: Path, limits: ApiLimits = ApiLimits(), policy: Policy = Policy()) -> Iterator[Harbour]:  # noqa: B008
     """A controller over ``folder``, in another thread. When the block ends the laws hold and every loop is alive."""
     ready: list[Harbour] = []
     begun, leave = threading.Event(), threading.Event()
@@ -137,7 +137,7 @@ def harbour(folder: Path, limits: Limits = Limits(), policy: Policy = Policy()) 
 
 async def _live(
     folder: Path,
-    limits: Limits,
+    limits: ApiLimits,
     policy: Policy,
     ready: list[Harbour],
     begun: threading.Event,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from moorings.api.limits import DEFAULT_LIMITS, Limits
+from moorings.api.limits import DEFAULT_LIMITS, ApiLimits
 
 PAGE = Path("docs/explanation/hostile-input.md")
 ROW = re.compile(r"^\| .* \| ([0-9.,]+)[^|]* \| `([a-z_.]+):([A-Za-z_.]+)` \|$", re.MULTILINE)
@@ -52,4 +52,4 @@ def test_every_limit_is_on_the_page(folder: str) -> None:
 
 
 def test_every_limit_of_the_server_is_on_the_page() -> None:
-    assert {("api.limits", f"Limits.{item.name}") for item in fields(Limits)} - set(told()) == set()
+    assert {("api.limits", f"Limits.{item.name}") for item in fields(ApiLimits)} - set(told()) == set()

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.api.limits import Limits
+from moorings.api.limits import ApiLimits
 from tests.hostile.effort import tried
 from tests.hostile.mutation import mutations
 from tests.unit.api.pretend import USER, PretendController
 from tests.unit.api.sockets import Answer, Client, Served, connected, serving
 
-QUICK = Limits(head_timeout_s=0.5, body_timeout_s=0.5, keep_alive_s=0)
+QUICK = ApiLimits(head_timeout_s=0.5, body_timeout_s=0.5, keep_alive_s=0)
 STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
 AUTH = b"authorization: Bearer " + USER.encode() + b"\r\n"
 CLAIM = b'{"size": 4}'
@@ -134,7 +134,7 @@ async def test_what_is_odd_but_clear_is_answered(controller: PretendController, 
 async def test_no_more_requests_are_taken_ahead_of_their_answers_than_there_is_room(
     controller: PretendController,
 ) -> None:
-    async with serving(controller, Limits(pipelined_max=8, keep_alive_s=0)) as served:
+    async with serving(controller, ApiLimits(pipelined_max=8, keep_alive_s=0)) as served:
         found = await statuses_or_cut(served, (GET + b"\r\n") * 10_000)
         assert len(found) <= 10
         assert await statuses(served, (GET + b"\r\n") * 9) == [200] * 9
@@ -210,13 +210,13 @@ async def answer_to_drips(client: Client, drop: bytes) -> Answer:
 
 async def test_a_body_that_drips_is_not_waited_for(controller: PretendController) -> None:
     """Each byte comes in time; all of them do not."""
-    async with serving(controller, Limits(body_timeout_s=0.3)) as served, connected(served) as client:
+    async with serving(controller, ApiLimits(body_timeout_s=0.3)) as served, connected(served) as client:
         client.ask("POST", "/v1/claims", content_length="1000")
         assert (await answer_to_drips(client, b" ")).status == 400
 
 
 async def test_a_head_that_drips_is_not_waited_for(controller: PretendController) -> None:
-    async with serving(controller, Limits(head_timeout_s=0.3)) as served, connected(served) as client:
+    async with serving(controller, ApiLimits(head_timeout_s=0.3)) as served, connected(served) as client:
         client.send(GET)
         assert (await answer_to_drips(client, b"x: y\r\n")).status == 400
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx2
 
-from moorings.api.limits import Limits
+from moorings.api.limits import ApiLimits
 from moorings.api.routes.runs import RUNS_A_PAGE_MAX
 from moorings.controller.views import ClaimView
 from moorings.core.access import Role
@@ -52,7 +52,7 @@ async def gone(served: Served, left: int, wait_s: float = 60) -> None:
 
 
 async def test_slow_bodies_of_one_key_leave_room_for_others(controller: PretendController) -> None:
-    limits = Limits(requests_max=40, requests_per_key_max=10, body_timeout_s=3600, shutdown_s=0)
+    limits = ApiLimits(requests_max=40, requests_per_key_max=10, body_timeout_s=3600, shutdown_s=0)
     async with serving(controller, limits) as served, crowd(served, 50) as clients:
         for client in clients:
             client.ask("POST", "/v1/claims", content_length="1000")
@@ -66,7 +66,7 @@ async def first_answer(client: Client) -> int:
 
 
 async def test_waits_of_one_key_leave_room_for_others(controller: PretendController) -> None:
-    limits = Limits(waits_max=20, waits_per_key_max=10)
+    limits = ApiLimits(waits_max=20, waits_per_key_max=10)
     async with serving(controller, limits) as served:
         async with connected(served) as client:
             client.ask("POST", "/v1/claims", CLAIM)
@@ -99,8 +99,8 @@ async def test_thousands_of_watches_from_one_key_leave_seats_for_others(controll
             client.ask("GET", "/v1/events?watch=1")
         heads = await asyncio.gather(*(client.head() for client in clients))
         statuses = [head.status for head in heads]
-        assert statuses.count(200) == Limits().watches_per_key_max
-        assert statuses.count(503) == len(clients) - Limits().watches_per_key_max
+        assert statuses.count(200) == ApiLimits().watches_per_key_max
+        assert statuses.count(503) == len(clients) - ApiLimits().watches_per_key_max
         async with connected(served) as other:
             other.ask("GET", "/v1/events?watch=1", authorization=f"Bearer {ADMIN}")
             assert (await other.head()).status == 200
@@ -110,7 +110,7 @@ async def test_thousands_of_watches_from_one_key_leave_seats_for_others(controll
 
 
 async def test_connections_from_one_address_are_a_part_of_all(controller: PretendController) -> None:
-    limits = Limits(connections_max=20, connections_per_address_max=5, head_timeout_s=3600)
+    limits = ApiLimits(connections_max=20, connections_per_address_max=5, head_timeout_s=3600)
     async with serving(controller, limits) as served:
         async with crowd(served, 40):
             await gone(served, 5)
@@ -124,7 +124,7 @@ async def test_connections_from_one_address_are_a_part_of_all(controller: Preten
 
 async def test_silent_connections_shut_nobody_on_their_machine_out(controller: PretendController) -> None:
     """Nor do those that asked for something once; those that are being served stay."""
-    limits = Limits(connections_max=20, connections_per_address_max=5, head_timeout_s=3600)
+    limits = ApiLimits(connections_max=20, connections_per_address_max=5, head_timeout_s=3600)
     async with serving(controller, limits) as served, connected(served) as watcher:
         watcher.ask("GET", "/v1/events?watch=1")
         assert (await watcher.head()).status == 200
@@ -149,7 +149,7 @@ async def health_seen_from_elsewhere(served: Served) -> None:
 
 
 async def test_the_last_connections_are_for_addresses_that_have_few(controller: PretendController) -> None:
-    limits = Limits(connections_max=40, connections_per_address_max=40, connections_reserved=8, head_timeout_s=3600)
+    limits = ApiLimits(connections_max=40, connections_per_address_max=40, connections_reserved=8, head_timeout_s=3600)
     async with serving(controller, limits) as served:
         async with crowd(served, 60):
             await gone(served, 32)
@@ -159,7 +159,7 @@ async def test_the_last_connections_are_for_addresses_that_have_few(controller: 
 
 async def test_strangers_that_never_read_take_no_seats_of_requests(controller: PretendController) -> None:
     """Answers to anybody, asked for ahead and never read."""
-    limits = Limits(requests_max=4, opens_max=20, opens_per_address_max=10)
+    limits = ApiLimits(requests_max=4, opens_max=20, opens_per_address_max=10)
     async with serving(controller, limits) as served, crowd(served, 30) as strangers:
         for stranger in strangers:
             reading(stranger).pause_reading()
@@ -184,7 +184,7 @@ class BusyController(PretendController):
     async def list_claims(self, page: PageQuery, **wanted: Any) -> Sequence[ClaimView]:
         self.at_work += 1
         self.most_at_work = max(self.most_at_work, self.at_work)
-        if self.at_work == Limits().working_per_key_max:
+        if self.at_work == ApiLimits().working_per_key_max:
             self.full.set()
         await self.done.wait()
         self.at_work -= 1
@@ -205,12 +205,12 @@ async def test_a_few_requests_of_one_key_are_worked_on_at_once() -> None:
             assert (await other.answer()).status == 200
         controller.done.set()
         assert {await first_answer(client) for client in clients} == {200}
-        assert controller.most_at_work == Limits().working_per_key_max
+        assert controller.most_at_work == ApiLimits().working_per_key_max
 
 
 async def test_waits_streams_and_slow_bodies_are_not_work(controller: PretendController) -> None:
     """What a key's clients are waited for, or wait for, leaves that key itself room to work."""
-    limits = Limits(working_per_key_max=2, body_timeout_s=3600, shutdown_s=0)
+    limits = ApiLimits(working_per_key_max=2, body_timeout_s=3600, shutdown_s=0)
     async with serving(controller, limits) as served, crowd(served, 30) as clients:
         async with connected(served) as client:
             client.ask("POST", "/v1/claims", CLAIM)
@@ -230,13 +230,13 @@ async def test_waits_streams_and_slow_bodies_are_not_work(controller: PretendCon
 
 
 async def test_strangers_that_only_connect_are_let_go(controller: PretendController) -> None:
-    async with serving(controller, Limits(connections_max=500, head_timeout_s=0.3)) as served, crowd(served, 600):
+    async with serving(controller, ApiLimits(connections_max=500, head_timeout_s=0.3)) as served, crowd(served, 600):
         await gone(served, 0)
         await answered(served)
 
 
 async def test_a_reader_that_never_reads_loses_its_seat_and_its_connection(controller: PretendController) -> None:
-    limits = Limits(watches_per_key_max=1, unread_s=0.5)
+    limits = ApiLimits(watches_per_key_max=1, unread_s=0.5)
     async with serving(controller, limits) as served, connected(served) as client:
         client.ask("GET", "/v1/events?watch=1&after=0")
         assert (await client.head()).status == 200
@@ -250,7 +250,7 @@ async def test_a_reader_that_never_reads_loses_its_seat_and_its_connection(contr
 
 
 async def test_a_reader_that_is_slow_but_reads_is_kept(controller: PretendController) -> None:
-    async with serving(controller, Limits(unread_s=2.0)) as served, connected(served) as client:
+    async with serving(controller, ApiLimits(unread_s=2.0)) as served, connected(served) as client:
         for _ in range(20_000):
             controller.tell("claim.created", claim="c" * 500)
         client.ask("GET", "/v1/events?watch=1&after=0")
@@ -268,7 +268,7 @@ async def test_answers_nobody_reads_do_not_hold_the_seats_of_requests(controller
     """Large pages, asked for again and again, and never read."""
     for _ in range(3000):
         controller.tell("claim.created", claim="c" * 500)
-    limits = Limits(requests_max=20, connections_max=64, unread_s=0.5)
+    limits = ApiLimits(requests_max=20, connections_max=64, unread_s=0.5)
     async with serving(controller, limits) as served, crowd(served, 20) as clients:
         for client in clients:
             reading(client).pause_reading()

@@ -17,15 +17,15 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moorings.api import openapi
-from moorings.api.calls import KEY_EXPIRES_HEADER, REQUEST_ID, Call, Closing, Service
-from moorings.api.events_stream import Stream
-from moorings.api.limits import DEFAULT_LIMITS, Desks, Limits, Seats
-from moorings.api.metrics import Metrics, Requests
+from moorings.api.calls import KEY_EXPIRES_HEADER, REQUEST_ID_KEY, ApiContext, RequestContext, Shutdown
+from moorings.api.events_stream import StreamResponse
+from moorings.api.limits import DEFAULT_LIMITS, ApiLimits, Slots, WorkSlots
+from moorings.api.metrics import MetricsPage, RequestMetrics
 from moorings.api.operations import Operation
-from moorings.api.problems import fault, problem
+from moorings.api.problems import internal_error_response, problem_response
 from moorings.api.routes import OPERATIONS
 from moorings.api.routing import Endpoint, Router
-from moorings.api.server import address_of
+from moorings.api.server import client_network
 from moorings.core.errors import MooringsError
 from moorings.core.instants import Timestamp
 from moorings.wire.codec import format_time
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("moorings.api")
 
-ROUTE = "moorings.route"  # where an endpoint leaves its route's template in the ASGI scope,
-USER = "moorings.user"  # and who asks, once that is known,
-KEY_EXPIRES = "moorings.key_expires"  # and when their access key expires, if it does
+ROUTE_KEY = "moorings.route"  # where an endpoint leaves its route's template in the ASGI scope,
+USER_KEY = "moorings.user"  # and who asks, once that is known,
+KEY_EXPIRES_KEY = "moorings.key_expires"  # and when their access key expires, if it does
 HEALTH = frozenset({"/healthz", "/livez", "/readyz"})
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _ON_ALL = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
@@ -62,16 +62,16 @@ class Application:
     def __init__(
         self,
         inner: ASGIApp,
-        closing: Closing,
-        limits: Limits = DEFAULT_LIMITS,
+        closing: Shutdown,
+        limits: ApiLimits = DEFAULT_LIMITS,
         new_request_id: Callable[[], str] = fresh_request_id,
-        requests: Requests | None = None,
+        requests: RequestMetrics | None = None,
     ) -> None:
         self.limits = limits
         self._inner = inner
         self._closing = closing
         self._new_request_id = new_request_id
-        self._requests = requests or Requests()
+        self._requests = requests or RequestMetrics()
 
     def close(self) -> None:
         """The server begins to stop: streams end, waits are answered, so that nothing holds it up."""
@@ -80,7 +80,7 @@ class Application:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         assert scope["type"] == "http", "the server is told to send nothing else"
-        request_id = scope[REQUEST_ID] = self._request_id(scope)
+        request_id = scope[REQUEST_ID_KEY] = self._request_id(scope)
         mark = [(b"x-request-id", request_id.encode()), *_ON_ALL]
         begun = time.perf_counter()
 
@@ -97,10 +97,10 @@ class Application:
             self._requests.open -= 1
 
     def _answered(self, scope: Scope, status: int, took_s: float) -> None:
-        self._requests.add(scope["method"], scope.get(ROUTE, ""), status, took_s)
+        self._requests.add(scope["method"], scope.get(ROUTE_KEY, ""), status, took_s)
         if log.isEnabledFor(logging.DEBUG):
-            told = {"request_id": scope[REQUEST_ID], "method": scope["method"], "route": scope.get(ROUTE, "")}
-            told |= {"user": scope.get(USER, ""), "status": status, "took_ms": round(took_s * 1e3, 3)}
+            told = {"request_id": scope[REQUEST_ID_KEY], "method": scope["method"], "route": scope.get(ROUTE_KEY, "")}
+            told |= {"user": scope.get(USER_KEY, ""), "status": status, "took_ms": round(took_s * 1e3, 3)}
             log.debug("request.answered", extra=told)
 
     def _request_id(self, scope: Scope) -> str:
@@ -113,23 +113,23 @@ class Application:
 def make_application(
     controller: Controller,
     *,
-    limits: Limits = DEFAULT_LIMITS,
+    limits: ApiLimits = DEFAULT_LIMITS,
     new_request_id: Callable[[], str] = fresh_request_id,
 ) -> Application:
     """The API of ``controller``."""
-    waits = Seats("answers that wait", limits.waits_max, limits.waits_per_key_max)
-    watches = Seats("open event streams", limits.watches_max, limits.watches_per_key_max)
-    follows = Seats("open streams of output", limits.follows_max, limits.follows_per_key_max)
-    requests = Requests()
-    service = Service(
+    waits = Slots("answers that wait", limits.waits_max, limits.waits_per_key_max)
+    watches = Slots("open event streams", limits.watches_max, limits.watches_per_key_max)
+    follows = Slots("open streams of output", limits.follows_max, limits.follows_per_key_max)
+    requests = RequestMetrics()
+    service = ApiContext(
         controller,
         limits,
-        document=openapi.served,
-        metrics=Metrics(controller, requests, {"waits": waits, "watches": watches, "follows": follows}),
-        requests=Seats("requests", limits.requests_max, limits.requests_per_key_max),
-        desks=Desks(limits.working_per_key_max),
-        opens=Seats("answers under way", limits.opens_max, limits.opens_per_address_max),
-        bodies=Seats("bytes of bodies", limits.bodies_bytes_max, limits.bodies_bytes_per_key_max),
+        document=openapi.document_bytes,
+        metrics=MetricsPage(controller, requests, {"waits": waits, "watches": watches, "follows": follows}),
+        requests=Slots("requests", limits.requests_max, limits.requests_per_key_max),
+        desks=WorkSlots(limits.working_per_key_max),
+        opens=Slots("answers under way", limits.opens_max, limits.opens_per_address_max),
+        bodies=Slots("bytes of bodies", limits.bodies_bytes_max, limits.bodies_bytes_per_key_max),
         waits=waits,
         watches=watches,
         follows=follows,
@@ -139,11 +139,11 @@ def make_application(
 
 
 def _key_expires(scope: Scope) -> list[tuple[bytes, bytes]]:
-    at: Timestamp | None = scope.get(KEY_EXPIRES)
+    at: Timestamp | None = scope.get(KEY_EXPIRES_KEY)
     return [] if at is None else [(KEY_EXPIRES_HEADER.lower().encode(), format_time(at).encode())]
 
 
-class _Seated:
+class _SlotHoldingResponse:
     """An answer that keeps its seat until it is sent: one that nobody reads is held, too."""
 
     def __init__(self, answer: ASGIApp, leave: Callable[[], None]) -> None:
@@ -157,7 +157,7 @@ class _Seated:
             self._leave()
 
 
-async def _open_answer(call: Call, address: str) -> ASGIApp:
+async def _serve_open(call: RequestContext, address: str) -> ASGIApp:
     """The answer of an operation that needs no key.
 
     Raises:
@@ -167,10 +167,10 @@ async def _open_answer(call: Call, address: str) -> ASGIApp:
     if call.operation.path in HEALTH:  # a busy controller is not a dead one
         return answer
     call.service.opens.take(address)
-    return _Seated(answer, partial(call.service.opens.leave, address))
+    return _SlotHoldingResponse(answer, partial(call.service.opens.leave, address))
 
 
-async def _seated_answer(call: Call) -> ASGIApp:
+async def _serve_with_slot(call: RequestContext) -> ASGIApp:
     """The answer to somebody who is known.
 
     Raises:
@@ -184,28 +184,28 @@ async def _seated_answer(call: Call) -> ASGIApp:
     except BaseException:
         leave()
         raise
-    if isinstance(answer, Stream):  # it has a seat of its own
+    if isinstance(answer, StreamResponse):  # it has a seat of its own
         leave()
         return answer
-    return _Seated(answer, leave)
+    return _SlotHoldingResponse(answer, leave)
 
 
-def _endpoint(service: Service, operation: Operation) -> Endpoint:
+def _endpoint(service: ApiContext, operation: Operation) -> Endpoint:
     """What serves ``operation``; whatever fails in it becomes a problem, never an exception."""
 
     async def endpoint(request: Request) -> ASGIApp:
-        request_id: str = request.scope[REQUEST_ID]
-        request.scope[ROUTE] = operation.path
+        request_id: str = request.scope[REQUEST_ID_KEY]
+        request.scope[ROUTE_KEY] = operation.path
         try:
-            call = Call(service, operation, request)
+            call = RequestContext(service, operation, request)
             if operation.open:
-                return await _open_answer(call, address_of(request.scope.get("client")))
+                return await _serve_open(call, client_network(request.scope.get("client")))
             await call.identify()
-            request.scope[USER] = call.caller.subject
-            request.scope[KEY_EXPIRES] = call.caller.key_expires_at
-            return await _seated_answer(call)
+            request.scope[USER_KEY] = call.caller.subject
+            request.scope[KEY_EXPIRES_KEY] = call.caller.key_expires_at
+            return await _serve_with_slot(call)
         except MooringsError as error:
-            answer = problem(error, request_id)
+            answer = problem_response(error, request_id)
             if answer.status_code >= 500:
                 told = {"request_id": request_id, "path": operation.path, "code": error.code, "detail": error.detail}
                 log.warning("request.refused", extra=told)
@@ -214,6 +214,6 @@ def _endpoint(service: Service, operation: Operation) -> Endpoint:
             log.exception(
                 "request.failed", extra={"request_id": request_id, "path": operation.path, "method": operation.method}
             )
-            return fault(request_id)
+            return internal_error_response(request_id)
 
     return endpoint

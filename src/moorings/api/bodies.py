@@ -99,7 +99,7 @@ def _wrapped(shape: type) -> type:
     answer = shape.__name__.endswith("Body")
     columns = []
     for item in dataclasses.fields(cast("Any", shape)):
-        kind = _answered(hints[item.name]) if answer else _bounded(shape.__name__, item.name, hints[item.name])
+        kind = _response_type(hints[item.name]) if answer else _bounded(shape.__name__, item.name, hints[item.name])
         columns.append((item.name, kind, _defaults(item)))
     return dataclasses.make_dataclass(
         shape.__name__,
@@ -133,12 +133,12 @@ def _bounded(shape: str, name: str, hint: Any) -> Any:  # noqa: ANN401 - type ex
     return _SCALARS.get(hint, hint)
 
 
-def _answered(hint: Any) -> Any:  # noqa: ANN401 - type expressions
+def _response_type(hint: Any) -> Any:  # noqa: ANN401 - type expressions
     """What stands in the document: our answers leave absent fields out, they never say null."""
     if dataclasses.is_dataclass(hint):
         return _wrapped(cast("type", hint))
     if get_origin(hint) in (Union, UnionType):
-        kinds = tuple(_answered(option) for option in get_args(hint) if option is not NoneType)
+        kinds = tuple(_response_type(option) for option in get_args(hint) if option is not NoneType)
         return Union[(*kinds, _NO_NULL)]
     if get_origin(hint) is tuple and dataclasses.is_dataclass(get_args(hint)[0]):
         return tuple[_wrapped(get_args(hint)[0]), ...]  # type: ignore[misc] # computed
@@ -146,7 +146,7 @@ def _answered(hint: Any) -> Any:  # noqa: ANN401 - type expressions
 
 
 @cache
-def adapter(shape: type) -> TypeAdapter[Any]:
+def type_adapter(shape: type) -> TypeAdapter[Any]:
     """What checks and describes ``shape``."""
     return TypeAdapter(_wrapped(shape))
 
@@ -158,7 +158,7 @@ def parse_body(shape: type[T], body: bytes) -> T:
         MooringsError: ``body.not_utf8``, ``body.not_json``, ``body.invalid``.
     """
     try:
-        found = cast("T", adapter(cast("type", shape)).validate_json(body))
+        found = cast("T", type_adapter(cast("type", shape)).validate_json(body))
         json.loads(body, object_pairs_hook=_unique)
         return found
     except ValidationError as error:
@@ -170,7 +170,7 @@ def parse_body(shape: type[T], body: bytes) -> T:
     if details[0]["type"] == "json_invalid":
         message = details[0]["msg"].removeprefix("Invalid JSON: ")
         raise MooringsError("body.not_json", f"the body is not JSON: {message}", hint="send one JSON object")
-    told = "; ".join(_told(detail) for detail in details[:ERRORS_TOLD_MAX])
+    told = "; ".join(_describe_error(detail) for detail in details[:ERRORS_TOLD_MAX])
     rest = len(details) - ERRORS_TOLD_MAX
     raise MooringsError(
         "body.invalid", f"{told}; and {rest} more" if rest > 0 else told, hint=_hint(shape, details[0])
@@ -192,7 +192,7 @@ _WORDS = {
 }
 
 
-def _told(detail: ErrorDetails) -> str:
+def _describe_error(detail: ErrorDetails) -> str:
     where = "body"
     for part in detail["loc"]:
         where += f"[{part}]" if isinstance(part, int) else f".{part[:60]}"

@@ -16,12 +16,12 @@ from starlette.responses import Response
 from starlette.types import Receive
 
 from moorings.api.bodies import parse_body
-from moorings.api.limits import Desks, Kept, Limits, Seats
+from moorings.api.limits import ApiLimits, BufferedBody, Slots, WorkSlots
 from moorings.api.operations import KEY_HEADER, Operation
-from moorings.api.pages import Wanted, dumps, parse_token, written
+from moorings.api.pages import PageRequest, dumps, encode_items, parse_token
 from moorings.api.parameters import CONTINUE, LIMIT, LIMIT_MAX, Parameter, read_query
-from moorings.api.receiving import headers_by_name, read_body
-from moorings.api.security import STANDBY, bearer
+from moorings.api.receiving import index_headers, read_body
+from moorings.api.security import STANDBY_HEADER, parse_bearer
 from moorings.api.tls import PEER
 from moorings.core.access import Caller, Peer, check_certificate_binding
 from moorings.core.claims import KEY_CHARS_MAX
@@ -30,17 +30,17 @@ from moorings.wire.codec import encode
 from moorings.wire.shapes import API_VERSION
 
 if TYPE_CHECKING:
-    from moorings.api.metrics import Metrics
+    from moorings.api.metrics import MetricsPage
     from moorings.controller.service import Controller
 
 T = TypeVar("T")
 
-REQUEST_ID = "moorings.request_id"  # where the application leaves it in the ASGI scope
+REQUEST_ID_KEY = "moorings.request_id"  # where the application leaves it in the ASGI scope
 KEY_EXPIRES_HEADER = "Moorings-Key-Expires"  # on answers to a key that expires: when
 PATH_VALUE_CHARS_MAX = 200
 
 
-class Closing:
+class Shutdown:
     """Whether the server has begun to stop, and how those who wait learn of it.
 
     Not an ``asyncio.Event``: this one may be made before a loop runs, and outlives it.
@@ -108,7 +108,7 @@ async def first_of(*works: Awaitable[None]) -> None:
             task.cancel()
 
 
-class Bell:
+class Wakeup:
     """Wakes everybody who waits for it at that moment; unlike an ``asyncio.Event`` it is never left set."""
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ class Bell:
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class ApiContext:
     """What all requests share.
 
     Attributes:
@@ -152,22 +152,22 @@ class Service:
     """
 
     controller: Controller
-    limits: Limits
+    limits: ApiLimits
     document: Callable[[], bytes]
-    metrics: Metrics
-    requests: Seats
-    desks: Desks
-    opens: Seats
-    bodies: Seats
-    waits: Seats
-    watches: Seats
-    follows: Seats
-    closing: Closing = field(default_factory=Closing)
-    revoked: Bell = field(default_factory=Bell)
+    metrics: MetricsPage
+    requests: Slots
+    desks: WorkSlots
+    opens: Slots
+    bodies: Slots
+    waits: Slots
+    watches: Slots
+    follows: Slots
+    closing: Shutdown = field(default_factory=Shutdown)
+    revoked: Wakeup = field(default_factory=Wakeup)
     pen: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-class Call:
+class RequestContext:
     """One request.
 
     Attributes:
@@ -197,18 +197,18 @@ class Call:
         "service",
     )
 
-    def __init__(self, service: Service, operation: Operation, request: Request) -> None:
+    def __init__(self, service: ApiContext, operation: Operation, request: Request) -> None:
         scope = request.scope
         self.service = service
         self.operation = operation
-        self.headers: dict[bytes, bytes] = headers_by_name(scope["headers"])
+        self.headers: dict[bytes, bytes] = index_headers(scope["headers"])
         self.path_values: dict[str, str] = scope["path_params"]
         self.peer: Peer | None = scope.get(PEER)
-        self.request_id: str = scope[REQUEST_ID]
+        self.request_id: str = scope[REQUEST_ID_KEY]
         self.secret = ""
         self._caller: Caller | None = None
         self._content = b""
-        self._kept: Kept | None = None
+        self._kept: BufferedBody | None = None
         self._receive: Receive = request.receive
         query = scope["query_string"]
         self._texts = read_query(query, operation.query) if query else {}
@@ -227,9 +227,9 @@ class Call:
         Raises:
             MooringsError: ``auth.missing``, ``auth.invalid``, ``auth.expired``, ``auth.certificate_mismatch``.
         """
-        secret = bearer(self.headers)
+        secret = parse_bearer(self.headers)
         caller = await self.service.controller.authenticate(secret, after_expiry=self.operation.after_expiry)
-        check_certificate_binding(caller, self.peer, handed_on=STANDBY in self.headers)
+        check_certificate_binding(caller, self.peer, handed_on=STANDBY_HEADER in self.headers)
         self._caller = caller
         self.secret = secret
 
@@ -246,7 +246,7 @@ class Call:
         key, desks = self.caller.key_id, self.service.desks
         try:
             if self.operation.body is not None:
-                self._kept = Kept(self.service.bodies, key)
+                self._kept = BufferedBody(self.service.bodies, key)
                 self._content = await read_body(self._receive, self.headers, self.service.limits, self._kept)
                 await self.identify()  # a body may come slowly, and the key may have been revoked meanwhile
             await desks.take(key)
@@ -295,14 +295,14 @@ class Call:
             raise MooringsError("page.invalid", f"{parameter.name} is missing", hint=parameter.description)
         return parameter.take(texts)
 
-    def wanted(self, kind: str, *, most: int = LIMIT_MAX) -> Wanted:
+    def wanted(self, kind: str, *, most: int = LIMIT_MAX) -> PageRequest:
         """The piece of a list of ``kind`` that is asked for, of ``most`` items whatever the request says.
 
         Raises:
             MooringsError: ``page.invalid``.
         """
         token = self.query(CONTINUE)
-        return Wanted(kind, min(self.query(LIMIT), most), None if token is None else parse_token(kind, token))
+        return PageRequest(kind, min(self.query(LIMIT), most), None if token is None else parse_token(kind, token))
 
     def idempotency_key(self) -> str | None:
         """The idempotency key.
@@ -372,7 +372,7 @@ class Call:
         """
         head = dumps({"apiVersion": API_VERSION, "kind": self.operation.answer.kind})[:-1]
         tail = "]}" if after is None else f'],"continue":{dumps(after)}}}'
-        text = f'{head},"items":[{",".join(await written(bodies, self.service.pen))}{tail}'
+        text = f'{head},"items":[{",".join(await encode_items(bodies, self.service.pen))}{tail}'
         return Response(text.encode(), self.operation.answer.status, None, "application/json")
 
     def answer_nothing(self) -> Response:

@@ -30,7 +30,7 @@ from moorings.wire.shapes import (
 from moorings.workloads.appliance import ApplianceJobType, WorkflowPart
 from moorings.workloads.jobs import Accelerators, JobSpec, Resources
 
-_LATEST = Timestamp(1 << 62)  # whoever takes the list knows what time it is
+_NO_TIME_GIVEN = Timestamp(1 << 62)  # whoever takes the list knows what time it is
 
 
 def claim_spec(request: ClaimRequest) -> ClaimSpec:
@@ -101,7 +101,7 @@ def estimate_spec(request: EstimateRequest) -> ClaimSpec:
     )
 
 
-def room_order(request: DefragmentRequest) -> DefragmentPool:
+def defragment_input(request: DefragmentRequest) -> DefragmentPool:
     """The room that ``POST /v1/defragment`` orders.
 
     Raises:
@@ -119,7 +119,7 @@ def room_order(request: DefragmentRequest) -> DefragmentPool:
     )
 
 
-def project_asked(name: str, request: ProjectRequest) -> Project:
+def project_from(name: str, request: ProjectRequest) -> Project:
     """The project that ``PUT /v1/projects/{project}`` describes."""
     return Project(
         name=name,
@@ -138,7 +138,7 @@ def project_asked(name: str, request: ProjectRequest) -> Project:
     )
 
 
-def announced_jobs(request: QueueRequest) -> Sequence[QueuedJob]:
+def queued_jobs(request: QueueRequest) -> Sequence[QueuedJob]:
     """The jobs that ``POST /v1/queues`` tells of; who does not say since when waits from now on.
 
     Raises:
@@ -190,7 +190,7 @@ def _claim_time(text: str | None) -> Timestamp | None:
 
 def _since(text: str | None) -> Timestamp:
     if text is None:
-        return _LATEST
+        return _NO_TIME_GIVEN
     try:
         return parse_time(text)
     except MooringsError as error:

@@ -17,19 +17,19 @@ from dataclasses import dataclass
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from moorings.api.calls import Service, first_of
+from moorings.api.calls import ApiContext, first_of
 from moorings.api.render import event_body
 from moorings.core.access import Caller
 from moorings.core.errors import MooringsError
 from moorings.ports.store import EventRow, Seq
 from moorings.wire.codec import encode
 
-BATCH = 200
+EVENTS_A_READ = 200
 
 log = logging.getLogger("moorings.api")
 
 
-class Stream(StreamingResponse):
+class StreamResponse(StreamingResponse):
     """An answer that goes on; ``leave`` is called once when it has ended, however it ends.
 
     It ends without its last chunk if something fails under way, so the reader does not take the part for the whole.
@@ -54,14 +54,14 @@ class Stream(StreamingResponse):
 
 
 @dataclass(frozen=True, slots=True)
-class Filter:
+class EventSelection:
     """Which events are wanted."""
 
     claim: str | None = None
     run: str | None = None
     names: tuple[str, ...] = ()
 
-    async def read(self, service: Service, after: Seq, limit: int, *, whole: bool) -> list[EventRow]:
+    async def read(self, service: ApiContext, after: Seq, limit: int, *, whole: bool) -> list[EventRow]:
         """At most ``limit`` of them with a greater sequence number.
 
         Raises:
@@ -71,13 +71,13 @@ class Filter:
         return list(await list_events(after, limit, claim=self.claim, run=self.run, names=self.names, whole=whole))
 
 
-def build_event(row: EventRow, caller: Caller) -> bytes:
+def format_event(row: EventRow, caller: Caller) -> bytes:
     """One row as a server-sent event."""
     data = json.dumps(encode(event_body(row, caller)), separators=(",", ":"), ensure_ascii=False)
     return f"id: {row.seq}\nevent: {row.event.name}\ndata: {data}\n\n".encode()
 
 
-async def watch(service: Service, wanted: Filter, after: Seq, secret: str) -> AsyncGenerator[bytes]:
+async def stream_events(service: ApiContext, wanted: EventSelection, after: Seq, secret: str) -> AsyncGenerator[bytes]:
     """The events after ``after``, as they happen; until the server stops, or the access key is revoked or expires.
 
     Raises:
@@ -89,11 +89,11 @@ async def watch(service: Service, wanted: Filter, after: Seq, secret: str) -> As
     while not service.closing.begun:
         caller = await service.controller.authenticate(secret)
         head = service.controller.last_seq()  # before the read: the read sees at least these
-        rows = await wanted.read(service, after, BATCH, whole=True)
+        rows = await wanted.read(service, after, EVENTS_A_READ, whole=True)
         if rows:
-            yield b"".join(build_event(row, caller) for row in rows)
+            yield b"".join(format_event(row, caller) for row in rows)
             after = rows[-1].seq
-        if len(rows) == BATCH:
+        if len(rows) == EVENTS_A_READ:
             continue
         after = max(after, head)  # what the filter passed over need not be read again
         if time() >= beat:
@@ -107,7 +107,7 @@ async def watch(service: Service, wanted: Filter, after: Seq, secret: str) -> As
                 raise
 
 
-async def follow(service: Service, chunks: AsyncIterator[bytes], secret: str) -> AsyncGenerator[bytes]:
+async def stream_output(service: ApiContext, chunks: AsyncIterator[bytes], secret: str) -> AsyncGenerator[bytes]:
     """``chunks``, until the server stops, or the access key is revoked or expires.
 
     Raises:

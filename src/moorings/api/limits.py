@@ -19,7 +19,7 @@ WAIT_S_MAX = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ApiLimits:
     """What the API holds for its clients at most.
 
     Attributes:
@@ -77,10 +77,10 @@ class Limits:
     shutdown_s: int = 4
 
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = ApiLimits()
 
 
-class Seats:
+class Slots:
     """Who holds a limited number of something, in all and for each key.
 
     Args:
@@ -139,7 +139,7 @@ class Seats:
             del self._held[key]
 
 
-class Kept:
+class BufferedBody:
     """The bytes of one body that are kept.
 
     Args:
@@ -147,7 +147,7 @@ class Kept:
         key: whose share it counts against.
     """
 
-    def __init__(self, seats: Seats, key: str) -> None:
+    def __init__(self, seats: Slots, key: str) -> None:
         self._seats = seats
         self._key = key
         self._bytes = 0
@@ -168,7 +168,7 @@ class Kept:
             self._bytes = 0
 
 
-class Desks:
+class WorkSlots:
     """Where requests are worked on: each key has a few desks, and its further requests queue for them.
 
     One thread works for everybody, so without this whoever asks 250 times at once takes 250 parts of its time, and the

@@ -18,7 +18,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 import moorings
-from moorings.api.limits import Seats
+from moorings.api.limits import Slots
 from moorings.controller.guarantees import GuaranteeMetrics
 from moorings.controller.measures import ControllerMetrics
 from moorings.controller.meters import Counters, DurationHistogram
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from moorings.controller.service import Controller
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-FRESH_S = 0.5  # asked more often, the last text is given again: counting 10,000 claims is not for every passer-by
+CACHE_S = 0.5  # asked more often, the last text is given again: counting 10,000 claims is not for every passer-by
 REQUEST_BOUNDS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0)
 UNROUTED = "none"
 
@@ -36,7 +36,7 @@ _LEADS, _READY = "Whether this controller leads (schedules).", "Whether changes 
 LabelsT = TypeVar("LabelsT", bound=tuple[str, ...])
 
 
-class Requests:
+class RequestMetrics:
     """What the API has answered, by method, route and status, and how long it took until an answer began."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Requests:
         found.add(seconds)
 
 
-class Metrics:
+class MetricsPage:
     """The text of ``/metrics`` for one controller.
 
     Args:
@@ -61,10 +61,10 @@ class Metrics:
         seats: what clients may hold, by what it is called in the label.
     """
 
-    def __init__(self, controller: Controller, requests: Requests, seats: Mapping[str, Seats]) -> None:
+    def __init__(self, controller: Controller, requests: RequestMetrics, seats: Mapping[str, Slots]) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_Standing(controller))
-        self._registry.register(_Door(requests, seats))
+        self._registry.register(_ControllerCollector(controller))
+        self._registry.register(_ServerCollector(requests, seats))
         ProcessCollector(registry=self._registry)
         self._text = b""
         self._stale_at = float("-inf")
@@ -73,7 +73,7 @@ class Metrics:
         """The text, at most ``FRESH_S`` old. In the loop's thread: memory is read."""
         now = asyncio.get_running_loop().time()
         if now >= self._stale_at:
-            self._text, self._stale_at = generate_latest(self._registry), now + FRESH_S
+            self._text, self._stale_at = generate_latest(self._registry), now + CACHE_S
         return self._text
 
 
@@ -90,12 +90,12 @@ def standby_text(*, ready: bool) -> bytes:
     What the leader counts is scraped from the leader: handed on, every number would be there twice.
     """
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_StandingBy(ready))
+    registry.register(_StandbyCollector(ready))
     ProcessCollector(registry=registry)
     return generate_latest(registry)
 
 
-def families() -> list[Metric]:
+def metric_families() -> list[Metric]:
     """Every family, for the reference page: its name, kind, labels and meaning; the numbers mean nothing."""
     empty = ControllerMetrics(
         claims={},
@@ -112,10 +112,10 @@ def families() -> list[Metric]:
         seq=0,
         meters=Counters(),
     )
-    return [*_standing(empty), *_Door(Requests(), {}).collect()]
+    return [*_standing(empty), *_ServerCollector(RequestMetrics(), {}).collect()]
 
 
-class _StandingBy(Collector):
+class _StandbyCollector(Collector):
     """One that does not lead."""
 
     def __init__(self, ready: bool) -> None:
@@ -127,7 +127,7 @@ class _StandingBy(Collector):
         yield GaugeMetricFamily("moorings_ready", _READY, int(self._ready))
 
 
-class _Standing(Collector):
+class _ControllerCollector(Collector):
     """The controller's own numbers."""
 
     def __init__(self, controller: Controller) -> None:
@@ -143,7 +143,7 @@ def _standing(seen: ControllerMetrics) -> Iterator[Metric]:
     yield GaugeMetricFamily("moorings_ready", _READY, int(seen.ready))
     yield CounterMetricFamily("moorings_events", "Sequence number of the last event of the log.", seen.seq)
     yield from _gauges(seen)
-    yield from _counted(seen)
+    yield from _counter_families(seen)
 
 
 def _gauges(seen: ControllerMetrics) -> Iterator[Metric]:
@@ -180,7 +180,7 @@ def _guarantees(seen: GuaranteeMetrics) -> Iterator[Metric]:
     yield GaugeMetricFamily("moorings_guarantee_bound_seconds", bound, seen.bound_s)
 
 
-def _counted(seen: ControllerMetrics) -> Iterator[Metric]:
+def _counter_families(seen: ControllerMetrics) -> Iterator[Metric]:
     meters = seen.meters
     turns = HistogramMetricFamily("moorings_turn_duration_seconds", "Deciding a turn, without saving it.")
     turns.add_metric((), *_buckets(meters.turns))
@@ -202,10 +202,10 @@ def _counted(seen: ControllerMetrics) -> Iterator[Metric]:
     yield orders
 
 
-class _Door(Collector):
+class _ServerCollector(Collector):
     """What clients ask and hold."""
 
-    def __init__(self, requests: Requests, seats: Mapping[str, Seats]) -> None:
+    def __init__(self, requests: RequestMetrics, seats: Mapping[str, Slots]) -> None:
         self._requests = requests
         self._seats = seats
 

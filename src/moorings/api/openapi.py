@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import moorings
-from moorings.api.bodies import adapter
+from moorings.api.bodies import type_adapter
 from moorings.api.routes import OPERATIONS
 from moorings.wire.codec import encode
 from moorings.wire.shapes import ProblemBody
@@ -98,7 +98,7 @@ def _schemas() -> dict[str, Any]:
         if operation.body is not None:
             shapes[operation.body] = None
     _, made = TypeAdapter.json_schemas(
-        [(shape.__name__, "validation", adapter(shape)) for shape in shapes],
+        [(shape.__name__, "validation", type_adapter(shape)) for shape in shapes],
         ref_template="#/components/schemas/{model}",
         schema_generator=_Plain,
     )
@@ -116,12 +116,12 @@ def _describe_answer(schema: dict[str, Any]) -> None:
         each.pop("default", None)
 
 
-def text() -> str:
+def document_text() -> str:
     """The document as it is committed and served."""
     return json.dumps(document(), indent=2, ensure_ascii=False) + "\n"
 
 
 @cache
-def served() -> bytes:
+def document_bytes() -> bytes:
     """The document's bytes; made once, at the first request for it."""
-    return text().encode()
+    return document_text().encode()

@@ -21,7 +21,7 @@ from moorings.core.claims import KEY_CHARS_MAX
 from moorings.wire.shapes import API_VERSION, ProblemBody
 
 if TYPE_CHECKING:
-    from moorings.api.calls import Call
+    from moorings.api.calls import RequestContext
 
 Schema = dict[str, Any]
 
@@ -38,13 +38,13 @@ _PATH_WORDS = {
 }
 
 
-def ref(shape: type) -> Schema:
+def schema_ref(shape: type) -> Schema:
     """A reference to a shape in the document."""
     return {"$ref": f"#/components/schemas/{shape.__name__}"}
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ResponseSpec:
     """A good answer.
 
     Attributes:
@@ -62,14 +62,14 @@ class Answer:
     shapes: tuple[type, ...] = ()
 
 
-def one(kind: str, shape: type, *, status: int = 200) -> Answer:
+def object_response(kind: str, shape: type, *, status: int = 200) -> ResponseSpec:
     """An answer that is one ``shape``, with ``apiVersion`` and ``kind`` beside its fields."""
     told = {"apiVersion": {"type": "string", "const": API_VERSION}, "kind": {"type": "string", "const": kind}}
-    schema = {"allOf": [{"type": "object", "properties": told, "required": list(told)}, ref(shape)]}
-    return Answer(status, f"the {kind.lower()}", kind, {"application/json": {"schema": schema}}, (shape,))
+    schema = {"allOf": [{"type": "object", "properties": told, "required": list(told)}, schema_ref(shape)]}
+    return ResponseSpec(status, f"the {kind.lower()}", kind, {"application/json": {"schema": schema}}, (shape,))
 
 
-def many(kind: str, shape: type) -> Answer:
+def list_response(kind: str, shape: type) -> ResponseSpec:
     """An answer that is one page of a list of ``shape``."""
     name = f"{kind}List"
     schema = {
@@ -77,15 +77,15 @@ def many(kind: str, shape: type) -> Answer:
         "properties": {
             "apiVersion": {"type": "string", "const": API_VERSION},
             "kind": {"type": "string", "const": name},
-            "items": {"type": "array", "items": ref(shape)},
+            "items": {"type": "array", "items": schema_ref(shape)},
             "continue": {"type": "string", "description": "there is more: send this as `continue`"},
         },
         "required": ["apiVersion", "kind", "items"],
     }
-    return Answer(200, "one page of the list", name, {"application/json": {"schema": schema}}, (shape,))
+    return ResponseSpec(200, "one page of the list", name, {"application/json": {"schema": schema}}, (shape,))
 
 
-NOTHING = Answer(204, "done; there is nothing to say")
+NO_CONTENT = ResponseSpec(204, "done; there is nothing to say")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +107,8 @@ class Operation:
 
     method: str
     path: str
-    serve: Callable[[Call], Awaitable[Response]]
-    answer: Answer
+    serve: Callable[[RequestContext], Awaitable[Response]]
+    answer: ResponseSpec
     body: type | None = None
     query: tuple[Parameter[Any], ...] = ()
     keyed: bool = False
@@ -132,12 +132,15 @@ class Operation:
         summary, _, description = inspect.cleandoc(self.serve.__doc__ or "").partition("\n\n")
         extra: Schema = {"parameters": [*self._path_values(), *self._query_values(), *self._header_values()]}
         if self.body is not None:
-            extra["requestBody"] = {"required": True, "content": {"application/json": {"schema": ref(self.body)}}}
+            extra["requestBody"] = {
+                "required": True,
+                "content": {"application/json": {"schema": schema_ref(self.body)}},
+            }
         extra["security"] = [] if self.open else [{"accessKey": []}]
         good: Schema = {"description": self.answer.description}
         if self.answer.content is not None:
             good["content"] = dict(self.answer.content)
-        bad = {"description": "an error", "content": {PROBLEM_MEDIA_TYPE: {"schema": ref(ProblemBody)}}}
+        bad = {"description": "an error", "content": {PROBLEM_MEDIA_TYPE: {"schema": schema_ref(ProblemBody)}}}
         return {
             "methods": [self.method],
             "status_code": self.answer.status,

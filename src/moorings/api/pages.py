@@ -20,14 +20,14 @@ from moorings.wire.codec import encode
 
 T = TypeVar("T")
 
-PIECE = 100  # items that are read at once: what is looked up for each holds up everybody else
+ITEMS_A_READ = 100  # items that are read at once: what is looked up for each holds up everybody else
 PART_S = 0.002  # how long items are written before others are served
 
 dumps = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PageRequest:
     """The piece of a list that a request asks for.
 
     Attributes:
@@ -50,9 +50,9 @@ class Wanted:
         found: list[T] = []
         after, missing = self.after, self.limit + 1
         while missing:
-            piece = await read(PageQuery(min(missing, PIECE), after))
+            piece = await read(PageQuery(min(missing, ITEMS_A_READ), after))
             found.extend(piece)
-            if len(piece) < min(missing, PIECE):
+            if len(piece) < min(missing, ITEMS_A_READ):
                 break
             after, missing = key(piece[-1]), missing - len(piece)
         return found
@@ -70,7 +70,7 @@ class Wanted:
         return self.cut([item for item in ordered if after is None or key(item) > after], key)
 
 
-async def written(bodies: Iterable[object], pen: asyncio.Lock) -> list[str]:
+async def encode_items(bodies: Iterable[object], pen: asyncio.Lock) -> list[str]:
     """Each of ``bodies`` as JSON; who writes a part has ``pen`` for one round of the loop."""
     clock, rest = asyncio.get_running_loop().time, iter(bodies)
     items: list[str] = []

@@ -33,7 +33,7 @@ VALUE_CHARS_MAX = 500
 VALUES_MAX = 50
 LIMIT_MAX = 1000
 SEQ_MAX = (1 << 63) - 1
-UNTIL = ("GRANTED", "READY", "ENDED")
+WAIT_TARGETS = ("GRANTED", "READY", "ENDED")
 
 _SECONDS = re.compile(r"\d{1,6}(\.\d{1,6})?")
 _NUMBER = re.compile(r"\d{1,19}")
@@ -204,8 +204,8 @@ WAIT = Parameter(
 FOR = Parameter(
     "for",
     "What `wait` waits for: a partition is being made, it may be used, or the claim has ended.",
-    {"type": "string", "enum": list(UNTIL), "default": "READY"},
-    _one(_choice("for", UNTIL), "READY"),
+    {"type": "string", "enum": list(WAIT_TARGETS), "default": "READY"},
+    _one(_choice("for", WAIT_TARGETS), "READY"),
 )
 LIMIT = Parameter(
     "limit",

@@ -18,7 +18,7 @@ from moorings.wire.shapes import ProblemBody
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_S = 1
 # After these the rest of the request may still be on its way: the connection is of no more use.
-_LAST_WORDS = frozenset({"body.too_large", "request.invalid"})
+_CLOSING_CODES = frozenset({"body.too_large", "request.invalid"})
 
 
 def problem_body(error: MooringsError, request_id: str, *, status: int | None = None) -> ProblemBody:
@@ -35,7 +35,7 @@ def problem_body(error: MooringsError, request_id: str, *, status: int | None = 
     )
 
 
-def problem(error: MooringsError, request_id: str, *, status: int | None = None, allow: str = "") -> Response:
+def problem_response(error: MooringsError, request_id: str, *, status: int | None = None, allow: str = "") -> Response:
     """The answer that tells of ``error``; ``allow`` lists the methods an address does take."""
     body = problem_body(error, request_id, status=status)
     response = Response(json.dumps(encode(body), ensure_ascii=False), body.status, media_type=MEDIA_TYPE)
@@ -46,16 +46,16 @@ def problem(error: MooringsError, request_id: str, *, status: int | None = None,
         response.headers["Retry-After"] = str(RETRY_AFTER_S)
     if allow:
         response.headers["Allow"] = allow
-    if error.code in _LAST_WORDS:
+    if error.code in _CLOSING_CODES:
         response.headers["Connection"] = "close"
     return response
 
 
-def fault(request_id: str) -> Response:
+def internal_error_response(request_id: str) -> Response:
     """The answer to a request under which our own code failed."""
     error = MooringsError(
         "internal.error",
         "the controller met a fault of its own while it served this request",
         hint=f"its log tells more under the request id {request_id}",
     )
-    return problem(error, request_id)
+    return problem_response(error, request_id)

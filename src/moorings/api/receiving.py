@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 
 from starlette.types import Receive
 
-from moorings.api.limits import Kept, Limits
+from moorings.api.limits import ApiLimits, BufferedBody
 from moorings.core.errors import MooringsError
 
 _DIGITS_MAX = 18
 _SINGLE = frozenset({b"authorization", b"host", b"idempotency-key", b"last-event-id"})
 
 
-def headers_by_name(headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+def index_headers(headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
     """The headers by name.
 
     Raises:
@@ -34,7 +34,7 @@ def headers_by_name(headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes
     return found
 
 
-async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limits: Limits, kept: Kept) -> bytes:
+async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limits: ApiLimits, kept: BufferedBody) -> bytes:
     """The whole body; its bytes count in ``kept``, for the caller to give back once they are no longer needed.
 
     Raises:
@@ -56,7 +56,7 @@ async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limits: Li
         ) from None
 
 
-async def _gather(receive: Receive, limits: Limits, kept: Kept) -> bytes:
+async def _gather(receive: Receive, limits: ApiLimits, kept: BufferedBody) -> bytes:
     """The body's bytes; one that is too large is read away for a while, so that its sender sees the answer."""
     size, parts = 0, []
     more = True
@@ -77,7 +77,7 @@ async def _gather(receive: Receive, limits: Limits, kept: Kept) -> bytes:
     return b"".join(parts) if len(parts) > 1 else parts[0]
 
 
-def _too_large(limits: Limits) -> MooringsError:
+def _too_large(limits: ApiLimits) -> MooringsError:
     return MooringsError(
         "body.too_large", f"the body is larger than {limits.body_bytes_max} bytes", hint="put data into files"
     )

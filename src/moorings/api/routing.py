@@ -16,9 +16,9 @@ from starlette.requests import Request
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from moorings.api.calls import REQUEST_ID
+from moorings.api.calls import REQUEST_ID_KEY
 from moorings.api.operations import Operation
-from moorings.api.problems import problem
+from moorings.api.problems import problem_response
 from moorings.core.errors import MooringsError
 
 Endpoint = Callable[[Request], Awaitable[ASGIApp]]
@@ -76,15 +76,15 @@ class Router:
 
     def _not_routed(self, request: Request, methods: dict[str, Any]) -> ASGIApp:
         """The answer to an address, or a method, that no operation has."""
-        request_id: str = request.scope[REQUEST_ID]
+        request_id: str = request.scope[REQUEST_ID_KEY]
         path = request.scope["path"][:200]
         if not methods:
             unknown = MooringsError(
                 "path.unknown", f"there is nothing at {path!r}", hint="the addresses stand in /openapi.json"
             )
-            return problem(unknown, request_id)
+            return problem_response(unknown, request_id)
         allow = ", ".join(sorted(methods))
         refused = MooringsError(
             "method.not_allowed", f"{path} does not take {request.method[:20]}", hint=f"it takes {allow}"
         )
-        return problem(refused, request_id, allow=allow)
+        return problem_response(refused, request_id, allow=allow)

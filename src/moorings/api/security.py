@@ -12,11 +12,11 @@ from typing import Final
 from moorings.core.errors import MooringsError
 
 SECRET_CHARS_MAX = 200
-STANDBY: Final = b"x-moorings-standby"  # on requests and answers of one that stands by; never handed on twice
+STANDBY_HEADER: Final = b"x-moorings-standby"  # on requests and answers of one that stands by; never handed on twice
 _HINT = "send the header Authorization: Bearer moor_..."
 
 
-def bearer(headers: Mapping[bytes, bytes]) -> str:
+def parse_bearer(headers: Mapping[bytes, bytes]) -> str:
     """The access key a request carries.
 
     Raises:

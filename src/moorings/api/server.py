@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, cast
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from moorings.api.limits import DEFAULT_LIMITS, Limits
+from moorings.api.limits import DEFAULT_LIMITS, ApiLimits
 from moorings.api.problems import MEDIA_TYPE, problem_body
 from moorings.api.tls import PEER, Handshakes, peer_of
 from moorings.core.access import Peer
@@ -38,11 +38,11 @@ PORT = 8090
 
 READ_BYTES_MIN = 16 * 1024  # whoever reads less than this within ``unread_s`` does not read
 LOOK_TICKS = 10  # uvicorn's ticks, ten a second, between two looks for clients that do not read
-FEW = 8  # connections of an address that may have one of those that are reserved
+RESERVED_ADDRESS_MAX = 8  # connections of an address that may have one of those that are reserved
 RESERVED_PART = 1 / 4  # of all connections, where the process may have few
 
 
-def address_of(client: tuple[str, int] | None) -> str:
+def client_network(client: tuple[str, int] | None) -> str:
     """Whose connection it is: a machine, or the smallest network that anybody is given to choose addresses from."""
     return _counted_as(client[0]) if client else ""
 
@@ -60,17 +60,17 @@ def _counted_as(host: str) -> str:
     return "127.0.0.0/8" if found.is_loopback else str(found)
 
 
-def has_room(limits: Limits, of_address: int, in_all: int) -> bool:
+def is_within_limits(limits: ApiLimits, of_address: int, in_all: int) -> bool:
     """Whether a connection is within the limits; the numbers count it already."""
     reserved = min(limits.connections_reserved, int(limits.connections_max * RESERVED_PART))
-    most = limits.connections_max - (reserved if of_address > FEW else 0)
+    most = limits.connections_max - (reserved if of_address > RESERVED_ADDRESS_MAX else 0)
     return in_all <= most and of_address <= limits.connections_per_address_max
 
 
 class BoundedProtocol(HttpToolsProtocol):
     """One connection, whose requests' heads are bounded in size and time, and which is cut if nobody reads it."""
 
-    limits: ClassVar[Limits] = DEFAULT_LIMITS
+    limits: ClassVar[ApiLimits] = DEFAULT_LIMITS
     addresses: ClassVar[Counter[str]] = Counter()  # of the open connections; each server has its own
     idle: ClassVar[dict[str, dict[BoundedProtocol, None]]] = {}  # of each address, the longest first; likewise
     asks_certificates: ClassVar[bool] = False
@@ -88,9 +88,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's
         super().connection_made(transport)
-        self._address = address_of(self.client)
+        self._address = client_network(self.client)
         self.addresses[self._address] += 1
-        room = has_room(self.limits, self.addresses[self._address], len(self.connections))
+        room = is_within_limits(self.limits, self.addresses[self._address], len(self.connections))
         if not room and not self.make_room(self._address):
             transport.close()
             return
@@ -244,10 +244,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-class Served(Protocol):
+class ServedApplication(Protocol):
     """What is served: an ASGI application with limits, to be told when the server begins to stop."""
 
-    limits: Limits
+    limits: ApiLimits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
@@ -263,7 +263,7 @@ class ApiServer(uvicorn.Server):
         tls: how TLS is spoken; None: it is not.
     """
 
-    def __init__(self, app: Served, config: uvicorn.Config, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, app: ServedApplication, config: uvicorn.Config, tls: ssl.SSLContext | None = None) -> None:
         super().__init__(config)
         self._app = app
         self._tls = tls
@@ -298,10 +298,10 @@ class ApiServer(uvicorn.Server):
 
     def _room_for(self, client: tuple[str, int], handshakes: Counter[str]) -> tuple[str, bool]:
         """What a new client is counted as, and whether there is room for it."""
-        address = address_of(client)
+        address = client_network(client)
         of_address = self._protocol.addresses[address] + handshakes[address] + 1
         in_all = len(self.server_state.connections) + handshakes.total() + 1
-        return address, has_room(self._app.limits, of_address, in_all)
+        return address, is_within_limits(self._app.limits, of_address, in_all)
 
     async def on_tick(self, counter: int) -> bool:
         if counter % LOOK_TICKS == 0:
@@ -318,7 +318,7 @@ class ApiServer(uvicorn.Server):
 
 
 def make_server_config(
-    app: Served,
+    app: ServedApplication,
     host: str = "127.0.0.1",
     port: int = PORT,
     *,

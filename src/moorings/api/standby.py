@@ -29,15 +29,15 @@ from starlette.responses import JSONResponse, Response
 
 import moorings
 from moorings.api import openapi
-from moorings.api.calls import REQUEST_ID, Closing
-from moorings.api.limits import DEFAULT_LIMITS, Kept, Limits, Seats
+from moorings.api.calls import REQUEST_ID_KEY, Shutdown
+from moorings.api.limits import DEFAULT_LIMITS, ApiLimits, BufferedBody, Slots
 from moorings.api.metrics import MEDIA_TYPE, standby_text
 from moorings.api.operations import KEY_HEADER
-from moorings.api.problems import problem
-from moorings.api.receiving import headers_by_name, read_body
+from moorings.api.problems import problem_response
+from moorings.api.receiving import index_headers, read_body
 from moorings.api.routes import OPERATIONS
-from moorings.api.security import STANDBY, bearer
-from moorings.api.server import address_of
+from moorings.api.security import STANDBY_HEADER, parse_bearer
+from moorings.api.server import client_network
 from moorings.api.tls import PEER
 from moorings.core.access import Caller, check_certificate_binding
 from moorings.core.errors import MooringsError
@@ -51,8 +51,8 @@ T = TypeVar("T")
 
 log = logging.getLogger("moorings.api")
 
-PATIENCE_S: Final = 8.0  # how long a request is held while nobody leads
-AGAIN_S: Final = 0.1
+LEADER_WAIT_S: Final = 8.0  # how long a request is held while nobody leads
+RETRY_S: Final = 0.1
 CONNECT_S: Final = 1.0
 POOL_S: Final = 2.0  # for one of the connections to the leader to become free
 
@@ -61,7 +61,7 @@ _ONE_HOP = frozenset(
     {
         *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection"),
         *(b"te", b"trailer", b"transfer-encoding", b"upgrade", b"content-length", b"expect", b"date", b"server"),
-        *(b"x-request-id", b"cache-control", b"x-content-type-options", STANDBY),
+        *(b"x-request-id", b"cache-control", b"x-content-type-options", STANDBY_HEADER),
     }
 )
 # What decides about a request is handed on, whatever Connection says: leaving it out would change the question.
@@ -70,12 +70,12 @@ _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 # The claim of a name may be another one by the second time; an id stands for one claim for ever.
 _RELEASE_BY_ID = re.compile(r"/v1/claims/claim-[a-z2-7]{12}(-[0-9]+)?")
 _KEYED = frozenset(operation.path for operation in OPERATIONS if operation.method == "POST" and operation.keyed)
-_FINAL = frozenset(
+_FINAL_CODES = frozenset(
     {"auth.missing", "auth.invalid", "auth.expired", "auth.certificate_mismatch"}
 )  # asking the store again would not help
 
 
-class NotReachedError(Exception):
+class LeaderUnreachableError(Exception):
     """The leader did not answer. ``sent``: it may have heard the request."""
 
     def __init__(self, detail: str, *, sent: bool) -> None:
@@ -83,7 +83,7 @@ class NotReachedError(Exception):
         self.sent = sent
 
 
-class Standby:
+class ForwardingApplication:
     """The API of a controller that stands by.
 
     Args:
@@ -100,19 +100,19 @@ class Standby:
         self,
         leader: Callable[[], str],
         installation: str,
-        limits: Limits = DEFAULT_LIMITS,
-        patience_s: float = PATIENCE_S,
+        limits: ApiLimits = DEFAULT_LIMITS,
+        patience_s: float = LEADER_WAIT_S,
         authenticate: Callable[[str], Awaitable[Caller]] | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self.closing = Closing()
+        self.closing = Shutdown()
         self._leader = leader
         self._installation = installation
         self._limits = limits
         self._patience_s = patience_s
         self._authenticate = authenticate
-        self._requests = Seats("requests", limits.requests_max, limits.requests_per_key_max)
-        self._bodies = Seats("bytes of bodies", limits.bodies_bytes_max, limits.bodies_bytes_per_key_max)
+        self._requests = Slots("requests", limits.requests_max, limits.requests_per_key_max)
+        self._bodies = Slots("bytes of bodies", limits.bodies_bytes_max, limits.bodies_bytes_per_key_max)
         self._letting_go: set[asyncio.Future[None]] = set()
         # Waits and event streams last as long as they last; neither proxies nor .netrc of the environment have a say.
         self._client = httpx2.AsyncClient(
@@ -129,7 +129,7 @@ class Standby:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        request_id: str = scope[REQUEST_ID]
+        request_id: str = scope[REQUEST_ID_KEY]
         own = {
             "/healthz": self._health,
             "/livez": self._health,
@@ -144,7 +144,7 @@ class Standby:
                 return
             await self._hand_on(scope, receive, send)
         except MooringsError as error:
-            await problem(error, request_id)(scope, receive, send)
+            await problem_response(error, request_id)(scope, receive, send)
 
     # -- what it knows itself ----------------------------------------------------------------------------------------
 
@@ -155,12 +155,12 @@ class Standby:
         return Response(standby_text(ready=bool(self._leader())), headers={"Content-Type": MEDIA_TYPE})
 
     def _document(self, _request_id: str) -> Response:
-        return Response(openapi.served(), media_type="application/json")
+        return Response(openapi.document_bytes(), media_type="application/json")
 
     def _readiness(self, request_id: str) -> Response:
         if self._leader():
             return JSONResponse({"status": "ready"})
-        return problem(_nobody_leads(), request_id)
+        return problem_response(_nobody_leads(), request_id)
 
     def _version(self, _request_id: str) -> Response:
         body = VersionBody(version=moorings.__version__, api_version=API_VERSION, installation=self._installation)
@@ -169,10 +169,10 @@ class Standby:
     # -- what the leader knows ---------------------------------------------------------------------------------------
 
     async def _hand_on(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = headers_by_name(scope["headers"])
-        if STANDBY in headers:
-            refused = problem(_nobody_leads(), scope[REQUEST_ID])
-            refused.headers[STANDBY.decode()] = "1"
+        headers = index_headers(scope["headers"])
+        if STANDBY_HEADER in headers:
+            refused = problem_response(_nobody_leads(), scope[REQUEST_ID_KEY])
+            refused.headers[STANDBY_HEADER.decode()] = "1"
             await refused(scope, receive, send)
             return
         key = await self.closing.race(self._identify(scope, headers))
@@ -188,8 +188,8 @@ class Standby:
                 ``store.unavailable`` for as long as we have patience.
         """
         if self._authenticate is None:
-            return address_of(scope.get("client"))
-        secret, clock = bearer(headers), asyncio.get_running_loop().time
+            return client_network(scope.get("client"))
+        secret, clock = parse_bearer(headers), asyncio.get_running_loop().time
         deadline = clock() + self._patience_s
         while True:
             try:
@@ -197,26 +197,28 @@ class Standby:
                 check_certificate_binding(caller, scope.get(PEER))
                 return caller.key_id
             except MooringsError as error:
-                if error.code in _FINAL or clock() > deadline:
+                if error.code in _FINAL_CODES or clock() > deadline:
                     raise
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(RETRY_S)
 
     async def _answer_of_leader(
         self, scope: Scope, receive: Receive, headers: Mapping[bytes, bytes], key: str
     ) -> tuple[str, httpx2.Response]:
-        kept = Kept(self._bodies, key)
+        kept = BufferedBody(self._bodies, key)
         try:
             body = await read_body(receive, headers, self._limits, kept)
-            return await self.closing.race(self._ask(scope, headers, body), gone=_gone(receive))
+            return await self.closing.race(self._ask(scope, headers, body), gone=_wait_for_disconnect(receive))
         finally:
             kept.leave()
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send, leader: str, answer: httpx2.Response) -> None:
         try:
-            await self.closing.race(self._while_it_leads(leader, _relay(answer, send)), gone=_gone(receive))
-        except (NotReachedError, MooringsError, httpx2.HTTPError) as error:
+            await self.closing.race(
+                self._while_it_leads(leader, _relay(answer, send)), gone=_wait_for_disconnect(receive)
+            )
+        except (LeaderUnreachableError, MooringsError, httpx2.HTTPError) as error:
             # The answer has begun: all that can be told now is that it is not whole, and the server does by closing.
-            log.info("answer.cut_off", extra={"detail": repr(error), "request": scope[REQUEST_ID]})
+            log.info("answer.cut_off", extra={"detail": repr(error), "request": scope[REQUEST_ID_KEY]})
         finally:
             await answer.aclose()
 
@@ -233,12 +235,12 @@ class Standby:
             leader = self._leader()
             try:
                 return leader, await self._while_it_leads(leader, self._try(leader, scope, body))
-            except NotReachedError as error:
+            except LeaderUnreachableError as error:
                 if error.sent and not again:
                     raise _lost(str(error)) from error
                 if clock() > deadline:
                     raise (_lost(str(error)) if error.sent else _nobody_leads()) from error
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(RETRY_S)
 
     async def _while_it_leads(self, leader: str, work: Coroutine[object, object, T]) -> T:
         """The result of ``work`` with that leader; one that hangs keeps its connections open, and never answers.
@@ -248,7 +250,7 @@ class Standby:
         """
         task = asyncio.create_task(work)
         try:
-            while not (await asyncio.wait([task], timeout=AGAIN_S))[0]:
+            while not (await asyncio.wait([task], timeout=RETRY_S))[0]:
                 self._check_leads(leader)
             return task.result()
         except BaseException:
@@ -259,7 +261,7 @@ class Standby:
 
     def _check_leads(self, leader: str) -> None:
         if self._leader() not in (leader, ""):
-            raise NotReachedError(f"{leader} leads no longer", sent=True)
+            raise LeaderUnreachableError(f"{leader} leads no longer", sent=True)
 
     def _let_go(self, task: asyncio.Task[Any]) -> None:
         """Close an answer that nobody takes: it would keep its connection to the leader for ever."""
@@ -270,14 +272,14 @@ class Standby:
 
     async def _try(self, leader: str, scope: Scope, body: bytes) -> httpx2.Response:
         if not leader:
-            raise NotReachedError("nobody leads", sent=False)
+            raise LeaderUnreachableError("nobody leads", sent=False)
         request = httpx2.Request(
             scope["method"],
             leader,
             headers=[
-                *_handed_on(scope["headers"]),
-                (b"x-request-id", scope[REQUEST_ID].encode()),
-                (STANDBY, b"1"),
+                *_forwarded_headers(scope["headers"]),
+                (b"x-request-id", scope[REQUEST_ID_KEY].encode()),
+                (STANDBY_HEADER, b"1"),
             ],
             content=body or None,
             extensions={"target": _target(scope)},
@@ -285,7 +287,7 @@ class Standby:
         try:
             answer = await self._client.send(request, stream=True)
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
-            raise NotReachedError(f"{leader} does not answer: {error!r}", sent=False) from error
+            raise LeaderUnreachableError(f"{leader} does not answer: {error!r}", sent=False) from error
         except httpx2.PoolTimeout:
             raise MooringsError(
                 "controller.busy",
@@ -294,10 +296,10 @@ class Standby:
                 retryable=True,
             ) from None
         except httpx2.HTTPError as error:
-            raise NotReachedError(f"{leader} gave no answer: {error!r}", sent=True) from error
-        if STANDBY.decode() in answer.headers:  # it led a moment ago
+            raise LeaderUnreachableError(f"{leader} gave no answer: {error!r}", sent=True) from error
+        if STANDBY_HEADER.decode() in answer.headers:  # it led a moment ago
             await answer.aclose()
-            raise NotReachedError(f"{leader} does not lead any more", sent=False)
+            raise LeaderUnreachableError(f"{leader} does not lead any more", sent=False)
         return answer
 
 
@@ -309,7 +311,7 @@ def _may_be_asked_again(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
     return method in _SAFE or (path in _KEYED and KEY_HEADER.lower().encode() in headers)
 
 
-def _handed_on(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+def _forwarded_headers(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """The headers that are not for us alone; those ``Connection`` names are."""
     named = {
         word.strip().lower() for name, value in headers if name == b"connection" for word in value.split(b",")
@@ -318,7 +320,7 @@ def _handed_on(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, byte
 
 
 async def _relay(answer: httpx2.Response, send: Send) -> None:
-    headers = _handed_on([(name.lower(), value) for name, value in answer.headers.raw])
+    headers = _forwarded_headers([(name.lower(), value) for name, value in answer.headers.raw])
     length = answer.headers.get("content-length")
     if length is not None:
         headers.append((b"content-length", length.encode()))
@@ -335,7 +337,7 @@ def _target(scope: Scope) -> bytes:
     return path + b"?" + query if query else path
 
 
-async def _gone(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -2,9 +2,9 @@
 
 Python's ``ssl`` alone. What it leaves open is closed here:
 
-- A context cannot forget an authority, so a renewed one is a new context under the old one's name (``Renewable``).
+- A context cannot forget an authority, so a renewed one is a new context under the old name (``ReloadableContext``).
 - asyncio and uvloop close without sending the alert of a handshake that failed, and the client would see nothing but a
-  lost connection (``_Telling``).
+  lost connection (``_AlertingSSLObject``).
 - They know nothing of a connection before its handshake is done, so strangers could hold any number (``Handshakes``).
 
 Who the certificate names is put into the ASGI scope, where no header can reach it.
@@ -38,7 +38,7 @@ PEER: Final = "moorings.peer"  # in the ASGI scope: whom the client's certificat
 SLOW_S = 1.0  # a handshake that takes longer may make room for others
 SHUTDOWN_S = 5.0  # for a client to say goodbye
 ACCEPT_AGAIN_S = 0.2  # after the process had no files left
-TOLD_EVERY_S = 1.0  # failed handshakes are told in the log, but nobody fills the disk with them
+LOG_INTERVAL_S = 1.0  # failed handshakes are told in the log, but nobody fills the disk with them
 
 
 def peer_of(certificate: Mapping[str, Any]) -> Peer:
@@ -129,7 +129,7 @@ def _reason(error: ssl.SSLError) -> str:
     return (error.reason or str(error)).replace("_", " ").lower()
 
 
-class Renewable(ssl.SSLContext):
+class ReloadableContext(ssl.SSLContext):
     """A context whose connections from now on are those of the context that was made last.
 
     Args:
@@ -139,7 +139,7 @@ class Renewable(ssl.SSLContext):
         MooringsError: what ``make`` raises.
     """
 
-    def __new__(cls, make: Callable[[], ssl.SSLContext]) -> Renewable:
+    def __new__(cls, make: Callable[[], ssl.SSLContext]) -> ReloadableContext:
         # This object is what asyncio and httpcore hold; no connection is ever made with it. Should one be, it trusts
         # nobody.
         made = super().__new__(cls, ssl.PROTOCOL_TLS_CLIENT)
@@ -177,7 +177,7 @@ class Renewable(ssl.SSLContext):
 _FAILURE: ContextVar[list[ssl.SSLError]] = ContextVar("_FAILURE")
 
 
-class _Telling(ssl.SSLObject):
+class _AlertingSSLObject(ssl.SSLObject):
     """A server's side of a connection that tells the other side why the handshake failed.
 
     asyncio and uvloop close at once when a handshake fails, and what OpenSSL had to say goes with it. So a failure is
@@ -205,7 +205,7 @@ class _Telling(ssl.SSLObject):
 
 
 class _ServerContext(ssl.SSLContext):
-    sslobject_class = _Telling
+    sslobject_class = _AlertingSSLObject
 
     def wrap_bio(
         self,
@@ -216,7 +216,7 @@ class _ServerContext(ssl.SSLContext):
         session: ssl.SSLSession | None = None,
     ) -> ssl.SSLObject:
         made = super().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
-        assert isinstance(made, _Telling)
+        assert isinstance(made, _AlertingSSLObject)
         made.outgoing = outgoing
         return made
 
@@ -390,4 +390,4 @@ class Handshakes:
             _reason(error) if isinstance(error, ssl.SSLError) else format_cause(error)
         )
         log.info("handshake.failed", extra={"client": counted, "detail": detail, "untold": self._untold})
-        self._quiet_until_s, self._untold = now_s + TOLD_EVERY_S, 0
+        self._quiet_until_s, self._untold = now_s + LOG_INTERVAL_S, 0

@@ -22,7 +22,7 @@ from functools import partial
 import uvloop
 
 from moorings import __version__
-from moorings.api.limits import DEFAULT_LIMITS, Limits
+from moorings.api.limits import DEFAULT_LIMITS, ApiLimits
 from moorings.api.server import ApiServer, make_server_config
 from moorings.app.backup_saving import check_database, check_whole
 from moorings.app.clock import SystemClock
@@ -187,7 +187,7 @@ async def _standing(replica: Replica, stopping: asyncio.Event) -> AsyncIterator[
             raise
 
 
-def _limits() -> Limits:
+def _limits() -> ApiLimits:
     """As many connections as this process may have open files: without room idle strangers would keep everybody out."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DEFAULT_LIMITS.connections_max + OWN_FILES

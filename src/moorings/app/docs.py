@@ -36,7 +36,7 @@ def pages() -> dict[str, str]:
         "job-file.md": job_page(),
         "limits.md": limits_page(),
         "metrics.md": metrics_page(),
-        "openapi.json": openapi.text(),
+        "openapi.json": openapi.document_text(),
         "pools-file.md": pools_page(),
         "settings.md": settings_page(),
         "states.md": states_page(),

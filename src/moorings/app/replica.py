@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from moorings.api.application import Application, make_application
-from moorings.api.limits import Limits
+from moorings.api.limits import ApiLimits
 from moorings.app.wiring import Assembly
 from moorings.controller.loop import FATAL_ERROR_CODES
 from moorings.core.access import Caller
@@ -30,7 +30,7 @@ from moorings.store.high_water import LogPositionFile
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from moorings.api.standby import Standby
+    from moorings.api.standby import ForwardingApplication
 
 log = logging.getLogger("moorings.controller")
 
@@ -65,7 +65,7 @@ class Replica:
         mark: LogPositionFile,
         url: str,
         assemble: Callable[[], Coroutine[Any, Any, Assembly]],
-        limits: Limits,
+        limits: ApiLimits,
         authenticate: Callable[[str], Awaitable[Caller]],
         tls: ssl.SSLContext | None = None,
     ) -> None:
@@ -83,7 +83,7 @@ class Replica:
         self._authenticate = authenticate
         self._tls = tls
         self._leader = ""
-        self._standby: Standby | None = None
+        self._standby: ForwardingApplication | None = None
         self._shell: Application | None = None  # around the standby
         self._serving: Application | None = None
         self._closed = False
@@ -121,11 +121,11 @@ class Replica:
     async def _stand_by(self) -> None:
         """Returns once this controller may lead."""
         if self._shell is None:
-            from moorings.api.standby import Standby  # httpx2 comes with the extra that PostgreSQL needs
+            from moorings.api.standby import ForwardingApplication  # httpx2 comes with the extra that PostgreSQL needs
 
             # One for the life of the process: requests that it holds when this controller itself begins to lead find
             # their leader here.
-            self._standby = Standby(
+            self._standby = ForwardingApplication(
                 lambda: self._leader,
                 self._store.installation(),
                 self.limits,

@@ -12,7 +12,7 @@ import ipaddress
 import logging
 from pathlib import Path
 
-from moorings.api.tls import Renewable, make_client_context, make_server_context
+from moorings.api.tls import ReloadableContext, make_client_context, make_server_context
 from moorings.app.settings import DEFAULT_CONFIG, Settings
 from moorings.client.keyfiles import check_private_key
 from moorings.core.errors import MooringsError
@@ -44,9 +44,9 @@ class Tls:
         check_private_key(key)
         self.asks_certificates = client_ca is not None
         """Whether clients must show certificates."""
-        self.server = Renewable(lambda: make_server_context(certificate, key, client_ca))
+        self.server = ReloadableContext(lambda: make_server_context(certificate, key, client_ca))
         """For those who connect."""
-        self.client = Renewable(lambda: make_client_context(certificate, key, ca))
+        self.client = ReloadableContext(lambda: make_client_context(certificate, key, ca))
         """For asking the controller that leads."""
 
     def renew(self) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from moorings.api.application import Application, make_application
-from moorings.api.limits import Limits
+from moorings.api.limits import ApiLimits
 from moorings.api.server import ApiServer, make_server_config
 from moorings.controller.service import Controller
 from tests.unit.api.pretend import USER, PretendController
@@ -35,7 +35,7 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def serving(controller: PretendController, limits: Limits = Limits()) -> AsyncIterator[Served]:  # noqa: B008
+async def serving(controller: PretendController, limits: ApiLimits = ApiLimits()) -> AsyncIterator[Served]:  # noqa: B008
     async with serving_application(make_application(cast("Controller", controller), limits=limits)) as served:
         yield served
 

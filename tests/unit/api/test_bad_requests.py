@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from moorings.api.application import Application, make_application
-from moorings.api.limits import BODY_BYTES_MAX, Limits
+from moorings.api.limits import BODY_BYTES_MAX, ApiLimits
 from moorings.controller.service import Controller
 from moorings.core.errors import MooringsError
 from moorings.wire.codec import decode
@@ -263,7 +263,7 @@ async def test_a_sane_request_id_is_kept(api: httpx2.AsyncClient) -> None:
 
 
 async def test_too_many_requests_at_once_are_told_to_come_back(controller: PretendController) -> None:
-    app: Application = make_application(cast("Controller", controller), limits=Limits(requests_max=1))
+    app: Application = make_application(cast("Controller", controller), limits=ApiLimits(requests_max=1))
     headers = {"Authorization": f"Bearer {USER}"}
     async with httpx2.AsyncClient(
         transport=httpx2.ASGITransport(app=app), base_url="http://m", headers=headers
@@ -279,7 +279,7 @@ async def test_too_many_requests_at_once_are_told_to_come_back(controller: Prete
 
 
 async def test_too_many_waits_of_one_key_are_told_to_come_back(controller: PretendController) -> None:
-    limits = Limits(waits_max=3, waits_per_key_max=1)
+    limits = ApiLimits(waits_max=3, waits_per_key_max=1)
     app: Application = make_application(cast("Controller", controller), limits=limits)
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://m") as client:
         user, admin = ({"Authorization": f"Bearer {key}"} for key in (USER, ADMIN))

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx2
 
-from moorings.api.limits import Limits
+from moorings.api.limits import ApiLimits
 from moorings.core.errors import MooringsError
 from moorings.ports.store import Seq
 from tests.unit.api.pretend import ADMIN, USER, PretendController
@@ -114,12 +114,12 @@ async def test_a_filter_passes_over_the_rest_without_reading_it_again(controller
 
 
 async def test_a_silent_watch_beats(controller: PretendController) -> None:
-    async with serving(controller, Limits(heartbeat_s=0.01)) as served, watching(served) as watch:
+    async with serving(controller, ApiLimits(heartbeat_s=0.01)) as served, watching(served) as watch:
         assert [await watch.block() for _ in range(3)] == [": events after 0", ": heartbeat", ": heartbeat"]
 
 
 async def test_a_watch_ends_when_its_key_is_revoked(controller: PretendController) -> None:
-    async with serving(controller, Limits(heartbeat_s=0.01)) as served, watching(served) as watch:
+    async with serving(controller, ApiLimits(heartbeat_s=0.01)) as served, watching(served) as watch:
         assert await watch.block() == ": events after 0"
         del controller.keys[USER]
         rest = await watch.client.reader.read()
@@ -128,7 +128,7 @@ async def test_a_watch_ends_when_its_key_is_revoked(controller: PretendControlle
 
 
 async def test_a_revoked_key_wakes_its_silent_watch(controller: PretendController) -> None:
-    limits = Limits(heartbeat_s=3600)
+    limits = ApiLimits(heartbeat_s=3600)
     async with serving(controller, limits) as served, connected(served) as client, connected(served) as admin:
         client.ask("GET", "/v1/events?watch=1")
         assert (await client.head()).status == 200
@@ -166,7 +166,7 @@ async def test_a_watch_that_cannot_wait_is_cut() -> None:
 
 
 async def test_watches_are_few_and_a_seat_is_given_back(controller: PretendController) -> None:
-    async with serving(controller, Limits(watches_per_key_max=1)) as served:
+    async with serving(controller, ApiLimits(watches_per_key_max=1)) as served:
         async with watching(served) as first:
             assert first.status == 200
             async with connected(served) as client:

@@ -2,12 +2,12 @@ import asyncio
 
 import pytest
 
-from moorings.api.limits import Desks, Kept, Seats
+from moorings.api.limits import BufferedBody, Slots, WorkSlots
 from moorings.core.errors import MooringsError
 
 
 def test_seats_are_bounded_in_all_and_for_each_key() -> None:
-    seats = Seats("streams", total=3, per_key=2)
+    seats = Slots("streams", total=3, per_key=2)
     seats.take("ann")
     seats.take("ann")
     with pytest.raises(MooringsError) as refused:
@@ -22,12 +22,12 @@ def test_seats_are_bounded_in_all_and_for_each_key() -> None:
 
 def test_a_seat_nobody_took_cannot_be_left() -> None:
     with pytest.raises(AssertionError):
-        Seats("streams", total=1, per_key=1).leave("ann")
+        Slots("streams", total=1, per_key=1).leave("ann")
 
 
 def test_kept_bytes_are_a_keys_share_and_come_back() -> None:
-    seats = Seats("bytes of bodies", total=100, per_key=60)
-    one, two = Kept(seats, "ann"), Kept(seats, "ann")
+    seats = Slots("bytes of bodies", total=100, per_key=60)
+    one, two = BufferedBody(seats, "ann"), BufferedBody(seats, "ann")
     one.add(40)
     two.add(10)
     with pytest.raises(MooringsError):
@@ -41,7 +41,7 @@ def test_kept_bytes_are_a_keys_share_and_come_back() -> None:
 class Crowd:
     """Requests that work until they are told to end; ``begun``: in which order they came to a desk."""
 
-    def __init__(self, desks: Desks) -> None:
+    def __init__(self, desks: WorkSlots) -> None:
         self.desks = desks
         self.begun: list[str] = []
         self.ends: dict[str, asyncio.Event] = {}
@@ -71,7 +71,7 @@ async def settled() -> None:
 
 
 async def test_a_key_has_a_few_desks_and_a_queue_in_front_of_them() -> None:
-    crowd = Crowd(Desks(2))
+    crowd = Crowd(WorkSlots(2))
     for name in ("a1", "a2", "a3", "a4"):
         await crowd.comes("ann", name)
     await crowd.comes("bob", "b1")
@@ -86,7 +86,7 @@ async def test_a_key_has_a_few_desks_and_a_queue_in_front_of_them() -> None:
 
 
 async def test_who_gives_up_in_the_queue_takes_no_desk_with_it() -> None:
-    crowd = Crowd(Desks(1))
+    crowd = Crowd(WorkSlots(1))
     for name in ("a1", "a2", "a3", "a4"):
         await crowd.comes("ann", name)
     crowd.tasks["a2"].cancel()
@@ -102,7 +102,7 @@ async def test_who_gives_up_in_the_queue_takes_no_desk_with_it() -> None:
 
 
 async def test_who_waits_leaves_its_desk_to_others_and_needs_none_to_finish() -> None:
-    desks, news = Desks(1), asyncio.Event()
+    desks, news = WorkSlots(1), asyncio.Event()
 
     async def waits() -> None:
         await desks.take("ann")

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from moorings.api.metrics import FRESH_S, UNROUTED, standby_text
+from moorings.api.metrics import CACHE_S, UNROUTED, standby_text
 
 
 async def scrape(api) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -28,7 +28,7 @@ def value(samples, metric: str, **labels: str) -> float:
 @pytest.fixture
 def fresh(monkeypatch):
     """Each scrape counts anew."""
-    monkeypatch.setattr("moorings.api.metrics.FRESH_S", 0.0)
+    monkeypatch.setattr("moorings.api.metrics.CACHE_S", 0.0)
 
 
 async def test_the_numbers_are_there_without_a_key(api):
@@ -80,7 +80,7 @@ async def test_the_text_is_made_anew_only_after_a_while(api, controller):
     before = await scrape(api)
     controller.meters.failures["store.conflict"] += 1
     assert await scrape(api) == before
-    await asyncio.sleep(FRESH_S)  # it is the time itself that is asked about
+    await asyncio.sleep(CACHE_S)  # it is the time itself that is asked about
     assert value(await scrape(api), "moorings_turn_failures_total", code="store.conflict") == 1
 
 

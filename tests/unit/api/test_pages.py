@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.api.pages import PART_S, PIECE, Wanted, build_token, parse_token, written
+from moorings.api.pages import ITEMS_A_READ, PART_S, PageRequest, build_token, encode_items, parse_token
 from moorings.core.errors import MooringsError
 from moorings.ports.store import PageQuery
 from tests.cases import cases
@@ -49,7 +49,7 @@ def test_pages_show_everything_once_though_items_come_and_go(start: set[int], li
     seen: list[str] = []
     after = None
     while True:
-        shown, token = Wanted("x", limit, after).choose(sorted(items), str)
+        shown, token = PageRequest("x", limit, after).choose(sorted(items), str)
         assert len(shown) <= limit
         seen += shown
         if token is None:
@@ -69,9 +69,9 @@ async def test_a_page_read_in_pieces_is_the_page(there: int) -> None:
         asked.append(page.limit)
         return [item for item in items if page.after is None or item > page.after][: page.limit]
 
-    wanted = Wanted("claims", 300, None)
+    wanted = PageRequest("claims", 300, None)
     assert await wanted.gather(read, str) == items[:301]
-    assert max(asked) <= PIECE
+    assert max(asked) <= ITEMS_A_READ
 
 
 async def test_long_pages_leave_time_for_others_while_they_are_written() -> None:
@@ -95,7 +95,7 @@ async def test_long_pages_leave_time_for_others_while_they_are_written() -> None
 
     pen = asyncio.Lock()
     other = asyncio.create_task(others())
-    pages = await asyncio.gather(*(written(Slow(), pen) for _ in range(3)))
+    pages = await asyncio.gather(*(encode_items(Slow(), pen) for _ in range(3)))
     done = True
     await other
     assert all(len(page) == 10 for page in pages)

@@ -5,7 +5,7 @@ import pytest
 
 from moorings.api.application import Application
 from moorings.api.routes import OPERATIONS
-from moorings.api.security import bearer
+from moorings.api.security import parse_bearer
 from moorings.core.errors import MooringsError
 from tests.unit.api.pretend import USER, PretendController
 
@@ -62,7 +62,7 @@ async def test_a_header_that_holds_no_key_of_ours(stranger: httpx2.AsyncClient, 
 
 def test_what_cannot_be_a_key_is_not_even_asked_about() -> None:
     with pytest.raises(MooringsError) as refused:
-        bearer({b"authorization": b"Bearer " + b"x" * 201})
+        parse_bearer({b"authorization": b"Bearer " + b"x" * 201})
     assert refused.value.code == "auth.invalid"
 
 

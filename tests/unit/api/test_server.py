@@ -6,9 +6,9 @@ import logging
 
 import pytest
 
-from moorings.api.calls import Closing
-from moorings.api.limits import Limits
-from moorings.api.server import address_of
+from moorings.api.calls import Shutdown
+from moorings.api.limits import ApiLimits
+from moorings.api.server import client_network
 from moorings.core.access import Caller
 from tests.cases import cases
 from tests.unit.api.pretend import USER, PretendController
@@ -67,7 +67,7 @@ async def test_a_body_that_is_too_large_is_answered_though_all_of_it_was_sent(
 
 
 async def test_a_body_without_end_is_not_read_for_ever(controller: PretendController) -> None:
-    limits = Limits(body_bytes_max=1000, drained_bytes_max=2000)
+    limits = ApiLimits(body_bytes_max=1000, drained_bytes_max=2000)
     async with serving(controller, limits) as served, connected(served) as client:
         client.ask("POST", "/v1/claims", b"%x\r\n%b\r\n" % (3000, b" " * 3000), **CHUNKED)
         assert (await client.answer()).json()["code"] == "body.too_large"
@@ -82,7 +82,7 @@ async def test_a_length_beyond_reason_is_answered_at_once(controller: PretendCon
 
 
 async def test_a_body_that_dawdles_is_not_waited_for(controller: PretendController) -> None:
-    async with serving(controller, Limits(body_timeout_s=0.05)) as served, connected(served) as client:
+    async with serving(controller, ApiLimits(body_timeout_s=0.05)) as served, connected(served) as client:
         client.ask("POST", "/v1/claims", b'{"size"', content_length="11")
         answer = await client.answer()
         assert (answer.status, answer.json()["code"]) == (400, "request.invalid")
@@ -90,7 +90,7 @@ async def test_a_body_that_dawdles_is_not_waited_for(controller: PretendControll
 
 
 async def test_a_head_that_dawdles_is_not_waited_for(controller: PretendController) -> None:
-    async with serving(controller, Limits(head_timeout_s=0.05)) as served, connected(served) as client:
+    async with serving(controller, ApiLimits(head_timeout_s=0.05)) as served, connected(served) as client:
         client.send(b"GET /healthz HTTP/1.1\r\nhost: ")
         answer = await client.answer()
         assert (answer.status, answer.json()["code"]) == (400, "request.invalid")
@@ -99,13 +99,13 @@ async def test_a_head_that_dawdles_is_not_waited_for(controller: PretendControll
 
 
 async def test_a_client_that_says_nothing_is_let_go(controller: PretendController) -> None:
-    async with serving(controller, Limits(head_timeout_s=0.05)) as served, connected(served) as client:
+    async with serving(controller, ApiLimits(head_timeout_s=0.05)) as served, connected(served) as client:
         assert await client.reader.read() == b""
 
 
 @pytest.mark.parametrize("data", [b"\r\n", b"\r\n" * 20_000])
 async def test_empty_lines_are_no_way_to_stay(controller: PretendController, data: bytes) -> None:
-    async with serving(controller, Limits(head_timeout_s=0.05)) as served, connected(served) as client:
+    async with serving(controller, ApiLimits(head_timeout_s=0.05)) as served, connected(served) as client:
         client.send(data)
         assert (await client.answer()).status == 400
         assert await client.reader.read() == b""
@@ -121,7 +121,7 @@ async def test_an_empty_line_before_a_head_is_passed_over(controller: PretendCon
 
 
 async def test_the_rest_of_a_refused_body_is_not_waited_for_for_ever(controller: PretendController) -> None:
-    async with serving(controller, Limits(body_timeout_s=0.05)) as served, connected(served) as client:
+    async with serving(controller, ApiLimits(body_timeout_s=0.05)) as served, connected(served) as client:
         client.ask("POST", "/v1/claims", authorization="", content_length="1000")
         assert (await client.answer()).status == 401
         client.send(b" ")
@@ -129,7 +129,7 @@ async def test_the_rest_of_a_refused_body_is_not_waited_for_for_ever(controller:
 
 
 async def test_a_refused_body_that_came_whole_ends_nothing(controller: PretendController) -> None:
-    async with serving(controller, Limits(keep_alive_s=1)) as served, connected(served) as client:
+    async with serving(controller, ApiLimits(keep_alive_s=1)) as served, connected(served) as client:
         client.ask("POST", "/v1/claims", authorization="", content_length="100000")
         assert (await client.answer()).status == 401
         client.send(b" " * 100_000)
@@ -158,14 +158,14 @@ async def test_a_head_that_is_too_large(controller: PretendController, piece: in
 
 
 async def test_a_head_without_end_is_not_read_for_ever(controller: PretendController) -> None:
-    async with serving(controller, Limits(head_timeout_s=3600)) as served, connected(served) as client:
+    async with serving(controller, ApiLimits(head_timeout_s=3600)) as served, connected(served) as client:
         client.send(b"GET /healthz HTTP/1.1\r\nx: " + b"y" * (33 << 10))
         answer = await client.answer()
         assert (answer.status, answer.json()["code"]) == (400, "request.invalid")
 
 
 async def test_a_body_does_not_count_as_the_next_requests_head(controller: PretendController) -> None:
-    async with serving(controller, Limits(head_bytes_max=300)) as served, connected(served) as client:
+    async with serving(controller, ApiLimits(head_bytes_max=300)) as served, connected(served) as client:
         client.ask("POST", "/v1/claims", b" " * 1000 + CLAIM)
         client.send(b"GET /healthz HTTP/1.1\r\n")
         assert (await client.answer()).status == 201
@@ -193,7 +193,7 @@ async def test_what_is_not_http_is_answered_as_a_problem(controller: PretendCont
 
 async def test_connections_are_bounded(controller: PretendController) -> None:
     async with (
-        serving(controller, Limits(connections_max=1, head_timeout_s=3600)) as served,
+        serving(controller, ApiLimits(connections_max=1, head_timeout_s=3600)) as served,
         connected(served) as first,
     ):
         first.ask("GET", "/v1/events?watch=1")
@@ -238,7 +238,7 @@ async def test_a_forecast_is_given_up_when_its_client_has_gone(
 
 async def test_output_is_followed_until_its_reader_has_gone(controller: PretendController) -> None:
     controller.endless = True
-    async with serving(controller, Limits(follows_per_key_max=1)) as served:
+    async with serving(controller, ApiLimits(follows_per_key_max=1)) as served:
         async with connected(served) as client:
             ident = await made(client, "/v1/runs", JOB)
             client.ask("GET", f"/v1/runs/{ident}/logs?follow=true")
@@ -267,7 +267,7 @@ async def test_output_ends_when_the_key_is_revoked(controller: PretendController
 async def test_a_stop_ends_watches_waits_and_output_without_waiting_for_them(controller: PretendController) -> None:
     controller.endless = True
     async with (
-        serving(controller, Limits(shutdown_s=3600)) as served,
+        serving(controller, ApiLimits(shutdown_s=3600)) as served,
         connected(served) as watch,
         connected(served) as wait,
         connected(served) as logs,
@@ -292,7 +292,7 @@ async def test_a_stop_ends_watches_waits_and_output_without_waiting_for_them(con
 
 
 async def test_a_stop_at_the_moment_a_wait_is_answered_is_a_stop() -> None:
-    closing = Closing()
+    closing = Shutdown()
     assert await closing.race(asyncio.sleep(0, "done")) == "done"
     closing.begin()  # in the same breath: what the race gave up is not put away yet
     assert closing.begun
@@ -314,7 +314,7 @@ class StuckController(PretendController):
 async def test_a_stop_does_not_wait_for_what_is_stuck(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, logger="uvicorn.error")
     stuck = StuckController()
-    async with serving(stuck, Limits(shutdown_s=1)) as served, connected(served) as client:
+    async with serving(stuck, ApiLimits(shutdown_s=1)) as served, connected(served) as client:
         client.ask("GET", "/v1/claims")
         await stuck.asked.wait()
         await served.stop()
@@ -353,8 +353,8 @@ async def test_requests_sent_ahead_end_with_their_connection(
     ],
 )
 def test_addresses_one_machine_may_choose_among_are_one(host: str, counted_as: str) -> None:
-    assert address_of((host, 1)) == counted_as
+    assert client_network((host, 1)) == counted_as
 
 
 def test_what_has_no_address_is_one() -> None:
-    assert address_of(None) == ""
+    assert client_network(None) == ""

@@ -12,8 +12,8 @@ import httpx2
 import pytest
 
 from moorings.api.application import Application
-from moorings.api.limits import Limits
-from moorings.api.standby import Standby
+from moorings.api.limits import ApiLimits
+from moorings.api.standby import ForwardingApplication
 from moorings.core.access import Caller
 from moorings.core.claims import ClaimId
 from moorings.core.errors import MooringsError
@@ -33,7 +33,7 @@ class Post:
 @contextlib.asynccontextmanager
 async def standing_by(
     post: Post,
-    limits: Limits = Limits(),  # noqa: B008
+    limits: ApiLimits = ApiLimits(),  # noqa: B008
     patience_s: float = 5.0,
     *,
     controller: PretendController | None = None,
@@ -43,7 +43,7 @@ async def standing_by(
     """One that stands by; it asks ``controller`` who holds a key, or nobody."""
     known = authenticate or (controller.authenticate if controller is not None else None)
     own = replace(limits, connections_per_address_max=leader_connections) if leader_connections else limits
-    standby = Standby(lambda: post.leader, "abc", own, patience_s, known)
+    standby = ForwardingApplication(lambda: post.leader, "abc", own, patience_s, known)
     try:
         async with serving_application(Application(standby, standby.closing, limits)) as served:
             yield served
@@ -208,7 +208,7 @@ async def test_what_could_mean_something_else_the_second_time_is_asked_once(post
 async def test_strangers_are_refused_before_anything_of_theirs_is_kept(
     controller: PretendController, post: Post, authorization: str
 ) -> None:
-    limits = Limits(requests_max=4, body_timeout_s=3600, shutdown_s=0)
+    limits = ApiLimits(requests_max=4, body_timeout_s=3600, shutdown_s=0)
     async with standing_by(post, limits, controller=controller) as standby, serving(controller) as leader:
         post.leader = url(leader)
         async with contextlib.AsyncExitStack() as stack:
@@ -224,7 +224,7 @@ async def test_strangers_are_refused_before_anything_of_theirs_is_kept(
 async def test_slow_bodies_of_one_key_leave_seats_for_others_here_too(
     controller: PretendController, post: Post
 ) -> None:
-    limits = Limits(requests_max=8, requests_per_key_max=4, body_timeout_s=3600, shutdown_s=0)
+    limits = ApiLimits(requests_max=8, requests_per_key_max=4, body_timeout_s=3600, shutdown_s=0)
     async with standing_by(post, limits, controller=controller) as standby, serving(controller) as leader:
         post.leader = url(leader)
         async with contextlib.AsyncExitStack() as stack:
@@ -239,7 +239,7 @@ async def test_slow_bodies_of_one_key_leave_seats_for_others_here_too(
 
 async def test_bodies_of_one_key_have_a_share_of_the_memory(controller: PretendController, post: Post) -> None:
     """What is kept while nobody leads is bounded in bytes, and given back."""
-    limits = Limits(bodies_bytes_max=1000, bodies_bytes_per_key_max=500)
+    limits = ApiLimits(bodies_bytes_max=1000, bodies_bytes_per_key_max=500)
     async with (
         standing_by(post, limits, controller=controller) as standby,
         serving(controller) as leader,
@@ -306,7 +306,7 @@ async def test_who_finds_no_connection_to_the_leader_is_told_to_come_again(
 ) -> None:
     async with (
         serving(controller) as leader,
-        standing_by(post, Limits(connections_per_address_max=3), leader_connections=1) as standby,
+        standing_by(post, ApiLimits(connections_per_address_max=3), leader_connections=1) as standby,
         connected(standby) as watcher,
         connected(standby) as client,
     ):
@@ -330,7 +330,7 @@ class Answered(httpx2.Response):
 @pytest.mark.parametrize("rounds", range(1, 6))
 async def test_an_answer_that_comes_as_its_caller_goes_is_closed(post: Post, rounds: int) -> None:
     """Whichever of the two is first, in each of the few rounds of the loop between them."""
-    standby = Standby(lambda: post.leader, "abc")
+    standby = ForwardingApplication(lambda: post.leader, "abc")
     coming: asyncio.Future[httpx2.Response] = asyncio.get_running_loop().create_future()
 
     async def ask() -> httpx2.Response:
@@ -367,7 +367,7 @@ async def test_one_that_stands_by_never_hands_on_to_another(controller: PretendC
 
 
 async def test_a_body_is_bounded_here_already(post: Post) -> None:
-    async with standing_by(post, Limits(body_bytes_max=10)) as standby, connected(standby) as client:
+    async with standing_by(post, ApiLimits(body_bytes_max=10)) as standby, connected(standby) as client:
         client.ask("POST", "/v1/claims", b"x" * 11)
         answer = await client.answer()
         assert (answer.status, answer.json()["code"]) == (413, "body.too_large")
@@ -397,7 +397,7 @@ async def test_an_event_stream_is_handed_on_as_it_comes(controller: PretendContr
 
 
 async def test_a_caller_that_goes_ends_the_leaders_work_for_it(controller: PretendController, post: Post) -> None:
-    limits = Limits(watches_max=1, watches_per_key_max=1)
+    limits = ApiLimits(watches_max=1, watches_per_key_max=1)
     async with serving(controller, limits) as leader, standing_by(post) as standby:
         post.leader = url(leader)
         async with connected(standby) as client:

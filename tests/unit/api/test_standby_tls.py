@@ -13,8 +13,8 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from moorings.api.application import Application
-from moorings.api.limits import Limits
-from moorings.api.standby import Standby
+from moorings.api.limits import ApiLimits
+from moorings.api.standby import ForwardingApplication
 from moorings.api.tls import PEER, make_client_context, make_server_context
 from moorings.cli.pki.folder import Pki
 from moorings.core.access import Peer
@@ -61,10 +61,10 @@ async def test_an_access_key_goes_to_no_leader_of_another_authority(pki: Pki, tm
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*files(its)[:2])
     async with leading(context) as (url, heard):
-        standby = Standby(lambda: url, "abc", patience_s=0.5, tls=make_client_context(*files(pki)))
+        standby = ForwardingApplication(lambda: url, "abc", patience_s=0.5, tls=make_client_context(*files(pki)))
         try:
             async with (
-                serving_application(Application(standby, standby.closing, Limits())) as served,
+                serving_application(Application(standby, standby.closing, ApiLimits())) as served,
                 connected(served) as client,
             ):
                 client.ask("GET", "/v1/pools")
@@ -80,10 +80,10 @@ async def test_an_access_key_goes_to_no_leader_of_another_authority(pki: Pki, tm
 
 async def test_it_shows_its_own_certificate_to_the_leader(pki: Pki) -> None:
     async with leading(make_server_context(*files(pki))) as (url, heard):
-        standby = Standby(lambda: url, "abc", patience_s=0.5, tls=make_client_context(*files(pki)))
+        standby = ForwardingApplication(lambda: url, "abc", patience_s=0.5, tls=make_client_context(*files(pki)))
         try:
             async with (
-                serving_application(Application(standby, standby.closing, Limits())) as served,
+                serving_application(Application(standby, standby.closing, ApiLimits())) as served,
                 connected(served) as client,
             ):
                 client.ask("GET", "/v1/pools")
@@ -98,7 +98,7 @@ async def test_it_looks_at_the_certificate_itself(controller: PretendController,
     """The leader sees only the certificate of the one that stands by."""
     async with serving(controller) as leader:
         url = f"http://127.0.0.1:{leader.port}"
-        standby = Standby(lambda: url, "abc", patience_s=0.5, authenticate=controller.authenticate)
+        standby = ForwardingApplication(lambda: url, "abc", patience_s=0.5, authenticate=controller.authenticate)
 
         async def shown(scope: Scope, receive: Receive, send: Send) -> None:
             scope[PEER] = Peer(subject, controller=False, expires_s=4e9)
@@ -106,7 +106,7 @@ async def test_it_looks_at_the_certificate_itself(controller: PretendController,
 
         try:
             async with (
-                serving_application(Application(shown, standby.closing, Limits())) as served,
+                serving_application(Application(shown, standby.closing, ApiLimits())) as served,
                 connected(served) as client,
             ):
                 client.ask("GET", "/v1/claims")

@@ -15,9 +15,9 @@ from typing import Any, cast
 import pytest
 
 from moorings.api.application import make_application
-from moorings.api.limits import Limits
+from moorings.api.limits import ApiLimits
 from moorings.api.server import make_server_config
-from moorings.api.tls import Renewable, make_client_context, make_server_context, peer_of
+from moorings.api.tls import ReloadableContext, make_client_context, make_server_context, peer_of
 from moorings.cli.pki.folder import Pki, client_certificate, client_key
 from moorings.controller.service import Controller
 from moorings.core.access import Peer
@@ -55,10 +55,13 @@ DEFAULT_LIMITS = ApiLimits()
 DEFAULT_LIMITS = ApiLimits()
 
 
+DEFAULT_LIMITS = ApiLimits()
+
+
 @contextlib.asynccontextmanager
-async def serving(controller: PretendController, pki: Pki, limits: Limits = Limits()) -> AsyncIterator[Served]:  # noqa: B008
+async def serving(controller: PretendController, pki: Pki, limits: ApiLimits = ApiLimits()) -> AsyncIterator[Served]:  # noqa: B008
     folder = pki.folder
-    context = Renewable(lambda: make_server_context(folder / "server.pem", folder / "server.key", pki.bundle))
+    context = ReloadableContext(lambda: make_server_context(folder / "server.pem", folder / "server.key", pki.bundle))
     app = make_application(cast("Controller", controller), limits=limits)
     listening = (
         socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
@@ -141,7 +144,7 @@ async def test_the_certificate_must_be_of_the_keys_subject(controller: PretendCo
 
 
 async def test_a_handshake_has_no_more_time_than_a_head(controller: PretendController, pki: Pki) -> None:
-    async with serving(controller, pki, Limits(head_timeout_s=0.2)) as served:
+    async with serving(controller, pki, ApiLimits(head_timeout_s=0.2)) as served:
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
         writer.write(b"\x16\x03\x01")
         assert await asyncio.wait_for(reader.read(), patient(10)) == b""
@@ -150,7 +153,7 @@ async def test_a_handshake_has_no_more_time_than_a_head(controller: PretendContr
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6: there is no second machine to come from")
 async def test_silent_connections_of_one_address_leave_room_for_others(controller: PretendController, pki: Pki) -> None:
-    limits = Limits(connections_per_address_max=4, head_timeout_s=3600)
+    limits = ApiLimits(connections_per_address_max=4, head_timeout_s=3600)
     async with serving(controller, pki, limits) as served:
         silent = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(4)]
         _, writer = await asyncio.open_connection("127.0.0.1", served.port)
@@ -176,7 +179,7 @@ async def test_silent_connections_of_one_address_leave_room_for_others(controlle
 async def test_connections_and_handshakes_count_together(controller: PretendController, pki: Pki) -> None:
     ann = context_of(pki, "ann")
     async with (
-        serving(controller, pki, Limits(connections_per_address_max=2)) as served,
+        serving(controller, pki, ApiLimits(connections_per_address_max=2)) as served,
         connected(served, ann) as one,
         connected(served, ann) as two,
     ):
@@ -188,7 +191,7 @@ async def test_connections_and_handshakes_count_together(controller: PretendCont
 
 
 async def test_a_server_that_stops_lets_go_of_handshakes(controller: PretendController, pki: Pki) -> None:
-    async with serving(controller, pki, Limits(head_timeout_s=3600)) as served:
+    async with serving(controller, pki, ApiLimits(head_timeout_s=3600)) as served:
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
         async with connected(served, context_of(pki, "ann")) as client:
             client.ask("GET", "/v1/claims")
@@ -222,7 +225,7 @@ def test_a_context_is_renewed_or_stays_as_it_is(tmp_path: Path, pki: Pki) -> Non
     mine = Pki(tmp_path / "mine")
     mine.create(["127.0.0.1"], datetime.now(UTC), 2)
     files = (mine.folder / "server.pem", mine.folder / "server.key", mine.bundle)
-    context = Renewable(lambda: make_server_context(*files))
+    context = ReloadableContext(lambda: make_server_context(*files))
     before = context._latest
     files[1].write_text("nothing")
     with pytest.raises(MooringsError) as caught:
@@ -237,8 +240,8 @@ def test_a_context_is_renewed_or_stays_as_it_is(tmp_path: Path, pki: Pki) -> Non
 def test_a_context_that_is_renewable_verifies_as_its_latest(pki: Pki) -> None:
     """Through ``wrap_bio``, which is all that the event loops and httpx call."""
     folder = pki.folder
-    server = Renewable(lambda: make_server_context(folder / "server.pem", folder / "server.key", pki.bundle))
-    client = Renewable(lambda: make_client_context(folder / "server.pem", folder / "server.key", pki.bundle))
+    server = ReloadableContext(lambda: make_server_context(folder / "server.pem", folder / "server.key", pki.bundle))
+    client = ReloadableContext(lambda: make_client_context(folder / "server.pem", folder / "server.key", pki.bundle))
     pipes = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = [
         server.wrap_bio(pipes[0], pipes[1], server_side=True),

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from moorings.api.calls import Call
-from moorings.api.operations import Operation, many
+from moorings.api.calls import RequestContext
+from moorings.api.operations import Operation, list_response
 from moorings.api.parameters import ALL, APPLIANCE_KIND, LABELS, PAGING, RUN_STATES, RUNS_UNENDED, SUBJECT, WORKFLOW
 from moorings.api.render import appliance_job_body
 from moorings.ports.store import ApplianceJobQuery
 from moorings.wire.shapes import ApplianceJobBody
 
 
-async def list_appliance_jobs(call: Call) -> Response:
+async def list_appliance_jobs(call: RequestContext) -> Response:
     """List the jobs of appliances.
 
     By creation. Those that have not ended, unless a state or `all` is given.
@@ -31,7 +31,7 @@ OPERATIONS = (
         "GET",
         "/v1/appliance/jobs",
         list_appliance_jobs,
-        many("ApplianceJob", ApplianceJobBody),
+        list_response("ApplianceJob", ApplianceJobBody),
         query=(RUN_STATES, SUBJECT, APPLIANCE_KIND, WORKFLOW, LABELS, ALL, *PAGING),
     ),
 )

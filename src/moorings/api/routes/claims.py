@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from starlette.responses import Response
 
-from moorings.api.calls import Call
+from moorings.api.calls import RequestContext
 from moorings.api.demands import checkpoint_at, claim_spec, waiting_since
-from moorings.api.operations import Operation, many, one
+from moorings.api.operations import Operation, list_response, object_response
 from moorings.api.parameters import (
     ALL,
     CLAIM_STATES,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from moorings.ports.store import PageQuery
 
 
-async def list_claims(call: Call) -> Response:
+async def list_claims(call: RequestContext) -> Response:
     """List claims.
 
     By arrival. Those that have not ended, unless a state or `all` is given.
@@ -58,7 +58,7 @@ def _id(view: ClaimView) -> str:
     return view.claim.id
 
 
-async def create_claim(call: Call) -> Response:
+async def create_claim(call: RequestContext) -> Response:
     """Ask for a partition.
 
     The answer is 201 also when the idempotency key was used before: then it is the claim that key made, as it stands
@@ -82,7 +82,7 @@ async def create_claim(call: Call) -> Response:
     return call.answer(claim_body(view), location=f"/v1/claims/{view.claim.id}")
 
 
-async def get_claim(call: Call) -> Response:
+async def get_claim(call: RequestContext) -> Response:
     """Show a claim.
 
     With `wait` the answer is held until what `for` names.
@@ -92,7 +92,7 @@ async def get_claim(call: Call) -> Response:
     return call.answer(claim_body(await call.hold(work, wait_s)))
 
 
-async def release_claim(call: Call) -> Response:
+async def release_claim(call: RequestContext) -> Response:
     """Release a claim.
 
     Its partition is removed and the claim ends; with `wait` the answer is held until it has. Releasing again is no
@@ -105,12 +105,12 @@ async def release_claim(call: Call) -> Response:
     return call.answer(claim_body(await call.hold(work, wait_s)))
 
 
-async def renew_claim(call: Call) -> Response:
+async def renew_claim(call: RequestContext) -> Response:
     """Renew a claim's lease: it runs anew from now."""
     return call.answer(claim_body(await call.controller.renew_claim(call.caller, call.path("id"))))
 
 
-async def yield_claim(call: Call) -> Response:
+async def yield_claim(call: RequestContext) -> Response:
     """Yield a claim that was asked to: its job has stopped.
 
     Its partition is removed, and the claim waits again, in its old place.
@@ -119,7 +119,7 @@ async def yield_claim(call: Call) -> Response:
     return call.answer(claim_body(await call.controller.yield_claim(call.caller, call.path("id"), request.why)))
 
 
-async def checkpoint_claim(call: Call) -> Response:
+async def checkpoint_claim(call: RequestContext) -> Response:
     """Tell that the job of a claim has saved its state.
 
     What it did before is not lost if it is stopped; those that lose least are asked to yield first.
@@ -128,7 +128,7 @@ async def checkpoint_claim(call: Call) -> Response:
     return call.answer(claim_body(await call.controller.checkpoint(call.caller, call.path("id"), at)))
 
 
-async def explain_claim(call: Call) -> Response:
+async def explain_claim(call: RequestContext) -> Response:
     """Explain why a claim is where it is, and what would change it.
 
     With `when` also when it starts, at the latest, as things stand.
@@ -138,7 +138,7 @@ async def explain_claim(call: Call) -> Response:
     return call.answer(explanation_body(await call.hold(work, ESTIMATE_S_MAX if when else 0.0)))
 
 
-async def get_binding(call: Call) -> Response:
+async def get_binding(call: RequestContext) -> Response:
     """Show what the claim's job is given.
 
     Only to its owner and to admins, and only while the partition is usable; with `wait` the answer is held until it is.
@@ -151,14 +151,14 @@ async def get_binding(call: Call) -> Response:
     return call.answer(binding_body(await call.controller.claim_binding(call.caller, ident)))
 
 
-_CLAIM = one("Claim", ClaimBody)
+_CLAIM = object_response("Claim", ClaimBody)
 
 OPERATIONS = (
     Operation(
         "POST",
         "/v1/claims",
         create_claim,
-        one("Claim", ClaimBody, status=201),
+        object_response("Claim", ClaimBody, status=201),
         body=ClaimRequest,
         query=(WAIT, FOR),
         keyed=True,
@@ -169,13 +169,15 @@ OPERATIONS = (
         "GET",
         "/v1/claims",
         list_claims,
-        many("Claim", ClaimBody),
+        list_response("Claim", ClaimBody),
         query=(CLAIM_STATES, OWNER_PREFIX, POOL, ALL, *PAGING),
     ),
     # Also by a key that has expired: that its holder lives is all it tells, and a lease that ends would end a job.
     Operation("POST", "/v1/claims/{id}/renew", renew_claim, _CLAIM, after_expiry=True),
     Operation("POST", "/v1/claims/{id}/yield", yield_claim, _CLAIM, body=YieldRequest),
     Operation("POST", "/v1/claims/{id}/checkpoint", checkpoint_claim, _CLAIM, body=CheckpointRequest),
-    Operation("GET", "/v1/claims/{id}/explain", explain_claim, one("Explanation", ExplanationBody), query=(WHEN,)),
-    Operation("GET", "/v1/claims/{id}/binding", get_binding, one("Binding", BindingBody), query=(WAIT,)),
+    Operation(
+        "GET", "/v1/claims/{id}/explain", explain_claim, object_response("Explanation", ExplanationBody), query=(WHEN,)
+    ),
+    Operation("GET", "/v1/claims/{id}/binding", get_binding, object_response("Binding", BindingBody), query=(WAIT,)),
 )

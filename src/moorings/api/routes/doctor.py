@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from starlette.responses import Response
 
-from moorings.api.calls import Call
-from moorings.api.operations import Operation, one
+from moorings.api.calls import RequestContext
+from moorings.api.operations import Operation, object_response
 from moorings.controller.findings import check_slots
 from moorings.wire.shapes import FindingsBody
 
 
-async def get_findings(call: Call) -> Response:
+async def get_findings(call: RequestContext) -> Response:
     """Look at the controller, its database, its pools and its queue.
 
     Only reads. Takes up to some seconds if the database does not answer.
@@ -24,4 +24,4 @@ async def get_findings(call: Call) -> Response:
     return call.answer(replace(found, items=(*found.items, *held)))
 
 
-OPERATIONS = (Operation("GET", "/v1/doctor", get_findings, one("Findings", FindingsBody)),)
+OPERATIONS = (Operation("GET", "/v1/doctor", get_findings, object_response("Findings", FindingsBody)),)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from moorings.api.calls import Call
+from moorings.api.calls import RequestContext
 from moorings.api.demands import estimate_spec
-from moorings.api.operations import Operation, one
+from moorings.api.operations import Operation, object_response
 from moorings.api.render import estimate_body
 from moorings.controller.projects import ESTIMATE_S_MAX
 from moorings.wire.shapes import EstimateBody, EstimateRequest
 
 
-async def estimate(call: Call) -> Response:
+async def estimate(call: RequestContext) -> Response:
     """Estimate when a claim would start that was made now.
 
     Nobody is asked for anything, and nothing changes. The queue is played on, with everybody running to their time
@@ -23,4 +23,6 @@ async def estimate(call: Call) -> Response:
     return call.answer(estimate_body(await call.hold(work, ESTIMATE_S_MAX)))
 
 
-OPERATIONS = (Operation("POST", "/v1/estimate", estimate, one("Estimate", EstimateBody), body=EstimateRequest),)
+OPERATIONS = (
+    Operation("POST", "/v1/estimate", estimate, object_response("Estimate", EstimateBody), body=EstimateRequest),
+)

@@ -6,9 +6,9 @@ import re
 
 from starlette.responses import Response
 
-from moorings.api.calls import Call
-from moorings.api.events_stream import Filter, Stream, watch
-from moorings.api.operations import Answer, Operation, many, ref
+from moorings.api.calls import RequestContext
+from moorings.api.events_stream import EventSelection, StreamResponse, stream_events
+from moorings.api.operations import Operation, ResponseSpec, list_response, schema_ref
 from moorings.api.parameters import AFTER, CLAIM, EVENT_NAMES, PAGING, RUN, SEQ_MAX, WATCH
 from moorings.api.render import event_body
 from moorings.core.errors import MooringsError
@@ -19,7 +19,7 @@ STREAM_TYPE = "text/event-stream"
 _SEQ = re.compile(r"[0-9]{1,19}")
 
 
-async def list_events(call: Call) -> Response:
+async def list_events(call: RequestContext) -> Response:
     """List events, or watch them.
 
     In the order of their sequence numbers. With `watch=1`, or `Accept: text/event-stream`, the answer is a stream of
@@ -27,7 +27,7 @@ async def list_events(call: Call) -> Response:
     `Last-Event-ID`, else after `after`, else now, and goes on. Events that are older than the controller keeps them are
     not in the list; a stream, or a list's next page, that would have to go on from such a one is refused.
     """
-    wanted = Filter(call.query(CLAIM), call.query(RUN), call.query(EVENT_NAMES))
+    wanted = EventSelection(call.query(CLAIM), call.query(RUN), call.query(EVENT_NAMES))
     begin = _begin(call)
     if call.query(WATCH) or STREAM_TYPE.encode() in call.headers.get(b"accept", b""):
         return await _watch(call, wanted, begin)
@@ -38,18 +38,20 @@ async def list_events(call: Call) -> Response:
     return await call.answer_list((event_body(row, call.caller) for row in shown), token)
 
 
-def _begin(call: Call) -> Seq | None:
+def _begin(call: RequestContext) -> Seq | None:
     last = call.headers.get(b"last-event-id")
     after = call.query(AFTER)  # read in any case: what is wrong is refused, also where it does not count
     return after if last is None else _parse_seq(last.decode("latin-1"), "Last-Event-ID")
 
 
-async def _watch(call: Call, wanted: Filter, after: Seq | None) -> Response:
+async def _watch(call: RequestContext, wanted: EventSelection, after: Seq | None) -> Response:
     seats, key = call.service.watches, call.caller.key_id
     start = call.controller.last_seq() if after is None else after
     await wanted.read(call.service, start, 0, whole=True)  # refused while there is a status to say so
     seats.take(key)
-    return Stream(watch(call.service, wanted, start, call.secret), STREAM_TYPE, lambda: seats.leave(key))
+    return StreamResponse(
+        stream_events(call.service, wanted, start, call.secret), STREAM_TYPE, lambda: seats.leave(key)
+    )
 
 
 def _parse_seq(text: str, name: str) -> Seq:
@@ -58,15 +60,15 @@ def _parse_seq(text: str, name: str) -> Seq:
     return Seq(int(text))
 
 
-_LIST = many("Event", EventBody)
-_STREAM = {"schema": {"type": "string", "description": "server-sent events"}, "itemSchema": ref(EventBody)}
+_LIST = list_response("Event", EventBody)
+_STREAM = {"schema": {"type": "string", "description": "server-sent events"}, "itemSchema": schema_ref(EventBody)}
 
 OPERATIONS = (
     Operation(
         "GET",
         "/v1/events",
         list_events,
-        Answer(
+        ResponseSpec(
             200,
             "one page of the log, or the stream",
             _LIST.kind,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from moorings.api.calls import Call
-from moorings.api.operations import NOTHING, Operation, many, one
+from moorings.api.calls import RequestContext
+from moorings.api.operations import NO_CONTENT, Operation, list_response, object_response
 from moorings.api.parameters import PAGING
 from moorings.api.render import key_body
 from moorings.core.access import Role
@@ -17,13 +17,13 @@ def _age(key: AccessKey) -> str:
     return f"{key.created_at:020}:{key.id}"
 
 
-async def list_keys(call: Call) -> Response:
+async def list_keys(call: RequestContext) -> Response:
     """List access keys, oldest first; never their secrets."""
     shown, after = call.wanted("keys").choose(await call.controller.list_keys(call.caller), _age)
     return await call.answer_list(map(key_body, shown), after)
 
 
-async def create_key(call: Call) -> Response:
+async def create_key(call: RequestContext) -> Response:
     """Make an access key.
 
     Its secret is in this answer and nowhere else. It expires after `lifetimeS`, or the controller's usual time; agents'
@@ -36,7 +36,7 @@ async def create_key(call: Call) -> Response:
     return call.answer(key_body(key, secret))
 
 
-async def rotate_key(call: Call) -> Response:
+async def rotate_key(call: RequestContext) -> Response:
     """Give an access key a new secret.
 
     It is in this answer and nowhere else. The old one works for `graceS` more, a day if that is left out. The key lives
@@ -51,7 +51,7 @@ async def rotate_key(call: Call) -> Response:
     return call.answer(key_body(key, secret))
 
 
-async def revoke_key(call: Call) -> Response:
+async def revoke_key(call: RequestContext) -> Response:
     """Revoke an access key, at once."""
     await call.controller.revoke_key(call.caller, call.path("id"))
     call.service.revoked.ring()
@@ -59,8 +59,8 @@ async def revoke_key(call: Call) -> Response:
 
 
 OPERATIONS = (
-    Operation("GET", "/v1/keys", list_keys, many("Key", KeyBody), query=PAGING),
-    Operation("POST", "/v1/keys", create_key, one("Key", KeyBody, status=201), body=KeyRequest),
-    Operation("POST", "/v1/keys/{id}/rotate", rotate_key, one("Key", KeyBody), body=RotateRequest),
-    Operation("DELETE", "/v1/keys/{id}", revoke_key, NOTHING),
+    Operation("GET", "/v1/keys", list_keys, list_response("Key", KeyBody), query=PAGING),
+    Operation("POST", "/v1/keys", create_key, object_response("Key", KeyBody, status=201), body=KeyRequest),
+    Operation("POST", "/v1/keys/{id}/rotate", rotate_key, object_response("Key", KeyBody), body=RotateRequest),
+    Operation("DELETE", "/v1/keys/{id}", revoke_key, NO_CONTENT),
 )

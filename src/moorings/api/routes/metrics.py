@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from moorings.api.calls import Call
+from moorings.api.calls import RequestContext
 from moorings.api.metrics import MEDIA_TYPE
-from moorings.api.operations import Answer, Operation
+from moorings.api.operations import Operation, ResponseSpec
 
 
-async def get_metrics(call: Call) -> Response:
+async def get_metrics(call: RequestContext) -> Response:
     """Give the controller's numbers to a monitoring system.
 
     In Prometheus' text form. Labels are pools, states and routes; never users or claims.
@@ -22,7 +22,7 @@ OPERATIONS = (
         "GET",
         "/metrics",
         get_metrics,
-        Answer(200, "the numbers", content={"text/plain": {"schema": {"type": "string"}}}),
+        ResponseSpec(200, "the numbers", content={"text/plain": {"schema": {"type": "string"}}}),
         open=True,
     ),
 )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from moorings.api.calls import Call
+from moorings.api.calls import RequestContext
 from moorings.api.demands import partition_spec
-from moorings.api.operations import Operation, many, one
+from moorings.api.operations import Operation, list_response, object_response
 from moorings.api.parameters import FOR, PAGING, POOL, WAIT
 from moorings.api.render import claim_body, partition_body
 from moorings.controller.views import PartitionView
@@ -17,7 +17,7 @@ def _place(view: PartitionView) -> str:
     return f"{view.partition.pool}:{view.partition.block.start:07}:{view.partition.id}"
 
 
-async def list_partitions(call: Call) -> Response:
+async def list_partitions(call: RequestContext) -> Response:
     """List partitions, by pool and address."""
     wanted, pool = call.wanted("partitions"), call.query(POOL)
     if pool is not None:
@@ -27,7 +27,7 @@ async def list_partitions(call: Call) -> Response:
     return await call.answer_list(map(partition_body, shown), after)
 
 
-async def create_partition(call: Call) -> Response:
+async def create_partition(call: RequestContext) -> Response:
     """Make a partition by hand.
 
     It is made by a claim of the same name that belongs to the caller; the answer is that claim, as the partition
@@ -50,12 +50,12 @@ async def create_partition(call: Call) -> Response:
     return call.answer(claim_body(view), location=f"/v1/claims/{view.claim.id}")
 
 
-async def get_partition(call: Call) -> Response:
+async def get_partition(call: RequestContext) -> Response:
     """Show a partition."""
     return call.answer(partition_body(call.controller.get_partition(call.path("id"))))
 
 
-async def delete_partition(call: Call) -> Response:
+async def delete_partition(call: RequestContext) -> Response:
     """Release the claim that holds a partition; the answer is the claim."""
     view = call.controller.get_partition(call.path("id"))
     wait_s = call.query(WAIT)
@@ -63,23 +63,25 @@ async def delete_partition(call: Call) -> Response:
     return call.answer(claim_body(await call.hold(work, wait_s)))
 
 
-async def reset_partition(call: Call) -> Response:
+async def reset_partition(call: RequestContext) -> Response:
     """Reset a partition's devices; it is not usable meanwhile."""
     return call.answer(partition_body(await call.controller.reset_partition(call.caller, call.path("id"))))
 
 
 OPERATIONS = (
-    Operation("GET", "/v1/partitions", list_partitions, many("Partition", PartitionBody), query=(POOL, *PAGING)),
+    Operation(
+        "GET", "/v1/partitions", list_partitions, list_response("Partition", PartitionBody), query=(POOL, *PAGING)
+    ),
     Operation(
         "POST",
         "/v1/partitions",
         create_partition,
-        one("Claim", ClaimBody, status=201),
+        object_response("Claim", ClaimBody, status=201),
         body=PartitionRequest,
         query=(WAIT, FOR),
         keyed=True,
     ),
-    Operation("GET", "/v1/partitions/{id}", get_partition, one("Partition", PartitionBody)),
-    Operation("DELETE", "/v1/partitions/{id}", delete_partition, one("Claim", ClaimBody), query=(WAIT,)),
-    Operation("POST", "/v1/partitions/{id}/reset", reset_partition, one("Partition", PartitionBody)),
+    Operation("GET", "/v1/partitions/{id}", get_partition, object_response("Partition", PartitionBody)),
+    Operation("DELETE", "/v1/partitions/{id}", delete_partition, object_response("Claim", ClaimBody), query=(WAIT,)),
+    Operation("POST", "/v1/partitions/{id}/reset", reset_partition, object_response("Partition", PartitionBody)),
 )

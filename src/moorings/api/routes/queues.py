@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from moorings.api.calls import Call
-from moorings.api.demands import announced_jobs
-from moorings.api.operations import Operation, many, one
+from moorings.api.calls import RequestContext
+from moorings.api.demands import queued_jobs
+from moorings.api.operations import Operation, list_response, object_response
 from moorings.api.parameters import INSTANCE, PAGING, VERSION, WAIT
 from moorings.api.render import queue_body
 from moorings.core.announced import QueueReport
@@ -15,21 +15,21 @@ from moorings.wire.shapes import QueueBody, QueueRequest
 QUEUES_MAX = 8  # at a time: each of their jobs is explained
 
 
-async def tell_queue(call: Call) -> Response:
+async def tell_queue(call: RequestContext) -> Response:
     """Tell what waits in another scheduler's queue.
 
     The list replaces the one before. The answer tells what that scheduler may start now. While the list of one
     `instance` is believed, that of another is refused.
     """
     request = call.body(QueueRequest)
-    jobs = announced_jobs(request)
+    jobs = queued_jobs(request)
     view = await call.controller.queues.tell(
         call.caller, request.queue, request.accelerator, jobs, request.for_s, instance=request.instance
     )
     return call.answer(queue_body(view))
 
 
-async def list_queues(call: Call) -> Response:
+async def list_queues(call: RequestContext) -> Response:
     """List the queues that other schedulers' agents tell of, with the jobs that wait there and why."""
     queues = call.controller.queues
     shown, after = call.wanted("queues", most=QUEUES_MAX).choose(queues.all(), _name)
@@ -40,7 +40,7 @@ def _name(told: QueueReport) -> str:
     return told.queue
 
 
-async def get_queue(call: Call) -> Response:
+async def get_queue(call: RequestContext) -> Response:
     """Show another scheduler's queue, and what it may start now.
 
     With `wait` the answer is held until the offer has another version than `version`.
@@ -54,9 +54,13 @@ async def get_queue(call: Call) -> Response:
 
 
 OPERATIONS = (
-    Operation("GET", "/v1/queues", list_queues, many("Queue", QueueBody), query=PAGING),
-    Operation("POST", "/v1/queues", tell_queue, one("Queue", QueueBody), body=QueueRequest),
+    Operation("GET", "/v1/queues", list_queues, list_response("Queue", QueueBody), query=PAGING),
+    Operation("POST", "/v1/queues", tell_queue, object_response("Queue", QueueBody), body=QueueRequest),
     Operation(
-        "GET", "/v1/queues/{kind}/{cluster}", get_queue, one("Queue", QueueBody), query=(WAIT, VERSION, INSTANCE)
+        "GET",
+        "/v1/queues/{kind}/{cluster}",
+        get_queue,
+        object_response("Queue", QueueBody),
+        query=(WAIT, VERSION, INSTANCE),
     ),
 )

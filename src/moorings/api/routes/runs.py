@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from moorings.api.calls import Call
+from moorings.api.calls import RequestContext
 from moorings.api.demands import job_spec
-from moorings.api.events_stream import Stream, follow
-from moorings.api.operations import Answer, Operation, many, one
+from moorings.api.events_stream import StreamResponse, stream_output
+from moorings.api.operations import Operation, ResponseSpec, list_response, object_response
 from moorings.api.parameters import ALL, FOLLOW, PAGING, RUN_STATES, RUNS_UNENDED, SUBJECT, TASK, WAIT
 from moorings.api.render import run_body
 from moorings.wire.shapes import LabelsRequest, PriorityRequest, RunBody, RunRequest
@@ -15,7 +15,7 @@ from moorings.wire.shapes import LabelsRequest, PriorityRequest, RunBody, RunReq
 RUNS_A_PAGE_MAX = 100  # a job may have 0.4 MB: a thousand of them would be half a gigabyte to answer one request
 
 
-async def list_runs(call: Call) -> Response:
+async def list_runs(call: RequestContext) -> Response:
     """List runs.
 
     By creation. Those that have not ended, unless a state or `all` is given. A page has 100 of them at most, whatever
@@ -28,7 +28,7 @@ async def list_runs(call: Call) -> Response:
     return await call.answer_list((run_body(view, call.caller) for view in shown), after)
 
 
-async def create_run(call: Call) -> Response:
+async def create_run(call: RequestContext) -> Response:
     """Start a job.
 
     It starts when its partition may be used. The answer is 201 also when the idempotency key was used before: then it
@@ -45,7 +45,7 @@ async def create_run(call: Call) -> Response:
     return call.answer(run_body(view, call.caller), location=f"/v1/runs/{view.run.id}")
 
 
-async def get_run(call: Call) -> Response:
+async def get_run(call: RequestContext) -> Response:
     """Show a run.
 
     With `wait` the answer is held until the run has ended.
@@ -55,7 +55,7 @@ async def get_run(call: Call) -> Response:
     return call.answer(run_body(await call.hold(work, wait_s), call.caller))
 
 
-async def cancel_run(call: Call) -> Response:
+async def cancel_run(call: RequestContext) -> Response:
     """Cancel a run.
 
     Its processes get TERM, and KILL after their grace period; with `wait` the answer is held until the run has ended.
@@ -66,7 +66,7 @@ async def cancel_run(call: Call) -> Response:
     return call.answer(run_body(await call.hold(work, wait_s), call.caller))
 
 
-async def label_run(call: Call) -> Response:
+async def label_run(call: RequestContext) -> Response:
     """Change the labels of a run.
 
     Of one that has not ended. Labels that are not named stay.
@@ -77,7 +77,7 @@ async def label_run(call: Call) -> Response:
     return call.answer(run_body(view, call.caller))
 
 
-async def prioritise_run(call: Call) -> Response:
+async def prioritise_run(call: RequestContext) -> Response:
     """Change the priority of a run.
 
     Of one that has not ended; all jobs of a workflow of an appliance have the same.
@@ -86,7 +86,7 @@ async def prioritise_run(call: Call) -> Response:
     return call.answer(run_body(view, call.caller))
 
 
-async def get_logs(call: Call) -> Response:
+async def get_logs(call: RequestContext) -> Response:
     """Show what a run's tasks printed.
 
     All tasks, each line after its rank in brackets if there are several, or one `task`. Only to who started it and to
@@ -97,21 +97,23 @@ async def get_logs(call: Call) -> Response:
     )
     seats, key = call.service.follows, call.caller.key_id
     seats.take(key)
-    return Stream(follow(call.service, chunks, call.secret), "text/plain; charset=utf-8", lambda: seats.leave(key))
+    return StreamResponse(
+        stream_output(call.service, chunks, call.secret), "text/plain; charset=utf-8", lambda: seats.leave(key)
+    )
 
 
 OPERATIONS = (
-    Operation("POST", "/v1/runs", create_run, one("Run", RunBody, status=201), body=RunRequest, keyed=True),
-    Operation("GET", "/v1/runs/{id}", get_run, one("Run", RunBody), query=(WAIT,)),
-    Operation("GET", "/v1/runs", list_runs, many("Run", RunBody), query=(RUN_STATES, SUBJECT, ALL, *PAGING)),
-    Operation("POST", "/v1/runs/{id}/cancel", cancel_run, one("Run", RunBody), query=(WAIT,)),
-    Operation("POST", "/v1/runs/{id}/labels", label_run, one("Run", RunBody), body=LabelsRequest),
-    Operation("POST", "/v1/runs/{id}/priority", prioritise_run, one("Run", RunBody), body=PriorityRequest),
+    Operation("POST", "/v1/runs", create_run, object_response("Run", RunBody, status=201), body=RunRequest, keyed=True),
+    Operation("GET", "/v1/runs/{id}", get_run, object_response("Run", RunBody), query=(WAIT,)),
+    Operation("GET", "/v1/runs", list_runs, list_response("Run", RunBody), query=(RUN_STATES, SUBJECT, ALL, *PAGING)),
+    Operation("POST", "/v1/runs/{id}/cancel", cancel_run, object_response("Run", RunBody), query=(WAIT,)),
+    Operation("POST", "/v1/runs/{id}/labels", label_run, object_response("Run", RunBody), body=LabelsRequest),
+    Operation("POST", "/v1/runs/{id}/priority", prioritise_run, object_response("Run", RunBody), body=PriorityRequest),
     Operation(
         "GET",
         "/v1/runs/{id}/logs",
         get_logs,
-        Answer(200, "the output, as it is", content={"text/plain": {"schema": {"type": "string"}}}),
+        ResponseSpec(200, "the output, as it is", content={"text/plain": {"schema": {"type": "string"}}}),
         query=(TASK, FOLLOW),
     ),
 )

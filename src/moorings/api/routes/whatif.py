@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from moorings.api.calls import Call
-from moorings.api.operations import Operation, one
+from moorings.api.calls import RequestContext
+from moorings.api.operations import Operation, object_response
 from moorings.api.render import what_if_body
 from moorings.controller.projects import WHAT_IF_S_MAX
 from moorings.core.policy import parse_policy
 from moorings.wire.forecasts import WhatIfBody, WhatIfRequest
 
 
-async def what_if(call: Call) -> Response:
+async def what_if(call: RequestContext) -> Response:
     """Compare another policy with the one in force, on the queue as it is.
 
     Nobody is asked for anything, and nothing changes. The queue is played on under both, with everybody running to
@@ -23,4 +23,4 @@ async def what_if(call: Call) -> Response:
     return call.answer(what_if_body(await call.hold(work, WHAT_IF_S_MAX)))
 
 
-OPERATIONS = (Operation("POST", "/v1/whatif", what_if, one("WhatIf", WhatIfBody), body=WhatIfRequest),)
+OPERATIONS = (Operation("POST", "/v1/whatif", what_if, object_response("WhatIf", WhatIfBody), body=WhatIfRequest),)

@@ -125,7 +125,7 @@ def metrics_page() -> str:
         "`GET /metrics` gives them in Prometheus' text form, without a key. Labels are pools, states, sizes, results\n"
     )
     text += "and routes: never a user or a claim. [Monitor](../how-to/monitor.md) tells how to use them.\n\n"
-    text += _metrics(of_controllers.families())
+    text += _metrics(of_controllers.metric_families())
     text += "\nBesides these, `process_*`: processor time, memory and open files of the controller's process.\n"
     text += "\n## Of the operator of IPUJobs\n\nFor those alone whom the cluster lets read them: "
     text += (
