@@ -32,7 +32,7 @@ from moorings.core.instants import SECOND
 from moorings.ports.store import Epoch, IdempotencyRecord, PageQuery, Seq
 from moorings.store import rows, tables
 from moorings.store.sqlite import open_sqlite
-from moorings.testing.records import NOW, a_claim, a_job, a_run, granted
+from moorings.testing.records import NOW, a_claim, a_job, a_run, granted_claims
 from moorings.workloads.runs import RunState
 
 EVENTS = int(os.environ.get("MOORINGS_BENCH_EVENTS", "10000000"))
@@ -123,7 +123,7 @@ class _History:
         def commit() -> None:
             if not leading:  # not before: the controllers that start lead, too
                 leading.append(store.lead("bench", NOW))
-            store.commit(leading[0], granted(next(numbers)))
+            store.commit(leading[0], granted_claims(next(numbers)))
 
         return {
             "start_ms": self._start,

@@ -23,7 +23,7 @@ from moorings.ports.store import Changes, ExpectedVersion, PageQuery, Seq
 from moorings.store import session as sessions
 from moorings.store.postgresql import SESSIONS_MAX, open_postgresql, open_session
 from moorings.store.session import DatabaseTimeouts, SessionFactory
-from moorings.testing.records import NEW, NOW, a_claim, an_access_key, an_event, granted
+from moorings.testing.records import NEW, NOW, a_claim, an_access_key, an_event, granted_claims
 from moorings.testing.store_suite import StoreSuite
 from tests.contract.starting import assert_one_makes_the_database
 from tests.postgresql import CONNECTIONS_MAX, NOBODY, PASSWORD, ROLE, PostgresqlServer, find_programs
@@ -137,7 +137,7 @@ def test_a_session_is_durable_and_never_waits_for_ever(postgresql, database_name
     )
     try:
         store = opened(patience=DatabaseTimeouts())
-        store.commit(store.lead("first", NOW), granted(1))
+        store.commit(store.lead("first", NOW), granted_claims(1))
         with store._database.write() as connection:
             settings = dict(tuple(row) for row in connection.exec_driver_sql("SELECT name, setting FROM pg_settings"))
         with store._database.snapshot() as connection:
@@ -183,7 +183,7 @@ def test_a_schema_of_ones_own_can_be_given(postgresql, database_name, opened):
     postgresql.execute(f"CREATE SCHEMA berths AUTHORIZATION {ROLE}", database=database_name)
     try:
         store = opened(f"{postgresql.url(database_name)}&options={quote('-c search_path=berths')}")
-        store.commit(store.lead("first", NOW), granted(1))
+        store.commit(store.lead("first", NOW), granted_claims(1))
         found = postgresql.execute("SELECT count(*) FROM berths.claims", database=database_name)
         assert found == [(1,)]
     finally:
@@ -249,7 +249,7 @@ def test_a_password_shows_nowhere(postgresql, database_name, opened, caplog):
     told = [refused(lambda: opened(postgresql.tcp_url(database_name, password=wrong)))]
     assert "password authentication failed" in told[0].detail
     store = opened(postgresql.tcp_url(database_name), DatabaseTimeouts(answer_s=5.0))
-    store.commit(store.lead("first", NOW), granted(1))
+    store.commit(store.lead("first", NOW), granted_claims(1))
     postgresql.crash()
     try:
         told.append(refused(store.ping))
@@ -374,7 +374,7 @@ def test_sessions_that_ended_while_idle_are_replaced(postgresql, database_name, 
     for pid in ended:
         postgresql.execute(f"SELECT pg_terminate_backend({pid}, 10000)")
     assert pids(postgresql, database_name) == []
-    store.commit(epoch, granted(1))
+    store.commit(epoch, granted_claims(1))
     assert len(store.load().claims) == 1
     assert not set(ended) & set(pids(postgresql, database_name))
 
@@ -386,29 +386,29 @@ def test_a_session_that_ends_in_a_transaction_saves_nothing_and_heals(postgresql
 
     def save():
         with store._database.write() as connection:
-            store._saver.save(connection, granted(1), store.last_seq() + 2)
+            store._saver.save(connection, granted_claims(1), store.last_seq() + 2)
             pid = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
             postgresql.execute(f"SELECT pg_terminate_backend({pid}, 10000)")
             connection.exec_driver_sql("SELECT 1")
 
     refused(save)
     assert store.load() == before
-    store.commit(epoch, granted(1))
+    store.commit(epoch, granted_claims(1))
 
 
 def test_a_server_that_crashes_keeps_what_was_promised(postgresql, opened):
     store = opened()
     epoch = store.lead("first", NOW)
-    store.commit(epoch, granted(1))
+    store.commit(epoch, granted_claims(1))
     before = store.load()
     postgresql.crash()
     try:
-        for call in (store.load, store.ping, lambda: store.commit(epoch, granted(2))):
+        for call in (store.load, store.ping, lambda: store.commit(epoch, granted_claims(2))):
             refused(call)
     finally:
         postgresql.start()
     assert store.load() == before
-    store.commit(epoch, granted(2))
+    store.commit(epoch, granted_claims(2))
 
 
 @contextlib.contextmanager
@@ -425,19 +425,19 @@ def test_a_lost_answer_to_a_commit_leaves_all_or_nothing(postgresql, database_na
     patience = DatabaseTimeouts(answer_s=1.0 if cut is Cut.SILENCE else 20.0)
     with severed(postgresql, database_name, patience) as (way, store):
         epoch = store.lead("first", NOW)
-        store.commit(epoch, granted(1))
+        store.commit(epoch, granted_claims(1))
         before = store.load()
         way.arm(cut)
-        refused(lambda: store.commit(epoch, granted(2, 3)))
+        refused(lambda: store.commit(epoch, granted_claims(2, 3)))
         assert way.cut.is_set()
         after = store.load()
         if cut is Cut.BEFORE:
             assert after == before
-            store.commit(epoch, granted(2, 3))
+            store.commit(epoch, granted_claims(2, 3))
         else:
             assert [claim.id for claim in after.claims] == [a_claim(number).id for number in (1, 2, 3)]
             assert after.seq == before.seq + 4
-            refused(lambda: store.commit(epoch, granted(2, 3)), "store.conflict")
+            refused(lambda: store.commit(epoch, granted_claims(2, 3)), "store.conflict")
         assert len(store.load().partitions) == 3
 
 
@@ -446,7 +446,7 @@ def test_who_pings_before_reading_reads_also_a_commit_that_comes_late(postgresql
     with severed(postgresql, database_name) as (way, store):
         epoch = store.lead("first", NOW)
         way.arm(Cut.LATE)
-        refused(lambda: store.commit(epoch, granted(1)))
+        refused(lambda: store.commit(epoch, granted_claims(1)))
         assert store.load().claims == ()
         with ThreadPoolExecutor(1) as threads:
             pinging = threads.submit(store.ping)
@@ -463,7 +463,7 @@ def test_a_lost_answer_to_lead_fences_nobody_wrongly(postgresql, database_name):
         refused(lambda: store.lead("first", NOW))
         epoch = store.lead("first", NOW)
         assert (epoch, store.leader().epoch) == (2, 2)
-        store.commit(epoch, granted(1))
+        store.commit(epoch, granted_claims(1))
 
 
 def test_a_server_that_stands_still_is_given_up(postgresql, database_name, opened):
@@ -472,9 +472,9 @@ def test_a_server_that_stands_still_is_given_up(postgresql, database_name, opene
     (pid,) = pids(postgresql, database_name)
     os.kill(pid, signal.SIGSTOP)
     try:
-        assert "no answer" in refused(lambda: store.commit(epoch, granted(1))).detail
+        assert "no answer" in refused(lambda: store.commit(epoch, granted_claims(1))).detail
         # Another session is made for what comes next: only that one stood still, and it holds no lock yet.
-        store.commit(epoch, granted(2))
+        store.commit(epoch, granted_claims(2))
     finally:
         os.kill(pid, signal.SIGCONT)
     assert [claim.id for claim in store.load().claims] == [a_claim(2).id]
@@ -489,7 +489,7 @@ def test_a_lock_of_an_sql_shell_is_told_and_heals(postgresql, database_name, ope
     with psycopg.connect(postgresql.url(database_name, role="postgres")) as shell:
         shell.execute("UPDATE installation SET holder = 'half a commit'")
         for write in (
-            lambda: store.commit(epoch, granted(1)),
+            lambda: store.commit(epoch, granted_claims(1)),
             lambda: store.lead("second", NOW),
             lambda: store.add_access_key(an_access_key(), an_event("key.created")),
             store.ping,
@@ -499,7 +499,7 @@ def test_a_lock_of_an_sql_shell_is_told_and_heals(postgresql, database_name, ope
         assert store.load().seq == store.last_seq() == 1
         assert store.leader().holder == "first"
         shell.rollback()
-    store.commit(epoch, granted(1))
+    store.commit(epoch, granted_claims(1))
     store.ping()
 
 
@@ -516,13 +516,13 @@ def test_a_controller_that_stops_in_a_commit_does_not_stop_the_next_leader(opene
 
     refused(stop_in_a_commit)
     assert other.load().claims == ()
-    refused(lambda: stopped.commit(epoch, granted(1)), "store.fenced")
+    refused(lambda: stopped.commit(epoch, granted_claims(1)), "store.fenced")
 
 
 def test_a_deadlock_with_an_sql_shell_ends_and_heals(postgresql, database_name, opened):
     store = opened(patience=DatabaseTimeouts())
     epoch = store.lead("first", NOW)
-    store.commit(epoch, granted(1))
+    store.commit(epoch, granted_claims(1))
     (claim,) = store.load().claims
     change = Changes(claims=[(replace(claim, version=2), ExpectedVersion(1))])
     with (
@@ -566,9 +566,9 @@ def test_a_server_without_connections_to_give_is_told_and_heals(postgresql, data
         with pytest.raises(psycopg.OperationalError):
             take_all()
         assert "max_connections" in refused(lambda: open_postgresql(url)).hint
-        store.commit(epoch, granted(1))  # who has a session goes on
+        store.commit(epoch, granted_claims(1))  # who has a session goes on
     opened()
-    store.commit(epoch, granted(2))
+    store.commit(epoch, granted_claims(2))
 
 
 def test_no_more_sessions_are_taken_than_a_controller_may_have(postgresql, database_name, opened):
@@ -603,11 +603,11 @@ def test_a_text_that_cannot_be_kept_is_our_fault_and_not_the_databases(opened, n
     # The API lets none through; the loop tries the others of the same turn again when it is told "internal".
     store = opened()
     epoch = store.lead("first", NOW)
-    changes = granted(1)
+    changes = granted_claims(1)
     changes.claims.append((a_claim(2, name=name), NEW))
     refused(lambda: store.commit(epoch, changes), "internal.error")
     assert store.load().claims == ()
-    store.commit(epoch, granted(1))
+    store.commit(epoch, granted_claims(1))
 
 
 def test_of_controllers_that_start_together_one_makes_the_database(database_url):
@@ -618,7 +618,7 @@ def test_many_commits_use_statements_that_are_already_planned(opened):
     store = opened()
     epoch = store.lead("first", NOW)
     for number in range(12):
-        store.commit(epoch, granted(number))
+        store.commit(epoch, granted_claims(number))
     with store._database.write() as connection:
         planned = connection.exec_driver_sql("SELECT statement FROM pg_prepared_statements").scalars().all()
     assert [statement for statement in planned if "INSERT INTO claims" in statement]

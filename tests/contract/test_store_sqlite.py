@@ -15,7 +15,7 @@ from moorings.core.errors import MooringsError
 from moorings.ports.store import Changes, Seq
 from moorings.store import sqlite
 from moorings.store.sqlite import open_sqlite
-from moorings.testing.records import NEW, NOW, a_claim, an_access_key, an_event, granted
+from moorings.testing.records import NEW, NOW, a_claim, an_access_key, an_event, granted_claims
 from moorings.testing.store_suite import StoreSuite
 from tests.contract.starting import assert_one_makes_the_database
 from tests.databases import open_new
@@ -55,7 +55,7 @@ def test_files_are_private_from_the_first_moment(path):
     before = os.umask(0)
     try:
         store = open_sqlite(path)  # the real thing: a copied file would be as private as the test makes it
-        store.commit(store.lead("first", NOW), granted(1))
+        store.commit(store.lead("first", NOW), granted_claims(1))
     finally:
         os.umask(before)
     assert mode_of(path.parent) == 0o700
@@ -77,7 +77,7 @@ def test_files_that_others_could_read_are_made_private(path, opened):
 def test_a_path_may_hold_any_character(tmp_path):
     odd = tmp_path / "a b%20?mode=ro#c" / "ü:&.db"
     store = open_sqlite(odd)
-    store.commit(store.lead("first", NOW), granted(1))
+    store.commit(store.lead("first", NOW), granted_claims(1))
     store.close()
     assert [file.name for file in odd.parent.iterdir()] == ["ü:&.db"]
 
@@ -187,7 +187,7 @@ def test_a_folder_in_place_of_the_file_is_told(path):
 def test_a_full_disk_saves_nothing_and_heals(opened):
     store = opened()
     epoch = store.lead("first", NOW)
-    store.commit(epoch, granted(1))
+    store.commit(epoch, granted_claims(1))
     before = store.load()
     limit = "PRAGMA max_page_count = 1"  # SQLite takes that as "no larger than now"
 
@@ -216,7 +216,7 @@ def test_a_locked_file_is_unavailable_for_writes_and_heals(path, opened):
     blocker.execute("BEGIN IMMEDIATE")
     blocker.execute("UPDATE installation SET holder = 'half a commit'")
     for write in (
-        lambda: store.commit(epoch, granted(1)),
+        lambda: store.commit(epoch, granted_claims(1)),
         lambda: store.lead("second", NOW),
         lambda: store.add_access_key(an_access_key(), an_event("key.created")),
         store.ping,
@@ -231,7 +231,7 @@ def test_a_locked_file_is_unavailable_for_writes_and_heals(path, opened):
     assert [row.event.name for row in store.events(Seq(0), 10)] == ["controller.led"]
     blocker.execute("ROLLBACK")
     blocker.close()
-    store.commit(epoch, granted(1))
+    store.commit(epoch, granted_claims(1))
     store.ping()
 
 
@@ -249,7 +249,7 @@ def test_a_file_that_may_not_be_written_is_unavailable(path, opened):
 def test_a_reader_keeps_its_view_while_others_write(opened):
     store = opened()
     epoch = store.lead("first", NOW)
-    store.commit(epoch, granted(1))
+    store.commit(epoch, granted_claims(1))
     inside, written = threading.Event(), threading.Event()
     seen = []
 
@@ -264,7 +264,7 @@ def test_a_reader_keeps_its_view_while_others_write(opened):
     reader = threading.Thread(target=read)
     reader.start()
     assert inside.wait(patient(60))
-    store.commit(epoch, granted(2))
+    store.commit(epoch, granted_claims(2))
     written.set()
     reader.join()
     assert seen == [1, 1]
@@ -284,20 +284,20 @@ def test_a_file_that_was_removed_or_replaced_takes_no_save(path, opened, name, h
     """What is written to a file without a name is lost with the process."""
     store = opened()
     epoch = store.lead("first", NOW)
-    store.commit(epoch, granted(1))
+    store.commit(epoch, granted_claims(1))
     store.check_place()
     file = path.with_name(name)
     file.rename(path.with_name("away"))
     if how == "replaced":
         shutil.copy(path.with_name("away"), file)
-    for call in (store.check_place, lambda: store.commit(epoch, granted(2)), store.ping):
+    for call in (store.check_place, lambda: store.commit(epoch, granted_claims(2)), store.ping):
         with pytest.raises(MooringsError) as caught:
             call()
         assert (caught.value.code, name in caught.value.detail) == ("store.removed", True)
     file.unlink(missing_ok=True)
     path.with_name("away").rename(file)
     store.check_place()
-    store.commit(epoch, granted(2))
+    store.commit(epoch, granted_claims(2))
 
 
 def test_a_folder_that_cannot_be_looked_into_is_not_taken_for_an_empty_one(path, opened, monkeypatch):

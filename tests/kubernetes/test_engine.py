@@ -29,15 +29,15 @@ from moorings.testing.engine_suite import (
     READY,
     Command,
     EngineSuite,
-    Programs,
-    end_of,
+    SuitePrograms,
+    error_of,
     make_order,
-    opened,
-    printed,
-    read,
-    refused,
-    see,
-    until,
+    observe_run,
+    open_engine,
+    read_output,
+    wait_for_end,
+    wait_for_output,
+    wait_for_phase,
 )
 from moorings.workloads.jobs import Accelerators
 from moorings.workloads.runs import EndReason, RunPhase
@@ -67,7 +67,7 @@ def site() -> Iterator[Site]:
             yield made
 
 
-class PodPrograms(Programs):
+class PodPrograms(SuitePrograms):
     """The same; but Pods begin one after the other, and one that fails at once keeps others from beginning at all."""
 
     def fails_in(self, rank: int, code: int) -> Command:
@@ -208,15 +208,15 @@ async def test_an_answer_that_is_lost_starts_nothing_twice(rig: KubernetesRig, c
     lost = [call]
     rig.kube = partial(Losing, lost=lost)
     order = make_order(rig.programs.shell("echo once; mktemp mark.XXXXXX"), rig.workdir)
-    async with opened(rig) as engine:
-        error = await refused(engine.submit(order))
+    async with open_engine(rig) as engine:
+        error = await error_of(engine.submit(order))
         assert (error.code, error.retryable) == ("engine.unavailable", True)
         assert not lost
-    async with opened(rig) as engine:  # a controller that was killed there knows no more
+    async with open_engine(rig) as engine:  # a controller that was killed there knows no more
         reference = await engine.submit(order)
         assert reference == f"{rig.namespace}/{order.run}"
-        assert (await end_of(engine, order.run)).exit_code == 0
-        assert (await read(engine, order.run)).startswith(b"once\n")
+        assert (await wait_for_end(engine, order.run)).exit_code == 0
+        assert (await read_output(engine, order.run)).startswith(b"once\n")
         assert await engine.submit(order) == reference
     assert len(list(rig.work.glob("mark.*"))) == 1
 
@@ -238,7 +238,7 @@ class Pausing(Passing):
 
 async def test_a_leader_that_stood_still_brings_nothing_to_life_after_another_began(rig: KubernetesRig) -> None:
     order = replace(make_order(rig.programs.prints("ran"), rig.workdir), epoch=Epoch(6))
-    async with opened(rig) as new:
+    async with open_engine(rig) as new:
         paused: list[Pausing] = []
 
         def pausing(kube: Kube) -> Any:
@@ -246,9 +246,9 @@ async def test_a_leader_that_stood_still_brings_nothing_to_life_after_another_be
             return paused[0]
 
         rig.kube = pausing
-        async with opened(rig) as old:
+        async with open_engine(rig) as old:
             await old.fence(Epoch(6))
-            submitting = asyncio.create_task(refused(old.submit(order)))
+            submitting = asyncio.create_task(error_of(old.submit(order)))
             await paused[0].reached.wait()
             await new.fence(Epoch(7))
             paused[0].goes_on.set()
@@ -257,51 +257,53 @@ async def test_a_leader_that_stood_still_brings_nothing_to_life_after_another_be
             assert "another controller leads by now" in error.detail
         assert rig.site.job(rig.namespace, order.run)["spec"]["jobInstances"] == 0
         await new.submit(replace(order, epoch=Epoch(7)))
-        assert (await end_of(new, order.run)).exit_code == 0
+        assert (await wait_for_end(new, order.run)).exit_code == 0
 
 
 async def test_a_job_that_somebody_deletes_in_kubernetes_is_cancelled_and_its_output_stays(rig: KubernetesRig) -> None:
     order = make_order(rig.programs.lasts(), rig.workdir)
-    async with opened(rig) as engine:
+    async with open_engine(rig) as engine:
         await engine.submit(order)
-        await printed(engine, order.run, READY)
+        await wait_for_output(engine, order.run, READY)
         rig.site.delete(rig.namespace, order.run)
-        end = await end_of(engine, order.run)
+        end = await wait_for_end(engine, order.run)
         assert (end.ending, end.exit_code, end.task_codes) == (EndReason.CANCELLED, 143, (143,))
         assert end.detail == f"IPUJob {rig.namespace}/{order.run} was deleted in Kubernetes"
-        assert await read(engine, order.run) == READY + b"\n"
+        assert await read_output(engine, order.run) == READY + b"\n"
 
 
 async def test_one_that_waits_says_why_and_is_cancelled_without_having_run(rig: KubernetesRig) -> None:
     whole = Accelerators(size=16)
     blocker, order = (make_order(rig.programs.lasts(), rig.workdir) for _ in range(2))
     blocker, order = (replace(one, job=replace(one.job, accelerators=whole)) for one in (blocker, order))
-    async with opened(rig) as engine:
+    async with open_engine(rig) as engine:
         await engine.submit(blocker)
-        await until(engine, blocker.run, RunPhase.RUNNING)
+        await wait_for_phase(engine, blocker.run, RunPhase.RUNNING)
         reference = await engine.submit(order)
         async with asyncio.timeout(PATIENCE_S):
-            while "waiting for a partition of 16 IPUs" not in (seen := await see(engine, order.run)).reason:
+            while "waiting for a partition of 16 IPUs" not in (seen := await observe_run(engine, order.run)).reason:
                 await engine.changed()
         assert (seen.phase, seen.reference) == (RunPhase.STARTING, reference)
         await engine.cancel(order.run, "enough")
-        end = await end_of(engine, order.run)
+        end = await wait_for_end(engine, order.run)
         assert (end.ending, end.exit_code, end.task_codes) == (EndReason.CANCELLED, 143, (None,))
         assert end.detail == "enough"
-        assert await read(engine, order.run) == b""
+        assert await read_output(engine, order.run) == b""
         await engine.cancel(blocker.run, "seen enough")
-        await end_of(engine, blocker.run)
+        await wait_for_end(engine, blocker.run)
 
 
 async def test_a_task_has_the_jobs_variables_as_they_are_and_pods_do_not_show_them(rig: KubernetesRig) -> None:
     order = make_order(("/bin/env", "-0"), rig.workdir)
     given = {"PATH": "/usr/bin:/bin", "SECRET": "a 'quoted' $word $(HOME) $$\nand a line", "EMPTY": ""}
     order = replace(order, job=replace(order.job, environment=given, checkpoint_directory="/work/checkpoints"))
-    async with opened(rig) as engine:
+    async with open_engine(rig) as engine:
         await engine.submit(order)
         job = rig.site.job(rig.namespace, order.run)
-        await end_of(engine, order.run)
-        told = dict(entry.split("=", 1) for entry in (await read(engine, order.run)).decode().split("\0") if entry)
+        await wait_for_end(engine, order.run)
+        told = dict(
+            entry.split("=", 1) for entry in (await read_output(engine, order.run)).decode().split("\0") if entry
+        )
     assert {name: told[name] for name in given} == given
     assert told["MOORINGS_RUN_ID"] == order.run
     assert told["MOORINGS_CHECKPOINT_DIR"] == "/work/checkpoints"
@@ -312,17 +314,17 @@ async def test_a_task_has_the_jobs_variables_as_they_are_and_pods_do_not_show_th
 async def test_a_command_is_not_expanded_by_kubernetes(rig: KubernetesRig) -> None:
     words = ("$(PATH)", "$$", "$(NOBODY)", "$", "a$b", "$$$(PATH)")
     order = make_order(("/bin/printf", "%s\\n", *words), rig.workdir)
-    async with opened(rig) as engine:
+    async with open_engine(rig) as engine:
         await engine.submit(order)
-        await end_of(engine, order.run)
-        assert (await read(engine, order.run)).decode().splitlines() == list(words)
+        await wait_for_end(engine, order.run)
+        assert (await read_output(engine, order.run)).decode().splitlines() == list(words)
 
 
 async def test_when_it_has_ended_nothing_of_it_is_left_but_its_record(rig: KubernetesRig) -> None:
     order = make_order(rig.programs.prints("kept"), rig.workdir, tasks=2)
-    async with opened(rig) as engine:
+    async with open_engine(rig) as engine:
         await engine.submit(order)
-        end = await end_of(engine, order.run)
+        end = await wait_for_end(engine, order.run)
         async with asyncio.timeout(PATIENCE_S):
             while not rig.site.is_gone(rig.namespace, order.run):
                 await engine.changed()
@@ -330,16 +332,16 @@ async def test_when_it_has_ended_nothing_of_it_is_left_but_its_record(rig: Kuber
                 "secret", f"{order.run}-environment", rig.namespace
             ):
                 await engine.changed()
-        assert sorted((await read(engine, order.run)).splitlines()) == [b"[0] kept", b"[1] kept"]
-        assert await end_of(engine, order.run) == end
+        assert sorted((await read_output(engine, order.run)).splitlines()) == [b"[0] kept", b"[1] kept"]
+        assert await wait_for_end(engine, order.run) == end
     rig.site.await_empty()
 
 
 async def test_a_strangers_job_of_that_name_is_neither_followed_nor_deleted(rig: KubernetesRig) -> None:
     order = make_order(rig.programs.prints("ran"), rig.workdir)
     rig.site.submit(rig.namespace, order.run)
-    async with opened(rig) as engine:
-        error = await refused(engine.submit(order))
+    async with open_engine(rig) as engine:
+        error = await error_of(engine.submit(order))
         assert error.code == "engine.rejected"
         assert "which is not this run's" in error.detail
         await engine.cancel(order.run, "enough")
@@ -349,26 +351,26 @@ async def test_a_strangers_job_of_that_name_is_neither_followed_nor_deleted(rig:
 async def test_while_the_api_server_is_away_nothing_is_concluded_and_nothing_is_lost(rig: KubernetesRig) -> None:
     running = make_order(rig.programs.lasts(), rig.workdir)
     later = make_order(rig.programs.prints("once"), rig.workdir)
-    async with opened(rig) as engine:
+    async with open_engine(rig) as engine:
         await engine.submit(running)
-        await printed(engine, running.run, READY)
+        await wait_for_output(engine, running.run, READY)
         rig.cluster.kill_api_server()
         try:
             for _ in range(3):
-                assert (await see(engine, running.run)).phase in (RunPhase.RUNNING, RunPhase.UNKNOWN)
+                assert (await observe_run(engine, running.run)).phase in (RunPhase.RUNNING, RunPhase.UNKNOWN)
             for demand in (engine.submit(later), engine.cancel(running.run, "enough")):
-                error = await refused(demand)
+                error = await error_of(demand)
                 assert (error.code, error.retryable) == ("engine.unavailable", True)
         finally:
             rig.cluster.start_api_server()
         async with asyncio.timeout(PATIENCE_S):
             await _until_taken(engine, later)
-        assert (await end_of(engine, later.run)).exit_code == 0
-        assert await read(engine, later.run) == b"once\n"
+        assert (await wait_for_end(engine, later.run)).exit_code == 0
+        assert await read_output(engine, later.run) == b"once\n"
         await engine.cancel(running.run, "asked again")
-        end = await end_of(engine, running.run)
+        end = await wait_for_end(engine, running.run)
         assert (end.ending, end.detail) == (EndReason.CANCELLED, "enough")
-        assert await read(engine, running.run) == READY + b"\n"
+        assert await read_output(engine, running.run) == READY + b"\n"
 
 
 async def _until_taken(engine: Engine, order: RunSubmission) -> None:
@@ -387,32 +389,32 @@ async def test_an_output_is_whole_though_its_kubelet_and_its_controller_were_kil
     script = "n=0; while [ $n -lt 400 ]; do n=$((n + 1)); echo line $n; usleep 50000; done"
     order = make_order(rig.programs.shell(script), rig.workdir)
     node = rig.cluster.nodes[0]
-    async with opened(rig) as engine:
+    async with open_engine(rig) as engine:
         await engine.submit(order)
-        await printed(engine, order.run, b"line 20\n")
+        await wait_for_output(engine, order.run, b"line 20\n")
         node.kill_kubelet()
         await asyncio.sleep(1)
         node.start_kubelet()
-        await printed(engine, order.run, b"line 120\n")
-    async with opened(rig) as engine:
-        assert (await end_of(engine, order.run)).exit_code == 0
-        assert (await read(engine, order.run)).decode().splitlines() == [f"line {n}" for n in range(1, 401)]
+        await wait_for_output(engine, order.run, b"line 120\n")
+    async with open_engine(rig) as engine:
+        assert (await wait_for_end(engine, order.run)).exit_code == 0
+        assert (await read_output(engine, order.run)).decode().splitlines() == [f"line {n}" for n in range(1, 401)]
 
 
 async def test_a_run_whose_node_loses_power_is_lost(rig: KubernetesRig) -> None:
     order = make_order(rig.programs.lasts(), rig.workdir)
     node = rig.cluster.nodes[0]
-    async with opened(rig) as engine:
+    async with open_engine(rig) as engine:
         await engine.submit(order)
-        await printed(engine, order.run, READY)
+        await wait_for_output(engine, order.run, READY)
         node.kill()
         await asyncio.to_thread(rig.cluster.wait, partial(_is_noticed, rig.cluster, node.name), 60)
-        assert (await see(engine, order.run)).phase is RunPhase.RUNNING  # nobody can say otherwise
+        assert (await observe_run(engine, order.run)).phase is RunPhase.RUNNING  # nobody can say otherwise
         await asyncio.to_thread(node.start)
-        end = await end_of(engine, order.run)
+        end = await wait_for_end(engine, order.run)
         assert (end.ending, end.exit_code) == (EndReason.LOST, 137)
         assert "its node was down" in end.detail
-        assert (await read(engine, order.run)).startswith(READY)
+        assert (await read_output(engine, order.run)).startswith(READY)
 
 
 def _is_noticed(cluster: KubernetesCluster, node: str) -> bool:

@@ -21,7 +21,7 @@ from moorings.kubernetes.engine.calls import Calls
 from moorings.kubernetes.engine.engine import KubernetesEngine
 from moorings.kubernetes.engine.settings import KubernetesEngineSettings, Volume
 from moorings.local.logs import TaskLog, read_logs
-from moorings.testing.engine_suite import Programs, make_order
+from moorings.testing.engine_suite import SuitePrograms, make_order
 from moorings.workloads.runs import RunPhase
 from tests.kubernetes.cluster import KubernetesCluster, new_folder
 from tests.kubernetes.site import JOBS, Site, ipu_site
@@ -83,7 +83,7 @@ async def record(site: Site, namespace: str, config: str) -> None:
 
     try:
         for name in ("succeeded", "failed"):
-            plain = make_order(Programs().lasts(), str(work), tasks=2, time_limit_s=3000.0)
+            plain = make_order(SuitePrograms().lasts(), str(work), tasks=2, time_limit_s=3000.0)
             order = replace(plain, job=replace(plain.job, image="busybox:latest"))
             await engine.submit(order)
             if name == "succeeded":

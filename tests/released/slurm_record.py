@@ -31,7 +31,7 @@ from moorings.slurm.engine.engine import SlurmEngine
 from moorings.slurm.engine.settings import SlurmEngineSettings
 from moorings.slurm.formats import build_jobs, build_licenses, build_reservations
 from moorings.slurm.node_records import build_show_nodes
-from moorings.testing.engine_suite import Programs, end_of, make_order
+from moorings.testing.engine_suite import SuitePrograms, make_order, wait_for_end
 from moorings.workloads.runs import RunPhase
 from tests.released.slurm_states import SLURM, decide, put_files, read_run
 from tests.slurm import ipus
@@ -275,7 +275,7 @@ def _may_resume(order: RunSubmission) -> RunSubmission:
 
 async def record_runs(site: IpuSite) -> None:
     """The states of a run's folder."""
-    runs, programs, cluster = _Runs(site), Programs(), site.cluster
+    runs, programs, cluster = _Runs(site), SuitePrograms(), site.cluster
     work = str(cluster.work)
     engine = runs.open()
 
@@ -294,19 +294,19 @@ async def record_runs(site: IpuSite) -> None:
         runs.capture("running", order.run, job)
         await engine.cancel(order.run, "seen enough")
         runs.capture("cancelled", order.run, job)
-        await end_of(engine, order.run)
+        await wait_for_end(engine, order.run)
         runs.capture("cancelled-ended", order.run, job)
 
         order = make_order(programs.exits(3), work)
         job = await engine.submit(order)
         await asyncio.to_thread(cluster.wait_job, job, ("FAILED", "COMPLETED"))
         runs.capture("failed-not-noted", order.run, job)
-        await end_of(engine, order.run)
+        await wait_for_end(engine, order.run)
         runs.capture("failed", order.run, job)
 
         order = make_order(("/nonexistent/program",), work)
         job = await engine.submit(order)
-        await end_of(engine, order.run)
+        await wait_for_end(engine, order.run)
         runs.capture("cannot-start", order.run, job)
 
         holder = cluster.sbatch("sleep 3600", "--ipus=16")
@@ -319,7 +319,7 @@ async def record_runs(site: IpuSite) -> None:
         await engine.submit(order)
         await engine.cancel(order.run, "seen enough")
         cluster.check("scancel", str(holder))
-        await end_of(engine, order.run)
+        await wait_for_end(engine, order.run)
 
         script = 'echo "start $SLURM_RESTART_COUNT"; [ -n "$SLURM_RESTART_COUNT" ] || exec sleep 3600'
         order = _may_resume(make_order(programs.shell(script), work))
@@ -329,7 +329,7 @@ async def record_runs(site: IpuSite) -> None:
         cluster.wait_job(job, "PENDING")
         runs.capture("requeued", order.run, job)
         cluster.check("scancel", job)
-        await end_of(engine, order.run)
+        await wait_for_end(engine, order.run)
         runs.capture("requeued-cancelled-in-slurm", order.run, job)
     finally:
         await engine.close()

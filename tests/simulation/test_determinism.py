@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from moorings.testing.simulation.episode import simulate
-from moorings.testing.simulation.odds import APART, APART_EVERY, KINDS, Odds
+from moorings.testing.simulation.odds import APART_EVERY, KINDS, SEPARATE_FAULTS, FaultPlan
 from moorings.testing.simulation.report import build_failure
 
 SEED, STEPS = 7, 800
@@ -61,8 +61,8 @@ def test_only_the_kinds_that_were_asked_for_strike() -> None:
 
 def test_kinds_that_strike_apart_change_no_other_seed() -> None:
     for seed in range(1, 1 + 2 * APART_EVERY):
-        odds = Odds(seed)
+        odds = FaultPlan(seed)
         before = odds.chance.getstate()
         struck = {kind for kind in ("poison", "namesake") for _ in range(100) if odds.strikes_apart(kind)}
-        assert struck == {kind for kind in ("poison", "namesake") if seed % APART_EVERY == APART[kind]}
+        assert struck == {kind for kind in ("poison", "namesake") if seed % APART_EVERY == SEPARATE_FAULTS[kind]}
         assert odds.chance.getstate() == before

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from moorings.testing.simulation.episode import STEPS, Outcome, simulate
-from moorings.testing.simulation.report import build_failure, build_table, missed, reached
+from moorings.testing.simulation.episode import STEPS, EpisodeResult, simulate
+from moorings.testing.simulation.report import build_failure, build_table, total_reached, unreached
 
 EPISODES = 3  # of one test: at least 15,000 steps
 TESTS = 14  # together at least 210,000
@@ -16,7 +16,7 @@ MEETINGS_MAX = 24
 MEETING_STEPS = 2_500
 
 
-def held(seed: int, steps: int) -> Outcome:
+def held(seed: int, steps: int) -> EpisodeResult:
     """An episode in which no law was broken."""
     outcome = simulate(seed, steps=steps)
     if outcome.broken is not None:
@@ -36,8 +36,8 @@ def test_no_law_is_broken(first: int) -> None:
 @pytest.mark.slow
 def test_every_fault_every_state_and_every_event_is_met() -> None:
     """Else the other tests would prove less than they say; how many episodes it takes changes with the code."""
-    outcomes: list[Outcome] = []
-    while len(outcomes) < MEETINGS_MAX and missed(reached(outcomes)):
+    outcomes: list[EpisodeResult] = []
+    while len(outcomes) < MEETINGS_MAX and unreached(total_reached(outcomes)):
         outcomes.append(held(1_000 + len(outcomes), MEETING_STEPS))
-    total = reached(outcomes)
-    assert not missed(total), "\n".join([*build_table(total), "", f"never met: {missed(total)}"])
+    total = total_reached(outcomes)
+    assert not unreached(total), "\n".join([*build_table(total), "", f"never met: {unreached(total)}"])

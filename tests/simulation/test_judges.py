@@ -16,9 +16,9 @@ from moorings.core.projects import Project, ProjectShare
 from moorings.core.reasons import Reason
 from moorings.core.topology import AnySubset, Pool
 from moorings.ports.store import Changes, ExpectedVersion
-from moorings.testing.simulation.guarantees import Guarantees
-from moorings.testing.simulation.ledger import Ledger
-from moorings.testing.simulation.story import Story
+from moorings.testing.simulation.guarantees import GuaranteeChecker
+from moorings.testing.simulation.ledger import CommittedState
+from moorings.testing.simulation.story import EpisodeLog
 from moorings.testing.simulation.virtual import SteadyClock, VirtualLoop
 from tests.unit.core.worlds import POD, World
 
@@ -31,10 +31,10 @@ class Court(World):
     def __init__(self) -> None:
         super().__init__(HGX, POD)
         loop = VirtualLoop()
-        self.story = Story(loop.time)
-        self.ledger = Ledger(self.story)
+        self.story = EpisodeLog(loop.time)
+        self.ledger = CommittedState(self.story)
         clock = SteadyClock(loop)
-        self.judge = Guarantees(self.story, self.ledger, [HGX, POD], self.policy, clock, clock)
+        self.judge = GuaranteeChecker(self.story, self.ledger, [HGX, POD], self.policy, clock, clock)
         loop.close()
 
     def promise(self, name: str, devices: int | None) -> None:

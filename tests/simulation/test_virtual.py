@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from moorings.testing.simulation.life import Life, Threads, adopting
-from moorings.testing.simulation.odds import Odds
-from moorings.testing.simulation.virtual import BEGIN, StuckError, VirtualLoop, WallClock
+from moorings.testing.simulation.life import ControllerInstance, Threads, adopting
+from moorings.testing.simulation.odds import FaultPlan
+from moorings.testing.simulation.virtual import START_TIME, StuckError, VirtualLoop, WallClock
 
 
 @pytest.fixture
@@ -60,18 +60,18 @@ async def _forever(loop: VirtualLoop) -> None:
 
 def test_a_wall_clock_is_set_and_a_sleep_is_not_touched(loop: VirtualLoop) -> None:
     clock = WallClock(loop)
-    assert clock.now() == BEGIN
+    assert clock.now() == START_TIME
     clock.set_by_s = -3_600
     run(loop, clock.sleep(1))
-    assert clock.now() == BEGIN - 3_599_000_000
+    assert clock.now() == START_TIME - 3_599_000_000
     assert loop.time() == pytest.approx(1)
 
 
 def test_what_a_process_had_not_begun_when_it_died_is_never_done(loop: VirtualLoop) -> None:
     done: list[str] = []
-    loop.threads = Threads(loop, Odds(1, only=()))
+    loop.threads = Threads(loop, FaultPlan(1, only=()))
     loop.set_task_factory(adopting)
-    life = Life(1, loop)
+    life = ControllerInstance(1, loop)
 
     async def save() -> None:
         await loop.run_in_executor(None, done.append, "saved")
@@ -89,7 +89,7 @@ def test_what_a_process_had_not_begun_when_it_died_is_never_done(loop: VirtualLo
 
 def test_a_process_that_stands_still_goes_on_where_it_stood(loop: VirtualLoop) -> None:
     loop.set_task_factory(adopting)
-    life = Life(1, loop)
+    life = ControllerInstance(1, loop)
 
     async def work() -> float:
         await life.moves()

@@ -22,15 +22,15 @@ from moorings.testing.engine_suite import (
     PATIENCE_S,
     READY,
     EngineSuite,
-    Programs,
-    end_of,
+    SuitePrograms,
+    error_of,
     make_order,
-    opened,
-    printed,
-    read,
-    refused,
-    see,
-    until,
+    observe_run,
+    open_engine,
+    read_output,
+    wait_for_end,
+    wait_for_output,
+    wait_for_phase,
 )
 from moorings.workloads.jobs import Accelerators
 from moorings.workloads.runs import EndReason, RunPhase
@@ -53,7 +53,7 @@ def site(slurm_release: str) -> Iterator[IpuSite]:
 class SlurmRig:
     """A folder for runs that the nodes see, and engines for it."""
 
-    programs = Programs()
+    programs = SuitePrograms()
 
     def __init__(self, site: IpuSite, folder: Path) -> None:
         self.site = site
@@ -102,29 +102,29 @@ def resumable(order: RunSubmission) -> RunSubmission:
 async def test_a_job_whose_id_was_lost_on_the_way_is_found_again(rig: SlurmRig) -> None:
     """The controller died between Slurm's answer and its own note of it."""
     order = make_order(rig.programs.lasts(), rig.workdir)
-    async with opened(rig) as engine:
+    async with open_engine(rig) as engine:
         job = await engine.submit(order)
         (rig.runs / order.run / "0" / "job").unlink()
         assert await engine.submit(order) == job
         assert [queued.id for queued in rig.site.cluster.squeue()] == [job]
-        await until(engine, order.run, RunPhase.RUNNING)
+        await wait_for_phase(engine, order.run, RunPhase.RUNNING)
         await engine.cancel(order.run, "seen enough")
-        await end_of(engine, order.run)
+        await wait_for_end(engine, order.run)
 
 
 async def test_of_two_jobs_for_one_run_one_runs_it(rig: SlurmRig) -> None:
     """An answer was lost, and the job not in the list yet when it was looked for."""
     order = make_order(rig.programs.prints("once"), rig.workdir)
-    async with opened(rig) as engine:
+    async with open_engine(rig) as engine:
         job = await engine.submit(order)
         attempt = rig.runs / order.run / "0"
         words = build_submit(order, Place(), attempt)
         twin = int(rig.site.cluster.check(*words).strip())
         rig.site.cluster.wait_job(twin, "COMPLETED")
         rig.site.cluster.wait_job(job, "COMPLETED")
-        end = await end_of(engine, order.run)
+        end = await wait_for_end(engine, order.run)
         assert (end.ending, end.exit_code) == (EndReason.EXITED, 0)
-        assert await read(engine, order.run) == b"once\n"
+        assert await read_output(engine, order.run) == b"once\n"
         claimed = (attempt / "claimed").read_text().strip()
         assert claimed in (job, str(twin))
 
@@ -132,48 +132,48 @@ async def test_of_two_jobs_for_one_run_one_runs_it(rig: SlurmRig) -> None:
 async def test_a_resumable_run_that_slurm_requeues_runs_again(rig: SlurmRig) -> None:
     script = 'echo "start $SLURM_RESTART_COUNT"; [ -n "$SLURM_RESTART_COUNT" ] || exec sleep 3600'
     order = resumable(make_order(rig.programs.shell(script), rig.workdir))
-    async with opened(rig) as engine:
+    async with open_engine(rig) as engine:
         job = await engine.submit(order)
-        await printed(engine, order.run, b"start \n")
+        await wait_for_output(engine, order.run, b"start \n")
         rig.site.cluster.check("scontrol", "requeue", job)
         rig.site.cluster.wait_job(job, "PENDING")
         # Not in two minutes, and not at once: 24.11 may take the end of the first start's script for the second's.
         rig.site.cluster.check("scontrol", "update", f"jobid={job}", "starttime=now+3")
-        end = await end_of(engine, order.run)
+        end = await wait_for_end(engine, order.run)
         assert (end.ending, end.exit_code) == (EndReason.EXITED, 0)
-        assert await read(engine, order.run) == b"start \nstart 1\n"
+        assert await read_output(engine, order.run) == b"start \nstart 1\n"
         assert await engine.submit(order) == job
 
 
 async def test_what_is_cancelled_in_slurm_is_cancelled(rig: SlurmRig) -> None:
     order = make_order(rig.programs.lasts(), rig.workdir)
-    async with opened(rig) as engine:
+    async with open_engine(rig) as engine:
         job = await engine.submit(order)
-        await until(engine, order.run, RunPhase.RUNNING)
+        await wait_for_phase(engine, order.run, RunPhase.RUNNING)
         rig.site.cluster.check("scancel", job)
-        end = await end_of(engine, order.run)
+        end = await wait_for_end(engine, order.run)
     assert (end.ending, end.exit_code) == (EndReason.CANCELLED, 143)
     assert end.detail == f"job {job} is CANCELLED in Slurm"
 
 
 async def test_what_ignores_a_cancellation_in_slurm_is_killed_by_it(rig: SlurmRig) -> None:
     order = make_order(rig.programs.ignores_term(), rig.workdir)
-    async with opened(rig) as engine:
+    async with open_engine(rig) as engine:
         job = await engine.submit(order)
-        await printed(engine, order.run, READY)
+        await wait_for_output(engine, order.run, READY)
         rig.site.cluster.check("scancel", job)
-        end = await end_of(engine, order.run)
+        end = await wait_for_end(engine, order.run)
     assert (end.ending, end.exit_code, end.task_codes) == (EndReason.CANCELLED, 137, (137,))
 
 
 async def test_a_run_whose_node_goes_down_is_lost(rig: SlurmRig) -> None:
     order = make_order(rig.programs.lasts(), rig.workdir)
-    async with opened(rig) as engine:
+    async with open_engine(rig) as engine:
         job = await engine.submit(order)
-        await until(engine, order.run, RunPhase.RUNNING)
+        await wait_for_phase(engine, order.run, RunPhase.RUNNING)
         node = rig.site.cluster.job(job)["NodeList"]
         rig.site.cluster.check("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
-        end = await end_of(engine, order.run)
+        end = await wait_for_end(engine, order.run)
         assert end.ending is EndReason.LOST
         assert end.detail == f"job {job} is NODE_FAIL in Slurm"
         rig.site.cluster.run("scontrol", "update", f"nodename={node}", "state=resume")  # refused if it is back already
@@ -186,9 +186,9 @@ async def test_while_slurm_is_away_nothing_is_concluded_and_nothing_is_lost(
 ) -> None:
     running = make_order(rig.programs.lasts(), rig.workdir)
     later = make_order(rig.programs.prints("once"), rig.workdir)
-    async with opened(rig) as engine:
+    async with open_engine(rig) as engine:
         await engine.submit(running)
-        await until(engine, running.run, RunPhase.RUNNING)
+        await wait_for_phase(engine, running.run, RunPhase.RUNNING)
         begun = time.time()
         rig.site.cluster.sbatch("true")  # so that there is something to save
         saved = rig.site.cluster.folder / "state" / "job_state"
@@ -197,17 +197,17 @@ async def test_while_slurm_is_away_nothing_is_concluded_and_nothing_is_lost(
                 await engine.changed()
         end_it(rig.site.cluster)
         try:
-            assert (await see(engine, running.run)).phase is RunPhase.UNKNOWN
+            assert (await observe_run(engine, running.run)).phase is RunPhase.UNKNOWN
             for demand in (engine.submit(later), engine.cancel(running.run, "enough")):
-                error = await refused(demand)
+                error = await error_of(demand)
                 assert (error.code, error.retryable) == ("engine.unavailable", True)
         finally:
             rig.site.cluster.start_controller()
         await engine.submit(later)
         await engine.cancel(running.run, "asked again")
-        assert (await end_of(engine, later.run)).exit_code == 0
-        assert await read(engine, later.run) == b"once\n"
-        end = await end_of(engine, running.run)
+        assert (await wait_for_end(engine, later.run)).exit_code == 0
+        assert await read_output(engine, later.run) == b"once\n"
+        end = await wait_for_end(engine, running.run)
         assert (end.ending, end.detail) == (EndReason.CANCELLED, "enough")
 
 
@@ -215,10 +215,12 @@ async def test_a_task_has_the_jobs_variables_and_its_bindings_and_slurms_and_no_
     order = make_order(("/usr/bin/env", "-0"), rig.workdir)
     given = {"PATH": "/usr/bin:/bin", "WITH SPACE".replace(" ", "_"): "a 'quoted' $word\nand a line", "EMPTY": ""}
     order = replace(order, job=replace(order.job, environment=given, checkpoint_directory="/work/checkpoints"))
-    async with opened(rig) as engine:
+    async with open_engine(rig) as engine:
         await engine.submit(order)
-        await end_of(engine, order.run)
-        told = dict(entry.split("=", 1) for entry in (await read(engine, order.run)).decode().split("\0") if entry)
+        await wait_for_end(engine, order.run)
+        told = dict(
+            entry.split("=", 1) for entry in (await read_output(engine, order.run)).decode().split("\0") if entry
+        )
     assert {name: told[name] for name in given} == given
     assert told["MOORINGS_RUN_ID"] == order.run
     assert told["MOORINGS_CHECKPOINT_DIR"] == "/work/checkpoints"
@@ -231,24 +233,24 @@ async def test_a_task_has_the_jobs_variables_and_its_bindings_and_slurms_and_no_
 async def test_what_slurm_refuses_is_rejected_in_its_words_and_leaves_no_job(rig: SlurmRig) -> None:
     order = make_order(rig.programs.exits(0), rig.workdir)
     order = replace(order, job=replace(order.job, accelerators=Accelerators(size=3)))
-    async with opened(rig) as engine:
-        error = await refused(engine.submit(order))
+    async with open_engine(rig) as engine:
+        error = await error_of(engine.submit(order))
         assert error.code == "engine.rejected"
         assert "--ipus=3" in error.detail
-        assert (await see(engine, order.run)).phase is RunPhase.ABSENT
+        assert (await observe_run(engine, order.run)).phase is RunPhase.ABSENT
 
 
 async def test_one_that_waits_says_why_and_is_cancelled_without_having_run(rig: SlurmRig) -> None:
     blocker = rig.site.cluster.sbatch("sleep 300", "--ipus=16")
     rig.site.cluster.wait_job(blocker, "RUNNING")
     order = make_order(rig.programs.prints("ran"), rig.workdir)
-    async with opened(rig) as engine:
+    async with open_engine(rig) as engine:
         job = await engine.submit(order)
         async with asyncio.timeout(PATIENCE_S):
-            while "Licenses" not in (seen := await see(engine, order.run)).reason:
+            while "Licenses" not in (seen := await observe_run(engine, order.run)).reason:
                 await engine.changed()
         assert (seen.phase, seen.reference) == (RunPhase.STARTING, job)
         await engine.cancel(order.run, "enough")
-        end = await end_of(engine, order.run)
+        end = await wait_for_end(engine, order.run)
         assert (end.ending, end.exit_code, end.detail) == (EndReason.CANCELLED, 143, "enough")
-        assert await read(engine, order.run) == b""
+        assert await read_output(engine, order.run) == b""

@@ -7,7 +7,7 @@ nothing running. Whatever a test leaves running, the rig's own teardown ends::
         @pytest.fixture
         def rig(self, tmp_path): ...
 
-What jobs do is said by ``Programs``: the commands of a POSIX shell. An engine that only pretends to run something may
+What jobs do is said by ``SuitePrograms``: the commands of a POSIX shell. An engine that only pretends to run something may
 give its own, as long as they behave as their names say.
 """
 
@@ -36,7 +36,7 @@ WARNED = b"warned"
 Command = tuple[str, ...]
 
 
-class Programs:
+class SuitePrograms:
     """Commands of jobs, for engines that run them in a POSIX shell."""
 
     def shell(self, script: str) -> Command:
@@ -84,7 +84,7 @@ class EngineRig(Protocol):
     """A place where jobs run."""
 
     @property
-    def programs(self) -> Programs:
+    def programs(self) -> SuitePrograms:
         """What they can run."""
         ...
 
@@ -135,35 +135,35 @@ def with_contract(order: RunSubmission, *, warn_s: float = 0.0, grace_s: float =
     return replace(order, job=replace(order.job, checkpoint=CheckpointContract(warn_s=warn_s, grace_s=grace_s)))
 
 
-async def see(engine: Engine, run: RunId) -> RunStatus:
+async def observe_run(engine: Engine, run: RunId) -> RunStatus:
     """What the engine sees of one run."""
     (sighting,) = await engine.observe([run])
     return sighting
 
 
-async def until(engine: Engine, run: RunId, phase: RunPhase) -> RunStatus:
+async def wait_for_phase(engine: Engine, run: RunId, phase: RunPhase) -> RunStatus:
     """The run's sighting once it is in that phase."""
     async with asyncio.timeout(PATIENCE_S):
-        while (sighting := await see(engine, run)).phase is not phase:
+        while (sighting := await observe_run(engine, run)).phase is not phase:
             assert sighting.phase is not RunPhase.ENDED, sighting
             await engine.changed()
     return sighting
 
 
-async def end_of(engine: Engine, run: RunId) -> EndRecord:
+async def wait_for_end(engine: Engine, run: RunId) -> EndRecord:
     """How the run ended, once it has."""
-    sighting = await until(engine, run, RunPhase.ENDED)
+    sighting = await wait_for_phase(engine, run, RunPhase.ENDED)
     assert sighting.end is not None
     return sighting.end
 
 
-async def read(engine: Engine, run: RunId, *, task: int | None = None, follow: bool = False) -> bytes:
+async def read_output(engine: Engine, run: RunId, *, task: int | None = None, follow: bool = False) -> bytes:
     """All of a run's output."""
     async with asyncio.timeout(PATIENCE_S):
         return b"".join([chunk async for chunk in engine.logs(run, task=task, follow=follow)])
 
 
-async def printed(engine: Engine, run: RunId, text: bytes, *, task: int = 0) -> None:
+async def wait_for_output(engine: Engine, run: RunId, text: bytes, *, task: int = 0) -> None:
     """Returns once a task has printed that."""
     async with asyncio.timeout(PATIENCE_S):
         seen = b""
@@ -175,7 +175,7 @@ async def printed(engine: Engine, run: RunId, text: bytes, *, task: int = 0) -> 
 
 
 @asynccontextmanager
-async def opened(rig: EngineRig) -> AsyncIterator[Engine]:
+async def open_engine(rig: EngineRig) -> AsyncIterator[Engine]:
     """An engine that is closed at the end."""
     engine = await rig.open()
     try:
@@ -184,7 +184,7 @@ async def opened(rig: EngineRig) -> AsyncIterator[Engine]:
         await engine.close()
 
 
-async def refused(demand: Awaitable[object]) -> MooringsError:
+async def error_of(demand: Awaitable[object]) -> MooringsError:
     """What a demand is refused with."""
     try:
         answer = await demand
@@ -199,31 +199,31 @@ class EngineSuite:
     # -- starting
 
     async def test_a_run_that_was_never_submitted_is_absent(self, rig: EngineRig) -> None:
-        async with opened(rig) as engine:
+        async with open_engine(rig) as engine:
             stranger = RunId("run-nobody-knows")
-            assert (await see(engine, stranger)).phase is RunPhase.ABSENT
+            assert (await observe_run(engine, stranger)).phase is RunPhase.ABSENT
             await engine.cancel(stranger, "no longer wanted")
-            assert await read(engine, stranger, follow=True) == b""
-            assert (await see(engine, stranger)).phase is RunPhase.ABSENT
+            assert await read_output(engine, stranger, follow=True) == b""
+            assert (await observe_run(engine, stranger)).phase is RunPhase.ABSENT
 
     async def test_a_leader_that_was_replaced_starts_nothing(self, rig: EngineRig) -> None:
         order = make_order(rig.programs.exits(0), rig.workdir)
-        async with opened(rig) as old, opened(rig) as new:
+        async with open_engine(rig) as old, open_engine(rig) as new:
             await old.fence(Epoch(6))
             await new.fence(Epoch(7))
-            error = await refused(old.submit(replace(order, epoch=Epoch(6))))
+            error = await error_of(old.submit(replace(order, epoch=Epoch(6))))
             assert (error.code, error.retryable) == ("engine.unavailable", True)
-            assert (await see(new, order.run)).phase is RunPhase.ABSENT
+            assert (await observe_run(new, order.run)).phase is RunPhase.ABSENT
             await old.fence(Epoch(6))  # it does not know yet that it is none
-            await refused(old.submit(replace(order, epoch=Epoch(6))))
+            await error_of(old.submit(replace(order, epoch=Epoch(6))))
             await new.submit(replace(order, epoch=Epoch(7)))
-            assert (await end_of(new, order.run)).exit_code == 0
+            assert (await wait_for_end(new, order.run)).exit_code == 0
 
     async def test_a_run_whose_tasks_exit_with_zero_has_exited_with_zero(self, rig: EngineRig) -> None:
         order = make_order(rig.programs.exits(0), rig.workdir, tasks=2)
-        async with opened(rig) as engine:
+        async with open_engine(rig) as engine:
             assert await engine.submit(order)
-            end = await end_of(engine, order.run)
+            end = await wait_for_end(engine, order.run)
         assert (end.ending, end.exit_code, end.task_codes) == (EndReason.EXITED, 0, (0, 0))
         assert end.started_at is not None
         assert end.ended_at is not None
@@ -250,47 +250,47 @@ class EngineSuite:
     async def test_every_task_has_its_rank_and_its_run(self, rig: EngineRig) -> None:
         order = make_order(rig.programs.prints_its("RANK"), rig.workdir, tasks=4)
         named = make_order(rig.programs.prints_its("MOORINGS_RUN_ID"), rig.workdir)
-        async with opened(rig) as engine:
+        async with open_engine(rig) as engine:
             await engine.submit(order)
             await engine.submit(named)
             for rank in range(4):
-                assert await read(engine, order.run, task=rank, follow=True) == b"RANK=%d\n" % rank
-            assert await read(engine, named.run, follow=True) == f"MOORINGS_RUN_ID={named.run}\n".encode()
-            await end_of(engine, order.run)
-            await end_of(engine, named.run)
+                assert await read_output(engine, order.run, task=rank, follow=True) == b"RANK=%d\n" % rank
+            assert await read_output(engine, named.run, follow=True) == f"MOORINGS_RUN_ID={named.run}\n".encode()
+            await wait_for_end(engine, order.run)
+            await wait_for_end(engine, named.run)
 
     # -- exactly once
 
     async def test_submitting_again_starts_nothing_anew(self, rig: EngineRig) -> None:
         order = make_order(rig.programs.prints("once"), rig.workdir)
-        async with opened(rig) as engine:
+        async with open_engine(rig) as engine:
             first = await engine.submit(order)
             assert await engine.submit(order) == first
-            end = await end_of(engine, order.run)
+            end = await wait_for_end(engine, order.run)
             assert await engine.submit(order) == first
-            assert await end_of(engine, order.run) == end
-            assert await read(engine, order.run) == b"once\n"
+            assert await wait_for_end(engine, order.run) == end
+            assert await read_output(engine, order.run) == b"once\n"
 
     async def test_many_who_submit_the_same_run_at_once_start_it_once(self, rig: EngineRig) -> None:
         order = make_order(rig.programs.prints("once"), rig.workdir)
-        async with opened(rig) as one, opened(rig) as other:
+        async with open_engine(rig) as one, open_engine(rig) as other:
             await asyncio.gather(*(engine.submit(order) for engine in (one, other) for _ in range(4)))
-            await end_of(one, order.run)
-            await end_of(other, order.run)
-            assert await read(other, order.run) == b"once\n"
+            await wait_for_end(one, order.run)
+            await wait_for_end(other, order.run)
+            assert await read_output(other, order.run) == b"once\n"
 
     async def test_the_next_attempt_is_a_new_start_with_an_output_of_its_own(self, rig: EngineRig) -> None:
         order = make_order(rig.programs.exits(3), rig.workdir)
         again = replace(order, attempt=1, job=replace(order.job, command=rig.programs.prints("again")))
-        async with opened(rig) as engine:
+        async with open_engine(rig) as engine:
             await engine.submit(order)
-            assert (await end_of(engine, order.run)).exit_code == 3
+            assert (await wait_for_end(engine, order.run)).exit_code == 3
             await engine.submit(again)
-            assert await read(engine, order.run, follow=True) == b"again\n"
-            end = await end_of(engine, order.run)
+            assert await read_output(engine, order.run, follow=True) == b"again\n"
+            end = await wait_for_end(engine, order.run)
             assert (end.ending, end.exit_code) == (EndReason.EXITED, 0)
             await engine.submit(order)  # a late copy of the first order
-            assert await end_of(engine, order.run) == end
+            assert await wait_for_end(engine, order.run) == end
 
     # -- a new controller
 
@@ -299,50 +299,50 @@ class EngineSuite:
             make_order(rig.programs.lasts(), rig.workdir),
             make_order(rig.programs.exits(5), rig.workdir),
         )
-        async with opened(rig) as old:
+        async with open_engine(rig) as old:
             await old.submit(lasting)
             await old.submit(short)
-            await until(old, lasting.run, RunPhase.RUNNING)
-            end = await end_of(old, short.run)
-        async with opened(rig) as new:
+            await wait_for_phase(old, lasting.run, RunPhase.RUNNING)
+            end = await wait_for_end(old, short.run)
+        async with open_engine(rig) as new:
             first, second = await new.observe([short.run, lasting.run])
             assert (first.run, first.phase, first.end) == (short.run, RunPhase.ENDED, end)
             assert (second.run, second.phase) == (lasting.run, RunPhase.RUNNING)
             await new.cancel(lasting.run, "done with it")
-            assert (await end_of(new, lasting.run)).ending is EndReason.CANCELLED
+            assert (await wait_for_end(new, lasting.run)).ending is EndReason.CANCELLED
 
     # -- stopping
 
     async def test_a_cancelled_run_is_stopped_and_says_why(self, rig: EngineRig) -> None:
         order = make_order(rig.programs.lasts(), rig.workdir, tasks=2)
-        async with opened(rig) as engine:
+        async with open_engine(rig) as engine:
             await engine.submit(order)
-            await until(engine, order.run, RunPhase.RUNNING)
+            await wait_for_phase(engine, order.run, RunPhase.RUNNING)
             await engine.cancel(order.run, "alice asked for it")
             await engine.cancel(order.run, "bob asked for it")
-            end = await end_of(engine, order.run)
+            end = await wait_for_end(engine, order.run)
             assert (end.ending, end.exit_code, end.task_codes) == (EndReason.CANCELLED, 143, (143, 143))
             assert "alice" in end.detail
             await engine.cancel(order.run, "too late")
-            assert await end_of(engine, order.run) == end
+            assert await wait_for_end(engine, order.run) == end
 
     async def test_a_cancelled_run_that_leaves_well_has_still_not_succeeded(self, rig: EngineRig) -> None:
         order = make_order(rig.programs.leaves_well_at_term(), rig.workdir)
-        async with opened(rig) as engine:
+        async with open_engine(rig) as engine:
             await engine.submit(order)
-            await printed(engine, order.run, READY)
+            await wait_for_output(engine, order.run, READY)
             await engine.cancel(order.run, "enough")
-            end = await end_of(engine, order.run)
+            end = await wait_for_end(engine, order.run)
         assert (end.ending, end.task_codes) == (EndReason.CANCELLED, (0,))
         assert end.exit_code != 0
 
     async def test_a_task_that_ignores_term_is_killed_after_its_grace_period(self, rig: EngineRig) -> None:
         order = with_contract(make_order(rig.programs.ignores_term(), rig.workdir), grace_s=0.2)
-        async with opened(rig) as engine:
+        async with open_engine(rig) as engine:
             await engine.submit(order)
-            await printed(engine, order.run, READY)
+            await wait_for_output(engine, order.run, READY)
             await engine.cancel(order.run, "enough")
-            end = await end_of(engine, order.run)
+            end = await wait_for_end(engine, order.run)
         assert (end.ending, end.exit_code) == (EndReason.CANCELLED, 137)
 
     async def test_at_its_time_limit_a_run_is_stopped(self, rig: EngineRig) -> None:
@@ -351,59 +351,59 @@ class EngineSuite:
 
     async def test_before_its_time_limit_a_run_is_warned(self, rig: EngineRig) -> None:
         order = with_contract(make_order(rig.programs.listens(), rig.workdir, time_limit_s=3600.0), warn_s=3598.0)
-        async with opened(rig) as engine:
+        async with open_engine(rig) as engine:
             await engine.submit(order)
-            await printed(engine, order.run, WARNED)
-            assert (await see(engine, order.run)).phase is RunPhase.RUNNING
+            await wait_for_output(engine, order.run, WARNED)
+            assert (await observe_run(engine, order.run)).phase is RunPhase.RUNNING
             await engine.cancel(order.run, "seen enough")
-            await end_of(engine, order.run)
+            await wait_for_end(engine, order.run)
 
     async def test_a_signal_reaches_every_task(self, rig: EngineRig) -> None:
         order = make_order(rig.programs.listens(), rig.workdir, tasks=2)
-        async with opened(rig) as engine:
+        async with open_engine(rig) as engine:
             await engine.submit(order)
             for rank in range(2):
-                await printed(engine, order.run, READY, task=rank)
+                await wait_for_output(engine, order.run, READY, task=rank)
             await engine.signal(order.run, "USR1")
             for rank in range(2):
-                await printed(engine, order.run, WARNED, task=rank)
+                await wait_for_output(engine, order.run, WARNED, task=rank)
             await engine.cancel(order.run, "seen enough")
-            await end_of(engine, order.run)
+            await wait_for_end(engine, order.run)
 
     async def test_a_run_without_processes_takes_no_signal(self, rig: EngineRig) -> None:
         order = make_order(rig.programs.exits(0), rig.workdir)
-        async with opened(rig) as engine:
-            assert (await refused(engine.signal(order.run, "USR1"))).code == "run.not_running"
+        async with open_engine(rig) as engine:
+            assert (await error_of(engine.signal(order.run, "USR1"))).code == "run.not_running"
             await engine.submit(order)
-            await end_of(engine, order.run)
-            assert (await refused(engine.signal(order.run, "USR1"))).code == "run.not_running"
+            await wait_for_end(engine, order.run)
+            assert (await error_of(engine.signal(order.run, "USR1"))).code == "run.not_running"
 
     # -- output
 
     async def test_the_output_of_several_tasks_says_whose_line_is_whose(self, rig: EngineRig) -> None:
         order = make_order(rig.programs.prints("hello"), rig.workdir, tasks=4)
-        async with opened(rig) as engine:
+        async with open_engine(rig) as engine:
             await engine.submit(order)
-            merged = await read(engine, order.run, follow=True)
+            merged = await read_output(engine, order.run, follow=True)
             assert sorted(merged.splitlines()) == [b"[%d] hello" % rank for rank in range(4)]
-            assert await read(engine, order.run, task=1) == b"hello\n"
-            await end_of(engine, order.run)
+            assert await read_output(engine, order.run, task=1) == b"hello\n"
+            await wait_for_end(engine, order.run)
 
     async def test_following_the_output_ends_with_the_run(self, rig: EngineRig) -> None:
         order = make_order(rig.programs.lasts(), rig.workdir)
-        async with opened(rig) as engine:
+        async with open_engine(rig) as engine:
             await engine.submit(order)
-            following = asyncio.create_task(read(engine, order.run, follow=True))
-            await printed(engine, order.run, READY)
-            assert await read(engine, order.run) == b"ready\n"
+            following = asyncio.create_task(read_output(engine, order.run, follow=True))
+            await wait_for_output(engine, order.run, READY)
+            assert await read_output(engine, order.run) == b"ready\n"
             assert not following.done()
             await engine.cancel(order.run, "seen enough")
             assert await following == b"ready\n"
-            assert (await see(engine, order.run)).phase is RunPhase.ENDED
+            assert (await observe_run(engine, order.run)).phase is RunPhase.ENDED
 
 
 async def run_to_end(rig: EngineRig, order: RunSubmission) -> EndRecord:
     """How a run ends that is left alone."""
-    async with opened(rig) as engine:
+    async with open_engine(rig) as engine:
         await engine.submit(order)
-        return await end_of(engine, order.run)
+        return await wait_for_end(engine, order.run)

@@ -76,7 +76,7 @@ def a_run(number: int = 0, **other: object) -> Run:
     return replace(run, **other)  # type: ignore[arg-type]
 
 
-def jobs_of(*runs: Run) -> dict[RunId, JobSpec]:
+def jobs_for(*runs: Run) -> dict[RunId, JobSpec]:
     """A job for each of these runs, by its name."""
     return {run.id: a_job(name=run.job.name) for run in runs}
 
@@ -98,7 +98,7 @@ def an_access_key(number: int = 0, **other: object) -> AccessKey:
     return replace(key, **other)  # type: ignore[arg-type]
 
 
-def granted(*numbers: int) -> Changes:
+def granted_claims(*numbers: int) -> Changes:
     """New claims, each granted, with its partition and two events."""
     changes = Changes()
     for number in numbers:

@@ -11,9 +11,9 @@ from moorings.core.claims import Claim, ClaimState
 from moorings.core.errors import MooringsError
 from moorings.core.instants import Timestamp
 from moorings.ports.store import Archive, Changes, EndedRecords, Epoch, IdempotencyRecord, Seq, Store
-from moorings.testing.records import NEW, NOW, a_claim, a_run, an_event, granted, jobs_of
+from moorings.testing.records import NEW, NOW, a_claim, a_run, an_event, granted_claims, jobs_for
 from moorings.testing.store_lists import OpenStore
-from moorings.testing.store_projects import StoreProjects
+from moorings.testing.store_projects import StoreProjectTests
 from moorings.workloads.appliance import ApplianceJobType, WorkflowPart
 from moorings.workloads.runs import Run, RunState
 
@@ -34,7 +34,7 @@ def _ids(records: Sequence[Run | Claim]) -> list[str]:
     return [record.id for record in records]
 
 
-class StoreHistory(StoreProjects):
+class StoreHistoryTests(StoreProjectTests):
     """Tests of what leaves; subclass ``StoreSuite``, which has all."""
 
     # ---------------------------------------------------------------------------------------------------------- events
@@ -134,13 +134,13 @@ class StoreHistory(StoreProjects):
     # --------------------------------------------------------------------------------------------------------- records
 
     def test_records_leave_that_ended_long_ago_and_are_referred_to_by_nothing(self, store: Store, epoch: Epoch) -> None:
-        changes = granted(5)  # an unended claim with a partition
+        changes = granted_claims(5)  # an unended claim with a partition
         changes.claims += [(_ended_claim(number), NEW) for number in (1, 2, 3, 4)]
         changes.claims += [(_ended_claim(6, at=NOW), NEW), (a_claim(7), NEW), (_ended_claim(8), NEW)]
         changes.runs += [(_ended_run(1), NEW), (a_run(2), NEW), (_ended_run(4, at=NOW), NEW)]
         changes.runs += [(_ended_run(5), NEW), (_ended_run(9, claim=changes.claims[0][0].id, within=True), NEW)]
-        changes.partitions += [(replace(granted(8).partitions[0][0], claim=_ended_claim(8).id), NEW)]
-        changes.jobs.update(jobs_of(*(run for run, _ in changes.runs)))
+        changes.partitions += [(replace(granted_claims(8).partitions[0][0], claim=_ended_claim(8).id), NEW)]
+        changes.jobs.update(jobs_for(*(run for run, _ in changes.runs)))
         store.commit(epoch, changes)
 
         first = store.ended(NOW, 100)
@@ -162,7 +162,7 @@ class StoreHistory(StoreProjects):
         assert store.ended(NOW, 3).claims == claims[:1:-1]
 
     def test_what_something_refers_to_does_not_leave(self, store: Store, epoch: Epoch) -> None:
-        store.commit(epoch, Changes(claims=[(_ended_claim(1), NEW)], runs=[(a_run(1), NEW)], jobs=jobs_of(a_run(1))))
+        store.commit(epoch, Changes(claims=[(_ended_claim(1), NEW)], runs=[(a_run(1), NEW)], jobs=jobs_for(a_run(1))))
         with pytest.raises(MooringsError) as caught:
             store.forget_ended(epoch, EndedRecords(claims=[_ended_claim(1)]))
         assert caught.value.code == "store.conflict"
@@ -176,7 +176,7 @@ class StoreHistory(StoreProjects):
         runs = [job(1, "wf-1"), job(2, "wf-2"), replace(job(3, "wf-1"), ended_at=NOW)]
         going = replace(job(4, "wf-3"), state=RunState.WAITING, ended_at=None)
         every = (*runs, job(5, "wf-3"), going)
-        store.commit(epoch, Changes(runs=[(run, NEW) for run in every], jobs=jobs_of(*every)))
+        store.commit(epoch, Changes(runs=[(run, NEW) for run in every], jobs=jobs_for(*every)))
         assert _ids(store.ended(NOW, 100).runs) == ["run-0002"]
         assert _ids(store.ended(LATER, 100).runs) == ["run-0001", "run-0002", "run-0003"]
 
@@ -191,7 +191,7 @@ class StoreHistory(StoreProjects):
         of_run = IdempotencyRecord("bob", "k1", "digest", run=_ended_run(1, claim=None).id)
         new = [(claim, NEW) for claim in (*claims, a_claim(999))]
         run = _ended_run(1, claim=None)
-        store.commit(epoch, Changes(claims=new, runs=[(run, NEW)], jobs=jobs_of(run), keys=[*keys, live, of_run]))
+        store.commit(epoch, Changes(claims=new, runs=[(run, NEW)], jobs=jobs_for(run), keys=[*keys, live, of_run]))
         store.forget_ended(epoch, store.ended(NOW, N_CLAIMS))
         store.close()
 

@@ -11,13 +11,13 @@ from moorings.core.claims import Claim, ClaimId, ClaimState
 from moorings.core.errors import MooringsError
 from moorings.core.instants import Timestamp
 from moorings.ports.store import LOG_START, Changes, Epoch, ExpectedVersion, PageQuery, Seq, Store
-from moorings.testing.records import NEW, NOW, POOL, a_claim, a_run, an_event, jobs_of
+from moorings.testing.records import NEW, NOW, POOL, a_claim, a_run, an_event, jobs_for
 from moorings.workloads.runs import Run, RunState
 
 OpenStore = Callable[[], Store]
 
 
-class StoreLists:
+class StoreListTests:
     """Tests of reading; subclass ``StoreSuite``, which has all."""
 
     @pytest.fixture
@@ -119,7 +119,7 @@ class StoreLists:
             Changes(
                 claims=[(a_claim(number), NEW) for number in range(12)],
                 runs=[(run, NEW) for run in runs],
-                jobs=jobs_of(*runs),
+                jobs=jobs_for(*runs),
             ),
         )
         ended = frozenset({RunState.FAILED, RunState.LOST})
@@ -154,7 +154,7 @@ class StoreLists:
         first = a_run(1, job=replace(a_run().job, name="train"))
         second = a_run(2, job=replace(a_run().job, name="train"), state=RunState.FAILED)
         claims = [(a_claim(1), NEW), (a_claim(2), NEW)]
-        store.commit(epoch, Changes(claims=claims, runs=[(second, NEW), (first, NEW)], jobs=jobs_of(first, second)))
+        store.commit(epoch, Changes(claims=claims, runs=[(second, NEW), (first, NEW)], jobs=jobs_for(first, second)))
         assert store.run("run-0001") == first
         assert store.run("train") == second
         assert store.run("nobody") is None

@@ -11,12 +11,12 @@ from moorings.core.instants import Timestamp
 from moorings.core.projects import Project, ProjectShare, ProjectUsage
 from moorings.ports.store import Changes, Epoch, ExpectedVersion, Store
 from moorings.testing.records import NEW, NOW, POOL, a_project, an_event
-from moorings.testing.store_lists import OpenStore, StoreLists
+from moorings.testing.store_lists import OpenStore, StoreListTests
 
 MANY = 77  # projects; no round number, whatever an implementation takes at once
 
 
-class StoreProjects(StoreLists):
+class StoreProjectTests(StoreListTests):
     """Tests of projects; subclass ``StoreSuite``, which has all."""
 
     def test_a_project_comes_back_as_it_was(self, open_store: OpenStore) -> None:

@@ -62,10 +62,10 @@ from moorings.testing.records import (
     a_run,
     an_access_key,
     an_event,
-    granted,
-    jobs_of,
+    granted_claims,
+    jobs_for,
 )
-from moorings.testing.store_history import StoreHistory
+from moorings.testing.store_history import StoreHistoryTests
 from moorings.testing.store_lists import OpenStore
 from moorings.workloads.jobs import Accelerators, JobSpec, Resources, summarize_job
 from moorings.workloads.runs import ENDED as ENDED_RUNS
@@ -80,11 +80,11 @@ def _grant_until_killed(open_store: OpenStore, done: Connection) -> None:
     store = open_store()
     epoch = store.lead("doomed", NOW)
     for number in itertools.count():
-        store.commit(epoch, granted(number))
+        store.commit(epoch, granted_claims(number))
         done.send(number)
 
 
-class StoreSuite(StoreHistory):
+class StoreSuite(StoreHistoryTests):
     """Tests to subclass; see above."""
 
     # ------------------------------------------------------------------------------------------------- the whole of it
@@ -104,9 +104,9 @@ class StoreSuite(StoreHistory):
     def test_what_was_saved_is_there_when_it_is_opened_again(self, open_store: OpenStore) -> None:
         store = open_store()
         epoch = store.lead("first", NOW)
-        changes = granted(1, 2)
+        changes = granted_claims(1, 2)
         changes.runs.append((a_run(1), NEW))
-        changes.jobs.update(jobs_of(a_run(1)))
+        changes.jobs.update(jobs_for(a_run(1)))
         changes.devices.append(Device(POOL, 63, DeviceState.DRAINED, "fan", NOW))
         changes.keys.append(IdempotencyRecord("ann", "k", "d", claim=ClaimId("claim-0001")))
         store.commit(epoch, changes)
@@ -214,7 +214,7 @@ class StoreSuite(StoreHistory):
     # ------------------------------------------------------------------------------------------------------- one life
 
     def test_a_life_from_new_to_ended(self, store: Store, epoch: Epoch) -> None:
-        store.commit(epoch, granted(1))
+        store.commit(epoch, granted_claims(1))
         claim, partition = store.load().claims[0], store.load().partitions[0]
 
         ready = replace(claim, state=ClaimState.READY, version=2, ready_at=NOW)
@@ -243,7 +243,7 @@ class StoreSuite(StoreHistory):
 
     def test_a_large_turn_is_saved_whole(self, store: Store, epoch: Epoch) -> None:
         numbers = range(LARGE_TURN)
-        new = granted(*numbers)
+        new = granted_claims(*numbers)
         new.keys += [IdempotencyRecord("ann", f"k{number}", "d") for number in numbers]
         store.commit(epoch, new)
         saved = store.load()
@@ -270,7 +270,7 @@ class StoreSuite(StoreHistory):
 
     def test_a_run_changes_and_ends(self, store: Store, epoch: Epoch) -> None:
         run = a_run(1)
-        store.commit(epoch, Changes(claims=[(a_claim(1), NEW)], runs=[(run, NEW)], jobs=jobs_of(run)))
+        store.commit(epoch, Changes(claims=[(a_claim(1), NEW)], runs=[(run, NEW)], jobs=jobs_for(run)))
         running = replace(run, state=RunState.RUNNING, version=2, started_at=NOW, reference="local:1")
         store.commit(epoch, Changes(runs=[(running, ExpectedVersion(1))]))
         assert store.load().runs == (running,)
@@ -281,7 +281,7 @@ class StoreSuite(StoreHistory):
 
     def test_a_run_may_have_no_claim(self, store: Store, epoch: Epoch) -> None:
         run = a_run(1, claim=None, engine="slurm", reference="1234")
-        store.commit(epoch, Changes(runs=[(run, NEW)], jobs=jobs_of(run)))
+        store.commit(epoch, Changes(runs=[(run, NEW)], jobs=jobs_for(run)))
         assert store.load().runs == (run,)
         assert store.run(run.id) == run
 
@@ -295,7 +295,7 @@ class StoreSuite(StoreHistory):
     @pytest.mark.parametrize("state", list(RunState))
     def test_only_ended_runs_are_not_loaded(self, store: Store, epoch: Epoch, state: RunState) -> None:
         run = a_run(1, state=state)
-        store.commit(epoch, Changes(claims=[(a_claim(1), NEW)], runs=[(run, NEW)], jobs=jobs_of(run)))
+        store.commit(epoch, Changes(claims=[(a_claim(1), NEW)], runs=[(run, NEW)], jobs=jobs_for(run)))
         assert store.load().runs == (() if state in ENDED_RUNS else (run,))
         assert store.run(run.id) == run
 
@@ -323,7 +323,7 @@ class StoreSuite(StoreHistory):
     # ----------------------------------------------------------------------------------------- law 1: devices and names
 
     def test_a_device_cannot_be_taken_by_a_later_commit(self, store: Store, epoch: Epoch) -> None:
-        store.commit(epoch, granted(1))
+        store.commit(epoch, granted_claims(1))
         second = Changes(claims=[(a_claim(2), NEW)], partitions=[(a_partition(2, block=Block.of([7, 8, 9, 10])), NEW)])
         assert f"{POOL}:7" in self.refused(store, epoch, second).detail
 
@@ -338,7 +338,7 @@ class StoreSuite(StoreHistory):
         assert f"{POOL}:1" in self.refused(store, epoch, both).detail
 
     def test_the_same_device_number_of_another_pool_is_another_device(self, store: Store, epoch: Epoch) -> None:
-        store.commit(epoch, granted(1))
+        store.commit(epoch, granted_claims(1))
         elsewhere = a_partition(2, pool=PoolName("hgx"), block=a_partition(1).block, name="job-1")
         store.commit(epoch, Changes(claims=[(a_claim(2), NEW)], partitions=[(elsewhere, NEW)]))
         assert {partition.id for partition in store.load().partitions} == {"part-0001", "part-0002"}
@@ -346,7 +346,7 @@ class StoreSuite(StoreHistory):
     def test_devices_and_name_of_a_removed_partition_can_be_taken_by_the_same_commit(
         self, store: Store, epoch: Epoch
     ) -> None:
-        store.commit(epoch, granted(1))
+        store.commit(epoch, granted_claims(1))
         heir = a_partition(2, block=a_partition(1).block, name="job-1")
         store.commit(
             epoch,
@@ -355,13 +355,13 @@ class StoreSuite(StoreHistory):
         assert store.load().partitions == (heir,)
 
     def test_a_failed_removal_leaves_the_devices_taken(self, store: Store, epoch: Epoch) -> None:
-        store.commit(epoch, granted(1))
+        store.commit(epoch, granted_claims(1))
         self.refused(store, epoch, Changes(removed=[(PartitionId("part-0001"), 9)]))
         thief = a_partition(2, block=a_partition(1).block)
         self.refused(store, epoch, Changes(claims=[(a_claim(2), NEW)], partitions=[(thief, NEW)]))
 
     def test_names_of_live_partitions_are_unique_in_a_pool(self, store: Store, epoch: Epoch) -> None:
-        store.commit(epoch, granted(1))
+        store.commit(epoch, granted_claims(1))
         namesake = Changes(claims=[(a_claim(2), NEW)], partitions=[(a_partition(2, name="job-1"), NEW)])
         assert "job-1" in self.refused(store, epoch, namesake).detail
 
@@ -379,9 +379,9 @@ class StoreSuite(StoreHistory):
         def saves(*pairs: tuple[Claim | Partition | Run, ExpectedVersion]) -> Changes:
             return Changes(**{kind: list(pairs)})  # type: ignore[arg-type]
 
-        new = granted(1, 2)
+        new = granted_claims(1, 2)
         new.runs += [(a_run(1), NEW), (a_run(2), NEW)]
-        new.jobs |= jobs_of(a_run(1), a_run(2))
+        new.jobs |= jobs_for(a_run(1), a_run(2))
         store.commit(epoch, new)
         good, stale = getattr(store.load(), kind)
         store.commit(epoch, saves((replace(stale, version=2), ExpectedVersion(1))))
@@ -397,7 +397,7 @@ class StoreSuite(StoreHistory):
         )
 
     def test_a_removal_of_another_version_is_a_conflict(self, store: Store, epoch: Epoch) -> None:
-        store.commit(epoch, granted(1, 2))
+        store.commit(epoch, granted_claims(1, 2))
         removed = [(PartitionId("part-0001"), 1), (PartitionId("part-0002"), 2)]
         assert "part-0002 has version 1, not 2" in self.refused(store, epoch, Changes(removed=removed)).detail
 
@@ -405,21 +405,21 @@ class StoreSuite(StoreHistory):
         assert "part-0001" in self.refused(store, epoch, Changes(removed=[(PartitionId("part-0001"), 1)])).detail
 
     def test_what_identifies_a_record_never_changes(self, store: Store, epoch: Epoch) -> None:
-        store.commit(epoch, granted(1))
+        store.commit(epoch, granted_claims(1))
         self.refused(store, epoch, Changes(claims=[(a_claim(1, owner="user/eve", version=2), ExpectedVersion(1))]))
         moved = a_partition(1, block=Block.of(range(8, 12)), version=2)
         self.refused(store, epoch, Changes(partitions=[(moved, ExpectedVersion(1))]))
 
     def test_an_id_is_used_once(self, store: Store, epoch: Epoch) -> None:
-        changes = granted(1)
+        changes = granted_claims(1)
         changes.runs.append((a_run(1), NEW))
-        changes.jobs.update(jobs_of(a_run(1)))
+        changes.jobs.update(jobs_for(a_run(1)))
         store.commit(epoch, changes)
         assert "claim-0001" in self.refused(store, epoch, Changes(claims=[(a_claim(2), NEW), (a_claim(1), NEW)])).detail
         same = a_partition(2, id=PartitionId("part-0001"))
         error = self.refused(store, epoch, Changes(claims=[(a_claim(2), NEW)], partitions=[(same, NEW)]))
         assert "part-0001" in error.detail
-        assert "run-0001" in self.refused(store, epoch, Changes(runs=[(a_run(1), NEW)], jobs=jobs_of(a_run(1)))).detail
+        assert "run-0001" in self.refused(store, epoch, Changes(runs=[(a_run(1), NEW)], jobs=jobs_for(a_run(1)))).detail
         twice = Changes(claims=[(a_claim(3), NEW), (a_claim(3), NEW)])
         assert "claim-0003" in self.refused(store, epoch, twice).detail
 
@@ -444,35 +444,35 @@ class StoreSuite(StoreHistory):
     def test_an_earlier_leader_saves_nothing_more(self, open_store: OpenStore) -> None:
         old, new = open_store(), open_store()
         first = old.lead("first", NOW)
-        old.commit(first, granted(1))
+        old.commit(first, granted_claims(1))
         second = new.lead("second", NOW)
         assert second > first
-        error = self.refused(old, first, granted(2), "store.fenced")
+        error = self.refused(old, first, granted_claims(2), "store.fenced")
         assert "second" in error.detail
-        self.refused(new, first, granted(2), "store.fenced")
-        new.commit(second, granted(2))
+        self.refused(new, first, granted_claims(2), "store.fenced")
+        new.commit(second, granted_claims(2))
         third = old.lead("first again", NOW)
-        old.commit(third, granted(3))
-        self.refused(new, second, granted(4), "store.fenced")
+        old.commit(third, granted_claims(3))
+        self.refused(new, second, granted_claims(4), "store.fenced")
         assert len(old.load().claims) == len(new.load().claims) == 3
         old.close()
         new.close()
 
     def test_nobody_saves_before_somebody_leads(self, store: Store) -> None:
-        self.refused(store, Epoch(1), granted(1), "store.turned_back")
+        self.refused(store, Epoch(1), granted_claims(1), "store.turned_back")
 
     def test_nobody_saves_who_knows_of_more_than_the_database(self, store: Store, epoch: Epoch) -> None:
         """It went back under a leader: a standby that lagged was promoted, say."""
-        last = store.commit(epoch, granted(1))
-        error = self.refused(store, epoch, granted(2), "store.turned_back", after=Seq(last + 1))
+        last = store.commit(epoch, granted_claims(1))
+        error = self.refused(store, epoch, granted_claims(2), "store.turned_back", after=Seq(last + 1))
         assert f"at event {last} of epoch {epoch}" in error.detail
         self.refused(store, epoch, Changes(), "store.turned_back", after=Seq(last + 1))
-        self.refused(store, Epoch(epoch + 1), granted(2), "store.turned_back", after=last)
+        self.refused(store, Epoch(epoch + 1), granted_claims(2), "store.turned_back", after=last)
         assert store.commit(epoch, Changes(), last) == last
-        assert store.commit(epoch, granted(2), last) > last
+        assert store.commit(epoch, granted_claims(2), last) > last
 
     def test_how_far_it_has_come_is_told_and_only_rises(self, store: Store, epoch: Epoch) -> None:
-        last = store.commit(epoch, granted(1))
+        last = store.commit(epoch, granted_claims(1))
         assert store.high_water() == LogPosition(last, epoch)
         store.rise(LogPosition(Seq(last - 1), Epoch(epoch + 4)))
         assert store.high_water() == LogPosition(last, Epoch(epoch + 4))
@@ -607,7 +607,7 @@ class StoreSuite(StoreHistory):
 
     def test_a_record_that_cannot_be_kept_is_refused_as_a_fault(self, store: Store, epoch: Epoch) -> None:
         # Not as a store that is unavailable: whoever let half a surrogate pair into a name must be mended.
-        changes = granted(1)
+        changes = granted_claims(1)
         changes.claims.append((a_claim(2, name="job-\udce9"), NEW))
         self.refused(store, epoch, changes, "internal.error")
 
@@ -630,7 +630,7 @@ class StoreSuite(StoreHistory):
             readers = [threads.submit(watch) for _ in range(3)]
             try:
                 for number in range(0, 200, 2):
-                    store.commit(epoch, granted(number, number + 1))
+                    store.commit(epoch, granted_claims(number, number + 1))
             finally:
                 written.set()
             assert all(reader.result(PATIENCE_S) for reader in readers)
@@ -679,10 +679,10 @@ class StoreSuite(StoreHistory):
         assert [claim.id for claim in saved.claims] == [a_claim(number).id for number in range(n_saved)]
         assert [partition.claim for partition in saved.partitions] == [claim.id for claim in saved.claims]
         told = [row.event for row in store.events(Seq(1), 3 * n_saved)]
-        assert told == [event for number in range(n_saved) for event in granted(number).events]
+        assert told == [event for number in range(n_saved) for event in granted_claims(number).events]
         assert saved.seq == 1 + 2 * n_saved
         epoch = store.lead("heir", NOW)
         thief = a_partition(9000, block=a_partition(n_saved - 1).block)
         self.refused(store, epoch, Changes(claims=[(a_claim(9000), NEW)], partitions=[(thief, NEW)]))
-        store.commit(epoch, granted(n_saved))
+        store.commit(epoch, granted_claims(n_saved))
         store.close()

@@ -79,7 +79,7 @@ def set_faults(folder: Path, *faults: Mapping[str, object]) -> None:
         _replace(folder / "faults.json", [dict(fault) for fault in faults])
 
 
-def let_go(folder: Path) -> None:
+def release_held(folder: Path) -> None:
     """What is ``held`` goes on, and what is ``late`` is done."""
     with _locked(folder):
         partitions = _load(folder / "state.json", {})

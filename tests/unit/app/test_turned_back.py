@@ -26,7 +26,7 @@ from moorings.ports.store import Changes, Epoch, LogPosition, Seq
 from moorings.store.high_water import LogPositionFile
 from moorings.store.sql import SqlStore
 from moorings.store.sqlite import open_sqlite
-from moorings.testing.records import NEW, a_claim, a_job, a_partition, a_run, jobs_of
+from moorings.testing.records import NEW, a_claim, a_job, a_partition, a_run, jobs_for
 from moorings.workloads.runs import RunId, RunPhase, RunState
 from tests.databases import open_new
 
@@ -109,7 +109,7 @@ def test_what_was_reset_is_not_reset_again(store: SqlStore, runs: Path) -> None:
 def test_a_waiting_run_that_has_started_since_is_taken_as_it_is(store: SqlStore, runs: Path) -> None:
     waiting = [(a_claim(number), a_run(number, state=RunState.WAITING, started_at=None)) for number in range(2)]
     changes = Changes(claims=[(claim, NEW) for claim, _ in waiting], runs=[(run, NEW) for _, run in waiting])
-    changes.jobs = jobs_of(*(run for _, run in waiting))
+    changes.jobs = jobs_for(*(run for _, run in waiting))
     store.commit(store.lead("x", NOW), changes)
     leave_status(runs, waiting[0][1].id)
     assert [*make_ready(store, runs, LAST, NOW).started] == [waiting[0][1].id]
@@ -125,7 +125,7 @@ def test_a_run_whose_claim_was_granted_and_that_has_started_since_is_not_taken_f
     """Law 3: a cancel of a run that waits gives its partition back at once, and this one computes on it."""
     claim = a_claim(0, state=ClaimState.GRANTED, partition=a_partition(0).id)
     run = a_run(0, state=RunState.WAITING, started_at=None)
-    changes = Changes(claims=[(claim, NEW)], partitions=[(a_partition(0), NEW)], runs=[(run, NEW)], jobs=jobs_of(run))
+    changes = Changes(claims=[(claim, NEW)], partitions=[(a_partition(0), NEW)], runs=[(run, NEW)], jobs=jobs_for(run))
     store.commit(store.lead("x", NOW), changes)
     leave_status(runs, run.id)
     assert [*make_ready(store, runs, LAST, NOW).started] == [run.id]
@@ -145,7 +145,7 @@ def test_a_run_that_was_started_on_another_partition_since_needs_none_of_its_cla
     claimed = [a_claim(at, state=state, partition=held[at].id) for at, (state, _) in enumerate(states)]
     known = [a_run(at, state=state) for at, (_, state) in enumerate(states)]
     changes = Changes(claims=[(one, NEW) for one in claimed], partitions=[(one, NEW) for one in held])
-    changes.runs, changes.jobs = [(one, NEW) for one in known], jobs_of(*known)
+    changes.runs, changes.jobs = [(one, NEW) for one in known], jobs_for(*known)
     store.commit(store.lead("x", NOW), changes)
     for at, run in enumerate(known):
         leave_status(runs, run.id, attempt=at)
@@ -163,7 +163,7 @@ def test_a_claim_that_has_no_partition_any_more_ends_when_its_run_goes_on_elsewh
     """Nothing of it is to be removed: no driver would ever say that it is gone."""
     claim = a_claim(0, state=ClaimState.YIELDING, partition=a_partition(0).id)
     run = a_run(0, state=RunState.WAITING, attempt=1)
-    store.commit(store.lead("x", NOW), Changes(claims=[(claim, NEW)], runs=[(run, NEW)], jobs=jobs_of(run)))
+    store.commit(store.lead("x", NOW), Changes(claims=[(claim, NEW)], runs=[(run, NEW)], jobs=jobs_for(run)))
     leave_status(runs, run.id, attempt=1)
     make_ready(store, runs, LAST, NOW)
     assert store.load().claims == ()
@@ -175,7 +175,7 @@ def test_a_claim_that_has_no_partition_any_more_ends_when_its_run_goes_on_elsewh
 def test_a_run_on_the_partition_that_its_records_know_goes_on(store: SqlStore, runs: Path) -> None:
     held, run = a_partition(0, state=PartitionState.ACTIVE), a_run(0, state=RunState.RUNNING, attempt=2)
     claim = a_claim(0, state=ClaimState.READY, partition=held.id, attempt=2)
-    changes = Changes(claims=[(claim, NEW)], partitions=[(held, NEW)], runs=[(run, NEW)], jobs=jobs_of(run))
+    changes = Changes(claims=[(claim, NEW)], partitions=[(held, NEW)], runs=[(run, NEW)], jobs=jobs_for(run))
     store.commit(store.lead("x", NOW), changes)
     leave_status(runs, run.id, attempt=2)
     assert make_ready(store, runs, LAST, NOW).started == {}
@@ -206,7 +206,7 @@ def test_a_run_that_was_made_since_within_a_claim_is_in_the_records_again(
     making = PartitionState.PROVISIONING if state is ClaimState.GRANTED else PartitionState.ACTIVE
     held, before = a_partition(0, state=making), a_run(0, state=RunState.RUNNING, within=True)
     claim = a_claim(0, state=state, partition=held.id)
-    changes = Changes(claims=[(claim, NEW)], partitions=[(held, NEW)], runs=[(before, NEW)], jobs=jobs_of(before))
+    changes = Changes(claims=[(claim, NEW)], partitions=[(held, NEW)], runs=[(before, NEW)], jobs=jobs_for(before))
     store.commit(store.lead("x", NOW), changes)
     leave_status(runs, before.id)
     for ident in ("run-since", "run-elsewhere", "run-dead"):
@@ -233,7 +233,7 @@ def test_a_run_within_the_claim_that_had_not_started_waits_for_the_one_that_came
     """Law 1: nothing of it is left, so it was ended before its start, and may not be started beside the other."""
     held, first = a_partition(0, state=PartitionState.ACTIVE), a_run(0, state=RunState.STARTING, within=True)
     claim = a_claim(0, state=ClaimState.READY, partition=held.id)
-    changes = Changes(claims=[(claim, NEW)], partitions=[(held, NEW)], runs=[(first, NEW)], jobs=jobs_of(first))
+    changes = Changes(claims=[(claim, NEW)], partitions=[(held, NEW)], runs=[(first, NEW)], jobs=jobs_for(first))
     store.commit(store.lead("x", NOW), changes)
     leave_status(runs, "run-since")
     leave_order(runs, "run-since", held.name, held.id)
@@ -300,7 +300,7 @@ def test_the_same_copy_put_back_twice_gives_other_ids_also_where_it_was_made_rea
 def test_a_run_that_waits_again_has_not_started_for_what_its_last_attempt_left(store: SqlStore, runs: Path) -> None:
     waiting = [(a_claim(number), a_run(number, attempt=1 - number, started_at=NOW)) for number in range(2)]
     changes = Changes(claims=[(claim, NEW) for claim, _ in waiting], runs=[(run, NEW) for _, run in waiting])
-    changes.jobs = jobs_of(*(run for _, run in waiting))
+    changes.jobs = jobs_for(*(run for _, run in waiting))
     store.commit(store.lead("x", NOW), changes)
     leave_status(runs, waiting[0][1].id)  # of attempt 0; attempt 1 waits
     leave_status(runs, waiting[1][1].id, attempt=3)  # it has come further since
@@ -463,7 +463,7 @@ def test_runs_that_cannot_be_read_keep_a_database_that_went_back_from_being_led(
     store: SqlStore, tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = a_run(0, state=RunState.WAITING, started_at=None)
-    store.commit(store.lead("x", NOW), Changes(claims=[(a_claim(0), NEW)], runs=[(run, NEW)], jobs=jobs_of(run)))
+    store.commit(store.lead("x", NOW), Changes(claims=[(a_claim(0), NEW)], runs=[(run, NEW)], jobs=jobs_for(run)))
 
     def unreadable(*_: object) -> None:
         raise UnreadableError("its disk does not answer")

@@ -21,7 +21,7 @@ from moorings.core.instants import SECOND, Timestamp
 from moorings.core.policy import Policy
 from moorings.ports.store import Changes, EventRow, IdempotencyRecord, Seq, Store
 from moorings.store.archive import ArchiveFolder, list_archive_files, read_events
-from moorings.testing.records import NEW, NOW, a_run, jobs_of
+from moorings.testing.records import NEW, NOW, a_run, jobs_for
 from moorings.workloads.runs import RunState
 from tests.databases import open_new
 from tests.unit.controller.test_replay import POOL, answer, claim
@@ -148,7 +148,7 @@ async def test_what_is_young_stays(rig):
 async def test_records_that_have_left_stand_in_an_archive(rig):
     await rig.live(0, 3)
     run = a_run(1, state=RunState.FAILED, ended_at=NOW, exit_code=3, claim=None)
-    (job,) = (jobs := jobs_of(run)).values()
+    (job,) = (jobs := jobs_for(run)).values()
     rig.store.commit(rig.loop.epoch, Changes(runs=[(run, NEW)], jobs=jobs))
     before = rig.store.claim("claim-1")
     assert before is not None
@@ -178,7 +178,7 @@ async def test_a_key_whose_claim_has_left_makes_no_second_one(rig):
         return await reply
 
     assert (await post(1, use)).id == "claim-1"
-    rig.store.commit(rig.loop.epoch, Changes(runs=[(run, NEW)], jobs=jobs_of(run), keys=[of_run]))
+    rig.store.commit(rig.loop.epoch, Changes(runs=[(run, NEW)], jobs=jobs_for(run), keys=[of_run]))
     await rig.loop.load()
     await rig.turn(*(answer(one) for one in rig.loop.fleet.partitions.values()))
     await rig.turn(ReleaseClaim(ClaimId("claim-1"), "done"))

@@ -12,7 +12,7 @@ from moorings.local.engine import LocalEngine
 from moorings.local.processes import everyone
 from moorings.local.records import Status
 from moorings.local.rundir import RunFolder
-from moorings.testing.engine_suite import PATIENCE_S, Programs
+from moorings.testing.engine_suite import PATIENCE_S, SuitePrograms
 from moorings.workloads.runs import RunId
 from tests.waiting import until_async
 
@@ -44,7 +44,7 @@ def alive(pid: int) -> bool:
 
 
 class LocalRig:
-    programs = Programs()
+    programs = SuitePrograms()
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

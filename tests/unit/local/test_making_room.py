@@ -13,7 +13,15 @@ from moorings.core.instants import SECOND, Timestamp
 from moorings.local.records import YieldOrder
 from moorings.local.rundir import write_whole
 from moorings.local.supervisor import Supervisor
-from moorings.testing.engine_suite import READY, end_of, make_order, printed, read, refused, see
+from moorings.testing.engine_suite import (
+    READY,
+    error_of,
+    make_order,
+    observe_run,
+    read_output,
+    wait_for_end,
+    wait_for_output,
+)
 from moorings.workloads.runs import EndReason, RunPhase
 from tests.unit.local.local_rig import WallClock, eventually
 
@@ -45,13 +53,13 @@ async def test_a_warned_job_saves_leaves_and_goes_on_with_all_its_output_kept(ri
         log = rig.of(order.run).log(attempt, 0)
         await eventually(partial(says_ready, log))
         await engine.ask_to_yield(order.run, attempt, WHY, within(600))
-        end = await end_of(engine, order.run)
+        end = await wait_for_end(engine, order.run)
         assert (end.ending, end.exit_code, end.detail) == (EndReason.YIELDED, 85, WHY)
-        assert (await see(engine, order.run)).attempt == attempt
+        assert (await observe_run(engine, order.run)).attempt == attempt
     await engine.submit(_attempt(order, 2))
-    end = await end_of(engine, order.run)
+    end = await wait_for_end(engine, order.run)
     assert (end.ending, end.exit_code) == (EndReason.EXITED, 0)
-    assert await read(engine, order.run) == b"from 0\nready\nfrom 1\nready\nfrom 2\n"
+    assert await read_output(engine, order.run) == b"from 0\nready\nfrom 1\nready\nfrom 2\n"
 
 
 def _attempt(order, attempt):
@@ -62,10 +70,10 @@ def _attempt(order, attempt):
 async def test_who_does_not_listen_is_told_to_end_in_time(rig, engine, program):
     order = make_order(getattr(rig.programs, program)(), rig.workdir)  # its grace period is longer than there is time
     await engine.submit(order)
-    await printed(engine, order.run, READY)
+    await wait_for_output(engine, order.run, READY)
     begun = time.monotonic()
     await engine.ask_to_yield(order.run, 0, WHY, within(8))  # a busy machine has half of it to end after TERM
-    end = await end_of(engine, order.run)
+    end = await wait_for_end(engine, order.run)
     assert (end.ending, end.exit_code) == (EndReason.YIELDED, 143)
     assert time.monotonic() - begun >= 3.9, "half of the time was for the warning"
 
@@ -73,9 +81,9 @@ async def test_who_does_not_listen_is_told_to_end_in_time(rig, engine, program):
 async def test_who_ignores_everything_is_killed_when_the_time_is_over(rig, engine):
     order = make_order(rig.programs.ignores_term(), rig.workdir)
     await engine.submit(order)
-    await printed(engine, order.run, READY)
+    await wait_for_output(engine, order.run, READY)
     await engine.ask_to_yield(order.run, 0, WHY, within(2))
-    end = await end_of(engine, order.run)
+    end = await wait_for_end(engine, order.run)
     assert (end.ending, end.exit_code) == (EndReason.YIELDED, 137)
 
 
@@ -90,23 +98,23 @@ async def test_a_task_that_leaves_first_does_not_stop_one_that_still_saves(rig, 
     order = make_order(rig.programs.shell(script), rig.workdir, tasks=2)
     await engine.submit(order)
     for rank in range(2):
-        await printed(engine, order.run, READY, task=rank)
+        await wait_for_output(engine, order.run, READY, task=rank)
     other = rig.status(order.run).tasks[1].pid
     await engine.ask_to_yield(order.run, 0, WHY, within(600))
     await eventually(lambda: other not in rig.left())
     (rig.work / "gate").touch()
-    end = await end_of(engine, order.run)
+    end = await wait_for_end(engine, order.run)
     assert (end.ending, end.task_codes) == (EndReason.YIELDED, (85, 85))
-    assert b"saved" in await read(engine, order.run, task=0)
+    assert b"saved" in await read_output(engine, order.run, task=0)
 
 
 async def test_who_is_done_when_asked_has_succeeded(rig, engine):
     script = "trap 'exit 0' USR1; echo ready; while :; do sleep 3600 & wait; done"
     order = make_order(rig.programs.shell(script), rig.workdir)
     await engine.submit(order)
-    await printed(engine, order.run, READY)
+    await wait_for_output(engine, order.run, READY)
     await engine.ask_to_yield(order.run, 0, WHY, within(600))
-    end = await end_of(engine, order.run)
+    end = await wait_for_end(engine, order.run)
     assert (end.ending, end.exit_code) == (EndReason.EXITED, 0)
 
 
@@ -120,16 +128,16 @@ async def test_the_first_time_stays_and_another_attempt_is_not_meant(rig, engine
     await engine.ask_to_yield(order.run, 0, "again", within(900))
     assert rig.of(order.run).read_yield(0) == first
     await engine.cancel(order.run, "ann asked")
-    end = await end_of(engine, order.run)
+    end = await wait_for_end(engine, order.run)
     assert (end.ending, end.detail) == (EndReason.CANCELLED, "ann asked")
     await engine.ask_to_yield(order.run, 0, WHY, within(2))
-    assert await end_of(engine, order.run) == end
+    assert await wait_for_end(engine, order.run) == end
 
 
 async def test_nobody_is_asked_of_whom_nothing_is_known(rig, engine):
     stranger = make_order(rig.programs.lasts(), rig.workdir).run
     await engine.ask_to_yield(stranger, 0, WHY, within(600))
-    assert (await see(engine, stranger)).phase is RunPhase.ABSENT
+    assert (await observe_run(engine, stranger)).phase is RunPhase.ABSENT
     assert not rig.of(stranger).path.exists()
 
 
@@ -137,10 +145,10 @@ async def test_an_order_that_cannot_be_written_is_tried_again(rig, engine):
     order = make_order(rig.programs.lasts(), rig.workdir)
     await engine.submit(order)
     rig.of(order.run).yielding.mkdir()  # nothing can be renamed onto a folder
-    error = await refused(engine.ask_to_yield(order.run, 0, WHY, within(600)))
+    error = await error_of(engine.ask_to_yield(order.run, 0, WHY, within(600)))
     assert (error.code, error.retryable) == ("engine.unavailable", True)
     await engine.cancel(order.run, "seen enough")
-    await end_of(engine, order.run)
+    await wait_for_end(engine, order.run)
 
 
 async def test_a_supervisor_that_knows_no_such_order_is_told_to_cancel_when_the_time_is_over(rig, engine):
@@ -155,7 +163,7 @@ async def test_a_supervisor_that_knows_no_such_order_is_told_to_cancel_when_the_
     os.kill(supervisor.pid, signal.SIGCONT)
     assert cancel is not None
     assert cancel.reason == WHY
-    assert (await end_of(engine, order.run)).exit_code == 143
+    assert (await wait_for_end(engine, order.run)).exit_code == 143
 
 
 def test_a_run_that_is_to_make_room_before_it_began_starts_nothing(rig):
@@ -178,4 +186,4 @@ async def test_a_damaged_order_is_written_anew(rig, engine):
     await engine.submit(order)
     write_whole(rig.of(order.run).yielding, b"{", durable=False)
     await engine.ask_to_yield(order.run, 0, WHY, within(2))
-    assert (await end_of(engine, order.run)).ending is EndReason.YIELDED
+    assert (await wait_for_end(engine, order.run)).ending is EndReason.YIELDED

@@ -14,12 +14,12 @@ from moorings.local.processes import everyone, look
 from moorings.local.supervisor import describe_failure
 from moorings.testing.engine_suite import (
     READY,
-    end_of,
     make_order,
-    printed,
-    read,
-    see,
-    until,
+    observe_run,
+    read_output,
+    wait_for_end,
+    wait_for_output,
+    wait_for_phase,
     with_contract,
 )
 from moorings.workloads.runs import EndReason, RunPhase
@@ -60,10 +60,10 @@ async def test_a_task_gets_exactly_what_the_job_and_its_binding_say(rig, engine,
         checkpoint_directory=f"{rig.workdir}/made/for/it",
     )
     await engine.submit(replace(order, job=job, resume_from="/somewhere/step-7"))
-    assert (await end_of(engine, order.run)).exit_code == 0
+    assert (await wait_for_end(engine, order.run)).exit_code == 0
     ports = set()
     for rank in range(4):
-        output = (await read(engine, order.run, task=rank)).decode()
+        output = (await read_output(engine, order.run, task=rank)).decode()
         variables = dict(line.split("=", 1) for line in output.splitlines())
         ports.add(variables.pop("MASTER_PORT"))
         assert variables == {
@@ -91,8 +91,8 @@ async def test_in_api_form_there_are_no_files(rig, engine):
     gcd = replace(order.binding.gcds[0], file_name="", file_text="")
     binding = replace(order.binding, api={"IPUOF_VIPU_API_HOST": "vipu"}, gcds=(gcd,))
     await engine.submit(replace(order, binding=binding))
-    await end_of(engine, order.run)
-    output = (await read(engine, order.run)).decode().splitlines()
+    await wait_for_end(engine, order.run)
+    output = (await read_output(engine, order.run)).decode().splitlines()
     assert "IPUOF_VIPU_API_HOST=vipu" in output
     assert "IPUOF_VIPU_API_GCD_ID=0" in output
     assert not any(line.startswith("IPUOF_CONFIG_PATH") for line in output)
@@ -113,8 +113,8 @@ async def test_a_task_inherits_nothing_from_us(rig, engine):
         signal.signal(signal.SIGHUP, old)
         for fd in held:
             os.close(fd)
-    await end_of(engine, order.run)
-    fds, *status = (await read(engine, order.run)).decode().splitlines()
+    await wait_for_end(engine, order.run)
+    fds, *status = (await read_output(engine, order.run)).decode().splitlines()
     assert fds == "['0', '1', '2', '3']"  # 3 is the listing itself
     masks = dict(line.split(":\t") for line in status if line.startswith("Sig"))
     assert int(masks["SigBlk"], 16) == 0
@@ -144,21 +144,21 @@ async def test_a_supervisor_is_nobodys_child_and_carries_no_secrets(rig, engine,
         [str(folder.complaints), str(folder.complaints), str(folder.path / "life")]
     )
     await engine.cancel(order.run, "seen enough")
-    await end_of(engine, order.run)
+    await wait_for_end(engine, order.run)
 
 
 async def test_the_files_are_the_owners_alone_and_the_bindings_go_with_the_run(rig, engine):
     order = make_order(rig.programs.shell("cat $IPUOF_CONFIG_PATH; echo ready; exec sleep 3600"), rig.workdir, tasks=2)
     await engine.submit(order)
-    await printed(engine, order.run, READY, task=1)
+    await wait_for_output(engine, order.run, READY, task=1)
     folder = rig.of(order.run)
-    assert (await read(engine, order.run, task=1)) == b'{"gcd": 1}\nready\n'
+    assert (await read_output(engine, order.run, task=1)) == b'{"gcd": 1}\nready\n'
     assert len(list(folder.bindings.iterdir())) == 2
     for path in folder.path.rglob("*"):
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
     assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
     await engine.cancel(order.run, "seen enough")
-    await end_of(engine, order.run)
+    await wait_for_end(engine, order.run)
     assert not folder.bindings.exists()
 
 
@@ -168,7 +168,7 @@ async def test_a_daemon_is_dead_when_the_run_has_ended(rig, engine, tasks):
     script = f'"{sys.executable}" {daemon} "$PWD/pid-$RANK"; while [ ! -e pid-$RANK ]; do sleep 0.01; done; exit 0'
     order = make_order(rig.programs.shell(script), rig.workdir, tasks=tasks)
     await engine.submit(order)
-    end = await end_of(engine, order.run)
+    end = await wait_for_end(engine, order.run)
     assert (end.ending, end.exit_code) == (EndReason.EXITED, 0)
     assert not any(alive(int((rig.work / f"pid-{rank}").read_text())) for rank in range(tasks))
 
@@ -179,10 +179,10 @@ async def test_a_tree_of_processes_is_dead_when_the_run_has_ended(rig, engine):
     root = rig.script("root.sh", f"#!/bin/sh\n{tree} 5 &\necho ready\nexec sleep 3600\n")
     order = with_contract(make_order((root,), rig.workdir), grace_s=0.1)
     await engine.submit(order)
-    await printed(engine, order.run, READY)
+    await wait_for_output(engine, order.run, READY)
     await eventually(lambda: len(rig.left()) > 20)
     await engine.cancel(order.run, "seen enough")
-    assert (await end_of(engine, order.run)).ending is EndReason.CANCELLED
+    assert (await wait_for_end(engine, order.run)).ending is EndReason.CANCELLED
     assert [command for command in rig.left().values() if "supervisor" not in command] == []
 
 
@@ -192,41 +192,41 @@ async def test_a_program_in_a_script_may_use_its_grace_period(rig, engine):
     )
     order = make_order(rig.programs.shell(f"{program}; exit 1"), rig.workdir)
     await engine.submit(order)
-    await printed(engine, order.run, READY)
+    await wait_for_output(engine, order.run, READY)
     await engine.cancel(order.run, "seen enough")
-    await end_of(engine, order.run)
-    assert await read(engine, order.run) == b"ready\nsaved\n"
+    await wait_for_end(engine, order.run)
+    assert await read_output(engine, order.run) == b"ready\nsaved\n"
 
 
 async def test_a_stopped_process_is_woken_to_end(rig, engine):
     order = make_order(rig.programs.shell("echo ready; kill -STOP $$"), rig.workdir)
     await engine.submit(order)
-    await printed(engine, order.run, READY)
+    await wait_for_output(engine, order.run, READY)
     await eventually(lambda: everyone()[rig.status(order.run).tasks[0].pid].state == "T")
     await engine.cancel(order.run, "seen enough")
-    assert (await end_of(engine, order.run)).exit_code == 143
+    assert (await wait_for_end(engine, order.run)).exit_code == 143
 
 
 async def test_a_run_that_leaves_well_at_its_time_limit_ends_with_124(rig, engine):
     order = make_order(rig.programs.leaves_well_at_term(), rig.workdir, time_limit_s=1.0)
     await engine.submit(order)
-    end = await end_of(engine, order.run)
+    end = await wait_for_end(engine, order.run)
     assert (end.ending, end.exit_code, end.task_codes) == (EndReason.TIMED_OUT, 124, (0,))
 
 
 async def test_a_warning_kills_nobody_who_does_not_listen(rig, engine):
     order = with_contract(make_order(rig.programs.lasts(), rig.workdir, time_limit_s=0.6), warn_s=0.5)
     await engine.submit(order)
-    end = await end_of(engine, order.run)
+    end = await wait_for_end(engine, order.run)
     assert (end.ending, end.exit_code) == (EndReason.TIMED_OUT, 143)  # not 138, which is USR1
 
 
 async def test_who_asks_for_a_signal_gets_it_even_if_nobody_listens(rig, engine):
     order = make_order(rig.programs.lasts(), rig.workdir)
     await engine.submit(order)
-    await printed(engine, order.run, READY)
+    await wait_for_output(engine, order.run, READY)
     await engine.signal(order.run, "SIGUSR1")
-    end = await end_of(engine, order.run)
+    end = await wait_for_end(engine, order.run)
     assert (end.ending, end.exit_code) == (EndReason.EXITED, 138)
     assert "SIGUSR1" in end.detail
 
@@ -235,7 +235,7 @@ async def test_a_supervisor_that_is_told_to_stop_stops_its_run(rig, engine):
     order = make_order(rig.programs.lasts(), rig.workdir)
     await engine.submit(order)
     os.kill(rig.status(order.run).supervisor.pid, signal.SIGTERM)
-    end = await end_of(engine, order.run)
+    end = await wait_for_end(engine, order.run)
     assert end.ending is EndReason.CANCELLED
     assert "SIGTERM" in end.detail
 
@@ -251,7 +251,7 @@ async def test_a_supervisor_that_is_told_to_stop_stops_its_run(rig, engine):
 async def test_a_program_that_cannot_be_started(rig, engine, text, mode, code, told):
     order = make_order((rig.script("program", text, mode),), rig.workdir, tasks=2)
     await engine.submit(order)
-    end = await end_of(engine, order.run)
+    end = await wait_for_end(engine, order.run)
     assert (end.ending, end.exit_code, end.task_codes) == (EndReason.NOT_STARTED, code, (None, None))
     assert told in end.detail
     assert "program" in end.detail
@@ -263,15 +263,15 @@ async def test_a_program_is_looked_for_on_the_jobs_own_path(rig, engine):
     order = make_order(("greet",), rig.workdir)
     order = replace(order, job=replace(order.job, environment={"PATH": rig.workdir}))
     await engine.submit(order)
-    assert await read(engine, order.run, follow=True) == b"hello\n"
-    assert (await end_of(engine, order.run)).exit_code == 0
+    assert await read_output(engine, order.run, follow=True) == b"hello\n"
+    assert (await wait_for_end(engine, order.run)).exit_code == 0
 
 
 @pytest.mark.parametrize("workdir", ["/no/such/folder", "/etc/passwd"])
 async def test_a_working_folder_that_is_none(rig, engine, workdir):
     order = make_order(rig.programs.exits(0), workdir)
     await engine.submit(order)
-    end = await end_of(engine, order.run)
+    end = await wait_for_end(engine, order.run)
     assert (end.ending, end.exit_code) == (EndReason.NOT_STARTED, 126)
     assert workdir in end.detail
 
@@ -280,7 +280,7 @@ async def test_a_checkpoint_folder_that_cannot_be_made(rig, engine):
     order = make_order(rig.programs.exits(0), rig.workdir)
     order = replace(order, job=replace(order.job, checkpoint_directory="/etc/passwd/checkpoints"))
     await engine.submit(order)
-    end = await end_of(engine, order.run)
+    end = await wait_for_end(engine, order.run)
     assert (end.ending, end.exit_code) == (EndReason.NOT_STARTED, 126)
     assert "/etc/passwd/checkpoints" in end.detail
 
@@ -292,9 +292,9 @@ async def test_an_end_that_cannot_be_recorded_is_recorded_when_it_can(rig, engin
     folder.end.mkdir()  # nothing can be renamed onto a folder
     await engine.cancel(order.run, "seen enough")
     await eventually(lambda: "cannot be recorded" in folder.complaints.read_text())
-    assert (await see(engine, order.run)).phase is RunPhase.UNKNOWN
+    assert (await observe_run(engine, order.run)).phase is RunPhase.UNKNOWN
     folder.end.rmdir()
-    assert (await end_of(engine, order.run)).ending is EndReason.CANCELLED
+    assert (await wait_for_end(engine, order.run)).ending is EndReason.CANCELLED
 
 
 async def test_much_output_arrives_whole(rig, engine):
@@ -302,21 +302,21 @@ async def test_much_output_arrives_whole(rig, engine):
     order = make_order(python("-c", script), rig.workdir, tasks=2)
     await engine.submit(order)
     one, merged = await asyncio.gather(
-        read(engine, order.run, task=1, follow=True), read(engine, order.run, follow=True)
+        read_output(engine, order.run, task=1, follow=True), read_output(engine, order.run, follow=True)
     )
     assert one.splitlines() == [b"%09d" % number for number in range(1_000_000)]
     for rank in range(2):
         assert merged.count(b"[%d] " % rank) == 1_000_000
-    assert (await end_of(engine, order.run)).exit_code == 0
+    assert (await wait_for_end(engine, order.run)).exit_code == 0
 
 
 async def test_a_new_attempt_leaves_the_old_ones_output(rig, engine):
     order = make_order(rig.programs.prints("first"), rig.workdir)
     again = replace(order, attempt=1, job=replace(order.job, command=rig.programs.prints("second")))
     await engine.submit(order)
-    await end_of(engine, order.run)
+    await wait_for_end(engine, order.run)
     await engine.submit(again)
-    await end_of(engine, order.run)
+    await wait_for_end(engine, order.run)
     folder = rig.of(order.run)
     assert folder.log(0, 0).read_bytes() == b"first\n"
     assert folder.log(1, 0).read_bytes() == b"second\n"
@@ -325,11 +325,11 @@ async def test_a_new_attempt_leaves_the_old_ones_output(rig, engine):
 async def test_how_a_run_goes_is_seen(rig, engine):
     order = make_order(rig.programs.lasts(), rig.workdir)
     await engine.submit(order)
-    running = await until(engine, order.run, RunPhase.RUNNING)
+    running = await wait_for_phase(engine, order.run, RunPhase.RUNNING)
     assert running.started_at is not None
     assert running.end is None
     await engine.cancel(order.run, "seen enough")
-    end = await end_of(engine, order.run)
+    end = await wait_for_end(engine, order.run)
     assert end.started_at == running.started_at
 
 

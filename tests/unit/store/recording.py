@@ -25,7 +25,7 @@ from moorings.core.instants import Timestamp
 from moorings.core.partitions import PartitionState
 from moorings.core.projects import ProjectUsage
 from moorings.ports.store import Changes, ExpectedVersion, IdempotencyRecord, PageQuery, Seq
-from moorings.testing.records import NEW, NOW, POOL, a_project, a_run, an_access_key, an_event, granted, jobs_of
+from moorings.testing.records import NEW, NOW, POOL, a_project, a_run, an_access_key, an_event, granted_claims, jobs_for
 from moorings.workloads.runs import RunState
 
 RELEASED = Path(__file__).parent / "released"
@@ -70,9 +70,9 @@ def live(store):
 
 def _live_a_while(store, first):
     epoch = store.lead(f"host-{first}", NOW)
-    new = granted(first, first + 1)
+    new = granted_claims(first, first + 1)
     new.runs.append((a_run(first), NEW))
-    new.jobs.update(jobs_of(a_run(first)))
+    new.jobs.update(jobs_for(a_run(first)))
     new.devices.append(Device(POOL, 63, DeviceState.DRAINED, "fan", NOW))
     new.keys.append(IdempotencyRecord("ann", f"k{first}", "digest", claim=ClaimId(f"claim-{first:04d}")))
     new.projects += [(a_project(first), NEW), (a_project(first + 1), NEW)]

@@ -24,7 +24,7 @@ from moorings.store.postgresql import open_postgresql
 from moorings.store.sqlite import open_sqlite
 from moorings.store.tables import installation
 from moorings.store.upgrade import HEAD, upgrade
-from moorings.testing.records import NOW, POOL, granted
+from moorings.testing.records import NOW, POOL, granted_claims
 from tests.unit.store.killed import database_of
 from tests.unit.store.recording import RELEASED, recorded, released, replay
 from tests.waiting import patient
@@ -184,7 +184,7 @@ def test_new_code_upgrades_a_filled_database_and_keeps_all_of_it(make, release, 
     assert [record.message for record in caplog.records] == ["store.upgrading"] * (release != HEAD)
     assert store.installation() == "recorded"
     assert store.leader() == Leader("host-11", "", Epoch(2), NOW)
-    store.commit(store.lead("new", NOW), granted(500))
+    store.commit(store.lead("new", NOW), granted_claims(500))
     store.close()
     caplog.clear()
     made.open().close()
@@ -238,7 +238,7 @@ def test_sqlite_is_copied_before_it_is_upgraded_and_the_copy_is_the_way_back(mak
     replay(made.database.engine, said[:half])
     made.database.close()
     store = made.open()
-    store.commit(store.lead("new", NOW), granted(500))
+    store.commit(store.lead("new", NOW), granted_claims(500))
     store.close()
     copy = made.where.with_name(f"moorings.db.before-{HEAD}")
     assert stat.S_IMODE(copy.stat().st_mode) == 0o600

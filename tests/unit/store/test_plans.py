@@ -9,7 +9,7 @@ from moorings.core.claims import ClaimState
 from moorings.core.devices import Device, DeviceState
 from moorings.core.projects import ProjectUsage
 from moorings.ports.store import Changes, ExpectedVersion, PageQuery, Seq
-from moorings.testing.records import NEW, NOW, POOL, a_project, granted
+from moorings.testing.records import NEW, NOW, POOL, a_project, granted_claims
 from moorings.workloads.runs import RunState
 from tests.databases import open_new
 
@@ -97,7 +97,7 @@ def test_loading_does_not_read_what_has_ended(store):
 
 def test_a_save_finds_its_records_by_their_ids(store):
     epoch = store.lead("test", NOW)
-    new = granted(1, 2, 3)
+    new = granted_claims(1, 2, 3)
     new.projects += [(a_project(1), NEW), (a_project(2), NEW)]
     store.commit(epoch, new)
     saved = store.load()

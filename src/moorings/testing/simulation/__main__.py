@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
-from moorings.testing.simulation.episode import STEPS, Outcome, simulate
+from moorings.testing.simulation.episode import STEPS, EpisodeResult, simulate
 from moorings.testing.simulation.odds import KINDS
-from moorings.testing.simulation.report import build_failure, build_table, missed, reached
+from moorings.testing.simulation.report import build_failure, build_table, total_reached, unreached
 
 STORY_LINES = 60
 LOST = 8  # the exit code of a broken law: findings
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.seed is not None:
         return _replay(asked)
     begun = time.monotonic()
-    outcomes: list[Outcome] = []
+    outcomes: list[EpisodeResult] = []
     steps = 0
     work = partial(simulate, steps=asked.steps, only=asked.only)
     with ProcessPoolExecutor(asked.jobs) as workers:
@@ -40,14 +40,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 _tell(build_failure(outcome, asked.steps, asked.only, STORY_LINES))
                 workers.shutdown(wait=False, cancel_futures=True)
                 return LOST
-    total = reached(outcomes)
+    total = total_reached(outcomes)
     _tell(build_table(total))
     seconds = time.monotonic() - begun
     virtual_h = sum(outcome.virtual_s for outcome in outcomes) / 3600
     met = f"{steps:,} steps in {len(outcomes)} episodes ({virtual_h:.1f} virtual hours)"
     pace = f"{seconds:.0f} s: {steps / seconds:,.0f} steps/s on {asked.jobs} processes"
     _tell(["", f"{met} in {pace}; no law was broken"])
-    never = missed(total) if asked.only is None else []
+    never = unreached(total) if asked.only is None else []
     if never:
         _tell([f"never reached: {', '.join(never)}"])
     return LOST if never else 0
@@ -67,7 +67,7 @@ def _replay(asked: argparse.Namespace) -> int:
     return 0
 
 
-def _shrunk(outcome: Outcome, steps: int) -> tuple[str, ...]:
+def _shrunk(outcome: EpisodeResult, steps: int) -> tuple[str, ...]:
     """Fewer kinds of faults with which the same seed still breaks the same law: one after the other is left out.
 
     The story changes with every kind that goes, so this finds a small cause, not the smallest.

@@ -15,11 +15,11 @@ from moorings.core.errors import MooringsError
 from moorings.core.instants import Timestamp, seconds_between
 from moorings.ports.engine import RunSubmission
 from moorings.ports.store import Epoch
-from moorings.testing.simulation.odds import Odds
+from moorings.testing.simulation.odds import FaultPlan
 from moorings.testing.simulation.virtual import SteadyClock, VirtualLoop, WallClock
 from moorings.workloads.runs import EndReason, EndRecord, RunId, RunPhase, RunStatus
 
-NAME = "local"
+ENGINE_NAME = "local"
 RUNS_MEAN_S = 12.0
 STARTS_MEAN_S = 0.3
 GRACE_MAX_S = 4.0
@@ -29,7 +29,7 @@ CHANGED_S = 1.0
 
 
 @dataclass(slots=True)
-class Process:
+class SimulatedProcess:
     """A run as the engine knows it; ``end`` is its record once nothing of it runs."""
 
     order: RunSubmission
@@ -67,13 +67,13 @@ class SimulatedCluster:
     def __init__(
         self,
         loop: VirtualLoop,
-        odds: Odds,
+        odds: FaultPlan,
         clock: SteadyClock,
         wall: WallClock,
         on_start: Callable[[RunSubmission], None],
     ) -> None:
-        self.processes: dict[RunId, Process] = {}
-        self.live: dict[RunId, Process] = {}
+        self.processes: dict[RunId, SimulatedProcess] = {}
+        self.live: dict[RunId, SimulatedProcess] = {}
         self.rejected: set[RunId] = set()
         self.epoch = Epoch(0)
         self._waiting: list[asyncio.Future[None]] = []
@@ -97,7 +97,7 @@ class SimulatedCluster:
         if known is None or (not known.alive and known.order.attempt < order.attempt):
             self._on_start(order)
             starts = known.starts + 1 if known is not None else 0
-            self.processes[order.run] = self.live[order.run] = Process(order, RunPhase.STARTING, starts=starts)
+            self.processes[order.run] = self.live[order.run] = SimulatedProcess(order, RunPhase.STARTING, starts=starts)
             self._loop.call_later(self._odds.chance.expovariate(1 / self.starts_mean_s), self._begin, order.run)
             self._tell()
         return f"{order.run}/{order.attempt}"
@@ -174,7 +174,7 @@ class SimulatedCluster:
         self._began(run, process)
         self._tell()
 
-    def _began(self, run: RunId, process: Process) -> None:
+    def _began(self, run: RunId, process: SimulatedProcess) -> None:
         """Its processes run."""
 
     def _end_of(self, run: RunId, start: int, ending: EndReason, exit_code: int, detail: str) -> None:

@@ -30,21 +30,21 @@ from moorings.ports.store import Seq
 from moorings.store.sql import SqlStore
 from moorings.store.sqlite import open_sqlite
 from moorings.testing.simulation.engine import SimulatedCluster
-from moorings.testing.simulation.guarantees import Guarantees
-from moorings.testing.simulation.ledger import Ledger
+from moorings.testing.simulation.guarantees import GuaranteeChecker
+from moorings.testing.simulation.ledger import CommittedState
 from moorings.testing.simulation.life import Threads, adopting
-from moorings.testing.simulation.odds import Odds
-from moorings.testing.simulation.people import ROOT, Crowd, LostError, UseCase, crowd_of
-from moorings.testing.simulation.rush import rush_of
+from moorings.testing.simulation.odds import FaultPlan
+from moorings.testing.simulation.people import ROOT, ClientPool, NoAnswerError, UseCase, make_clients
+from moorings.testing.simulation.rush import make_rush_clients
 from moorings.testing.simulation.scheduler import SimulatedScheduler
 from moorings.testing.simulation.sharing import drawn_sharing
-from moorings.testing.simulation.stage import Stage
-from moorings.testing.simulation.story import Broken, Story
-from moorings.testing.simulation.trouble import Trouble
-from moorings.testing.simulation.turning import Past
+from moorings.testing.simulation.stage import SimulationContext
+from moorings.testing.simulation.story import BrokenLaw, EpisodeLog
+from moorings.testing.simulation.trouble import FaultInjector
+from moorings.testing.simulation.turning import RewindableDatabase
 from moorings.testing.simulation.virtual import SeededIds, SteadyClock, StuckError, VirtualLoop, WallClock
-from moorings.testing.simulation.witness import Witness, left_over
-from moorings.testing.simulation.world import PoisonError, World
+from moorings.testing.simulation.witness import InvariantChecker, left_over
+from moorings.testing.simulation.world import PoisonError, SimulatedController
 from moorings.workloads.runs import EndReason
 
 INSTALLATION = "simulatedsea"
@@ -53,7 +53,7 @@ FINISH_S = (5.0, 60.0)  # until an admin says that what no record knows may go
 STEPS = 5_000  # of an episode, unless it is told otherwise
 RESTART_S_MAX = 3.0
 CLIENTS_MAX = 14
-QUIET_S = 90.0
+SETTLE_S = 90.0
 DRAIN_S = 1_200.0  # virtual
 EVENTS_A_READ = 1_000
 IN_MEMORY = Path("/dev/shm")  # noqa: S108 - a database there costs no disk; where there is none, the temporary folder
@@ -75,7 +75,7 @@ POOLS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class EpisodeResult:
     """How an episode went.
 
     Attributes:
@@ -87,7 +87,7 @@ class Outcome:
     steps: int
     virtual_s: float
     reached: Counter[str]
-    broken: Broken | None
+    broken: BrokenLaw | None
     digest: str
     lines: tuple[str, ...]
     kinds: frozenset[str]
@@ -95,7 +95,7 @@ class Outcome:
 
 def simulate(
     seed: int, *, steps: int = STEPS, until: int | None = None, only: Collection[str] | None = None
-) -> Outcome:
+) -> EpisodeResult:
     """Run one episode.
 
     Args:
@@ -123,7 +123,7 @@ def simulate(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-class _Complaints(logging.Handler):
+class _LogHandler(logging.Handler):
     """What the controllers complain of in their log; some of it is never right."""
 
     def __init__(self) -> None:
@@ -135,9 +135,9 @@ class _Complaints(logging.Handler):
 
 
 @contextmanager
-def _complaints() -> Iterator[_Complaints]:
+def _complaints() -> Iterator[_LogHandler]:
     """The controllers' log, read by the simulator and by nobody else."""
-    logger, handler = logging.getLogger("moorings"), _Complaints()
+    logger, handler = logging.getLogger("moorings"), _LogHandler()
     level, propagate = logger.level, logger.propagate
     logger.addHandler(handler)
     logger.setLevel(logging.WARNING)
@@ -150,7 +150,7 @@ def _complaints() -> Iterator[_Complaints]:
         logger.propagate = propagate
 
 
-NEVER_RIGHT = ("turn.failed", "driver.fault", "engine.fault", "claim.orphaned")
+FORBIDDEN_LOGS = ("turn.failed", "driver.fault", "engine.fault", "claim.orphaned")
 
 
 class Episode:
@@ -164,12 +164,12 @@ class Episode:
         only: Collection[str] | None,
         folder: Path,
         loop: VirtualLoop,
-        complaints: _Complaints,
+        complaints: _LogHandler,
     ) -> None:
         self._seed = seed
         self._steps = steps
-        self.story = Story(loop.time, until)
-        self._odds = odds = Odds(seed, only)
+        self.story = EpisodeLog(loop.time, until)
+        self._odds = odds = FaultPlan(seed, only)
         loop.threads = Threads(loop, odds)
         loop.set_task_factory(adopting)
         loop.set_exception_handler(self._unheard)
@@ -178,22 +178,22 @@ class Episode:
         steady = SteadyClock(loop)
         pools = tuple(sorted(odds.chance.sample(POOLS, odds.chance.choice((1, 2, 3))), key=POOLS.index))
         drivers = {pool.name: SimulatedDriver(pool, _settings(odds), folder / pool.name, steady) for pool in pools}
-        ledger = Ledger(self.story)
+        ledger = CommittedState(self.story)
         sharing, wall = drawn_sharing(odds.chance, rush=odds.rush), WallClock(loop)
-        guarantees = Guarantees(self.story, ledger, pools, sharing.policy, steady, wall)
+        guarantees = GuaranteeChecker(self.story, ledger, pools, sharing.policy, steady, wall)
         self.story.on_fault = guarantees.disturbed
-        self._witness = witness = Witness(self.story, ledger, drivers, steady, INSTALLATION, guarantees)
+        self._witness = witness = InvariantChecker(self.story, ledger, drivers, steady, INSTALLATION, guarantees)
         cluster = SimulatedCluster(loop, odds, steady, wall, witness.starts)
         scheduler = SimulatedScheduler(loop, odds, steady, wall, witness.queues)
         guarantees.alive = witness.alive = lambda run: run in cluster.live or run in scheduler.live
         witness.rows = lambda: ledger.compare(self._store.load())
         self._enough = asyncio.Event()
         self.story.look = self._look
-        past: Past | None = None
+        past: RewindableDatabase | None = None
         if odds.goes_back:
-            past = Past(self.story, ledger, folder / DATABASE, cluster, INSTALLATION, self._after_a_while)
+            past = RewindableDatabase(self.story, ledger, folder / DATABASE, cluster, INSTALLATION, self._after_a_while)
         witness.spares = lambda: past is not None and past.spares
-        self._stage = Stage(
+        self._stage = SimulationContext(
             loop=loop,
             odds=odds,
             story=self.story,
@@ -212,26 +212,26 @@ class Episode:
             past=past,
         )
         self._numbers = itertools.count(1)
-        self._leader: World | None = None
-        self._rivals: list[World] = []
+        self._leader: SimulatedController | None = None
+        self._rivals: list[SimulatedController] = []
         self._over: asyncio.Future[None] = loop.create_future()
         self.story.on_end = self._stop
-        self._crowd = Crowd(self._stage, self._serving)
-        self._trouble = Trouble(self._stage, witness, self)
+        self._crowd = ClientPool(self._stage, self._serving)
+        self._trouble = FaultInjector(self._stage, witness, self)
 
     def _look(self) -> None:
         self._witness.look()
         if self.story.steps >= self._steps:
             self._enough.set()
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> EpisodeResult:
         """How it went."""
         story = self.story
         for name, driver in self._stage.drivers.items():
             for kind, count in driver.faults.struck.items():
                 story.reached[f"struck {kind}"] += count
             story.reached[f"pool {name}"] += 1
-        return Outcome(
+        return EpisodeResult(
             seed=self._seed,
             steps=story.steps,
             virtual_s=self._stage.loop.time(),
@@ -253,9 +253,9 @@ class Episode:
     def _begin(self) -> None:
         """Start a controller, which leads from then on."""
         if not self.story.over:
-            self._leader = World(next(self._numbers), self._stage, self._witness, self._ended)
+            self._leader = SimulatedController(next(self._numbers), self._stage, self._witness, self._ended)
 
-    def _ended(self, world: World, why: str) -> None:
+    def _ended(self, world: SimulatedController, why: str) -> None:
         self.story.tell(world.life.name, f"ended: {why}")
         self.story.reach(f"ended {why if '.' in why else why.split(':')[0]}")
         if why not in ("killed", "store.unavailable", "store.fenced") and not (
@@ -270,7 +270,7 @@ class Episode:
             self._leader = None
             self._stage.loop.call_later(self._odds.chance.uniform(0, RESTART_S_MAX), self._begin)
 
-    def _serving(self) -> World | None:
+    def _serving(self) -> SimulatedController | None:
         if self._rivals and self._odds.chance.random() < 0.3:
             return self._odds.chance.choice(self._rivals)
         return self._leader
@@ -321,7 +321,7 @@ class Episode:
         if isinstance(raised, PoisonError):
             return  # whom that may harm is judged where it is answered
         foreign = raised is not None or "MooringsError" not in getattr(record, "detail", "")
-        if record.getMessage() in NEVER_RIGHT and foreign:
+        if record.getMessage() in FORBIDDEN_LOGS and foreign:
             told = getattr(record, "detail", "") or getattr(record, "claim", "")
             self.story.breaks(0, f"{record.getMessage()}: {raised!r} {told}")
 
@@ -358,9 +358,9 @@ class Episode:
         self._begin()
         self._trouble.begin()
         people = (
-            rush_of(self._crowd)
+            make_rush_clients(self._crowd)
             if self._odds.rush
-            else crowd_of(self._crowd, self._odds.chance.randint(6, CLIENTS_MAX))
+            else make_clients(self._crowd, self._odds.chance.randint(6, CLIENTS_MAX))
         )
         clients = [asyncio.create_task(client.work()) for client in people]
         await self._enough.wait()
@@ -373,22 +373,22 @@ class Episode:
         await self._reckon()
 
     async def _reckon(self) -> None:
-        await asyncio.sleep(QUIET_S)
+        await asyncio.sleep(SETTLE_S)
         await self._heal()
-        await asyncio.sleep(QUIET_S)
+        await asyncio.sleep(SETTLE_S)
         self._served_or_explained()
         await self._release_all()
         self._nothing_left()
         self._ended_once()
 
-    def _controller(self) -> World:
+    def _controller(self) -> SimulatedController:
         assert self._leader is not None
         return self._leader
 
     async def _ask(self, what: str, use_case: UseCase[object]) -> None:
         try:
             await self._crowd.ask("root", what, use_case)
-        except (LostError, MooringsError):
+        except (NoAnswerError, MooringsError):
             return
 
     async def _heal(self) -> None:
@@ -405,7 +405,7 @@ class Episode:
         for claim in loop.fleet.waiting():
             wait = explain_wait(loop.fleet, claim, loop.clock.now())
             if wait.reasons[0].code == "queue.next_turn":
-                self.story.breaks(7, f"claim {claim.id} fits, and was not served in {QUIET_S:g} quiet seconds")
+                self.story.breaks(7, f"claim {claim.id} fits, and was not served in {SETTLE_S:g} quiet seconds")
         for state in loop.fleet.pools.values():
             if state.problem:
                 self.story.breaks(8, f"pool {state.pool.name} answers, and is called unreachable: {state.problem}")
@@ -426,7 +426,7 @@ class Episode:
             await asyncio.sleep(40.0)
         for project in sorted(ledger.projects, reverse=True):  # the parts of a project before itself
             await self._ask(f"delete project {project}", _deleting(project))
-        await asyncio.sleep(QUIET_S)
+        await asyncio.sleep(SETTLE_S)
 
     def _nothing_left(self) -> None:
         """Nothing leaks, and the free maps are whole."""
@@ -494,7 +494,7 @@ def _new_store(folder: Path) -> SqlStore:
     return open_sqlite(folder / DATABASE, installation=INSTALLATION)
 
 
-def _settings(odds: Odds) -> SimulatedSettings:
+def _settings(odds: FaultPlan) -> SimulatedSettings:
     """How quick this episode's hardware is: at once, as by default, or slow."""
     pace = odds.chance.choice((0.0, 1.0, 10.0))
     usual = SimulatedSettings()

@@ -40,10 +40,10 @@ from moorings.ports.store import (
     Seq,
     StoredState,
 )
-from moorings.testing.simulation.life import Life
+from moorings.testing.simulation.life import ControllerInstance
 from moorings.testing.simulation.scheduler import NAME as SCHEDULER
-from moorings.testing.simulation.stage import Stage
-from moorings.testing.simulation.witness import Witness
+from moorings.testing.simulation.stage import SimulationContext
+from moorings.testing.simulation.witness import InvariantChecker
 from moorings.workloads.jobs import JobSpec
 from moorings.workloads.runs import Run, RunId, RunPhase, RunState, RunStatus
 
@@ -56,10 +56,10 @@ NAMESAKE_S = (1.0, 30.0)
 LISTINGS_KEPT = 4
 
 
-class StoreGate:
+class FaultyStore:
     """The database as one controller reaches it; called where the real one is: in a thread of the controller."""
 
-    def __init__(self, stage: Stage, life: Life, witness: Witness) -> None:
+    def __init__(self, stage: SimulationContext, life: ControllerInstance, witness: InvariantChecker) -> None:
         self._stage = stage
         self._life = life
         self._witness = witness
@@ -102,7 +102,7 @@ class StoreGate:
         )
         if fault == "crash_before_save":
             self._die(fault)
-        self._arrive(f"commit {_told(changes)}")
+        self._arrive(f"commit {_describe_changes(changes)}")
         if fault == "store_refuses":
             story.fault(fault)
             raise _store_unavailable("disk full")
@@ -239,7 +239,7 @@ def _store_unavailable(detail: str) -> MooringsError:
     return MooringsError("store.unavailable", detail, retryable=True)
 
 
-def _told(changes: Changes) -> str:
+def _describe_changes(changes: Changes) -> str:
     told = [
         *(f"{claim.id}={claim.state}" for claim, _ in changes.claims),
         *(f"{partition.id}={partition.state}" for partition, _ in changes.partitions),
@@ -253,7 +253,7 @@ def _told(changes: Changes) -> str:
     return " ".join(told) or ",".join(event.name for event in changes.events)
 
 
-class Line:
+class NetworkLink:
     """The network between one controller and one outside system.
 
     Args:
@@ -263,7 +263,9 @@ class Line:
         where: the other end, for the story.
     """
 
-    def __init__(self, stage: Stage, life: Life, lasts_s: Callable[[], float], where: str) -> None:
+    def __init__(
+        self, stage: SimulationContext, life: ControllerInstance, lasts_s: Callable[[], float], where: str
+    ) -> None:
         self.stage = stage
         self.life = life
         self.where = where
@@ -300,7 +302,7 @@ class Line:
         if fault is not None and fault.endswith(("_lost", "_late")):
             if answered:
                 await done
-            stage.loop.call_later(stage.odds.chance.uniform(0, GIVEN_UP_S), _settle, answer, lost)
+            stage.loop.call_later(stage.odds.chance.uniform(0, GIVEN_UP_S), _resolve, answer, lost)
         return await self.life.waits(answer)
 
     async def _deliver(
@@ -327,10 +329,10 @@ class Line:
         if answer is None or (fault is not None and fault.endswith(("answer_lost", "answer_never"))):
             return
         await asyncio.sleep(self._lasts_s())
-        _settle(answer, said)
+        _resolve(answer, said)
 
 
-def _settle(answer: asyncio.Future[T], said: T | MooringsError | None) -> None:
+def _resolve(answer: asyncio.Future[T], said: T | MooringsError | None) -> None:
     if answer.done():
         return
     if isinstance(said, MooringsError):
@@ -345,15 +347,17 @@ _ORDER_FAULTS = (
 )
 
 
-class DriverGate:
+class FaultyDriver:
     """A pool's hardware as one controller reaches it."""
 
-    def __init__(self, stage: Stage, life: Life, pool: Pool, witness: Witness) -> None:
+    def __init__(
+        self, stage: SimulationContext, life: ControllerInstance, pool: Pool, witness: InvariantChecker
+    ) -> None:
         self._stage = stage
         self._pool = pool
         self._driver: SimulatedDriver = stage.drivers[pool.name]
         self._witness = witness
-        self._line = Line(stage, life, stage.odds.driver_s, pool.name)
+        self._line = NetworkLink(stage, life, stage.odds.driver_s, pool.name)
         self._listings: deque[Sequence[ListedPartition]] = deque(maxlen=LISTINGS_KEPT)
         self._bad = False
 
@@ -443,15 +447,15 @@ def _unavailable(noun: str, detail: str) -> MooringsError:
     return MooringsError(f"{noun}.unavailable", detail, retryable=True)
 
 
-class EngineGate:
+class FaultyEngine:
     """An engine as one controller reaches it."""
 
-    def __init__(self, stage: Stage, life: Life, name: str) -> None:
+    def __init__(self, stage: SimulationContext, life: ControllerInstance, name: str) -> None:
         self._stage = stage
         self._life = life
         self.name = name
         self._cluster = stage.scheduler if name == SCHEDULER else stage.cluster
-        self._line = Line(stage, life, stage.odds.engine_s, "engine")
+        self._line = NetworkLink(stage, life, stage.odds.engine_s, "engine")
 
     @property
     def schedules(self) -> bool:
@@ -524,6 +528,8 @@ class EngineGate:
         """The processes go on."""
 
 
-def gates_to_drivers(stage: Stage, life: Life, witness: Witness) -> dict[PoolName, DriverGate]:
+def faulty_drivers(
+    stage: SimulationContext, life: ControllerInstance, witness: InvariantChecker
+) -> dict[PoolName, FaultyDriver]:
     """A gate to each pool's hardware."""
-    return {pool.name: DriverGate(stage, life, pool, witness) for pool in stage.pools}
+    return {pool.name: FaultyDriver(stage, life, pool, witness) for pool in stage.pools}

@@ -24,13 +24,13 @@ from moorings.core.policy import Policy
 from moorings.core.projects import DEFAULT_PROJECT, Project, guaranteed_blocks_in, guaranteed_device_count, parent_of
 from moorings.core.topology import AnySubset, Block, Catalogue, Pool, Topology
 from moorings.ports.store import Changes
-from moorings.testing.simulation.ledger import Ledger
-from moorings.testing.simulation.story import Story
+from moorings.testing.simulation.ledger import CommittedState
+from moorings.testing.simulation.story import EpisodeLog
 from moorings.testing.simulation.virtual import SteadyClock, WallClock
 from moorings.workloads.runs import RunId
 
 SLACK_S = 15.0  # for hardware that is slow, and a controller that is not at once
-HARMLESS = frozenset({"request_lost", "reply_lost", "other_body"})  # they hold up nobody but who asked
+HARMLESS_FAULTS = frozenset({"request_lost", "reply_lost", "other_body"})  # they hold up nobody but who asked
 FAULT_S = 20.0  # so long what a fault has done may hold things up
 FAULTS_S = {
     "answer_never": 90.0,
@@ -45,7 +45,7 @@ VENDOR_FAULT_S = 120.0
 
 
 @dataclass(slots=True)
-class _Estate:
+class _GuaranteeState:
     """A pool as its guarantees have it.
 
     Attributes:
@@ -62,7 +62,7 @@ class _Estate:
 
 
 @dataclass(slots=True)
-class _Seen:
+class _PreviousTurn:
     """A pool at the turn before: what its estate depends on beside claims that come and go, and how it was."""
 
     marks: tuple[object, ...] = ()
@@ -70,7 +70,7 @@ class _Seen:
     astray: set[ClaimId] = field(default_factory=set)
 
 
-class Guarantees:
+class GuaranteeChecker:
     """Looks at every turn and commit.
 
     Args:
@@ -88,8 +88,8 @@ class Guarantees:
 
     def __init__(
         self,
-        story: Story,
-        ledger: Ledger,
+        story: EpisodeLog,
+        ledger: CommittedState,
         pools: Sequence[Pool],
         policy: Policy,
         clock: SteadyClock,
@@ -103,14 +103,14 @@ class Guarantees:
         self._policy = policy
         self._clock = clock
         self._wall = wall
-        self._seen = {pool.name: _Seen() for pool in pools}
+        self._seen = {pool.name: _PreviousTurn() for pool in pools}
         self._calm_from = {pool.name: Timestamp(0) for pool in pools}
         self._since: dict[tuple[ClaimId, PoolName], Timestamp] = {}
         self.moved: set[ClaimId] = set()  # that were ever asked to go on elsewhere
 
     def disturbed(self, kind: str, what: str) -> None:
         """A fault strikes: what is late by it is nobody's crime."""
-        if kind in HARMLESS:
+        if kind in HARMLESS_FAULTS:
             return
         vendor = kind.startswith("vendor_")
         until = add_seconds(self._clock.now(), VENDOR_FAULT_S if vendor else FAULTS_S.get(kind, FAULT_S))
@@ -120,7 +120,7 @@ class Guarantees:
 
     def forget(self) -> None:
         """The database went back: what was seen of it is no measure of what is there now."""
-        self._seen = {name: _Seen() for name in self._pools}
+        self._seen = {name: _PreviousTurn() for name in self._pools}
         self._since.clear()
 
     # -- what is saved -----------------------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ class Guarantees:
             found[name] = Counter(left)
         return found
 
-    def _estate(self, pool: Pool, state: PoolState, tenants: Sequence[tuple[Claim, Block]]) -> _Estate:
+    def _estate(self, pool: Pool, state: PoolState, tenants: Sequence[tuple[Claim, Block]]) -> _GuaranteeState:
         own = self._own_cells(pool)
         unbound = Counter({(name, size): count for name, sizes in own.items() for size, count in sizes.items()})
         firm, astray = _out(state), set[ClaimId]()
@@ -271,7 +271,7 @@ class Guarantees:
             if (claim.cell is None or claim.id in astray) and claim.state not in LEAVING and not lent:
                 firm.update(block)
         sizes = [size for (_, size), count in unbound.items() for _ in range(count)]
-        return _Estate(unbound, firm, astray, _fit(pool.topology, firm, sizes))
+        return _GuaranteeState(unbound, firm, astray, _fit(pool.topology, firm, sizes))
 
     def _count_out(self, unbound: Counter[tuple[str, int]], claim: Claim, size: int) -> bool:
         """Where any devices do: a claim stands on its own project's number, then on those above; whether it can."""
@@ -330,7 +330,7 @@ class Guarantees:
                     self._story.breaks(6, f"claim {claim.id} was to yield until {until}; nobody takes it at {now}")
 
     def _keeps_its_word(
-        self, pool: Pool, state: PoolState, estate: _Estate, tenants: Sequence[tuple[Claim, Block]]
+        self, pool: Pool, state: PoolState, estate: _GuaranteeState, tenants: Sequence[tuple[Claim, Block]]
     ) -> None:
         """What fitted at the turn before fits now, unless hardware or admins have changed what there is."""
         marks: tuple[object, ...] = (
@@ -355,14 +355,14 @@ class Guarantees:
         lost = {index for claim, block in tenants if claim.state is ClaimState.LOST for index in block}
         gone = _out(state) | lost
         whole = not any(claim.cell is not None and not gone.isdisjoint(claim.cell) for claim, _ in tenants)
-        self._seen[pool.name] = _Seen(marks, estate.sound and whole, estate.astray)
+        self._seen[pool.name] = _PreviousTurn(marks, estate.sound and whole, estate.astray)
 
     def _serves(
         self,
         fleet: Fleet,
         pool: Pool,
         state: PoolState,
-        estate: _Estate,
+        estate: _GuaranteeState,
         tenants: Sequence[tuple[Claim, Block]],
         everywhere: Sequence[tuple[Claim, Block]],
         outcome: TurnOutcome,
@@ -418,7 +418,7 @@ class Guarantees:
         self,
         claim: Claim,
         pool: Pool,
-        estate: _Estate,
+        estate: _GuaranteeState,
         waiting: Sequence[Claim],
         everywhere: Sequence[tuple[Claim, Block]],
     ) -> bool:
@@ -445,7 +445,7 @@ class Guarantees:
         return any(self._has_cell(claim, pool, estate, lineage[:count], rivals) for count in range(1, len(lineage) + 1))
 
     def _has_cell(
-        self, claim: Claim, pool: Pool, estate: _Estate, near: Sequence[str], rivals: Sequence[Claim]
+        self, claim: Claim, pool: Pool, estate: _GuaranteeState, near: Sequence[str], rivals: Sequence[Claim]
     ) -> bool:
         """Whether the nearest of its projects have a cell for it beside all that may come first there."""
         spec = claim.spec

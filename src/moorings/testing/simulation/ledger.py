@@ -13,12 +13,12 @@ from moorings.core.devices import Device, DeviceState, PoolName
 from moorings.core.partitions import Partition, PartitionState
 from moorings.core.projects import Project, ProjectUsage
 from moorings.ports.store import Changes, Epoch, IdempotencyRecord, Seq, StoredState
-from moorings.testing.simulation.story import Story
+from moorings.testing.simulation.story import EpisodeLog
 from moorings.workloads.runs import Run, RunId
 
 
 @dataclass(slots=True)
-class Picture:
+class CommittedSnapshot:
     """What the database held at a moment."""
 
     epoch: Epoch
@@ -35,7 +35,7 @@ class Picture:
     partitions_ever: set[PartitionId]
 
 
-class Ledger:
+class CommittedState:
     """Every record that has not ended, and what must never change of those that have.
 
     Attributes:
@@ -46,7 +46,7 @@ class Ledger:
         acted: the epoch of the last leader that saved something.
     """
 
-    def __init__(self, story: Story) -> None:
+    def __init__(self, story: EpisodeLog) -> None:
         self._story = story
         self.epoch = Epoch(0)
         self.seq = Seq(0)
@@ -61,7 +61,7 @@ class Ledger:
         self.keys: dict[tuple[str, str], IdempotencyRecord] = {}
         self.partitions_ever: set[PartitionId] = set()
         self.leaps: set[int] = set()
-        self.before: Picture | None = None
+        self.before: CommittedSnapshot | None = None
         self.unknown: dict[PartitionId, Partition] = {}
         self.ordered: set[PartitionId] = set()
         self.acted = Epoch(0)
@@ -171,9 +171,9 @@ class Ledger:
 
     # -- a database that goes back -----------------------------------------------------------------------------------
 
-    def picture(self) -> Picture:
+    def picture(self) -> CommittedSnapshot:
         """What the database holds now."""
-        return Picture(
+        return CommittedSnapshot(
             epoch=self.epoch,
             seq=self.seq,
             claims=dict(self.claims),
@@ -188,7 +188,7 @@ class Ledger:
             partitions_ever=set(self.partitions_ever),
         )
 
-    def turn_back(self, to: Picture) -> None:
+    def turn_back(self, to: CommittedSnapshot) -> None:
         """The database holds what it held then; who made what is gone since may still speak of it."""
         before = self.picture()
         if (to.seq, to.epoch) != (before.seq, before.epoch):  # else nothing is gone, and whoever leads goes on
@@ -197,7 +197,7 @@ class Ledger:
             self._forgotten[claim.id] = claim.version
         for run in (*before.runs.values(), *before.ended_runs.values()):
             self._forgotten[run.id] = run.version
-        for one in fields(Picture):
+        for one in fields(CommittedSnapshot):
             value = getattr(to, one.name)
             setattr(self, one.name, value.copy() if isinstance(value, dict | set) else value)
         self.unknown |= {
@@ -224,7 +224,7 @@ class Ledger:
         """Whether that version of a claim or a run was saved before the database went back."""
         return version <= self._forgotten.get(ident, 0)
 
-    def known_to(self, epoch: Epoch) -> Ledger | Picture:
+    def known_to(self, epoch: Epoch) -> CommittedState | CommittedSnapshot:
         """What the records told a leader who gave an order: one from before does not know that they went back."""
         return self.before if self.before is not None and epoch <= self.before.epoch else self
 

@@ -1,7 +1,7 @@
 """The life of one controller's process, seen from outside: it runs, stands still, or is dead.
 
 A death is a ``kill -9``: every task of it ends where it stands, and what its clean-up code still tries reaches nothing,
-because all its ways to the outside lead through gates that ask ``Life`` first. Tasks belong to a life by their context,
+because all its ways to the outside lead through gates that ask ``ControllerInstance`` first. Tasks belong to a life by their context,
 which they inherit from the task that made them.
 """
 
@@ -17,17 +17,17 @@ from functools import partial
 from typing import Any, TypeVar
 
 from moorings.core.instants import Timestamp
-from moorings.testing.simulation.odds import Odds
+from moorings.testing.simulation.odds import FaultPlan
 from moorings.testing.simulation.virtual import VirtualLoop, WallClock
 
 T = TypeVar("T")
 
-LIFE: contextvars.ContextVar[Life] = contextvars.ContextVar("life")
+LIFE: contextvars.ContextVar[ControllerInstance] = contextvars.ContextVar("life")
 _PRUNE_AT = 256
 STILL_S = 0.05  # so often is looked whether a process that was stopped goes on
 
 
-class Life:
+class ControllerInstance:
     """One process of a controller.
 
     Attributes:
@@ -104,10 +104,10 @@ class Life:
         return result
 
 
-class LifeClock:
+class ProcessClock:
     """The machine's clock, as a process reads it: one that stands still also sleeps on."""
 
-    def __init__(self, life: Life, clock: WallClock) -> None:
+    def __init__(self, life: ControllerInstance, clock: WallClock) -> None:
         self._life = life
         self._clock = clock
 
@@ -126,7 +126,7 @@ class Threads:
     The default executor has any number of threads.
     """
 
-    def __init__(self, loop: VirtualLoop, odds: Odds) -> None:
+    def __init__(self, loop: VirtualLoop, odds: FaultPlan) -> None:
         self.loop = loop
         self.odds = odds
         self._queues: dict[Executor, deque[_Work]] = {}
@@ -165,7 +165,7 @@ class _Work:
     executor: Executor | None
     call: Callable[[], object]
     future: asyncio.Future[Any]
-    life: Life | None
+    life: ControllerInstance | None
 
     def begin(self) -> None:
         self._later(self._carry_out)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from moorings.drivers.simulated.faults import FaultKind
 
 # How likely a fault strikes one call, while it may.
-CALLS = {
+CALL_FAULT_RATES = {
     # an order on its way to a driver, and its answer
     "order_lost": 0.03,
     "order_late": 0.05,  # given up by us; carried out up to half a minute later
@@ -50,7 +50,7 @@ CALLS = {
     "other_body": 0.1,  # of retries
 }
 # What happens by itself: mean virtual seconds between two.
-HAPPENINGS_S = {
+FAULT_INTERVALS_S = {
     "crash": 60.0,
     "zombie": 90.0,
     "zombie_paused": 90.0,
@@ -64,13 +64,17 @@ HAPPENINGS_S = {
     "store_back": 40.0,  # the database is what it was some time ago
     **{f"vendor_{kind}": 40.0 for kind in FaultKind},
 }
-KINDS = (*CALLS, *HAPPENINGS_S)
+KINDS = (*CALL_FAULT_RATES, *FAULT_INTERVALS_S)
 SHARE_MIN, SHARE_MAX = 0.3, 0.9  # of the kinds, in one episode
 QUIET_OF = 0.3  # of all episodes: so few that what must happen in time can be seen to
 QUIET_MAX = 0.1
 RUSH_EVERY, RUSH_AT = 7, 4  # seeds: a rush is a quiet episode, too
 APART_EVERY = 9
-APART = {"store_back": 5, "poison": 7, "namesake": 7}  # in which of so many seeds they strike; drawn in no other
+SEPARATE_FAULTS = {
+    "store_back": 5,
+    "poison": 7,
+    "namesake": 7,
+}  # in which of so many seeds they strike; drawn in no other
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,7 @@ class Latency:
     slow_s: float
 
 
-class Odds:
+class FaultPlan:
     """The chances of one episode.
 
     Args:
@@ -103,8 +107,8 @@ class Odds:
         self.rush = seed % RUSH_EVERY == RUSH_AT  # drawn by nobody: so other seeds tell the same whatever a rush is
         quiet = self.chance.random() < QUIET_OF or self.rush
         share = self.chance.uniform(0, QUIET_MAX) if quiet else self.chance.uniform(SHARE_MIN, SHARE_MAX)
-        drawn = {kind for kind in KINDS if kind not in APART and self.chance.random() < share}
-        drawn |= {kind for kind, at in APART.items() if seed % APART_EVERY == at}  # drawn by nobody, likewise
+        drawn = {kind for kind in KINDS if kind not in SEPARATE_FAULTS and self.chance.random() < share}
+        drawn |= {kind for kind, at in SEPARATE_FAULTS.items() if seed % APART_EVERY == at}  # drawn by nobody, likewise
         self.kinds = frozenset(drawn if only is None else only)
         self.goes_back = "store_back" in self.kinds
         self.calm = False
@@ -120,18 +124,18 @@ class Odds:
             return None
         for kind in kinds:
             if kind in self.kinds:
-                drawn -= CALLS[kind] * self._intensity
+                drawn -= CALL_FAULT_RATES[kind] * self._intensity
                 if drawn < 0:
                     return kind
         return None
 
     def strikes_apart(self, kind: str) -> bool:
         """Whether a fault of ``APART`` strikes this call."""
-        return kind in self.kinds and not self.calm and self.apart.random() < CALLS[kind]
+        return kind in self.kinds and not self.calm and self.apart.random() < CALL_FAULT_RATES[kind]
 
     def pause_s(self, kind: str) -> float:
         """Virtual seconds until a happening of that kind strikes next."""
-        return self.chance.expovariate(self._intensity / HAPPENINGS_S[kind])
+        return self.chance.expovariate(self._intensity / FAULT_INTERVALS_S[kind])
 
     def store_s(self) -> float:
         """Seconds that one half of a call to the database takes."""

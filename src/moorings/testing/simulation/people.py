@@ -24,11 +24,11 @@ from moorings.core.instants import Timestamp, add_seconds
 from moorings.core.projects import DEFAULT_PROJECT
 from moorings.core.topology import Pool
 from moorings.ports.store import PageQuery, Seq
-from moorings.testing.simulation.engine import NAME as LOCAL
+from moorings.testing.simulation.engine import ENGINE_NAME as LOCAL
 from moorings.testing.simulation.scheduler import NAME as SCHEDULER
 from moorings.testing.simulation.sharing import ACCOUNTS, NOBODYS, drawn_name, drawn_project
-from moorings.testing.simulation.stage import Stage
-from moorings.testing.simulation.world import World, is_of_poison
+from moorings.testing.simulation.stage import SimulationContext
+from moorings.testing.simulation.world import SimulatedController, is_of_poison
 from moorings.workloads.appliance import ApplianceJobType, WorkflowPart
 from moorings.workloads.jobs import Accelerators, JobSpec
 from moorings.workloads.runs import Run
@@ -82,19 +82,19 @@ Choices = tuple[tuple[int, Callable[[], Awaitable[object]]], ...]
 UseCase = Callable[[Controller], Coroutine[Any, Any, T]]
 
 
-class LostError(Exception):
+class NoAnswerError(Exception):
     """No answer came."""
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class KeyedResult:
     """What a key gave: to which body, and what."""
 
     body: str
     ident: str
 
 
-class Crowd:
+class ClientPool:
     """What the clients share: who serves, and what they were told.
 
     Args:
@@ -102,10 +102,10 @@ class Crowd:
         serving: who answers requests now: the leader, or one who still takes himself for it.
     """
 
-    def __init__(self, stage: Stage, serving: Callable[[], World | None]) -> None:
+    def __init__(self, stage: SimulationContext, serving: Callable[[], SimulatedController | None]) -> None:
         self.stage = stage
         self.serving = serving
-        self.told: dict[tuple[str, str], Told] = {}
+        self.told: dict[tuple[str, str], KeyedResult] = {}
         self.keys = 0
         self.tempers: dict[tuple[ClaimId, int], Timestamp | None] = {}  # when who was asked yields; None: never
 
@@ -125,14 +125,14 @@ class Crowd:
         world = self.serving()
         task = world.ask(use_case) if world is not None and fault != "request_lost" else None
         if world is None or task is None:
-            raise LostError
+            raise NoAnswerError
         task.add_done_callback(_forget)
         done, _ = await asyncio.wait((task, world.life.ended), timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
         if task not in done or task.cancelled() or fault == "reply_lost":
             if not task.done() and stage.odds.chance.random() < 0.5:
                 task.cancel()  # the connection is closed, and the server notices
             stage.story.tell("client", f"{who}: no answer")
-            raise LostError
+            raise NoAnswerError
         await asyncio.sleep(stage.odds.engine_s())
         try:
             answer = task.result()
@@ -154,8 +154,8 @@ class Crowd:
         known = self.told.get((subject, key))
         if known is not None and known.ident != ident and ledger.was(known.ident, 1):
             del self.told[subject, key]
-        before = self.told.setdefault((subject, key), Told(body, ident))
-        if before != Told(body, ident):
+        before = self.told.setdefault((subject, key), KeyedResult(body, ident))
+        if before != KeyedResult(body, ident):
             self.stage.story.breaks(5, f"key {key} of {subject} gave {before}, and then {ident} for {body}")
         if use is None or ident not in (use.claim, use.run):
             self.stage.story.breaks(5, f"key {key} of {subject} gave {ident}; saved is {use}")
@@ -189,7 +189,7 @@ def _short(answer: object) -> str:
             return type(answer).__name__
 
 
-class Client:
+class SimulatedClient:
     """One person, agent or admin at work.
 
     Attributes:
@@ -198,7 +198,7 @@ class Client:
 
     deaf_of = DEAF_OF
 
-    def __init__(self, number: int, caller: Caller, crowd: Crowd) -> None:
+    def __init__(self, number: int, caller: Caller, crowd: ClientPool) -> None:
         self._who = f"{caller.subject}{number}"
         self._instance = "01"[number // len(CALLERS) % 2] * INSTANCE_ID_CHARS  # two Slurms of one name
         self._caller = caller
@@ -219,7 +219,7 @@ class Client:
                 choices = self._choices()
                 deed = self._chance.choices([deed for _, deed in choices], [weight for weight, _ in choices])[0]
                 await deed()
-            except (LostError, MooringsError):
+            except (NoAnswerError, MooringsError):
                 continue  # told and judged where it was met; people go on
 
     def _choices(self) -> Choices:
@@ -286,7 +286,7 @@ class Client:
                 await ask(body, key)
                 if self._chance.random() < 0.9:
                     return
-            except LostError:
+            except NoAnswerError:
                 await asyncio.sleep(self._chance.uniform(0, 2))
             except MooringsError as error:
                 if error.code not in AWAY:
@@ -645,6 +645,6 @@ async def _list_pools(controller: Controller) -> object:
     return [*controller.list_pools(), *controller.list_partitions()]
 
 
-def crowd_of(crowd: Crowd, count: int) -> list[Client]:
+def make_clients(crowd: ClientPool, count: int) -> list[SimulatedClient]:
     """So many clients, of every role."""
-    return [Client(number, CALLERS[number % len(CALLERS)], crowd) for number in range(count)]
+    return [SimulatedClient(number, CALLERS[number % len(CALLERS)], crowd) for number in range(count)]

@@ -12,7 +12,7 @@ from moorings.core.claims import ClaimState
 from moorings.core.devices import DeviceState
 from moorings.core.events import EVENTS
 from moorings.core.partitions import PartitionState
-from moorings.testing.simulation.episode import Outcome
+from moorings.testing.simulation.episode import EpisodeResult
 from moorings.testing.simulation.odds import KINDS
 from moorings.workloads.runs import RunState
 
@@ -37,7 +37,7 @@ TO_REACH: tuple[str, ...] = (
 )
 
 
-def reached(outcomes: Iterable[Outcome]) -> Counter[str]:
+def total_reached(outcomes: Iterable[EpisodeResult]) -> Counter[str]:
     """How often each thing was met in all of them."""
     total: Counter[str] = Counter()
     for outcome in outcomes:
@@ -45,7 +45,7 @@ def reached(outcomes: Iterable[Outcome]) -> Counter[str]:
     return total
 
 
-def missed(total: Counter[str]) -> list[str]:
+def unreached(total: Counter[str]) -> list[str]:
     """What should have been reached and was not."""
     return [what for what in TO_REACH if not total[what]]
 
@@ -66,7 +66,7 @@ def build_table(total: Counter[str]) -> list[str]:
     return lines
 
 
-def build_failure(outcome: Outcome, steps: int, only: Sequence[str] | None, lines: int) -> list[str]:
+def build_failure(outcome: EpisodeResult, steps: int, only: Sequence[str] | None, lines: int) -> list[str]:
     """A broken law: which, when, the story before it, and the command that plays it again."""
     broken = outcome.broken
     assert broken is not None

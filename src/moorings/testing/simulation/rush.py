@@ -18,8 +18,8 @@ from moorings.core.inputs import DefragmentPool
 from moorings.core.projects import DEFAULT_PROJECT, Project, ProjectShare, guaranteed_blocks_in, guaranteed_device_count
 from moorings.core.shares import BlockCounts
 from moorings.core.topology import AnySubset, Catalogue, Pool
-from moorings.testing.simulation.people import ROOT, VIEWER, Choices, Client, Crowd, LostError
-from moorings.testing.simulation.stage import Stage
+from moorings.testing.simulation.people import ROOT, VIEWER, Choices, ClientPool, NoAnswerError, SimulatedClient
+from moorings.testing.simulation.stage import SimulationContext
 
 OWNERS = ("lab/vision", "ops", "lab")  # whose guarantees somebody comes for
 BORROWERS = (DEFAULT_PROJECT, "guests", "lab/sweeps", "lab/sweeps")  # in whose names others fill the pools
@@ -31,22 +31,22 @@ STAYS_S = (20.0, 45.0)  # beyond the time within which an owner must have its de
 LIMITED_OF = 0.5  # of all rushes: the lab may not hold much more than it is guaranteed
 
 
-def rush_of(crowd: Crowd) -> list[Client]:
+def make_rush_clients(crowd: ClientPool) -> list[SimulatedClient]:
     """An admin, owners, borrowers of their own names, and somebody who looks on."""
     chance = crowd.stage.odds.chance
     names = OWNERS[: chance.choice((2, 3))]
-    owners = [Owner(number, name, crowd) for number, name in enumerate(names)]
+    owners = [GuaranteedClient(number, name, crowd) for number, name in enumerate(names)]
     borrowers = [
-        Borrower(number, Caller(subject, Role.USER, f"user/{subject}", f"k-{subject}"), crowd)
+        BorrowingClient(number, Caller(subject, Role.USER, f"user/{subject}", f"k-{subject}"), crowd)
         for number, subject in enumerate(("eve", "flo", "gus", "hal")[: chance.choice((2, 3, 4))])
     ]
     most, by_hand_of = chance.choice(CLAIMS_MAX), chance.choice(BY_HAND_OF)
     for borrower in borrowers:
         borrower.claims_max, borrower.by_hand_of = most, by_hand_of
-    return [Ruler(0, ROOT, crowd), *owners, *borrowers, Client(0, VIEWER, crowd)]
+    return [AdminClient(0, ROOT, crowd), *owners, *borrowers, SimulatedClient(0, VIEWER, crowd)]
 
 
-def promises(stage: Stage) -> list[Project]:
+def make_projects(stage: SimulationContext) -> list[Project]:
     """Who is guaranteed what, each project after the one it is part of."""
     chance = stage.odds.chance
     parts = [_parts(pool) for pool in stage.pools]
@@ -77,12 +77,12 @@ def _parts(pool: Pool) -> tuple[BlockCounts, BlockCounts]:
     return ((large, 1),), ((small, 1),)
 
 
-class Ruler(Client):
+class AdminClient(SimulatedClient):
     """The admin."""
 
     async def work(self) -> None:
         """Promise, then meddle now and then."""
-        for project in promises(self._stage):
+        for project in make_projects(self._stage):
             await self._promise(project)
         await super().work()
 
@@ -92,7 +92,7 @@ class Ruler(Client):
                 await self._crowd.ask(
                     self._who, f"promise {project.name}", lambda c: c.projects.set(self._caller, project, None)
                 )
-            except (LostError, MooringsError):
+            except (NoAnswerError, MooringsError):
                 await asyncio.sleep(self._chance.uniform(0, 2))
 
     def _choices(self) -> Choices:
@@ -125,10 +125,10 @@ class Ruler(Client):
             )
 
 
-class Owner(Client):
+class GuaranteedClient(SimulatedClient):
     """Somebody of a project that is guaranteed devices: away, there, and away again."""
 
-    def __init__(self, number: int, project: str, crowd: Crowd) -> None:
+    def __init__(self, number: int, project: str, crowd: ClientPool) -> None:
         subject = project.rsplit("/", 1)[-1]
         super().__init__(number, Caller(subject, Role.USER, f"user/{subject}", f"k-{subject}"), crowd)
         self._of = project
@@ -150,7 +150,7 @@ class Owner(Client):
     async def _try(self, deed: Callable[[], Awaitable[object]]) -> None:
         try:
             await deed()
-        except (LostError, MooringsError):
+        except (NoAnswerError, MooringsError):
             await asyncio.sleep(self._chance.uniform(0, 1))
 
     async def _release(self) -> None:
@@ -181,7 +181,7 @@ class Owner(Client):
         )
 
 
-class Borrower(Client):
+class BorrowingClient(SimulatedClient):
     """Somebody who takes what is free, and keeps it.
 
     Attributes:

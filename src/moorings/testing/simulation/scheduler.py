@@ -8,7 +8,7 @@ for people; nothing may follow from it.
 from __future__ import annotations
 
 from moorings.ports.engine import RunSubmission
-from moorings.testing.simulation.engine import Process, SimulatedCluster
+from moorings.testing.simulation.engine import SimulatedCluster, SimulatedProcess
 from moorings.workloads.runs import RunId, RunPhase, RunStatus
 
 NAME = "slurm"
@@ -40,7 +40,7 @@ class SimulatedScheduler(SimulatedCluster):
             reason="job is PENDING (Resources)" if waits else "",
         )
 
-    def _began(self, run: RunId, process: Process) -> None:
+    def _began(self, run: RunId, process: SimulatedProcess) -> None:
         if self._odds.chance.random() < REQUEUED_OF:
             after_s = self._odds.chance.expovariate(1 / RUNS_BEFORE_MEAN_S)
             self._loop.call_later(after_s, self._requeue, run, process.starts)

@@ -14,17 +14,17 @@ from moorings.core.topology import Pool
 from moorings.drivers.simulated.driver import SimulatedDriver
 from moorings.ports.store import Store
 from moorings.testing.simulation.engine import SimulatedCluster
-from moorings.testing.simulation.ledger import Ledger
-from moorings.testing.simulation.odds import Odds
+from moorings.testing.simulation.ledger import CommittedState
+from moorings.testing.simulation.odds import FaultPlan
 from moorings.testing.simulation.scheduler import SimulatedScheduler
 from moorings.testing.simulation.sharing import Sharing
-from moorings.testing.simulation.story import Story
-from moorings.testing.simulation.turning import Past
+from moorings.testing.simulation.story import EpisodeLog
+from moorings.testing.simulation.turning import RewindableDatabase
 from moorings.testing.simulation.virtual import SeededIds, SteadyClock, VirtualLoop, WallClock
 
 
 @dataclass
-class Stage:
+class SimulationContext:
     """The parts that outlive a controller.
 
     Attributes:
@@ -40,9 +40,9 @@ class Stage:
     """
 
     loop: VirtualLoop
-    odds: Odds
-    story: Story
-    ledger: Ledger
+    odds: FaultPlan
+    story: EpisodeLog
+    ledger: CommittedState
     pools: tuple[Pool, ...]
     store: Store
     drivers: Mapping[PoolName, SimulatedDriver]
@@ -54,7 +54,7 @@ class Stage:
     installation: str
     sharing: Sharing
     given_back: set[ClaimId]
-    past: Past | None
+    past: RewindableDatabase | None
     store_away: bool = False
     engine_away: bool = False
     outside: contextvars.Context = field(default_factory=contextvars.copy_context)

@@ -16,7 +16,7 @@ LINES_KEPT = 400
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class BrokenLaw:
     """A law that was broken: which (0: none of the ten, but a fault of the product), at which step, and how."""
 
     law: int
@@ -24,7 +24,7 @@ class Broken:
     message: str
 
 
-class Story:
+class EpisodeLog:
     """What has happened so far.
 
     Args:
@@ -43,7 +43,7 @@ class Story:
     def __init__(self, moment_s: Callable[[], float], until: int | None = None) -> None:
         self.steps = 0
         self.reached: Counter[str] = Counter()
-        self.broken: Broken | None = None
+        self.broken: BrokenLaw | None = None
         self.look: Callable[[], None] = lambda: None
         self.on_end: Callable[[], None] = lambda: None
         self.on_fault: Callable[[str, str], None] = lambda _kind, _what: None
@@ -84,7 +84,7 @@ class Story:
         """A law is broken: the story ends here."""
         if not self.over:
             self._write("BROKEN", f"law {law}: {message}")
-            self.broken = Broken(law, self.steps, message)
+            self.broken = BrokenLaw(law, self.steps, message)
             self._end()
 
     def digest(self) -> str:

@@ -14,9 +14,9 @@ from typing import Protocol
 from moorings.core.instants import add_seconds
 from moorings.core.topology import Block, Pool
 from moorings.drivers.simulated.faults import Call, Fault, FaultKind
-from moorings.testing.simulation.odds import HAPPENINGS_S
-from moorings.testing.simulation.stage import Stage
-from moorings.testing.simulation.witness import Witness
+from moorings.testing.simulation.odds import FAULT_INTERVALS_S
+from moorings.testing.simulation.stage import SimulationContext
+from moorings.testing.simulation.witness import InvariantChecker
 from moorings.workloads.runs import EndReason
 
 OUTAGE_S_MAX = 20.0
@@ -28,7 +28,7 @@ DOUBT_S = 120.0  # so long after it may be recorded that partitions were shown i
 JUMP_S = (45.0, 3_600.0, 86_400.0)
 
 
-class Fleetwide(Protocol):
+class FaultTargets(Protocol):
     """What trouble needs of the controllers."""
 
     def crash(self, why: str) -> None:
@@ -48,10 +48,10 @@ class Fleetwide(Protocol):
         ...
 
 
-class Trouble:
+class FaultInjector:
     """Strikes, until it is calm."""
 
-    def __init__(self, stage: Stage, witness: Witness, controllers: Fleetwide) -> None:
+    def __init__(self, stage: SimulationContext, witness: InvariantChecker, controllers: FaultTargets) -> None:
         self._stage = stage
         self._witness = witness
         self._controllers = controllers
@@ -75,7 +75,7 @@ class Trouble:
 
     def begin(self) -> None:
         """Start every kind that is enabled in this episode."""
-        for kind in HAPPENINGS_S:
+        for kind in FAULT_INTERVALS_S:
             if kind in self._stage.odds.kinds:
                 self._tasks.append(self._stage.loop.create_task(self._go_on(kind), name=kind))
 

@@ -19,13 +19,13 @@ from moorings.controller.turned_back import EngineObservations, LiveRun, Started
 from moorings.core.instants import Timestamp
 from moorings.ports.store import Store
 from moorings.store.high_water import LogPositionFile
-from moorings.testing.simulation.engine import NAME, Process, SimulatedCluster
-from moorings.testing.simulation.ledger import Ledger, Picture
-from moorings.testing.simulation.story import Story
+from moorings.testing.simulation.engine import ENGINE_NAME, SimulatedCluster, SimulatedProcess
+from moorings.testing.simulation.ledger import CommittedSnapshot, CommittedState
+from moorings.testing.simulation.story import EpisodeLog
 from moorings.workloads.runs import RunId
 
 
-class Past:
+class RewindableDatabase:
     """What was, and what does not go back with the database.
 
     Args:
@@ -39,8 +39,8 @@ class Past:
 
     def __init__(
         self,
-        story: Story,
-        ledger: Ledger,
+        story: EpisodeLog,
+        ledger: CommittedState,
         database: Path,
         cluster: SimulatedCluster,
         installation: str,
@@ -53,7 +53,7 @@ class Past:
         self._cluster = cluster
         self._installation = installation
         self._later = later
-        self._picture: Picture | None = None
+        self._picture: CommittedSnapshot | None = None
         self._why = ""
         self._ready = True
 
@@ -106,7 +106,7 @@ class Past:
 
     def _living(self, known: Collection[RunId]) -> list[LiveRun]:
         live = self._cluster.live.items()
-        return [LiveRun(run, one.order.job, NAME, _started(one)) for run, one in live if run not in known]
+        return [LiveRun(run, one.order.job, ENGINE_NAME, _started(one)) for run, one in live if run not in known]
 
     def _spare(self, why: str, ready: bool) -> None:
         self._why, self._ready = why, ready
@@ -123,7 +123,7 @@ class Past:
             self._story.tell("RESTORED", "an admin says that what no record knows may go")
 
 
-def _started(process: Process) -> StartedRun:
+def _started(process: SimulatedProcess) -> StartedRun:
     order = process.order
     return StartedRun(order.attempt, process.started_at, order.partition, order.binding.partition)
 

@@ -21,7 +21,7 @@ from moorings.core.instants import SECOND, Timestamp
 
 T = TypeVar("T")
 
-BEGIN = Timestamp(1_750_000_000 * SECOND)  # any moment; the same for every seed
+START_TIME = Timestamp(1_750_000_000 * SECOND)  # any moment; the same for every seed
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 _ID_CHARS = 12
 
@@ -41,7 +41,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def __init__(self) -> None:
         super().__init__()
-        self._selector = _Jump(self)
+        self._selector = _JumpingSelector(self)
         self._clock_resolution = 1e-9
         self.moment_s = 0.0
         self.threads: ThreadCall = _at_once
@@ -61,7 +61,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Nobody else's thread wakes this loop."""
 
 
-class _Jump:
+class _JumpingSelector:
     """What stands in for a selector: where the real one waits, time passes at once."""
 
     def __init__(self, loop: VirtualLoop) -> None:
@@ -90,7 +90,7 @@ class WallClock:
         self.set_by_s = 0.0
 
     def now(self) -> Timestamp:
-        return Timestamp(BEGIN + round((self._loop.moment_s + self.set_by_s) * SECOND))
+        return Timestamp(START_TIME + round((self._loop.moment_s + self.set_by_s) * SECOND))
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

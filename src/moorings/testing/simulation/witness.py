@@ -34,9 +34,9 @@ from moorings.drivers.simulated.faults import FaultKind
 from moorings.drivers.simulated.partition import VendorState
 from moorings.ports.engine import RunSubmission
 from moorings.ports.store import Changes
-from moorings.testing.simulation.guarantees import Guarantees
-from moorings.testing.simulation.ledger import Ledger
-from moorings.testing.simulation.story import Story
+from moorings.testing.simulation.guarantees import GuaranteeChecker
+from moorings.testing.simulation.ledger import CommittedState
+from moorings.testing.simulation.story import EpisodeLog
 from moorings.testing.simulation.virtual import SteadyClock
 from moorings.workloads.runs import RunId, RunState
 from moorings.workloads.turn import RunRegistry
@@ -48,7 +48,7 @@ LEASE_SLACK_S = 2.0  # clocks that are set by less than this may shorten a lease
 
 
 @dataclass(slots=True)
-class _Watched:
+class _WatchedPartition:
     """The partition a run's processes are on; ``excused`` once it broke or vanished by itself."""
 
     pool: PoolName
@@ -60,7 +60,7 @@ class _Watched:
     excused: bool = False
 
 
-class Witness:
+class InvariantChecker:
     """Looks on.
 
     Args:
@@ -74,12 +74,12 @@ class Witness:
 
     def __init__(
         self,
-        story: Story,
-        ledger: Ledger,
+        story: EpisodeLog,
+        ledger: CommittedState,
         drivers: Mapping[PoolName, SimulatedDriver],
         clock: SteadyClock,
         installation: str,
-        guarantees: Guarantees,
+        guarantees: GuaranteeChecker,
     ) -> None:
         self.guarantees = guarantees
         self._story = story
@@ -87,7 +87,7 @@ class Witness:
         self._drivers = drivers
         self._clock = clock
         self._installation = installation
-        self._watched: dict[RunId, _Watched] = {}
+        self._watched: dict[RunId, _WatchedPartition] = {}
         self._refused: set[str] = set()
         self._claims_heard: dict[str, Timestamp] = {}
         self._doubt_until = Timestamp(0)
@@ -109,7 +109,7 @@ class Witness:
             elif not watched.excused:
                 self._look_at(run, watched, now)
 
-    def _look_at(self, run: RunId, watched: _Watched, now: Timestamp) -> None:
+    def _look_at(self, run: RunId, watched: _WatchedPartition, now: Timestamp) -> None:
         driver = self._drivers[watched.pool]
         held = driver.machine.find(watched.name, now)
         if held is not None and held.mark == watched.mark:
@@ -150,7 +150,7 @@ class Witness:
         mark = mark_for(self._installation, partition.id)
         held = driver.machine.find(partition.name, now)
         ours = held if held is not None and held.mark == mark else None
-        watched = _Watched(
+        watched = _WatchedPartition(
             *(partition.pool, partition.name, mark, partition.block),
             troubles=self._by_itself(partition.pool),
             vanishes=ours is not None and ours.vanishes_at is not None,
@@ -169,7 +169,7 @@ class Witness:
         if run is None or run.claim is not None or run.reference is not None or order.binding != NO_BINDING:
             self._story.breaks(3, f"run {order.run} was submitted with {order.binding}; in the records it is {run}")
 
-    def _apart(self, run: RunId, watched: _Watched) -> None:
+    def _apart(self, run: RunId, watched: _WatchedPartition) -> None:
         for other, its in self._watched.items():
             if its.pool == watched.pool and its.block.overlaps(watched.block) and self.alive(other):
                 self._story.breaks(1, f"runs {other} and {run} are alive on devices of {watched.block}")
@@ -448,7 +448,7 @@ class Witness:
         repeated = decide_turn(fleet, runs, demanded, loop.occasion(loop.clock.now()))
         if repeated.changes != outcome.changes:
             self._story.breaks(9, f"decided again: {_difference(repeated.changes, outcome.changes)}")
-        if [_said(one) for one in repeated.replies] != [_said(one) for one in outcome.replies]:
+        if [_comparable(one) for one in repeated.replies] != [_comparable(one) for one in outcome.replies]:
             self._story.breaks(9, f"answered again: {repeated.replies} and not {outcome.replies}")
         for (what, anew), (_, held) in zip(_derived(fleet), _derived(loop.fleet), strict=True):
             if anew != held:
@@ -480,7 +480,7 @@ def _difference(again: Changes, first: Changes) -> str:
     return ""
 
 
-def _said(reply: object) -> object:
+def _comparable(reply: object) -> object:
     return (reply.code, reply.detail, reply.hint) if isinstance(reply, MooringsError) else reply
 
 

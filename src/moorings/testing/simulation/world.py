@@ -21,18 +21,26 @@ from moorings.controller.turns import AnyReply, KeyedInput, TurnOutcome
 from moorings.core.errors import MooringsError
 from moorings.core.inputs import CreateClaim, ReleaseClaim, RenewClaim, SetPriority
 from moorings.ports.store import Epoch, IdempotencyRecord, LogPosition
-from moorings.testing.simulation.engine import NAME as LOCAL
-from moorings.testing.simulation.gates import EngineGate, StoreGate, gates_to_drivers
-from moorings.testing.simulation.life import Life, LifeClock
+from moorings.testing.simulation.engine import ENGINE_NAME as LOCAL
+from moorings.testing.simulation.gates import FaultyEngine, FaultyStore, faulty_drivers
+from moorings.testing.simulation.life import ControllerInstance, ProcessClock
 from moorings.testing.simulation.scheduler import NAME as SCHEDULER
-from moorings.testing.simulation.stage import Stage
-from moorings.testing.simulation.witness import Witness
+from moorings.testing.simulation.stage import SimulationContext
+from moorings.testing.simulation.witness import InvariantChecker
 from moorings.workloads.turn import CancelRun, CreateRun, LabelRun
 
 T = TypeVar("T")
 
 AGAIN_EVERY = 3  # turns between decisions that are repeated
-ASKED = (CreateClaim, ReleaseClaim, RenewClaim, SetPriority, CreateRun, CancelRun, LabelRun)  # what may be poison
+POISONABLE_INPUTS = (
+    CreateClaim,
+    ReleaseClaim,
+    RenewClaim,
+    SetPriority,
+    CreateRun,
+    CancelRun,
+    LabelRun,
+)  # what may be poison
 
 
 class PoisonError(Exception):
@@ -47,8 +55,15 @@ def is_of_poison(error: MooringsError) -> bool:
 class WatchedLoop(TurnLoop):
     """The real loop, whose decisions are looked at as they are made; some demands are poison to it."""
 
-    def __init__(self, stage: Stage, life: Life, witness: Witness, store: StoreGate, epoch: Epoch) -> None:
-        super().__init__(store, stage.pools, stage.sharing.policy, LifeClock(life, stage.wall), epoch)
+    def __init__(
+        self,
+        stage: SimulationContext,
+        life: ControllerInstance,
+        witness: InvariantChecker,
+        store: FaultyStore,
+        epoch: Epoch,
+    ) -> None:
+        super().__init__(store, stage.pools, stage.sharing.policy, ProcessClock(life, stage.wall), epoch)
         self._stage = stage
         self._life = life
         self._witness = witness
@@ -72,7 +87,7 @@ class WatchedLoop(TurnLoop):
 
     def _meet_poison(self, demanded: Sequence[KeyedInput]) -> None:
         """Raise if one of them is poison; now and then one becomes it where it may do harm to others."""
-        able = [one.given for one in demanded if isinstance(one.given, ASKED)]
+        able = [one.given for one in demanded if isinstance(one.given, POISONABLE_INPUTS)]
         if able and len(demanded) > 1 and self._stage.odds.strikes_apart("poison"):
             self._poison.append(chosen := self._stage.odds.apart.choice(able))
             self._stage.story.fault("poison", f"{type(chosen).__name__} in a turn of {len(demanded)}")
@@ -103,7 +118,7 @@ class WatchedLoop(TurnLoop):
             self._witness.turned(self, change)
 
 
-class World:
+class SimulatedController:
     """One life of a controller, from its start to its end.
 
     Attributes:
@@ -112,8 +127,14 @@ class World:
         controller: its use cases, once it serves.
     """
 
-    def __init__(self, number: int, stage: Stage, witness: Witness, on_end: Callable[[World, str], None]) -> None:
-        self.life = Life(number, stage.loop)
+    def __init__(
+        self,
+        number: int,
+        stage: SimulationContext,
+        witness: InvariantChecker,
+        on_end: Callable[[SimulatedController, str], None],
+    ) -> None:
+        self.life = ControllerInstance(number, stage.loop)
         self.loop: WatchedLoop | None = None
         self.controller: Controller | None = None
         self._stage = stage
@@ -124,8 +145,8 @@ class World:
 
     async def _run(self) -> None:
         stage, life = self._stage, self.life
-        store = StoreGate(stage, life, self._witness)
-        clock = LifeClock(life, stage.wall)
+        store = FaultyStore(stage, life, self._witness)
+        clock = ProcessClock(life, stage.wall)
         mark = stage.past.mark() if stage.past is not None else None
         if stage.past is not None and mark is not None:
             await stage.loop.run_in_executor(None, stage.past.take_up, store, mark, clock.now())
@@ -136,13 +157,13 @@ class World:
         loop = WatchedLoop(stage, life, self._witness, store, epoch)
         hardware = DriverManager(
             loop,
-            gates_to_drivers(stage, life, self._witness),
+            faulty_drivers(stage, life, self._witness),
             clock,
             stage.installation,
             in_use=self._is_in_use if stage.past is not None else None,
             note=mark.note if mark is not None else None,
         )
-        engines = {name: EngineGate(stage, life, name) for name in (LOCAL, SCHEDULER)}
+        engines = {name: FaultyEngine(stage, life, name) for name in (LOCAL, SCHEDULER)}
         running = RunManager(loop, engines, hardware, clock, stage.installation)
         controller = Controller(
             loop=loop,
