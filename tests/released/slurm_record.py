@@ -26,7 +26,7 @@ from moorings.core.claims import CheckpointContract
 from moorings.local.fence import Fence
 from moorings.local.logs import TaskLog, read_logs
 from moorings.ports.engine import RunSubmission
-from moorings.slurm.commands import Commands
+from moorings.slurm.commands import SlurmCommands
 from moorings.slurm.engine.engine import SlurmEngine
 from moorings.slurm.engine.settings import SlurmEngineSettings
 from moorings.slurm.formats import build_jobs, build_licenses, build_reservations
@@ -247,7 +247,7 @@ class _Runs:
             return read_logs([TaskLog(*one) for one in files], ended=ended, pause=clock.sleep)
 
         settings = SlurmEngineSettings(self.folder)
-        return SlurmEngine(settings, Commands(self.site.cluster.env), clock, Fence(self.folder), read)
+        return SlurmEngine(settings, SlurmCommands(self.site.cluster.env), clock, Fence(self.folder), read)
 
     def capture(self, name: str, run: str, job: str | None) -> None:
         """Write down the folder of a run, and how Slurm lists its job."""

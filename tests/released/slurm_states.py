@@ -16,36 +16,36 @@ from typing import Any
 from moorings.client.requests import parse_body
 from moorings.core.instants import Timestamp
 from moorings.core.records import to_plain
-from moorings.slurm.engine.rundir import RunFolder
-from moorings.slurm.engine.verdict import JobEnd, Look, has_ended, judge, look
-from moorings.slurm.formats import build_order, parse_jobs, parse_licenses
-from moorings.slurm.host.gate import Offer
+from moorings.slurm.engine.rundir import SlurmRunFolder
+from moorings.slurm.engine.verdict import JobEnd, RunObservation, build_end_record, has_ended, observe_run
+from moorings.slurm.formats import build_admin_comment, parse_jobs, parse_licenses
+from moorings.slurm.host.gate import QueueOffer
 from moorings.slurm.host.instance import read_instance
-from moorings.slurm.host.ledger import Home, Start
-from moorings.slurm.host.node_notes import load_notes
+from moorings.slurm.host.ledger import ClusterIdentity, JobStart
+from moorings.slurm.host.node_notes import load_node_state
 from moorings.slurm.host.plan import (
-    Act,
+    AgentAction,
     AllowRequeue,
-    Announce,
-    Cancel,
+    AnnounceQueue,
+    CancelJob,
+    ClusterState,
     ListDevices,
     ListSteps,
+    LogWarning,
     PreemptJobs,
-    Release,
-    ReleaseIfGone,
-    Report,
-    Requeue,
-    Reserve,
+    PutBackJob,
+    ReleaseIfJobGone,
+    ReleaseJobClaim,
+    RequeueJob,
     ServeJob,
-    SetAside,
-    StopUnbound,
-    View,
+    StopUnboundJob,
+    UpdateReservation,
     WriteNote,
     plan,
 )
-from moorings.slurm.host.plugged import PluggedMemory, plan_plugged
-from moorings.slurm.host.reclaim import Warn
-from moorings.slurm.host.steps import Steps
+from moorings.slurm.host.plugged import PluginState, plan_node_drains
+from moorings.slurm.host.reclaim import WarnJob
+from moorings.slurm.host.steps import StepAllocations
 from moorings.slurm.node_records import parse_show_nodes
 from moorings.wire.codec import encode
 from moorings.wire.shapes import ClaimBody, QueueBody
@@ -63,16 +63,16 @@ def put_files(recording: Mapping[str, Any], folder: Path) -> None:
         path.write_text(text)
 
 
-def read_files(folder: Path, shares: Collection[tuple[Start, int]] = ()) -> dict[str, Any]:
+def read_files(folder: Path, shares: Collection[tuple[JobStart, int]] = ()) -> dict[str, Any]:
     """What the agent's files say.
 
     Args:
         folder: StateSaveLocation.
         shares: steps to ask for: what each of them holds.
     """
-    steps, notes = Steps(folder / "moorings_steps"), load_notes(folder / "moorings_nodes")
+    steps, notes = StepAllocations(folder / "moorings_steps"), load_node_state(folder / "moorings_nodes")
 
-    async def held(start: Start, step: int) -> list[Any]:
+    async def held(start: JobStart, step: int) -> list[Any]:
         async def unasked() -> Any:
             raise AssertionError(f"what step {step} of job {start.job_id} holds is not read")
 
@@ -94,21 +94,21 @@ def read_files(folder: Path, shares: Collection[tuple[Start, int]] = ()) -> dict
     }
 
 
-def shares_of(recording: Mapping[str, Any]) -> list[tuple[Start, int]]:
+def shares_of(recording: Mapping[str, Any]) -> list[tuple[JobStart, int]]:
     """The steps that hold something, as the files name them."""
     found = []
     for name, text in recording["files"].items():
         folder, _, file = name.partition("/")
         if folder == "moorings_steps" and not file.endswith(".draft"):
             job, nonce, restarts = file.split("-")
-            found += [(Start(int(job), nonce, int(restarts)), one["step"]) for one in json.loads(text)["steps"]]
+            found += [(JobStart(int(job), nonce, int(restarts)), one["step"]) for one in json.loads(text)["steps"]]
     return found
 
 
 def decide(recording: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """What an agent finds on that state, and what it does about it within ``LISTINGS`` alike listings."""
     files = read_files(folder, shares_of(recording))
-    home = Home(CLUSTER, files["instance"])
+    home = ClusterIdentity(CLUSTER, files["instance"])
     now = Timestamp(recording["now"])
     jobs = {job.job_id: job for text in recording["jobs"] for job in parse_jobs(text.encode())}
     claims = {one["owner"]: parse_body(ClaimBody)(one) for one in recording["claims"]}
@@ -118,11 +118,11 @@ def decide(recording: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         for sizes in told.values():
             for size, count in sizes.items():
                 sums[kind][int(size)] = sums[kind].get(int(size), 0) + count
-    notes = load_notes(folder / "moorings_nodes")
+    notes = load_node_state(folder / "moorings_nodes")
     nodes = parse_show_nodes(recording["nodes"].encode())
-    memory = PluggedMemory(starts=notes.starts, drained=notes.drained)
-    plugged = plan_plugged(nodes, notes.hellos, memory, now / 1e6)
-    view = View(
+    memory = PluginState(starts=notes.starts, drained=notes.drained)
+    plugged = plan_node_drains(nodes, notes.hellos, memory, now / 1e6)
+    view = ClusterState(
         home=home,
         at_s=1000.0,
         jobs=jobs,
@@ -132,10 +132,10 @@ def decide(recording: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         claims_listed=True,
         accepted=True,
         licenses=parse_licenses(recording["licenses"].encode()),
-        asked=Steps(folder / "moorings_steps").asked,
+        asked=StepAllocations(folder / "moorings_steps").asked,
         plugged=plugged.plugged,
         n_nodes=len(nodes),
-        offer=Offer(
+        offer=QueueOffer(
             counts=sums["offer"],
             asked_at=1000.0,
             held=sums["held"],
@@ -152,35 +152,37 @@ def decide(recording: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         acts += [told for told in map(neutral, found.acts) if told not in acts]
     return {
         "files": files,
-        "comments": {job.job_id: build_order(job.order, job.asked, job.note) for job in jobs.values() if job.order},
+        "comments": {
+            job.job_id: build_admin_comment(job.order, job.asked, job.note) for job in jobs.values() if job.order
+        },
         "acts": acts,
         "drain": sorted(plugged.drain),
         "take_back": sorted(plugged.take_back),
     }
 
 
-def neutral(act: Act) -> list[Any]:
+def neutral(act: AgentAction) -> list[Any]:
     """An act as a kind and what it is done to."""
     match act:
         case ServeJob(job):
             assert job.order is not None
             return ["claim a partition", job.job_id, job.order.nonce, job.restarts]
-        case Release(claim, why):
+        case ReleaseJobClaim(claim, why):
             return ["release", claim.owner, why]
-        case ReleaseIfGone(claim, why):
+        case ReleaseIfJobGone(claim, why):
             return ["release if gone", claim.owner, why]
-        case Announce(queue):
+        case AnnounceQueue(queue):
             return ["announce", encode(queue)]
-        case Reserve(licenses, closed):
+        case UpdateReservation(licenses, closed):
             return ["reserve", dict(licenses), dict(closed)]
-        case Warn(job, asked, note):
+        case WarnJob(job, asked, note):
             assert job.order is not None
-            return ["warn", job.job_id, build_order(job.order, asked, note)]
+            return ["warn", job.job_id, build_admin_comment(job.order, asked, note)]
         case WriteNote(job, text):
             return ["note", job.job_id, text]
-        case Report():
+        case LogWarning():
             return ["report", act.event, act.claim]
-        case StopUnbound(job, on_nodes):
+        case StopUnboundJob(job, on_nodes):
             return ["stop unbound", job.job_id, sorted(on_nodes)]
         case ListSteps(numbers):
             return ["list steps", sorted(numbers)]
@@ -191,9 +193,9 @@ def neutral(act: Act) -> list[Any]:
 
 KINDS: Mapping[type, str] = {
     AllowRequeue: "allow requeue",
-    Requeue: "requeue",
-    Cancel: "cancel",
-    SetAside: "set aside",
+    RequeueJob: "requeue",
+    CancelJob: "cancel",
+    PutBackJob: "set aside",
     PreemptJobs: "preempt",
     ListDevices: "list devices",
 }
@@ -206,15 +208,17 @@ def read_run(recording: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(file["text"], errors="surrogateescape")
         os.utime(path, ns=(file["at_ns"], file["at_ns"]))
-    attempt = RunFolder(folder / recording["run"]).newest()
+    attempt = SlurmRunFolder(folder / recording["run"]).newest()
     assert attempt is not None
     facts = attempt.facts()
     job = next(iter(parse_jobs(recording["jobs"].encode())), None)
-    seen = look(facts, job)
+    seen = observe_run(facts, job)
     end = facts.end
-    if seen is Look.OVER:
+    if seen is RunObservation.OVER:
         word = JobEnd(job.job_id, job.state, job.ends) if job is not None and not has_ended(facts) else None
-        end = judge(facts, attempt.tasks(facts.asked), word, attempt.complaint(), Timestamp(recording["now"]))
+        end = build_end_record(
+            facts, attempt.tasks(facts.asked), word, attempt.complaint(), Timestamp(recording["now"])
+        )
     return {
         "asked": to_plain(facts.asked),
         "job": facts.job,

@@ -12,9 +12,9 @@ import pytest
 from moorings.slurm.host import hello, nodes, why
 from moorings.slurm.host.installation import (
     MANIFEST,
-    Action,
+    FileAction,
     digest_of,
-    is_unfilled,
+    is_template,
     parse_feature,
     parse_manifest,
     plan_uninstall,
@@ -113,7 +113,7 @@ def test_what_the_release_installed_is_known_to_be_ours() -> None:
         elif path.name == "moorings_submit.lua":
             on_disk[path] = digest
     steps = plan_uninstall(on_disk, manifest)
-    assert {step.path: step.action for step in steps if step.action is not Action.REMOVE} == {}
+    assert {step.path: step.action for step in steps if step.action is not FileAction.REMOVE} == {}
     assert {step.path for step in steps} == manifest.digests.keys()
 
 
@@ -128,4 +128,4 @@ def test_what_the_release_installed_is_read(tmp_path: Path) -> None:
     conf.touch(0o600)
     conf.write_text(named["vipu.conf"])
     assert load_vipu_conf(conf, 0).api_port == 8090
-    assert is_unfilled(conf.read_bytes())
+    assert is_template(conf.read_bytes())

@@ -11,7 +11,7 @@ from typing import Self
 
 from moorings.core.bindings import Binding, GcdBinding, Rendezvous
 from moorings.core.devices import PoolName, device_id
-from moorings.slurm.host.nodes import BindReply, BindRequest, Status, build_reply, parse_request, reply_for
+from moorings.slurm.host.nodes import BindReply, BindRequest, BindStatus, build_reply, parse_request, reply_for
 from moorings.slurm.munge import Munge
 
 POOL = PoolName("pod1")
@@ -104,8 +104,8 @@ def binding(request: BindRequest, gcds: int = 1, folder: str = "") -> BindReply:
 
 
 def retry(message: str = "the partition is CREATING") -> BindReply:
-    return BindReply(Status.RETRY, message)
+    return BindReply(BindStatus.RETRY, message)
 
 
 def refused(message: str) -> BindReply:
-    return BindReply(Status.REFUSED, message)
+    return BindReply(BindStatus.REFUSED, message)

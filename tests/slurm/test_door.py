@@ -18,9 +18,9 @@ import pytest
 from moorings.core.errors import MooringsError
 from moorings.slurm.host import door as door_module
 from moorings.slurm.host import hello
-from moorings.slurm.host.door import Door
-from moorings.slurm.host.nodes import BindReply, BindRequest, GcdReply, Status, build_request
-from moorings.slurm.host.why import WhyRequest
+from moorings.slurm.host.door import BindServer
+from moorings.slurm.host.nodes import BindReply, BindRequest, BindStatus, GcdReply, build_request
+from moorings.slurm.host.why import WaitReasonQuery
 from moorings.slurm.host.why import build_request as build_why
 from moorings.slurm.host.why import parse_reply as parse_why
 from moorings.slurm.munge import Munge
@@ -42,7 +42,7 @@ def munge(slurm: SlurmCluster) -> Munge:
 class Site:
     """A door, and who comes to it."""
 
-    def __init__(self, munge: Munge, door: Door, port: int) -> None:
+    def __init__(self, munge: Munge, door: BindServer, port: int) -> None:
         self.munge = munge
         self.door = door
         self.port = port
@@ -78,14 +78,14 @@ async def rest_of(reader: asyncio.StreamReader) -> bytes:
 
 
 async def _later(_: BindRequest) -> BindReply:
-    return BindReply(Status.RETRY, "later")
+    return BindReply(BindStatus.RETRY, "later")
 
 
 def at_door(munge: Munge, visit: Callable[[Site], Awaitable[None]], answer: Any = _later, **limits: Any) -> None:
     """Open a door, and visit it."""
 
     async def main() -> None:
-        door = Door(munge, answer, **limits)
+        door = BindServer(munge, answer, **limits)
         site = Site(munge, door, await door.open("127.0.0.1", 0))
         try:
             async with asyncio.timeout(patient(30)):
@@ -105,10 +105,10 @@ def refusals(caplog: pytest.LogCaptureFixture) -> list[Any]:
 
 @pytest.mark.parametrize("noted", [True, False])
 def test_a_slurmd_is_told_whether_its_plugin_was_noted(munge: Munge, noted: bool) -> None:
-    heard: list[hello.Hello] = []
-    told = hello.Hello("n1", "fedcba9876543210", 1500, "0123456789abcdef")
+    heard: list[hello.PluginHeartbeat] = []
+    told = hello.PluginHeartbeat("n1", "fedcba9876543210", 1500, "0123456789abcdef")
 
-    def note(one: hello.Hello) -> bool:
+    def note(one: hello.PluginHeartbeat) -> bool:
         heard.append(one)
         return noted
 
@@ -164,7 +164,7 @@ def test_who_has_asked_keeps_his_seat_until_he_is_answered(munge: Munge) -> None
     async def slow(request: BindRequest) -> BindReply:
         asked.put_nowait(request)
         await go.wait()
-        return BindReply(Status.RETRY, "later")
+        return BindReply(BindStatus.RETRY, "later")
 
     async def visit(site: Site) -> None:
         questions = []
@@ -243,7 +243,7 @@ def test_why_a_job_waits_is_told_to_who_asks_and_read_by_him_alone(slurm: SlurmC
         asked.append((uid, job))
         return "secret to others"
 
-    request = WhyRequest(39, NONCE)
+    request = WaitReasonQuery(39, NONCE)
     credential = sealed_by_games(slurm, build_why(request)) + b"\n"
     answers: list[bytes] = []
 

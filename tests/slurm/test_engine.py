@@ -14,9 +14,9 @@ from moorings.core.claims import CheckpointContract
 from moorings.local.fence import Fence
 from moorings.local.logs import TaskLog, read_logs
 from moorings.ports.engine import RunSubmission
-from moorings.slurm.commands import Commands
+from moorings.slurm.commands import SlurmCommands
 from moorings.slurm.engine.engine import SlurmEngine
-from moorings.slurm.engine.settings import Place, SlurmEngineSettings
+from moorings.slurm.engine.settings import SlurmEngineSettings, SubmitTarget
 from moorings.slurm.engine.submission import build_submit
 from moorings.testing.engine_suite import (
     PATIENCE_S,
@@ -75,7 +75,7 @@ class SlurmRig:
             return read_logs([TaskLog(*one) for one in files], ended=ended, pause=clock.sleep)
 
         settings = SlurmEngineSettings(self.runs)
-        return SlurmEngine(settings, Commands(self.site.cluster.env), clock, Fence(self.runs), read)
+        return SlurmEngine(settings, SlurmCommands(self.site.cluster.env), clock, Fence(self.runs), read)
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ async def test_of_two_jobs_for_one_run_one_runs_it(rig: SlurmRig) -> None:
     async with open_engine(rig) as engine:
         job = await engine.submit(order)
         attempt = rig.runs / order.run / "0"
-        words = build_submit(order, Place(), attempt)
+        words = build_submit(order, SubmitTarget(), attempt)
         twin = int(rig.site.cluster.check(*words).strip())
         rig.site.cluster.wait_job(twin, "COMPLETED")
         rig.site.cluster.wait_job(job, "COMPLETED")

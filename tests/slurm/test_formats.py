@@ -10,8 +10,8 @@ import pytest
 from moorings.core.errors import MooringsError
 from moorings.core.instants import SECOND
 from moorings.slurm import formats
-from moorings.slurm.commands import Commands
-from moorings.slurm.formats import JobRecord, Phase
+from moorings.slurm.commands import SlurmCommands
+from moorings.slurm.formats import JobRecord, SlurmJobPhase
 from moorings.slurm.host.reclaim import NOTE_CHARS_MAX
 from tests.slurm.cluster import SlurmCluster, new_folder
 
@@ -26,13 +26,13 @@ def cluster(slurm_release: str) -> Iterator[SlurmCluster]:
 
 
 @pytest.fixture
-def slurm(cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Commands]:
+def slurm(cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmCommands]:
     monkeypatch.chdir(cluster.work)  # a release in a chroot sees this folder too
-    yield Commands(cluster.env)
+    yield SlurmCommands(cluster.env)
     cluster.settle()
 
 
-async def listed(slurm: Commands, *jobs: int) -> list[JobRecord]:
+async def listed(slurm: SlurmCommands, *jobs: int) -> list[JobRecord]:
     return formats.parse_jobs(await slurm.ask(formats.build_jobs(jobs=jobs)))
 
 
@@ -42,10 +42,10 @@ async def test_what_users_write_makes_no_record(cluster, slurm):
     evil = cluster.sbatch("true", *flags, user="games")
     good = cluster.sbatch("true", "--hold", "-L", "ipu:2", user="man")
     cluster.sbatch("true", "--hold", user="man")
-    order = formats.Order(nonce="00112233aabbccdd", ipus=2, gcds=1, replicas=4)
-    cluster.check("scontrol", "update", f"jobid={good}", f"admincomment={formats.build_order(order)}")
+    order = formats.SubmittedOptions(nonce="00112233aabbccdd", ipus=2, gcds=1, replicas=4)
+    cluster.check("scontrol", "update", f"jobid={good}", f"admincomment={formats.build_admin_comment(order)}")
     jobs = formats.parse_jobs(await slurm.ask(formats.build_jobs(license_name="ipu")))
-    found = {job.job_id: (job.user, job.licenses, job.order) for job in jobs if job.phase is not Phase.ENDED}
+    found = {job.job_id: (job.user, job.licenses, job.order) for job in jobs if job.phase is not SlurmJobPhase.ENDED}
     assert found == {evil: ("games", {"ipu": 1}, None), good: ("man", {"ipu": 2}, order)}
 
 
@@ -53,27 +53,27 @@ async def test_the_life_of_a_job(cluster, slurm):
     job = cluster.sbatch("sleep 60", "-L", "ipu:1", "-t", "5", user="games")
     cluster.wait_job(job, "RUNNING")
     (running,) = await listed(slurm, job)
-    assert (running.phase, running.nodes, running.limit_s) == (Phase.LIVE, "n1", 300.0)
+    assert (running.phase, running.nodes, running.limit_s) == (SlurmJobPhase.LIVE, "n1", 300.0)
     assert running.started is not None
     assert running.ends == running.started + 300 * SECOND
     assert abs(running.started / SECOND - time.time()) < 60
     await slurm.ask(formats.build_requeue(job, hold=True))
     cluster.wait_job(job, ("PENDING", "REQUEUE_HOLD"))
     (held,) = await listed(slurm, job)
-    assert (held.phase, held.restarts) == (Phase.WAITING, 1)
+    assert (held.phase, held.restarts) == (SlurmJobPhase.WAITING, 1)
     await slurm.ask(formats.build_release(job))
     await slurm.ask(formats.build_hold(job))
     await slurm.ask(formats.build_cancel(job))
     cluster.wait_job(job, "CANCELLED")
     (ended,) = await listed(slurm, job)
-    assert ended.phase is Phase.ENDED
+    assert ended.phase is SlurmJobPhase.ENDED
 
 
 async def test_a_note_is_kept_whole(cluster, slurm):
     job = cluster.sbatch("true", "--hold", user="games")
-    order = formats.Order(nonce="00112233aabbccdd", ipus=2, gcds=1, replicas=4)
+    order = formats.SubmittedOptions(nonce="00112233aabbccdd", ipus=2, gcds=1, replicas=4)
     note = ("devices 0-3 of pod16 are kept for it, still held by job 7 on slurm/c1; " * 20)[:NOTE_CHARS_MAX]
-    await slurm.ask(formats.build_note(job, order, None, note))
+    await slurm.ask(formats.build_comment_update(job, order, None, note))
     shown = cluster.check("squeue", "-h", "-j", str(job), "-O", "admin_comment:1200").strip()
     assert shown.endswith(f" -- {note.strip()}")
 
@@ -86,7 +86,7 @@ async def test_a_job_that_is_not_known(slurm):
     await slurm.ask(formats.build_cancel(4_000_000))
 
 
-async def reserved(slurm: Commands) -> dict[str, int]:
+async def reserved(slurm: SlurmCommands) -> dict[str, int]:
     licenses = formats.parse_licenses(await slurm.ask(formats.build_licenses()))
     return {name: licenses[name].reserved for name in HELD}
 
@@ -102,7 +102,7 @@ async def test_the_life_of_the_reservation(cluster, slurm):
     job = cluster.sbatch("true", "-L", "ipu_4:8", user="games")
     cluster.wait_job(job, "PENDING")
     (waiting,) = await listed(slurm, job)
-    assert waiting.phase is Phase.WAITING
+    assert waiting.phase is SlurmJobPhase.WAITING
     await slurm.ask(formats.build_renew_reservation("moorings"))
     assert await reserved(slurm) == HELD
     await slurm.ask(formats.build_delete_reservation("moorings"))

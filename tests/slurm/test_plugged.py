@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from moorings.core.instants import SECOND
-from moorings.slurm.host.node_notes import FILE, load_notes
+from moorings.slurm.host.node_notes import FILE, load_node_state
 from moorings.slurm.host.plugged import GRACE_S, REASON
 from moorings.slurm.node_records import build_show_nodes, parse_show_nodes
 from tests.slurm.cluster import parse_record
@@ -49,7 +49,7 @@ def drained(site: IpuSite) -> dict[str, str]:
 def is_seen(site: IpuSite, name: str) -> bool:
     """Whether the agent has seen the start of the slurmd that runs there: a later one is told apart by that."""
     (node,) = parse_show_nodes(site.cluster.check(*build_show_nodes(), name).encode())
-    start = load_notes(site.cluster.folder / "state" / FILE).starts.get(name)
+    start = load_node_state(site.cluster.folder / "state" / FILE).starts.get(name)
     return start is not None and node.started is not None and node.started // SECOND == start.started_s
 
 

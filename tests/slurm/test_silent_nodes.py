@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from moorings.slurm.host.node_notes import FILE, load_notes
+from moorings.slurm.host.node_notes import FILE, load_node_state
 from tests.slurm.ipus import IpuSite, ipu_site
 from tests.waiting import until
 
@@ -23,7 +23,7 @@ def site(slurm_release: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     prolog.chmod(0o755)
     with ipu_site(slurm_release, bare=[2], extra_conf=f"Prolog={prolog}\n") as made:
         written = made.cluster.folder / "state" / FILE
-        until(lambda: len(load_notes(written).hellos) == 3, what=made.log)  # the next agent has it from there
+        until(lambda: len(load_node_state(written).hellos) == 3, what=made.log)  # the next agent has it from there
         made.end_agent()
         made.silent_s = SILENT_S
         made.start_agent()

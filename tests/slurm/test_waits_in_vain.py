@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 
 from moorings.slurm.formats import parse_config
-from moorings.slurm.host.installation import Choices, build_limits
+from moorings.slurm.host.installation import InstallOptions, build_limits
 from moorings.slurm.host.site import Site, parse_site
 from tests.slurm.ipus import N_IPUS, IpuSite, ipu_site
 from tests.waiting import until
 
 USER = "games"
 WAIT_S, PATIENCE_S = 8, 3
-CHOICES = Choices(library=Path("/none"), agent="", agent_uid=0, ipus=N_IPUS, largest=N_IPUS, domain=None, wait_s=WAIT_S)
+CHOICES = InstallOptions(
+    library=Path("/none"), agent="", agent_uid=0, ipus=N_IPUS, largest=N_IPUS, domain=None, wait_s=WAIT_S
+)
 
 
 @pytest.fixture(scope="module")

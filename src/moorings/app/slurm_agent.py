@@ -22,12 +22,12 @@ from moorings import __version__
 from moorings.app.logs import configure
 from moorings.core.announced import INSTANCE_ID_CHARS
 from moorings.core.errors import MooringsError
-from moorings.slurm.commands import Commands
+from moorings.slurm.commands import SlurmCommands
 from moorings.slurm.formats import build_config, parse_config
-from moorings.slurm.host.agent import Agent, AgentSettings
-from moorings.slurm.host.calls import Calls
-from moorings.slurm.host.door import CONNECTIONS_MAX, Door
-from moorings.slurm.host.instance import keep_instance, lock_instance
+from moorings.slurm.host.agent import AgentSettings, SlurmAgent
+from moorings.slurm.host.calls import ControllerClient
+from moorings.slurm.host.door import CONNECTIONS_MAX, BindServer
+from moorings.slurm.host.instance import ensure_instance, lock_instance
 from moorings.slurm.host.node_notes import FILE as NODES
 from moorings.slurm.host.site import Site, parse_site
 from moorings.slurm.host.steps import FOLDER as STEPS
@@ -71,11 +71,11 @@ async def serve(conf: VipuConf, listen: str | None, environment: Mapping[str, st
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    slurm = Commands(environment)
+    slurm = SlurmCommands(environment)
     site = await _find_site(slurm, stopping)
     if site is None:
         return
-    instance = keep_instance(site.state_folder, secrets.token_hex(INSTANCE_ID_CHARS // 2))
+    instance = ensure_instance(site.state_folder, secrets.token_hex(INSTANCE_ID_CHARS // 2))
     if not await _be_the_only_one(site.state_folder, stopping):
         return
     settings = AgentSettings(
@@ -88,10 +88,10 @@ async def serve(conf: VipuConf, listen: str | None, environment: Mapping[str, st
         nodes_file=site.state_folder / NODES,
         admins=frozenset({0, site.slurm_user[1]}),
     )
-    calls = Calls(conf.endpoint(CALL_S))
-    agent = Agent(settings, slurm, calls)
+    calls = ControllerClient(conf.endpoint(CALL_S))
+    agent = SlurmAgent(settings, slurm, calls)
     munge = Munge(site.munge_socket)
-    door = Door(munge, agent.answer, agent.explain, agent.note_plugin, connections_max=raise_open_files())
+    door = BindServer(munge, agent.answer, agent.explain, agent.note_plugin, connections_max=raise_open_files())
     port = await door.open(listen, conf.agent_port)
     log.info(
         "agent.started",
@@ -154,7 +154,7 @@ def raise_open_files() -> int:
     return room
 
 
-async def _find_site(slurm: Commands, stopping: asyncio.Event) -> Site | None:
+async def _find_site(slurm: SlurmCommands, stopping: asyncio.Event) -> Site | None:
     """Slurm's own words about itself, once slurmctld answers: the agent may be started first. None: it is to stop."""
     told = False
     while not stopping.is_set():

@@ -37,7 +37,7 @@ from moorings.ports.driver import Driver
 from moorings.ports.engine import Engine
 from moorings.ports.leadership import Leadership, SingleController
 from moorings.ports.store import Store
-from moorings.slurm.commands import Commands
+from moorings.slurm.commands import SlurmCommands
 from moorings.slurm.engine.engine import SlurmEngine
 from moorings.slurm.engine.settings import SlurmEngineSettings
 from moorings.store.high_water import LogPositionFile
@@ -147,7 +147,7 @@ def make_slurm_engine(settings: SlurmEngineSettings, clock: Clock, environment: 
         return read_logs([TaskLog(*one) for one in files], ended=ended, pause=clock.sleep)
 
     conf = {"SLURM_CONF": str(settings.conf)} if settings.conf is not None else {}
-    return SlurmEngine(settings, Commands({**environment, **conf}), clock, Fence(settings.folder), read)
+    return SlurmEngine(settings, SlurmCommands({**environment, **conf}), clock, Fence(settings.folder), read)
 
 
 def make_kubernetes_engine(

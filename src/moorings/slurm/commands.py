@@ -42,7 +42,7 @@ _DENIED = re.compile(r"access/permission denied|access denied|user id is not per
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CommandResult:
     """What a command wrote to stdout, its complaints (they may stand beside success), and its exit code."""
 
     output: bytes
@@ -50,7 +50,7 @@ class Answer:
     code: int
 
 
-class Commands:
+class SlurmCommands:
     """Slurm's commands on this machine.
 
     Args:
@@ -84,10 +84,10 @@ class Commands:
         """
         answer = await self.run(argv)
         if answer.code != 0:
-            raise classify(argv, answer)
+            raise parse_error(argv, answer)
         return answer.output
 
-    async def run(self, argv: Sequence[str]) -> Answer:
+    async def run(self, argv: Sequence[str]) -> CommandResult:
         """What came of the command, whatever its exit code.
 
         Raises:
@@ -116,7 +116,7 @@ class Commands:
                 await _end(process)
 
     @staticmethod
-    async def _answer(process: asyncio.subprocess.Process, argv: Sequence[str]) -> Answer:
+    async def _answer(process: asyncio.subprocess.Process, argv: Sequence[str]) -> CommandResult:
         assert process.stdout is not None
         assert process.stderr is not None
         complained = asyncio.ensure_future(_read(process.stderr, COMPLAINT_BYTES_MAX))
@@ -127,7 +127,7 @@ class Commands:
             complaint = (await complained).decode("utf-8", "replace").strip()
         finally:
             complained.cancel()
-        return Answer(output, complaint, await process.wait())
+        return CommandResult(output, complaint, await process.wait())
 
 
 def _missing(name: str, why: str) -> MooringsError:
@@ -142,7 +142,7 @@ def build_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {**found, "LC_ALL": "C.UTF-8", "TZ": "UTC", "SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "64"}
 
 
-def classify(argv: Sequence[str], answer: Answer) -> MooringsError:
+def parse_error(argv: Sequence[str], answer: CommandResult) -> MooringsError:
     """The error that a failed command means."""
     told = " ".join(answer.complaint.split()) or f"exit code {answer.code}"
     detail = f"{' '.join(argv[:2])}: {told[:TOLD_CHARS_MAX]}"

@@ -16,7 +16,7 @@ from enum import StrEnum
 from moorings.core.errors import MooringsError
 from moorings.core.instants import SECOND, Timestamp
 from moorings.core.quantities import parse_duration_s
-from moorings.slurm.listings import Column, build_format, cut_rows, given, is_whole, parse_rows, read_row
+from moorings.slurm.listings import FixedColumn, build_format, cut_rows, is_whole, parse_rows, read_row, value_or_empty
 
 LICENSE = "ipu"  # what is counted; its untracked twins, which gate, are `ipu_1`, `ipu_2`, ...
 GATE = "moorings_gate"  # keeps the reservation from being empty, which Slurm refuses
@@ -41,7 +41,7 @@ _ENTRY = re.compile(r"([A-Za-z0-9_./-]+(?:\[[0-9]+\])?)=(\S*)")
 _SETTING = re.compile(r"([A-Za-z0-9_/]+(?:\[[0-9]+\])?)\s+= ?(.*)")
 
 
-class Phase(StrEnum):
+class SlurmJobPhase(StrEnum):
     """What a job's state means for what it holds."""
 
     WAITING = "waiting"  # in the queue: nothing is held, and it may still start
@@ -57,7 +57,7 @@ _ENDED = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class SubmittedOptions:
     """What a job asked for when it was submitted, as only ``job_submit`` and admins can have written it.
 
     Attributes:
@@ -73,7 +73,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class YieldNotice:
     """That a start of a job was asked to make room, as the agent noted it beside the order.
 
     Attributes:
@@ -119,7 +119,7 @@ class JobRecord:
     het_job: int | None
     het_offset: int | None
     state: str
-    phase: Phase
+    phase: SlurmJobPhase
     reason: str
     uid: int
     user: str
@@ -139,8 +139,8 @@ class JobRecord:
     batch: bool
     status: tuple[int, int]
     licenses: Mapping[str, int] = field(default_factory=dict)
-    order: Order | None = None
-    asked: Asked | None = None
+    order: SubmittedOptions | None = None
+    asked: YieldNotice | None = None
     note: str = ""
     note_is_ours: bool = True
     comment: str = ""
@@ -171,7 +171,7 @@ def _list_tasks(array_tasks: str) -> str:
     return ",".join(map(str, _stepped(array_tasks)[:STEPPED_MAX])) or array_tasks.partition("%")[0]
 
 
-def build_order(order: Order, asked: Asked | None = None, note: str = "") -> str:
+def build_admin_comment(order: SubmittedOptions, asked: YieldNotice | None = None, note: str = "") -> str:
     """The AdminComment that records an order; ``job_submit`` writes the same, without what comes later.
 
     Args:
@@ -187,39 +187,41 @@ def build_order(order: Order, asked: Asked | None = None, note: str = "") -> str
     return text + (f"{_NOTE}{note}" if note or asked is not None else "")
 
 
-def build_note(job: int | str, order: Order, asked: Asked | None, note: str) -> list[str]:
+def build_comment_update(job: int | str, order: SubmittedOptions, asked: YieldNotice | None, note: str) -> list[str]:
     """Writes what ``build_order`` gives into a job's AdminComment."""
-    return ["scontrol", "update", f"jobid={_target(job)}", f"admincomment={build_order(order, asked, note)}"]
+    return ["scontrol", "update", f"jobid={_target(job)}", f"admincomment={build_admin_comment(order, asked, note)}"]
 
 
-def build_requeueable(job: int | str) -> list[str]:
+def build_allow_requeue(job: int | str) -> list[str]:
     """Lets a batch job be requeued, whatever it or somebody after it said."""
     return ["scontrol", "update", f"jobid={_target(job)}", "requeue=1"]
 
 
-def parse_order(comment: str) -> Order | None:
+def parse_options(comment: str) -> SubmittedOptions | None:
     """The order in an AdminComment; others may have written behind it. None: there is none."""
     found = _ORDER.match(comment)
     if found is None:
         return None
     signal = found[5] or ""
-    return Order(nonce=found[1], ipus=int(found[2]), gcds=int(found[3]), replicas=int(found[4]), signal=signal)
+    return SubmittedOptions(
+        nonce=found[1], ipus=int(found[2]), gcds=int(found[3]), replicas=int(found[4]), signal=signal
+    )
 
 
-def parse_asked(comment: str) -> Asked | None:
+def parse_yield_notice(comment: str) -> YieldNotice | None:
     """What stands behind an order of the job having been asked to make room; None: it was not."""
     order = _ORDER.match(comment)
     found = _ASKED.match(comment, order.end()) if order is not None else None
     if found is None:
         return None
-    return Asked(int(found[1]), Timestamp(int(found[2]) * SECOND), Timestamp(int(found[3]) * SECOND))
+    return YieldNotice(int(found[1]), Timestamp(int(found[2]) * SECOND), Timestamp(int(found[3]) * SECOND))
 
 
 def parse_note(comment: str) -> tuple[str, bool]:
     """What stands in an AdminComment for people, and whether it may be written over: an admin's own words may not."""
     order = _ORDER.match(comment)
     if order is None:
-        return "", not given(comment)
+        return "", not value_or_empty(comment)
     asked = _ASKED.match(comment, order.end())
     rest = comment[(asked or order).end() :]
     ours = not rest.strip() or f"{rest} ".startswith(_NOTE)
@@ -229,33 +231,33 @@ def parse_note(comment: str) -> tuple[str, bool]:
 # -- jobs --------------------------------------------------------------------------------------------------------------
 
 _JOB = (
-    Column("job_id", "JobID", 12),
-    Column("array_job", "ArrayJobID", 12),
-    Column("array_tasks", "ArrayTaskID", 80),  # Slurm itself cuts it at 64
-    Column("het_job", "HetJobID", 12),
-    Column("het_offset", "HetJobOffset", 8),
-    Column("state", "State", 20),
-    Column("reason", "Reason", 64),
-    Column("uid", "UserID", 12),
-    Column("user", "UserName", 64),
-    Column("account", "Account", 64),
-    Column("partition", "Partition", 128),
-    Column("qos", "QOS", 64),
-    Column("priority", "PriorityLong", 12),
-    Column("submitted", "SubmitTime", 20),
-    Column("eligible", "EligibleTime", 20),
-    Column("started", "StartTime", 20),
-    Column("ends", "EndTime", 20),
-    Column("limit", "TimeLimit", 20),
-    Column("nodes", "NodeList", 512),
-    Column("restarts", "RestartCnt", 8),
-    Column("requeue", "Requeue", 4),
-    Column("batch", "BatchFlag", 4),
-    Column("status", "exit_code", 12),
-    Column("licenses", "Licenses", 256),
-    Column("order", "admin_comment", 128),  # `AdminComment` is no field of squeue's
-    Column("comment", "Comment", 128),
-    Column("name", "Name", 64),
+    FixedColumn("job_id", "JobID", 12),
+    FixedColumn("array_job", "ArrayJobID", 12),
+    FixedColumn("array_tasks", "ArrayTaskID", 80),  # Slurm itself cuts it at 64
+    FixedColumn("het_job", "HetJobID", 12),
+    FixedColumn("het_offset", "HetJobOffset", 8),
+    FixedColumn("state", "State", 20),
+    FixedColumn("reason", "Reason", 64),
+    FixedColumn("uid", "UserID", 12),
+    FixedColumn("user", "UserName", 64),
+    FixedColumn("account", "Account", 64),
+    FixedColumn("partition", "Partition", 128),
+    FixedColumn("qos", "QOS", 64),
+    FixedColumn("priority", "PriorityLong", 12),
+    FixedColumn("submitted", "SubmitTime", 20),
+    FixedColumn("eligible", "EligibleTime", 20),
+    FixedColumn("started", "StartTime", 20),
+    FixedColumn("ends", "EndTime", 20),
+    FixedColumn("limit", "TimeLimit", 20),
+    FixedColumn("nodes", "NodeList", 512),
+    FixedColumn("restarts", "RestartCnt", 8),
+    FixedColumn("requeue", "Requeue", 4),
+    FixedColumn("batch", "BatchFlag", 4),
+    FixedColumn("status", "exit_code", 12),
+    FixedColumn("licenses", "Licenses", 256),
+    FixedColumn("order", "admin_comment", 128),  # `AdminComment` is no field of squeue's
+    FixedColumn("comment", "Comment", 128),
+    FixedColumn("name", "Name", 64),
 )
 _WIDTH = {column.name: column.width for column in _JOB}
 
@@ -291,7 +293,7 @@ def parse_jobs(answer: bytes, *, accounts: bool = True) -> list[JobRecord]:
     return [_job(row, accounts=accounts) for row in parse_rows(answer, _JOB, source="squeue")]
 
 
-class JobLists:
+class JobListParser:
     """Reads one list of jobs after the other; a record that stays the same, to the byte, is read once.
 
     Of a long queue nearly all do, from one second to the next.
@@ -310,16 +312,16 @@ class JobLists:
         return list(self._known.values())
 
 
-def phase_of(state: str) -> Phase:
+def phase_of(state: str) -> SlurmJobPhase:
     """What a state means; one that no release had so far counts as live."""
     if state in _WAITING:
-        return Phase.WAITING
-    return Phase.ENDED if state in _ENDED else Phase.LIVE
+        return SlurmJobPhase.WAITING
+    return SlurmJobPhase.ENDED if state in _ENDED else SlurmJobPhase.LIVE
 
 
 def _job(row: Mapping[str, str], *, accounts: bool) -> JobRecord:
     try:
-        tasks = given(row["array_tasks"])
+        tasks = value_or_empty(row["array_tasks"])
         note, note_is_ours = parse_note(row["order"])
         return JobRecord(
             job_id=int(row["job_id"]),
@@ -329,30 +331,30 @@ def _job(row: Mapping[str, str], *, accounts: bool) -> JobRecord:
             het_offset=_number(row["het_offset"]) if _number(row["het_job"]) else None,
             state=row["state"],
             phase=phase_of(row["state"]),
-            reason=given(row["reason"]),
+            reason=value_or_empty(row["reason"]),
             uid=int(row["uid"]),
             user=row["user"],
-            account=given(row["account"]) if accounts else "",
+            account=value_or_empty(row["account"]) if accounts else "",
             partition=row["partition"],
-            qos=given(row["qos"]),
+            qos=value_or_empty(row["qos"]),
             priority=int(row["priority"]),
             submitted=parse_instant(row["submitted"]),
             eligible=parse_instant(row["eligible"]),
             started=parse_instant(row["started"]),
             ends=parse_instant(row["ends"]),
             limit_s=_limit_s(row["limit"]),
-            nodes=given(row["nodes"]),
+            nodes=value_or_empty(row["nodes"]),
             nodes_whole=is_whole(row["nodes"], _WIDTH["nodes"]),
             restarts=int(row["restarts"]),
             requeue=row["requeue"] == "1",
             batch=row["batch"] == "1",
             status=_status(row["status"]),
             licenses=_licenses(row["licenses"]),
-            order=parse_order(row["order"]),
-            asked=parse_asked(row["order"]),
+            order=parse_options(row["order"]),
+            asked=parse_yield_notice(row["order"]),
             note=note,
             note_is_ours=note_is_ours,
-            comment=given(row["comment"]),
+            comment=value_or_empty(row["comment"]),
             name=row["name"],
         )
     except ValueError as error:
@@ -360,7 +362,7 @@ def _job(row: Mapping[str, str], *, accounts: bool) -> JobRecord:
 
 
 def _licenses(text: str) -> dict[str, int]:
-    parts = re.split("[,;]", given(text))
+    parts = re.split("[,;]", value_or_empty(text))
     if not is_whole(text, _WIDTH["licenses"]):
         parts = parts[:-1]  # the last may be cut in its number
     return dict(parse_license_list(",".join(parts)))
@@ -377,12 +379,12 @@ def _status(text: str) -> tuple[int, int]:
 
 
 def _number(text: str) -> int | None:
-    return int(text) if given(text) else None
+    return int(text) if value_or_empty(text) else None
 
 
 def parse_instant(text: str) -> Timestamp | None:
     """A time that squeue or sacct tells, which is UTC here; None: there is none, or none that can be meant."""
-    if not given(text):
+    if not value_or_empty(text):
         return None
     try:
         return Timestamp(round(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()) * SECOND)
@@ -445,7 +447,7 @@ class License:
 
 
 @dataclass(frozen=True, slots=True)
-class Reservation:
+class LicenseReservation:
     """A reservation of licenses."""
 
     name: str
@@ -456,7 +458,7 @@ class Reservation:
 
 def parse_license_list(text: str) -> Iterator[tuple[str, int]]:
     """Names and counts in ``ipu_1:64,other``; 26.05 has ``;`` in places where releases before it had ``,``."""
-    for part in filter(None, re.split("[,;]", given(text))):
+    for part in filter(None, re.split("[,;]", value_or_empty(text))):
         name, _, count = part.partition(":")
         yield name, int(count) if count.isdecimal() and count.isascii() else 1
 
@@ -522,7 +524,7 @@ def build_reservations() -> list[str]:
     return ["scontrol", "show", "reservation", "--oneliner"]
 
 
-def parse_reservations(answer: bytes) -> dict[str, Reservation]:
+def parse_reservations(answer: bytes) -> dict[str, LicenseReservation]:
     """The reservations by name.
 
     Raises:
@@ -535,9 +537,9 @@ def parse_reservations(answer: bytes) -> dict[str, Reservation]:
         entry = _entries(line)
         try:
             name = entry["ReservationName"]
-            flags = frozenset(given(entry["Flags"]).split(",")) - {""}
+            flags = frozenset(value_or_empty(entry["Flags"]).split(",")) - {""}
             held = dict(parse_license_list(entry["Licenses"]))
-            found[name] = Reservation(name, entry["State"], flags, held)
+            found[name] = LicenseReservation(name, entry["State"], flags, held)
         except KeyError as error:
             raise _unreadable(f"scontrol tells of a reservation what cannot be read: {line[:80]!r}") from error
     return found
@@ -547,7 +549,7 @@ def parse_reservations(answer: bytes) -> dict[str, Reservation]:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class SinfoNode:
     """A node; ``version`` is its slurmd's, empty before it has told."""
 
     name: str
@@ -558,11 +560,11 @@ class Node:
 
 
 _NODE = (
-    Column("name", "NodeList", 128),
-    Column("host", "NodeHost", 128),
-    Column("state", "StateLong", 32),
-    Column("version", "Version", 24),
-    Column("features", "features_act", 256),
+    FixedColumn("name", "NodeList", 128),
+    FixedColumn("host", "NodeHost", 128),
+    FixedColumn("state", "StateLong", 32),
+    FixedColumn("version", "Version", 24),
+    FixedColumn("features", "features_act", 256),
 )
 
 
@@ -571,7 +573,7 @@ def build_nodes() -> list[str]:
     return ["sinfo", "--noheader", "--all", "--Node", f"--Format={build_format(_NODE)}"]
 
 
-def parse_nodes(answer: bytes) -> list[Node]:
+def parse_nodes(answer: bytes) -> list[SinfoNode]:
     """The nodes, each once (sinfo tells one for each of its partitions).
 
     Raises:
@@ -579,8 +581,8 @@ def parse_nodes(answer: bytes) -> list[Node]:
     """
     found = {}
     for row in parse_rows(answer, _NODE, source="sinfo"):
-        features = tuple(filter(None, given(row["features"]).split(",")))
-        found[row["name"]] = Node(row["name"], row["host"], row["state"], given(row["version"]), features)
+        features = tuple(filter(None, value_or_empty(row["features"]).split(",")))
+        found[row["name"]] = SinfoNode(row["name"], row["host"], row["state"], value_or_empty(row["version"]), features)
     return list(found.values())
 
 
@@ -605,7 +607,9 @@ def build_config() -> list[str]:
 
 def parse_config(answer: bytes) -> dict[str, str]:
     """The settings by Slurm's names; what is not set is empty."""
-    return {found[1]: given(found[2].strip()) for line in _lines(answer) if (found := _SETTING.fullmatch(line))}
+    return {
+        found[1]: value_or_empty(found[2].strip()) for line in _lines(answer) if (found := _SETTING.fullmatch(line))
+    }
 
 
 def build_history(job: int) -> list[str]:
@@ -615,7 +619,7 @@ def build_history(job: int) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class AccountedJob:
     """What the accounting knows of a job."""
 
     job_id: int
@@ -625,7 +629,7 @@ class Ended:
     ended: Timestamp | None
 
 
-def parse_history(answer: bytes) -> list[Ended]:
+def parse_history(answer: bytes) -> list[AccountedJob]:
     """The jobs that ``build_history`` shows; none where there is no accounting of it.
 
     Raises:
@@ -636,7 +640,7 @@ def parse_history(answer: bytes) -> list[Ended]:
         try:
             job, state, status, _, started, ended = line.split("|")
             word = state.split(" ")[0]  # `CANCELLED by 1000`
-            found.append(Ended(int(job), word, _status(status), parse_instant(started), parse_instant(ended)))
+            found.append(AccountedJob(int(job), word, _status(status), parse_instant(started), parse_instant(ended)))
         except ValueError as error:
             raise _unreadable(f"sacct tells of a job what cannot be read: {line[:80]!r}") from error
     return found

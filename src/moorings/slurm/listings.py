@@ -27,7 +27,7 @@ _SPAN = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class FixedColumn:
     """One column: our name, Slurm's, and its width in bytes."""
 
     name: str
@@ -35,12 +35,12 @@ class Column:
     width: int
 
 
-def build_format(columns: Sequence[Column]) -> str:
+def build_format(columns: Sequence[FixedColumn]) -> str:
     """The value of ``-O`` for these columns."""
     return ",".join(f"{column.field}:{column.width}{_SEPARATOR}" for column in columns)
 
 
-def parse_rows(answer: bytes, columns: Sequence[Column], *, source: str) -> Iterator[dict[str, str]]:
+def parse_rows(answer: bytes, columns: Sequence[FixedColumn], *, source: str) -> Iterator[dict[str, str]]:
     """Each record's fields (``read_row``) by our names.
 
     Args:
@@ -55,19 +55,19 @@ def parse_rows(answer: bytes, columns: Sequence[Column], *, source: str) -> Iter
         yield read_row(row, columns)
 
 
-def cut_rows(answer: bytes, columns: Sequence[Column], *, source: str) -> list[bytes]:
+def cut_rows(answer: bytes, columns: Sequence[FixedColumn], *, source: str) -> list[bytes]:
     """The records, each in the form asked for; arguments and errors are those of ``parse_rows``."""
     record = _record(tuple(columns))
     if len(answer) % record.size:
-        _complain(source, f"wrote {len(answer)} bytes, which is no multiple of {record.size}")
+        _raise_unreadable(source, f"wrote {len(answer)} bytes, which is no multiple of {record.size}")
     marks = (_END,) * len(columns) + (b"\n",)
     for number, row in enumerate(record.iter_unpack(answer), start=1):
         if (*row[1::2], row[-1]) != marks:
-            _complain(source, f"wrote a record that is not in the form asked for, number {number}")
+            _raise_unreadable(source, f"wrote a record that is not in the form asked for, number {number}")
     return [answer[begin : begin + record.size] for begin in range(0, len(answer), record.size)]
 
 
-def read_row(row: bytes, columns: Sequence[Column]) -> dict[str, str]:
+def read_row(row: bytes, columns: Sequence[FixedColumn]) -> dict[str, str]:
     """The fields of one record, by our names, without the blanks that pad them."""
     texts = _record(tuple(columns)).unpack(row)[::2]
     names = (column.name for column in columns)
@@ -75,11 +75,11 @@ def read_row(row: bytes, columns: Sequence[Column]) -> dict[str, str]:
 
 
 @functools.lru_cache
-def _record(columns: tuple[Column, ...]) -> struct.Struct:
+def _record(columns: tuple[FixedColumn, ...]) -> struct.Struct:
     return struct.Struct("".join(f"{column.width}s1s" for column in columns) + "1s")
 
 
-def given(text: str) -> str:
+def value_or_empty(text: str) -> str:
     """``text``, or nothing where Slurm says in one of its ways that there is nothing."""
     return "" if text in _NOTHING else text
 
@@ -89,13 +89,13 @@ def is_whole(text: str, width: int) -> bool:
     return len(text.encode()) < width
 
 
-def name_first(names: Iterable[object]) -> str:
+def join_first(names: Iterable[object]) -> str:
     """Names for a sentence: the first few, and how many more there are."""
     shown = [str(name) for name in names]
     return ", ".join(shown[:SHOWN_MAX]) + (f" and {len(shown) - SHOWN_MAX} more" if len(shown) > SHOWN_MAX else "")
 
 
-def expand_hosts(folded: str, hosts_max: int = HOSTS_MAX) -> tuple[str, ...]:
+def expand_hostlist(folded: str, hosts_max: int = HOSTS_MAX) -> tuple[str, ...]:
     """The hosts of a list as Slurm folds it: ``n[1-2,05],gpu1`` are ``n1 n2 n05 gpu1``.
 
     Raises:
@@ -124,27 +124,27 @@ def _parts(folded: str) -> Iterator[str]:
 def _expand(part: str, folded: str, room: int) -> list[str]:
     before, bracket, rest = part.partition("[")
     if room < 1:
-        _complain("Slurm", f"a list of more than {HOSTS_MAX} hosts")
+        _raise_unreadable("Slurm", f"a list of more than {HOSTS_MAX} hosts")
     if not bracket:
         if not part or "]" in part:
-            _complain("Slurm", f"{folded[:80]!r} is no list of hosts")
+            _raise_unreadable("Slurm", f"{folded[:80]!r} is no list of hosts")
         return [part]
     inside, closed, after = rest.partition("]")
     spans = [_SPAN.fullmatch(span) for span in inside.split(",")]
     if not closed or not all(spans):
-        _complain("Slurm", f"{folded[:80]!r} is no list of hosts")
+        _raise_unreadable("Slurm", f"{folded[:80]!r} is no list of hosts")
     tails = _expand(after, folded, room) if after else [""]
     found: list[str] = []
     for span in spans:
         assert span is not None
         low, high = int(span[1]), int(span[2] or span[1])
         if (high - low + 1) * len(tails) > room - len(found) or high < low:
-            _complain("Slurm", f"{folded[:80]!r} names too many hosts, or none")
+            _raise_unreadable("Slurm", f"{folded[:80]!r} names too many hosts, or none")
         found += [f"{before}{number:0{len(span[1])}}{tail}" for number in range(low, high + 1) for tail in tails]
     return found
 
 
-def _complain(source: str, problem: str) -> NoReturn:
+def _raise_unreadable(source: str, problem: str) -> NoReturn:
     raise MooringsError(
         "slurm.unreadable",
         f"{source} {problem}",

@@ -14,21 +14,21 @@ from dataclasses import dataclass, field
 
 from moorings.core.errors import MooringsError
 from moorings.slurm.formats import LICENSE
-from moorings.slurm.listings import Column, build_format, expand_hosts, given, is_whole, parse_rows
+from moorings.slurm.listings import FixedColumn, build_format, expand_hostlist, is_whole, parse_rows, value_or_empty
 
 _NEEDS = (
-    Column("job_id", "JobID", 12),
-    Column("nodes", "NodeList", 512),
-    Column("required", "ReqNodes", 256),
-    Column("cpus", "NumCPUs", 12),
-    Column("nodes_max", "NumNodes", 12),
-    Column("features", "Feature", 128),
-    Column("memory", "MinMemory", 16),
+    FixedColumn("job_id", "JobID", 12),
+    FixedColumn("nodes", "NodeList", 512),
+    FixedColumn("required", "ReqNodes", 256),
+    FixedColumn("cpus", "NumCPUs", 12),
+    FixedColumn("nodes_max", "NumNodes", 12),
+    FixedColumn("features", "Feature", 128),
+    FixedColumn("memory", "MinMemory", 16),
 )
 _CPUS = (
-    Column("name", "NodeList", 128),
-    Column("cpus", "CPUsState", 48),
-    Column("shared", "OverSubscribe", 24),
+    FixedColumn("name", "NodeList", 128),
+    FixedColumn("cpus", "CPUsState", 48),
+    FixedColumn("shared", "OverSubscribe", 24),
 )
 _WIDTH = {column.name: column.width for column in _NEEDS}
 _NUMBER = re.compile(r"[0-9]{1,9}")
@@ -37,7 +37,7 @@ _NOT_SHARED = ("NO", "EXCLUSIVE")
 
 
 @dataclass(frozen=True, slots=True)
-class JobNeeds:
+class JobNodeRequirements:
     """What a job asks of nodes.
 
     Attributes:
@@ -54,7 +54,7 @@ class JobNeeds:
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class NodeRequirements:
     """What the IPU jobs need.
 
     Attributes:
@@ -63,7 +63,7 @@ class Needs:
             which that is not known are missing.
     """
 
-    jobs: Mapping[int, JobNeeds] = field(default_factory=dict)
+    jobs: Mapping[int, JobNodeRequirements] = field(default_factory=dict)
     left: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -77,28 +77,28 @@ def build_cpus() -> list[str]:
     return ["sinfo", "--noheader", "--all", "--Node", f"--Format={build_format(_CPUS)}"]
 
 
-def parse_needs(jobs: bytes, cpus: bytes) -> Needs:
+def parse_needs(jobs: bytes, cpus: bytes) -> NodeRequirements:
     """What the two list.
 
     Raises:
         MooringsError: ``slurm.unreadable``.
     """
-    needs: dict[int, JobNeeds] = {}
+    needs: dict[int, JobNodeRequirements] = {}
     ours: Counter[str] = Counter()
     is_known = True
     for row in parse_rows(jobs, _NEEDS, source="squeue"):
         number, nodes, required = row.pop("job_id"), row.pop("nodes"), row["required"]
         if _NUMBER.fullmatch(number) is None:
             raise MooringsError("slurm.unreadable", f"squeue lists a job {number[:20]!r}")
-        named = expand_hosts(given(required)) if is_whole(required, _WIDTH["required"]) else ()
-        job = JobNeeds(named, _count(row["cpus"]), _count(row["nodes_max"]), tuple(row.values()))
+        named = expand_hostlist(value_or_empty(required)) if is_whole(required, _WIDTH["required"]) else ()
+        job = JobNodeRequirements(named, _count(row["cpus"]), _count(row["nodes_max"]), tuple(row.values()))
         needs[int(number)] = job
         if not is_whole(nodes, _WIDTH["nodes"]) or job.cpus is None:
             is_known = False
             continue
-        for node in expand_hosts(given(nodes)):
+        for node in expand_hostlist(value_or_empty(nodes)):
             ours[node] += job.cpus  # of several nodes all on each: rather too many, for then nothing is withheld
-    return Needs(needs, _cpus_left(cpus, ours) if is_known else {})
+    return NodeRequirements(needs, _cpus_left(cpus, ours) if is_known else {})
 
 
 def _cpus_left(cpus: bytes, ours: Mapping[str, int]) -> dict[str, int]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from moorings.core.errors import MooringsError
 from moorings.core.instants import Timestamp
 from moorings.slurm.formats import join_names, parse_instant
-from moorings.slurm.listings import given
+from moorings.slurm.listings import value_or_empty
 
 # The words of a reason are an admin's; they stand at the end of a line, so the first of a field counts.
 _FIELD = re.compile(r"(?:^| )(NodeName|NodeHostName|State|AvailableFeatures|SlurmdStartTime)=(\S*)")
@@ -76,7 +76,7 @@ def parse_show_nodes(answer: bytes) -> list[NodeRecord]:
             fields.setdefault(match[1], match[2])
         reason = _REASON.search(line)
         try:
-            name, features = fields["NodeName"], given(fields["AvailableFeatures"])
+            name, features = fields["NodeName"], value_or_empty(fields["AvailableFeatures"])
             record = NodeRecord(
                 name=name,
                 host=fields.get("NodeHostName", name),  # one in the cloud has none while it is off

@@ -11,17 +11,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from moorings.core.errors import MooringsError
-from moorings.slurm.listings import Column, build_format, expand_hosts, given, is_whole, parse_rows
+from moorings.slurm.listings import FixedColumn, build_format, expand_hostlist, is_whole, parse_rows, value_or_empty
 
 _NUMBER = re.compile(r"([0-9]{1,10})(\+|$)")  # 7, and 7+1 of a step of several programs
 _BATCH = "batch"
 _STEP = (
-    Column("job_id", "JobID", 12),
-    Column("step", "StepID", 64),
-    Column("nodes", "Nodes", 1024),
+    FixedColumn("job_id", "JobID", 12),
+    FixedColumn("step", "StepID", 64),
+    FixedColumn("nodes", "Nodes", 1024),
 )
-_NODES_OF_STEP = (Column("job_id", "JobID", 12), Column("nodes", "Nodes", 65_536))
-_NODES_OF_JOB = (Column("job_id", "JobID", 12), Column("nodes", "NodeList", 65_536))
+_NODES_OF_STEP = (FixedColumn("job_id", "JobID", 12), FixedColumn("nodes", "Nodes", 65_536))
+_NODES_OF_JOB = (FixedColumn("job_id", "JobID", 12), FixedColumn("nodes", "NodeList", 65_536))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +59,12 @@ def parse_steps(answer: bytes) -> list[TaskStep]:
         number = _NUMBER.match(name)
         if number is None and name != _BATCH:
             continue
-        nodes = expand_hosts(given(row["nodes"])) if is_whole(row["nodes"], _STEP[2].width) else ()
+        nodes = expand_hostlist(value_or_empty(row["nodes"])) if is_whole(row["nodes"], _STEP[2].width) else ()
         found.append(TaskStep(int(row["job_id"]), int(number[1]) if number is not None else None, nodes))
     return found
 
 
-def build_nodes_of(job: int, step: int | None = None) -> list[str]:
+def build_nodelist(job: int, step: int | None = None) -> list[str]:
     """Lists the nodes of a job, or of a step of it."""
     if step is None:
         return ["squeue", "--noheader", "--all", f"--jobs={int(job)}", f"--Format={build_format(_NODES_OF_JOB)}"]
@@ -83,5 +83,5 @@ def parse_nodes_of(answer: bytes, job: int, step: int | None = None) -> tuple[st
         if row["job_id"] == str(job):
             if not is_whole(row["nodes"], columns[1].width):
                 raise MooringsError("slurm.unreadable", f"the list of job {job}'s nodes was cut")
-            return expand_hosts(given(row["nodes"]))
+            return expand_hostlist(value_or_empty(row["nodes"]))
     return ()

@@ -10,9 +10,9 @@ import pytest
 
 from moorings.client.client import Client
 from moorings.core.errors import MooringsError
-from moorings.slurm.commands import Answer, Commands
-from moorings.slurm.host.agent import Agent, AgentSettings
-from moorings.slurm.host.calls import Calls
+from moorings.slurm.commands import CommandResult, SlurmCommands
+from moorings.slurm.host.agent import AgentSettings, SlurmAgent
+from moorings.slurm.host.calls import ControllerClient
 from moorings.wire.shapes import ClaimBody, QueueRequest
 from tests.unit.slurm.test_formats import recorded
 from tests.unit.slurm.test_ledger import HOME
@@ -37,15 +37,15 @@ class Slurm:
     async def ask(self, argv: Sequence[str]) -> bytes:
         return (await self.run(argv)).output
 
-    async def run(self, argv: Sequence[str]) -> Answer:
+    async def run(self, argv: Sequence[str]) -> CommandResult:
         words = " ".join(argv)
         self.asked.append(words)
         if words == "scontrol show config" and self.config is not None:
-            return Answer(self.config, "", 0)
+            return CommandResult(self.config, "", 0)
         if argv[0] == "squeue":
-            return Answer(LISTED, "", 0)
+            return CommandResult(LISTED, "", 0)
         if words.startswith("scontrol show licenses"):
-            return Answer(b"", "", 0)
+            return CommandResult(b"", "", 0)
         raise AWAY
 
 
@@ -77,8 +77,10 @@ async def test_no_job_is_told_of_before_it_is_known_whether_its_account_is_its_u
     config: bytes, project: str
 ) -> None:
     slurm, controller = Slurm(None), Controller()
-    agent = Agent(
-        AgentSettings(cluster=HOME.cluster, instance=HOME.instance), cast(Commands, slurm), cast(Calls, controller)
+    agent = SlurmAgent(
+        AgentSettings(cluster=HOME.cluster, instance=HOME.instance),
+        cast(SlurmCommands, slurm),
+        cast(ControllerClient, controller),
     )
     work = asyncio.ensure_future(agent.serve())
     await until(lambda: slurm.asked.count("scontrol show config") >= 2)

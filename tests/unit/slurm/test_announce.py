@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from moorings.slurm.formats import JobRecord
-from moorings.slurm.host.ledger import announce, start_of
-from moorings.slurm.host.tiers import Partition, Rules
+from moorings.slurm.host.ledger import build_queue_payload, start_of
+from moorings.slurm.host.tiers import PreemptionRules, SlurmPartition
 from tests.unit.slurm.test_ledger import HOME, a_job, by_id
 
-TIERS = Rules(partitions={"normal": Partition(1, ""), "urgent": Partition(9, "")})
+TIERS = PreemptionRules(partitions={"normal": SlurmPartition(1, ""), "urgent": SlurmPartition(9, "")})
 
 
 def waiting(job_id: int, reason: str, **more: Any) -> JobRecord:
@@ -20,7 +20,7 @@ def waiting(job_id: int, reason: str, **more: Any) -> JobRecord:
 
 def told(*jobs: JobRecord) -> list[int]:
     """The jobs that are told, in order."""
-    request = announce(by_id(*jobs), HOME, "", 120, TIERS.tier)
+    request = build_queue_payload(by_id(*jobs), HOME, "", 120, TIERS.tier)
     starts = [start_of(job.owner) for job in request.jobs]
     return [start.job_id for start in starts if start is not None]
 

@@ -15,17 +15,17 @@ from moorings.core.claims import USABLE
 from moorings.core.errors import MooringsError
 from moorings.slurm.formats import JobRecord
 from moorings.slurm.host import berths as module
-from moorings.slurm.host.berths import WAITS, Berths, RefusedError
-from moorings.slurm.host.calls import Calls
-from moorings.slurm.host.gate import awaiting, in_use_beside
-from moorings.slurm.host.ledger import Start
+from moorings.slurm.host.berths import WAITING_STATES, ClaimTable, NoPartitionError
+from moorings.slurm.host.calls import ControllerClient
+from moorings.slurm.host.gate import sizes_awaiting_devices, sizes_without_licenses
+from moorings.slurm.host.ledger import JobStart
 from moorings.wire.shapes import BindingBody, ClaimBody, ClaimRequest, GcdBody, ReasonBody
 from tests.unit.slurm.test_ledger import HOME, NONCE, a_claim, a_job, by_id
 from tests.waiting import until_async
 
 T = TypeVar("T")
 JOB = a_job(1)
-OWNER = Start(1, NONCE, 0).owner(HOME)
+OWNER = JobStart(1, NONCE, 0).owner(HOME)
 AWAY = MooringsError("controller.unreachable", "no answer", retryable=True)
 
 
@@ -72,11 +72,13 @@ class Controller:
         if self.keeps is not None:
             raise self.keeps
         if self.state not in USABLE:
-            raise MooringsError("claim.not_ready", f"claim {ident} is {self.state}", retryable=self.state in WAITS)
+            raise MooringsError(
+                "claim.not_ready", f"claim {ident} is {self.state}", retryable=self.state in WAITING_STATES
+            )
         return BindingBody(partition=f"of-{ident}", api={}, gcds=(GcdBody(gcd=0, devices=("pod:0",)),))
 
 
-def make(controller: Controller, patience_s: float = 5.0, fails: int = 0) -> tuple[Berths, list[str]]:
+def make(controller: Controller, patience_s: float = 5.0, fails: int = 0) -> tuple[ClaimTable, list[str]]:
     """Berths, and what they tell; Slurm cannot be told the first ``fails`` times that a job is given up."""
     told: list[str] = []
 
@@ -85,7 +87,9 @@ def make(controller: Controller, patience_s: float = 5.0, fails: int = 0) -> tup
         return len(told) - 1 > fails
 
     calls: Any = controller
-    return Berths(cast(Calls, calls), HOME, "", patience_s, give_up, lambda: told.append("settled")), told
+    return ClaimTable(
+        cast(ControllerClient, calls), HOME, "", patience_s, give_up, lambda: told.append("settled")
+    ), told
 
 
 @pytest.fixture(autouse=True)
@@ -120,7 +124,7 @@ async def test_a_partition_that_was_lost_is_handed_to_no_further_step() -> None:
     assert berths.serve(JOB).done(), "each step is answered from the first"
     controller.state = "LOST"
     berths.note(replace(claim, state="LOST"))
-    with pytest.raises(RefusedError, match="its claim is LOST"):
+    with pytest.raises(NoPartitionError, match="its claim is LOST"):
         await berths.serve(JOB)
 
 
@@ -130,7 +134,7 @@ async def test_a_claim_that_somebody_ended_is_not_made_anew() -> None:
     await berths.serve(JOB)
     controller.by_key = {key: replace(claim, state="RELEASED") for key, claim in controller.by_key.items()}
     berths.drop(OWNER)
-    with pytest.raises(RefusedError, match="its claim is RELEASED"):
+    with pytest.raises(NoPartitionError, match="its claim is RELEASED"):
         await berths.serve(JOB)
     assert OWNER not in berths.claims
 
@@ -169,7 +173,7 @@ async def test_another_time_limit_by_then_makes_no_second_claim() -> None:
 
 async def test_a_wait_in_vain_ends() -> None:
     berths, told = make(Controller("PENDING"), patience_s=0.05)
-    with pytest.raises(RefusedError, match=r"no partition within 0\.05 s"):
+    with pytest.raises(NoPartitionError, match=r"no partition within 0\.05 s"):
         await berths.serve(JOB)
     assert told == ["settled", "no partition within 0.05 s: its claim is PENDING"]
 
@@ -178,7 +182,7 @@ async def test_a_job_that_slurm_cannot_take_back_now_is_not_refused() -> None:
     """Refused, it would end FAILED, where a moment later it could have gone back into the queue."""
     controller = Controller("PENDING")
     berths, told = make(controller, patience_s=0.02, fails=2)
-    with pytest.raises(RefusedError, match=r"no partition within 0\.02 s"):
+    with pytest.raises(NoPartitionError, match=r"no partition within 0\.02 s"):
         await berths.serve(JOB)
     assert told == ["settled", *["no partition within 0.02 s: its claim is PENDING"] * 3]
 
@@ -229,7 +233,7 @@ class Expired(Controller):
 
 async def test_a_start_that_meets_an_expired_key_goes_back_into_the_queue_and_is_told_why() -> None:
     berths, told = make(Expired("PENDING"), patience_s=0.05)
-    with pytest.raises(RefusedError, match="the access key has expired"):
+    with pytest.raises(NoPartitionError, match="the access key has expired"):
         await berths.serve(JOB)
     assert told == ["settled", "no partition within 0.05 s: the access key has expired"]
 
@@ -238,7 +242,7 @@ async def test_after_a_refusal_the_next_step_of_a_job_that_holds_its_partition_a
     controller = Controller()
     controller.keeps = MooringsError("driver.fault", "its driver cannot tell")
     berths, _ = make(controller)
-    with pytest.raises(RefusedError, match="its driver cannot tell"):
+    with pytest.raises(NoPartitionError, match="its driver cannot tell"):
         await berths.serve(JOB)
     controller.keeps = None
     assert (await berths.serve(JOB)).partition == "of-claim-0"
@@ -250,22 +254,24 @@ async def test_a_start_that_waits_has_its_binding_from_one_call() -> None:
     work = berths.serve(JOB)
     while OWNER not in berths.claims:  # noqa: ASYNC110 - a plain value
         await asyncio.sleep(0)
-    assert awaiting(berths.claims.values(), {OWNER}) == [4]
+    assert sizes_awaiting_devices(berths.claims.values(), {OWNER}) == [4]
     controller.state = "READY"
     assert (await work).partition == "of-claim-0"
-    assert (berths.claims[OWNER].state, awaiting(berths.claims.values(), {OWNER})) == ("READY", [])
+    assert (berths.claims[OWNER].state, sizes_awaiting_devices(berths.claims.values(), {OWNER})) == ("READY", [])
 
 
 async def test_devices_are_in_use_beside_the_licenses_until_the_job_is_over() -> None:
     controller = Controller("PENDING")
     berths, _ = make(controller, patience_s=0.05)
-    with pytest.raises(RefusedError):
+    with pytest.raises(NoPartitionError):
         await berths.serve(JOB)
-    assert in_use_beside(berths.claims.values(), (), ()) == [], "it has no devices"
+    assert sizes_without_licenses(berths.claims.values(), (), ()) == [], "it has no devices"
     berths.note(replace(berths.claims[OWNER], state="READY"))
-    assert in_use_beside(berths.claims.values(), {OWNER}, ()) == [], "it has its licenses"
-    assert in_use_beside(berths.claims.values(), (), ()) == [4], "it is completing, or merely missing from a list"
-    assert in_use_beside(berths.claims.values(), (), {berths.claims[OWNER].id}) == []
+    assert sizes_without_licenses(berths.claims.values(), {OWNER}, ()) == [], "it has its licenses"
+    assert sizes_without_licenses(berths.claims.values(), (), ()) == [4], (
+        "it is completing, or merely missing from a list"
+    )
+    assert sizes_without_licenses(berths.claims.values(), (), {berths.claims[OWNER].id}) == []
 
 
 async def test_a_claim_that_is_ready_is_known_to_be_though_its_binding_cannot_be_had() -> None:
@@ -299,7 +305,7 @@ async def test_of_jobs_that_are_over_nothing_is_kept() -> None:
     """Also of one that got no partition, or whose start was asked for while the controller was away."""
     controller = Controller("FAILED")
     berths, _ = make(controller, patience_s=60)
-    with pytest.raises(RefusedError):
+    with pytest.raises(NoPartitionError):
         await berths.serve(JOB)
     controller.lose = 1_000_000
     other = a_job(2)

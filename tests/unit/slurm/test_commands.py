@@ -8,15 +8,22 @@ import os
 import pytest
 
 from moorings.core.errors import MooringsError
-from moorings.slurm.commands import CONCURRENT_MAX, OUTPUT_BYTES_MAX, Answer, Commands, build_environment, classify
+from moorings.slurm.commands import (
+    CONCURRENT_MAX,
+    OUTPUT_BYTES_MAX,
+    CommandResult,
+    SlurmCommands,
+    build_environment,
+    parse_error,
+)
 from tests.cases import cases
 from tests.procfs import lives
 from tests.waiting import until_async
 
 
 @pytest.fixture
-def commands() -> Commands:
-    return Commands(os.environ, timeout_s=20.0)
+def commands() -> SlurmCommands:
+    return SlurmCommands(os.environ, timeout_s=20.0)
 
 
 def sh(script: str) -> list[str]:
@@ -25,7 +32,7 @@ def sh(script: str) -> list[str]:
 
 async def test_what_it_writes_is_the_answer(commands):
     assert await commands.ask(sh("printf 'a\\0b'; echo noise >&2")) == b"a\0b"
-    assert (await commands.run(sh("echo no >&2; exit 3"))) == Answer(b"", "no", 3)
+    assert (await commands.run(sh("echo no >&2; exit 3"))) == CommandResult(b"", "no", 3)
 
 
 async def test_a_command_that_is_not_there(commands):
@@ -36,7 +43,7 @@ async def test_a_command_that_is_not_there(commands):
 
 def test_what_is_not_installed_is_told_before_it_is_needed(tmp_path):
     program = tmp_path / "sbatch"
-    commands = Commands({"PATH": str(tmp_path)})
+    commands = SlurmCommands({"PATH": str(tmp_path)})
     with pytest.raises(MooringsError) as told:
         commands.check_installed("sbatch")
     assert told.value.code == "slurm.missing"
@@ -48,7 +55,7 @@ def test_what_is_not_installed_is_told_before_it_is_needed(tmp_path):
 
 async def test_a_command_that_hangs_is_ended_with_all_it_started(tmp_path):
     pids = tmp_path / "pids"
-    quick = Commands(os.environ, timeout_s=3.0)
+    quick = SlurmCommands(os.environ, timeout_s=3.0)
     with pytest.raises(MooringsError) as told:
         await quick.ask(sh(f"sleep 300 & echo $! $$ > {pids}; trap '' TERM; wait"))
     assert told.value.code == "slurm.unavailable"
@@ -121,8 +128,8 @@ def test_nothing_of_a_users_taste_reaches_a_command():
     ],
 )
 def test_what_a_complaint_means(complaint, code):
-    error = classify(["scontrol", "show"], Answer(b"", complaint, 1))
+    error = parse_error(["scontrol", "show"], CommandResult(b"", complaint, 1))
     assert error.code == code
     assert error.retryable is (code == "slurm.unavailable")
     assert error.detail.startswith("scontrol show: ")
-    assert len(classify(["x", "y"], Answer(b"", "a\x1b[2J" * 1000, 1)).detail) < 400
+    assert len(parse_error(["x", "y"], CommandResult(b"", "a\x1b[2J" * 1000, 1)).detail) < 400

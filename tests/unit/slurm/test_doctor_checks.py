@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from moorings.core.instants import add_seconds
-from moorings.slurm.formats import JobRecord, License, Node, Order, Phase, Reservation
+from moorings.slurm.formats import JobRecord, License, LicenseReservation, SinfoNode, SlurmJobPhase, SubmittedOptions
 from moorings.slurm.host import checks
-from moorings.slurm.host.checks import Answer
+from moorings.slurm.host.checks import AgentProbe
 from moorings.slurm.host.installation import build_limits
-from moorings.slurm.host.ledger import Home
+from moorings.slurm.host.ledger import ClusterIdentity
 from moorings.slurm.host.plugstack import PluginLine
 from moorings.slurm.host.site import at_machine, licenses_wanted
 from moorings.wire.codec import parse_time
@@ -71,7 +71,7 @@ def job(ident: int, state: str = "RUNNING", nonce: str = NONCE) -> JobRecord:
         het_job=None,
         het_offset=None,
         state=state,
-        phase={"RUNNING": Phase.LIVE, "PENDING": Phase.WAITING}.get(state, Phase.ENDED),
+        phase={"RUNNING": SlurmJobPhase.LIVE, "PENDING": SlurmJobPhase.WAITING}.get(state, SlurmJobPhase.ENDED),
         reason="",
         uid=1,
         user="u",
@@ -90,7 +90,7 @@ def job(ident: int, state: str = "RUNNING", nonce: str = NONCE) -> JobRecord:
         requeue=True,
         batch=True,
         status=(0, 0),
-        order=Order(nonce=nonce, ipus=1, gcds=1, replicas=1),
+        order=SubmittedOptions(nonce=nonce, ipus=1, gcds=1, replicas=1),
     )
 
 
@@ -149,7 +149,7 @@ def test_select():
     ],
 )
 def test_release(site, commands, node, verdict, word):
-    nodes = [Node("n1", "h1", "idle", node, ())]
+    nodes = [SinfoNode("n1", "h1", "idle", node, ())]
     is_told(checks.check_release(dataclasses.replace(SITE, version=site), commands, nodes), verdict, word)
 
 
@@ -256,8 +256,8 @@ def test_the_agents_addresses_are_read_as_the_plugin_reads_them(address, hosts, 
     assert checks.parse_agents(address) == (hosts, port)
 
 
-def answer(host: str, uid: int | None, told: str = "", *, listens: bool = True) -> Answer:
-    return Answer(host, uid, told, listens)
+def answer(host: str, uid: int | None, told: str = "", *, listens: bool = True) -> AgentProbe:
+    return AgentProbe(host, uid, told, listens)
 
 
 AWAY = answer("ctl2", None, "refused", listens=False)
@@ -320,13 +320,13 @@ FLAGS = frozenset({"ANY_NODES", "IGNORE_JOBS"})
 
 
 def test_reservation_in_step():
-    held = Reservation("moorings", "ACTIVE", FLAGS, HELD)
+    held = LicenseReservation("moorings", "ACTIVE", FLAGS, HELD)
     is_told(checks.check_reservation(LICENSES, held, [pool(FREE)]), "PASS", "2 IPUs now", "2 free")
 
 
 def test_less_than_is_free_may_be_let_start():
     kept = LICENSES | {"ipu_1": License(4, 1, 3)}
-    held = Reservation("moorings", "ACTIVE", FLAGS, HELD | {"ipu_1": 3})
+    held = LicenseReservation("moorings", "ACTIVE", FLAGS, HELD | {"ipu_1": 3})
     assert checks.check_reservation(kept, held, [pool(FREE)]).verdict == "PASS"
 
 
@@ -336,14 +336,14 @@ def test_a_gate_that_is_missing():
 
 def test_a_gate_that_slurm_does_not_keep():
     open_ = LICENSES | {"ipu_1": License(4, 1, 0)}
-    held = Reservation("moorings", "ACTIVE", FLAGS, HELD)
+    held = LicenseReservation("moorings", "ACTIVE", FLAGS, HELD)
     is_told(checks.check_reservation(open_, held, [pool(FREE)]), "FAIL", "does not keep", "ipu_1")
 
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_gate_that_is_open_for_one_size(size):
     free = {1: 2, 2: 1} | {size: 0}
-    held = Reservation("moorings", "ACTIVE", FLAGS, HELD)
+    held = LicenseReservation("moorings", "ACTIVE", FLAGS, HELD)
     is_told(checks.check_reservation(LICENSES, held, [pool(free)]), "FAIL", f"ipu_{size}: 2 free, 0 can be formed")
 
 
@@ -353,15 +353,17 @@ def test_a_gate_that_is_open_for_one_size(size):
 def test_orphans():
     claims = [claim(1), claim(2), claim(3), claim(4, "f" * 16)]
     jobs = [job(1), job(2, "COMPLETED"), job(4)]
-    orphans = checks.suspects(claims, jobs)
+    orphans = checks.unmatched_claims(claims, jobs)
     assert sorted(start.job_id for start in orphans) == [2, 3, 4]  # ended, unknown, and another job under an old id
     is_told(checks.check_orphans("c1", orphans, 4), "FAIL", "slurm_2 (READY, job 2)", "slurm_3")
     is_told(checks.check_orphans("c1", {}, 4), "PASS", "4 claims of slurm/c1")
-    assert checks.suspects([claim(5, restarts=0)], [job(5, "PENDING")]) == {}  # requeued: its next start may need it
+    assert (
+        checks.unmatched_claims([claim(5, restarts=0)], [job(5, "PENDING")]) == {}
+    )  # requeued: its next start may need it
 
 
 def test_claims_of_another_slurm_of_this_name():
-    home, claims = Home("c1", HERE), [claim(1), claim(2, instance=ELSEWHERE), claim(3, instance=ELSEWHERE)]
+    home, claims = ClusterIdentity("c1", HERE), [claim(1), claim(2, instance=ELSEWHERE), claim(3, instance=ELSEWHERE)]
     found = checks.check_foreign(home, claims)
     is_told(found, "WARN", "another Slurm called c1", "slurm_2 (READY, job 2)", "slurm_3")
     assert "slurm_1" not in found.evidence
@@ -369,7 +371,7 @@ def test_claims_of_another_slurm_of_this_name():
     assert "'moor delete claim NAME'" in found.fix
     is_told(checks.check_foreign(home, claims[:1]), "PASS", "slurm/c1")
     is_told(checks.check_foreign(None, claims), "SKIP", "cannot be told")
-    orphans = checks.suspects(claims, [])
+    orphans = checks.unmatched_claims(claims, [])
     assert "another Slurm" in checks.check_orphans("c1", orphans, 3, all_ours=False).fix
     assert "another Slurm" not in checks.check_orphans("c1", orphans, 3).fix
 

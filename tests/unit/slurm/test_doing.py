@@ -14,19 +14,19 @@ import pytest
 
 from moorings.core.errors import MooringsError
 from moorings.core.instants import SECOND, Timestamp, add_seconds
-from moorings.slurm.commands import Commands
-from moorings.slurm.formats import Asked, JobRecord, Order
+from moorings.slurm.commands import SlurmCommands
+from moorings.slurm.formats import JobRecord, SubmittedOptions, YieldNotice
 from moorings.slurm.host import doing as module
-from moorings.slurm.host.calls import Calls
-from moorings.slurm.host.doing import SIGNAL_TRIES, Doer, JobAct
-from moorings.slurm.host.plan import TRIES_MAX, Memory, Report, StopUnbound, View, plan
-from moorings.slurm.host.troubles import Troubles
+from moorings.slurm.host.calls import ControllerClient
+from moorings.slurm.host.doing import SIGNAL_TRIES, JobAct, SlurmExecutor
+from moorings.slurm.host.plan import TRIES_MAX, ClusterState, LogWarning, PlanState, StopUnboundJob, plan
+from moorings.slurm.host.troubles import FailureLog
 from moorings.wire.codec import format_time
 from moorings.wire.shapes import ClaimBody
 from tests.unit.slurm.test_ledger import HOME, NONCE, a_claim, a_job, by_id
 from tests.waiting import until_async as until
 
-ORDER = Order(nonce=NONCE, ipus=4, gcds=2, replicas=4, signal="B:USR1")
+ORDER = SubmittedOptions(nonce=NONCE, ipus=4, gcds=2, replicas=4, signal="B:USR1")
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy" / "slurm"
 REFUSED = MooringsError("slurm.refused", "Unknown job signal")
 AWAY = MooringsError("slurm.unavailable", "no answer", retryable=True)
@@ -61,12 +61,14 @@ def borrower(job_id: int = 1, **more: Any) -> JobRecord:
 
 
 def reclaimed(job_id: int) -> ClaimBody:
-    return replace(a_claim(job_id, state="RECLAIMING"), asked_until=format_time(add_seconds(module.clock(), 600.0)))
+    return replace(
+        a_claim(job_id, state="RECLAIMING"), asked_until=format_time(add_seconds(module.wall_clock(), 600.0))
+    )
 
 
-def over(seconds: float = 1.0) -> Asked:
+def over(seconds: float = 1.0) -> YieldNotice:
     """A warning whose time is over."""
-    return Asked(0, Timestamp(add_seconds(module.clock(), -seconds) // SECOND * SECOND), Timestamp(SECOND))
+    return YieldNotice(0, Timestamp(add_seconds(module.wall_clock(), -seconds) // SECOND * SECOND), Timestamp(SECOND))
 
 
 @pytest.fixture
@@ -80,16 +82,16 @@ class Followed:
     """A doer that does what is planned from the lists of jobs it is shown; ``reports`` are those of all plans."""
 
     def __init__(self, slurm: Slurm) -> None:
-        self.doer = Doer(cast(Commands, slurm), cast(Calls, None), Troubles())
-        self.reports: list[Report] = []
-        self._memory = Memory()
+        self.doer = SlurmExecutor(cast(SlurmCommands, slurm), cast(ControllerClient, None), FailureLog())
+        self.reports: list[LogWarning] = []
+        self._memory = PlanState()
         self._at_s = 0.0
 
     def look(self, *jobs: JobRecord, claims: bool = True) -> None:
         """A good list of jobs; the claim of each was asked to yield."""
         self._at_s += 1.0
         known = [reclaimed(job.job_id) for job in jobs] if claims else []
-        view = View(
+        view = ClusterState(
             home=HOME,
             at_s=self._at_s,
             jobs=by_id(*jobs),
@@ -100,11 +102,11 @@ class Followed:
             outcomes=self.doer.outcomes,
             memory=self._memory,
         )
-        found = plan(view, module.clock())
+        found = plan(view, module.wall_clock())
         self._memory = found.memory
         self.doer.see(view.jobs)
         for act in found.acts:
-            if isinstance(act, Report):
+            if isinstance(act, LogWarning):
                 self.reports.append(act)
             elif isinstance(act, JobAct):
                 self.doer.do(act)
@@ -232,7 +234,7 @@ async def test_a_job_without_its_partition_is_stopped_once_its_node_is_drained(
     widths = {"n1": 128, "h": 128, state: 32, "22.05.8": 24, "(null)": 256}
     slurm.answers["sinfo"] = ("".join(f"{text:{width}}|" for text, width in widths.items()) + "\n").encode()
     async with serving(slurm) as followed:
-        followed.doer.do(StopUnbound(job, ("n1",), "it did not ask"))
+        followed.doer.do(StopUnboundJob(job, ("n1",), "it did not ask"))
         await followed.idle()
     done = [words for words in slurm.asked if "admincomment" not in words and "sinfo" not in words]
     assert [words.partition(" reason=")[0] for words in done] == told
@@ -242,12 +244,12 @@ async def test_a_job_without_its_partition_is_stopped_once_its_node_is_drained(
 async def test_a_job_is_stopped_also_where_its_node_cannot_be_drained(slurm: Slurm) -> None:
     slurm.fails["sinfo"] = AWAY
     async with serving(slurm) as followed:
-        followed.doer.do(StopUnbound(borrower(7), ("n1",), "it did not ask"))
+        followed.doer.do(StopUnboundJob(borrower(7), ("n1",), "it did not ask"))
         await followed.idle()
         assert slurm.count("scontrol requeue 7") == 1
         assert followed.doer.outcomes.drained == {}, "it is to be tried again"
         del slurm.fails["sinfo"]
-        followed.doer.do(StopUnbound(borrower(7), ("n1",), "it did not ask"))
+        followed.doer.do(StopUnboundJob(borrower(7), ("n1",), "it did not ask"))
         await followed.idle()
         assert followed.doer.outcomes.drained == {(7, 0): {"n1"}}
 
@@ -260,7 +262,7 @@ async def test_a_job_without_its_partition_that_slurm_does_not_put_back_is_cance
     async with serving(slurm) as followed:
         for _ in range(TRIES_MAX):
             assert slurm.count("scancel") == 0
-            followed.doer.do(StopUnbound(borrower(7), (), "it did not ask"))
+            followed.doer.do(StopUnboundJob(borrower(7), (), "it did not ask"))
             await followed.idle()
     assert slurm.count("scontrol requeue 7") == TRIES_MAX
     assert slurm.count("scancel 7") == cancelled

@@ -10,7 +10,7 @@ import pytest
 from moorings.app.pruning import DOOMED, prune
 from moorings.core.instants import SECOND, Timestamp
 from moorings.slurm.engine.pruning import hold_ended
-from moorings.slurm.engine.rundir import Asked, RunFolder
+from moorings.slurm.engine.rundir import SlurmRunFolder, SubmittedSlurmJob
 from moorings.workloads.runs import EndReason, EndRecord
 
 OLD, BEFORE, NEW = Timestamp(1_000 * SECOND), Timestamp(5_000 * SECOND), Timestamp(9_000 * SECOND)
@@ -25,12 +25,12 @@ def runs(tmp_path: Path) -> Path:
 
 def a_run(runs: Path, name: str, *files: str, ended: Timestamp | None = None, touched: Timestamp = OLD) -> Path:
     """A run's folder; ``touched``: when something was written there last."""
-    folder = RunFolder(runs / name)
+    folder = SlurmRunFolder(runs / name)
     door = folder.take_door()
     assert door is not None
     os.close(door)
     attempt = folder.attempt(0)
-    attempt.save_order(Asked(tasks=1, grace_s=1.0), {"batch.sh": b""})
+    attempt.save_order(SubmittedSlurmJob(tasks=1, grace_s=1.0), {"batch.sh": b""})
     for file in files:
         attempt.write(file, b"7")
     if ended is not None:
@@ -58,7 +58,7 @@ def test_what_slurm_never_had_goes_when_nothing_was_written_there_for_as_long(ru
 
 def test_a_run_that_is_being_submitted_stays(runs: Path) -> None:
     a_run(runs, "run-a", "asked", "job", ended=OLD)
-    door = RunFolder(runs / "run-a").take_door()
+    door = SlurmRunFolder(runs / "run-a").take_door()
     assert door is not None
     assert prune(runs, BEFORE, (), hold_ended) == []
     os.close(door)

@@ -16,14 +16,14 @@ from moorings.core.claims import CheckpointContract
 from moorings.core.errors import MooringsError
 from moorings.core.tables import TomlTable
 from moorings.ports.engine import RunSubmission
-from moorings.slurm.engine.settings import Place, SlurmEngineSettings
+from moorings.slurm.engine.settings import SlurmEngineSettings, SubmitTarget
 from moorings.slurm.engine.submission import (
     build_files,
     build_submit,
     check_job,
-    differences,
+    describe_differences,
+    explain_refusal,
     parse_submit,
-    refusal,
     signal_of,
 )
 from moorings.workloads.jobs import Accelerators, JobSpec, Resources
@@ -38,16 +38,16 @@ def order(**job: Any) -> RunSubmission:
     return RunSubmission(RunId("run-1"), 0, JobSpec(**spec), NO_BINDING)
 
 
-SLURMS_OWN = Place()
+SLURMS_OWN = SubmitTarget()
 
 
-def words(place: Place = SLURMS_OWN, **job: Any) -> list[str]:
+def words(place: SubmitTarget = SLURMS_OWN, **job: Any) -> list[str]:
     return build_submit(order(**job), place, ATTEMPT)
 
 
 def test_the_job_file_means_the_same():
     told = words(
-        Place("lab", "ipu,spare", "high"),
+        SubmitTarget("lab", "ipu,spare", "high"),
         tasks=2,
         accelerators=Accelerators(size=8, replicas=4),
         resources=Resources(cpus=3, memory_bytes=10 << 30, nodes=2),
@@ -101,7 +101,7 @@ def test_one_that_may_be_asked_to_make_room_may_be_requeued_and_its_script_is_wa
     assert {"--ipu-preemptible=B:USR1", "--requeue"} <= set(told)
     assert "--no-requeue" in words(checkpoint=contract)
     assert not any("preemptible" in word for word in words(checkpoint=contract))
-    said = differences(order(preemptible=True, checkpoint=contract).job, SLURMS_OWN, "ann")
+    said = describe_differences(order(preemptible=True, checkpoint=contract).job, SLURMS_OWN, "ann")
     assert any("asked to make room" in sentence for sentence in said)
 
 
@@ -154,7 +154,7 @@ def test_what_is_otherwise_in_slurm_is_said():
         priority=-5,
         checkpoint=CheckpointContract(resumable=True),
     ).job
-    told = "\n".join(differences(job, Place("lab", "ipu", "high"), "moorings"))
+    told = "\n".join(describe_differences(job, SubmitTarget("lab", "ipu", "high"), "moorings"))
     assert "a job of the user moorings, account lab, partition ipu, QOS high" in told
     assert "3414 MiB for each of a task's 3" in told
     assert "--nice=5" in told
@@ -164,11 +164,11 @@ def test_what_is_otherwise_in_slurm_is_said():
 
 def test_what_is_the_same_in_slurm_is_not_said():
     job = order(time_limit_s=60.0, resources=Resources(cpus=2, memory_bytes=4 << 30)).job
-    assert len(differences(job, Place(), "moorings")) == 1  # whose job it is there
+    assert len(describe_differences(job, SubmitTarget(), "moorings")) == 1  # whose job it is there
 
 
 def refused(code: str, detail: str) -> MooringsError:
-    error = refusal(MooringsError(code, detail), Place(partition="nope"))
+    error = explain_refusal(MooringsError(code, detail), SubmitTarget(partition="nope"))
     assert error is not None
     return error
 
@@ -189,8 +189,8 @@ def test_a_refusal_is_told_in_slurms_words_and_with_what_the_admin_said():
 
 
 def test_what_may_yet_come_is_no_refusal():
-    assert refusal(MooringsError("slurm.unavailable", "timed out", retryable=True), Place()) is None
-    assert refusal(MooringsError("slurm.missing", "sbatch cannot be run"), Place()) is None
+    assert explain_refusal(MooringsError("slurm.unavailable", "timed out", retryable=True), SubmitTarget()) is None
+    assert explain_refusal(MooringsError("slurm.missing", "sbatch cannot be run"), SubmitTarget()) is None
 
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30)
@@ -228,10 +228,10 @@ def test_a_project_goes_where_the_admin_says():
         '[slurm.projects.vision]\naccount = "lab-vision"\nqos = "high"\n'
     )
     assert (read.folder, read.conf) == (Path("/shared/runs"), Path("/etc/slurm/slurm.conf"))
-    assert read.place_of("vision") == Place("lab-vision", "ipu", "high")
-    assert read.place_of("speech") == Place("speech", "ipu", "")
-    assert read.place_of("default") == Place("", "ipu", "")
-    assert replace(read, usual=Place("all")).place_of("speech") == Place("all")
+    assert read.place_of("vision") == SubmitTarget("lab-vision", "ipu", "high")
+    assert read.place_of("speech") == SubmitTarget("speech", "ipu", "")
+    assert read.place_of("default") == SubmitTarget("", "ipu", "")
+    assert replace(read, usual=SubmitTarget("all")).place_of("speech") == SubmitTarget("all")
 
 
 @pytest.mark.parametrize(

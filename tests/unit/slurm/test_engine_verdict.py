@@ -5,18 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from moorings.core.instants import Timestamp
-from moorings.slurm.engine.rundir import Asked, Done, Facts, TaskEnd
-from moorings.slurm.engine.verdict import JobEnd, Look, judge, look, reason_of
+from moorings.slurm.engine.rundir import ScriptEnd, SlurmAttemptState, SubmittedSlurmJob, TaskEnd
+from moorings.slurm.engine.verdict import JobEnd, RunObservation, build_end_record, observe_run, reason_of
 from moorings.slurm.formats import JobRecord, phase_of
 from moorings.workloads.runs import EndReason, EndRecord
 from tests.cases import cases
 
 NOW, BEGAN, OVER = Timestamp(9_000_000), Timestamp(1_000_000), Timestamp(5_000_000)
-ASKED = Asked(tasks=2, grace_s=30.0, time_limit_s=600.0)
+ASKED = SubmittedSlurmJob(tasks=2, grace_s=30.0, time_limit_s=600.0)
 
 
-def facts(**more: Any) -> Facts:
-    return Facts(**{"asked": ASKED, "submitting": True, "job": 7, "claimed": True, "began": {0: BEGAN}, **more})
+def facts(**more: Any) -> SlurmAttemptState:
+    return SlurmAttemptState(
+        **{"asked": ASKED, "submitting": True, "job": 7, "claimed": True, "began": {0: BEGAN}, **more}
+    )
 
 
 def job(state: str, restarts: int = 0, reason: str = "") -> JobRecord:
@@ -49,8 +51,8 @@ def job(state: str, restarts: int = 0, reason: str = "") -> JobRecord:
     )
 
 
-def done(stop: str, restart: int = 0) -> Done:
-    return Done(restart, stop, OVER)
+def done(stop: str, restart: int = 0) -> ScriptEnd:
+    return ScriptEnd(restart, stop, OVER)
 
 
 def ended(*codes: int | None) -> tuple[TaskEnd | None, ...]:
@@ -65,32 +67,32 @@ def ended(*codes: int | None) -> tuple[TaskEnd | None, ...]:
 @cases(
     ("known", "listed", "seen"),
     [
-        (facts(submitting=False, job=None), None, Look.ABSENT),
-        (facts(job=None, claimed=False), None, Look.ABSENT),  # the answer was lost, and Slurm has no such job
-        (facts(began={}, claimed=False), job("PENDING"), Look.WAITING),
-        (facts(began={}), job("RUNNING"), Look.WAITING),
-        (facts(), job("RUNNING"), Look.RUNNING),
-        (facts(), job("COMPLETING"), Look.RUNNING),
-        (facts(), job("BEWILDERED"), Look.RUNNING),  # a state that no release had so far ends nothing
-        (facts(), job("PENDING", restarts=1), Look.WAITING),  # requeued
-        (facts(), job("RUNNING", restarts=1), Look.WAITING),
-        (facts(done=done("slurm")), job("REQUEUED", restarts=1), Look.WAITING),
-        (facts(done=done("slurm")), job("CANCELLED"), Look.OVER),
-        (facts(done=done("slurm")), None, Look.MISSING),
-        (facts(done=done("none")), None, Look.OVER),
-        (facts(), job("NODE_FAIL"), Look.OVER),
-        (facts(), None, Look.MISSING),
-        (facts(end=EndRecord(EndReason.EXITED, 0)), job("PENDING", restarts=1), Look.ENDED),
+        (facts(submitting=False, job=None), None, RunObservation.ABSENT),
+        (facts(job=None, claimed=False), None, RunObservation.ABSENT),  # the answer was lost, and Slurm has no such job
+        (facts(began={}, claimed=False), job("PENDING"), RunObservation.WAITING),
+        (facts(began={}), job("RUNNING"), RunObservation.WAITING),
+        (facts(), job("RUNNING"), RunObservation.RUNNING),
+        (facts(), job("COMPLETING"), RunObservation.RUNNING),
+        (facts(), job("BEWILDERED"), RunObservation.RUNNING),  # a state that no release had so far ends nothing
+        (facts(), job("PENDING", restarts=1), RunObservation.WAITING),  # requeued
+        (facts(), job("RUNNING", restarts=1), RunObservation.WAITING),
+        (facts(done=done("slurm")), job("REQUEUED", restarts=1), RunObservation.WAITING),
+        (facts(done=done("slurm")), job("CANCELLED"), RunObservation.OVER),
+        (facts(done=done("slurm")), None, RunObservation.MISSING),
+        (facts(done=done("none")), None, RunObservation.OVER),
+        (facts(), job("NODE_FAIL"), RunObservation.OVER),
+        (facts(), None, RunObservation.MISSING),
+        (facts(end=EndRecord(EndReason.EXITED, 0)), job("PENDING", restarts=1), RunObservation.ENDED),
     ],
 )
 def test_a_look_says_what_folder_and_slurm_say_together(known, listed, seen):
-    assert look(known, listed) is seen
+    assert observe_run(known, listed) is seen
 
 
 def test_why_it_waits_is_told_in_slurms_words():
-    assert reason_of(Look.WAITING, job("PENDING", reason="Licenses")) == "Slurm job 7 is PENDING (Licenses)"
-    assert reason_of(Look.WAITING, job("RUNNING")) == "Slurm job 7 is RUNNING, and its tasks have not begun"
-    assert reason_of(Look.RUNNING, job("RUNNING")) == reason_of(Look.WAITING, None) == ""
+    assert reason_of(RunObservation.WAITING, job("PENDING", reason="Licenses")) == "Slurm job 7 is PENDING (Licenses)"
+    assert reason_of(RunObservation.WAITING, job("RUNNING")) == "Slurm job 7 is RUNNING, and its tasks have not begun"
+    assert reason_of(RunObservation.RUNNING, job("RUNNING")) == reason_of(RunObservation.WAITING, None) == ""
 
 
 # -- how it ended --------------------------------------------------------------------------------------------------
@@ -119,7 +121,9 @@ def test_why_it_waits_is_told_in_slurms_words():
     ],
 )
 def test_an_end_is_the_scripts_word_before_slurms(known, tasks, state, ending, code, codes):
-    end = judge(known, tasks, JobEnd(7, state, OVER) if state is not None else None, "srun: error: boot", NOW)
+    end = build_end_record(
+        known, tasks, JobEnd(7, state, OVER) if state is not None else None, "srun: error: boot", NOW
+    )
     assert (end.ending, end.exit_code, end.task_codes) == (ending, code, codes)
     assert end.ended_at == OVER
     assert end.detail or end.exit_code == 0
@@ -127,21 +131,26 @@ def test_an_end_is_the_scripts_word_before_slurms(known, tasks, state, ending, c
 
 def test_a_command_that_is_not_there_was_not_started():
     tasks = (TaskEnd(127, BEGAN, "trian was not found"), None)
-    end = judge(facts(began={}, done=done("failed")), tasks, None, "", NOW)
+    end = build_end_record(facts(began={}, done=done("failed")), tasks, None, "", NOW)
     assert (end.ending, end.exit_code, end.detail) == (EndReason.NOT_STARTED, 127, "trian was not found")
 
 
 def test_where_no_task_began_slurms_complaint_is_the_reason():
-    end = judge(facts(began={}, done=done("none")), (None, None), None, "moorings: no partition within 60 s", NOW)
+    end = build_end_record(
+        facts(began={}, done=done("none")), (None, None), None, "moorings: no partition within 60 s", NOW
+    )
     assert (end.ending, end.detail) == (EndReason.NOT_STARTED, "moorings: no partition within 60 s")
 
 
 def test_who_cancelled_it_is_told():
-    assert judge(facts(done=done("asked"), cancel="ann did"), ended(143, 143), None, "", NOW).detail == "ann did"
-    there = judge(facts(), ended(143, 143), JobEnd(7, "PREEMPTED", OVER), "", NOW)
+    assert (
+        build_end_record(facts(done=done("asked"), cancel="ann did"), ended(143, 143), None, "", NOW).detail
+        == "ann did"
+    )
+    there = build_end_record(facts(), ended(143, 143), JobEnd(7, "PREEMPTED", OVER), "", NOW)
     assert (there.ending, there.detail) == (EndReason.CANCELLED, "job 7 is PREEMPTED in Slurm")
 
 
 def test_an_end_is_never_before_its_beginning():
-    end = judge(facts(began={0: NOW}), ended(0, 0), JobEnd(7, "COMPLETED", BEGAN), "", NOW)
+    end = build_end_record(facts(began={0: NOW}), ended(0, 0), JobEnd(7, "COMPLETED", BEGAN), "", NOW)
     assert (end.started_at, end.ended_at) == (NOW, NOW)

@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 from moorings.core.errors import MooringsError
 from moorings.core.instants import SECOND, Timestamp
 from moorings.slurm import formats, listings
-from moorings.slurm.formats import JobRecord, License, Order, Phase
+from moorings.slurm.formats import JobRecord, License, SlurmJobPhase, SubmittedOptions
 from moorings.slurm.host.site import at_machine, parse_site
-from moorings.slurm.listings import Column, expand_hosts, parse_rows
+from moorings.slurm.listings import FixedColumn, expand_hostlist, parse_rows
 from tests.cases import cases
 
 RECORDINGS = Path(__file__).parent / "recordings"
 RELEASES = sorted(folder.name for folder in RECORDINGS.iterdir())
 EVIL = "evil\n99|99|N/A|RUNNING"
-ORDER = Order(nonce="00112233aabbccdd", ipus=16, gcds=2, replicas=4)
+ORDER = SubmittedOptions(nonce="00112233aabbccdd", ipus=16, gcds=2, replicas=4)
 
 every_release = pytest.mark.parametrize("release", RELEASES)
 
@@ -58,7 +58,7 @@ def test_a_job_of_ours(release):
     job = jobs_of(release)["multi-gcd-job"]
     assert job.order == ORDER
     assert job.licenses == {"ipu": 16} | {f"ipu_{size}": 16 for size in (1, 2, 4, 8, 16)}
-    assert (job.state, job.phase, job.reason) == ("PENDING", Phase.WAITING, "Licenses")
+    assert (job.state, job.phase, job.reason) == ("PENDING", SlurmJobPhase.WAITING, "Licenses")
     assert (job.limit_s, job.partition, job.uid, job.user, job.restarts) == (1800.0, "normal", 0, "root", 0)
     assert (job.array_job, job.het_job, job.nodes, job.requeue, job.batch) == (None, None, "", True, True)
     assert job.submitted is not None
@@ -80,14 +80,14 @@ def test_no_job_pretends_to_be_another(release):
 @every_release
 def test_the_tasks_of_an_array_and_its_rest(release):
     tasks = [job for job in formats.parse_jobs(recorded(release, "jobs")) if job.name == "ärr|"]
-    rest, *running = sorted(tasks, key=lambda job: job.phase is not Phase.WAITING)
+    rest, *running = sorted(tasks, key=lambda job: job.phase is not SlurmJobPhase.WAITING)
     assert (rest.job_id, rest.array_tasks, rest.reason) == (rest.array_job, "2-5%2", "JobArrayTaskLimit")
     assert [job.array_tasks for job in running] == ["0", "1"]
     named = rest.array_job
     assert [job.target for job in (rest, *running)] == [f"{named}_[2-5]", f"{named}_0", f"{named}_1"]
     assert {job.array_job for job in tasks} == {rest.job_id}
     assert len({job.job_id for job in tasks}) == 3
-    assert {(job.state, job.phase, job.nodes) for job in running} == {("RUNNING", Phase.LIVE, "n1")}
+    assert {(job.state, job.phase, job.nodes) for job in running} == {("RUNNING", SlurmJobPhase.LIVE, "n1")}
 
 
 @cases(
@@ -125,7 +125,7 @@ def test_the_longest_list_of_tasks_fits_into_one_word_of_a_command():
 def test_how_a_job_ended(release):
     jobs = [job for job in formats.parse_jobs(recorded(release, "jobs")) if job.state == "FAILED"]
     assert sorted(job.status for job in jobs) == [(0, 9), (3, 0)]
-    assert {job.phase for job in jobs} == {Phase.ENDED}
+    assert {job.phase for job in jobs} == {SlurmJobPhase.ENDED}
     assert "x" * 63 in {job.name[:63] for job in jobs}  # a name of 200 characters, cut
 
 
@@ -179,7 +179,7 @@ def test_nothing_is_nothing():
 @every_release
 def test_of_a_list_only_what_is_new_is_read_and_nothing_of_it_is_missed(release):
     answer = recorded(release, "jobs")
-    lists = formats.JobLists()
+    lists = formats.JobListParser()
     first = lists.parse(answer, accounts=True)
     assert first == formats.parse_jobs(answer)
     second = lists.parse(answer, accounts=True)
@@ -198,7 +198,7 @@ def test_accounts_that_may_be_forged_are_nobodys(release):
     named = formats.parse_jobs(answer)
     assert any(job.account for job in named)
     bare = [replace(job, account="") for job in named]
-    lists = formats.JobLists()
+    lists = formats.JobListParser()
     for accounts, expected in ((True, named), (False, bare), (True, named), (False, bare)):
         assert formats.parse_jobs(answer, accounts=accounts) == expected
         assert lists.parse(answer, accounts=accounts) == expected, "what was read by the other rule counts no more"
@@ -206,7 +206,7 @@ def test_accounts_that_may_be_forged_are_nobodys(release):
 
 # -- what a user may write ---------------------------------------------------------------------------------------------
 
-JOB_ID = (Column("id", "JobID", 8), Column("name", "Name", 10), Column("state", "State", 8))
+JOB_ID = (FixedColumn("id", "JobID", 8), FixedColumn("name", "Name", 10), FixedColumn("state", "State", 8))
 
 
 def printed(id: str, name: bytes, state: str) -> bytes:
@@ -259,14 +259,14 @@ def test_any_answer_is_read_or_refused(answer):
 @cases(
     ("state", "phase"),
     [
-        ("PENDING", Phase.WAITING),
-        ("REQUEUE_HOLD", Phase.WAITING),
-        ("RUNNING", Phase.LIVE),
-        ("COMPLETING", Phase.LIVE),
-        ("SUSPENDED", Phase.LIVE),
-        ("CANCELLED", Phase.ENDED),
-        ("OUT_OF_MEMORY", Phase.ENDED),
-        ("SOME_NEW_STATE", Phase.LIVE),  # what is not known holds what it holds
+        ("PENDING", SlurmJobPhase.WAITING),
+        ("REQUEUE_HOLD", SlurmJobPhase.WAITING),
+        ("RUNNING", SlurmJobPhase.LIVE),
+        ("COMPLETING", SlurmJobPhase.LIVE),
+        ("SUSPENDED", SlurmJobPhase.LIVE),
+        ("CANCELLED", SlurmJobPhase.ENDED),
+        ("OUT_OF_MEMORY", SlurmJobPhase.ENDED),
+        ("SOME_NEW_STATE", SlurmJobPhase.LIVE),  # what is not known holds what it holds
     ],
 )
 def test_what_a_state_means(state, phase):
@@ -274,11 +274,11 @@ def test_what_a_state_means(state, phase):
 
 
 def test_an_order_is_what_was_written():
-    assert formats.parse_order(formats.build_order(ORDER)) == ORDER
-    assert formats.parse_order(formats.build_order(ORDER) + " and a note of the admin's") == ORDER
+    assert formats.parse_options(formats.build_admin_comment(ORDER)) == ORDER
+    assert formats.parse_options(formats.build_admin_comment(ORDER) + " and a note of the admin's") == ORDER
 
 
-ASKED = formats.Asked(3, Timestamp(1_795_410_000 * SECOND), Timestamp(1_795_400_000 * SECOND))
+ASKED = formats.YieldNotice(3, Timestamp(1_795_410_000 * SECOND), Timestamp(1_795_400_000 * SECOND))
 
 
 @cases("signal", ["", "USR1", "B:USR2"])
@@ -286,29 +286,29 @@ ASKED = formats.Asked(3, Timestamp(1_795_410_000 * SECOND), Timestamp(1_795_400_
 @cases("note", ["", "waits for 16 devices"])
 def test_what_the_agent_notes_beside_an_order_is_read_again(signal, asked, note):
     order = replace(ORDER, signal=signal)
-    text = formats.build_order(order, asked, note).rstrip()  # as squeue shows it
-    assert formats.parse_order(text) == order
-    assert formats.parse_asked(text) == asked
+    text = formats.build_admin_comment(order, asked, note).rstrip()  # as squeue shows it
+    assert formats.parse_options(text) == order
+    assert formats.parse_yield_notice(text) == asked
     assert formats.parse_note(text) == (note, True)
 
 
 def test_a_note_that_was_cut_says_nothing_wrong():
-    text = formats.build_order(replace(ORDER, signal="B:USR1"), ASKED, "x" * 80)
+    text = formats.build_admin_comment(replace(ORDER, signal="B:USR1"), ASKED, "x" * 80)
     for length in range(len(text)):
-        assert formats.parse_asked(text[:length].rstrip()) in (None, ASKED)
-    assert formats.parse_asked(text[:128]) == ASKED, "as much as the column shows"
+        assert formats.parse_yield_notice(text[:length].rstrip()) in (None, ASKED)
+    assert formats.parse_yield_notice(text[:128]) == ASKED, "as much as the column shows"
 
 
 def test_an_admins_own_note_is_nobodys_to_write_over():
-    text = formats.build_order(ORDER)
+    text = formats.build_admin_comment(ORDER)
     assert formats.parse_note(f"{text} ask carol first") == ("ask carol first", False)
     assert formats.parse_note("ask carol first") == ("", False)
     assert formats.parse_note(text) == ("", True)
 
 
 def test_nobody_is_asked_by_what_stands_in_a_note():
-    text = formats.build_order(ORDER, None, "claim asked=0@1795410000,1795400000 waits")
-    assert formats.parse_asked(text) is None
+    text = formats.build_admin_comment(ORDER, None, "claim asked=0@1795410000,1795400000 waits")
+    assert formats.parse_yield_notice(text) is None
 
 
 @cases(
@@ -325,7 +325,7 @@ def test_nobody_is_asked_by_what_stands_in_a_note():
     ],
 )
 def test_what_is_no_order(comment):
-    assert formats.parse_order(comment) is None
+    assert formats.parse_options(comment) is None
 
 
 def test_a_license_that_was_cut_is_not_believed():
@@ -353,7 +353,7 @@ def test_every_command_is_words_of_ours():
     assert formats.build_requeue(7) == ["scontrol", "requeue", "7"]
     assert formats.build_requeue(7, hold=True) == ["scontrol", "requeuehold", "7"]
     assert formats.build_cancel(7, signal="TERM") == ["scancel", "--signal=TERM", "7"]
-    assert formats.build_requeueable("7_2") == ["scontrol", "update", "jobid=7_2", "requeue=1"]
+    assert formats.build_allow_requeue("7_2") == ["scontrol", "update", "jobid=7_2", "requeue=1"]
     assert formats.build_jobs(jobs=[1, 2], user=3, ended=False)[-2:] == ["--jobs=1,2", "--user=3"]
     assert "--states=all" in formats.build_jobs()
 
@@ -369,19 +369,19 @@ def test_every_command_is_words_of_ours():
     ],
 )
 def test_hosts_are_unfolded(folded, hosts):
-    assert expand_hosts(folded) == hosts
+    assert expand_hostlist(folded) == hosts
 
 
 @cases("folded", ["n[1", "n1]", "n[3-1]", "n[1-999999999]", "n[a-b]", "[]", ",", "n[0-9][0-99999]"])
 def test_what_is_no_list_of_hosts(folded):
     with pytest.raises(MooringsError, match=r"host"):
-        expand_hosts(folded)
+        expand_hostlist(folded)
 
 
 @given(st.text(alphabet="n0123456789[],-", max_size=20))
 def test_no_list_of_hosts_is_too_much(folded):
     hosts: list[str] = []
-    assert refusal(lambda: hosts.extend(expand_hosts(folded, 1000))) in (None, "slurm.unreadable")
+    assert refusal(lambda: hosts.extend(expand_hostlist(folded, 1000))) in (None, "slurm.unreadable")
     assert len(hosts) <= 1000
 
 

@@ -11,7 +11,13 @@ from moorings.core.devices import PoolName
 from moorings.core.placement import free_map_for
 from moorings.core.topology import Block, Pool, PowerOfTwo
 from moorings.slurm.formats import License
-from moorings.slurm.host.gate import is_kept, stay_ours, to_reserve, twins, what_lacks
+from moorings.slurm.host.gate import (
+    describe_missing_licenses,
+    gate_licenses,
+    is_reserved,
+    is_reusable_by_queue,
+    to_reserve,
+)
 
 SIZES = (1, 2, 4, 8, 16, 32)
 POD = Pool(PoolName("pod"), "ipu", "simulated", PowerOfTwo(2, 16, 32))
@@ -26,7 +32,7 @@ def licenses(used: dict[int, int], reserved: dict[int, int] | None = None) -> di
 
 
 def test_the_twins_are_told_from_all_other_licenses() -> None:
-    assert twins(licenses({})) == {size: f"ipu_{size}" for size in SIZES}
+    assert gate_licenses(licenses({})) == {size: f"ipu_{size}" for size in SIZES}
 
 
 def test_without_an_offer_nothing_may_start_not_even_on_what_jobs_give_back() -> None:
@@ -74,27 +80,29 @@ def test_at_the_end_of_a_job_the_next_may_start_if_what_returns_stays_ours() -> 
 
 
 def test_what_returns_stays_ours_only_if_nobody_could_want_it_before() -> None:
-    assert stay_ours([8, 4, 4], 4, alone=True)
-    assert stay_ours([8, 4], 0, alone=True), "nobody waits"
-    assert stay_ours([], 16, alone=True), "nothing returns"
-    assert not stay_ours([8, 4], 4, alone=False)
-    assert not stay_ours([8, 4], 8, alone=True), "a block is kept for it, which small jobs would take piece by piece"
+    assert is_reusable_by_queue([8, 4, 4], 4, alone=True)
+    assert is_reusable_by_queue([8, 4], 0, alone=True), "nobody waits"
+    assert is_reusable_by_queue([], 16, alone=True), "nothing returns"
+    assert not is_reusable_by_queue([8, 4], 4, alone=False)
+    assert not is_reusable_by_queue([8, 4], 8, alone=True), (
+        "a block is kept for it, which small jobs would take piece by piece"
+    )
 
 
 def test_what_slurm_conf_lacks_is_told() -> None:
     have = licenses({})
-    assert what_lacks(have, {1: 32, 32: 1}) == ""
-    assert what_lacks(have, None) == ""
-    assert "lacks ipu_64" in what_lacks(have, {64: 1})
-    assert "lacks moorings_gate" in what_lacks({"ipu": License(8, 0, 0)}, {})
-    assert "more than ipu_1:32, ipu_32:32" in what_lacks(have, {1: 64, 2: 8, 32: 2})
+    assert describe_missing_licenses(have, {1: 32, 32: 1}) == ""
+    assert describe_missing_licenses(have, None) == ""
+    assert "lacks ipu_64" in describe_missing_licenses(have, {64: 1})
+    assert "lacks moorings_gate" in describe_missing_licenses({"ipu": License(8, 0, 0)}, {})
+    assert "more than ipu_1:32, ipu_32:32" in describe_missing_licenses(have, {1: 64, 2: 8, 32: 2})
 
 
 def test_slurm_need_not_be_told_what_it_has() -> None:
     have = licenses({}, {1: 32, 2: 32})
-    assert is_kept(have, {"ipu_1": 32, "ipu_2": 32})
-    assert not is_kept(have, {"ipu_1": 32, "ipu_2": 31})
-    assert not is_kept(have, {"ipu_1": 32, "ipu_64": 1}), "the license is missing"
+    assert is_reserved(have, {"ipu_1": 32, "ipu_2": 32})
+    assert not is_reserved(have, {"ipu_1": 32, "ipu_2": 31})
+    assert not is_reserved(have, {"ipu_1": 32, "ipu_64": 1}), "the license is missing"
 
 
 @given(
@@ -155,7 +163,7 @@ def test_who_starts_on_what_returns_gets_it_once_it_has_returned(
     for block in blocks["over"]:
         free.release(block)
     for size in wanted:
-        if not stay_ours(held, size, alone=True):
+        if not is_reusable_by_queue(held, size, alone=True):
             continue
         if all(used[k] + size + kept[f"ipu_{k}"] <= 32 for k in SIZES if k <= size):
             block = free.find(size)

@@ -12,28 +12,28 @@ from hypothesis import strategies as st
 from moorings.core.errors import MooringsError
 from moorings.slurm.host.installation import (
     VIPU_CONF,
-    Action,
-    Choices,
-    Manifest,
-    Step,
+    FileAction,
+    InstallManifest,
+    InstallOptions,
+    InstallStep,
     build_files,
     build_limits,
     build_manifest,
     build_vipu_conf,
-    calls_ours,
+    calls_our_script,
     check_uninstall,
     check_wait,
     digest_of,
-    is_unfilled,
-    own_lines,
+    is_template,
+    lines_for_site,
     parse_feature,
     parse_manifest,
     plan_install,
     plan_uninstall,
     with_steps,
-    without,
+    without_files,
 )
-from moorings.slurm.host.plugstack import Stack
+from moorings.slurm.host.plugstack import PlugstackFiles
 from moorings.slurm.host.site import (
     Site,
     conf_lines,
@@ -72,7 +72,7 @@ SITE = Site(
     log_file="",
     state_folder=Path("/var/lib/slurm/slurmctld"),
 )
-CHOICES = Choices(
+CHOICES = InstallOptions(
     library=Path("/usr/local/lib/moorings/slurm"),
     agent="ctl1,ctl2:8091",
     agent_uid=0,
@@ -91,14 +91,14 @@ def content_of(name: str) -> str:
     return next(file.content for file in FILES if file.path.name == name).decode()
 
 
-def actions(steps: list[Step]) -> dict[str, Action]:
+def actions(steps: list[InstallStep]) -> dict[str, FileAction]:
     return {step.path.name: step.action for step in steps}
 
 
-def installed() -> tuple[dict[Path, str | None], Manifest]:
+def installed() -> tuple[dict[Path, str | None], InstallManifest]:
     """The disk and the manifest after a first installation."""
-    steps = plan_install(FILES, {}, Manifest())
-    return {file.path: digest_of(file.content) for file in FILES}, with_steps(Manifest(), steps)
+    steps = plan_install(FILES, {}, InstallManifest())
+    return {file.path: digest_of(file.content) for file in FILES}, with_steps(InstallManifest(), steps)
 
 
 # -- the files ---------------------------------------------------------------------------------------------------------
@@ -123,9 +123,9 @@ def test_what_everybody_can_read_has_no_secret_and_vipu_conf_is_closed():
 def test_the_agent_listens_where_nodes_look_for_it(agent, line):
     made = build_vipu_conf(dataclasses.replace(CHOICES, agent=agent))
     assert made == VIPU_CONF + line
-    assert is_unfilled(made)
-    assert not is_unfilled(made + b"ApiAccessKey=moor_x\n")
-    assert not is_unfilled(b"")
+    assert is_template(made)
+    assert not is_template(made + b"ApiAccessKey=moor_x\n")
+    assert not is_template(b"")
 
 
 def test_what_differs_from_the_plugins_defaults_is_told_to_it():
@@ -170,7 +170,7 @@ def test_sizes(largest, sizes):
 
 def test_a_second_time_nothing_is_done():
     on_disk, manifest = installed()
-    assert set(actions(plan_install(FILES, on_disk, manifest)).values()) == {Action.SAME}
+    assert set(actions(plan_install(FILES, on_disk, manifest)).values()) == {FileAction.SAME}
     assert with_steps(manifest, plan_install(FILES, on_disk, manifest)) == manifest
 
 
@@ -178,38 +178,38 @@ def test_a_newer_release_takes_the_place_of_what_we_wrote():
     on_disk, manifest = installed()
     newer = build_files(SITE, CHOICES, b"newer plugin", SOURCES | {"job_submit.lua": b"newer"})
     steps = actions(plan_install(newer, on_disk, manifest))
-    assert steps.pop("moorings_spank.so") is Action.UPDATE
-    assert steps.pop("job_submit.lua") is Action.UPDATE
-    assert set(steps.values()) == {Action.SAME}
+    assert steps.pop("moorings_spank.so") is FileAction.UPDATE
+    assert steps.pop("job_submit.lua") is FileAction.UPDATE
+    assert set(steps.values()) == {FileAction.SAME}
 
 
 def test_what_was_changed_by_hand_is_kept_unless_force_is_said():
     on_disk, manifest = installed()
     on_disk[PATHS[1]] = digest_of(b"return {}")
-    assert actions(plan_install(FILES, on_disk, manifest))["moorings_limits.lua"] is Action.KEEP
-    assert actions(plan_install(FILES, on_disk, manifest, force=True))["moorings_limits.lua"] is Action.UPDATE
+    assert actions(plan_install(FILES, on_disk, manifest))["moorings_limits.lua"] is FileAction.KEEP
+    assert actions(plan_install(FILES, on_disk, manifest, force=True))["moorings_limits.lua"] is FileAction.UPDATE
 
 
 @pytest.mark.parametrize("force", [False, True])
 def test_a_sites_own_file_is_never_rewritten(force):
     on_disk = {JOB_SUBMIT: digest_of(b"theirs"), PLUGSTACK: digest_of(b"theirs"), PATHS[3]: digest_of(b"ApiHost=c")}
-    steps = plan_install(FILES, on_disk, Manifest(), force=force)
-    assert actions(steps)["job_submit.lua"] is Action.KEEP
-    assert actions(steps)["plugstack.conf"] is Action.KEEP
-    assert actions(steps)["vipu.conf"] is Action.SAME
-    assert not {JOB_SUBMIT, PLUGSTACK, PATHS[3]} & with_steps(Manifest(), steps).digests.keys()
+    steps = plan_install(FILES, on_disk, InstallManifest(), force=force)
+    assert actions(steps)["job_submit.lua"] is FileAction.KEEP
+    assert actions(steps)["plugstack.conf"] is FileAction.KEEP
+    assert actions(steps)["vipu.conf"] is FileAction.SAME
+    assert not {JOB_SUBMIT, PLUGSTACK, PATHS[3]} & with_steps(InstallManifest(), steps).digests.keys()
 
 
 @pytest.mark.parametrize("force", [False, True])
 def test_what_is_no_plain_file_is_kept(force):
-    steps = plan_install(FILES, {PATHS[0]: None}, Manifest(), force=force)
-    assert actions(steps)["moorings_spank.so"] is Action.KEEP
+    steps = plan_install(FILES, {PATHS[0]: None}, InstallManifest(), force=force)
+    assert actions(steps)["moorings_spank.so"] is FileAction.KEEP
 
 
 def test_vipu_conf_is_the_sites_once_it_is_there():
     on_disk, manifest = installed()
     changed = [dataclasses.replace(file, content=b"new") if file.once else file for file in FILES]
-    assert actions(plan_install(changed, on_disk, manifest, force=True))["vipu.conf"] is Action.SAME
+    assert actions(plan_install(changed, on_disk, manifest, force=True))["vipu.conf"] is FileAction.SAME
 
 
 @given(st.integers(0, len(FILES)))
@@ -220,8 +220,8 @@ def test_a_kill_at_any_moment_leaves_nothing_that_looks_like_the_sites(done):
     for file in newer[:done]:
         if not file.once:
             on_disk[file.path] = digest_of(file.content)
-    assert Action.KEEP not in actions(plan_install(newer, on_disk, known)).values()
-    assert set(actions(plan_uninstall(on_disk, known)).values()) == {Action.REMOVE}
+    assert FileAction.KEEP not in actions(plan_install(newer, on_disk, known)).values()
+    assert set(actions(plan_uninstall(on_disk, known)).values()) == {FileAction.REMOVE}
 
 
 def test_uninstall_takes_exactly_what_was_written_the_last_first():
@@ -230,9 +230,9 @@ def test_uninstall_takes_exactly_what_was_written_the_last_first():
     del on_disk[PATHS[1]]
     steps = plan_uninstall(on_disk, manifest)
     assert [step.path for step in steps] == PATHS[::-1]
-    assert actions(steps)["moorings_submit.lua"] is Action.KEEP
-    assert actions(steps)["moorings_limits.lua"] is Action.GONE
-    assert [step.path for step in steps if step.action is Action.REMOVE] == [*PATHS[:2:-1], PATHS[0]]
+    assert actions(steps)["moorings_submit.lua"] is FileAction.KEEP
+    assert actions(steps)["moorings_limits.lua"] is FileAction.GONE
+    assert [step.path for step in steps if step.action is FileAction.REMOVE] == [*PATHS[:2:-1], PATHS[0]]
 
 
 def test_slurmctld_never_loses_a_script_that_it_needs():
@@ -249,7 +249,7 @@ def test_the_manifest_is_read_as_it_was_written():
     _, manifest = installed()
     assert parse_manifest(build_manifest(manifest), "m") == manifest
     assert list(parse_manifest(build_manifest(manifest), "m").digests) == PATHS
-    assert PATHS[0] not in without(manifest, [PATHS[0]]).digests
+    assert PATHS[0] not in without_files(manifest, [PATHS[0]]).digests
 
 
 @given(st.binary(max_size=100) | st.sampled_from([b"{}", b"[]", b'{"version":2,"files":[]}']))
@@ -262,7 +262,7 @@ def test_a_damaged_manifest_is_refused(content):
 @pytest.mark.parametrize("path", ["relative", "/etc/../shadow"])
 def test_a_manifest_names_no_odd_path(path):
     with pytest.raises(MooringsError):
-        parse_manifest(build_manifest(Manifest({Path(path): ("a",)})), "m")
+        parse_manifest(build_manifest(InstallManifest({Path(path): ("a",)})), "m")
 
 
 # -- what a site writes itself -----------------------------------------------------------------------------------------
@@ -319,18 +319,18 @@ def test_what_is_hinted_is_allowed(patience):
 
 
 def test_what_to_add_to_a_sites_own_files():
-    assert own_lines(SITE, CHOICES, None, Stack()) == []
-    theirs = Stack({PLUGSTACK: "required x11.so"})
-    script, stack = own_lines(SITE, CHOICES, b"function slurm_job_submit() end", theirs)
+    assert lines_for_site(SITE, CHOICES, None, PlugstackFiles()) == []
+    theirs = PlugstackFiles({PLUGSTACK: "required x11.so"})
+    script, stack = lines_for_site(SITE, CHOICES, b"function slurm_job_submit() end", theirs)
     assert script.lines[0] == 'package.path = "/etc/slurm/?.lua;" .. package.path'
     assert stack.lines == (content_of("plugstack.conf").splitlines()[1],)
-    added = Stack({PLUGSTACK: stack.lines[0]})
-    assert own_lines(SITE, CHOICES, "\n".join(script.lines).encode(), added) == []
+    added = PlugstackFiles({PLUGSTACK: stack.lines[0]})
+    assert lines_for_site(SITE, CHOICES, "\n".join(script.lines).encode(), added) == []
 
 
 def test_a_comment_calls_nothing():
-    assert calls_ours(SOURCES["job_submit.lua"])
-    assert not calls_ours(b"-- require('moorings_submit')\n")
+    assert calls_our_script(SOURCES["job_submit.lua"])
+    assert not calls_our_script(b"-- require('moorings_submit')\n")
 
 
 @cases(

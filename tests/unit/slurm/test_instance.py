@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from moorings.core.errors import MooringsError
-from moorings.slurm.host.instance import FILE, keep_instance, lock_instance, read_instance
+from moorings.slurm.host.instance import FILE, ensure_instance, lock_instance, read_instance
 from tests.waiting import patient
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -24,8 +24,8 @@ ONE, OTHER = "0123456789abcdef", "fedcba9876543210"
 
 def test_it_is_drawn_once(tmp_path: Path) -> None:
     assert read_instance(tmp_path) is None
-    assert keep_instance(tmp_path, ONE) == ONE
-    assert keep_instance(tmp_path, OTHER) == ONE, "restarts do not change it"
+    assert ensure_instance(tmp_path, ONE) == ONE
+    assert ensure_instance(tmp_path, OTHER) == ONE, "restarts do not change it"
     assert read_instance(tmp_path) == ONE
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
     assert (tmp_path / FILE).read_text() == f"{ONE}\n"
@@ -34,7 +34,7 @@ def test_it_is_drawn_once(tmp_path: Path) -> None:
 
 def test_of_many_that_draw_one_at_once_all_get_the_same(tmp_path: Path) -> None:
     with ThreadPoolExecutor(16) as threads:
-        found = set(threads.map(lambda n: keep_instance(tmp_path, f"{n:016x}"), range(200)))
+        found = set(threads.map(lambda n: ensure_instance(tmp_path, f"{n:016x}"), range(200)))
     assert len(found) == 1
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
 
@@ -51,7 +51,7 @@ def test_one_that_was_killed_at_it_is_in_nobodys_way(tmp_path: Path) -> None:
     )
     assert len(list(tmp_path.iterdir())) == 1
     assert read_instance(tmp_path) is None
-    assert keep_instance(tmp_path, ONE) == ONE
+    assert ensure_instance(tmp_path, ONE) == ONE
 
 
 @pytest.mark.parametrize("text", ["", "0123", ONE.upper(), f"{ONE}0", f"{ONE}\n\n", "0" * 15 + "\xff"])
@@ -59,7 +59,7 @@ def test_one_that_cannot_be_read_is_told_and_kept(tmp_path: Path, text: str) -> 
     """A new one in its place would be another Slurm, whose claims are not ours."""
     (tmp_path / FILE).write_text(text, encoding="latin-1")
     with pytest.raises(MooringsError) as caught:
-        keep_instance(tmp_path, ONE)
+        ensure_instance(tmp_path, ONE)
     assert caught.value.code == "slurm.unreadable"
     assert FILE in caught.value.detail
     assert "remove it" in caught.value.hint
@@ -67,7 +67,7 @@ def test_one_that_cannot_be_read_is_told_and_kept(tmp_path: Path, text: str) -> 
 
 
 def test_one_agent_at_a_time_holds_it(tmp_path: Path) -> None:
-    keep_instance(tmp_path, ONE)
+    ensure_instance(tmp_path, ONE)
     held = lock_instance(tmp_path)
     assert held is not None
     assert lock_instance(tmp_path) is None
@@ -79,7 +79,7 @@ def test_one_agent_at_a_time_holds_it(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_here(tmp_path: Path) -> None:
     with pytest.raises(MooringsError, match="cannot be made: No such file") as caught:
-        keep_instance(tmp_path / "away", ONE)
+        ensure_instance(tmp_path / "away", ONE)
     assert "StateSaveLocation" in caught.value.hint
     assert CAPABILITIES in caught.value.hint
 
@@ -88,7 +88,7 @@ def test_no_link_is_followed(tmp_path: Path) -> None:
     """A link to nowhere is no file that is missing: whoever made it wants another file written or read."""
     (tmp_path / FILE).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(MooringsError) as caught:
-        keep_instance(tmp_path, ONE)
+        ensure_instance(tmp_path, ONE)
     assert caught.value.code == "slurm.unreadable"
     assert not (tmp_path / "elsewhere").exists()
 
@@ -100,13 +100,13 @@ def test_a_folder_that_takes_nothing(tmp_path: Path) -> None:
         folder = tmp_path
         tmp_path.chmod(0o500)
     with pytest.raises(MooringsError, match="cannot be made"):
-        keep_instance(folder, ONE)
+        ensure_instance(folder, ONE)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_what_root_makes_belongs_to_whom_the_folder_belongs(tmp_path: Path) -> None:
     os.chown(tmp_path, 12345, 23456)
-    keep_instance(tmp_path, ONE)
+    ensure_instance(tmp_path, ONE)
     made = (tmp_path / FILE).stat()
     assert (made.st_uid, made.st_gid) == (12345, 23456)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moorings.core.errors import MooringsError
-from moorings.slurm.needs import JobNeeds, build_cpus, build_needs, parse_needs
+from moorings.slurm.needs import JobNodeRequirements, build_cpus, build_needs, parse_needs
 from tests.unit.slurm.test_formats import every_release, recorded
 
 # Of four nodes of 16 CPUs n2 is drained and n4 full; on n3 a plain job has 10, and an IPU job 4.
@@ -53,7 +53,7 @@ def test_where_a_running_job_is_not_known_no_node_is(job: bytes) -> None:
 def test_a_list_of_nodes_that_was_cut_names_none() -> None:
     found = parse_needs(listed(7, required="n" * 256), cpus_of("n1", "6/10/0/16"))
     assert (found.jobs[7].required, found.jobs[7].cpus) == ((), 4)
-    assert isinstance(found.jobs[7], JobNeeds)
+    assert isinstance(found.jobs[7], JobNodeRequirements)
 
 
 def test_what_cannot_be_read() -> None:

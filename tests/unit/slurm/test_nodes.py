@@ -10,7 +10,7 @@ from moorings.core.bindings import Binding, GcdBinding, Rendezvous
 from moorings.core.devices import PoolName, device_id
 from moorings.core.errors import MooringsError
 from moorings.slurm.host import nodes
-from moorings.slurm.host.nodes import BindReply, BindRequest, GcdReply, Status
+from moorings.slurm.host.nodes import BindReply, BindRequest, BindStatus, GcdReply
 from tests.cases import cases
 from tests.slurm.answers import GOOD, HOSTILE, head, written, wrong_file
 
@@ -36,7 +36,7 @@ def replies(draw: st.DrawFn) -> BindReply:
     n_gcds = draw(st.integers(1, 5))
     contents = st.binary(max_size=50)
     return BindReply(
-        Status.OK,
+        BindStatus.OK,
         partition="p1",
         folder=folder,
         environment=draw(variables),
@@ -106,7 +106,7 @@ def test_a_reply_is_read_as_it_was_written(reply):
     assert nodes.parse_reply(nodes.build_reply(REQUEST, reply), REQUEST) == reply
 
 
-@given(st.sampled_from([Status.RETRY, Status.REFUSED]), st.text(max_size=700))
+@given(st.sampled_from([BindStatus.RETRY, BindStatus.REFUSED]), st.text(max_size=700))
 def test_a_message_stays_one_line(status, message):
     read = nodes.parse_reply(nodes.build_reply(REQUEST, BindReply(status, message)), REQUEST)
     assert read.status is status
@@ -125,7 +125,7 @@ def test_a_good_answer_is_taken():
 
 
 def test_what_a_newer_agent_adds_is_passed_over():
-    assert nodes.parse_reply(written(head(REQUEST), GOOD | {"colour": "blue"}), REQUEST).status is Status.OK
+    assert nodes.parse_reply(written(head(REQUEST), GOOD | {"colour": "blue"}), REQUEST).status is BindStatus.OK
 
 
 @cases("name", HOSTILE)
@@ -141,17 +141,21 @@ def test_rubbish_is_no_reply(payload):
 @cases(
     "reply",
     [
-        BindReply(Status.OK),
-        BindReply(Status.OK, partition="p1", gcds=(GcdReply(),)),
-        BindReply(Status.OK, partition="p1", gcds=(GcdReply({"LD_PRELOAD": "x"}),), master=Rendezvous("n1", 1)),
-        BindReply(Status.OK, partition="p1", gcds=(GcdReply({"A": "x\nB=y"}),), master=Rendezvous("n1", 1)),
-        BindReply(Status.OK, partition="p\n1", gcds=(GcdReply(),), master=Rendezvous("n1", 1)),
-        BindReply(Status.OK, partition="p1", gcds=(GcdReply(files={"a": b""}),), master=Rendezvous("n1", 1)),
+        BindReply(BindStatus.OK),
+        BindReply(BindStatus.OK, partition="p1", gcds=(GcdReply(),)),
+        BindReply(BindStatus.OK, partition="p1", gcds=(GcdReply({"LD_PRELOAD": "x"}),), master=Rendezvous("n1", 1)),
+        BindReply(BindStatus.OK, partition="p1", gcds=(GcdReply({"A": "x\nB=y"}),), master=Rendezvous("n1", 1)),
+        BindReply(BindStatus.OK, partition="p\n1", gcds=(GcdReply(),), master=Rendezvous("n1", 1)),
+        BindReply(BindStatus.OK, partition="p1", gcds=(GcdReply(files={"a": b""}),), master=Rendezvous("n1", 1)),
         BindReply(
-            Status.OK, partition="p1", folder="/a", gcds=(GcdReply(files={"a": b"x"}),) * 2, master=Rendezvous("n1", 1)
+            BindStatus.OK,
+            partition="p1",
+            folder="/a",
+            gcds=(GcdReply(files={"a": b"x"}),) * 2,
+            master=Rendezvous("n1", 1),
         ),
         BindReply(
-            Status.OK,
+            BindStatus.OK,
             partition="p1",
             folder="/a",
             gcds=(GcdReply(files={"a": b"x" * nodes.PAYLOAD_BYTES_MAX}),),

@@ -12,9 +12,9 @@ import pytest
 
 from moorings.core.errors import MooringsError
 from moorings.slurm.host import offers as module
-from moorings.slurm.host.calls import Calls
-from moorings.slurm.host.offers import Offers
-from moorings.slurm.host.troubles import Troubles
+from moorings.slurm.host.calls import ControllerClient
+from moorings.slurm.host.offers import QueueSync
+from moorings.slurm.host.troubles import FailureLog
 from moorings.wire.shapes import QueueBody, QueueRequest
 from tests.waiting import until_async as until
 
@@ -81,18 +81,18 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextlib.asynccontextmanager
-async def serving(controller: Controller) -> AsyncIterator[tuple[Offers, list[str]]]:
+async def serving(controller: Controller) -> AsyncIterator[tuple[QueueSync, list[str]]]:
     """Offers at work, and what they called."""
     called: list[str] = []
     calls: Any = controller
-    offers = Offers(
-        cast(Calls, calls),
+    offers = QueueSync(
+        cast(ControllerClient, calls),
         QUEUE,
         OURS,
         "",
         lambda: called.append("changed"),
         lambda: called.append("taken"),
-        Troubles(),
+        FailureLog(),
     )
     work = [asyncio.ensure_future(one()) for one in (offers.serve_telling, offers.serve_watching)]
     try:

@@ -16,9 +16,9 @@ from moorings.core.errors import MooringsError
 from moorings.core.instants import SECOND, Timestamp
 from moorings.slurm.host import hello, node_watch, plugged
 from moorings.slurm.host.checks import check_nodes
-from moorings.slurm.host.hello import Hello
-from moorings.slurm.host.node_notes import NodeNotes, load_notes
-from moorings.slurm.host.node_watch import UNKNOWN_MAX, NodeWatch
+from moorings.slurm.host.hello import PluginHeartbeat
+from moorings.slurm.host.node_notes import NodeState, load_node_state
+from moorings.slurm.host.node_watch import UNKNOWN_MAX, NodeMonitor
 from moorings.slurm.host.plugged import (
     AGAIN_S,
     AWAY_S,
@@ -26,23 +26,23 @@ from moorings.slurm.host.plugged import (
     GRACE_S,
     REASON,
     SURE_S,
-    HelloRecord,
-    PluggedMemory,
-    Start,
-    plan_plugged,
+    LastHeartbeat,
+    PluginState,
+    SlurmdStart,
+    plan_node_drains,
 )
-from moorings.slurm.host.troubles import Troubles
+from moorings.slurm.host.troubles import FailureLog
 from moorings.slurm.node_records import NodeRecord, build_show_nodes, build_undrain, parse_show_nodes
 from tests.cases import cases
 
 T = 1_795_600_000
-FIRST = Start(T, seen_s=-100.0, before_s=-900.0)  # a slurmd that registered 100 s ago, and the one before it
-OLD = PluggedMemory(begun_s=-1000.0, starts={f"n{number}": FIRST for number in range(10)})
+FIRST = SlurmdStart(T, seen_s=-100.0, before_s=-900.0)  # a slurmd that registered 100 s ago, and the one before it
+OLD = PluginState(begun_s=-1000.0, starts={f"n{number}": FIRST for number in range(10)})
 
 
-def told(*names: str, loaded_s: float = -101.0, heard_s: float = -1.0) -> dict[str, HelloRecord]:
+def told(*names: str, loaded_s: float = -101.0, heard_s: float = -1.0) -> dict[str, LastHeartbeat]:
     """That these nodes have the plugin, said again a moment ago."""
-    return {name: HelloRecord("0" * 16, loaded_s, heard_s) for name in names}
+    return {name: LastHeartbeat("0" * 16, loaded_s, heard_s) for name in names}
 
 
 def node(name: str, started: int | None = T, **fields: Any) -> NodeRecord:
@@ -52,13 +52,13 @@ def node(name: str, started: int | None = T, **fields: Any) -> NodeRecord:
 
 
 def drained(
-    *nodes: NodeRecord, hellos: dict[str, HelloRecord], memory: PluggedMemory = OLD, at_s: float = 100.0
+    *nodes: NodeRecord, hellos: dict[str, LastHeartbeat], memory: PluginState = OLD, at_s: float = 100.0
 ) -> tuple[str, ...]:
     """What is drained of nodes that are looked at twice; n6 to n9 are well."""
     every = [*nodes, *(node(name) for name in ("n6", "n7", "n8", "n9"))]
     hellos = told("n6", "n7", "n8", "n9") | hellos
-    first = plan_plugged(every, hellos, memory, 0.0)
-    return first.drain + plan_plugged(every, hellos, first.memory, at_s).drain
+    first = plan_node_drains(every, hellos, memory, 0.0)
+    return first.drain + plan_node_drains(every, hellos, first.memory, at_s).drain
 
 
 @cases(
@@ -92,10 +92,10 @@ def test_what_was_told_before_slurmd_registered_holds_only_for_a_while() -> None
 
 def test_what_was_told_once_after_a_start_holds_for_as_long_as_that_slurmd_runs() -> None:
     every = [node(name) for name in ("n1", "n2", "n3")]
-    first = plan_plugged(every, told("n1", "n2", "n3"), OLD, 0.0)
+    first = plan_node_drains(every, told("n1", "n2", "n3"), OLD, 0.0)
     assert all(first.memory.starts[name].sure for name in ("n1", "n2", "n3"))
     read = told("n1", "n2", "n3", heard_s=0.0)  # as from the file: when it was heard is not kept
-    later = plan_plugged(every, read, replace(first.memory, begun_s=None), 1e6)
+    later = plan_node_drains(every, read, replace(first.memory, begun_s=None), 1e6)
     assert (later.lacking, later.drain) == ((), ())
 
 
@@ -124,54 +124,54 @@ def test_a_node_may_tell_by_the_name_of_its_machine() -> None:
 
 def test_a_slurmd_that_has_just_started_gets_a_moment_to_tell() -> None:
     nodes, hellos = [node("n1", T + 60), node("n2")], told("n1", "n2")
-    first = plan_plugged(nodes, hellos, OLD, 10.0)
+    first = plan_node_drains(nodes, hellos, OLD, 10.0)
     assert first.drain == ()
     assert first.lacking == ("n1",)
-    assert plan_plugged(nodes, hellos, first.memory, 10.0 + GRACE_S / 2).drain == ()
-    assert plan_plugged(nodes, hellos, first.memory, 10.0 + GRACE_S).drain == ("n1",)
+    assert plan_node_drains(nodes, hellos, first.memory, 10.0 + GRACE_S / 2).drain == ()
+    assert plan_node_drains(nodes, hellos, first.memory, 10.0 + GRACE_S).drain == ("n1",)
 
 
 def test_a_node_that_an_admin_resumes_is_drained_again_only_after_a_new_start() -> None:
     nodes, hellos = [node("n1"), node("n2")], told("n2")
-    first = plan_plugged(nodes, hellos, OLD, 0.0)
+    first = plan_node_drains(nodes, hellos, OLD, 0.0)
     assert first.drain == ("n1",)
-    again = plan_plugged(nodes, hellos, first.memory, 100.0)
+    again = plan_node_drains(nodes, hellos, first.memory, 100.0)
     assert again.drain == ()
     nodes[0] = node("n1", T + 60)
-    assert plan_plugged(nodes, hellos, again.memory, 200.0).drain == ("n1",)
+    assert plan_node_drains(nodes, hellos, again.memory, 200.0).drain == ("n1",)
 
 
 def test_a_new_agent_waits_until_each_slurmd_has_told_again() -> None:
     nodes = [node("n1"), node("n2")]
-    first = plan_plugged(nodes, told("n1"), PluggedMemory(), 50.0)
-    assert plan_plugged(nodes, told("n1"), first.memory, 50.0 + AGAIN_S - 1).drain == ()
-    assert plan_plugged(nodes, told("n1", heard_s=60.0), first.memory, 50.0 + AGAIN_S).drain == ("n2",)
+    first = plan_node_drains(nodes, told("n1"), PluginState(), 50.0)
+    assert plan_node_drains(nodes, told("n1"), first.memory, 50.0 + AGAIN_S - 1).drain == ()
+    assert plan_node_drains(nodes, told("n1", heard_s=60.0), first.memory, 50.0 + AGAIN_S).drain == ("n2",)
 
 
 def test_a_slurmd_that_a_new_slurmctld_was_told_of_late_is_not_one_that_started_late() -> None:
     nodes, hellos = [node("n1", None), node("n2")], told("n2")
-    first = plan_plugged(nodes, hellos, PluggedMemory(), 0.0)
+    first = plan_node_drains(nodes, hellos, PluginState(), 0.0)
     nodes[0] = node("n1")
-    later = plan_plugged(nodes, hellos, first.memory, 10.0)
-    assert plan_plugged(nodes, hellos, later.memory, AGAIN_S - 1).drain == ()
+    later = plan_node_drains(nodes, hellos, first.memory, 10.0)
+    assert plan_node_drains(nodes, hellos, later.memory, AGAIN_S - 1).drain == ()
 
 
 def test_a_new_agent_waits_less_for_a_slurmd_that_starts_after_it() -> None:
     nodes, hellos = [node("n1"), node("n2")], told("n1", "n2")
-    first = plan_plugged(nodes, hellos, replace(OLD, begun_s=None), 0.0)
+    first = plan_node_drains(nodes, hellos, replace(OLD, begun_s=None), 0.0)
     nodes[1] = node("n2", T + 60)
-    later = plan_plugged(nodes, hellos, first.memory, 1.0)
-    assert plan_plugged(nodes, hellos, later.memory, AWAY_S - 1).drain == ()
-    assert plan_plugged(nodes, hellos, later.memory, AWAY_S).drain == ("n2",)
+    later = plan_node_drains(nodes, hellos, first.memory, 1.0)
+    assert plan_node_drains(nodes, hellos, later.memory, AWAY_S - 1).drain == ()
+    assert plan_node_drains(nodes, hellos, later.memory, AWAY_S).drain == ("n2",)
 
 
 def test_where_most_nodes_lack_the_plugin_none_is_drained_and_it_is_told_once() -> None:
     nodes = [node("n1"), node("n2"), node("n3")]
-    found = plan_plugged(nodes, told("n1"), OLD, 0.0)
+    found = plan_node_drains(nodes, told("n1"), OLD, 0.0)
     assert (found.drain, found.report, found.lacking) == ((), True, ("n2", "n3"))
-    again = plan_plugged(nodes, told("n1"), found.memory, 1.0)
+    again = plan_node_drains(nodes, told("n1"), found.memory, 1.0)
     assert (again.drain, again.report) == ((), False)
-    assert plan_plugged(nodes, told("n1", "n2"), again.memory, 2.0).drain == ("n3",)
+    assert plan_node_drains(nodes, told("n1", "n2"), again.memory, 2.0).drain == ("n3",)
 
 
 @cases(
@@ -187,7 +187,7 @@ def test_where_most_nodes_lack_the_plugin_none_is_drained_and_it_is_told_once() 
 def test_a_node_is_taken_back_when_it_has_told(fields: dict[str, Any], has_told: bool, back: bool) -> None:
     nodes = [node("n1", state="IDLE+DRAIN", **fields), node("n2"), node("n3")]
     hellos = told("n2", "n3") | (told("n1") if has_told else {})
-    assert plan_plugged(nodes, hellos, OLD, 0.0).take_back == (("n1",) if back else ())
+    assert plan_node_drains(nodes, hellos, OLD, 0.0).take_back == (("n1",) if back else ())
 
 
 # -- the doctor --------------------------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def test_the_doctor_names_the_nodes_that_lack_the_plugin(
     features: tuple[str, ...], names: tuple[str, ...], limits: bytes | None, verdict: str, evidence: str
 ) -> None:
     nodes = [node("n1", features=features), node("n2", features=features)]
-    found = check_nodes(nodes, NodeNotes(hellos=told(*names), starts=OLD.starts), limits, 0.0)
+    found = check_nodes(nodes, NodeState(hellos=told(*names), starts=OLD.starts), limits, 0.0)
     assert found.verdict == verdict
     assert evidence in found.evidence
     assert (found.fix == "") == (verdict == "PASS")
@@ -217,7 +217,7 @@ def test_the_doctor_names_the_nodes_that_lack_the_plugin(
 
 
 def test_a_hello_comes_through() -> None:
-    said = Hello("n1.b-2", "fedcba9876543210", 1500, "0123456789abcdef")
+    said = PluginHeartbeat("n1.b-2", "fedcba9876543210", 1500, "0123456789abcdef")
     assert hello.parse_request(hello.build_request(said)) == said
     assert hello.build_reply(said, noted=True) == b"node=n1.b-2\nnonce=0123456789abcdef\nstatus=ok\n"
 
@@ -289,13 +289,13 @@ class FakeSlurm:
         await asyncio.sleep(0.01)  # what was found is done then
 
 
-def said(name: str, *, run: str = "0" * 16, age_ms: int = 1000) -> Hello:
-    return Hello(name, run, age_ms, "0" * 16)
+def said(name: str, *, run: str = "0" * 16, age_ms: int = 1000) -> PluginHeartbeat:
+    return PluginHeartbeat(name, run, age_ms, "0" * 16)
 
 
 @contextlib.asynccontextmanager
-async def watching(slurm: FakeSlurm, file: Path) -> AsyncIterator[NodeWatch]:
-    watch = NodeWatch(slurm, Troubles(), file)  # type: ignore[arg-type]  # as much of it as is used
+async def watching(slurm: FakeSlurm, file: Path) -> AsyncIterator[NodeMonitor]:
+    watch = NodeMonitor(slurm, FailureLog(), file)  # type: ignore[arg-type]  # as much of it as is used
     assert not watch.note(said("n1")), "nothing is known of any node yet"
     task = asyncio.create_task(watch.serve())
     await slurm.wait_lists(1)
@@ -317,17 +317,17 @@ def test_what_slurmds_told_outlives_the_agent(tmp_path: Path) -> None:
             assert (slurm.lists, file.stat().st_ino) == (2, before)
 
     asyncio.run(live())
-    notes = load_notes(file)
+    notes = load_node_state(file)
     assert notes.hellos["n1"].loaded_s == pytest.approx(time.time() - 5, abs=2)
     assert notes.starts["n1"].started_s == 1_795_600_853
     assert notes.starts["n1"].sure
     assert file.stat().st_mode & 0o777 == 0o600
     file.write_text("[]")
     with pytest.raises(MooringsError, match="cannot be read"):
-        load_notes(file)
+        load_node_state(file)
     asyncio.run(live())  # each slurmd tells again: nothing is lost
-    assert "n1" in load_notes(file).hellos
-    assert load_notes(tmp_path / "none") == NodeNotes()
+    assert "n1" in load_node_state(file).hellos
+    assert load_node_state(tmp_path / "none") == NodeState()
 
 
 @pytest.mark.parametrize(("lapse_s", "plugged", "lapsed"), [(0.0, [], ["n1"]), (60.0, ["n1"], [])])

@@ -8,35 +8,35 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from moorings.slurm.host.installation import (
-    Action,
-    Choices,
-    Manifest,
-    Step,
+    FileAction,
+    InstallManifest,
+    InstallOptions,
+    InstallStep,
     build_files,
     build_plugin_line,
     digest_of,
-    own_lines,
+    lines_for_site,
     plan_install,
     plan_uninstall,
     retired_files,
     with_steps,
 )
 from moorings.slurm.host.plugstack import (
-    Place,
+    LineLocation,
     PluginLine,
-    Stack,
+    PlugstackFiles,
     agent_uid_of,
-    choose_place,
-    loader_of,
+    choose_location,
+    include_file_of,
+    installed_arguments,
     plugin_lines,
-    said_before,
 )
 from moorings.slurm.host.site import Site
 from moorings.slurm.slurm_conf import included_files
 from tests.cases import cases
 from tests.unit.slurm.test_installation import CHOICES, SITE, SOURCES
 
-STACK, LOADER = SITE.plugstack, loader_of(SITE)
+STACK, LOADER = SITE.plugstack, include_file_of(SITE)
 CONFIGLESS = dataclasses.replace(SITE, configless=True)
 INCLUDE = (
     "# Made by 'moor slurm install'.\ninclude /etc/slurm/plugstack.conf.d/*.conf\n"  # as earlier releases wrote it
@@ -48,11 +48,11 @@ NEWER = dataclasses.replace(CHOICES, agent="ctl9:8091")
 Disk = dict[Path, str]
 
 
-def manifest_of(*texts: tuple[Path, str]) -> Manifest:
-    return Manifest({path: (digest_of(text.encode()),) for path, text in texts})
+def manifest_of(*texts: tuple[Path, str]) -> InstallManifest:
+    return InstallManifest({path: (digest_of(text.encode()),) for path, text in texts})
 
 
-def stack_of(disk: Mapping[Path, str], manifest: Manifest) -> Stack:
+def stack_of(disk: Mapping[Path, str], manifest: InstallManifest) -> PlugstackFiles:
     """What ``install.look_at_plugstack`` would see."""
     texts: Disk = {}
     rest = [STACK]
@@ -65,27 +65,31 @@ def stack_of(disk: Mapping[Path, str], manifest: Manifest) -> Stack:
     ours = {
         path for path in manifest.digests if path in disk and digest_of(disk[path].encode()) in manifest.digests[path]
     }
-    return Stack(texts, ours)
+    return PlugstackFiles(texts, ours)
 
 
-def plan(disk: Disk, manifest: Manifest, site: Site = SITE, choices: Choices = CHOICES) -> list[Step]:
+def plan(
+    disk: Disk, manifest: InstallManifest, site: Site = SITE, choices: InstallOptions = CHOICES
+) -> list[InstallStep]:
     stack = stack_of(disk, manifest)
     wanted = build_files(site, choices, b"plugin", SOURCES, stack)
     digests: dict[Path, str | None] = {path: digest_of(text.encode()) for path, text in disk.items()}
     return plan_install(wanted, digests, manifest, retired=retired_files(site, stack))
 
 
-def states(disk: Disk, steps: list[Step]) -> Iterator[Disk]:
+def states(disk: Disk, steps: list[InstallStep]) -> Iterator[Disk]:
     """The disk after each step, as a kill may leave it."""
     for step in steps:
-        if step.wanted is not None and step.action in (Action.CREATE, Action.UPDATE):
+        if step.wanted is not None and step.action in (FileAction.CREATE, FileAction.UPDATE):
             disk = disk | {step.path: step.wanted.content.decode()}
-        elif step.action is Action.REMOVE:
+        elif step.action is FileAction.REMOVE:
             disk = {path: text for path, text in disk.items() if path != step.path}
         yield disk
 
 
-def done(disk: Disk, manifest: Manifest, site: Site = SITE, choices: Choices = CHOICES) -> tuple[Disk, Manifest]:
+def done(
+    disk: Disk, manifest: InstallManifest, site: Site = SITE, choices: InstallOptions = CHOICES
+) -> tuple[Disk, InstallManifest]:
     steps = plan(disk, manifest, site, choices)
     return [disk, *states(disk, steps)][-1], with_steps(manifest, steps)
 
@@ -95,7 +99,7 @@ def plugstack(disk: Disk) -> Disk:
 
 
 def loads(disk: Disk) -> int:
-    return len(plugin_lines(stack_of(disk, Manifest()).texts))
+    return len(plugin_lines(stack_of(disk, InstallManifest()).texts))
 
 
 # What lies there at first, which of it is ours, and what there is after an installation by NEWER choices.
@@ -142,22 +146,25 @@ def test_uninstall_removes_both_layouts():
         steps = plan_uninstall(
             {path: digest_of(text.encode()) for path, text in disk.items()}, manifest_of(*disk.items())
         )
-        assert {step.path for step in steps if step.action is Action.REMOVE} == disk.keys()
+        assert {step.path for step in steps if step.action is FileAction.REMOVE} == disk.keys()
         assert all(loads(state) <= 1 for state in states(disk, steps))
 
 
 def test_what_was_changed_by_hand_and_is_read_no_more_is_named():
     disk = {STACK: LINE, LOADER: f"{LINE}# by hand\n"}
     steps = plan(disk, manifest_of((STACK, LINE), (LOADER, LINE)))
-    assert {step.path: step.action for step in steps if step.path in disk} == {STACK: Action.SAME, LOADER: Action.KEEP}
+    assert {step.path: step.action for step in steps if step.path in disk} == {
+        STACK: FileAction.SAME,
+        LOADER: FileAction.KEEP,
+    }
 
 
 def test_a_plugstack_that_was_changed_by_hand_stays_unless_force_is_said():
     disk = {STACK: f"{INCLUDE}# by hand\n", LOADER: LINE}
     manifest = manifest_of((STACK, INCLUDE), (LOADER, LINE))
     assert plugstack(done(disk, manifest)[0]) == disk
-    forced = Stack(disk, {STACK, LOADER})
-    assert choose_place(SITE, forced) is Place.FILE
+    forced = PlugstackFiles(disk, {STACK, LOADER})
+    assert choose_location(SITE, forced) is LineLocation.FILE
 
 
 @cases(
@@ -174,11 +181,11 @@ def test_a_plugstack_that_was_changed_by_hand_stays_unless_force_is_said():
     ],
 )
 def test_what_a_site_writes_where_slurmctld_hands_files_out(disk, ours, why):
-    told = own_lines(CONFIGLESS, CHOICES, None, Stack(disk, ours))
+    told = lines_for_site(CONFIGLESS, CHOICES, None, PlugstackFiles(disk, ours))
     assert [line.file for line in told] == ([STACK] if why else [])
     assert all(why in line.why for line in told)
     if disk == {STACK: DEBIANS}:  # and nothing is put where the written line would be read beside it
-        assert plugstack(done(disk, Manifest(), CONFIGLESS)[0]) == disk
+        assert plugstack(done(disk, InstallManifest(), CONFIGLESS)[0]) == disk
 
 
 def test_once_the_site_has_written_it_ours_goes():
@@ -188,11 +195,14 @@ def test_once_the_site_has_written_it_ours_goes():
 
 def test_a_line_of_the_sites_that_differs_is_told():
     line = build_plugin_line(SITE, CHOICES)
-    assert own_lines(SITE, CHOICES, None, Stack({STACK: f"{line} run_dir=/srv/run"})) == []
-    (told,) = own_lines(SITE, NEWER, None, Stack({STACK: line}))
+    assert lines_for_site(SITE, CHOICES, None, PlugstackFiles({STACK: f"{line} run_dir=/srv/run"})) == []
+    (told,) = lines_for_site(SITE, NEWER, None, PlugstackFiles({STACK: line}))
     assert told.lines == (build_plugin_line(SITE, NEWER),)
     assert "differs" in told.why
-    assert own_lines(SITE, dataclasses.replace(CHOICES, library=Path("/opt")), None, Stack({STACK: line})) != []
+    assert (
+        lines_for_site(SITE, dataclasses.replace(CHOICES, library=Path("/opt")), None, PlugstackFiles({STACK: line}))
+        != []
+    )
 
 
 @cases(
@@ -218,4 +228,4 @@ def test_whose_word_is_the_agents(line, uid):
     ],
 )
 def test_what_an_installation_keeps_of_the_line_before(line, said):
-    assert said_before({Path("/etc/slurm/plugstack.conf"): f"# {line}\n{line}\n"}) == said
+    assert installed_arguments({Path("/etc/slurm/plugstack.conf"): f"# {line}\n{line}\n"}) == said

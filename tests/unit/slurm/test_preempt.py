@@ -10,19 +10,23 @@ import pytest
 from moorings.core.errors import MooringsError
 from moorings.core.instants import SECOND, Timestamp
 from moorings.slurm.formats import JobRecord
-from moorings.slurm.host.ledger import Start, announce
-from moorings.slurm.host.preempt import choose
+from moorings.slurm.host.ledger import JobStart, build_queue_payload
+from moorings.slurm.host.preempt import choose_victims
 from moorings.slurm.host.site import enforces_accounts
-from moorings.slurm.host.tiers import Partition, Preempt, Qos, Rules, parse_rules
+from moorings.slurm.host.tiers import PreemptionRules, PreemptType, Qos, SlurmPartition, parse_rules
 from moorings.wire.shapes import DeviceBody, PoolBody, TopologyShape
 from tests.cases import cases
 from tests.unit.slurm.test_ledger import HOME, NONCE, a_job, by_id
 
 NOW = Timestamp(10_000 * SECOND)
-TIERS = Rules(
-    by=Preempt.TIERS,
+TIERS = PreemptionRules(
+    by=PreemptType.TIERS,
     mode="REQUEUE",
-    partitions={"normal": Partition(1, "REQUEUE"), "urgent": Partition(9, "REQUEUE"), "safe": Partition(1, "OFF")},
+    partitions={
+        "normal": SlurmPartition(1, "REQUEUE"),
+        "urgent": SlurmPartition(9, "REQUEUE"),
+        "safe": SlurmPartition(1, "OFF"),
+    },
 )
 POOL = PoolBody(
     name="pod",
@@ -53,7 +57,7 @@ def devices(*held: tuple[JobRecord | str, range], out: int | None = None) -> lis
     """Those of the pool: who holds which."""
     owners: dict[int, str] = {}
     for holder, span in held:
-        owner = holder if isinstance(holder, str) else Start(holder.job_id, NONCE, holder.restarts).owner(HOME)
+        owner = holder if isinstance(holder, str) else JobStart(holder.job_id, NONCE, holder.restarts).owner(HOME)
         owners |= dict.fromkeys(span, owner)
     return [
         DeviceBody(
@@ -71,11 +75,11 @@ def devices(*held: tuple[JobRecord | str, range], out: int | None = None) -> lis
 
 
 def displaced(
-    jobs: list[JobRecord], found: list[DeviceBody], rules: Rules = TIERS, next_up: int | None = 9
+    jobs: list[JobRecord], found: list[DeviceBody], rules: PreemptionRules = TIERS, next_up: int | None = 9
 ) -> tuple[int, tuple[int, ...]] | None:
     """Who is helped, and who goes; ``next_up`` is the job that gets what becomes free (None: somebody else)."""
-    first = {POOL.name: Start(next_up, NONCE, 0).owner(HOME)} if next_up is not None else {}
-    chosen = choose(by_id(*jobs), [(POOL, found)], first, HOME, rules, NOW)
+    first = {POOL.name: JobStart(next_up, NONCE, 0).owner(HOME)} if next_up is not None else {}
+    chosen = choose_victims(by_id(*jobs), [(POOL, found)], first, HOME, rules, NOW)
     return (chosen.waiting.job_id, tuple(job.job_id for job in chosen.victims)) if chosen is not None else None
 
 
@@ -92,7 +96,7 @@ def test_who_started_last_goes_and_no_more_than_are_needed() -> None:
 def test_the_first_in_slurm_s_order_is_helped() -> None:
     low, high = waiting(8, 4, priority=99, partition="normal"), waiting(9, 4, priority=1)
     assert displaced([OLD, YOUNG, LITTLE, low, high], FULL) == (9, (3,))
-    told = announce(by_id(low, high), HOME, "", 120, TIERS.tier)
+    told = build_queue_payload(by_id(low, high), HOME, "", 120, TIERS.tier)
     assert [job.owner.split("/")[2] for job in told.jobs] == ["9", "8"]
 
 
@@ -117,7 +121,7 @@ def test_who_may_not_be_displaced_keeps_his_place() -> None:
     assert displaced([OLD, YOUNG, safe, waiting(9, 16)], FULL) is None
     new = replace(TIERS, exempt_s=45.0)
     assert displaced([OLD, YOUNG, LITTLE, waiting(9, 4)], FULL, new) == (9, (2,))
-    assert displaced([OLD, YOUNG, LITTLE, waiting(9, 4)], FULL, replace(TIERS, by=Preempt.NONE)) is None
+    assert displaced([OLD, YOUNG, LITTLE, waiting(9, 4)], FULL, replace(TIERS, by=PreemptType.NONE)) is None
 
 
 def test_what_others_hold_or_is_broken_is_no_way() -> None:
@@ -158,7 +162,7 @@ def test_the_tiers_as_sinfo_tells_them() -> None:
         for name, tier, mode in (("normal*", 1, "REQUEUE"), ("urgent", 9, "OFF"))
     )
     rules = parse_rules({"PreemptType": "preempt/partition_prio", "PreemptMode": "REQUEUE"}, rows)
-    assert rules.partitions == {"normal": Partition(1, "REQUEUE"), "urgent": Partition(9, "OFF")}
+    assert rules.partitions == {"normal": SlurmPartition(1, "REQUEUE"), "urgent": SlurmPartition(9, "OFF")}
     assert rules.tier(a_job(1, partition="normal,urgent")) == 9
     with pytest.raises(MooringsError, match="cannot be read"):
         parse_rules({}, b"", b"normal||cluster|soon\n")
@@ -196,7 +200,7 @@ def test_accounts_are_believed_where_slurm_enforces_them(kind: str, enforce: str
 )
 def test_what_users_are_not_to_see_of_each_other(told: str, private: bool) -> None:
     assert parse_rules({"PrivateData": told}, b"").private is private
-    assert Rules().private, "until it was read"
+    assert PreemptionRules().private, "until it was read"
 
 
 def test_nothing_is_believed_that_was_not_read() -> None:
@@ -213,10 +217,10 @@ def test_nobody_goes_for_a_block_that_somebody_else_would_get() -> None:
 def test_in_each_pool_another_may_be_first() -> None:
     there = replace(POOL, name="there")
     young = devices((YOUNG, range(16)))
-    nine = {name: Start(9, NONCE, 0).owner(HOME) for name in (POOL.name, there.name)}
+    nine = {name: JobStart(9, NONCE, 0).owner(HOME) for name in (POOL.name, there.name)}
     jobs = by_id(OLD, YOUNG, waiting(9, 4))
     pools = [(POOL, devices((OLD, range(16)))), (there, young)]
     for next_up, victim in ((nine, 2), ({POOL.name: nine[POOL.name]}, 1), ({there.name: nine[there.name]}, 2)):
-        chosen = choose(jobs, pools, next_up, HOME, TIERS, NOW)
+        chosen = choose_victims(jobs, pools, next_up, HOME, TIERS, NOW)
         assert chosen is not None
         assert [job.job_id for job in chosen.victims] == [victim]

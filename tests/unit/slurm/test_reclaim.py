@@ -10,20 +10,20 @@ import pytest
 
 from moorings.core.announced import QUEUE_JOBS_MAX
 from moorings.core.instants import SECOND, Timestamp
-from moorings.slurm.formats import Asked, JobRecord, License, Order
-from moorings.slurm.host.ledger import Home, Start
+from moorings.slurm.formats import JobRecord, License, SubmittedOptions, YieldNotice
+from moorings.slurm.host.ledger import ClusterIdentity, JobStart
 from moorings.slurm.host.reclaim import (
     BEHIND,
     NOTE_CHARS_MAX,
     REMARK_AGAIN_S,
     WRITES_MAX,
-    People,
-    Yields,
-    in_the_way,
+    UserNames,
+    YieldPlan,
+    find_blocking_jobs,
+    format_note,
+    plan_wait_notes,
     plan_yields,
-    remark_of,
-    remarks,
-    told,
+    wait_note,
 )
 from moorings.wire.codec import format_time
 from moorings.wire.shapes import ClaimBody, ReasonBody
@@ -31,9 +31,9 @@ from tests.unit.slurm.test_ledger import HOME, NONCE, a_claim, a_job, by_id
 
 NOW = Timestamp(1_795_400_000 * SECOND)
 KILL_WAIT_S = 30.0
-PEOPLE = People(HOME.cluster)
-ORDER = Order(nonce=NONCE, ipus=4, gcds=1, replicas=1, signal="B:USR1")
-WARNED = Asked(0, Timestamp(NOW + 60 * SECOND), Timestamp(5 * SECOND))
+PEOPLE = UserNames(HOME.cluster)
+ORDER = SubmittedOptions(nonce=NONCE, ipus=4, gcds=1, replicas=1, signal="B:USR1")
+WARNED = YieldNotice(0, Timestamp(NOW + 60 * SECOND), Timestamp(5 * SECOND))
 
 
 def borrower(job_id: int = 1, state: str = "RUNNING", **more: Any) -> JobRecord:
@@ -42,7 +42,7 @@ def borrower(job_id: int = 1, state: str = "RUNNING", **more: Any) -> JobRecord:
 
 def reclaimed(job_id: int = 1, *, within_s: float = 120.0, **more: Any) -> ClaimBody:
     until = Timestamp(NOW + round(within_s * SECOND))
-    why = f"its devices were lent and are needed for {Start(7, NONCE, 0).owner(HOME)}"
+    why = f"its devices were lent and are needed for {JobStart(7, NONCE, 0).owner(HOME)}"
     reason = ReasonBody(code="claim.reclaiming", message=why)
     return replace(a_claim(job_id, state="RECLAIMING", **more), asked_until=format_time(until), reason=reason)
 
@@ -52,14 +52,14 @@ def decide(
     claim: ClaimBody | None = None,
     *,
     after_s: float = 0.0,
-    home: Home = HOME,
+    home: ClusterIdentity = HOME,
     locked: Collection[tuple[int, int]] = (),
-) -> Yields:
+) -> YieldPlan:
     now = Timestamp(NOW + round(after_s * SECOND))
     return plan_yields(by_id(job), [claim or reclaimed(job.job_id)], home, now, KILL_WAIT_S, locked)
 
 
-def requeued(found: Yields) -> list[int]:
+def requeued(found: YieldPlan) -> list[int]:
     return [job.job_id for job, _ in found.requeues]
 
 
@@ -81,7 +81,7 @@ def test_with_little_time_half_of_it_is_the_jobs() -> None:
 
 
 def test_who_was_warned_in_this_start_is_not_warned_again() -> None:
-    assert decide(borrower(asked=WARNED)) == Yields()
+    assert decide(borrower(asked=WARNED)) == YieldPlan()
 
 
 def test_who_was_warned_in_an_earlier_start_is_warned_in_this_one_and_keeps_its_place() -> None:
@@ -92,7 +92,7 @@ def test_who_was_warned_in_an_earlier_start_is_warned_in_this_one_and_keeps_its_
 
 
 def test_who_was_warned_is_requeued_when_its_time_is_over_and_not_before() -> None:
-    assert decide(borrower(asked=WARNED), after_s=59.9) == Yields()
+    assert decide(borrower(asked=WARNED), after_s=59.9) == YieldPlan()
     assert requeued(decide(borrower(asked=WARNED), after_s=60.0)) == [1]
 
 
@@ -104,19 +104,19 @@ def test_who_ends_badly_after_the_warning_is_put_back_before_its_claim_goes() ->
 
 @pytest.mark.parametrize("state", ["COMPLETED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL"])
 def test_who_ends_otherwise_is_over_as_always(state: str) -> None:
-    assert decide(borrower(state=state, asked=WARNED)) == Yields()
+    assert decide(borrower(state=state, asked=WARNED)) == YieldPlan()
 
 
 def test_who_fails_without_a_warning_has_failed() -> None:
-    assert decide(borrower(state="FAILED")) == Yields()
-    assert decide(borrower(state="FAILED", asked=WARNED, restarts=1), reclaimed(restarts=1)) == Yields()
-    assert decide(borrower(state="FAILED", asked=WARNED, requeue=False)) == Yields()
+    assert decide(borrower(state="FAILED")) == YieldPlan()
+    assert decide(borrower(state="FAILED", asked=WARNED, restarts=1), reclaimed(restarts=1)) == YieldPlan()
+    assert decide(borrower(state="FAILED", asked=WARNED, requeue=False)) == YieldPlan()
 
 
 @pytest.mark.parametrize("asked", [None, WARNED], ids=["not warned", "warned"])
-def test_who_may_not_be_requeued_is_let_first(asked: Asked | None) -> None:
+def test_who_may_not_be_requeued_is_let_first(asked: YieldNotice | None) -> None:
     job = borrower(requeue=False, asked=asked)
-    assert decide(job, after_s=600.0) == Yields(unlocks=(job,))
+    assert decide(job, after_s=600.0) == YieldPlan(unlocks=(job,))
     assert decide(job, after_s=600.0, locked=[(1, 1), (2, 0)]).unlocks == (job,), "another start, another job"
 
 
@@ -131,12 +131,12 @@ def test_who_cannot_be_requeued_is_warned_all_the_same_and_cancelled_when_its_ti
     found = decide(borrower(**how), locked=locked)
     assert list(found.stuck) == ["claim-1-0"]
     assert "; it cannot be requeued, so cancelled at " in found.warnings[0].note
-    assert decide(borrower(asked=WARNED, **how), after_s=59.9, locked=locked) == Yields(stuck=found.stuck)
+    assert decide(borrower(asked=WARNED, **how), after_s=59.9, locked=locked) == YieldPlan(stuck=found.stuck)
     late = decide(borrower(asked=WARNED, **how), after_s=60.0, locked=locked)
     ((job, why),) = late.cancels
     assert job.job_id == 1
     assert "cancelled, for " in why
-    assert late == Yields(cancels=late.cancels, stuck=found.stuck)
+    assert late == YieldPlan(cancels=late.cancels, stuck=found.stuck)
 
 
 def test_who_may_be_requeued_again_is_requeued_and_not_cancelled() -> None:
@@ -148,16 +148,16 @@ def test_who_may_be_requeued_again_is_requeued_and_not_cancelled() -> None:
 
 @pytest.mark.parametrize("state", ["COMPLETING", "PENDING"])
 def test_who_is_on_its_way_is_left_alone(state: str) -> None:
-    assert decide(borrower(state=state, asked=WARNED), after_s=600.0) == Yields()
+    assert decide(borrower(state=state, asked=WARNED), after_s=600.0) == YieldPlan()
 
 
 def test_nothing_follows_from_what_is_not_that_start_or_not_asked() -> None:
-    assert decide(borrower(restarts=1), reclaimed()) == Yields(), "its next start is not asked"
-    assert decide(borrower(), reclaimed(nonce="f" * 16)) == Yields(), "another job has its number"
-    assert decide(borrower(order=None)) == Yields()
-    assert decide(borrower(), a_claim(1)) == Yields(), "its claim is READY"
-    assert decide(borrower(), home=Home(HOME.cluster, "f" * 16)) == Yields(), "another Slurm's"
-    assert decide(borrower(2), reclaimed(1)) == Yields()
+    assert decide(borrower(restarts=1), reclaimed()) == YieldPlan(), "its next start is not asked"
+    assert decide(borrower(), reclaimed(nonce="f" * 16)) == YieldPlan(), "another job has its number"
+    assert decide(borrower(order=None)) == YieldPlan()
+    assert decide(borrower(), a_claim(1)) == YieldPlan(), "its claim is READY"
+    assert decide(borrower(), home=ClusterIdentity(HOME.cluster, "f" * 16)) == YieldPlan(), "another Slurm's"
+    assert decide(borrower(2), reclaimed(1)) == YieldPlan()
 
 
 def way(
@@ -166,7 +166,7 @@ def way(
     owner = borrower(offered, "PENDING", reason=reason)
     licenses = {f"ipu_{size}": License(16, 16 - free, 0) for size in (1, 2, 4, 8, 16)}
     claims = [claim or a_claim(1, state="PENDING")]
-    found = in_the_way(by_id(owner, *jobs), claims, [Start(9, NONCE, 0).owner(HOME)], licenses)
+    found = find_blocking_jobs(by_id(owner, *jobs), claims, [JobStart(9, NONCE, 0).owner(HOME)], licenses)
     return [job.job_id for job in found.values()]
 
 
@@ -187,30 +187,32 @@ def test_who_is_in_nobodys_way_stays() -> None:
 
 
 def test_what_is_told_is_one_line_of_plain_characters_and_bounded() -> None:
-    assert told("two\nlines\x1b[2J and \u202eword", PEOPLE) == "two lines?[2J and ?word"
-    assert len(told("x" * 9999, PEOPLE)) == NOTE_CHARS_MAX
+    assert format_note("two\nlines\x1b[2J and \u202eword", PEOPLE) == "two lines?[2J and ?word"
+    assert len(format_note("x" * 9999, PEOPLE)) == NOTE_CHARS_MAX
 
 
 def test_jobs_are_called_as_their_users_know_them() -> None:
-    people = People(HOME.cluster, by_id(a_job(12, user="bert")))
-    other = Start(12, NONCE, 3).owner(Home("other", HOME.instance))
+    people = UserNames(HOME.cluster, by_id(a_job(12, user="bert")))
+    other = JobStart(12, NONCE, 3).owner(ClusterIdentity("other", HOME.instance))
     for owner, called in (
-        (Start(12, NONCE, 3).owner(HOME), "bert's job 12"),
+        (JobStart(12, NONCE, 3).owner(HOME), "bert's job 12"),
         (f"job 12 on slurm/{HOME.cluster}", "bert's job 12"),
         (f"job 13 on slurm/{HOME.cluster}", "job 13"),
         (other, "job 12 on slurm/other"),
         ("job 12 on slurm/other.site", "job 12 on slurm/other.site"),
         ("team/train on kubernetes/k1", "team/train on kubernetes/k1"),
     ):
-        assert told(f"held by {owner}, and others", people) == f"held by {called}, and others"
-    assert told("held by job 12 on slurm/vt", PEOPLE) == "held by job 12", "where users see nothing of each other"
+        assert format_note(f"held by {owner}, and others", people) == f"held by {called}, and others"
+    assert format_note("held by job 12 on slurm/vt", PEOPLE) == "held by job 12", (
+        "where users see nothing of each other"
+    )
 
 
 # -- why jobs wait -----------------------------------------------------------------------------------------------------
 
 
 def reasons(*jobs: int, message: str = "waits for 4 devices in pod") -> dict[str, ReasonBody]:
-    return {Start(job, NONCE, 0).owner(HOME): ReasonBody(code="pool.full", message=message) for job in jobs}
+    return {JobStart(job, NONCE, 0).owner(HOME): ReasonBody(code="pool.full", message=message) for job in jobs}
 
 
 def waiting(job_id: int, **more: Any) -> JobRecord:
@@ -224,17 +226,17 @@ def remarked(*jobs: JobRecord, **more: Any) -> list[tuple[int, str]]:
         "now": NOW,
         "people": PEOPLE,
     }
-    return [(job.job_id, text) for job, text in remarks(by_id(*jobs), **(known | more))]
+    return [(job.job_id, text) for job, text in plan_wait_notes(by_id(*jobs), **(known | more))]
 
 
 def test_who_waits_is_told_why_and_until_when() -> None:
     assert remarked(waiting(1)) == [(1, "waits for 4 devices in pod")]
     reason = ReasonBody(code="queue.reserved", message="held by slurm_3", until="2026-01-01T00:00:00Z")
-    assert remark_of(reason, PEOPLE) == "held by slurm_3; until 2026-01-01T00:00:00Z at the latest"
+    assert wait_note(reason, PEOPLE) == "held by slurm_3; until 2026-01-01T00:00:00Z at the latest"
 
 
 def test_a_job_for_which_nothing_is_kept_is_told_that() -> None:
-    lacks = {Start(1, NONCE, 0).owner(HOME): "it also needs the license matlab:1"}
+    lacks = {JobStart(1, NONCE, 0).owner(HOME): "it also needs the license matlab:1"}
     assert remarked(waiting(1), withheld=lacks) == [(1, "it also needs the license matlab:1")]
     assert remarked(waiting(1), withheld=lacks, reasons={}) == [(1, "it also needs the license matlab:1")]
 
@@ -292,7 +294,7 @@ def test_a_reason_is_told_whole() -> None:
         f"job {n} on slurm/c1" for n in range(20)
     )
     assert 200 < len(long) < NOTE_CHARS_MAX
-    why = {Start(1, NONCE, 0).owner(HOME): ReasonBody(code="queue.reserved", message=long)}
+    why = {JobStart(1, NONCE, 0).owner(HOME): ReasonBody(code="queue.reserved", message=long)}
     assert remarked(waiting(1), reasons=why) == [(1, long)]
 
 

@@ -7,12 +7,12 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.slurm.host.seats import Seats
+from moorings.slurm.host.seats import ConnectionLimit
 
 
-def full(total: int, per_address: int, *addresses: str) -> Seats[int]:
+def full(total: int, per_address: int, *addresses: str) -> ConnectionLimit[int]:
     """Seats that guests 0, 1, ... of these addresses have taken."""
-    seats: Seats[int] = Seats(total, per_address)
+    seats: ConnectionLimit[int] = ConnectionLimit(total, per_address)
     for guest, address in enumerate(addresses):
         assert seats.take(address, guest) is None
     return seats
@@ -57,7 +57,7 @@ def test_who_leaves_makes_room_and_may_leave_twice() -> None:
     )
 )
 def test_limits_hold_and_nobody_is_lost(moves: list[tuple[str, str, int]]) -> None:
-    seats: Seats[int] = Seats(6, 3)
+    seats: ConnectionLimit[int] = ConnectionLimit(6, 3)
     here: dict[int, str] = {}
     asked: set[int] = set()
     for number, (what, address, which) in enumerate(moves):
@@ -85,7 +85,7 @@ def test_limits_hold_and_nobody_is_lost(moves: list[tuple[str, str, int]]) -> No
 
 @given(st.lists(st.sampled_from("ab"), min_size=20, max_size=60))
 def test_a_machine_that_comes_for_the_first_time_always_gets_in_beside_silent_ones(crowd: list[str]) -> None:
-    seats: Seats[int] = Seats(8, 6)
+    seats: ConnectionLimit[int] = ConnectionLimit(8, 6)
     for guest, address in enumerate(crowd):
         seats.take(address, guest)
     assert seats.take("node", 1000) != 1000

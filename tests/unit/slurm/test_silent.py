@@ -10,25 +10,43 @@ import pytest
 
 from moorings.core.instants import SECOND, Timestamp
 from moorings.slurm.formats import JobRecord
-from moorings.slurm.host.gate import Offer
-from moorings.slurm.host.ledger import Start
-from moorings.slurm.host.plan import Act, ListSteps, Memory, Outcomes, Report, Reserve, StopUnbound, View, plan
-from moorings.slurm.host.silent import AT_ONCE_S, LOOK_S, SILENT_S, Silence, Silent, find_silent, suspects
+from moorings.slurm.host.gate import QueueOffer
+from moorings.slurm.host.ledger import JobStart
+from moorings.slurm.host.plan import (
+    ActionOutcomes,
+    AgentAction,
+    ClusterState,
+    ListSteps,
+    LogWarning,
+    PlanState,
+    StopUnboundJob,
+    UpdateReservation,
+    plan,
+)
+from moorings.slurm.host.silent import (
+    AT_ONCE_S,
+    LOOK_S,
+    SILENT_S,
+    UnboundJob,
+    UnboundNodes,
+    find_unbound,
+    jobs_missing_binds,
+)
 from moorings.slurm.steps import TaskStep
 from tests.unit.slurm.test_gate import licenses
 from tests.unit.slurm.test_ledger import HOME, NONCE, a_claim, a_job, by_id
 
 BEGAN = Timestamp(1_795_400_000 * SECOND)
 AT_S = 1000.0
-Asked = Mapping[Start, frozenset[str]]
+Asked = Mapping[JobStart, frozenset[str]]
 
 
 def job(job_id: int = 1, nodes: str = "n1", **more: Any) -> JobRecord:
     return a_job(job_id, nodes=nodes, **({"started": BEGAN} | more))
 
 
-def start(job_id: int = 1) -> Start:
-    return Start(job_id, NONCE, 0)
+def start(job_id: int = 1) -> JobStart:
+    return JobStart(job_id, NONCE, 0)
 
 
 def asked(*nodes: str, job_id: int = 1) -> Asked:
@@ -54,7 +72,7 @@ def step(number: int | None = None, *nodes: str, job_id: int = 1) -> TaskStep:
     ],
 )
 def test_of_whom_slurm_is_asked(found: JobRecord, known: Asked, suspected: bool) -> None:
-    assert suspects([found], known) == ([found] if suspected else [])
+    assert jobs_missing_binds([found], known) == ([found] if suspected else [])
 
 
 def looked(
@@ -64,22 +82,22 @@ def looked(
     plugged: Collection[str] = ("n9",),
     lapsed: Collection[str] = (),
     for_s: float = SILENT_S,
-) -> list[Silent]:
+) -> list[UnboundJob]:
     """What is found at the second of two looks that see the same."""
-    before, found = find_silent(Silence(), jobs, known, steps, plugged, lapsed, AT_S)
+    before, found = find_unbound(UnboundNodes(), jobs, known, steps, plugged, lapsed, AT_S)
     assert found == [], "never at the first look"
-    return find_silent(before, jobs, known, steps, plugged, lapsed, AT_S + for_s)[1]
+    return find_unbound(before, jobs, known, steps, plugged, lapsed, AT_S + for_s)[1]
 
 
 def test_a_node_that_does_not_ask_is_found_after_a_minute() -> None:
     assert looked([job()], asked(), step(), for_s=SILENT_S - 1) == []
-    assert looked([job()], asked(), step()) == [Silent(job(), ("n1",), proven=True)]
+    assert looked([job()], asked(), step()) == [UnboundJob(job(), ("n1",), proven=True)]
 
 
 def test_only_nodes_with_tasks_are() -> None:
     wide = job(nodes="n[1-3]", batch=False)
     assert looked([wide], asked(), for_s=10 * SILENT_S) == [], "an idle salloc"
-    assert looked([wide], asked("n1"), step(0, "n1", "n3")) == [Silent(wide, ("n3",), proven=True)]
+    assert looked([wide], asked("n1"), step(0, "n1", "n3")) == [UnboundJob(wide, ("n3",), proven=True)]
 
 
 @pytest.mark.parametrize(
@@ -104,19 +122,20 @@ def test_what_a_node_asked_before_its_slurmd_fell_silent_counts_no_more() -> Non
 
 
 def test_the_minute_begins_anew_with_each_start_and_after_a_gap() -> None:
-    before, _ = find_silent(Silence(), [job()], asked(), [step()], ("n9",), (), AT_S)
-    gap, _ = find_silent(before, [job()], asked(), [], ("n9",), (), AT_S + 30)
-    assert find_silent(gap, [job()], asked(), [step()], ("n9",), (), AT_S + SILENT_S)[1] == []
+    before, _ = find_unbound(UnboundNodes(), [job()], asked(), [step()], ("n9",), (), AT_S)
+    gap, _ = find_unbound(before, [job()], asked(), [], ("n9",), (), AT_S + 30)
+    assert find_unbound(gap, [job()], asked(), [step()], ("n9",), (), AT_S + SILENT_S)[1] == []
     again = job(restarts=1)
     assert (
-        find_silent(before, [again], {Start(1, NONCE, 1): frozenset()}, [step()], ("n9",), (), AT_S + SILENT_S)[1] == []
+        find_unbound(before, [again], {JobStart(1, NONCE, 1): frozenset()}, [step()], ("n9",), (), AT_S + SILENT_S)[1]
+        == []
     )
 
 
 # -- in the plan -------------------------------------------------------------------------------------------------------
 
 
-def a_view(*jobs: JobRecord, steps: Sequence[TaskStep] | None = None, **more: Any) -> View:
+def a_view(*jobs: JobRecord, steps: Sequence[TaskStep] | None = None, **more: Any) -> ClusterState:
     claims = {claim.owner: claim for claim in (a_claim(one.job_id) for one in jobs)}
     known: dict[str, Any] = {
         "at_s": AT_S,
@@ -130,17 +149,17 @@ def a_view(*jobs: JobRecord, steps: Sequence[TaskStep] | None = None, **more: An
         "plugged": frozenset({"n9"}),
         "n_nodes": 4,
     }
-    return View(home=HOME, steps=steps, **(known | more))
+    return ClusterState(home=HOME, steps=steps, **(known | more))
 
 
-def silent_view(*jobs: JobRecord, **more: Any) -> View:
+def silent_view(*jobs: JobRecord, **more: Any) -> ClusterState:
     """The jobs' batch scripts run for a minute on nodes that did not ask."""
     steps = [step(None, one.nodes, job_id=one.job_id) for one in jobs]
     first = plan(a_view(*jobs, steps=steps), BEGAN)
     return a_view(*jobs, steps=steps, **({"at_s": AT_S + SILENT_S, "memory": first.memory} | more))
 
 
-def acts(view: View, *kinds: type) -> list[Act]:
+def acts(view: ClusterState, *kinds: type) -> list[AgentAction]:
     return [act for act in plan(view, BEGAN).acts if isinstance(act, kinds)]
 
 
@@ -156,9 +175,9 @@ def test_steps_are_listed_while_a_node_has_not_asked_and_seldom() -> None:
 
 def test_the_node_is_drained_and_the_job_stopped() -> None:
     why = "tasks of job 1 run on n1, which did not ask for its partition"
-    assert acts(silent_view(job()), StopUnbound) == [StopUnbound(job(), ("n1",), why)]
-    (report,) = acts(silent_view(job()), Report)
-    assert isinstance(report, Report)
+    assert acts(silent_view(job()), StopUnboundJob) == [StopUnboundJob(job(), ("n1",), why)]
+    (report,) = acts(silent_view(job()), LogWarning)
+    assert isinstance(report, LogWarning)
     assert (report.event, report.is_error) == ("node.silent", False)
 
 
@@ -166,8 +185,8 @@ def test_a_node_is_drained_once_for_a_job_that_is_still_there() -> None:
     view = silent_view(job())
     later = replace(view, memory=plan(view, BEGAN).memory, at_s=view.at_s + LOOK_S)
     for drained, nodes in (({}, ("n1",)), ({(1, 0): frozenset({"n1"})}, ())):  # Slurm was away; an admin may resume it
-        (again,) = acts(replace(later, outcomes=Outcomes(drained=drained)), StopUnbound)
-        assert isinstance(again, StopUnbound)
+        (again,) = acts(replace(later, outcomes=ActionOutcomes(drained=drained)), StopUnboundJob)
+        assert isinstance(again, StopUnboundJob)
         assert again.nodes == nodes
 
 
@@ -177,11 +196,11 @@ def test_a_doubt_is_told_and_nothing_done() -> None:
     jobs = (job(1), job(2))
     first = plan(a_view(*jobs, steps=look_in, asked=known), BEGAN)
     view = a_view(*jobs, steps=look_in, asked=known, memory=first.memory, at_s=AT_S + SILENT_S)
-    assert acts(view, StopUnbound) == []
-    assert len(acts(view, Report)) == 1
+    assert acts(view, StopUnboundJob) == []
+    assert len(acts(view, LogWarning)) == 1
     told = replace(view, asked={start(1): frozenset(), start(2): frozenset({"n2"})}, plugged=frozenset({"n1"}))
-    assert acts(told, StopUnbound) == []
-    assert len(acts(replace(told, plugged=frozenset({"n3"})), StopUnbound)) == 1
+    assert acts(told, StopUnboundJob) == []
+    assert len(acts(replace(told, plugged=frozenset({"n3"})), StopUnboundJob)) == 1
 
 
 @pytest.mark.parametrize(
@@ -191,19 +210,19 @@ def test_of_many_at_once_none_is_drained_and_the_gate_is_shut(silent: int, n_nod
     jobs = [job(number, f"n{number}") for number in range(1, silent + 1)]
     there = licenses({})
     view = silent_view(
-        *jobs, n_nodes=n_nodes, licenses=there, licenses_at=AT_S, offer=Offer(counts={4: 1}, asked_at=AT_S)
+        *jobs, n_nodes=n_nodes, licenses=there, licenses_at=AT_S, offer=QueueOffer(counts={4: 1}, asked_at=AT_S)
     )
-    assert len(acts(view, StopUnbound)) == (silent if believed else 0)
-    errors = [act for act in acts(view, Report) if isinstance(act, Report) and act.is_error]
+    assert len(acts(view, StopUnboundJob)) == (silent if believed else 0)
+    errors = [act for act in acts(view, LogWarning) if isinstance(act, LogWarning) and act.is_error]
     assert [act.event for act in errors] == ([] if believed else ["nodes.silent"])
-    (reserve,) = acts(view, Reserve)
-    assert isinstance(reserve, Reserve)
+    (reserve,) = acts(view, UpdateReservation)
+    assert isinstance(reserve, UpdateReservation)
     assert (reserve.licenses["ipu_4"] == there["ipu_4"].total) is not believed
 
 
 def test_the_gate_is_open_again_some_time_after_they_are_over() -> None:
     jobs = [job(number, f"n{number}") for number in range(1, 4)]
-    memory: Memory = plan(silent_view(*jobs), BEGAN).memory
+    memory: PlanState = plan(silent_view(*jobs), BEGAN).memory
     assert memory.silence.is_general(4)
     for apart_s, general in ((AT_ONCE_S / 2, True), (AT_ONCE_S, False)):
         at_s = AT_S + SILENT_S + apart_s

@@ -7,15 +7,15 @@ import asyncio
 import pytest
 
 from moorings.core.errors import MooringsError
-from moorings.slurm.host.ledger import Start
-from moorings.slurm.host.steps import BusyError, Steps, StepShare, first_port, free_port, share_out
-from moorings.slurm.steps import build_nodes_of, build_steps, parse_nodes_of, parse_steps
+from moorings.slurm.host.ledger import JobStart
+from moorings.slurm.host.steps import BusyError, StepAllocation, StepAllocations, choose_gcds, first_port, free_port
+from moorings.slurm.steps import build_nodelist, build_steps, parse_nodes_of, parse_steps
 
-START = Start(39, "0123456789abcdef", 0)
+START = JobStart(39, "0123456789abcdef", 0)
 
 
 def shared(tasks, n_gcds, *held):
-    return share_out(tasks, n_gcds, [StepShare(step, gcds, "n1", 1) for step, gcds in held])
+    return choose_gcds(tasks, n_gcds, [StepAllocation(step, gcds, "n1", 1) for step, gcds in held])
 
 
 @pytest.mark.parametrize(
@@ -42,9 +42,9 @@ def test_who_gets_which_gcds(tasks, n_gcds, held, gcds):
 
 
 def test_no_two_steps_of_a_job_meet_at_one_port():
-    held: list[StepShare] = []
+    held: list[StepAllocation] = []
     for step in range(200):
-        held.append(StepShare(step, (step,), "n1", free_port(39_999, held)))
+        held.append(StepAllocation(step, (step,), "n1", free_port(39_999, held)))
     assert held[0].port == first_port(39_999) == 39_999
     assert len({share.port for share in held}) == 200
     assert all(20_000 <= share.port < 40_000 for share in held)
@@ -70,13 +70,13 @@ async def take(steps, step, tasks, slurm, n_gcds=2):
 
 
 async def test_every_node_of_a_step_is_told_the_same(tmp_path):
-    steps = Steps(tmp_path / "steps")
+    steps = StepAllocations(tmp_path / "steps")
     told = await asyncio.gather(*(take(steps, 0, 2, Slurm()) for _ in range(8)))
     assert len(set(told)) == 1
 
 
 async def test_slurm_is_asked_only_where_a_step_would_have_to_wait(tmp_path):
-    steps, slurm = Steps(tmp_path / "steps"), Slurm(1, 2)
+    steps, slurm = StepAllocations(tmp_path / "steps"), Slurm(1, 2)
     await take(steps, 0, 2, slurm)
     assert slurm.asked == 0
     assert (await take(steps, 1, 2, slurm)).gcds == (0, 1)  # step 0 has ended
@@ -91,15 +91,15 @@ async def test_slurm_is_asked_only_where_a_step_would_have_to_wait(tmp_path):
 
 @pytest.mark.parametrize("listed", [(), (0,), (5,)])
 async def test_a_list_without_the_step_that_asks_ends_nothing(tmp_path, listed):
-    steps = Steps(tmp_path / "steps")
+    steps = StepAllocations(tmp_path / "steps")
     await take(steps, 0, 2, Slurm())
     with pytest.raises(BusyError):
         await take(steps, 1, 1, Slurm(*listed))
-    assert await take(steps, 0, 2, Slurm()) == StepShare(0, (0, 1), "n0", first_port(39))
+    assert await take(steps, 0, 2, Slurm()) == StepAllocation(0, (0, 1), "n0", first_port(39))
 
 
 async def test_a_long_list_of_nodes_is_asked_for_once(tmp_path):
-    steps, asked = Steps(tmp_path / "steps"), []
+    steps, asked = StepAllocations(tmp_path / "steps"), []
 
     async def find():
         asked.append(1)
@@ -112,10 +112,10 @@ async def test_a_long_list_of_nodes_is_asked_for_once(tmp_path):
 
 async def test_what_is_held_outlives_the_agent_and_goes_with_the_claim(tmp_path):
     folder = tmp_path / "steps"
-    first = await take(Steps(folder), 0, 1, Slurm(0))
+    first = await take(StepAllocations(folder), 0, 1, Slurm(0))
     assert len(list(tmp_path.glob("steps/*"))) == 1
     assert [path.stat().st_mode & 0o777 for path in (folder, *folder.iterdir())] == [0o700, 0o600]
-    again = Steps(folder)
+    again = StepAllocations(folder)
     assert await take(again, 0, 1, Slurm(0)) == first
     assert (await take(again, 1, 1, Slurm(0, 1))).gcds == (1,)
     again.keep_only([START])
@@ -129,22 +129,22 @@ async def test_what_is_held_outlives_the_agent_and_goes_with_the_claim(tmp_path)
 )
 async def test_a_damaged_file_gives_nothing_out(tmp_path, text):
     folder = tmp_path / "steps"
-    await take(Steps(folder), 0, 1, Slurm(0))
+    await take(StepAllocations(folder), 0, 1, Slurm(0))
     next(folder.iterdir()).write_text(text)
     with pytest.raises(MooringsError) as caught:
-        await take(Steps(folder), 1, 1, Slurm(0, 1))
+        await take(StepAllocations(folder), 1, 1, Slurm(0, 1))
     assert (caught.value.code, caught.value.retryable) == ("slurm.unreadable", True)
     assert "remove that file" in caught.value.hint
 
 
 def test_who_asked_outlives_the_agent_and_goes_with_the_start(tmp_path):
-    steps = Steps(tmp_path / "steps")
+    steps = StepAllocations(tmp_path / "steps")
     steps.record_request(START, "n1")
     assert steps.asked == {}, "an agent before this one served it: who asked then is not known"
     steps.track(START)
     steps.record_request(START, "n2")
     steps.save()
-    again = Steps(tmp_path / "steps")
+    again = StepAllocations(tmp_path / "steps")
     assert again.asked == steps.asked == {START: frozenset({"n1", "n2"})}
     again.track(START)
     assert again.asked == steps.asked
@@ -153,19 +153,19 @@ def test_who_asked_outlives_the_agent_and_goes_with_the_start(tmp_path):
 
 
 async def test_who_asked_stands_beside_what_steps_hold(tmp_path):
-    steps = Steps(tmp_path / "steps")
+    steps = StepAllocations(tmp_path / "steps")
     steps.track(START)
     share = await take(steps, 0, 1, Slurm(0))
     steps.record_request(START, "n1")
     steps.save()
-    again = Steps(tmp_path / "steps")
+    again = StepAllocations(tmp_path / "steps")
     assert again.asked == {START: frozenset({"n1"})}
     assert await take(again, 0, 1, Slurm(0)) == share
 
 
 def test_nobody_is_judged_by_what_could_not_be_written_down(tmp_path):
     (tmp_path / "steps").write_text("a file in its place")
-    steps = Steps(tmp_path / "steps")
+    steps = StepAllocations(tmp_path / "steps")
     steps.track(START)
     steps.save()
     assert steps.asked == {}
@@ -173,7 +173,7 @@ def test_nobody_is_judged_by_what_could_not_be_written_down(tmp_path):
 
 async def test_what_cannot_be_written_down_is_not_given_out(tmp_path):
     (tmp_path / "steps").write_text("a file in its place")
-    steps = Steps(tmp_path / "steps")
+    steps = StepAllocations(tmp_path / "steps")
     for _ in range(2):
         with pytest.raises(MooringsError) as caught:
             await take(steps, 0, 1, Slurm(0))
@@ -207,6 +207,6 @@ def test_nodes_of_a_job_whose_list_is_long():
     assert len(parse_nodes_of(answer, 5)) == 100
     assert parse_nodes_of(row(("6", 12), ("n[2-3]", 65_536)), 6, 1) == ("n2", "n3")
     assert parse_nodes_of(answer, 6) == ()
-    assert "--steps=6.1" in build_nodes_of(6, 1)
+    assert "--steps=6.1" in build_nodelist(6, 1)
     with pytest.raises(MooringsError):
         parse_nodes_of(row(("5", 12), ("n" * 65_536, 65_536)), 5)

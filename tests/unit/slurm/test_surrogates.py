@@ -19,8 +19,8 @@ import pytest
 from moorings.core.errors import MooringsError
 from moorings.core.instants import SECOND, Timestamp
 from moorings.ports.mirror import Mirror, NoMirror
-from moorings.slurm.surrogate.detection import NoPlace, find_job
-from moorings.slurm.surrogate.limit import left_of
+from moorings.slurm.surrogate.detection import NotInJob, find_job
+from moorings.slurm.surrogate.limit import time_left_s
 from moorings.slurm.surrogate.mirror import SlurmMirror, _Lifeline, find_mirror
 from moorings.slurm.surrogate.step import (
     BEAT,
@@ -73,7 +73,7 @@ def test_a_batch_script_and_a_shell_of_salloc_are_places_for_steps(environment, 
 )
 def test_elsewhere_is_none_and_why(environment, ancestors, why):
     place = find_job(environment, ancestors)
-    assert isinstance(place, NoPlace)
+    assert isinstance(place, NotInJob)
     assert why in place.why
     assert place.hint
 
@@ -223,9 +223,9 @@ def test_a_forked_child_does_not_hold_the_lifeline():
 
 
 def test_work_ends_so_long_before_the_job():
-    assert left_of(Timestamp(1000 * SECOND), 30, 900.5) == 69.5
-    assert left_of(Timestamp(1000 * SECOND), 30, 990) == -20
-    assert left_of(None, 30, 1e12) == float("inf")
+    assert time_left_s(Timestamp(1000 * SECOND), 30, 900.5) == 69.5
+    assert time_left_s(Timestamp(1000 * SECOND), 30, 990) == -20
+    assert time_left_s(None, 30, 1e12) == float("inf")
 
 
 def test_where_there_is_no_slurm_nothing_happens():

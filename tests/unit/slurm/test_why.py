@@ -8,26 +8,26 @@ from moorings.cli.commands.describe import parse_job
 from moorings.cli.errors import WrongUsage
 from moorings.core.announced import QUEUE_JOBS_MAX
 from moorings.core.errors import MooringsError
-from moorings.slurm.host.ledger import Start
-from moorings.slurm.host.reclaim import BEHIND, People
+from moorings.slurm.host.ledger import JobStart
+from moorings.slurm.host.reclaim import BEHIND, UserNames
 from moorings.slurm.host.why import (
     NOT_YET,
-    WhyRequest,
+    WaitReasonQuery,
     build_reply,
     build_request,
+    find_wait_reason,
     parse_reply,
     parse_request,
-    why_it_waits,
 )
 from moorings.wire.shapes import ReasonBody
 from tests.cases import cases
 from tests.unit.slurm.test_ledger import HOME, NONCE, a_job
 
-REQUEST = WhyRequest(39, "0123456789abcdef")
+REQUEST = WaitReasonQuery(39, "0123456789abcdef")
 ROOT, SLURM, ANN, BERT = 0, 64030, 1001, 1002
-ADMINS, PEOPLE = frozenset({ROOT, SLURM}), People(HOME.cluster)
+ADMINS, PEOPLE = frozenset({ROOT, SLURM}), UserNames(HOME.cluster)
 JOB = a_job(39, "PENDING", uid=ANN, reason="Licenses")
-REASONS = {Start(39, NONCE, 0).owner(HOME): ReasonBody(code="pool.full", message="waits for 4 devices in pod")}
+REASONS = {JobStart(39, NONCE, 0).owner(HOME): ReasonBody(code="pool.full", message="waits for 4 devices in pod")}
 
 
 def test_a_question_and_its_answer_are_read_as_they_were_written() -> None:
@@ -53,8 +53,8 @@ def test_what_is_no_question_is_refused(payload: bytes) -> None:
     assert told.value.code == "node.invalid"
 
 
-@cases("other", [WhyRequest(40, REQUEST.nonce), WhyRequest(39, "f" * 16)])
-def test_an_answer_to_another_question_is_none(other: WhyRequest) -> None:
+@cases("other", [WaitReasonQuery(40, REQUEST.nonce), WaitReasonQuery(39, "f" * 16)])
+def test_an_answer_to_another_question_is_none(other: WaitReasonQuery) -> None:
     with pytest.raises(MooringsError):
         parse_reply(build_reply(other, "x"), REQUEST)
 
@@ -62,22 +62,22 @@ def test_an_answer_to_another_question_is_none(other: WhyRequest) -> None:
 def test_a_user_hears_of_his_own_jobs_and_nothing_at_all_of_others() -> None:
     """Law 10: what a stranger hears of a job that waits is what he hears of none."""
     told = "waits for 4 devices in pod"
-    heard = {uid: why_it_waits(JOB, uid, ADMINS, REASONS, HOME, PEOPLE) for uid in (ANN, ROOT, SLURM, BERT)}
+    heard = {uid: find_wait_reason(JOB, uid, ADMINS, REASONS, HOME, PEOPLE) for uid in (ANN, ROOT, SLURM, BERT)}
     assert heard == {ANN: told, ROOT: told, SLURM: told, BERT: None}
-    assert why_it_waits(None, ANN, ADMINS, REASONS, HOME, PEOPLE) is None
-    assert why_it_waits(a_job(39, uid=ANN, order=None), ANN, ADMINS, REASONS, HOME, PEOPLE) is None
+    assert find_wait_reason(None, ANN, ADMINS, REASONS, HOME, PEOPLE) is None
+    assert find_wait_reason(a_job(39, uid=ANN, order=None), ANN, ADMINS, REASONS, HOME, PEOPLE) is None
 
 
 def test_what_it_lacks_beside_ipus_goes_before_what_the_controller_said() -> None:
-    lacks = {Start(39, NONCE, 0).owner(HOME): "it also needs the license matlab:1"}
-    heard = {uid: why_it_waits(JOB, uid, ADMINS, REASONS, HOME, PEOPLE, lacks) for uid in (ANN, BERT)}
+    lacks = {JobStart(39, NONCE, 0).owner(HOME): "it also needs the license matlab:1"}
+    heard = {uid: find_wait_reason(JOB, uid, ADMINS, REASONS, HOME, PEOPLE, lacks) for uid in (ANN, BERT)}
     assert heard == {ANN: "it also needs the license matlab:1", BERT: None}
 
 
 def test_each_of_his_jobs_is_told_of() -> None:
     def told(job: int, state: str = "PENDING", reason: str = "Licenses", reasons: int = 1) -> str | None:
         some = {f"slurm/vt/{n}/{NONCE}/0/{HOME.instance}": ReasonBody(code="x", message="y") for n in range(reasons)}
-        return why_it_waits(a_job(job, state, uid=ANN, reason=reason), ANN, ADMINS, some, HOME, PEOPLE)
+        return find_wait_reason(a_job(job, state, uid=ANN, reason=reason), ANN, ADMINS, some, HOME, PEOPLE)
 
     assert told(900) == NOT_YET
     assert told(900, reasons=QUEUE_JOBS_MAX) == BEHIND

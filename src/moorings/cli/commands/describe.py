@@ -205,11 +205,11 @@ def _told_of_job(session: Session, cluster: str, job: int) -> ExplanationBody | 
 def _told_by_agent(session: Session, cluster: str, job: int) -> ExplanationBody:
     import asyncio
 
-    from moorings.slurm.commands import Commands
-    from moorings.slurm.host.asking import ask_why
+    from moorings.slurm.commands import SlurmCommands
+    from moorings.slurm.host.asking import get_wait_reason
 
     try:
-        cluster, why = asyncio.run(ask_why(Commands(session.environment), job, cluster))
+        cluster, why = asyncio.run(get_wait_reason(SlurmCommands(session.environment), job, cluster))
     except MooringsError as error:
         if error.code != "slurm.missing":
             raise

@@ -27,8 +27,8 @@ from moorings.wire.shapes import API_VERSION
 
 if TYPE_CHECKING:
     from moorings.client.client import Client
-    from moorings.slurm.commands import Commands
-    from moorings.slurm.host.installation import Choices, Step
+    from moorings.slurm.commands import SlurmCommands
+    from moorings.slurm.host.installation import InstallOptions, InstallStep
     from moorings.slurm.host.site import Site
     from moorings.slurm.host.vipu_conf import VipuConf
 
@@ -107,8 +107,8 @@ def install(
 ) -> int:
     """Install the SPANK plugin and the submit script, or take them away."""
     from moorings.slurm.host import install as doing
-    from moorings.slurm.host.installation import Choices, check_wait
-    from moorings.slurm.host.plugstack import said_before
+    from moorings.slurm.host.installation import InstallOptions, check_wait
+    from moorings.slurm.host.plugstack import installed_arguments
     from moorings.slurm.host.vipu_conf import AGENT_PORT, FILE_NAME, TIMEOUT_S, load_vipu_conf
 
     folder = Path(library).absolute() if library else doing.LIBRARY
@@ -117,14 +117,14 @@ def install(
     site = _site(session)
     if not site.has_files:
         return _install_plugin(session, site, folder, output, apply=mode == "apply", force=force)
-    agent_before, wait_before = said_before(doing.load_plugstack(site.plugstack))
+    agent_before, wait_before = installed_arguments(doing.load_plugstack(site.plugstack))
     pool = _pool(session, site, ipus, max_ipus)
     conf = site.folder / FILE_NAME
     patience_s = load_vipu_conf(conf, site.slurm_user[1]).timeout_s if conf.exists() else TIMEOUT_S
     wait_s = wait_s or (wait_before if wait_before > patience_s else WAIT_S)  # a line that is too short is mended
     if conf.exists():
         check_wait(wait_s, patience_s, conf)
-    choices = Choices(
+    choices = InstallOptions(
         library=folder,
         agent=_address(agent) if agent else agent_before or f"{','.join(site.controllers)}:{AGENT_PORT}",
         agent_uid=max(site.slurm_user[1], 0) if agent_uid is None else agent_uid,
@@ -136,7 +136,7 @@ def install(
     )
     steps = _planned(session, site, choices, force=force)
     if mode == "apply":
-        with doing.alone(folder):
+        with doing.exclusive_install(folder):
             doing.apply_install(steps, doing.load_manifest(folder), folder)
     _show(session, steps, _lines(site, choices), output, done=mode == "apply")
     return ExitCode.OK
@@ -149,9 +149,9 @@ def _install_plugin(session: Session, site: Site, folder: Path, output: str | No
 
     plugin = doing.compile_plugin(doing.load_sources(), site.version, session.environment)
     wanted = [build_plugin_file(site, folder, plugin)]
-    with doing.alone(folder) if apply else contextlib.nullcontext():
+    with doing.exclusive_install(folder) if apply else contextlib.nullcontext():
         manifest = doing.load_manifest(folder)
-        steps = plan_install(wanted, doing.look(file.path for file in wanted), manifest, force=force)
+        steps = plan_install(wanted, doing.digest_files(file.path for file in wanted), manifest, force=force)
         if apply:
             doing.apply_install(steps, manifest, folder)
     _show(session, steps, [], output, done=apply)
@@ -182,17 +182,17 @@ def _site(session: Session) -> Site:
     return asyncio.run(doing.find_site(_commands(session)))
 
 
-def _planned(session: Session, site: Site, choices: Choices, *, force: bool) -> list[Step]:
+def _planned(session: Session, site: Site, choices: InstallOptions, *, force: bool) -> list[InstallStep]:
     from moorings.slurm.host import install as doing
     from moorings.slurm.host.installation import build_files, plan_install, retired_files
 
     sources = doing.load_sources()
     plugin = doing.compile_plugin(sources, site.version, session.environment)
     manifest = doing.load_manifest(choices.library)
-    stack = doing.look_at_plugstack(site, manifest, force=force)
+    stack = doing.load_stack(site, manifest, force=force)
     wanted = build_files(site, choices, plugin, sources, stack)
     retired = retired_files(site, stack)
-    on_disk = doing.look([*(file.path for file in wanted), *retired])
+    on_disk = doing.digest_files([*(file.path for file in wanted), *retired])
     return plan_install(wanted, on_disk, manifest, force=force, retired=retired)
 
 
@@ -247,16 +247,16 @@ class _Line:
     why: str
 
 
-def _lines(site: Site, choices: Choices) -> list[_Line]:
+def _lines(site: Site, choices: InstallOptions) -> list[_Line]:
     """What the site must write itself."""
     from moorings.slurm.host import install as doing
-    from moorings.slurm.host.installation import JOB_SUBMIT, own_lines
+    from moorings.slurm.host.installation import JOB_SUBMIT, lines_for_site
     from moorings.slurm.host.site import conf_lines
 
     script = doing.read_file(site.folder / JOB_SUBMIT)
-    stack = doing.look_at_plugstack(site, doing.load_manifest(choices.library))
+    stack = doing.load_stack(site, doing.load_manifest(choices.library))
     lines = [_Line(line.file, (line.line,), line.why) for line in conf_lines(site, choices.ipus, choices.largest)]
-    return [*lines, *(_Line(line.file, line.lines, line.why) for line in own_lines(site, choices, script, stack))]
+    return [*lines, *(_Line(line.file, line.lines, line.why) for line in lines_for_site(site, choices, script, stack))]
 
 
 def _uninstall(session: Session, folder: Path, output: str | None) -> int:
@@ -266,13 +266,13 @@ def _uninstall(session: Session, folder: Path, output: str | None) -> int:
     if not folder.is_dir():
         _show(session, [], [], output, done=True)
         return ExitCode.OK
-    with doing.alone(folder):
+    with doing.exclusive_install(folder):
         steps = _taken_away(session, folder)
     _show(session, steps, [], output, done=True)
     return ExitCode.OK
 
 
-def _taken_away(session: Session, folder: Path) -> list[Step]:
+def _taken_away(session: Session, folder: Path) -> list[InstallStep]:
     from moorings.slurm.host import install as doing
     from moorings.slurm.host.installation import JOB_SUBMIT, SUBMIT, check_uninstall, plan_uninstall
     from moorings.slurm.host.plugstack import plugin_lines
@@ -288,7 +288,7 @@ def _taken_away(session: Session, folder: Path) -> list[Step]:
             settings = parse_slurm_conf((doing.read_file(conf) or b"").decode("utf-8", "replace"))
             used = [word.strip() for word in settings.get("jobsubmitplugins", "").split(",")]
             check_uninstall(used, doing.read_file(path.with_name(JOB_SUBMIT)), conf)
-    steps = plan_uninstall(doing.look(manifest.digests), manifest)
+    steps = plan_uninstall(doing.digest_files(manifest.digests), manifest)
     doing.apply_uninstall(steps, manifest, folder)
     for line in (line for stack in stacks for line in plugin_lines(doing.load_plugstack(stack))):
         if Path(line.path) in manifest.digests:
@@ -301,7 +301,9 @@ def _taken_away(session: Session, folder: Path) -> list[Step]:
 _SIGNS = {"create": "+", "update": "~", "remove": "-", "keep": "!", "same": "=", "gone": "="}
 
 
-def _show(session: Session, steps: Sequence[Step], lines: Sequence[_Line], output: str | None, *, done: bool) -> None:
+def _show(
+    session: Session, steps: Sequence[InstallStep], lines: Sequence[_Line], output: str | None, *, done: bool
+) -> None:
     shown = showing(session, output, usual="table")
     if shown.form.name in ("json", "yaml"):
         data = {
@@ -349,14 +351,14 @@ def _show(session: Session, steps: Sequence[Step], lines: Sequence[_Line], outpu
 def doctor(session: Session, *, only: str | None, output: str | None) -> int:
     """Check what Slurm needs for jobs of IPUs, and say what to mend."""
     from moorings.slurm.host.checks import CHECKS, docs_of
-    from moorings.slurm.host.doctor import Place, examine
+    from moorings.slurm.host.doctor import DoctorContext, examine
 
     wanted = tuple(filter(None, (part.strip() for part in (only or "slurm").split(","))))
     unknown = [part for part in wanted if not any(check.startswith(part) for check in CHECKS)]
     if unknown or not wanted:
         told = f"no check's id begins with {' or '.join(map(repr, unknown))}" if unknown else "--only names no check"
         raise WrongUsage(told, hint=f"the checks are {', '.join(CHECKS)}")
-    everything = asyncio.run(examine(Place(session.environment, lambda conf: _client(session, conf))))
+    everything = asyncio.run(examine(DoctorContext(session.environment, lambda conf: _client(session, conf))))
     found = [of_body(body) for body in everything if body.id.startswith(wanted)]
     show_findings(session, found, output, docs_of)
     return ExitCode.FINDINGS if any(finding.verdict is Verdict.FAIL for finding in found) else ExitCode.OK
@@ -385,7 +387,7 @@ def surrogate(ctx: click.Context, *, name: str | None, grace: str, if_slurm: boo
     """Run a command, and show it as a step."""
     from moorings.ports.mirror import NoMirror
     from moorings.slurm.surrogate.command import run_command
-    from moorings.slurm.surrogate.detection import NoPlace, find_job, load_ancestors
+    from moorings.slurm.surrogate.detection import NotInJob, find_job, load_ancestors
     from moorings.slurm.surrogate.mirror import SlurmMirror
     from moorings.slurm.surrogate.step import build_name, check_name
 
@@ -396,10 +398,10 @@ def surrogate(ctx: click.Context, *, name: str | None, grace: str, if_slurm: boo
     step = check_name(name) if name is not None else build_name(command[0])
     grace_s = parse_seconds(grace)
     job = find_job(session.environment, load_ancestors())
-    if isinstance(job, NoPlace) and not if_slurm:
+    if isinstance(job, NotInJob) and not if_slurm:
         raise WrongUsage(job.why, hint=f"{job.hint}; with --if-slurm the command runs all the same, without a step")
     warn = session.console.warn
-    mirror = NoMirror() if isinstance(job, NoPlace) else SlurmMirror(session.environment, job, warn)
+    mirror = NoMirror() if isinstance(job, NotInJob) else SlurmMirror(session.environment, job, warn)
     try:
         return run_command(command, mirror=mirror, name=step, grace_s=grace_s, note=warn)
     except OSError as error:
@@ -432,10 +434,10 @@ def agent(session: Session, *, conf: str | None, listen: str | None, log_level: 
     os.execve(sys.executable, argv, dict(session.environment))  # noqa: S606 - no shell is wanted
 
 
-def _commands(session: Session) -> Commands:
-    from moorings.slurm.commands import Commands
+def _commands(session: Session) -> SlurmCommands:
+    from moorings.slurm.commands import SlurmCommands
 
-    return Commands(session.environment)
+    return SlurmCommands(session.environment)
 
 
 def _client(session: Session, conf: VipuConf) -> Client:

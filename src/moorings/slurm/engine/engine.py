@@ -25,20 +25,28 @@ from moorings.engines.orders import choose_logs, not_now, rejected, unavailable
 from moorings.ports.clock import Clock
 from moorings.ports.engine import RunSubmission
 from moorings.ports.store import Epoch
-from moorings.slurm.commands import Commands
-from moorings.slurm.engine.rundir import Asked, Attempt, Facts, RunFolder
+from moorings.slurm.commands import SlurmCommands
+from moorings.slurm.engine.rundir import SlurmAttempt, SlurmAttemptState, SlurmRunFolder, SubmittedSlurmJob
 from moorings.slurm.engine.settings import SlurmEngineSettings
 from moorings.slurm.engine.submission import (
     build_files,
     build_submit,
     check_job,
     comment_of,
-    differences,
+    describe_differences,
+    explain_refusal,
     parse_submit,
-    refusal,
     signal_of,
 )
-from moorings.slurm.engine.verdict import JobEnd, Look, has_ended, judge, look, phase_of, reason_of
+from moorings.slurm.engine.verdict import (
+    JobEnd,
+    RunObservation,
+    build_end_record,
+    has_ended,
+    observe_run,
+    phase_of,
+    reason_of,
+)
 from moorings.slurm.formats import (
     JobRecord,
     build_cancel,
@@ -47,13 +55,13 @@ from moorings.slurm.formats import (
     parse_history,
     parse_jobs,
 )
-from moorings.slurm.formats import Phase as JobPhase
+from moorings.slurm.formats import SlurmJobPhase as JobPhase
 from moorings.workloads.jobs import JobSpec
 from moorings.workloads.runs import RunId, RunPhase, RunStatus
 
 log = logging.getLogger("moorings.slurm.engine")
 
-DOOR_WAIT_S = 30.0  # a submission may take as long as sbatch is given
+LOCK_WAIT_S = 30.0  # a submission may take as long as sbatch is given
 DOOR_POLL_S = 0.05
 CHANGED_S = 1.0
 SETTLE_S = 2.0  # a node's last words may come after Slurm's: NFS
@@ -61,7 +69,7 @@ STUCK_S = 60.0  # beyond its grace period a run that is to stop is given to Slur
 STOP = "USR2"
 
 
-class Fence(Protocol):
+class StartFence(Protocol):
     """Which controller may start runs in a folder: the one that began to lead last."""
 
     def set(self, epoch: Epoch, wait_s: float) -> None:
@@ -73,7 +81,7 @@ class Fence(Protocol):
         ...
 
 
-class Listing:
+class UserJobs:
     """Our user's jobs, as Slurm told them at one moment."""
 
     def __init__(self, jobs: Sequence[JobRecord]) -> None:
@@ -82,12 +90,12 @@ class Listing:
         for job in jobs:
             self.by_comment.setdefault(job.comment, []).append(job)
 
-    def of(self, run: RunId, attempt: Attempt, facts: Facts) -> JobRecord | None:
+    def of(self, run: RunId, attempt: SlurmAttempt, facts: SlurmAttemptState) -> JobRecord | None:
         """The job of an attempt; None: there is none. Ids come again after a crash of slurmctld, comments do not."""
         jobs = self.by_comment.get(comment_of(run, attempt.number), ())
         return next((job for job in jobs if facts.job in (None, job.job_id)), None)
 
-    def has_another(self, facts: Facts) -> bool:
+    def has_another(self, facts: SlurmAttemptState) -> bool:
         """Whether the id of an attempt's job, which is not there, is another's by now."""
         return facts.job in self.by_id
 
@@ -104,7 +112,7 @@ class SlurmEngine:
     """
 
     def __init__(
-        self, settings: SlurmEngineSettings, slurm: Commands, clock: Clock, fence: Fence, read: LogReader
+        self, settings: SlurmEngineSettings, slurm: SlurmCommands, clock: Clock, fence: StartFence, read: LogReader
     ) -> None:
         self._settings = settings
         self._folder = settings.folder
@@ -127,16 +135,16 @@ class SlurmEngine:
     def check(self, job: JobSpec) -> Sequence[str]:
         check_job(job)
         self._slurm.check_installed("sbatch")
-        return differences(job, self._settings.place_of(job.project), _own_name())
+        return describe_differences(job, self._settings.place_of(job.project), _own_name())
 
     async def fence(self, epoch: Epoch) -> None:
         with _as_unavailable(f"{self._folder} cannot be written"):
-            await asyncio.to_thread(self._fence.set, epoch, DOOR_WAIT_S)
+            await asyncio.to_thread(self._fence.set, epoch, LOCK_WAIT_S)
 
     # -- submitting ----------------------------------------------------------------------------------------------------
 
     async def submit(self, order: RunSubmission) -> str:
-        folder = RunFolder.of(self._folder, order.run)
+        folder = SlurmRunFolder.of(self._folder, order.run)
         if folder is None:
             raise rejected(f"{order.run[:120]!r} cannot be the id of a run on Slurm")
         check_job(order.job)
@@ -146,7 +154,7 @@ class SlurmEngine:
         self._news.set()
         return str(job)
 
-    async def _submitted(self, folder: RunFolder, order: RunSubmission) -> int:
+    async def _submitted(self, folder: SlurmRunFolder, order: RunSubmission) -> int:
         """The job of this order or of a later one; with the door held."""
         held = await asyncio.to_thread(folder.newest)
         if held is not None:
@@ -162,11 +170,11 @@ class SlurmEngine:
                 raise not_now(order, f"attempt {held.number} has not ended")
         return await self._submit(folder.attempt(order.attempt), order)
 
-    async def _submit(self, attempt: Attempt, order: RunSubmission) -> int:
+    async def _submit(self, attempt: SlurmAttempt, order: RunSubmission) -> int:
         async with AsyncExitStack() as stack:
-            await asyncio.to_thread(stack.enter_context, self._fence.passed(order.epoch, DOOR_WAIT_S))
+            await asyncio.to_thread(stack.enter_context, self._fence.passed(order.epoch, LOCK_WAIT_S))
             job = order.job
-            asked = Asked(job.tasks, job.checkpoint.grace_s, job.time_limit_s)
+            asked = SubmittedSlurmJob(job.tasks, job.checkpoint.grace_s, job.time_limit_s)
             await asyncio.to_thread(attempt.save_order, asked, build_files(order, attempt.path))
             await asyncio.to_thread(attempt.write, "asked", b"")
             try:
@@ -174,7 +182,7 @@ class SlurmEngine:
             except MooringsError as error:
                 if not error.retryable:  # Slurm has not taken it
                     (attempt.path / "asked").unlink(missing_ok=True)
-                raise refusal(error, self._settings.place_of(job.project)) or _of_engine(error) from error
+                raise explain_refusal(error, self._settings.place_of(job.project)) or _of_engine(error) from error
             number = parse_submit(answer)
             await asyncio.to_thread(attempt.write, "job", str(number).encode())
         return number
@@ -183,8 +191,8 @@ class SlurmEngine:
         return (await self.observe([run]))[0].phase in (RunPhase.ENDED, RunPhase.ABSENT)
 
     @asynccontextmanager
-    async def _at_door(self, folder: RunFolder, order: RunSubmission) -> AsyncIterator[None]:
-        give_up = time.monotonic() + DOOR_WAIT_S
+    async def _at_door(self, folder: SlurmRunFolder, order: RunSubmission) -> AsyncIterator[None]:
+        give_up = time.monotonic() + LOCK_WAIT_S
         # Not waited for in a thread: a crowd there would keep whoever holds the door from getting one.
         while (door := await asyncio.to_thread(folder.take_door)) is None:
             if time.monotonic() >= give_up:
@@ -210,11 +218,11 @@ class SlurmEngine:
         seen = [await self._sighting(run, *found[run], listing) for run in runs]
         return [replace(one, reason=away) if one.phase is RunPhase.UNKNOWN and away else one for one in seen]
 
-    def _survey(self, runs: Sequence[RunId]) -> dict[RunId, tuple[Attempt | None, Facts | None]]:
+    def _survey(self, runs: Sequence[RunId]) -> dict[RunId, tuple[SlurmAttempt | None, SlurmAttemptState | None]]:
         """The newest attempt of each run with what its folder says; no facts: it cannot be read."""
-        found: dict[RunId, tuple[Attempt | None, Facts | None]] = {}
+        found: dict[RunId, tuple[SlurmAttempt | None, SlurmAttemptState | None]] = {}
         for run in runs:
-            folder = RunFolder.of(self._folder, run)
+            folder = SlurmRunFolder.of(self._folder, run)
             attempt = None
             try:
                 if folder is not None:
@@ -223,33 +231,35 @@ class SlurmEngine:
                 found[run] = attempt, attempt.facts() if attempt is not None else None
             except (OSError, ValueError) as error:
                 log.warning("run.unreadable", extra={"run": run, "detail": str(error)})
-                found[run] = Attempt(self._folder / run, -1), None
+                found[run] = SlurmAttempt(self._folder / run, -1), None
         return found
 
     async def _sighting(
-        self, run: RunId, attempt: Attempt | None, facts: Facts | None, listing: Listing | None
+        self, run: RunId, attempt: SlurmAttempt | None, facts: SlurmAttemptState | None, listing: UserJobs | None
     ) -> RunStatus:
         if attempt is None:
             return RunStatus(run, RunPhase.ABSENT)
         if facts is None or (listing is None and facts.submitting and not has_ended(facts)):
             return RunStatus(run, RunPhase.UNKNOWN)
         job = listing.of(run, attempt, facts) if listing is not None else None
-        seen = look(facts, job)
-        if seen is not Look.MISSING:
+        seen = observe_run(facts, job)
+        if seen is not RunObservation.MISSING:
             self._missing.forget(run)
-        if seen is Look.OVER:
+        if seen is RunObservation.OVER:
             return await self._conclude(run, attempt, facts, job)
-        if seen is Look.MISSING:
+        if seen is RunObservation.MISSING:
             assert listing is not None
             return await self._look_into_the_past(run, attempt, facts, known=not listing.has_another(facts))
-        if seen is Look.ENDED:
+        if seen is RunObservation.ENDED:
             assert facts.end is not None
             return RunStatus(run, RunPhase.ENDED, facts.end.started_at, facts.end)
         began = facts.began.get(job.restarts) if job is not None else None
         number = str(job.job_id) if job is not None else None
         return RunStatus(run, phase_of(seen), began, reference=number, reason=reason_of(seen, job))
 
-    async def _conclude(self, run: RunId, attempt: Attempt, facts: Facts, job: JobRecord | JobEnd | None) -> RunStatus:
+    async def _conclude(
+        self, run: RunId, attempt: SlurmAttempt, facts: SlurmAttemptState, job: JobRecord | JobEnd | None
+    ) -> RunStatus:
         """Write down how a run ended."""
         end = JobEnd(job.job_id, job.state, job.ends) if isinstance(job, JobRecord) else job
         now = self._clock.now()
@@ -258,9 +268,9 @@ class SlurmEngine:
             if seconds_between(since, now) < SETTLE_S:
                 return RunStatus(run, RunPhase.UNKNOWN)
 
-        def write() -> Facts:
+        def write() -> SlurmAttemptState:
             tasks = attempt.tasks(facts.asked)
-            attempt.save_end(judge(facts, tasks, end, attempt.complaint(), now))
+            attempt.save_end(build_end_record(facts, tasks, end, attempt.complaint(), now))
             return attempt.facts()
 
         try:
@@ -272,7 +282,9 @@ class SlurmEngine:
         assert written.end is not None
         return RunStatus(run, RunPhase.ENDED, written.end.started_at, written.end)
 
-    async def _look_into_the_past(self, run: RunId, attempt: Attempt, facts: Facts, *, known: bool) -> RunStatus:
+    async def _look_into_the_past(
+        self, run: RunId, attempt: SlurmAttempt, facts: SlurmAttemptState, *, known: bool
+    ) -> RunStatus:
         """A job that Slurm does not list: it ended long ago, or was lost. One listing proves nothing.
 
         Args:
@@ -292,13 +304,13 @@ class SlurmEngine:
             return await self._conclude(run, attempt, facts, JobEnd(facts.job, ""))
         return RunStatus(run, RunPhase.UNKNOWN)
 
-    async def _list(self) -> Listing:
+    async def _list(self) -> UserJobs:
         """Our user's jobs.
 
         Raises:
             MooringsError: ``slurm.*``.
         """
-        return Listing(parse_jobs(await self._slurm.ask(build_jobs(user=os.getuid()))))
+        return UserJobs(parse_jobs(await self._slurm.ask(build_jobs(user=os.getuid()))))
 
     # -- stopping ------------------------------------------------------------------------------------------------------
 
@@ -324,7 +336,7 @@ class SlurmEngine:
     async def ask_to_yield(self, run: RunId, attempt: int, reason: str, by: Timestamp) -> None:
         raise rejected(f"run {run} yields when Slurm says so")
 
-    async def _stop(self, run: RunId, attempt: Attempt, facts: Facts, listing: Listing) -> None:
+    async def _stop(self, run: RunId, attempt: SlurmAttempt, facts: SlurmAttemptState, listing: UserJobs) -> None:
         """Have the script stop the tasks, where there is one that does; all else is Slurm's to end."""
         ours = listing.of(run, attempt, facts)
         jobs = {job.job_id: job for job in listing.by_comment.get(comment_of(run, attempt.number), ())}

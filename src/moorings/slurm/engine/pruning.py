@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from moorings.core.instants import SECOND, Timestamp
-from moorings.slurm.engine.rundir import RunFolder
+from moorings.slurm.engine.rundir import SlurmRunFolder
 from moorings.workloads.runs import RunId
 
 
@@ -23,7 +23,7 @@ def hold_ended(runs: Path, run: RunId, before: Timestamp) -> Iterator[bool]:
     Raises:
         OSError: its folder cannot be read or written.
     """
-    folder = RunFolder.of(runs, run)
+    folder = SlurmRunFolder.of(runs, run)
     if folder is None or not _ended_before(folder, before):
         yield False
         return
@@ -35,7 +35,7 @@ def hold_ended(runs: Path, run: RunId, before: Timestamp) -> Iterator[bool]:
             os.close(door)
 
 
-def _ended_before(folder: RunFolder, before: Timestamp) -> bool:
+def _ended_before(folder: SlurmRunFolder, before: Timestamp) -> bool:
     try:
         newest = folder.newest()
         facts = newest.facts() if newest is not None else None

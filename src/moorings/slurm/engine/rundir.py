@@ -46,7 +46,7 @@ _DONE = re.compile(r"restart=([0-9]{1,9})\nstop=([a-z]{1,10})\n")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SubmittedSlurmJob:
     """What was asked of Slurm, as far as it is needed later."""
 
     tasks: int
@@ -55,7 +55,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class ScriptEnd:
     """The batch script's last word: in which start of the job, and why it stopped the tasks (``none``: it did not)."""
 
     restart: int
@@ -73,7 +73,7 @@ class TaskEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class SlurmAttemptState:
     """What an attempt's folder says.
 
     Attributes:
@@ -88,25 +88,25 @@ class Facts:
         end: how the attempt ended; the last word.
     """
 
-    asked: Asked
+    asked: SubmittedSlurmJob
     submitting: bool = False
     job: int | None = None
     claimed: bool = False
     cancel: str | None = None
     cancelled_at: Timestamp | None = None
     began: Mapping[int, Timestamp] = field(default_factory=dict)
-    done: Done | None = None
+    done: ScriptEnd | None = None
     end: EndRecord | None = None
 
 
-class RunFolder(FolderOfRun["Attempt"]):
+class SlurmRunFolder(FolderOfRun["SlurmAttempt"]):
     """One run's folder; need not exist."""
 
     ids = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
-    def attempt(self, number: int) -> Attempt:
+    def attempt(self, number: int) -> SlurmAttempt:
         """That attempt."""
-        return Attempt(self.path / str(number), number)
+        return SlurmAttempt(self.path / str(number), number)
 
     def take_door(self) -> int | None:
         """A descriptor that holds the door, the folder made if it was not there; None: another holds it.
@@ -127,10 +127,10 @@ class RunFolder(FolderOfRun["Attempt"]):
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt(AttemptFolder):
+class SlurmAttempt(AttemptFolder):
     """One attempt of a run."""
 
-    def facts(self) -> Facts:
+    def facts(self) -> SlurmAttemptState:
         """What the folder says now.
 
         Raises:
@@ -138,8 +138,8 @@ class Attempt(AttemptFolder):
         """
         names = _names(self.path)
         claimed = _integer(self.path / "claimed") if "claimed" in names else None
-        asked = from_plain(Asked, json.loads(_text(self.path / "order.json")))
-        return Facts(
+        asked = from_plain(SubmittedSlurmJob, json.loads(_text(self.path / "order.json")))
+        return SlurmAttemptState(
             asked=asked,
             submitting="asked" in names,
             job=claimed or (_integer(self.path / "job") if "job" in names else None),
@@ -151,7 +151,7 @@ class Attempt(AttemptFolder):
             end=from_plain(EndRecord, json.loads(_text(self.path / "end.json"))) if "end.json" in names else None,
         )
 
-    def tasks(self, asked: Asked) -> tuple[TaskEnd | None, ...]:
+    def tasks(self, asked: SubmittedSlurmJob) -> tuple[TaskEnd | None, ...]:
         """How each task of the last start ended, by rank.
 
         Raises:
@@ -168,7 +168,7 @@ class Attempt(AttemptFolder):
         """The last line that Slurm had to say of the tasks, else of the script; empty: there is none."""
         return _last_line(self.path / "step.log") or _last_line(self.path / "job.log")
 
-    def save_order(self, asked: Asked, files: Mapping[str, bytes]) -> None:
+    def save_order(self, asked: SubmittedSlurmJob, files: Mapping[str, bytes]) -> None:
         """Write what the nodes read, then that this attempt was ordered."""
         self.path.mkdir(mode=0o700, exist_ok=True)
         (self.path / "logs").mkdir(mode=0o700, exist_ok=True)
@@ -176,9 +176,9 @@ class Attempt(AttemptFolder):
             self.write(name, content)
         self.write("order.json", dump(asked))
 
-    def _done(self) -> Done | None:
+    def _done(self) -> ScriptEnd | None:
         found = _DONE.fullmatch(_text(self.path / "done"))
-        return Done(int(found[1]), found[2], _at(self.path / "done")) if found is not None else None
+        return ScriptEnd(int(found[1]), found[2], _at(self.path / "done")) if found is not None else None
 
 
 def _names(folder: Path) -> frozenset[str]:

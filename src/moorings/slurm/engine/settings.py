@@ -15,7 +15,7 @@ _LISTS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}(,[A-Za-z0-9][A-Za-z0-9._-]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SubmitTarget:
     """Where in Slurm a job goes; empty: Slurm's own default."""
 
     account: str = ""
@@ -37,8 +37,8 @@ class SlurmEngineSettings:
 
     folder: Path
     conf: Path | None = None
-    usual: Place = Place()
-    projects: Mapping[str, Place] = field(default_factory=dict)
+    usual: SubmitTarget = SubmitTarget()
+    projects: Mapping[str, SubmitTarget] = field(default_factory=dict)
 
     @classmethod
     def read(cls, table: TomlTable) -> SlurmEngineSettings:
@@ -49,7 +49,7 @@ class SlurmEngineSettings:
         """
         folder = table.matched("folder", _FOLDER, "an absolute path of letters, digits and . _ @ + -")
         conf = table.matched("conf", re.compile(r"/.*"), "an absolute path") if table.has("conf") else None
-        usual = _place(table, Place())
+        usual = _place(table, SubmitTarget())
         named = table.table("projects")
         projects = {}
         for name in named.keys():
@@ -60,17 +60,17 @@ class SlurmEngineSettings:
         table.finish()
         return cls(Path(folder), Path(conf) if conf is not None else None, usual, projects)
 
-    def place_of(self, project: str) -> Place:
+    def place_of(self, project: str) -> SubmitTarget:
         """Where the jobs of a project go."""
         if project in self.projects:
             return self.projects[project]
         account = self.usual.account or ("" if project == "default" else project)
-        return Place(account, self.usual.partition, self.usual.qos)
+        return SubmitTarget(account, self.usual.partition, self.usual.qos)
 
 
-def _place(table: TomlTable, usual: Place) -> Place:
+def _place(table: TomlTable, usual: SubmitTarget) -> SubmitTarget:
     one = "a name that Slurm knows"
-    return Place(
+    return SubmitTarget(
         account=table.matched("account", _NAME, one) if table.has("account") else usual.account,
         partition=table.matched("partition", _LISTS, f"{one}, or several with commas")
         if table.has("partition")

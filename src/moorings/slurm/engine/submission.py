@@ -14,7 +14,7 @@ from pathlib import Path
 from moorings.core.errors import MooringsError
 from moorings.engines.orders import parse_signal, rejected, variables_of
 from moorings.ports.engine import RunSubmission
-from moorings.slurm.engine.settings import Place
+from moorings.slurm.engine.settings import SubmitTarget
 from moorings.slurm.host.ledger import KIND
 from moorings.workloads.jobs import JobSpec
 from moorings.workloads.runs import RunId
@@ -55,7 +55,7 @@ def check_job(job: JobSpec) -> None:
     signal_of(job.checkpoint.warn_signal)
 
 
-def differences(job: JobSpec, place: Place, user: str) -> tuple[str, ...]:
+def describe_differences(job: JobSpec, place: SubmitTarget, user: str) -> tuple[str, ...]:
     """What a job file does not mean on Slurm as it does on one machine; sentences for whoever starts the job.
 
     Args:
@@ -94,7 +94,7 @@ def comment_of(run: RunId, attempt: int) -> str:
     return f"moorings:{run}/{attempt}"
 
 
-def build_submit(order: RunSubmission, place: Place, attempt: Path) -> list[str]:
+def build_submit(order: RunSubmission, place: SubmitTarget, attempt: Path) -> list[str]:
     """The command that submits a run.
 
     Args:
@@ -149,7 +149,7 @@ def parse_submit(answer: bytes) -> int:
     return int(found[1])
 
 
-def refusal(error: MooringsError, place: Place) -> MooringsError | None:
+def explain_refusal(error: MooringsError, place: SubmitTarget) -> MooringsError | None:
     """What a person is told of a job that Slurm did not take; None: it may take it yet."""
     if error.code not in ("slurm.refused", "slurm.denied"):
         return None

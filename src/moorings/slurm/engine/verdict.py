@@ -12,9 +12,9 @@ from enum import StrEnum
 
 from moorings.core.instants import Timestamp
 from moorings.core.quantities import duration_text
-from moorings.slurm.engine.rundir import Facts, TaskEnd
+from moorings.slurm.engine.rundir import SlurmAttemptState, TaskEnd
 from moorings.slurm.formats import JobRecord
-from moorings.slurm.formats import Phase as JobPhase
+from moorings.slurm.formats import SlurmJobPhase as JobPhase
 from moorings.workloads.runs import CANNOT_START, SIGKILL_EXIT_CODE, EndReason, EndRecord, RunPhase, exit_code
 
 _BY_STATE = {
@@ -34,7 +34,7 @@ _BY_STOP = {
 }
 
 
-class Look(StrEnum):
+class RunObservation(StrEnum):
     """What a look says of a run."""
 
     ABSENT = "absent"  # Slurm was never asked
@@ -46,12 +46,12 @@ class Look(StrEnum):
 
 
 _PHASES = {
-    Look.ABSENT: RunPhase.ABSENT,
-    Look.WAITING: RunPhase.STARTING,
-    Look.RUNNING: RunPhase.RUNNING,
-    Look.OVER: RunPhase.UNKNOWN,
-    Look.MISSING: RunPhase.UNKNOWN,
-    Look.ENDED: RunPhase.ENDED,
+    RunObservation.ABSENT: RunPhase.ABSENT,
+    RunObservation.WAITING: RunPhase.STARTING,
+    RunObservation.RUNNING: RunPhase.RUNNING,
+    RunObservation.OVER: RunPhase.UNKNOWN,
+    RunObservation.MISSING: RunPhase.UNKNOWN,
+    RunObservation.ENDED: RunPhase.ENDED,
 }
 
 
@@ -64,12 +64,12 @@ class JobEnd:
     at: Timestamp | None = None
 
 
-def has_ended(facts: Facts) -> bool:
+def has_ended(facts: SlurmAttemptState) -> bool:
     """Whether the folder alone says that it is over: Slurm need not be asked."""
     return facts.end is not None or (facts.done is not None and facts.done.stop in _BY_STOP)
 
 
-def look(facts: Facts, job: JobRecord | None) -> Look:
+def observe_run(facts: SlurmAttemptState, job: JobRecord | None) -> RunObservation:
     """What is seen of a run.
 
     Args:
@@ -77,34 +77,36 @@ def look(facts: Facts, job: JobRecord | None) -> Look:
         job: its job in a good listing; None: it is not there.
     """
     if facts.end is not None:
-        return Look.ENDED
+        return RunObservation.ENDED
     if has_ended(facts):
-        return Look.OVER
+        return RunObservation.OVER
     if not facts.submitting or (job is None and facts.job is None):
-        return Look.ABSENT  # should its submission still be under way: two jobs do not both run it
+        return RunObservation.ABSENT  # should its submission still be under way: two jobs do not both run it
     if job is None:
-        return Look.MISSING
+        return RunObservation.MISSING
     if job.phase is JobPhase.ENDED:
-        return Look.OVER
-    return Look.RUNNING if job.phase is JobPhase.LIVE and job.restarts in facts.began else Look.WAITING
+        return RunObservation.OVER
+    return (
+        RunObservation.RUNNING if job.phase is JobPhase.LIVE and job.restarts in facts.began else RunObservation.WAITING
+    )
 
 
-def phase_of(seen: Look) -> RunPhase:
+def phase_of(seen: RunObservation) -> RunPhase:
     """The same in the words of every engine."""
     return _PHASES[seen]
 
 
-def reason_of(seen: Look, job: JobRecord | None) -> str:
+def reason_of(seen: RunObservation, job: JobRecord | None) -> str:
     """Why a run waits, in Slurm's own words."""
-    if job is None or seen is not Look.WAITING:
+    if job is None or seen is not RunObservation.WAITING:
         return ""
     if job.phase is not JobPhase.WAITING:
         return f"Slurm job {job.job_id} is {job.state}, and its tasks have not begun"
     return f"Slurm job {job.job_id} is {job.state}" + (f" ({job.reason})" if job.reason else "")
 
 
-def judge(
-    facts: Facts, tasks: Sequence[TaskEnd | None], job: JobEnd | None, complaint: str, now: Timestamp
+def build_end_record(
+    facts: SlurmAttemptState, tasks: Sequence[TaskEnd | None], job: JobEnd | None, complaint: str, now: Timestamp
 ) -> EndRecord:
     """How a run ended that is over.
 
@@ -142,7 +144,7 @@ def judge(
     )
 
 
-def _end(facts: Facts, job: JobEnd | None, now: Timestamp) -> Timestamp:
+def _end(facts: SlurmAttemptState, job: JobEnd | None, now: Timestamp) -> Timestamp:
     if facts.done is not None:
         return facts.done.at
     return job.at if job is not None and job.at is not None else now
@@ -150,7 +152,7 @@ def _end(facts: Facts, job: JobEnd | None, now: Timestamp) -> Timestamp:
 
 def _detail(
     ending: EndReason,
-    facts: Facts,
+    facts: SlurmAttemptState,
     first: tuple[Timestamp, int, TaskEnd] | None,
     job: JobEnd | None,
     codes: Sequence[int | None],

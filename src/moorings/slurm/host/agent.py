@@ -18,11 +18,11 @@ from moorings.client.client import Client
 from moorings.client.requests import ClaimFilter
 from moorings.core.bindings import Binding
 from moorings.core.errors import MooringsError
-from moorings.slurm.commands import Commands
+from moorings.slurm.commands import SlurmCommands
 from moorings.slurm.formats import (
     RESERVATION,
     JobRecord,
-    Phase,
+    SlurmJobPhase,
     build_config,
     build_create_reservation,
     build_licenses,
@@ -32,40 +32,40 @@ from moorings.slurm.formats import (
     parse_config,
     parse_licenses,
 )
-from moorings.slurm.host.answers import Answers
-from moorings.slurm.host.berths import GONE, Berths
-from moorings.slurm.host.calls import Calls
-from moorings.slurm.host.doing import Doer, clock
-from moorings.slurm.host.hello import Hello
-from moorings.slurm.host.ledger import KIND, Home, Start, may_live, start_of
-from moorings.slurm.host.listing import JobListing
-from moorings.slurm.host.node_watch import NodeWatch
+from moorings.slurm.host.answers import BindHandler
+from moorings.slurm.host.berths import ENDED_STATES, ClaimTable
+from moorings.slurm.host.calls import ControllerClient
+from moorings.slurm.host.doing import SlurmExecutor, wall_clock
+from moorings.slurm.host.hello import PluginHeartbeat
+from moorings.slurm.host.ledger import KIND, ClusterIdentity, JobStart, may_be_running, start_of
+from moorings.slurm.host.listing import JobTable
+from moorings.slurm.host.node_watch import NodeMonitor
 from moorings.slurm.host.nodes import BindReply, BindRequest
-from moorings.slurm.host.offers import Offers
+from moorings.slurm.host.offers import QueueSync
 from moorings.slurm.host.plan import (
-    Act,
-    Announce,
-    Devices,
+    AgentAction,
+    AnnounceQueue,
+    ClusterState,
+    DeviceHolders,
     ListDevices,
     ListSteps,
+    LogWarning,
     PreemptJobs,
-    Release,
-    ReleaseIfGone,
-    Report,
-    Reserve,
+    ReleaseIfJobGone,
+    ReleaseJobClaim,
     ServeJob,
-    View,
+    UpdateReservation,
     plan,
 )
-from moorings.slurm.host.reclaim import People
+from moorings.slurm.host.reclaim import UserNames
 from moorings.slurm.host.site import enforces_accounts
-from moorings.slurm.host.steps import Steps
-from moorings.slurm.host.tiers import Preempt, Rules, build_partitions, build_qos, parse_rules
-from moorings.slurm.host.troubles import Troubles
-from moorings.slurm.host.why import why_it_waits
-from moorings.slurm.host.withheld import whys
+from moorings.slurm.host.steps import StepAllocations
+from moorings.slurm.host.tiers import PreemptionRules, PreemptType, build_partitions, build_qos, parse_rules
+from moorings.slurm.host.troubles import FailureLog
+from moorings.slurm.host.why import find_wait_reason
+from moorings.slurm.host.withheld import withheld_reasons
 from moorings.slurm.needs import build_cpus, build_needs, parse_needs
-from moorings.slurm.steps import build_nodes_of, build_steps, parse_nodes_of, parse_steps
+from moorings.slurm.steps import build_nodelist, build_steps, parse_nodes_of, parse_steps
 from moorings.wire.shapes import ClaimBody
 
 log = logging.getLogger("moorings.slurm.agent")
@@ -108,18 +108,18 @@ class AgentSettings:
     admins: frozenset[int] = frozenset({0})
 
 
-class Agent:
+class SlurmAgent:
     """One cluster's agent; ``serve`` runs it, ``answer`` is what the door asks."""
 
-    def __init__(self, settings: AgentSettings, slurm: Commands, calls: Calls) -> None:
+    def __init__(self, settings: AgentSettings, slurm: SlurmCommands, calls: ControllerClient) -> None:
         self._settings = settings
-        self._home = home = Home(settings.cluster, settings.instance)
+        self._home = home = ClusterIdentity(settings.cluster, settings.instance)
         self._slurm = slurm
         self._calls = calls
-        self._troubles = troubles = Troubles()
+        self._troubles = troubles = FailureLog()
         self._gate = asyncio.Event()
-        self._listing = JobListing(slurm)
-        self._offers = Offers(
+        self._listing = JobTable(slurm)
+        self._offers = QueueSync(
             calls,
             home.queue,
             settings.instance,
@@ -128,12 +128,12 @@ class Agent:
             self._listing.wanted.set,
             troubles,
         )
-        self._berths = Berths(calls, home, settings.pool, settings.patience_s, self._give_up, self._offers.recount)
-        self._doer = Doer(slurm, calls, troubles)
-        self._steps = Steps(settings.steps_folder)
-        self._nodes = NodeWatch(slurm, troubles, settings.nodes_file)
+        self._berths = ClaimTable(calls, home, settings.pool, settings.patience_s, self._give_up, self._offers.recount)
+        self._doer = SlurmExecutor(slurm, calls, troubles)
+        self._steps = StepAllocations(settings.steps_folder)
+        self._nodes = NodeMonitor(slurm, troubles, settings.nodes_file)
         self._claims_listed = asyncio.Event()
-        self._answers = Answers(
+        self._answers = BindHandler(
             slurm, self._listing, self._offers, self._steps, self._claims_listed, self._serve, settings.folder
         )
         self._accounts_known = asyncio.Event()
@@ -141,7 +141,7 @@ class Agent:
         self._gate_lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._devices_wanted = asyncio.Event()
-        self._view = View(home=home, pool=settings.pool)
+        self._view = ClusterState(home=home, pool=settings.pool)
 
     # -- its life ----------------------------------------------------------------------------------------------------
 
@@ -171,7 +171,7 @@ class Agent:
             with self._troubles.told("slurm.gate"):
                 await self._set_gate()
 
-    def _act(self) -> tuple[Act, ...]:
+    def _act(self) -> tuple[AgentAction, ...]:
         """Have decided what follows from what is known now, and do it; what is to be done to the gate is left."""
         berths, offers = self._berths, self._offers
         view = replace(
@@ -188,7 +188,7 @@ class Agent:
             offer=offers.snapshot(),
             outcomes=self._doer.outcomes,
         )
-        found = plan(view, clock())
+        found = plan(view, wall_clock())
         self._view = replace(view, devices=None, steps=None, memory=found.memory)
         if found.judged:
             self._doer.see(view.jobs)
@@ -201,25 +201,25 @@ class Agent:
             self._steps.save()
         return found.acts
 
-    def _do(self, act: Act) -> None:
+    def _do(self, act: AgentAction) -> None:
         match act:
             case ServeJob():
                 self._serve(act.job)
-            case Release():
+            case ReleaseJobClaim():
                 self._release(act.claim, act.why)
-            case ReleaseIfGone():
+            case ReleaseIfJobGone():
                 self._soon(self._release_if_gone(act.claim, act.why), "job.ask")
-            case Announce():
+            case AnnounceQueue():
                 self._offers.tell(act.queue)
             case ListDevices():
                 self._devices_wanted.set()
             case ListSteps():
                 self._soon(self._list_steps(act.jobs), "slurm.steps")
-            case Report():
+            case LogWarning():
                 fields = {"claim": act.claim} if act.claim else {}
                 level = logging.ERROR if act.is_error else logging.WARNING
                 log.log(level, act.event, extra={**fields, "detail": act.detail, "hint": act.hint})
-            case Reserve():
+            case UpdateReservation():
                 pass  # by who lists the licenses, before they are listed again
             case _:
                 self._doer.do(act)
@@ -227,7 +227,7 @@ class Agent:
     def _serve(self, job: JobRecord) -> asyncio.Task[Binding]:
         """The binding of a start; of one without a claim nobody else can have answered a node."""
         assert job.order is not None
-        start = Start.of(job, job.order)
+        start = JobStart.of(job, job.order)
         if start.owner(self._home) not in self._berths.claims:
             self._steps.track(start)
         return self._berths.serve(job)
@@ -262,7 +262,7 @@ class Agent:
         was_ready = accepted.is_set() and self._claims_listed.is_set()
         known = dict(self._berths.claims) if was_ready else {}
 
-        def starts() -> set[Start]:
+        def starts() -> set[JobStart]:
             owners = {owner for owner in known if self._home.may_judge(owner)}
             return {start for start in map(start_of, {*owners, *self._berths.known}) if start is not None}
 
@@ -281,7 +281,7 @@ class Agent:
         steps = parse_steps(await self._slurm.ask(build_steps(jobs)))
         for place, step in enumerate(steps):
             if not step.nodes:  # there are too many for a list of steps
-                answer = await self._slurm.ask(build_nodes_of(step.job_id, step.number))
+                answer = await self._slurm.ask(build_nodelist(step.job_id, step.number))
                 steps[place] = replace(step, nodes=parse_nodes_of(answer, step.job_id, step.number))
         self._view = replace(self._view, steps=steps)
         self._act()
@@ -293,21 +293,21 @@ class Agent:
                 self._view = replace(self._view, rules=rules)
             await asyncio.sleep(RULES_S if good else FAILED_PAUSE_S)
 
-    async def _read_rules(self) -> Rules:
+    async def _read_rules(self) -> PreemptionRules:
         config = parse_config(await self._slurm.ask(build_config()))
         # Whatever becomes of the rest: sacctmgr fails while slurmdbd is away, and jobs start all the same.
         self._listing.accounts = enforces_accounts(config)
         self._accounts_known.set()
         partitions = await self._slurm.ask(build_partitions())
-        by_qos = config.get("PreemptType") == Preempt.QOS
+        by_qos = config.get("PreemptType") == PreemptType.QOS
         return parse_rules(config, partitions, await self._slurm.ask(build_qos()) if by_qos else b"")
 
     async def _watch_needs(self) -> None:
         while True:
             needs, begun = None, _now()
             with self._troubles.told("slurm.needs"):
-                waits = any(job.phase is Phase.WAITING for job in self._view.jobs.values())
-                if waits and self._view.rules.by is Preempt.NONE:
+                waits = any(job.phase is SlurmJobPhase.WAITING for job in self._view.jobs.values())
+                if waits and self._view.rules.by is PreemptType.NONE:
                     needs = parse_needs(await self._slurm.ask(build_needs()), await self._slurm.ask(build_cpus()))
             self._view = replace(self._view, needs=needs)
             await asyncio.sleep(max(NEEDS_S, NEEDS_PAUSE * (_now() - begun)))
@@ -329,7 +329,7 @@ class Agent:
             if berths.claims.get(owner) is not before.get(owner):
                 continue  # somebody touched it while the list was made
             claim = found.get(owner)
-            if claim is None or claim.state in GONE:
+            if claim is None or claim.state in ENDED_STATES:
                 berths.drop(owner)
             else:
                 berths.note(claim)
@@ -348,9 +348,9 @@ class Agent:
                     log.debug("nobody.displaced", extra={"next_up": str(dict(devices.next_up))})
             await asyncio.sleep(FAILED_PAUSE_S)
 
-    def _list_devices(self, client: Client) -> Devices:
+    def _list_devices(self, client: Client) -> DeviceHolders:
         named = [one for one in client.pools() if one.accelerator == KIND and self._settings.pool in ("", one.name)]
-        return Devices([(one, client.devices(one.name)) for one in named], client.queue(self._home.queue).next_up)
+        return DeviceHolders([(one, client.devices(one.name)) for one in named], client.queue(self._home.queue).next_up)
 
     def _release(self, claim: ClaimBody, why: str) -> None:
         if claim.id in self._releasing:
@@ -375,7 +375,7 @@ class Agent:
         start = start_of(claim.owner)
         if start is not None:
             found = await self._listing.ask([start.job_id])
-            if any(job.job_id == start.job_id and may_live(start, job) for job in found):
+            if any(job.job_id == start.job_id and may_be_running(start, job) for job in found):
                 return
         if self._offers.accepted.is_set() and not self._offers.contested:  # still, for Slurm may have taken its time
             self._release(claim, why)
@@ -387,7 +387,7 @@ class Agent:
         its node is told, and so does a step of srun or salloc: cancelled, it would end without a word to its user.
         """
         assert job.order is not None
-        owner = Start.of(job, job.order).owner(self._home)
+        owner = JobStart.of(job, job.order).owner(self._home)
         claim = self._berths.claims.get(owner)
         # Its claim has no devices: on the licenses it gives back the next one would wait in vain, too.
         self._berths.settled_at.pop(owner, None)
@@ -420,10 +420,10 @@ class Agent:
             licenses = parse_licenses(await self._slurm.ask(build_licenses()))
             self._view = replace(self._view, licenses=licenses, licenses_at=_now())
             for act in self._act():
-                if isinstance(act, Reserve):
+                if isinstance(act, UpdateReservation):
                     await self._reserve(act)
 
-    async def _reserve(self, act: Reserve) -> None:
+    async def _reserve(self, act: UpdateReservation) -> None:
         log.debug("gate.set", extra={"kept": str(act.licenses)})
         answer = await self._slurm.run(build_update_reservation(RESERVATION, act.licenses))
         if answer.code != 0:
@@ -437,17 +437,17 @@ class Agent:
         """The answer to a node."""
         return await self._answers.answer(request)
 
-    def note_plugin(self, hello: Hello) -> bool:
+    def note_plugin(self, hello: PluginHeartbeat) -> bool:
         """Whether it is noted that a node's slurmd has loaded the plugin."""
         return self._nodes.note(hello)
 
     def explain(self, uid: int, job: int) -> str | None:
         """Why a job waits, for the user who asks; None: there is none, or it is not his."""
         jobs = self._listing.jobs
-        people = People(self._home.cluster, {} if self._view.rules.private else jobs)
-        withheld = whys(self._view.memory.standings)
+        people = UserNames(self._home.cluster, {} if self._view.rules.private else jobs)
+        withheld = withheld_reasons(self._view.memory.standings)
         reasons = self._offers.reasons
-        return why_it_waits(jobs.get(job), uid, self._settings.admins, reasons, self._home, people, withheld)
+        return find_wait_reason(jobs.get(job), uid, self._settings.admins, reasons, self._home, people, withheld)
 
 
 def _now() -> float:

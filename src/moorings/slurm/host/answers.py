@@ -7,21 +7,21 @@ from collections.abc import Callable, Collection
 
 from moorings.core.bindings import Binding, Rendezvous
 from moorings.core.errors import MooringsError
-from moorings.slurm.commands import Commands
+from moorings.slurm.commands import SlurmCommands
 from moorings.slurm.formats import JobRecord
-from moorings.slurm.host.berths import RefusedError
-from moorings.slurm.host.ledger import Start
-from moorings.slurm.host.listing import JobListing
-from moorings.slurm.host.nodes import BATCH_STEP, INTERACTIVE_STEP, BindReply, BindRequest, Status, reply_for
-from moorings.slurm.host.offers import Offers
-from moorings.slurm.host.steps import Steps, first_port
-from moorings.slurm.listings import expand_hosts
-from moorings.slurm.steps import build_nodes_of, build_steps, parse_nodes_of, parse_steps
+from moorings.slurm.host.berths import NoPartitionError
+from moorings.slurm.host.ledger import JobStart
+from moorings.slurm.host.listing import JobTable
+from moorings.slurm.host.nodes import BATCH_STEP, INTERACTIVE_STEP, BindReply, BindRequest, BindStatus, reply_for
+from moorings.slurm.host.offers import QueueSync
+from moorings.slurm.host.steps import StepAllocations, first_port
+from moorings.slurm.listings import expand_hostlist
+from moorings.slurm.steps import build_nodelist, build_steps, parse_nodes_of, parse_steps
 
-HELD_S = 20.0  # a question is held so long
+LONG_POLL_S = 20.0  # a question is held so long
 
 
-class Answers:
+class BindHandler:
     """Answers nodes.
 
     Args:
@@ -36,10 +36,10 @@ class Answers:
 
     def __init__(
         self,
-        slurm: Commands,
-        listing: JobListing,
-        offers: Offers,
-        steps: Steps,
+        slurm: SlurmCommands,
+        listing: JobTable,
+        offers: QueueSync,
+        steps: StepAllocations,
         claims_listed: asyncio.Event,
         serve: Callable[[JobRecord], asyncio.Task[Binding]],
         folder: str,
@@ -55,30 +55,30 @@ class Answers:
     async def answer(self, request: BindRequest) -> BindReply:
         """The answer to a node."""
         try:
-            async with asyncio.timeout(HELD_S):
+            async with asyncio.timeout(LONG_POLL_S):
                 job = await self._listing.find(request)
                 if job is None:
                     told = f"Slurm knows of no running IPU job {request.job} on {request.node}"
-                    return BindReply(Status.REFUSED, told)
+                    return BindReply(BindStatus.REFUSED, told)
                 assert job.order is not None
-                self._steps.record_request(Start.of(job, job.order), request.node)
+                self._steps.record_request(JobStart.of(job, job.order), request.node)
                 if self._offers.refused:
-                    return BindReply(Status.RETRY, self._why_not_yet())
+                    return BindReply(BindStatus.RETRY, self._why_not_yet())
                 await self._offers.accepted.wait()
                 await self._claims_listed.wait()
                 binding = await asyncio.shield(self._serve(job))
                 meeting, gcds = await self._share(job, request, len(binding.gcds))
         except TimeoutError:
-            return BindReply(Status.RETRY, self._why_not_yet())
+            return BindReply(BindStatus.RETRY, self._why_not_yet())
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            return BindReply(Status.RETRY, "the job has ended, or is asked for anew")
-        except RefusedError as error:
-            return BindReply(Status.REFUSED, error.detail)
+            return BindReply(BindStatus.RETRY, "the job has ended, or is asked for anew")
+        except NoPartitionError as error:
+            return BindReply(BindStatus.REFUSED, error.detail)
         except MooringsError as error:  # other steps have what it needs, or Slurm does not answer: it asks again
-            return BindReply(Status.RETRY, error.detail)
+            return BindReply(BindStatus.RETRY, error.detail)
         return reply_for(binding, meeting, self._folder, gcds)
 
     async def _share(
@@ -91,13 +91,13 @@ class Answers:
             MooringsError: the step has to wait for others, or Slurm does not answer.
         """
         assert job.order is not None
-        start = Start.of(job, job.order)
+        start = JobStart.of(job, job.order)
         if job.nodes_whole:
-            nodes = expand_hosts(job.nodes)
+            nodes = expand_hostlist(job.nodes)
         else:
             nodes = await self._steps.nodes(start, lambda: self._nodes_of(job.job_id))
         if request.node not in nodes:
-            raise RefusedError("auth.denied", f"job {job.job_id} does not run on {request.node}")
+            raise NoPartitionError("auth.denied", f"job {job.job_id} does not run on {request.node}")
         if request.tasks is None or request.nodes is None or request.step in (BATCH_STEP, INTERACTIVE_STEP):
             return Rendezvous(nodes[0], first_port(job.job_id)), None
 
@@ -114,7 +114,7 @@ class Answers:
         return Rendezvous(share.master, share.port), share.gcds
 
     async def _nodes_of(self, job: int, step: int | None = None) -> tuple[str, ...]:
-        nodes = parse_nodes_of(await self._slurm.ask(build_nodes_of(job, step)), job, step)
+        nodes = parse_nodes_of(await self._slurm.ask(build_nodelist(job, step)), job, step)
         if not nodes:
             what = f"job {job}" if step is None else f"step {step} of job {job}"
             raise MooringsError("slurm.job_unknown", f"Slurm knows of no running {what}", retryable=True)
@@ -126,7 +126,7 @@ class Answers:
         if not self._claims_listed.is_set() or not self._offers.accepted.is_set():
             return "the controller does not answer the agent"
         listed_at = self._listing.listed_at
-        if listed_at is None or _now() - listed_at > HELD_S:
+        if listed_at is None or _now() - listed_at > LONG_POLL_S:
             return "Slurm does not answer the agent"
         return "the partition is not ready yet"
 

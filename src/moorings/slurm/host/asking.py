@@ -6,20 +6,20 @@ import asyncio
 import secrets
 
 from moorings.core.errors import MooringsError
-from moorings.slurm.commands import Commands
+from moorings.slurm.commands import SlurmCommands
 from moorings.slurm.host.checks import parse_agents
 from moorings.slurm.host.doctor import plugin_line
 from moorings.slurm.host.install import find_site
 from moorings.slurm.host.plugstack import agent_uid_of
 from moorings.slurm.host.site import Site
-from moorings.slurm.host.why import WhyRequest, build_request, parse_reply
+from moorings.slurm.host.why import WaitReasonQuery, build_request, parse_reply
 from moorings.slurm.munge import Munge
 
 ANSWER_S = 5.0  # from one of the agent's addresses
 _LINE_BYTES_MAX = 16 << 10
 
 
-async def ask_why(commands: Commands, job: int, cluster: str = "") -> tuple[str, str]:
+async def get_wait_reason(commands: SlurmCommands, job: int, cluster: str = "") -> tuple[str, str]:
     """The cluster's name, and why a job of its waits.
 
     Args:
@@ -57,7 +57,7 @@ async def ask_why(commands: Commands, job: int, cluster: str = "") -> tuple[str,
 
 
 async def _ask(host: str, port: int, site: Site, job: int, trusted: set[int]) -> str | None:
-    request = WhyRequest(job, secrets.token_hex(8))
+    request = WaitReasonQuery(job, secrets.token_hex(8))
     munge = Munge(site.munge_socket)
     sealed = await asyncio.to_thread(munge.encode, build_request(request))
     reader, writer = await asyncio.open_connection(host, port, limit=_LINE_BYTES_MAX)

@@ -13,8 +13,8 @@ from moorings.core.claims import USABLE
 from moorings.core.devices import DeviceId
 from moorings.core.errors import MooringsError
 from moorings.slurm.formats import JobRecord
-from moorings.slurm.host.calls import Calls
-from moorings.slurm.host.ledger import Home, Start, is_over, request_for, start_of
+from moorings.slurm.host.calls import ControllerClient
+from moorings.slurm.host.ledger import ClusterIdentity, JobStart, has_ended, request_for, start_of
 from moorings.wire.shapes import BindingBody, ClaimBody
 
 log = logging.getLogger("moorings.slurm.agent")
@@ -22,17 +22,17 @@ log = logging.getLogger("moorings.slurm.agent")
 HELD_S = 15.0  # for so long one call waits for the partition
 PAUSE_S, PAUSE_S_MAX = 0.25, 2.0
 AGAIN_S = 5.0  # between two tries to give a job up
-WAITS = ("PENDING", "GRANTED")
+WAITING_STATES = ("PENDING", "GRANTED")
 NOT_READY = "claim.not_ready"
-GONE = ("RELEASING", "RELEASED", "CANCELLED", "FAILED")
+ENDED_STATES = ("RELEASING", "RELEASED", "CANCELLED", "FAILED")
 
 
-class RefusedError(MooringsError):
+class NoPartitionError(MooringsError):
     """The job gets no partition; the message is for its user."""
 
 
 @dataclass(slots=True)
-class Berths:
+class ClaimTable:
     """The starts that this agent serves, by the owner of their claim.
 
     Args:
@@ -49,8 +49,8 @@ class Berths:
         settled_at: since when a start has its claim, or is known to get none; by the loop's clock.
     """
 
-    calls: Calls
-    home: Home
+    calls: ControllerClient
+    home: ClusterIdentity
     pool: str
     patience_s: float
     give_up: Callable[[JobRecord, str], Awaitable[bool]]
@@ -65,11 +65,11 @@ class Berths:
         The task raises RefusedError.
         """
         assert job.order is not None
-        owner = Start.of(job, job.order).owner(self.home)
+        owner = JobStart.of(job, job.order).owner(self.home)
         work = self.known.get(owner)
         if work is None or (_failed(work) and self._holds(owner)):
             work = self.known[owner] = asyncio.ensure_future(self._work(owner, job))
-            work.add_done_callback(_seen)
+            work.add_done_callback(_consume_result)
         return work
 
     def forget(self, owner: str) -> None:
@@ -87,7 +87,7 @@ class Berths:
                 continue
             done = owner not in self.known or self.known[owner].done()
             missing = start.job_id not in jobs and done and owner not in self.claims  # one bad listing stops no work
-            if missing or is_over(start, jobs):
+            if missing or has_ended(start, jobs):
                 self.forget(owner)
 
     def note(self, claim: ClaimBody) -> None:
@@ -126,7 +126,7 @@ class Berths:
             self._settle(owner)
             if await self.give_up(job, message):  # first, or the job would end by our refusal
                 log.warning("start.given_up", extra={"owner": owner, "detail": message})
-                raise RefusedError("wait.timeout", message)
+                raise NoPartitionError("wait.timeout", message)
             patience_s = AGAIN_S
 
     def _holds(self, owner: str) -> bool:
@@ -144,7 +144,7 @@ class Berths:
             try:
                 # Made by a call that does not wait: what is made must be known, to be counted and to be released.
                 claim = self.claims.get(owner) or await self._make(owner, job, long_name)
-                if claim.state in WAITS:
+                if claim.state in WAITING_STATES:
                     body, claim = await self._await(claim, min(HELD_S, left))
                 elif claim.state in USABLE:
                     body = await self.calls(lambda client, ident=claim.id: client.binding(ident))  # type: ignore[misc]
@@ -154,11 +154,11 @@ class Berths:
                 if claim.state in USABLE:
                     continue
                 why = claim.reason.message if claim.reason is not None else f"its claim is {claim.state}"
-                if claim.state not in WAITS:
+                if claim.state not in WAITING_STATES:
                     self._settle(owner)
-                    raise RefusedError(NOT_READY, f"no partition for this job: {why}")
+                    raise NoPartitionError(NOT_READY, f"no partition for this job: {why}")
             except MooringsError as error:
-                if isinstance(error, RefusedError):
+                if isinstance(error, NoPartitionError):
                     raise
                 if error.code == "claim.name_taken" and not long_name:
                     long_name = True  # an older job of this id is not gone yet, or another cluster has one
@@ -166,7 +166,7 @@ class Berths:
                 if not error.retryable and not error.code.startswith("auth."):  # of our key, not of the job
                     self._settle(owner)
                     told = f"no partition for this job: {error.detail}"
-                    raise RefusedError(error.code, told, hint=error.hint) from error
+                    raise NoPartitionError(error.code, told, hint=error.hint) from error
                 why = error.detail
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, PAUSE_S_MAX)
@@ -179,7 +179,7 @@ class Berths:
         claim that an agent released for it is not what this run asks for.
         """
         assert job.order is not None
-        first = Start.of(job, job.order).key(self.home) + ("/long" if long_name else "")
+        first = JobStart.of(job, job.order).key(self.home) + ("/long" if long_name else "")
         request = request_for(job, self.home, self.pool, long_name=long_name)
 
         async def make(key: str) -> ClaimBody:
@@ -223,7 +223,7 @@ class Berths:
         return body, found
 
     def _see(self, claim: ClaimBody) -> None:
-        if claim.state in GONE:
+        if claim.state in ENDED_STATES:
             self.claims.pop(claim.owner, None)
         else:
             self.claims[claim.owner] = claim
@@ -231,7 +231,11 @@ class Berths:
 
 def released_by_agent(claim: ClaimBody) -> bool:
     """Whether who made a claim ended it, too; one that an admin ended stays ended."""
-    return claim.state in GONE and claim.reason is not None and claim.reason.message == f"released by {claim.subject}"
+    return (
+        claim.state in ENDED_STATES
+        and claim.reason is not None
+        and claim.reason.message == f"released by {claim.subject}"
+    )
 
 
 def binding_of(body: BindingBody) -> Binding:
@@ -247,7 +251,7 @@ def _failed(work: asyncio.Task[Binding]) -> bool:
     return work.done() and (work.cancelled() or work.exception() is not None)
 
 
-def _seen(work: asyncio.Task[Binding]) -> None:
+def _consume_result(work: asyncio.Task[Binding]) -> None:
     """Take note of how it ended: no step may ever ask for it."""
     if not work.cancelled():
         work.exception()

@@ -18,7 +18,7 @@ _SPARE = 8  # of them, for who has no other way to wait: the offer's watch, and 
 _QUICK = 4
 
 
-class Calls:
+class ControllerClient:
     """One controller, asked by many tasks; each thread keeps a connection of its own."""
 
     def __init__(self, endpoint: Endpoint) -> None:

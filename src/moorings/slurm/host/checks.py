@@ -13,18 +13,26 @@ from pathlib import Path
 
 from moorings.core.errors import MooringsError
 from moorings.core.instants import Timestamp, seconds_between
-from moorings.slurm.formats import LICENSE, RESERVATION, JobRecord, License, Node, Phase, Reservation
-from moorings.slurm.host.gate import twins
-from moorings.slurm.host.installation import JOB_SUBMIT, LIMITS, calls_ours, parse_feature, parse_requeue
-from moorings.slurm.host.ledger import Home, Start, queue_of, start_of
-from moorings.slurm.host.node_notes import NodeNotes
-from moorings.slurm.host.nodes import LATE_EXIT
+from moorings.slurm.formats import (
+    LICENSE,
+    RESERVATION,
+    JobRecord,
+    License,
+    LicenseReservation,
+    SinfoNode,
+    SlurmJobPhase,
+)
+from moorings.slurm.host.gate import gate_licenses
+from moorings.slurm.host.installation import JOB_SUBMIT, LIMITS, calls_our_script, parse_feature, parse_requeue
+from moorings.slurm.host.ledger import ClusterIdentity, JobStart, queue_of, start_of
+from moorings.slurm.host.node_notes import NodeState
+from moorings.slurm.host.nodes import REQUEUE_EXIT_CODE
 from moorings.slurm.host.plugged import FEATURE, has_plugin
 from moorings.slurm.host.plugstack import PLUGIN, PluginLine, is_handed_out
-from moorings.slurm.host.site import Site, is_ours, is_requeued, licenses_wanted
+from moorings.slurm.host.site import Site, is_our_license, is_requeued, licenses_wanted
 from moorings.slurm.host.spank_object import parse_version, release_of
 from moorings.slurm.host.vipu_conf import AGENT_PORT
-from moorings.slurm.listings import name_first
+from moorings.slurm.listings import join_first
 from moorings.slurm.node_records import NodeRecord
 from moorings.wire.codec import parse_time
 from moorings.wire.shapes import ClaimBody, FindingBody, PoolBody, ProjectBody, QueueBody
@@ -69,7 +77,7 @@ def docs_of(check: str) -> str:
     return MAPPING if check == "slurm.select" else f"{MANUAL}#{check.replace('.', '')}"
 
 
-def failed(check: str, error: MooringsError) -> FindingBody:
+def failed_finding(check: str, error: MooringsError) -> FindingBody:
     """The finding for an error that a check met."""
     return FindingBody(id=check, verdict=FAIL, evidence=error.detail, fix=error.hint)
 
@@ -95,14 +103,14 @@ def check_select(select_type: str, conf: Path) -> FindingBody:
     return _found("slurm.select", PASS, f"{conf} has SelectType={select_type or '(not set)'}")
 
 
-def check_release(site: Site, commands: str, nodes: Sequence[Node]) -> FindingBody:
+def check_release(site: Site, commands: str, nodes: Sequence[SinfoNode]) -> FindingBody:
     """Whether one release runs everywhere; ``commands`` is the version of this machine's."""
     others = [node for node in nodes if node.version and release_of(node.version) != site.release]
     fix = "a SPANK plugin is for one release: install it on each machine for what runs there"
     if release_of(commands) != site.release:
         return _found("slurm.release", FAIL, f"commands here are of {commands}, slurmctld is of {site.version}", fix)
     if others:
-        told = name_first(f"{node.name} ({node.version})" for node in others)
+        told = join_first(f"{node.name} ({node.version})" for node in others)
         return _found("slurm.release", WARN, f"slurmctld is of {site.version}, and other nodes are: {told}", fix)
     silent = [node.name for node in nodes if not node.version]
     told = f"Slurm {site.version} here, at slurmctld and on {len(nodes) - len(silent)} nodes"
@@ -117,7 +125,7 @@ def check_conf(site: Site, differing: Collection[str], *, log_seen: bool) -> Fin
     if site.conf_hash.startswith("Different"):
         return _found("slurm.conf", FAIL, f"{site.slurm_conf} is not what slurmctld runs with", fix)
     if differing:
-        return _found("slurm.conf", WARN, f"slurmctld says that nodes have another one: {name_first(differing)}", fix)
+        return _found("slurm.conf", WARN, f"slurmctld says that nodes have another one: {join_first(differing)}", fix)
     told = f"{site.slurm_conf} is what slurmctld runs with"
     return _found("slurm.conf", PASS, told + ("; no node has another" if log_seen else "; the nodes were not seen"))
 
@@ -168,7 +176,7 @@ def check_plugin(site: Site, lines: Sequence[PluginLine], image: bytes | None, *
         fix = _INSTALL if site.has_files else f"{_INSTALL}, beside slurmctld, which hands that file out"
         return _found("slurm.plugin", FAIL, f"no file that {site.plugstack} takes in loads {PLUGIN}", fix)
     if len(lines) > 1:
-        told = f"{PLUGIN} is loaded twice: by {name_first(line.file for line in lines)}; 'srun --ipus=1' crashes"
+        told = f"{PLUGIN} is loaded twice: by {join_first(line.file for line in lines)}; 'srun --ipus=1' crashes"
         return _found("slurm.plugin", FAIL, told, f"leave one of the lines; '{_INSTALL}' tells which is ours")
     if site.has_files and site.configless and not is_handed_out(site, lines[0]):
         told = f"the line that loads {PLUGIN} stands in {lines[0].file}, which slurmctld does not hand out: configless"
@@ -180,7 +188,7 @@ def check_plugin(site: Site, lines: Sequence[PluginLine], image: bytes | None, *
     try:
         version = parse_version(image, path)
     except MooringsError as error:
-        return failed("slurm.plugin", error)
+        return failed_finding("slurm.plugin", error)
     if release_of(version) != site.release:
         told = f"{path} was compiled for Slurm {version}, and {site.version} runs: Slurm refuses it"
         return _found("slurm.plugin", FAIL, told, "moor slurm install --apply")
@@ -203,7 +211,7 @@ def check_submit(site: Site, script: bytes | None) -> FindingBody:
         return _found("slurm.submit", FAIL, told, f"'{_INSTALL}' prints the line for slurm.conf")
     if script is None:
         return _found("slurm.submit", FAIL, f"{path} is not there", "moor slurm install --apply")
-    if not calls_ours(script):
+    if not calls_our_script(script):
         return _found("slurm.submit", FAIL, f"{path} does not call ours", f"'{_INSTALL}' prints the lines to add")
     return _found("slurm.submit", PASS, f"{path} calls ours")
 
@@ -225,7 +233,7 @@ def check_limits(site: Site, limits: bytes | None) -> FindingBody:
     return _found("slurm.limits", WARN, f"{told}: a batch job that waits in vain {after}", fix)
 
 
-def check_nodes(nodes: Sequence[NodeRecord], notes: NodeNotes, limits: bytes | None, at_s: float) -> FindingBody:
+def check_nodes(nodes: Sequence[NodeRecord], notes: NodeState, limits: bytes | None, at_s: float) -> FindingBody:
     """Whether IPU jobs are kept to nodes whose slurmd has loaded the plugin.
 
     Args:
@@ -239,7 +247,7 @@ def check_nodes(nodes: Sequence[NodeRecord], notes: NodeNotes, limits: bytes | N
     without = [node.name for node in declared or nodes if has_plugin(node, notes.hellos, notes.starts, at_s) is False]
     if without and declared:
         fix = "install the plugin for the Slurm that runs there, and restart slurmd: it tells the agent within a minute"
-        return _found("slurm.nodes", FAIL, f"slurmd has not told of its plugin on {name_first(without)}", fix)
+        return _found("slurm.nodes", FAIL, f"slurmd has not told of its plugin on {join_first(without)}", fix)
     if asks and not declared:
         fix = f"give Feature={FEATURE} back to the nodes in slurm.conf, or '{_INSTALL}' once more"
         return _found("slurm.nodes", FAIL, f"jobs ask for nodes with the feature {FEATURE}, and no node has it", fix)
@@ -248,7 +256,7 @@ def check_nodes(nodes: Sequence[NodeRecord], notes: NodeNotes, limits: bytes | N
         told = f"{len(declared)} nodes have the feature {FEATURE}, and the submit script does not ask for it"
         return _found("slurm.nodes", WARN, told, fix)
     if not declared:
-        rest = f"; slurmd has not told of its plugin on {name_first(without)}" if without else ""
+        rest = f"; slurmd has not told of its plugin on {join_first(without)}" if without else ""
         fix = f"see 'Keep IPU jobs to nodes that have the plugin' in {MANUAL}"
         told = f"no node has the feature {FEATURE}, so an IPU job may start on any{rest}"
         return _found("slurm.nodes", SKIP, told, fix)
@@ -261,11 +269,11 @@ def check_licenses(site: Site, pools: Sequence[PoolBody], largest_allowed: int) 
         return _found("slurm.licenses", FAIL, "the controller has no pool of IPUs", "see Pool in vipu.conf")
     ipus, largest = shape_of(pools, largest_allowed)
     wanted = licenses_wanted(ipus, largest)
-    found = {name: count for name, count in site.licenses.items() if is_ours(name)}
+    found = {name: count for name, count in site.licenses.items() if is_our_license(name)}
     if found == wanted:
         return _found("slurm.licenses", PASS, f"{ipus} IPUs, partitions up to {largest}")
     wrong = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
-    told = name_first(f"{name} is {found.get(name, 'missing')}, not {wanted.get(name, 'wanted')}" for name in wrong)
+    told = join_first(f"{name} is {found.get(name, 'missing')}, not {wanted.get(name, 'wanted')}" for name in wrong)
     return _found("slurm.licenses", FAIL, f"Licenses: {told}", f"'{_INSTALL}' prints the line for slurm.conf")
 
 
@@ -300,9 +308,9 @@ def check_accounts(site: Site, projects: Sequence[ProjectBody]) -> FindingBody:
         if alias.startswith(prefix)
     )
     if mapped:
-        return _found(check, FAIL, f"{why}, whatever its account: {name_first(mapped)}", fix)
+        return _found(check, FAIL, f"{why}, whatever its account: {join_first(mapped)}", fix)
     if projects:
-        named = name_first(sorted(project.name for project in projects))
+        named = join_first(sorted(project.name for project in projects))
         return _found(check, WARN, f"{why}, also where its account is called as one: {named}", fix)
     return _found(check, PASS, f"{why}; there are no others")
 
@@ -319,9 +327,9 @@ def check_backfill(site: Site) -> FindingBody:
 
 def check_requeue(site: Site) -> FindingBody:
     """Whether a batch job that no agent answered in time may wait again."""
-    if is_requeued(site, LATE_EXIT):
-        return _found("slurm.requeue", PASS, f"RequeueExit has {LATE_EXIT}")
-    told = f"RequeueExit lacks {LATE_EXIT}: while the agent is away, a batch job that starts fails"
+    if is_requeued(site, REQUEUE_EXIT_CODE):
+        return _found("slurm.requeue", PASS, f"RequeueExit has {REQUEUE_EXIT_CODE}")
+    told = f"RequeueExit lacks {REQUEUE_EXIT_CODE}: while the agent is away, a batch job that starts fails"
     return _found("slurm.requeue", WARN, told, f"'{_INSTALL}' prints the line for slurm.conf")
 
 
@@ -348,7 +356,7 @@ def check_waits(arguments: Mapping[str, str] | None, patience_s: int | None) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AgentProbe:
     """What came of asking one of the agent's addresses.
 
     Attributes:
@@ -372,7 +380,7 @@ def parse_agents(address: str) -> tuple[list[str], str]:
     return [host.strip("[]") for host in hosts.split(",") if host], port
 
 
-def check_agent(site: Site, address: str, answers: Sequence[Answer], agent_uid: int) -> FindingBody:
+def check_agent(site: Site, address: str, answers: Sequence[AgentProbe], agent_uid: int) -> FindingBody:
     """Whether the agent answers as nodes ask it, as a user whose word they take: root, or the plugin's ``agent_uid=``.
 
     An answer with nobody's uid was not looked at, for only root can.
@@ -380,14 +388,14 @@ def check_agent(site: Site, address: str, answers: Sequence[Answer], agent_uid: 
     check = "slurm.agent"
     strangers = [answer for answer in answers if answer.uid not in (None, 0, agent_uid)]
     if strangers:
-        told = name_first(f"{answer.host} runs as uid {answer.uid}" for answer in strangers)
+        told = join_first(f"{answer.host} runs as uid {answer.uid}" for answer in strangers)
         nodes = f"nodes take uid 0's word{f' or {agent_uid}' if agent_uid else ''} alone"
         name, uid = site.slurm_user
         fix = f"say --agent-uid {uid} to 'moor slurm install --apply' on all machines; without it SlurmUser is meant"
         if any(answer.uid != uid for answer in strangers):
             fix = f"who listens there? The agent runs as {name} ({uid}): see 'systemctl status {UNIT}'"
         return _found(check, FAIL, f"what answers for the agent at {told}, and {nodes}", fix)
-    silent = name_first(f"{answer.host}: {answer.told}" for answer in answers if answer.uid is None)
+    silent = join_first(f"{answer.host}: {answer.told}" for answer in answers if answer.uid is None)
     if not any(answer.listens for answer in answers):
         told = f"the agent does not answer at {address}" + (f" ({silent})" if silent else ": it names no host")
         return _found(check, FAIL, told, f"systemctl start {UNIT}, or mend 'agent=' in the plugin's line")
@@ -395,7 +403,7 @@ def check_agent(site: Site, address: str, answers: Sequence[Answer], agent_uid: 
         fix = "run it as root to see whether it is the agent"
         return _found(check, SKIP, f"something listens at {address} ({silent})", fix)
     good = [answer for answer in answers if answer.uid is not None]
-    told = name_first(f"{answer.host} as uid {answer.uid} ({answer.told})" for answer in good)
+    told = join_first(f"{answer.host} as uid {answer.uid} ({answer.told})" for answer in good)
     if silent:
         fix = f"systemctl start {UNIT} there, or take the host out of 'agent=' in the plugin's line"
         return _found(check, WARN, f"the agent answers at {told}, and not at {silent}", fix)
@@ -412,7 +420,7 @@ def check_instance(cluster: str, queue: QueueBody, now: Timestamp) -> FindingBod
 
 
 def check_reservation(
-    licenses: Mapping[str, License], reservation: Reservation | None, pools: Sequence[PoolBody]
+    licenses: Mapping[str, License], reservation: LicenseReservation | None, pools: Sequence[PoolBody]
 ) -> FindingBody:
     """Whether Slurm's free licenses are no more than what the pools could give now, size by size."""
     check, fix = "slurm.reservation", "is the agent running? It sets the reservation again within a second"
@@ -422,17 +430,17 @@ def check_reservation(
         )
     uncounted = [name for name, count in reservation.licenses.items() if _reserved(licenses, name) < count]
     if uncounted:
-        told = f"Slurm shows the reservation and does not keep what it holds: {name_first(sorted(uncounted))}"
+        told = f"Slurm shows the reservation and does not keep what it holds: {join_first(sorted(uncounted))}"
         return _found(check, FAIL, told, f"{fix}; a refused 'scontrol update' of it has this effect")
-    free = {size: sum(pool.available.get(str(size), 0) for pool in pools) * size for size in twins(licenses)}
+    free = {size: sum(pool.available.get(str(size), 0) for pool in pools) * size for size in gate_licenses(licenses)}
     open_ = [
         f"{name}: {licenses[name].free} free, {free[size]} can be formed"
-        for size, name in sorted(twins(licenses).items())
+        for size, name in sorted(gate_licenses(licenses).items())
         if licenses[name].free > free[size]
     ]
     if open_:
-        return _found(check, FAIL, f"Slurm would start what cannot be formed: {name_first(open_)}", fix)
-    may = max((licenses[name].free for name in twins(licenses).values()), default=0)
+        return _found(check, FAIL, f"Slurm would start what cannot be formed: {join_first(open_)}", fix)
+    may = max((licenses[name].free for name in gate_licenses(licenses).values()), default=0)
     return _found(check, PASS, f"jobs may start on {max(may, 0)} IPUs now, and the pools have {free.get(1, 0)} free")
 
 
@@ -443,15 +451,17 @@ def _reserved(licenses: Mapping[str, License], name: str) -> int:
 _BY_HAND = "'moor delete claim NAME'"
 
 
-def suspects(claims: Iterable[ClaimBody], jobs: Iterable[JobRecord]) -> dict[Start, ClaimBody]:
+def unmatched_claims(claims: Iterable[ClaimBody], jobs: Iterable[JobRecord]) -> dict[JobStart, ClaimBody]:
     """The claims for jobs of Slurm that none of ``jobs`` accounts for."""
-    alive = {(job.job_id, job.order.nonce) for job in jobs if job.order is not None and job.phase is not Phase.ENDED}
+    alive = {
+        (job.job_id, job.order.nonce) for job in jobs if job.order is not None and job.phase is not SlurmJobPhase.ENDED
+    }
     starts = {start: claim for claim in claims if (start := start_of(claim.owner)) is not None}
     return {start: claim for start, claim in starts.items() if (start.job_id, start.nonce) not in alive}
 
 
 def check_orphans(
-    cluster: str, orphans: Mapping[Start, ClaimBody], claims: int, *, all_ours: bool = True
+    cluster: str, orphans: Mapping[JobStart, ClaimBody], claims: int, *, all_ours: bool = True
 ) -> FindingBody:
     """Whether claims are left over.
 
@@ -463,13 +473,13 @@ def check_orphans(
     """
     if not orphans:
         return _found("slurm.orphans", PASS, f"{claims} claims of {queue_of(cluster)}, each with its job")
-    told = name_first(f"{claim.name} ({claim.state}, job {start.job_id})" for start, claim in orphans.items())
+    told = join_first(f"{claim.name} ({claim.state}, job {start.job_id})" for start, claim in orphans.items())
     but = "" if all_ours else ", those of another Slurm of this name never"
     fix = f"the agent releases them once it runs{but}; {_BY_HAND} by hand, when you know the job is gone"
     return _found("slurm.orphans", FAIL, f"claims whose job has ended: {told}", fix)
 
 
-def check_foreign(home: Home | None, claims: Sequence[ClaimBody]) -> FindingBody:
+def check_foreign(home: ClusterIdentity | None, claims: Sequence[ClaimBody]) -> FindingBody:
     """Whether there are claims that no agent of this Slurm ever releases; ``home`` is None if its id is not known."""
     check = "slurm.foreign"
     if home is None:
@@ -478,7 +488,7 @@ def check_foreign(home: Home | None, claims: Sequence[ClaimBody]) -> FindingBody
     if not foreign:
         return _found(check, PASS, f"no claim of {home.queue} is another Slurm's")
     starts = ((claim, start_of(claim.owner)) for claim in foreign)
-    told = name_first(
+    told = join_first(
         f"{claim.name} ({claim.state}, job {start.job_id})" for claim, start in starts if start is not None
     )
     fix = f"this Slurm's agent leaves them alone; if that Slurm is gone for good, {_BY_HAND} ends them"
@@ -492,4 +502,4 @@ def check_unclaimed(jobs: Iterable[JobRecord], claims: Iterable[ClaimBody]) -> F
     bare = [job.job_id for job in running if job.order is not None and (job.job_id, job.order.nonce) not in claimed]
     if not bare:
         return _found("slurm.unclaimed", PASS, f"{len(running)} jobs of IPUs run, each with its claim")
-    return _found("slurm.unclaimed", FAIL, f"jobs run without a claim: {name_first(bare)}", "is the agent running?")
+    return _found("slurm.unclaimed", FAIL, f"jobs run without a claim: {join_first(bare)}", "is the agent running?")

@@ -25,15 +25,15 @@ from moorings.client.requests import ClaimFilter
 from moorings.core.errors import MooringsError
 from moorings.core.instants import SECOND, Timestamp
 from moorings.slurm import formats
-from moorings.slurm.commands import Commands
+from moorings.slurm.commands import SlurmCommands
 from moorings.slurm.formats import LICENSE, RESERVATION, JobRecord
 from moorings.slurm.host import checks
 from moorings.slurm.host.install import find_site, load_plugstack, read_file
-from moorings.slurm.host.installation import JOB_SUBMIT, LIMITS, is_unfilled
+from moorings.slurm.host.installation import JOB_SUBMIT, LIMITS, is_template
 from moorings.slurm.host.instance import read_instance
-from moorings.slurm.host.ledger import KIND, Home, queue_of
+from moorings.slurm.host.ledger import KIND, ClusterIdentity, queue_of
 from moorings.slurm.host.node_notes import FILE as NODES
-from moorings.slurm.host.node_notes import load_notes
+from moorings.slurm.host.node_notes import load_node_state
 from moorings.slurm.host.nodes import BATCH_STEP, BindRequest, build_request, parse_reply
 from moorings.slurm.host.plugstack import PluginLine, agent_uid_of, plugin_lines
 from moorings.slurm.host.site import Site, munge_socket_of
@@ -67,18 +67,18 @@ _POOL = (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DoctorContext:
     """Where the doctor stands: this machine's variables, and how it reaches a controller with the agent's key."""
 
     environment: Mapping[str, str]
     client_of: ClientOf
 
 
-async def examine(place: Place) -> list[FindingBody]:
+async def examine(place: DoctorContext) -> list[FindingBody]:
     """What is found, in the order of ``checks.CHECKS``, within 10 seconds."""
-    commands = Commands(place.environment, timeout_s=COMMAND_S)
+    commands = SlurmCommands(place.environment, timeout_s=COMMAND_S)
     conf = slurm_conf_path(place.environment)
-    seen = _Seen()
+    seen = _Discovered()
     first = [
         _part(("slurm.select",), _select(conf)),
         _part(("slurm.munge",), _munge(conf)),
@@ -100,7 +100,7 @@ async def examine(place: Place) -> list[FindingBody]:
 
 
 @dataclass(slots=True)
-class _Seen:
+class _Discovered:
     """What the first parts saw, and the others go by."""
 
     site: Site | None = None
@@ -109,7 +109,7 @@ class _Seen:
 
 
 def _site_parts(
-    commands: Commands, site: Site, conf: VipuConf | None
+    commands: SlurmCommands, site: Site, conf: VipuConf | None
 ) -> Iterable[Coroutine[None, None, list[FindingBody]]]:
     yield _part(("slurm.release",), _release(commands, site))
     yield _part(("slurm.conf", "slurm.user"), _same(site))
@@ -124,14 +124,14 @@ async def _part(ids: tuple[str, ...], work: Awaitable[list[FindingBody]]) -> lis
         async with asyncio.timeout(PART_S):
             return await work
     except MooringsError as error:
-        return [checks.failed(ids[0], error), *checks.skipped(ids[1:], f"see {ids[0]}")]
+        return [checks.failed_finding(ids[0], error), *checks.skipped(ids[1:], f"see {ids[0]}")]
     except TimeoutError:
         fix = "what hangs: a disk, munge, the network? The rest of this list may tell"
         told = FindingBody(id=ids[0], verdict=checks.FAIL, evidence=f"nothing was seen in {PART_S:g} s", fix=fix)
         return [told, *checks.skipped(ids[1:], f"see {ids[0]}")]
 
 
-async def _aside(work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+async def _in_daemon_thread(work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
     """What ``work`` gives, in a thread that nobody waits for once the time is up: munge or a disk may hang."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
@@ -154,14 +154,14 @@ async def _aside(work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
 
 
 async def _select(conf: Path) -> list[FindingBody]:
-    text = await _aside(read_file, conf)
+    text = await _in_daemon_thread(read_file, conf)
     if text is None:
         return checks.skipped(("slurm.select",), f"there is no {conf}: configless, or SLURM_CONF names another")
     settings = parse_slurm_conf(text.decode("utf-8", "replace"))
     return [checks.check_select(settings.get("selecttype", ""), conf)]
 
 
-async def _site(commands: Commands, seen: _Seen) -> list[FindingBody]:
+async def _site(commands: SlurmCommands, seen: _Discovered) -> list[FindingBody]:
     try:
         seen.site = await find_site(commands)
     finally:
@@ -170,27 +170,27 @@ async def _site(commands: Commands, seen: _Seen) -> list[FindingBody]:
     return [FindingBody(id="slurm.controller", verdict=checks.PASS, evidence=told)]
 
 
-async def _release(commands: Commands, site: Site) -> list[FindingBody]:
+async def _release(commands: SlurmCommands, site: Site) -> list[FindingBody]:
     told, nodes = await asyncio.gather(commands.ask(["scontrol", "--version"]), commands.ask(formats.build_nodes()))
     version = told.decode("utf-8", "replace").split()[-1:] or [""]
     return [checks.check_release(site, version[0], formats.parse_nodes(nodes))]
 
 
-async def _nodes(commands: Commands, site: Site) -> list[FindingBody]:
+async def _nodes(commands: SlurmCommands, site: Site) -> list[FindingBody]:
     """Beside slurmctld alone, where the agent writes down which nodes told of their plugin."""
-    if not await _aside(os.access, site.state_folder, os.R_OK | os.X_OK):
+    if not await _in_daemon_thread(os.access, site.state_folder, os.R_OK | os.X_OK):
         return checks.skipped(("slurm.nodes",), f"{site.state_folder} is not seen here: ask beside slurmctld, as root")
-    notes = await _aside(load_notes, site.state_folder / NODES)
+    notes = await _in_daemon_thread(load_node_state, site.state_folder / NODES)
     nodes = parse_show_nodes(await commands.ask(build_show_nodes()))
-    return [checks.check_nodes(nodes, notes, await _aside(read_file, site.folder / LIMITS), time.time())]
+    return [checks.check_nodes(nodes, notes, await _in_daemon_thread(read_file, site.folder / LIMITS), time.time())]
 
 
 async def _same(site: Site) -> list[FindingBody]:
-    log = await _aside(_tail, Path(site.log_file)) if site.log_file else None
+    log = await _in_daemon_thread(_tail, Path(site.log_file)) if site.log_file else None
     differing = checks.parse_differing(log or "")
     return [
         checks.check_conf(site, differing, log_seen=log is not None),
-        checks.check_user(site, await _aside(_number_of, site.slurm_user[0])),
+        checks.check_user(site, await _in_daemon_thread(_number_of, site.slurm_user[0])),
     ]
 
 
@@ -212,14 +212,14 @@ def _number_of(user: str) -> int | None:
 
 async def _munge(conf: Path) -> list[FindingBody]:
     """Without munge slurmctld answers nobody, so its socket is looked up in the file."""
-    text = await _aside(read_file, conf) or b""
+    text = await _in_daemon_thread(read_file, conf) or b""
     socket = munge_socket_of(parse_slurm_conf(text.decode("utf-8", "replace")).get("authinfo", ""))
 
     def round_trip() -> int:
         munge = Munge(socket)
         return munge.decode(munge.encode(b"moorings doctor")).uid
 
-    uid = await _aside(round_trip)
+    uid = await _in_daemon_thread(round_trip)
     return [
         FindingBody(id="slurm.munge", verdict=checks.PASS, evidence=f"a credential was made and read as user {uid}")
     ]
@@ -233,11 +233,11 @@ def plugin_line(site: Site) -> PluginLine | None:
     return next(iter(plugin_lines(load_plugstack(site.plugstack))), None)
 
 
-async def _installed(commands: Commands, site: Site, conf: VipuConf | None) -> list[FindingBody]:
-    lines = plugin_lines(await _aside(load_plugstack, site.plugstack))
-    image = await _aside(read_file, Path(lines[0].path)) if lines else None
+async def _installed(commands: SlurmCommands, site: Site, conf: VipuConf | None) -> list[FindingBody]:
+    lines = plugin_lines(await _in_daemon_thread(load_plugstack, site.plugstack))
+    image = await _in_daemon_thread(read_file, Path(lines[0].path)) if lines else None
     help_text = await commands.run(["srun", "--help"])
-    fetched = not site.has_files and not await _aside(site.slurm_conf.exists)
+    fetched = not site.has_files and not await _in_daemon_thread(site.slurm_conf.exists)
     return [
         checks.check_plugin(site, lines, image, fetched=fetched),
         checks.check_options(help_text.output.decode("utf-8", "replace")),
@@ -253,25 +253,25 @@ async def _submitting(site: Site) -> list[FindingBody]:
     if not site.has_files:
         return checks.skipped(("slurm.submit", "slurm.limits"), "slurmctld's own files are beside it (configless)")
     return [
-        checks.check_submit(site, await _aside(read_file, site.folder / JOB_SUBMIT)),
-        checks.check_limits(site, await _aside(read_file, site.folder / LIMITS)),
+        checks.check_submit(site, await _in_daemon_thread(read_file, site.folder / JOB_SUBMIT)),
+        checks.check_limits(site, await _in_daemon_thread(read_file, site.folder / LIMITS)),
     ]
 
 
 # -- what runs ---------------------------------------------------------------------------------------------------------
 
 
-async def _vipu(path: Path, slurm_conf: Path, seen: _Seen) -> list[FindingBody]:
-    if not await _aside(path.exists):  # it is for the agent's machine alone
+async def _vipu(path: Path, slurm_conf: Path, seen: _Discovered) -> list[FindingBody]:
+    if not await _in_daemon_thread(path.exists):  # it is for the agent's machine alone
         fix = "beside slurmctld: 'moor slurm install --apply' makes one to fill in"
         return [FindingBody(id="slurm.vipu", verdict=checks.SKIP, evidence=f"there is no {path}", fix=fix)]
-    content = await _aside(read_file, path) if os.geteuid() == 0 else None
-    if content is not None and is_unfilled(content):
+    content = await _in_daemon_thread(read_file, path) if os.geteuid() == 0 else None
+    if content is not None and is_template(content):
         told = f"{path} is as it was made: not filled in, as it need not be where the agent does not run"
         return [FindingBody(id="slurm.vipu", verdict=checks.SKIP, evidence=told, fix="beside slurmctld: fill it in")]
     await seen.asked.wait()
-    user = seen.site.slurm_user[1] if seen.site is not None else await _aside(slurm_uid, slurm_conf)
-    seen.conf = conf = await _aside(load_vipu_conf, path, user)
+    user = seen.site.slurm_user[1] if seen.site is not None else await _in_daemon_thread(slurm_uid, slurm_conf)
+    seen.conf = conf = await _in_daemon_thread(load_vipu_conf, path, user)
     if not conf.access_key:
         fix = "ApiAccessKey=KEY; 'moor create key' makes one"
         return [FindingBody(id="slurm.vipu", verdict=checks.FAIL, evidence=f"{path} has no access key", fix=fix)]
@@ -280,7 +280,7 @@ async def _vipu(path: Path, slurm_conf: Path, seen: _Seen) -> list[FindingBody]:
 
 async def _agent(site: Site) -> list[FindingBody]:
     """Asks the agent for a job that cannot be, just as a node asks for one that is, at each of its addresses."""
-    line = await _aside(plugin_line, site)
+    line = await _in_daemon_thread(plugin_line, site)
     arguments = line.arguments if line else {}
     address = arguments.get("agent") or ",".join(site.controllers)
     hosts, port = checks.parse_agents(address)
@@ -288,39 +288,39 @@ async def _agent(site: Site) -> list[FindingBody]:
     return [checks.check_agent(site, address, answers, agent_uid_of(site, line))]
 
 
-async def _answer(host: str, port: str, site: Site) -> checks.Answer:
+async def _answer(host: str, port: str, site: Site) -> checks.AgentProbe:
     try:
         async with asyncio.timeout(AGENT_S):
             reader, writer = await asyncio.open_connection(host, int(port), limit=_REPLY_BYTES_MAX)
             try:
                 if os.geteuid() != 0:  # the agent answers root alone
-                    return checks.Answer(host, None, "not asked", listens=True)
+                    return checks.AgentProbe(host, None, "not asked", listens=True)
                 uid, told = await _ask(reader, writer, site)
             finally:
                 writer.close()
     except MooringsError as error:
-        return checks.Answer(host, None, error.detail, listens=False)
+        return checks.AgentProbe(host, None, error.detail, listens=False)
     except (OSError, ValueError, OverflowError) as error:  # also a port that is none; TimeoutError is an OSError
-        return checks.Answer(host, None, str(error) or "it took too long", listens=False)
-    return checks.Answer(host, uid, told, listens=True)
+        return checks.AgentProbe(host, None, str(error) or "it took too long", listens=False)
+    return checks.AgentProbe(host, uid, told, listens=True)
 
 
 async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, site: Site) -> tuple[int, str]:
     """Whose the answer is, and what it says."""
     request = BindRequest(job=NO_JOB, step=BATCH_STEP, node="doctor", restart=0, nonce=secrets.token_hex(8))
     munge = Munge(site.munge_socket)
-    writer.write((await _aside(munge.encode, build_request(request))).encode() + b"\n")
+    writer.write((await _in_daemon_thread(munge.encode, build_request(request))).encode() + b"\n")
     await writer.drain()
     line = await reader.readline()
-    credential = await _aside(munge.decode, line.decode("ascii", "replace").strip())
+    credential = await _in_daemon_thread(munge.decode, line.decode("ascii", "replace").strip())
     reply = parse_reply(credential.payload, request)
     return credential.uid, reply.message or reply.status
 
 
-async def _pool(place: Place, commands: Commands, site: Site, conf: VipuConf) -> list[FindingBody]:
+async def _pool(place: DoctorContext, commands: SlurmCommands, site: Site, conf: VipuConf) -> list[FindingBody]:
     with place.client_of(conf) as client:
         try:
-            pools = await _aside(_pools, client, conf)
+            pools = await _in_daemon_thread(_pools, client, conf)
         except MooringsError as error:
             mend = MooringsError(
                 error.code, error.detail, hint="is it up? See ApiHost, ApiPort and the key in vipu.conf"
@@ -329,52 +329,52 @@ async def _pool(place: Place, commands: Commands, site: Site, conf: VipuConf) ->
         told = f"{conf.server} answers to the agent's key: {sum(pool.devices for pool in pools)} IPUs"
         found = [FindingBody(id="slurm.pool", verdict=checks.PASS, evidence=told)]
         found.append(checks.check_licenses(site, pools, conf.max_ipus))
-        found.append(checks.check_accounts(site, await _aside(client.projects)))
+        found.append(checks.check_accounts(site, await _in_daemon_thread(client.projects)))
         home, instance = await _instance(client, site)
         found.append(instance)
 
         async def in_step() -> list[FindingBody]:
             licenses = formats.parse_licenses(await commands.ask(formats.build_licenses()))
             reservations = formats.parse_reservations(await commands.ask(formats.build_reservations()))
-            now = await _aside(_pools, client, conf)
+            now = await _in_daemon_thread(_pools, client, conf)
             return [checks.check_reservation(licenses, reservations.get(RESERVATION), now)]
 
         async def accounted() -> list[FindingBody]:
-            claims = await _aside(_claims, client, site.cluster)
+            claims = await _in_daemon_thread(_claims, client, site.cluster)
             ours = [claim for claim in claims if home is None or home.may_judge(claim.owner)]
             jobs = await _jobs(commands, ours)
-            orphans = checks.suspects(ours, jobs)
-            after = await _aside(_claims, client, site.cluster)  # a claim is made after its job's start
+            orphans = checks.unmatched_claims(ours, jobs)
+            after = await _in_daemon_thread(_claims, client, site.cluster)  # a claim is made after its job's start
             return [
                 checks.check_orphans(site.cluster, orphans, len(ours), all_ours=home is not None),
                 checks.check_foreign(home, claims),
                 checks.check_unclaimed(jobs, after),
             ]
 
-        return found + await _twice(in_step, accounted)
+        return found + await _confirm_twice(in_step, accounted)
 
 
-async def _instance(client: Client, site: Site) -> tuple[Home | None, FindingBody]:
+async def _instance(client: Client, site: Site) -> tuple[ClusterIdentity | None, FindingBody]:
     """Asks for the offer as the agent does, by the id that lies with Slurm's state; also whose jobs it judges.
 
     None: it has no id here, or one that cannot be read.
     """
     check, home = "slurm.instance", None
     try:
-        instance = await _aside(read_instance, site.state_folder)
+        instance = await _in_daemon_thread(read_instance, site.state_folder)
         if instance is None:
             told = f"there is no id in {site.state_folder}: the agent makes it, beside slurmctld"
             return None, FindingBody(id=check, verdict=checks.SKIP, evidence=told)
-        home = Home(site.cluster, instance)
-        queue = await _aside(client.queue, home.queue, instance=instance)
+        home = ClusterIdentity(site.cluster, instance)
+        queue = await _in_daemon_thread(client.queue, home.queue, instance=instance)
     except MooringsError as error:
         if error.code == "queue.unknown":
             return home, FindingBody(id=check, verdict=checks.SKIP, evidence=error.detail, fix="see slurm.agent")
-        return home, checks.failed(check, error)
+        return home, checks.failed_finding(check, error)
     return home, checks.check_instance(site.cluster, queue, Timestamp(int(time.time() * SECOND)))
 
 
-async def _twice(*looks: Callable[[], Awaitable[list[FindingBody]]]) -> list[FindingBody]:
+async def _confirm_twice(*looks: Callable[[], Awaitable[list[FindingBody]]]) -> list[FindingBody]:
     """What is found; what is wrong must be wrong twice: a job may have started or ended just now."""
     first = [await look() for look in looks]
     if any(finding.verdict != checks.PASS for found in first for finding in found):
@@ -392,10 +392,10 @@ def _claims(client: Client, cluster: str) -> list[ClaimBody]:
     return list(client.claims(ClaimFilter(owner_prefix=f"{queue_of(cluster)}/")))
 
 
-async def _jobs(commands: Commands, claims: list[ClaimBody]) -> list[JobRecord]:
+async def _jobs(commands: SlurmCommands, claims: list[ClaimBody]) -> list[JobRecord]:
     """The jobs with IPUs, and those of claims whose licenses somebody took away."""
     jobs = formats.parse_jobs(await commands.ask(formats.build_jobs(license_name=LICENSE, ended=False)))
-    rest = sorted(start.job_id for start in checks.suspects(claims, jobs))
+    rest = sorted(start.job_id for start in checks.unmatched_claims(claims, jobs))
     if rest:
         try:
             jobs += formats.parse_jobs(await commands.ask(formats.build_jobs(jobs=rest)))

@@ -14,34 +14,34 @@ from collections.abc import Mapping
 
 from moorings.core.errors import MooringsError
 from moorings.core.instants import SECOND, Timestamp
-from moorings.slurm.commands import Commands
+from moorings.slurm.commands import SlurmCommands
 from moorings.slurm.formats import (
-    Asked,
     JobRecord,
-    Phase,
+    SlurmJobPhase,
+    YieldNotice,
+    build_allow_requeue,
     build_cancel,
+    build_comment_update,
     build_drain,
     build_nodes,
-    build_note,
     build_requeue,
-    build_requeueable,
     parse_nodes,
 )
-from moorings.slurm.host.calls import Calls
-from moorings.slurm.host.ledger import since_of
+from moorings.slurm.host.calls import ControllerClient
+from moorings.slurm.host.ledger import queued_since
 from moorings.slurm.host.plan import (
     TRIES_MAX,
+    ActionOutcomes,
     AllowRequeue,
-    Cancel,
-    Outcomes,
+    CancelJob,
     PreemptJobs,
-    Requeue,
-    SetAside,
-    StopUnbound,
+    PutBackJob,
+    RequeueJob,
+    StopUnboundJob,
     WriteNote,
 )
-from moorings.slurm.host.reclaim import Warn
-from moorings.slurm.host.troubles import Troubles
+from moorings.slurm.host.reclaim import WarnJob
+from moorings.slurm.host.troubles import FailureLog
 
 log = logging.getLogger("moorings.slurm.agent")
 
@@ -49,13 +49,13 @@ AGAIN_S = 10.0  # what was done is to be seen in the list by then; else it is do
 SIGNAL_TRIES, PAUSE_S = 5, 1.0
 SIGNALS_MAX = 2  # at a time: of a job that is not running any more, scancel tells for minutes that it tries again
 FOR_GOOD = ("slurm.denied", "slurm.job_unknown", "slurm.refused")  # what is asked again is refused again
-ASIDE = "it was started on devices that are kept for a job of their owner, so it waits again"
+PUT_BACK_NOTE = "it was started on devices that are kept for a job of their owner, so it waits again"
 UNLOCKED = "requeue=0 was taken back: the job runs on devices that others are guaranteed and now need"
 
-JobAct = Warn | AllowRequeue | Requeue | Cancel | SetAside | StopUnbound | WriteNote | PreemptJobs
+JobAct = WarnJob | AllowRequeue | RequeueJob | CancelJob | PutBackJob | StopUnboundJob | WriteNote | PreemptJobs
 
 
-class Doer:
+class SlurmExecutor:
     """Does acts on jobs, and knows what came of them.
 
     Args:
@@ -64,7 +64,7 @@ class Doer:
         troubles: where it is told what fails.
     """
 
-    def __init__(self, slurm: Commands, calls: Calls, troubles: Troubles) -> None:
+    def __init__(self, slurm: SlurmCommands, calls: ControllerClient, troubles: FailureLog) -> None:
         self._slurm = slurm
         self._calls = calls
         self._troubles = troubles
@@ -88,9 +88,9 @@ class Doer:
         self._acts.put_nowait(act)
 
     @property
-    def outcomes(self) -> Outcomes:
+    def outcomes(self) -> ActionOutcomes:
         """What came of the acts so far."""
-        return Outcomes(
+        return ActionOutcomes(
             locked=frozenset(self._locked),
             requeues=dict(self._requeues),
             drained=dict(self._drained),
@@ -134,24 +134,24 @@ class Doer:
 
     async def _do(self, act: JobAct) -> None:
         match act:
-            case Warn():
+            case WarnJob():
                 await self._warn(act)
             case AllowRequeue():
                 await self._unlock(act.job)
-            case Requeue():
+            case RequeueJob():
                 await self._requeue(act.job, act.why)
-            case Cancel():
+            case CancelJob():
                 await self._cancel(act.job, act.why)
-            case SetAside():
+            case PutBackJob():
                 await self._set_aside(act.claim, act.job)
-            case StopUnbound():
+            case StopUnboundJob():
                 await self._stop_unbound(act)
             case WriteNote():
                 await self._write_note(act.job, act.text)
             case PreemptJobs():
                 await self._preempt(act)
 
-    async def _warn(self, warning: Warn) -> None:
+    async def _warn(self, warning: WarnJob) -> None:
         job, order = warning.job, warning.job.order
         assert order is not None
         note = warning.note if job.note_is_ours else job.note
@@ -159,10 +159,10 @@ class Doer:
         async with self._writes[job.job_id]:
             with self._troubles.told("job.note") as good:
                 # First: an agent that is killed behind it warns nobody twice, and the time runs all the same.
-                await self._slurm.ask(build_note(job.target, order, warning.asked, note))
+                await self._slurm.ask(build_comment_update(job.target, order, warning.asked, note))
         if not good:
             return
-        self._notes[job.job_id] = note, clock()
+        self._notes[job.job_id] = note, wall_clock()
         log.info("job.warned", extra={"job": job.job_id, "signal": order.signal, "detail": warning.note})
         for _ in range(SIGNAL_TRIES if order.signal else 0):
             if await self._signal(job, order.signal) or not self._runs_still(job):
@@ -184,14 +184,14 @@ class Doer:
 
     def _runs_still(self, job: JobRecord) -> bool:
         known = self._jobs.get(job.job_id)
-        return known is not None and known.restarts == job.restarts and known.phase is Phase.LIVE
+        return known is not None and known.restarts == job.restarts and known.phase is SlurmJobPhase.LIVE
 
     async def _unlock(self, job: JobRecord) -> None:
         """Let a job be requeued that may not: only an admin can have said so, and the devices are others'."""
         start = (job.job_id, job.restarts)
         with self._troubles.told("job.unlock"):
             try:
-                await self._slurm.ask(build_requeueable(job.target))
+                await self._slurm.ask(build_allow_requeue(job.target))
             except MooringsError as error:
                 if error.code in FOR_GOOD:
                     self._locked.add(start)
@@ -214,11 +214,11 @@ class Doer:
         note = why if job.note_is_ours else job.note
         async with self._writes[job.job_id]:
             with self._troubles.told("job.note") as noted:
-                await self._slurm.ask(build_note(job.target, job.order, job.asked, note))
+                await self._slurm.ask(build_comment_update(job.target, job.order, job.asked, note))
         if noted:
-            self._notes[job.job_id] = note, clock()
+            self._notes[job.job_id] = note, wall_clock()
 
-    async def _stop_unbound(self, act: StopUnbound) -> None:
+    async def _stop_unbound(self, act: StopUnboundJob) -> None:
         job, start = act.job, (act.job.job_id, act.job.restarts)
         if act.nodes:
             with self._troubles.told("node.drain"):
@@ -255,15 +255,15 @@ class Doer:
         """Put a job that was started in another's place back into the queue, with its own place there."""
         with self._troubles.told("job.aside"):
             found = await self._calls(lambda client: client.claim(claim))
-            order, since = job.order, since_of(job)
+            order, since = job.order, queued_since(job)
             if found.state != "PENDING" or order is None:
                 return
             if since is not None and job.note_is_ours:
-                asked = Asked(job.restarts, clock(), since)
+                asked = YieldNotice(job.restarts, wall_clock(), since)
                 async with self._writes[job.job_id]:
-                    await self._slurm.ask(build_note(job.target, order, asked, ASIDE))
+                    await self._slurm.ask(build_comment_update(job.target, order, asked, PUT_BACK_NOTE))
             await self._slurm.ask(build_requeue(job.target))
-            log.info("job.set_aside", extra={"job": job.job_id, "detail": ASIDE})
+            log.info("job.set_aside", extra={"job": job.job_id, "detail": PUT_BACK_NOTE})
 
     async def _write_note(self, job: JobRecord, text: str) -> None:
         assert job.order is not None
@@ -272,9 +272,9 @@ class Doer:
             if self._warned.get(job.job_id) == job.restarts != listed:
                 return  # it was warned since it was listed, and that must not be written over
             with self._troubles.told("job.remark") as good:
-                await self._slurm.ask(build_note(job.target, job.order, job.asked, text))
+                await self._slurm.ask(build_comment_update(job.target, job.order, job.asked, text))
         if good:
-            self._notes[job.job_id] = text, clock()
+            self._notes[job.job_id] = text, wall_clock()
 
     async def _preempt(self, act: PreemptJobs) -> None:
         with self._troubles.told("job.displace"):
@@ -284,7 +284,7 @@ class Doer:
                 await self._slurm.ask(build_requeue(job.target) if again else build_cancel(job.target))
 
 
-def clock() -> Timestamp:
+def wall_clock() -> Timestamp:
     """The wall clock's time."""
     return Timestamp(int(time.time() * SECOND))
 

@@ -16,12 +16,12 @@ from moorings.slurm.host.nodes import (
     CREDENTIAL_REQUEST_BYTES_MAX,
     BindReply,
     BindRequest,
-    Status,
+    BindStatus,
     build_reply,
     parse_request,
 )
-from moorings.slurm.host.seats import Seats
-from moorings.slurm.host.troubles import Complaints
+from moorings.slurm.host.seats import ConnectionLimit
+from moorings.slurm.host.troubles import RateLimitedWarnings
 from moorings.slurm.munge import Munge
 
 CONNECTIONS_MAX = 2048
@@ -34,7 +34,7 @@ ROOT = 0
 Answer = Callable[[BindRequest], Awaitable[BindReply]]
 Why = Callable[[int, int], str | None]
 """Of a user, by munge, and the number of a job: why it waits; None: there is none for him."""
-Note = Callable[[hello.Hello], bool]
+Note = Callable[[hello.PluginHeartbeat], bool]
 """Whether it is noted that a node's slurmd has loaded the plugin."""
 
 
@@ -42,11 +42,11 @@ def _of_none(_uid: int, _job: int) -> None:
     return None
 
 
-def _not_noted(_told: hello.Hello) -> bool:
+def _not_noted(_told: hello.PluginHeartbeat) -> bool:
     return False
 
 
-class Door:
+class BindServer:
     """Listens for nodes and hands their questions to ``answer``.
 
     Args:
@@ -74,8 +74,8 @@ class Door:
         self._answer = answer
         self._explain = explain
         self._note = note
-        self._seats: Seats[asyncio.StreamWriter] = Seats(connections_max, per_address_max)
-        self._complaints = Complaints("node.refused", complain_s)
+        self._seats: ConnectionLimit[asyncio.StreamWriter] = ConnectionLimit(connections_max, per_address_max)
+        self._complaints = RateLimitedWarnings("node.refused", complain_s)
         self._server: asyncio.Server | None = None
 
     async def open(self, host: str | None, port: int) -> int:
@@ -140,7 +140,7 @@ class Door:
         try:
             payload = build_reply(request, reply)
         except MooringsError as error:  # a driver gave what no node would take
-            payload = build_reply(request, BindReply(Status.REFUSED, f"the binding cannot be used: {error.detail}"))
+            payload = build_reply(request, BindReply(BindStatus.REFUSED, f"the binding cannot be used: {error.detail}"))
         await self._seal(writer, payload, ROOT)
 
     async def _seal(self, writer: asyncio.StreamWriter, payload: bytes, uid: int) -> None:

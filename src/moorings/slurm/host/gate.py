@@ -19,7 +19,7 @@ _TWIN = re.compile(rf"{LICENSE}_([1-9][0-9]{{0,6}})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class QueueOffer:
     """What the controller offers this cluster, and what it said of the jobs announced.
 
     Attributes:
@@ -41,12 +41,12 @@ class Offer:
     contested: bool = False
 
 
-def twins(licenses: Mapping[str, License]) -> dict[int, str]:
+def gate_licenses(licenses: Mapping[str, License]) -> dict[int, str]:
     """The names of the licenses that gate, by the size of block they count."""
     return {int(found[1]): name for name in licenses if (found := _TWIN.fullmatch(name)) is not None}
 
 
-def stay_ours(held: Iterable[int], largest: int, *, alone: bool) -> bool:
+def is_reusable_by_queue(held: Iterable[int], largest: int, *, alone: bool) -> bool:
     """Whether what jobs give back becomes the next jobs' of this cluster, whichever of them ends.
 
     Args:
@@ -57,7 +57,7 @@ def stay_ours(held: Iterable[int], largest: int, *, alone: bool) -> bool:
     return alone and all(size >= largest for size in held)
 
 
-def in_use_beside(claims: Iterable[ClaimBody], live: Collection[str], releasing: Collection[str]) -> list[int]:
+def sizes_without_licenses(claims: Iterable[ClaimBody], live: Collection[str], releasing: Collection[str]) -> list[int]:
     """The sizes of the claims that hold devices for jobs without licenses: completing, or missing from a list.
 
     Args:
@@ -69,7 +69,7 @@ def in_use_beside(claims: Iterable[ClaimBody], live: Collection[str], releasing:
     return [claim.size for claim in held if claim.id not in releasing]
 
 
-def awaiting(claims: Iterable[ClaimBody], live: Collection[str]) -> list[int]:
+def sizes_awaiting_devices(claims: Iterable[ClaimBody], live: Collection[str]) -> list[int]:
     """The sizes of the live jobs whose claims have no devices yet."""
     return [claim.size for claim in claims if claim.owner in live and claim.state not in SERVED]
 
@@ -100,7 +100,7 @@ def to_reserve(
             another's.
     """
     kept = {}
-    for size, name in sorted(twins(licenses).items()):
+    for size, name in sorted(gate_licenses(licenses).items()):
         now = licenses[name]
         if offer is None:
             ours = 0
@@ -114,12 +114,12 @@ def to_reserve(
     return kept | ({GATE: 1} if GATE in licenses else {})  # one unknown name in it, and Slurm holds nothing at all
 
 
-def is_kept(licenses: Mapping[str, License], wanted: Mapping[str, int]) -> bool:
+def is_reserved(licenses: Mapping[str, License], wanted: Mapping[str, int]) -> bool:
     """Whether Slurm holds back what it should: then it need not be told."""
     return all(name in licenses and licenses[name].reserved == count for name, count in wanted.items())
 
 
-def what_lacks(licenses: Mapping[str, License], offer: Mapping[int, int] | None) -> str:
+def describe_missing_licenses(licenses: Mapping[str, License], offer: Mapping[int, int] | None) -> str:
     """What is wrong with ``Licenses`` of slurm.conf, as a sentence for the admin; empty: nothing."""
     sizes = sorted(offer or {})
     wanted = {LICENSE, GATE, *(f"{LICENSE}_{size}" for size in sizes)}

@@ -24,7 +24,7 @@ _REQUEST = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Hello:
+class PluginHeartbeat:
     """That a slurmd has loaded the plugin. It says so again every minute, for as long as it lives.
 
     Attributes:
@@ -40,14 +40,14 @@ class Hello:
     nonce: str
 
 
-def build_request(hello: Hello) -> bytes:
+def build_request(hello: PluginHeartbeat) -> bytes:
     """The payload of a node's credential."""
     return GREETING + f"node={hello.node}\nrun={hello.run}\nage_ms={hello.age_ms}\nnonce={hello.nonce}\n".encode(
         "ascii"
     )
 
 
-def parse_request(payload: bytes) -> Hello:
+def parse_request(payload: bytes) -> PluginHeartbeat:
     """What a node says.
 
     Raises:
@@ -57,10 +57,10 @@ def parse_request(payload: bytes) -> Hello:
     if found is None:
         hint = "is the plugin of another release?"
         raise MooringsError("node.invalid", "what a slurmd says of its plugin cannot be read", hint=hint)
-    return Hello(found[1].decode(), found[2].decode(), int(found[3]), found[4].decode())
+    return PluginHeartbeat(found[1].decode(), found[2].decode(), int(found[3]), found[4].decode())
 
 
-def build_reply(hello: Hello, *, noted: bool) -> bytes:
+def build_reply(hello: PluginHeartbeat, *, noted: bool) -> bytes:
     """The payload of the agent's credential; not ``noted``: the node is to say it again."""
     status = "ok" if noted else "retry"
     return f"node={hello.node}\nnonce={hello.nonce}\nstatus={status}\n".encode("ascii")

@@ -19,24 +19,24 @@ from importlib.resources import files
 from pathlib import Path
 
 from moorings.core.errors import MooringsError
-from moorings.slurm.commands import Commands
+from moorings.slurm.commands import SlurmCommands
 from moorings.slurm.formats import build_config, parse_config
 from moorings.slurm.host.installation import (
     JOB_SUBMIT,
     MANIFEST,
     MANIFEST_BYTES_MAX,
     SUBMIT,
-    Action,
-    Manifest,
-    Step,
+    FileAction,
+    InstallManifest,
+    InstallStep,
     build_manifest,
     digest_of,
     parse_manifest,
     with_steps,
-    without,
+    without_files,
 )
 from moorings.slurm.host.plugged import FEATURE
-from moorings.slurm.host.plugstack import Stack, loader_of
+from moorings.slurm.host.plugstack import PlugstackFiles, include_file_of
 from moorings.slurm.host.site import Site, at_machine, parse_site
 from moorings.slurm.host.spank_object import parse_version, release_of
 from moorings.slurm.host.vipu_conf import is_own_conf, slurm_conf_path
@@ -54,7 +54,7 @@ _HEADERS = (
 )
 
 
-async def find_site(commands: Commands) -> Site:
+async def find_site(commands: SlurmCommands) -> Site:
     """The Slurm that this machine's commands reach, with the files that they read.
 
     Raises:
@@ -65,7 +65,7 @@ async def find_site(commands: Commands) -> Site:
     return at_machine(site, conf, has_files=is_own_conf(conf))
 
 
-async def find_feature(commands: Commands) -> str:
+async def find_feature(commands: SlurmCommands) -> str:
     """The feature that jobs of IPUs have to ask for; empty: slurm.conf gives it to no node.
 
     Raises:
@@ -131,7 +131,7 @@ def compile_plugin(sources: Mapping[str, bytes], version: str, environment: Mapp
     return image
 
 
-def look(paths: Iterable[Path]) -> dict[Path, str | None]:
+def digest_files(paths: Iterable[Path]) -> dict[Path, str | None]:
     """The digest of what lies at each path; None: no plain file; a path at which nothing lies is left out.
 
     Raises:
@@ -186,21 +186,21 @@ def _matching(pattern: str) -> list[Path]:
     return sorted(path for path in map(Path, glob.glob(pattern)) if path.is_file())  # noqa: PTH207  never refuses one
 
 
-def look_at_plugstack(site: Site, manifest: Manifest, *, force: bool = False) -> Stack:
+def load_stack(site: Site, manifest: InstallManifest, *, force: bool = False) -> PlugstackFiles:
     """What there is of plugstack files, and which of them are ours; with ``force`` also one that was changed by hand.
 
     Raises:
         MooringsError: ``slurm.denied``.
     """
-    ours = [path for path in (site.plugstack, loader_of(site)) if path in manifest.digests]
-    now = look(ours)
+    ours = [path for path in (site.plugstack, include_file_of(site)) if path in manifest.digests]
+    now = digest_files(ours)
     kept = {path for path in ours if path in now and now[path] in manifest.digests[path]}
     if force and now.get(site.plugstack) is not None:
         kept.add(site.plugstack)
-    return Stack(load_plugstack(site.plugstack), frozenset(kept))
+    return PlugstackFiles(load_plugstack(site.plugstack), frozenset(kept))
 
 
-def load_manifest(library: Path) -> Manifest:
+def load_manifest(library: Path) -> InstallManifest:
     """What we wrote on this machine; empty if nothing.
 
     Raises:
@@ -208,14 +208,14 @@ def load_manifest(library: Path) -> Manifest:
     """
     content = read_file(library / MANIFEST)
     if content is None:
-        return Manifest()
+        return InstallManifest()
     if len(content) > MANIFEST_BYTES_MAX:
         raise MooringsError("slurm.unreadable", f"{library / MANIFEST} is longer than {MANIFEST_BYTES_MAX} bytes")
     return parse_manifest(content, str(library / MANIFEST))
 
 
 @contextlib.contextmanager
-def alone(library: Path) -> Iterator[None]:
+def exclusive_install(library: Path) -> Iterator[None]:
     """Only one installation on this machine at a time; the lock goes with the process.
 
     Raises:
@@ -235,41 +235,41 @@ def alone(library: Path) -> Iterator[None]:
         os.close(folder)
 
 
-def apply_install(steps: Sequence[Step], manifest: Manifest, library: Path) -> None:
+def apply_install(steps: Sequence[InstallStep], manifest: InstallManifest, library: Path) -> None:
     """Write what is to be written, in order, then remove what is retired; after a kill it ends in the same.
 
     Raises:
         MooringsError: ``slurm.changed`` if a file is not what it was when the plan was made; ``slurm.denied``.
     """
-    todo = [step for step in steps if step.action in (Action.CREATE, Action.UPDATE)]
+    todo = [step for step in steps if step.action in (FileAction.CREATE, FileAction.UPDATE)]
     known = with_steps(manifest, steps)
     if known != manifest:
         _write(library / MANIFEST, build_manifest(known), 0o644)
     for step in todo:
         assert step.wanted is not None
-        if (step.action is Action.CREATE) != (step.path not in look([step.path])):
+        if (step.action is FileAction.CREATE) != (step.path not in digest_files([step.path])):
             raise MooringsError("slurm.changed", f"{step.path} has come or gone since the plan was made")
         _write(step.path, step.wanted.content, step.wanted.mode, step.wanted.owner)
-    retired = [step for step in steps if step.action in (Action.REMOVE, Action.GONE)]
-    for step in (step for step in retired if step.action is Action.REMOVE):
+    retired = [step for step in steps if step.action in (FileAction.REMOVE, FileAction.GONE)]
+    for step in (step for step in retired if step.action is FileAction.REMOVE):
         _remove(step.path, known)
     if retired:
-        _write(library / MANIFEST, build_manifest(without(known, {step.path for step in retired})), 0o644)
+        _write(library / MANIFEST, build_manifest(without_files(known, {step.path for step in retired})), 0o644)
 
 
-def apply_uninstall(steps: Sequence[Step], manifest: Manifest, library: Path) -> None:
+def apply_uninstall(steps: Sequence[InstallStep], manifest: InstallManifest, library: Path) -> None:
     """Remove what is to be removed, then the manifest, and our folders if they are empty.
 
     Raises:
         MooringsError: ``slurm.changed``, ``slurm.denied``.
     """
-    gone = {step.path for step in steps if step.action is Action.GONE}
+    gone = {step.path for step in steps if step.action is FileAction.GONE}
     for path in (*manifest.digests, library / MANIFEST):
         _draft(path).unlink(missing_ok=True)
-    for step in (step for step in steps if step.action is Action.REMOVE):
+    for step in (step for step in steps if step.action is FileAction.REMOVE):
         _remove(step.path, manifest)
         gone.add(step.path)
-    rest = without(manifest, gone)
+    rest = without_files(manifest, gone)
     if rest.digests:
         _write(library / MANIFEST, build_manifest(rest), 0o644)
     else:
@@ -302,9 +302,9 @@ def _write(path: Path, content: bytes, mode: int, owner: int | None = None) -> N
         raise _denied(path, error) from error
 
 
-def _remove(path: Path, manifest: Manifest) -> None:
+def _remove(path: Path, manifest: InstallManifest) -> None:
     """Remove a file that is as we wrote it."""
-    if look([path]).get(path) not in manifest.digests[path]:
+    if digest_files([path]).get(path) not in manifest.digests[path]:
         raise MooringsError("slurm.changed", f"{path} was changed since the plan was made")
     try:
         path.unlink()

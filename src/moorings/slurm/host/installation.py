@@ -19,10 +19,10 @@ from pathlib import Path
 from moorings.core.errors import MooringsError
 from moorings.slurm.host.plugstack import (
     PLUGIN,
-    Place,
-    Stack,
-    choose_place,
-    loader_of,
+    LineLocation,
+    PlugstackFiles,
+    choose_location,
+    include_file_of,
     plugin_lines,
     why_to_write,
 )
@@ -36,7 +36,7 @@ WAIT_MAX_S = 3600  # more than ApiTimeout may be
 _MADE = "Made by 'moor slurm install'"
 
 
-class Action(StrEnum):
+class FileAction(StrEnum):
     """What is done about one file."""
 
     CREATE = "create"
@@ -48,7 +48,7 @@ class Action(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class DesiredFile:
     """A file as it should be.
 
     Attributes:
@@ -71,24 +71,24 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class InstallStep:
     """What is done about one file, and why; ``wanted`` is what to write."""
 
-    action: Action
+    action: FileAction
     path: Path
     why: str
-    wanted: Wanted | None = None
+    wanted: DesiredFile | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class InstallManifest:
     """What we wrote: for each path the digests by which a file is known as ours, and what else should be known."""
 
     digests: Mapping[Path, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choices:
+class InstallOptions:
     """What an admin chose.
 
     Attributes:
@@ -117,8 +117,12 @@ def digest_of(content: bytes) -> str:
 
 
 def build_files(
-    site: Site, choices: Choices, plugin: bytes, sources: Mapping[str, bytes], stack: Stack | None = None
-) -> list[Wanted]:
+    site: Site,
+    choices: InstallOptions,
+    plugin: bytes,
+    sources: Mapping[str, bytes],
+    stack: PlugstackFiles | None = None,
+) -> list[DesiredFile]:
     """The files of an installation, in the order they are written: nothing names one that comes after it.
 
     Args:
@@ -133,52 +137,52 @@ def build_files(
     user = site.slurm_user[1]
     return [
         build_plugin_file(site, choices.library, plugin),
-        Wanted(folder / LIMITS, build_limits(site, choices), "which sizes a job may ask for"),
-        Wanted(folder / SUBMIT, sources[SUBMIT], "turns --ipus into licenses"),
-        Wanted(folder / FILE_NAME, build_vipu_conf(choices), filled, 0o600, once=True, owner=max(user, 0)),
-        Wanted(folder / JOB_SUBMIT, sources[JOB_SUBMIT], "what slurmctld calls; it only calls ours", yields=True),
-        *_plugstack_files(site, choices, stack or Stack()),
+        DesiredFile(folder / LIMITS, build_limits(site, choices), "which sizes a job may ask for"),
+        DesiredFile(folder / SUBMIT, sources[SUBMIT], "turns --ipus into licenses"),
+        DesiredFile(folder / FILE_NAME, build_vipu_conf(choices), filled, 0o600, once=True, owner=max(user, 0)),
+        DesiredFile(folder / JOB_SUBMIT, sources[JOB_SUBMIT], "what slurmctld calls; it only calls ours", yields=True),
+        *_plugstack_files(site, choices, stack or PlugstackFiles()),
     ]
 
 
-def build_plugin_file(site: Site, library: Path, plugin: bytes) -> Wanted:
+def build_plugin_file(site: Site, library: Path, plugin: bytes) -> DesiredFile:
     """The plugin: all there is to install where slurmctld hands out the rest."""
-    return Wanted(library / PLUGIN, plugin, f"--ipus and --num-replicas, for Slurm {site.version}", 0o755)
+    return DesiredFile(library / PLUGIN, plugin, f"--ipus and --num-replicas, for Slurm {site.version}", 0o755)
 
 
-def _plugstack_files(site: Site, choices: Choices, stack: Stack) -> list[Wanted]:
+def _plugstack_files(site: Site, choices: InstallOptions, stack: PlugstackFiles) -> list[DesiredFile]:
     name, user = site.slurm_user
     agent = f"{name}({user})" if choices.agent_uid == user else f"uid {choices.agent_uid}"
     line = f"# {_MADE}.\n{build_plugin_line(site, choices)}\n".encode()
     why = f"loads the plugin; the agent runs as {agent}"
-    place = choose_place(site, stack)
-    files = [Wanted(loader_of(site), line, why)] if place is Place.FOLDER else []
-    if place is Place.FOLDER and site.plugstack in stack.replaceable:  # it takes others' files in, too
-        return [*files, Wanted(site.plugstack, stack.texts[site.plugstack].encode(), "takes plugstack.conf.d in")]
-    return [*files, Wanted(site.plugstack, line, why, yields=True)]
+    place = choose_location(site, stack)
+    files = [DesiredFile(include_file_of(site), line, why)] if place is LineLocation.FOLDER else []
+    if place is LineLocation.FOLDER and site.plugstack in stack.replaceable:  # it takes others' files in, too
+        return [*files, DesiredFile(site.plugstack, stack.texts[site.plugstack].encode(), "takes plugstack.conf.d in")]
+    return [*files, DesiredFile(site.plugstack, line, why, yields=True)]
 
 
-def retired_files(site: Site, stack: Stack) -> list[Path]:
+def retired_files(site: Site, stack: PlugstackFiles) -> list[Path]:
     """What earlier installations wrote and this one does without: our line, where another loads the plugin."""
-    loader, place = loader_of(site), choose_place(site, stack)
+    loader, place = include_file_of(site), choose_location(site, stack)
     elsewhere = any(line.file != loader for line in plugin_lines(stack.texts))
-    return [loader] if place is Place.FILE or (place is Place.SITE and elsewhere) else []
+    return [loader] if place is LineLocation.FILE or (place is LineLocation.SITE and elsewhere) else []
 
 
-def build_plugin_line(site: Site, choices: Choices) -> str:
+def build_plugin_line(site: Site, choices: InstallOptions) -> str:
     """The line that loads the plugin, with its arguments. Everybody can read it: no secret is in it."""
     # `optional`: an object of another release costs an error message; `required` would break every command.
     words = (f"{name}={value}" for name, value in _arguments(site, choices).items())
     return f"optional {choices.library / PLUGIN} {' '.join(words)}"
 
 
-def _arguments(site: Site, choices: Choices) -> dict[str, str]:
+def _arguments(site: Site, choices: InstallOptions) -> dict[str, str]:
     found = {"agent": choices.agent, "max": str(choices.largest), "wait": str(choices.wait_s)}
     found |= {"munge_socket": site.munge_socket} if site.munge_socket else {}
     return found | ({"agent_uid": str(choices.agent_uid)} if choices.agent_uid else {})
 
 
-def build_limits(site: Site, choices: Choices) -> bytes:
+def build_limits(site: Site, choices: InstallOptions) -> bytes:
     """The Lua table that the submit script reads its limits from."""
     sizes = ", ".join(str(size) for size in sizes_up_to(choices.largest))
     entries = [f"max = {choices.largest},", f"sizes = {{ {sizes} }},"]
@@ -224,13 +228,13 @@ MaxIpusPerJob=256
 _PORT = re.compile(rb"AgentPort=[0-9]{1,5}\n")
 
 
-def build_vipu_conf(choices: Choices) -> bytes:
+def build_vipu_conf(choices: InstallOptions) -> bytes:
     """The vipu.conf to fill in: its agent listens where nodes look for it."""
     port = choices.agent.rpartition(":")[2]
     return VIPU_CONF if port == str(AGENT_PORT) else VIPU_CONF + f"AgentPort={port}\n".encode()
 
 
-def is_unfilled(conf: bytes) -> bool:
+def is_template(conf: bytes) -> bool:
     """Whether a vipu.conf is as the installation made it."""
     return conf.startswith(VIPU_CONF) and (conf == VIPU_CONF or bool(_PORT.fullmatch(conf[len(VIPU_CONF) :])))
 
@@ -244,7 +248,7 @@ class OwnLine:
     why: str
 
 
-def own_lines(site: Site, choices: Choices, script: bytes | None, stack: Stack) -> list[OwnLine]:
+def lines_for_site(site: Site, choices: InstallOptions, script: bytes | None, stack: PlugstackFiles) -> list[OwnLine]:
     """What is to be added by hand to ``job_submit.lua`` and ``plugstack.conf``, where the site has its own.
 
     Args:
@@ -254,7 +258,7 @@ def own_lines(site: Site, choices: Choices, script: bytes | None, stack: Stack) 
         stack: its plugstack files.
     """
     lines = []
-    if script is not None and not calls_ours(script):
+    if script is not None and not calls_our_script(script):
         why = "the site has a job_submit.lua: let its two functions call ours first"
         lines.append(OwnLine(site.folder / JOB_SUBMIT, (_PATH.format(folder=site.folder), *_CALLS), why))
     why = why_to_write(site, stack, choices.library / PLUGIN, _arguments(site, choices))
@@ -264,7 +268,7 @@ def own_lines(site: Site, choices: Choices, script: bytes | None, stack: Stack) 
     return lines
 
 
-def calls_ours(script: bytes) -> bool:
+def calls_our_script(script: bytes) -> bool:
     """Whether a job_submit.lua brings our script in."""
     return any(
         SUBMIT.removesuffix(".lua").encode() in line.split(b"--")[0] for line in script.replace(b"\r", b"").split(b"\n")
@@ -287,13 +291,13 @@ _CALLS = (
 
 
 def plan_install(
-    wanted: Sequence[Wanted],
+    wanted: Sequence[DesiredFile],
     on_disk: Mapping[Path, str | None],
-    manifest: Manifest,
+    manifest: InstallManifest,
     *,
     force: bool = False,
     retired: Sequence[Path] = (),
-) -> list[Step]:
+) -> list[InstallStep]:
     """What to do about each file, in order: at last those that are needed no more are removed.
 
     Args:
@@ -307,44 +311,48 @@ def plan_install(
     return steps + [_away(path, on_disk, manifest) for path in retired if path in manifest.digests]
 
 
-def _away(path: Path, on_disk: Mapping[Path, str | None], manifest: Manifest) -> Step:
+def _away(path: Path, on_disk: Mapping[Path, str | None], manifest: InstallManifest) -> InstallStep:
     if path not in on_disk:
-        return Step(Action.GONE, path, "its line stands in plugstack.conf")
+        return InstallStep(FileAction.GONE, path, "its line stands in plugstack.conf")
     if on_disk[path] in manifest.digests[path]:
-        return Step(Action.REMOVE, path, "its line stands in plugstack.conf")
-    return Step(Action.KEEP, path, "it was changed by hand; its line stands in plugstack.conf, so remove it yourself")
+        return InstallStep(FileAction.REMOVE, path, "its line stands in plugstack.conf")
+    return InstallStep(
+        FileAction.KEEP, path, "it was changed by hand; its line stands in plugstack.conf, so remove it yourself"
+    )
 
 
-def _step(file: Wanted, on_disk: Mapping[Path, str | None], ours: tuple[str, ...], *, force: bool) -> Step:
+def _step(file: DesiredFile, on_disk: Mapping[Path, str | None], ours: tuple[str, ...], *, force: bool) -> InstallStep:
     if file.path not in on_disk:
-        return Step(Action.CREATE, file.path, file.why, file)
+        return InstallStep(FileAction.CREATE, file.path, file.why, file)
     now = on_disk[file.path]
     if file.once:
-        return Step(Action.SAME, file.path, file.why)
+        return InstallStep(FileAction.SAME, file.path, file.why)
     if now == digest_of(file.content):
-        return Step(Action.SAME, file.path, file.why, file)
+        return InstallStep(FileAction.SAME, file.path, file.why, file)
     if now is None:
-        return Step(Action.KEEP, file.path, "it is no plain file")
+        return InstallStep(FileAction.KEEP, file.path, "it is no plain file")
     if now in ours:
-        return Step(Action.UPDATE, file.path, file.why, file)
+        return InstallStep(FileAction.UPDATE, file.path, file.why, file)
     if file.yields and not ours:
-        return Step(Action.KEEP, file.path, "the site has its own")
+        return InstallStep(FileAction.KEEP, file.path, "the site has its own")
     told = "it was changed by hand" if ours else "it is not ours"
     if force:
-        return Step(Action.UPDATE, file.path, f"{told}, and --force was said", file)
-    return Step(Action.KEEP, file.path, f"{told}; --force replaces it")
+        return InstallStep(FileAction.UPDATE, file.path, f"{told}, and --force was said", file)
+    return InstallStep(FileAction.KEEP, file.path, f"{told}; --force replaces it")
 
 
-def plan_uninstall(on_disk: Mapping[Path, str | None], manifest: Manifest) -> list[Step]:
+def plan_uninstall(on_disk: Mapping[Path, str | None], manifest: InstallManifest) -> list[InstallStep]:
     """What to do about each file that we wrote, the last first: nothing names one that is gone."""
     steps = []
     for path, ours in reversed([*manifest.digests.items()]):
         if path not in on_disk:
-            steps.append(Step(Action.GONE, path, "somebody removed it"))
+            steps.append(InstallStep(FileAction.GONE, path, "somebody removed it"))
         elif on_disk[path] in ours:
-            steps.append(Step(Action.REMOVE, path, "we wrote it"))
+            steps.append(InstallStep(FileAction.REMOVE, path, "we wrote it"))
         else:
-            steps.append(Step(Action.KEEP, path, "it was changed by hand: remove it yourself if nobody needs it"))
+            steps.append(
+                InstallStep(FileAction.KEEP, path, "it was changed by hand: remove it yourself if nobody needs it")
+            )
     return steps
 
 
@@ -354,7 +362,7 @@ def check_uninstall(job_submit: Sequence[str], script: bytes | None, conf: Path)
     Raises:
         MooringsError: ``slurm.refused``.
     """
-    if "lua" in job_submit and script is not None and calls_ours(script):
+    if "lua" in job_submit and script is not None and calls_our_script(script):
         raise MooringsError(
             "slurm.refused",
             f"{conf} has JobSubmitPlugins={','.join(job_submit)}, and its job_submit.lua calls ours",
@@ -383,31 +391,31 @@ def check_wait(wait_s: int, patience_s: int, conf: Path) -> None:
 # -- the manifest ------------------------------------------------------------------------------------------------------
 
 
-def with_steps(manifest: Manifest, steps: Sequence[Step]) -> Manifest:
+def with_steps(manifest: InstallManifest, steps: Sequence[InstallStep]) -> InstallManifest:
     """The manifest before the steps are done: it knows each file as it is and as it will be."""
     digests = dict(manifest.digests)
     for step in steps:
-        if step.wanted is not None and step.action in (Action.CREATE, Action.UPDATE):
+        if step.wanted is not None and step.action in (FileAction.CREATE, FileAction.UPDATE):
             new = digest_of(step.wanted.content)
             # Written anew at the end, so that the order is that of the last installation.
             digests[step.path] = (*[old for old in digests.pop(step.path, ()) if old != new][-2:], new)
         elif step.wanted is not None and step.path in digests:
             digests[step.path] = digests.pop(step.path)
-    return Manifest(digests)
+    return InstallManifest(digests)
 
 
-def without(manifest: Manifest, gone: Collection[Path]) -> Manifest:
+def without_files(manifest: InstallManifest, gone: Collection[Path]) -> InstallManifest:
     """The manifest without these files."""
-    return Manifest({path: ours for path, ours in manifest.digests.items() if path not in gone})
+    return InstallManifest({path: ours for path, ours in manifest.digests.items() if path not in gone})
 
 
-def build_manifest(manifest: Manifest) -> bytes:
+def build_manifest(manifest: InstallManifest) -> bytes:
     """The manifest as a file."""
     files = [{"path": str(path), "sha256": list(ours)} for path, ours in manifest.digests.items()]
     return (json.dumps({"version": 1, "files": files}, indent=1) + "\n").encode()
 
 
-def parse_manifest(content: bytes, source: str) -> Manifest:
+def parse_manifest(content: bytes, source: str) -> InstallManifest:
     """The manifest in a file.
 
     Raises:
@@ -421,7 +429,7 @@ def parse_manifest(content: bytes, source: str) -> Manifest:
         raise _damaged(source, repr(error)) from error
     if version != 1 or not all(path.is_absolute() and ".." not in path.parts for path in digests):
         raise _damaged(source, "it is of another release, or names a path that is not absolute")
-    return Manifest(digests)
+    return InstallManifest(digests)
 
 
 def _damaged(source: str, problem: str) -> MooringsError:

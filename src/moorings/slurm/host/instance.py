@@ -52,7 +52,7 @@ def read_instance(folder: Path) -> str | None:
     return instance
 
 
-def keep_instance(folder: Path, fresh: str) -> str:
+def ensure_instance(folder: Path, fresh: str) -> str:
     """The id of the Slurm that keeps its state in ``folder``: ``fresh``, if it has none yet.
 
     It is there whole or not at all: a half-written one would hold the agent up until somebody removes it.

@@ -15,7 +15,7 @@ from moorings.core.announced import QUEUE_JOBS_MAX
 from moorings.core.claims import NAME_CHARS_MAX, TIME_LIMIT_S_MAX
 from moorings.core.instants import Timestamp
 from moorings.core.reconcile import LISTINGS_REQUIRED, Streak
-from moorings.slurm.formats import JobRecord, Order, Phase
+from moorings.slurm.formats import JobRecord, SlurmJobPhase, SubmittedOptions
 from moorings.wire.codec import format_time
 from moorings.wire.shapes import ClaimBody, ClaimRequest, QueuedJobShape, QueueRequest
 
@@ -25,14 +25,14 @@ STARTED = ("RUNNING", "CONFIGURING")  # states in which a job needs its partitio
 COMPLETING = "COMPLETING"
 # What a waiting job that is told of waits for. All other reasons mean something that is not ours to give (nodes, a
 # dependency, a limit), and nothing must be kept for it.
-WAITS_FOR_US = "Licenses"
-NOT_SEEN_YET = ("None", "")
-BEHIND_OTHERS = "Priority"
+REASON_LICENSES = "Licenses"
+REASONS_NONE = ("None", "")
+REASON_PRIORITY = "Priority"
 _STARTS = 6  # parts of an owner: slurm, cluster, job, nonce, restarts, instance
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class ClusterIdentity:
     """Whose jobs they are: a Slurm, by its ClusterName and by the id of what it remembers of its jobs.
 
     The name alone would not do: of two Slurms of one name each would take the other's claims for leftovers.
@@ -52,7 +52,7 @@ class Home:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class JobStart:
     """One start of one job."""
 
     job_id: int
@@ -60,15 +60,15 @@ class Start:
     restarts: int
 
     @classmethod
-    def of(cls, job: JobRecord, order: Order) -> Start:
+    def of(cls, job: JobRecord, order: SubmittedOptions) -> JobStart:
         """The present start of a job, or its next one if it waits."""
         return cls(job.job_id, order.nonce, job.restarts)
 
-    def owner(self, home: Home) -> str:
+    def owner(self, home: ClusterIdentity) -> str:
         """The owner of its claim."""
         return f"{home.queue}/{self.job_id}/{self.nonce}/{self.restarts}/{home.instance}"
 
-    def key(self, home: Home) -> str:
+    def key(self, home: ClusterIdentity) -> str:
         """The idempotency key of its claim."""
         return f"{home.cluster}/{self.job_id}/{self.nonce}/{self.restarts}/{home.instance}"
 
@@ -83,18 +83,18 @@ def queue_of(cluster: str) -> str:
     return f"slurm/{cluster}"
 
 
-def start_of(owner: str) -> Start | None:
+def start_of(owner: str) -> JobStart | None:
     """The start that an owner names; None: it names none."""
     parts = owner.split("/")
     if len(parts) != _STARTS or not parts[2].isdecimal() or not parts[4].isdecimal():
         return None
-    return Start(int(parts[2]), parts[3], int(parts[4]))
+    return JobStart(int(parts[2]), parts[3], int(parts[4]))
 
 
-def request_for(job: JobRecord, home: Home, pool: str, *, long_name: bool = False) -> ClaimRequest:
+def request_for(job: JobRecord, home: ClusterIdentity, pool: str, *, long_name: bool = False) -> ClaimRequest:
     """What a started job asks the controller for."""
     assert job.order is not None
-    order, start = job.order, Start.of(job, job.order)
+    order, start = job.order, JobStart.of(job, job.order)
     return ClaimRequest(
         size=order.ipus,
         accelerator=KIND,
@@ -117,9 +117,9 @@ def project_of(job: JobRecord) -> str:
     return job.account if _PROJECT.fullmatch(job.account) else "default"
 
 
-def announce(
+def build_queue_payload(
     jobs: Mapping[int, JobRecord],
-    home: Home,
+    home: ClusterIdentity,
     pool: str,
     believed_s: float,
     tier: Callable[[JobRecord], int] = lambda _: 1,
@@ -141,24 +141,24 @@ def announce(
         withheld: owners of next claims for whose jobs no devices are to be kept.
         on_trial: owners of next claims of jobs that may start at this moment: told of whatever Slurm says.
     """
-    asked = [job for job in jobs.values() if job.order is not None and job.phase is Phase.WAITING]
+    asked = [job for job in jobs.values() if job.order is not None and job.phase is SlurmJobPhase.WAITING]
     first: dict[str, tuple[int, int]] = {}  # by partition, who waits there for IPUs before all others
     for job in asked:
-        if job.reason == WAITS_FOR_US:
+        if job.reason == REASON_LICENSES:
             for name in job.partition.split(","):
-                first[name] = min(first.get(name, place_of(job)), place_of(job))
+                first[name] = min(first.get(name, queue_order(job)), queue_order(job))
     numbers = {start.job_id for start in map(start_of, on_trial) if start is not None}
-    may = [job for job in asked if job.job_id in numbers or _is_told(job, first)]
-    waiting = [(-tier(job), *place_of(job), job, job.order) for job in may]
+    may = [job for job in asked if job.job_id in numbers or _is_announced(job, first)]
+    waiting = [(-tier(job), *queue_order(job), job, job.order) for job in may]
     told: list[QueuedJobShape] = []
     for *_, job, order in sorted(waiting, key=lambda one: one[:3]):
         assert order is not None
-        owner = Start.of(job, order).owner(home)
-        if owner in withheld or (owner not in on_trial and not _is_told(job, first)):
+        owner = JobStart.of(job, order).owner(home)
+        if owner in withheld or (owner not in on_trial and not _is_announced(job, first)):
             continue
         if len(told) == QUEUE_JOBS_MAX:
             break
-        since = since_of(job)
+        since = queued_since(job)
         told.append(
             QueuedJobShape(
                 owner=owner,
@@ -175,7 +175,7 @@ def announce(
     return QueueRequest(queue=home.queue, accelerator=KIND, jobs=tuple(told), for_s=believed_s)
 
 
-def since_of(job: JobRecord) -> Timestamp | None:
+def queued_since(job: JobRecord) -> Timestamp | None:
     """Since when a job has its place: one that made room has the place of its first start, which Slurm forgets."""
     since = job.eligible or job.submitted
     if job.asked is not None:
@@ -183,18 +183,18 @@ def since_of(job: JobRecord) -> Timestamp | None:
     return since
 
 
-def _is_told(job: JobRecord, first: Mapping[str, tuple[int, int]]) -> bool:
-    if job.reason == BEHIND_OTHERS:
-        return any(name in first and first[name] < place_of(job) for name in job.partition.split(","))
-    return job.reason in (WAITS_FOR_US, *NOT_SEEN_YET)
+def _is_announced(job: JobRecord, first: Mapping[str, tuple[int, int]]) -> bool:
+    if job.reason == REASON_PRIORITY:
+        return any(name in first and first[name] < queue_order(job) for name in job.partition.split(","))
+    return job.reason in (REASON_LICENSES, *REASONS_NONE)
 
 
-def place_of(job: JobRecord) -> tuple[int, int]:
+def queue_order(job: JobRecord) -> tuple[int, int]:
     """Where a job stands among those of a partition: the least is first."""
     return -job.priority, job.job_id
 
 
-def _replicas_per_gcd(order: Order) -> int:
+def _replicas_per_gcd(order: SubmittedOptions) -> int:
     return max(order.replicas // order.gcds, 1)
 
 
@@ -203,7 +203,7 @@ def _limit(job: JobRecord) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class ClaimReview:
     """What follows from one good listing.
 
     Attributes:
@@ -219,13 +219,13 @@ class Judgement:
     doubts: Mapping[str, Streak] = field(default_factory=dict)
 
 
-def judge(
+def review_claims(
     jobs: Mapping[int, JobRecord],
     claims: Collection[ClaimBody],
     doubts: Mapping[str, Streak],
-    home: Home,
+    home: ClusterIdentity,
     apart_s: float,
-) -> Judgement:
+) -> ClaimReview:
     """What a good listing says of claims and jobs.
 
     Args:
@@ -247,7 +247,7 @@ def judge(
         why = _over(start, job)
         if why:
             releases[claim.id] = why
-        elif start is None or job is None or not may_live(start, job):
+        elif start is None or job is None or not may_be_running(start, job):
             streak = doubts.get(claim.owner, Streak()).longer(apart_s)
             remembered[claim.owner] = streak
             if streak.is_proof(LISTINGS_REQUIRED):
@@ -256,12 +256,12 @@ def judge(
     starts = tuple(
         job
         for job in jobs.values()
-        if job.state in STARTED and job.order is not None and Start.of(job, job.order).owner(home) not in held
+        if job.state in STARTED and job.order is not None and JobStart.of(job, job.order).owner(home) not in held
     )
-    return Judgement(starts, releases, lost, remembered)
+    return ClaimReview(starts, releases, lost, remembered)
 
 
-def _over(start: Start | None, job: JobRecord | None) -> str:
+def _over(start: JobStart | None, job: JobRecord | None) -> str:
     """Why a start is certainly over; empty: that is not certain."""
     if start is None or job is None or job.order is None or job.order.nonce != start.nonce:
         return ""
@@ -269,23 +269,23 @@ def _over(start: Start | None, job: JobRecord | None) -> str:
         return ""
     if job.restarts > start.restarts:
         return f"job {start.job_id} was requeued"
-    if job.restarts == start.restarts and job.phase is Phase.ENDED:
+    if job.restarts == start.restarts and job.phase is SlurmJobPhase.ENDED:
         return f"job {start.job_id} is {job.state}"
     return ""
 
 
-def may_live(start: Start, job: JobRecord) -> bool:
+def may_be_running(start: JobStart, job: JobRecord) -> bool:
     """Whether this may be the job of that start, and run; an admin may have written over what tells jobs apart."""
     same = job.order is None or job.order.nonce == start.nonce
     restarts = (start.restarts, start.restarts + 1) if job.state == COMPLETING else (start.restarts,)
-    return same and job.phase is Phase.LIVE and job.restarts in restarts
+    return same and job.phase is SlurmJobPhase.LIVE and job.restarts in restarts
 
 
-def is_over(start: Start, jobs: Mapping[int, JobRecord]) -> bool:
+def has_ended(start: JobStart, jobs: Mapping[int, JobRecord]) -> bool:
     """Whether a start is certainly over, by a good listing."""
     return bool(_over(start, jobs.get(start.job_id)))
 
 
 def uses_licenses(job: JobRecord) -> bool:
     """Whether a job has its licenses; Slurm takes them back when it begins to end."""
-    return job.phase is Phase.LIVE and job.state != COMPLETING
+    return job.phase is SlurmJobPhase.LIVE and job.state != COMPLETING

@@ -7,15 +7,15 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from moorings.core.errors import MooringsError
-from moorings.slurm.commands import Commands
-from moorings.slurm.formats import LICENSE, JobLists, JobRecord, build_jobs, parse_jobs
-from moorings.slurm.host.ledger import Start, uses_licenses
+from moorings.slurm.commands import SlurmCommands
+from moorings.slurm.formats import LICENSE, JobListParser, JobRecord, build_jobs, parse_jobs
+from moorings.slurm.host.ledger import JobStart, uses_licenses
 from moorings.slurm.host.nodes import BindRequest
 from moorings.slurm.host.plan import FRESH_S
-from moorings.slurm.listings import expand_hosts
+from moorings.slurm.listings import expand_hostlist
 
 
-class JobListing:
+class JobTable:
     """The list of jobs.
 
     Attributes:
@@ -25,16 +25,16 @@ class JobListing:
         accounts: whether Slurm checks that a job's account is its user's; else jobs are read without one.
     """
 
-    def __init__(self, slurm: Commands) -> None:
+    def __init__(self, slurm: SlurmCommands) -> None:
         self.jobs: Mapping[int, JobRecord] = {}
         self.listed_at: float | None = None
         self.wanted = asyncio.Event()
         self.accounts = False
         self._slurm = slurm
-        self._lists = JobLists()
+        self._lists = JobListParser()
         self._listed = asyncio.Condition()
 
-    async def refresh(self, starts: Callable[[], Iterable[Start]]) -> None:
+    async def refresh(self, starts: Callable[[], Iterable[JobStart]]) -> None:
         """List the jobs that have not ended, and those of ``starts`` that Slurm still knows.
 
         Of those that ended only these: a busy cluster remembers thousands for minutes.
@@ -86,7 +86,7 @@ class JobListing:
 
 
 def _may_ask(job: JobRecord, request: BindRequest) -> bool:
-    here = not job.nodes_whole or request.node in expand_hosts(job.nodes)
+    here = not job.nodes_whole or request.node in expand_hostlist(job.nodes)
     return job.order is not None and uses_licenses(job) and here
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from moorings.core.errors import MooringsError
-from moorings.slurm.host.plugged import HelloRecord, Start
+from moorings.slurm.host.plugged import LastHeartbeat, SlurmdStart
 from moorings.slurm.host.state_files import replace_file
 
 FILE = "moorings_nodes"  # in StateSaveLocation, beside the instance's id
@@ -16,7 +16,7 @@ FILE_BYTES_MAX = 16 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeNotes:
+class NodeState:
     """What is written down.
 
     Attributes:
@@ -25,12 +25,12 @@ class NodeNotes:
         drained: by node, the SlurmdStartTime for which it was drained.
     """
 
-    hellos: Mapping[str, HelloRecord] = field(default_factory=dict)
-    starts: Mapping[str, Start] = field(default_factory=dict)
+    hellos: Mapping[str, LastHeartbeat] = field(default_factory=dict)
+    starts: Mapping[str, SlurmdStart] = field(default_factory=dict)
     drained: Mapping[str, int] = field(default_factory=dict)
 
 
-def encode_notes(notes: NodeNotes) -> bytes:
+def encode_node_state(notes: NodeState) -> bytes:
     """The file's content: a repeated report does not change it."""
     return json.dumps(
         {
@@ -57,29 +57,31 @@ def save_notes(file: Path, content: bytes) -> None:
         raise MooringsError("slurm.unreadable", told, hint="see the disk of StateSaveLocation") from error
 
 
-def load_notes(file: Path | None) -> NodeNotes:
+def load_node_state(file: Path | None) -> NodeState:
     """What was written down; nothing, if there is no file.
 
     Raises:
         MooringsError: ``slurm.unreadable``.
     """
     if file is None:
-        return NodeNotes()
+        return NodeState()
     try:
         with file.open("rb") as stream:
             found = json.loads(stream.read(FILE_BYTES_MAX))
-        return NodeNotes(
+        return NodeState(
             hellos={
-                str(name): HelloRecord(str(run), float(at_s), 0.0) for name, (run, at_s) in found["hellos"].items()
+                str(name): LastHeartbeat(str(run), float(at_s), 0.0) for name, (run, at_s) in found["hellos"].items()
             },
             starts={
-                str(name): Start(int(number), float(seen_s), None if before_s is None else float(before_s), bool(sure))
+                str(name): SlurmdStart(
+                    int(number), float(seen_s), None if before_s is None else float(before_s), bool(sure)
+                )
                 for name, (number, seen_s, before_s, sure) in found["starts"].items()
             },
             drained={str(name): int(number) for name, number in found["drained"].items()},
         )
     except FileNotFoundError:
-        return NodeNotes()
+        return NodeState()
     except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
         hint = "the agent writes it anew: each slurmd with the plugin reports again within a minute or two"
         raise MooringsError("slurm.unreadable", f"{file} cannot be read: {error}", hint=hint) from error

@@ -16,21 +16,21 @@ from dataclasses import replace
 from pathlib import Path
 
 from moorings.core.errors import MooringsError
-from moorings.slurm.commands import Commands
+from moorings.slurm.commands import SlurmCommands
 from moorings.slurm.formats import build_drain
-from moorings.slurm.host.hello import Hello
-from moorings.slurm.host.node_notes import NodeNotes, encode_notes, load_notes, save_notes
+from moorings.slurm.host.hello import PluginHeartbeat
+from moorings.slurm.host.node_notes import NodeState, encode_node_state, load_node_state, save_notes
 from moorings.slurm.host.plugged import (
     AGAIN_S,
     FEATURE,
     REASON,
-    HelloRecord,
-    PluggedMemory,
-    PluggedPlan,
-    plan_plugged,
+    LastHeartbeat,
+    PluginPlan,
+    PluginState,
+    plan_node_drains,
 )
-from moorings.slurm.host.troubles import Troubles
-from moorings.slurm.listings import name_first
+from moorings.slurm.host.troubles import FailureLog
+from moorings.slurm.listings import join_first
 from moorings.slurm.node_records import NodeRecord, build_show_nodes, build_undrain, parse_show_nodes
 
 log = logging.getLogger("moorings.slurm.agent")
@@ -48,7 +48,7 @@ _MOST = (
 _UNKNOWN = "is that the name of the machine, and slurm.conf has another in NodeHostname?"
 
 
-class NodeWatch:
+class NodeMonitor:
     """The nodes that may have IPU jobs.
 
     Args:
@@ -57,11 +57,11 @@ class NodeWatch:
         file: where it is written down; None: nowhere.
     """
 
-    def __init__(self, slurm: Commands, troubles: Troubles, file: Path | None) -> None:
+    def __init__(self, slurm: SlurmCommands, troubles: FailureLog, file: Path | None) -> None:
         self._slurm = slurm
         self._troubles = troubles
         self._file = file
-        self._hellos: dict[str, HelloRecord] | None = None  # None: the file was not read
+        self._hellos: dict[str, LastHeartbeat] | None = None  # None: the file was not read
         self._saved = b""
         self._nodes: Sequence[NodeRecord] = ()
         self._names: frozenset[str] = frozenset()
@@ -69,7 +69,7 @@ class NodeWatch:
         self._plugged: frozenset[str] = frozenset()
         self._begun_s = math.inf  # when the reports of the agent before were read; by the loop's clock, as the next one
         self._heard_s: dict[str, float] = {}  # by name, when it was reported last
-        self._memory = PluggedMemory()
+        self._memory = PluginState()
         self._told = asyncio.Event()
         self._pause_s = LIST_S
 
@@ -112,7 +112,7 @@ class NodeWatch:
                     await self._told.wait()
             await asyncio.sleep(min(took_s, LIST_S))  # many nodes that start at the same time are one list
 
-    def note(self, hello: Hello) -> bool:
+    def note(self, hello: PluginHeartbeat) -> bool:
         """Record the report of a slurmd; false: no node of that name is known yet, and it is to report again."""
         if self._hellos is None or not self._names:
             return False
@@ -126,9 +126,9 @@ class NodeWatch:
         loaded_s = now_s - hello.age_ms / 1000
         last = self._hellos.get(hello.node)
         if last is not None and last.run == hello.run:
-            self._hellos[hello.node] = HelloRecord(hello.run, min(last.loaded_s, loaded_s), now_s)
+            self._hellos[hello.node] = LastHeartbeat(hello.run, min(last.loaded_s, loaded_s), now_s)
         else:
-            self._hellos[hello.node] = HelloRecord(hello.run, loaded_s, now_s)
+            self._hellos[hello.node] = LastHeartbeat(hello.run, loaded_s, now_s)
             self._told.set()
             log.info("node.has_plugin", extra={"node": hello.node})
         return True
@@ -145,7 +145,7 @@ class NodeWatch:
         for gone in self._hellos.keys() - self._names:
             del self._hellos[gone]
             self._heard_s.pop(gone, None)
-        found = plan_plugged(nodes, self._hellos, self._memory, listed_s)
+        found = plan_node_drains(nodes, self._hellos, self._memory, listed_s)
         self._plugged = found.plugged
         self._pause_s = LIST_S if found.declared else IDLE_S
         self._memory = replace(found.memory, drained=self._memory.drained, most_lack=self._memory.most_lack)
@@ -157,24 +157,24 @@ class NodeWatch:
 
     def _take_up(self) -> None:
         try:
-            notes = load_notes(self._file)
+            notes = load_node_state(self._file)
         except MooringsError as error:  # each slurmd reports again
             log.warning("nodes.notes_lost", extra={"detail": error.detail})
-            notes = NodeNotes()
+            notes = NodeState()
         self._hellos = dict(notes.hellos)
         self._begun_s = _now()
-        self._memory = PluggedMemory(starts=notes.starts, drained=notes.drained)
+        self._memory = PluginState(starts=notes.starts, drained=notes.drained)
 
-    async def _do(self, found: PluggedPlan) -> None:
+    async def _do(self, found: PluginPlan) -> None:
         if found.report:
             told = f"{len(found.lacking)} of {found.declared} nodes with Feature={FEATURE} have not reported the plugin"
             log.error("nodes.without_plugin", extra={"detail": told, "hint": _MOST})
         if found.drain:
             await self._change(found.drain, lambda nodes: build_drain(nodes, REASON))
-            log.warning("node.drained", extra={"nodes": name_first(found.drain), "detail": REASON, "hint": _MEND})
+            log.warning("node.drained", extra={"nodes": join_first(found.drain), "detail": REASON, "hint": _MEND})
         if found.take_back:
             await self._change(found.take_back, build_undrain)
-            log.info("node.taken_back", extra={"nodes": name_first(found.take_back)})
+            log.info("node.taken_back", extra={"nodes": join_first(found.take_back)})
 
     async def _change(self, nodes: Sequence[str], build: Callable[[Sequence[str]], list[str]]) -> None:
         for begin in range(0, len(nodes), NODES_PER_COMMAND):
@@ -184,7 +184,7 @@ class NodeWatch:
         if self._file is None or self._hellos is None:
             return
         memory = self._memory
-        content = encode_notes(NodeNotes(hellos=self._hellos, starts=memory.starts, drained=memory.drained))
+        content = encode_node_state(NodeState(hellos=self._hellos, starts=memory.starts, drained=memory.drained))
         if content != self._saved:
             save_notes(self._file, content)
             self._saved = content

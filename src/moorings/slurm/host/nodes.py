@@ -39,7 +39,7 @@ ENTRIES_MAX = 4096  # env, genv and file lines together
 GCDS_MAX = 4096
 MESSAGE_CHARS_MAX = 500
 
-LATE_EXIT = 122  # how a batch script ends that waited in vain: RequeueExit lets its job wait in the queue again
+REQUEUE_EXIT_CODE = 122  # how a batch script ends that waited in vain: RequeueExit lets its job wait in the queue again
 
 BATCH_STEP = 4294967291  # slurm.h: SLURM_BATCH_SCRIPT
 INTERACTIVE_STEP = 4294967290
@@ -71,7 +71,7 @@ _NAMES = frozenset(
 )
 
 
-class Status(StrEnum):
+class BindStatus(StrEnum):
     """What the agent says to a request."""
 
     OK = "ok"
@@ -116,7 +116,7 @@ class BindReply:
         master: where task 0 listens.
     """
 
-    status: Status
+    status: BindStatus
     message: str = ""
     partition: str = ""
     folder: str = ""
@@ -157,7 +157,7 @@ def reply_for(binding: Binding, meeting: Rendezvous, folder: str, numbers: Seque
         content = {gcd.file_name: gcd.file_text.encode()} if files and gcd.file_name else {}
         gcds.append(GcdReply(own, content))
     return BindReply(
-        Status.OK,
+        BindStatus.OK,
         partition=binding.partition,
         folder=folder if files else "",
         environment=common,
@@ -208,7 +208,7 @@ def build_reply(request: BindRequest, reply: BindReply) -> bytes:
         MooringsError: ``node.invalid``: it has a value that no node would take.
     """
     lines = [f"job={request.job}", f"step={request.step}", f"nonce={request.nonce}", f"status={reply.status}"]
-    if reply.status is Status.OK:
+    if reply.status is BindStatus.OK:
         lines += _binding_lines(reply)
     else:
         lines.append(f"message={_CONTROLS.sub(' ', reply.message)[:MESSAGE_CHARS_MAX]}")
@@ -236,10 +236,10 @@ def parse_reply(payload: bytes, request: BindRequest) -> BindReply:
     values = dict.fromkeys(known, "") | _fields(plain, {"job", "step", "nonce", "status"}, known)
     if (values["job"], values["step"], values["nonce"]) != (str(request.job), str(request.step), request.nonce):
         raise _invalid("the answer is to another request")
-    if values["status"] not in set(Status):
+    if values["status"] not in set(BindStatus):
         raise _invalid(f"the status {values['status']!r} is unknown")
-    status = Status(values["status"])
-    if status is not Status.OK:
+    status = BindStatus(values["status"])
+    if status is not BindStatus.OK:
         return BindReply(status, values["message"])
     if len(entries) > ENTRIES_MAX:
         raise _invalid(f"the answer has {len(entries)} entries, and {ENTRIES_MAX} are allowed")
@@ -281,7 +281,7 @@ def _binding(values: Mapping[str, str], entries: Iterable[tuple[str, str]]) -> B
         elif key == "file":
             files[gcd][name] = _decoded(value)
     return BindReply(
-        Status.OK,
+        BindStatus.OK,
         partition=values["partition"],
         folder=values["dir"],
         environment=common,

@@ -16,9 +16,9 @@ from dataclasses import replace
 
 from moorings.client.client import Client
 from moorings.core.errors import MooringsError
-from moorings.slurm.host.calls import Calls
-from moorings.slurm.host.gate import Offer
-from moorings.slurm.host.troubles import Troubles
+from moorings.slurm.host.calls import ControllerClient
+from moorings.slurm.host.gate import QueueOffer
+from moorings.slurm.host.troubles import FailureLog
 from moorings.wire.shapes import QueueBody, QueueRequest, ReasonBody
 
 log = logging.getLogger("moorings.slurm.agent")
@@ -31,10 +31,10 @@ AGAIN_S = 10.0  # who was refused for another's sake tells its list so often, fo
 # A controller that was started anew knows of neither. Who was refused before lets the other speak first for so long.
 YIELD_S = 5.0
 CONTESTED_S = 150.0  # a rival's word is noted once a minute, and heard of a little later
-TAKEN, UNKNOWN = "queue.taken", "queue.unknown"
+QUEUE_TAKEN, UNKNOWN = "queue.taken", "queue.unknown"
 
 
-class Offers:
+class QueueSync:
     """The offer to one queue.
 
     Attributes:
@@ -59,13 +59,13 @@ class Offers:
 
     def __init__(
         self,
-        calls: Calls,
+        calls: ControllerClient,
         queue: str,
         instance: str,
         pool: str,
         changed: Callable[[], None],
         taken: Callable[[], None],
-        troubles: Troubles,
+        troubles: FailureLog,
     ) -> None:
         self.counts: Mapping[int, int] | None = None
         self.asked_at = 0.0
@@ -100,9 +100,9 @@ class Offers:
         if self._news != self._told:
             self._telling.set()
 
-    def snapshot(self) -> Offer:
+    def snapshot(self) -> QueueOffer:
         """What is offered at this moment."""
-        return Offer(
+        return QueueOffer(
             counts=self.counts,
             asked_at=self.asked_at,
             held=self.held,
@@ -146,7 +146,7 @@ class Offers:
         try:
             self._accept(await self._calls(lambda client: client.tell_queue(news)))
         except MooringsError as error:
-            if error.code == TAKEN:
+            if error.code == QUEUE_TAKEN:
                 self._refuse(error)
                 self._quiet_until = _now() + AGAIN_S
             raise
@@ -163,12 +163,12 @@ class Offers:
 
     def _miss(self, error: MooringsError) -> None:
         """Take in why there is no offer."""
-        if error.code == TAKEN:
+        if error.code == QUEUE_TAKEN:
             self._refuse(error)
         elif self.refused and not (self._unknown and error.code == UNKNOWN):
             self._quiet_until = _now() + YIELD_S  # it is away, or has just come back
         self._unknown = error.code == UNKNOWN
-        if error.code in (TAKEN, UNKNOWN):  # it was started anew, or hears of us for the first time
+        if error.code in (QUEUE_TAKEN, UNKNOWN):  # it was started anew, or hears of us for the first time
             self._told = None
             self._telling.set()
         self._lost_at = self._lost_at or _now() + LOST_S

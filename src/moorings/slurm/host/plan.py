@@ -1,7 +1,7 @@
 """What a cluster's agent does next: a function of what was listed, what is claimed and offered, and ``now``.
 
 Level-triggered: it may be asked at any moment, and goes on from what it finds. A list of jobs and a list of licenses
-are each acted on once, for what is missing from a list is counted; ``Memory`` says which were. Of the two clocks the
+are each acted on once, for what is missing from a list is counted; ``PlanState`` says which were. Of the two clocks the
 loop's, in seconds, measures what lies apart (a wall clock that jumps must end nothing); ``now`` is for people.
 """
 
@@ -14,15 +14,37 @@ from dataclasses import dataclass, field, replace
 from moorings.core.instants import Timestamp
 from moorings.core.reconcile import Streak
 from moorings.slurm.formats import LICENSE, JobRecord, License
-from moorings.slurm.host.gate import Offer, awaiting, in_use_beside, is_kept, stay_ours, to_reserve, what_lacks
-from moorings.slurm.host.ledger import Home, Start, announce, judge, start_of, uses_licenses
-from moorings.slurm.host.preempt import choose, may_displace_any
-from moorings.slurm.host.reclaim import People, Warn, in_the_way, plan_yields, remarks
-from moorings.slurm.host.silent import LOOK_S, Silence, Silent, find_silent, suspects
-from moorings.slurm.host.tiers import Preempt, Rules
-from moorings.slurm.host.withheld import Queue, Standing, follow, on_trial, open_for, whys
-from moorings.slurm.listings import name_first
-from moorings.slurm.needs import Needs
+from moorings.slurm.host.gate import (
+    QueueOffer,
+    describe_missing_licenses,
+    is_reserved,
+    is_reusable_by_queue,
+    sizes_awaiting_devices,
+    sizes_without_licenses,
+    to_reserve,
+)
+from moorings.slurm.host.ledger import (
+    ClusterIdentity,
+    JobStart,
+    build_queue_payload,
+    review_claims,
+    start_of,
+    uses_licenses,
+)
+from moorings.slurm.host.preempt import choose_victims, may_preempt_any
+from moorings.slurm.host.reclaim import UserNames, WarnJob, find_blocking_jobs, plan_wait_notes, plan_yields
+from moorings.slurm.host.silent import LOOK_S, UnboundJob, UnboundNodes, find_unbound, jobs_missing_binds
+from moorings.slurm.host.tiers import PreemptionRules, PreemptType
+from moorings.slurm.host.withheld import (
+    StartBackoff,
+    WaitingJobs,
+    on_trial,
+    open_trials,
+    update_backoffs,
+    withheld_reasons,
+)
+from moorings.slurm.listings import join_first
+from moorings.slurm.needs import NodeRequirements
 from moorings.slurm.steps import TaskStep
 from moorings.wire.shapes import ClaimBody, DeviceBody, PoolBody, QueueRequest
 
@@ -39,7 +61,7 @@ _OF_ANOTHER = "if that Slurm is gone for good, 'moor slurm doctor' lists them an
 
 
 @dataclass(frozen=True, slots=True)
-class Devices:
+class DeviceHolders:
     """Who holds which devices, as the controller answered.
 
     Attributes:
@@ -52,7 +74,7 @@ class Devices:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcomes:
+class ActionOutcomes:
     """What came of earlier acts on jobs; a start is a job's number and its restarts.
 
     Attributes:
@@ -69,7 +91,7 @@ class Outcomes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class PlanState:
     """What one plan leaves for the next.
 
     Attributes:
@@ -91,14 +113,14 @@ class Memory:
     doubts: Mapping[str, Streak] = field(default_factory=dict)
     blocking_since: Mapping[str, float] = field(default_factory=dict)
     largest: int = 0
-    standings: Mapping[str, Standing] = field(default_factory=dict)
+    standings: Mapping[str, StartBackoff] = field(default_factory=dict)
     remarked_at: float | None = None
-    silence: Silence = field(default_factory=Silence)
-    reported: frozenset[Report] = frozenset()
+    silence: UnboundNodes = field(default_factory=UnboundNodes)
+    reported: frozenset[LogWarning] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class ClusterState:
     """All that a plan is made from. Times are the loop's, in seconds.
 
     Attributes:
@@ -129,7 +151,7 @@ class View:
         memory: of the plan before.
     """
 
-    home: Home
+    home: ClusterIdentity
     pool: str = ""
     at_s: float = 0.0
     jobs: Mapping[int, JobRecord] = field(default_factory=dict)
@@ -140,19 +162,19 @@ class View:
     claims_listed: bool = False
     releasing: frozenset[str] = frozenset()
     settled_at: Mapping[str, float] = field(default_factory=dict)
-    offer: Offer = field(default_factory=Offer)
+    offer: QueueOffer = field(default_factory=QueueOffer)
     licenses: Mapping[str, License] = field(default_factory=dict)
     licenses_at: float | None = None
-    rules: Rules = field(default_factory=Rules)
-    needs: Needs | None = None
-    devices: Devices | None = None
-    asked: Mapping[Start, frozenset[str]] = field(default_factory=dict)
+    rules: PreemptionRules = field(default_factory=PreemptionRules)
+    needs: NodeRequirements | None = None
+    devices: DeviceHolders | None = None
+    asked: Mapping[JobStart, frozenset[str]] = field(default_factory=dict)
     steps: Sequence[TaskStep] | None = None
     plugged: frozenset[str] = frozenset()
     lapsed: frozenset[str] = frozenset()
     n_nodes: int = 0
-    outcomes: Outcomes = field(default_factory=Outcomes)
-    memory: Memory = field(default_factory=Memory)
+    outcomes: ActionOutcomes = field(default_factory=ActionOutcomes)
+    memory: PlanState = field(default_factory=PlanState)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +185,7 @@ class ServeJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class ReleaseJobClaim:
     """Release a claim: its start is over."""
 
     claim: ClaimBody
@@ -171,7 +193,7 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class ReleaseIfGone:
+class ReleaseIfJobGone:
     """Release a claim, unless Slurm, asked for that very job, knows it."""
 
     claim: ClaimBody
@@ -186,7 +208,7 @@ class AllowRequeue:
 
 
 @dataclass(frozen=True, slots=True)
-class Requeue:
+class RequeueJob:
     """Put a job back into the queue."""
 
     job: JobRecord
@@ -194,7 +216,7 @@ class Requeue:
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel:
+class CancelJob:
     """Cancel a job, and tell its user why."""
 
     job: JobRecord
@@ -202,7 +224,7 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
-class SetAside:
+class PutBackJob:
     """Put a job back that holds another's licenses, if its claim still has no devices; it keeps its place."""
 
     claim: str
@@ -238,7 +260,7 @@ class ListSteps:
 
 
 @dataclass(frozen=True, slots=True)
-class StopUnbound:
+class StopUnboundJob:
     """Drain these nodes, then put back a job that ran there without its partition; cancel one that cannot be."""
 
     job: JobRecord
@@ -247,14 +269,14 @@ class StopUnbound:
 
 
 @dataclass(frozen=True, slots=True)
-class Announce:
+class AnnounceQueue:
     """Announce to the controller which jobs wait, if that is news."""
 
     queue: QueueRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Reserve:
+class UpdateReservation:
     """Set what the reservation holds; ``closed``: what it holds if it must be made first."""
 
     licenses: Mapping[str, int]
@@ -262,7 +284,7 @@ class Reserve:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class LogWarning:
     """Log what an admin should know, once: an event with its detail and a hint, an error if ``is_error``."""
 
     event: str
@@ -272,48 +294,48 @@ class Report:
     is_error: bool = False
 
 
-Act = (
+AgentAction = (
     ServeJob
-    | Release
-    | ReleaseIfGone
-    | Warn
+    | ReleaseJobClaim
+    | ReleaseIfJobGone
+    | WarnJob
     | AllowRequeue
-    | Requeue
-    | Cancel
-    | SetAside
+    | RequeueJob
+    | CancelJob
+    | PutBackJob
     | WriteNote
     | PreemptJobs
     | ListDevices
     | ListSteps
-    | StopUnbound
-    | Announce
-    | Reserve
-    | Report
+    | StopUnboundJob
+    | AnnounceQueue
+    | UpdateReservation
+    | LogWarning
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AgentPlan:
     """What is to be done now, and what is remembered of it; ``judged``: claims were held against the list of jobs."""
 
-    acts: tuple[Act, ...]
-    memory: Memory
+    acts: tuple[AgentAction, ...]
+    memory: PlanState
     judged: bool = False
 
 
-def plan(view: View, now: Timestamp) -> Plan:
+def plan(view: ClusterState, now: Timestamp) -> AgentPlan:
     """What is to be done now.
 
     Args:
         view: what is known.
         now: the wall clock's time.
     """
-    acts: list[Act] = []
+    acts: list[AgentAction] = []
     memory = view.memory
     judged = False
     if view.listed_at is not None and view.listed_at != memory.listed_at:
         judged = view.accepted and view.claims_listed
-        standings = follow(_queue(view), memory.standings, view.listed_at, view.at_s, now)
+        standings = update_backoffs(_queue(view), memory.standings, view.listed_at, view.at_s, now)
         memory = replace(memory, listed_at=view.listed_at, standings=standings)
         if judged:
             memory = _follow_jobs(view, memory, view.listed_at, now, acts)
@@ -321,11 +343,11 @@ def plan(view: View, now: Timestamp) -> Plan:
             memory = replace(memory, doubts={}, judged_at=None)
         if view.claims_listed:
             memory = _report(memory, "claims.of_another", _claims_of_another(view), acts)
-        keep = (set(whys(standings)), on_trial(standings))
-        queue = announce(view.jobs, view.home, view.pool, BELIEVED_S, view.rules.tier, *keep)
+        keep = (set(withheld_reasons(standings)), on_trial(standings))
+        queue = build_queue_payload(view.jobs, view.home, view.pool, BELIEVED_S, view.rules.tier, *keep)
         memory = replace(memory, largest=max((job.size for job in queue.jobs), default=0))
-        acts.append(Announce(queue))
-        if view.accepted and view.rules.by is not Preempt.NONE and may_displace_any(view.jobs, view.rules, now):
+        acts.append(AnnounceQueue(queue))
+        if view.accepted and view.rules.by is not PreemptType.NONE and may_preempt_any(view.jobs, view.rules, now):
             acts.append(ListDevices())
         memory = _look_for_silent(view, memory, acts)
     if view.steps is not None:
@@ -334,32 +356,34 @@ def plan(view: View, now: Timestamp) -> Plan:
         acts += _preempt(view, view.devices, now)
     if view.licenses_at is not None and view.licenses_at != memory.licenses_at:
         memory = replace(memory, licenses_at=view.licenses_at)
-        lack = what_lacks(view.licenses, view.offer.counts)
-        found = [Report("gate.lacks", lack, _LACKS, is_error=True)] if lack else []
+        lack = describe_missing_licenses(view.licenses, view.offer.counts)
+        found = [LogWarning("gate.lacks", lack, _LACKS, is_error=True)] if lack else []
         memory = _report(memory, "gate.lacks", found, acts)
         wanted = _to_reserve(view, memory)
-        memory = replace(memory, standings=open_for(_queue(view), memory.standings, wanted, view.at_s, now))
-        if not is_kept(view.licenses, wanted):
-            acts.append(Reserve(wanted, to_reserve(view.licenses, None)))
-    return Plan(tuple(acts), memory, judged)
+        memory = replace(memory, standings=open_trials(_queue(view), memory.standings, wanted, view.at_s, now))
+        if not is_reserved(view.licenses, wanted):
+            acts.append(UpdateReservation(wanted, to_reserve(view.licenses, None)))
+    return AgentPlan(tuple(acts), memory, judged)
 
 
-def _follow_jobs(view: View, memory: Memory, listed_at: float, now: Timestamp, acts: list[Act]) -> Memory:
+def _follow_jobs(
+    view: ClusterState, memory: PlanState, listed_at: float, now: Timestamp, acts: list[AgentAction]
+) -> PlanState:
     """Add what a good list of jobs demands for the claims that were known before it; what is remembered then."""
     known = view.claims_before.values()
-    people = People(view.home.cluster, {} if view.rules.private else view.jobs)
+    people = UserNames(view.home.cluster, {} if view.rules.private else view.jobs)
     room = plan_yields(view.jobs, known, view.home, now, view.rules.kill_wait_s, view.outcomes.locked, people)
     acts += room.warnings
     acts += [AllowRequeue(job) for job in room.unlocks]
-    acts += [Requeue(job, why) for job, why in room.requeues]
-    acts += [Cancel(job, why) for job, why in room.cancels]
-    stuck = [Report("job.cannot_yield", why, _CANNOT_YIELD, claim) for claim, why in room.stuck.items()]
+    acts += [RequeueJob(job, why) for job, why in room.requeues]
+    acts += [CancelJob(job, why) for job, why in room.cancels]
+    stuck = [LogWarning("job.cannot_yield", why, _CANNOT_YIELD, claim) for claim, why in room.stuck.items()]
     memory = _report(memory, "job.cannot_yield", stuck, acts)
-    blocking = in_the_way(view.jobs, view.claims.values(), view.offer.offered, view.licenses)
+    blocking = find_blocking_jobs(view.jobs, view.claims.values(), view.offer.offered, view.licenses)
     since = {claim: memory.blocking_since.get(claim, view.at_s) for claim in blocking}
-    acts += [SetAside(claim, job) for claim, job in blocking.items() if view.at_s - since[claim] >= ASIDE_S]
+    acts += [PutBackJob(claim, job) for claim, job in blocking.items() if view.at_s - since[claim] >= ASIDE_S]
     apart_s = listed_at - memory.judged_at if memory.judged_at is not None else 0.0
-    judged = judge(view.jobs, known, memory.doubts, view.home, apart_s)
+    judged = review_claims(view.jobs, known, memory.doubts, view.home, apart_s)
     acts += map(ServeJob, judged.starts)
     for claim in known:
         if claim.owner not in view.claims:
@@ -368,99 +392,103 @@ def _follow_jobs(view: View, memory: Memory, listed_at: float, now: Timestamp, a
         start = room.kept.get(claim.id)
         waits = start is not None and view.outcomes.requeues.get(start, 0) < TRIES_MAX  # for its job to be requeued
         if why is not None and not waits:
-            acts.append(Release(claim, why))
+            acts.append(ReleaseJobClaim(claim, why))
         elif claim.id in judged.lost and not view.offer.contested:
-            acts.append(ReleaseIfGone(claim, judged.lost[claim.id]))
+            acts.append(ReleaseIfJobGone(claim, judged.lost[claim.id]))
     remarked_at = memory.remarked_at if memory.remarked_at is not None else view.at_s
     if view.at_s - remarked_at >= REMARKS_S:
         remarked_at = view.at_s
-        texts = remarks(view.jobs, view.offer.reasons, view.outcomes.notes, now, people, whys(memory.standings))
+        texts = plan_wait_notes(
+            view.jobs, view.offer.reasons, view.outcomes.notes, now, people, withheld_reasons(memory.standings)
+        )
         acts += [WriteNote(job, text) for job, text in texts]
     doubts = judged.doubts
     return replace(memory, judged_at=listed_at, doubts=doubts, blocking_since=since, remarked_at=remarked_at)
 
 
-def _report(memory: Memory, event: str, found: Sequence[Report], acts: list[Act]) -> Memory:
+def _report(memory: PlanState, event: str, found: Sequence[LogWarning], acts: list[AgentAction]) -> PlanState:
     """Add what is new of the reports of that event."""
     acts += [report for report in found if report not in memory.reported]
     others = {report for report in memory.reported if report.event != event}
     return replace(memory, reported=frozenset(others.union(found)))
 
 
-def _claims_of_another(view: View) -> list[Report]:
+def _claims_of_another(view: ClusterState) -> list[LogWarning]:
     names = sorted(claim.name for claim in view.claims.values() if not view.home.may_judge(claim.owner))
     if not names:
         return []
     detail = f"{len(names)} claims of another Slurm of this name, {names[0]} among them, are left alone"
-    return [Report("claims.of_another", detail, _OF_ANOTHER)]
+    return [LogWarning("claims.of_another", detail, _OF_ANOTHER)]
 
 
-def _look_for_silent(view: View, memory: Memory, acts: list[Act]) -> Memory:
+def _look_for_silent(view: ClusterState, memory: PlanState, acts: list[AgentAction]) -> PlanState:
     looked_at = memory.silence.looked_at
     if not view.accepted or (looked_at is not None and view.at_s - looked_at < LOOK_S):
         return memory
-    found = suspects(view.jobs.values(), view.asked)
+    found = jobs_missing_binds(view.jobs.values(), view.asked)
     if not found:
         return _stop_unbound(view, memory, (), acts)
     acts.append(ListSteps(tuple(job.job_id for job in found)))
     return replace(memory, silence=replace(memory.silence, looked_at=view.at_s))
 
 
-def _stop_unbound(view: View, memory: Memory, steps: Sequence[TaskStep], acts: list[Act]) -> Memory:
+def _stop_unbound(
+    view: ClusterState, memory: PlanState, steps: Sequence[TaskStep], acts: list[AgentAction]
+) -> PlanState:
     """Add what is to be done where tasks run that did not wait for their partition."""
     nodes = (view.plugged, view.lapsed)
-    silence, found = find_silent(memory.silence, view.jobs.values(), view.asked, steps, *nodes, view.at_s)
-    reports = [Report("node.silent", _told_of(one), _NO_PLUGIN) for one in found]
+    silence, found = find_unbound(memory.silence, view.jobs.values(), view.asked, steps, *nodes, view.at_s)
+    reports = [LogWarning("node.silent", _told_of(one), _NO_PLUGIN) for one in found]
     if silence.is_general(view.n_nodes):
         told = f"{len(silence.found_at)} nodes run IPU jobs and do not ask, {min(silence.found_at)} among them"
-        general = [Report("nodes.silent", told, _UNREACHED, is_error=True)]
+        general = [LogWarning("nodes.silent", told, _UNREACHED, is_error=True)]
     else:
         general = []
         for one in found:
             if one.proven:
                 drained = view.outcomes.drained.get((one.job.job_id, one.job.restarts), ())
                 fresh = tuple(node for node in one.nodes if node not in drained)
-                acts.append(StopUnbound(one.job, fresh, _told_of(one)))
+                acts.append(StopUnboundJob(one.job, fresh, _told_of(one)))
     memory = _report(replace(memory, silence=silence), "node.silent", reports, acts)
     return _report(memory, "nodes.silent", general, acts)
 
 
-def _told_of(silent: Silent) -> str:
-    nodes = name_first(silent.nodes)
+def _told_of(silent: UnboundJob) -> str:
+    nodes = join_first(silent.nodes)
     return f"tasks of job {silent.job.job_id} run on {nodes}, which did not ask for its partition"
 
 
-def _preempt(view: View, devices: Devices, now: Timestamp) -> list[Act]:
-    found = choose(view.jobs, devices.pools, devices.next_up, view.home, view.rules, now)
+def _preempt(view: ClusterState, devices: DeviceHolders, now: Timestamp) -> list[AgentAction]:
+    found = choose_victims(view.jobs, devices.pools, devices.next_up, view.home, view.rules, now)
     if found is None:
         return []
     return [PreemptJobs(found.waiting, tuple((job, view.rules.is_requeued(job)) for job in found.victims))]
 
 
-def _queue(view: View) -> Queue:
-    needs = view.needs if view.rules.by is Preempt.NONE else None
+def _queue(view: ClusterState) -> WaitingJobs:
+    needs = view.needs if view.rules.by is PreemptType.NONE else None
     blocking = (start_of(claim.owner) for claim in view.claims.values() if claim.id in view.memory.blocking_since)
     aside = {start.job_id for start in blocking if start is not None}
-    return Queue(view.home, view.jobs, view.offer.offered, view.licenses, needs, aside, view.rules.tier)
+    return WaitingJobs(view.home, view.jobs, view.offer.offered, view.licenses, needs, aside, view.rules.tier)
 
 
-def _to_reserve(view: View, memory: Memory) -> dict[str, int]:
+def _to_reserve(view: ClusterState, memory: PlanState) -> dict[str, int]:
     """What the reservation must hold, as far as offer and lists know."""
     if memory.silence.is_general(view.n_nodes):
         return to_reserve(view.licenses, None)
     offer, live, counted = view.offer, set(), []
     for job in view.jobs.values():
         if job.order is not None and uses_licenses(job):
-            owner = Start.of(job, job.order).owner(view.home)
+            owner = JobStart.of(job, job.order).owner(view.home)
             if LICENSE in job.licenses:  # an admin may have taken them
                 live.add(owner)
             settled_at = view.settled_at.get(owner)
             if settled_at is not None and settled_at <= offer.asked_at:
                 counted.append(job.order.ipus)
     claims = view.claims.values()
-    largest = max([memory.largest, *awaiting(claims, live)])
+    largest = max([memory.largest, *sizes_awaiting_devices(claims, live)])
     young = view.listed_at is not None and view.at_s - view.listed_at <= FRESH_S
-    if not young or not stay_ours(offer.held, largest, alone=offer.alone):
+    if not young or not is_reusable_by_queue(offer.held, largest, alone=offer.alone):
         return to_reserve(view.licenses, offer.counts, counted)
-    bare = Counter(in_use_beside(claims, live, view.releasing))
+    bare = Counter(sizes_without_licenses(claims, live, view.releasing))
     return to_reserve(view.licenses, offer.counts, held={size: n - bare[size] for size, n in offer.held.items()})

@@ -32,7 +32,7 @@ SURE_S = 180.0  # a report from before slurmd registered counts for so long, unl
 
 
 @dataclass(frozen=True, slots=True)
-class HelloRecord:
+class LastHeartbeat:
     """The last report of a slurmd that has loaded the plugin.
 
     Attributes:
@@ -47,7 +47,7 @@ class HelloRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class SlurmdStart:
     """A start of a slurmd, as Slurm lists it.
 
     Attributes:
@@ -64,7 +64,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PluggedMemory:
+class PluginState:
     """What one plan leaves for the next.
 
     Attributes:
@@ -75,13 +75,13 @@ class PluggedMemory:
     """
 
     begun_s: float | None = None
-    starts: Mapping[str, Start] = field(default_factory=dict)
+    starts: Mapping[str, SlurmdStart] = field(default_factory=dict)
     drained: Mapping[str, int] = field(default_factory=dict)
     most_lack: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PluggedPlan:
+class PluginPlan:
     """What is to be done now.
 
     Attributes:
@@ -99,11 +99,11 @@ class PluggedPlan:
     declared: int
     report: bool
     plugged: frozenset[str]
-    memory: PluggedMemory
+    memory: PluginState
 
 
 def has_plugin(
-    node: NodeRecord, hellos: Mapping[str, HelloRecord], starts: Mapping[str, Start], at_s: float
+    node: NodeRecord, hellos: Mapping[str, LastHeartbeat], starts: Mapping[str, SlurmdStart], at_s: float
 ) -> bool | None:
     """Whether the slurmd that runs on a node has reported that it loaded the plugin; None: it, or one before it.
 
@@ -127,9 +127,9 @@ def has_plugin(
     return is_later and at_s < start.seen_s + SURE_S
 
 
-def plan_plugged(
-    nodes: Sequence[NodeRecord], hellos: Mapping[str, HelloRecord], memory: PluggedMemory, at_s: float
-) -> PluggedPlan:
+def plan_node_drains(
+    nodes: Sequence[NodeRecord], hellos: Mapping[str, LastHeartbeat], memory: PluginState, at_s: float
+) -> PluginPlan:
     """Which nodes are drained or taken back.
 
     A node that lost its feature is resumed: it is no node of IPU jobs any more. A node that is powered down is left
@@ -168,14 +168,14 @@ def plan_plugged(
     known = {name: number for name, number in memory.drained.items() if numbers.get(name) == number}
     able = [node.name for node in overdue if not (node.is_drained or node.is_off or node.name in known)]
     drain = () if most else tuple(able)
-    return PluggedPlan(
+    return PluginPlan(
         drain=drain,
         take_back=tuple(node.name for node in nodes if is_drained_by_us(node) and node.name not in stay),
         lacking=tuple(node.name for node in lacking),
         declared=len(declared),
         report=report and not memory.most_lack,
         plugged=frozenset(name for name, has in have.items() if has),
-        memory=PluggedMemory(
+        memory=PluginState(
             begun_s=began_s,
             starts=starts,
             drained=known | {name: numbers[name] for name in drain},
@@ -189,19 +189,19 @@ def is_drained_by_us(node: NodeRecord) -> bool:
     return node.is_drained and node.reason.startswith(REASON) and node.started is not None  # refused else
 
 
-def _reports(node: NodeRecord, hellos: Mapping[str, HelloRecord]) -> list[HelloRecord]:
+def _reports(node: NodeRecord, hellos: Mapping[str, LastHeartbeat]) -> list[LastHeartbeat]:
     return [hellos[name] for name in sorted(node.names) if name in hellos]
 
 
-def _is_sure(start: Start, reports: Sequence[HelloRecord]) -> bool:
+def _is_sure(start: SlurmdStart, reports: Sequence[LastHeartbeat]) -> bool:
     return any(one.heard_s >= start.seen_s for one in reports)
 
 
-def _start_of(node: NodeRecord, starts: Mapping[str, Start], at_s: float) -> Start | None:
+def _start_of(node: NodeRecord, starts: Mapping[str, SlurmdStart], at_s: float) -> SlurmdStart | None:
     last = starts.get(node.name)
     if node.started is None:
         return last
     started_s = node.started // SECOND
     if last is not None and last.started_s == started_s:
         return last
-    return Start(started_s, at_s, last.seen_s if last is not None else None)
+    return SlurmdStart(started_s, at_s, last.seen_s if last is not None else None)

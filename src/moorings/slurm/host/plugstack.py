@@ -22,7 +22,7 @@ PLUGSTACK_FILE = "moorings.conf"
 PLUGSTACK_FOLDER = "plugstack.conf.d"
 
 
-class Place(StrEnum):
+class LineLocation(StrEnum):
     """Where the line that loads the plugin belongs."""
 
     FILE = "file"  # into plugstack.conf, which is ours
@@ -46,7 +46,7 @@ class PluginLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Stack:
+class PlugstackFiles:
     """What there is of plugstack files on a machine.
 
     Attributes:
@@ -58,7 +58,7 @@ class Stack:
     replaceable: Collection[Path] = frozenset()
 
 
-def loader_of(site: Site) -> Path:
+def include_file_of(site: Site) -> Path:
     """Our own file with the line, in the folder that plugstack.conf may take in."""
     return site.folder / PLUGSTACK_FOLDER / PLUGSTACK_FILE
 
@@ -68,7 +68,7 @@ def plugin_lines(texts: Mapping[Path, str]) -> list[PluginLine]:
     return [PluginLine(file, *line) for file, text in texts.items() for line in plugstack_lines(text, PLUGIN)]
 
 
-def said_before(texts: Mapping[Path, str]) -> tuple[str, int]:
+def installed_arguments(texts: Mapping[Path, str]) -> tuple[str, int]:
     """Where nodes find the agent, and how many seconds they wait, as the line that loads the plugin has it.
 
     Empty, and 0: there is no such line, or it does not say.
@@ -94,22 +94,22 @@ def is_handed_out(site: Site, line: PluginLine) -> bool:
     return line.file == site.folder / "plugstack.conf"
 
 
-def choose_place(site: Site, stack: Stack) -> Place:
+def choose_location(site: Site, stack: PlugstackFiles) -> LineLocation:
     """Where the line belongs, so that it is read once, whatever is done about the site's own files."""
-    loader = loader_of(site)
+    loader = include_file_of(site)
     if site.plugstack not in stack.texts:
-        return Place.FILE
+        return LineLocation.FILE
     takes_in = any(plugstack_includes(text, str(loader), str(file.parent)) for file, text in stack.texts.items())
     if site.plugstack in stack.replaceable:
         others = stack.texts.keys() - {site.plugstack, loader}  # theirs, which nothing else may take in
         changed = loader in stack.texts and loader not in stack.replaceable
-        return Place.FOLDER if takes_in and (others or changed) else Place.FILE
+        return LineLocation.FOLDER if takes_in and (others or changed) else LineLocation.FILE
     elsewhere = any(line.file != loader for line in plugin_lines(stack.texts))
     begun = loader in stack.texts or not site.configless
-    return Place.FOLDER if takes_in and begun and not elsewhere else Place.SITE
+    return LineLocation.FOLDER if takes_in and begun and not elsewhere else LineLocation.SITE
 
 
-def why_to_write(site: Site, stack: Stack, path: Path, arguments: Mapping[str, str]) -> str:
+def why_to_write(site: Site, stack: PlugstackFiles, path: Path, arguments: Mapping[str, str]) -> str:
     """Why the site must write the line into its own plugstack.conf; empty: it need not.
 
     Args:
@@ -118,19 +118,19 @@ def why_to_write(site: Site, stack: Stack, path: Path, arguments: Mapping[str, s
         path: of the plugin as it should be loaded.
         arguments: as it should have them; more than these are the site's own business.
     """
-    place, lines = choose_place(site, stack), plugin_lines(stack.texts)
-    if place is Place.FILE:
+    place, lines = choose_location(site, stack), plugin_lines(stack.texts)
+    if place is LineLocation.FILE:
         return ""
     if site.configless and not any(is_handed_out(site, line) for line in lines):
         why = "slurmctld hands out this file and not what it takes in (enable_configless)"
         if not lines:
             return why
         return f"{why}; and let it not take in {lines[0].file} any more: loaded twice, the plugin makes srun crash"
-    if place is Place.FOLDER:
+    if place is LineLocation.FOLDER:
         return ""
     if not lines:
         return "the site has a plugstack.conf: let it load the plugin"
-    line = next((line for line in lines if line.file != loader_of(site)), lines[0])
+    line = next((line for line in lines if line.file != include_file_of(site)), lines[0])
     if (line.path, {name: line.arguments.get(name) for name in arguments}) == (str(path), arguments):
         return ""
     return f"in place of the one in {line.file}, which differs"

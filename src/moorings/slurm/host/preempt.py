@@ -14,43 +14,47 @@ from dataclasses import dataclass
 from moorings.core.instants import Timestamp
 from moorings.core.placement import OUT_OF_SERVICE, HeldBlock, free_map_for
 from moorings.core.topology import AnySubset, Block, Catalogue, PowerOfTwo, Topology
-from moorings.slurm.formats import JobRecord, Phase
-from moorings.slurm.host.ledger import WAITS_FOR_US, Home, Start, is_over, start_of, uses_licenses
-from moorings.slurm.host.tiers import Rules
+from moorings.slurm.formats import JobRecord, SlurmJobPhase
+from moorings.slurm.host.ledger import REASON_LICENSES, ClusterIdentity, JobStart, has_ended, start_of, uses_licenses
+from moorings.slurm.host.tiers import PreemptionRules
 from moorings.wire.shapes import DeviceBody, PoolBody
 
 _FREEING = Timestamp(0)
 
 
 @dataclass(frozen=True, slots=True)
-class Displacement:
+class Preemption:
     """A waiting job and those that make room for it."""
 
     waiting: JobRecord
     victims: tuple[JobRecord, ...]
 
 
-def waiting_in_order(jobs: Iterable[JobRecord], rules: Rules) -> list[JobRecord]:
+def waiting_in_order(jobs: Iterable[JobRecord], rules: PreemptionRules) -> list[JobRecord]:
     """The jobs that wait for nothing but IPUs, in Slurm's order."""
-    found = [job for job in jobs if job.order is not None and job.phase is Phase.WAITING and job.reason == WAITS_FOR_US]
+    found = [
+        job
+        for job in jobs
+        if job.order is not None and job.phase is SlurmJobPhase.WAITING and job.reason == REASON_LICENSES
+    ]
     return sorted(found, key=lambda job: (-rules.tier(job), -job.priority, job.job_id))
 
 
-def may_displace_any(jobs: Mapping[int, JobRecord], rules: Rules, now: Timestamp) -> bool:
+def may_preempt_any(jobs: Mapping[int, JobRecord], rules: PreemptionRules, now: Timestamp) -> bool:
     """Whether any waiting job may displace any running one, whoever holds what."""
     waiting = waiting_in_order(jobs.values(), rules)
     running = [job for job in jobs.values() if uses_licenses(job)] if waiting else []
     return any(rules.may_displace(high, low, now) for high in waiting for low in running)
 
 
-def choose(
+def choose_victims(
     jobs: Mapping[int, JobRecord],
     pools: Sequence[tuple[PoolBody, Sequence[DeviceBody]]],
     next_up: Mapping[str, str],
-    home: Home,
-    rules: Rules,
+    home: ClusterIdentity,
+    rules: PreemptionRules,
     now: Timestamp,
-) -> Displacement | None:
+) -> Preemption | None:
     """Who has to go now, and for whom; None: nobody.
 
     Args:
@@ -81,7 +85,7 @@ def choose(
             if best is None or lost < best[0]:
                 best = (lost, tuple(sorted(victims, key=lambda job: job.job_id)))
         if best is not None:
-            return Displacement(waiting, best[1]) if best[1] else None
+            return Preemption(waiting, best[1]) if best[1] else None
     return None
 
 
@@ -99,16 +103,16 @@ def _is_held(device: DeviceBody) -> bool:
     return device.partition is not None or device.state != "IN_SERVICE"
 
 
-def _owner(job: JobRecord, home: Home) -> str | None:
-    return Start.of(job, job.order).owner(home) if job.order is not None else None
+def _owner(job: JobRecord, home: ClusterIdentity) -> str | None:
+    return JobStart.of(job, job.order).owner(home) if job.order is not None else None
 
 
 def _hold(
     device: DeviceBody,
     jobs: Mapping[int, JobRecord],
     waiting: JobRecord,
-    home: Home,
-    rules: Rules,
+    home: ClusterIdentity,
+    rules: PreemptionRules,
     now: Timestamp,
 ) -> HeldBlock:
     """A held device: until never, or, as the time when it will be free, what its holder would lose."""
@@ -117,7 +121,7 @@ def _hold(
     job = jobs.get(start.job_id) if start is not None else None
     if device.state != "IN_SERVICE" or start is None or job is None or start.owner(home) != device.owner:
         return HeldBlock(block, OUT_OF_SERVICE)
-    if is_over(start, jobs) or not uses_licenses(job):
+    if has_ended(start, jobs) or not uses_licenses(job):
         return HeldBlock(block, _FREEING)
     if _owner(job, home) != device.owner or job.started is None or not rules.may_displace(waiting, job, now):
         return HeldBlock(block, OUT_OF_SERVICE)

@@ -17,21 +17,21 @@ from dataclasses import dataclass, field
 
 from moorings.core.announced import QUEUE_JOBS_MAX
 from moorings.core.instants import SECOND, Timestamp, add_seconds, seconds_between
-from moorings.slurm.formats import LICENSE, Asked, JobRecord, License, Phase
+from moorings.slurm.formats import LICENSE, JobRecord, License, SlurmJobPhase, YieldNotice
 from moorings.slurm.host.ledger import (
-    BEHIND_OTHERS,
     COMPLETING,
-    NOT_SEEN_YET,
-    WAITS_FOR_US,
-    Home,
-    Start,
-    since_of,
+    REASON_LICENSES,
+    REASON_PRIORITY,
+    REASONS_NONE,
+    ClusterIdentity,
+    JobStart,
+    queued_since,
     start_of,
 )
 from moorings.wire.codec import parse_time
 from moorings.wire.shapes import ClaimBody, ReasonBody
 
-ASKED = "RECLAIMING"
+RECLAIMING = "RECLAIMING"
 FAILED = "FAILED"  # Slurm's word for another exit code than 0, or a signal
 MARGIN_S = 3.0  # for the list of jobs, and for Slurm's messages to its nodes
 NOTE_CHARS_MAX = 1000  # longer than any sentence of the controller's; Slurm itself keeps any length
@@ -42,7 +42,7 @@ _JOB = re.compile(r"job ([0-9]{1,10}) on slurm/([A-Za-z0-9_.-]+)")
 
 
 @dataclass(frozen=True, slots=True)
-class People:
+class UserNames:
     """Whose the jobs are, for sentences: the users' names of a cluster's own; of others' jobs the cluster is told.
 
     Attributes:
@@ -65,16 +65,16 @@ class People:
 
 
 @dataclass(frozen=True, slots=True)
-class Warn:
+class WarnJob:
     """Warn a job that it has to make room: what is noted of it first, and what its users read."""
 
     job: JobRecord
-    asked: Asked
+    asked: YieldNotice
     note: str
 
 
 @dataclass(frozen=True, slots=True)
-class Yields:
+class YieldPlan:
     """What is to be done about the jobs of claims that were asked to yield.
 
     Attributes:
@@ -87,7 +87,7 @@ class Yields:
         stuck: claims, by id, whose jobs cannot make room and go on later, with the reason.
     """
 
-    warnings: tuple[Warn, ...] = ()
+    warnings: tuple[WarnJob, ...] = ()
     requeues: tuple[tuple[JobRecord, str], ...] = ()
     unlocks: tuple[JobRecord, ...] = ()
     cancels: tuple[tuple[JobRecord, str], ...] = ()
@@ -98,12 +98,12 @@ class Yields:
 def plan_yields(
     jobs: Mapping[int, JobRecord],
     claims: Collection[ClaimBody],
-    home: Home,
+    home: ClusterIdentity,
     now: Timestamp,
     kill_wait_s: float,
     locked: Collection[tuple[int, int]] = (),
-    people: People | None = None,
-) -> Yields:
+    people: UserNames | None = None,
+) -> YieldPlan:
     """What the claims that were asked to yield demand of their jobs.
 
     Args:
@@ -115,8 +115,8 @@ def plan_yields(
         locked: starts, by number and restarts of their job, that Slurm does not let be requeued.
         people: whose the jobs are, for what is noted; None: that is not told.
     """
-    people = people or People(home.cluster)
-    warnings: list[Warn] = []
+    people = people or UserNames(home.cluster)
+    warnings: list[WarnJob] = []
     requeues: list[tuple[JobRecord, str]] = []
     unlocks: list[JobRecord] = []
     cancels: list[tuple[JobRecord, str]] = []
@@ -124,18 +124,18 @@ def plan_yields(
     stuck: dict[str, str] = {}
     for claim in claims:
         start = start_of(claim.owner)
-        if claim.state != ASKED or start is None or not home.may_judge(claim.owner):
+        if claim.state != RECLAIMING or start is None or not home.may_judge(claim.owner):
             continue
         job = jobs.get(start.job_id)
         if job is None or job.order is None or (job.order.nonce, job.restarts) != (start.nonce, start.restarts):
             continue
         warned = job.asked if job.asked is not None and job.asked.restarts == job.restarts else None
-        if job.phase is Phase.ENDED:
+        if job.phase is SlurmJobPhase.ENDED:
             if warned is not None and job.state == FAILED and job.batch and job.requeue:
                 requeues.append((job, f"it ended with {_end_of(job)} after it was asked to make room"))
                 kept[claim.id] = (job.job_id, job.restarts)
             continue
-        if job.phase is not Phase.LIVE or job.state == COMPLETING:
+        if job.phase is not SlurmJobPhase.LIVE or job.state == COMPLETING:
             continue
         goes_on = job.batch and job.requeue
         if job.batch and not goes_on and (job.job_id, job.restarts) not in locked:
@@ -149,10 +149,10 @@ def plan_yields(
             requeues.append((job, "its time to make room is over"))
         elif now >= warned.requeue_at:
             cancels.append((job, "cancelled, for its devices are needed and it cannot be requeued"))
-    return Yields(tuple(warnings), tuple(requeues), tuple(unlocks), tuple(cancels), kept, stuck)
+    return YieldPlan(tuple(warnings), tuple(requeues), tuple(unlocks), tuple(cancels), kept, stuck)
 
 
-def in_the_way(
+def find_blocking_jobs(
     jobs: Mapping[int, JobRecord],
     claims: Collection[ClaimBody],
     offered: Collection[str],
@@ -177,7 +177,13 @@ def in_the_way(
     for claim in claims:
         start = start_of(claim.owner)
         job = jobs.get(start.job_id) if start is not None and claim.state == "PENDING" else None
-        if start is None or job is None or job.order is None or job.phase is not Phase.LIVE or job.state == COMPLETING:
+        if (
+            start is None
+            or job is None
+            or job.order is None
+            or job.phase is not SlurmJobPhase.LIVE
+            or job.state == COMPLETING
+        ):
             continue
         same = (job.order.nonce, job.restarts) == (start.nonce, start.restarts)
         if same and job.batch and job.requeue:
@@ -189,7 +195,7 @@ def _starting(jobs: Mapping[int, JobRecord], owners: Collection[str]) -> Iterato
     """The jobs of these next claims that only wait for licenses."""
     for start in map(start_of, owners):
         job = jobs.get(start.job_id) if start is not None else None
-        if job is not None and job.phase is Phase.WAITING and job.reason == WAITS_FOR_US:
+        if job is not None and job.phase is SlurmJobPhase.WAITING and job.reason == REASON_LICENSES:
             yield job
 
 
@@ -203,16 +209,16 @@ def _end_of(job: JobRecord) -> str:
 
 
 def _warning(
-    job: JobRecord, claim: ClaimBody, now: Timestamp, kill_wait_s: float, people: People, *, goes_on: bool
-) -> Warn:
+    job: JobRecord, claim: ClaimBody, now: Timestamp, kill_wait_s: float, people: UserNames, *, goes_on: bool
+) -> WarnJob:
     until = parse_time(claim.asked_until) if claim.asked_until is not None else now
     left_s = max(seconds_between(now, until), 0.0)
     at = add_seconds(until, -min(kill_wait_s + MARGIN_S, left_s / 2)) if left_s else now
-    since = since_of(job)
-    asked = Asked(job.restarts, _whole(at), _whole(min(since, now) if since is not None else now))
+    since = queued_since(job)
+    asked = YieldNotice(job.restarts, _whole(at), _whole(min(since, now) if since is not None else now))
     why = claim.reason.message if claim.reason is not None else "its devices are needed"
     then = "requeued" if goes_on else "it cannot be requeued, so cancelled"
-    return Warn(job, asked, told(f"{why}; {then} at {clock_text(asked.requeue_at)} at the latest", people))
+    return WarnJob(job, asked, format_note(f"{why}; {then} at {clock_text(asked.requeue_at)} at the latest", people))
 
 
 def _whole(at: Timestamp) -> Timestamp:
@@ -225,7 +231,7 @@ def clock_text(at: Timestamp) -> str:
     return f"{second // 3600 % 24:02d}:{second // 60 % 60:02d}:{second % 60:02d} UTC"
 
 
-def told(text: str, people: People) -> str:
+def format_note(text: str, people: UserNames) -> str:
     """A sentence of the controller's for an AdminComment: one line, bounded, jobs called as Slurm's users know them."""
     text = people.name(" ".join(text.split()))
     text = "".join(char if char.isascii() and char.isprintable() else "?" for char in text)
@@ -240,33 +246,33 @@ BEHIND = (
 )
 
 
-def remark_of(reason: ReasonBody, people: People) -> str:
+def wait_note(reason: ReasonBody, people: UserNames) -> str:
     """Why a job waits, as its users read it in squeue."""
-    return told(reason.sentence, people)
+    return format_note(reason.sentence, people)
 
 
-def unexplained(job: JobRecord, *, crowded: bool) -> str:
+def default_wait_note(job: JobRecord, *, crowded: bool) -> str:
     """Why a job waits of which the controller says nothing; empty: that is not known yet.
 
     Args:
         job: that waits.
         crowded: whether the controller is told of no more jobs than it is.
     """
-    if job.reason in NOT_SEEN_YET:
+    if job.reason in REASONS_NONE:
         return ""
-    if job.reason in (WAITS_FOR_US, BEHIND_OTHERS) and crowded:
+    if job.reason in (REASON_LICENSES, REASON_PRIORITY) and crowded:
         return BEHIND
-    if job.reason == WAITS_FOR_US:
+    if job.reason == REASON_LICENSES:
         return ""
-    return told(f"it does not wait for IPUs yet, for Slurm says {job.reason}", People(""))
+    return format_note(f"it does not wait for IPUs yet, for Slurm says {job.reason}", UserNames(""))
 
 
-def remarks(
+def plan_wait_notes(
     jobs: Mapping[int, JobRecord],
     reasons: Mapping[str, ReasonBody],
     written: Mapping[int, tuple[str, Timestamp]],
     now: Timestamp,
-    people: People,
+    people: UserNames,
     withheld: Mapping[str, str] | None = None,
 ) -> list[tuple[JobRecord, str]]:
     """The jobs that are to have another remark, with it; few at a time, those first that come first.
@@ -280,7 +286,7 @@ def remarks(
         withheld: why no devices are kept for a job, by the owner of its next claim; it goes before other reasons.
     """
     found = []
-    for job, text in _told_why(jobs, reasons, written, people, withheld or {}):
+    for job, text in _wait_reasons(jobs, reasons, written, people, withheld or {}):
         if not job.note_is_ours or job.is_cut_array:
             continue  # a note could be written only to all of its array, and over what the started ones were asked
         known, at = written.get(job.job_id, (job.note, None))  # what the column has cut is written once more
@@ -288,35 +294,35 @@ def remarks(
         if known != text and not young:
             found.append((job, text))
     for job in jobs.values():
-        waits_no_more = job.phase is Phase.LIVE and job.note and job.note_is_ours
+        waits_no_more = job.phase is SlurmJobPhase.LIVE and job.note and job.note_is_ours
         if waits_no_more and (job.asked is None or job.asked.restarts != job.restarts):
             found.append((job, ""))
     return found[:WRITES_MAX]
 
 
-def _told_why(
+def _wait_reasons(
     jobs: Mapping[int, JobRecord],
     reasons: Mapping[str, ReasonBody],
     written: Mapping[int, tuple[str, Timestamp]],
-    people: People,
+    people: UserNames,
     withheld: Mapping[str, str],
 ) -> Iterator[tuple[JobRecord, str]]:
     """Every job that waits for IPUs, with the reason: in the queue's order, then who was told nothing for longest."""
     explained = set()
-    sentences = {owner: remark_of(reason, people) for owner, reason in reasons.items() if owner not in withheld}
+    sentences = {owner: wait_note(reason, people) for owner, reason in reasons.items() if owner not in withheld}
     for owner, text in {**sentences, **withheld}.items():
         start = start_of(owner)
         job = jobs.get(start.job_id) if start is not None else None
         if (
             job is not None
             and job.order is not None
-            and job.phase is Phase.WAITING
-            and Start.of(job, job.order) == start
+            and job.phase is SlurmJobPhase.WAITING
+            and JobStart.of(job, job.order) == start
         ):
             explained.add(job.job_id)
-            yield job, told(text, people)
-    rest = [job for job in jobs.values() if job.order is not None and job.phase is Phase.WAITING]
+            yield job, format_note(text, people)
+    rest = [job for job in jobs.values() if job.order is not None and job.phase is SlurmJobPhase.WAITING]
     for job in sorted(rest, key=lambda job: written[job.job_id][1] if job.job_id in written else 0):
-        text = unexplained(job, crowded=len(reasons) >= QUEUE_JOBS_MAX) if job.job_id not in explained else ""
+        text = default_wait_note(job, crowded=len(reasons) >= QUEUE_JOBS_MAX) if job.job_id not in explained else ""
         if text:
             yield job, text

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 GuestT = TypeVar("GuestT", bound=Hashable)
 
 
-class Seats(Generic[GuestT]):
+class ConnectionLimit(Generic[GuestT]):
     """The guests, by address.
 
     Args:

@@ -17,8 +17,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from moorings.slurm.formats import JobRecord
-from moorings.slurm.host.ledger import Start
-from moorings.slurm.listings import expand_hosts
+from moorings.slurm.host.ledger import JobStart
+from moorings.slurm.listings import expand_hostlist
 from moorings.slurm.steps import TaskStep
 
 SILENT_S = 60.0
@@ -29,7 +29,7 @@ AT_ONCE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Silence:
+class UnboundNodes:
     """What is remembered of nodes that did not ask; times are the loop's, in seconds.
 
     Attributes:
@@ -38,7 +38,7 @@ class Silence:
         looked_at: when the last list of steps was asked for.
     """
 
-    since: Mapping[tuple[Start, str], float] = field(default_factory=dict)
+    since: Mapping[tuple[JobStart, str], float] = field(default_factory=dict)
     found_at: Mapping[str, float] = field(default_factory=dict)
     looked_at: float | None = None
 
@@ -48,7 +48,7 @@ class Silence:
 
 
 @dataclass(frozen=True, slots=True)
-class Silent:
+class UnboundJob:
     """A job with tasks on nodes that have not asked.
 
     Attributes:
@@ -62,7 +62,7 @@ class Silent:
     proven: bool
 
 
-def suspects(jobs: Iterable[JobRecord], asked: Mapping[Start, Collection[str]]) -> list[JobRecord]:
+def jobs_missing_binds(jobs: Iterable[JobRecord], asked: Mapping[JobStart, Collection[str]]) -> list[JobRecord]:
     """The running jobs of which not every node has asked; those that an agent before this one served are not judged.
 
     Args:
@@ -73,21 +73,21 @@ def suspects(jobs: Iterable[JobRecord], asked: Mapping[Start, Collection[str]]) 
     for job in jobs:
         if job.state != "RUNNING" or job.order is None:
             continue
-        known = asked.get(Start.of(job, job.order))
-        if known is not None and not (job.nodes_whole and set(expand_hosts(job.nodes)) <= set(known)):
+        known = asked.get(JobStart.of(job, job.order))
+        if known is not None and not (job.nodes_whole and set(expand_hostlist(job.nodes)) <= set(known)):
             found.append(job)
     return found
 
 
-def find_silent(
-    before: Silence,
+def find_unbound(
+    before: UnboundNodes,
     jobs: Iterable[JobRecord],
-    asked: Mapping[Start, Collection[str]],
+    asked: Mapping[JobStart, Collection[str]],
     steps: Sequence[TaskStep],
     plugged: Collection[str],
     lapsed: Collection[str],
     at_s: float,
-) -> tuple[Silence, list[Silent]]:
+) -> tuple[UnboundNodes, list[UnboundJob]]:
     """Find the nodes that run tasks and have not asked; what to remember, and what was found.
 
     Args:
@@ -103,17 +103,17 @@ def find_silent(
     for step in steps:
         with_tasks.setdefault(step.job_id, set()).update(step.nodes)
     with_plugin = set(plugged).union(set().union(*asked.values()) - set(lapsed))
-    since: dict[tuple[Start, str], float] = {}
-    found: list[Silent] = []
-    for job in suspects(jobs, asked):
+    since: dict[tuple[JobStart, str], float] = {}
+    found: list[UnboundJob] = []
+    for job in jobs_missing_binds(jobs, asked):
         assert job.order is not None
-        start = Start.of(job, job.order)
+        start = JobStart.of(job, job.order)
         silent = sorted(with_tasks.get(job.job_id, set()) - set(asked[start]))
         since |= {(start, node): before.since.get((start, node), at_s) for node in silent}
         silent = [node for node in silent if at_s - since[start, node] >= SILENT_S]
         proven = tuple(node for node in silent if plugged and node not in with_plugin)
         doubtful = tuple(node for node in silent if node not in proven)
-        found += [Silent(job, nodes, truth) for nodes, truth in ((proven, True), (doubtful, False)) if nodes]
+        found += [UnboundJob(job, nodes, truth) for nodes, truth in ((proven, True), (doubtful, False)) if nodes]
     found_at = {node: at for node, at in before.found_at.items() if at_s - at < AT_ONCE_S}
     found_at |= {node: at_s for one in found if one.proven for node in one.nodes}
-    return Silence(since=since, found_at=found_at, looked_at=before.looked_at), found
+    return UnboundNodes(since=since, found_at=found_at, looked_at=before.looked_at), found

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from moorings.core.errors import MooringsError
 from moorings.slurm.formats import GATE, LICENSE, parse_license_list
-from moorings.slurm.host.nodes import LATE_EXIT
+from moorings.slurm.host.nodes import REQUEUE_EXIT_CODE
 from moorings.slurm.host.spank_object import release_of
 
 _TRIED = ("22.05", "24.11", "26.05")
@@ -143,7 +143,7 @@ def enforces_accounts(config: Mapping[str, str]) -> bool:
     return has_accounting(config) and not words.isdisjoint(_ENFORCING)
 
 
-def hides_jobs(config: Mapping[str, str]) -> bool:
+def has_private_jobs(config: Mapping[str, str]) -> bool:
     """Whether users see nothing of others' jobs, or of each other (``PrivateData``)."""
     return not {"jobs", "users", "all"}.isdisjoint(word.lower() for word in _words(config.get("PrivateData", "")))
 
@@ -187,7 +187,7 @@ def licenses_wanted(ipus: int, largest: int) -> dict[str, int]:
     return {LICENSE: ipus} | {f"{LICENSE}_{size}": ipus for size in sizes_up_to(largest)} | {GATE: 1}
 
 
-def is_ours(name: str) -> bool:
+def is_our_license(name: str) -> bool:
     """Whether a license is one of ours."""
     return name in (LICENSE, GATE) or (name.startswith(f"{LICENSE}_") and name.removeprefix(f"{LICENSE}_").isdigit())
 
@@ -196,8 +196,8 @@ def conf_lines(site: Site, ipus: int, largest: int) -> list[ConfLine]:
     """The lines of slurm.conf that are missing or differ, with what stands there already kept."""
     wanted = licenses_wanted(ipus, largest)
     found = []
-    if {name: count for name, count in site.licenses.items() if is_ours(name)} != wanted:
-        others = {name: count for name, count in site.licenses.items() if not is_ours(name)}
+    if {name: count for name, count in site.licenses.items() if is_our_license(name)} != wanted:
+        others = {name: count for name, count in site.licenses.items() if not is_our_license(name)}
         value = ",".join(f"{name}:{count}" for name, count in (others | wanted).items())
         why = "jobs of IPUs wait for these, and fair share and limits count 'ipu'"
         found.append(ConfLine(site.slurm_conf, f"Licenses={value}", why))
@@ -209,8 +209,8 @@ def conf_lines(site: Site, ipus: int, largest: int) -> list[ConfLine]:
         value = ",".join([*(name for name in site.tres if name not in _TRES), f"license/{LICENSE}"])
         why = "sacct and limits (MaxTRESPerUser=license/ipu=4) count IPUs"
         found.append(ConfLine(site.slurm_conf, f"AccountingStorageTRES={value}", why))
-    if not is_requeued(site, LATE_EXIT):
-        value = ",".join((*site.requeue_exit, str(LATE_EXIT)))
+    if not is_requeued(site, REQUEUE_EXIT_CODE):
+        value = ",".join((*site.requeue_exit, str(REQUEUE_EXIT_CODE)))
         why = "a batch job whose wait for its partition was in vain goes back into the queue, and does not fail"
         found.append(ConfLine(site.slurm_conf, f"RequeueExit={value}", why))
     if "bf_licenses" in site.scheduler:

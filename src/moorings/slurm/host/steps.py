@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from moorings.core.errors import MooringsError
-from moorings.slurm.host.ledger import Start
+from moorings.slurm.host.ledger import JobStart
 from moorings.slurm.host.state_files import DRAFT, replace_file
 
 FOLDER = "moorings_steps"  # in StateSaveLocation, beside the instance's id
@@ -37,7 +37,7 @@ log = logging.getLogger("moorings.slurm.agent")
 
 
 @dataclass(frozen=True, slots=True)
-class StepShare:
+class StepAllocation:
     """What a step holds.
 
     Attributes:
@@ -58,7 +58,7 @@ def first_port(job_id: int) -> int:
     return PORT_FIRST + job_id % PORTS
 
 
-def share_out(tasks: int, n_gcds: int, held: Collection[StepShare]) -> tuple[int, ...] | None:
+def choose_gcds(tasks: int, n_gcds: int, held: Collection[StepAllocation]) -> tuple[int, ...] | None:
     """The GCDs that a step gets beside what others hold; None: too few are left.
 
     Args:
@@ -74,7 +74,7 @@ def share_out(tasks: int, n_gcds: int, held: Collection[StepShare]) -> tuple[int
     return tuple(gcds) if len(gcds) == len(alone) else None
 
 
-def free_port(job_id: int, held: Collection[StepShare]) -> int:
+def free_port(job_id: int, held: Collection[StepAllocation]) -> int:
     """A port that no other step of the job has."""
     ports, port = {share.port for share in held}, first_port(job_id)
     while port in ports:
@@ -86,7 +86,7 @@ class BusyError(MooringsError):
     """The step has to wait for other steps of its job."""
 
 
-class Steps:
+class StepAllocations:
     """What the nodes of all starts of jobs asked for, and what their steps hold.
 
     Args:
@@ -95,30 +95,30 @@ class Steps:
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
-        self._asked: dict[Start, frozenset[str]] = {}
-        self._early: dict[Start, set[str]] = {}  # who asked before ``track``
-        self._unsaved: set[Start] = set()
-        self._shares: dict[Start, dict[int, StepShare]] = {}  # by number of the step
-        self._turns: dict[Start, asyncio.Lock] = {}
-        self._looked_at: dict[Start, float] = {}
-        self._nodes: dict[Start, tuple[str, ...]] = {}
+        self._asked: dict[JobStart, frozenset[str]] = {}
+        self._early: dict[JobStart, set[str]] = {}  # who asked before ``track``
+        self._unsaved: set[JobStart] = set()
+        self._shares: dict[JobStart, dict[int, StepAllocation]] = {}  # by number of the step
+        self._turns: dict[JobStart, asyncio.Lock] = {}
+        self._looked_at: dict[JobStart, float] = {}
+        self._nodes: dict[JobStart, tuple[str, ...]] = {}
         self._written = self._find()
         for start in self._written:
             with contextlib.suppress(MooringsError):  # told when a step of it asks
                 self._load(start)
 
     @property
-    def asked(self) -> Mapping[Start, frozenset[str]]:
+    def asked(self) -> Mapping[JobStart, frozenset[str]]:
         """The nodes that have asked, by start: of those that ``track`` was called for."""
         return dict(self._asked)
 
-    def track(self, start: Start) -> None:
+    def track(self, start: JobStart) -> None:
         """From now on it is noted which nodes ask for that start, which has no partition yet."""
         if start not in self._asked:
             self._asked[start] = frozenset(self._early.pop(start, ()))
             self._unsaved.add(start)
 
-    def record_request(self, start: Start, node: str) -> None:
+    def record_request(self, start: JobStart, node: str) -> None:
         """A node has asked."""
         known = self._asked.get(start)
         if known is None:
@@ -140,7 +140,7 @@ class Steps:
                 log.warning("steps.unwritten", extra={"job": start.job_id, "detail": error.detail})
         self._unsaved.clear()
 
-    async def nodes(self, start: Start, find: Callable[[], Awaitable[tuple[str, ...]]]) -> tuple[str, ...]:
+    async def nodes(self, start: JobStart, find: Callable[[], Awaitable[tuple[str, ...]]]) -> tuple[str, ...]:
         """The nodes of a start of a job, which stay the same: asked for once, however many of them ask.
 
         Raises:
@@ -153,13 +153,13 @@ class Steps:
 
     async def take(
         self,
-        start: Start,
+        start: JobStart,
         step: int,
         tasks: int,
         n_gcds: int,
         find_master: Callable[[], Awaitable[str]],
         find_running: Callable[[], Awaitable[Collection[int]]],
-    ) -> StepShare:
+    ) -> StepAllocation:
         """What a step holds from now on, or already does: each of its nodes asks.
 
         Args:
@@ -180,7 +180,7 @@ class Steps:
             held = self._shares.setdefault(start, {})
             if step in held:
                 return held[step]
-            gcds = share_out(tasks, n_gcds, held.values())
+            gcds = choose_gcds(tasks, n_gcds, held.values())
             now = asyncio.get_running_loop().time()
             if gcds is None and now - self._looked_at.get(start, -LOOK_S) >= LOOK_S:
                 self._looked_at[start] = now
@@ -188,15 +188,15 @@ class Steps:
                 if step in running:  # the one that asks lives: a list without it is old, or not whole
                     for ended in held.keys() - set(running):
                         del held[ended]
-                gcds = share_out(tasks, n_gcds, held.values())
+                gcds = choose_gcds(tasks, n_gcds, held.values())
             if gcds is None:
-                raise BusyError("steps.busy", _told(min(tasks, n_gcds), n_gcds, held.values()))
-            share = StepShare(step, gcds, await find_master(), free_port(start.job_id, held.values()))
+                raise BusyError("steps.busy", _busy_reason(min(tasks, n_gcds), n_gcds, held.values()))
+            share = StepAllocation(step, gcds, await find_master(), free_port(start.job_id, held.values()))
             self._write(start, self._asked.get(start), [*held.values(), share])
             held[step] = share
             return share
 
-    def keep_only(self, starts: Collection[Start]) -> None:
+    def keep_only(self, starts: Collection[JobStart]) -> None:
         """Forget other starts: they are over."""
         for known in (self._turns, self._looked_at, self._nodes, self._early, self._asked, self._shares):
             for start in known.keys() - set(starts):
@@ -204,22 +204,22 @@ class Steps:
         for start in self._written - set(starts):
             self._remove(start)
 
-    def _find(self) -> set[Start]:
+    def _find(self) -> set[JobStart]:
         """The starts of which something is written down."""
         try:
             names = os.listdir(self._folder) if self._folder is not None else []  # noqa: PTH208 - names are all we need
         except OSError:
             return set()
-        return {Start(int(found[1]), found[2], int(found[3])) for found in map(_NAME.fullmatch, names) if found}
+        return {JobStart(int(found[1]), found[2], int(found[3])) for found in map(_NAME.fullmatch, names) if found}
 
-    def _load(self, start: Start) -> None:
+    def _load(self, start: JobStart) -> None:
         if self._folder is None:
             return
         try:
             with (self._folder / _name(start)).open("rb") as file:
                 told = json.loads(file.read(FILE_BYTES_MAX))
             shares = [
-                StepShare(int(one["step"]), tuple(map(int, one["gcds"])), str(one["master"]), int(one["port"]))
+                StepAllocation(int(one["step"]), tuple(map(int, one["gcds"])), str(one["master"]), int(one["port"]))
                 for one in told["steps"]
             ]
             asked = frozenset(map(str, told["asked"])) if told["asked"] is not None else None
@@ -236,7 +236,7 @@ class Steps:
         if asked is not None:
             self._asked[start] = asked
 
-    def _write(self, start: Start, asked: Collection[str] | None, shares: Iterable[StepShare]) -> None:
+    def _write(self, start: JobStart, asked: Collection[str] | None, shares: Iterable[StepAllocation]) -> None:
         if self._folder is None:
             return
         path = self._folder / _name(start)
@@ -253,7 +253,7 @@ class Steps:
                 retryable=True,
             ) from error
 
-    def _remove(self, start: Start) -> None:
+    def _remove(self, start: JobStart) -> None:
         self._written.discard(start)
         if self._folder is not None:
             for path in (self._folder / _name(start), self._folder / f"{_name(start)}{DRAFT}"):
@@ -261,11 +261,11 @@ class Steps:
                     path.unlink()
 
 
-def _name(start: Start) -> str:
+def _name(start: JobStart) -> str:
     return f"{start.job_id}-{start.nonce}-{start.restarts}"
 
 
-def _told(wanted: int, n_gcds: int, held: Iterable[StepShare]) -> str:
+def _busy_reason(wanted: int, n_gcds: int, held: Iterable[StepAllocation]) -> str:
     """Why a step waits, for its user."""
     holders = sorted((share for share in held if share.gcds), key=lambda share: share.step)
     words = [f"step {one.step} has {', '.join(map(str, one.gcds))}" for one in holders[:STEPS_SHOWN_MAX]]

@@ -15,11 +15,11 @@ from moorings.core.errors import MooringsError
 from moorings.core.instants import SECOND, Timestamp
 from moorings.core.quantities import parse_duration_s
 from moorings.slurm.formats import JobRecord
-from moorings.slurm.host.site import hides_jobs
-from moorings.slurm.listings import Column, build_format, given, parse_rows
+from moorings.slurm.host.site import has_private_jobs
+from moorings.slurm.listings import FixedColumn, build_format, parse_rows, value_or_empty
 
 
-class Preempt(StrEnum):
+class PreemptType(StrEnum):
     """What ``PreemptType`` says."""
 
     NONE = "preempt/none"
@@ -43,7 +43,7 @@ class Qos:
 
 
 @dataclass(frozen=True, slots=True)
-class Partition:
+class SlurmPartition:
     """A partition's tier, and how its jobs are displaced."""
 
     tier: int
@@ -51,7 +51,7 @@ class Partition:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class PreemptionRules:
     """A cluster's rules.
 
     Attributes:
@@ -64,10 +64,10 @@ class Rules:
         private: whether users are to see nothing of others' jobs; until that is known, they are.
     """
 
-    by: Preempt = Preempt.NONE
+    by: PreemptType = PreemptType.NONE
     mode: str = ""
     exempt_s: float = 0.0
-    partitions: Mapping[str, Partition] = field(default_factory=dict)
+    partitions: Mapping[str, SlurmPartition] = field(default_factory=dict)
     qos: Mapping[str, Qos] = field(default_factory=dict)
     kill_wait_s: float = KILL_WAIT_S
     private: bool = True
@@ -80,10 +80,10 @@ class Rules:
     def may_displace(self, waiting: JobRecord, running: JobRecord, now: Timestamp) -> bool:
         """Whether a job may take the place of a running one now."""
         exempt_s = self.exempt_s
-        if self.by is Preempt.TIERS:
+        if self.by is PreemptType.TIERS:
             its = self.partitions.get(running.partition)
             allowed = its is not None and its.tier < self.tier(waiting) and its.mode in _MODES
-        elif self.by is Preempt.QOS:
+        elif self.by is PreemptType.QOS:
             low, high = self.qos.get(running.qos, Qos()), self.qos.get(waiting.qos, Qos())
             allowed = running.qos in high.displaces and (low.mode or self.mode) in _MODES
             exempt_s = low.exempt_s if low.exempt_s is not None else exempt_s
@@ -93,7 +93,7 @@ class Rules:
 
     def is_requeued(self, running: JobRecord) -> bool:
         """Whether a job that is displaced goes back into the queue; else it is cancelled."""
-        if self.by is Preempt.QOS:
+        if self.by is PreemptType.QOS:
             mode = self.qos.get(running.qos, Qos()).mode or self.mode
         else:
             its = self.partitions.get(running.partition)
@@ -102,9 +102,9 @@ class Rules:
 
 
 _PARTITION = (
-    Column("name", "PartitionName", 128),
-    Column("tier", "PriorityTier", 12),
-    Column("mode", "PreemptMode", 32),
+    FixedColumn("name", "PartitionName", 128),
+    FixedColumn("tier", "PriorityTier", 12),
+    FixedColumn("mode", "PreemptMode", 32),
 )
 
 
@@ -119,24 +119,24 @@ def build_qos() -> list[str]:
     return ["sacctmgr", "--noheader", "--parsable2", "show", "qos", f"format={fields}"]
 
 
-def parse_rules(config: Mapping[str, str], partitions: bytes, qos: bytes = b"") -> Rules:
+def parse_rules(config: Mapping[str, str], partitions: bytes, qos: bytes = b"") -> PreemptionRules:
     """The rules, from ``formats.parse_config`` and the answers to ``build_partitions`` and ``build_qos``.
 
     Raises:
         MooringsError: ``slurm.unreadable``.
     """
     try:
-        kinds = [kind for kind in Preempt if kind == config.get("PreemptType", "")]
+        kinds = [kind for kind in PreemptType if kind == config.get("PreemptType", "")]
         rows = parse_rows(partitions, _PARTITION, source="sinfo")
         kill_wait = _KILL_WAIT.fullmatch(config.get("KillWait", ""))
-        return Rules(
-            by=kinds[0] if kinds else Preempt.NONE,
+        return PreemptionRules(
+            by=kinds[0] if kinds else PreemptType.NONE,
             mode=_mode(config.get("PreemptMode", "")),
             exempt_s=_seconds(config.get("PreemptExemptTime", "")) or 0.0,
-            partitions={row["name"].rstrip("*"): Partition(int(row["tier"]), _mode(row["mode"])) for row in rows},
+            partitions={row["name"].rstrip("*"): SlurmPartition(int(row["tier"]), _mode(row["mode"])) for row in rows},
             qos=dict(_qos(line) for line in qos.decode("utf-8", "replace").splitlines() if line),
             kill_wait_s=float(kill_wait[1]) if kill_wait is not None else KILL_WAIT_S,
-            private=hides_jobs(config),
+            private=has_private_jobs(config),
         )
     except ValueError as error:
         raise MooringsError("slurm.unreadable", f"Slurm's rules of preemption cannot be read: {error}") from error
@@ -154,7 +154,7 @@ def _mode(text: str) -> str:
 
 
 def _seconds(text: str) -> float | None:
-    if not given(text) or text in ("UNLIMITED", "-1"):
+    if not value_or_empty(text) or text in ("UNLIMITED", "-1"):
         return None
     try:
         return parse_duration_s(text)

@@ -12,7 +12,7 @@ from moorings.core.errors import MooringsError
 log = logging.getLogger("moorings.slurm.agent")
 
 
-class Troubles:
+class FailureLog:
     """The steps that fail now, by name."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Troubles:
                 log.info("agent.recovered", extra={"what": what})
 
 
-class Complaints:
+class RateLimitedWarnings:
     """Warnings that strangers can cause: of each cause one line in so many seconds, with the number of the others.
 
     Args:

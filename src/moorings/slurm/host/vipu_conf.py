@@ -159,13 +159,13 @@ def parse_vipu_conf(text: str, source: str) -> VipuConf:
         known = _KEYS.get(key.lower())
         if known is None:
             allowed = ", ".join(each.name for each in _KEYS.values())
-            _complain(source, number, f"{key[:40]} is no key of this file", f"the keys are {allowed}")
+            _raise_invalid(source, number, f"{key[:40]} is no key of this file", f"the keys are {allowed}")
         if known.field in values:
-            _complain(source, number, f"{known.name} stands twice, first in line {lines[known.field]}", "keep one")
+            _raise_invalid(source, number, f"{known.name} stands twice, first in line {lines[known.field]}", "keep one")
         read = known.read(value)
         if read is None:
             shown = "" if known.secret else f" {value[:80]!r}"
-            _complain(source, number, f"{known.name}{shown} is not allowed", f"{known.name} is {known.allowed}")
+            _raise_invalid(source, number, f"{known.name}{shown} is not allowed", f"{known.name} is {known.allowed}")
         values[known.field], lines[known.field] = read, number
     _check_whole(values, lines, source)
     # Each key's reader gives the type of its field.
@@ -173,7 +173,7 @@ def parse_vipu_conf(text: str, source: str) -> VipuConf:
 
 
 @dataclass(frozen=True, slots=True)
-class _Key:
+class _ConfKey:
     name: str
     field: str
     read: Callable[[str], str | int | bool | Path | None]  # None: not allowed
@@ -203,20 +203,20 @@ _FILE = "an absolute path"
 _KEYS = {
     key.name.lower(): key
     for key in (
-        _Key("ApiHost", "api_host", _matching(_HOST), "a host name or an IP address"),
-        _Key("ApiPort", "api_port", _PORT, "a TCP port, 1 to 65535"),
-        _Key("IpuofDir", "ipuof_dir", _path, "an absolute path; without it jobs get variables instead of files"),
-        _Key("MaxIpusPerJob", "max_ipus", _number(1, IPUS_MAX), f"a whole number, 1 to {IPUS_MAX}"),
-        _Key("ApiTimeout", "timeout_s", _number(1, 3599), "a whole number of seconds, 1 to 3599"),
-        _Key("IsSecure", "secure", lambda text: _WORDS.get(text.lower()), "yes or no"),
-        _Key("ApiUser", "user", _word, "a user name, as 'moor get keys' shows it"),
-        _Key("ApiAccessKey", "access_key", _word, "an access key, without blanks", secret=True),
-        _Key("ApiAccessKeyFile", "access_key_file", _path, _FILE),
-        _Key("ClientCertFile", "client_cert", _path, _FILE),
-        _Key("ClientKeyFile", "client_key", _path, _FILE),
-        _Key("ServerCertFile", "server_cert", _path, _FILE),
-        _Key("Pool", "pool", _matching(_POOL), "the name of a pool, as 'moor get pools' shows it"),
-        _Key("AgentPort", "agent_port", _PORT, "a TCP port, 1 to 65535"),
+        _ConfKey("ApiHost", "api_host", _matching(_HOST), "a host name or an IP address"),
+        _ConfKey("ApiPort", "api_port", _PORT, "a TCP port, 1 to 65535"),
+        _ConfKey("IpuofDir", "ipuof_dir", _path, "an absolute path; without it jobs get variables instead of files"),
+        _ConfKey("MaxIpusPerJob", "max_ipus", _number(1, IPUS_MAX), f"a whole number, 1 to {IPUS_MAX}"),
+        _ConfKey("ApiTimeout", "timeout_s", _number(1, 3599), "a whole number of seconds, 1 to 3599"),
+        _ConfKey("IsSecure", "secure", lambda text: _WORDS.get(text.lower()), "yes or no"),
+        _ConfKey("ApiUser", "user", _word, "a user name, as 'moor get keys' shows it"),
+        _ConfKey("ApiAccessKey", "access_key", _word, "an access key, without blanks", secret=True),
+        _ConfKey("ApiAccessKeyFile", "access_key_file", _path, _FILE),
+        _ConfKey("ClientCertFile", "client_cert", _path, _FILE),
+        _ConfKey("ClientKeyFile", "client_key", _path, _FILE),
+        _ConfKey("ServerCertFile", "server_cert", _path, _FILE),
+        _ConfKey("Pool", "pool", _matching(_POOL), "the name of a pool, as 'moor get pools' shows it"),
+        _ConfKey("AgentPort", "agent_port", _PORT, "a TCP port, 1 to 65535"),
     )
 }
 _NAMES = {key.field: key.name for key in _KEYS.values()}
@@ -229,14 +229,16 @@ def _check_whole(values: Mapping[str, object], lines: Mapping[str, int], source:
             "config.invalid", f"{source}: ApiHost is missing", hint="ApiHost=HOST names the controller's machine"
         )
     if "access_key" in values and "access_key_file" in values:
-        _complain(source, lines["access_key_file"], "ApiAccessKey and ApiAccessKeyFile both stand here", "keep one")
+        _raise_invalid(
+            source, lines["access_key_file"], "ApiAccessKey and ApiAccessKeyFile both stand here", "keep one"
+        )
     if not values.get("secure"):
         return
     missing = [_NAMES[name] for name in _SECURE if name not in values]
     if "access_key" not in values and "access_key_file" not in values:
         missing.append("ApiAccessKey (or ApiAccessKeyFile)")
     if missing:
-        _complain(
+        _raise_invalid(
             source,
             lines["secure"],
             f"IsSecure=yes needs {', '.join(missing)}",
@@ -251,11 +253,13 @@ def _pairs(text: str, source: str) -> Iterator[tuple[int, str, str]]:
         while line[at:].strip():
             key = _KEY.match(line, at)
             if key is None:
-                _complain(source, number, "this is no KEY=VALUE", "write one as ApiHost=HOST, and comments behind #")
+                _raise_invalid(
+                    source, number, "this is no KEY=VALUE", "write one as ApiHost=HOST, and comments behind #"
+                )
             value = _QUOTED.match(line, key.end()) or _BARE.match(line, key.end())
             if value is None:
                 hint = 'write KEY=VALUE, or KEY="a value with blanks"'
-                _complain(source, number, f"{key[1][:40]} has no value that can be read", hint)
+                _raise_invalid(source, number, f"{key[1][:40]} has no value that can be read", hint)
             yield number, key[1], value[1] if value.re is _QUOTED else value[0].replace("\\#", "#")
             at = value.end()
 
@@ -284,7 +288,7 @@ def _name_of(uid: int) -> str:
         return str(uid)
 
 
-def _complain(source: str, line: int, problem: str, hint: str) -> NoReturn:
+def _raise_invalid(source: str, line: int, problem: str, hint: str) -> NoReturn:
     raise MooringsError("config.invalid", f"{source}:{line}: {problem}", hint=hint)
 
 

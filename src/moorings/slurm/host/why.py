@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from moorings.core.announced import QUEUE_JOBS_MAX
 from moorings.core.errors import MooringsError
-from moorings.slurm.formats import JobRecord, Phase
-from moorings.slurm.host.ledger import Home, Start
-from moorings.slurm.host.reclaim import People, remark_of, told, unexplained
+from moorings.slurm.formats import JobRecord, SlurmJobPhase
+from moorings.slurm.host.ledger import ClusterIdentity, JobStart
+from moorings.slurm.host.reclaim import UserNames, default_wait_note, format_note, wait_note
 from moorings.wire.shapes import ReasonBody
 
 GREETING = b"moorings 1 why\n"
@@ -25,19 +25,19 @@ _REPLY = re.compile(rb"job=([0-9]+)\nnonce=([0-9a-f]{16})\nknown=([01])\nwhy=([ 
 
 
 @dataclass(frozen=True, slots=True)
-class WhyRequest:
+class WaitReasonQuery:
     """A question: the number of a job, and 16 hexadecimal digits, new for each."""
 
     job: int
     nonce: str
 
 
-def build_request(request: WhyRequest) -> bytes:
+def build_request(request: WaitReasonQuery) -> bytes:
     """The payload of a user's credential."""
     return GREETING + f"job={request.job}\nnonce={request.nonce}\n".encode("ascii")
 
 
-def parse_request(payload: bytes) -> WhyRequest:
+def parse_request(payload: bytes) -> WaitReasonQuery:
     """A user's question.
 
     Raises:
@@ -46,15 +46,15 @@ def parse_request(payload: bytes) -> WhyRequest:
     found = _REQUEST.fullmatch(payload)
     if found is None:
         raise MooringsError("node.invalid", "the question cannot be read", hint="is 'moor' of the agent's release?")
-    return WhyRequest(int(found[1]), found[2].decode())
+    return WaitReasonQuery(int(found[1]), found[2].decode())
 
 
-def build_reply(request: WhyRequest, why: str | None) -> bytes:
+def build_reply(request: WaitReasonQuery, why: str | None) -> bytes:
     """The payload of the agent's credential; None: there is no such job for who asks."""
     return f"job={request.job}\nnonce={request.nonce}\nknown={why is not None:d}\nwhy={why or ''}\n".encode("ascii")
 
 
-def parse_reply(payload: bytes, request: WhyRequest) -> str | None:
+def parse_reply(payload: bytes, request: WaitReasonQuery) -> str | None:
     """The answer to ``request``; None: there is no such job for who asks.
 
     Raises:
@@ -66,13 +66,13 @@ def parse_reply(payload: bytes, request: WhyRequest) -> str | None:
     return found[4].decode() if found[3] == b"1" else None
 
 
-def why_it_waits(
+def find_wait_reason(
     job: JobRecord | None,
     uid: int,
     admins: frozenset[int],
     reasons: Mapping[str, ReasonBody],
-    home: Home,
-    people: People,
+    home: ClusterIdentity,
+    people: UserNames,
     withheld: Mapping[str, str] | None = None,
 ) -> str | None:
     """Why a job waits, for who asks; None: it is not his, or there is none.
@@ -88,12 +88,12 @@ def why_it_waits(
     """
     if job is None or job.order is None or (uid != job.uid and uid not in admins):
         return None
-    if job.phase is not Phase.WAITING:
+    if job.phase is not SlurmJobPhase.WAITING:
         return f"it waits no more: Slurm says {job.state}"
-    owner = Start.of(job, job.order).owner(home)
+    owner = JobStart.of(job, job.order).owner(home)
     if withheld is not None and owner in withheld:
-        return told(withheld[owner], people)
+        return format_note(withheld[owner], people)
     reason = reasons.get(owner)
     if reason is not None:
-        return remark_of(reason, people)
-    return unexplained(job, crowded=len(reasons) >= QUEUE_JOBS_MAX) or NOT_YET
+        return wait_note(reason, people)
+    return default_wait_note(job, crowded=len(reasons) >= QUEUE_JOBS_MAX) or NOT_YET

@@ -17,11 +17,19 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from moorings.core.instants import SECOND, Timestamp
-from moorings.slurm.formats import GATE, LICENSE, JobRecord, License, Order, Phase
-from moorings.slurm.host.gate import twins
-from moorings.slurm.host.ledger import BEHIND_OTHERS, NOT_SEEN_YET, WAITS_FOR_US, Home, Start, place_of, start_of
+from moorings.slurm.formats import GATE, LICENSE, JobRecord, License, SlurmJobPhase, SubmittedOptions
+from moorings.slurm.host.gate import gate_licenses
+from moorings.slurm.host.ledger import (
+    REASON_LICENSES,
+    REASON_PRIORITY,
+    REASONS_NONE,
+    ClusterIdentity,
+    JobStart,
+    queue_order,
+    start_of,
+)
 from moorings.slurm.host.reclaim import clock_text
-from moorings.slurm.needs import Needs
+from moorings.slurm.needs import NodeRequirements
 
 REFUSED_S = 5.0  # beside free IPUs Slurm says for so long that something is missing: a node may just be cleared
 UNSEEN_S = 60.0  # it says nothing: its backfill looks at a long queue every 30 s
@@ -31,11 +39,11 @@ DOUBLINGS_MAX = 4  # enough for the longest
 REMEMBERED_S = 3600.0  # what came of a job that is gone counts for so long
 REMEMBERED_MAX = 300  # of so many such jobs
 NOT_ITS_TURN = ("JobHeldUser", "JobHeldAdmin", "Dependency", "DependencyNeverSatisfied", "BeginTime")
-_SAYS_NOTHING = (WAITS_FOR_US, BEHIND_OTHERS, *NOT_SEEN_YET)
+_SAYS_NOTHING = (REASON_LICENSES, REASON_PRIORITY, *REASONS_NONE)
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class JobDemand:
     """What a user's job asks Slurm for, as far as that decides whether it can start; its time limit does not count.
 
     Attributes:
@@ -50,14 +58,14 @@ class Demand:
     asked: tuple[object, ...] = ()
     words: tuple[str, ...] = ()
 
-    def differs(self, other: Demand) -> bool:
+    def differs(self, other: JobDemand) -> bool:
         """Whether it is certainly another one."""
         known = bool(self.words and other.words)
         return replace(self, words=()) != replace(other, words=()) or (known and self.words != other.words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class StartBackoff:
     """What came of keeping IPUs for a waiting job, or for one that is gone. Times are the loop's, in seconds.
 
     Attributes:
@@ -77,7 +85,7 @@ class Standing:
         why: why none are kept for it now; empty: they are.
     """
 
-    demand: Demand
+    demand: JobDemand
     limit_s: float = inf
     refused: int = 0
     free_since: float | None = None
@@ -94,7 +102,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Queue:
+class WaitingJobs:
     """What is decided from.
 
     Attributes:
@@ -107,46 +115,46 @@ class Queue:
         tier: of a job's partitions.
     """
 
-    home: Home
+    home: ClusterIdentity
     jobs: Mapping[int, JobRecord]
     offered: Collection[str]
     licenses: Mapping[str, License]
-    needs: Needs | None = None
+    needs: NodeRequirements | None = None
     aside: Collection[int] = ()
     tier: Callable[[JobRecord], int] = lambda _: 1
 
-    def waiting(self) -> Iterator[tuple[JobRecord, Order]]:
+    def waiting(self) -> Iterator[tuple[JobRecord, SubmittedOptions]]:
         """The jobs that wait, with what was asked for."""
         for job in self.jobs.values():
-            if job.order is not None and job.phase is Phase.WAITING:
+            if job.order is not None and job.phase is SlurmJobPhase.WAITING:
                 yield job, job.order
 
-    def new(self, job: JobRecord, order: Order) -> Standing:
+    def new(self, job: JobRecord, order: SubmittedOptions) -> StartBackoff:
         """How a job stands of which nothing is known."""
         needs = self.needs.jobs.get(job.job_id) if self.needs is not None else None
         asked = (job.partition, job.qos, tuple(sorted(job.licenses.items())))
-        demand = Demand(job.uid, order.ipus, asked, needs.words if needs is not None else ())
-        return Standing(demand=demand, limit_s=inf if job.limit_s is None else job.limit_s)
+        demand = JobDemand(job.uid, order.ipus, asked, needs.words if needs is not None else ())
+        return StartBackoff(demand=demand, limit_s=inf if job.limit_s is None else job.limit_s)
 
     def place(self, job: JobRecord) -> tuple[int, ...]:
         """Where a job stands in Slurm's order: the least is first."""
-        return (-self.tier(job), *place_of(job))
+        return (-self.tier(job), *queue_order(job))
 
 
-def open_for(
-    queue: Queue, before: Mapping[str, Standing], reserved: Mapping[str, int], at_s: float, now: Timestamp
-) -> Mapping[str, Standing]:
+def open_trials(
+    queue: WaitingJobs, before: Mapping[str, StartBackoff], reserved: Mapping[str, int], at_s: float, now: Timestamp
+) -> Mapping[str, StartBackoff]:
     """How the jobs stand once the reservation holds ``reserved``: which of those offered IPUs Slurm may start.
 
     The offer alone does not tell: other jobs may have started on it a moment ago.
     """
-    sizes = {size: queue.licenses[name] for size, name in twins(queue.licenses).items() if name in reserved}
+    sizes = {size: queue.licenses[name] for size, name in gate_licenses(queue.licenses).items() if name in reserved}
     room = {size: one.total - one.used - reserved[f"{LICENSE}_{size}"] for size, one in sizes.items()}
     found = {owner: replace(known, is_open=False) if known.is_open else known for owner, known in before.items()}
     numbers = {start.job_id for start in map(start_of, queue.offered) if start is not None}
     offered = [(job, order) for job, order in queue.waiting() if job.job_id in numbers] if numbers else []
-    for job, order in sorted(offered, key=lambda one: place_of(one[0])):
-        owner, n_ipus = Start.of(job, order).owner(queue.home), order.ipus
+    for job, order in sorted(offered, key=lambda one: queue_order(one[0])):
+        owner, n_ipus = JobStart.of(job, order).owner(queue.home), order.ipus
         if owner not in queue.offered or any(left < n_ipus for size, left in room.items() if size <= n_ipus):
             continue
         room = {size: left - n_ipus if size <= n_ipus else left for size, left in room.items()}
@@ -157,9 +165,9 @@ def open_for(
     return found
 
 
-def follow(
-    queue: Queue, before: Mapping[str, Standing], listed_at: float, at_s: float, now: Timestamp
-) -> dict[str, Standing]:
+def update_backoffs(
+    queue: WaitingJobs, before: Mapping[str, StartBackoff], listed_at: float, at_s: float, now: Timestamp
+) -> dict[str, StartBackoff]:
     """How the waiting jobs stand by a new listing, by the owner of the next claim; of most there is nothing to say.
 
     Jobs that are gone are remembered for a while, for the next one of the user that asks for the same.
@@ -173,7 +181,7 @@ def follow(
     """
     found = {}
     others = {name: one for name, one in queue.licenses.items() if not _is_ours(name)}
-    started = _started(queue, before)
+    started = _demands_started(queue, before)
     left = {owner: stands for owner, stands in before.items() if stands.demand not in started}
     tried: dict[tuple[int, int], list[str]] = {}  # by user and size
     for owner, stands in left.items():
@@ -184,7 +192,7 @@ def follow(
         lacks = _lacking_licenses(job, others) or _lacking_cpus(job, queue.needs)
         if not lacks and not before:
             continue  # of a queue of thousands there is nothing to say, and it is listed each second
-        owner = Start.of(job, order).owner(queue.home)
+        owner = JobStart.of(job, order).owner(queue.home)
         known, alike = left.get(owner), tried.get((job.uid, order.ipus), ())
         if known is None and not lacks and not alike:
             continue
@@ -192,22 +200,22 @@ def follow(
         new = queue.new(job, order)
         known = _change(known, new) if known is not None else new
         for other in alike:
-            if other != owner and other in left and _counts_for(left[other], known):
-                known = _go_on(known, left[other], other)
+            if other != owner and other in left and _applies_to(left[other], known):
+                known = _inherit_backoff(known, left[other], other)
                 if left[other].gone_at is not None:
                     del left[other]  # this one has its place
         if lacks:
             stands = replace(known, free_since=None, why=f"no IPUs are kept for it, for it also needs {lacks}")
         else:
-            stands = _judge(queue, job, known, owner, listed_at, at_s, now)
+            stands = _update_backoff(queue, job, known, owner, listed_at, at_s, now)
         if stands != new:
             found[owner] = stands
     return _remember({owner: stands for owner, stands in left.items() if owner not in waiting}, at_s) | found
 
 
-def _judge(
-    queue: Queue, job: JobRecord, known: Standing, owner: str, listed_at: float, at_s: float, now: Timestamp
-) -> Standing:
+def _update_backoff(
+    queue: WaitingJobs, job: JobRecord, known: StartBackoff, owner: str, listed_at: float, at_s: float, now: Timestamp
+) -> StartBackoff:
     """How a job stands that lacks nothing that is known of."""
     is_offered = owner in queue.offered
     if known.free_since is not None and listed_at > known.seen_at:
@@ -222,9 +230,9 @@ def _judge(
         return replace(known, free_since=None, why="")  # or who holds it for a moment would begin anew
     if is_offered:
         is_refused = known.is_open and known.open_s >= _patience_s(job)
-        return _refuse(known, job, at_s, now) if is_refused else replace(known, why="")
+        return _fail_trial(known, job, at_s, now) if is_refused else replace(known, why="")
     if _is_passed_over(queue, job, known.free_at):
-        return _refuse(known, job, at_s, now)
+        return _fail_trial(known, job, at_s, now)
     return replace(known, free_since=None, open_s=0.0, why="")
 
 
@@ -232,7 +240,7 @@ def _patience_s(job: JobRecord) -> float:
     return UNSEEN_S if job.reason in _SAYS_NOTHING else REFUSED_S
 
 
-def _is_passed_over(queue: Queue, job: JobRecord, at: Timestamp) -> bool:
+def _is_passed_over(queue: WaitingJobs, job: JobRecord, at: Timestamp) -> bool:
     """Whether Slurm has started a job behind this one since: it looked at its queue, and at this one first."""
     behind = queue.place(job)
     return any(
@@ -246,7 +254,7 @@ def _is_passed_over(queue: Queue, job: JobRecord, at: Timestamp) -> bool:
 
 
 def _has_run(job: JobRecord) -> bool:
-    return job.phase is not Phase.WAITING and bool(job.nodes)
+    return job.phase is not SlurmJobPhase.WAITING and bool(job.nodes)
 
 
 def _is_since(job: JobRecord, at: Timestamp) -> bool:
@@ -254,7 +262,7 @@ def _is_since(job: JobRecord, at: Timestamp) -> bool:
     return job.started is not None and job.started >= at // SECOND * SECOND
 
 
-def _refuse(known: Standing, job: JobRecord, at_s: float, now: Timestamp) -> Standing:
+def _fail_trial(known: StartBackoff, job: JobRecord, at_s: float, now: Timestamp) -> StartBackoff:
     pause_s = min(PAUSE_S * 2 ** min(known.refused, DOUBLINGS_MAX), PAUSE_MAX_S)
     refused = known.refused + 1
     often = "once" if refused == 1 else f"{refused} times"
@@ -281,7 +289,7 @@ def _refuse(known: Standing, job: JobRecord, at_s: float, now: Timestamp) -> Sta
 # -- jobs that are changed, start or go --------------------------------------------------------------------------------
 
 
-def _change(known: Standing, new: Standing) -> Standing:
+def _change(known: StartBackoff, new: StartBackoff) -> StartBackoff:
     """How a job stands with what it asks for now: once, a change begins a trial anew; its refusals still count."""
     if not known.demand.differs(new.demand):
         demand = new.demand if new.demand.words else known.demand
@@ -294,7 +302,7 @@ def _change(known: Standing, new: Standing) -> Standing:
     return replace(known, hurried=True, free_since=None, open_s=0.0, again_at=0.0, refusal="", of=0, why="")
 
 
-def _counts_for(tried: Standing, known: Standing) -> bool:
+def _applies_to(tried: StartBackoff, known: StartBackoff) -> bool:
     """Whether what came of another job counts for this one: the same demand, and no limit of less than half."""
     if not known.demand.words or tried.demand != known.demand or 2 * known.limit_s < tried.limit_s:
         return False
@@ -302,7 +310,7 @@ def _counts_for(tried: Standing, known: Standing) -> bool:
     return (tried.refused, open_s) > (known.refused, known.open_s)
 
 
-def _go_on(known: Standing, tried: Standing, owner: str) -> Standing:
+def _inherit_backoff(known: StartBackoff, tried: StartBackoff, owner: str) -> StartBackoff:
     """How a job stands that goes on from where another one is or was."""
     start = start_of(owner)
     return replace(
@@ -316,7 +324,7 @@ def _go_on(known: Standing, tried: Standing, owner: str) -> Standing:
     )
 
 
-def _started(queue: Queue, before: Mapping[str, Standing]) -> set[Demand]:
+def _demands_started(queue: WaitingJobs, before: Mapping[str, StartBackoff]) -> set[JobDemand]:
     """What was asked for by those jobs that have started, tasks of arrays among them: no refusal counts any more."""
     found = set()
     starts = {start.job_id: (start, stands) for owner, stands in before.items() if (start := start_of(owner))}
@@ -334,7 +342,7 @@ def _started(queue: Queue, before: Mapping[str, Standing]) -> set[Demand]:
     return found
 
 
-def _remember(gone: Mapping[str, Standing], at_s: float) -> dict[str, Standing]:
+def _remember(gone: Mapping[str, StartBackoff], at_s: float) -> dict[str, StartBackoff]:
     """Of jobs that wait no more those that were tried a little while ago, the last of them."""
     kept = {}
     for owner, stands in gone.items():
@@ -345,12 +353,12 @@ def _remember(gone: Mapping[str, Standing], at_s: float) -> dict[str, Standing]:
     return dict(last)
 
 
-def whys(standings: Mapping[str, Standing]) -> dict[str, str]:
+def withheld_reasons(standings: Mapping[str, StartBackoff]) -> dict[str, str]:
     """Why no IPUs are kept for jobs that wait, by the owner of the next claim."""
     return {owner: stands.why for owner, stands in standings.items() if stands.why}
 
 
-def on_trial(standings: Mapping[str, Standing]) -> set[str]:
+def on_trial(standings: Mapping[str, StartBackoff]) -> set[str]:
     """The owners of jobs for which IPUs are free: they stay announced for a moment, whatever Slurm says meanwhile."""
     return {owner for owner, stands in standings.items() if stands.free_since is not None}
 
@@ -368,7 +376,7 @@ def _lacking_licenses(job: JobRecord, others: Mapping[str, License]) -> str:
     return ""
 
 
-def _lacking_cpus(job: JobRecord, needs: Needs | None) -> str:
+def _lacking_cpus(job: JobRecord, needs: NodeRequirements | None) -> str:
     """Which required nodes have too few CPUs, even if no IPU job ran there."""
     asked = needs.jobs.get(job.job_id) if needs is not None else None
     if needs is None or asked is None or not asked.required:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 
 from moorings.core.errors import MooringsError
-from moorings.slurm.commands import Commands
+from moorings.slurm.commands import SlurmCommands
 from moorings.slurm.formats import JobRecord, build_jobs, parse_jobs
 from moorings.slurm.surrogate.step import build_remove
 
@@ -17,9 +17,9 @@ def load_job(environment: Mapping[str, str], job: int) -> JobRecord:
     """The job as Slurm knows it now.
 
     Raises:
-        MooringsError: ``slurm.job_unknown``, or one of ``Commands.ask``.
+        MooringsError: ``slurm.job_unknown``, or one of ``SlurmCommands.ask``.
     """
-    answer = asyncio.run(Commands(environment, timeout_s=ASK_S).ask(build_jobs(jobs=[job])))
+    answer = asyncio.run(SlurmCommands(environment, timeout_s=ASK_S).ask(build_jobs(jobs=[job])))
     for record in parse_jobs(answer):  # one id may stand for the tasks of an array, or a job's components
         if record.job_id == job:
             return record
@@ -32,6 +32,6 @@ def remove_step(environment: Mapping[str, str], job: int, step: int) -> None:
     """End a step of the job; one that has ended is no error.
 
     Raises:
-        MooringsError: one of ``Commands.run``.
+        MooringsError: one of ``SlurmCommands.run``.
     """
-    asyncio.run(Commands(environment, timeout_s=ASK_S).run(build_remove(job, step)))
+    asyncio.run(SlurmCommands(environment, timeout_s=ASK_S).run(build_remove(job, step)))

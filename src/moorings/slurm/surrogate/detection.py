@@ -20,14 +20,14 @@ _STEPD = re.compile(r"slurmstepd: \[([0-9]+)(?:\+[0-9]+)?\.([a-z0-9]+)")
 
 
 @dataclass(frozen=True, slots=True)
-class NoPlace:
+class NotInJob:
     """Why no step is made here, and what would help."""
 
     why: str
     hint: str
 
 
-def find_job(environment: Mapping[str, str], ancestors: Iterable[str]) -> int | NoPlace:
+def find_job(environment: Mapping[str, str], ancestors: Iterable[str]) -> int | NotInJob:
     """The id of the job we are in, or why there is none for us.
 
     Args:
@@ -36,12 +36,14 @@ def find_job(environment: Mapping[str, str], ancestors: Iterable[str]) -> int | 
     """
     job = environment.get("SLURM_JOB_ID", "")
     if not job:
-        return NoPlace("this is no Slurm job: SLURM_JOB_ID is not set", "start it in a script for sbatch, or in salloc")
+        return NotInJob(
+            "this is no Slurm job: SLURM_JOB_ID is not set", "start it in a script for sbatch, or in salloc"
+        )
     if not _ID.fullmatch(job):
-        return NoPlace(f"SLURM_JOB_ID is {job[:20]!r}, which is no job's id", "leave Slurm's variables as they are")
+        return NotInJob(f"SLURM_JOB_ID is {job[:20]!r}, which is no job's id", "leave Slurm's variables as they are")
     step = _step_around(job, environment.get("SLURM_STEP_ID", ""), ancestors)
     if step.isascii() and step.isdecimal() and int(step) < _SPECIAL_STEPS:
-        return NoPlace(
+        return NotInJob(
             f"this runs under srun, as step {job}.{step} itself", "start it from the batch script, without srun"
         )
     return int(job)

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from moorings.core.errors import MooringsError
 from moorings.core.instants import SECOND, Timestamp
 from moorings.ports.mirror import OnCancel
-from moorings.slurm.formats import JobRecord, Phase
+from moorings.slurm.formats import JobRecord, SlurmJobPhase
 from moorings.slurm.surrogate.asking import load_job
 
 LOOK_S = 60.0  # an admin may change the limit
 
 
-class LimitWatch:
+class TimeLimitWatch:
     """Asks Slurm when the job ends, now and every minute, and tells in time.
 
     Args:
@@ -46,10 +46,10 @@ class LimitWatch:
                 if error.code == "slurm.job_unknown" and known is not None:
                     return self._tell("the Slurm job has ended")
                 # Slurm is away: what it said last holds, and it is asked again.
-            left_s = LOOK_S if known is None else left_of(known.ends, self._lead_s, time.time())
+            left_s = LOOK_S if known is None else time_left_s(known.ends, self._lead_s, time.time())
             if left_s <= 0:
                 return self._tell("the time limit of the Slurm job is near")
-            if known is not None and known.phase is Phase.ENDED:
+            if known is not None and known.phase is SlurmJobPhase.ENDED:
                 return self._tell("the Slurm job has ended")
             self._stopped.wait(min(left_s, LOOK_S))
 
@@ -58,6 +58,6 @@ class LimitWatch:
             self._on_cancel(why)
 
 
-def left_of(ends: Timestamp | None, lead_s: float, now_s: float) -> float:
+def time_left_s(ends: Timestamp | None, lead_s: float, now_s: float) -> float:
     """Seconds until work in the job has to end, ``lead_s`` before the job does; infinite if the job has no limit."""
     return float("inf") if ends is None else ends / SECOND - lead_s - now_s

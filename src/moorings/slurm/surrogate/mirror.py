@@ -21,8 +21,8 @@ from moorings.core.errors import MooringsError
 from moorings.ports.mirror import Mirror, MirroredWork, NoMirror, OnCancel, WatchHandle
 from moorings.slurm.commands import build_environment
 from moorings.slurm.surrogate.asking import load_job, remove_step
-from moorings.slurm.surrogate.detection import NoPlace, find_job, load_ancestors
-from moorings.slurm.surrogate.limit import LimitWatch
+from moorings.slurm.surrogate.detection import NotInJob, find_job, load_ancestors
+from moorings.slurm.surrogate.limit import TimeLimitWatch
 from moorings.slurm.surrogate.step import (
     BEAT,
     COMPLETED,
@@ -55,7 +55,7 @@ def find_mirror(environment: Mapping[str, str], warn: Warn) -> Mirror:
         warn: called with a sentence if work cannot be shown; from another thread.
     """
     job = find_job(environment, load_ancestors())
-    return NoMirror() if isinstance(job, NoPlace) else SlurmMirror(environment, job, warn)
+    return NoMirror() if isinstance(job, NotInJob) else SlurmMirror(environment, job, warn)
 
 
 class SlurmMirror:
@@ -76,10 +76,10 @@ class SlurmMirror:
 
     def begin(self, name: str, on_cancel: OnCancel) -> MirroredWork:
         argv = build_step(self._job, check_name(name), load_placeholder())
-        return _Step(self, argv, on_cancel)
+        return _MirroredStep(self, argv, on_cancel)
 
     def watch_limit(self, on_cancel: OnCancel, lead_s: float) -> WatchHandle:
-        return LimitWatch(self._environment, self._job, on_cancel, lead_s)
+        return TimeLimitWatch(self._environment, self._job, on_cancel, lead_s)
 
     # -- for its steps, in their threads -------------------------------------------------------------------------------
 
@@ -149,7 +149,7 @@ def _cut_all() -> None:
 os.register_at_fork(after_in_child=_cut_all)
 
 
-class _Step:
+class _MirroredStep:
     """One step: made, followed and ended by a thread; ``end`` only says the word and waits."""
 
     def __init__(self, mirror: SlurmMirror, argv: list[str], on_cancel: OnCancel) -> None:
