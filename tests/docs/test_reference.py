@@ -25,9 +25,9 @@ from moorings.core.errors import MooringsError
 from moorings.core.pools import parse_pools
 from moorings.core.tables import TomlTable
 from moorings.drivers.simulated.settings import SimulatedSettings
-from moorings.kubernetes.measures import Measures
-from moorings.kubernetes.proxy.keeper import Keeper
-from moorings.kubernetes.proxy.metrics import Metrics
+from moorings.kubernetes.measures import OperatorMetrics
+from moorings.kubernetes.proxy.keeper import PartitionManager
+from moorings.kubernetes.proxy.metrics import ProxyMetrics
 from moorings.wire.errors import ERRORS
 from moorings.workloads import jobs
 from moorings.workloads.jobs import parse_job
@@ -65,8 +65,8 @@ def test_every_field_of_a_request_is_told_and_no_other() -> None:
 
 def test_every_metric_of_operator_and_proxy_is_told() -> None:
     texts = (
-        Measures(jobs=dict, partitions=list, waiting=int, leads=bool).text(),
-        Metrics(Keeper("lab", {}, "0", int)).text(),
+        OperatorMetrics(jobs=dict, partitions=list, waiting=int, leads=bool).text(),
+        ProxyMetrics(PartitionManager("lab", {}, "0", int)).text(),
     )
     for text in texts:
         names = re.findall(r"^# TYPE (moorings_\w+) ", text.decode(), re.MULTILINE)

@@ -70,7 +70,7 @@ def send(case: schemathesis.Case, found: Harbour, role: Role) -> Response | None
 
 
 def whole(node: Any) -> Any:
-    """JSON Schema takes 4.0 for an integer; the API says that it does not (``About`` in the document)."""
+    """JSON Schema takes 4.0 for an integer; the API says that it does not (``EventKey`` in the document)."""
     if isinstance(node, dict):
         return {name: whole(value) for name, value in node.items()}
     if isinstance(node, list):

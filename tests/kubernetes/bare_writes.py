@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from moorings.kubernetes.connection import Connection, connect
-from moorings.kubernetes.kube import IPU_JOB, Kind
+from moorings.kubernetes.connection import KubeClient, connect
+from moorings.kubernetes.kube import IPU_JOB, ResourceType
 
 AT_ONCE = 16
 NAME = "of-bare-writes"  # in the file, in place of the job's name
 STATUSES = 2  # writes of a job's status, from its making until it runs
 
-Written = Sequence[tuple[Kind, dict[str, Any]]]
+Written = Sequence[tuple[ResourceType, dict[str, Any]]]
 
 
 def write_file(file: Path, job: str, objects: Written) -> None:
@@ -36,7 +36,7 @@ def _bare(found: dict[str, Any]) -> dict[str, Any]:
     return {**found, "metadata": metadata}
 
 
-def _fields(kind: Kind) -> tuple[Any, ...]:
+def _fields(kind: ResourceType) -> tuple[Any, ...]:
     return kind.group, kind.version, kind.name, kind.plural, kind.namespaced
 
 
@@ -57,11 +57,11 @@ async def main(kubeconfig: str, text: str, prefix: str, count: int) -> None:
     await kube.close()
 
 
-async def _make(kube: Connection, objects: list[tuple[list[Any], dict[str, Any]]]) -> None:
+async def _make(kube: KubeClient, objects: list[tuple[list[Any], dict[str, Any]]]) -> None:
     job = objects[0][1]
     for fields, body in objects:
         status = body.pop("status", None) if body is job else None
-        await kube.create(Kind(*fields), body)
+        await kube.create(ResourceType(*fields), body)
         for _ in range(STATUSES if status is not None else 0):
             patch = [{"op": "add", "path": "/status", "value": status}]
             name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]

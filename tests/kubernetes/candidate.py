@@ -11,14 +11,14 @@ import signal
 import sys
 import time
 
-from moorings.kubernetes.connection import Patience, connect
-from moorings.kubernetes.election import Elector, Terms
+from moorings.kubernetes.connection import KubeTimeouts, connect
+from moorings.kubernetes.election import Elector, LeaseTimes
 
 
 async def stand(path: str, namespace: str, lease: str, identity: str, *times: str) -> None:
     lease_s, renew_s, retry_s = map(float, times)
-    kube = connect({}, path=path, patience=Patience(call_s=renew_s))
-    elector = Elector(kube, namespace, lease, identity, Terms(lease_s=lease_s, renew_s=renew_s, retry_s=retry_s))
+    kube = connect({}, path=path, patience=KubeTimeouts(call_s=renew_s))
+    elector = Elector(kube, namespace, lease, identity, LeaseTimes(lease_s=lease_s, renew_s=renew_s, retry_s=retry_s))
 
     async def work() -> None:
         print("won", flush=True)

@@ -116,7 +116,7 @@ def _tell_reset(namespace: str, job: str, uid: str, instance: int) -> str:
 def live(arguments: list[str], file: Path, name: str) -> int:
     """One life."""
     import moorings.app.kubernetes_operator as app
-    from moorings.kubernetes.connection import Connection
+    from moorings.kubernetes.connection import KubeClient
     from moorings.kubernetes.proxy.client import ProxyClient
 
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -129,7 +129,7 @@ def live(arguments: list[str], file: Path, name: str) -> int:
         "delete": _tell_deleted,
     }
     for method, tell in told.items():
-        watch(Connection, method, tell, places)
+        watch(KubeClient, method, tell, places)
     asked: dict[str, Tell] = {
         "create": _tell_claimed,
         "release": _tell_released,

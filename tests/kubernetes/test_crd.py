@@ -15,7 +15,7 @@ import yaml
 from moorings.core.instants import Timestamp
 from moorings.kubernetes.admission import default_ipujob
 from moorings.kubernetes.crd import NAME
-from moorings.kubernetes.ipujob import API_VERSION, KIND, PLURAL, Condition, InstanceRecord, Status
+from moorings.kubernetes.ipujob import API_VERSION, KIND, PLURAL, Condition, InstanceStatus, IPUJobStatus
 from moorings.kubernetes.reading import parse_ipujob, parse_status, status_object
 from moorings.wire.codec import parse_time
 from tests.kubernetes.cluster import KubernetesCluster, KubernetesError, Obj
@@ -60,7 +60,7 @@ def create(served: KubernetesCluster, namespace: str, **spec: Any) -> Obj:
     return served.api("POST", path_of(namespace), a_job(**spec))
 
 
-def write_status(served: KubernetesCluster, namespace: str, status: Status) -> Obj:
+def write_status(served: KubernetesCluster, namespace: str, status: IPUJobStatus) -> Obj:
     value = {**status_object(status), "selector": SELECTOR}
     body = [{"op": "add", "path": "/status", "value": value}]
     return served.api("PATCH", f"{path_of(namespace, 'job')}/status", body, content_type=JSON_PATCH)
@@ -226,7 +226,7 @@ def a_condition(name: str, at: str, *, status: bool) -> Condition:
     )
 
 
-STATUS = Status(
+STATUS = IPUJobStatus(
     state="Running",
     current=4,
     desired=4,
@@ -241,7 +241,7 @@ STATUS = Status(
     completed_at=Timestamp(0),
     workers_active=1,
     observed_generation=1,
-    instances={0: InstanceRecord(restarts=1, failures=1, detail="exit code 1")},
+    instances={0: InstanceStatus(restarts=1, failures=1, detail="exit code 1")},
 )
 
 
@@ -251,7 +251,10 @@ def test_a_status_is_kept_as_it_was_written(served, namespace):
     stored = served.get("ipujob", "job", namespace)
     assert stored["status"] == {**status_object(STATUS), "selector": SELECTOR}
     assert parse_status(stored["status"]) == STATUS
-    assert write_status(served, namespace, Status())["status"] == {**status_object(Status()), "selector": SELECTOR}
+    assert write_status(served, namespace, IPUJobStatus())["status"] == {
+        **status_object(IPUJobStatus()),
+        "selector": SELECTOR,
+    }
 
 
 def test_the_columns_are_those_people_know(served, namespace):

@@ -17,10 +17,10 @@ import yaml
 from moorings.core.errors import MooringsError
 from moorings.kubernetes.connection import connect
 from moorings.kubernetes.credentials import load_credentials
-from moorings.kubernetes.engine.calls import Calls
+from moorings.kubernetes.engine.calls import PodStreams
 from moorings.kubernetes.engine.engine import KubernetesEngine
 from moorings.kubernetes.engine.settings import KubernetesEngineSettings, Volume
-from moorings.kubernetes.kube import IPU_JOB, Kind, Kube, KubeError
+from moorings.kubernetes.kube import IPU_JOB, KubeApi, KubeError, ResourceType
 from moorings.local.logs import TaskLog, read_logs
 from moorings.ports.engine import Engine, RunSubmission
 from moorings.ports.store import Epoch
@@ -101,7 +101,7 @@ class KubernetesRig:
         self.site = site
         self.cluster = site.cluster
         self.kubeconfig = str(runner)
-        self.kube: Callable[[Kube], Any] = lambda kube: kube  # what stands between the engines and the API server
+        self.kube: Callable[[KubeApi], Any] = lambda kube: kube  # what stands between the engines and the API server
         self.namespace = site.cluster.make_namespace("runs")
         self.installation = uuid4().hex[:12]
         self.folder = site.folder / self.namespace
@@ -134,7 +134,7 @@ class KubernetesRig:
             self.runs,
             self.installation,
             self.kube(connect({}, path=path)),
-            Calls(load_credentials({}, path=path)),
+            PodStreams(load_credentials({}, path=path)),
             clock,
             read,
         )
@@ -175,7 +175,7 @@ class TestKubernetesEngine(EngineSuite):
 class Passing:
     """An API server that is asked through us."""
 
-    def __init__(self, kube: Kube) -> None:
+    def __init__(self, kube: KubeApi) -> None:
         self.through = kube
 
     def __getattr__(self, name: str) -> Any:
@@ -185,21 +185,21 @@ class Passing:
 class Losing(Passing):
     """Does the first call of one sort, and loses the answer."""
 
-    def __init__(self, kube: Kube, lost: list[tuple[str, str]]) -> None:
+    def __init__(self, kube: KubeApi, lost: list[tuple[str, str]]) -> None:
         super().__init__(kube)
         self.lost = lost
 
-    async def _do(self, call: str, kind: Kind, *words: Any) -> Any:
+    async def _do(self, call: str, kind: ResourceType, *words: Any) -> Any:
         answer = await getattr(self.through, call)(kind, *words)
         if (call, kind.name) in self.lost:
             self.lost.remove((call, kind.name))
             raise KubeError(0, "Timeout", "the answer was lost")
         return answer
 
-    async def create(self, kind: Kind, *words: Any) -> Any:
+    async def create(self, kind: ResourceType, *words: Any) -> Any:
         return await self._do("create", kind, *words)
 
-    async def patch(self, kind: Kind, *words: Any) -> Any:
+    async def patch(self, kind: ResourceType, *words: Any) -> Any:
         return await self._do("patch", kind, *words)
 
 
@@ -224,12 +224,12 @@ async def test_an_answer_that_is_lost_starts_nothing_twice(rig: KubernetesRig, c
 class Pausing(Passing):
     """Stands still before a job comes to life."""
 
-    def __init__(self, kube: Kube) -> None:
+    def __init__(self, kube: KubeApi) -> None:
         super().__init__(kube)
         self.reached = asyncio.Event()
         self.goes_on = asyncio.Event()
 
-    async def patch(self, kind: Kind, name: str, body: Any, *words: Any) -> Any:
+    async def patch(self, kind: ResourceType, name: str, body: Any, *words: Any) -> Any:
         if kind is IPU_JOB and "spec" in body:
             self.reached.set()
             await self.goes_on.wait()
@@ -241,7 +241,7 @@ async def test_a_leader_that_stood_still_brings_nothing_to_life_after_another_be
     async with open_engine(rig) as new:
         paused: list[Pausing] = []
 
-        def pausing(kube: Kube) -> Any:
+        def pausing(kube: KubeApi) -> Any:
             paused.append(Pausing(kube))
             return paused[0]
 

@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 
 from moorings.app.kubernetes_operator import STOP_S
-from moorings.kubernetes.acts import AddFinalizer, Claim, Release, Reset
+from moorings.kubernetes.acts import AcquirePartition, AddFinalizer, CleanPartition, ReleasePartition
 from moorings.kubernetes.connection import connect
-from moorings.kubernetes.doing import Doer, Made
+from moorings.kubernetes.doing import JobExecutor, UnobservedPods
 from moorings.kubernetes.objects import PodOptions
 from moorings.kubernetes.proxy.client import ProxyClient
 from moorings.kubernetes.reading import parse_ipujob
@@ -186,16 +186,18 @@ async def test_nothing_is_claimed_for_a_job_that_went_before_it_was_taken_on(sit
     kube = connect({}, path=str(site.cluster.kubeconfig))
     async with ProxyClient(site.proxy_url, token=lambda: token) as proxy:
         proxy.trust(site.proxy_ca())
-        doer = Doer(kube, proxy, PodOptions(), lambda: True, lambda _: None, lambda _: None, time.monotonic)
-        failed = await doer.do(replace(seen, finalizers=()), [AddFinalizer(), Claim(0)], {}, Made())
+        doer = JobExecutor(kube, proxy, PodOptions(), lambda: True, lambda _: None, lambda _: None, time.monotonic)
+        failed = await doer.do(
+            replace(seen, finalizers=()), [AddFinalizer(), AcquirePartition(0)], {}, UnobservedPods()
+        )
     await kube.close()
     assert [failure.error.code for failure in failed] == ["kubernetes.refused"]
     assert owners(site) == set()
 
 
-@pytest.mark.parametrize("act", [Release(0), Reset(0)])
+@pytest.mark.parametrize("act", [ReleasePartition(0), CleanPartition(0)])
 async def test_who_stopped_leading_while_it_looked_takes_no_partition_away(
-    site: Site, home: str, act: Release | Reset
+    site: Site, home: str, act: ReleasePartition | CleanPartition
 ) -> None:
     """To look whether a program runs takes time; another operator may have started one meanwhile."""
     site.submit(home, "job")
@@ -206,8 +208,10 @@ async def test_who_stopped_leading_while_it_looked_takes_no_partition_away(
     kube = connect({}, path=str(site.cluster.kubeconfig))
     async with ProxyClient(site.proxy_url, token=lambda: token) as proxy:
         proxy.trust(site.proxy_ca())
-        doer = Doer(kube, proxy, PodOptions(), lambda: next(leads), lambda _: None, lambda _: None, time.monotonic)
-        failed = await doer.do(replace(seen, name="gone"), [act], {}, Made())
+        doer = JobExecutor(
+            kube, proxy, PodOptions(), lambda: next(leads), lambda _: None, lambda _: None, time.monotonic
+        )
+        failed = await doer.do(replace(seen, name="gone"), [act], {}, UnobservedPods())
     await kube.close()
     assert [failure.error.code for failure in failed] == ["kubernetes.not_leading"]
     clear(site, home)

@@ -13,7 +13,7 @@ import pytest
 
 from moorings.kubernetes import names
 from moorings.kubernetes.admission import default_ipujob
-from moorings.kubernetes.objects import build_access
+from moorings.kubernetes.objects import build_launcher_rbac
 from moorings.kubernetes.reading import parse_ipujob
 from moorings.kubernetes.remote import kubexec_script
 from tests.kubernetes import images, programs
@@ -38,7 +38,7 @@ def give_access(cluster: KubernetesCluster, namespace: str, workers: int) -> Non
         "spec": spec | {"workerPerJobInstance": workers},
     }
     assert default_ipujob(body)
-    for one in build_access(parse_ipujob(body)):
+    for one in build_launcher_rbac(parse_ipujob(body)):
         one["metadata"].pop("ownerReferences")  # there is no such job
         cluster.apply(json.dumps(one))
 

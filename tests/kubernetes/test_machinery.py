@@ -18,20 +18,20 @@ import yaml
 
 from moorings.core.instants import Timestamp
 from moorings.kubernetes import connection
-from moorings.kubernetes.connection import Connection, Patience, connect
-from moorings.kubernetes.events import COMBINED, SIMILAR_MAX, Recorder
-from moorings.kubernetes.informer import Informer, Key
-from moorings.kubernetes.kube import CONFIG_MAP, EVENT, NAMESPACE, POD, SECRET, TOKEN_REVIEW, Kind, KubeError
+from moorings.kubernetes.connection import KubeClient, KubeTimeouts, connect
+from moorings.kubernetes.events import COMBINED, SIMILAR_MAX, EventRecorder
+from moorings.kubernetes.informer import Informer, ObjectKey
+from moorings.kubernetes.kube import CONFIG_MAP, EVENT, NAMESPACE, POD, SECRET, TOKEN_REVIEW, KubeError, ResourceType
 from tests.kubernetes.cluster import KubernetesCluster
 from tests.kubernetes.ways import Front, Way
 from tests.processes import launch
 from tests.waiting import patient, until_async, within
 
-QUICK = Patience(call_s=5, silence_s=2)
+QUICK = KubeTimeouts(call_s=5, silence_s=2)
 
 
 @contextlib.asynccontextmanager
-async def connected(path: Path, patience: Patience | None = None) -> AsyncIterator[Connection]:
+async def connected(path: Path, patience: KubeTimeouts | None = None) -> AsyncIterator[KubeClient]:
     kube = connect({}, path=str(path), patience=patience)
     try:
         yield kube
@@ -40,8 +40,8 @@ async def connected(path: Path, patience: Patience | None = None) -> AsyncIterat
 
 
 @contextlib.asynccontextmanager
-async def informed(kube: Connection, namespace: str, **more: Any) -> AsyncIterator[tuple[Informer, list[Key]]]:
-    told: list[Key] = []
+async def informed(kube: KubeClient, namespace: str, **more: Any) -> AsyncIterator[tuple[Informer, list[ObjectKey]]]:
+    told: list[ObjectKey] = []
     informer = Informer(kube, CONFIG_MAP, namespace=namespace, on_change=told.append, labels="mine", **more)
     serving = asyncio.create_task(informer.serve())
     try:
@@ -56,7 +56,7 @@ async def informed(kube: Connection, namespace: str, **more: Any) -> AsyncIterat
 async def test_a_definition_that_is_missing_is_told_once_in_words(
     cluster: KubernetesCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kind = Kind("graphcore.ai", "v1alpha1", "Nothing", "nothings")
+    kind = ResourceType("graphcore.ai", "v1alpha1", "Nothing", "nothings")
     async with connected(cluster.kubeconfig) as kube:
         informer = Informer(kube, kind, on_change=lambda _: None)
         serving = asyncio.create_task(informer.serve())
@@ -140,7 +140,7 @@ async def test_who_comes_second_is_told(cluster: KubernetesCluster, namespace: s
         assert (await kube.replace(CONFIG_MAP, {**old, "data": {"any": "1"}}, namespace))["data"] == {"any": "1"}
 
 
-def note_calls(kube: Connection, note: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def note_calls(kube: KubeClient, note: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the targets of its calls and watches noted."""
 
     def noting(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -219,7 +219,7 @@ async def test_a_token_is_reviewed_for_its_audience(cluster: KubernetesCluster, 
 
 async def test_nobody_there_and_nobody_who_answers_are_errors_that_pass(cluster: KubernetesCluster, tmp_path: Path):
     way = Way(cluster)
-    async with way.open(cluster, tmp_path) as path, connected(path, Patience(call_s=0.5)) as kube:
+    async with way.open(cluster, tmp_path) as path, connected(path, KubeTimeouts(call_s=0.5)) as kube:
         way.silent = True
         with within(2), pytest.raises(KubeError) as caught:  # by default a call may take ten
             await kube.list(POD)
@@ -237,7 +237,7 @@ async def test_a_server_that_stops_in_the_middle_of_an_answer_is_not_waited_for(
     cluster: KubernetesCluster, namespace: str, tmp_path: Path
 ):
     way = Way(cluster)
-    async with way.open(cluster, tmp_path) as path, connected(path, Patience(call_s=5)) as kube:
+    async with way.open(cluster, tmp_path) as path, connected(path, KubeTimeouts(call_s=5)) as kube:
         await kube.list(POD, namespace)
         way.freeze()
         with pytest.raises(KubeError) as caught:
@@ -262,7 +262,7 @@ async def test_how_long_to_wait_is_told_by_a_server_that_is_asked_too_much(clust
 
 
 async def test_a_watch_tells_what_changes_and_ends_when_its_time_is_over(cluster: KubernetesCluster, namespace: str):
-    async with connected(cluster.kubeconfig, Patience(watch_s=1)) as kube:
+    async with connected(cluster.kubeconfig, KubeTimeouts(watch_s=1)) as kube:
         since = (await kube.list(CONFIG_MAP, namespace)).resource_version
         await kube.create(CONFIG_MAP, config_map("a"), namespace)
         await kube.patch(CONFIG_MAP, "a", {"data": {"k": "w"}}, namespace)
@@ -273,7 +273,7 @@ async def test_a_watch_tells_what_changes_and_ends_when_its_time_is_over(cluster
 
 
 async def test_a_watch_from_too_long_ago_is_refused(cluster: KubernetesCluster, namespace: str):
-    async with connected(cluster.kubeconfig, Patience(watch_s=5)) as kube:
+    async with connected(cluster.kubeconfig, KubeTimeouts(watch_s=5)) as kube:
         since = (await kube.list(CONFIG_MAP)).resource_version
         await kube.create(CONFIG_MAP, config_map("a"), namespace)
         cluster.kill_api_server()
@@ -304,7 +304,7 @@ async def test_an_informer_follows_and_finds_by_owner(cluster: KubernetesCluster
         assert owners[-2:] in (["j0", "j1"], ["j1", "j0"])
         await kube.delete(CONFIG_MAP, "c0", namespace)
         await until_async(lambda: len(informer) == 5, 10)
-        assert told[-1] == Key(namespace, "c0")
+        assert told[-1] == ObjectKey(namespace, "c0")
         assert informer.get(namespace, "c0") is None
         found = informer.get(namespace, "c2")
         assert found is not None
@@ -324,7 +324,7 @@ async def test_a_server_that_is_killed_and_comes_back_is_followed_on(cluster: Ku
             await asyncio.to_thread(cluster.start_api_server)
             cluster.api("POST", f"/api/v1/namespaces/{namespace}/configmaps", config_map(f"after{number}"))
             await until_async(lambda: {"before", *(f"after{n}" for n in range(number + 1))} == names(informer), 40)  # noqa: B023
-        assert told.count(Key(namespace, "before")) == 1, "what has not changed is not told again"
+        assert told.count(ObjectKey(namespace, "before")) == 1, "what has not changed is not told again"
 
 
 async def test_what_was_removed_while_nobody_watched_is_told_when_the_past_is_forgotten(
@@ -377,7 +377,7 @@ async def test_an_idle_watch_is_no_old_news(
     cluster: KubernetesCluster, namespace: str, monkeypatch: pytest.MonkeyPatch
 ):
     """Each silence ends in a new watch, without a list, and the server counts as heard of."""
-    async with connected(cluster.kubeconfig, Patience(silence_s=0.5)) as kube:
+    async with connected(cluster.kubeconfig, KubeTimeouts(silence_s=0.5)) as kube:
         lists = []
 
         note_calls(kube, lambda target: lists.append("watch=" not in target), monkeypatch)
@@ -534,8 +534,8 @@ def wall() -> Timestamp:
 
 
 @contextlib.asynccontextmanager
-async def recording(kube: Connection) -> AsyncIterator[Recorder]:
-    recorder = Recorder(kube, "ipu-operator", "replica-1", wall)
+async def recording(kube: KubeClient) -> AsyncIterator[EventRecorder]:
+    recorder = EventRecorder(kube, "ipu-operator", "replica-1", wall)
     serving = asyncio.create_task(recorder.serve())
     try:
         yield recorder
@@ -575,7 +575,7 @@ async def test_what_is_told_again_is_counted_and_shown_to_people(cluster: Kubern
 
 async def test_a_flood_is_held_back_and_nobody_waits(cluster: KubernetesCluster, namespace: str, tmp_path: Path):
     way = Way(cluster)
-    async with way.open(cluster, tmp_path) as path, connected(path, Patience(call_s=5)) as kube:
+    async with way.open(cluster, tmp_path) as path, connected(path, KubeTimeouts(call_s=5)) as kube:
         about = await kube.create(CONFIG_MAP, config_map("a"), namespace)
         async with recording(kube) as recorder:
             for number in range(1000):

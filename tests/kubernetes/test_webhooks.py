@@ -19,17 +19,17 @@ import pytest
 
 from moorings.app.clock import SystemClock
 from moorings.core.instants import Timestamp, add_seconds
-from moorings.kubernetes.certificate_keeper import CertificateKeeper, WebhookCallers
+from moorings.kubernetes.certificate_keeper import CertificateRotator, WebhookTrustStore
 from moorings.kubernetes.certificates import (
     OVERLAP,
-    SPREAD,
+    PROPAGATION,
     build_secret,
     build_secret_data,
     make_certificates,
     parse_secret,
     service_names,
 )
-from moorings.kubernetes.connection import Connection, connect
+from moorings.kubernetes.connection import KubeClient, connect
 from moorings.kubernetes.crd import NAME
 from moorings.kubernetes.ipujob import FINALIZER, PLURAL
 from moorings.kubernetes.webhook_server import listen, make_webhook_server
@@ -100,14 +100,19 @@ class Site:
         self.kubeconfig = kubeconfig
         self.clock = Clock()
 
-    def keeper(self, kube: Connection) -> CertificateKeeper:
+    def keeper(self, kube: KubeClient) -> CertificateRotator:
         names = service_names(SERVICE, self.namespace, [self.cluster.host])
-        return CertificateKeeper(
-            kube, self.clock, namespace=self.namespace, secret=SECRET, callers=WebhookCallers(kube, HOOKS), names=names
+        return CertificateRotator(
+            kube,
+            self.clock,
+            namespace=self.namespace,
+            secret=SECRET,
+            callers=WebhookTrustStore(kube, HOOKS),
+            names=names,
         )
 
     @contextlib.asynccontextmanager
-    async def replica(self) -> AsyncIterator[tuple[CertificateKeeper, int]]:
+    async def replica(self) -> AsyncIterator[tuple[CertificateRotator, int]]:
         """A keeper that is prepared, and the port on which its webhooks are served."""
         kube = connect({}, path=str(self.kubeconfig))
         keeper = self.keeper(kube)
@@ -301,7 +306,7 @@ async def test_an_authority_is_replaced_while_jobs_come_in(site: Site) -> None:
 
         work = [asyncio.create_task(submit()) for _ in range(2)]
         bundles, certificates = [], []
-        for forward in (timedelta(), SPREAD + timedelta(minutes=1), OVERLAP + timedelta(hours=1)):
+        for forward in (timedelta(), PROPAGATION + timedelta(minutes=1), OVERLAP + timedelta(hours=1)):
             site.clock.forward = forward
             await first.look()
             await asyncio.sleep(0.5)  # jobs come in between the two replicas' looks

@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from moorings.kubernetes.connection import connect
 from moorings.kubernetes.credentials import load_credentials
-from moorings.kubernetes.engine.calls import Calls
+from moorings.kubernetes.engine.calls import PodStreams
 from moorings.kubernetes.engine.engine import KubernetesEngine
 from moorings.kubernetes.engine.settings import KubernetesEngineSettings, Volume
 from moorings.local.logs import TaskLog, read_logs
@@ -58,7 +58,7 @@ async def record(site: Site, namespace: str, config: str) -> None:
 
     volumes = (Volume(str(work), host_path=str(work)),)
     settings = KubernetesEngineSettings(namespace=namespace, volumes=volumes, request_cpus=False)
-    calls = Calls(load_credentials({}, path=config))
+    calls = PodStreams(load_credentials({}, path=config))
     engine = KubernetesEngine(settings, runs, uuid4().hex[:12], connect({}, path=config), calls, clock, read)
 
     async def until_phase(run: Any, *phases: RunPhase) -> None:

@@ -14,35 +14,35 @@ from moorings.client.requests import parse_body
 from moorings.core.instants import Timestamp
 from moorings.core.records import to_plain
 from moorings.kubernetes.acts import (
-    Act,
+    AcquirePartition,
     AddFinalizer,
-    Claim,
+    CleanPartition,
     CreateLauncher,
     CreateWorker,
     DeleteJob,
     DeletePod,
     DropFinalizer,
-    EnsureBeside,
-    Fence,
-    Release,
-    Reset,
-    Yield,
+    EnsureJobObjects,
+    FencePartition,
+    JobAction,
+    ReleasePartition,
+    YieldPartition,
 )
-from moorings.kubernetes.engine.rundir import RunFolder
+from moorings.kubernetes.engine.rundir import KubernetesRunFolder
 from moorings.kubernetes.ipujob import IPUJob
-from moorings.kubernetes.last_read import LastRead
-from moorings.kubernetes.nodes import parse_silence
+from moorings.kubernetes.last_read import ParsedJob
+from moorings.kubernetes.nodes import parse_not_ready
 from moorings.kubernetes.objects import (
     PodOptions,
-    build_access,
     build_config,
     build_launcher,
+    build_launcher_rbac,
     build_service,
     build_worker,
     needs_service,
 )
 from moorings.kubernetes.operator import worker_selector
-from moorings.kubernetes.plan import Partitions, plan
+from moorings.kubernetes.plan import JobPartitions, plan
 from moorings.kubernetes.pods import Pod, parse_pod
 from moorings.kubernetes.proxy.shapes import READY, PartitionBody
 from moorings.kubernetes.reading import status_object
@@ -59,12 +59,12 @@ def options_of(recording: Mapping[str, Any]) -> PodOptions:
 def decide(recording: Mapping[str, Any]) -> dict[str, Any]:
     """What an operator does about a job, and the status that it would have."""
     options, now = options_of(recording), Timestamp(recording["now"])
-    job = LastRead().read(recording["job"], options.start_deadline_s)
+    job = ParsedJob().read(recording["job"], options.start_deadline_s)
     pods = [pod for one in recording["pods"] if (pod := parse_pod(one, options.proxy_mark)) is not None]
     assert len(pods) == len(recording["pods"]), "a Pod of the release is not taken for one of ours"
     known = {one["instance"]: parse_body(PartitionBody)(one) for one in recording["partitions"]}
-    silent = {one["metadata"]["name"]: told for one in recording["nodes"] if (told := parse_silence(one)) is not None}
-    partitions = Partitions(known, current=True, standing=True)
+    silent = {one["metadata"]["name"]: told for one in recording["nodes"] if (told := parse_not_ready(one)) is not None}
+    partitions = JobPartitions(known, current=True, standing=True)
     planned = plan(job, pods, partitions, now, None, None, silent)
     status = build_status(job, planned, pods, partitions, now)
     return {
@@ -100,13 +100,17 @@ def _objects(job: IPUJob, known: Mapping[int, PartitionBody], options: PodOption
     assert partition.state == READY
     found: list[Any] = []
     if job.has_launcher:
-        found += [build_config(job), *build_access(job), build_launcher(job, 0, 0, partition, options, reset=True)]
+        found += [
+            build_config(job),
+            *build_launcher_rbac(job),
+            build_launcher(job, 0, 0, partition, options, reset=True),
+        ]
     if needs_service(job):
         found.append(build_service(job))
     return [*found, *(build_worker(job, number, 0, partition, options) for number in range(job.workers))]
 
 
-def neutral(act: Act) -> list[Any]:
+def neutral(act: JobAction) -> list[Any]:
     """An act as a kind and what it is done to."""
     match act:
         case AddFinalizer():
@@ -115,17 +119,17 @@ def neutral(act: Act) -> list[Any]:
             return ["drop finalizer"]
         case DeleteJob():
             return ["delete job"]
-        case Claim(instance):
+        case AcquirePartition(instance):
             return ["claim", instance]
-        case Release(instance):
+        case ReleasePartition(instance):
             return ["release", instance]
-        case Fence(instance, nodes):
+        case FencePartition(instance, nodes):
             return ["fence", instance, sorted(nodes)]
-        case Reset(instance):
+        case CleanPartition(instance):
             return ["reset", instance]
-        case Yield(instance):
+        case YieldPartition(instance):
             return ["yield", instance]
-        case EnsureBeside():
+        case EnsureJobObjects():
             return ["ensure beside"]
         case CreateWorker(number, restart):
             return ["create worker", number, restart]
@@ -141,7 +145,7 @@ def read_run(recording: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         path = folder / recording["run"] / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    attempt = RunFolder(folder / recording["run"]).newest()
+    attempt = KubernetesRunFolder(folder / recording["run"]).newest()
     assert attempt is not None
     facts = attempt.facts()
     return {

@@ -11,7 +11,7 @@ import pytest
 from moorings.kubernetes.certificate_keeper import parse_authorities
 from moorings.kubernetes.election import parse_lease
 from moorings.kubernetes.proxy.shapes import ChangeBody, PartitionBody, PartitionRequest, PartitionsBody
-from moorings.kubernetes.proxy.tracker import view
+from moorings.kubernetes.proxy.tracker import build_data
 from moorings.kubernetes.reading import parse_ipujob
 from moorings.wire.codec import decode, encode
 from tests.released.kube_states import KUBE, decide, read_run
@@ -76,9 +76,9 @@ def test_what_operator_and_proxy_say_is_read_and_built_alike() -> None:
 def test_the_tracker_says_the_same_of_recorded_partitions() -> None:
     (tracker,) = [one for one in BESIDE["configmaps"] if one["metadata"]["name"] == "ipu-partitions-tracker"]
     bodies = [decode(PartitionBody, body) for one in STATES.values() for body in one["partitions"]]
-    told = sorted(view(bodies)["partitions"].splitlines())
+    told = sorted(build_data(bodies)["partitions"].splitlines())
     assert told == sorted(tracker["data"]["partitions"].splitlines())
-    assert view([])["note"] == tracker["data"]["note"]
+    assert build_data([])["note"] == tracker["data"]["note"]
 
 
 def test_leases_and_authorities_are_read() -> None:

@@ -312,7 +312,7 @@ def _may_be_asked_again(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
 
 
 def _forwarded_headers(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """The headers that are not for us alone; those ``Connection`` names are."""
+    """The headers that are not for us alone; those ``KubeClient`` names are."""
     named = {
         word.strip().lower() for name, value in headers if name == b"connection" for word in value.split(b",")
     } - _NEVER_ONE_HOP

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from moorings import __version__
 from moorings.app.logs import configure
 from moorings.core.errors import MooringsError
-from moorings.kubernetes.certificate_keeper import find, patch_configuration
+from moorings.kubernetes.certificate_keeper import get_or_none, patch_configuration
 from moorings.kubernetes.certificates import (
     CA,
     CERT,
@@ -29,7 +29,7 @@ from moorings.kubernetes.certificates import (
     parse_bundle,
 )
 from moorings.kubernetes.connection import connect
-from moorings.kubernetes.kube import MUTATING_WEBHOOK, SECRET, VALIDATING_WEBHOOK, Kube, KubeError
+from moorings.kubernetes.kube import MUTATING_WEBHOOK, SECRET, VALIDATING_WEBHOOK, KubeApi, KubeError
 from moorings.wire.errors import ExitCode, error_kind
 
 log = logging.getLogger("moorings.kubernetes.certgen")
@@ -108,7 +108,7 @@ def _truth(text: str) -> bool:
 
 async def _with_kube(given: Namespace, environment: Mapping[str, str]) -> None:
     kube = connect(environment, path=getattr(given, "kubeconfig", ""))
-    work: Callable[[Kube, Namespace], Awaitable[None]] = create if given.command == "create" else patch
+    work: Callable[[KubeApi, Namespace], Awaitable[None]] = create if given.command == "create" else patch
     try:
         await work(kube, given)
     except KubeError as error:
@@ -120,7 +120,7 @@ async def _with_kube(given: Namespace, environment: Mapping[str, str]) -> None:
         await kube.close()
 
 
-async def create(kube: Kube, given: Namespace) -> None:
+async def create(kube: KubeApi, given: Namespace) -> None:
     """Make the Secret; one that is there stays as it is.
 
     Raises:
@@ -143,7 +143,7 @@ async def create(kube: Kube, given: Namespace) -> None:
         log.info("certgen.secret_made", extra={**about, "hosts": json.dumps(hosts)})
 
 
-async def patch(kube: Kube, given: Namespace) -> None:
+async def patch(kube: KubeApi, given: Namespace) -> None:
     """Have the webhook configurations believe the Secret's authority.
 
     Raises:
@@ -159,7 +159,7 @@ async def patch(kube: Kube, given: Namespace) -> None:
         detail = f"{given.patch_failure_policy[:40]!r} is no failure policy"
         raise MooringsError("webhook.invalid", detail, hint=" or ".join(POLICIES))
     where = f"{given.namespace}/{given.secret_name}"
-    secret = await find(kube, SECRET, given.secret_name, given.namespace)
+    secret = await get_or_none(kube, SECRET, given.secret_name, given.namespace)
     bundle = parse_bundle(secret, given.ca_name) if secret is not None else b""
     if not bundle:
         detail = f"the Secret {where} has no {given.ca_name!r}" if secret is not None else f"there is no Secret {where}"

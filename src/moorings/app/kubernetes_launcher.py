@@ -26,12 +26,12 @@ from moorings.core.errors import MooringsError
 from moorings.kubernetes import names
 from moorings.kubernetes.launcher import (
     KUBECTL,
-    Patience,
-    Place,
-    Workers,
+    InstancePartition,
+    StartupWait,
+    WorkerWatcher,
     choose_kubectl,
     install_kubectl,
-    make_clean,
+    wait_for_clean_partition,
 )
 from moorings.kubernetes.launcher_api import ACCOUNT, PodApi
 from moorings.wire.errors import ExitCode, error_kind
@@ -57,12 +57,12 @@ def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
         place = make_place(environment)
         workers = _count(environment, "MOORINGS_WORKERS")
         api = make_api(environment, place.namespace, given.account)
-        patience = Patience(given.timeout, _tell)
+        patience = StartupWait(given.timeout, _tell)
         install_kubectl(choose_kubectl(given.kubectl, given.kubectl_version), given.into)
-        watched = Workers(api, names.worker_names(place.job, place.instance, workers))
+        watched = WorkerWatcher(api, names.worker_names(place.job, place.instance, workers))
         watched.wait(patience)
         _tell(f"{workers} of {workers} workers are Ready")
-        make_clean(place, patience, reset=environment.get("MOORINGS_RESET") == "1")
+        wait_for_clean_partition(place, patience, reset=environment.get("MOORINGS_RESET") == "1")
         watched.wait(patience)  # one may have ended meanwhile
         _tell("the partition is READY")
     except MooringsError as error:
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
     return ExitCode.OK
 
 
-def make_place(environment: Mapping[str, str]) -> Place:
+def make_place(environment: Mapping[str, str]) -> InstancePartition:
     """The partition, and who is asked for it.
 
     Raises:
@@ -84,7 +84,7 @@ def make_place(environment: Mapping[str, str]) -> Place:
     if len(parts) != 4 or not all(parts) or not parts[3].isdecimal():
         hint = "as <namespace>/<job>/<uid>/<instance>"
         raise MooringsError("config.invalid", f"MOORINGS_PARTITION is {text[:200]!r}", hint=hint)
-    return Place(
+    return InstancePartition(
         url=_need(environment, "MOORINGS_PROXY_URL"),
         namespace=parts[0],
         job=parts[1],

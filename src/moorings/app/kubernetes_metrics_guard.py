@@ -23,11 +23,11 @@ from moorings import __version__
 from moorings.app.clock import SystemClock
 from moorings.app.logs import configure
 from moorings.core.errors import MooringsError
-from moorings.kubernetes.certificate_keeper import make_server_context, take
+from moorings.kubernetes.certificate_keeper import load_certificate, make_server_context
 from moorings.kubernetes.certificates import make_certificates
 from moorings.kubernetes.connection import connect
-from moorings.kubernetes.metrics_guard import Guard, make_app
-from moorings.kubernetes.mounted import CertificateFolder
+from moorings.kubernetes.metrics_guard import RbacProxy, make_rbac_proxy_app
+from moorings.kubernetes.mounted import CertificateReloader
 from moorings.kubernetes.webhook_server import listen, make_webhook_server
 from moorings.wire.errors import ExitCode, error_kind
 
@@ -74,9 +74,9 @@ async def serve(given: Namespace, environment: Mapping[str, str]) -> None:
         MooringsError: it cannot start.
     """
     context = make_server_context()
-    folder = CertificateFolder(given.certificate_dir, context) if given.certificate_dir else None
+    folder = CertificateReloader(given.certificate_dir, context) if given.certificate_dir else None
     if folder is None:
-        take(context, make_certificates(["localhost", socket.gethostname().lower()], datetime.now(UTC)))
+        load_certificate(context, make_certificates(["localhost", socket.gethostname().lower()], datetime.now(UTC)))
     else:
         folder.look()
     stopping = asyncio.Event()
@@ -88,8 +88,8 @@ async def serve(given: Namespace, environment: Mapping[str, str]) -> None:
         stack.push_async_callback(kube.close)
         transport = httpx2.AsyncHTTPTransport(uds=given.metrics_socket, trust_env=False)
         http = await stack.enter_async_context(httpx2.AsyncClient(transport=transport, trust_env=False))
-        guard = Guard(kube, http, SystemClock(), "http://operator/metrics")
-        server = make_webhook_server(make_app(guard), context)
+        guard = RbacProxy(kube, http, SystemClock(), "http://operator/metrics")
+        server = make_webhook_server(make_rbac_proxy_app(guard), context)
         log.info("metrics_guard.started", extra={"version": __version__, "port": given.port})
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(server.serve(sockets=[sock]))
@@ -111,7 +111,7 @@ def _listen(port: int) -> socket.socket:
         raise MooringsError(error.code, detail, hint=hint) from error
 
 
-async def _renew(folder: CertificateFolder) -> None:
+async def _renew(folder: CertificateReloader) -> None:
     while True:
         await asyncio.sleep(LOOK_S)
         try:

@@ -36,25 +36,25 @@ from moorings.core.claims import PRIORITY_MAX
 from moorings.core.errors import MooringsError
 from moorings.kubernetes import names
 from moorings.kubernetes.accepting import BoundedServer
-from moorings.kubernetes.certificate_keeper import CertificateKeeper, WebhookCallers
+from moorings.kubernetes.certificate_keeper import CertificateRotator, WebhookTrustStore
 from moorings.kubernetes.certificates import service_names
 from moorings.kubernetes.connection import connect
-from moorings.kubernetes.election import Elector, Terms
-from moorings.kubernetes.events import Recorder
+from moorings.kubernetes.election import Elector, LeaseTimes
+from moorings.kubernetes.events import EventRecorder
 from moorings.kubernetes.fields import WAIT_S_MAX
-from moorings.kubernetes.informer import Informer, Informers, Key, without_managed_fields
-from moorings.kubernetes.ipujob import Obj
+from moorings.kubernetes.informer import Informer, MultiNamespaceInformer, ObjectKey, without_managed_fields
+from moorings.kubernetes.ipujob import KubeObject
 from moorings.kubernetes.kube import IPU_JOB, NODE, POD, PRIORITY_CLASS
-from moorings.kubernetes.measures import Measures
+from moorings.kubernetes.measures import OperatorMetrics
 from moorings.kubernetes.mounted import MountedCertificate
-from moorings.kubernetes.nodes import Silence, parse_silence, trim_node
+from moorings.kubernetes.nodes import NotReadyNode, parse_not_ready, trim_node
 from moorings.kubernetes.objects import PodOptions
-from moorings.kubernetes.operator import SWEEP_S, Operator
+from moorings.kubernetes.operator import SWEEP_S, JobReconciler
 from moorings.kubernetes.pods import trim_pod
-from moorings.kubernetes.priorities import find_value
-from moorings.kubernetes.proxy.client import PartitionView, ProxyClient
-from moorings.kubernetes.proxy.trust import Trust
-from moorings.kubernetes.status import Story
+from moorings.kubernetes.priorities import get_class_value
+from moorings.kubernetes.proxy.client import PartitionInformer, ProxyClient
+from moorings.kubernetes.proxy.trust import ProxyTrustInformer
+from moorings.kubernetes.status import JobEvent
 from moorings.kubernetes.webhook_server import listen, make_webhook_server
 from moorings.kubernetes.webhooks import make_rules, make_webhook_app
 from moorings.kubernetes.workqueue import WorkQueue
@@ -77,7 +77,12 @@ def build_parser() -> ArgumentParser:
     add = parser.add_argument
     add("--namespace", required=True, help="the operator's own: of the Lease and the certificate's Secret")
     add("--lease-name", default="ipu-operator")
-    add("--lease-s", type=float, default=Terms().lease_s, help="seconds until another replica follows one that died")
+    add(
+        "--lease-s",
+        type=float,
+        default=LeaseTimes().lease_s,
+        help="seconds until another replica follows one that died",
+    )
     add("--proxy-url", required=True, help="https://HOST:PORT of the proxy")
     add("--proxy-ca-configmap", default="", help="ConfigMap in which the proxy tells its authority (with https)")
     add("--launcher-proxy-url", default="", help="where launchers reach it (default: the same)")
@@ -173,18 +178,18 @@ class Replica:
         self._kube = connect(environment, path=given.kubeconfig)
         self._proxy = ProxyClient(given.proxy_url, given.proxy_token_file)
         self._queue: WorkQueue[str] = WorkQueue()
-        self._view = PartitionView(self._proxy, on_change=self._queue.add, on_return=self._look_at_all)
+        self._view = PartitionInformer(self._proxy, on_change=self._queue.add, on_return=self._look_at_all)
         where: Sequence[str | None] = given.watch_namespaces or (None,)
-        self._jobs = Informers([self._inform_of_jobs(namespace) for namespace in where])
-        self._pods = Informers([self._inform_of_pods(namespace) for namespace in where])
+        self._jobs = MultiNamespaceInformer([self._inform_of_jobs(namespace) for namespace in where])
+        self._pods = MultiNamespaceInformer([self._inform_of_pods(namespace) for namespace in where])
         self._nodes = Informer(self._kube, NODE, on_change=self._node_changed, trim=trim_node)
-        self._silent: dict[str, Silence] = {}
+        self._silent: dict[str, NotReadyNode] = {}
         self._classes = Informer(self._kube, PRIORITY_CLASS)
         identity = f"{socket.gethostname()}_{secrets.token_hex(8)}"
-        terms = Terms(lease_s=given.lease_s, renew_s=given.lease_s * 2 / 3, retry_s=given.lease_s * 2 / 15)
+        terms = LeaseTimes(lease_s=given.lease_s, renew_s=given.lease_s * 2 / 3, retry_s=given.lease_s * 2 / 15)
         self._elector = Elector(self._kube, given.namespace, given.lease_name, identity, terms)
-        self._recorder = Recorder(self._kube, "ipu-operator", identity, clock.now)
-        self._measures = Measures(
+        self._recorder = EventRecorder(self._kube, "ipu-operator", identity, clock.now)
+        self._measures = OperatorMetrics(
             jobs=self._count_jobs,
             partitions=self._view.all,
             waiting=lambda: self._queue.depth,
@@ -207,8 +212,8 @@ class Replica:
             start_deadline_s=given.start_deadline_s,
             suspends_queued=given.suspend_queued,
         )
-        self._rules = make_rules(replace(options.limits, value_of_class=partial(find_value, self._classes)))
-        self._operator = Operator(
+        self._rules = make_rules(replace(options.limits, value_of_class=partial(get_class_value, self._classes)))
+        self._operator = JobReconciler(
             kube=self._kube,
             proxy=self._proxy,
             options=options,
@@ -225,16 +230,16 @@ class Replica:
         )
         self._keeper = self._make_keeper(clock)
 
-    def _make_keeper(self, clock: SystemClock) -> CertificateKeeper | MountedCertificate:
+    def _make_keeper(self, clock: SystemClock) -> CertificateRotator | MountedCertificate:
         given = self._given
         if given.webhook_certificate_dir:
             return MountedCertificate(given.webhook_certificate_dir, clock)
-        return CertificateKeeper(
+        return CertificateRotator(
             self._kube,
             clock,
             namespace=given.namespace,
             secret=given.webhook_secret,
-            callers=WebhookCallers(self._kube, given.webhook_name),
+            callers=WebhookTrustStore(self._kube, given.webhook_name),
             names=service_names(given.webhook_service, given.namespace, given.webhook_address),
         )
 
@@ -252,7 +257,9 @@ class Replica:
             group.create_task(self._classes.serve())
             group.create_task(self._recorder.serve())
             if given.proxy_ca_configmap:
-                group.create_task(Trust(self._kube, given.namespace, given.proxy_ca_configmap, self._trust).serve())
+                group.create_task(
+                    ProxyTrustInformer(self._kube, given.namespace, given.proxy_ca_configmap, self._trust).serve()
+                )
             if given.webhook_port:
                 group.create_task(self._serve_webhooks())
             if given.metrics_socket or given.metrics_port:
@@ -333,12 +340,12 @@ class Replica:
         self._operator.trust(authorities)
         self._look_at_all()
 
-    def _job_changed(self, key: Key) -> None:
+    def _job_changed(self, key: ObjectKey) -> None:
         self._queue.add(f"{key.namespace}/{key.name}")
 
-    def _node_changed(self, key: Key) -> None:
+    def _node_changed(self, key: ObjectKey) -> None:
         found = self._nodes.get("", key.name)
-        silence = parse_silence(found) if found is not None else None
+        silence = parse_not_ready(found) if found is not None else None
         if silence == self._silent.get(key.name):
             return
         if silence is None:
@@ -352,9 +359,9 @@ class Replica:
 
     def _look_at_all(self) -> None:
         for found in self._jobs:
-            self._job_changed(Key(found["metadata"]["namespace"], found["metadata"]["name"]))
+            self._job_changed(ObjectKey(found["metadata"]["namespace"], found["metadata"]["name"]))
 
-    def _tell(self, found: Obj, story: Story) -> None:
+    def _tell(self, found: KubeObject, story: JobEvent) -> None:
         self._recorder.tell(found, story.type, story.reason, story.message)
 
     def _value_of_class(self, name: str) -> int | None:
@@ -376,7 +383,7 @@ class Replica:
                 group.create_task(_serve(server, [sock]))
 
 
-async def _serve_metrics(measures: Measures, path: str, port: int) -> None:
+async def _serve_metrics(measures: OperatorMetrics, path: str, port: int) -> None:
     """For the guard beside it, which lets in who may see them.
 
     Args:
@@ -433,7 +440,7 @@ async def _serve(server: uvicorn.Server, sockets: list[socket.socket] | None = N
         raise
 
 
-def job_of(pod: Obj) -> tuple[str, ...]:
+def job_of(pod: KubeObject) -> tuple[str, ...]:
     """The key of the job that a Pod's label names."""
     meta = pod["metadata"]
     name = meta["labels"][names.JOB]

@@ -24,15 +24,15 @@ from moorings.app.clock import SystemClock
 from moorings.app.logs import configure
 from moorings.client.causes import format_cause
 from moorings.core.errors import MooringsError
-from moorings.kubernetes.certificate_keeper import CertificateKeeper, ConfigMapCallers
+from moorings.kubernetes.certificate_keeper import CertificateRotator, ConfigMapTrustStore
 from moorings.kubernetes.certificates import service_names
-from moorings.kubernetes.connection import Connection, connect
+from moorings.kubernetes.connection import KubeClient, connect
 from moorings.kubernetes.election import Elector
 from moorings.kubernetes.mounted import MountedCertificate
-from moorings.kubernetes.proxy.serve import find_mark, running
-from moorings.kubernetes.proxy.server import stop_at_signals
+from moorings.kubernetes.proxy.serve import find_cluster_uid, run_proxy
+from moorings.kubernetes.proxy.server import set_on_termination
 from moorings.kubernetes.proxy.settings import ProxySettings, parse_projects
-from moorings.kubernetes.proxy.standby import Standby, take_turns
+from moorings.kubernetes.proxy.standby import ConnectionForwarder, lead_or_forward
 from moorings.wire.errors import ExitCode, error_kind
 
 log = logging.getLogger("moorings.kubernetes.proxy")
@@ -140,10 +140,10 @@ async def serve(settings: ProxySettings, given: Namespace, environment: Mapping[
         MooringsError: it cannot start.
     """
     stopping = asyncio.Event()
-    stop_at_signals(stopping)
+    set_on_termination(stopping)
     kube = connect(environment, path=given.kubeconfig)
     try:
-        mark = settings.cluster_uid or await find_mark(kube, stopping)
+        mark = settings.cluster_uid or await find_cluster_uid(kube, stopping)
         if stopping.is_set():
             return
         certificate = make_certificate(given, kube)
@@ -151,7 +151,7 @@ async def serve(settings: ProxySettings, given: Namespace, environment: Mapping[
             await certificate.prepare()
 
         async def work() -> None:
-            async with running(settings, kube, secrets.token_hex(6), SystemClock().now, mark, certificate) as proxy:
+            async with run_proxy(settings, kube, secrets.token_hex(6), SystemClock().now, mark, certificate) as proxy:
                 ports = {"port": proxy.port, "tls": proxy.tls_port or 0}
                 log.info("proxy.started", extra={"version": __version__, "cluster": settings.cluster, **ports})
                 await stopping.wait()
@@ -166,7 +166,7 @@ async def serve(settings: ProxySettings, given: Namespace, environment: Mapping[
 
 
 async def _take_turns(
-    given: Namespace, kube: Connection, work: Callable[[], Awaitable[None]], stopping: asyncio.Event
+    given: Namespace, kube: KubeClient, work: Callable[[], Awaitable[None]], stopping: asyncio.Event
 ) -> None:
     """Serve as one of several replicas until told to stop."""
     namespace = given.tracker_namespace or _own_namespace()
@@ -178,7 +178,7 @@ async def _take_turns(
         address = elector.leader.partition("_")[0]
         return "" if address == given.replica_address else address
 
-    turns = asyncio.create_task(take_turns(elector, Standby(leader, given.host, ports), work))
+    turns = asyncio.create_task(lead_or_forward(elector, ConnectionForwarder(leader, given.host, ports), work))
     stop = asyncio.create_task(stopping.wait())
     try:
         await asyncio.wait((turns, stop), return_when=asyncio.FIRST_COMPLETED)
@@ -192,7 +192,7 @@ async def _take_turns(
         await asyncio.gather(stop, turns, return_exceptions=True)
 
 
-def make_certificate(given: Namespace, kube: Connection) -> CertificateKeeper | MountedCertificate | None:
+def make_certificate(given: Namespace, kube: KubeClient) -> CertificateRotator | MountedCertificate | None:
     """What keeps our certificate; None: there is no TLS.
 
     Raises:
@@ -202,7 +202,7 @@ def make_certificate(given: Namespace, kube: Connection) -> CertificateKeeper | 
         return None
     namespace = given.tracker_namespace or _own_namespace()
     if namespace and given.tls_dir and given.tls_configmap:
-        callers = ConfigMapCallers(kube, namespace, given.tls_configmap)
+        callers = ConfigMapTrustStore(kube, namespace, given.tls_configmap)
         return MountedCertificate(Path(given.tls_dir), SystemClock(), callers)
     if not (namespace and given.tls_secret and given.tls_service and given.tls_configmap):
         hint = (
@@ -210,12 +210,12 @@ def make_certificate(given: Namespace, kube: Connection) -> CertificateKeeper | 
             "--tracker-namespace"
         )
         raise MooringsError("config.invalid", "it is not said where the certificate is kept", hint=hint)
-    return CertificateKeeper(
+    return CertificateRotator(
         kube,
         SystemClock(),
         namespace=namespace,
         secret=given.tls_secret,
-        callers=ConfigMapCallers(kube, namespace, given.tls_configmap),
+        callers=ConfigMapTrustStore(kube, namespace, given.tls_configmap),
         names=service_names(given.tls_service, namespace, filter(None, given.tls_names.split(","))),
         spread=SPREAD,
     )

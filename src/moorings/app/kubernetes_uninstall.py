@@ -15,7 +15,7 @@ from moorings.app.clock import SystemClock
 from moorings.app.logs import configure
 from moorings.core.errors import MooringsError
 from moorings.kubernetes.connection import connect
-from moorings.kubernetes.uninstall import Installed, uninstall
+from moorings.kubernetes.uninstall import InstalledNames, uninstall
 from moorings.wire.errors import ExitCode, error_kind
 
 
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
     """Take away what would be in the way of IPUJobs; the exit code."""
     given = make_parser().parse_args(sys.argv[1:] if arguments is None else arguments)
     configure(given.log_level, "json")
-    installed = Installed(
+    installed = InstalledNames(
         namespace=given.namespace,
         deployment=given.deployment,
         selector=given.selector,
@@ -60,7 +60,7 @@ def make_parser() -> ArgumentParser:
     return parser
 
 
-async def _run(installed: Installed, kubeconfig: str, environment: Mapping[str, str]) -> None:
+async def _run(installed: InstalledNames, kubeconfig: str, environment: Mapping[str, str]) -> None:
     kube = connect(environment, path=kubeconfig)
     try:
         await uninstall(kube, SystemClock(), installed)

@@ -168,7 +168,7 @@ def make_kubernetes_engine(
     try:  # they are an extra
         from moorings.kubernetes.connection import connect
         from moorings.kubernetes.credentials import load_credentials
-        from moorings.kubernetes.engine.calls import Calls
+        from moorings.kubernetes.engine.calls import PodStreams
         from moorings.kubernetes.engine.engine import KubernetesEngine
     except ImportError as error:
         hint = "install moorings[kubernetes], or leave [kubernetes] out"
@@ -179,7 +179,7 @@ def make_kubernetes_engine(
 
     folder.mkdir(mode=0o700, exist_ok=True)
     kube = connect(environment, path=settings.kubeconfig, context=settings.context)
-    calls = Calls(load_credentials(environment, path=settings.kubeconfig, context=settings.context))
+    calls = PodStreams(load_credentials(environment, path=settings.kubeconfig, context=settings.context))
     return KubernetesEngine(settings, folder, installation, kube, calls, clock, read)
 
 

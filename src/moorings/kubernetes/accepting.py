@@ -18,19 +18,19 @@ from typing import Any, cast
 import uvicorn
 
 from moorings.client.causes import format_cause
-from moorings.kubernetes.shares import Shares
+from moorings.kubernetes.shares import DynamicLimit
 
 log = logging.getLogger("moorings.kubernetes.connections")
 
 HANDSHAKE_S = 20.0
-AT_ONCE = 64  # taken in before those who are connected have a turn
-AGAIN_S = 1.0  # when there are no more files
+ACCEPTS_PER_WAKEUP = 64  # taken in before those who are connected have a turn
+ACCEPT_RETRY_S = 1.0  # when there are no more files
 
 
-class Accepted(socket.socket):
+class CountedSocket(socket.socket):
     """A connection that gives its place back when it is closed, or forgotten."""
 
-    def __init__(self, connection: socket.socket, places: Shares, host: str) -> None:
+    def __init__(self, connection: socket.socket, places: DynamicLimit, host: str) -> None:
         super().__init__(fileno=connection.detach())
         self.leave = weakref.finalize(self, places.give, host)
         self.leave.atexit = False
@@ -40,7 +40,7 @@ class Accepted(socket.socket):
         self.leave()
 
 
-class Listening(socket.socket):
+class LimitedListener(socket.socket):
     """A listening socket whose connections are bounded.
 
     Args:
@@ -50,7 +50,7 @@ class Listening(socket.socket):
 
     def __init__(self, listening: socket.socket, connections: int) -> None:
         super().__init__(fileno=listening.detach())
-        self.places = Shares(connections)
+        self.places = DynamicLimit(connections)
 
 
 class Acceptor:
@@ -63,7 +63,7 @@ class Acceptor:
     """
 
     def __init__(
-        self, listening: Listening, context: ssl.SSLContext | None, new_protocol: Callable[[], asyncio.Protocol]
+        self, listening: LimitedListener, context: ssl.SSLContext | None, new_protocol: Callable[[], asyncio.Protocol]
     ) -> None:
         self._listening = listening
         self._context = context
@@ -87,7 +87,7 @@ class Acceptor:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _accept(self) -> None:
-        for _ in range(AT_ONCE):
+        for _ in range(ACCEPTS_PER_WAKEUP):
             try:
                 connection, address = self._listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -95,18 +95,18 @@ class Acceptor:
             except OSError as error:  # no more files: what waits stays in the kernel's queue
                 log.warning("connection.not_accepted", extra={"detail": format_cause(error)})
                 self._loop.remove_reader(self._listening.fileno())
-                self._again = self._loop.call_later(AGAIN_S, self._go_on)
+                self._again = self._loop.call_later(ACCEPT_RETRY_S, self._go_on)
                 return
             host = address[0]
             if not self._listening.places.take(host):
                 connection.close()
                 continue
             connection.setblocking(False)
-            task = self._loop.create_task(self._serve(Accepted(connection, self._listening.places, host)))
+            task = self._loop.create_task(self._serve(CountedSocket(connection, self._listening.places, host)))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _serve(self, connection: Accepted) -> None:
+    async def _serve(self, connection: CountedSocket) -> None:
         limit: dict[str, Any] = {} if self._context is None else {"ssl_handshake_timeout": HANDSHAKE_S}
         with contextlib.suppress(OSError, asyncio.CancelledError):  # ssl.SSLError and time-outs are of the first
             await self._loop.connect_accepted_socket(self._new_protocol, connection, ssl=self._context, **limit)
@@ -118,15 +118,15 @@ class Acceptor:
 
 
 class BoundedServer(uvicorn.Server):
-    """A server that bounds the connections of each ``Listening``, and leaves signals to the program around it."""
+    """A server that bounds the connections of each ``LimitedListener``, and leaves signals to the program around it."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        bounded = [one for one in sockets or () if isinstance(one, Listening)]
-        others = None if sockets is None else [one for one in sockets if not isinstance(one, Listening)]
+        bounded = [one for one in sockets or () if isinstance(one, LimitedListener)]
+        others = None if sockets is None else [one for one in sockets if not isinstance(one, LimitedListener)]
         await super().startup(others)
         config, state = self.config, self.lifespan.state
 

@@ -21,21 +21,21 @@ class DeleteJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class AcquirePartition:
     """Ask for the partition of an instance."""
 
     instance: int
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class ReleasePartition:
     """Give the partition of an instance back."""
 
     instance: int
 
 
 @dataclass(frozen=True, slots=True)
-class Fence:
+class FencePartition:
     """Give the partition of an instance back though programs of it may run on these nodes, which are not Ready."""
 
     instance: int
@@ -43,21 +43,21 @@ class Fence:
 
 
 @dataclass(frozen=True, slots=True)
-class Reset:
+class CleanPartition:
     """Have the partition of an instance cleaned; what follows of the instance waits for it."""
 
     instance: int
 
 
 @dataclass(frozen=True, slots=True)
-class Yield:
+class YieldPartition:
     """Give the partition of an instance back as it was asked for: the instance waits again, in its old place."""
 
     instance: int
 
 
 @dataclass(frozen=True, slots=True)
-class EnsureBeside:
+class EnsureJobObjects:
     """What stands beside the Pods is as it must be: the launchers' ConfigMap and rights, or the workers' Service."""
 
 
@@ -87,16 +87,16 @@ class DeletePod:
     grace_s: int | None = None
 
 
-Act = (
+JobAction = (
     AddFinalizer
     | DropFinalizer
     | DeleteJob
-    | Claim
-    | Release
-    | Fence
-    | Reset
-    | Yield
-    | EnsureBeside
+    | AcquirePartition
+    | ReleasePartition
+    | FencePartition
+    | CleanPartition
+    | YieldPartition
+    | EnsureJobObjects
     | CreateWorker
     | CreateLauncher
     | DeletePod

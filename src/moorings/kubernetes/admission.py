@@ -12,15 +12,15 @@ from typing import Any
 
 from moorings.core.claims import NAME_CHARS_MAX, ClaimSpec, check_name, check_spec
 from moorings.core.errors import MooringsError
-from moorings.kubernetes.fields import ENDED, PODS_MAX, SPEC, Field
-from moorings.kubernetes.ipujob import FINALIZER, GROUP, IPUJob, JobKind, Obj
+from moorings.kubernetes.fields import ENDED, PODS_MAX, SPEC, CrdField
+from moorings.kubernetes.ipujob import FINALIZER, GROUP, IPUJob, JobKind, KubeObject
 from moorings.kubernetes.objects import BIN_DIR, CONFIG_DIR, needs_service
-from moorings.kubernetes.priorities import find_priority_faults, lacks_value, with_value
-from moorings.kubernetes.privileges import EVERYWHERE, Limits, find_privileges, find_rights
-from moorings.kubernetes.reading import Fault, parse_ipujob, read_ipujob, shown
-from moorings.kubernetes.suspension import fixed_part, waits_for_a_queue
+from moorings.kubernetes.priorities import find_priority_faults, needs_class_value, resolve_priority
+from moorings.kubernetes.privileges import NO_LIMITS, AdmissionLimits, find_privileges, find_reserved_rights
+from moorings.kubernetes.reading import FieldError, abbreviate, parse_ipujob, read_ipujob
+from moorings.kubernetes.suspension import immutable_template, is_queued_by_kueue
 
-FAULTS_TOLD_MAX = 8  # in one message
+ERRORS_SHOWN_MAX = 8  # in one message
 GENERATED_CHARS = 5  # that the API server puts behind a `generateName`
 
 # What Moorings itself puts into Pods. A user's value would point the job at another partition, or break the launcher's
@@ -59,14 +59,14 @@ _OF_SPEC = {
 _OF_CONTAINER = {**dict.fromkeys(("env", "ports", "volumeMounts"), _LIST), "securityContext": _OBJECT}
 
 
-def default_ipujob(obj: Obj, limits: Limits = EVERYWHERE) -> list[Obj]:
+def default_ipujob(obj: KubeObject, limits: AdmissionLimits = NO_LIMITS) -> list[KubeObject]:
     """A JSON patch that adds what a new job leaves out; nothing that was given is changed.
 
     The finalizer is among it, so that there is no moment without it. For a CREATE only: on an UPDATE it would put the
     finalizer back that an uninstall takes away.
     """
-    patch: list[Obj] = []
-    if limits.suspends_queued and waits_for_a_queue(obj) and isinstance(obj.get("spec"), Mapping):
+    patch: list[KubeObject] = []
+    if limits.suspends_queued and is_queued_by_kueue(obj) and isinstance(obj.get("spec"), Mapping):
         patch.append(_add("/spec/suspend", True))
     finalizers = obj["metadata"].get("finalizers")
     if parse_ipujob(obj).managed_elsewhere:  # it has no partitions of ours
@@ -76,41 +76,41 @@ def default_ipujob(obj: Obj, limits: Limits = EVERYWHERE) -> list[Obj]:
     elif FINALIZER not in finalizers:
         patch.append(_add("/metadata/finalizers/-", FINALIZER))
     if limits.value_of_class is not None:
-        priced = with_value(obj, limits.value_of_class)
+        priced = resolve_priority(obj, limits.value_of_class)
         if priced is not None and priced is not obj:
             patch.append(_add("/spec/priority", priced["spec"]["priority"]))
     left_out = [field for field in SPEC if field.default is not None and _is_left_out(obj, field)]
     return [*patch, *(_add("/" + field.path.replace(".", "/"), field.default) for field in left_out)]
 
 
-def _add(path: str, value: object) -> Obj:
+def _add(path: str, value: object) -> KubeObject:
     return {"op": "add", "path": path, "value": value}
 
 
-def _is_left_out(obj: Obj, field: Field) -> bool:
+def _is_left_out(obj: KubeObject, field: CrdField) -> bool:
     """Whether a field and its other spelling are missing, while there is something that it could stand in."""
     holder = _at(obj, field.path.rpartition(".")[0])
     return isinstance(holder, Mapping) and all(_at(obj, path) is None for path in (field.path, field.alias) if path)
 
 
-def _at(obj: Obj, path: str) -> object:
+def _at(obj: KubeObject, path: str) -> object:
     found: object = obj
     for name in path.split("."):
         found = found.get(name) if isinstance(found, Mapping) else None
     return found
 
 
-def check_ipujob(obj: Obj, limits: Limits = EVERYWHERE) -> IPUJob:
+def check_ipujob(obj: KubeObject, limits: AdmissionLimits = NO_LIMITS) -> IPUJob:
     """The job, if nothing is wrong with it.
 
     Raises:
         MooringsError: ``ipujob.invalid``, naming each field that is wrong.
     """
-    _refuse(find_faults(obj, limits))
+    _raise_errors(find_errors(obj, limits))
     return parse_ipujob(obj)
 
 
-def check_update(old: Obj, new: Obj, limits: Limits = EVERYWHERE) -> IPUJob:
+def check_update(old: KubeObject, new: KubeObject, limits: AdmissionLimits = NO_LIMITS) -> IPUJob:
     """The changed job, if it may be changed so.
 
     What was wrong already is no reason: rules may have become stricter since the job was made. A job that is being
@@ -121,24 +121,24 @@ def check_update(old: Obj, new: Obj, limits: Limits = EVERYWHERE) -> IPUJob:
         MooringsError: ``ipujob.invalid``, naming the fields.
     """
     before, after = parse_ipujob(old), parse_ipujob(new)
-    if lacks_value(new):  # as in the file that it was made of: what the webhook wrote beside it still holds
+    if needs_class_value(new):  # as in the file that it was made of: what the webhook wrote beside it still holds
         after = replace(after, priority=before.priority)
     if after.deleted or old.get("spec") == new.get("spec"):
         return after
-    _refuse(
-        Fault(path, "cannot be changed while the job exists", "delete the job and create it anew")
-        for path, changed in _fixed(before, after)
+    _raise_errors(
+        FieldError(path, "cannot be changed while the job exists", "delete the job and create it anew")
+        for path, changed in _immutable_changes(before, after)
         if changed
     )
     if before.status.state in ENDED and before.instances != after.instances:
         problem = f"cannot be changed: the job is {before.status.state}, and is not started anew"
-        _refuse([Fault("spec.jobInstances", problem, "delete the job and create it anew")])
-    known = find_faults(old, limits)
-    _refuse(fault for fault in find_faults(new, limits) if fault not in known)
+        _raise_errors([FieldError("spec.jobInstances", problem, "delete the job and create it anew")])
+    known = find_errors(old, limits)
+    _raise_errors(fault for fault in find_errors(new, limits) if fault not in known)
     return after
 
 
-def _fixed(before: IPUJob, after: IPUJob) -> Iterator[tuple[str, bool]]:
+def _immutable_changes(before: IPUJob, after: IPUJob) -> Iterator[tuple[str, bool]]:
     """What may not change, and whether it did; of values, so that another spelling of the same is no change."""
     yield "spec.ipusPerJobInstance", before.ipus != after.ipus
     yield "spec.workerPerJobInstance", before.workers != after.workers
@@ -148,7 +148,7 @@ def _fixed(before: IPUJob, after: IPUJob) -> Iterator[tuple[str, bool]]:
     yield "spec.launcher", one != other and before.ttl_s == after.ttl_s
     templates = before.template, after.template
     if before.suspended or after.suspended:  # as it is resumed, or as it is suspended
-        templates = fixed_part(before.template), fixed_part(after.template)
+        templates = immutable_template(before.template), immutable_template(after.template)
     yield _TEMPLATE, templates[0] != templates[1]
     yield "spec.managedBy", before.managed_by != after.managed_by
     yield "spec.activeDeadlineSeconds", before.active_deadline_s != after.active_deadline_s
@@ -156,10 +156,10 @@ def _fixed(before: IPUJob, after: IPUJob) -> Iterator[tuple[str, bool]]:
     yield "spec.priority", before.priority != after.priority
 
 
-def find_faults(obj: Obj, limits: Limits = EVERYWHERE) -> tuple[Fault, ...]:
+def find_errors(obj: KubeObject, limits: AdmissionLimits = NO_LIMITS) -> tuple[FieldError, ...]:
     """Everything that can be known to be wrong with a job without asking anybody; one without faults can be built."""
     job, unread = read_ipujob(obj)
-    found = [*_place(job, limits), *_name(job, obj), *unread, *_launcher(job), *_template(job)]
+    found = [*_check_namespace(job, limits), *_name(job, obj), *unread, *_launcher(job), *_template(job)]
     found += find_priority_faults(obj, limits.value_of_class)
     if not limits.trusts(job.namespace):
         found += find_privileges(_TEMPLATE, job.template, job.launcher if job.has_launcher else {})
@@ -168,7 +168,7 @@ def find_faults(obj: Obj, limits: Limits = EVERYWHERE) -> tuple[Fault, ...]:
     return tuple(found)
 
 
-def _refuse(faults: Iterable[Fault]) -> None:
+def _raise_errors(faults: Iterable[FieldError]) -> None:
     found = list(faults)
     if not found:
         return
@@ -177,27 +177,27 @@ def _refuse(faults: Iterable[Fault]) -> None:
         raise MooringsError("ipujob.invalid", f"{first.path}: {first.problem}", hint=first.hint)
     told = [
         f"{fault.path}: {fault.problem}" + (f" ({fault.hint})" if fault.hint else "")
-        for fault in found[:FAULTS_TOLD_MAX]
+        for fault in found[:ERRORS_SHOWN_MAX]
     ]
-    if len(found) > FAULTS_TOLD_MAX:
-        told.append(f"and {len(found) - FAULTS_TOLD_MAX} more")
+    if len(found) > ERRORS_SHOWN_MAX:
+        told.append(f"and {len(found) - ERRORS_SHOWN_MAX} more")
     raise MooringsError("ipujob.invalid", "; ".join(told))
 
 
-def _place(job: IPUJob, limits: Limits) -> Iterator[Fault]:
+def _check_namespace(job: IPUJob, limits: AdmissionLimits) -> Iterator[FieldError]:
     if limits.namespaces and job.namespace not in limits.namespaces:
-        yield Fault(
+        yield FieldError(
             "metadata.namespace",
             f"nobody looks after IPUJobs in {job.namespace}",
             "an admin can add the namespace to watchNamespaces",
         )
 
 
-def _name(job: IPUJob, obj: Obj) -> Iterator[Fault]:
+def _name(job: IPUJob, obj: KubeObject) -> Iterator[FieldError]:
     prefix = obj["metadata"].get("generateName")
     name = job.name or (f"{prefix}{'x' * GENERATED_CHARS}" if isinstance(prefix, str) else "")
     if len(name) > NAME_CHARS_MAX:
-        yield Fault(
+        yield FieldError(
             "metadata.name",
             f"has {len(name)} characters; at most {NAME_CHARS_MAX} are allowed",
             "longer names make the vendor's library fail later with a misleading device error",
@@ -206,43 +206,45 @@ def _name(job: IPUJob, obj: Obj) -> Iterator[Fault]:
     try:
         check_name(name)
     except MooringsError as error:
-        yield Fault("metadata.name", error.detail, error.hint)
+        yield FieldError("metadata.name", error.detail, error.hint)
         return
     if "." in name:
-        yield Fault(
-            "metadata.name", f"{shown(name)} has a dot, and mpirun cuts the names of hosts there", "use '-' instead"
+        yield FieldError(
+            "metadata.name",
+            f"{abbreviate(name)} has a dot, and mpirun cuts the names of hosts there",
+            "use '-' instead",
         )
     elif needs_service(job) and name[0].isdigit():
-        yield Fault(
+        yield FieldError(
             "metadata.name",
-            f"{shown(name)} begins with a digit, which a Service's name may not",
+            f"{abbreviate(name)} begins with a digit, which a Service's name may not",
             "begin with a letter: the workers of an inference job with several find each other by a Service",
         )
 
 
-def _launcher(job: IPUJob) -> Iterator[Fault]:
+def _launcher(job: IPUJob) -> Iterator[FieldError]:
     if job.kind is JobKind.INTERACTIVE and (job.command or job.args):
-        yield Fault(
+        yield FieldError(
             "spec.launcher.command",
             "excludes spec.interactive",
             "an interactive launcher runs no command of its own: leave one of them out",
         )
     elif job.kind is JobKind.TRAINING and not job.command:
-        yield Fault(
+        yield FieldError(
             "spec.launcher.command",
             "is missing",
             "say what the launcher runs; leave the launcher out of an inference job",
         )
 
 
-def _split(job: IPUJob) -> Iterator[Fault]:
+def _split(job: IPUJob) -> Iterator[FieldError]:
     """The rules of every claim, which do not know what IPUJobs call their fields."""
     spec = ClaimSpec(kind="ipu", size=job.ipus, gcds=job.workers, replicas_per_gcd=job.replicas, priority=job.priority)
     try:
         check_spec(spec)
     except MooringsError as error:
         path, hint = _CLAIMS[error.code]
-        yield Fault(path, error.detail, hint or error.hint)
+        yield FieldError(path, error.detail, hint or error.hint)
 
 
 _CLAIMS = {
@@ -259,18 +261,18 @@ _CLAIMS = {
 }
 
 
-def _priority(job: IPUJob, limits: Limits) -> Iterator[Fault]:
+def _priority(job: IPUJob, limits: AdmissionLimits) -> Iterator[FieldError]:
     if job.priority > limits.max_priority:
-        yield Fault(
+        yield FieldError(
             "spec.priority",
             f"{job.priority} is above {limits.max_priority}, the highest that is allowed here",
             "it would go before everybody who waits for the same IPUs; an admin can raise jobs.maxPriority",
         )
 
 
-def _pods(job: IPUJob) -> Iterator[Fault]:
+def _pods(job: IPUJob) -> Iterator[FieldError]:
     if job.instances * job.workers > PODS_MAX:
-        yield Fault(
+        yield FieldError(
             "spec.jobInstances",
             f"{job.instances} instances of {job.workers} workers are more than {PODS_MAX} Pods",
             "make several jobs of it",
@@ -280,16 +282,16 @@ def _pods(job: IPUJob) -> Iterator[Fault]:
 # -- the Pod template --------------------------------------------------------------------------------------------------
 
 
-def _template(job: IPUJob) -> Iterator[Fault]:
+def _template(job: IPUJob) -> Iterator[FieldError]:
     yield from _kinds(_TEMPLATE, job.template, _OF_TEMPLATE)
     metadata, where = _dict(job.template.get("metadata")), f"{_TEMPLATE}.spec"
     yield from _kinds(f"{_TEMPLATE}.metadata", metadata, _OF_METADATA)
     yield from _labels(metadata)
     spec = _dict(job.template.get("spec"))
     yield from _kinds(where, spec, _OF_SPEC)
-    yield from find_rights(where, spec)
+    yield from find_reserved_rights(where, spec)
     if spec.get("restartPolicy") == "Always":
-        yield Fault(
+        yield FieldError(
             f"{where}.restartPolicy",
             "must not be Always",
             _BY_JOB,
@@ -298,43 +300,49 @@ def _template(job: IPUJob) -> Iterator[Fault]:
     for index, container in containers:  # Kubernetes 1.35 restarts single containers
         for field in ("restartPolicy", "restartPolicyRules"):
             if container.get(field) not in (None, [], "Never"):
-                yield Fault(f"{where}.containers[{index}].{field}", "must not restart the container", _BY_JOB)
+                yield FieldError(f"{where}.containers[{index}].{field}", "must not restart the container", _BY_JOB)
     if not containers:
-        yield Fault(f"{where}.containers", "is missing", "name at least one container, with its image")
+        yield FieldError(f"{where}.containers", "is missing", "name at least one container, with its image")
     volumes = []
     for index, volume in _dicts(spec.get("volumes")):
         yield from _strings(f"{where}.volumes[{index}]", volume, "name")
         volumes.append(name := volume.get("name"))
         if _is_ours(name, OUR_PREFIX):
-            yield Fault(f"{where}.volumes[{index}].name", f"{shown(name)} is a name of Moorings' own", "rename it")
+            yield FieldError(
+                f"{where}.volumes[{index}].name", f"{abbreviate(name)} is a name of Moorings' own", "rename it"
+            )
     for kind, found in (("containers", containers), ("initContainers", list(_dicts(spec.get("initContainers"))))):
         for index, container in found:
             yield from _container(f"{where}.{kind}[{index}]", container, volumes)
     names = [container.get("name") for _, container in containers]
     for name in dict.fromkeys(str(name) for name in names if names.count(name) > 1):
-        yield Fault(f"{where}.containers", f"two are called {shown(name)}", "give each a name of its own")
+        yield FieldError(f"{where}.containers", f"two are called {abbreviate(name)}", "give each a name of its own")
     if job.has_launcher:
         first = containers[0][1] if containers else {}
         yield from _launcher_container(job.launcher, first, volumes)
 
 
-def _labels(metadata: Mapping[str, Any]) -> Iterator[Fault]:
+def _labels(metadata: Mapping[str, Any]) -> Iterator[FieldError]:
     for kind in ("labels", "annotations"):
         for name in _dict(metadata.get(kind)):
             if _is_ours(name, OUR_LABELS):
-                yield Fault(f"{_TEMPLATE}.metadata.{kind}", f"{shown(name)} is one of Moorings' own", "leave it out")
+                yield FieldError(
+                    f"{_TEMPLATE}.metadata.{kind}", f"{abbreviate(name)} is one of Moorings' own", "leave it out"
+                )
 
 
-def _container(where: str, container: Mapping[str, Any], volumes: list[Any]) -> Iterator[Fault]:
+def _container(where: str, container: Mapping[str, Any], volumes: list[Any]) -> Iterator[FieldError]:
     yield from _strings(where, container, "name", "image")
     yield from _kinds(where, container, _OF_CONTAINER)
     if _is_ours(container.get("name"), OUR_PREFIX):
-        yield Fault(f"{where}.name", f"{shown(container['name'])} is a name of Moorings' own", "rename it")
+        yield FieldError(f"{where}.name", f"{abbreviate(container['name'])} is a name of Moorings' own", "rename it")
     yield from _environment(where, container)
     yield from _mounts(where, container, volumes)
 
 
-def _launcher_container(launcher: Mapping[str, Any], worker: Mapping[str, Any], volumes: list[Any]) -> Iterator[Fault]:
+def _launcher_container(
+    launcher: Mapping[str, Any], worker: Mapping[str, Any], volumes: list[Any]
+) -> Iterator[FieldError]:
     """The launcher has the mounts of the workers' first container and its own, and where its tools are."""
     yield from _kinds("spec.launcher", launcher, _OF_CONTAINER)
     yield from _environment("spec.launcher", launcher)
@@ -342,55 +350,59 @@ def _launcher_container(launcher: Mapping[str, Any], worker: Mapping[str, Any], 
     taken = [mount.get("mountPath") for _, mount in _dicts(worker.get("volumeMounts"))]
     for index, mount in _dicts(launcher.get("volumeMounts")):
         if mount.get("mountPath") in taken:
-            yield Fault(
+            yield FieldError(
                 f"spec.launcher.volumeMounts[{index}].mountPath",
-                f"{shown(mount['mountPath'])} is mounted already",
+                f"{abbreviate(mount['mountPath'])} is mounted already",
                 "the launcher has the mounts of the workers' first container, too",
             )
 
 
-def _environment(where: str, container: Mapping[str, Any]) -> Iterator[Fault]:
+def _environment(where: str, container: Mapping[str, Any]) -> Iterator[FieldError]:
     for index, variable in _dicts(container.get("env")):
         yield from _strings(f"{where}.env[{index}]", variable, "name")
         name = variable.get("name")
         if isinstance(name, str) and (name in OUR_VARIABLES or name.startswith(OUR_VARIABLES_PREFIX)):
-            yield Fault(f"{where}.env[{index}].name", f"{shown(name)} is not yours to set", _SET_BY_US)
+            yield FieldError(f"{where}.env[{index}].name", f"{abbreviate(name)} is not yours to set", _SET_BY_US)
 
 
-def _mounts(where: str, container: Mapping[str, Any], volumes: list[Any]) -> Iterator[Fault]:
+def _mounts(where: str, container: Mapping[str, Any], volumes: list[Any]) -> Iterator[FieldError]:
     for index, mount in _dicts(container.get("volumeMounts")):
         path = f"{where}.volumeMounts[{index}]"
         yield from _strings(path, mount, "name", "mountPath")
         if mount.get("name") not in volumes:
-            yield Fault(f"{path}.name", f"there is no volume {shown(mount.get('name'))}", f"add it to {_TEMPLATE}.spec")
+            yield FieldError(
+                f"{path}.name", f"there is no volume {abbreviate(mount.get('name'))}", f"add it to {_TEMPLATE}.spec"
+            )
         if str(mount.get("mountPath")).rstrip("/") in OUR_PATHS:
-            yield Fault(f"{path}.mountPath", f"{shown(mount['mountPath'])} is Moorings' own", "mount it elsewhere")
+            yield FieldError(
+                f"{path}.mountPath", f"{abbreviate(mount['mountPath'])} is Moorings' own", "mount it elsewhere"
+            )
 
 
-def _strings(where: str, found: Mapping[str, Any], *fields: str) -> Iterator[Fault]:
+def _strings(where: str, found: Mapping[str, Any], *fields: str) -> Iterator[FieldError]:
     for field in fields:
         value = found.get(field)
         if value is None or value == "":
-            yield Fault(f"{where}.{field}", "is missing")
+            yield FieldError(f"{where}.{field}", "is missing")
         elif not isinstance(value, str):
-            yield Fault(f"{where}.{field}", f"must be a string, not {shown(value)}")
+            yield FieldError(f"{where}.{field}", f"must be a string, not {abbreviate(value)}")
 
 
-def _kinds(where: str, found: Mapping[str, Any], kinds: Mapping[str, str]) -> Iterator[Fault]:
+def _kinds(where: str, found: Mapping[str, Any], kinds: Mapping[str, str]) -> Iterator[FieldError]:
     for field, kind in kinds.items():
         value, path = found.get(field), f"{where}.{field}"
         if value is None:
             continue
         if not isinstance(value, list if kind == _LIST else Mapping):
-            yield Fault(path, f"must be {kind}, not {shown(value)}")
+            yield FieldError(path, f"must be {kind}, not {abbreviate(value)}")
         elif isinstance(value, list):
             for index, item in enumerate(value):
                 if not isinstance(item, Mapping):
-                    yield Fault(f"{path}[{index}]", f"must be an object, not {shown(item)}")
+                    yield FieldError(f"{path}[{index}]", f"must be an object, not {abbreviate(item)}")
         elif kind == _TEXTS:
             for name, text in value.items():
                 if not isinstance(text, str):
-                    yield Fault(f"{path}[{name}]", f"must be a string, not {shown(text)}", "put it in quotes")
+                    yield FieldError(f"{path}[{name}]", f"must be a string, not {abbreviate(text)}", "put it in quotes")
 
 
 def _is_ours(name: object, prefix: str) -> bool:

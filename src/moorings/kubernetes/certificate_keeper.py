@@ -16,30 +16,38 @@ from typing import Protocol
 from moorings.core.errors import MooringsError
 from moorings.core.instants import SECOND
 from moorings.kubernetes.certificates import (
-    SPREAD,
-    Certificates,
-    believed_by,
+    PROPAGATION,
+    CertificateBundle,
     build_secret,
     build_secret_data,
-    ends_at,
+    expires_at,
     parse_secret,
-    put_bundle,
-    renew,
+    plan_rotation,
+    trusted_bundles_in,
+    with_ca_bundle,
 )
-from moorings.kubernetes.ipujob import Obj
-from moorings.kubernetes.kube import CONFIG_MAP, MUTATING_WEBHOOK, SECRET, VALIDATING_WEBHOOK, Kind, Kube, KubeError
+from moorings.kubernetes.ipujob import KubeObject
+from moorings.kubernetes.kube import (
+    CONFIG_MAP,
+    MUTATING_WEBHOOK,
+    SECRET,
+    VALIDATING_WEBHOOK,
+    KubeApi,
+    KubeError,
+    ResourceType,
+)
 from moorings.ports.clock import Clock
 
 log = logging.getLogger("moorings.kubernetes.certificates")
 
 CONFIGURATIONS = (MUTATING_WEBHOOK, VALIDATING_WEBHOOK)
-LOOK_S = 60.0
+RECONCILE_S = 60.0
 PAUSE_S, PAUSE_S_MAX = 1.0, 30.0
 CA_FILE = "ca.crt"  # of a ConfigMap with authorities
 TRIES = 5  # of a write that others were quicker with
 
 
-async def find(kube: Kube, kind: Kind, name: str, namespace: str | None = None) -> Obj | None:
+async def get_or_none(kube: KubeApi, kind: ResourceType, name: str, namespace: str | None = None) -> KubeObject | None:
     """An object, or None if there is none.
 
     Raises:
@@ -54,7 +62,7 @@ async def find(kube: Kube, kind: Kind, name: str, namespace: str | None = None) 
 
 
 async def patch_configuration(
-    kube: Kube, kind: Kind, name: str, bundle: bytes, failure_policy: str = ""
+    kube: KubeApi, kind: ResourceType, name: str, bundle: bytes, failure_policy: str = ""
 ) -> bool | None:
     """Have a webhook configuration believe ``bundle``; whether it was changed, None if there is none.
 
@@ -64,10 +72,10 @@ async def patch_configuration(
         KubeError: it cannot be read or written.
     """
     for tries_left in reversed(range(TRIES)):
-        found = await find(kube, kind, name)
+        found = await get_or_none(kube, kind, name)
         if found is None:
             return None
-        changed = put_bundle(found, bundle, failure_policy)
+        changed = with_ca_bundle(found, bundle, failure_policy)
         if changed is None:
             return False
         try:
@@ -83,7 +91,7 @@ async def patch_configuration(
 # -- who believes it ---------------------------------------------------------------------------------------------------
 
 
-class Callers(Protocol):
+class TrustStore(Protocol):
     """Whoever calls the server, by what they read its authorities from; both calls raise KubeError."""
 
     async def read(self) -> list[bytes]:
@@ -95,7 +103,7 @@ class Callers(Protocol):
         ...
 
 
-class WebhookCallers:
+class WebhookTrustStore:
     """The API server, which reads the two webhook configurations of a name.
 
     Args:
@@ -103,21 +111,21 @@ class WebhookCallers:
         name: of the Mutating- and of the ValidatingWebhookConfiguration.
     """
 
-    def __init__(self, kube: Kube, name: str) -> None:
+    def __init__(self, kube: KubeApi, name: str) -> None:
         self._kube = kube
         self._name = name
-        self._found: list[Obj | None] = []
+        self._found: list[KubeObject | None] = []
         self._missing: frozenset[str] = frozenset()
 
     async def read(self) -> list[bytes]:
-        self._found = [await find(self._kube, kind, self._name) for kind in CONFIGURATIONS]
-        return [bundle for one in self._found if one is not None for bundle in believed_by(one)]
+        self._found = [await get_or_none(self._kube, kind, self._name) for kind in CONFIGURATIONS]
+        return [bundle for one in self._found if one is not None for bundle in trusted_bundles_in(one)]
 
     async def tell(self, bundle: bytes) -> None:
         for kind, one in zip(CONFIGURATIONS, self._found, strict=True):
             if one is None:
                 self._tell_missing(kind)
-            elif put_bundle(one, bundle) is not None and await patch_configuration(
+            elif with_ca_bundle(one, bundle) is not None and await patch_configuration(
                 self._kube, kind, self._name, bundle
             ):
                 log.info("webhook.configuration_patched", extra={"kind": kind.name, "webhook": self._name})
@@ -125,13 +133,13 @@ class WebhookCallers:
             kind.name for kind, one in zip(CONFIGURATIONS, self._found, strict=True) if one is None
         )
 
-    def _tell_missing(self, kind: Kind) -> None:
+    def _tell_missing(self, kind: ResourceType) -> None:
         if kind.name not in self._missing:
             hint = "the chart makes it; without it the API server does not ask us"
             log.warning("webhook.configuration_missing", extra={"kind": kind.name, "webhook": self._name, "hint": hint})
 
 
-class ConfigMapCallers:
+class ConfigMapTrustStore:
     """Everybody who reads the authorities in a ConfigMap's ``ca.crt``.
 
     Args:
@@ -140,14 +148,14 @@ class ConfigMapCallers:
         name: its name.
     """
 
-    def __init__(self, kube: Kube, namespace: str, name: str) -> None:
+    def __init__(self, kube: KubeApi, namespace: str, name: str) -> None:
         self._kube = kube
         self._namespace = namespace
         self._name = name
-        self._found: Obj | None = None
+        self._found: KubeObject | None = None
 
     async def read(self) -> list[bytes]:
-        self._found = await find(self._kube, CONFIG_MAP, self._name, self._namespace)
+        self._found = await get_or_none(self._kube, CONFIG_MAP, self._name, self._namespace)
         told = parse_authorities(self._found)
         return [told.encode()] if told else []
 
@@ -163,7 +171,7 @@ class ConfigMapCallers:
         log.info("certificate.authorities_told", extra={"configmap": self._name, "namespace": self._namespace})
 
 
-def parse_authorities(found: Obj | None) -> str:
+def parse_authorities(found: KubeObject | None) -> str:
     """The authorities in a ConfigMap, as PEM; empty: there are none."""
     told = ((found or {}).get("data") or {}).get(CA_FILE)
     return told if isinstance(told, str) else ""
@@ -181,7 +189,7 @@ def make_server_context() -> ssl.SSLContext:
     return context
 
 
-def take(context: ssl.SSLContext, held: Certificates) -> None:
+def load_certificate(context: ssl.SSLContext, held: CertificateBundle) -> None:
     """Serve a certificate to whoever connects from now on.
 
     Raises:
@@ -202,7 +210,7 @@ def take(context: ssl.SSLContext, held: Certificates) -> None:
         os.close(memory)
 
 
-class CertificateKeeper:
+class CertificateRotator:
     """Keeps one replica's certificate, and what its callers believe, in step with the Secret.
 
     Args:
@@ -217,14 +225,14 @@ class CertificateKeeper:
 
     def __init__(
         self,
-        kube: Kube,
+        kube: KubeApi,
         clock: Clock,
         *,
         namespace: str,
         secret: str,
-        callers: Callers,
+        callers: TrustStore,
         names: Sequence[str],
-        spread: timedelta = SPREAD,
+        spread: timedelta = PROPAGATION,
     ) -> None:
         self._kube = kube
         self._clock = clock
@@ -233,7 +241,7 @@ class CertificateKeeper:
         self._callers = callers
         self._names = tuple(names)
         self._spread = spread
-        self._served: Certificates | None = None
+        self._served: CertificateBundle | None = None
         self.context = make_server_context()
         """For the server: always the newest certificate."""
 
@@ -273,10 +281,10 @@ class CertificateKeeper:
                 told = self._refused(error) if isinstance(error, KubeError) and not error.retryable else error
                 log.warning("certificate.unkept", extra={"code": told.code, "detail": told.detail, "hint": told.hint})
                 await self._clock.sleep(pause_s)
-                pause_s = min(2 * pause_s, LOOK_S)
+                pause_s = min(2 * pause_s, RECONCILE_S)
             else:
                 pause_s = PAUSE_S
-                await self._clock.sleep(LOOK_S)
+                await self._clock.sleep(RECONCILE_S)
 
     async def look(self) -> None:
         """Do now whatever is to be done.
@@ -287,21 +295,21 @@ class CertificateKeeper:
         """
         held = await self._keep_secret(await self._callers.read())
         if self._served is None or (held.cert, held.key) != (self._served.cert, self._served.key):
-            take(self.context, held)
-            ends = ends_at(held).isoformat()
+            load_certificate(self.context, held)
+            ends = expires_at(held).isoformat()
             log.info("certificate.taken", extra={"secret": self._secret, "ends": ends})
         self._served = held
         await self._callers.tell(held.ca)
 
-    async def _keep_secret(self, believed: Sequence[bytes]) -> Certificates:
+    async def _keep_secret(self, believed: Sequence[bytes]) -> CertificateBundle:
         """What the Secret holds, after what had to be changed; who loses a race takes the winner's."""
         for tries_left in reversed(range(TRIES)):
-            found = await find(self._kube, SECRET, self._secret, self._namespace)
+            found = await get_or_none(self._kube, SECRET, self._secret, self._namespace)
             held = parse_secret(found) if found is not None else None
             if found is not None and held is None:
                 log.warning("certificate.unreadable", extra={"secret": self._secret, "namespace": self._namespace})
             now = datetime.fromtimestamp(self._clock.now() / SECOND, UTC)
-            changed = renew(held, self._names, believed, now, self._spread)
+            changed = plan_rotation(held, self._names, believed, now, self._spread)
             if changed is None:
                 assert held is not None, "nothing is never good as it is"
                 return held
@@ -314,7 +322,7 @@ class CertificateKeeper:
                 return changed
         raise AssertionError("the last try returns or raises")
 
-    async def _write(self, found: Obj | None, changed: Certificates) -> None:
+    async def _write(self, found: KubeObject | None, changed: CertificateBundle) -> None:
         data = build_secret_data(changed)
         if found is None:
             await self._kube.create(SECRET, build_secret(self._namespace, self._secret, data), self._namespace)

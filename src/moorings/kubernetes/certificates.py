@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from moorings.core.errors import MooringsError
-from moorings.kubernetes.ipujob import Obj
+from moorings.kubernetes.ipujob import KubeObject
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
@@ -37,13 +37,13 @@ CA, CERT, KEY, CA_KEY = "ca", "cert", "key", "ca-key"  # of the Secret
 AUTHORITY_LIFE = timedelta(days=3650)
 SERVING_LIFE = timedelta(days=365)
 SKEW = timedelta(hours=1)  # the API server's clock may be behind
-LEFT = 3  # renewed when less than a third of a certificate's life is left
-SPREAD = timedelta(minutes=5)  # until every API server believes an authority that came into the bundle
+RENEW_BELOW_FRACTION = 3  # renewed when less than a third of a certificate's life is left
+PROPAGATION = timedelta(minutes=5)  # until every API server believes an authority that came into the bundle
 OVERLAP = timedelta(days=7)  # until every replica serves what came into the Secret
 
 
 @dataclass(frozen=True, slots=True)
-class Certificates:
+class CertificateBundle:
     """What the Secret holds, as PEM.
 
     Attributes:
@@ -71,14 +71,14 @@ def service_names(service: str, namespace: str, more: Iterable[str] = ()) -> tup
 # -- building ----------------------------------------------------------------------------------------------------------
 
 
-def make_certificates(names: Sequence[str], now: datetime) -> Certificates:
+def make_certificates(names: Sequence[str], now: datetime) -> CertificateBundle:
     """A new authority and a certificate of it.
 
     Raises:
         MooringsError: ``webhook.invalid``: a name that is none.
     """
     authority, key = _make_authority(now)
-    return _issue(Certificates(_pem(authority), b"", b"", _key_pem(key)), names, now)
+    return _issue(CertificateBundle(_pem(authority), b"", b"", _key_pem(key)), names, now)
 
 
 def _make_authority(now: datetime) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
@@ -96,10 +96,10 @@ def _make_authority(now: datetime) -> tuple[x509.Certificate, ec.EllipticCurvePr
     return made, key
 
 
-def _issue(held: Certificates, names: Sequence[str], now: datetime) -> Certificates:
+def _issue(held: CertificateBundle, names: Sequence[str], now: datetime) -> CertificateBundle:
     """``held`` with a new certificate by the authority whose key it has."""
     signing_key = _load_key(held.ca_key)
-    signer = _signer(held)
+    signer = _current_authority(held)
     assert signer is not None, "the authority of the key is in the bundle"
     assert isinstance(signing_key, ec.EllipticCurvePrivateKey), "we made it"
     called = x509.SubjectAlternativeName([_general(name) for name in names])
@@ -149,13 +149,13 @@ def _general(name: str) -> x509.GeneralName:
 # -- deciding ----------------------------------------------------------------------------------------------------------
 
 
-def renew(
-    held: Certificates | None,
+def plan_rotation(
+    held: CertificateBundle | None,
     names: Sequence[str],
     believed: Sequence[bytes],
     now: datetime,
-    spread: timedelta = SPREAD,
-) -> Certificates | None:
+    spread: timedelta = PROPAGATION,
+) -> CertificateBundle | None:
     """What the Secret should hold instead; None: it is good as it is.
 
     An authority is replaced in three steps, days or minutes apart: a new one comes into the bundle; once it is
@@ -173,8 +173,8 @@ def renew(
         # Somebody has deleted it, and other replicas serve what was in it until they look again.
         before = (one for each in believed for one in _parse_all(each))
         return replace(made, ca=_bundle([*before, *_parse_all(made.ca)], now))
-    signer = _signer(held)
-    if not _serves(held, names[0], now):  # every call fails as it is: there is nothing to be careful about
+    signer = _current_authority(held)
+    if not _is_servable(held, names[0], now):  # every call fails as it is: there is nothing to be careful about
         if signer is None or now >= signer.not_valid_after_utc:
             made = make_certificates(names, now)
             return replace(made, ca=_bundle([*_parse_all(held.ca), *_parse_all(made.ca)], now))
@@ -182,11 +182,11 @@ def renew(
     serving = _parse(held.cert)
     by_signer = signer is not None and _is_signed_by(serving, signer)
     if signer is None:
-        return _add_authority(held, now) if _is_due(serving, now) or _any_due(held, serving, now) else None
+        return _add_authority(held, now) if _is_due(serving, now) or _all_issuers_due(held, serving, now) else None
     if by_signer and _is_due(signer, now):
         return _add_authority(held, now)
-    wanted = not by_signer or _is_due(serving, now) or not set(map(_plain, names)) <= _names(serving)
-    if wanted and _is_spread(signer, believed, now - spread):
+    wanted = not by_signer or _is_due(serving, now) or not set(map(_normalize_name, names)) <= _names(serving)
+    if wanted and _is_propagated(signer, believed, now - spread):
         return _issue(held, names, now)
     authorities = _parse_all(held.ca)
     made_at = serving.not_valid_before_utc + SKEW
@@ -195,17 +195,17 @@ def renew(
     return replace(held, ca=bundle) if len(_parse_all(bundle)) < len(authorities) else None
 
 
-def _add_authority(held: Certificates, now: datetime) -> Certificates:
+def _add_authority(held: CertificateBundle, now: datetime) -> CertificateBundle:
     authority, key = _make_authority(now)
     return replace(held, ca=_bundle([*_parse_all(held.ca), authority], now), ca_key=_key_pem(key))
 
 
-def ends_at(held: Certificates) -> datetime:
+def expires_at(held: CertificateBundle) -> datetime:
     """Until when the certificate is good; one that ``renew`` has let pass."""
     return _parse(held.cert).not_valid_after_utc
 
 
-def _serves(held: Certificates, name: str, now: datetime) -> bool:
+def _is_servable(held: CertificateBundle, name: str, now: datetime) -> bool:
     """Whether a caller would take the certificate. One that is not good yet stays: a clock went back."""
     try:
         serving, key = _parse(held.cert), _load_key(held.key)
@@ -214,12 +214,12 @@ def _serves(held: Certificates, name: str, now: datetime) -> bool:
     return (
         key.public_key() == serving.public_key()
         and now < serving.not_valid_after_utc
-        and _plain(name) in _names(serving)
+        and _normalize_name(name) in _names(serving)
         and any(_is_signed_by(serving, one) and now < one.not_valid_after_utc for one in _parse_all(held.ca))
     )
 
 
-def _signer(held: Certificates) -> x509.Certificate | None:
+def _current_authority(held: CertificateBundle) -> x509.Certificate | None:
     """The authority in the bundle whose key we have."""
     if not held.ca_key:
         return None
@@ -232,14 +232,14 @@ def _signer(held: Certificates) -> x509.Certificate | None:
 
 def _is_due(certificate: x509.Certificate, now: datetime) -> bool:
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    return (ends - now) * LEFT < ends - begins
+    return (ends - now) * RENEW_BELOW_FRACTION < ends - begins
 
 
-def _any_due(held: Certificates, serving: x509.Certificate, now: datetime) -> bool:
+def _all_issuers_due(held: CertificateBundle, serving: x509.Certificate, now: datetime) -> bool:
     return all(_is_due(one, now) for one in _parse_all(held.ca) if _is_signed_by(serving, one))
 
 
-def _is_spread(signer: x509.Certificate, believed: Sequence[bytes], by: datetime) -> bool:
+def _is_propagated(signer: x509.Certificate, believed: Sequence[bytes], by: datetime) -> bool:
     return by >= signer.not_valid_before_utc + SKEW and all(signer in _parse_all(one) for one in believed)
 
 
@@ -260,7 +260,7 @@ def _names(certificate: x509.Certificate) -> set[str]:
     return {*hosts, *map(str, found.get_values_for_type(x509.IPAddress))}
 
 
-def _plain(name: str) -> str:
+def _normalize_name(name: str) -> str:
     try:
         return str(ipaddress.ip_address(name))
     except ValueError:
@@ -303,7 +303,7 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 # -- the Secret and the configurations ---------------------------------------------------------------------------------
 
 
-def parse_secret(found: Obj, ca: str = CA, cert: str = CERT, key: str = KEY) -> Certificates | None:
+def parse_secret(found: KubeObject, ca: str = CA, cert: str = CERT, key: str = KEY) -> CertificateBundle | None:
     """What a Secret holds; None if one of its three keys is missing or cannot be read."""
     data = found.get("data") or {}
     try:
@@ -312,10 +312,10 @@ def parse_secret(found: Obj, ca: str = CA, cert: str = CERT, key: str = KEY) -> 
         return None
     if not (plain[ca] and plain[cert] and plain[key]):
         return None
-    return Certificates(plain[ca], plain[cert], plain[key], plain[CA_KEY])
+    return CertificateBundle(plain[ca], plain[cert], plain[key], plain[CA_KEY])
 
 
-def parse_bundle(found: Obj, ca: str = CA) -> bytes:
+def parse_bundle(found: KubeObject, ca: str = CA) -> bytes:
     """The authorities of a Secret, as PEM; empty if there are none in it."""
     try:
         plain = base64.b64decode((found.get("data") or {}).get(ca) or "", validate=True)
@@ -324,19 +324,19 @@ def parse_bundle(found: Obj, ca: str = CA) -> bytes:
     return plain if _parse_all(plain) else b""
 
 
-def build_secret_data(held: Certificates, ca: str = CA, cert: str = CERT, key: str = KEY) -> dict[str, str]:
+def build_secret_data(held: CertificateBundle, ca: str = CA, cert: str = CERT, key: str = KEY) -> dict[str, str]:
     """The data of the Secret."""
     plain = {ca: held.ca, cert: held.cert, key: held.key, CA_KEY: held.ca_key}
     return {name: base64.b64encode(value).decode() for name, value in plain.items() if value}
 
 
-def build_secret(namespace: str, name: str, data: Mapping[str, str]) -> Obj:
+def build_secret(namespace: str, name: str, data: Mapping[str, str]) -> KubeObject:
     """A Secret of type Opaque."""
     metadata = {"name": name, "namespace": namespace, "labels": {"app.kubernetes.io/managed-by": "moorings"}}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "data": dict(data)}
 
 
-def put_bundle(configuration: Obj, bundle: bytes, failure_policy: str = "") -> Obj | None:
+def with_ca_bundle(configuration: KubeObject, bundle: bytes, failure_policy: str = "") -> KubeObject | None:
     """A webhook configuration whose webhooks believe ``bundle``; None: they do already.
 
     Args:
@@ -351,7 +351,7 @@ def put_bundle(configuration: Obj, bundle: bytes, failure_policy: str = "") -> O
     return configuration | {"webhooks": changed} if changed != given else None
 
 
-def believed_by(configuration: Obj) -> list[bytes]:
+def trusted_bundles_in(configuration: KubeObject) -> list[bytes]:
     """The bundle of each webhook of a configuration; an unreadable one is empty."""
     found = []
     for webhook in configuration.get("webhooks") or ():

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from moorings.core.instants import Timestamp
 from moorings.kubernetes.ipujob import Condition, IPUJob
-from moorings.kubernetes.plan import COMPLETED, ENDED, Instance, Partitions
+from moorings.kubernetes.plan import COMPLETED, ENDED, JobPartitions, PlannedInstance
 from moorings.kubernetes.pods import RUNNING, Pod
 from moorings.kubernetes.proxy import shapes
 
@@ -48,7 +48,7 @@ _QUEUES = ("pool.", "queue.", "project.", "claim.")  # of codes whose meaning is
 
 
 @dataclass(frozen=True, slots=True)
-class _Verdict:
+class _ConditionStatus:
     holds: bool | None  # None: it is not known
     reason: str
     message: str
@@ -58,9 +58,9 @@ def build_conditions(
     job: IPUJob,
     state: str,
     message: str,
-    instances: Mapping[int, Instance],
+    instances: Mapping[int, PlannedInstance],
     pods: Sequence[Pod],
-    partitions: Partitions,
+    partitions: JobPartitions,
     now: Timestamp,
 ) -> tuple[Condition, ...]:
     """The three conditions.
@@ -77,13 +77,13 @@ def build_conditions(
     live = {number: one for number, one in instances.items() if one.record.outcome is None}
     if state in ENDED:
         admitted = _admitted_before(job, state, message)
-        ready = _Verdict(False, state, message)
-        finished = _Verdict(True, state, message)
+        ready = _ConditionStatus(False, state, message)
+        finished = _ConditionStatus(True, state, message)
     else:
         admitted = _admitted(live, partitions)
         ready = _ready(live, pods, admitted, message)
         ended = len(instances) - len(live)
-        finished = _Verdict(False, "NotFinished", f"{ended} of {len(instances)} instances have ended")
+        finished = _ConditionStatus(False, "NotFinished", f"{ended} of {len(instances)} instances have ended")
     return (
         _condition(job, READY, ready, now),
         _condition(job, ADMITTED, admitted, now),
@@ -91,9 +91,9 @@ def build_conditions(
     )
 
 
-def unready(job: IPUJob, reason: str, message: str, now: Timestamp) -> tuple[Condition, ...]:
+def not_ready_conditions(job: IPUJob, reason: str, message: str, now: Timestamp) -> tuple[Condition, ...]:
     """All conditions of a job that is not Ready any more, for a reason that nothing else of it tells."""
-    ready = _condition(job, READY, _Verdict(False, reason, message), now)
+    ready = _condition(job, READY, _ConditionStatus(False, reason, message), now)
     return (*(one for one in job.status.conditions if one.type != READY), ready)
 
 
@@ -106,58 +106,60 @@ def reason_of(code: str) -> str:
     return "".join(word[:1].upper() + word[1:] for word in code.replace("_", ".").split("."))
 
 
-def find(conditions: Sequence[Condition], kind: str) -> Condition | None:
+def find_condition(conditions: Sequence[Condition], kind: str) -> Condition | None:
     """The condition of that type."""
     return next((one for one in conditions if one.type == kind), None)
 
 
-def _admitted(live: Mapping[int, Instance], partitions: Partitions) -> _Verdict:
+def _admitted(live: Mapping[int, PlannedInstance], partitions: JobPartitions) -> _ConditionStatus:
     """Whether every instance was granted its partition."""
     if not live:
-        return _Verdict(False, "ScaledToZero", "no instance is wanted")
+        return _ConditionStatus(False, "ScaledToZero", "no instance is wanted")
     known = partitions.known
     lacking = [number for number, one in live.items() if not _is_granted(one, known.get(number))]
     if not lacking:
-        return _Verdict(True, "Granted", "every instance was granted its partition")
+        return _ConditionStatus(True, "Granted", "every instance was granted its partition")
     first = live[lacking[0]]
     count = f"; {len(live) - len(lacking)} of {len(live)} instances have theirs" if len(live) > 1 else ""
     holds = None if first.code == "proxy" else False
-    return _Verdict(holds, reason_of(first.code or "partition"), first.waits + count)
+    return _ConditionStatus(holds, reason_of(first.code or "partition"), first.waits + count)
 
 
-def _is_granted(one: Instance, partition: shapes.PartitionBody | None) -> bool:
+def _is_granted(one: PlannedInstance, partition: shapes.PartitionBody | None) -> bool:
     """Whether an instance has its partition; one that has its Pods has it, also while the proxy does not say so."""
     return one.standing if partition is None else partition.state in _GRANTED
 
 
-def _admitted_before(job: IPUJob, state: str, message: str) -> _Verdict:
+def _admitted_before(job: IPUJob, state: str, message: str) -> _ConditionStatus:
     """Whether a job that has ended was ever admitted."""
-    before = find(job.status.conditions, ADMITTED)
+    before = find_condition(job.status.conditions, ADMITTED)
     if before is not None and before.status:
-        return _Verdict(True, before.reason, before.message)
+        return _ConditionStatus(True, before.reason, before.message)
     ran = state == COMPLETED or any(one.type == RUNNING for one in job.status.conditions)  # of an earlier release
     if before is None and ran:
-        return _Verdict(True, "Granted", "every instance was granted its partition")
-    return _Verdict(False, state, message)
+        return _ConditionStatus(True, "Granted", "every instance was granted its partition")
+    return _ConditionStatus(False, state, message)
 
 
-def _ready(live: Mapping[int, Instance], pods: Sequence[Pod], admitted: _Verdict, message: str) -> _Verdict:
+def _ready(
+    live: Mapping[int, PlannedInstance], pods: Sequence[Pod], admitted: _ConditionStatus, message: str
+) -> _ConditionStatus:
     """Whether every instance runs, and every Pod that runs is Ready."""
     if not live:
-        return _Verdict(False, admitted.reason, admitted.message)
+        return _ConditionStatus(False, admitted.reason, admitted.message)
     if not admitted.holds:
-        return _Verdict(False, "NotAdmitted", admitted.message)
+        return _ConditionStatus(False, "NotAdmitted", admitted.message)
     waiting = [one for one in live.values() if not one.running]
     if waiting:
-        return _Verdict(False, reason_of(waiting[0].code), message)
+        return _ConditionStatus(False, reason_of(waiting[0].code), message)
     late = [pod for pod in pods if pod.instance in live and pod.phase == RUNNING and not pod.ready]
     if late:
-        return _Verdict(False, "PodsNotReady", f"waiting for {late[0].name} to be ready")
-    return _Verdict(True, "Running", "every instance runs")
+        return _ConditionStatus(False, "PodsNotReady", f"waiting for {late[0].name} to be ready")
+    return _ConditionStatus(True, "Running", "every instance runs")
 
 
-def _condition(job: IPUJob, kind: str, verdict: _Verdict, now: Timestamp) -> Condition:
-    before = find(job.status.conditions, kind)
+def _condition(job: IPUJob, kind: str, verdict: _ConditionStatus, now: Timestamp) -> Condition:
+    before = find_condition(job.status.conditions, kind)
     found = Condition(
         type=kind,
         status=verdict.holds,

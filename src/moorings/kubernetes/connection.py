@@ -20,9 +20,9 @@ from lightkube.core.exceptions import ConfigError
 from moorings import __version__
 from moorings.client.async_http import HttpError, HttpResponse, HttpTimeoutError, make_http_client
 from moorings.client.causes import format_cause
-from moorings.kubernetes.credentials import Credentials, load_credentials
-from moorings.kubernetes.ipujob import Obj
-from moorings.kubernetes.kube import SECRET, Kind, KubeError, Listed, Watched
+from moorings.kubernetes.credentials import ClusterCredentials, load_credentials
+from moorings.kubernetes.ipujob import KubeObject
+from moorings.kubernetes.kube import SECRET, KubeError, ObjectList, ResourceType, WatchEvent
 
 PAGE = 500  # objects in one answer of a list, as client-go asks
 CONNECTIONS = 100
@@ -38,7 +38,7 @@ _NO_HEADERS: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class KubeTimeouts:
     """How long the API server is waited for, in seconds.
 
     Attributes:
@@ -57,8 +57,8 @@ def connect(
     *,
     path: str = "",
     context: str = "",
-    patience: Patience | None = None,
-) -> Connection:
+    patience: KubeTimeouts | None = None,
+) -> KubeClient:
     """A connection by a kubeconfig, or from inside a cluster; nothing is sent yet.
 
     Args:
@@ -70,11 +70,11 @@ def connect(
     Raises:
         MooringsError: ``kubernetes.not_configured``.
     """
-    return Connection(load_credentials(environment, path=path, context=context), patience or Patience())
+    return KubeClient(load_credentials(environment, path=path, context=context), patience or KubeTimeouts())
 
 
-class Connection:
-    """A ``Kube``.
+class KubeClient:
+    """A ``KubeApi``.
 
     Args:
         credentials: where it is and who we are.
@@ -83,7 +83,7 @@ class Connection:
     """
 
     def __init__(
-        self, credentials: Credentials, patience: Patience, chance: Callable[[], float] = random.random
+        self, credentials: ClusterCredentials, patience: KubeTimeouts, chance: Callable[[], float] = random.random
     ) -> None:
         self.namespace = credentials.namespace
         self.server = credentials.server
@@ -105,40 +105,40 @@ class Connection:
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Obj:
+    async def get(self, kind: ResourceType, name: str, namespace: str | None = None) -> KubeObject:
         return await self._call("GET", kind, build_path(kind, namespace, name))
 
     async def list(
         self,
-        kind: Kind,
+        kind: ResourceType,
         namespace: str | None = None,
         *,
         labels: str = "",
         fields: str = "",
-        trim: Callable[[Obj], Obj] | None = None,
-    ) -> Listed:
+        trim: Callable[[KubeObject], KubeObject] | None = None,
+    ) -> ObjectList:
         # Without a resourceVersion: the newest state there is, in pages of one moment.
-        params = {"limit": str(PAGE), **_selected(labels, fields)}
+        params = {"limit": str(PAGE), **_selector_params(labels, fields)}
         path = build_path(kind, namespace)
-        items: list[Obj] = []
+        items: list[KubeObject] = []
         while True:
             page = await self._call("GET", kind, f"{path}?{urlencode(params)}")
             found = page.get("items") or ()
             items += found if trim is None else map(trim, found)
             metadata = page["metadata"]
             if not metadata.get("continue"):
-                return Listed(items, metadata["resourceVersion"])
+                return ObjectList(items, metadata["resourceVersion"])
             params["continue"] = metadata["continue"]
 
     async def watch(
-        self, kind: Kind, namespace: str | None = None, *, since: str, labels: str = "", fields: str = ""
-    ) -> AsyncIterator[Watched]:
+        self, kind: ResourceType, namespace: str | None = None, *, since: str, labels: str = "", fields: str = ""
+    ) -> AsyncIterator[WatchEvent]:
         params = {
             "watch": "1",
             "allowWatchBookmarks": "true",
             "resourceVersion": since,
             "timeoutSeconds": str(max(1, round(self._patience.watch_s * (1 - 0.2 * self._chance())))),
-            **_selected(labels, fields),
+            **_selector_params(labels, fields),
         }
         target = f"{build_path(kind, namespace)}?{urlencode(params)}"
         with self._named():
@@ -152,9 +152,9 @@ class Connection:
                         content = b"".join([chunk async for chunk in answer.chunks])
                     if answer.status == 401:
                         await self._authorization(sent)  # for the next watch
-                    raise parse_refusal(answer.status, answer.headers, content, kind)
+                    raise parse_status_error(answer.status, answer.headers, content, kind)
                 # Who waits knows by it that the watch stands.
-                yield Watched("BOOKMARK", {"metadata": {"resourceVersion": since}})
+                yield WatchEvent("BOOKMARK", {"metadata": {"resourceVersion": since}})
                 rest = b""
                 async for chunk in answer.chunks:
                     *lines, rest = (rest + chunk).split(b"\n")
@@ -164,31 +164,31 @@ class Connection:
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    async def create(self, kind: Kind, body: Obj, namespace: str | None = None) -> Obj:
+    async def create(self, kind: ResourceType, body: KubeObject, namespace: str | None = None) -> KubeObject:
         namespace = namespace or _namespace(body)
         assert namespace is not None or not kind.namespaced, f"a {kind.name} is made in a namespace"
-        return await self._call("POST", kind, build_path(kind, namespace), body=_typed(kind, body))
+        return await self._call("POST", kind, build_path(kind, namespace), body=_with_type_meta(kind, body))
 
-    async def replace(self, kind: Kind, body: Obj, namespace: str | None = None) -> Obj:
+    async def replace(self, kind: ResourceType, body: KubeObject, namespace: str | None = None) -> KubeObject:
         path = build_path(kind, namespace or _namespace(body), body["metadata"]["name"])
-        return await self._call("PUT", kind, path, body=_typed(kind, body))
+        return await self._call("PUT", kind, path, body=_with_type_meta(kind, body))
 
     async def patch(
         self,
-        kind: Kind,
+        kind: ResourceType,
         name: str,
-        body: Obj | Sequence[Obj],
+        body: KubeObject | Sequence[KubeObject],
         namespace: str | None = None,
         *,
         subresource: str = "",
-    ) -> Obj:
+    ) -> KubeObject:
         path = build_path(kind, namespace, name, subresource)
         media = MERGE_PATCH if isinstance(body, dict) else JSON_PATCH
         return await self._call("PATCH", kind, path, body=body, media=media)
 
     async def delete(
         self,
-        kind: Kind,
+        kind: ResourceType,
         name: str,
         namespace: str | None = None,
         *,
@@ -196,7 +196,7 @@ class Connection:
         version: str = "",
         grace_s: int | None = None,
     ) -> None:
-        options: Obj = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+        options: KubeObject = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         if uid:
             options["preconditions"] = {"uid": uid} | ({"resourceVersion": version} if version else {})
         if grace_s is not None:
@@ -209,7 +209,7 @@ class Connection:
             if error.status != 404:
                 raise
 
-    async def _uid(self, kind: Kind, name: str, namespace: str | None) -> str:
+    async def _uid(self, kind: ResourceType, name: str, namespace: str | None) -> str:
         try:
             return str((await self.get(kind, name, namespace))["metadata"]["uid"])
         except KubeError as error:
@@ -225,12 +225,12 @@ class Connection:
     async def _call(
         self,
         method: str,
-        kind: Kind,
+        kind: ResourceType,
         target: str,
         *,
-        body: Obj | Sequence[Obj] | None = None,
+        body: KubeObject | Sequence[KubeObject] | None = None,
         media: str = "application/json",
-    ) -> Obj:
+    ) -> KubeObject:
         content = b"" if body is None else msgspec.json.encode(body)
         about = {} if body is None else {"Content-Type": media}
         with self._named():
@@ -239,7 +239,7 @@ class Connection:
             if answer.status == 401 and (newer := await self._authorization(sent)) != sent:
                 answer = await self._ask(method, target, newer | about, content)
         if not 200 <= answer.status < 300:
-            raise parse_refusal(answer.status, answer.headers, answer.content, kind)
+            raise parse_status_error(answer.status, answer.headers, answer.content, kind)
         return _parse(answer.content)
 
     async def _ask(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> HttpResponse:
@@ -266,7 +266,7 @@ class Connection:
             ) from error
 
 
-def build_path(kind: Kind, namespace: str | None, name: str = "", subresource: str = "") -> str:
+def build_path(kind: ResourceType, namespace: str | None, name: str = "", subresource: str = "") -> str:
     """The path of an object, or of all of a kind (in one namespace, or in all)."""
     parts = ["api", kind.version] if not kind.group else ["apis", kind.group, kind.version]
     if kind.namespaced and namespace is not None:
@@ -279,7 +279,7 @@ def _quoted(part: str) -> str:
     return part if _PLAIN.fullmatch(part) else quote(part, safe="")  # names of objects are plain, and many
 
 
-def parse_event(line: bytes, kind: Kind) -> Watched:
+def parse_event(line: bytes, kind: ResourceType) -> WatchEvent:
     """One line of a watch.
 
     Raises:
@@ -289,10 +289,10 @@ def parse_event(line: bytes, kind: Kind) -> Watched:
     if event["type"] == "ERROR":
         status = event["object"]
         raise _refusal(int(status.get("code", 500)), status, kind, 0.0)
-    return Watched(event["type"], event["object"])
+    return WatchEvent(event["type"], event["object"])
 
 
-def parse_refusal(status: int, headers: Mapping[str, str], content: bytes, kind: Kind) -> KubeError:
+def parse_status_error(status: int, headers: Mapping[str, str], content: bytes, kind: ResourceType) -> KubeError:
     """What an answer that is no success says. What stands in front of an API server may answer in its place."""
     try:
         said = msgspec.json.decode(content)
@@ -303,7 +303,7 @@ def parse_refusal(status: int, headers: Mapping[str, str], content: bytes, kind:
     return _refusal(status, said, kind, _retry_after(headers.get("retry-after", "")))
 
 
-def _refusal(status: int, said: Obj, kind: Kind, retry_after_s: float) -> KubeError:
+def _refusal(status: int, said: KubeObject, kind: ResourceType, retry_after_s: float) -> KubeError:
     reason = str(said.get("reason") or "")
     # An API server may quote what it was given, and a Secret is nobody's to read in a log.
     message = str(said.get("message") or "")[:WORDS_MAX] if kind is not SECRET else f"a Secret was refused: {reason}"
@@ -318,7 +318,7 @@ def _retry_after(text: str) -> float:
     return min(float(text), RETRY_AFTER_MAX_S) if text.isascii() and text.isdigit() else 0.0
 
 
-def _parse(content: bytes) -> Obj:
+def _parse(content: bytes) -> KubeObject:
     try:
         found = msgspec.json.decode(content)
     except (ValueError, RecursionError) as error:
@@ -328,16 +328,16 @@ def _parse(content: bytes) -> Obj:
     return found
 
 
-def _selected(labels: str, fields: str) -> dict[str, str]:
+def _selector_params(labels: str, fields: str) -> dict[str, str]:
     given = {"labelSelector": labels, "fieldSelector": fields}
     return {name: text for name, text in given.items() if text}
 
 
-def _namespace(body: Obj) -> str | None:
+def _namespace(body: KubeObject) -> str | None:
     found: str | None = body["metadata"].get("namespace") if "metadata" in body else None
     return found
 
 
-def _typed(kind: Kind, body: Obj) -> Obj:
+def _with_type_meta(kind: ResourceType, body: KubeObject) -> KubeObject:
     """With what a list leaves out of its items."""
     return {"apiVersion": kind.api_version, "kind": kind.name, **body}

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from moorings.kubernetes.fields import JOB_RULES, SPEC, STATUS, Field, Rule, Type
-from moorings.kubernetes.ipujob import GROUP, KIND, PLURAL, VERSION, Obj
+from moorings.kubernetes.fields import JOB_RULES, SPEC, STATUS, CelRule, CrdField, FieldType
+from moorings.kubernetes.ipujob import GROUP, KIND, PLURAL, VERSION, KubeObject
 
 NAME = f"{PLURAL}.{GROUP}"
 SHORT_NAMES = ("ipuj",)
@@ -26,7 +26,7 @@ COLUMNS = (
 )
 
 
-def build_crd(*, rules: bool = False) -> Obj:
+def build_crd(*, rules: bool = False) -> KubeObject:
     """The CustomResourceDefinition of IPUJobs.
 
     Args:
@@ -71,9 +71,9 @@ def build_crd(*, rules: bool = False) -> Obj:
     }
 
 
-def build_schema(*, rules: bool = False) -> Obj:
+def build_schema(*, rules: bool = False) -> KubeObject:
     """The structural schema of an IPUJob."""
-    top: Obj = {
+    top: KubeObject = {
         "type": "object",
         "description": "A job on IPUs: its Pods are made when its partition is there, and it goes when they are done.",
         "properties": {
@@ -93,13 +93,13 @@ def build_schema(*, rules: bool = False) -> Obj:
     return top
 
 
-def _inside(node: Obj, path: str) -> Obj:
+def _inside(node: KubeObject, path: str) -> KubeObject:
     """What the properties of a path stand in: the node itself, its items or its values."""
     key = "items" if path.endswith("[]") else "additionalProperties" if path.endswith("{}") else ""
     return node.setdefault(key, {"type": "object"}) if key else node
 
 
-def _node(field: Field, *, rules: bool) -> Obj:
+def _node(field: CrdField, *, rules: bool) -> KubeObject:
     said = {"description": field.meaning.replace("`", "'"), **_TYPES[field.type], **field.schema}
     if field.filled:
         said["default"] = field.default
@@ -108,19 +108,19 @@ def _node(field: Field, *, rules: bool) -> Obj:
     return said | _rules(field.rules if rules else ())
 
 
-_TYPES: dict[Type, dict[str, Any]] = {
-    Type.INTEGER: {"type": "integer"},
-    Type.STRING: {"type": "string"},
-    Type.BOOLEAN: {"type": "boolean"},
-    Type.TIME: {"type": "string", "format": "date-time"},
-    Type.NUMBER: {"x-kubernetes-int-or-string": True},
-    Type.OBJECT: {"type": "object"},
-    Type.OPEN: {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
-    Type.LIST: {"type": "array"},
-    Type.MAP: {"type": "object"},
+_TYPES: dict[FieldType, dict[str, Any]] = {
+    FieldType.INTEGER: {"type": "integer"},
+    FieldType.STRING: {"type": "string"},
+    FieldType.BOOLEAN: {"type": "boolean"},
+    FieldType.TIME: {"type": "string", "format": "date-time"},
+    FieldType.NUMBER: {"x-kubernetes-int-or-string": True},
+    FieldType.OBJECT: {"type": "object"},
+    FieldType.OPEN: {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
+    FieldType.LIST: {"type": "array"},
+    FieldType.MAP: {"type": "object"},
 }
 
 
-def _rules(rules: Iterable[Rule]) -> Obj:
+def _rules(rules: Iterable[CelRule]) -> KubeObject:
     told = [{"rule": rule.cel, "message": rule.message} for rule in rules]
     return {"x-kubernetes-validations": told} if told else {}

@@ -31,12 +31,12 @@ from moorings.wire.codec import parse_time
 
 EXEC_VERSIONS = ("v1", "v1beta1", "v1alpha1")
 EXEC_S = 30.0  # a plugin may ask a cloud
-EARLY_S = 30.0  # a token is asked for anew so long before it ends
+REFRESH_EARLY_S = 30.0  # a token is asked for anew so long before it ends
 
 Doc = dict[str, Any]
 
 
-class Identity(Protocol):
+class TokenSource(Protocol):
     """Who we are, as the ``Authorization`` header of our requests says it."""
 
     async def header(self, refused: str = "") -> str:
@@ -47,8 +47,8 @@ class Identity(Protocol):
         """
 
 
-class Fixed:
-    """An ``Identity`` that stands in the kubeconfig."""
+class StaticToken:
+    """An ``TokenSource`` that stands in the kubeconfig."""
 
     def __init__(self, value: str) -> None:
         self._value = value
@@ -57,8 +57,8 @@ class Fixed:
         return self._value
 
 
-class TokenFile:
-    """An ``Identity`` by a token in a file, which is read again once the token is refused: the kubelet renews it."""
+class FileTokenSource:
+    """An ``TokenSource`` by a token in a file, which is read again once the token is refused: the kubelet renews it."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -74,7 +74,7 @@ class TokenFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Credentials:
+class ClusterCredentials:
     """What a connection needs.
 
     Attributes:
@@ -87,12 +87,12 @@ class Credentials:
     server: str
     namespace: str
     tls: ssl.SSLContext
-    identity: Identity | None
+    identity: TokenSource | None
 
 
 def load_credentials(
     environment: Mapping[str, str], *, path: str = "", context: str = "", account: str = SERVICE_ACCOUNT
-) -> Credentials:
+) -> ClusterCredentials:
     """Credentials from ``path``, from ``KUBECONFIG``, from our Pod or from ``~/.kube/config``: the first that is there.
 
     Args:
@@ -141,9 +141,9 @@ def _cause(error: Exception) -> str:
     return format_cause(error)
 
 
-def _credentials(config: SingleConfig, environment: Mapping[str, str]) -> Credentials:
+def _credentials(config: SingleConfig, environment: Mapping[str, str]) -> ClusterCredentials:
     user = config.user or User()
-    return Credentials(
+    return ClusterCredentials(
         server=config.cluster.server.rstrip("/"),
         namespace=config.namespace,
         tls=verify_cluster(config.cluster, user, config.abs_file),
@@ -151,15 +151,15 @@ def _credentials(config: SingleConfig, environment: Mapping[str, str]) -> Creden
     )
 
 
-def _identity(user: User, environment: Mapping[str, str]) -> Identity | None:
+def _identity(user: User, environment: Mapping[str, str]) -> TokenSource | None:
     if user.token_file is not None:
-        return TokenFile(Path(user.token_file))
+        return FileTokenSource(Path(user.token_file))
     if user.token is not None:
-        return Fixed(f"Bearer {user.token}")
+        return StaticToken(f"Bearer {user.token}")
     if user.exec is not None:
-        return Plugin(user.exec, environment)
+        return ExecCredentialPlugin(user.exec, environment)
     if user.username and user.password:
-        return Fixed("Basic " + b64encode(f"{user.username}:{user.password}".encode()).decode())
+        return StaticToken("Basic " + b64encode(f"{user.username}:{user.password}".encode()).decode())
     if user.auth_provider:
         raise ConfigError("auth-provider is not supported: Kubernetes took it away in 1.26; use an exec plugin")
     return None
@@ -216,8 +216,8 @@ def _absolute(entry: Doc, folder: Path) -> Doc:
     return made
 
 
-class Plugin:
-    """An ``Identity`` by the token that a program prints, kept until it ends or is refused.
+class ExecCredentialPlugin:
+    """An ``TokenSource`` by the token that a program prints, kept until it ends or is refused.
 
     Args:
         plugin: as the kubeconfig has it.
@@ -241,7 +241,7 @@ class Plugin:
 
     async def header(self, refused: str = "") -> str:
         async with self._asking:  # many wait for one run of the program
-            over = self._ends_at is not None and time.time_ns() // 1000 > self._ends_at - EARLY_S * SECOND
+            over = self._ends_at is not None and time.time_ns() // 1000 > self._ends_at - REFRESH_EARLY_S * SECOND
             if over or self._value == refused:
                 token, self._ends_at = parse_exec(await self._run())
                 self._value = f"Bearer {token}"

@@ -15,21 +15,21 @@ from typing import Protocol
 from moorings.core.errors import MooringsError
 from moorings.kubernetes import names
 from moorings.kubernetes.acts import (
-    Act,
+    AcquirePartition,
     AddFinalizer,
-    Claim,
+    CleanPartition,
     CreateLauncher,
     CreateWorker,
     DeleteJob,
     DeletePod,
     DropFinalizer,
-    EnsureBeside,
-    Fence,
-    Release,
-    Reset,
-    Yield,
+    EnsureJobObjects,
+    FencePartition,
+    JobAction,
+    ReleasePartition,
+    YieldPartition,
 )
-from moorings.kubernetes.ipujob import FINALIZER, IPUJob, Obj
+from moorings.kubernetes.ipujob import FINALIZER, IPUJob, KubeObject
 from moorings.kubernetes.kube import (
     CLUSTER_ROLE,
     CONFIG_MAP,
@@ -40,35 +40,35 @@ from moorings.kubernetes.kube import (
     ROLE_BINDING,
     SERVICE,
     SERVICE_ACCOUNT,
-    Kind,
-    Kube,
+    KubeApi,
     KubeError,
+    ResourceType,
 )
 from moorings.kubernetes.lifetimes import time_left_s
-from moorings.kubernetes.nodes import parse_silence
+from moorings.kubernetes.nodes import parse_not_ready
 from moorings.kubernetes.objects import (
     PodOptions,
-    build_access,
     build_config,
-    build_grant,
     build_launcher,
+    build_launcher_rbac,
+    build_role_binding,
     build_service,
     build_worker,
     needs_service,
 )
 from moorings.kubernetes.pods import has_ended
 from moorings.kubernetes.proxy.shapes import PartitionBody, PartitionRequest
-from moorings.kubernetes.refusals import Failure
+from moorings.kubernetes.refusals import ActionFailure
 from moorings.wire.codec import format_time
 
 log = logging.getLogger("moorings.kubernetes.operator")
 
-GRANTED_S = 10.0  # a right that was given a moment ago is not known to every API server yet
+RBAC_PROPAGATION_S = 10.0  # a right that was given a moment ago is not known to every API server yet
 GRANT_PAUSE_S = 0.1
-SEEN_S = 15.0  # what was made and is not seen by then is not reckoned with any more
+EXPECTATION_S = 15.0  # what was made and is not seen by then is not reckoned with any more
 
 
-class Partitioning(Protocol):
+class PartitionApi(Protocol):
     """What is asked of the proxy; all raise MooringsError."""
 
     async def create(self, request: PartitionRequest) -> PartitionBody:
@@ -89,20 +89,20 @@ class Partitioning(Protocol):
 
 
 @dataclass(slots=True)
-class Made:
+class UnobservedPods:
     """Pods that were made or deleted and that the watch may not have told of yet: by uid, with their time."""
 
-    created: dict[str, tuple[float, Obj]] = field(default_factory=dict)
+    created: dict[str, tuple[float, KubeObject]] = field(default_factory=dict)
     deleted: dict[str, float] = field(default_factory=dict)
 
-    def beside(self, seen: Iterable[Obj], now: float) -> list[Obj]:
+    def beside(self, seen: Iterable[KubeObject], now: float) -> list[KubeObject]:
         """The Pods there are: those seen, and those made since."""
         found = []
         for pod in seen:
             uid = pod["metadata"]["uid"]
             self.created.pop(uid, None)
             if uid in self.deleted and pod["metadata"].get("deletionTimestamp") is None:
-                if now - self.deleted[uid] < SEEN_S:
+                if now - self.deleted[uid] < EXPECTATION_S:
                     pod = {**pod, "metadata": {**pod["metadata"], "deletionTimestamp": ""}}
                 else:
                     del self.deleted[uid]
@@ -111,7 +111,7 @@ class Made:
         for uid in self.deleted.keys() - there:
             del self.deleted[uid]
         for uid, (at, pod) in list(self.created.items()):
-            if now - at >= SEEN_S:
+            if now - at >= EXPECTATION_S:
                 del self.created[uid]
             else:
                 found.append(pod)
@@ -124,7 +124,7 @@ class Made:
 
 
 @dataclass(slots=True)
-class Doer:
+class JobExecutor:
     """Does what plans say.
 
     Attributes:
@@ -136,8 +136,8 @@ class Doer:
         gone: of which it answered that nothing is left.
     """
 
-    kube: Kube
-    proxy: Partitioning
+    kube: KubeApi
+    proxy: PartitionApi
     options: PodOptions
     may: Callable[[], bool]
     noted: Callable[[PartitionBody], None]
@@ -147,8 +147,8 @@ class Doer:
     granted: dict[str, float] = field(default_factory=dict)  # namespaces where we may make launchers' roles: since when
 
     async def do(
-        self, job: IPUJob, acts: Iterable[Act], partitions: Mapping[int, PartitionBody], made: Made
-    ) -> list[Failure]:
+        self, job: IPUJob, acts: Iterable[JobAction], partitions: Mapping[int, PartitionBody], made: UnobservedPods
+    ) -> list[ActionFailure]:
         """Do all of it that can be done; what could not.
 
         Args:
@@ -157,18 +157,22 @@ class Doer:
             partitions: of the job, by instance.
             made: takes what was made.
         """
-        first: list[Act] = []
-        by_instance: dict[int, list[Act]] = {}
+        first: list[JobAction] = []
+        by_instance: dict[int, list[JobAction]] = {}
         for act in acts:
             number = _instance(job, act)
             (first if number is None else by_instance.setdefault(number, [])).append(act)
         told = await self._each([partial(self._act, job, act, partitions, made) for act in first])
-        if failed := [Failure(None, error) for error in told if error is not None]:
+        if failed := [ActionFailure(None, error) for error in told if error is not None]:
             return failed
         told = await self._each([partial(self._chain, job, one, partitions, made) for one in by_instance.values()])
-        return [Failure(number, error) for number, error in zip(by_instance, told, strict=True) if error is not None]
+        return [
+            ActionFailure(number, error) for number, error in zip(by_instance, told, strict=True) if error is not None
+        ]
 
-    async def _chain(self, job: IPUJob, acts: list[Act], partitions: Mapping[int, PartitionBody], made: Made) -> None:
+    async def _chain(
+        self, job: IPUJob, acts: list[JobAction], partitions: Mapping[int, PartitionBody], made: UnobservedPods
+    ) -> None:
         """The acts of one instance: Pods at the same time, all else one after the other."""
         pods = [act for act in acts if isinstance(act, CreateWorker | CreateLauncher | DeletePod)]
         for act in acts:
@@ -195,7 +199,9 @@ class Doer:
                 raise one
         return [one if isinstance(one, MooringsError) else None for one in found]
 
-    async def _act(self, job: IPUJob, act: Act, partitions: Mapping[int, PartitionBody], made: Made) -> None:
+    async def _act(
+        self, job: IPUJob, act: JobAction, partitions: Mapping[int, PartitionBody], made: UnobservedPods
+    ) -> None:
         self._check_may()
         match act:
             case AddFinalizer():
@@ -204,19 +210,19 @@ class Doer:
                 await self._drop_finalizer(job)
             case DeleteJob():  # as it was looked at: somebody may have given it more time
                 await self.kube.delete(IPU_JOB, job.name, job.namespace, uid=job.uid, version=job.resource_version)
-            case Claim(instance):
-                self.noted(await self.proxy.create(request_for(job, instance, self.options.max_priority)))
-            case Release() | Fence():
+            case AcquirePartition(instance):
+                self.noted(await self.proxy.create(build_partition_request(job, instance, self.options.max_priority)))
+            case ReleasePartition() | FencePartition():
                 await self._release(job, act, partitions.get(act.instance))
-            case Reset(instance):
+            case CleanPartition(instance):
                 await self._check_unused(job, instance, partitions.get(instance))
                 self._check_may()  # it took time to ask
                 self.noted(await self.proxy.reset(job.namespace, job.name, job.uid, instance))
-            case Yield(instance):
+            case YieldPartition(instance):
                 await self._check_unused(job, instance, partitions.get(instance), workers_too=True)
                 self._check_may()
                 self.noted(await self.proxy.give_way(job.namespace, job.name, job.uid, instance))
-            case EnsureBeside():
+            case EnsureJobObjects():
                 await self._ensure_beside(job)
             case CreateWorker(number, restart):
                 partition = partitions[number // job.workers]
@@ -231,8 +237,12 @@ class Doer:
         if not self.may():
             raise MooringsError("kubernetes.not_leading", "another operator may lead by now", retryable=True)
 
-    async def _release(self, job: IPUJob, act: Release | Fence, partition: PartitionBody | None) -> None:
-        await self._check_unused(job, act.instance, partition, lost=act.nodes if isinstance(act, Fence) else ())
+    async def _release(
+        self, job: IPUJob, act: ReleasePartition | FencePartition, partition: PartitionBody | None
+    ) -> None:
+        await self._check_unused(
+            job, act.instance, partition, lost=act.nodes if isinstance(act, FencePartition) else ()
+        )
         self._check_may()
         left = await self.proxy.release(job.namespace, job.name, job.uid, act.instance)
         if left is not None:
@@ -270,7 +280,7 @@ class Doer:
                 if error.status == 404:
                     continue
                 raise
-            if not may_use(found, job.uid, partition.name if partition is not None else ""):
+            if not may_use_partition(found, job.uid, partition.name if partition is not None else ""):
                 continue
             node = (found.get("spec") or {}).get("nodeName") or ""
             if node not in lost or not await self._is_silent(node):
@@ -279,7 +289,7 @@ class Doer:
 
     async def _is_silent(self, node: str) -> bool:
         try:
-            return parse_silence(await self.kube.get(NODE, node)) is not None
+            return parse_not_ready(await self.kube.get(NODE, node)) is not None
         except KubeError as error:
             if error.status != 404:
                 raise
@@ -296,13 +306,15 @@ class Doer:
         meta = {"finalizers": list(finalizers), "resourceVersion": job.resource_version}
         await self.kube.patch(IPU_JOB, job.name, {"metadata": meta}, job.namespace)
 
-    async def _create_launcher(self, job: IPUJob, act: CreateLauncher, partition: PartitionBody, made: Made) -> None:
+    async def _create_launcher(
+        self, job: IPUJob, act: CreateLauncher, partition: PartitionBody, made: UnobservedPods
+    ) -> None:
         if act.instance:  # the first one's ConfigMap stands beside the job
             await self._have(job, CONFIG_MAP, build_config(job, act.instance))
         pod = build_launcher(job, act.instance, act.restart, partition, self.options, reset=act.reset)
         await self._create_pod(job, pod, made)
 
-    async def _create_pod(self, job: IPUJob, pod: Obj, made: Made) -> None:
+    async def _create_pod(self, job: IPUJob, pod: KubeObject, made: UnobservedPods) -> None:
         try:
             found = await self.kube.create(POD, pod, job.namespace)
         except KubeError as error:
@@ -320,7 +332,7 @@ class Doer:
             return
         if job.has_launcher:
             await self._grant(job.namespace)
-            account, role, binding = build_access(job)
+            account, role, binding = build_launcher_rbac(job)
             chains = [
                 [(SERVICE_ACCOUNT, account)],
                 [(ROLE, role), (ROLE_BINDING, binding)],  # the API server takes no binding to a role that is not there
@@ -331,7 +343,7 @@ class Doer:
         await self._all([partial(self._ensure, job, chain) for chain in chains])
         self.ensured[job.uid] = edition
 
-    async def _ensure(self, job: IPUJob, chain: Sequence[tuple[Kind, Obj]]) -> None:
+    async def _ensure(self, job: IPUJob, chain: Sequence[tuple[ResourceType, KubeObject]]) -> None:
         """Have these objects, one after the other."""
         for kind, body in chain:
             if kind is ROLE:
@@ -346,13 +358,13 @@ class Doer:
             return
         uid = (await self.kube.get(CLUSTER_ROLE, role))["metadata"]["uid"]
         try:
-            await self.kube.create(ROLE_BINDING, build_grant(role, uid, account, namespace), namespace)
+            await self.kube.create(ROLE_BINDING, build_role_binding(role, uid, account, namespace), namespace)
         except KubeError as error:
             if error.reason != "AlreadyExists":
                 raise
         self.granted[namespace] = self.now()
 
-    async def _have_role(self, job: IPUJob, body: Obj) -> None:
+    async def _have_role(self, job: IPUJob, body: KubeObject) -> None:
         """Have a launchers' role; who was just given what it hands on may be refused for a moment."""
         while True:
             try:
@@ -361,14 +373,14 @@ class Doer:
                 since = self.granted.get(job.namespace)
                 if error.status != 403 or since is None:
                     raise
-                if self.now() - since > GRANTED_S:
+                if self.now() - since > RBAC_PROPAGATION_S:
                     del self.granted[job.namespace]  # somebody may have taken it away
                     raise
                 await asyncio.sleep(GRANT_PAUSE_S)
             else:
                 return
 
-    async def _have(self, job: IPUJob, kind: Kind, body: Obj) -> None:
+    async def _have(self, job: IPUJob, kind: ResourceType, body: KubeObject) -> None:
         """Have an object: made, or this job's. Of these only a role changes, when the job is scaled."""
         try:
             await self.kube.create(kind, body, job.namespace)
@@ -383,7 +395,7 @@ class Doer:
             await self.kube.replace(kind, {**found, "rules": body["rules"]}, job.namespace)
 
 
-def request_for(job: IPUJob, instance: int, max_priority: int) -> PartitionRequest:
+def build_partition_request(job: IPUJob, instance: int, max_priority: int) -> PartitionRequest:
     """What is asked for an instance; a job from before a limit of priorities asks with the highest that is allowed."""
     return PartitionRequest(
         namespace=job.namespace,
@@ -408,13 +420,13 @@ def _has_missed(job: IPUJob, instance: int) -> bool:
     return record is not None and record.start.missed > 0
 
 
-def is_owned(found: Obj, uid: str) -> bool:
+def is_owned(found: KubeObject, uid: str) -> bool:
     """Whether an object is controlled by the job of that uid."""
     owners = found["metadata"].get("ownerReferences") or ()
     return any(one.get("uid") == uid and one.get("controller") for one in owners)
 
 
-def may_use(found: Obj, uid: str, partition: str) -> bool:
+def may_use_partition(found: KubeObject, uid: str, partition: str) -> bool:
     """Whether a Pod may run on a partition: it has not ended, and it is the job's, or was made for that partition.
 
     Its owner and its labels may have been taken away, as by a deletion with `--cascade=orphan`; its program runs on.
@@ -430,7 +442,7 @@ def may_use(found: Obj, uid: str, partition: str) -> bool:
     return is_owned(found, uid) or (partition != "" and made_for == partition)
 
 
-def _check_owned(found: Obj, job: IPUJob, kind: str) -> None:
+def _check_owned(found: KubeObject, job: IPUJob, kind: str) -> None:
     """Nothing, if the object is this job's: a stranger's is neither used nor changed."""
     if is_owned(found, job.uid):
         return
@@ -444,10 +456,16 @@ def _check_owned(found: Obj, job: IPUJob, kind: str) -> None:
     )
 
 
-def _instance(job: IPUJob, act: Act) -> int | None:
+def _instance(job: IPUJob, act: JobAction) -> int | None:
     """The instance that an act is about; None: the whole job."""
     match act:
-        case Claim(instance) | Release(instance) | Fence(instance, _) | Reset(instance) | Yield(instance):
+        case (
+            AcquirePartition(instance)
+            | ReleasePartition(instance)
+            | FencePartition(instance, _)
+            | CleanPartition(instance)
+            | YieldPartition(instance)
+        ):
             return instance
         case CreateLauncher(instance, _, _):
             return instance
@@ -455,5 +473,5 @@ def _instance(job: IPUJob, act: Act) -> int | None:
             return number // job.workers
         case DeletePod():
             return -1
-        case AddFinalizer() | DropFinalizer() | DeleteJob() | EnsureBeside():
+        case AddFinalizer() | DropFinalizer() | DeleteJob() | EnsureJobObjects():
             return None

@@ -18,8 +18,8 @@ from enum import Enum, auto
 
 from moorings.core.errors import MooringsError
 from moorings.core.instants import Timestamp
-from moorings.kubernetes.ipujob import Obj
-from moorings.kubernetes.kube import LEASE, Kube, KubeError
+from moorings.kubernetes.ipujob import KubeObject
+from moorings.kubernetes.kube import LEASE, KubeApi, KubeError
 from moorings.wire.codec import format_time
 
 log = logging.getLogger("moorings.kubernetes.election")
@@ -29,7 +29,7 @@ JITTER = 1.2  # of the wait between two looks of those who stand by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class LeaseTimes:
     """The times of an election, in seconds, as client-go names them.
 
     Attributes:
@@ -52,7 +52,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class LeaseRecord:
     """What a Lease says.
 
     Attributes:
@@ -71,24 +71,24 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class ObservedLease:
     """A record, and when we saw it first, by our own clock (seconds)."""
 
-    record: Record
+    record: LeaseRecord
     at: float
 
 
-class Step(Enum):
+class LeaseDecision(Enum):
     """What to do about a lease."""
 
     TAKE = auto()
     WAIT = auto()
 
 
-def parse_lease(found: Obj) -> Record:
+def parse_lease(found: KubeObject) -> LeaseRecord:
     """What a Lease object says."""
     spec = found.get("spec") or {}
-    return Record(
+    return LeaseRecord(
         holder=spec.get("holderIdentity") or "",
         lease_s=float(spec.get("leaseDurationSeconds") or 0),
         acquired=spec.get("acquireTime") or "",
@@ -97,19 +97,19 @@ def parse_lease(found: Obj) -> Record:
     )
 
 
-def sight(seen: Sighting | None, record: Record, now: float) -> Sighting:
+def observe_lease(seen: ObservedLease | None, record: LeaseRecord, now: float) -> ObservedLease:
     """``seen``, if nothing has changed since."""
-    return seen if seen is not None and seen.record == record else Sighting(record, now)
+    return seen if seen is not None and seen.record == record else ObservedLease(record, now)
 
 
-def decide(seen: Sighting, me: str, now: float, terms: Terms) -> Step:
+def decide_lease(seen: ObservedLease, me: str, now: float, terms: LeaseTimes) -> LeaseDecision:
     """Whether a lease may be taken: it is nobody's, ours, or was unchanged for longer than it lasts."""
     record = seen.record
     free = record.holder in ("", me) or now > seen.at + (record.lease_s or terms.lease_s)
-    return Step.TAKE if free else Step.WAIT
+    return LeaseDecision.TAKE if free else LeaseDecision.WAIT
 
 
-def build_spec(me: str, before: Record | None, terms: Terms, now: Timestamp) -> Obj:
+def build_spec(me: str, before: LeaseRecord | None, terms: LeaseTimes, now: Timestamp) -> KubeObject:
     """The spec of a lease that is ours from now on, or still."""
     stays = before is not None and before.holder == me
     return {
@@ -121,7 +121,7 @@ def build_spec(me: str, before: Record | None, terms: Terms, now: Timestamp) -> 
     }
 
 
-def build_released(before: Record, now: Timestamp) -> Obj:
+def build_released(before: LeaseRecord, now: Timestamp) -> KubeObject:
     """The spec of a lease that is nobody's: whoever looks next takes it."""
     return {
         "holderIdentity": "",
@@ -156,11 +156,11 @@ class Elector:
 
     def __init__(
         self,
-        kube: Kube,
+        kube: KubeApi,
         namespace: str,
         name: str,
         identity: str,
-        terms: Terms | None = None,
+        terms: LeaseTimes | None = None,
         *,
         elapsed: Callable[[], float] = _elapsed,
         wall: Callable[[], Timestamp] = _wall,
@@ -168,10 +168,10 @@ class Elector:
     ) -> None:
         self._kube = kube
         self._namespace, self._name, self._me = namespace, name, identity
-        self._terms = terms or Terms()
+        self._terms = terms or LeaseTimes()
         self._elapsed, self._wall, self._chance = elapsed, wall, chance
-        self._seen: Sighting | None = None
-        self._object: Obj | None = None  # the Lease as we saw or wrote it last
+        self._seen: ObservedLease | None = None
+        self._object: KubeObject | None = None  # the Lease as we saw or wrote it last
         self._until = float("-inf")  # we lead until then, by `elapsed`
 
     @property
@@ -278,14 +278,14 @@ class Elector:
                 return
         assert self._object is not None
         assert self._seen is not None
-        if decide(self._seen, self._me, self._elapsed(), self._terms) is Step.TAKE:
+        if decide_lease(self._seen, self._me, self._elapsed(), self._terms) is LeaseDecision.TAKE:
             spec = build_spec(self._me, self._seen.record, self._terms, self._wall())
             self._see(await self._kube.replace(LEASE, {**self._object, "spec": spec}, self._namespace))
 
-    def _see(self, found: Obj) -> None:
+    def _see(self, found: KubeObject) -> None:
         found["metadata"].pop("managedFields", None)  # the server keeps them; each renewal would carry them
         self._object = found
-        self._seen = sight(self._seen, parse_lease(found), self._elapsed())
+        self._seen = observe_lease(self._seen, parse_lease(found), self._elapsed())
 
     async def _release(self) -> None:
         """Give the lease back, if it is ours; a failure only costs the next one the rest of the lease."""

@@ -25,7 +25,7 @@ class Certainty(StrEnum):
 _MINUTE = 60 * SECOND
 
 
-def estimate(partitions: Iterable[PartitionBody]) -> tuple[Timestamp | None, Certainty | None]:
+def latest_start(partitions: Iterable[PartitionBody]) -> tuple[Timestamp | None, Certainty | None]:
     """By when all of these have what they wait for, and how sure that is; None: nothing is known of it."""
     waiting = [one for one in partitions if one.state == shapes.WAITING]
     if any(one.unsure and not one.starts_at for one in waiting):
@@ -36,7 +36,7 @@ def estimate(partitions: Iterable[PartitionBody]) -> tuple[Timestamp | None, Cer
     return _rounded_up(max(times), SECOND), Certainty.AT_LATEST  # as the API server keeps times
 
 
-def words(partition: PartitionBody) -> str:
+def describe_start(partition: PartitionBody) -> str:
     """What is told of one partition's estimate: half a sentence, or nothing."""
     if partition.starts_at:
         at = format_time(_rounded_up(parse_time(partition.starts_at), _MINUTE))

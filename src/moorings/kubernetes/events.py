@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from moorings.core.instants import SECOND, Timestamp, seconds_between
-from moorings.kubernetes.ipujob import Obj
-from moorings.kubernetes.kube import EVENT, Kube, KubeError
+from moorings.kubernetes.ipujob import KubeObject
+from moorings.kubernetes.kube import EVENT, KubeApi, KubeError
 from moorings.wire.codec import format_time
 
 log = logging.getLogger("moorings.kubernetes.events")
@@ -38,7 +38,7 @@ Level = Literal["Normal", "Warning"]
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class EventKey:
     """An event, as it is the same as another."""
 
     api_version: str
@@ -72,7 +72,7 @@ class _Series:
     exists: bool = False
 
 
-class Spam:
+class EventRateLimit:
     """How many events of a key may be sent: a bucket each, of as many as memory allows. Pure."""
 
     def __init__(self, burst: int = BURST, refill_s: float = REFILL_S, known_max: int = KNOWN_MAX) -> None:
@@ -90,14 +90,14 @@ class Spam:
         return allowed
 
 
-class Similar:
+class EventAggregator:
     """Combines events of one reason about one object whose words differ too often, as client-go does. Pure."""
 
     def __init__(self, most: int = SIMILAR_MAX, within_s: float = SIMILAR_S, known_max: int = KNOWN_MAX) -> None:
         self._most, self._within_s, self._known_max = most, within_s, known_max
-        self._seen: OrderedDict[About, tuple[set[int], Timestamp]] = OrderedDict()
+        self._seen: OrderedDict[EventKey, tuple[set[int], Timestamp]] = OrderedDict()
 
-    def combine(self, about: About, now: Timestamp) -> About:
+    def combine(self, about: EventKey, now: Timestamp) -> EventKey:
         """The event that this one is counted with: itself, or that which stands for all of its reason."""
         key = replace(about, message="")
         known, last = self._seen.pop(key, (set[int](), now))  # hashes: the words themselves may be long
@@ -113,7 +113,7 @@ class Similar:
         return replace(about, message=COMBINED) if full else about
 
 
-class Recorder:
+class EventRecorder:
     """Notes events and sends them, one after the other, while ``serve`` runs.
 
     Args:
@@ -123,19 +123,19 @@ class Recorder:
         wall: the time.
     """
 
-    def __init__(self, kube: Kube, component: str, instance: str, wall: Callable[[], Timestamp]) -> None:
+    def __init__(self, kube: KubeApi, component: str, instance: str, wall: Callable[[], Timestamp]) -> None:
         self.lost = 0  # neither sent nor going to be
         self._kube = kube
         self._component, self._instance = component, instance
         self._wall = wall
-        self._spam = Spam()
-        self._similar = Similar()
-        self._known: OrderedDict[About, _Series] = OrderedDict()
-        self._pending: OrderedDict[About, None] = OrderedDict()
+        self._spam = EventRateLimit()
+        self._similar = EventAggregator()
+        self._known: OrderedDict[EventKey, _Series] = OrderedDict()
+        self._pending: OrderedDict[EventKey, None] = OrderedDict()
         self._news = asyncio.Event()
         self._numbers = itertools.count()
 
-    def tell(self, found: Obj, level: Level, reason: str, message: str) -> None:
+    def tell(self, found: KubeObject, level: Level, reason: str, message: str) -> None:
         """Note an event about an object.
 
         Args:
@@ -173,7 +173,7 @@ class Recorder:
                 await self._send(about)
             self._news.clear()
 
-    async def _send(self, about: About) -> None:
+    async def _send(self, about: EventKey) -> None:
         series = self._known.get(about)
         if series is None:  # so many others were told since
             self.lost += 1
@@ -191,7 +191,7 @@ class Recorder:
                 pause_s = min(PAUSE_MAX_S, max(PAUSE_S, error.retry_after_s))
             await asyncio.sleep(pause_s)
 
-    async def _write(self, about: About, series: _Series) -> None:
+    async def _write(self, about: EventKey, series: _Series) -> None:
         namespace = about.namespace or "default"  # where events of what stands in no namespace are looked for
         if series.exists:
             body = {"count": series.count, "lastTimestamp": _second(series.last), "message": series.message}
@@ -208,7 +208,7 @@ class Recorder:
                 raise
         series.exists = True
 
-    def _build(self, about: About, series: _Series, namespace: str) -> Obj:
+    def _build(self, about: EventKey, series: _Series, namespace: str) -> KubeObject:
         return {
             "metadata": {"name": series.name, "namespace": namespace},
             "involvedObject": {
@@ -230,9 +230,9 @@ class Recorder:
         }
 
 
-def _about(found: Obj, level: Level, reason: str, message: str) -> About:
+def _about(found: KubeObject, level: Level, reason: str, message: str) -> EventKey:
     metadata = found["metadata"]
-    return About(
+    return EventKey(
         found["apiVersion"],
         found["kind"],
         metadata.get("namespace", ""),

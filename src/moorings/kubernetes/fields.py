@@ -14,7 +14,7 @@ from typing import Any
 
 from moorings.core.claims import NAME_CHARS_MAX, PRIORITY_MAX, SIZE_MAX, TIME_LIMIT_S_MAX
 from moorings.kubernetes.estimates import Certainty
-from moorings.kubernetes.ipujob import MANAGER, CleanPodPolicy, Outcome, RestartType
+from moorings.kubernetes.ipujob import MANAGER, CleanPodPolicy, InstanceOutcome, RestartType
 from moorings.kubernetes.plan import COMPLETED, FAILED
 from moorings.kubernetes.suspension import MANAGED_BY
 
@@ -34,7 +34,7 @@ ENDED = (COMPLETED, FAILED)  # STATUS of a job that is not started anew any more
 DIGITS = len(str(SIZE_MAX))
 
 
-class Type(StrEnum):
+class FieldType(StrEnum):
     """What a field holds."""
 
     INTEGER = "integer"
@@ -51,7 +51,7 @@ class Type(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class CelRule:
     """A CEL rule: refused with ``message`` unless ``cel`` holds. With ``oldSelf`` it is looked at on changes only."""
 
     cel: str
@@ -59,7 +59,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class CrdField:
     """One field.
 
     Attributes:
@@ -74,13 +74,13 @@ class Field:
     """
 
     path: str
-    type: Type
+    type: FieldType
     meaning: str
     default: Any = None
     alias: str = ""
     schema: Mapping[str, Any] = field(default_factory=dict)
     required: bool = False
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[CelRule, ...] = ()
 
     @property
     def name(self) -> str:
@@ -94,8 +94,8 @@ class Field:
 
 
 _ANEW = "delete the job and create it anew"
-_SAME_NUMBER = Rule("string(self) == string(oldSelf)", f"cannot be changed while the job exists: {_ANEW}")
-_SAME = Rule("self == oldSelf", f"cannot be changed while the job exists: {_ANEW}")
+_SAME_NUMBER = CelRule("string(self) == string(oldSelf)", f"cannot be changed while the job exists: {_ANEW}")
+_SAME = CelRule("self == oldSelf", f"cannot be changed while the job exists: {_ANEW}")
 # A number that people also write in quotes. `maxLength` is for the cost that the API server reckons for CEL.
 _NUMBER = {"minimum": 1, "maximum": SIZE_MAX, "pattern": f"^[1-9][0-9]{{0,{DIGITS - 1}}}$", "maxLength": DIGITS}
 _WORDS = {"items": {"type": "string", "maxLength": WORD_CHARS_MAX}, "maxItems": WORDS_MAX}
@@ -103,11 +103,11 @@ _ITEMS = {"items": {"type": "object", "x-kubernetes-preserve-unknown-fields": Tr
 _COUNT = {"minimum": 0}
 
 JOB_RULES = (
-    Rule(
+    CelRule(
         f"size(self.metadata.name) <= {NAME_CHARS_MAX}",
         f"metadata.name: at most {NAME_CHARS_MAX} characters are allowed: the vendor's library fails on longer names",
     ),
-    Rule(
+    CelRule(
         "!has(oldSelf.status) || !has(oldSelf.status.status) || "
         f"!(oldSelf.status.status in {list(ENDED)}) || self.spec.jobInstances == oldSelf.spec.jobInstances",
         f"spec.jobInstances: the job has ended and cannot be scaled: {_ANEW}",
@@ -119,215 +119,221 @@ _GIVEN = "(has(self.workerPerJobInstance) ? int(self.workerPerJobInstance) : {})
 _WORKERS = _GIVEN.format("(has(self.workers.replicas) ? int(self.workers.replicas) : 1)")
 
 SPEC_RULES = (
-    Rule(
+    CelRule(
         "has(self.ipusPerJobInstance) || has(self.modelReplicas) || has(self.ipusPerModelReplica)",
         "ipusPerJobInstance is missing: say how many IPUs each instance gets",
     ),
-    Rule(
+    CelRule(
         "!has(self.interactive) || !has(self.launcher) || !(has(self.launcher.command) || has(self.launcher.args))",
         "launcher.command and interactive exclude each other: an interactive launcher runs no command of its own",
     ),
-    Rule(
+    CelRule(
         "!has(self.launcher) || has(self.interactive) || has(self.launcher.command)",
         "launcher.command is missing: a launcher runs a command; leave the launcher out of an inference job",
     ),
-    Rule(
+    CelRule(
         "!has(self.workerPerJobInstance) || !has(self.workers.replicas) || "
         "int(self.workerPerJobInstance) == int(self.workers.replicas)",
         "workers.replicas and workerPerJobInstance mean the same and differ: give one of them",
     ),
-    Rule(
+    CelRule(
         f"!has(self.ipusPerJobInstance) || {_IPUS} % {_WORKERS} == 0",
         "ipusPerJobInstance must be a multiple of workerPerJobInstance: each worker has a GCD of the same size",
     ),
-    Rule(
+    CelRule(
         f"self.jobInstances * {_WORKERS} <= {PODS_MAX}",
         f"jobInstances times workerPerJobInstance is more than {PODS_MAX} worker Pods",
     ),
-    Rule(
+    CelRule(
         "has(self.launcher) == has(oldSelf.launcher) && has(self.interactive) == has(oldSelf.interactive)",
         f"launcher and interactive cannot come or go while the job exists: {_ANEW}",
     ),
     *(  # rules of the fields themselves are asked only where both the old job and the new one have them
-        Rule(f"has(self.{name}) == has(oldSelf.{name})", f"{name} cannot come or go while the job exists: {_ANEW}")
+        CelRule(f"has(self.{name}) == has(oldSelf.{name})", f"{name} cannot come or go while the job exists: {_ANEW}")
         for name in ("activeDeadlineSeconds", "managedBy", "priorityClassName")
     ),
-    Rule(  # it has no default, which would stand in the way of the PriorityClass
+    CelRule(  # it has no default, which would stand in the way of the PriorityClass
         "has(oldSelf.priority) || !has(self.priority) || self.priority == 0 || has(self.priorityClassName)",
         f"priority cannot be changed while the job exists: {_ANEW}",
     ),
 )
 
-SPEC: tuple[Field, ...] = (
-    Field(
+SPEC: tuple[CrdField, ...] = (
+    CrdField(
         "spec",
-        Type.OBJECT,
+        FieldType.OBJECT,
         "What is asked for. While the job exists only jobInstances, restartPolicy, cleanPodPolicy, releaseOnFinish, "
         "startDeadlineSeconds, nodeLostSeconds, ttlSecondsAfterFinished and suspend may be changed; of a suspended job "
         "also where its Pods run, and how they are marked.",
         required=True,
         rules=SPEC_RULES,
     ),
-    Field(
+    CrdField(
         "spec.jobInstances",
-        Type.INTEGER,
+        FieldType.INTEGER,
         "How many instances run, each with a partition of its own; `kubectl scale` sets it.",
         default=1,
         schema={"minimum": 0, "maximum": PODS_MAX, "format": "int32"},
     ),
-    Field(
+    CrdField(
         "spec.ipusPerJobInstance",
-        Type.NUMBER,
+        FieldType.NUMBER,
         "IPUs of the partition of each instance. Required, unless modelReplicas or ipusPerModelReplica is given.",
         schema=_NUMBER,
         rules=(_SAME_NUMBER,),
     ),
-    Field(
+    CrdField(
         "spec.workerPerJobInstance",
-        Type.NUMBER,
+        FieldType.NUMBER,
         "Worker Pods of each instance; each has one GCD of the partition. Divides ipusPerJobInstance.",
         default="1",
         alias="spec.workers.replicas",
         schema={**_NUMBER, "maximum": PODS_MAX},
         rules=(_SAME_NUMBER,),
     ),
-    Field(
+    CrdField(
         "spec.modelReplicasPerWorker",
-        Type.NUMBER,
+        FieldType.NUMBER,
         "Copies of the model inside the GCD of each worker. Divides the IPUs of a GCD.",
         default="1",
         alias="spec.modelReplicas",
         schema=_NUMBER,
         rules=(_SAME_NUMBER,),
     ),
-    Field(
+    CrdField(
         "spec.modelReplicas",
-        Type.NUMBER,
+        FieldType.NUMBER,
         "An older spelling: copies of the model in an instance, over all its workers. Times ipusPerModelReplica (1 if "
         "left out) it is ipusPerJobInstance; divided by the workers it is modelReplicasPerWorker.",
         schema=_NUMBER,
         rules=(_SAME_NUMBER,),
     ),
-    Field(
+    CrdField(
         "spec.ipusPerModelReplica",
-        Type.NUMBER,
+        FieldType.NUMBER,
         "An older spelling: IPUs of each copy of the model. Times modelReplicas (1 if left out) it is "
         "ipusPerJobInstance.",
         schema=_NUMBER,
         rules=(_SAME_NUMBER,),
     ),
-    Field(
+    CrdField(
         "spec.launcher",
-        Type.OBJECT,
+        FieldType.OBJECT,
         "The launcher Pod of each instance, which runs a command (mpirun, say) over the workers: a training job. It "
         "has the image, environment and mounts of the workers' first container, and what is said here.",
     ),
-    Field(
+    CrdField(
         "spec.launcher.command",
-        Type.LIST,
+        FieldType.LIST,
         "What the launcher runs. Required, unless the job is interactive.",
         schema={**_WORDS, "minItems": 1},
         rules=(_SAME,),
     ),
-    Field("spec.launcher.args", Type.LIST, "Arguments of the command.", schema=_WORDS, rules=(_SAME,)),
-    Field("spec.launcher.image", Type.STRING, "Image of the launcher.", schema={"maxLength": 4096}, rules=(_SAME,)),
-    Field(
+    CrdField("spec.launcher.args", FieldType.LIST, "Arguments of the command.", schema=_WORDS, rules=(_SAME,)),
+    CrdField(
+        "spec.launcher.image", FieldType.STRING, "Image of the launcher.", schema={"maxLength": 4096}, rules=(_SAME,)
+    ),
+    CrdField(
         "spec.launcher.imagePullPolicy",
-        Type.STRING,
+        FieldType.STRING,
         "When the image is pulled.",
         schema={"enum": ["Always", "IfNotPresent", "Never"]},
     ),
-    Field("spec.launcher.workingDir", Type.STRING, "Folder that the command begins in.", schema={"maxLength": 4096}),
-    Field("spec.launcher.env", Type.LIST, "Variables of the launcher, as a container has them.", schema=_ITEMS),
-    Field("spec.launcher.envFrom", Type.LIST, "Where further variables come from.", schema=_ITEMS),
-    Field("spec.launcher.resources", Type.OPEN, "Processors and memory of the launcher, as a container has them."),
-    Field("spec.launcher.securityContext", Type.OPEN, "Security context of the launcher's container."),
-    Field(
+    CrdField(
+        "spec.launcher.workingDir", FieldType.STRING, "Folder that the command begins in.", schema={"maxLength": 4096}
+    ),
+    CrdField("spec.launcher.env", FieldType.LIST, "Variables of the launcher, as a container has them.", schema=_ITEMS),
+    CrdField("spec.launcher.envFrom", FieldType.LIST, "Where further variables come from.", schema=_ITEMS),
+    CrdField(
+        "spec.launcher.resources", FieldType.OPEN, "Processors and memory of the launcher, as a container has them."
+    ),
+    CrdField("spec.launcher.securityContext", FieldType.OPEN, "Security context of the launcher's container."),
+    CrdField(
         "spec.launcher.volumeMounts",
-        Type.LIST,
+        FieldType.LIST,
         "Mounts of the launcher, of volumes in the workers' template.",
         schema=_ITEMS,
     ),
-    Field(
+    CrdField(
         "spec.interactive",
-        Type.OBJECT,
+        FieldType.OBJECT,
         "Makes the job interactive: a launcher that idles, for `kubectl exec`.",
     ),
-    Field(
+    CrdField(
         "spec.interactive.ttl",
-        Type.INTEGER,
+        FieldType.INTEGER,
         "How long the session lasts, in seconds.",
         default=TTL_S,
         schema={"minimum": 1, "maximum": TTL_S_MAX},
         rules=(_SAME,),
     ),
-    Field("spec.workers", Type.OBJECT, "The worker Pods.", required=True),
-    Field(
+    CrdField("spec.workers", FieldType.OBJECT, "The worker Pods.", required=True),
+    CrdField(
         "spec.workers.replicas",
-        Type.NUMBER,
+        FieldType.NUMBER,
         "Another spelling of workerPerJobInstance; if both are given they must agree.",
         schema={**_NUMBER, "maximum": PODS_MAX},
         rules=(_SAME_NUMBER,),
     ),
-    Field(
+    CrdField(
         "spec.workers.template",
-        Type.OPEN,
+        FieldType.OPEN,
         "Template of the worker Pods, as everywhere in Kubernetes. Workers of a job with a launcher idle until it uses "
         "them; those of an inference job run their own command. The launcher gets its volumes and mounts, too.",
         required=True,
     ),
-    Field("spec.workers.template.metadata", Type.OPEN, "Labels and annotations of the worker Pods."),
-    Field(
+    CrdField("spec.workers.template.metadata", FieldType.OPEN, "Labels and annotations of the worker Pods."),
+    CrdField(
         "spec.workers.template.spec",
-        Type.OPEN,
+        FieldType.OPEN,
         "What runs in a worker Pod. Its restartPolicy must not be Always: a worker is started anew with its partition.",
         required=True,
     ),
-    Field(
+    CrdField(
         "spec.workers.template.spec.containers",
-        Type.LIST,
+        FieldType.LIST,
         "Containers of a worker Pod; the first one is the worker.",
         schema={**_ITEMS, "minItems": 1},
         required=True,
     ),
-    Field(
+    CrdField(
         "spec.restartPolicy",
-        Type.OBJECT,
+        FieldType.OBJECT,
         "Whether the job is started anew when it has ended.",
         default={"type": RestartType.NEVER.value, "backOffLimit": BACK_OFF_LIMIT},
     ),
-    Field(
+    CrdField(
         "spec.restartPolicy.type",
-        Type.STRING,
+        FieldType.STRING,
         "Always: however it ended. OnFailure: if it failed. Never. ExitCode: 1 to 127 is a failure for good, with 128 "
         "to 255 it is started anew.",
         default=RestartType.NEVER.value,
         schema={"enum": [each.value for each in RestartType]},
     ),
-    Field(
+    CrdField(
         "spec.restartPolicy.backOffLimit",
-        Type.INTEGER,
+        FieldType.INTEGER,
         "Restarts after failures, at most.",
         default=BACK_OFF_LIMIT,
         schema={"minimum": 0, "maximum": BACK_OFF_LIMIT_MAX, "format": "int32"},
     ),
-    Field(
+    CrdField(
         "spec.cleanPodPolicy",
-        Type.STRING,
+        FieldType.STRING,
         "Which Pods go when the job has ended for good. All also overrides restartPolicy: nothing is started anew.",
         default=CleanPodPolicy.NONE.value,
         schema={"enum": [each.value for each in CleanPodPolicy]},
     ),
-    Field(
+    CrdField(
         "spec.releaseOnFinish",
-        Type.BOOLEAN,
+        FieldType.BOOLEAN,
         "Whether a job that has ended for good gives its partitions back at once. False: they are kept until the job "
         "is deleted, or activeDeadlineSeconds are over.",
         default=True,
     ),
-    Field(
+    CrdField(
         "spec.activeDeadlineSeconds",
-        Type.INTEGER,
+        FieldType.INTEGER,
         "How long an instance may be active, in seconds: from when it has its partition, over all its restarts; the "
         "time in which it waits for one does not count. Then its Pods are stopped, and it has Failed with reason "
         "DeadlineExceeded. It is the time limit of its claim: with it others know when IPUs become free, and the job "
@@ -335,53 +341,53 @@ SPEC: tuple[Field, ...] = (
         schema={"minimum": 1, "maximum": DEADLINE_S_MAX, "format": "int64"},
         rules=(_SAME,),
     ),
-    Field(
+    CrdField(
         "spec.ttlSecondsAfterFinished",
-        Type.INTEGER,
+        FieldType.INTEGER,
         "After so many seconds a job that has ended is deleted, and its Pods with it. Left out: never.",
         schema={"minimum": 0, "maximum": KEPT_S_MAX, "format": "int32"},
     ),
-    Field(
+    CrdField(
         "spec.suspend",
-        Type.BOOLEAN,
+        FieldType.BOOLEAN,
         "True: the job has no Pods and no partition, and asks for none. Those that it has are stopped and given back; "
         "set to false it starts anew, with its whole activeDeadlineSeconds.",
     ),
-    Field(
+    CrdField(
         "spec.managedBy",
-        Type.STRING,
+        FieldType.STRING,
         f"Which controller has the job: a domain, a slash and a name. Left out, or {MANAGER}: this operator. One with "
         "another name is left alone.",
         schema={"maxLength": MANAGED_BY_CHARS_MAX, "pattern": f"^{MANAGED_BY.pattern}$"},
         rules=(_SAME,),
     ),
-    Field(
+    CrdField(
         "spec.priorityClassName",
-        Type.STRING,
+        FieldType.STRING,
         "A PriorityClass of the cluster, whose value is the priority. With priority beside it they must agree.",
         schema={"maxLength": CLASS_CHARS_MAX},
         rules=(_SAME,),
     ),
-    Field(
+    CrdField(
         "spec.priority",
-        Type.INTEGER,
+        FieldType.INTEGER,
         "Higher is first in the queue for partitions; at most what the site allows (`jobs.maxPriority`, 0 by default).",
         default=0,
         alias="spec.priorityClassName",
         schema={"minimum": -PRIORITY_MAX, "maximum": PRIORITY_MAX, "format": "int32"},
         rules=(_SAME,),
     ),
-    Field(
+    CrdField(
         "spec.startDeadlineSeconds",
-        Type.INTEGER,
+        FieldType.INTEGER,
         "How long an instance may have its partition without its program having started. Then it gives the partition "
         "back, and asks again later: after as long, twice as long each time, up to an hour. 0: without limit. Left "
         "out: the site's `jobs.startDeadlineSeconds` (600).",
         schema={"minimum": 0, "maximum": WAIT_S_MAX},
     ),
-    Field(
+    CrdField(
         "spec.nodeLostSeconds",
-        Type.INTEGER,
+        FieldType.INTEGER,
         "How long a node with Pods of an instance may not be Ready. Then the partition is removed, so that what may "
         "still run there has no IPUs; the Pods are deleted by force, and the instance has failed: restartPolicy says "
         "whether it starts elsewhere. 0 or left out: it waits for the node.",
@@ -389,102 +395,115 @@ SPEC: tuple[Field, ...] = (
     ),
 )
 
-STATUS: tuple[Field, ...] = (
-    Field("status", Type.OBJECT, "How the job stands; written by the operator."),
-    Field(
+STATUS: tuple[CrdField, ...] = (
+    CrdField("status", FieldType.OBJECT, "How the job stands; written by the operator."),
+    CrdField(
         "status.status",
-        Type.STRING,
+        FieldType.STRING,
         "In a word: Pending, Running, Restarting, Suspended, Completed or Failed.",
         schema={"maxLength": 64},
     ),
-    Field(
+    CrdField(
         "status.currentInstances",
-        Type.INTEGER,
+        FieldType.INTEGER,
         "Instances that have their partition and all their Pods, and have not ended.",
         schema=_COUNT,
     ),
-    Field("status.desiredInstances", Type.INTEGER, "Instances that are wanted.", schema=_COUNT),
-    Field("status.lastMessage", Type.STRING, "The last thing there was to say, in a sentence."),
-    Field("status.selector", Type.STRING, "Labels of the worker Pods, for the scale subresource."),
-    Field("status.conditions", Type.LIST, "One of each type; of the states, the one that is True holds."),
-    Field(
+    CrdField("status.desiredInstances", FieldType.INTEGER, "Instances that are wanted.", schema=_COUNT),
+    CrdField("status.lastMessage", FieldType.STRING, "The last thing there was to say, in a sentence."),
+    CrdField("status.selector", FieldType.STRING, "Labels of the worker Pods, for the scale subresource."),
+    CrdField("status.conditions", FieldType.LIST, "One of each type; of the states, the one that is True holds."),
+    CrdField(
         "status.conditions[].type",
-        Type.STRING,
+        FieldType.STRING,
         "Ready, Admitted or Finished; or a state: Pending, Running, Restarting, Suspended, Completed or Failed.",
         required=True,
     ),
-    Field(
+    CrdField(
         "status.conditions[].status",
-        Type.STRING,
+        FieldType.STRING,
         "Whether it holds.",
         schema={"enum": ["True", "False", "Unknown"]},
         required=True,
     ),
-    Field("status.conditions[].reason", Type.STRING, "In a word, for programs."),
-    Field("status.conditions[].message", Type.STRING, "In a sentence, for people."),
-    Field("status.conditions[].lastTransitionTime", Type.TIME, "When its status changed last."),
-    Field("status.conditions[].lastUpdateTime", Type.TIME, "When anything of it changed last; states alone have it."),
-    Field(
+    CrdField("status.conditions[].reason", FieldType.STRING, "In a word, for programs."),
+    CrdField("status.conditions[].message", FieldType.STRING, "In a sentence, for people."),
+    CrdField("status.conditions[].lastTransitionTime", FieldType.TIME, "When its status changed last."),
+    CrdField(
+        "status.conditions[].lastUpdateTime", FieldType.TIME, "When anything of it changed last; states alone have it."
+    ),
+    CrdField(
         "status.conditions[].observedGeneration",
-        Type.INTEGER,
+        FieldType.INTEGER,
         "Of Ready, Admitted and Finished: the generation of the job that it is about.",
         schema=_COUNT,
     ),
-    Field("status.iPUPartitionCreated", Type.BOOLEAN, "Whether an instance has its partition."),
-    Field("status.launcherStatus", Type.STRING, "Phase of the launcher Pod."),
-    Field("status.restartCount", Type.INTEGER, "How often an instance was started anew.", schema=_COUNT),
-    Field(
+    CrdField("status.iPUPartitionCreated", FieldType.BOOLEAN, "Whether an instance has its partition."),
+    CrdField("status.launcherStatus", FieldType.STRING, "Phase of the launcher Pod."),
+    CrdField("status.restartCount", FieldType.INTEGER, "How often an instance was started anew.", schema=_COUNT),
+    CrdField(
         "status.active",
-        Type.INTEGER,
+        FieldType.INTEGER,
         "Pods that have not ended, launchers and those that are being deleted among them.",
         schema=_COUNT,
     ),
-    Field(
-        "status.ready", Type.INTEGER, "Pods, launchers among them, that are Ready or have ended well.", schema=_COUNT
+    CrdField(
+        "status.ready",
+        FieldType.INTEGER,
+        "Pods, launchers among them, that are Ready or have ended well.",
+        schema=_COUNT,
     ),
-    Field(
+    CrdField(
         "status.estimatedStartTime",
-        Type.TIME,
+        FieldType.TIME,
         "While it waits: by when it has the partitions that it waits for, as the controllers estimate.",
     ),
-    Field(
+    CrdField(
         "status.estimatedStartCertainty",
-        Type.STRING,
+        FieldType.STRING,
         "How sure that is. AtLatest: it starts then, or earlier, if those before it keep to their time limits and none "
         "comes first. Unknown: lastMessage says why. Left out: the job does not wait, or nobody was asked yet.",
         schema={"enum": [each.value for each in Certainty]},
     ),
-    Field("status.startTime", Type.TIME, "When the operator took the job up."),
-    Field("status.completionTime", Type.TIME, "When it ended for good."),
-    Field("status.workersStatus", Type.OBJECT, "Worker Pods by what became of them; what is left out is 0."),
-    Field("status.workersStatus.active", Type.INTEGER, "Pods that run.", schema=_COUNT),
-    Field("status.workersStatus.succeeded", Type.INTEGER, "Pods that ended well.", schema=_COUNT),
-    Field("status.workersStatus.failed", Type.INTEGER, "Pods that failed.", schema=_COUNT),
-    Field("status.observedGeneration", Type.INTEGER, "The generation of the job that this is about.", schema=_COUNT),
-    Field("status.instances", Type.MAP, "What is remembered of each instance, by its number."),
-    Field("status.instances{}.restarts", Type.INTEGER, "How often it was started anew.", schema=_COUNT),
-    Field("status.instances{}.failures", Type.INTEGER, "How many of them followed a failure.", schema=_COUNT),
-    Field(
-        "status.instances{}.outcome",
-        Type.STRING,
-        "How it ended for good.",
-        schema={"enum": [each.value for each in Outcome]},
+    CrdField("status.startTime", FieldType.TIME, "When the operator took the job up."),
+    CrdField("status.completionTime", FieldType.TIME, "When it ended for good."),
+    CrdField("status.workersStatus", FieldType.OBJECT, "Worker Pods by what became of them; what is left out is 0."),
+    CrdField("status.workersStatus.active", FieldType.INTEGER, "Pods that run.", schema=_COUNT),
+    CrdField("status.workersStatus.succeeded", FieldType.INTEGER, "Pods that ended well.", schema=_COUNT),
+    CrdField("status.workersStatus.failed", FieldType.INTEGER, "Pods that failed.", schema=_COUNT),
+    CrdField(
+        "status.observedGeneration", FieldType.INTEGER, "The generation of the job that this is about.", schema=_COUNT
     ),
-    Field("status.instances{}.detail", Type.STRING, "Why it failed."),
-    Field("status.instances{}.start", Type.OBJECT, "How its start goes; empty once it has started."),
-    Field("status.instances{}.start.since", Type.TIME, "It has had its partition since then, and has not started."),
-    Field("status.instances{}.start.missed", Type.INTEGER, "Start deadlines that it missed in a row.", schema=_COUNT),
-    Field("status.instances{}.start.until", Type.TIME, "It asks for no partition before."),
-    Field("status.instances{}.start.why", Type.STRING, "What kept it from starting."),
-    Field("status.instances{}.reason", Type.STRING, "Why it failed, in a word, where Kubernetes has one for it."),
-    Field(
+    CrdField("status.instances", FieldType.MAP, "What is remembered of each instance, by its number."),
+    CrdField("status.instances{}.restarts", FieldType.INTEGER, "How often it was started anew.", schema=_COUNT),
+    CrdField("status.instances{}.failures", FieldType.INTEGER, "How many of them followed a failure.", schema=_COUNT),
+    CrdField(
+        "status.instances{}.outcome",
+        FieldType.STRING,
+        "How it ended for good.",
+        schema={"enum": [each.value for each in InstanceOutcome]},
+    ),
+    CrdField("status.instances{}.detail", FieldType.STRING, "Why it failed."),
+    CrdField("status.instances{}.start", FieldType.OBJECT, "How its start goes; empty once it has started."),
+    CrdField(
+        "status.instances{}.start.since", FieldType.TIME, "It has had its partition since then, and has not started."
+    ),
+    CrdField(
+        "status.instances{}.start.missed", FieldType.INTEGER, "Start deadlines that it missed in a row.", schema=_COUNT
+    ),
+    CrdField("status.instances{}.start.until", FieldType.TIME, "It asks for no partition before."),
+    CrdField("status.instances{}.start.why", FieldType.STRING, "What kept it from starting."),
+    CrdField(
+        "status.instances{}.reason", FieldType.STRING, "Why it failed, in a word, where Kubernetes has one for it."
+    ),
+    CrdField(
         "status.instances{}.startedAt",
-        Type.TIME,
+        FieldType.TIME,
         "With activeDeadlineSeconds: since when it has its partition.",
     ),
-    Field(
+    CrdField(
         "status.instances{}.activeSeconds",
-        Type.INTEGER,
+        FieldType.INTEGER,
         "With activeDeadlineSeconds: how long it had earlier partitions.",
         schema=_COUNT,
     ),

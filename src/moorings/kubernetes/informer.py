@@ -13,62 +13,62 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mappin
 from itertools import chain
 from typing import NamedTuple
 
-from moorings.kubernetes.ipujob import Obj
-from moorings.kubernetes.kube import Kind, Kube, KubeError, Listed, Watched
+from moorings.kubernetes.ipujob import KubeObject
+from moorings.kubernetes.kube import KubeApi, KubeError, ObjectList, ResourceType, WatchEvent
 
 log = logging.getLogger("moorings.kubernetes.informer")
 
 PAUSE_FIRST_S = 0.25
 PAUSE_MAX_S = 5.0  # nothing tells that a server is back: jobs wait as long
-LIVED_S = 5.0  # a watch that stood so long was a good one
-TELL_AFTER = 2  # failures in a row; one is daily life
+HEALTHY_WATCH_S = 5.0  # a watch that stood so long was a good one
+WARN_AFTER_FAILURES = 2  # failures in a row; one is daily life
 
 
-class Key(NamedTuple):
+class ObjectKey(NamedTuple):
     """Which object of a kind."""
 
     namespace: str  # empty: the kind has none
     name: str
 
 
-def without_managed_fields(found: Obj) -> Obj:
+def without_managed_fields(found: KubeObject) -> KubeObject:
     """The least there is to trim: who wrote which field, often half of an object."""
     found["metadata"].pop("managedFields", None)
     return found
 
 
-def _no_index(found: Obj) -> Iterable[str]:
+def _no_index(found: KubeObject) -> Iterable[str]:
     del found
     return ()
 
 
-class Cache:
+class ObjectStore:
     """Objects by key and by index; tells what changed. No IO.
 
     Args:
         index: the values that an object is found by, such as its owner's key.
     """
 
-    def __init__(self, index: Callable[[Obj], Iterable[str]]) -> None:
+    def __init__(self, index: Callable[[KubeObject], Iterable[str]]) -> None:
         self._index = index
-        self._objects: dict[Key, Obj] = {}
-        self._indexed: dict[str, dict[Key, Obj]] = {}
+        self._objects: dict[ObjectKey, KubeObject] = {}
+        self._indexed: dict[str, dict[ObjectKey, KubeObject]] = {}
 
     def __len__(self) -> int:
         return len(self._objects)
 
-    def __iter__(self) -> Iterator[Obj]:
+    def __iter__(self) -> Iterator[KubeObject]:
         return iter(self._objects.values())
 
-    def get(self, key: Key) -> Obj | None:
+    def get(self, key: ObjectKey) -> KubeObject | None:
         """One object."""
         return self._objects.get(key)
 
-    def indexed(self, value: str) -> Sequence[Obj]:
+    def indexed(self, value: str) -> Sequence[KubeObject]:
         """The objects of an index value, in no order."""
         return tuple(self._indexed.get(value, {}).values())
 
-    def take(self, event: Watched) -> tuple[Key, set[str]]:
+    def take(self, event: WatchEvent) -> tuple[ObjectKey, set[str]]:
         """What an event changed: its key, and the index values it had or has."""
         key = key_of(event.object)
         touched = self._drop(key)
@@ -76,25 +76,25 @@ class Cache:
             touched |= self._put(key, event.object)
         return key, touched
 
-    def replace(self, listed: Sequence[Obj]) -> list[tuple[Key, set[str]]]:
+    def replace(self, listed: Sequence[KubeObject]) -> list[tuple[ObjectKey, set[str]]]:
         """Take a whole list; what is new, changed or gone."""
         found = {key_of(one): one for one in listed}
         changes = [(key, self._drop(key)) for key in [key for key in self._objects if key not in found]]
         for key, one in found.items():
             old = self._objects.get(key)
-            if old is None or _edition(old) != _edition(one):
+            if old is None or _version_of(old) != _version_of(one):
                 touched = self._drop(key)
                 changes.append((key, touched | self._put(key, one)))
         return changes
 
-    def _put(self, key: Key, found: Obj) -> set[str]:
+    def _put(self, key: ObjectKey, found: KubeObject) -> set[str]:
         self._objects[key] = found
         values = set(self._index(found))
         for value in values:
             self._indexed.setdefault(value, {})[key] = found
         return values
 
-    def _drop(self, key: Key) -> set[str]:
+    def _drop(self, key: ObjectKey) -> set[str]:
         old = self._objects.pop(key, None)
         if old is None:
             return set()
@@ -107,18 +107,18 @@ class Cache:
         return values
 
 
-def key_of(found: Obj) -> Key:
+def key_of(found: KubeObject) -> ObjectKey:
     """The key of an object."""
     metadata = found["metadata"]
-    return Key(metadata.get("namespace", ""), metadata["name"])
+    return ObjectKey(metadata.get("namespace", ""), metadata["name"])
 
 
-def _edition(found: Obj) -> tuple[str, str]:
+def _version_of(found: KubeObject) -> tuple[str, str]:
     metadata = found["metadata"]
     return metadata.get("uid", ""), metadata["resourceVersion"]
 
 
-def pause(failures: int, retry_after_s: float, chance: float) -> float:
+def retry_delay_s(failures: int, retry_after_s: float, chance: float) -> float:
     """Seconds until the next try after so many failures in a row; 0 failures: none.
 
     Args:
@@ -151,16 +151,16 @@ class Informer:
 
     def __init__(
         self,
-        kube: Kube,
-        kind: Kind,
+        kube: KubeApi,
+        kind: ResourceType,
         *,
-        on_change: Callable[[Key], None] | None = None,
+        on_change: Callable[[ObjectKey], None] | None = None,
         on_index: Callable[[str], None] | None = None,
         namespace: str | None = None,
         labels: str = "",
         fields: str = "",
-        trim: Callable[[Obj], Obj] = without_managed_fields,
-        index: Callable[[Obj], Iterable[str]] = _no_index,
+        trim: Callable[[KubeObject], KubeObject] = without_managed_fields,
+        index: Callable[[KubeObject], Iterable[str]] = _no_index,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self.synced = asyncio.Event()  # a whole list was seen once
@@ -171,7 +171,7 @@ class Informer:
         self._namespace = namespace
         self._selection: Mapping[str, str] = {"labels": labels, "fields": fields}
         self._trim = trim
-        self._cache = Cache(index)
+        self._cache = ObjectStore(index)
         self._chance = chance
         self._since = ""  # where the watch goes on; empty: a list is needed
         self._failures = 0
@@ -183,15 +183,15 @@ class Informer:
     def __len__(self) -> int:
         return len(self._cache)
 
-    def __iter__(self) -> Iterator[Obj]:
+    def __iter__(self) -> Iterator[KubeObject]:
         """All objects; not to be changed, nor kept over an ``await``."""
         return iter(self._cache)
 
-    def get(self, namespace: str, name: str) -> Obj | None:
+    def get(self, namespace: str, name: str) -> KubeObject | None:
         """One object, not to be changed."""
-        return self._cache.get(Key(namespace, name))
+        return self._cache.get(ObjectKey(namespace, name))
 
-    def indexed(self, value: str) -> Sequence[Obj]:
+    def indexed(self, value: str) -> Sequence[KubeObject]:
         """The objects that ``index`` gave this value, in no order; not to be changed."""
         return self._cache.indexed(value)
 
@@ -216,17 +216,17 @@ class Informer:
             except KubeError as error:
                 await self._recover(error, _now() - begun)
             else:
-                self._failures = 0 if _now() - begun >= LIVED_S else self._failures + 1
-                await asyncio.sleep(pause(self._failures, 0.0, self._chance()))
+                self._failures = 0 if _now() - begun >= HEALTHY_WATCH_S else self._failures + 1
+                await asyncio.sleep(retry_delay_s(self._failures, 0.0, self._chance()))
 
     async def _recover(self, error: KubeError, lived_s: float) -> None:
-        if self._since and lived_s >= LIVED_S:
+        if self._since and lived_s >= HEALTHY_WATCH_S:
             self._failures = 0
         expired, self._expired = self._expired, error.status == 410
         if error.status == 410:  # what we know is older than what the server remembers
             self._since = ""
         self._failures += 1
-        level = logging.WARNING if self._failures == TELL_AFTER else logging.DEBUG
+        level = logging.WARNING if self._failures == WARN_AFTER_FAILURES else logging.DEBUG
         fields = {"kind": self._kind.plural, "status": error.status, "reason": error.reason, "detail": error.detail}
         if error.status == 404 and self._kind.group:
             if self._failures == 1:
@@ -236,7 +236,7 @@ class Informer:
             log.log(level, "informer.failed", extra=fields)
         # The first 410 is no trouble of the server's, whatever was before: it answers, and a list is made at once.
         failures = 0 if self._expired and not expired else self._failures
-        await asyncio.sleep(pause(failures, error.retry_after_s, self._chance()))
+        await asyncio.sleep(retry_delay_s(failures, error.retry_after_s, self._chance()))
 
     async def _watch(self) -> None:
         events = self._kube.watch(self._kind, self._namespace, since=self._since, **self._selection)
@@ -245,7 +245,7 @@ class Informer:
                 self._heard()
                 version = event.object["metadata"]["resourceVersion"]
                 if event.type != "BOOKMARK":
-                    self._tell(*self._cache.take(Watched(event.type, self._trim(event.object))))
+                    self._tell(*self._cache.take(WatchEvent(event.type, self._trim(event.object))))
                     if self._failures:
                         self._recovered()
                 self._since = version
@@ -253,14 +253,14 @@ class Informer:
             if isinstance(events, AsyncGenerator):
                 await events.aclose()  # now, not when it is collected: it holds a connection
 
-    def _take_list(self, listed: Listed) -> None:
+    def _take_list(self, listed: ObjectList) -> None:
         self._heard()
         for key, touched in self._cache.replace(listed.items):
             self._tell(key, touched)
         self._since = listed.resource_version
         self.synced.set()
 
-    def _tell(self, key: Key, touched: Iterable[str]) -> None:
+    def _tell(self, key: ObjectKey, touched: Iterable[str]) -> None:
         if self._on_change is not None:
             self._on_change(key)
         if self._on_index is not None:
@@ -271,12 +271,12 @@ class Informer:
         self._heard_at = _now()
 
     def _recovered(self) -> None:
-        if self._failures >= TELL_AFTER:
+        if self._failures >= WARN_AFTER_FAILURES:
             log.info("informer.recovered", extra={"kind": self._kind.plural})
         self._failures = 0
 
 
-class Informers:
+class MultiNamespaceInformer:
     """The objects of a kind in several namespaces, seen as one; each namespace has an informer of its own.
 
     Args:
@@ -286,15 +286,15 @@ class Informers:
     def __init__(self, informers: Sequence[Informer]) -> None:
         self._informers = tuple(informers)
 
-    def __iter__(self) -> Iterator[Obj]:
+    def __iter__(self) -> Iterator[KubeObject]:
         """All objects; not to be changed, nor kept over an ``await``."""
         return chain.from_iterable(self._informers)
 
-    def get(self, namespace: str, name: str) -> Obj | None:
+    def get(self, namespace: str, name: str) -> KubeObject | None:
         """One object, not to be changed."""
         return next((found for one in self._informers if (found := one.get(namespace, name)) is not None), None)
 
-    def indexed(self, value: str) -> Sequence[Obj]:
+    def indexed(self, value: str) -> Sequence[KubeObject]:
         """The objects that ``index`` gave this value, in no order; not to be changed."""
         return [found for one in self._informers for found in one.indexed(value)]
 

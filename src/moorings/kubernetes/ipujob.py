@@ -17,7 +17,7 @@ PLURAL = "ipujobs"
 FINALIZER = "ipu.finalizers.graphcore.ai"
 MANAGER = f"{GROUP}/ipu-operator"  # in `spec.managedBy`: we
 
-Obj = dict[str, Any]  # a Kubernetes object, as its JSON has it
+KubeObject = dict[str, Any]  # a Kubernetes object, as its JSON has it
 
 
 class RestartType(StrEnum):
@@ -45,7 +45,7 @@ class JobKind(StrEnum):
     INFERENCE = "inference"  # workers run their own command, one partition an instance
 
 
-class Outcome(StrEnum):
+class InstanceOutcome(StrEnum):
     """How an instance ended for good."""
 
     DONE = "Done"
@@ -74,7 +74,7 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartRecord:
+class StartAttempts:
     """How the start of one instance goes.
 
     Attributes:
@@ -91,7 +91,7 @@ class StartRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceRecord:
+class InstanceStatus:
     """What has to be remembered of one instance.
 
     Attributes:
@@ -107,16 +107,16 @@ class InstanceRecord:
 
     restarts: int = 0
     failures: int = 0
-    outcome: Outcome | None = None
+    outcome: InstanceOutcome | None = None
     detail: str = ""
-    start: StartRecord = StartRecord()
+    start: StartAttempts = StartAttempts()
     reason: str = ""
     started_at: Timestamp | None = None
     active_seconds: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
+class IPUJobStatus:
     """The status, as it was last written."""
 
     state: str = ""  # STATUS
@@ -137,7 +137,7 @@ class Status:
     workers_succeeded: int = 0
     workers_failed: int = 0
     observed_generation: int = 0
-    instances: Mapping[int, InstanceRecord] = field(default_factory=dict)
+    instances: Mapping[int, InstanceStatus] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +191,7 @@ class IPUJob:
     clean: CleanPodPolicy
     release_on_finish: bool
     priority: int
-    status: Status
+    status: IPUJobStatus
     active_deadline_s: int | None = None
     ttl_s_after_finished: int | None = None
     priority_class: str = ""

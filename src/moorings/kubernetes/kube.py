@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from moorings.core.errors import MooringsError
-from moorings.kubernetes.ipujob import GROUP, PLURAL, VERSION, Obj
+from moorings.kubernetes.ipujob import GROUP, PLURAL, VERSION, KubeObject
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ResourceType:
     """A kind of object: where the API server has it."""
 
     group: str
@@ -26,31 +26,31 @@ class Kind:
         return f"{self.group}/{self.version}" if self.group else self.version
 
 
-IPU_JOB = Kind(GROUP, VERSION, "IPUJob", PLURAL)
-POD = Kind("", "v1", "Pod", "pods")
-CONFIG_MAP = Kind("", "v1", "ConfigMap", "configmaps")
-SECRET = Kind("", "v1", "Secret", "secrets")
-SERVICE = Kind("", "v1", "Service", "services")
-SERVICE_ACCOUNT = Kind("", "v1", "ServiceAccount", "serviceaccounts")
-NODE = Kind("", "v1", "Node", "nodes", namespaced=False)
-NAMESPACE = Kind("", "v1", "Namespace", "namespaces", namespaced=False)
-EVENT = Kind("", "v1", "Event", "events")
-ROLE = Kind("rbac.authorization.k8s.io", "v1", "Role", "roles")
-CLUSTER_ROLE = Kind("rbac.authorization.k8s.io", "v1", "ClusterRole", "clusterroles", namespaced=False)
-ROLE_BINDING = Kind("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebindings")
-PRIORITY_CLASS = Kind("scheduling.k8s.io", "v1", "PriorityClass", "priorityclasses", namespaced=False)
-LEASE = Kind("coordination.k8s.io", "v1", "Lease", "leases")
-TOKEN_REVIEW = Kind("authentication.k8s.io", "v1", "TokenReview", "tokenreviews", namespaced=False)
-SUBJECT_ACCESS_REVIEW = Kind(
+IPU_JOB = ResourceType(GROUP, VERSION, "IPUJob", PLURAL)
+POD = ResourceType("", "v1", "Pod", "pods")
+CONFIG_MAP = ResourceType("", "v1", "ConfigMap", "configmaps")
+SECRET = ResourceType("", "v1", "Secret", "secrets")
+SERVICE = ResourceType("", "v1", "Service", "services")
+SERVICE_ACCOUNT = ResourceType("", "v1", "ServiceAccount", "serviceaccounts")
+NODE = ResourceType("", "v1", "Node", "nodes", namespaced=False)
+NAMESPACE = ResourceType("", "v1", "Namespace", "namespaces", namespaced=False)
+EVENT = ResourceType("", "v1", "Event", "events")
+ROLE = ResourceType("rbac.authorization.k8s.io", "v1", "Role", "roles")
+CLUSTER_ROLE = ResourceType("rbac.authorization.k8s.io", "v1", "ClusterRole", "clusterroles", namespaced=False)
+ROLE_BINDING = ResourceType("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebindings")
+PRIORITY_CLASS = ResourceType("scheduling.k8s.io", "v1", "PriorityClass", "priorityclasses", namespaced=False)
+LEASE = ResourceType("coordination.k8s.io", "v1", "Lease", "leases")
+TOKEN_REVIEW = ResourceType("authentication.k8s.io", "v1", "TokenReview", "tokenreviews", namespaced=False)
+SUBJECT_ACCESS_REVIEW = ResourceType(
     "authorization.k8s.io", "v1", "SubjectAccessReview", "subjectaccessreviews", namespaced=False
 )
-MUTATING_WEBHOOK = Kind(
+MUTATING_WEBHOOK = ResourceType(
     "admissionregistration.k8s.io", "v1", "MutatingWebhookConfiguration", "mutatingwebhookconfigurations", False
 )
-VALIDATING_WEBHOOK = Kind(
+VALIDATING_WEBHOOK = ResourceType(
     "admissionregistration.k8s.io", "v1", "ValidatingWebhookConfiguration", "validatingwebhookconfigurations", False
 )
-DEPLOYMENT = Kind("apps", "v1", "Deployment", "deployments")
+DEPLOYMENT = ResourceType("apps", "v1", "Deployment", "deployments")
 
 
 class KubeError(MooringsError):
@@ -72,69 +72,69 @@ class KubeError(MooringsError):
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ObjectList:
     """A whole list, and where a watch goes on."""
 
-    items: Sequence[Obj]
+    items: Sequence[KubeObject]
     resource_version: str
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class WatchEvent:
     """One event of a watch: ``ADDED``, ``MODIFIED``, ``DELETED`` or ``BOOKMARK``."""
 
     type: str
-    object: Obj
+    object: KubeObject
 
 
-class Kube(Protocol):
+class KubeApi(Protocol):
     """Calls to the API server; all raise KubeError."""
 
-    async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Obj:
+    async def get(self, kind: ResourceType, name: str, namespace: str | None = None) -> KubeObject:
         """One object."""
         ...
 
     async def list(
         self,
-        kind: Kind,
+        kind: ResourceType,
         namespace: str | None = None,
         *,
         labels: str = "",
         fields: str = "",
-        trim: Callable[[Obj], Obj] | None = None,
-    ) -> Listed:
+        trim: Callable[[KubeObject], KubeObject] | None = None,
+    ) -> ObjectList:
         """All objects of a kind, in one namespace or in all, page by page; what ``trim`` leaves of each is kept."""
         ...
 
     def watch(
-        self, kind: Kind, namespace: str | None = None, *, since: str, labels: str = "", fields: str = ""
-    ) -> AsyncIterator[Watched]:
+        self, kind: ResourceType, namespace: str | None = None, *, since: str, labels: str = "", fields: str = ""
+    ) -> AsyncIterator[WatchEvent]:
         """What changes after ``since``, until the server ends it; raises KubeError 410 when ``since`` is too old."""
         ...
 
-    async def create(self, kind: Kind, body: Obj, namespace: str | None = None) -> Obj:
+    async def create(self, kind: ResourceType, body: KubeObject, namespace: str | None = None) -> KubeObject:
         """Make an object."""
         ...
 
-    async def replace(self, kind: Kind, body: Obj, namespace: str | None = None) -> Obj:
+    async def replace(self, kind: ResourceType, body: KubeObject, namespace: str | None = None) -> KubeObject:
         """Write an object as it is given; with its ``resourceVersion`` only if nobody was quicker."""
         ...
 
     async def patch(
         self,
-        kind: Kind,
+        kind: ResourceType,
         name: str,
-        body: Obj | Sequence[Obj],
+        body: KubeObject | Sequence[KubeObject],
         namespace: str | None = None,
         *,
         subresource: str = "",
-    ) -> Obj:
+    ) -> KubeObject:
         """Change an object: a JSON merge patch, or a JSON patch if ``body`` is a list."""
         ...
 
     async def delete(
         self,
-        kind: Kind,
+        kind: ResourceType,
         name: str,
         namespace: str | None = None,
         *,

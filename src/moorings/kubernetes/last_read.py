@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from moorings.kubernetes.ipujob import IPUJob, Obj
+from moorings.kubernetes.ipujob import IPUJob, KubeObject
 from moorings.kubernetes.reading import parse_ipujob
 
 _PASSING = frozenset({"resourceVersion", "managedFields"})  # what every write changes
 
 
 @dataclass(slots=True)
-class LastRead:
+class ParsedJob:
     """What was read of one job.
 
     Attributes:
@@ -19,10 +19,10 @@ class LastRead:
         job: what was read of it.
     """
 
-    found: Obj | None = None
+    found: KubeObject | None = None
     job: IPUJob | None = None
 
-    def read(self, found: Obj, start_deadline_s: int | None) -> IPUJob:
+    def read(self, found: KubeObject, start_deadline_s: int | None) -> IPUJob:
         """The job in an object.
 
         Args:
@@ -35,7 +35,7 @@ class LastRead:
             self.found = found
         return self.job
 
-    def note(self, before: Obj, written: Obj, job: IPUJob) -> None:
+    def note(self, before: KubeObject, written: KubeObject, job: IPUJob) -> None:
         """Take in that a status was written.
 
         Args:
@@ -47,7 +47,7 @@ class LastRead:
             self.found, self.job = written, job
 
 
-def _is_same(one: Obj, other: Obj) -> bool:
+def _is_same(one: KubeObject, other: KubeObject) -> bool:
     """Whether two objects are one version of one job. Its priority may have been filled in since: that of its class."""
     if one is other:
         return True
@@ -55,6 +55,6 @@ def _is_same(one: Obj, other: Obj) -> bool:
     return same and one.get("spec") == other.get("spec")
 
 
-def _beside_status(found: Obj) -> Obj:
+def _beside_status(found: KubeObject) -> KubeObject:
     metadata = {name: value for name, value in found["metadata"].items() if name not in _PASSING}
     return {"metadata": metadata, "spec": found.get("spec")}

@@ -19,7 +19,7 @@ from moorings.client.causes import format_cause
 from moorings.client.requests import ApiCall, ApiError, build_target, parse_body
 from moorings.client.transport import Endpoint, Transport
 from moorings.core.errors import MooringsError
-from moorings.kubernetes.ipujob import Obj
+from moorings.kubernetes.ipujob import KubeObject
 from moorings.kubernetes.kube import KubeError
 from moorings.kubernetes.launcher_api import PodApi
 from moorings.kubernetes.pods import ENDED, condition_of, containers_in
@@ -41,7 +41,7 @@ VERSIONS = Path("/usr/local/lib/kubectl")  # <version>/kubectl
 Tell = Callable[[str], None]
 
 
-class Patience:
+class StartupWait:
     """How long everything may take together, and what was told of it."""
 
     def __init__(self, timeout_s: float, tell: Tell) -> None:
@@ -98,7 +98,7 @@ def install_kubectl(kubectl: Path, into: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class WorkerStatus:
     """What is known of a worker: whether it is ready, whether it has ended, and in words."""
 
     ready: bool
@@ -106,30 +106,30 @@ class Sight:
     text: str
 
 
-UNSEEN = Sight(False, False, "is not known yet")
-ABSENT = Sight(False, False, "is not there yet")
+UNSEEN = WorkerStatus(False, False, "is not known yet")
+ABSENT = WorkerStatus(False, False, "is not there yet")
 
 
-def see(pod: Obj | None) -> Sight:
+def parse_worker_status(pod: KubeObject | None) -> WorkerStatus:
     """What a Pod's status says."""
     if pod is None:
         return ABSENT
     status = pod.get("status") or {}
     phase = str(status.get("phase") or "Pending")
     if pod["metadata"].get("deletionTimestamp"):
-        return Sight(False, False, "is being deleted")
+        return WorkerStatus(False, False, "is being deleted")
     if phase in ENDED:
-        return Sight(False, True, f"has ended ({phase}{_because(_ending(status))})")
+        return WorkerStatus(False, True, f"has ended ({phase}{_because(_ending(status))})")
     if condition_of(status, "Ready").get("status") == "True":
-        return Sight(True, False, "is Ready")
-    return Sight(False, False, f"is {phase}{_because(_waiting(status))}")
+        return WorkerStatus(True, False, "is Ready")
+    return WorkerStatus(False, False, f"is {phase}{_because(_waiting(status))}")
 
 
 def _because(words: str) -> str:
     return f": {words}" if words else ""
 
 
-def _ending(status: Obj) -> str:
+def _ending(status: KubeObject) -> str:
     ended = [(name, one) for name, one in containers_in(status, "terminated") if one.get("exitCode")]
     ended = ended or containers_in(status, "terminated")
     if ended:
@@ -138,7 +138,7 @@ def _ending(status: Obj) -> str:
     return _short(status.get("reason")) or _short(status.get("message"))
 
 
-def _waiting(status: Obj) -> str:
+def _waiting(status: KubeObject) -> str:
     scheduled = condition_of(status, "PodScheduled")
     if scheduled.get("status") == "False":
         return f"{scheduled.get('reason') or 'Unschedulable'}{_because(_short(scheduled.get('message')))}"
@@ -155,7 +155,7 @@ def _short(text: object) -> str:
     return " ".join(str(text or "").split())[:200]
 
 
-def waiting_text(sights: Mapping[str, Sight]) -> str:
+def waiting_text(sights: Mapping[str, WorkerStatus]) -> str:
     """What is waited for, as a sentence; empty: all are ready."""
     late = [name for name, sight in sights.items() if not sight.ready]
     if not late:
@@ -165,7 +165,7 @@ def waiting_text(sights: Mapping[str, Sight]) -> str:
     return f"waiting for {len(late)} of {len(sights)} workers: {told}{more}"
 
 
-class Workers:
+class WorkerWatcher:
     """The workers' Pods, followed until the process ends or this is closed.
 
     Args:
@@ -188,7 +188,7 @@ class Workers:
         """Watch no more; threads end when their watch does."""
         self._over.set()
 
-    def wait(self, patience: Patience) -> None:
+    def wait(self, patience: StartupWait) -> None:
         """Returns once all are ready at the same time.
 
         Raises:
@@ -222,7 +222,7 @@ class Workers:
                 pause_s = PAUSE_S
             except KubeError as error:
                 if error.status != 410:  # what we know is older than the server's memory: only look again
-                    self._put(dict.fromkeys(those, Sight(False, False, f"is not known: {error.detail}")), error)
+                    self._put(dict.fromkeys(those, WorkerStatus(False, False, f"is not known: {error.detail}")), error)
                 wait_s = max(pause_s, error.retry_after_s)
                 pause_s = min(2 * pause_s, PAUSE_S_MAX)
             self._over.wait(max(0.0, wait_s))
@@ -230,20 +230,20 @@ class Workers:
     def _watch(self, those: list[str]) -> float:
         (name,) = those
         pod, since = self._api.list(name)
-        self._put({name: see(pod)})
+        self._put({name: parse_worker_status(pod)})
         began_s = time.monotonic()
         for changed in self._api.watch(name, since):
-            self._put({name: see(changed)})
+            self._put({name: parse_worker_status(changed)})
         return began_s + PAUSE_S - time.monotonic()  # there are servers that end each watch at once
 
     def _read(self, those: list[str]) -> float:
         """Read all of them now and then; else no more than show that it is not time yet."""
         began_s = time.monotonic()
         whole = began_s - self._whole_s >= WHOLE_S
-        seen: dict[str, Sight] = {}
+        seen: dict[str, WorkerStatus] = {}
         late = 0
         for name, pod in self._api.read(sorted(those, key=lambda one: self._sights[one].ready)):
-            seen[name] = see(pod)
+            seen[name] = parse_worker_status(pod)
             late += not seen[name].ready
             if late == TOLD and not whole:
                 break
@@ -252,7 +252,7 @@ class Workers:
         self._put(seen)
         return max(LOOK_S, time.monotonic() - began_s)  # half of the time at the most
 
-    def _put(self, seen: Mapping[str, Sight], error: KubeError | None = None) -> None:
+    def _put(self, seen: Mapping[str, WorkerStatus], error: KubeError | None = None) -> None:
         with self._changed:
             for name in seen:
                 if error is None or error.status not in (401, 403):
@@ -267,7 +267,7 @@ class Workers:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class InstancePartition:
     """Whose partition it is, and who knows of it.
 
     Attributes:
@@ -312,7 +312,7 @@ class Place:
             raise MooringsError("config.invalid", detail, hint="the operator mounts it into the Pod") from error
 
 
-def make_clean(place: Place, patience: Patience, *, reset: bool) -> None:
+def wait_for_clean_partition(place: InstancePartition, patience: StartupWait, *, reset: bool) -> None:
     """Returns once the partition is ready; with ``reset`` only after it was reset.
 
     A reset whose answer was lost is asked for again: nothing runs there yet, and the proxy joins two into one.
@@ -330,7 +330,7 @@ def make_clean(place: Place, patience: Patience, *, reset: bool) -> None:
                 asks = False  # see what it is now
                 continue
             denied_s = (denied_s or time.monotonic()) if _is_denial(error) else 0.0
-            if not _may_pass(error) or (denied_s and time.monotonic() - denied_s >= DENIED_S):
+            if not _is_temporary(error) or (denied_s and time.monotonic() - denied_s >= DENIED_S):
                 raise
             patience.say(f"waiting for the proxy {place.url}: {error.detail}")
             time.sleep(pause_s)
@@ -339,7 +339,7 @@ def make_clean(place: Place, patience: Patience, *, reset: bool) -> None:
         pause_s, denied_s = PAUSE_S, 0.0
         wanted = wanted and not asks
         if found is not None and found.state in (FAILED, LOST, RELEASING):
-            _refuse(found)
+            _raise_unusable(found)
         if found is not None and found.state == READY and not wanted:
             return
         asks = wanted
@@ -352,12 +352,12 @@ def _is_denial(error: MooringsError) -> bool:
     return isinstance(error, ApiError) and error.status in (401, 403)
 
 
-def _may_pass(error: MooringsError) -> bool:
+def _is_temporary(error: MooringsError) -> bool:
     """404: a proxy that has just started may not know of it yet. TLS: it, or we, may be about to be exchanged."""
     away = error.retryable or error.code == "controller.unreachable"
     return away or _is_denial(error) or (isinstance(error, ApiError) and error.status == 404)
 
 
-def _refuse(found: PartitionBody) -> NoReturn:
+def _raise_unusable(found: PartitionBody) -> NoReturn:
     detail = f"the partition is {found.state}{_because(found.message)}"
     raise MooringsError("partition.unusable", detail, hint="the operator makes a new one when the job starts anew")

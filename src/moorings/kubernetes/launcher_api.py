@@ -18,7 +18,7 @@ from pathlib import Path
 from urllib.parse import quote, urlencode
 
 from moorings.client.causes import format_cause
-from moorings.kubernetes.ipujob import Obj
+from moorings.kubernetes.ipujob import KubeObject
 from moorings.kubernetes.kube import KubeError
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -44,7 +44,7 @@ class PodApi:
     namespace: str
     account: Path = ACCOUNT
 
-    def read(self, every: Iterable[str]) -> Iterator[tuple[str, Obj | None]]:
+    def read(self, every: Iterable[str]) -> Iterator[tuple[str, KubeObject | None]]:
         """These Pods, by name, over one connection; None for one that is not there.
 
         Raises:
@@ -59,7 +59,7 @@ class PodApi:
                         raise _refusal(answer.status, _status(content), answer.getheader("Retry-After"))
                 yield name, self._parse(content) if answer.status == 200 else None
 
-    def list(self, name: str) -> tuple[Obj | None, str]:
+    def list(self, name: str) -> tuple[KubeObject | None, str]:
         """A Pod, if it is there, and where a watch goes on.
 
         Raises:
@@ -73,7 +73,7 @@ class PodApi:
             except (LookupError, TypeError) as error:
                 raise self._unreadable() from error
 
-    def watch(self, name: str, since: str) -> Iterator[Obj | None]:
+    def watch(self, name: str, since: str) -> Iterator[KubeObject | None]:
         """A Pod each time it has changed, None when it is gone; ends when the API server ends the watch.
 
         Raises:
@@ -96,7 +96,7 @@ class PodApi:
     def _pods(self) -> str:
         return f"/api/v1/namespaces/{self.namespace}/pods"
 
-    def _parse(self, content: bytes) -> Obj:
+    def _parse(self, content: bytes) -> KubeObject:
         try:
             found = json.loads(content)
         except ValueError as error:
@@ -150,7 +150,7 @@ class PodApi:
         return connection
 
 
-def _status(body: bytes) -> Obj:
+def _status(body: bytes) -> KubeObject:
     try:
         found = json.loads(body)
     except ValueError:
@@ -158,7 +158,7 @@ def _status(body: bytes) -> Obj:
     return found if isinstance(found, dict) else {}
 
 
-def _refusal(status: int, found: Obj, retry_after: str | None = None) -> KubeError:
+def _refusal(status: int, found: KubeObject, retry_after: str | None = None) -> KubeError:
     words = str(found.get("message") or f"the API server answers with status {status}")
     pause_s = float(retry_after) if retry_after is not None and retry_after.isdigit() else 0.0
     return KubeError(status, str(found.get("reason") or ""), words[:500], retry_after_s=pause_s)

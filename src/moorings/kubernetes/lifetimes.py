@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from moorings.core.instants import SECOND, Timestamp, add_seconds, seconds_between
-from moorings.kubernetes.ipujob import InstanceRecord, IPUJob, Outcome
+from moorings.kubernetes.ipujob import InstanceOutcome, InstanceStatus, IPUJob
 from moorings.kubernetes.proxy import shapes
 from moorings.kubernetes.proxy.shapes import PartitionBody
 from moorings.wire.codec import parse_time
@@ -19,9 +19,9 @@ DEADLINE_EXCEEDED = "DeadlineExceeded"  # a Job's reason
 _IN_USE = frozenset({shapes.READY, shapes.RECLAIMING, shapes.PREPARING})  # PREPARING: also while it is being cleaned
 
 
-def note_activity(
-    job: IPUJob, record: InstanceRecord, partition: PartitionBody | None, now: Timestamp, *, runs: bool
-) -> InstanceRecord:
+def update_active_time(
+    job: IPUJob, record: InstanceStatus, partition: PartitionBody | None, now: Timestamp, *, runs: bool
+) -> InstanceStatus:
     """The record with when the instance became active, or how long it was.
 
     Args:
@@ -45,17 +45,17 @@ def note_activity(
     )
 
 
-def without_activity(record: InstanceRecord) -> InstanceRecord:
+def without_activity(record: InstanceStatus) -> InstanceStatus:
     """The record of an instance that is suspended: as a Job's, its time begins anew when it is resumed."""
     return replace(record, started_at=None, active_seconds=0)
 
 
-def active_until(job: IPUJob, record: InstanceRecord) -> Timestamp | None:
+def active_until(job: IPUJob, record: InstanceStatus) -> Timestamp | None:
     """When an instance has been active for as long as it may; None: that cannot be told yet, or it has no limit."""
-    return held_until(job, record) if record.outcome is None else None
+    return claim_expires_at(job, record) if record.outcome is None else None
 
 
-def held_until(job: IPUJob, record: InstanceRecord) -> Timestamp | None:
+def claim_expires_at(job: IPUJob, record: InstanceStatus) -> Timestamp | None:
     """When an instance has held its partition for as long as its claim said, whether or not it has ended since.
 
     None: that cannot be told yet, or it has no limit.
@@ -67,21 +67,21 @@ def held_until(job: IPUJob, record: InstanceRecord) -> Timestamp | None:
     return Timestamp(0) if record.active_seconds >= job.active_deadline_s else None
 
 
-def end_at_deadline(job: IPUJob, record: InstanceRecord) -> InstanceRecord:
+def end_at_deadline(job: IPUJob, record: InstanceStatus) -> InstanceStatus:
     """The record of an instance that has been active for too long: nothing starts it anew."""
     why = f"it was active for longer than the {job.active_deadline_s} s of spec.activeDeadlineSeconds"
-    return replace(record, outcome=Outcome.FAILED, detail=why, reason=DEADLINE_EXCEEDED)
+    return replace(record, outcome=InstanceOutcome.FAILED, detail=why, reason=DEADLINE_EXCEEDED)
 
 
 def time_left_s(job: IPUJob, instance: int) -> float | None:
     """For how long an instance wants a partition at most; None: no limit is known."""
     if job.active_deadline_s is None:
         return None
-    record = job.status.instances.get(instance, InstanceRecord())
+    record = job.status.instances.get(instance, InstanceStatus())
     return float(max(job.active_deadline_s - record.active_seconds, 1))
 
 
-def kept_until(job: IPUJob) -> Timestamp | None:
+def ttl_expires_at(job: IPUJob) -> Timestamp | None:
     """When a job that has ended is to be deleted; None: it has not, or it is kept for ever."""
     if job.ttl_s_after_finished is None or job.status.completed_at is None:
         return None

@@ -9,14 +9,14 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics import MetricWrapperBase
 
 from moorings.core.instants import Timestamp, seconds_between
-from moorings.kubernetes.ipujob import IPUJob, Status
+from moorings.kubernetes.ipujob import IPUJob, IPUJobStatus
 from moorings.kubernetes.proxy.shapes import READY, PartitionBody
 from moorings.kubernetes.status import RUNNING
 
 _LATENCIES = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 7200.0)
 
 
-class Measures:
+class OperatorMetrics:
     """The operator's metrics; ``text`` is what is scraped.
 
     Args:
@@ -65,7 +65,7 @@ class Measures:
         self._reconciles.labels(result).inc()
         self._seconds.observe(took_s)
 
-    def status_written(self, job: IPUJob, status: Status, now: Timestamp) -> None:
+    def status_written(self, job: IPUJob, status: IPUJobStatus, now: Timestamp) -> None:
         """A status was saved; the job has the one before."""
         self._writes.inc()
         first = all(one.type != RUNNING for one in job.status.conditions)
@@ -108,6 +108,6 @@ class Measures:
 
 def families() -> list[MetricWrapperBase | GaugeMetricFamily]:
     """Every metric, for the reference page; the numbers mean nothing."""
-    empty = Measures(jobs=dict, partitions=list, waiting=int, leads=bool)
+    empty = OperatorMetrics(jobs=dict, partitions=list, waiting=int, leads=bool)
     kept = [each for each in vars(empty).values() if isinstance(each, MetricWrapperBase)]
     return [*kept, *empty.collect()]

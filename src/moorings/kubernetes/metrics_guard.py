@@ -24,9 +24,9 @@ from starlette.routing import Route
 from moorings.client.causes import format_cause
 from moorings.core.errors import MooringsError
 from moorings.core.instants import SECOND
-from moorings.kubernetes.ipujob import Obj
-from moorings.kubernetes.kube import SUBJECT_ACCESS_REVIEW, TOKEN_REVIEW, Kube
-from moorings.kubernetes.tokens import Found, Reviews, find_end, parse_claims
+from moorings.kubernetes.ipujob import KubeObject
+from moorings.kubernetes.kube import SUBJECT_ACCESS_REVIEW, TOKEN_REVIEW, KubeApi
+from moorings.kubernetes.tokens import CachedReview, ReviewCache, expiry_of, parse_claims
 from moorings.ports.clock import Clock
 from moorings.wire.codec import encode
 from moorings.wire.errors import error_kind
@@ -44,42 +44,42 @@ READ_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class User:
+class UserInfo:
     """Who a token stands for, in the API server's words; ``groups`` and ``extra`` as its JSON has them."""
 
     name: str
     uid: str
     groups: tuple[str, ...]
-    extra: Obj
+    extra: KubeObject
 
 
-def build_token_review(token: str) -> Obj:
+def build_token_review(token: str) -> KubeObject:
     """The question whose token it is."""
     return {"metadata": {}, "spec": {"token": token}}
 
 
-def parse_user(review: Obj) -> User | None:
+def parse_user(review: KubeObject) -> UserInfo | None:
     """Whose token it is; None: nobody's."""
     status = review.get("status") or {}
     user = status.get("user") or {}
     if status.get("authenticated") is not True or not user.get("username"):
         return None
-    return User(user["username"], user.get("uid") or "", tuple(user.get("groups") or ()), user.get("extra") or {})
+    return UserInfo(user["username"], user.get("uid") or "", tuple(user.get("groups") or ()), user.get("extra") or {})
 
 
-def build_access_review(user: User) -> Obj:
+def build_access_review(user: UserInfo) -> KubeObject:
     """The question whether somebody may read the metrics."""
     who = {"user": user.name, "uid": user.uid, "groups": list(user.groups), "extra": user.extra}
     return {"metadata": {}, "spec": {**who, "nonResourceAttributes": {"path": PATH, "verb": "get"}}}
 
 
-def parse_allowed(review: Obj) -> bool:
+def parse_allowed(review: KubeObject) -> bool:
     """Whether he may. Only a plain yes is one."""
     status = review.get("status") or {}
     return status.get("allowed") is True and status.get("denied") is not True
 
 
-class Guard:
+class RbacProxy:
     """Lets through who may read the metrics.
 
     Args:
@@ -89,12 +89,12 @@ class Guard:
         metrics: the address of the operator's metrics.
     """
 
-    def __init__(self, kube: Kube, http: httpx2.AsyncClient, clock: Clock, metrics: str) -> None:
+    def __init__(self, kube: KubeApi, http: httpx2.AsyncClient, clock: Clock, metrics: str) -> None:
         self._kube = kube
         self._http = http
         self._clock = clock
         self._metrics = metrics
-        self._reviews: Reviews[MooringsError | None] = Reviews(self._now)
+        self._reviews: ReviewCache[MooringsError | None] = ReviewCache(self._now)
 
     async def check(self, authorization: str, address: str = "") -> None:
         """Returns if the bearer of this header may read the metrics.
@@ -130,14 +130,14 @@ class Guard:
             return 0.0
         if "exp" not in claims:
             return BELIEVED_S
-        end = find_end(claims)
+        end = expiry_of(claims)
         return 0.0 if end is None else end - self._now()
 
-    async def _review(self, token: str, left_s: float) -> Found[MooringsError | None]:
+    async def _review(self, token: str, left_s: float) -> CachedReview[MooringsError | None]:
         refusal = await self._ask(token)
         now = self._now()
         lasts_s = min(BELIEVED_S, left_s) if refusal is None else REFUSED_S
-        return Found(refusal, good=refusal is None, at=now, until=now + lasts_s)
+        return CachedReview(refusal, good=refusal is None, at=now, until=now + lasts_s)
 
     async def _ask(self, token: str) -> MooringsError | None:
         user = parse_user(await self._kube.create(TOKEN_REVIEW, build_token_review(token)))
@@ -173,7 +173,7 @@ def _invalid() -> MooringsError:
     return MooringsError("auth.invalid", "the token is not valid in this cluster")
 
 
-def make_app(guard: Guard) -> Starlette:
+def make_rbac_proxy_app(guard: RbacProxy) -> Starlette:
     """The guard's addresses: ``/metrics``, and ``/healthz`` for the kubelet."""
 
     async def metrics(request: Request) -> Response:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from moorings.core.errors import MooringsError
 from moorings.core.instants import SECOND
-from moorings.kubernetes.certificate_keeper import LOOK_S, Callers, make_server_context, take
-from moorings.kubernetes.certificates import Certificates, join_authorities
+from moorings.kubernetes.certificate_keeper import RECONCILE_S, TrustStore, load_certificate, make_server_context
+from moorings.kubernetes.certificates import CertificateBundle, join_authorities
 from moorings.ports.clock import Clock
 
 log = logging.getLogger("moorings.kubernetes.certificates")
@@ -18,7 +18,7 @@ log = logging.getLogger("moorings.kubernetes.certificates")
 CERTIFICATE, KEY, AUTHORITY = "tls.crt", "tls.key", "ca.crt"
 
 
-class CertificateFolder:
+class CertificateReloader:
     """A certificate out of a mounted Secret, served anew when the Secret has changed.
 
     Args:
@@ -47,13 +47,13 @@ class CertificateFolder:
             ) from error
         if now == self._seen:
             return False
-        take(self._context, Certificates(ca=b"", cert=now[0], key=now[1]))
+        load_certificate(self._context, CertificateBundle(ca=b"", cert=now[0], key=now[1]))
         self._seen = now
         return True
 
 
 class MountedCertificate:
-    """Keeps what a server shows in step with a mounted Secret, as ``CertificateKeeper`` does with one of its own.
+    """Keeps what a server shows in step with a mounted Secret, as ``CertificateRotator`` does with one of its own.
 
     Args:
         folder: with ``tls.crt``, ``tls.key`` and, for callers, ``ca.crt``.
@@ -61,12 +61,12 @@ class MountedCertificate:
         callers: who must believe it; None: others see to that.
     """
 
-    def __init__(self, folder: Path, clock: Clock, callers: Callers | None = None) -> None:
+    def __init__(self, folder: Path, clock: Clock, callers: TrustStore | None = None) -> None:
         self.context = make_server_context()
         """For the server: always the newest certificate."""
         self.ready = False
         self._path = folder
-        self._folder = CertificateFolder(folder, self.context)
+        self._folder = CertificateReloader(folder, self.context)
         self._clock = clock
         self._callers = callers
 
@@ -100,7 +100,7 @@ class MountedCertificate:
                 await self.look()
             except MooringsError as error:
                 log.warning("certificate.unkept", extra={"code": error.code, "detail": error.detail})
-            await self._clock.sleep(LOOK_S)
+            await self._clock.sleep(RECONCILE_S)
 
     def _authority(self) -> bytes:
         try:

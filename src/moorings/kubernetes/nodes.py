@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 from moorings.core.errors import MooringsError
 from moorings.core.instants import Timestamp, add_seconds
-from moorings.kubernetes.ipujob import Obj
+from moorings.kubernetes.ipujob import KubeObject
 from moorings.kubernetes.pods import Pod, condition_of
 from moorings.wire.codec import format_time, parse_time
 
 
 @dataclass(frozen=True, slots=True)
-class Silence:
+class NotReadyNode:
     """A node that is not Ready.
 
     Attributes:
@@ -32,7 +32,7 @@ class Silence:
     answers: bool = False
 
 
-def parse_silence(node: Obj) -> Silence | None:
+def parse_not_ready(node: KubeObject) -> NotReadyNode | None:
     """Whether a node is not Ready, and since when; None: it is, or nothing is known of it."""
     ready = condition_of(node.get("status") or {}, "Ready")
     if ready.get("status") not in ("False", "Unknown"):
@@ -41,45 +41,45 @@ def parse_silence(node: Obj) -> Silence | None:
         since = parse_time(ready.get("lastTransitionTime") or "")
     except MooringsError:
         return None
-    return Silence(since, answers=ready["status"] == "False")
+    return NotReadyNode(since, answers=ready["status"] == "False")
 
 
-def trim_node(found: Obj) -> Obj:
+def trim_node(found: KubeObject) -> KubeObject:
     """A node with nothing that ``parse_silence`` does not read."""
     meta = {key: found["metadata"][key] for key in ("name", "uid", "resourceVersion") if key in found["metadata"]}
     ready = condition_of(found.get("status") or {}, "Ready")
     return {"metadata": meta, "status": {"conditions": [ready] if ready else []}}
 
 
-def on_silent_nodes(pods: Iterable[Pod], silent: Mapping[str, Silence]) -> list[Pod]:
+def on_not_ready_nodes(pods: Iterable[Pod], silent: Mapping[str, NotReadyNode]) -> list[Pod]:
     """The Pods that may run on nodes that are not Ready."""
     return [pod for pod in pods if not pod.ended and pod.node in silent]
 
 
-def choose_lost(pods: Iterable[Pod], silent: Mapping[str, Silence], lost_s: int, now: Timestamp) -> list[Pod]:
+def choose_lost(pods: Iterable[Pod], silent: Mapping[str, NotReadyNode], lost_s: int, now: Timestamp) -> list[Pod]:
     """The Pods whose nodes have not been Ready for ``lost_s`` seconds; 0: none is ever lost."""
     if not lost_s:
         return []
-    return [pod for pod in on_silent_nodes(pods, silent) if add_seconds(silent[pod.node].since, lost_s) <= now]
+    return [pod for pod in on_not_ready_nodes(pods, silent) if add_seconds(silent[pod.node].since, lost_s) <= now]
 
 
-def lost_at(pods: Sequence[Pod], silent: Mapping[str, Silence], lost_s: int, now: Timestamp) -> Timestamp | None:
+def lost_at(pods: Sequence[Pod], silent: Mapping[str, NotReadyNode], lost_s: int, now: Timestamp) -> Timestamp | None:
     """When the next of these Pods is lost, unless its node is back."""
     times = [add_seconds(silent[pod.node].since, lost_s) for pod in pods if pod.node in silent] if lost_s else []
     return min((at for at in times if at > now), default=None)
 
 
-def tell_silence(pods: Sequence[Pod], silent: Mapping[str, Silence]) -> str:
+def describe_not_ready(pods: Sequence[Pod], silent: Mapping[str, NotReadyNode]) -> str:
     """A sentence about the node that has been silent for longest, of these Pods' nodes."""
     pod = min(pods, key=lambda one: (silent[one.node].since, one.name))
     silence = silent[pod.node]
     how = "has not been Ready" if silence.answers else "has not answered"
     others = len({one.node for one in pods}) - 1
     more = f", and {others} more" if others else ""
-    return f"node {pod.node} with {pod.name} {how} since {clock(silence.since)}{more}"
+    return f"node {pod.node} with {pod.name} {how} since {format_clock_time(silence.since)}{more}"
 
 
-def clock(at: Timestamp) -> str:
+def format_clock_time(at: Timestamp) -> str:
     """A time as messages have it."""
     text = format_time(at)
     return f"{text[:10]} {text[11:19]} UTC"

@@ -11,8 +11,8 @@ from zlib import crc32
 
 from moorings.core.errors import MooringsError
 from moorings.kubernetes import names
-from moorings.kubernetes.ipujob import API_VERSION, KIND, IPUJob, JobKind, Obj
-from moorings.kubernetes.privileges import Limits
+from moorings.kubernetes.ipujob import API_VERSION, KIND, IPUJob, JobKind, KubeObject
+from moorings.kubernetes.privileges import AdmissionLimits
 from moorings.kubernetes.proxy.shapes import AUDIENCE, PartitionBody
 from moorings.kubernetes.remote import hostfile, kubexec_script
 from moorings.kubernetes.starting import DEADLINE_S
@@ -35,7 +35,7 @@ PORT_FIRST, PORTS = 20_000, 20_000  # where the tasks of an instance meet
 
 # Idle until told: a shell, for sleep as process 1 would not hear TERM, and deleting the Pod would take half a minute.
 _IDLE = "trap 'exit 0' TERM; sleep {seconds} & wait"
-_CLOSED: Obj = {
+_CLOSED: KubeObject = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
     "capabilities": {"drop": ["ALL"]},
@@ -88,14 +88,14 @@ class PodOptions:
         return sha256(f"{self.proxy_url}\n{self.proxy_ca}".encode()).hexdigest()[:16] if self.proxy_ca else ""
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> AdmissionLimits:
         """Where Pods may have power over their node, and what else is limited."""
-        return Limits(
+        return AdmissionLimits(
             self.privileged, self.privileged_namespaces, self.max_priority, self.namespaces, self.suspends_queued
         )
 
 
-def build_worker(job: IPUJob, number: int, restart: int, partition: PartitionBody, options: PodOptions) -> Obj:
+def build_worker(job: IPUJob, number: int, restart: int, partition: PartitionBody, options: PodOptions) -> KubeObject:
     """A worker Pod.
 
     Args:
@@ -121,7 +121,7 @@ def build_worker(job: IPUJob, number: int, restart: int, partition: PartitionBod
         _idle(containers[0], IDLE_S)
         own = {}
     else:
-        own = _meeting(job, instance, rank)
+        own = _rendezvous_environment(job, instance, rank)
         if job.workers > 1:
             spec |= {"hostname": names.worker_name(job.name, number), "subdomain": job.name}
     _put_environment(containers, _environment(partition, rank) | own)
@@ -134,7 +134,7 @@ def build_worker(job: IPUJob, number: int, restart: int, partition: PartitionBod
 
 def build_launcher(
     job: IPUJob, instance: int, restart: int, partition: PartitionBody, options: PodOptions, *, reset: bool
-) -> Obj:
+) -> KubeObject:
     """A launcher Pod: the workers' first container with the launcher's command, after an init container of ours.
 
     Args:
@@ -180,7 +180,7 @@ def build_launcher(
     return found
 
 
-def build_config(job: IPUJob, instance: int = 0) -> Obj:
+def build_config(job: IPUJob, instance: int = 0) -> KubeObject:
     """The ConfigMap of an instance's launcher: its hostfile; in the first one the remote-exec script, too.
 
     One for each instance: nothing of it changes when the job is scaled, and so the operator need not be let change any.
@@ -188,10 +188,10 @@ def build_config(job: IPUJob, instance: int = 0) -> Obj:
     data = {_hostfile(instance): hostfile(_workers(job, instance), 1)}
     if instance == 0:
         data[SCRIPT] = kubexec_script(job.template["spec"]["containers"][0]["name"], f"{BIN_DIR}/kubectl")
-    return _beside(job, "v1", "ConfigMap", names.config_name(job.name, instance)) | {"data": data}
+    return _owned_object(job, "v1", "ConfigMap", names.config_name(job.name, instance)) | {"data": data}
 
 
-def build_access(job: IPUJob) -> tuple[Obj, Obj, Obj]:
+def build_launcher_rbac(job: IPUJob) -> tuple[KubeObject, KubeObject, KubeObject]:
     """ServiceAccount, Role and RoleBinding of the launchers: this job's workers and nothing else."""
     name = names.account_name(job.name)
     rbac, group = "rbac.authorization.k8s.io/v1", "rbac.authorization.k8s.io"
@@ -200,16 +200,16 @@ def build_access(job: IPUJob) -> tuple[Obj, Obj, Obj]:
         {"apiGroups": [""], "resources": ["pods"], "resourceNames": workers, "verbs": ["get", "list", "watch"]},
         {"apiGroups": [""], "resources": ["pods/exec"], "resourceNames": workers, "verbs": ["create"]},
     ]
-    account = _beside(job, "v1", "ServiceAccount", name)
-    role = _beside(job, rbac, "Role", name) | {"rules": rules}
-    binding = _beside(job, rbac, "RoleBinding", name) | {
+    account = _owned_object(job, "v1", "ServiceAccount", name)
+    role = _owned_object(job, rbac, "Role", name) | {"rules": rules}
+    binding = _owned_object(job, rbac, "RoleBinding", name) | {
         "roleRef": {"apiGroup": group, "kind": "Role", "name": name},
         "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": job.namespace}],
     }
     return account, role, binding
 
 
-def build_grant(role: str, role_uid: str, account: str, namespace: str) -> Obj:
+def build_role_binding(role: str, role_uid: str, account: str, namespace: str) -> KubeObject:
     """What gives the operator, in one namespace, the right that it hands on to launchers there: a RoleBinding.
 
     Args:
@@ -228,10 +228,10 @@ def build_grant(role: str, role_uid: str, account: str, namespace: str) -> Obj:
     }
 
 
-def build_service(job: IPUJob) -> Obj:
+def build_service(job: IPUJob) -> KubeObject:
     """The headless Service by which the workers of an instance find each other."""
     spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {names.JOB: job.name}}
-    return _beside(job, "v1", "Service", job.name) | {"spec": spec}
+    return _owned_object(job, "v1", "Service", job.name) | {"spec": spec}
 
 
 def needs_service(job: IPUJob) -> bool:
@@ -239,7 +239,7 @@ def needs_service(job: IPUJob) -> bool:
     return not job.has_launcher and job.workers > 1
 
 
-def owner_reference(job: IPUJob) -> Obj:
+def owner_reference(job: IPUJob) -> KubeObject:
     """What makes an object go with its job."""
     return {
         "apiVersion": API_VERSION,
@@ -251,7 +251,7 @@ def owner_reference(job: IPUJob) -> Obj:
     }
 
 
-def _beside(job: IPUJob, api_version: str, kind: str, name: str) -> Obj:
+def _owned_object(job: IPUJob, api_version: str, kind: str, name: str) -> KubeObject:
     metadata = {
         "name": name,
         "namespace": job.namespace,
@@ -268,18 +268,18 @@ def _pod(
     restart: int,
     labels: Mapping[str, str],
     partition: PartitionBody,
-    spec: Obj,
-) -> Obj:
+    spec: KubeObject,
+) -> KubeObject:
     given = job.template.get("metadata") or {}
-    found = _beside(job, "v1", "Pod", name)
+    found = _owned_object(job, "v1", "Pod", name)
     ours = {names.INSTANCE: str(instance), names.RESTART: str(restart), **labels}
     found["metadata"]["labels"] = {**(given.get("labels") or {}), **found["metadata"]["labels"], **ours}
     found["metadata"]["annotations"] = {**(given.get("annotations") or {}), names.PARTITION: partition.name}
     return found | {"spec": spec}
 
 
-def _pod_spec(job: IPUJob, partition: PartitionBody, options: PodOptions) -> Obj:
-    spec: Obj = deepcopy(dict(job.template["spec"]))
+def _pod_spec(job: IPUJob, partition: PartitionBody, options: PodOptions) -> KubeObject:
+    spec: KubeObject = deepcopy(dict(job.template["spec"]))
     spec["restartPolicy"] = "Never"  # the partition must be clean before anything starts anew: the operator sees to it
     covered = options.limits.covers(job.namespace)
     if options.host_network and covered:
@@ -299,13 +299,13 @@ def _pod_spec(job: IPUJob, partition: PartitionBody, options: PodOptions) -> Obj
     return spec
 
 
-def _idle(container: Obj, seconds: int) -> None:
+def _idle(container: KubeObject, seconds: int) -> None:
     for field in ("args", *_WATCHED):
         container.pop(field, None)
     container["command"] = ["/bin/sh", "-c", _IDLE.format(seconds=seconds)]
 
 
-def _put_environment(containers: Sequence[Obj], ours: Mapping[str, str]) -> None:
+def _put_environment(containers: Sequence[KubeObject], ours: Mapping[str, str]) -> None:
     """Ours are last: of two variables of one name the last one counts, and these say where the partition is."""
     for container in containers:
         given = [one for one in container.get("env") or () if one.get("name") not in ours]
@@ -335,7 +335,7 @@ def _file(partition: PartitionBody, gcd: int) -> GcdBody | None:
     return one if one.file_name and not binding.api else None
 
 
-def _annotate(pod: Obj, file: GcdBody) -> None:
+def _annotate(pod: KubeObject, file: GcdBody) -> None:
     """Put a GCD's file where the Pod's own volume takes it from: an object less to make, and it goes with the Pod."""
     annotations = pod["metadata"]["annotations"]
     annotations[names.IPUOF] = file.file_text
@@ -349,7 +349,7 @@ def _annotate(pod: Obj, file: GcdBody) -> None:
         )
 
 
-def _meeting(job: IPUJob, instance: int, rank: int) -> dict[str, str]:
+def _rendezvous_environment(job: IPUJob, instance: int, rank: int) -> dict[str, str]:
     """Where the workers of an instance find each other, for programs without a launcher."""
     first = names.worker_name(job.name, instance * job.workers)
     address = f"{first}.{job.name}.{job.namespace}.svc" if job.workers > 1 else "127.0.0.1"
@@ -381,7 +381,7 @@ def _mpi(instance: int) -> dict[str, str]:
     }
 
 
-def _init_container(job: IPUJob, instance: int, options: PodOptions, main: Obj, *, reset: bool) -> Obj:
+def _init_container(job: IPUJob, instance: int, options: PodOptions, main: KubeObject, *, reset: bool) -> KubeObject:
     command = ["python3", "-m", "moorings.app.kubernetes_launcher", "--into", BIN_DIR]
     if options.kubectl_version:
         command += ["--kubectl-version", options.kubectl_version]
@@ -411,14 +411,14 @@ def _init_container(job: IPUJob, instance: int, options: PodOptions, main: Obj, 
     }
 
 
-def _confinement(main: Obj) -> Obj:
+def _confinement(main: KubeObject) -> KubeObject:
     """What Pod Security's level ``restricted`` asks of the init container, where the container after it has it itself.
 
     What the Pod says holds for both. Elsewhere it is left out: images of launchers may run as root, and older policies
     refuse each seccomp profile that they do not name.
     """
-    context: Obj = main.get("securityContext") or {}
-    found: Obj = {}
+    context: KubeObject = main.get("securityContext") or {}
+    found: KubeObject = {}
     if context.get("runAsNonRoot") is True:
         found |= {field: context[field] for field in ("runAsNonRoot", "runAsUser") if field in context}
     profile = context.get("seccompProfile")
@@ -427,8 +427,10 @@ def _confinement(main: Obj) -> Obj:
     return found
 
 
-def _volumes(job: IPUJob, instance: int, options: PodOptions) -> list[Obj]:
-    proxy: list[Obj] = [{"serviceAccountToken": {"audience": AUDIENCE, "expirationSeconds": TOKEN_S, "path": "token"}}]
+def _volumes(job: IPUJob, instance: int, options: PodOptions) -> list[KubeObject]:
+    proxy: list[KubeObject] = [
+        {"serviceAccountToken": {"audience": AUDIENCE, "expirationSeconds": TOKEN_S, "path": "token"}}
+    ]
     if options.proxy_ca:
         place = {"apiVersion": "v1", "fieldPath": f"metadata.annotations['{names.PROXY_CA}']"}
         proxy.append({"downwardAPI": {"items": [{"path": "ca.crt", "fieldRef": place}]}})
@@ -446,12 +448,12 @@ def _volumes(job: IPUJob, instance: int, options: PodOptions) -> list[Obj]:
     ]
 
 
-def _config_volume(job: IPUJob) -> Obj:
+def _config_volume(job: IPUJob) -> KubeObject:
     config: dict[str, Any] = {"name": names.config_name(job.name), "defaultMode": 0o555}
     return {"name": VOLUMES[1], "configMap": config}
 
 
-def _launcher_config(job: IPUJob, instance: int) -> Obj:
+def _launcher_config(job: IPUJob, instance: int) -> KubeObject:
     if instance == 0:
         return _config_volume(job)
     script = {"name": names.config_name(job.name), "items": [{"key": SCRIPT, "path": SCRIPT}]}
@@ -459,11 +461,13 @@ def _launcher_config(job: IPUJob, instance: int) -> Obj:
     return {"name": VOLUMES[1], "projected": {"sources": sources, "defaultMode": 0o555}}
 
 
-def _worker_volume(job: IPUJob, file: GcdBody | None) -> Obj:
+def _worker_volume(job: IPUJob, file: GcdBody | None) -> KubeObject:
     if file is None:
         return _config_volume(job)
     place = {"apiVersion": "v1", "fieldPath": f"metadata.annotations['{names.IPUOF}']"}
-    sources: list[Obj] = [{"downwardAPI": {"items": [{"path": f"{IPUOF_DIR}/{file.file_name}", "fieldRef": place}]}}]
+    sources: list[KubeObject] = [
+        {"downwardAPI": {"items": [{"path": f"{IPUOF_DIR}/{file.file_name}", "fieldRef": place}]}}
+    ]
     if job.has_launcher:
         sources.append({"configMap": {"name": names.config_name(job.name)}})
     return {"name": VOLUMES[1], "projected": {"sources": sources, "defaultMode": 0o555}}

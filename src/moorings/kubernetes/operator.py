@@ -16,34 +16,41 @@ from moorings.core.claims import PRIORITY_MAX
 from moorings.core.errors import MooringsError
 from moorings.core.instants import SECOND, Timestamp
 from moorings.kubernetes import names
-from moorings.kubernetes.acts import Claim, CreateLauncher, CreateWorker, DeletePod, Reset
+from moorings.kubernetes.acts import AcquirePartition, CleanPartition, CreateLauncher, CreateWorker, DeletePod
 from moorings.kubernetes.admission import check_ipujob
-from moorings.kubernetes.doing import SEEN_S, Doer, Made, Partitioning, is_owned, may_use
-from moorings.kubernetes.informer import Informers
-from moorings.kubernetes.ipujob import MANAGER, IPUJob, Obj, Status
-from moorings.kubernetes.kube import IPU_JOB, POD, Kube, KubeError
-from moorings.kubernetes.last_read import LastRead
-from moorings.kubernetes.measures import Measures
-from moorings.kubernetes.nodes import Silence
+from moorings.kubernetes.doing import (
+    EXPECTATION_S,
+    JobExecutor,
+    PartitionApi,
+    UnobservedPods,
+    is_owned,
+    may_use_partition,
+)
+from moorings.kubernetes.informer import MultiNamespaceInformer
+from moorings.kubernetes.ipujob import MANAGER, IPUJob, IPUJobStatus, KubeObject
+from moorings.kubernetes.kube import IPU_JOB, POD, KubeApi, KubeError
+from moorings.kubernetes.last_read import ParsedJob
+from moorings.kubernetes.measures import OperatorMetrics
+from moorings.kubernetes.nodes import NotReadyNode
 from moorings.kubernetes.objects import PodOptions
-from moorings.kubernetes.plan import ENDED, FAILED, MAKING_ROOM, Partitions, Plan, plan
+from moorings.kubernetes.plan import ENDED, FAILED, YIELDING, JobPartitions, JobPlan, plan
 from moorings.kubernetes.pods import Pod, parse_pod
-from moorings.kubernetes.priorities import ValueOf, lacks_value, with_value
+from moorings.kubernetes.priorities import ValueOf, needs_class_value, resolve_priority
 from moorings.kubernetes.proxy import shapes
-from moorings.kubernetes.proxy.client import PartitionView
+from moorings.kubernetes.proxy.client import PartitionInformer
 from moorings.kubernetes.proxy.shapes import PartitionBody
 from moorings.kubernetes.reading import parse_status, status_object
-from moorings.kubernetes.refusals import Refusals
-from moorings.kubernetes.status import Story, build_status, tell
-from moorings.kubernetes.warning_events import Warned, failed_create
-from moorings.kubernetes.write_times import due_s
+from moorings.kubernetes.refusals import CreateFailures
+from moorings.kubernetes.status import JobEvent, build_events, build_status
+from moorings.kubernetes.warning_events import WarnedEvents, failed_create
+from moorings.kubernetes.write_times import write_delay_s
 from moorings.ports.clock import Clock
 
 log = logging.getLogger("moorings.kubernetes.operator")
 
 ABSENT_S = 10.0  # a partition that the proxy no longer names under living Pods is gone when it stays so
 FAILED_S = 1.0  # between two looks at a job of which something failed, at the least
-CLASS_S = 5.0  # between two looks for a PriorityClass that is missing
+PRIORITY_CLASS_RETRY_S = 5.0  # between two looks for a PriorityClass that is missing
 SWEEP_S = 30.0  # between two looks for partitions that no job owns
 
 _UNDO = "change it back, or delete the job and create it anew"
@@ -53,25 +60,25 @@ _QUIET = frozenset({"kubernetes.not_leading", "kubernetes.unreachable"})
 
 
 @dataclass(slots=True)
-class Memory:
+class ReconcileState:
     """What is remembered of one job between two looks at it."""
 
-    made: Made = field(default_factory=Made)
-    written: Obj | None = None  # as we wrote it, until the watch has caught up
+    made: UnobservedPods = field(default_factory=UnobservedPods)
+    written: KubeObject | None = None  # as we wrote it, until the watch has caught up
     written_at: float = -1e9
-    read: LastRead = field(default_factory=LastRead)
-    cut: tuple[Status, Status] | None = None  # what the API server kept of a status, and what it was given
+    read: ParsedJob = field(default_factory=ParsedJob)
+    cut: tuple[IPUJobStatus, IPUJobStatus] | None = None  # what the API server kept of a status, and what it was given
     differs_since: float | None = None
     absent_since: dict[int, float] = field(default_factory=dict)
     asked: dict[int, str] = field(default_factory=dict)  # instances asked for, without Pods since; of the job's uid
     clean: dict[int, str] = field(default_factory=dict)  # those whose partition is as it was made, or was cleaned
     checked: tuple[str, int, str] = ("", -1, "")  # uid, generation, what is wrong with it
-    refusals: Refusals = field(default_factory=Refusals)
-    warned: Warned = field(default_factory=Warned)
+    refusals: CreateFailures = field(default_factory=CreateFailures)
+    warned: WarnedEvents = field(default_factory=WarnedEvents)
     again_s: float | None = None
 
 
-class Operator:
+class JobReconciler:
     """Reconciles one job at a time a key; whoever calls ``reconcile`` sees to retries (it raises for them).
 
     Args:
@@ -92,17 +99,17 @@ class Operator:
     def __init__(
         self,
         *,
-        kube: Kube,
-        proxy: Partitioning,
+        kube: KubeApi,
+        proxy: PartitionApi,
         options: PodOptions,
-        jobs: Informers,
-        pods: Informers,
-        view: PartitionView,
-        silent: Mapping[str, Silence],
+        jobs: MultiNamespaceInformer,
+        pods: MultiNamespaceInformer,
+        view: PartitionInformer,
+        silent: Mapping[str, NotReadyNode],
         may: Callable[[], bool],
-        story: Callable[[Obj, Story], None],
+        story: Callable[[KubeObject, JobEvent], None],
         value_of_class: ValueOf,
-        measures: Measures,
+        measures: OperatorMetrics,
         clock: Clock,
         monotonic: Callable[[], float],
     ) -> None:
@@ -119,9 +126,9 @@ class Operator:
         self._measures = measures
         self._clock = clock
         self._monotonic = monotonic
-        self._memory: dict[str, Memory] = {}
+        self._memory: dict[str, ReconcileState] = {}
         self._told_outdated = False
-        self._doer = Doer(kube, proxy, options, may, view.note, view.note_gone, monotonic)
+        self._doer = JobExecutor(kube, proxy, options, may, view.note, view.note_gone, monotonic)
 
     async def reconcile(self, key: str) -> float | None:
         """Look at one job (``namespace/name``) and do what is to be done; look again after so many seconds, if any.
@@ -129,14 +136,14 @@ class Operator:
         Raises:
             MooringsError: something could not be done; the job is to be looked at again, a little later each time.
         """
-        memory = self._memory.setdefault(key, Memory())
+        memory = self._memory.setdefault(key, ReconcileState())
         memory.again_s = None
         found = self._job(key, memory)
         if found is None:
             self._forget(key)
             await self.sweep(*key.split("/"))
             return None
-        found = with_value(found, self._value_of_class) or found
+        found = resolve_priority(found, self._value_of_class) or found
         job = memory.read.read(found, self._options.start_deadline_s)
         if memory.cut is not None and job.status == memory.cut[0]:
             job = replace(job, status=memory.cut[1])
@@ -146,7 +153,7 @@ class Operator:
         raw = [pod for pod in memory.made.beside(self._pods.indexed(key), now) if is_owned(pod, job.uid)]
         pods = sorted(filter(None, map(self._parse_pod, raw)), key=lambda pod: pod.name)
         partitions, absent_s = self._partitions(job, pods, memory, now)
-        wrong = (self._check(job, found, memory) or _differs(job, partitions)) if not job.deleted else ""
+        wrong = (self._check(job, found, memory) or _immutable_change(job, partitions)) if not job.deleted else ""
         self._tell(found, memory.warned.of(job, pods, wrong))
         held_s = await self._hold_back(job, found, wrong, memory, idle=not pods and not partitions.known)
         if held_s is not None:
@@ -155,7 +162,7 @@ class Operator:
         refused = memory.refusals.invalid
         if wrong:  # as after a scaling that nobody checked: it goes on as it was
             job = replace(job, instances=job.status.desired)
-            if _differs(job, partitions) or self._is_wrong(_scaled(found, job.instances)):
+            if _immutable_change(job, partitions) or self._is_wrong(_scaled(found, job.instances)):
                 refused = dict.fromkeys(range(job.instances), wrong)  # what runs runs on; nothing more is made of it
         planned = plan(job, pods, partitions, self._now(), refused, paused, self._silent)
         if planned.save_first:
@@ -175,20 +182,22 @@ class Operator:
         if any(one.uid != job.uid for one in self._view.named(job.namespace, job.name)):
             await self.sweep(job.namespace, job.name)  # of a job that had the name before
         if not memory.made.empty:
-            waits.append(SEEN_S)
+            waits.append(EXPECTATION_S)
         return min(waits) if waits else None
 
-    async def _hold_back(self, job: IPUJob, found: Obj, wrong: str, memory: Memory, *, idle: bool) -> float | None:
+    async def _hold_back(
+        self, job: IPUJob, found: KubeObject, wrong: str, memory: ReconcileState, *, idle: bool
+    ) -> float | None:
         """Write why nothing is made for a job, and when to look again, in seconds (0: when it changes); None: it is."""
         if wrong and not job.status.observed_generation:
             await self._write(job, found, _refused(job, wrong, self._now()), memory)
             return 0.0
         served = job.deleted or job.suspended or job.status.state in ENDED or not idle
-        if served or not lacks_value(found):
+        if served or not needs_class_value(found):
             return None
         told = f"there is no PriorityClass {job.priority_class} with a priority that a job may have; it waits for one"
-        await self._write(job, found, build_status(job, Plan(), (), Partitions(), self._now(), told), memory)
-        return CLASS_S
+        await self._write(job, found, build_status(job, JobPlan(), (), JobPartitions(), self._now(), told), memory)
+        return PRIORITY_CLASS_RETRY_S
 
     def again_s(self, key: str) -> float | None:
         """When to look again at a job after ``reconcile`` raised, whatever the retries: not all of it had failed."""
@@ -232,14 +241,14 @@ class Operator:
         return swept
 
     async def _do(
-        self, job: IPUJob, found: Obj, planned: Plan, partitions: Partitions, memory: Memory
+        self, job: IPUJob, found: KubeObject, planned: JobPlan, partitions: JobPartitions, memory: ReconcileState
     ) -> list[MooringsError]:
         if not planned.acts:
             return []
-        claimed = [act.instance for act in planned.acts if isinstance(act, Claim)]
+        claimed = [act.instance for act in planned.acts if isinstance(act, AcquirePartition)]
         memory.asked |= dict.fromkeys(claimed, job.uid)
         made = [_created(job, act) for act in planned.acts if isinstance(act, CreateWorker | CreateLauncher)]
-        clean = partitions.fresh | {act.instance for act in planned.acts if isinstance(act, Reset)}
+        clean = partitions.fresh | {act.instance for act in planned.acts if isinstance(act, CleanPartition)}
         for instance in (*claimed, *made):
             memory.clean.pop(instance, None)
         for instance in made:
@@ -259,22 +268,26 @@ class Operator:
 
     # -- what is there -----------------------------------------------------------------------------------------------
 
-    def _parse_pod(self, found: Obj) -> Pod | None:
+    def _parse_pod(self, found: KubeObject) -> Pod | None:
         return parse_pod(found, self._options.proxy_mark)
 
-    def _job(self, key: str, memory: Memory) -> Obj | None:
+    def _job(self, key: str, memory: ReconcileState) -> KubeObject | None:
         """The job as last seen, or as we wrote it since."""
         seen, mine = self._jobs.get(*key.split("/")), memory.written
         if seen is None:
             return None
-        if mine is not None and mine["metadata"]["uid"] == seen["metadata"]["uid"] and _age(mine) > _age(seen):
+        if (
+            mine is not None
+            and mine["metadata"]["uid"] == seen["metadata"]["uid"]
+            and _resource_version(mine) > _resource_version(seen)
+        ):
             return mine
         memory.written = None
         return seen
 
     def _partitions(
-        self, job: IPUJob, pods: Sequence[Pod], memory: Memory, now: float
-    ) -> tuple[Partitions, float | None]:
+        self, job: IPUJob, pods: Sequence[Pod], memory: ReconcileState, now: float
+    ) -> tuple[JobPartitions, float | None]:
         """The job's partitions; and when to look again for one that is missing under its Pods."""
         known = self._view.get(job.namespace, job.name, job.uid)
         with_pods = {pod.instance for pod in pods}
@@ -291,9 +304,9 @@ class Operator:
                 current, again_s = False, ABSENT_S
         # What this operator asked for and the proxy saw come was never used, whether or not all controllers answer.
         fresh = frozenset(one for one in memory.asked if one in known and known[one].fresh) | memory.clean.keys()
-        return Partitions(known, current, self._view.standing, fresh), again_s
+        return JobPartitions(known, current, self._view.standing, fresh), again_s
 
-    def _check(self, job: IPUJob, found: Obj, memory: Memory) -> str:
+    def _check(self, job: IPUJob, found: KubeObject, memory: ReconcileState) -> str:
         """What is wrong with a job that came past the webhook; empty: nothing."""
         uid, generation, wrong = memory.checked
         if (uid, generation) != (job.uid, job.generation):
@@ -302,9 +315,9 @@ class Operator:
             memory.refusals.clear()
         return wrong
 
-    def _is_wrong(self, found: Obj) -> str:
+    def _is_wrong(self, found: KubeObject) -> str:
         limits = self._options.limits
-        if _was_taken(found):  # what waits waits on; of what it asks for from now on the doer lowers the priority
+        if _was_accepted(found):  # what waits waits on; of what it asks for from now on the doer lowers the priority
             limits = replace(limits, max_priority=PRIORITY_MAX)
         try:
             check_ipujob(found, limits)
@@ -330,7 +343,7 @@ class Operator:
             if error.status != 404:
                 raise
         listed = await self._kube.list(POD, body.namespace, labels=f"{names.JOB}={body.job}")
-        return any(may_use(pod, body.uid, body.name) for pod in listed.items)
+        return any(may_use_partition(pod, body.uid, body.name) for pod in listed.items)
 
     def _forget(self, key: str) -> None:
         memory = self._memory.pop(key, None)
@@ -339,11 +352,11 @@ class Operator:
 
     # -- what is told ------------------------------------------------------------------------------------------------
 
-    def _tell(self, found: Obj, stories: Iterable[Story]) -> None:
+    def _tell(self, found: KubeObject, stories: Iterable[JobEvent]) -> None:
         for story in stories:
             self._story(found, story)
 
-    async def _write(self, job: IPUJob, found: Obj, status: Status, memory: Memory) -> IPUJob:
+    async def _write(self, job: IPUJob, found: KubeObject, status: IPUJobStatus, memory: ReconcileState) -> IPUJob:
         """Save a status; the job with it."""
         memory.differs_since = None
         if status == job.status:
@@ -351,7 +364,7 @@ class Operator:
         if not self._may():
             raise MooringsError("kubernetes.not_leading", "another operator may lead by now", retryable=True)
         value = {**status_object(status), "selector": worker_selector(job.name)}
-        body: list[Obj] = [
+        body: list[KubeObject] = [
             {"op": "test", "path": "/metadata/uid", "value": job.uid},
             {"op": "add", "path": "/status", "value": value},
         ]
@@ -364,12 +377,14 @@ class Operator:
         memory.written_at = self._monotonic()
         memory.cut = self._find_cut(memory.written, status, value)
         self._measures.status_written(job, status, self._now())
-        self._tell(found, tell(job.status, status))
+        self._tell(found, build_events(job.status, status))
         job = replace(job, status=status, resource_version=memory.written["metadata"]["resourceVersion"])
         memory.read.note(found, memory.written, job)
         return job
 
-    def _find_cut(self, written: Obj, status: Status, value: Obj) -> tuple[Status, Status] | None:
+    def _find_cut(
+        self, written: KubeObject, status: IPUJobStatus, value: KubeObject
+    ) -> tuple[IPUJobStatus, IPUJobStatus] | None:
         """What an earlier definition of IPUJobs has kept of a status: else what it drops would be written for ever."""
         if written.get("status") == value:
             return None
@@ -379,10 +394,12 @@ class Operator:
             log.warning("definition.outdated", extra={"hint": hint})
         return parse_status(written.get("status")), status
 
-    def _due_s(self, before: Status, after: Status, memory: Memory, now: float, *, hurry: bool) -> float | None:
+    def _due_s(
+        self, before: IPUJobStatus, after: IPUJobStatus, memory: ReconcileState, now: float, *, hurry: bool
+    ) -> float | None:
         """When a status is to be written: 0 now, else after so many seconds; None: it stays as it is."""
         since = memory.differs_since
-        found = due_s(before, after, written_s=memory.written_at, differs_s=since, now_s=now, hurry=hurry)
+        found = write_delay_s(before, after, written_s=memory.written_at, differs_s=since, now_s=now, hurry=hurry)
         if found is None:
             memory.differs_since = None
         elif since is None:
@@ -394,17 +411,17 @@ class Operator:
         return Timestamp(self._clock.now() // SECOND * SECOND)
 
 
-def _was_taken(found: Obj) -> bool:
+def _was_accepted(found: KubeObject) -> bool:
     """Whether a job was found good before: one that was refused at the first look has no instances then."""
     status = found.get("status") or {}
     return bool(status.get("observedGeneration")) and bool(status.get("status") != FAILED or status.get("instances"))
 
 
-def _refused(job: IPUJob, wrong: str, now: Timestamp) -> Status:
+def _refused(job: IPUJob, wrong: str, now: Timestamp) -> IPUJobStatus:
     """The status of a job that can never be served."""
-    planned = Plan()
+    planned = JobPlan()
     failed = replace(job.status, state=FAILED, desired=job.instances)
-    return build_status(replace(job, status=failed), planned, (), Partitions(), now, wrong)
+    return build_status(replace(job, status=failed), planned, (), JobPartitions(), now, wrong)
 
 
 def _created(job: IPUJob, act: CreateWorker | CreateLauncher) -> int:
@@ -412,20 +429,20 @@ def _created(job: IPUJob, act: CreateWorker | CreateLauncher) -> int:
     return act.number // job.workers if isinstance(act, CreateWorker) else act.instance
 
 
-def _making_room(planned: Plan) -> list[Story]:
+def _making_room(planned: JobPlan) -> list[JobEvent]:
     """Instances whose Pods are ended for the sake of others now."""
     return [
-        Story("Normal", "MakingRoom", f"instance {number} is {one.waits}")
+        JobEvent("Normal", "MakingRoom", f"instance {number} is {one.waits}")
         for number, one in planned.instances.items()
-        if one.waits.startswith(MAKING_ROOM) and any(isinstance(act, DeletePod) for act in one.acts)
+        if one.waits.startswith(YIELDING) and any(isinstance(act, DeletePod) for act in one.acts)
     ]
 
 
-def _scaled(found: Obj, instances: int) -> Obj:
+def _scaled(found: KubeObject, instances: int) -> KubeObject:
     return {**found, "spec": {**found["spec"], "jobInstances": instances}}
 
 
-def _differs(job: IPUJob, partitions: Partitions) -> str:
+def _immutable_change(job: IPUJob, partitions: JobPartitions) -> str:
     """What was changed of a job that may not be changed while it holds partitions; a webhook would have refused it."""
     if job.managed_by not in ("", MANAGER):
         return f"spec.managedBy was changed to {job.managed_by} after this operator had taken up the job: {_UNDO}"
@@ -451,12 +468,12 @@ def _problem(failed: Sequence[MooringsError]) -> str:
     return ""
 
 
-def _is_over(job: IPUJob, planned: Plan) -> bool:
+def _is_over(job: IPUJob, planned: JobPlan) -> bool:
     """Whether its last finalizer may just have gone, and the job with it."""
     return job.deleted and not planned.acts and planned.deleting == ""
 
 
-def _age(found: Obj) -> int:
+def _resource_version(found: KubeObject) -> int:
     """Later versions have larger numbers, as the API server promises by now and has always kept."""
     return int(found["metadata"]["resourceVersion"])
 

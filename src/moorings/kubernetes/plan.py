@@ -14,50 +14,57 @@ from dataclasses import dataclass, field, replace
 from moorings.core.instants import Timestamp, add_seconds, seconds_between
 from moorings.kubernetes import estimates, lifetimes, names
 from moorings.kubernetes.acts import (
-    Act,
+    AcquirePartition,
     AddFinalizer,
-    Claim,
+    CleanPartition,
     CreateLauncher,
     CreateWorker,
     DeleteJob,
     DeletePod,
     DropFinalizer,
-    EnsureBeside,
-    Fence,
-    Release,
-    Reset,
-    Yield,
+    EnsureJobObjects,
+    FencePartition,
+    JobAction,
+    ReleasePartition,
+    YieldPartition,
 )
 from moorings.kubernetes.ipujob import (
     FINALIZER,
     CleanPodPolicy,
-    InstanceRecord,
+    InstanceOutcome,
+    InstanceStatus,
     IPUJob,
-    Outcome,
     RestartType,
-    StartRecord,
+    StartAttempts,
 )
-from moorings.kubernetes.nodes import Silence, choose_lost, clock, lost_at, on_silent_nodes, tell_silence
+from moorings.kubernetes.nodes import (
+    NotReadyNode,
+    choose_lost,
+    describe_not_ready,
+    format_clock_time,
+    lost_at,
+    on_not_ready_nodes,
+)
 from moorings.kubernetes.pods import FAILED as POD_FAILED
 from moorings.kubernetes.pods import RUNNING, SUCCEEDED, Pod
 from moorings.kubernetes.proxy import shapes
 from moorings.kubernetes.proxy.shapes import PartitionBody
-from moorings.kubernetes.starting import due_at, follow_start, see_start
+from moorings.kubernetes.starting import next_check_at, observe_start, update_start
 from moorings.wire.codec import format_time, parse_time
 
 DELAY_S, DELAY_S_MAX = 5.0, 300.0  # before a restart: none before the first, then this, doubled
 WORKERS_S = 5  # of the time to make room, for workers to end behind their launcher
 MARGIN_S = 3.0  # between the end of the Pods and the time by which a partition must be given back
-AGAIN_S = 2.0  # between two looks at what tells nobody when it has changed
+REQUEUE_S = 2.0  # between two looks at what tells nobody when it has changed
 HOLDS_NOTHING = "it has no Pods and no IPUs until spec.suspend is false"
-MAKING_ROOM = "making room"  # what a message begins with while its Pods end for the sake of others
+YIELDING = "making room"  # what a message begins with while its Pods end for the sake of others
 COMPLETED, FAILED = "Completed", "Failed"  # STATUS of a job to which nothing happens any more
 ENDED = frozenset({COMPLETED, FAILED})
 EXIT_CODE_RETRYABLE = 128  # from here on an exit code tells of something that may not happen again
 
 
 @dataclass(frozen=True, slots=True)
-class Partitions:
+class JobPartitions:
     """What the proxy tells of a job.
 
     Attributes:
@@ -74,7 +81,7 @@ class Partitions:
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class PartitionPause:
     """An instance's Pods have been refused for long: others may use its IPUs.
 
     Attributes:
@@ -87,7 +94,7 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Instance:
+class PlannedInstance:
     """What an instance comes to.
 
     Attributes:
@@ -101,8 +108,8 @@ class Instance:
         restarting: it waits to be started anew.
     """
 
-    record: InstanceRecord
-    acts: tuple[Act, ...] = ()
+    record: InstanceStatus
+    acts: tuple[JobAction, ...] = ()
     standing: bool = False
     running: bool = False
     waits: str = ""
@@ -112,7 +119,7 @@ class Instance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class JobPlan:
     """What to do about a job.
 
     Attributes:
@@ -124,9 +131,9 @@ class Plan:
         deleting: the job is going; a sentence that says what it waits for.
     """
 
-    acts: tuple[Act, ...] = ()
-    records: Mapping[int, InstanceRecord] = field(default_factory=dict)
-    instances: Mapping[int, Instance] = field(default_factory=dict)
+    acts: tuple[JobAction, ...] = ()
+    records: Mapping[int, InstanceStatus] = field(default_factory=dict)
+    instances: Mapping[int, PlannedInstance] = field(default_factory=dict)
     save_first: bool = False
     again_s: float | None = None
     deleting: str | None = None
@@ -135,12 +142,12 @@ class Plan:
 def plan(
     job: IPUJob,
     pods: Sequence[Pod],
-    partitions: Partitions,
+    partitions: JobPartitions,
     now: Timestamp,
     refused: Mapping[int, str] | None = None,
-    paused: Mapping[int, Pause] | None = None,
-    silent: Mapping[str, Silence] | None = None,
-) -> Plan:
+    paused: Mapping[int, PartitionPause] | None = None,
+    silent: Mapping[str, NotReadyNode] | None = None,
+) -> JobPlan:
     """What to do about a job.
 
     Args:
@@ -157,15 +164,15 @@ def plan(
     for pod in pods:
         by_instance.setdefault(pod.instance, []).append(pod)
     if job.deleted:
-        return _going(job, by_instance, partitions, silent, now)
-    kept_until = lifetimes.kept_until(job)
+        return _plan_deletion(job, by_instance, partitions, silent, now)
+    kept_until = lifetimes.ttl_expires_at(job)
     if kept_until is not None and now >= kept_until:
-        return Plan(acts=(DeleteJob(),), deleting="")
-    acts: list[Act] = [] if FINALIZER in job.finalizers else [AddFinalizer()]
-    found: dict[int, Instance] = {}
+        return JobPlan(acts=(DeleteJob(),), deleting="")
+    acts: list[JobAction] = [] if FINALIZER in job.finalizers else [AddFinalizer()]
+    found: dict[int, PlannedInstance] = {}
     for number in _wanted(job):
         mine = by_instance.get(number, [])
-        judge = _Judge(job, number, mine, partitions, now, silent)
+        judge = _InstancePlanner(job, number, mine, partitions, now, silent)
         judged = found[number] = judge.judge((refused or {}).get(number, ""), (paused or {}).get(number))
         acts += judged.acts
     ends = [lifetimes.active_until(job, one.record) for one in found.values()]
@@ -174,13 +181,17 @@ def plan(
     for number in sorted({*by_instance, *partitions.known} - found.keys()):
         mine = by_instance.get(number, [])
         lost = choose_lost(mine, silent, job.node_lost_s, now)
-        acts += _take_away(number, lost, mine, partitions) if lost else _shrink(mine, partitions.known.get(number))
+        acts += (
+            _evict_from_lost_nodes(number, lost, mine, partitions)
+            if lost
+            else _scale_down(mine, partitions.known.get(number))
+        )
         if (lost_then := lost_at(mine, silent, job.node_lost_s, now)) is not None:
             times.append(lost_then)
     if any(isinstance(act, CreateWorker | CreateLauncher) for act in acts):
-        acts.insert(0, EnsureBeside())
-    records = {number: one.record for number, one in found.items() if one.record != InstanceRecord()}
-    return Plan(
+        acts.insert(0, EnsureJobObjects())
+    records = {number: one.record for number, one in found.items() if one.record != InstanceStatus()}
+    return JobPlan(
         acts=tuple(acts),
         records=records,
         instances=found,
@@ -200,63 +211,67 @@ def _wanted(job: IPUJob) -> range | list[int]:
     return range(job.instances)
 
 
-def delay_s(failures: int) -> float:
+def backoff_s(failures: int) -> float:
     """How long the restart after the ``failures``-th failure waits: the first comes at once."""
     return 0.0 if failures <= 1 else min(DELAY_S * 2.0 ** min(failures - 2, 20), DELAY_S_MAX)
 
 
-def _counts(record: InstanceRecord | None) -> tuple[object, ...]:
-    record = record or InstanceRecord()
+def _counts(record: InstanceStatus | None) -> tuple[object, ...]:
+    record = record or InstanceStatus()
     return (record.restarts, record.failures, record.outcome, record.start.missed, record.start.until)
 
 
-def _going(
+def _plan_deletion(
     job: IPUJob,
     by_instance: Mapping[int, Sequence[Pod]],
-    partitions: Partitions,
-    silent: Mapping[str, Silence],
+    partitions: JobPartitions,
+    silent: Mapping[str, NotReadyNode],
     now: Timestamp,
-) -> Plan:
+) -> JobPlan:
     """A job that is being deleted: its Pods first, then its partitions, then itself."""
     if FINALIZER not in job.finalizers:
-        return Plan(deleting="")
+        return JobPlan(deleting="")
     if by_instance:
         pods = sorted((pod for mine in by_instance.values() for pod in mine), key=lambda pod: pod.name)
-        quiet = on_silent_nodes(pods, silent)
-        acts: list[Act] = []
+        quiet = on_not_ready_nodes(pods, silent)
+        acts: list[JobAction] = []
         for number, mine in by_instance.items():
             lost = choose_lost(mine, silent, job.node_lost_s, now)
-            acts += _take_away(number, lost, mine, partitions) if lost else _delete(mine)
+            acts += _evict_from_lost_nodes(number, lost, mine, partitions) if lost else _delete(mine)
         then = lost_at(quiet, silent, job.node_lost_s, now)
-        return Plan(
+        why = f": {describe_not_ready(quiet, silent)}" if quiet else ""
+        return JobPlan(
             acts=tuple(acts),
-            deleting=f"deleted; waiting for {_named(pods)} to end{f': {tell_silence(quiet, silent)}' if quiet else ''}",
+            deleting=f"deleted; waiting for {_named(pods)} to end{why}",
             again_s=_again_s([then] if then is not None else [], now),
         )
     held = [one.instance for one in partitions.known.values() if not shapes.is_given_back(one)]
     if held:
-        return Plan(
-            acts=tuple(Release(number) for number in sorted(held)), deleting="deleted; giving its partitions back"
+        return JobPlan(
+            acts=tuple(ReleasePartition(number) for number in sorted(held)),
+            deleting="deleted; giving its partitions back",
         )
     if not partitions.standing:  # what a controller holds that does not answer now is swept up when it does
-        return Plan(deleting="deleted; waiting for the proxy to tell which partitions are left", again_s=AGAIN_S)
-    return Plan(acts=(DropFinalizer(),), deleting="deleted")
+        return JobPlan(deleting="deleted; waiting for the proxy to tell which partitions are left", again_s=REQUEUE_S)
+    return JobPlan(acts=(DropFinalizer(),), deleting="deleted")
 
 
-def _shrink(pods: Sequence[Pod], partition: PartitionBody | None) -> list[Act]:
+def _scale_down(pods: Sequence[Pod], partition: PartitionBody | None) -> list[JobAction]:
     """An instance that is not wanted any more."""
     if pods:
         return _delete(pods)
     if partition is not None and not shapes.is_given_back(partition):
-        return [Release(partition.instance)]
+        return [ReleasePartition(partition.instance)]
     return []
 
 
-def _delete(pods: Sequence[Pod]) -> list[Act]:
+def _delete(pods: Sequence[Pod]) -> list[JobAction]:
     return [DeletePod(pod.name, pod.uid) for pod in pods if not pod.deleting]
 
 
-def _take_away(number: int, lost: Sequence[Pod], pods: Sequence[Pod], partitions: Partitions) -> list[Act]:
+def _evict_from_lost_nodes(
+    number: int, lost: Sequence[Pod], pods: Sequence[Pod], partitions: JobPartitions
+) -> list[JobAction]:
     """What ends Pods on lost nodes: the others end first, then their partition goes, then their objects.
 
     Args:
@@ -270,14 +285,14 @@ def _take_away(number: int, lost: Sequence[Pod], pods: Sequence[Pod], partitions
     if any(not pod.ended for pod in others):
         return _delete(others)
     if partition is not None and not shapes.is_given_back(partition):
-        return [Fence(number, frozenset(pod.node for pod in lost))]
+        return [FencePartition(number, frozenset(pod.node for pod in lost))]
     if partition is None and partitions.current:
         return [DeletePod(pod.name, pod.uid, 0) for pod in lost]
     return []
 
 
 @dataclass(frozen=True, slots=True)
-class _Ending:
+class _PodsEnd:
     """How an instance's Pods have ended."""
 
     failed: bool
@@ -286,7 +301,7 @@ class _Ending:
     ended_at: Timestamp | None = None
 
 
-class _Judge:
+class _InstancePlanner:
     """Judges one instance; ``judge`` is called once."""
 
     def __init__(
@@ -294,13 +309,13 @@ class _Judge:
         job: IPUJob,
         number: int,
         pods: Sequence[Pod],
-        partitions: Partitions,
+        partitions: JobPartitions,
         now: Timestamp,
-        silent: Mapping[str, Silence],
+        silent: Mapping[str, NotReadyNode],
     ) -> None:
         self._job = job
         self._number = number
-        self._record = job.status.instances.get(number, InstanceRecord())
+        self._record = job.status.instances.get(number, InstanceStatus())
         self._pods = list(pods)
         self._partitions = partitions
         self._partition = partitions.known.get(number)
@@ -310,24 +325,24 @@ class _Judge:
         self._fresh = number in partitions.fresh
         self._now = now
 
-    def judge(self, refused: str, paused: Pause | None) -> Instance:
+    def judge(self, refused: str, paused: PartitionPause | None) -> PlannedInstance:
         found = self._judge(refused, paused)
         over = found.record.outcome is not None
         # Of one that has ended only a program that has not is waited for: it keeps the partition.
-        quiet = on_silent_nodes([pod for pod in self._pods if not over or self._decides(pod)], self._silent)
+        quiet = on_not_ready_nodes([pod for pod in self._pods if not over or self._decides(pod)], self._silent)
         lost_s, start = self._job.node_lost_s, found.record.start
-        times = [found.again_at, None if over else due_at(start, self._deadline_s, self._now)]
+        times = [found.again_at, None if over else next_check_at(start, self._deadline_s, self._now)]
         if quiet:
-            words = tell_silence(quiet, self._silent)
+            words = describe_not_ready(quiet, self._silent)
             times.append(then := lost_at(quiet, self._silent, lost_s, self._now))
             if words not in (f"{found.record.detail}; {found.waits}" if over else found.waits):
                 if then is not None:
-                    words += f"; it is given up at {clock(then)}"
+                    words += f"; it is given up at {format_clock_time(then)}"
                 waits = f"{found.waits}; {words}" if found.waits else words
                 found = replace(found, waits=waits, code=found.code or "node")
         return replace(found, again_at=min((at for at in times if at is not None), default=None))
 
-    def _judge(self, refused: str, paused: Pause | None) -> Instance:
+    def _judge(self, refused: str, paused: PartitionPause | None) -> PlannedInstance:
         record = self._record
         fresh = [pod for pod in self._pods if pod.restart >= record.restarts]
         if record.outcome is None:
@@ -347,7 +362,7 @@ class _Judge:
             return self._end_with(record, refused, [pod for pod in self._pods if pod not in stale])
         record = self._follow_start(record)
         if record.start.until is not None:
-            waits = f"without a partition until {clock(record.start.until)}: {record.start.why}"
+            waits = f"without a partition until {format_clock_time(record.start.until)}: {record.start.why}"
             return self._give_back(record, waits, "start")
         if stale:
             return self._sweep(record, stale)
@@ -358,7 +373,7 @@ class _Judge:
             return self._await_partition(record)
         return self._fill(record, fresh, self._partition)
 
-    def _stop(self, record: InstanceRecord) -> Instance | None:
+    def _stop(self, record: InstanceStatus) -> PlannedInstance | None:
         """What becomes of it where it may not go on, whatever is there of it."""
         if self._job.suspended:
             return self._suspend(record)
@@ -367,33 +382,33 @@ class _Judge:
             return self._finish(lifetimes.end_at_deadline(self._job, record))
         return None
 
-    def _note_activity(self, record: InstanceRecord) -> InstanceRecord:
+    def _note_activity(self, record: InstanceStatus) -> InstanceStatus:
         if self._partition is None and not self._current:
             return record
         runs = any(not pod.ended for pod in self._pods)
-        return lifetimes.note_activity(self._job, record, self._partition, self._now, runs=runs)
+        return lifetimes.update_active_time(self._job, record, self._partition, self._now, runs=runs)
 
     @property
     def _deadline_s(self) -> int:
         return self._job.start_deadline_s or 0
 
-    def _follow_start(self, record: InstanceRecord) -> InstanceRecord:
+    def _follow_start(self, record: InstanceStatus) -> InstanceStatus:
         """The record, with how its start goes; while a node is silent that is not known."""
         has_partition: bool | None = self._partition is not None and self._partition.state == shapes.READY
-        if (self._partition is None and not self._current) or on_silent_nodes(self._pods, self._silent):
+        if (self._partition is None and not self._current) or on_not_ready_nodes(self._pods, self._silent):
             has_partition = None
         programs = [pod for pod in self._pods if self._decides(pod)]
-        seen = see_start(has_partition, programs, record.restarts, self._programs)
+        seen = observe_start(has_partition, programs, record.restarts, self._programs)
         fresh = [pod for pod in self._pods if pod.restart >= record.restarts]
-        start = follow_start(record.start, seen, self._deadline_s, self._now, fresh, record.detail)
+        start = update_start(record.start, seen, self._deadline_s, self._now, fresh, record.detail)
         return replace(record, start=start)
 
     # -- how it ended ------------------------------------------------------------------------------------------------
 
-    def _ending(self, fresh: Sequence[Pod]) -> _Ending | None:
+    def _ending(self, fresh: Sequence[Pod]) -> _PodsEnd | None:
         job, partition = self._job, self._partition
         if partition is not None and partition.state == shapes.FAILED and not fresh:
-            return _Ending(True, partition.message or "its partition cannot be made", exit_code=1)
+            return _PodsEnd(True, partition.message or "its partition cannot be made", exit_code=1)
         if not fresh:
             return None
         launchers = [pod for pod in fresh if pod.is_launcher]
@@ -402,12 +417,12 @@ class _Judge:
         # A program that leaves well when its Pod is deleted (to make room, by a drain) has saved, and is not done.
         done = [pod for pod in deciding if pod.phase == SUCCEEDED and not pod.deleting]
         if len(done) == self._programs:
-            return _Ending(False, "", ended_at=max(pod.ended_at or self._now for pod in done))
+            return _PodsEnd(False, "", ended_at=max(pod.ended_at or self._now for pod in done))
         # One that has ended and goes is what is left of an instance that was given up, and is wanted again.
         if (lost := self._lost([pod for pod in fresh if not (pod.ended and pod.deleting)])) is not None:
             return lost
         if any(pod in self._lost_pods for pod in fresh):
-            return _Ending(True, tell_silence(self._lost_pods, self._silent))
+            return _PodsEnd(True, describe_not_ready(self._lost_pods, self._silent))
         # Some were told to make room: that the others fail without them is no failure of the job.
         asked = partition is not None and partition.state == shapes.RECLAIMING and any(pod.deleting for pod in fresh)
         failed = [pod for pod in deciding if pod.phase == POD_FAILED and not pod.deleting and not asked]
@@ -420,7 +435,7 @@ class _Judge:
                 return _ended(idle[0])
         return None
 
-    def _lost(self, pods: Sequence[Pod]) -> _Ending | None:
+    def _lost(self, pods: Sequence[Pod]) -> _PodsEnd | None:
         """Whether the partition of these Pods is gone from under them."""
         partition = self._partition
         made_for = {pod.partition for pod in pods} - {""}
@@ -435,16 +450,16 @@ class _Judge:
         else:
             return None
         more = f": {partition.message}" if partition is not None and partition.message else ""
-        return _Ending(True, why + more)
+        return _PodsEnd(True, why + more)
 
-    def _count(self, record: InstanceRecord, ending: _Ending) -> InstanceRecord:
+    def _count(self, record: InstanceStatus, ending: _PodsEnd) -> InstanceStatus:
         job = self._job
         if self._partition is not None and self._partition.state == shapes.FAILED and not self._pods:
-            return replace(record, outcome=Outcome.FAILED, detail=ending.why)
+            return replace(record, outcome=InstanceOutcome.FAILED, detail=ending.why)
         if not ending.failed:
             if job.restart is RestartType.ALWAYS and job.clean is not CleanPodPolicy.ALL:
                 return replace(record, restarts=self._next(), detail="")
-            return replace(record, outcome=Outcome.DONE, detail="")
+            return replace(record, outcome=InstanceOutcome.DONE, detail="")
         again = {
             RestartType.ALWAYS: True,
             RestartType.ON_FAILURE: True,
@@ -452,10 +467,10 @@ class _Judge:
             RestartType.EXIT_CODE: ending.exit_code is None or ending.exit_code >= EXIT_CODE_RETRYABLE,
         }[job.restart]
         if not again or job.clean is CleanPodPolicy.ALL:
-            return replace(record, outcome=Outcome.FAILED, detail=ending.why)
+            return replace(record, outcome=InstanceOutcome.FAILED, detail=ending.why)
         if record.failures >= job.backoff_limit:
             why = f"{ending.why}; started anew {_times(record.failures)}, which is the back-off limit"
-            return replace(record, outcome=Outcome.FAILED, detail=why if record.failures else ending.why)
+            return replace(record, outcome=InstanceOutcome.FAILED, detail=why if record.failures else ending.why)
         return replace(record, restarts=self._next(), failures=record.failures + 1, detail=ending.why)
 
     def _next(self) -> int:
@@ -464,24 +479,24 @@ class _Judge:
 
     # -- what follows ------------------------------------------------------------------------------------------------
 
-    def _finish(self, record: InstanceRecord) -> Instance:
+    def _finish(self, record: InstanceStatus) -> PlannedInstance:
         """It has ended for good: what is to be cleaned up, and its partition goes."""
         clean = self._job.clean
-        acts: list[Act] = []
+        acts: list[JobAction] = []
         for pod in self._pods:
             goes = clean is CleanPodPolicy.ALL or (clean is CleanPodPolicy.WORKERS and not pod.is_launcher)
             # What decides and still runs does so for nobody: its fellow has failed, or its partition is gone.
             if (goes or (self._decides(pod) and not pod.ended)) and not pod.deleting:
                 acts.append(DeletePod(pod.name, pod.uid))
         held = self._partition is not None and not shapes.is_given_back(self._partition)
-        until = lifetimes.held_until(self._job, record) if held and not self._releases(record) else None
+        until = lifetimes.claim_expires_at(self._job, record) if held and not self._releases(record) else None
         if held and self._releases(record) and not self._uses():
-            acts.append(Release(self._number))
-        return Instance(record=record, acts=tuple(acts), again_at=until)
+            acts.append(ReleasePartition(self._number))
+        return PlannedInstance(record=record, acts=tuple(acts), again_at=until)
 
-    def _releases(self, record: InstanceRecord) -> bool:
+    def _releases(self, record: InstanceStatus) -> bool:
         """Whether the partition of an instance that has ended goes: at its claim's time limit in any case."""
-        until = lifetimes.held_until(self._job, record)
+        until = lifetimes.claim_expires_at(self._job, record)
         over = until is not None and self._now >= until
         return over or self._job.release_on_finish or self._job.clean is CleanPodPolicy.ALL
 
@@ -490,20 +505,20 @@ class _Judge:
         """How many Pods run the job's program."""
         return 1 if self._job.has_launcher else self._job.workers
 
-    def _left_behind(self, record: InstanceRecord) -> list[Pod]:
+    def _left_behind(self, record: InstanceStatus) -> list[Pod]:
         """The Pods on lost nodes that have to go: of an attempt that has failed, or of an instance that has ended."""
         if record.outcome is None:
             return [pod for pod in self._lost_pods if pod.restart < record.restarts]
         return [pod for pod in self._lost_pods if self._decides(pod)] if self._releases(record) else []
 
-    def _give_up(self, record: InstanceRecord, lost: Sequence[Pod]) -> Instance:
+    def _give_up(self, record: InstanceStatus, lost: Sequence[Pod]) -> PlannedInstance:
         """What is left of it on lost nodes loses its partition, and then makes place for what comes after it."""
         goes = [pod for pod in self._pods if pod in lost or record.outcome is None or self._decides(pod)]
-        acts = tuple(_take_away(self._number, lost, goes, self._partitions))
+        acts = tuple(_evict_from_lost_nodes(self._number, lost, goes, self._partitions))
         waits = "its partition is removed" if record.outcome else "its partition is removed before anything starts anew"
         if record.detail and record.outcome is None:
             waits += f": {record.detail}"
-        return Instance(record=record, acts=acts, waits=waits, code="node", restarting=record.outcome is None)
+        return PlannedInstance(record=record, acts=acts, waits=waits, code="node", restarting=record.outcome is None)
 
     def _uses(self) -> bool:
         """Whether a program may still use the partition: idle workers do not, once their launcher has ended."""
@@ -519,45 +534,47 @@ class _Judge:
         """Whether it runs the job's program: a launcher, or the workers of a job that has none."""
         return pod.is_launcher or not self._job.has_launcher
 
-    def _sweep(self, record: InstanceRecord, stale: Sequence[Pod]) -> Instance:
+    def _sweep(self, record: InstanceStatus, stale: Sequence[Pod]) -> PlannedInstance:
         """What is left of the attempt before goes: what runs at once, what has ended when the next one is due."""
         times = [pod.ended_at for pod in stale if pod.ended_at is not None]
-        due = add_seconds(max(times), delay_s(record.failures) if record.detail else DELAY_S) if times else self._now
+        due = add_seconds(max(times), backoff_s(record.failures) if record.detail else DELAY_S) if times else self._now
         gone = [pod for pod in stale if not pod.deleting and (not pod.ended or self._now >= due)]
         acts = tuple(DeletePod(pod.name, pod.uid) for pod in gone)
         waits = f"started anew after: {record.detail}" if record.detail else "started anew"
         again_at = due if self._now < due else None
-        return Instance(record=record, acts=acts, waits=waits, code="restart", again_at=again_at, restarting=True)
+        return PlannedInstance(
+            record=record, acts=acts, waits=waits, code="restart", again_at=again_at, restarting=True
+        )
 
-    def _end_with(self, record: InstanceRecord, refused: str, current: Sequence[Pod]) -> Instance:
+    def _end_with(self, record: InstanceStatus, refused: str, current: Sequence[Pod]) -> PlannedInstance:
         """Nothing more is made of it: what runs of this attempt runs on, and else it has failed."""
         deciding = [pod for pod in current if self._decides(pod)]
         if any(not pod.ended for pod in deciding):
             runs = any(pod.phase == RUNNING for pod in deciding)
-            return Instance(record=record, standing=True, running=runs, waits=refused, code="refused")
+            return PlannedInstance(record=record, standing=True, running=runs, waits=refused, code="refused")
         why = f"{record.detail}; it cannot be started anew: {refused}" if record.detail else refused
-        return self._finish(replace(record, outcome=Outcome.FAILED, detail=why))
+        return self._finish(replace(record, outcome=InstanceOutcome.FAILED, detail=why))
 
-    def _suspend(self, record: InstanceRecord) -> Instance:
+    def _suspend(self, record: InstanceStatus) -> PlannedInstance:
         """It has nothing until it is resumed. What it ran is over, whatever comes of its Pods: it starts anew then."""
         if any(pod.restart >= record.restarts for pod in self._pods):
             record = replace(record, restarts=self._next(), detail="")
-        record = replace(lifetimes.without_activity(record), start=StartRecord())
-        acts = tuple(_shrink(self._pods, self._partition))
+        record = replace(lifetimes.without_activity(record), start=StartAttempts())
+        acts = tuple(_scale_down(self._pods, self._partition))
         waits = HOLDS_NOTHING
         if self._pods:
             waits = f"waiting for {_named(self._pods)} to end"
         elif acts:
             waits = "giving its partition back"
-        return Instance(record=record, acts=acts, waits=waits, code="suspended")
+        return PlannedInstance(record=record, acts=acts, waits=waits, code="suspended")
 
-    def _give_back(self, record: InstanceRecord, waits: str, code: str) -> Instance:
+    def _give_back(self, record: InstanceStatus, waits: str, code: str) -> PlannedInstance:
         """It cannot have all its Pods: those that it has go, for they have nobody to work with, and its IPUs too."""
         record = replace(record, start=replace(record.start, since=None))
-        acts = tuple(_shrink(self._pods, self._partition))
-        return Instance(record=record, acts=acts, waits=waits, code=code)
+        acts = tuple(_scale_down(self._pods, self._partition))
+        return PlannedInstance(record=record, acts=acts, waits=waits, code=code)
 
-    def _make_room(self, record: InstanceRecord, partition: PartitionBody) -> Instance:
+    def _make_room(self, record: InstanceStatus, partition: PartitionBody) -> PlannedInstance:
         """Its partition is needed for others: its Pods end, the launcher first, then it is given back."""
         by = parse_time(partition.until) if partition.until else self._now
         left_s = max(int(seconds_between(self._now, by) - MARGIN_S), 1)
@@ -567,18 +584,18 @@ class _Judge:
         if launchers and self._now < by:
             first, left_s = launchers, max(left_s - WORKERS_S, (left_s + 1) // 2)
         late = add_seconds(self._now, left_s + 1)
-        acts: tuple[Act, ...] = tuple(
+        acts: tuple[JobAction, ...] = tuple(
             DeletePod(pod.name, pod.uid, min(pod.grace_s, left_s))
             for pod in first
             if not pod.deleting or (pod.gone_by is not None and pod.gone_by > late)
         )
         if not self._pods:
-            acts = (Yield(self._number),)
-        waits = f"{MAKING_ROOM} until {format_time(by)[11:19]} UTC: {partition.message}"
+            acts = (YieldPartition(self._number),)
+        waits = f"{YIELDING} until {format_time(by)[11:19]} UTC: {partition.message}"
         again_at = by if self._pods and self._now < by else None
-        return Instance(record=record, acts=acts, waits=waits, code="claim.reclaiming", again_at=again_at)
+        return PlannedInstance(record=record, acts=acts, waits=waits, code="claim.reclaiming", again_at=again_at)
 
-    def _await_partition(self, record: InstanceRecord) -> Instance:
+    def _await_partition(self, record: InstanceStatus) -> PlannedInstance:
         partition = self._partition
         ipus = f"{self._job.ipus} IPU" + ("s" if self._job.ipus != 1 else "")
         standing = bool(self._pods)
@@ -586,33 +603,35 @@ class _Judge:
             if not self._current:
                 message = "waiting for the proxy, which does not answer for all controllers"
                 if self._runs():  # it does not wait: a proxy that is away, or starts anew, stops no program
-                    return Instance(record=record, standing=True, running=True)
-                acts: tuple[Act, ...] = () if standing else (Claim(self._number),)
-                return Instance(record=record, acts=acts, waits=message, code="proxy", standing=standing)
+                    return PlannedInstance(record=record, standing=True, running=True)
+                acts: tuple[JobAction, ...] = () if standing else (AcquirePartition(self._number),)
+                return PlannedInstance(record=record, acts=acts, waits=message, code="proxy", standing=standing)
             message = f"waiting for a partition of {ipus}"
-            return Instance(record=record, acts=(Claim(self._number),), waits=message, code="claim")
+            return PlannedInstance(record=record, acts=(AcquirePartition(self._number),), waits=message, code="claim")
         if partition.state in (shapes.LOST, shapes.FAILED) and not standing:
-            return Instance(record=record, acts=(Release(self._number),), waits=partition.message, code="lost")
+            return PlannedInstance(
+                record=record, acts=(ReleasePartition(self._number),), waits=partition.message, code="lost"
+            )
         if partition.state == shapes.RELEASING:
             message = f"waiting for its earlier partition {partition.name} to be removed"
         elif partition.state == shapes.PREPARING:
             message = f"waiting for partition {partition.name} of {ipus} to become ready"
         else:
-            told = "; ".join(filter(None, (partition.message, estimates.words(partition))))
+            told = "; ".join(filter(None, (partition.message, estimates.describe_start(partition))))
             message = f"waiting for a partition of {ipus}" + (f": {told}" if told else "")
-        return Instance(record=record, waits=message, code=partition.code or "partition", standing=standing)
+        return PlannedInstance(record=record, waits=message, code=partition.code or "partition", standing=standing)
 
-    def _fill(self, record: InstanceRecord, pods: Sequence[Pod], partition: PartitionBody) -> Instance:
+    def _fill(self, record: InstanceStatus, pods: Sequence[Pod], partition: PartitionBody) -> PlannedInstance:
         """It has its partition: make what is missing of its Pods, and see whether they run."""
         job, first = self._job, self._number * self._job.workers
         there = {pod.name: pod for pod in pods}
         if outdated := [pod for pod in pods if pod.outdated]:  # its program has not begun: no failure of the job's
             gone = tuple(DeletePod(pod.name, pod.uid) for pod in outdated if not pod.deleting)
             waits = "its launcher is made anew, for it could not reach the proxy as it is now"
-            return Instance(record=record, acts=gone, waits=waits, code="restart")
-        acts: list[Act] = []
+            return PlannedInstance(record=record, acts=gone, waits=waits, code="restart")
+        acts: list[JobAction] = []
         if not job.has_launcher and not there and not self._fresh:
-            acts.append(Reset(self._number))
+            acts.append(CleanPartition(self._number))
         numbers = range(first, first + job.workers)
         missing = [number for number in numbers if names.worker_name(job.name, number) not in there]
         acts += [CreateWorker(number, record.restarts) for number in missing]
@@ -621,13 +640,13 @@ class _Judge:
             if any(pod.phase == RUNNING for pod in pods):  # what the one before started may still run in the workers
                 gone = tuple(DeletePod(pod.name, pod.uid) for pod in pods if not pod.deleting)
                 waits = "its launcher is gone; the workers start anew with another one"
-                return Instance(record=record, acts=gone, waits=waits, code="restart")
+                return PlannedInstance(record=record, acts=gone, waits=waits, code="restart")
         if acts:
-            waits = f"making {len([act for act in acts if not isinstance(act, Reset)])} Pods"
-            return Instance(record=record, acts=tuple(acts), waits=waits)
+            waits = f"making {len([act for act in acts if not isinstance(act, CleanPartition)])} Pods"
+            return PlannedInstance(record=record, acts=tuple(acts), waits=waits)
         running = self._runs()
-        waits, known = ("", False) if running else _slowest(pods)
-        return Instance(record=record, standing=True, running=running, waits=waits, code="pods" if known else "")
+        waits, known = ("", False) if running else _blocking_pod(pods)
+        return PlannedInstance(record=record, standing=True, running=running, waits=waits, code="pods" if known else "")
 
 
 def _named(pods: Sequence[Pod]) -> str:
@@ -638,12 +657,12 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def _ended(pod: Pod) -> _Ending:
+def _ended(pod: Pod) -> _PodsEnd:
     why = f"{pod.name} {'failed' if pod.phase == POD_FAILED else 'ended'}: {pod.why or 'no reason is known'}"
-    return _Ending(True, why, exit_code=pod.exit_code, ended_at=pod.ended_at)
+    return _PodsEnd(True, why, exit_code=pod.exit_code, ended_at=pod.ended_at)
 
 
-def _slowest(pods: Sequence[Pod]) -> tuple[str, bool]:
+def _blocking_pod(pods: Sequence[Pod]) -> tuple[str, bool]:
     """What the Pods wait for, the one with something to say first; and whether a reason is known."""
     late = [pod for pod in pods if pod.phase not in (RUNNING, SUCCEEDED) or pod.deleting]
     if not late:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from moorings.core.instants import Timestamp
 from moorings.kubernetes import names
-from moorings.kubernetes.ipujob import Obj
+from moorings.kubernetes.ipujob import KubeObject
 from moorings.wire.codec import parse_time
 
 PENDING, RUNNING, SUCCEEDED, FAILED = "Pending", "Running", "Succeeded", "Failed"
@@ -76,7 +76,7 @@ class Pod:
         return self.phase in ENDED
 
 
-def parse_pod(found: Obj, proxy: str = "") -> Pod | None:
+def parse_pod(found: KubeObject, proxy: str = "") -> Pod | None:
     """A Pod of a job, or None if its labels are not ours.
 
     Args:
@@ -113,13 +113,13 @@ def parse_pod(found: Obj, proxy: str = "") -> Pod | None:
         ended_at=ended_at,
         grace_s=_grace_s(found.get("spec") or {}),
         gone_by=_time(meta.get("deletionTimestamp") or None),
-        outdated=bool(proxy) and worker < 0 and _asks_yet(status) and annotations.get(names.PROXY) != proxy,
+        outdated=bool(proxy) and worker < 0 and _init_is_pending(status) and annotations.get(names.PROXY) != proxy,
         node=(found.get("spec") or {}).get("nodeName") or "",
         waits_for=reason,
     )
 
 
-def _asks_yet(status: Obj) -> bool:
+def _init_is_pending(status: KubeObject) -> bool:
     """Whether a launcher's init container may still ask the proxy."""
     inits = status.get("initContainerStatuses") or ()
     return (status.get("phase") or PENDING) == PENDING and not any(
@@ -127,7 +127,7 @@ def _asks_yet(status: Obj) -> bool:
     )
 
 
-def has_ended(status: Obj) -> bool:
+def has_ended(status: KubeObject) -> bool:
     """Whether a Pod's processes have ended: its phase says so, and no container of it runs.
 
     A phase alone proves nothing. Kubelets call a Pod that is past its deadline, or evicted, Failed before its program
@@ -136,20 +136,20 @@ def has_ended(status: Obj) -> bool:
     return status.get("phase") in ENDED and not containers_in(status, "running")
 
 
-def condition_of(status: Obj, kind: str) -> Obj:
+def condition_of(status: KubeObject, kind: str) -> KubeObject:
     """The condition of a Pod that is of that type; empty if it has none."""
-    found: Iterable[Obj] = status.get("conditions") or ()
+    found: Iterable[KubeObject] = status.get("conditions") or ()
     return next((one for one in found if one.get("type") == kind), {})
 
 
-def containers_in(status: Obj, state: str) -> list[tuple[str, Obj]]:
+def containers_in(status: KubeObject, state: str) -> list[tuple[str, KubeObject]]:
     """The containers of a Pod that are ``waiting``, ``running`` or ``terminated``, by name, with what is said of it."""
     every = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
     told = [(one.get("name") or "?", (one.get("state") or {}).get(state)) for one in every]
     return [(name, found) for name, found in told if found is not None]
 
 
-def trim_pod(found: Obj) -> Obj:
+def trim_pod(found: KubeObject) -> KubeObject:
     """A Pod with nothing that ``parse_pod`` does not read: thousands are kept in memory."""
     meta, status = found["metadata"], found.get("status") or {}
     kept = {key: meta[key] for key in _META if key in meta}
@@ -166,7 +166,7 @@ _META = ("name", "namespace", "uid", "resourceVersion", "labels", "deletionTimes
 _STATUS = ("phase", "reason", "message", "conditions", "containerStatuses", "initContainerStatuses")
 
 
-def _ending(status: Obj) -> tuple[int | None, str, Timestamp | None]:
+def _ending(status: KubeObject) -> tuple[int | None, str, Timestamp | None]:
     """Exit code, words and time of the container that decides: a failed init container, else the first one."""
     inits = [one for one in status.get("initContainerStatuses") or () if _code(one)]
     mains = list(status.get("containerStatuses") or ())
@@ -185,12 +185,12 @@ def _ending(status: Obj) -> tuple[int | None, str, Timestamp | None]:
     return None, ": ".join(word for word in words if word) or "it was ended from outside", None
 
 
-def _grace_s(spec: Obj) -> int:
+def _grace_s(spec: KubeObject) -> int:
     given = spec.get(_GRACE)
     return given if isinstance(given, int) and given >= 0 else GRACE_S
 
 
-def _waiting(status: Obj) -> tuple[str, str]:
+def _waiting(status: KubeObject) -> tuple[str, str]:
     """What it waits for: the reason, and the whole sentence."""
     scheduled = condition_of(status, "PodScheduled")
     if scheduled.get("status") == "False":
@@ -203,7 +203,7 @@ def _waiting(status: Obj) -> tuple[str, str]:
     return "", ""
 
 
-def _code(one: Obj) -> int:
+def _code(one: KubeObject) -> int:
     ended = (one.get("state") or {}).get("terminated")
     return _number(ended.get("exitCode")) or 0 if ended is not None else 0
 

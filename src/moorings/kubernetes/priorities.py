@@ -12,13 +12,13 @@ from typing import Any
 from moorings.core.claims import PRIORITY_MAX
 from moorings.core.errors import MooringsError
 from moorings.kubernetes.informer import Informer
-from moorings.kubernetes.ipujob import Obj
-from moorings.kubernetes.reading import Fault, shown
+from moorings.kubernetes.ipujob import KubeObject
+from moorings.kubernetes.reading import FieldError, abbreviate
 
 ValueOf = Callable[[str], int | None]  # of a PriorityClass; None: there is none of that name
 
 
-def find_value(classes: Informer, name: str) -> int | None:
+def get_class_value(classes: Informer, name: str) -> int | None:
     """The value of a PriorityClass; None: there is none of that name.
 
     Raises:
@@ -35,51 +35,51 @@ def find_value(classes: Informer, name: str) -> int | None:
     return int(found["value"]) if found is not None else None
 
 
-def find_priority_faults(obj: Obj, value_of: ValueOf | None) -> Iterator[Fault]:
+def find_priority_faults(obj: KubeObject, value_of: ValueOf | None) -> Iterator[FieldError]:
     """What is wrong with the PriorityClass of a job; without ``value_of`` nobody knows any, and nothing is."""
     name, given = class_of(obj), _spec(obj).get("priority")
     if not name or value_of is None:
         return
     value = value_of(name)
     if value is None:
-        yield Fault(
+        yield FieldError(
             "spec.priorityClassName",
-            f"there is no PriorityClass {shown(name)}",
+            f"there is no PriorityClass {abbreviate(name)}",
             "kubectl get priorityclasses lists those that there are",
         )
     elif abs(value) > PRIORITY_MAX:
-        yield Fault(
+        yield FieldError(
             "spec.priorityClassName",
-            f"the PriorityClass {shown(name)} has {value}; priorities go from -{PRIORITY_MAX} to {PRIORITY_MAX}",
+            f"the PriorityClass {abbreviate(name)} has {value}; priorities go from -{PRIORITY_MAX} to {PRIORITY_MAX}",
             "name another one",
         )
     elif given is not None and given != value:
-        yield Fault(
+        yield FieldError(
             "spec.priority",
-            f"is {shown(given)}, and the PriorityClass {shown(name)} has {value}",
+            f"is {abbreviate(given)}, and the PriorityClass {abbreviate(name)} has {value}",
             "leave one of them out",
         )
 
 
-def class_of(obj: Obj) -> str:
+def class_of(obj: KubeObject) -> str:
     """The PriorityClass that a job names; empty: none."""
     name = _spec(obj).get("priorityClassName")
     return name if isinstance(name, str) else ""
 
 
-def lacks_value(obj: Obj) -> bool:
+def needs_class_value(obj: KubeObject) -> bool:
     """Whether a job names a PriorityClass, and nobody has looked up its value."""
     return bool(class_of(obj)) and _spec(obj).get("priority") is None
 
 
-def with_value(obj: Obj, value_of: ValueOf) -> Obj | None:
+def resolve_priority(obj: KubeObject, value_of: ValueOf) -> KubeObject | None:
     """The job with the value of its PriorityClass as its priority; None: there is none that a job may have."""
-    if not lacks_value(obj):
+    if not needs_class_value(obj):
         return obj
     value = value_of(class_of(obj))
     return None if value is None or abs(value) > PRIORITY_MAX else {**obj, "spec": {**obj["spec"], "priority": value}}
 
 
-def _spec(obj: Obj) -> Mapping[str, Any]:
+def _spec(obj: KubeObject) -> Mapping[str, Any]:
     spec = obj.get("spec")
     return spec if isinstance(spec, Mapping) else {}

@@ -1,6 +1,6 @@
 """What a Pod template may not ask for: another's rights, and, where Pods are not trusted, power over their node. Pure.
 
-And what a site limits of a job, which is the same for all: ``Limits``.
+And what a site limits of a job, which is the same for all: ``AdmissionLimits``.
 
 The operator makes Pods for whoever may create an IPUJob, and by rights of its own: what nobody looks at here, nobody
 does. What counts as power over the node is what Kubernetes' own Pod Security Standards leave out of "baseline":
@@ -16,7 +16,7 @@ from typing import Any
 
 from moorings.core.claims import PRIORITY_MAX
 from moorings.kubernetes.proxy.shapes import AUDIENCE
-from moorings.kubernetes.reading import Fault, shown
+from moorings.kubernetes.reading import FieldError, abbreviate
 
 # Accounts of launchers (names.account_name), and what people may take for them: `<job>-launcher-<instance>`.
 _LAUNCHERS = re.compile(r".*-launcher(-[0-9]+)?", re.DOTALL)
@@ -49,7 +49,7 @@ _PROFILES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class AdmissionLimits:
     """Where Pods may have power over their node, and what else a site limits; the chart's values.
 
     Attributes:
@@ -77,10 +77,10 @@ class Limits:
         return self.covers(namespace) and (self.privileged or bool(self.privileged_namespaces))
 
 
-EVERYWHERE = Limits()
+NO_LIMITS = AdmissionLimits()
 
 
-def find_rights(where: str, spec: Mapping[str, Any]) -> Iterator[Fault]:
+def find_reserved_rights(where: str, spec: Mapping[str, Any]) -> Iterator[FieldError]:
     """What of a Pod's spec takes the rights of a launcher: to start processes in workers, and to reset partitions.
 
     Args:
@@ -90,22 +90,22 @@ def find_rights(where: str, spec: Mapping[str, Any]) -> Iterator[Fault]:
     for field in _ACCOUNTS:
         account = spec.get(field)
         if isinstance(account, str) and _LAUNCHERS.fullmatch(account):
-            yield Fault(
+            yield FieldError(
                 f"{where}.{field}",
-                f"{shown(account)} is called like a launcher's account, which is for that launcher alone",
+                f"{abbreviate(account)} is called like a launcher's account, which is for that launcher alone",
                 "take another account; the launcher of this job has its own without being told",
             )
     for index, volume in _items(spec, "volumes"):
         for number, source in _items(_inside(volume, "projected"), "sources"):
             if _inside(source, "serviceAccountToken").get("audience") == AUDIENCE:
-                yield Fault(
+                yield FieldError(
                     f"{where}.volumes[{index}].projected.sources[{number}].serviceAccountToken.audience",
                     f"a token for {AUDIENCE} is for the operator and for launchers alone",
                     "leave it out",
                 )
 
 
-def find_privileges(where: str, template: Mapping[str, Any], launcher: Mapping[str, Any]) -> Iterator[Fault]:
+def find_privileges(where: str, template: Mapping[str, Any], launcher: Mapping[str, Any]) -> Iterator[FieldError]:
     """What of a template, or of a launcher, asks for power over the node.
 
     Args:
@@ -113,15 +113,15 @@ def find_privileges(where: str, template: Mapping[str, Any], launcher: Mapping[s
         template: of the Pods.
         launcher: what a launcher's container has of its own.
     """
-    for path in _asked(where, template, launcher):
-        yield Fault(
+    for path in _privileged_paths(where, template, launcher):
+        yield FieldError(
             path,
             "is power over the node, which Pods in this namespace do not have",
             "leave it out, or let an admin add the namespace to jobs.privilegedNamespaces",
         )
 
 
-def _asked(where: str, template: Mapping[str, Any], launcher: Mapping[str, Any]) -> Iterator[str]:
+def _privileged_paths(where: str, template: Mapping[str, Any], launcher: Mapping[str, Any]) -> Iterator[str]:
     for name, profile in _inside(_inside(template, "metadata"), "annotations").items():
         if name.startswith(_PROFILES) and profile == "unconfined":
             yield f"{where}.metadata.annotations[{name}]"

@@ -1,6 +1,6 @@
 """An IPUJob read from its JSON, and its status written as JSON.
 
-One reader for everybody: what cannot be read takes its default and is noted as a ``Fault``. The operator goes on with
+One reader for everybody: what cannot be read takes its default and is noted as a ``FieldError``. The operator goes on with
 the value (an object may have passed a laxer schema, or come while no webhook listened), ``admission`` refuses faults.
 """
 
@@ -33,14 +33,14 @@ from moorings.kubernetes.ipujob import (
     MANAGER,
     CleanPodPolicy,
     Condition,
-    InstanceRecord,
+    InstanceOutcome,
+    InstanceStatus,
     IPUJob,
+    IPUJobStatus,
     JobKind,
-    Obj,
-    Outcome,
+    KubeObject,
     RestartType,
-    StartRecord,
-    Status,
+    StartAttempts,
 )
 from moorings.kubernetes.suspension import MANAGED_BY
 from moorings.wire.codec import format_time, parse_time
@@ -55,7 +55,7 @@ _HOLDS: Mapping[str, bool | None] = {"True": True, "False": False, "Unknown": No
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class FieldError:
     """Something wrong with an object: where (``spec.launcher.command``), what, and what to do about it."""
 
     path: str
@@ -63,15 +63,15 @@ class Fault:
     hint: str = ""
 
 
-def parse_ipujob(obj: Obj) -> IPUJob:
+def parse_ipujob(obj: KubeObject) -> IPUJob:
     """The job an object holds; never fails. Unknown fields are passed over."""
     return read_ipujob(obj)[0]
 
 
-def read_ipujob(obj: Obj) -> tuple[IPUJob, tuple[Fault, ...]]:
+def read_ipujob(obj: KubeObject) -> tuple[IPUJob, tuple[FieldError, ...]]:
     """The job an object holds, and what could not be read of its spec; ``admission`` knows what else can be wrong."""
     meta = _mapping(obj.get("metadata"))
-    top = _Reader("", obj)
+    top = _FieldReader("", obj)
     spec = top.inside("spec")
     workers = spec.inside("workers")
     ipus, worker_count, replicas = _sizes(spec, workers)
@@ -106,47 +106,47 @@ def read_ipujob(obj: Obj) -> tuple[IPUJob, tuple[Fault, ...]]:
         priority_class=_priority_class(spec),
         suspended=spec.flag("suspend", False),
         managed_by=_managed_by(spec),
-        preemptible=_says_yes(top, meta, names.PREEMPTIBLE),
-        resumable=_says_yes(top, meta, names.RESUMABLE),
+        preemptible=_is_annotated_true(top, meta, names.PREEMPTIBLE),
+        resumable=_is_annotated_true(top, meta, names.RESUMABLE),
         start_deadline_s=spec.optional("startDeadlineSeconds", 0, WAIT_S_MAX),
         node_lost_s=spec.number("nodeLostSeconds", 0, 0, WAIT_S_MAX),
     )
     return job, tuple(top.faults)
 
 
-def _says_yes(top: _Reader, meta: Mapping[str, Any], name: str) -> bool:
+def _is_annotated_true(top: _FieldReader, meta: Mapping[str, Any], name: str) -> bool:
     """Whether an annotation says "true"; left out it says "false"."""
     given = _mapping(meta.get("annotations")).get(name)
     if given not in (None, "true", "false"):
-        top.note(f"metadata.annotations[{name}]", f'must be "true" or "false", not {shown(given)}')
+        top.note(f"metadata.annotations[{name}]", f'must be "true" or "false", not {abbreviate(given)}')
     return given == "true"
 
 
-def _priority_class(spec: _Reader) -> str:
+def _priority_class(spec: _FieldReader) -> str:
     given = spec.data.get("priorityClassName", "")
     if not isinstance(given, str) or len(given) > CLASS_CHARS_MAX:
-        spec.note("priorityClassName", f"must be the name of a PriorityClass, not {shown(given)}")
+        spec.note("priorityClassName", f"must be the name of a PriorityClass, not {abbreviate(given)}")
         return ""
     return given
 
 
-def _managed_by(spec: _Reader) -> str:
+def _managed_by(spec: _FieldReader) -> str:
     given = spec.data.get("managedBy")
     if given is None:
         return ""
     if not isinstance(given, str) or len(given) > MANAGED_BY_CHARS_MAX or not MANAGED_BY.fullmatch(given):
-        spec.note("managedBy", f"must be a domain, a slash and a name, such as {MANAGER}, not {shown(given)}")
+        spec.note("managedBy", f"must be a domain, a slash and a name, such as {MANAGER}, not {abbreviate(given)}")
         return ""
     return given
 
 
-def _kind(launcher: _Reader, interactive: _Reader) -> JobKind:
+def _kind(launcher: _FieldReader, interactive: _FieldReader) -> JobKind:
     if interactive.given:
         return JobKind.INTERACTIVE
     return JobKind.TRAINING if launcher.given else JobKind.INFERENCE
 
 
-def _sizes(spec: _Reader, workers: _Reader) -> tuple[int, int, int]:
+def _sizes(spec: _FieldReader, workers: _FieldReader) -> tuple[int, int, int]:
     """IPUs and workers of an instance, and model replicas of a worker, of whichever spellings were used."""
     count = spec.agreed(
         ("spec.workerPerJobInstance", spec.size("workerPerJobInstance", PODS_MAX)),
@@ -174,28 +174,28 @@ def _sizes(spec: _Reader, workers: _Reader) -> tuple[int, int, int]:
     return 1 if ipus is None else ipus, count, 1 if a_worker is None else a_worker
 
 
-class _Reader:
+class _FieldReader:
     """Takes values out of an object; what is wrong is noted, and its default taken.
 
     ``given`` tells an object that was left out from an empty one. All readers of one job share their faults.
     """
 
-    def __init__(self, path: str, data: object, faults: list[Fault] | None = None) -> None:
+    def __init__(self, path: str, data: object, faults: list[FieldError] | None = None) -> None:
         self.path = path
         self.given = isinstance(data, Mapping)
         self.data = _mapping(data)
-        self.faults: list[Fault] = [] if faults is None else faults
+        self.faults: list[FieldError] = [] if faults is None else faults
 
     def note(self, name: str, problem: str, hint: str = "") -> None:
         """A fault of a field."""
-        self.faults.append(Fault(f"{self.path}.{name}".lstrip("."), problem, hint))
+        self.faults.append(FieldError(f"{self.path}.{name}".lstrip("."), problem, hint))
 
-    def inside(self, name: str) -> _Reader:
+    def inside(self, name: str) -> _FieldReader:
         """The reader of an object in this one."""
         found = self.data.get(name)
         if found is not None and not isinstance(found, Mapping):
-            self.note(name, f"must be an object, not {shown(found)}")
-        return _Reader(f"{self.path}.{name}".lstrip("."), found, self.faults)
+            self.note(name, f"must be an object, not {abbreviate(found)}")
+        return _FieldReader(f"{self.path}.{name}".lstrip("."), found, self.faults)
 
     def number(self, name: str, default: int, least: int, most: int) -> int:
         """A whole number between bounds."""
@@ -220,7 +220,7 @@ class _Reader:
         elif quoted and isinstance(given, str) and _NUMBER.fullmatch(given):
             found = int(given)
         if found is None or not least <= found <= most:
-            self.note(name, f"must be a whole number from {least} to {most}, not {shown(given)}")
+            self.note(name, f"must be a whole number from {least} to {most}, not {abbreviate(given)}")
             return None
         return found
 
@@ -229,7 +229,9 @@ class _Reader:
         (one, first), (other, second) = spellings
         if first is not None and second is not None and first != second:
             told = "mean the same, and one of them is enough"
-            self.faults.append(Fault(one, f"is {first}, but {other.removeprefix('spec.')} is {second}", f"they {told}"))
+            self.faults.append(
+                FieldError(one, f"is {first}, but {other.removeprefix('spec.')} is {second}", f"they {told}")
+            )
         return second if first is None else first
 
     def texts(self, name: str) -> tuple[str, ...]:
@@ -238,7 +240,7 @@ class _Reader:
         if given is None:
             return ()
         if not isinstance(given, list) or not all(isinstance(item, str) for item in given):
-            self.note(name, f"must be a list of strings, not {shown(given)}", "put numbers in quotes")
+            self.note(name, f"must be a list of strings, not {abbreviate(given)}", "put numbers in quotes")
             return ()
         return tuple(given)
 
@@ -251,18 +253,18 @@ class _Reader:
             if given == known.value:
                 return known
         known_words = ", ".join(each.value for each in type(default))
-        self.note(name, f"must be one of {known_words}, not {shown(given)}")
+        self.note(name, f"must be one of {known_words}, not {abbreviate(given)}")
         return default
 
     def flag(self, name: str, default: bool) -> bool:
         """True or false."""
         given = self.data.get(name)
         if given is not None and not isinstance(given, bool):
-            self.note(name, f"must be true or false, not {shown(given)}")
+            self.note(name, f"must be true or false, not {abbreviate(given)}")
         return given if isinstance(given, bool) else default
 
 
-def shown(value: object) -> str:
+def abbreviate(value: object) -> str:
     """A wrong value, as short as a message bears it."""
     text = repr(value)
     return text if len(text) <= SHOWN_CHARS_MAX else f"{text[:SHOWN_CHARS_MAX]}..."
@@ -271,12 +273,12 @@ def shown(value: object) -> str:
 # -- the status --------------------------------------------------------------------------------------------------------
 
 
-def parse_status(found: object) -> Status:
+def parse_status(found: object) -> IPUJobStatus:
     """The status as it was last written; never fails."""
     status = _mapping(found)
     workers = _mapping(status.get("workersStatus"))
     conditions = status.get("conditions")
-    return Status(
+    return IPUJobStatus(
         state=_text(status.get("status")),
         current=_count(status.get("currentInstances")),
         desired=_count(status.get("desiredInstances")),
@@ -315,17 +317,17 @@ def _condition(found: Mapping[str, Any]) -> Condition:
     )
 
 
-def _records(found: Mapping[str, Any]) -> Iterator[tuple[int, InstanceRecord]]:
+def _records(found: Mapping[str, Any]) -> Iterator[tuple[int, InstanceStatus]]:
     for key, each in found.items():
         if _NUMBER.fullmatch(str(key)):
             record = _mapping(each)
             outcome = record.get("outcome")
             yield (
                 int(key),
-                InstanceRecord(
+                InstanceStatus(
                     restarts=_count(record.get("restarts")),
                     failures=_count(record.get("failures")),
-                    outcome=next((known for known in Outcome if known.value == outcome), None),
+                    outcome=next((known for known in InstanceOutcome if known.value == outcome), None),
                     detail=_text(record.get("detail")),
                     start=_start(_mapping(record.get("start"))),
                     reason=_text(record.get("reason")),
@@ -335,8 +337,8 @@ def _records(found: Mapping[str, Any]) -> Iterator[tuple[int, InstanceRecord]]:
             )
 
 
-def _start(found: Mapping[str, Any]) -> StartRecord:
-    return StartRecord(
+def _start(found: Mapping[str, Any]) -> StartAttempts:
+    return StartAttempts(
         since=_time(found.get("since")),
         missed=_count(found.get("missed")),
         until=_time(found.get("until")),
@@ -344,13 +346,13 @@ def _start(found: Mapping[str, Any]) -> StartRecord:
     )
 
 
-def status_object(status: Status) -> Obj:
+def status_object(status: IPUJobStatus) -> KubeObject:
     """A status as JSON, times to the second; all of it but the scale subresource's ``selector``.
 
     What is left out means none or, of ``workersStatus``, 0: write it whole (a JSON patch that adds ``/status``), for a
     merge patch would keep what stood there before.
     """
-    written: Obj = {
+    written: KubeObject = {
         "status": status.state,
         "currentInstances": status.current,
         "desiredInstances": status.desired,
@@ -380,8 +382,8 @@ def status_object(status: Status) -> Obj:
     return {name: value for name, value in written.items() if value not in ("", [], {})}
 
 
-def _condition_object(condition: Condition) -> Obj:
-    written: Obj = {
+def _condition_object(condition: Condition) -> KubeObject:
+    written: KubeObject = {
         "type": condition.type,
         "status": next(word for word, holds in _HOLDS.items() if holds is condition.status),
         "reason": condition.reason,
@@ -395,7 +397,7 @@ def _condition_object(condition: Condition) -> Obj:
     return written
 
 
-def _record_object(record: InstanceRecord) -> Obj:
+def _record_object(record: InstanceStatus) -> KubeObject:
     more = {
         "outcome": record.outcome.value if record.outcome is not None else "",
         "detail": record.detail,
@@ -407,13 +409,13 @@ def _record_object(record: InstanceRecord) -> Obj:
     return {"restarts": record.restarts, "failures": record.failures, **_present(more)}
 
 
-def _start_object(start: StartRecord) -> Obj:
+def _start_object(start: StartAttempts) -> KubeObject:
     times = {"since": start.since, "until": start.until}
     told = {name: _second(at) for name, at in times.items() if at is not None}
     return told | _present({"missed": start.missed, "why": start.why})
 
 
-def _present(found: Mapping[str, Any]) -> Obj:
+def _present(found: Mapping[str, Any]) -> KubeObject:
     return {name: value for name, value in found.items() if value}
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from moorings.core.errors import MooringsError
 from moorings.kubernetes.kube import KubeError
-from moorings.kubernetes.plan import Pause
+from moorings.kubernetes.plan import PartitionPause
 
 PATIENCE_S = 30.0  # for so long an instance keeps its partition while its Pods are refused
 PAUSE_S, PAUSE_S_MAX = 60.0, 600.0  # before it asks for one again: this, doubled each time
@@ -20,7 +20,7 @@ _UNHEARD = frozenset({0, 401})  # not reached, or not told who we are: nothing w
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class ActionFailure:
     """Something that could not be done: for an instance, or, with None, for the whole job."""
 
     instance: int | None
@@ -28,7 +28,7 @@ class Failure:
 
 
 @dataclass(slots=True)
-class _Stuck:
+class _RejectedInstance:
     why: str
     since: float | None  # None: not refused since it began to ask again
     starting: bool
@@ -37,7 +37,7 @@ class _Stuck:
 
 
 @dataclass(slots=True)
-class Refusals:
+class CreateFailures:
     """The refusals of one job's Pods; times are of a monotonic clock, in seconds.
 
     Attributes:
@@ -45,9 +45,9 @@ class Refusals:
     """
 
     invalid: dict[int, str] = field(default_factory=dict)
-    _stuck: dict[int, _Stuck] = field(default_factory=dict)
+    _stuck: dict[int, _RejectedInstance] = field(default_factory=dict)
 
-    def note(self, tried: Mapping[int, bool], failures: Iterable[Failure], now: float) -> None:
+    def note(self, tried: Mapping[int, bool], failures: Iterable[ActionFailure], now: float) -> None:
         """Reckon with what became of Pods that were tried to be made.
 
         Args:
@@ -62,21 +62,21 @@ class Refusals:
             error = told.get(instance) or told.get(None)
             if error is None:
                 self._stuck.pop(instance, None)
-            elif _is_for_ever(error):
+            elif _is_permanent(error):
                 self.invalid[instance] = error.detail
-            elif _may_end(error):
-                stuck = self._stuck.setdefault(instance, _Stuck(error.detail, now, starting))
+            elif _is_temporary(error):
+                stuck = self._stuck.setdefault(instance, _RejectedInstance(error.detail, now, starting))
                 stuck.why = error.detail
                 stuck.since = now if stuck.since is None else stuck.since
 
-    def paused(self, now: float, spread: float = 0.0) -> tuple[Mapping[int, Pause], float | None]:
+    def paused(self, now: float, spread: float = 0.0) -> tuple[Mapping[int, PartitionPause], float | None]:
         """The instances that are to be without a partition for now; and after how many s that changes.
 
         Args:
             now: the time.
             spread: 0 to 1, of the job's own, so that two that share a quota do not try at the same moments.
         """
-        held: dict[int, Pause] = {}
+        held: dict[int, PartitionPause] = {}
         times: list[float] = []
         for instance, stuck in self._stuck.items():
             if stuck.since is not None and now >= stuck.since + PATIENCE_S:
@@ -84,7 +84,7 @@ class Refusals:
                 stuck.pauses = min(stuck.pauses + 1, 10)
                 stuck.since = None
             if now < stuck.until:
-                held[instance] = Pause(stuck.why, stuck.starting)
+                held[instance] = PartitionPause(stuck.why, stuck.starting)
                 times.append(stuck.until)
             elif stuck.since is not None:
                 times.append(stuck.since + PATIENCE_S)
@@ -96,7 +96,7 @@ class Refusals:
         self._stuck.clear()
 
 
-def _is_for_ever(error: MooringsError) -> bool:
+def _is_permanent(error: MooringsError) -> bool:
     """Whether no try will be better than this one: the Pod is wrong, or cannot even be read as one.
 
     Denials of policies and webhooks come with the same reasons, and may be taken back: the words tell them apart.
@@ -108,7 +108,7 @@ def _is_for_ever(error: MooringsError) -> bool:
     return error.reason == "BadRequest" and " cannot be handled as a " in error.detail
 
 
-def _may_end(error: MooringsError) -> bool:
+def _is_temporary(error: MooringsError) -> bool:
     """Whether it is a refusal that somebody may take back: a quota's, a policy's, a webhook's, or of a name in use."""
     if isinstance(error, KubeError):
         return error.status not in _UNHEARD

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Shares:
+class DynamicLimit:
     """Nobody may hold more than he leaves free: whoever fills it needs many names.
 
     Args:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from moorings.core.instants import Timestamp, add_seconds
-from moorings.kubernetes.ipujob import StartRecord
+from moorings.kubernetes.ipujob import StartAttempts
 from moorings.kubernetes.pods import RUNNING, SUCCEEDED, UNSCHEDULABLE, Pod
 
 # Kubernetes' own for the progress of a Deployment. 20 GB arrive in that time at 40 MB/s, with what it takes to unpack.
@@ -33,7 +33,7 @@ _CRASHES = frozenset({"CrashLoopBackOff", "RunContainerError", "PostStartHookErr
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartProgress:
     """What is seen of an instance's start.
 
     Attributes:
@@ -49,7 +49,7 @@ class Start:
     done: bool
 
 
-def see_start(has_partition: bool | None, programs: Sequence[Pod], restart: int, wanted: int) -> Start:
+def observe_start(has_partition: bool | None, programs: Sequence[Pod], restart: int, wanted: int) -> StartProgress:
     """What is seen of a start.
 
     Args:
@@ -60,7 +60,7 @@ def see_start(has_partition: bool | None, programs: Sequence[Pod], restart: int,
     """
     fresh = [pod for pod in programs if pod.restart >= restart]
     live = [pod for pod in fresh if pod.phase in (RUNNING, SUCCEEDED) and not pod.deleting]
-    return Start(
+    return StartProgress(
         has_partition,
         begun=any(pod.phase == RUNNING for pod in programs),
         runs=len(live) == wanted,
@@ -68,9 +68,9 @@ def see_start(has_partition: bool | None, programs: Sequence[Pod], restart: int,
     )
 
 
-def follow_start(
-    start: StartRecord, seen: Start, deadline_s: int, now: Timestamp, pods: Sequence[Pod], failure: str
-) -> StartRecord:
+def update_start(
+    start: StartAttempts, seen: StartProgress, deadline_s: int, now: Timestamp, pods: Sequence[Pod], failure: str
+) -> StartAttempts:
     """The record of a start as it is now; with ``until`` the instance is to be without a partition.
 
     Args:
@@ -82,10 +82,10 @@ def follow_start(
         failure: why the attempt before failed; may be empty.
     """
     if not deadline_s or (seen.done and start.until is None):
-        return StartRecord()
+        return StartAttempts()
     if start.until is not None:
         # No longer than its pause from now: the deadline may have been shortened, or the clock set back.
-        until = min(start.until, add_seconds(now, pause_s(deadline_s, max(start.missed, 1))))
+        until = min(start.until, add_seconds(now, backoff_s(deadline_s, max(start.missed, 1))))
         if now < until:
             return replace(start, until=until)
         start = replace(start, until=None)
@@ -100,23 +100,23 @@ def follow_start(
     if seen.runs or now < add_seconds(start.since, deadline_s):
         return start
     missed = start.missed + 1
-    why = f"it did not start in {deadline_s} s: {explain(pods, failure)}"
-    return StartRecord(missed=missed, until=add_seconds(now, pause_s(deadline_s, missed)), why=why)
+    why = f"it did not start in {deadline_s} s: {explain_pods(pods, failure)}"
+    return StartAttempts(missed=missed, until=add_seconds(now, backoff_s(deadline_s, missed)), why=why)
 
 
-def pause_s(deadline_s: int, missed: int) -> int:
+def backoff_s(deadline_s: int, missed: int) -> int:
     """How long it waits after so many deadlines missed in a row, in seconds: never less than it has held its IPUs."""
     doubled: int = deadline_s << min(missed - 1, 12)
     return max(deadline_s, min(doubled, PAUSE_S_MAX))
 
 
-def due_at(start: StartRecord, deadline_s: int, now: Timestamp) -> Timestamp | None:
+def next_check_at(start: StartAttempts, deadline_s: int, now: Timestamp) -> Timestamp | None:
     """When to look again, though nothing changes."""
     times = (start.until, add_seconds(start.since, deadline_s) if start.since is not None and deadline_s else None)
     return min((at for at in times if at is not None and at > now), default=None)
 
 
-def explain(pods: Sequence[Pod], failure: str) -> str:
+def explain_pods(pods: Sequence[Pod], failure: str) -> str:
     """What keeps these Pods from starting, the cause before what follows from it."""
     late = [pod for pod in pods if not pod.ended and (pod.phase != RUNNING or pod.waits_for)]
     if not late:

@@ -8,10 +8,17 @@ from operator import attrgetter
 from typing import Literal
 
 from moorings.core.instants import Timestamp
-from moorings.kubernetes.conditions import ADMITTED, PROJECT_LIMIT, TYPES, build_conditions, find, unready
-from moorings.kubernetes.estimates import estimate
-from moorings.kubernetes.ipujob import Condition, IPUJob, Outcome, Status
-from moorings.kubernetes.plan import COMPLETED, ENDED, FAILED, HOLDS_NOTHING, Instance, Partitions, Plan
+from moorings.kubernetes.conditions import (
+    ADMITTED,
+    PROJECT_LIMIT,
+    TYPES,
+    build_conditions,
+    find_condition,
+    not_ready_conditions,
+)
+from moorings.kubernetes.estimates import latest_start
+from moorings.kubernetes.ipujob import Condition, InstanceOutcome, IPUJob, IPUJobStatus
+from moorings.kubernetes.plan import COMPLETED, ENDED, FAILED, HOLDS_NOTHING, JobPartitions, JobPlan, PlannedInstance
 from moorings.kubernetes.pods import FAILED as POD_FAILED
 from moorings.kubernetes.pods import RUNNING as POD_RUNNING
 from moorings.kubernetes.pods import SUCCEEDED, Pod
@@ -25,7 +32,7 @@ ALL_DONE = "All instances done"
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class JobEvent:
     """Something for the job's Events: ``Normal`` or ``Warning``, a reason and a sentence."""
 
     type: Literal["Normal", "Warning"]
@@ -34,8 +41,8 @@ class Story:
 
 
 def build_status(
-    job: IPUJob, plan: Plan, pods: Sequence[Pod], partitions: Partitions, now: Timestamp, problem: str = ""
-) -> Status:
+    job: IPUJob, plan: JobPlan, pods: Sequence[Pod], partitions: JobPartitions, now: Timestamp, problem: str = ""
+) -> IPUJobStatus:
     """The status that a job should have.
 
     Args:
@@ -49,22 +56,24 @@ def build_status(
     before = job.status
     if plan.deleting is not None:
         message = problem or plan.deleting or before.message
-        conditions = before.conditions if before.state in ENDED else unready(job, "Deleting", message, now)
+        conditions = before.conditions if before.state in ENDED else not_ready_conditions(job, "Deleting", message, now)
         return replace(before, message=message, conditions=conditions)
     workers = [pod for pod in pods if not pod.is_launcher]
     launchers = {pod.instance: pod for pod in pods if pod.is_launcher}
     state = before.state if before.state in ENDED else _state(job, plan.instances)
     message = problem or _message(job, state, plan.instances)
     standing = [one for one in plan.instances.values() if one.standing and one.record.outcome is None]
-    starts_at, certainty = estimate(partitions.known[number] for number in plan.instances if number in partitions.known)
+    starts_at, certainty = latest_start(
+        partitions.known[number] for number in plan.instances if number in partitions.known
+    )
     held = [one for one in partitions.known.values() if one.state == shapes.READY]
-    return Status(
+    return IPUJobStatus(
         state=state,
         current=len(standing),
         desired=before.desired if before.state in ENDED else job.instances,  # it is not started anew, however scaled
         message=message,
         conditions=(
-            *_states(job, state, _reason(state, plan.instances), message, now),
+            *_state_conditions(job, state, _reason(state, plan.instances), message, now),
             *build_conditions(job, state, message, plan.instances, pods, partitions, now),
         ),
         partition_created=bool(held or standing),
@@ -84,13 +93,13 @@ def build_status(
     )
 
 
-def same_but_for_words(one: Status, other: Status) -> bool:
+def is_same_but_messages(one: IPUJobStatus, other: IPUJobStatus) -> bool:
     """Whether only messages differ: there are many of them while a job waits, and they may be told a little later."""
     conditions = list(map(_MEANT, one.conditions)) == list(map(_MEANT, other.conditions))
     return conditions and _BESIDE(one) == _BESIDE(other)
 
 
-def tell(before: Status, after: Status) -> list[Story]:
+def build_events(before: IPUJobStatus, after: IPUJobStatus) -> list[JobEvent]:
     """What is worth an Event between two statuses."""
     told = []
     for number, record in after.instances.items():
@@ -100,31 +109,31 @@ def tell(before: Status, after: Status) -> list[Story]:
         if record.restarts > (was.restarts if was is not None else 0):
             why = f" ({record.detail})" if record.detail else ""
             told.append(
-                Story("Warning" if record.detail else "Normal", "Restarting", f"instance {number} starts anew{why}")
+                JobEvent("Warning" if record.detail else "Normal", "Restarting", f"instance {number} starts anew{why}")
             )
-        elif record.outcome is Outcome.FAILED and (was is None or was.outcome is not Outcome.FAILED):
+        elif record.outcome is InstanceOutcome.FAILED and (was is None or was.outcome is not InstanceOutcome.FAILED):
             told.append(
-                Story("Warning", record.reason or "InstanceFailed", f"instance {number} failed: {record.detail}")
+                JobEvent("Warning", record.reason or "InstanceFailed", f"instance {number} failed: {record.detail}")
             )
         if record.start.missed > (was.start.missed if was is not None else 0):
             message = f"instance {number} gives its partition back: {record.start.why}"
-            told.append(Story("Warning", "StartDeadlineExceeded", message))
-    admitted, admitted_before = find(after.conditions, ADMITTED), find(before.conditions, ADMITTED)
+            told.append(JobEvent("Warning", "StartDeadlineExceeded", message))
+    admitted, admitted_before = find_condition(after.conditions, ADMITTED), find_condition(before.conditions, ADMITTED)
     reason_before = admitted_before.reason if admitted_before is not None else ""
     if admitted is not None and admitted.reason == PROJECT_LIMIT != reason_before:
-        told.append(Story("Warning", PROJECT_LIMIT, admitted.message))
+        told.append(JobEvent("Warning", PROJECT_LIMIT, admitted.message))
     if SUSPENDED in (before.state, after.state) and before.state != after.state and after.state not in ENDED:
         reason = SUSPENDED if after.state == SUSPENDED else "Resumed"
-        told.append(Story("Normal", reason, after.message))
+        told.append(JobEvent("Normal", reason, after.message))
     if after.state != before.state and after.state in (RUNNING, COMPLETED):
-        told.append(Story("Normal", after.state, after.message))
+        told.append(JobEvent("Normal", after.state, after.message))
     return told
 
 
-def _state(job: IPUJob, instances: Mapping[int, Instance]) -> str:
+def _state(job: IPUJob, instances: Mapping[int, PlannedInstance]) -> str:
     live = [one for one in instances.values() if one.record.outcome is None]
     if instances and not live:
-        return FAILED if any(one.record.outcome is Outcome.FAILED for one in instances.values()) else COMPLETED
+        return FAILED if any(one.record.outcome is InstanceOutcome.FAILED for one in instances.values()) else COMPLETED
     if job.suspended:
         return SUSPENDED
     if live and all(one.standing for one in live) and any(one.running for one in live):
@@ -132,8 +141,8 @@ def _state(job: IPUJob, instances: Mapping[int, Instance]) -> str:
     return RESTARTING if any(one.restarting for one in live) else PENDING
 
 
-def _message(job: IPUJob, state: str, instances: Mapping[int, Instance]) -> str:
-    failed = {number: one for number, one in instances.items() if one.record.outcome is Outcome.FAILED}
+def _message(job: IPUJob, state: str, instances: Mapping[int, PlannedInstance]) -> str:
+    failed = {number: one for number, one in instances.items() if one.record.outcome is InstanceOutcome.FAILED}
     if state == COMPLETED:
         return ALL_DONE
     if state == SUSPENDED:
@@ -156,7 +165,7 @@ def _message(job: IPUJob, state: str, instances: Mapping[int, Instance]) -> str:
     return told if job.instances == 1 else f"{told}; {running} of {job.instances} instances running"
 
 
-def _states(job: IPUJob, state: str, reason: str, message: str, now: Timestamp) -> tuple[Condition, ...]:
+def _state_conditions(job: IPUJob, state: str, reason: str, message: str, now: Timestamp) -> tuple[Condition, ...]:
     """One a state that the job has been in; the present one is true."""
     words = {
         PENDING: "is waiting for resources to be ready." if message in ("", ALL_WELL) else f"is pending: {message}.",
@@ -184,11 +193,11 @@ def _states(job: IPUJob, state: str, reason: str, message: str, now: Timestamp) 
     return tuple(found)
 
 
-def _reason(state: str, instances: Mapping[int, Instance]) -> str:
+def _reason(state: str, instances: Mapping[int, PlannedInstance]) -> str:
     reasons = [one.record.reason for one in instances.values() if one.record.reason] if state == FAILED else []
     return reasons[0] if reasons else f"IPUJob{state}"
 
 
 # What is no words: of a condition, and of a status beside its conditions.
 _MEANT = attrgetter(*(one.name for one in fields(Condition) if one.name not in ("message", "updated_at")))
-_BESIDE = attrgetter(*(one.name for one in fields(Status) if one.name not in ("message", "conditions")))
+_BESIDE = attrgetter(*(one.name for one in fields(IPUJobStatus) if one.name not in ("message", "conditions")))

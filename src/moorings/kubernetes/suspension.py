@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from moorings.kubernetes.ipujob import Obj
+from moorings.kubernetes.ipujob import KubeObject
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 MANAGED_BY = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/[A-Za-z0-9!-.:-~]+")  # as a Job's field must be
@@ -23,7 +23,7 @@ _METADATA = frozenset({"labels", "annotations"})
 _SPEC = frozenset({"affinity", "nodeSelector", "schedulingGates", "tolerations"})
 
 
-def fixed_part(template: Mapping[str, Any]) -> Obj:
+def immutable_template(template: Mapping[str, Any]) -> KubeObject:
     """A Pod template without what may change while its job is suspended."""
     return {
         **template,
@@ -32,7 +32,7 @@ def fixed_part(template: Mapping[str, Any]) -> Obj:
     }
 
 
-def waits_for_a_queue(obj: Obj) -> bool:
+def is_queued_by_kueue(obj: KubeObject) -> bool:
     """Whether a new job is one that Kueue is to start; what belongs to another object is admitted with that one."""
     meta = obj["metadata"]
     labels = meta.get("labels")
@@ -41,5 +41,5 @@ def waits_for_a_queue(obj: Obj) -> bool:
     return isinstance(labels, Mapping) and bool(labels.get(QUEUE_LABEL)) and not owned
 
 
-def _without(found: object, names: frozenset[str]) -> Obj:
+def _without(found: object, names: frozenset[str]) -> KubeObject:
     return {key: value for key, value in found.items() if key not in names} if isinstance(found, Mapping) else {}

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from moorings.core.errors import MooringsError
-from moorings.kubernetes.shares import Shares
+from moorings.kubernetes.shares import DynamicLimit
 
 RENEWED_S = 40.0  # older than that, a good one is reviewed anew while what was found is still used
 REMEMBERED_MAX = 4096  # good ones, and as many bad ones
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Found(Generic[T]):
+class CachedReview(Generic[T]):
     """What a review said, whether that is good, and from when until when it is believed, in seconds."""
 
     value: T
@@ -39,7 +39,7 @@ class Found(Generic[T]):
     until: float
 
 
-class Reviews(Generic[T]):
+class ReviewCache(Generic[T]):
     """What is known of tokens, and what is being asked of them.
 
     Args:
@@ -48,13 +48,13 @@ class Reviews(Generic[T]):
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._good: dict[bytes, Found[T]] = {}
-        self._bad: dict[bytes, Found[T]] = {}
-        self._first: dict[bytes, asyncio.Task[Found[T]]] = {}  # reviews of tokens that were never good
-        self._renewals: dict[bytes, asyncio.Task[Found[T]]] = {}
-        self._places = Shares(REVIEWS_MAX)
+        self._good: dict[bytes, CachedReview[T]] = {}
+        self._bad: dict[bytes, CachedReview[T]] = {}
+        self._first: dict[bytes, asyncio.Task[CachedReview[T]]] = {}  # reviews of tokens that were never good
+        self._renewals: dict[bytes, asyncio.Task[CachedReview[T]]] = {}
+        self._places = DynamicLimit(REVIEWS_MAX)
 
-    async def find(self, token: str, address: str, review: Callable[[], Awaitable[Found[T]]]) -> T:
+    async def find(self, token: str, address: str, review: Callable[[], Awaitable[CachedReview[T]]]) -> T:
         """What is known of a token, or what ``review`` finds.
 
         Args:
@@ -87,10 +87,10 @@ class Reviews(Generic[T]):
 
     def _start(
         self,
-        reviews: dict[bytes, asyncio.Task[Found[T]]],
+        reviews: dict[bytes, asyncio.Task[CachedReview[T]]],
         digest: bytes,
-        review: Callable[[], Awaitable[Found[T]]],
-    ) -> asyncio.Task[Found[T]]:
+        review: Callable[[], Awaitable[CachedReview[T]]],
+    ) -> asyncio.Task[CachedReview[T]]:
         task = reviews.get(digest)
         if task is None:
             task = reviews[digest] = asyncio.create_task(_run(review))
@@ -98,7 +98,7 @@ class Reviews(Generic[T]):
         return task
 
     def _reviewed(
-        self, reviews: dict[bytes, asyncio.Task[Found[T]]], digest: bytes, task: asyncio.Task[Found[T]]
+        self, reviews: dict[bytes, asyncio.Task[CachedReview[T]]], digest: bytes, task: asyncio.Task[CachedReview[T]]
     ) -> None:
         del reviews[digest]
         if task.cancelled() or task.exception() is not None:
@@ -112,7 +112,7 @@ class Reviews(Generic[T]):
             del known[next(iter(known))]
 
 
-async def _run(review: Callable[[], Awaitable[Found[T]]]) -> Found[T]:
+async def _run(review: Callable[[], Awaitable[CachedReview[T]]]) -> CachedReview[T]:
     return await review()
 
 
@@ -129,7 +129,7 @@ def parse_claims(token: str) -> dict[str, object]:
     return found if isinstance(found, dict) else {}
 
 
-def find_end(claims: Mapping[str, object]) -> float | None:
+def expiry_of(claims: Mapping[str, object]) -> float | None:
     """When a token ends as it says itself, in seconds since 1970; None: it says no such thing."""
     ends = claims.get("exp")
     if not isinstance(ends, int | float):

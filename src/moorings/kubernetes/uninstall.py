@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from moorings.core.errors import MooringsError
 from moorings.core.instants import SECOND
-from moorings.kubernetes.election import Sighting, parse_lease, sight
-from moorings.kubernetes.ipujob import FINALIZER, Obj
+from moorings.kubernetes.election import ObservedLease, observe_lease, parse_lease
+from moorings.kubernetes.ipujob import FINALIZER, KubeObject
 from moorings.kubernetes.kube import (
     DEPLOYMENT,
     IPU_JOB,
@@ -25,9 +25,9 @@ from moorings.kubernetes.kube import (
     POD,
     SECRET,
     VALIDATING_WEBHOOK,
-    Kind,
-    Kube,
+    KubeApi,
     KubeError,
+    ResourceType,
 )
 from moorings.ports.clock import Clock
 
@@ -41,7 +41,7 @@ TRIES = 5  # of one call to an API server that is away or busy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Installed:
+class InstalledNames:
     """What has been installed: names in ``namespace``.
 
     Attributes:
@@ -62,21 +62,21 @@ class Installed:
     jobs_in: tuple[str, ...] = ()
 
 
-async def uninstall(kube: Kube, clock: Clock, installed: Installed) -> None:
+async def uninstall(kube: KubeApi, clock: Clock, installed: InstalledNames) -> None:
     """Take away what helm would leave in the way.
 
     Raises:
         KubeError: the API server refuses, or stays away.
         MooringsError: ``kubernetes.refused``: some IPUJobs keep the finalizer.
     """
-    steps = Steps(kube, clock)
+    steps = UninstallSteps(kube, clock)
     await steps.delete_webhooks(installed)
     await steps.end_operator(installed)
     await steps.strip_finalizers(installed)
     await steps.delete_leftovers(installed)
 
 
-class Steps:
+class UninstallSteps:
     """The steps, each by itself.
 
     Args:
@@ -84,21 +84,21 @@ class Steps:
         clock: the time.
     """
 
-    def __init__(self, kube: Kube, clock: Clock) -> None:
+    def __init__(self, kube: KubeApi, clock: Clock) -> None:
         self._kube = kube
         self._clock = clock
 
-    async def delete_webhooks(self, installed: Installed) -> None:
+    async def delete_webhooks(self, installed: InstalledNames) -> None:
         """Let IPUJobs be written without us."""
         for kind in (MUTATING_WEBHOOK, VALIDATING_WEBHOOK):
             await self._delete(kind, installed.webhooks)
         log.info("uninstall.webhooks_deleted")
 
-    async def end_operator(self, installed: Installed) -> None:
+    async def end_operator(self, installed: InstalledNames) -> None:
         """Returns when no operator works any more, or ``WAIT_S`` have passed: one on a dead node says nothing."""
         scale = {"spec": {"replicas": 0}}
         await self._patch(DEPLOYMENT, installed.deployment, scale, installed.namespace, subresource="scale")
-        seen: Sighting | None = None
+        seen: ObservedLease | None = None
         for _ in range(round(WAIT_S / LOOK_S)):
             try:
                 if not (await self._kube.list(POD, installed.namespace, labels=installed.selector)).items:
@@ -106,7 +106,7 @@ class Steps:
                     return
                 lease = parse_lease(await self._kube.get(LEASE, installed.lease, installed.namespace))
                 now = self._clock.now() / SECOND
-                seen = sight(seen, lease, now)
+                seen = observe_lease(seen, lease, now)
                 if not lease.holder or now > seen.at + lease.lease_s:
                     log.info("uninstall.operator_ended", extra={"lease": installed.lease})
                     return
@@ -116,17 +116,17 @@ class Steps:
             await self._clock.sleep(LOOK_S)
         log.warning("uninstall.operator_lingers", extra={"waited_s": WAIT_S})
 
-    async def strip_finalizers(self, installed: Installed) -> None:
+    async def strip_finalizers(self, installed: InstalledNames) -> None:
         """Take the finalizer from all IPUJobs.
 
         Raises:
             MooringsError: ``kubernetes.refused``: others were quicker, every time.
         """
         stripped = 0
-        jobs: Sequence[Obj] = ()
+        jobs: Sequence[KubeObject] = ()
         for _ in range(ROUNDS):
             where: Sequence[str | None] = installed.jobs_in or (None,)
-            jobs = [job for namespace in where for job in holding(await self._jobs(namespace))]
+            jobs = [job for namespace in where for job in with_finalizer(await self._jobs(namespace))]
             if not jobs:
                 log.info("uninstall.finalizers_stripped", extra={"jobs": stripped})
                 return
@@ -140,7 +140,7 @@ class Steps:
             hint="something puts it back: is another operator running? Then run helm uninstall again",
         )
 
-    async def _jobs(self, namespace: str | None) -> Iterable[Obj]:
+    async def _jobs(self, namespace: str | None) -> Iterable[KubeObject]:
         for tries_left in reversed(range(TRIES)):
             try:
                 return (await self._kube.list(IPU_JOB, namespace)).items
@@ -150,7 +150,7 @@ class Steps:
                 await self._pause(error, tries_left)
         raise AssertionError("the last try returns or raises")
 
-    async def _strip(self, job: Obj) -> bool:
+    async def _strip(self, job: KubeObject) -> bool:
         """Whether it was taken; not, if the job was changed or has gone: the next round sees."""
         metadata = job["metadata"]
         body = {
@@ -166,14 +166,14 @@ class Steps:
                 raise
             return False
 
-    async def delete_leftovers(self, installed: Installed) -> None:
+    async def delete_leftovers(self, installed: InstalledNames) -> None:
         """Delete what helm knows nothing of: the Leases, and the certificates."""
         for lease in filter(None, (installed.lease, installed.proxy_lease)):
             await self._delete(LEASE, lease, installed.namespace)
         for secret in installed.secrets:
             await self._delete(SECRET, secret, installed.namespace)
 
-    async def _delete(self, kind: Kind, name: str, namespace: str | None = None) -> None:
+    async def _delete(self, kind: ResourceType, name: str, namespace: str | None = None) -> None:
         for tries_left in reversed(range(TRIES)):
             try:
                 await self._kube.delete(kind, name, namespace)
@@ -182,7 +182,9 @@ class Steps:
             else:
                 return
 
-    async def _patch(self, kind: Kind, name: str, body: Obj, namespace: str, *, subresource: str = "") -> bool:
+    async def _patch(
+        self, kind: ResourceType, name: str, body: KubeObject, namespace: str, *, subresource: str = ""
+    ) -> bool:
         """Whether there was something to patch."""
         for tries_left in reversed(range(TRIES)):
             try:
@@ -202,6 +204,6 @@ class Steps:
         await self._clock.sleep(max(PAUSE_S, error.retry_after_s))
 
 
-def holding(jobs: Iterable[Obj]) -> list[Obj]:
+def with_finalizer(jobs: Iterable[KubeObject]) -> list[KubeObject]:
     """Those that have our finalizer."""
     return [job for job in jobs if FINALIZER in (job["metadata"].get("finalizers") or ())]

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from moorings.kubernetes.ipujob import IPUJob
 from moorings.kubernetes.kube import KubeError
 from moorings.kubernetes.pods import Pod
-from moorings.kubernetes.refusals import Failure
-from moorings.kubernetes.status import Story
+from moorings.kubernetes.refusals import ActionFailure
+from moorings.kubernetes.status import JobEvent
 
 _PASSES = frozenset({0, 401, 409, 429, 504})  # HTTP statuses that say nothing about the Pod, or pass by themselves
 _OWN = frozenset({"ipujob.name_taken", "ipujob.invalid"})
 
 
-def failed_create(tried: Mapping[int, bool], failures: Sequence[Failure]) -> Story | None:
+def failed_create(tried: Mapping[int, bool], failures: Sequence[ActionFailure]) -> JobEvent | None:
     """The refusal of Pods that were to be made; of several, that of the first instance.
 
     Args:
@@ -31,11 +31,11 @@ def failed_create(tried: Mapping[int, bool], failures: Sequence[Failure]) -> Sto
     if not tried or not refused:
         return None
     more = f" (and of {len(refused) - 1} more instances)" if len(refused) > 1 else ""
-    return Story("Warning", "FailedCreate", f"Error creating: {refused[0].error.detail}{more}")
+    return JobEvent("Warning", "FailedCreate", f"Error creating: {refused[0].error.detail}{more}")
 
 
 @dataclass(slots=True)
-class Warned:
+class WarnedEvents:
     """What was told of one job already.
 
     Attributes:
@@ -46,7 +46,7 @@ class Warned:
     unscheduled: frozenset[str] = frozenset()
     invalid: tuple[str, int] = field(default=("", 0))
 
-    def of(self, job: IPUJob, pods: Sequence[Pod], wrong: str) -> list[Story]:
+    def of(self, job: IPUJob, pods: Sequence[Pod], wrong: str) -> list[JobEvent]:
         """What is to be told now, once.
 
         Args:
@@ -58,15 +58,15 @@ class Warned:
         edition = (job.uid, job.generation)
         if wrong and job.status.observed_generation != job.generation and self.invalid != edition:
             self.invalid = edition
-            told.append(Story("Warning", "InvalidSpec", wrong))
+            told.append(JobEvent("Warning", "InvalidSpec", wrong))
         late = [pod for pod in pods if pod.unschedulable and not pod.deleting]
         if any(pod.uid not in self.unscheduled for pod in late):
             more = f" (and {len(late) - 1} more Pods)" if len(late) > 1 else ""
-            told.append(Story("Warning", "FailedScheduling", f"{late[0].name}: {late[0].why}{more}"))
+            told.append(JobEvent("Warning", "FailedScheduling", f"{late[0].name}: {late[0].why}{more}"))
         self.unscheduled = frozenset(pod.uid for pod in late)
         return told
 
 
-def _is_refusal(failure: Failure) -> bool:
+def _is_refusal(failure: ActionFailure) -> bool:
     error = failure.error
     return error.status not in _PASSES if isinstance(error, KubeError) else error.code in _OWN

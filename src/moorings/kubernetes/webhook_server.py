@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from moorings.client.causes import format_cause
 from moorings.core.errors import MooringsError
-from moorings.kubernetes.accepting import BoundedServer, Listening
+from moorings.kubernetes.accepting import BoundedServer, LimitedListener
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -105,7 +105,7 @@ def make_webhook_server(app: ASGIApp, context: ssl.SSLContext) -> BoundedServer:
     return BoundedServer(config)
 
 
-def listen(host: str = "", port: int = PORT) -> Listening:
+def listen(host: str = "", port: int = PORT) -> LimitedListener:
     """A socket for ``serve``, which bounds its connections; without ``host`` on all addresses.
 
     Raises:
@@ -114,7 +114,7 @@ def listen(host: str = "", port: int = PORT) -> Listening:
     both = not host and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
     try:
-        return Listening(socket.create_server((host, port), family=family, dualstack_ipv6=both), CONNECTIONS_MAX)
+        return LimitedListener(socket.create_server((host, port), family=family, dualstack_ipv6=both), CONNECTIONS_MAX)
     except OSError as error:
         detail = f"the webhooks cannot listen on {host or 'any address'}, port {port}: {format_cause(error)}"
         hint = "in the node's network another program may have the port: set admissionWebhooks.port"

@@ -1,6 +1,6 @@
 """The webhooks: what the API server asks before it takes an IPUJob in. Served by every replica.
 
-``admit`` decides: an AdmissionReview in, its answer out; what a job may be is for ``Rules``. Nothing of ours ever keeps
+``admit`` decides: an AdmissionReview in, its answer out; what a job may be is for ``AdmissionRules``. Nothing of ours ever keeps
 what is stored from being finished: an update that leaves the spec as it is always passes, so a job that an older
 release let in can still lose its finalizer, and a fault of ours is a refusal with words, never a status of 500 that
 would be tried again and again.
@@ -27,9 +27,9 @@ from starlette.routing import Route
 
 from moorings.core.errors import MooringsError
 from moorings.kubernetes.admission import check_ipujob, check_update, default_ipujob
-from moorings.kubernetes.ipujob import API_VERSION, GROUP, KIND, Obj
-from moorings.kubernetes.privileges import EVERYWHERE, Limits
-from moorings.kubernetes.shares import Shares
+from moorings.kubernetes.ipujob import API_VERSION, GROUP, KIND, KubeObject
+from moorings.kubernetes.privileges import NO_LIMITS, AdmissionLimits
+from moorings.kubernetes.shares import DynamicLimit
 from moorings.wire.errors import error_kind
 
 log = logging.getLogger("moorings.kubernetes.webhooks")
@@ -41,7 +41,9 @@ BODY_BYTES_MAX = (2 * 3 * 1024 + 64) * 1024  # an object as it was and as it is 
 BODY_S = 10.0
 BODIES_BYTES_MAX = 64 * 1024 * 1024  # of all that are under way; of one address: half
 SMALL_BYTES = 64 * 1024  # larger ones are answered in a thread, one at a time
-MARKS_MAX = 200_000  # of "[", "{" and ",": 0.1 s to read, which no thread shares with others, and 40 MiB of objects
+JSON_VALUES_MAX = (
+    200_000  # of "[", "{" and ",": 0.1 s to read, which no thread shares with others, and 40 MiB of objects
+)
 BUSY_S = 1  # after which an API server asks again
 WARNING_CHARS_MAX = 256  # of longer ones the API server cuts off what follows
 
@@ -54,7 +56,7 @@ OLDER = {
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class AdmissionRules:
     """What a job may be; each raises MooringsError for one that may not be.
 
     Attributes:
@@ -63,27 +65,29 @@ class Rules:
         check_update: a change of a spec: how the job was, how it is to be.
     """
 
-    defaults: Callable[[Obj], Sequence[Obj]]
-    check: Callable[[Obj], object]
-    check_update: Callable[[Obj, Obj], object]
+    defaults: Callable[[KubeObject], Sequence[KubeObject]]
+    check: Callable[[KubeObject], object]
+    check_update: Callable[[KubeObject, KubeObject], object]
 
 
-def make_rules(limits: Limits) -> Rules:
+def make_rules(limits: AdmissionLimits) -> AdmissionRules:
     """The rules where Pods have such limits."""
-    return Rules(
+    return AdmissionRules(
         partial(default_ipujob, limits=limits),
         partial(check_ipujob, limits=limits),
         partial(check_update, limits=limits),
     )
 
 
-RULES = make_rules(EVERYWHERE)
-Admit = Callable[[Rules, Obj], Obj]  # what an AdmissionReview asks -> what is answered, but for its uid
+RULES = make_rules(NO_LIMITS)
+Admit = Callable[
+    [AdmissionRules, KubeObject], KubeObject
+]  # what an AdmissionReview asks -> what is answered, but for its uid
 
 
-def mutate(rules: Rules, asked: Obj) -> Obj:
+def mutate(rules: AdmissionRules, asked: KubeObject) -> KubeObject:
     """The answer of the defaulting webhook."""
-    if asked["operation"] != "CREATE" or not _is_judged(asked):
+    if asked["operation"] != "CREATE" or not _is_validated(asked):
         return {"allowed": True}
     patch = list(rules.defaults(asked["object"]))
     if not patch:
@@ -92,9 +96,9 @@ def mutate(rules: Rules, asked: Obj) -> Obj:
     return {"allowed": True, "patchType": "JSONPatch", "patch": base64.b64encode(text).decode()}
 
 
-def validate(rules: Rules, asked: Obj) -> Obj:
+def validate(rules: AdmissionRules, asked: KubeObject) -> KubeObject:
     """The answer of the validating webhook."""
-    if not _is_judged(asked):
+    if not _is_validated(asked):
         return {"allowed": True}
     job = asked["object"]
     if asked["operation"] == "CREATE":
@@ -105,7 +109,7 @@ def validate(rules: Rules, asked: Obj) -> Obj:
     return {"allowed": True, "warnings": warnings} if warnings else {"allowed": True}
 
 
-def list_warnings(job: Obj) -> list[str]:
+def list_warnings(job: KubeObject) -> list[str]:
     """What kubectl tells of a job that is allowed but odd."""
     spec = job.get("spec")
     if not isinstance(spec, dict):
@@ -118,7 +122,7 @@ def list_warnings(job: Obj) -> list[str]:
     return [text[:WARNING_CHARS_MAX] for text in found]
 
 
-def admit(decide: Admit, rules: Rules, review: object) -> Obj:
+def admit(decide: Admit, rules: AdmissionRules, review: object) -> KubeObject:
     """The answer to an AdmissionReview, whatever happens.
 
     Raises:
@@ -142,7 +146,7 @@ def admit(decide: Admit, rules: Rules, review: object) -> Obj:
     return {"apiVersion": REVIEW, "kind": "AdmissionReview", "response": {"uid": asked["uid"], **answer}}
 
 
-def _is_judged(asked: Obj) -> bool:
+def _is_validated(asked: KubeObject) -> bool:
     """Whether there are rules for what is asked: new jobs, and changes of a spec."""
     job, old = asked.get("object"), asked.get("oldObject")
     if asked["operation"] not in ("CREATE", "UPDATE") or asked.get("subResource") or not isinstance(job, dict):
@@ -154,7 +158,7 @@ def _is_judged(asked: Obj) -> bool:
     return isinstance(old, dict) and job.get("spec") != old.get("spec")
 
 
-def _denied(status: int, error: MooringsError, asked: Obj) -> Obj:
+def _denied(status: int, error: MooringsError, asked: KubeObject) -> KubeObject:
     message = f"{error.detail}; {error.hint}" if error.hint else error.detail
     found = {"status": "Failure", "code": status, "message": message}
     if status != 422:
@@ -167,7 +171,7 @@ def _denied(status: int, error: MooringsError, asked: Obj) -> Obj:
     return {"allowed": False, "status": found | {"reason": "Invalid", "details": details}}
 
 
-def _parse_review(review: object) -> Obj:
+def _parse_review(review: object) -> KubeObject:
     asked = review.get("request") if isinstance(review, dict) else None
     if not isinstance(review, dict) or not isinstance(asked, dict):
         raise MooringsError(
@@ -188,15 +192,15 @@ def _parse_review(review: object) -> Obj:
 # -- serving -----------------------------------------------------------------------------------------------------------
 
 
-class Body:
+class ReviewBody:
     """What has come of a review; what it takes of all that may be under way is held until it is let go."""
 
-    def __init__(self, room: Shares, host: str) -> None:
+    def __init__(self, room: DynamicLimit, host: str) -> None:
         self.bytes = bytearray()
         self._room = room
         self._host = host
 
-    def __iadd__(self, chunk: bytes) -> Body:
+    def __iadd__(self, chunk: bytes) -> ReviewBody:
         """Add to it.
 
         Raises:
@@ -214,7 +218,9 @@ class Body:
         self.bytes = bytearray()
 
 
-def make_webhook_app(*, is_ready: Callable[[], bool], rules: Rules = RULES, room: Shares | None = None) -> Starlette:
+def make_webhook_app(
+    *, is_ready: Callable[[], bool], rules: AdmissionRules = RULES, room: DynamicLimit | None = None
+) -> Starlette:
     """The webhooks, ``/healthz`` and ``/readyz``.
 
     Args:
@@ -222,7 +228,7 @@ def make_webhook_app(*, is_ready: Callable[[], bool], rules: Rules = RULES, room
         rules: what a job may be.
         room: bytes for reviews that are under way.
     """
-    answering = Answering(rules, room or Shares(BODIES_BYTES_MAX))
+    answering = WebhookHandler(rules, room or DynamicLimit(BODIES_BYTES_MAX))
 
     async def healthz(_request: Request) -> Response:
         return PlainTextResponse("ok\n")
@@ -241,10 +247,10 @@ def make_webhook_app(*, is_ready: Callable[[], bool], rules: Rules = RULES, room
     )
 
 
-class Answering:
+class WebhookHandler:
     """Answers reviews, and is not kept from anything else by large ones."""
 
-    def __init__(self, rules: Rules, room: Shares) -> None:
+    def __init__(self, rules: AdmissionRules, room: DynamicLimit) -> None:
         self._rules = rules
         self._room = room
         self._large = asyncio.Lock()
@@ -253,7 +259,7 @@ class Answering:
         """What serves one of the webhooks."""
 
         async def answer(request: Request) -> Response:
-            body = Body(self._room, request.client.host if request.client else "")
+            body = ReviewBody(self._room, request.client.host if request.client else "")
             try:
                 await _read(request, body)
                 return JSONResponse(await self._decide(decide, body))
@@ -267,14 +273,14 @@ class Answering:
 
         return answer
 
-    async def _decide(self, decide: Admit, body: Body) -> Obj:
+    async def _decide(self, decide: Admit, body: ReviewBody) -> KubeObject:
         if len(body.bytes) <= SMALL_BYTES:
             return _admit_json(decide, self._rules, body.bytes)
         async with self._large:
             return await asyncio.to_thread(_admit_json, decide, self._rules, body.bytes)
 
 
-def _admit_json(decide: Admit, rules: Rules, body: bytearray) -> Obj:
+def _admit_json(decide: Admit, rules: AdmissionRules, body: bytearray) -> KubeObject:
     return admit(decide, rules, _parse_json(body))
 
 
@@ -286,7 +292,7 @@ def _problem(error: MooringsError) -> Response:
     return JSONResponse(body, status, headers, media_type="application/problem+json")
 
 
-async def _read(request: Request, body: Body) -> None:
+async def _read(request: Request, body: ReviewBody) -> None:
     length = request.headers.get("content-length", "")
     if length.isdigit() and int(length) > BODY_BYTES_MAX:
         raise MooringsError("body.too_large", f"the review is larger than {BODY_BYTES_MAX} bytes")
@@ -300,8 +306,8 @@ async def _read(request: Request, body: Body) -> None:
 
 def _parse_json(body: bytearray) -> object:
     # Counted first: the decoder lets go of the interpreter only at its end, and two bytes may become a hundred.
-    if sum(body.count(mark) for mark in b"[{,") > MARKS_MAX:
-        raise MooringsError("body.too_large", f"the review has more than {MARKS_MAX} values")
+    if sum(body.count(mark) for mark in b"[{,") > JSON_VALUES_MAX:
+        raise MooringsError("body.too_large", f"the review has more than {JSON_VALUES_MAX} values")
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:

@@ -1,6 +1,6 @@
 """What has to be looked at, by key: each key is worked by one worker at a time, and no wish to look at it is lost.
 
-``Backlog`` decides and knows no event loop; ``WorkQueue`` wakes workers. The rules are client-go's, which people who
+``DelayingQueue`` decides and knows no event loop; ``WorkQueue`` wakes workers. The rules are client-go's, which people who
 watch operators know: added while it is worked means once more afterwards, and a failure waits twice as long each time.
 """
 
@@ -25,7 +25,7 @@ _DOUBLINGS_MAX = 32  # far beyond the longest pause, and no float overflows
 K = TypeVar("K", bound=Hashable)
 
 
-class Backlog(Generic[K]):
+class DelayingQueue(Generic[K]):
     """Keys that wait, that are worked, and that come due. Times are seconds of any clock that never goes back."""
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class Backlog(Generic[K]):
         return True
 
 
-class Meter(Protocol):
+class QueueMetrics(Protocol):
     """Who counts."""
 
     def added(self) -> None:
@@ -127,7 +127,7 @@ class Meter(Protocol):
         ...
 
 
-class _NoMeter:
+class _NoQueueMetrics:
     def added(self) -> None:
         pass
 
@@ -145,9 +145,9 @@ class WorkQueue(Generic[K]):
         meter: who counts; see also ``depth``.
     """
 
-    def __init__(self, meter: Meter | None = None) -> None:
-        self._backlog: Backlog[K] = Backlog()
-        self._meter: Meter = meter or _NoMeter()
+    def __init__(self, meter: QueueMetrics | None = None) -> None:
+        self._backlog: DelayingQueue[K] = DelayingQueue()
+        self._meter: QueueMetrics = meter or _NoQueueMetrics()
         self._idle: deque[asyncio.Future[None]] = deque()
         self._timer: tuple[float, asyncio.TimerHandle] | None = None  # when it rings; uvloop's handles do not tell
 

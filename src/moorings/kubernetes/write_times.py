@@ -6,16 +6,16 @@ longer. Nothing is lost by that: what differs at the end of the time is written 
 
 from __future__ import annotations
 
-from moorings.kubernetes.ipujob import Status
+from moorings.kubernetes.ipujob import IPUJobStatus
 from moorings.kubernetes.plan import COMPLETED, FAILED
-from moorings.kubernetes.status import RUNNING, same_but_for_words
+from moorings.kubernetes.status import RUNNING, is_same_but_messages
 
 SOON_S = 0.5  # a status that is about to change is not written yet
 WORDS_S = 10.0  # nor one that only says the same in other words, more often than so
 
 
-def due_s(
-    before: Status, after: Status, *, written_s: float, differs_s: float | None, now_s: float, hurry: bool
+def write_delay_s(
+    before: IPUJobStatus, after: IPUJobStatus, *, written_s: float, differs_s: float | None, now_s: float, hurry: bool
 ) -> float | None:
     """After how many seconds a status is to be written: 0 now; None: it stays as it is.
 
@@ -31,7 +31,7 @@ def due_s(
         return None
     if after.state != before.state and after.state in (RUNNING, COMPLETED, FAILED):
         return 0.0
-    if same_but_for_words(before, after) and not hurry:
+    if is_same_but_messages(before, after) and not hurry:
         due = written_s + WORDS_S
     else:
         due = (now_s if differs_s is None else differs_s) + SOON_S

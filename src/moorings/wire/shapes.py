@@ -1,6 +1,6 @@
 """The shapes of requests and answers, version 1. Adding a field is compatible; renaming one needs a new version.
 
-Names end in ``Request`` (what is sent) or ``Body`` (what is answered). Times are RFC 3339 strings.
+Names end in ``Request`` (what is sent) or ``ReviewBody`` (what is answered). Times are RFC 3339 strings.
 """
 
 from __future__ import annotations

@@ -17,19 +17,19 @@ from moorings.core.errors import MooringsError
 from moorings.core.instants import Timestamp
 from moorings.kubernetes.proxy import keeper as keeping
 from moorings.kubernetes.proxy import links
-from moorings.kubernetes.proxy.asking import Place
-from moorings.kubernetes.proxy.keeper import Keeper
-from moorings.kubernetes.proxy.links import Link, Reach
-from moorings.kubernetes.proxy.metrics import Metrics
-from moorings.kubernetes.proxy.records import Record
-from moorings.kubernetes.proxy.settings import Entry
+from moorings.kubernetes.proxy.asking import InstanceKey
+from moorings.kubernetes.proxy.keeper import PartitionManager
+from moorings.kubernetes.proxy.links import ControllerConnection, ControllerTarget
+from moorings.kubernetes.proxy.metrics import ProxyMetrics
+from moorings.kubernetes.proxy.records import ManagedInstance
+from moorings.kubernetes.proxy.settings import ControllerEntry
 from moorings.kubernetes.proxy.shapes import PartitionBody, PartitionRequest
 from moorings.wire.codec import format_time
 from tests.e2e.processes import ControllerProcess
 from tests.kubernetes.proxy.harbour import pools, wish
 from tests.waiting import until_async as until
 
-PLACE = Place("default", "job-1", "uid-job-1", 0)
+PLACE = InstanceKey("default", "job-1", "uid-job-1", 0)
 
 
 @pytest.fixture
@@ -48,14 +48,14 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Contr
                 controller.kill()
 
 
-def reach(controller: ControllerProcess, host: str = "127.0.0.1", **more: Any) -> Reach:
-    entry = Entry(host, controller.port, {"host": host}, **more)
-    return Reach(entry, Endpoint(f"http://{entry.name}", access_key=controller.key, timeout_s=10))
+def reach(controller: ControllerProcess, host: str = "127.0.0.1", **more: Any) -> ControllerTarget:
+    entry = ControllerEntry(host, controller.port, {"host": host}, **more)
+    return ControllerTarget(entry, Endpoint(f"http://{entry.name}", access_key=controller.key, timeout_s=10))
 
 
 @contextlib.asynccontextmanager
-async def kept(*reaches: Reach) -> AsyncIterator[Keeper]:
-    made = Keeper("lab", {}, "abc", lambda: time.time_ns() // 1000)
+async def kept(*reaches: ControllerTarget) -> AsyncIterator[PartitionManager]:
+    made = PartitionManager("lab", {}, "abc", lambda: time.time_ns() // 1000)
     await made.set_controllers(reaches)
     try:
         yield made
@@ -63,13 +63,13 @@ async def kept(*reaches: Reach) -> AsyncIterator[Keeper]:
         await made.close()
 
 
-def shown(keeper: Keeper) -> PartitionBody | None:
+def shown(keeper: PartitionManager) -> PartitionBody | None:
     found = keeper.partitions().items
     assert len(found) < 2
     return found[0] if found else None
 
 
-async def ready(keeper: Keeper) -> PartitionBody:
+async def ready(keeper: PartitionManager) -> PartitionBody:
     await until(lambda: keeper.complete)
     await keeper.create(wish(1, 4))
     await until(lambda: (one := shown(keeper)) is not None and one.state == "READY")
@@ -82,7 +82,7 @@ def states(controller: ControllerProcess) -> list[str]:
     return [claim["state"] for claim in controller.ask("GET", "/v1/claims?all=true")[1]["items"]]
 
 
-async def hears(keeper: Keeper, name: str) -> None:
+async def hears(keeper: PartitionManager, name: str) -> None:
     """A controller is listed, from the beginning, from now on; or asked in vain."""
     link = keeper.links[name]
     for _ in range(2):
@@ -101,7 +101,7 @@ async def test_one_that_is_listed_under_two_names_is_asked_under_the_first(pair:
         assert found.controller == first
         assert shown(keeper) == found
         assert states(one) == ["READY"]
-        assert f'moorings_proxy_controller_alias{{controller="{second}"}} 1.0' in Metrics(keeper).text().decode()
+        assert f'moorings_proxy_controller_alias{{controller="{second}"}} 1.0' in ProxyMetrics(keeper).text().decode()
 
 
 @pytest.mark.parametrize("given", [True, False])
@@ -204,7 +204,7 @@ async def test_one_namespace_cannot_take_all_the_room_there_is(
         assert (refused.value.code, refused.value.retryable) == ("partition.too_many", True)
         await keeper.create(wish(1, 8))  # what is there may be asked for again
         await keeper.create(replace(wish(2, 8), namespace="other"))
-        await keeper.release(Place("default", "job-1", "uid-job-1", 0))
+        await keeper.release(InstanceKey("default", "job-1", "uid-job-1", 0))
         await until(lambda: len(keeper.partitions("default").items) == 1)
         await keeper.create(wish(2, 8))
 
@@ -228,12 +228,12 @@ def young(number: int, ipus: int) -> PartitionRequest:
     return wish(number, ipus, job_created_at=format_time(Timestamp((time.time_ns() // 1000) + 1_000_000)))
 
 
-def message(keeper: Keeper, number: int = 1) -> str | None:
+def message(keeper: PartitionManager, number: int = 1) -> str | None:
     found = next((one for one in keeper.partitions().items if one.job == f"job-{number}"), None)
     return found.message if found is not None else None
 
 
-async def is_ready(keeper: Keeper, number: int) -> None:
+async def is_ready(keeper: PartitionManager, number: int) -> None:
     await until(lambda: message(keeper, number) == "the partition is ready")
 
 
@@ -266,7 +266,7 @@ async def test_what_one_controller_says_is_told_while_another_is_still_asked(
             await is_ready(keeper, number)
         make, answered = keeper._make, asyncio.Event()
 
-        async def make_late(record: Record, link: Link, *, waits: bool) -> None:
+        async def make_late(record: ManagedInstance, link: ControllerConnection, *, waits: bool) -> None:
             if waits and link.name == f"127.0.0.1:{one.port}":
                 await answered.wait()
             await make(record, link, waits=waits)

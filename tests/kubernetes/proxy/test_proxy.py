@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from moorings.core.errors import MooringsError
-from moorings.kubernetes.proxy.client import PartitionView
+from moorings.kubernetes.proxy.client import PartitionInformer
 from tests.e2e.processes import ControllerProcess
 from tests.kubernetes.cluster import KubernetesCluster
 from tests.kubernetes.proxy.harbour import Harbour, in_state, let_go, partition, pools, wish
@@ -95,7 +95,7 @@ async def test_a_watch_tells_everything_in_order_and_goes_on_where_it_was(harbou
 async def test_the_view_follows(harbour: Harbour) -> None:
     changed: list[str] = []
     async with harbour.client() as client:
-        view = PartitionView(client, changed.append)
+        view = PartitionInformer(client, changed.append)
         serving = asyncio.create_task(view.serve())
         await asyncio.wait_for(view.ready(), patient(10))
         assert view.current

@@ -12,7 +12,7 @@ import pytest
 
 from moorings.kubernetes.connection import connect
 from moorings.kubernetes.proxy import serve
-from moorings.kubernetes.proxy.asking import Place, claim_name
+from moorings.kubernetes.proxy.asking import InstanceKey, claim_name
 from moorings.kubernetes.proxy.client import ProxyClient
 from moorings.kubernetes.proxy.shapes import PartitionBody
 from tests.e2e.processes import ControllerProcess
@@ -294,7 +294,7 @@ async def test_two_clusters_of_one_name_leave_each_others_partitions_alone(harbo
                 assert await stranger.release("default", "job-1", "uid-job-1", 0) is None
                 harbour.kill()
                 harbour.start()
-                place = Place("default", "job-3", "uid-job-3", 0)
+                place = InstanceKey("default", "job-3", "uid-job-3", 0)
                 old = {"size": 1, "gcds": 1, "name": claim_name(place, "lab"), "owner": place.owner("lab")}
                 assert one.ask("POST", "/v1/claims", old)[0] == 201
                 ready = await in_state(client, wish(3), "READY")
@@ -323,7 +323,7 @@ async def test_the_mark_of_a_cluster_is_waited_for(
     cluster.kubectl("create", "serviceaccount", "proxy", "-n", namespace)
     kube = connect({}, path=str(cluster.make_token_kubeconfig(namespace, "proxy")))
     stopping = asyncio.Event()
-    found = asyncio.create_task(serve.find_mark(kube, stopping))
+    found = asyncio.create_task(serve.find_cluster_uid(kube, stopping))
     try:
         if allowed:
             role = ("--verb=get", "--resource=namespaces", "--resource-name=kube-system")
@@ -333,7 +333,7 @@ async def test_the_mark_of_a_cluster_is_waited_for(
         uid = cluster.api("GET", "/api/v1/namespaces/kube-system")["metadata"]["uid"]
         assert await asyncio.wait_for(found, patient(30)) == (uid if allowed else "")
         stopping.set()
-        assert await serve.find_mark(kube, stopping) == ""
+        assert await serve.find_cluster_uid(kube, stopping) == ""
     finally:
         found.cancel()
         await kube.close()

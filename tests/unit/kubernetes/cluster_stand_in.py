@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from moorings.kubernetes.certificate_keeper import make_server_context, take
+from moorings.kubernetes.certificate_keeper import load_certificate, make_server_context
 from moorings.kubernetes.certificates import make_certificates
 
 Pod = dict[str, Any]
@@ -230,7 +230,7 @@ def serve_cluster(cluster: Cluster, account: Path, port: int = 0) -> Iterator[in
     """The API server's port; ``account`` becomes the folder of a service account that it knows."""
     held = make_certificates(["127.0.0.1"], datetime.now(UTC))
     context = make_server_context()
-    take(context, held)
+    load_certificate(context, held)
     account.mkdir(exist_ok=True)
     (account / "ca.crt").write_bytes(held.ca)
     (account / "token").write_text(cluster.token)

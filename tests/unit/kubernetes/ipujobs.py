@@ -8,36 +8,40 @@ from typing import Any
 import yaml
 from hypothesis import strategies as st
 
-from moorings.kubernetes.ipujob import API_VERSION, KIND, Obj
+from moorings.kubernetes.ipujob import API_VERSION, KIND, KubeObject
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "kubernetes"
 
 
-def example(name: str) -> Obj:
+def example(name: str) -> KubeObject:
     """The IPUJob in an example's file."""
     (found,) = [each for each in yaml.safe_load_all((EXAMPLES / name).read_text()) if each["kind"] == KIND]
     return dict(found)
 
 
-def a_spec(**more: Any) -> Obj:
+def a_spec(**more: Any) -> KubeObject:
     """A small inference job's spec; a value of None leaves the field out."""
     spec = {"ipusPerJobInstance": "4", "workers": {"template": a_template()}, **more}
     return {name: value for name, value in spec.items() if value is not None}
 
 
-def a_template(**more: Any) -> Obj:
+def a_template(**more: Any) -> KubeObject:
     """A Pod template; ``more`` are fields of the Pods' spec."""
     return {"spec": {"containers": [{"name": "c", "image": "i"}], **more}}
 
 
-def a_container(**more: Any) -> Obj:
+def a_container(**more: Any) -> KubeObject:
     """A worker's container."""
     return {"name": "c", "image": "i", **more}
 
 
-def an_object(spec: object = None, *, name: str = "job", status: object = None, **meta: Any) -> Obj:
+def an_object(spec: object = None, *, name: str = "job", status: object = None, **meta: Any) -> KubeObject:
     """An IPUJob as the API server has it."""
-    found: Obj = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name, "namespace": "default", **meta}}
+    found: KubeObject = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": name, "namespace": "default", **meta},
+    }
     found["spec"] = a_spec() if spec is None else spec
     return found if status is None else {**found, "status": status}
 
@@ -49,7 +53,7 @@ anything = st.recursive(
 )
 
 
-def shaped(*known: str, **inside: st.SearchStrategy[Any]) -> st.SearchStrategy[Obj]:
+def shaped(*known: str, **inside: st.SearchStrategy[Any]) -> st.SearchStrategy[KubeObject]:
     """Objects in which known fields hold anything, and others what is right for them, or anything."""
     fields = dict.fromkeys(known, anything) | {name: right | anything for name, right in inside.items()}
     return st.fixed_dictionaries({}, optional=fields)

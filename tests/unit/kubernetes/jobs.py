@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from moorings.core.instants import SECOND, Timestamp
-from moorings.kubernetes.ipujob import FINALIZER, CleanPodPolicy, IPUJob, JobKind, RestartType, Status
+from moorings.kubernetes.ipujob import FINALIZER, CleanPodPolicy, IPUJob, IPUJobStatus, JobKind, RestartType
 from moorings.kubernetes.proxy.shapes import READY, PartitionBody
 from moorings.wire.shapes import BindingBody, GcdBody
 
@@ -47,7 +47,7 @@ def build_job(kind: JobKind = JobKind.TRAINING, **changes: Any) -> IPUJob:
         clean=CleanPodPolicy.NONE,
         release_on_finish=True,
         priority=0,
-        status=Status(),
+        status=IPUJobStatus(),
     )
     return replace(job, **changes)
 

@@ -9,48 +9,48 @@ from copy import deepcopy
 from datetime import datetime
 
 from moorings.core.instants import SECOND, Timestamp
-from moorings.kubernetes.ipujob import Obj
-from moorings.kubernetes.kube import Kind, KubeError, Listed, Watched
+from moorings.kubernetes.ipujob import KubeObject
+from moorings.kubernetes.kube import KubeError, ObjectList, ResourceType, WatchEvent
 
 
 class KeptObjects:
     """The calls that certificates need; ``calls`` counts them, ``fail`` is raised once by the next of them."""
 
     def __init__(self) -> None:
-        self.objects: dict[tuple[str, str | None, str], Obj] = {}
+        self.objects: dict[tuple[str, str | None, str], KubeObject] = {}
         self.calls: Counter[str] = Counter()
         self.fail: list[KubeError] = []
         self._version = 0
 
-    def put(self, kind: Kind, body: Obj, namespace: str | None = None) -> Obj:
+    def put(self, kind: ResourceType, body: KubeObject, namespace: str | None = None) -> KubeObject:
         self._version += 1
         kept = deepcopy(body)
         kept["metadata"]["resourceVersion"] = str(self._version)
         self.objects[kind.name, namespace, body["metadata"]["name"]] = kept
         return deepcopy(kept)
 
-    async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Obj:
+    async def get(self, kind: ResourceType, name: str, namespace: str | None = None) -> KubeObject:
         await self._met("get", kind)
         found = self.objects.get((kind.name, namespace, name))
         if found is None:
             raise KubeError(404, "NotFound", f"{kind.plural} {name!r} not found")
         return deepcopy(found)
 
-    async def create(self, kind: Kind, body: Obj, namespace: str | None = None) -> Obj:
+    async def create(self, kind: ResourceType, body: KubeObject, namespace: str | None = None) -> KubeObject:
         await self._met("create", kind)
         name = body["metadata"]["name"]
         if (kind.name, namespace, name) in self.objects:
             raise KubeError(409, "AlreadyExists", f"{kind.plural} {name!r} already exists")
         return self.put(kind, body, namespace)
 
-    async def replace(self, kind: Kind, body: Obj, namespace: str | None = None) -> Obj:
+    async def replace(self, kind: ResourceType, body: KubeObject, namespace: str | None = None) -> KubeObject:
         await self._met("replace", kind)
         kept = self.objects[kind.name, namespace, body["metadata"]["name"]]
         if body["metadata"].get("resourceVersion") not in (None, kept["metadata"]["resourceVersion"]):
             raise KubeError(409, "Conflict", "the object has been modified")
         return self.put(kind, body, namespace)
 
-    async def _met(self, call: str, kind: Kind) -> None:
+    async def _met(self, call: str, kind: ResourceType) -> None:
         self.calls[f"{call} {kind.name}"] += 1
         await asyncio.sleep(0)  # others get their turn between a reading and a writing
         if self.fail:
@@ -58,23 +58,29 @@ class KeptObjects:
 
     async def list(
         self,
-        kind: Kind,
+        kind: ResourceType,
         namespace: str | None = None,
         *,
         labels: str = "",
         fields: str = "",
-        trim: Callable[[Obj], Obj] | None = None,
-    ) -> Listed:
+        trim: Callable[[KubeObject], KubeObject] | None = None,
+    ) -> ObjectList:
         raise NotImplementedError
 
     def watch(
-        self, kind: Kind, namespace: str | None = None, *, since: str, labels: str = "", fields: str = ""
-    ) -> AsyncIterator[Watched]:
+        self, kind: ResourceType, namespace: str | None = None, *, since: str, labels: str = "", fields: str = ""
+    ) -> AsyncIterator[WatchEvent]:
         raise NotImplementedError
 
     async def patch(
-        self, kind: Kind, name: str, body: Obj | Sequence[Obj], namespace: str | None = None, *, subresource: str = ""
-    ) -> Obj:
+        self,
+        kind: ResourceType,
+        name: str,
+        body: KubeObject | Sequence[KubeObject],
+        namespace: str | None = None,
+        *,
+        subresource: str = "",
+    ) -> KubeObject:
         await self._met("patch", kind)
         assert isinstance(body, dict)
         assert body.keys() == {"data"}, "the only patch that is needed"
@@ -83,7 +89,7 @@ class KeptObjects:
 
     async def delete(
         self,
-        kind: Kind,
+        kind: ResourceType,
         name: str,
         namespace: str | None = None,
         *,

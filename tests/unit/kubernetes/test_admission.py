@@ -10,8 +10,8 @@ import pytest
 from hypothesis import assume, given
 
 from moorings.core.errors import MooringsError
-from moorings.kubernetes.admission import OUR_VARIABLES, check_ipujob, check_update, default_ipujob, find_faults
-from moorings.kubernetes.ipujob import FINALIZER, JobKind, Obj
+from moorings.kubernetes.admission import OUR_VARIABLES, check_ipujob, check_update, default_ipujob, find_errors
+from moorings.kubernetes.ipujob import FINALIZER, JobKind, KubeObject
 from moorings.kubernetes.objects import BIN_DIR, CONFIG_DIR, VOLUMES
 from moorings.kubernetes.reading import parse_ipujob
 from tests.cases import cases
@@ -21,11 +21,11 @@ NAMES = sorted(path.name for path in EXAMPLES.glob("*.yaml"))
 LAUNCHER = {"command": ["mpirun"]}
 
 
-def workers(**spec: Any) -> Obj:
+def workers(**spec: Any) -> KubeObject:
     return {"template": a_template(**spec)}
 
 
-def refused(found: Obj) -> MooringsError:
+def refused(found: KubeObject) -> MooringsError:
     with pytest.raises(MooringsError) as caught:
         check_ipujob(found)
     assert caught.value.code == "ipujob.invalid"
@@ -51,7 +51,7 @@ def test_the_examples_are_let_in(name):
     assert check_ipujob(example(name)) == parse_ipujob(example(name))
 
 
-GOOD: list[Obj] = [
+GOOD: list[KubeObject] = [
     a_spec(),
     a_spec(ipusPerJobInstance=1 << 20),
     a_spec(workerPerJobInstance=4),
@@ -86,13 +86,13 @@ GOOD: list[Obj] = [
 
 @cases("spec", GOOD, ids=str)
 def test_what_can_run_is_let_in(spec):
-    assert find_faults(an_object(spec)) == ()
+    assert find_errors(an_object(spec)) == ()
 
 
 SPEC = "spec.workers.template.spec"
 AN_OBJECT, A_STRING = "must be an object, not 'x'", "must be a string, not ['x']"
 
-BAD: list[tuple[Obj, str, str]] = [
+BAD: list[tuple[KubeObject, str, str]] = [
     (a_spec(ipusPerJobInstance="0"), "spec.ipusPerJobInstance", "must be a whole number from 1 to 1048576, not '0'"),
     (
         a_spec(ipusPerJobInstance=(1 << 20) + 1),
@@ -344,13 +344,13 @@ def test_a_long_name_is_refused_because_of_the_vendor_s_library():
 def test_a_name_that_is_made_up_has_room_for_what_is_added(length, fits):
     found = an_object(name="", generateName="x" * (length - 1) + "-")
     del found["metadata"]["name"]
-    assert (find_faults(found) == ()) is fits
+    assert (find_errors(found) == ()) is fits
 
 
 def test_a_name_that_becomes_a_service_s_begins_with_a_letter():
     assert "begins with a digit" in refused(an_object(a_spec(workerPerJobInstance=2), name="4x")).detail
-    assert find_faults(an_object(a_spec(workerPerJobInstance=2), name="x4")) == ()
-    assert find_faults(an_object(a_spec(workerPerJobInstance=2, launcher=LAUNCHER), name="4x")) == ()
+    assert find_errors(an_object(a_spec(workerPerJobInstance=2), name="x4")) == ()
+    assert find_errors(an_object(a_spec(workerPerJobInstance=2, launcher=LAUNCHER), name="4x")) == ()
 
 
 def test_everything_that_is_wrong_is_told_at_once():
@@ -372,7 +372,7 @@ def test_not_more_is_told_than_anybody_reads():
 
 @given(objects)
 def test_no_json_breaks_the_rules(found):
-    faults = find_faults(found)
+    faults = find_errors(found)
     assert all(fault.path.startswith(("metadata", "spec")) and fault.problem for fault in faults)
     if faults:
         assert refused(found).detail.startswith(f"{faults[0].path}: {faults[0].problem}")
@@ -385,11 +385,11 @@ def test_no_json_breaks_the_rules(found):
 OLD = a_spec(launcher=LAUNCHER, priority=1, workerPerJobInstance="2", ipusPerJobInstance="4")
 
 
-def changed(**spec: Any) -> Obj:
+def changed(**spec: Any) -> KubeObject:
     return an_object({name: value for name, value in {**OLD, **spec}.items() if value is not None})
 
 
-def refused_change(old: Obj, new: Obj) -> MooringsError:
+def refused_change(old: KubeObject, new: KubeObject) -> MooringsError:
     with pytest.raises(MooringsError) as caught:
         check_update(old, new)
     assert caught.value.code == "ipujob.invalid"
@@ -473,7 +473,7 @@ def test_what_was_wrong_before_does_not_keep_a_job_from_being_scaled():
 # -- defaults --------------------------------------------------------------------------------------------------------
 
 
-def patched(found: Obj) -> Obj:
+def patched(found: KubeObject) -> KubeObject:
     """What a server makes of the patch."""
     made = copy.deepcopy(found)
     for op in default_ipujob(found):
@@ -537,7 +537,7 @@ def test_a_job_means_the_same_with_its_defaults(found):
     assume(isinstance(found["metadata"].get("finalizers"), list | None))
     before, after = parse_ipujob(found), parse_ipujob(patched(found))
     assert replace(before, finalizers=after.finalizers) == after
-    assert find_faults(patched(found)) == find_faults(found)
+    assert find_errors(patched(found)) == find_errors(found)
 
 
 def test_an_inference_job_stays_one():

@@ -20,30 +20,30 @@ from cryptography.x509 import load_pem_x509_certificate, load_pem_x509_certifica
 from moorings.app.kubernetes_certgen import create, main, make_parser, patch
 from moorings.core.errors import MooringsError
 from moorings.kubernetes.certificate_keeper import (
-    LOOK_S,
-    CertificateKeeper,
-    ConfigMapCallers,
-    WebhookCallers,
+    RECONCILE_S,
+    CertificateRotator,
+    ConfigMapTrustStore,
+    WebhookTrustStore,
+    load_certificate,
     make_server_context,
-    take,
 )
 from moorings.kubernetes.certificates import (
     AUTHORITY_LIFE,
     OVERLAP,
+    PROPAGATION,
     SERVING_LIFE,
     SKEW,
-    SPREAD,
-    Certificates,
+    CertificateBundle,
     build_secret,
     build_secret_data,
-    ends_at,
+    expires_at,
     make_certificates,
     parse_secret,
-    renew,
+    plan_rotation,
     service_names,
 )
 from moorings.kubernetes.kube import MUTATING_WEBHOOK, SECRET, VALIDATING_WEBHOOK, KubeError
-from moorings.kubernetes.proxy.trust import Trust
+from moorings.kubernetes.proxy.trust import ProxyTrustInformer
 from tests.unit.kubernetes.objects_kept import KeptObjects, SetClock
 from tests.waiting import patient
 
@@ -58,7 +58,7 @@ def made():
     return make_certificates(NAMES, START)
 
 
-def openssl(folder: Path, held: Certificates, at: datetime, *more: str, ca: bytes | None = None) -> str:
+def openssl(folder: Path, held: CertificateBundle, at: datetime, *more: str, ca: bytes | None = None) -> str:
     """What OpenSSL says of a certificate at a time; empty: nothing is wrong."""
     (folder / "ca.pem").write_bytes(held.ca if ca is None else ca)
     (folder / "cert.pem").write_bytes(held.cert)
@@ -88,7 +88,7 @@ def shake(server: ssl.SSLContext, ca: bytes, name: str) -> str:
     return "" if len(done) == 2 else "it has no end"
 
 
-def foreign(folder: Path, days: int, names: str = "hooks,hooks.moor.svc") -> Certificates:
+def foreign(folder: Path, days: int, names: str = "hooks,hooks.moor.svc") -> CertificateBundle:
     """As kube-webhook-certgen makes them: an authority whose key nobody keeps. They begin now, by the real clock."""
     subject = ",".join(f"DNS:{name}" for name in names.split(","))
     run = [
@@ -109,7 +109,7 @@ def foreign(folder: Path, days: int, names: str = "hooks,hooks.moor.svc") -> Cer
     leaf += ["-addext", f"subjectAltName={subject}", "-addext", "basicConstraints=critical,CA:false"]
     for words in (ca, leaf):
         subprocess.run([*run, *words], cwd=folder, check=True, capture_output=True, timeout=patient(60))
-    return Certificates(*((folder / name).read_bytes() for name in ("ca.crt", "cert", "key")))
+    return CertificateBundle(*((folder / name).read_bytes() for name in ("ca.crt", "cert", "key")))
 
 
 # -- what is made ------------------------------------------------------------------------------------------------------
@@ -172,16 +172,16 @@ def test_a_secret_holds_it_whole(made):
 def test_it_stays_until_a_third_of_its_life_is_left(made):
     life = SERVING_LIFE + SKEW
     due = START + SERVING_LIFE - life / 3
-    assert renew(made, NAMES, [made.ca], START) is None
-    assert renew(made, NAMES, [made.ca], due - MINUTE) is None
-    renewed = renew(made, NAMES, [made.ca], due + MINUTE)
+    assert plan_rotation(made, NAMES, [made.ca], START) is None
+    assert plan_rotation(made, NAMES, [made.ca], due - MINUTE) is None
+    renewed = plan_rotation(made, NAMES, [made.ca], due + MINUTE)
     assert renewed is not None
     assert renewed.ca == made.ca
     assert renewed.cert != made.cert
-    assert ends_at(renewed) == due + MINUTE + SERVING_LIFE
+    assert expires_at(renewed) == due + MINUTE + SERVING_LIFE
 
 
-def is_taken(serving: Certificates, believed: Certificates, now: datetime) -> bool:
+def is_taken(serving: CertificateBundle, believed: CertificateBundle, now: datetime) -> bool:
     """Whether a caller that believes one bundle takes what a replica serves."""
     end = taken_until(serving.cert, believed.ca)
     return end is not None and now < end
@@ -204,12 +204,12 @@ def test_there_is_no_moment_at_which_a_call_would_fail(made):
     steps = [timedelta(minutes=2)] * 5 + [timedelta(hours=7)] * 30 + [timedelta(days=23)] * 9
     for number in range(2500):
         now += steps[number % len(steps)]
-        changed = renew(held, NAMES, [held.ca], now)
+        changed = plan_rotation(held, NAMES, [held.ca], now)
         if changed is not None:
             held = changed
             kept.append((now, held))
         slow = [one for at, one in kept if at <= now - OVERLAP + timedelta(hours=12)][-1:]
-        late = [one for at, one in kept if at <= now - SPREAD + MINUTE][-1:]
+        late = [one for at, one in kept if at <= now - PROPAGATION + MINUTE][-1:]
         for serving in (held, *slow):
             for believed in (held, *late):
                 assert is_taken(serving, believed, now), now
@@ -220,68 +220,72 @@ def test_there_is_no_moment_at_which_a_call_would_fail(made):
 
 def test_a_new_authority_comes_first_then_its_certificate_then_the_old_one_leaves(made, tmp_path):
     now = START + AUTHORITY_LIFE * 2 / 3 + DAY
-    old = renew(made, NAMES, [made.ca], now - 30 * DAY)
+    old = plan_rotation(made, NAMES, [made.ca], now - 30 * DAY)
     assert old is not None
     assert old.ca == made.ca
 
-    first = renew(old, NAMES, [old.ca], now)
+    first = plan_rotation(old, NAMES, [old.ca], now)
     assert first is not None
     assert (first.cert, first.key) == (old.cert, old.key)
     assert first.ca.startswith(old.ca)
     assert first.ca_key != old.ca_key
 
-    assert renew(first, NAMES, [first.ca], now + SPREAD - MINUTE) is None, "not every API server has heard of it"
-    assert renew(first, NAMES, [first.ca, old.ca], now + DAY) is None, "one webhook still believes the old one alone"
-    later = now + SPREAD + MINUTE
-    second = renew(first, NAMES, [first.ca], later)
+    assert plan_rotation(first, NAMES, [first.ca], now + PROPAGATION - MINUTE) is None, (
+        "not every API server has heard of it"
+    )
+    assert plan_rotation(first, NAMES, [first.ca, old.ca], now + DAY) is None, (
+        "one webhook still believes the old one alone"
+    )
+    later = now + PROPAGATION + MINUTE
+    second = plan_rotation(first, NAMES, [first.ca], later)
     assert second is not None
     assert second.ca == first.ca
     for bundle in (first.ca, second.ca):
         assert openssl(tmp_path, second, later, "-verify_hostname", FULL, ca=bundle) == ""
     assert openssl(tmp_path, second, later, ca=old.ca) != "", "it is of the new authority"
 
-    assert renew(second, NAMES, [second.ca], later + OVERLAP - MINUTE) is None
-    third = renew(second, NAMES, [second.ca], later + OVERLAP + MINUTE)
+    assert plan_rotation(second, NAMES, [second.ca], later + OVERLAP - MINUTE) is None
+    third = plan_rotation(second, NAMES, [second.ca], later + OVERLAP + MINUTE)
     assert third is not None
     assert third.cert == second.cert
     assert third.ca == second.ca.removeprefix(old.ca)
     assert openssl(tmp_path, third, later, "-verify_hostname", FULL) == ""
-    assert renew(third, NAMES, [third.ca], later + OVERLAP + DAY) is None
+    assert plan_rotation(third, NAMES, [third.ca], later + OVERLAP + DAY) is None
 
 
 def test_another_name_is_put_in(made):
     more = (*NAMES, "hooks.example.org")
-    renewed = renew(made, more, [made.ca], START + DAY)
+    renewed = plan_rotation(made, more, [made.ca], START + DAY)
     assert renewed is not None
-    assert renew(renewed, more, [renewed.ca], START + DAY) is None
+    assert plan_rotation(renewed, more, [renewed.ca], START + DAY) is None
 
 
 def test_a_clock_that_went_back_changes_nothing(made):
-    assert renew(made, NAMES, [made.ca], START - 400 * DAY) is None
+    assert plan_rotation(made, NAMES, [made.ca], START - 400 * DAY) is None
 
 
-def damaged(made: Certificates) -> dict[str, Certificates]:
+def damaged(made: CertificateBundle) -> dict[str, CertificateBundle]:
     other = make_certificates(NAMES, START)
     return {
-        "no certificate": Certificates(made.ca, b"nothing", made.key, made.ca_key),
-        "no key": Certificates(made.ca, made.cert, b"nothing", made.ca_key),
-        "another's key": Certificates(made.ca, made.cert, other.key, made.ca_key),
-        "another's authority": Certificates(other.ca, made.cert, made.key, other.ca_key),
-        "no authority": Certificates(b"nothing", made.cert, made.key, made.ca_key),
-        "nothing": Certificates(b"x", b"x", b"x", b"x"),
+        "no certificate": CertificateBundle(made.ca, b"nothing", made.key, made.ca_key),
+        "no key": CertificateBundle(made.ca, made.cert, b"nothing", made.ca_key),
+        "another's key": CertificateBundle(made.ca, made.cert, other.key, made.ca_key),
+        "another's authority": CertificateBundle(other.ca, made.cert, made.key, other.ca_key),
+        "no authority": CertificateBundle(b"nothing", made.cert, made.key, made.ca_key),
+        "nothing": CertificateBundle(b"x", b"x", b"x", b"x"),
     }
 
 
 @pytest.mark.parametrize("what", list(damaged(make_certificates(NAMES, START))))
 def test_what_nobody_would_take_is_made_anew_at_once(made, what, tmp_path):
-    renewed = renew(damaged(made)[what], NAMES, [], START + DAY)
+    renewed = plan_rotation(damaged(made)[what], NAMES, [], START + DAY)
     assert renewed is not None
     assert openssl(tmp_path, renewed, START + DAY, "-verify_hostname", FULL) == ""
-    assert renew(renewed, NAMES, [renewed.ca], START + DAY) is None
+    assert plan_rotation(renewed, NAMES, [renewed.ca], START + DAY) is None
 
 
 def test_one_that_has_expired_is_made_anew_at_once_by_the_authority_everybody_believes(made, tmp_path):
-    renewed = renew(made, NAMES, [], START + SERVING_LIFE + DAY)
+    renewed = plan_rotation(made, NAMES, [], START + SERVING_LIFE + DAY)
     assert renewed is not None
     assert renewed.ca == made.ca
     assert openssl(tmp_path, renewed, START + SERVING_LIFE + DAY, ca=made.ca) == ""
@@ -289,7 +293,7 @@ def test_one_that_has_expired_is_made_anew_at_once_by_the_authority_everybody_be
 
 def test_an_authority_that_has_expired_too(made, tmp_path):
     now = START + AUTHORITY_LIFE + DAY
-    renewed = renew(made, NAMES, [], now)
+    renewed = plan_rotation(made, NAMES, [], now)
     assert renewed is not None
     assert made.ca not in renewed.ca
     assert openssl(tmp_path, renewed, now) == ""
@@ -300,12 +304,12 @@ def test_an_authority_that_has_expired_too(made, tmp_path):
 
 def test_one_that_was_deleted_is_believed_while_other_replicas_still_serve_it(made, tmp_path):
     later = START + DAY
-    new = renew(None, NAMES, [made.ca, b"", made.ca], later)
+    new = plan_rotation(None, NAMES, [made.ca, b"", made.ca], later)
     assert new is not None
     assert openssl(tmp_path, new, later) == ""
     assert openssl(tmp_path, made, later, ca=new.ca) == ""
     assert len(load_pem_x509_certificates(new.ca)) == 2
-    gone = renew(new, NAMES, [new.ca], later + OVERLAP)
+    gone = plan_rotation(new, NAMES, [new.ca], later + OVERLAP)
     assert gone is not None
     assert openssl(tmp_path, made, later + OVERLAP, ca=gone.ca) != ""
     assert openssl(tmp_path, new, later + OVERLAP, ca=gone.ca) == ""
@@ -315,21 +319,21 @@ def test_a_secret_of_kube_webhook_certgen_is_honoured(tmp_path):
     now = datetime.now(UTC)
     held = foreign(tmp_path, 36500)
     assert openssl(tmp_path, held, now + DAY, "-verify_hostname", FULL) == ""
-    assert renew(held, NAMES, [held.ca], now + DAY) is None
-    assert renew(held, NAMES, [held.ca], now + 60 * 365 * DAY) is None
+    assert plan_rotation(held, NAMES, [held.ca], now + DAY) is None
+    assert plan_rotation(held, NAMES, [held.ca], now + 60 * 365 * DAY) is None
 
 
 def test_near_its_end_it_is_replaced_with_an_overlap(tmp_path):
     now = datetime.now(UTC) + 70 * DAY
     held = foreign(tmp_path, 100)
-    first = renew(held, NAMES, [held.ca], now)
+    first = plan_rotation(held, NAMES, [held.ca], now)
     assert first is not None
     assert (first.cert, first.key) == (held.cert, held.key)
     assert first.ca.startswith(held.ca)
-    second = renew(first, NAMES, [first.ca, first.ca], now + SPREAD + MINUTE)
+    second = plan_rotation(first, NAMES, [first.ca, first.ca], now + PROPAGATION + MINUTE)
     assert second is not None
     assert openssl(tmp_path, second, now + DAY, "-verify_hostname", "hooks.moor.svc.cluster.local") == ""
-    third = renew(second, NAMES, [second.ca], now + OVERLAP + DAY)
+    third = plan_rotation(second, NAMES, [second.ca], now + OVERLAP + DAY)
     assert third is not None
     assert held.ca not in third.ca
 
@@ -337,7 +341,7 @@ def test_near_its_end_it_is_replaced_with_an_overlap(tmp_path):
 def test_one_for_other_names_is_of_no_use_and_goes_at_once(tmp_path):
     now = datetime.now(UTC)
     held = foreign(tmp_path, 100, names="other,other.moor.svc")
-    renewed = renew(held, NAMES, [held.ca], now)
+    renewed = plan_rotation(held, NAMES, [held.ca], now)
     assert renewed is not None
     assert openssl(tmp_path, renewed, now, "-verify_hostname", FULL) == ""
     assert renewed.ca.startswith(held.ca)
@@ -351,9 +355,9 @@ def test_what_is_taken_is_what_the_next_connection_meets():
     first, second = make_certificates(NAMES, now), make_certificates(NAMES, now)
     context = make_server_context()
     assert shake(context, first.ca, FULL) != ""
-    take(context, first)
+    load_certificate(context, first)
     assert shake(context, first.ca, FULL) == ""
-    take(context, second)
+    load_certificate(context, second)
     assert shake(context, second.ca, FULL) == ""
     assert shake(context, first.ca, FULL) == "CERTIFICATE_VERIFY_FAILED"
 
@@ -362,9 +366,9 @@ def test_what_cannot_be_served_leaves_it_as_it_is():
     now = datetime.now(UTC)
     first, second = make_certificates(NAMES, now), make_certificates(NAMES, now)
     context = make_server_context()
-    take(context, first)
+    load_certificate(context, first)
     with pytest.raises(MooringsError) as caught:
-        take(context, Certificates(second.ca, second.cert, first.key))
+        load_certificate(context, CertificateBundle(second.ca, second.cert, first.key))
     assert caught.value.code == "webhook.invalid"
     assert "delete the Secret" in caught.value.hint
     assert shake(context, first.ca, FULL) == ""
@@ -382,8 +386,8 @@ def configuration(kind, count=2):
 
 
 def keeper(kube, clock):
-    return CertificateKeeper(
-        kube, clock, namespace="moor", secret="hooks-tls", callers=WebhookCallers(kube, "gc-hooks"), names=NAMES
+    return CertificateRotator(
+        kube, clock, namespace="moor", secret="hooks-tls", callers=WebhookTrustStore(kube, "gc-hooks"), names=NAMES
     )
 
 
@@ -395,7 +399,7 @@ def kube():
     return made
 
 
-def kept(kube) -> Certificates:
+def kept(kube) -> CertificateBundle:
     found = parse_secret(kube.objects["Secret", "moor", "hooks-tls"])
     assert found is not None
     return found
@@ -446,7 +450,7 @@ async def test_and_one_of_them_renews_it(kube):
     assert after.cert != before.cert
     assert after.ca == before.ca
     served = make_server_context()
-    take(served, after)
+    load_certificate(served, after)
     for replica in replicas:
         assert shown(replica.context) == shown(served)
 
@@ -468,7 +472,7 @@ async def test_an_authority_is_replaced_step_by_step_while_everybody_is_believed
     ours = keeper(kube, clock)
     await ours.prepare()
     first = kept(kube).ca
-    clock.at = datetime.now(UTC) - SKEW - SPREAD - MINUTE
+    clock.at = datetime.now(UTC) - SKEW - PROPAGATION - MINUTE
     for _ in range(2):  # the certificate, long expired, first
         await ours.look()
         assert shake(ours.context, next(iter(bundles(kube))), FULL) == ""
@@ -499,12 +503,12 @@ async def test_configurations_that_come_later_are_told_then(caplog):
 async def test_a_config_map_tells_everybody_which_authorities_are_good():
     kube: Any = KeptObjects()
     clock = SetClock(datetime.now(UTC) - AUTHORITY_LIFE * 2 / 3 - 8 * DAY)
-    callers = ConfigMapCallers(kube, "moor", "proxy-ca")
-    ours = CertificateKeeper(
+    callers = ConfigMapTrustStore(kube, "moor", "proxy-ca")
+    ours = CertificateRotator(
         kube, clock, namespace="moor", secret="proxy-tls", callers=callers, names=NAMES, spread=7 * DAY
     )
     told: list[str] = []
-    trust = Trust(kube, "moor", "proxy-ca", told.append)
+    trust = ProxyTrustInformer(kube, "moor", "proxy-ca", told.append)
     await trust.look()
     await ours.prepare()
     await trust.look()
@@ -571,10 +575,10 @@ async def test_it_goes_on_looking_whatever_happens(kube, caplog):
     kube.fail = [KubeError(403, "Forbidden", "no"), KubeError(0, "", "away"), KubeError(500, "", "broken")]
     work = asyncio.create_task(ours.run())
     async with asyncio.timeout(patient(10)):
-        while LOOK_S not in clock.slept_s:  # noqa: ASYNC110 - the clock's sleep is what is awaited
+        while RECONCILE_S not in clock.slept_s:  # noqa: ASYNC110 - the clock's sleep is what is awaited
             await asyncio.sleep(0)
     work.cancel()
-    assert clock.slept_s[:4] == [1.0, 2.0, 4.0, LOOK_S]
+    assert clock.slept_s[:4] == [1.0, 2.0, 4.0, RECONCILE_S]
     assert len([record for record in caplog.records if record.message == "certificate.unkept"]) == 3
 
 

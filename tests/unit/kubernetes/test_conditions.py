@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from moorings.core.instants import Timestamp, add_seconds
-from moorings.kubernetes.conditions import ADMITTED, FINISHED, READY, TYPES, find, reason_of
-from moorings.kubernetes.ipujob import Condition, IPUJob, JobKind, RestartType, Status
-from moorings.kubernetes.plan import Partitions, Pause, plan
+from moorings.kubernetes.conditions import ADMITTED, FINISHED, READY, TYPES, find_condition, reason_of
+from moorings.kubernetes.ipujob import Condition, IPUJob, IPUJobStatus, JobKind, RestartType
+from moorings.kubernetes.plan import JobPartitions, PartitionPause, plan
 from moorings.kubernetes.pods import FAILED, PENDING, SUCCEEDED, Pod
 from moorings.kubernetes.proxy import shapes
 from moorings.kubernetes.proxy.shapes import PartitionBody
 from moorings.kubernetes.reading import parse_status, status_object
-from moorings.kubernetes.status import Story, build_status, tell
+from moorings.kubernetes.status import JobEvent, build_events, build_status
 from tests.unit.kubernetes.jobs import START, build_job, build_partition
 from tests.unit.kubernetes.test_plan import held, pod
 
@@ -25,7 +25,7 @@ INFERENCE = JobKind.INFERENCE
 
 
 def look(
-    job: IPUJob, pods: Sequence[Pod] = (), partitions: Partitions | None = None, now: Timestamp = START, **more: Any
+    job: IPUJob, pods: Sequence[Pod] = (), partitions: JobPartitions | None = None, now: Timestamp = START, **more: Any
 ) -> IPUJob:
     """The job with the status that it gets."""
     partitions = held(build_partition(job)) if partitions is None else partitions
@@ -34,7 +34,7 @@ def look(
 
 
 def said(job: IPUJob, kind: str) -> tuple[bool | None, str, str]:
-    found = find(job.status.conditions, kind)
+    found = find_condition(job.status.conditions, kind)
     assert found is not None
     assert found.observed_generation == job.generation
     assert re.fullmatch(r"[A-Z][A-Za-z]*", found.reason)
@@ -74,7 +74,7 @@ def test_a_failure_is_finished_too() -> None:
     job = build_job(INFERENCE)
     job = look(job, [pod(job, 0, FAILED, exit_code=3, why="exit code 3")])
     assert said(job, FINISHED) == (True, "Failed", "sample-worker-0 failed: exit code 3")
-    assert find(job.status.conditions, "Failed") is not None, "the state has its own condition beside it"
+    assert find_condition(job.status.conditions, "Failed") is not None, "the state has its own condition beside it"
 
 
 def test_a_restart_is_not_ready_and_stays_admitted() -> None:
@@ -96,15 +96,16 @@ def test_of_several_instances_all_count() -> None:
 
 def test_a_proxy_that_is_away_leaves_open_what_is_not_known_and_takes_nothing_from_what_runs() -> None:
     job = build_job(INFERENCE)
-    assert said(look(job, (), Partitions()), ADMITTED)[:2] == (None, "ProxyUnreachable")
+    assert said(look(job, (), JobPartitions()), ADMITTED)[:2] == (None, "ProxyUnreachable")
     running = look(job, [pod(job, 0)])
     assert (
-        look(running, [pod(job, 0)], Partitions(), add_seconds(START, 9)).status.conditions == running.status.conditions
+        look(running, [pod(job, 0)], JobPartitions(), add_seconds(START, 9)).status.conditions
+        == running.status.conditions
     )
 
 
 def test_what_is_refused_has_no_partition() -> None:
-    job = look(build_job(INFERENCE), (), held(), paused={0: Pause("exceeded quota", starting=True)})
+    job = look(build_job(INFERENCE), (), held(), paused={0: PartitionPause("exceeded quota", starting=True)})
     assert said(job, ADMITTED)[:2] == (False, "PodsRefused")
 
 
@@ -136,7 +137,7 @@ def test_a_code_is_a_reason_in_camel_case(code: str, reason: str) -> None:
 def test_words_alone_change_no_time_and_a_generation_does_not_either() -> None:
     job = look(build_job(INFERENCE), (), held(waiting(build_job(INFERENCE), "pool.full", "one")))
     later = look(replace(job, generation=2), (), held(waiting(job, "queue.aged", "two")), add_seconds(START, 60))
-    before, now = (find(one.status.conditions, ADMITTED) for one in (job, later))
+    before, now = (find_condition(one.status.conditions, ADMITTED) for one in (job, later))
     assert before is not None
     assert now == replace(before, message="waiting for a partition of 1 IPU: two", observed_generation=2)
 
@@ -183,7 +184,7 @@ def test_a_status_of_an_earlier_release_is_taken_up_and_keeps_what_it_had(state:
 
 def test_unknown_is_read_and_written() -> None:
     one = Condition(type=ADMITTED, status=None, reason="x", message="y", changed_at=START, observed_generation=3)
-    written = status_object(Status(conditions=(one,)))
+    written = status_object(IPUJobStatus(conditions=(one,)))
     assert written["conditions"][0].keys() == {
         *("type", "status", "reason", "message", "lastTransitionTime", "observedGeneration")
     }
@@ -194,13 +195,13 @@ def test_unknown_is_read_and_written() -> None:
 def test_a_project_s_limit_is_told_once() -> None:
     job = build_job(INFERENCE)
     first = look(job, (), held(waiting(job, "project.limit", "no more")))
-    warning = Story("Warning", "ProjectLimit", "waiting for a partition of 1 IPU: no more")
-    assert tell(job.status, first.status) == [warning]
-    assert tell(first.status, look(first, (), held(waiting(job, "project.limit", "still"))).status) == []
+    warning = JobEvent("Warning", "ProjectLimit", "waiting for a partition of 1 IPU: no more")
+    assert build_events(job.status, first.status) == [warning]
+    assert build_events(first.status, look(first, (), held(waiting(job, "project.limit", "still"))).status) == []
 
 
 def test_a_job_that_was_refused_and_mended_does_not_say_that_it_is_scaled_to_zero() -> None:
-    refused = Status(state="Failed", message="spec.priority: 5 is above 0", observed_generation=1)
+    refused = IPUJobStatus(state="Failed", message="spec.priority: 5 is above 0", observed_generation=1)
     job = look(build_job(INFERENCE, generation=2, status=refused), (), held())
     assert job.status.message == (
         "it was refused when it was first looked at, and stays so: delete the job and create it again"

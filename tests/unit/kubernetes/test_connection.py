@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from moorings.kubernetes.connection import build_path, parse_event, parse_refusal
+from moorings.kubernetes.connection import build_path, parse_event, parse_status_error
 from moorings.kubernetes.kube import CONFIG_MAP, IPU_JOB, NAMESPACE, POD, SECRET, KubeError
 from tests.cases import cases
 
@@ -43,28 +43,30 @@ def test_an_object_in_no_namespace_is_a_mistake_of_ours():
 
 
 def test_a_refusal_has_the_servers_words():
-    error = parse_refusal(409, {}, status(409, "AlreadyExists", 'configmaps "x" already exists'), CONFIG_MAP)
+    error = parse_status_error(409, {}, status(409, "AlreadyExists", 'configmaps "x" already exists'), CONFIG_MAP)
     assert (error.status, error.reason, error.detail) == (409, "AlreadyExists", 'configmaps "x" already exists')
     assert (error.code, error.retryable) == ("kubernetes.refused", True)
 
 
 def test_how_long_the_server_wants_to_be_left_alone_is_read():
-    assert parse_refusal(429, {"retry-after": "7"}, b"Too many requests", POD).retry_after_s == 7
-    assert parse_refusal(429, {}, status(429, "TooManyRequests", "no", retryAfterSeconds=3), POD).retry_after_s == 3
-    assert parse_refusal(503, {"retry-after": "Fri, 31 Dec 2027 23:59:59 GMT"}, b"", POD).retry_after_s == 0
-    assert parse_refusal(429, {"retry-after": "99999999"}, b"", POD).retry_after_s == 300
+    assert parse_status_error(429, {"retry-after": "7"}, b"Too many requests", POD).retry_after_s == 7
+    assert (
+        parse_status_error(429, {}, status(429, "TooManyRequests", "no", retryAfterSeconds=3), POD).retry_after_s == 3
+    )
+    assert parse_status_error(503, {"retry-after": "Fri, 31 Dec 2027 23:59:59 GMT"}, b"", POD).retry_after_s == 0
+    assert parse_status_error(429, {"retry-after": "99999999"}, b"", POD).retry_after_s == 300
 
 
 @cases("content", [b"", b"<html>", b"[]", b'"x"', b"{}", b"\xff\xfe", b'{"kind":"Status","details":7}'])
 def test_what_stands_in_front_of_a_server_may_answer_anything(content):
-    error = parse_refusal(502, {}, content, POD)
+    error = parse_status_error(502, {}, content, POD)
     assert (error.status, error.code) == (502, "kubernetes.unreachable")
     assert error.detail
 
 
 def test_a_secrets_value_is_in_no_message():
     quoted = status(422, "Invalid", 'Secret "s" is invalid: data[key]: Invalid value: "hunter2"')
-    assert "hunter2" not in str(parse_refusal(422, {}, quoted, SECRET))
+    assert "hunter2" not in str(parse_status_error(422, {}, quoted, SECRET))
 
 
 def test_a_watch_that_is_too_old_says_so():

@@ -10,13 +10,20 @@ import pytest
 from moorings.core.instants import Timestamp
 from moorings.kubernetes.crd import build_crd, build_schema
 from moorings.kubernetes.fields import SPEC, STATUS
-from moorings.kubernetes.ipujob import Condition, InstanceRecord, Obj, Outcome, StartRecord, Status
+from moorings.kubernetes.ipujob import (
+    Condition,
+    InstanceOutcome,
+    InstanceStatus,
+    IPUJobStatus,
+    KubeObject,
+    StartAttempts,
+)
 from moorings.kubernetes.reading import parse_ipujob, read_ipujob, status_object
 from moorings.wire.codec import to_camel_case
 from tests.unit.kubernetes.ipujobs import EXAMPLES, an_object, example
 
 
-def nodes(node: Obj, path: str = "") -> Iterator[tuple[str, Obj]]:
+def nodes(node: KubeObject, path: str = "") -> Iterator[tuple[str, KubeObject]]:
     yield path, node
     for name, each in node.get("properties", {}).items():
         yield from nodes(each, f"{path}.{name}".lstrip("."))
@@ -25,7 +32,7 @@ def nodes(node: Obj, path: str = "") -> Iterator[tuple[str, Obj]]:
             yield from nodes(node[key], f"{path}{mark}")
 
 
-def unknown(node: Obj, found: object, path: str = "") -> Iterator[str]:
+def unknown(node: KubeObject, found: object, path: str = "") -> Iterator[str]:
     """Paths that the API server would prune of an object."""
     if isinstance(found, dict):
         inner = node.get("properties", {})
@@ -68,8 +75,8 @@ def test_nothing_of_an_example_is_pruned(name):
 
 def test_nothing_of_a_status_is_pruned():
     at = Timestamp(0)
-    start = StartRecord(since=at, missed=1, until=at, why="x")
-    full = Status(
+    start = StartAttempts(since=at, missed=1, until=at, why="x")
+    full = IPUJobStatus(
         state="x",
         message="x",
         conditions=(
@@ -93,7 +100,7 @@ def test_nothing_of_a_status_is_pruned():
         workers_active=1,
         workers_succeeded=1,
         workers_failed=1,
-        instances={1: InstanceRecord(restarts=1, failures=1, outcome=Outcome.FAILED, detail="x", start=start)},
+        instances={1: InstanceStatus(restarts=1, failures=1, outcome=InstanceOutcome.FAILED, detail="x", start=start)},
     )
     assert status_object(full).keys() | {"selector"} == SCHEMA["properties"]["status"]["properties"].keys()
     assert list(unknown(SCHEMA, {"status": status_object(full)})) == []
@@ -102,8 +109,8 @@ def test_nothing_of_a_status_is_pruned():
 def test_every_field_of_a_record_is_kept():
     within = "status.instances{}."
     kept = {field.path.removeprefix(within) for field in STATUS if field.path.startswith(within)}
-    start = {f"start.{to_camel_case(field.name)}" for field in fields(StartRecord)}
-    assert kept == {to_camel_case(field.name) for field in fields(InstanceRecord)} | start
+    start = {f"start.{to_camel_case(field.name)}" for field in fields(StartAttempts)}
+    assert kept == {to_camel_case(field.name) for field in fields(InstanceStatus)} | start
 
 
 def test_a_number_may_be_quoted():

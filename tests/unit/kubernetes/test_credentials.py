@@ -12,7 +12,7 @@ import yaml
 from lightkube.core.exceptions import ConfigError
 
 from moorings.core.errors import MooringsError
-from moorings.kubernetes.credentials import Identity, load_credentials, parse_exec
+from moorings.kubernetes.credentials import TokenSource, load_credentials, parse_exec
 from tests.kubernetes.pki import Authority
 
 
@@ -38,7 +38,7 @@ def cluster_ca(tmp_path) -> str:
     return Authority(tmp_path, "test-ca").certificate.read_text()
 
 
-def asked(identity: Identity | None, refusals: int = 0) -> list[str]:
+def asked(identity: TokenSource | None, refusals: int = 0) -> list[str]:
     """What is sent, when it is refused so many times."""
     assert identity is not None
 
@@ -136,7 +136,7 @@ def plugin(folder: Path, status: str, version: str = "v1") -> dict:
     return {"exec": {"apiVersion": f"client.authentication.k8s.io/{version}", "command": "./plugin", "args": ["x"]}}
 
 
-def identity_of(tmp_path: Path, user: dict) -> Identity | None:
+def identity_of(tmp_path: Path, user: dict) -> TokenSource | None:
     file = write(tmp_path / "config", config("https://k", user, **{"current-context": "c"}))
     return load_credentials({"KUBECONFIG": str(file), "PATH": "/usr/bin:/bin"}).identity
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from moorings.kubernetes import names
-from moorings.kubernetes.acts import EnsureBeside, Fence, Release
-from moorings.kubernetes.doing import Doer, Made
-from moorings.kubernetes.ipujob import InstanceRecord, JobKind, StartRecord, Status
+from moorings.kubernetes.acts import EnsureJobObjects, FencePartition, ReleasePartition
+from moorings.kubernetes.doing import JobExecutor, UnobservedPods
+from moorings.kubernetes.ipujob import InstanceStatus, IPUJobStatus, JobKind, StartAttempts
 from moorings.kubernetes.kube import NODE, POD, SERVICE
 from moorings.kubernetes.objects import PodOptions, build_worker
 from moorings.kubernetes.proxy.shapes import RELEASING, PartitionBody, PartitionRequest
@@ -47,7 +47,7 @@ def build_node(name: str, ready: str) -> dict[str, Any]:
     return {"metadata": {"name": name}, "status": {"conditions": [condition]}}
 
 
-async def failures(act: Fence | Release, nodes: dict[str, str], workers: dict[int, str]) -> list[str]:
+async def failures(act: FencePartition | ReleasePartition, nodes: dict[str, str], workers: dict[int, str]) -> list[str]:
     """The errors' codes; empty: the partition was given back.
 
     Args:
@@ -63,8 +63,8 @@ async def failures(act: Fence | Release, nodes: dict[str, str], workers: dict[in
         pod = build_worker(job, number, 0, PARTITION, PodOptions())
         pod["metadata"]["uid"] = f"uid-{number}"
         kube.put(POD, {**pod, "spec": {"nodeName": node}, "status": {"phase": "Running"}}, job.namespace)
-    doer = Doer(kube, proxy, PodOptions(), lambda: True, lambda _: None, lambda _: None, lambda: 0.0)
-    failed = await doer.do(job, [act], {0: PARTITION}, Made())
+    doer = JobExecutor(kube, proxy, PodOptions(), lambda: True, lambda _: None, lambda _: None, lambda: 0.0)
+    failed = await doer.do(job, [act], {0: PARTITION}, UnobservedPods())
     assert proxy.released == ([] if failed else [0])
     return [one.error.code for one in failed]
 
@@ -85,11 +85,11 @@ async def failures(act: Fence | Release, nodes: dict[str, str], workers: dict[in
 async def test_a_lost_node_is_asked_for_again_before_its_programs_lose_their_partition(
     nodes: dict[str, str], workers: dict[int, str], refused: bool
 ) -> None:
-    assert await failures(Fence(0, AWAY), nodes, workers) == (["ipujob.in_use"] if refused else [])
+    assert await failures(FencePartition(0, AWAY), nodes, workers) == (["ipujob.in_use"] if refused else [])
 
 
 async def test_without_that_no_partition_goes_under_a_program_whatever_its_node_says() -> None:
-    assert await failures(Release(0), {"node1": "Unknown"}, {0: "node1"}) == ["ipujob.in_use"]
+    assert await failures(ReleasePartition(0), {"node1": "Unknown"}, {0: "node1"}) == ["ipujob.in_use"]
 
 
 @pytest.mark.parametrize(
@@ -110,17 +110,17 @@ async def test_a_pod_made_for_a_partition_holds_it_whatever_was_taken_from_it(
     pod = build_worker(job, 0, 0, PARTITION, PodOptions())
     pod["metadata"] |= {"uid": "uid-0", **changes}
     kube.put(POD, {**pod, "status": {"phase": "Succeeded" if ended else "Running"}}, job.namespace)
-    doer = Doer(kube, proxy, PodOptions(), lambda: True, lambda _: None, lambda _: None, lambda: 0.0)
-    failed = await doer.do(job, [Release(0)], {0: PARTITION}, Made())
+    doer = JobExecutor(kube, proxy, PodOptions(), lambda: True, lambda _: None, lambda _: None, lambda: 0.0)
+    failed = await doer.do(job, [ReleasePartition(0)], {0: PARTITION}, UnobservedPods())
     assert [one.error.code for one in failed] == (["ipujob.in_use"] if refused else [])
     assert proxy.released == ([] if refused else [0])
 
 
 async def test_what_stands_beside_its_pods_is_made_again_after_a_start_that_it_missed() -> None:
     kube, job = KeptObjects(), replace(JOB, kind=JobKind.INFERENCE)
-    doer = Doer(kube, Partitions(), PodOptions(), lambda: True, lambda _: None, lambda _: None, lambda: 0.0)
+    doer = JobExecutor(kube, Partitions(), PodOptions(), lambda: True, lambda _: None, lambda _: None, lambda: 0.0)
     for missed in (0, 1):
-        status = Status(instances={0: InstanceRecord(start=StartRecord(missed=missed))})
-        assert await doer.do(replace(job, status=status), [EnsureBeside()], {0: PARTITION}, Made()) == []
+        status = IPUJobStatus(instances={0: InstanceStatus(start=StartAttempts(missed=missed))})
+        assert await doer.do(replace(job, status=status), [EnsureJobObjects()], {0: PARTITION}, UnobservedPods()) == []
         assert await kube.get(SERVICE, job.name, job.namespace)
         kube.objects.clear()  # by hand

@@ -15,22 +15,22 @@ from moorings.core.errors import MooringsError
 from moorings.core.instants import Timestamp
 from moorings.kubernetes.election import (
     Elector,
-    Record,
-    Sighting,
-    Step,
-    Terms,
+    LeaseDecision,
+    LeaseRecord,
+    LeaseTimes,
+    ObservedLease,
     build_released,
     build_spec,
-    decide,
+    decide_lease,
+    observe_lease,
     parse_lease,
-    sight,
 )
-from moorings.kubernetes.kube import Kube, KubeError
+from moorings.kubernetes.kube import KubeApi, KubeError
 from tests.sampling import examples
 
-TERMS = Terms()
+TERMS = LeaseTimes()
 NOON = Timestamp(1_767_225_600_000_000)
-RECORD = Record(holder="other", lease_s=15.0, acquired="2026-01-01T00:00:00.000000Z", transitions=3, version="7")
+RECORD = LeaseRecord(holder="other", lease_s=15.0, acquired="2026-01-01T00:00:00.000000Z", transitions=3, version="7")
 
 
 def lease(spec, version="8"):
@@ -41,25 +41,25 @@ def lease(spec, version="8"):
 
 
 def test_a_lease_is_over_when_we_saw_it_unchanged_for_its_length():
-    assert decide(Sighting(RECORD, 100), "me", 115, TERMS) is Step.WAIT
-    assert decide(Sighting(RECORD, 100), "me", 115.1, TERMS) is Step.TAKE
+    assert decide_lease(ObservedLease(RECORD, 100), "me", 115, TERMS) is LeaseDecision.WAIT
+    assert decide_lease(ObservedLease(RECORD, 100), "me", 115.1, TERMS) is LeaseDecision.TAKE
 
 
 def test_the_length_that_the_holder_was_promised_counts_not_ours():
-    assert decide(Sighting(replace(RECORD, lease_s=60), 100), "me", 150, TERMS) is Step.WAIT
-    assert decide(Sighting(replace(RECORD, lease_s=0), 100), "me", 114, TERMS) is Step.WAIT
-    assert decide(Sighting(replace(RECORD, lease_s=0), 100), "me", 116, TERMS) is Step.TAKE
+    assert decide_lease(ObservedLease(replace(RECORD, lease_s=60), 100), "me", 150, TERMS) is LeaseDecision.WAIT
+    assert decide_lease(ObservedLease(replace(RECORD, lease_s=0), 100), "me", 114, TERMS) is LeaseDecision.WAIT
+    assert decide_lease(ObservedLease(replace(RECORD, lease_s=0), 100), "me", 116, TERMS) is LeaseDecision.TAKE
 
 
 @pytest.mark.parametrize("holder", ["", "me"])
 def test_a_lease_of_nobody_and_our_own_are_taken_at_once(holder):
-    assert decide(Sighting(replace(RECORD, holder=holder), 100), "me", 100, TERMS) is Step.TAKE
+    assert decide_lease(ObservedLease(replace(RECORD, holder=holder), 100), "me", 100, TERMS) is LeaseDecision.TAKE
 
 
 def test_any_change_begins_the_wait_anew_and_no_change_does_not():
-    seen = sight(None, RECORD, 100)
-    assert sight(seen, RECORD, 110) is seen
-    assert sight(seen, replace(RECORD, version="8"), 110) == Sighting(replace(RECORD, version="8"), 110)
+    seen = observe_lease(None, RECORD, 100)
+    assert observe_lease(seen, RECORD, 110) is seen
+    assert observe_lease(seen, replace(RECORD, version="8"), 110) == ObservedLease(replace(RECORD, version="8"), 110)
 
 
 def test_a_renewal_keeps_since_when_it_is_ours_and_taking_it_counts():
@@ -79,12 +79,12 @@ def test_a_renewal_keeps_since_when_it_is_ours_and_taking_it_counts():
 def test_a_lease_given_back_is_nobodys_and_keeps_its_count():
     record = parse_lease(lease(build_released(RECORD, NOON)))
     assert (record.holder, record.transitions) == ("", 3)
-    assert decide(Sighting(record, 0), "me", 0, TERMS) is Step.TAKE
+    assert decide_lease(ObservedLease(record, 0), "me", 0, TERMS) is LeaseDecision.TAKE
     assert build_spec("me", record, TERMS, NOON)["leaseTransitions"] == 4
 
 
 def test_a_lease_that_somebody_made_by_hand_can_be_read():
-    assert parse_lease({"metadata": {"resourceVersion": "1"}}) == Record(
+    assert parse_lease({"metadata": {"resourceVersion": "1"}}) == LeaseRecord(
         holder="", lease_s=0.0, acquired="", transitions=0, version="1"
     )
 
@@ -92,7 +92,7 @@ def test_a_lease_that_somebody_made_by_hand_can_be_read():
 @pytest.mark.parametrize("times", [(10, 10, 2), (15, 2, 2), (15, 10, 0), (15, 2.3, 2)])
 def test_times_that_cannot_work_are_refused(times):
     with pytest.raises(MooringsError) as caught:
-        Terms(lease_s=times[0], renew_s=times[1], retry_s=times[2])
+        LeaseTimes(lease_s=times[0], renew_s=times[1], retry_s=times[2])
     assert caught.value.code == "kubernetes.terms_invalid"
 
 
@@ -111,7 +111,7 @@ class World:
         self.electors = [self.candidate(number) for number in range(count)]
 
     def candidate(self, number: int) -> Elector:
-        kube = cast("Kube", self)  # as much of it as an election needs
+        kube = cast("KubeApi", self)  # as much of it as an election needs
         apart = 1e6 * number  # nobody's clock shows what another's does
         return Elector(kube, "n", "l", f"e{number}", TERMS, elapsed=lambda: self.now + apart, wall=lambda: NOON)
 

@@ -14,9 +14,9 @@ from moorings.app.pruning import prune
 from moorings.core.instants import SECOND, Timestamp
 from moorings.kubernetes.engine import output
 from moorings.kubernetes.engine.calls import parse_status
-from moorings.kubernetes.engine.output import FULL, GAP, Copy, copy_output
+from moorings.kubernetes.engine.output import FULL, GAP, LogCopyFile, copy_output
 from moorings.kubernetes.engine.pruning import hold_ended
-from moorings.kubernetes.engine.rundir import Asked, RunFolder
+from moorings.kubernetes.engine.rundir import KubernetesRunFolder, SubmittedIPUJob
 from moorings.kubernetes.kube import KubeError
 from moorings.workloads.runs import EndReason, EndRecord
 
@@ -72,7 +72,7 @@ async def test_a_node_that_has_dropped_the_beginning_leaves_a_gap_that_is_told_o
 def test_two_who_copy_the_same_write_the_same(tmp_path_factory: pytest.TempPathFactory, whole, known, sizes) -> None:
     path = tmp_path_factory.mktemp("copies") / "log"
     path.write_bytes(whole[:known])
-    one, other = Copy(path, 0), Copy(path, 0)
+    one, other = LogCopyFile(path, 0), LogCopyFile(path, 0)
     for copy in (one, other):
         place = 0
         for size in sizes:
@@ -84,7 +84,7 @@ def test_two_who_copy_the_same_write_the_same(tmp_path_factory: pytest.TempPathF
 
 def test_an_output_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "OUTPUT_BYTES_MAX", 10)
-    copy = Copy(tmp_path / "log", 0)
+    copy = LogCopyFile(tmp_path / "log", 0)
     for _ in range(10):
         copy.take(b"abcd")
     assert (tmp_path / "log").read_bytes() == b"abcdabcdabcd" + FULL
@@ -104,8 +104,8 @@ OLD, BEFORE, NEW = Timestamp(1_000 * SECOND), Timestamp(5_000 * SECOND), Timesta
 
 
 def a_run(runs: Path, name: str, *, alive: bool = True, ended: Timestamp | None = None) -> None:
-    attempt = RunFolder(runs / name).attempt(0)
-    attempt.save_order(Asked("runs", name, 1, 1.0))
+    attempt = KubernetesRunFolder(runs / name).attempt(0)
+    attempt.save_order(SubmittedIPUJob("runs", name, 1, 1.0))
     if alive:
         attempt.save_alive()
     if ended is not None:

@@ -17,14 +17,14 @@ from moorings.core.tables import TomlTable
 from moorings.kubernetes.admission import check_ipujob
 from moorings.kubernetes.engine.settings import KubernetesEngineSettings, Volume
 from moorings.kubernetes.engine.submission import (
-    asked_of,
     build_job,
     build_secret,
+    build_submitted_job,
     check_job,
-    differences,
+    describe_differences,
     name_of,
 )
-from moorings.kubernetes.ipujob import JobKind, Obj
+from moorings.kubernetes.ipujob import JobKind, KubeObject
 from moorings.ports.engine import RunSubmission
 from moorings.ports.store import Epoch
 from moorings.workloads.jobs import Accelerators, JobSpec, Resources
@@ -39,12 +39,12 @@ def order(**job: Any) -> RunSubmission:
     return RunSubmission(RunId("run-k3v7q2mzp4ya"), 0, JobSpec(**spec), NO_BINDING, epoch=Epoch(7))
 
 
-def built(wanted: RunSubmission, settings: KubernetesEngineSettings = SETTINGS) -> Obj:
-    return build_job(wanted, asked_of(wanted, settings), settings, "lab")
+def built(wanted: RunSubmission, settings: KubernetesEngineSettings = SETTINGS) -> KubeObject:
+    return build_job(wanted, build_submitted_job(wanted, settings), settings, "lab")
 
 
-def pod_spec(wanted: RunSubmission, settings: KubernetesEngineSettings = SETTINGS) -> Obj:
-    spec: Obj = built(wanted, settings)["spec"]["workers"]["template"]["spec"]
+def pod_spec(wanted: RunSubmission, settings: KubernetesEngineSettings = SETTINGS) -> KubeObject:
+    spec: KubeObject = built(wanted, settings)["spec"]["workers"]["template"]["spec"]
     return spec
 
 
@@ -97,7 +97,7 @@ def test_volumes_and_users_are_the_settings() -> None:
 def test_variables_stand_in_the_secret_and_nowhere_else() -> None:
     wanted = replace(order(environment={"TOKEN": "tell-nobody"}, checkpoint_directory="/work/c"), resume_from="/work/7")
     assert "tell-nobody" not in str(built(wanted))
-    secret = build_secret(wanted, asked_of(wanted, SETTINGS), "uid-1")
+    secret = build_secret(wanted, build_submitted_job(wanted, SETTINGS), "uid-1")
     assert {name: base64.b64decode(value).decode() for name, value in secret["data"].items()} == {
         "TOKEN": "tell-nobody",
         "MOORINGS_RUN_ID": "run-k3v7q2mzp4ya",
@@ -140,14 +140,14 @@ def test_what_kubernetes_cannot_run_is_refused(job: dict[str, Any], told: str) -
 
 def test_an_id_that_is_no_label_is_refused() -> None:
     with pytest.raises(MooringsError, match="cannot be the id of a run"):
-        asked_of(replace(order(), run=RunId("../etc")), SETTINGS)
+        build_submitted_job(replace(order(), run=RunId("../etc")), SETTINGS)
 
 
 def test_what_does_not_travel_is_said() -> None:
-    told = differences(order(workdir="/home/ann", checkpoint_directory="/home/ann/c").job, SETTINGS)
+    told = describe_differences(order(workdir="/home/ann", checkpoint_directory="/home/ann/c").job, SETTINGS)
     assert "its working folder /home/ann does not travel: there is what its image has, or an empty folder" in told
     assert "its checkpoints in /home/ann/c are lost when it ends: that is in no volume" in told
-    told = differences(order(workdir="/work/ann", checkpoint_directory="/work/c").job, SETTINGS)
+    told = describe_differences(order(workdir="/work/ann", checkpoint_directory="/work/c").job, SETTINGS)
     assert "its working folder /work/ann is in /work, which is the claim work" in told
     assert not any("lost" in one for one in told)
 

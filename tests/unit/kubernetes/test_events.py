@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from moorings.core.instants import Timestamp
-from moorings.kubernetes.events import COMBINED, About, Recorder, Similar, Spam
+from moorings.kubernetes.events import COMBINED, EventAggregator, EventKey, EventRateLimit, EventRecorder
 from tests.unit.kubernetes.objects_kept import KeptObjects
 from tests.waiting import until_async
 
@@ -14,7 +14,7 @@ SECOND = 1_000_000
 
 
 def test_an_object_may_tell_25_things_at_once_and_then_one_in_five_minutes():
-    spam = Spam()
+    spam = EventRateLimit()
     assert [spam.lets("a", NOW) for _ in range(30)] == [True] * 25 + [False] * 5
     assert spam.lets("b", NOW), "others are not affected"
     later = Timestamp(NOW + 299 * SECOND)
@@ -24,26 +24,26 @@ def test_an_object_may_tell_25_things_at_once_and_then_one_in_five_minutes():
 
 
 def test_a_clock_that_goes_back_gives_nothing_and_takes_nothing():
-    spam = Spam(burst=2)
+    spam = EventRateLimit(burst=2)
     assert spam.lets("a", NOW)
     assert spam.lets("a", Timestamp(0))
     assert not spam.lets("a", Timestamp(0))
 
 
 def test_memory_is_bounded_and_the_oldest_are_forgotten():
-    spam = Spam(burst=1, known_max=10)
+    spam = EventRateLimit(burst=1, known_max=10)
     assert all(spam.lets(str(number), NOW) for number in range(100))
     assert len(spam._left) == 10
     assert spam.lets("0", NOW)
     assert not spam.lets("99", NOW)
 
 
-def about(message: str, reason: str = "FailedCreate") -> About:
-    return About("graphcore.ai/v1alpha1", "IPUJob", "a", "job", "uid", "Warning", reason, message)
+def about(message: str, reason: str = "FailedCreate") -> EventKey:
+    return EventKey("graphcore.ai/v1alpha1", "IPUJob", "a", "job", "uid", "Warning", reason, message)
 
 
 def test_after_ten_of_one_reason_with_different_words_they_are_counted_as_one():
-    similar = Similar()
+    similar = EventAggregator()
     told = [similar.combine(about(f"used: {number}"), NOW) for number in range(13)]
     assert told[:10] == [about(f"used: {number}") for number in range(10)]
     assert set(told[10:]) == {about(COMBINED)}
@@ -55,7 +55,7 @@ def test_after_ten_of_one_reason_with_different_words_they_are_counted_as_one():
 
 async def test_refusals_are_bounded_and_hide_nothing_else() -> None:
     kept = KeptObjects()
-    recorder = Recorder(kept, "ipu-operator", "a", lambda: NOW)
+    recorder = EventRecorder(kept, "ipu-operator", "a", lambda: NOW)
     job = {"apiVersion": "graphcore.ai/v1alpha1", "kind": "IPUJob", "metadata": {"name": "job", "namespace": "a"}}
     for number in range(100):
         recorder.tell(job, "Warning", "FailedCreate", f"exceeded quota: used {number}")

@@ -7,8 +7,8 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.kubernetes.informer import PAUSE_MAX_S, Cache, Key, pause, without_managed_fields
-from moorings.kubernetes.kube import Watched
+from moorings.kubernetes.informer import PAUSE_MAX_S, ObjectKey, ObjectStore, retry_delay_s, without_managed_fields
+from moorings.kubernetes.kube import WatchEvent
 
 
 def pod(name: str, version: int, job: str = "a", uid: str = "") -> dict:
@@ -16,20 +16,20 @@ def pod(name: str, version: int, job: str = "a", uid: str = "") -> dict:
     return {"metadata": {**metadata, "labels": {"job": job}, "managedFields": [{}]}}
 
 
-def cache() -> Cache:
-    return Cache(lambda found: [found["metadata"]["labels"]["job"]])
+def cache() -> ObjectStore:
+    return ObjectStore(lambda found: [found["metadata"]["labels"]["job"]])
 
 
 def test_an_event_changes_what_is_known_and_tells_old_and_new_owners():
     known = cache()
-    assert known.take(Watched("ADDED", pod("p", 1))) == (Key("n", "p"), {"a"})
-    assert known.take(Watched("MODIFIED", pod("p", 2, "b"))) == (Key("n", "p"), {"a", "b"})
+    assert known.take(WatchEvent("ADDED", pod("p", 1))) == (ObjectKey("n", "p"), {"a"})
+    assert known.take(WatchEvent("MODIFIED", pod("p", 2, "b"))) == (ObjectKey("n", "p"), {"a", "b"})
     assert known.indexed("a") == ()
     assert [found["metadata"]["resourceVersion"] for found in known.indexed("b")] == ["2"]
-    assert known.take(Watched("DELETED", pod("p", 3, "b"))) == (Key("n", "p"), {"b"})
+    assert known.take(WatchEvent("DELETED", pod("p", 3, "b"))) == (ObjectKey("n", "p"), {"b"})
     assert len(known) == 0
     assert known.indexed("b") == ()
-    assert known.take(Watched("DELETED", pod("p", 3))) == (Key("n", "p"), set()), "an event twice does no harm"
+    assert known.take(WatchEvent("DELETED", pod("p", 3))) == (ObjectKey("n", "p"), set()), "an event twice does no harm"
 
 
 def test_who_wrote_which_field_is_not_kept():
@@ -56,7 +56,7 @@ def test_the_index_is_what_the_objects_say(moves):
     known = cache()
     there: dict[str, str] = {}
     for version, (name, job, deleted) in enumerate(moves):
-        known.take(Watched("DELETED" if deleted else "MODIFIED", pod(name, version, job)))
+        known.take(WatchEvent("DELETED" if deleted else "MODIFIED", pod(name, version, job)))
         if deleted:
             there.pop(name, None)
         else:
@@ -73,7 +73,7 @@ def test_an_event_costs_the_same_among_ten_thousand_objects_as_among_a_hundred()
         known.replace([pod(f"p{number}", 1, f"j{number % (count // 10)}") for number in range(count)])
         best = float("inf")
         for turn in range(20):
-            events = [Watched("MODIFIED", pod(f"p{number}", 2 + turn, f"j{number % 10}")) for number in range(100)]
+            events = [WatchEvent("MODIFIED", pod(f"p{number}", 2 + turn, f"j{number % 10}")) for number in range(100)]
             begun = time.thread_time()  # of the processor: what others take of it does not count
             for event in events:
                 known.take(event)
@@ -85,7 +85,7 @@ def test_an_event_costs_the_same_among_ten_thousand_objects_as_among_a_hundred()
 
 @given(st.integers(0, 10_000), st.floats(0, 300), st.floats(0, 1))
 def test_a_pause_is_bounded_and_at_least_what_the_server_asked_for(failures, retry_after_s, chance):
-    wanted = pause(failures, retry_after_s, chance)
+    wanted = retry_delay_s(failures, retry_after_s, chance)
     if failures == 0:
         assert wanted == 0
     else:

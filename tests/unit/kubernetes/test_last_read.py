@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from moorings.kubernetes.last_read import LastRead
+from moorings.kubernetes.last_read import ParsedJob
 from moorings.kubernetes.reading import parse_ipujob, parse_status, status_object
 
 JOB: dict[str, Any] = {
@@ -30,7 +30,7 @@ def changed(**values: Any) -> dict[str, Any]:
 
 
 def test_the_same_version_is_read_once_whichever_object_brings_it():
-    kept = LastRead()
+    kept = ParsedJob()
     first = kept.read(JOB, 600)
     assert kept.read(deepcopy(JOB), 600) is first
 
@@ -45,17 +45,17 @@ def test_the_same_version_is_read_once_whichever_object_brings_it():
     ids=["version", "uid", "priority"],
 )
 def test_another_version_another_job_and_another_priority_are_read(other):
-    kept = LastRead()
+    kept = ParsedJob()
     kept.read(JOB, 600)
     assert kept.read(other, 600) == replace(parse_ipujob(other), start_deadline_s=600)
 
 
 def test_a_job_s_own_start_deadline_stays():
-    assert LastRead().read(changed(spec__startDeadlineSeconds=5), 600).start_deadline_s == 5
-    assert LastRead().read(JOB, 600).start_deadline_s == 600
+    assert ParsedJob().read(changed(spec__startDeadlineSeconds=5), 600).start_deadline_s == 5
+    assert ParsedJob().read(JOB, 600).start_deadline_s == 600
 
 
-def write(kept: LastRead, **meanwhile: Any) -> dict[str, Any]:
+def write(kept: ParsedJob, **meanwhile: Any) -> dict[str, Any]:
     """A status is written, and others write meanwhile; what the API server made of it."""
     job = kept.read(JOB, 600)
     written = changed(metadata__resourceVersion="3", **meanwhile) | {"status": status_object(STATUS)}
@@ -64,7 +64,7 @@ def write(kept: LastRead, **meanwhile: Any) -> dict[str, Any]:
 
 
 def test_what_the_operator_wrote_is_known_without_reading(monkeypatch):
-    kept = LastRead()
+    kept = ParsedJob()
     written = write(kept)
     expected = replace(parse_ipujob(written), start_deadline_s=600)
     monkeypatch.setattr("moorings.kubernetes.last_read.parse_ipujob", None)
@@ -82,6 +82,6 @@ def test_what_the_operator_wrote_is_known_without_reading(monkeypatch):
     ids=["spec", "finalizers", "deleted", "annotations"],
 )
 def test_what_others_wrote_meanwhile_is_read(meanwhile):
-    kept = LastRead()
+    kept = ParsedJob()
     written = write(kept, **meanwhile)
     assert kept.read(written, 600) == replace(parse_ipujob(written), start_deadline_s=600)

@@ -19,16 +19,16 @@ import pytest
 import moorings
 from moorings.core.errors import MooringsError
 from moorings.kubernetes import launcher
-from moorings.kubernetes.certificate_keeper import make_server_context, take
+from moorings.kubernetes.certificate_keeper import load_certificate, make_server_context
 from moorings.kubernetes.certificates import make_certificates
 from moorings.kubernetes.launcher import (
-    Patience,
-    Place,
-    Workers,
+    InstancePartition,
+    StartupWait,
+    WorkerWatcher,
     choose_kubectl,
     install_kubectl,
-    make_clean,
-    see,
+    parse_worker_status,
+    wait_for_clean_partition,
     waiting_text,
 )
 from moorings.kubernetes.launcher_api import PodApi
@@ -258,9 +258,9 @@ def workers(tmp_path, cluster, monkeypatch):
             self.thread.start()
 
         def _wait(self) -> None:
-            with contextlib.closing(Workers(self._api, NAMES)) as watched:
+            with contextlib.closing(WorkerWatcher(self._api, NAMES)) as watched:
                 try:
-                    watched.wait(Patience(20, self.told.append))
+                    watched.wait(StartupWait(20, self.told.append))
                 except MooringsError as error:
                     self.error = error
 
@@ -372,8 +372,8 @@ def test_an_api_server_that_comes_back_is_found(tmp_path, ready, monkeypatch):
     told: list[str] = []
     with serve_cluster(Cluster(), tmp_path / "account") as port:
         pass
-    watched = Workers(PodApi("127.0.0.1", port, "team", tmp_path / "account"), NAMES)
-    waiting = threading.Thread(target=watched.wait, args=(Patience(30, told.append),))
+    watched = WorkerWatcher(PodApi("127.0.0.1", port, "team", tmp_path / "account"), NAMES)
+    waiting = threading.Thread(target=watched.wait, args=(StartupWait(30, told.append),))
     waiting.start()
     until(lambda: any("does not answer" in text for text in told), what="it is away")
     with serve_cluster(ready, tmp_path / "account", port):
@@ -391,8 +391,8 @@ def test_many_workers_are_read_over_one_connection_by_one_thread(tmp_path, clust
         cluster.put(pod(name, waiting="ContainerCreating"))
     told: list[str] = []
     with serve_cluster(cluster, tmp_path / "account") as port:
-        watched = Workers(PodApi("127.0.0.1", port, "team", tmp_path / "account"), every)
-        waiting = threading.Thread(target=watched.wait, args=(Patience(patient(30), told.append),))
+        watched = WorkerWatcher(PodApi("127.0.0.1", port, "team", tmp_path / "account"), every)
+        waiting = threading.Thread(target=watched.wait, args=(StartupWait(patient(30), told.append),))
         waiting.start()
         until(lambda: any("is not there yet" in text for text in told), what="one round is over")
         assert [one.name for one in threading.enumerate() if one.name.startswith("see many-")] == [
@@ -416,8 +416,8 @@ def test_many_workers_of_which_one_cannot_be_read_are_read_again(tmp_path, clust
     cluster.faults.append(fault)
     told: list[str] = []
     with serve_cluster(cluster, tmp_path / "account") as port:
-        watched = Workers(PodApi("127.0.0.1", port, "team", tmp_path / "account"), every)
-        watched.wait(Patience(30, told.append))
+        watched = WorkerWatcher(PodApi("127.0.0.1", port, "team", tmp_path / "account"), every)
+        watched.wait(StartupWait(30, told.append))
         watched.close()
     assert any("is not known: " in text for text in told)
 
@@ -437,12 +437,12 @@ def place(tmp_path, proxy, monkeypatch):
     monkeypatch.setattr(launcher, "DENIED_S", 0.5)
     (tmp_path / "token").write_text("a-token")
     with serve_proxy(proxy) as url:
-        yield Place(url, "team", "job", "u-1", 0, tmp_path / "token")
+        yield InstancePartition(url, "team", "job", "u-1", 0, tmp_path / "token")
 
 
-def clean(place: Place, *, reset: bool = False, timeout_s: float = 20.0) -> list[str]:
+def clean(place: InstancePartition, *, reset: bool = False, timeout_s: float = 20.0) -> list[str]:
     told: list[str] = []
-    make_clean(place, Patience(timeout_s, told.append), reset=reset)
+    wait_for_clean_partition(place, StartupWait(timeout_s, told.append), reset=reset)
     return told
 
 
@@ -512,9 +512,11 @@ def test_a_partition_the_proxy_does_not_know_yet_is_waited_for(place, proxy):
 def test_a_proxy_that_is_away_is_waited_for(tmp_path, proxy, place):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    away = Place(f"http://127.0.0.1:{port}", "team", "job", "u-1", 0, place.token_file)
+    away = InstancePartition(f"http://127.0.0.1:{port}", "team", "job", "u-1", 0, place.token_file)
     told: list[str] = []
-    work = threading.Thread(target=make_clean, args=(away, Patience(30, told.append)), kwargs={"reset": True})
+    work = threading.Thread(
+        target=wait_for_clean_partition, args=(away, StartupWait(30, told.append)), kwargs={"reset": True}
+    )
     work.start()
     until(lambda: bool(told), what="it is told")
     assert "nothing listens at" in told[0]
@@ -532,24 +534,29 @@ def test_a_proxy_or_a_launcher_of_another_age_is_waited_for(place, proxy, tmp_pa
     """One of them speaks TLS and the other not, or it is by another authority: the operator makes another launcher."""
     held = make_certificates(["127.0.0.1"], datetime.now(UTC))
     context = make_server_context()
-    take(context, held)
+    load_certificate(context, held)
     (tmp_path / "other.crt").write_bytes(make_certificates(["127.0.0.1"], datetime.now(UTC)).ca)
     (tmp_path / "ca.crt").write_bytes(held.ca)
     with serve_proxy(proxy, context=context) as url:
         plain = url.replace("https:", "http:")
         asked = (
-            [Place(plain, *OF_JOB, place.token_file), Place(url, *OF_JOB, place.token_file, f"{tmp_path}/other.crt")]
+            [
+                InstancePartition(plain, *OF_JOB, place.token_file),
+                InstancePartition(url, *OF_JOB, place.token_file, f"{tmp_path}/other.crt"),
+            ]
             if proxy_first
-            else [Place(place.url.replace("http:", "https:"), *OF_JOB, place.token_file, f"{tmp_path}/ca.crt")]
+            else [
+                InstancePartition(place.url.replace("http:", "https:"), *OF_JOB, place.token_file, f"{tmp_path}/ca.crt")
+            ]
         )
         for one in asked:
             with pytest.raises(MooringsError, match=r"after 0\.1 s still waiting for the proxy"):
                 clean(one, timeout_s=0.1)
-        assert clean(Place(url, *OF_JOB, place.token_file, f"{tmp_path}/ca.crt")) == []
+        assert clean(InstancePartition(url, *OF_JOB, place.token_file, f"{tmp_path}/ca.crt")) == []
 
 
 def test_a_token_that_is_not_there_is_told(place):
-    lost = Place(place.url, "team", "job", "u-1", 0, place.token_file / "not")
+    lost = InstancePartition(place.url, "team", "job", "u-1", 0, place.token_file / "not")
     with pytest.raises(MooringsError, match="cannot be read") as caught:
         clean(lost)
     assert caught.value.code == "config.invalid"
@@ -562,7 +569,7 @@ def test_progress_is_told_when_it_is_news_and_every_minute(monkeypatch):
     now_s = 1000.0
     monkeypatch.setattr("moorings.kubernetes.launcher.time.monotonic", lambda: now_s)
     told: list[str] = []
-    patience = Patience(0, told.append)
+    patience = StartupWait(0, told.append)
     for at_s, text in ((0, "a"), (1, "a"), (2, "b"), (61, "b"), (62, "b"), (63, "a")):
         now_s = 1000.0 + at_s
         patience.say(text)
@@ -589,16 +596,16 @@ def unschedulable() -> Any:
     ],
 )
 def test_what_a_pod_is_in_words(found, words):
-    assert see(found).text == words
-    assert not see(found).ready
+    assert parse_worker_status(found).text == words
+    assert not parse_worker_status(found).ready
 
 
 def test_many_workers_are_not_all_named():
-    sights = {f"w-{number}": see(None) for number in range(64)}
+    sights = {f"w-{number}": parse_worker_status(None) for number in range(64)}
     text = waiting_text(sights)
     assert text.startswith("waiting for 64 of 64 workers: w-0 is not there yet; ")
     assert text.endswith("w-4 is not there yet; and 59 more")
-    assert waiting_text({"w": see(pod("w", "Running", ready=True))}) == ""
+    assert waiting_text({"w": parse_worker_status(pod("w", "Running", ready=True))}) == ""
 
 
 def test_the_kubectl_of_a_version_is_taken_if_it_is_there(tmp_path):

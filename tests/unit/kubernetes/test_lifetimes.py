@@ -7,15 +7,23 @@ from dataclasses import replace
 import pytest
 
 from moorings.core.instants import Timestamp, add_seconds
-from moorings.kubernetes.acts import Claim, CreateLauncher, DeleteJob, DeletePod, Release
-from moorings.kubernetes.doing import request_for
-from moorings.kubernetes.ipujob import CleanPodPolicy, InstanceRecord, IPUJob, JobKind, Outcome, RestartType, Status
-from moorings.kubernetes.plan import HOLDS_NOTHING, Partitions, Plan, plan
+from moorings.kubernetes.acts import AcquirePartition, CreateLauncher, DeleteJob, DeletePod, ReleasePartition
+from moorings.kubernetes.doing import build_partition_request
+from moorings.kubernetes.ipujob import (
+    CleanPodPolicy,
+    InstanceOutcome,
+    InstanceStatus,
+    IPUJob,
+    IPUJobStatus,
+    JobKind,
+    RestartType,
+)
+from moorings.kubernetes.plan import HOLDS_NOTHING, JobPartitions, JobPlan, plan
 from moorings.kubernetes.pods import FAILED, RUNNING, SUCCEEDED, Pod
 from moorings.kubernetes.proxy import shapes
 from moorings.kubernetes.proxy.shapes import PartitionBody
 from moorings.kubernetes.reading import parse_status, status_object
-from moorings.kubernetes.status import build_status, tell
+from moorings.kubernetes.status import build_events, build_status
 from moorings.wire.codec import format_time
 from tests.unit.kubernetes.jobs import START, build_job, build_partition
 from tests.unit.kubernetes.test_plan import held, pod
@@ -32,7 +40,7 @@ def ready(job: IPUJob, at: Timestamp = START) -> PartitionBody:
     return build_partition(job, since=format_time(at))
 
 
-def look(job: IPUJob, pods: list[Pod], partitions: Partitions, now: Timestamp) -> tuple[Plan, IPUJob]:
+def look(job: IPUJob, pods: list[Pod], partitions: JobPartitions, now: Timestamp) -> tuple[JobPlan, IPUJob]:
     """One look: the plan, and the job with the status that comes of it."""
     found = plan(job, pods, partitions, now)
     return found, replace(job, status=build_status(job, found, pods, partitions, now))
@@ -55,9 +63,9 @@ def test_an_instance_that_is_active_for_too_long_fails_with_a_jobs_reason() -> N
     assert job.status.state == "Failed"
     assert job.status.message == "it was active for longer than the 60 s of spec.activeDeadlineSeconds"
     assert [one.reason for one in job.status.conditions if one.type == "Failed"] == ["DeadlineExceeded"]
-    assert [story.reason for story in tell(before, job.status)] == ["DeadlineExceeded"]
+    assert [story.reason for story in build_events(before, job.status)] == ["DeadlineExceeded"]
     found, job = look(job, [pod(job, 0), pod(job, -1, FAILED)], held(ready(job)), add_seconds(START, LIMIT_S + 1))
-    assert found.acts == (Release(0),)
+    assert found.acts == (ReleasePartition(0),)
 
 
 def test_the_wait_for_a_partition_does_not_count() -> None:
@@ -85,11 +93,13 @@ def test_it_counts_over_partitions_without_the_time_between_them() -> None:
     lost = build_partition(job, state=shapes.LOST)
     _, job = look(job, running(job), held(lost), add_seconds(START, 20))
     found, job = look(job, [], held(lost), add_seconds(START, 25))
-    assert found.acts == (Release(0),)
+    assert found.acts == (ReleasePartition(0),)
     assert job.status.instances[0].active_seconds == 25
     found, job = look(job, [], held(), add_seconds(START, 1000))
-    assert found.acts == (Claim(0),)
-    assert request_for(job, 0, 0).time_limit_s == LIMIT_S - 25, "what is left of it is the new claim's limit"
+    assert found.acts == (AcquirePartition(0),)
+    assert build_partition_request(job, 0, 0).time_limit_s == LIMIT_S - 25, (
+        "what is left of it is the new claim's limit"
+    )
     found, job = look(job, [], held(ready(job, add_seconds(START, 2000))), add_seconds(START, 2000))
     assert found.again_s == LIMIT_S - 25
 
@@ -99,7 +109,7 @@ def test_a_program_that_ended_by_itself_has_not_exceeded_its_deadline() -> None:
     _, job = look(job, running(job), held(ready(job)), START)
     done = [pod(job, 0), pod(job, -1, SUCCEEDED, ended_at=add_seconds(START, LIMIT_S))]
     _, job = look(job, done, held(ready(job)), add_seconds(START, LIMIT_S + 5))
-    assert job.status.instances[0].outcome is Outcome.DONE
+    assert job.status.instances[0].outcome is InstanceOutcome.DONE
 
 
 @pytest.mark.parametrize("ended_s", [10, LIMIT_S], ids=["by-itself", "at-its-limit"])
@@ -113,12 +123,12 @@ def test_a_partition_that_is_kept_after_the_end_goes_at_its_claims_time_limit(en
         found, job = look(job, ended, held(ready(job)), add_seconds(START, ended_s))
         assert (found.acts, found.again_s) == ((), LIMIT_S - ended_s)
     found, _ = look(job, ended, held(ready(job)), add_seconds(START, LIMIT_S))
-    assert found.acts == (Release(0),), "others were promised its IPUs"
+    assert found.acts == (ReleasePartition(0),), "others were promised its IPUs"
 
 
 def test_what_is_remembered_of_it_is_read_as_it_was_written() -> None:
-    record = InstanceRecord(restarts=1, reason="DeadlineExceeded", started_at=START, active_seconds=7)
-    status = Status(state="Running", instances={0: record})
+    record = InstanceStatus(restarts=1, reason="DeadlineExceeded", started_at=START, active_seconds=7)
+    status = IPUJobStatus(state="Running", instances={0: record})
     assert parse_status(status_object(status)).instances == {0: record}
 
 
@@ -126,7 +136,7 @@ def test_without_a_deadline_nothing_is_remembered() -> None:
     job = build_job()
     _, job = look(job, running(job), held(ready(job)), START)
     assert job.status.instances == {}
-    assert request_for(job, 0, 0).time_limit_s is None
+    assert build_partition_request(job, 0, 0).time_limit_s is None
 
 
 def test_a_finished_job_is_deleted_when_its_time_is_over() -> None:
@@ -142,7 +152,7 @@ def test_a_finished_job_is_deleted_when_its_time_is_over() -> None:
 
 @pytest.mark.parametrize("state", ["Running", "Pending"])
 def test_a_job_that_has_not_ended_is_not_deleted(state: str) -> None:
-    job = build_job(ttl_s_after_finished=0, status=Status(state=state, started_at=START))
+    job = build_job(ttl_s_after_finished=0, status=IPUJobStatus(state=state, started_at=START))
     found, _ = look(
         job, [pod(job, 0, RUNNING), pod(job, -1, RUNNING)], held(ready(job)), add_seconds(START, 10 * KEPT_S)
     )
@@ -206,7 +216,7 @@ def test_what_runs_is_stopped_before_its_partition_is_given_back() -> None:
     assert (job.status.active, job.status.ready, job.status.workers_active) == (2, 0, 0)
     assert job.status.message == "waiting for sample-worker-0 and 1 more Pods to end"
     found, job = look(job, [], held(ready(job)), add_seconds(START, 12))
-    assert found.acts == (Release(0),)
+    assert found.acts == (ReleasePartition(0),)
     assert job.status.active == 0
     assert job.status.instances[0].started_at is None, "its time begins anew, as a Job's"
 
@@ -218,10 +228,10 @@ def test_a_program_that_was_stopped_is_not_done_though_it_ends_well_and_after_it
     left = [pod(job, 0, deleting=True), pod(job, -1, SUCCEEDED, deleting=True, ended_at=START)]
     for suspended in (True, False):
         _, job = look(replace(job, suspended=suspended), left, held(ready(job)), add_seconds(START, 1))
-        assert job.status.instances.get(0, InstanceRecord()).outcome is None
+        assert job.status.instances.get(0, InstanceStatus()).outcome is None
     assert job.status.state == "Restarting"
     found, job = look(job, [], held(), add_seconds(START, 2))
-    assert found.acts == (Claim(0),)
+    assert found.acts == (AcquirePartition(0),)
 
 
 def test_events_tell_that_it_was_suspended_and_resumed() -> None:
@@ -229,10 +239,10 @@ def test_events_tell_that_it_was_suspended_and_resumed() -> None:
     _, job = look(job, running(job), held(ready(job)), START)
     before = job.status
     _, job = look(replace(job, suspended=True), running(job), held(ready(job)), START)
-    assert [story.reason for story in tell(before, job.status)] == ["Suspended"]
+    assert [story.reason for story in build_events(before, job.status)] == ["Suspended"]
     before = job.status
     _, job = look(replace(job, suspended=False), [], held(), START)
-    assert [story.reason for story in tell(before, job.status)] == ["Resumed"]
+    assert [story.reason for story in build_events(before, job.status)] == ["Resumed"]
 
 
 def test_a_job_that_has_ended_stays_as_it_ended() -> None:

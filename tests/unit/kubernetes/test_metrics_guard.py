@@ -13,9 +13,9 @@ import pytest
 from moorings.core.errors import MooringsError
 from moorings.core.instants import SECOND, Timestamp
 from moorings.kubernetes import tokens
-from moorings.kubernetes.ipujob import Obj
-from moorings.kubernetes.kube import Kind
-from moorings.kubernetes.metrics_guard import BELIEVED_S, REFUSED_S, Guard, make_app
+from moorings.kubernetes.ipujob import KubeObject
+from moorings.kubernetes.kube import ResourceType
+from moorings.kubernetes.metrics_guard import BELIEVED_S, REFUSED_S, RbacProxy, make_rbac_proxy_app
 from moorings.kubernetes.tokens import REVIEWS_MAX
 from tests.waiting import patient
 
@@ -42,7 +42,7 @@ class ApiServer:
         self.answers = asyncio.Event()
         self.answers.set()
 
-    async def create(self, kind: Kind, body: Obj, namespace: str | None = None) -> Obj:
+    async def create(self, kind: ResourceType, body: KubeObject, namespace: str | None = None) -> KubeObject:
         if kind.plural == "subjectaccessreviews":
             return {"status": {"allowed": body["spec"]["user"] != "stranger"}}
         assert kind.plural == "tokenreviews"
@@ -63,12 +63,12 @@ class Clock:
         return Timestamp(round(self.at * SECOND))
 
 
-def guard(api: ApiServer, clock: Clock | None = None) -> Guard:
+def guard(api: ApiServer, clock: Clock | None = None) -> RbacProxy:
     http = httpx2.AsyncClient(transport=httpx2.MockTransport(lambda _: httpx2.Response(200, text="a 1\n")))
-    return Guard(api, http, clock or Clock(), "http://operator/metrics")  # type: ignore[arg-type]
+    return RbacProxy(api, http, clock or Clock(), "http://operator/metrics")  # type: ignore[arg-type]
 
 
-async def refused(of: Guard, sent: str, address: str = "") -> str:
+async def refused(of: RbacProxy, sent: str, address: str = "") -> str:
     """The code with which a token is refused."""
     with pytest.raises(MooringsError) as caught:
         await of.check(f"Bearer {sent}", address)
@@ -135,8 +135,8 @@ async def test_bad_tokens_push_no_good_one_out(monkeypatch: pytest.MonkeyPatch) 
 async def test_one_address_has_only_so_many_reviewed_at_the_same_time() -> None:
     api = ApiServer()
     api.answers.clear()
-    transport = httpx2.ASGITransport(make_app(guard(api)), client=("10.0.0.1", 1))
-    other = httpx2.ASGITransport(make_app(guard(api)), client=("10.0.0.2", 1))
+    transport = httpx2.ASGITransport(make_rbac_proxy_app(guard(api)), client=("10.0.0.1", 1))
+    other = httpx2.ASGITransport(make_rbac_proxy_app(guard(api)), client=("10.0.0.2", 1))
     other.app = transport.app
     async with (
         httpx2.AsyncClient(transport=transport, base_url="http://guard") as one,

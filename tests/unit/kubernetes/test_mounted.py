@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from moorings.core.errors import MooringsError
-from moorings.kubernetes.certificate_keeper import ConfigMapCallers
-from moorings.kubernetes.certificates import Certificates, make_certificates
+from moorings.kubernetes.certificate_keeper import ConfigMapTrustStore
+from moorings.kubernetes.certificates import CertificateBundle, make_certificates
 from moorings.kubernetes.mounted import MountedCertificate
 from tests.unit.kubernetes.objects_kept import KeptObjects, SetClock
 
 
-def put(folder: Path, held: Certificates) -> None:
+def put(folder: Path, held: CertificateBundle) -> None:
     for name, text in (("tls.crt", held.cert), ("tls.key", held.key), ("ca.crt", held.ca)):
         (folder / name).write_bytes(text)
 
@@ -28,7 +28,7 @@ def told(kube: Any) -> str:
 async def test_a_new_certificate_is_served_and_its_authority_is_told_beside_the_one_before(tmp_path: Path) -> None:
     first, second = (make_certificates(["proxy"], datetime.now(UTC)) for _ in range(2))
     kube: Any = KeptObjects()
-    ours = MountedCertificate(tmp_path, SetClock(datetime.now(UTC)), ConfigMapCallers(kube, "moor", "proxy-ca"))
+    ours = MountedCertificate(tmp_path, SetClock(datetime.now(UTC)), ConfigMapTrustStore(kube, "moor", "proxy-ca"))
     with pytest.raises(MooringsError, match="cannot be read"):
         await ours.prepare()
     assert not ours.ready

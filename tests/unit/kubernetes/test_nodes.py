@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from moorings.core.instants import Timestamp, add_seconds
-from moorings.kubernetes.acts import Claim, DeletePod, Fence, Release
-from moorings.kubernetes.ipujob import CleanPodPolicy, IPUJob, JobKind, Outcome, RestartType
-from moorings.kubernetes.nodes import Silence, parse_silence, trim_node
-from moorings.kubernetes.plan import Partitions, Plan, plan
+from moorings.kubernetes.acts import AcquirePartition, DeletePod, FencePartition, ReleasePartition
+from moorings.kubernetes.ipujob import CleanPodPolicy, InstanceOutcome, IPUJob, JobKind, RestartType
+from moorings.kubernetes.nodes import NotReadyNode, parse_not_ready, trim_node
+from moorings.kubernetes.plan import JobPartitions, JobPlan, plan
 from moorings.kubernetes.pods import RUNNING, SUCCEEDED, Pod
 from moorings.kubernetes.proxy import shapes
 from moorings.kubernetes.status import build_status
@@ -20,9 +20,9 @@ from tests.unit.kubernetes.jobs import START, build_job, build_partition
 
 LOST_S = 300
 LATE = add_seconds(START, LOST_S)
-SILENT = {"node1": Silence(START)}
-NOBODY = Partitions(current=True, standing=True)
-FENCE = Fence(0, frozenset({"node1"}))
+SILENT = {"node1": NotReadyNode(START)}
+NOBODY = JobPartitions(current=True, standing=True)
+FENCE = FencePartition(0, frozenset({"node1"}))
 
 
 def pod(job: IPUJob, number: int, node: str, phase: str = RUNNING, **changes: Any) -> Pod:
@@ -31,17 +31,17 @@ def pod(job: IPUJob, number: int, node: str, phase: str = RUNNING, **changes: An
     return replace(found, **changes)
 
 
-def held(job: IPUJob, **changes: Any) -> Partitions:
-    return Partitions({0: build_partition(job, **changes)}, current=True, standing=True)
+def held(job: IPUJob, **changes: Any) -> JobPartitions:
+    return JobPartitions({0: build_partition(job, **changes)}, current=True, standing=True)
 
 
 def look(
     job: IPUJob,
     pods: list[Pod],
-    partitions: Partitions,
+    partitions: JobPartitions,
     now: Timestamp = LATE,
-    silent: dict[str, Silence] | None = None,
-) -> tuple[IPUJob, Plan, str]:
+    silent: dict[str, NotReadyNode] | None = None,
+) -> tuple[IPUJob, JobPlan, str]:
     found = plan(job, pods, partitions, now, silent=SILENT if silent is None else silent)
     status = build_status(job, found, pods, partitions, now)
     return replace(job, status=status), found, status.message
@@ -55,7 +55,7 @@ def test_a_node_that_does_not_answer_is_named_with_the_time() -> None:
     assert job.status.state == "Running"
     assert message == "node node1 with sample-worker-0 has not answered since 2026-09-21 14:13:20 UTC"
     going = pod(job, 0, "node1", deleting=True)
-    _, _, message = look(job, [going], held(job), silent={"node1": Silence(START, answers=True)})
+    _, _, message = look(job, [going], held(job), silent={"node1": NotReadyNode(START, answers=True)})
     assert message == (
         "waiting for sample-worker-0, which is being deleted, to be gone; "
         "node node1 with sample-worker-0 has not been Ready since 2026-09-21 14:13:20 UTC"
@@ -85,12 +85,12 @@ def test_other_pods_then_the_partition_then_the_lost_pods_then_it_starts_elsewhe
     assert found.acts == (FENCE,)
     job, found, _ = look(job, [lost], held(job, state=shapes.RELEASING, code=shapes.GIVEN_BACK))
     assert found.acts == ()
-    job, found, _ = look(job, [lost], Partitions())
+    job, found, _ = look(job, [lost], JobPartitions())
     assert found.acts == (), "a controller that does not answer may still have it"
     job, found, _ = look(job, [lost], NOBODY)
     assert found.acts == (DeletePod(lost.name, lost.uid, 0),)
     job, found, _ = look(job, [], NOBODY)
-    assert found.acts == (Claim(0),)
+    assert found.acts == (AcquirePartition(0),)
     assert (job.status.restart_count, job.status.instances[0].failures) == (1, 1)
 
 
@@ -100,7 +100,7 @@ def test_without_a_restart_it_fails_and_holds_nothing(clean: CleanPodPolicy) -> 
     lost = pod(job, 0, "node1")
     job, found, _ = look(job, [lost], held(job))
     assert found.acts == (FENCE,)
-    assert job.status.instances[0].outcome is Outcome.FAILED
+    assert job.status.instances[0].outcome is InstanceOutcome.FAILED
     _, found, message = look(job, [lost], NOBODY)
     assert found.acts == (DeletePod(lost.name, lost.uid, 0),)
     assert message.startswith("node node1 with sample-worker-0 has not answered since")
@@ -147,7 +147,7 @@ def test_what_was_done_before_its_workers_node_was_lost_is_done() -> None:
     pods = [pod(job, 0, "node1"), pod(job, -1, "node2", SUCCEEDED, exit_code=0)]
     job, found, _ = look(job, pods, held(job))
     assert job.status.state == "Completed"
-    assert found.acts == (Release(0),)
+    assert found.acts == (ReleasePartition(0),)
 
 
 @pytest.mark.parametrize("deleted", [True, False], ids=["deleted", "scaled-down"])
@@ -165,14 +165,14 @@ def test_what_a_node_says_of_itself(status: str) -> None:
     ready = {"type": "Ready", "status": status, "lastTransitionTime": "2026-09-21T14:13:20Z"}
     node = {"metadata": {"name": "n", "uid": "u", "resourceVersion": "1", "labels": {}}, "spec": {"podCIDR": "x"}}
     node["status"] = {"conditions": [other, ready] if status else [other], "images": [{}]}
-    expected = {"False": Silence(START, answers=True), "Unknown": Silence(START)}.get(status)
-    assert parse_silence(node) == expected
+    expected = {"False": NotReadyNode(START, answers=True), "Unknown": NotReadyNode(START)}.get(status)
+    assert parse_not_ready(node) == expected
     trimmed = trim_node(node)
-    assert parse_silence(trimmed) == expected
+    assert parse_not_ready(trimmed) == expected
     assert trimmed["metadata"] == {"name": "n", "uid": "u", "resourceVersion": "1"}
     assert "images" not in trimmed["status"]
 
 
 def test_of_a_node_that_never_said_when_nothing_is_known() -> None:
-    assert parse_silence({"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}) is None
-    assert parse_silence({}) is None
+    assert parse_not_ready({"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}) is None
+    assert parse_not_ready({}) is None

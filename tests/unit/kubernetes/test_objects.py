@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 
 from moorings.core.errors import MooringsError
 from moorings.kubernetes import names
-from moorings.kubernetes.admission import find_faults
-from moorings.kubernetes.ipujob import IPUJob, JobKind, Obj
+from moorings.kubernetes.admission import find_errors
+from moorings.kubernetes.ipujob import IPUJob, JobKind, KubeObject
 from moorings.kubernetes.objects import (
     ANNOTATIONS_BYTES_MAX,
     CONFIG_DIR,
     PodOptions,
-    build_access,
     build_config,
     build_launcher,
+    build_launcher_rbac,
     build_worker,
 )
-from moorings.kubernetes.privileges import Limits
+from moorings.kubernetes.privileges import AdmissionLimits
 from moorings.kubernetes.proxy.shapes import PartitionBody
 from moorings.kubernetes.reading import parse_ipujob
 from moorings.wire.shapes import BindingBody, GcdBody
@@ -41,16 +41,16 @@ def a_job(kind: JobKind = JobKind.INFERENCE, **container: Any) -> IPUJob:
     return build_job(kind, template=a_template(containers=[a_container(**container)]))
 
 
-def worker(job: IPUJob, options: PodOptions = USUAL, partition: PartitionBody | None = None) -> Obj:
+def worker(job: IPUJob, options: PodOptions = USUAL, partition: PartitionBody | None = None) -> KubeObject:
     return build_worker(job, 0, 0, partition or build_partition(job), options)
 
 
-def launcher(job: IPUJob, options: PodOptions = USUAL, partition: PartitionBody | None = None) -> Obj:
+def launcher(job: IPUJob, options: PodOptions = USUAL, partition: PartitionBody | None = None) -> KubeObject:
     return build_launcher(job, 0, 0, partition or build_partition(job), options, reset=False)
 
 
-def main(pod: Obj) -> Obj:
-    found: Obj = pod["spec"]["containers"][0]
+def main(pod: KubeObject) -> KubeObject:
+    found: KubeObject = pod["spec"]["containers"][0]
     return found
 
 
@@ -76,11 +76,11 @@ def test_a_container_that_refuses_privileges_gets_none() -> None:
     assert main(worker(job))["securityContext"] == {"privileged": True, "runAsUser": 7}
 
 
-CLOSED: Obj = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-NOBODY: Obj = {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
+CLOSED: KubeObject = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+NOBODY: KubeObject = {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
 
 
-def restricted_specs() -> Iterator[Obj]:
+def restricted_specs() -> Iterator[KubeObject]:
     """Pods' specs that Pod Security's level ``restricted`` takes: what it asks is said of the Pod, or of containers."""
     yield {"containers": [a_container(securityContext=CLOSED)], "securityContext": NOBODY}
     yield {"containers": [a_container(securityContext=CLOSED | NOBODY)]}
@@ -92,7 +92,7 @@ def restricted_specs() -> Iterator[Obj]:
 
 @pytest.mark.parametrize("kind", list(JobKind))
 @pytest.mark.parametrize("spec", list(restricted_specs()))
-def test_pod_security_takes_pods_of_a_template_that_it_takes(spec: Obj, kind: JobKind) -> None:
+def test_pod_security_takes_pods_of_a_template_that_it_takes(spec: KubeObject, kind: JobKind) -> None:
     assert not refused(spec)
     job = build_job(kind, template={"spec": spec})
     closed = PodOptions(privileged=False, host_network=False, proxy_url="https://p", proxy_ca="pem")
@@ -287,13 +287,13 @@ def test_whatever_a_template_holds_is_refused_or_can_be_built(
     if kind == "interactive":
         spec["interactive"] = {}
     found = an_object(spec)
-    find_faults(found, Limits(privileged=False))
-    if not find_faults(found):
+    find_errors(found, AdmissionLimits(privileged=False))
+    if not find_errors(found):
         event("built")
         build_all(parse_ipujob(found), PodOptions(pull_secrets=("a",)))
 
 
-LEFT_OUT: Obj = dict.fromkeys(("env", "volumeMounts", "ports", "securityContext", "args"))
+LEFT_OUT: KubeObject = dict.fromkeys(("env", "volumeMounts", "ports", "securityContext", "args"))
 
 
 @pytest.mark.parametrize(
@@ -317,15 +317,15 @@ LEFT_OUT: Obj = dict.fromkeys(("env", "volumeMounts", "ports", "securityContext"
     ],
     ids=["spec", "metadata"],
 )
-def test_what_is_null_is_left_out(spec: Obj) -> None:
+def test_what_is_null_is_left_out(spec: KubeObject) -> None:
     found = an_object(spec)
-    assert find_faults(found) == ()
+    assert find_errors(found) == ()
     build_all(parse_ipujob(found), PodOptions(pull_secrets=("a",)))
 
 
 @pytest.mark.parametrize("workers", [1, 300])
 def test_a_launcher_sees_its_workers_alone_and_starts_processes_nowhere_else(workers: int) -> None:
-    _, role, _ = build_access(build_job(instances=2, ipus=workers, workers=workers))
+    _, role, _ = build_launcher_rbac(build_job(instances=2, ipus=workers, workers=workers))
     every = [f"sample-worker-{number}" for number in range(2 * workers)]
     look, start = role["rules"]
     assert look == {"apiGroups": [""], "resources": ["pods"], "resourceNames": every, "verbs": ["get", "list", "watch"]}

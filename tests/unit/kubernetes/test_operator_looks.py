@@ -8,16 +8,16 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 from moorings.core.instants import SECOND
-from moorings.kubernetes.informer import Informers
-from moorings.kubernetes.ipujob import FINALIZER, Obj
-from moorings.kubernetes.kube import IPU_JOB, POD, Kind
-from moorings.kubernetes.measures import Measures
+from moorings.kubernetes.informer import MultiNamespaceInformer
+from moorings.kubernetes.ipujob import FINALIZER, KubeObject
+from moorings.kubernetes.kube import IPU_JOB, POD, ResourceType
+from moorings.kubernetes.measures import OperatorMetrics
 from moorings.kubernetes.objects import PodOptions
-from moorings.kubernetes.operator import Operator
-from moorings.kubernetes.proxy.client import PartitionView
+from moorings.kubernetes.operator import JobReconciler
+from moorings.kubernetes.proxy.client import PartitionInformer
 from moorings.kubernetes.proxy.shapes import PartitionBody, PartitionRequest
 from moorings.kubernetes.reading import parse_ipujob
-from moorings.kubernetes.status import Story
+from moorings.kubernetes.status import JobEvent
 from tests.unit.kubernetes.ipujobs import a_spec, an_object
 from tests.unit.kubernetes.jobs import START, build_partition
 from tests.unit.kubernetes.objects_kept import KeptObjects, SetClock
@@ -29,39 +29,45 @@ BEGUN = datetime.fromtimestamp(START / SECOND, UTC)
 class Api(KeptObjects):
     """An API server that drops from a status what its definition does not know."""
 
-    def __init__(self, keeps: Callable[[Obj], Obj]) -> None:
+    def __init__(self, keeps: Callable[[KubeObject], KubeObject]) -> None:
         super().__init__()
         self.keeps = keeps
-        self.statuses: list[Obj] = []
+        self.statuses: list[KubeObject] = []
 
     async def patch(
-        self, kind: Kind, name: str, body: Obj | Sequence[Obj], namespace: str | None = None, *, subresource: str = ""
-    ) -> Obj:
+        self,
+        kind: ResourceType,
+        name: str,
+        body: KubeObject | Sequence[KubeObject],
+        namespace: str | None = None,
+        *,
+        subresource: str = "",
+    ) -> KubeObject:
         assert (kind, subresource) == (IPU_JOB, "status")
         assert not isinstance(body, dict)
         self.statuses.append(dict(body[1]["value"]))
         found = await self.get(kind, name, namespace)
         return self.put(kind, {**found, "status": self.keeps(body[1]["value"])}, namespace)
 
-    async def create(self, kind: Kind, body: Obj, namespace: str | None = None) -> Obj:
+    async def create(self, kind: ResourceType, body: KubeObject, namespace: str | None = None) -> KubeObject:
         made = deepcopy(body)
         made["metadata"]["uid"] = f"uid-{made['metadata']['name']}"
         return await super().create(kind, made, namespace)
 
-    async def delete(self, kind: Kind, name: str, namespace: str | None = None, **_how: Any) -> None:
+    async def delete(self, kind: ResourceType, name: str, namespace: str | None = None, **_how: Any) -> None:
         self.objects.pop((kind.name, namespace, name), None)
 
 
 class Seen:
     """What is watched: at once what there is."""
 
-    def __init__(self, api: Api, kind: Kind) -> None:
+    def __init__(self, api: Api, kind: ResourceType) -> None:
         self._api, self._kind = api, kind
 
-    def get(self, namespace: str, name: str) -> Obj | None:
+    def get(self, namespace: str, name: str) -> KubeObject | None:
         return self._api.objects.get((self._kind.name, namespace, name))
 
-    def indexed(self, _key: str) -> Sequence[Obj]:
+    def indexed(self, _key: str) -> Sequence[KubeObject]:
         return [one for (kind, _, _), one in self._api.objects.items() if kind == self._kind.name]
 
 
@@ -113,9 +119,9 @@ class Proxy:
 class Site:
     """An operator, the objects that it looks at, and the time."""
 
-    def __init__(self, keeps: Callable[[Obj], Obj] = deepcopy, **spec: Any) -> None:
+    def __init__(self, keeps: Callable[[KubeObject], KubeObject] = deepcopy, **spec: Any) -> None:
         self.clock = SetClock(BEGUN)
-        self.api, self.stories = Api(keeps), list[Story]()
+        self.api, self.stories = Api(keeps), list[JobEvent]()
         self.time_s = 0.0
         meta = {"name": "sample", "namespace": "default", "uid": "uid-1", "generation": 1, "finalizers": [FINALIZER]}
         found = an_object(a_spec(**spec))
@@ -123,18 +129,18 @@ class Site:
         self.api.put(IPU_JOB, found, "default")
         partition = build_partition(parse_ipujob(found))
         self.proxy = Proxy(partition)
-        self.operator = Operator(
+        self.operator = JobReconciler(
             kube=self.api,
             proxy=self.proxy,
             options=PodOptions(start_deadline_s=60),
-            jobs=cast("Informers", Seen(self.api, IPU_JOB)),
-            pods=cast("Informers", Seen(self.api, POD)),
-            view=cast("PartitionView", View(partition)),
+            jobs=cast("MultiNamespaceInformer", Seen(self.api, IPU_JOB)),
+            pods=cast("MultiNamespaceInformer", Seen(self.api, POD)),
+            view=cast("PartitionInformer", View(partition)),
             silent={},
             may=lambda: True,
             story=lambda _found, story: self.stories.append(story),
             value_of_class=lambda _name: None,
-            measures=Measures(jobs=dict, partitions=list, waiting=lambda: 0, leads=lambda: True),
+            measures=OperatorMetrics(jobs=dict, partitions=list, waiting=lambda: 0, leads=lambda: True),
             clock=self.clock,
             monotonic=lambda: self.time_s,
         )
@@ -145,7 +151,7 @@ class Site:
         return await self.operator.reconcile(KEY)
 
     @property
-    def job(self) -> Obj:
+    def job(self) -> KubeObject:
         """The job as it is stored."""
         return self.api.objects["IPUJob", "default", "sample"]
 
@@ -155,7 +161,7 @@ class Site:
         return [name for kind, _, name in self.api.objects if kind == "Pod"]
 
 
-def without_starts(status: Obj) -> Obj:
+def without_starts(status: KubeObject) -> KubeObject:
     """A status as a definition keeps it that knows nothing of start deadlines."""
     kept = deepcopy(status)
     for record in kept.get("instances", {}).values():

@@ -9,19 +9,27 @@ import pytest
 
 from moorings.core.instants import Timestamp, add_seconds
 from moorings.kubernetes.acts import (
+    AcquirePartition,
     AddFinalizer,
-    Claim,
+    CleanPartition,
     CreateLauncher,
     CreateWorker,
     DeletePod,
     DropFinalizer,
-    EnsureBeside,
-    Release,
-    Reset,
-    Yield,
+    EnsureJobObjects,
+    ReleasePartition,
+    YieldPartition,
 )
-from moorings.kubernetes.ipujob import CleanPodPolicy, InstanceRecord, IPUJob, JobKind, Outcome, RestartType, Status
-from moorings.kubernetes.plan import Partitions, Pause, Plan, delay_s, plan
+from moorings.kubernetes.ipujob import (
+    CleanPodPolicy,
+    InstanceOutcome,
+    InstanceStatus,
+    IPUJob,
+    IPUJobStatus,
+    JobKind,
+    RestartType,
+)
+from moorings.kubernetes.plan import JobPartitions, JobPlan, PartitionPause, backoff_s, plan
 from moorings.kubernetes.pods import FAILED, PENDING, RUNNING, SUCCEEDED, Pod
 from moorings.kubernetes.proxy import shapes
 from moorings.kubernetes.proxy.shapes import PartitionBody
@@ -31,7 +39,7 @@ from tests.cases import cases
 from tests.unit.kubernetes.jobs import START, build_job, build_partition
 
 INFERENCE = JobKind.INFERENCE
-DONE = InstanceRecord(outcome=Outcome.DONE)
+DONE = InstanceStatus(outcome=InstanceOutcome.DONE)
 
 
 def pod(job: IPUJob, number: int, phase: str = RUNNING, **changes: Any) -> Pod:
@@ -42,12 +50,14 @@ def pod(job: IPUJob, number: int, phase: str = RUNNING, **changes: Any) -> Pod:
     return replace(found, **changes)
 
 
-def held(*bodies: PartitionBody) -> Partitions:
+def held(*bodies: PartitionBody) -> JobPartitions:
     known = {body.instance: body for body in bodies}
-    return Partitions(known, current=True, standing=True, fresh=frozenset(known))
+    return JobPartitions(known, current=True, standing=True, fresh=frozenset(known))
 
 
-def decide(job: IPUJob, pods: list[Pod], partitions: Partitions, now: Timestamp = START) -> tuple[Plan, Status]:
+def decide(
+    job: IPUJob, pods: list[Pod], partitions: JobPartitions, now: Timestamp = START
+) -> tuple[JobPlan, IPUJobStatus]:
     found = plan(job, pods, partitions, now)
     return found, build_status(job, found, pods, partitions, now)
 
@@ -55,7 +65,7 @@ def decide(job: IPUJob, pods: list[Pod], partitions: Partitions, now: Timestamp 
 def test_a_new_job_asks_for_its_partition_before_it_makes_any_pod() -> None:
     job = build_job(finalizers=())
     found, status = decide(job, [], held())
-    assert found.acts == (AddFinalizer(), Claim(0))
+    assert found.acts == (AddFinalizer(), AcquirePartition(0))
     assert (status.state, status.current, status.desired) == ("Pending", 0, 1)
     assert status.message == "waiting for a partition of 1 IPU"
 
@@ -84,7 +94,7 @@ def test_with_its_partition_a_training_job_gets_all_its_pods_at_once() -> None:
     job = build_job(workers=2, ipus=2)
     found, status = decide(job, [], held(build_partition(job)))
     launcher = CreateLauncher(0, 0, reset=False)
-    assert found.acts == (EnsureBeside(), CreateWorker(0, 0), CreateWorker(1, 0), launcher)
+    assert found.acts == (EnsureJobObjects(), CreateWorker(0, 0), CreateWorker(1, 0), launcher)
     assert status.state == "Pending"
     assert status.current == 0, "it has no Pods yet"
     assert status.partition_created
@@ -126,7 +136,7 @@ def test_scaling_down_takes_pods_before_partitions() -> None:
     assert decide(job, pods, both)[0].acts == (DeletePod("sample-worker-1", "uid-sample-worker-1"),)
     assert decide(job, [pods[0], replace(pods[1], deleting=True)], both)[0].acts == ()
     found, status = decide(job, pods[:1], both)
-    assert found.acts == (Release(1),)
+    assert found.acts == (ReleasePartition(1),)
     assert (status.state, status.current, status.desired) == ("Running", 1, 1)
 
 
@@ -135,7 +145,7 @@ def test_done_it_gives_its_partition_back_and_keeps_its_pods() -> None:
     pods = [pod(job, 0), pod(job, -1, SUCCEEDED, exit_code=0)]
     found, status = decide(job, pods, held(build_partition(job)))
     assert found.save_first
-    assert found.acts == (Release(0),)
+    assert found.acts == (ReleasePartition(0),)
     assert (status.state, status.message, status.current) == ("Completed", "All instances done", 0)
     assert status.completed_at == START
 
@@ -154,7 +164,7 @@ def test_clean_pod_policies(policy: CleanPodPolicy, names: set[str], phase: str)
     pods = [pod(job, 0), pod(job, -1, phase, exit_code=0 if phase == SUCCEEDED else 3)]
     found, _ = decide(job, pods, held(build_partition(job)))
     assert {act.name for act in found.acts if isinstance(act, DeletePod)} == names
-    assert Release(0) in found.acts
+    assert ReleasePartition(0) in found.acts
 
 
 def test_a_job_may_keep_its_partition_when_it_has_ended() -> None:
@@ -192,10 +202,10 @@ def test_restart_policies(policy: RestartType, code: int | None, again: bool, ki
     if again:
         assert (status.state, status.restart_count) == ("Restarting", 1)
         assert {act.name for act in found.acts if isinstance(act, DeletePod)} == {one.name for one in pods}
-        assert Release(0) not in found.acts
+        assert ReleasePartition(0) not in found.acts
     else:
         assert (status.state, status.restart_count) == ("Completed" if code == 0 else "Failed", 0)
-        assert Release(0) in found.acts
+        assert ReleasePartition(0) in found.acts
 
 
 @cases(("policy", "code", "again"), [one for one in RESTARTS if one[2]])
@@ -225,24 +235,24 @@ def test_failures_count_against_the_limit_and_are_counted_once() -> None:
 
 def test_a_restart_waits_longer_each_time_and_what_has_ended_stays_to_be_read() -> None:
     job = build_job(restart=RestartType.ON_FAILURE, backoff_limit=9)
-    record = InstanceRecord(restarts=4, failures=4, detail="exit code 1")
-    job = replace(job, status=Status(instances={0: record}))
+    record = InstanceStatus(restarts=4, failures=4, detail="exit code 1")
+    job = replace(job, status=IPUJobStatus(instances={0: record}))
     ended = pod(job, -1, FAILED, exit_code=1, restart=3, ended_at=START)
     idle = pod(job, 0, restart=3)
     found, _ = decide(job, [idle, ended], held(build_partition(job)), add_seconds(START, 1.0))
     assert found.acts == (DeletePod(idle.name, idle.uid),)
-    assert found.again_s == pytest.approx(delay_s(4) - 1.0)
-    found, _ = decide(job, [ended], held(build_partition(job)), add_seconds(START, delay_s(4)))
+    assert found.again_s == pytest.approx(backoff_s(4) - 1.0)
+    found, _ = decide(job, [ended], held(build_partition(job)), add_seconds(START, backoff_s(4)))
     assert found.acts == (DeletePod(ended.name, ended.uid),)
-    assert [delay_s(number) for number in (1, 2, 3, 4, 99)] == [0.0, 5.0, 10.0, 20.0, 300.0]
+    assert [backoff_s(number) for number in (1, 2, 3, 4, 99)] == [0.0, 5.0, 10.0, 20.0, 300.0]
 
 
 def test_a_used_partition_is_cleaned_before_anything_starts_anew() -> None:
-    again = Status(instances={0: InstanceRecord(restarts=1, failures=1)})
+    again = IPUJobStatus(instances={0: InstanceStatus(restarts=1, failures=1)})
     job = build_job(INFERENCE, status=again)
-    used = Partitions({0: build_partition(job)}, current=True)
+    used = JobPartitions({0: build_partition(job)}, current=True)
     found, _ = decide(job, [], used)
-    assert found.acts == (EnsureBeside(), Reset(0), CreateWorker(0, 1))
+    assert found.acts == (EnsureJobObjects(), CleanPartition(0), CreateWorker(0, 1))
     job = build_job(status=again)
     found, _ = decide(job, [], used)
     assert CreateLauncher(0, 1, reset=True) in found.acts
@@ -263,11 +273,11 @@ def test_a_pod_deleted_by_hand_is_made_again_and_not_counted(phase: str, code: i
 def test_a_launcher_that_is_gone_takes_its_workers_with_it() -> None:
     """What it had started may still run in them, on a partition that is cleaned for the next one."""
     job = build_job()
-    found, status = decide(job, [pod(job, 0)], Partitions({0: build_partition(job)}, current=True))
+    found, status = decide(job, [pod(job, 0)], JobPartitions({0: build_partition(job)}, current=True))
     assert found.acts == (DeletePod("sample-worker-0", "uid-sample-worker-0"),)
     assert status.restart_count == 0
     found, _ = decide(job, [pod(job, 0, PENDING)], held(build_partition(job)))
-    assert [type(act) for act in found.acts] == [EnsureBeside, CreateLauncher]
+    assert [type(act) for act in found.acts] == [EnsureJobObjects, CreateLauncher]
 
 
 def test_a_launcher_that_cannot_reach_the_proxy_any_more_is_made_anew_and_not_counted() -> None:
@@ -296,9 +306,9 @@ def test_pods_that_the_api_server_never_takes_fail_their_instance() -> None:
     job = build_job(INFERENCE, instances=2, restart=RestartType.ALWAYS)
     partitions = held(build_partition(job), build_partition(job, 1))
     found = plan(job, [pod(job, 0)], partitions, START, {1: "Pod is invalid: volumes[0]"})
-    assert found.acts == (Release(1),)
-    assert found.records[1].outcome is Outcome.FAILED
-    assert plan(job, [pod(job, 0)], partitions, START, {0: "it runs"}).acts[-1] != Release(0)
+    assert found.acts == (ReleasePartition(1),)
+    assert found.records[1].outcome is InstanceOutcome.FAILED
+    assert plan(job, [pod(job, 0)], partitions, START, {0: "it runs"}).acts[-1] != ReleasePartition(0)
 
 
 @pytest.mark.parametrize("kind", [INFERENCE, JobKind.TRAINING])
@@ -307,35 +317,35 @@ def test_what_is_refused_its_pods_for_long_gives_its_partition_back(kind: JobKin
     one, both = pod(job, 2), [pod(job, 0), pod(job, 1)]
     partitions = held(build_partition(job), build_partition(job, 1))
     why = 'pods "sample-worker-3" is forbidden: exceeded quota'
-    refused = {1: Pause(why, starting=True)}
+    refused = {1: PartitionPause(why, starting=True)}
     found = plan(job, [*both, one], partitions, START, paused=refused)
     assert [act for act in found.acts if getattr(act, "instance", 1) == 1][-1:] == [DeletePod(one.name, one.uid)]
-    assert Release(1) not in found.acts, "its Pods go first"
+    assert ReleasePartition(1) not in found.acts, "its Pods go first"
     found = plan(job, [*both, replace(one, deleting=True)], partitions, START, paused=refused)
-    assert not {DeletePod(one.name, one.uid), Release(1)} & set(found.acts)
+    assert not {DeletePod(one.name, one.uid), ReleasePartition(1)} & set(found.acts)
     found = plan(job, both, partitions, START, paused=refused)
-    assert Release(1) in found.acts
+    assert ReleasePartition(1) in found.acts
     assert why in found.instances[1].waits
     assert found.records.get(1) is None, "it has not failed"
     found = plan(job, both, held(build_partition(job)), START, paused=refused)
-    assert not [act for act in found.acts if act in (Release(1), Claim(1))]
-    assert Claim(1) in plan(job, both, held(build_partition(job)), START).acts
+    assert not [act for act in found.acts if act in (ReleasePartition(1), AcquirePartition(1))]
+    assert AcquirePartition(1) in plan(job, both, held(build_partition(job)), START).acts
 
 
 @pytest.mark.parametrize("starting", [False, True])
 def test_a_program_that_runs_is_not_stopped_because_a_pod_of_it_is_refused(starting: bool) -> None:
     job = build_job(workers=2)
     pods = [pod(job, -1), pod(job, 0)]
-    found = plan(job, pods, held(build_partition(job)), START, paused={0: Pause("a quota", starting)})
+    found = plan(job, pods, held(build_partition(job)), START, paused={0: PartitionPause("a quota", starting)})
     assert (DeletePod(pods[0].name, pods[0].uid) in found.acts) == starting, "it was never whole, else it runs"
     done = [replace(pods[0], phase=SUCCEEDED, exit_code=0, ended_at=START), pods[1]]
     for refused in ({}, {0: "Pod is invalid: volumes[0]"}):
-        found = plan(job, done, held(build_partition(job)), START, refused, {0: Pause("a quota", starting)})
-        assert found.records[0].outcome is Outcome.DONE
+        found = plan(job, done, held(build_partition(job)), START, refused, {0: PartitionPause("a quota", starting)})
+        assert found.records[0].outcome is InstanceOutcome.DONE
     failed = [replace(pods[0], phase=FAILED, exit_code=3, ended_at=START, why="exit code 3"), pods[1]]
     again = replace(job, restart=RestartType.ON_FAILURE)
     found = plan(again, failed, held(build_partition(job)), START, {0: "Pod is invalid: volumes[0]"})
-    assert found.records[0].outcome is Outcome.FAILED
+    assert found.records[0].outcome is InstanceOutcome.FAILED
     words = "sample-launcher failed: exit code 3; it cannot be started anew: Pod is invalid: volumes[0]"
     assert found.records[0].detail == words
 
@@ -345,14 +355,14 @@ def test_what_is_left_of_a_failed_attempt_goes_though_no_pod_can_be_made_any_mor
     failed, left = pod(job, 0, FAILED, exit_code=3, ended_at=START, why="exit code 3"), pod(job, 1)
     refused = {0: "Pod is invalid: volumes[0]"}
     found = plan(job, [failed, left], held(build_partition(job)), START, refused)
-    assert found.records[0].outcome is Outcome.FAILED
+    assert found.records[0].outcome is InstanceOutcome.FAILED
     assert found.acts == (DeletePod(left.name, left.uid),), "its partition is in use until that has ended"
     job = replace(job, status=replace(job.status, instances=found.records))
-    assert plan(job, [failed], held(build_partition(job)), START, refused).acts == (Release(0),)
+    assert plan(job, [failed], held(build_partition(job)), START, refused).acts == (ReleasePartition(0),)
 
 
 def test_a_job_that_has_ended_keeps_its_desired_instances_however_it_is_scaled() -> None:
-    job = build_job(INFERENCE, status=Status(state="Completed", desired=1, instances={0: DONE}))
+    job = build_job(INFERENCE, status=IPUJobStatus(state="Completed", desired=1, instances={0: DONE}))
     _, status = decide(replace(job, instances=2), [], held())
     assert (status.state, status.desired) == ("Completed", 1)
 
@@ -365,7 +375,7 @@ def test_a_dead_worker_fails_its_job_though_the_launcher_runs() -> None:
     # The launcher still uses the partition: it goes first, and the partition when it has ended.
     assert found.acts == (DeletePod("sample-launcher", "uid-sample-launcher"),)
     pods[1] = replace(pods[1], phase=FAILED, deleting=True)
-    assert decide(replace(job, status=status), pods, held(build_partition(job)))[0].acts == (Release(0),)
+    assert decide(replace(job, status=status), pods, held(build_partition(job)))[0].acts == (ReleasePartition(0),)
 
 
 @pytest.mark.parametrize(
@@ -383,7 +393,7 @@ def test_a_partition_that_vanishes_ends_the_attempt(bodies: list[dict[str, Any]]
     assert status.state == "Failed"
     assert status.message.startswith(message)
     assert DeletePod("sample-worker-0", "uid-sample-worker-0") in found.acts
-    assert Release(0) not in found.acts
+    assert ReleasePartition(0) not in found.acts
     job = replace(job, restart=RestartType.EXIT_CODE)
     assert decide(job, [pod(job, 0)], partitions)[1].state == "Restarting"
 
@@ -394,8 +404,8 @@ def test_what_is_left_of_an_instance_that_was_given_up_is_no_failure_when_it_is_
     job = build_job(INFERENCE, restart=RestartType.ON_FAILURE, preemptible=True)
     left = replace(pod(job, 0, phase=phase), deleting=True)
     found, status = decide(job, [left], held())
-    assert found.acts == (Claim(0),)
-    assert (status.state, status.instances.get(0, InstanceRecord()).failures) == ("Pending", 0)
+    assert found.acts == (AcquirePartition(0),)
+    assert (status.state, status.instances.get(0, InstanceStatus()).failures) == ("Pending", 0)
 
 
 def test_a_program_that_has_done_its_work_is_done_though_its_partition_vanished() -> None:
@@ -406,7 +416,7 @@ def test_a_program_that_has_done_its_work_is_done_though_its_partition_vanished(
 
 def test_nothing_is_concluded_while_the_proxy_does_not_tell_all() -> None:
     job = build_job(INFERENCE)
-    found, status = decide(job, [pod(job, 0)], Partitions({}, current=False))
+    found, status = decide(job, [pod(job, 0)], JobPartitions({}, current=False))
     assert found.acts == ()
     assert status.state != "Failed"
 
@@ -415,18 +425,18 @@ def test_nothing_is_concluded_while_the_proxy_does_not_tell_all() -> None:
 def test_a_program_that_runs_is_said_to_run_while_the_proxy_is_away(kind: JobKind) -> None:
     job = build_job(kind)
     pods = [pod(job, 0), *([pod(job, -1)] if kind is JobKind.TRAINING else [])]
-    found, status = decide(job, pods, Partitions({}, current=False))
+    found, status = decide(job, pods, JobPartitions({}, current=False))
     assert (found.acts, status.state, status.message) == ((), "Running", "Successfully reconciled IPUJob")
     waiting = [*pods[:-1], replace(pods[-1], phase=PENDING)]
-    assert decide(job, waiting, Partitions({}, current=False))[1].state == "Pending"
+    assert decide(job, waiting, JobPartitions({}, current=False))[1].state == "Pending"
 
 
 def test_a_lost_partition_is_given_back_when_its_pods_are_gone_and_another_is_asked_for() -> None:
-    record = InstanceRecord(restarts=1, failures=1)
-    job = build_job(INFERENCE, restart=RestartType.ON_FAILURE, status=Status(instances={0: record}))
-    assert decide(job, [], held(build_partition(job, state=shapes.LOST)))[0].acts == (Release(0),)
+    record = InstanceStatus(restarts=1, failures=1)
+    job = build_job(INFERENCE, restart=RestartType.ON_FAILURE, status=IPUJobStatus(instances={0: record}))
+    assert decide(job, [], held(build_partition(job, state=shapes.LOST)))[0].acts == (ReleasePartition(0),)
     assert decide(job, [], held(build_partition(job, state=shapes.RELEASING)))[0].acts == ()
-    assert decide(job, [], held())[0].acts == (Claim(0),)
+    assert decide(job, [], held())[0].acts == (AcquirePartition(0),)
 
 
 def test_a_partition_that_can_never_be_fails_the_job() -> None:
@@ -434,17 +444,17 @@ def test_a_partition_that_can_never_be_fails_the_job() -> None:
     never = build_partition(job, state=shapes.FAILED, message="no pool has partitions of 128")
     found, status = decide(job, [], held(never))
     assert (status.state, status.message) == ("Failed", "no pool has partitions of 128")
-    assert found.acts == (Release(0),)
+    assert found.acts == (ReleasePartition(0),)
 
 
 def test_one_instance_that_fails_leaves_the_others_alone() -> None:
     job = build_job(INFERENCE, instances=2)
     pods = [pod(job, 0), pod(job, 1, FAILED, exit_code=2, why="exit code 2")]
     found, status = decide(job, pods, held(build_partition(job), build_partition(job, 1)))
-    assert found.acts == (Release(1),)
+    assert found.acts == (ReleasePartition(1),)
     assert (status.state, status.current, status.desired) == ("Running", 1, 2)
     assert status.message == "1 of 2 instances failed: sample-worker-1 failed: exit code 2"
-    assert status.instances[1].outcome is Outcome.FAILED
+    assert status.instances[1].outcome is InstanceOutcome.FAILED
 
 
 def test_a_deleted_job_goes_pods_first_then_partitions_then_itself() -> None:
@@ -456,20 +466,22 @@ def test_a_deleted_job_goes_pods_first_then_partitions_then_itself() -> None:
         "sample-launcher",
     }
     assert decide(job, [replace(pods[0], deleting=True)], held(body))[0].acts == ()
-    assert decide(job, [], held(body))[0].acts == (Release(0),)
-    assert decide(job, [], Partitions({}))[0].acts == ()
-    away = Partitions({0: body}, standing=True)
-    assert decide(job, [], away)[0].acts == (Release(0),), "a controller that is away holds nothing up elsewhere"
-    assert decide(job, [], Partitions({}, standing=True))[0].acts == (DropFinalizer(),)
+    assert decide(job, [], held(body))[0].acts == (ReleasePartition(0),)
+    assert decide(job, [], JobPartitions({}))[0].acts == ()
+    away = JobPartitions({0: body}, standing=True)
+    assert decide(job, [], away)[0].acts == (ReleasePartition(0),), (
+        "a controller that is away holds nothing up elsewhere"
+    )
+    assert decide(job, [], JobPartitions({}, standing=True))[0].acts == (DropFinalizer(),)
     making_room = build_partition(job, state=shapes.RELEASING, code="partition.removing")
-    assert decide(job, [], held(making_room))[0].acts == (Release(0),), "else it would wait again, for nobody"
+    assert decide(job, [], held(making_room))[0].acts == (ReleasePartition(0),), "else it would wait again, for nobody"
     given_back = build_partition(job, state=shapes.RELEASING, code=shapes.GIVEN_BACK)
     assert decide(job, [], held(given_back))[0].acts == (DropFinalizer(),)
     assert decide(job, [], held())[0].acts == (DropFinalizer(),)
     assert decide(replace(job, finalizers=()), [], held())[0].acts == ()
 
 
-def reclaimed(job: IPUJob, left_s: float = 60.0) -> Partitions:
+def reclaimed(job: IPUJob, left_s: float = 60.0) -> JobPartitions:
     until = format_time(add_seconds(START, left_s))
     body = build_partition(job, state=shapes.RECLAIMING, until=until, message="its IPUs were lent, and are needed")
     return held(body)
@@ -489,7 +501,7 @@ def test_a_partition_that_is_needed_goes_back_when_the_pods_have_ended_the_launc
     found, _ = decide(job, [replace(workers[0], deleting=True), workers[1]], reclaimed(job))
     assert found.acts == (DeletePod(workers[1].name, workers[1].uid, 30),)
     found, status = decide(job, [], reclaimed(job))
-    assert found.acts == (Yield(0),)
+    assert found.acts == (YieldPartition(0),)
     assert found.records == {}, "nothing is charged"
 
 
@@ -506,7 +518,7 @@ def test_past_its_time_nobody_waits_for_a_launcher_that_does_not_end() -> None:
 def test_how_pods_end_that_were_told_to_is_neither_done_nor_a_failure(phase: str) -> None:
     job = build_job(INFERENCE, preemptible=True)
     ended = pod(job, 0, phase, deleting=True, exit_code=0 if phase == SUCCEEDED else 143)
-    for partitions in (reclaimed(job), Partitions({}, current=False), held(build_partition(job))):
+    for partitions in (reclaimed(job), JobPartitions({}, current=False), held(build_partition(job))):
         found, status = decide(job, [ended], partitions)
         assert (status.state != "Completed", found.records) == (True, {}), "also while the proxy is away"
 
@@ -526,7 +538,7 @@ def test_what_has_ended_before_it_was_told_to_counts_as_ever() -> None:
     job = build_job(INFERENCE)
     found, status = decide(job, [pod(job, 0, SUCCEEDED, exit_code=0)], reclaimed(job))
     assert status.state == "Completed"
-    assert Release(0) in found.acts
+    assert ReleasePartition(0) in found.acts
 
 
 def test_who_gave_its_partition_back_waits_and_begins_anew_on_a_clean_one() -> None:
@@ -535,4 +547,4 @@ def test_who_gave_its_partition_back_waits_and_begins_anew_on_a_clean_one() -> N
     found, status = decide(job, [], waiting)
     assert (found.acts, status.message) == ((), "waiting for a partition of 1 IPU: it waits in its old place")
     again = replace(held(build_partition(job, name="sample-0-r1")), fresh=frozenset())
-    assert decide(job, [], again)[0].acts == (EnsureBeside(), Reset(0), CreateWorker(0, 0))
+    assert decide(job, [], again)[0].acts == (EnsureJobObjects(), CleanPartition(0), CreateWorker(0, 0))

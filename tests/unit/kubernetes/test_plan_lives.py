@@ -14,23 +14,23 @@ from hypothesis import strategies as st
 from moorings.core.instants import add_seconds
 from moorings.kubernetes import names
 from moorings.kubernetes.acts import (
-    Act,
+    AcquirePartition,
     AddFinalizer,
-    Claim,
+    CleanPartition,
     CreateLauncher,
     CreateWorker,
     DeleteJob,
     DeletePod,
     DropFinalizer,
-    EnsureBeside,
-    Fence,
-    Release,
-    Reset,
-    Yield,
+    EnsureJobObjects,
+    FencePartition,
+    JobAction,
+    ReleasePartition,
+    YieldPartition,
 )
-from moorings.kubernetes.ipujob import CleanPodPolicy, IPUJob, JobKind, Outcome, RestartType
-from moorings.kubernetes.nodes import Silence
-from moorings.kubernetes.plan import ENDED, Partitions, Pause, plan
+from moorings.kubernetes.ipujob import CleanPodPolicy, InstanceOutcome, IPUJob, JobKind, RestartType
+from moorings.kubernetes.nodes import NotReadyNode
+from moorings.kubernetes.plan import ENDED, JobPartitions, PartitionPause, plan
 from moorings.kubernetes.pods import FAILED, PENDING, RUNNING, SUCCEEDED, Pod
 from moorings.kubernetes.proxy import shapes
 from moorings.kubernetes.proxy.shapes import PartitionBody
@@ -60,7 +60,7 @@ class World:
         self.fresh: set[int] = set()  # what the operator knows for sure, until it is killed
         self.gone = False
         self.failures = 0  # that really happened
-        self.silent: dict[str, Silence] = {}
+        self.silent: dict[str, NotReadyNode] = {}
 
     # -- the operator ------------------------------------------------------------------------------------------------
 
@@ -68,7 +68,7 @@ class World:
         if self.gone:
             return
         current = not breaks or self.chance.random() < 0.8
-        partitions = Partitions(dict(self.partitions), current, True, frozenset(self.fresh))
+        partitions = JobPartitions(dict(self.partitions), current, True, frozenset(self.fresh))
         pods = sorted(self.pods.values(), key=lambda pod: pod.name)
         paused = self._paused() if breaks else None
         found = plan(self.job, pods, partitions, self.now, paused=paused, silent=dict(self.silent))
@@ -100,20 +100,24 @@ class World:
             if later is not None and number < self.job.instances and record.outcome is not None:
                 assert later.outcome is record.outcome, "an outcome is for good"
 
-    def _instance_of(self, act: Act) -> int:
+    def _instance_of(self, act: JobAction) -> int:
         match act:
             case (
-                Claim(instance) | Release(instance) | Reset(instance) | Yield(instance) | CreateLauncher(instance, _, _)
+                AcquirePartition(instance)
+                | ReleasePartition(instance)
+                | CleanPartition(instance)
+                | YieldPartition(instance)
+                | CreateLauncher(instance, _, _)
             ):
                 return instance
-            case Fence(instance, _):
+            case FencePartition(instance, _):
                 return instance
             case CreateWorker(number, _):
                 return number // self.job.workers
             case _:
                 return -1
 
-    def _do(self, act: Act) -> None:
+    def _do(self, act: JobAction) -> None:
         job = self.job
         match act:
             case AddFinalizer():
@@ -122,17 +126,17 @@ class World:
                 assert not self.pods, "a job goes after its Pods"
                 assert all(one.state == shapes.RELEASING for one in self.partitions.values()), "nothing leaks"
                 self.gone = True
-            case Claim(instance):
+            case AcquirePartition(instance):
                 assert job.finalizers, "nothing is held for a job that may vanish"
                 if instance not in self.partitions:
                     self.partitions[instance] = self._partition(instance, shapes.WAITING)
                     self.fresh.add(instance)
-            case Release(instance):
+            case ReleasePartition(instance):
                 self._release(instance)
-            case Fence(instance, nodes):
+            case FencePartition(instance, nodes):
                 assert all(self._is_lost(node) for node in nodes), "nothing is fenced off that answers"
                 self._release(instance, nodes)
-            case Reset(instance):
+            case CleanPartition(instance):
                 assert not [pod for pod in self._of(instance) if not pod.ended], "nothing is reset under a program"
                 self.cleaned.add(self.partitions[instance].name)
             case CreateWorker(number, restart):
@@ -141,7 +145,7 @@ class World:
                 if reset:
                     self.cleaned.add(self.partitions[instance].name)
                 self._create(names.launcher_name(job.name, instance), instance, -1, restart)
-            case Yield(instance):
+            case YieldPartition(instance):
                 assert not self._of(instance), "nothing is given back under Pods"
                 assert self.partitions[instance].state == shapes.RECLAIMING
                 self.partitions[instance] = self._partition(instance, shapes.WAITING)
@@ -155,18 +159,18 @@ class World:
             case DeletePod(name, uid, _):
                 if name in self.pods and self.pods[name].uid == uid:
                     self.pods[name] = replace(self.pods[name], deleting=True)
-            case EnsureBeside():
+            case EnsureJobObjects():
                 pass
             case DeleteJob():
                 assert job.status.state in ENDED, "only what has ended is deleted"
                 self.job = replace(job, deleted=True)
 
-    def _paused(self) -> dict[int, Pause]:
+    def _paused(self) -> dict[int, PartitionPause]:
         """Instances of which the API server has long refused a Pod: any that lack one."""
         whole = self.job.workers + self.job.has_launcher
         lacking = [number for number in range(self.job.instances) if len(self._of(number)) < whole]
         refused = [number for number in lacking if self.chance.random() < 0.05]
-        return {number: Pause("a quota", starting=not self._used_by(number)) for number in refused}
+        return {number: PartitionPause("a quota", starting=not self._used_by(number)) for number in refused}
 
     def _used_by(self, instance: int) -> bool:
         """Whether a program may have run in an instance's Pods that are there."""
@@ -231,7 +235,7 @@ class World:
                 if not trouble or self.chance.random() < 0.1:
                     del self.silent[node]
             elif trouble and self.chance.random() < 0.03:
-                self.silent[node] = Silence(self.now)
+                self.silent[node] = NotReadyNode(self.now)
                 self.failures += sum(pod.node == node for pod in self.pods.values())
 
     def _pod_lives(self, name: str, pod: Pod, trouble: bool) -> None:
@@ -362,7 +366,7 @@ def test_whatever_happens_the_laws_hold_and_it_ends(
         assert not world.partitions, "what has ended holds nothing"
         if world.job.instances:
             assert status.state in ("Completed", "Failed")
-            any_failed = any(one.outcome is Outcome.FAILED for one in status.instances.values())
+            any_failed = any(one.outcome is InstanceOutcome.FAILED for one in status.instances.values())
             assert status.state == "Failed" or not any_failed
         if clean is CleanPodPolicy.ALL or not world.job.instances:
             assert not world.pods

@@ -10,22 +10,22 @@ import pytest
 from moorings.core.errors import MooringsError
 from moorings.kubernetes.admission import check_ipujob, check_update, default_ipujob
 from moorings.kubernetes.informer import Informer
-from moorings.kubernetes.ipujob import Obj
+from moorings.kubernetes.ipujob import KubeObject
 from moorings.kubernetes.kube import PRIORITY_CLASS
-from moorings.kubernetes.priorities import find_value, with_value
-from moorings.kubernetes.privileges import Limits
+from moorings.kubernetes.priorities import get_class_value, resolve_priority
+from moorings.kubernetes.privileges import AdmissionLimits
 from tests.unit.kubernetes.ipujobs import a_spec, an_object
 from tests.unit.kubernetes.objects_kept import KeptObjects
 
 CLASSES = {"low": -10, "high": 5, "system-node-critical": 2_000_001_000}
-LIMITS = Limits(max_priority=5, value_of_class=CLASSES.get)
+LIMITS = AdmissionLimits(max_priority=5, value_of_class=CLASSES.get)
 
 
-def job(**spec: Any) -> Obj:
+def job(**spec: Any) -> KubeObject:
     return an_object(a_spec(**spec))
 
 
-def priorities(given: Obj, limits: Limits = LIMITS) -> list[int]:
+def priorities(given: KubeObject, limits: AdmissionLimits = LIMITS) -> list[int]:
     return [one["value"] for one in default_ipujob(given, limits) if one["path"] == "/spec/priority"]
 
 
@@ -40,7 +40,7 @@ def priorities(given: Obj, limits: Limits = LIMITS) -> list[int]:
         ({"priorityClassName": "system-node-critical"}, []),
     ],
 )
-def test_its_value_is_written_into_a_new_job(spec: Obj, added: list[int]) -> None:
+def test_its_value_is_written_into_a_new_job(spec: KubeObject, added: list[int]) -> None:
     assert priorities(job(**spec)) == added
 
 
@@ -53,14 +53,14 @@ def test_its_value_is_written_into_a_new_job(spec: Obj, added: list[int]) -> Non
         ({"priorityClassName": 5}, "spec.priorityClassName: must be the name"),
     ],
 )
-def test_what_cannot_be_is_refused(spec: Obj, told: str) -> None:
+def test_what_cannot_be_is_refused(spec: KubeObject, told: str) -> None:
     with pytest.raises(MooringsError, match=told):
         check_ipujob(job(**spec), LIMITS)
 
 
 async def test_before_the_classes_are_known_none_is_said_to_be_missing() -> None:
     classes = Informer(KeptObjects(), PRIORITY_CLASS)
-    limits = Limits(value_of_class=partial(find_value, classes))
+    limits = AdmissionLimits(value_of_class=partial(get_class_value, classes))
     with pytest.raises(MooringsError) as caught:
         check_ipujob(job(priorityClassName="low"), limits)
     assert (caught.value.code, caught.value.retryable) == ("kubernetes.unreachable", True)
@@ -71,11 +71,11 @@ async def test_before_the_classes_are_known_none_is_said_to_be_missing() -> None
 
 
 def test_the_highest_priority_that_is_allowed_holds_for_classes_too() -> None:
-    high = with_value(job(priorityClassName="high"), CLASSES.get)
+    high = resolve_priority(job(priorityClassName="high"), CLASSES.get)
     assert high is not None
     assert check_ipujob(high, LIMITS).priority == 5
     with pytest.raises(MooringsError, match=r"spec.priority: 5 is above 4"):
-        check_ipujob(high, Limits(max_priority=4, value_of_class=CLASSES.get))
+        check_ipujob(high, AdmissionLimits(max_priority=4, value_of_class=CLASSES.get))
 
 
 def test_a_job_that_is_replaced_by_the_file_it_was_made_of_is_the_same() -> None:
@@ -91,6 +91,6 @@ def test_a_class_that_has_gone_holds_up_no_change_of_a_job() -> None:
 
 
 def test_a_job_without_the_value_waits_while_there_is_no_such_class() -> None:
-    assert with_value(job(priorityClassName="none-such"), CLASSES.get) is None
+    assert resolve_priority(job(priorityClassName="none-such"), CLASSES.get) is None
     plain = job()
-    assert with_value(plain, CLASSES.get) is plain
+    assert resolve_priority(plain, CLASSES.get) is plain

@@ -7,35 +7,35 @@ from typing import Any
 import pytest
 
 from moorings.core.errors import MooringsError
-from moorings.kubernetes.admission import check_ipujob, check_update, find_faults
-from moorings.kubernetes.doing import request_for
-from moorings.kubernetes.ipujob import Obj
+from moorings.kubernetes.admission import check_ipujob, check_update, find_errors
+from moorings.kubernetes.doing import build_partition_request
+from moorings.kubernetes.ipujob import KubeObject
 from moorings.kubernetes.objects import PodOptions
-from moorings.kubernetes.privileges import EVERYWHERE, Limits
+from moorings.kubernetes.privileges import NO_LIMITS, AdmissionLimits
 from moorings.kubernetes.reading import parse_ipujob
 from moorings.kubernetes.webhooks import make_rules, validate
 from tests.cases import cases
 from tests.unit.kubernetes.ipujobs import a_container, a_spec, a_template, an_object
 
-ELSEWHERE = Limits(privileged_namespaces=frozenset({"trusted"}))
-NOWHERE = Limits(privileged=False)
+ELSEWHERE = AdmissionLimits(privileged_namespaces=frozenset({"trusted"}))
+NOWHERE = AdmissionLimits(privileged=False)
 LAUNCHER = {"command": ["mpirun"]}
 WHERE = "spec.workers.template"
 
 
-def of_pod(**spec: Any) -> Obj:
+def of_pod(**spec: Any) -> KubeObject:
     return a_spec(workers={"template": a_template(**spec)})
 
 
-def of_container(**more: Any) -> Obj:
+def of_container(**more: Any) -> KubeObject:
     return of_pod(containers=[a_container(**more)])
 
 
-def secured(**context: Any) -> Obj:
+def secured(**context: Any) -> KubeObject:
     return of_container(securityContext=context)
 
 
-ASKED: list[tuple[Obj, str]] = [
+ASKED: list[tuple[KubeObject, str]] = [
     (of_pod(hostNetwork=True), f"{WHERE}.spec.hostNetwork"),
     (of_pod(hostPID=True), f"{WHERE}.spec.hostPID"),
     (of_pod(hostIPC=True), f"{WHERE}.spec.hostIPC"),
@@ -99,16 +99,16 @@ ASKED: list[tuple[Obj, str]] = [
 
 
 @cases(("spec", "path"), ASKED, ids=[path for _, path in ASKED])
-def test_power_over_the_node_is_for_the_namespaces_that_an_admin_names(spec: Obj, path: str) -> None:
+def test_power_over_the_node_is_for_the_namespaces_that_an_admin_names(spec: KubeObject, path: str) -> None:
     for limits in (ELSEWHERE, NOWHERE):
-        (fault,) = find_faults(an_object(spec), limits)
+        (fault,) = find_errors(an_object(spec), limits)
         assert (fault.path, fault.problem) == (
             path,
             "is power over the node, which Pods in this namespace do not have",
         )
         assert "jobs.privilegedNamespaces" in fault.hint
-    assert find_faults(an_object(spec, namespace="trusted"), ELSEWHERE) == ()
-    assert find_faults(an_object(spec), EVERYWHERE) == ()
+    assert find_errors(an_object(spec, namespace="trusted"), ELSEWHERE) == ()
+    assert find_errors(an_object(spec), NO_LIMITS) == ()
 
 
 @pytest.mark.parametrize(
@@ -129,13 +129,13 @@ def test_power_over_the_node_is_for_the_namespaces_that_an_admin_names(spec: Obj
     ],
     ids=str,
 )
-def test_what_has_no_power_over_the_node_is_everybody_s(spec: Obj) -> None:
-    assert find_faults(an_object(spec), ELSEWHERE) == ()
-    assert find_faults(an_object(spec), NOWHERE) == ()
+def test_what_has_no_power_over_the_node_is_everybody_s(spec: KubeObject) -> None:
+    assert find_errors(an_object(spec), ELSEWHERE) == ()
+    assert find_errors(an_object(spec), NOWHERE) == ()
 
 
 def test_a_namespace_that_is_named_is_trusted_where_nobody_is_given_privileges() -> None:
-    limits = Limits(privileged=False, privileged_namespaces=frozenset({"trusted"}))
+    limits = AdmissionLimits(privileged=False, privileged_namespaces=frozenset({"trusted"}))
     assert limits.trusts("trusted")
     assert not limits.trusts("default")
     assert not limits.trusts(""), "what is in no namespace is in none that is named"
@@ -147,7 +147,7 @@ def test_the_webhook_and_whoever_asks_know_the_limits() -> None:
         check_ipujob(job, ELSEWHERE)
     with pytest.raises(MooringsError, match=r"hostPID: is power over the node"):
         validate(make_rules(ELSEWHERE), {"operation": "CREATE", "object": job})
-    assert validate(make_rules(EVERYWHERE), {"operation": "CREATE", "object": job}) == {"allowed": True}
+    assert validate(make_rules(NO_LIMITS), {"operation": "CREATE", "object": job}) == {"allowed": True}
 
 
 def test_a_job_from_before_the_limits_may_still_be_scaled() -> None:
@@ -157,33 +157,33 @@ def test_a_job_from_before_the_limits_may_still_be_scaled() -> None:
 
 
 def test_a_priority_above_the_site_s_is_refused_with_who_may_raise_it() -> None:
-    limits = Limits(max_priority=5)
-    (fault,) = find_faults(an_object(a_spec(priority=6)), limits)
+    limits = AdmissionLimits(max_priority=5)
+    (fault,) = find_errors(an_object(a_spec(priority=6)), limits)
     assert (fault.path, fault.problem) == ("spec.priority", "6 is above 5, the highest that is allowed here")
     assert "jobs.maxPriority" in fault.hint
     with pytest.raises(MooringsError, match=r"spec.priority: 6 is above 5"):
         validate(make_rules(limits), {"operation": "CREATE", "object": an_object(a_spec(priority=6))})
     for priority in (5, 0, -1_000_000):
-        assert find_faults(an_object(a_spec(priority=priority)), limits) == ()
-    assert find_faults(an_object(a_spec(priority=1_000_000)), EVERYWHERE) == ()
+        assert find_errors(an_object(a_spec(priority=priority)), limits) == ()
+    assert find_errors(an_object(a_spec(priority=1_000_000)), NO_LIMITS) == ()
     assert PodOptions().limits.max_priority == 0
 
 
 def test_a_job_from_before_the_limit_of_priorities_may_still_be_scaled() -> None:
     spec = a_spec(priority=6)
-    check_update(an_object(spec), an_object({**spec, "jobInstances": 2}), Limits(max_priority=0))
+    check_update(an_object(spec), an_object({**spec, "jobInstances": 2}), AdmissionLimits(max_priority=0))
 
 
 def test_what_such_a_job_asks_for_from_now_on_has_the_highest_priority_that_is_allowed() -> None:
     meta = {"uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z"}
     job = parse_ipujob(an_object(a_spec(priority=6), **meta))
-    assert [request_for(job, 0, most).priority for most in (0, 6, 9)] == [0, 6, 6]
+    assert [build_partition_request(job, 0, most).priority for most in (0, 6, 9)] == [0, 6, 6]
     low = parse_ipujob(an_object(a_spec(priority=-3), **meta))
-    assert request_for(low, 0, 0).priority == -3
+    assert build_partition_request(low, 0, 0).priority == -3
 
 
 def test_a_new_job_where_nobody_looks_after_jobs_is_refused_and_an_old_one_may_be_changed() -> None:
-    limits = Limits(namespaces=frozenset({"research"}))
+    limits = AdmissionLimits(namespaces=frozenset({"research"}))
     job = an_object(a_spec())
     with pytest.raises(MooringsError, match="nobody looks after IPUJobs in default") as caught:
         check_ipujob(job, limits)

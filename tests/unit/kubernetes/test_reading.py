@@ -14,20 +14,20 @@ from moorings.kubernetes.ipujob import (
     FINALIZER,
     CleanPodPolicy,
     Condition,
-    InstanceRecord,
+    InstanceOutcome,
+    InstanceStatus,
+    IPUJobStatus,
     JobKind,
-    Outcome,
     RestartType,
-    StartRecord,
-    Status,
+    StartAttempts,
 )
-from moorings.kubernetes.reading import Fault, parse_ipujob, parse_status, read_ipujob, status_object
+from moorings.kubernetes.reading import FieldError, parse_ipujob, parse_status, read_ipujob, status_object
 from moorings.wire.codec import parse_time
 from tests.cases import cases
 from tests.unit.kubernetes.ipujobs import a_spec, a_template, an_object, anything, example, objects
 
 
-def faults(**more: Any) -> tuple[Fault, ...]:
+def faults(**more: Any) -> tuple[FieldError, ...]:
     return read_ipujob(an_object(a_spec(**more)))[1]
 
 
@@ -56,7 +56,7 @@ def test_defaults_are_those_that_describe_shows():
     assert (job.restart, job.backoff_limit, job.clean) == (RestartType.NEVER, 3, CleanPodPolicy.NONE)
     assert (job.release_on_finish, job.priority) == (True, 0)
     assert (job.start_deadline_s, job.node_lost_s) == (None, 0)
-    assert job.status == Status()
+    assert job.status == IPUJobStatus()
 
 
 def test_the_interactive_sample():
@@ -297,7 +297,7 @@ def a_condition(name: str, at: Timestamp, message: str, *, status: bool) -> Cond
 def test_a_status_is_written_as_describe_shows_it():
     waiting = "IPUJob default/ipujob-sample is waiting for resources to be ready."
     running = "IPUJob default/ipujob-sample is running."
-    status = Status(
+    status = IPUJobStatus(
         conditions=(
             a_condition("Pending", CREATED, waiting, status=False),
             a_condition("Running", STARTED, running, status=True),
@@ -340,8 +340,8 @@ def test_a_status_is_written_as_describe_shows_it():
 
 
 def test_instances_are_written_by_their_number():
-    records = {10: InstanceRecord(restarts=2, failures=1), 2: InstanceRecord(outcome=Outcome.FAILED)}
-    written = status_object(Status(instances=records))["instances"]
+    records = {10: InstanceStatus(restarts=2, failures=1), 2: InstanceStatus(outcome=InstanceOutcome.FAILED)}
+    written = status_object(IPUJobStatus(instances=records))["instances"]
     assert written == {
         "2": {"restarts": 0, "failures": 0, "outcome": "Failed"},
         "10": {"restarts": 2, "failures": 1},
@@ -350,14 +350,14 @@ def test_instances_are_written_by_their_number():
 
 
 def test_times_are_written_to_the_second():
-    assert status_object(Status(started_at=Timestamp(CREATED + 999_999)))["startTime"] == "2021-03-22T10:10:31Z"
+    assert status_object(IPUJobStatus(started_at=Timestamp(CREATED + 999_999)))["startTime"] == "2021-03-22T10:10:31Z"
 
 
 counts = st.integers(0, 1 << 31)
 texts = st.text(max_size=20)
 moments = st.integers(0, 4_000_000_000).map(lambda second: Timestamp(second * SECOND))
 statuses = st.builds(
-    Status,
+    IPUJobStatus,
     state=texts,
     current=counts,
     desired=counts,
@@ -387,13 +387,13 @@ statuses = st.builds(
     instances=st.dictionaries(
         st.integers(0, 4095),
         st.builds(
-            InstanceRecord,
+            InstanceStatus,
             restarts=counts,
             failures=counts,
-            outcome=st.none() | st.sampled_from(Outcome),
+            outcome=st.none() | st.sampled_from(InstanceOutcome),
             detail=texts,
             start=st.builds(
-                StartRecord, since=st.none() | moments, missed=counts, until=st.none() | moments, why=texts
+                StartAttempts, since=st.none() | moments, missed=counts, until=st.none() | moments, why=texts
             ),
         ),
         max_size=3,
@@ -413,9 +413,9 @@ def test_no_json_breaks_the_reader_of_statuses(found):
 
 
 def test_a_status_that_was_never_written_is_empty():
-    assert parse_status(None) == Status() == parse_status({})
+    assert parse_status(None) == IPUJobStatus() == parse_status({})
 
 
 def test_a_record_without_a_number_is_passed_over():
     status = parse_status({"instances": {"x": {"restarts": 1}, "1": {"restarts": 1}, "-1": {}}})
-    assert status == replace(Status(), instances={1: InstanceRecord(restarts=1)})
+    assert status == replace(IPUJobStatus(), instances={1: InstanceStatus(restarts=1)})

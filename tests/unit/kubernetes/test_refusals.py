@@ -6,8 +6,8 @@ import pytest
 
 from moorings.core.errors import MooringsError
 from moorings.kubernetes.kube import KubeError
-from moorings.kubernetes.plan import Pause
-from moorings.kubernetes.refusals import PATIENCE_S, PAUSE_S, PAUSE_S_MAX, Failure, Refusals
+from moorings.kubernetes.plan import PartitionPause
+from moorings.kubernetes.refusals import PATIENCE_S, PAUSE_S, PAUSE_S_MAX, ActionFailure, CreateFailures
 
 QUOTA = KubeError(403, "Forbidden", "exceeded quota: few")
 TAKEN = MooringsError("ipujob.name_taken", "there is a Pod job-worker-0 already", retryable=True)
@@ -25,25 +25,25 @@ TAKEN = MooringsError("ipujob.name_taken", "there is a Pod job-worker-0 already"
     ],
 )
 def test_after_a_while_it_pauses_and_then_asks_again(error: MooringsError) -> None:
-    refusals = Refusals()
-    refusals.note({0: True, 1: True}, [Failure(0, error)], 100.0)
+    refusals = CreateFailures()
+    refusals.note({0: True, 1: True}, [ActionFailure(0, error)], 100.0)
     assert refusals.paused(100.0) == ({}, PATIENCE_S)
-    refusals.note({0: True}, [Failure(0, error)], 100.0 + PATIENCE_S / 2)
+    refusals.note({0: True}, [ActionFailure(0, error)], 100.0 + PATIENCE_S / 2)
     assert refusals.paused(100.0 + PATIENCE_S / 2) == ({}, PATIENCE_S / 2)
     now = 100.0 + PATIENCE_S
-    assert refusals.paused(now) == ({0: Pause(error.detail, starting=True)}, PAUSE_S)
-    assert refusals.paused(now + PAUSE_S - 1) == ({0: Pause(error.detail, starting=True)}, 1.0)
+    assert refusals.paused(now) == ({0: PartitionPause(error.detail, starting=True)}, PAUSE_S)
+    assert refusals.paused(now + PAUSE_S - 1) == ({0: PartitionPause(error.detail, starting=True)}, 1.0)
     assert refusals.paused(now + PAUSE_S) == ({}, None)
 
 
 def test_pauses_grow_and_what_waits_in_the_queue_is_no_refusal() -> None:
-    refusals, now = Refusals(), 0.0
+    refusals, now = CreateFailures(), 0.0
     pauses = []
     for _ in range(6):
-        refusals.note({0: True}, [Failure(None, QUOTA)], now)
+        refusals.note({0: True}, [ActionFailure(None, QUOTA)], now)
         now += PATIENCE_S
         held, pause = refusals.paused(now)
-        assert held == {0: Pause("exceeded quota: few", starting=True)}
+        assert held == {0: PartitionPause("exceeded quota: few", starting=True)}
         assert pause is not None
         pauses.append(pause)
         now += pause + 1000.0  # it waits for a partition for long
@@ -52,8 +52,8 @@ def test_pauses_grow_and_what_waits_in_the_queue_is_no_refusal() -> None:
 
 
 def test_pods_that_are_made_end_it() -> None:
-    refusals = Refusals()
-    refusals.note({0: True}, [Failure(0, QUOTA)], 0.0)
+    refusals = CreateFailures()
+    refusals.note({0: True}, [ActionFailure(0, QUOTA)], 0.0)
     refusals.note({0: True}, [], PATIENCE_S / 2)
     assert refusals.paused(PATIENCE_S * 2) == ({}, None)
 
@@ -67,8 +67,8 @@ def test_pods_that_are_made_end_it() -> None:
     ],
 )
 def test_what_says_nothing_of_the_pods_pauses_nothing(error: MooringsError) -> None:
-    refusals = Refusals()
-    refusals.note({0: True}, [Failure(0, error)], 0.0)
+    refusals = CreateFailures()
+    refusals.note({0: True}, [ActionFailure(0, error)], 0.0)
     assert refusals.paused(PATIENCE_S * 10) == ({}, None)
     assert refusals.invalid == {}
 
@@ -82,8 +82,8 @@ def test_what_says_nothing_of_the_pods_pauses_nothing(error: MooringsError) -> N
     ],
 )
 def test_an_invalid_pod_is_so_for_ever_and_only_its_own_instance_is_told(error: MooringsError) -> None:
-    refusals = Refusals()
-    refusals.note({0: True, 1: True}, [Failure(1, error)], 0.0)
+    refusals = CreateFailures()
+    refusals.note({0: True, 1: True}, [ActionFailure(1, error)], 0.0)
     assert refusals.invalid == {1: error.detail}
     assert refusals.paused(PATIENCE_S) == ({}, None)
 
@@ -91,9 +91,9 @@ def test_an_invalid_pod_is_so_for_ever_and_only_its_own_instance_is_told(error: 
 def test_jobs_that_share_a_quota_do_not_try_again_together() -> None:
     pauses = []
     for spread in (0.0, 0.5):
-        refusals = Refusals()
-        refusals.note({0: False}, [Failure(0, QUOTA)], 0.0)
+        refusals = CreateFailures()
+        refusals.note({0: False}, [ActionFailure(0, QUOTA)], 0.0)
         held, pause = refusals.paused(PATIENCE_S, spread)
-        assert held == {0: Pause("exceeded quota: few", starting=False)}
+        assert held == {0: PartitionPause("exceeded quota: few", starting=False)}
         pauses.append(pause)
     assert pauses == [PAUSE_S, PAUSE_S * 1.25]

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from moorings.kubernetes.shares import Shares
+from moorings.kubernetes.shares import DynamicLimit
 
 
 def test_one_gets_half_and_each_other_half_of_the_rest() -> None:
-    shares = Shares(16)
+    shares = DynamicLimit(16)
     got = {who: sum(shares.take(who) for _ in range(20)) for who in "abcde"}
     assert got == {"a": 8, "b": 4, "c": 2, "d": 1, "e": 0}
     assert shares.in_use == 15
 
 
 def test_what_is_taken_at_once_is_bounded_as_what_is_taken_in_parts() -> None:
-    shares = Shares(100)
+    shares = DynamicLimit(100)
     assert not shares.take("a", 51)
     assert shares.take("a", 50)
     assert not shares.take("b", 26)
@@ -21,7 +21,7 @@ def test_what_is_taken_at_once_is_bounded_as_what_is_taken_in_parts() -> None:
 
 
 def test_what_is_given_back_can_be_taken_again_and_nobody_is_remembered() -> None:
-    shares = Shares(100)
+    shares = DynamicLimit(100)
     assert shares.take("a", 0)
     assert shares.take("a", 30)
     assert shares.take("a", 20)

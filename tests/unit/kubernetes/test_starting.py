@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from moorings.core.instants import Timestamp, add_seconds
-from moorings.kubernetes.acts import Claim, CreateWorker, DeletePod, Release
-from moorings.kubernetes.doing import request_for
-from moorings.kubernetes.ipujob import InstanceRecord, IPUJob, JobKind, RestartType, StartRecord, Status
-from moorings.kubernetes.plan import Partitions, Plan, plan
+from moorings.kubernetes.acts import AcquirePartition, CreateWorker, DeletePod, ReleasePartition
+from moorings.kubernetes.doing import build_partition_request
+from moorings.kubernetes.ipujob import InstanceStatus, IPUJob, IPUJobStatus, JobKind, RestartType, StartAttempts
+from moorings.kubernetes.plan import JobPartitions, JobPlan, plan
 from moorings.kubernetes.pods import FAILED, PENDING, RUNNING, Pod
 from moorings.kubernetes.proxy import shapes
-from moorings.kubernetes.starting import PAUSE_S_MAX, explain, pause_s
-from moorings.kubernetes.status import build_status, tell
+from moorings.kubernetes.starting import PAUSE_S_MAX, backoff_s, explain_pods
+from moorings.kubernetes.status import build_events, build_status
 from moorings.wire.codec import format_time
 from tests.unit.kubernetes.jobs import START, build_job, build_partition
 
@@ -33,13 +33,13 @@ def worker(job: IPUJob, number: int = 0, phase: str = PENDING, **changes: Any) -
     return replace(found, **changes)
 
 
-def held(job: IPUJob, state: str = shapes.READY) -> Partitions:
-    return Partitions({0: build_partition(job, state=state)}, current=True, standing=True, fresh=frozenset({0}))
+def held(job: IPUJob, state: str = shapes.READY) -> JobPartitions:
+    return JobPartitions({0: build_partition(job, state=state)}, current=True, standing=True, fresh=frozenset({0}))
 
 
 def follow(
-    job: IPUJob, pods: list[Pod], now: Timestamp, partitions: Partitions | None = None
-) -> tuple[IPUJob, Plan, Status]:
+    job: IPUJob, pods: list[Pod], now: Timestamp, partitions: JobPartitions | None = None
+) -> tuple[IPUJob, JobPlan, IPUJobStatus]:
     """One look; the job with the status that is saved then, as JSON has it: nothing else is remembered."""
     partitions = held(job) if partitions is None else partitions
     found = plan(job, pods, partitions, now)
@@ -52,7 +52,7 @@ STUCK: dict[str, Any] = {"waits_for": "Unschedulable", "why": f"Unschedulable: {
 
 
 def test_it_gives_its_partition_back_says_why_and_asks_again_later_each_time() -> None:
-    job, now, pauses, status = server(), START, [], Status()
+    job, now, pauses, status = server(), START, [], IPUJobStatus()
     for _ in range(8):
         job, found, _ = follow(job, [], now)
         assert CreateWorker(0, 0) in found.acts
@@ -66,15 +66,15 @@ def test_it_gives_its_partition_back_says_why_and_asks_again_later_each_time() -
         job, found, _ = follow(job, [replace(stuck, deleting=True)], now)
         assert found.acts == (), "the partition stays until the Pods are gone"
         job, found, _ = follow(job, [], now)
-        assert found.acts == (Release(0),)
-        none = Partitions(current=True, standing=True)
+        assert found.acts == (ReleasePartition(0),)
+        none = JobPartitions(current=True, standing=True)
         job, found, status = follow(job, [], now, none)
         assert found.acts == (), "others have the IPUs meanwhile"
         assert found.again_s is not None
         pauses.append(found.again_s)
         now = add_seconds(now, found.again_s)
         job, found, _ = follow(job, [], now, none)
-        assert found.acts == (Claim(0),)
+        assert found.acts == (AcquirePartition(0),)
     assert pauses == [60, 120, 240, 480, 960, 1920, PAUSE_S_MAX, PAUSE_S_MAX]
     assert status.message == (
         "without a partition until 2026-09-21 17:24:20 UTC: it did not start in 60 s: "
@@ -84,14 +84,14 @@ def test_it_gives_its_partition_back_says_why_and_asks_again_later_each_time() -
 
 def test_who_missed_a_start_asks_again_at_the_place_that_its_job_has() -> None:
     job = server()
-    assert request_for(job, 0, 0).waiting_since is None
-    missed = replace(job, status=Status(instances={0: InstanceRecord(start=StartRecord(missed=1))}))
-    assert request_for(missed, 0, 0).waiting_since == format_time(job.created_at)
+    assert build_partition_request(job, 0, 0).waiting_since is None
+    missed = replace(job, status=IPUJobStatus(instances={0: InstanceStatus(start=StartAttempts(missed=1))}))
+    assert build_partition_request(missed, 0, 0).waiting_since == format_time(job.created_at)
 
 
 def test_a_start_that_succeeds_forgets_the_deadlines_that_were_missed() -> None:
-    missed = {0: InstanceRecord(start=StartRecord(since=START, missed=3))}
-    _, found, status = follow(server(status=Status(instances=missed)), [worker(server(), phase=RUNNING)], START)
+    missed = {0: InstanceStatus(start=StartAttempts(since=START, missed=3))}
+    _, found, status = follow(server(status=IPUJobStatus(instances=missed)), [worker(server(), phase=RUNNING)], START)
     assert status.state == "Running"
     assert found.records == {}
 
@@ -106,7 +106,7 @@ def test_a_program_that_runs_is_not_stopped_however_long_it_takes_to_be_ready() 
 
 def test_a_program_that_ends_before_it_is_ready_again_and_again_misses_the_deadline() -> None:
     job, _, _ = follow(server(restart=RestartType.ON_FAILURE, backoff_limit=1000), [], START)
-    now, status = START, Status()
+    now, status = START, IPUJobStatus()
     for attempt in range(3):
         now = add_seconds(now, 25)
         crashed = worker(job, phase=FAILED, exit_code=1, why="exit code 1", ended_at=now, restart=attempt)
@@ -130,29 +130,29 @@ def test_what_has_started_once_and_lacks_a_pod_now_is_not_at_its_start() -> None
 
 @pytest.mark.parametrize("deadline", [0, None])
 def test_without_a_deadline_it_waits_and_one_taken_away_ends_a_pause(deadline: int | None) -> None:
-    record = InstanceRecord(start=StartRecord(missed=1, until=add_seconds(START, 500), why="x"))
-    job = server(start_deadline_s=deadline, status=Status(instances={0: record}))
-    job, found, _ = follow(job, [], START, Partitions(current=True, standing=True))
-    assert found.acts == (Claim(0),)
+    record = InstanceStatus(start=StartAttempts(missed=1, until=add_seconds(START, 500), why="x"))
+    job = server(start_deadline_s=deadline, status=IPUJobStatus(instances={0: record}))
+    job, found, _ = follow(job, [], START, JobPartitions(current=True, standing=True))
+    assert found.acts == (AcquirePartition(0),)
     job, found, _ = follow(job, [worker(job, **STUCK)], add_seconds(START, 1e6))
     assert found.acts == ()
 
 
 def test_a_pause_is_no_longer_than_from_now_when_the_clock_was_set_back_or_the_deadline_shortened() -> None:
     year_s = 365 * 86_400
-    record = InstanceRecord(start=StartRecord(missed=2, until=add_seconds(START, year_s), why="x"))
-    none = Partitions(current=True, standing=True)
-    job, found, _ = follow(server(status=Status(instances={0: record})), [], START, none)
+    record = InstanceStatus(start=StartAttempts(missed=2, until=add_seconds(START, year_s), why="x"))
+    none = JobPartitions(current=True, standing=True)
+    job, found, _ = follow(server(status=IPUJobStatus(instances={0: record})), [], START, none)
     assert found.again_s == 2 * DEADLINE_S
     job, found, _ = follow(replace(job, start_deadline_s=10), [], START, none)
     assert found.again_s == 20
     _, found, _ = follow(job, [], add_seconds(START, 2 * DEADLINE_S), none)
-    assert found.acts == (Claim(0),)
+    assert found.acts == (AcquirePartition(0),)
 
 
 def test_a_start_that_began_in_the_future_begins_now() -> None:
-    record = InstanceRecord(start=StartRecord(since=add_seconds(START, 1e6)))
-    _, found, _ = follow(server(status=Status(instances={0: record})), [worker(server(), **STUCK)], START)
+    record = InstanceStatus(start=StartAttempts(since=add_seconds(START, 1e6)))
+    _, found, _ = follow(server(status=IPUJobStatus(instances={0: record})), [worker(server(), **STUCK)], START)
     assert found.again_s == DEADLINE_S
 
 
@@ -168,7 +168,7 @@ def test_the_time_counts_from_when_it_has_its_partition(state: str) -> None:
 
 def test_it_goes_on_counting_while_the_proxy_is_away() -> None:
     job, _, _ = follow(server(), [], START)
-    job, _, _ = follow(job, [worker(job)], add_seconds(START, 50), Partitions())
+    job, _, _ = follow(job, [worker(job)], add_seconds(START, 50), JobPartitions())
     job, found, _ = follow(job, [worker(job)], add_seconds(START, DEADLINE_S))
     assert found.acts == (DeletePod("sample-worker-0", "uid-sample-worker-0"),)
 
@@ -176,7 +176,7 @@ def test_it_goes_on_counting_while_the_proxy_is_away() -> None:
 def test_an_event_tells_of_it() -> None:
     job, _, before = follow(server(), [], START)
     _, _, after_ = follow(job, [worker(job, **STUCK)], add_seconds(START, DEADLINE_S))
-    (story,) = tell(before, after_)
+    (story,) = build_events(before, after_)
     assert (story.type, story.reason) == ("Warning", "StartDeadlineExceeded")
     assert story.message.startswith("instance 0 gives its partition back: it did not start in 60 s: sample-worker-0")
 
@@ -198,11 +198,11 @@ def test_what_keeps_it_from_starting_is_told_apart(reason: str, words: str, told
     launcher = (
         worker(job, name="l", number=-1, waits_for="PodInitializing") if reason else worker(job, name="z", number=1)
     )
-    assert explain([launcher, worker(job, name="w", waits_for=reason, why=why)], "it failed") == told
-    assert explain([], "it failed") == "it crashes at start: it failed"
+    assert explain_pods([launcher, worker(job, name="w", waits_for=reason, why=why)], "it failed") == told
+    assert explain_pods([], "it failed") == "it crashes at start: it failed"
 
 
 @pytest.mark.parametrize(("deadline", "pause"), [(600, 3600), (7200, 7200), (1, 3600)])
 def test_a_pause_is_bounded_and_never_shorter_than_the_time_its_ipus_were_idle(deadline: int, pause: int) -> None:
-    assert pause_s(deadline, 1) == deadline
-    assert pause_s(deadline, 1000) == pause
+    assert backoff_s(deadline, 1) == deadline
+    assert backoff_s(deadline, 1000) == pause

@@ -6,18 +6,18 @@ import pytest
 
 from moorings.core.errors import MooringsError
 from moorings.kubernetes.admission import check_ipujob, check_update, default_ipujob
-from moorings.kubernetes.ipujob import FINALIZER, MANAGER, Obj
-from moorings.kubernetes.privileges import Limits
+from moorings.kubernetes.ipujob import FINALIZER, MANAGER, KubeObject
+from moorings.kubernetes.privileges import AdmissionLimits
 from tests.unit.kubernetes.ipujobs import a_spec, a_template, an_object
 
-PLACES: Obj = {
+PLACES: KubeObject = {
     "nodeSelector": {"flavor": "bow"},
     "tolerations": [{"key": "ipu", "operator": "Exists"}],
     "schedulingGates": [{"name": "kueue.x-k8s.io/topology"}],
 }
 
 
-def job(*, suspend: bool, places: Obj | None = None, **labels: str) -> Obj:
+def job(*, suspend: bool, places: KubeObject | None = None, **labels: str) -> KubeObject:
     template = a_template(**(places or {})) | {"metadata": {"labels": labels}}
     return an_object(a_spec(suspend=suspend, workers={"template": template}))
 
@@ -36,7 +36,7 @@ def test_where_its_pods_run_is_said_as_it_is_resumed_and_taken_back_as_it_is_sus
     ],
     ids=["it-runs", "what-its-pods-do"],
 )
-def test_anything_else_of_its_pods_stays(before: Obj, after: Obj) -> None:
+def test_anything_else_of_its_pods_stays(before: KubeObject, after: KubeObject) -> None:
     with pytest.raises(MooringsError, match=r"spec.workers.template: cannot be changed"):
         check_update(before, after)
 
@@ -56,10 +56,10 @@ def test_what_may_change_is_checked_as_ever() -> None:
     ],
     ids=["queued", "no-queue", "owned", "plain"],
 )
-def test_a_job_that_kueue_is_to_start_is_made_suspended(meta: Obj, suspended: bool) -> None:
+def test_a_job_that_kueue_is_to_start_is_made_suspended(meta: KubeObject, suspended: bool) -> None:
     given = an_object(a_spec(suspend=False), **meta)
     resume = {"op": "add", "path": "/spec/suspend", "value": True}
-    assert (resume in default_ipujob(given, Limits(suspends_queued=True))) is suspended
+    assert (resume in default_ipujob(given, AdmissionLimits(suspends_queued=True))) is suspended
     assert resume not in default_ipujob(given)
 
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from moorings.core.errors import MooringsError
-from moorings.kubernetes.ipujob import JobKind, Status
+from moorings.kubernetes.ipujob import IPUJobStatus, JobKind
 from moorings.kubernetes.kube import KubeError
 from moorings.kubernetes.pods import PENDING, UNSCHEDULABLE
-from moorings.kubernetes.refusals import Failure
-from moorings.kubernetes.status import Story
-from moorings.kubernetes.warning_events import Warned, failed_create
+from moorings.kubernetes.refusals import ActionFailure
+from moorings.kubernetes.status import JobEvent
+from moorings.kubernetes.warning_events import WarnedEvents, failed_create
 from tests.unit.kubernetes.jobs import build_job
 from tests.unit.kubernetes.test_plan import pod
 
@@ -29,13 +29,13 @@ QUOTA = KubeError(403, "Forbidden", 'pods "a-worker-0" is forbidden: exceeded qu
     ],
 )
 def test_a_refused_pod_is_told_in_the_api_server_s_words(error: MooringsError) -> None:
-    assert failed_create({0: True}, [Failure(0, error)]) == Story(
+    assert failed_create({0: True}, [ActionFailure(0, error)]) == JobEvent(
         "Warning", "FailedCreate", f"Error creating: {error.detail}"
     )
 
 
 def test_of_several_instances_the_first_is_told() -> None:
-    story = failed_create({0: True, 1: True}, [Failure(0, QUOTA), Failure(1, QUOTA)])
+    story = failed_create({0: True, 1: True}, [ActionFailure(0, QUOTA), ActionFailure(1, QUOTA)])
     assert story is not None
     assert story.message == f"Error creating: {QUOTA.detail} (and of 1 more instances)"
 
@@ -50,19 +50,19 @@ def test_of_several_instances_the_first_is_told() -> None:
     ],
 )
 def test_what_says_nothing_about_the_pod_is_not_told(error: MooringsError) -> None:
-    assert failed_create({0: True}, [Failure(0, error)]) is None
+    assert failed_create({0: True}, [ActionFailure(0, error)]) is None
 
 
 def test_what_was_not_a_pod_is_not_told() -> None:
-    assert failed_create({}, [Failure(0, QUOTA)]) is None
-    assert failed_create({1: True}, [Failure(0, QUOTA)]) is None
+    assert failed_create({}, [ActionFailure(0, QUOTA)]) is None
+    assert failed_create({1: True}, [ActionFailure(0, QUOTA)]) is None
 
 
 def test_a_pod_without_a_node_is_told_once() -> None:
-    job, warned = build_job(JobKind.INFERENCE, workers=2), Warned()
+    job, warned = build_job(JobKind.INFERENCE, workers=2), WarnedEvents()
     words = {"why": "Unschedulable: 0/2 nodes are available", "waits_for": UNSCHEDULABLE}
     late = [pod(job, number, PENDING, **words) for number in range(2)]
-    story = Story(
+    story = JobEvent(
         "Warning", "FailedScheduling", "sample-worker-0: Unschedulable: 0/2 nodes are available (and 1 more Pods)"
     )
     assert warned.of(job, late, "") == [story]
@@ -73,8 +73,8 @@ def test_a_pod_without_a_node_is_told_once() -> None:
 
 
 def test_a_job_that_cannot_be_is_told_once_a_generation_and_not_after_a_restart_of_the_operator() -> None:
-    job, warned = build_job(), Warned()
-    assert warned.of(job, [], "too long") == [Story("Warning", "InvalidSpec", "too long")]
+    job, warned = build_job(), WarnedEvents()
+    assert warned.of(job, [], "too long") == [JobEvent("Warning", "InvalidSpec", "too long")]
     assert warned.of(job, [], "too long") == []
     assert warned.of(replace(job, generation=2), [], "too large") != []
-    assert Warned().of(replace(job, status=Status(observed_generation=1)), [], "too long") == []
+    assert WarnedEvents().of(replace(job, status=IPUJobStatus(observed_generation=1)), [], "too long") == []

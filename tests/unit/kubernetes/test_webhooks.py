@@ -19,19 +19,19 @@ import pytest
 
 from moorings.core.errors import MooringsError
 from moorings.kubernetes import webhook_server, webhooks
-from moorings.kubernetes.certificate_keeper import make_server_context, take
+from moorings.kubernetes.certificate_keeper import load_certificate, make_server_context
 from moorings.kubernetes.certificates import make_certificates
 from moorings.kubernetes.ipujob import FINALIZER
-from moorings.kubernetes.shares import Shares
+from moorings.kubernetes.shares import DynamicLimit
 from moorings.kubernetes.webhook_server import HEAD_BYTES_MAX, HEADERS_MAX, listen, make_webhook_server
 from moorings.kubernetes.webhooks import (
     BODY_BYTES_MAX,
-    MARKS_MAX,
+    JSON_VALUES_MAX,
     MUTATE,
     RULES,
     SMALL_BYTES,
     VALIDATE,
-    Rules,
+    AdmissionRules,
     make_webhook_app,
 )
 from tests.waiting import patient
@@ -93,10 +93,10 @@ class Asked:
 
 
 @contextlib.asynccontextmanager
-async def serving(rules: Rules = RULES, *, ready: bool = True, room: Shares | None = None):
+async def serving(rules: AdmissionRules = RULES, *, ready: bool = True, room: DynamicLimit | None = None):
     held = make_certificates(["127.0.0.1"], datetime.now(UTC))
     context = make_server_context()
-    take(context, held)
+    load_certificate(context, held)
     listening = listen("127.0.0.1", 0)
     server = make_webhook_server(make_webhook_app(is_ready=lambda: ready, rules=rules, room=room), context)
     work = asyncio.create_task(server.serve(sockets=[listening]))
@@ -218,7 +218,7 @@ async def test_a_fault_of_ours_is_a_refusal_with_words_and_a_line_in_the_log(cap
     def broken(*_: Any) -> Any:
         raise ZeroDivisionError
 
-    async with serving(Rules(broken, broken, broken)) as asked:
+    async with serving(AdmissionRules(broken, broken, broken)) as asked:
         for path in (MUTATE, VALIDATE):
             answer = await asked.review(path, review(new=job()))
             assert not answer["allowed"]
@@ -338,7 +338,7 @@ async def test_a_renewed_certificate_is_served_at_once_and_no_call_is_lost(asked
 
     work = [asyncio.create_task(keep_asking()) for _ in range(3)]
     for one in renewed:
-        take(asked.context, one)
+        load_certificate(asked.context, one)
         asked.ca = asked.ca  # callers believe all of them
         only = Asked(asked.server, asked.port, one.ca)
         assert (await only.review(VALIDATE, review(new=job())))["allowed"], "the newest alone is shown"
@@ -412,7 +412,7 @@ def begun(length: int, sent: int) -> bytes:
 
 @LOOPS
 async def test_of_what_half_sent_reviews_hold_one_address_leaves_room_for_others():
-    room = Shares(200_000)
+    room = DynamicLimit(200_000)
     async with serving(room=room) as asked:
         _, one = await connect(asked)
         one.write(begun(90_000, 60_000))
@@ -469,7 +469,7 @@ async def test_a_large_review_does_not_keep_others_waiting():
         if len(threads) == 1 and not over.wait(patient(10)):
             raise MooringsError("job.invalid", "nobody else was answered meanwhile")
 
-    async with serving(Rules(lambda _: [], check, lambda *_: None)) as asked:
+    async with serving(AdmissionRules(lambda _: [], check, lambda *_: None)) as asked:
         large = json.dumps(review(new=job())).encode().ljust(SMALL_BYTES + 1)
         first = asyncio.create_task(asked.raw(VALIDATE, large))
         await until(lambda: bool(threads))
@@ -484,7 +484,7 @@ async def test_what_would_become_a_hundred_times_as_large_is_not_read(asked, par
     many = b"[" + part * (BODY_BYTES_MAX // len(part) - 2) + b"0]"
     status, told = await asked.raw(VALIDATE, many)
     assert (status, json.loads(told)["code"]) == (413, "body.too_large")
-    some = b"[" + part * (MARKS_MAX // 2 - 1) + b"0]"
+    some = b"[" + part * (JSON_VALUES_MAX // 2 - 1) + b"0]"
     assert json.loads((await asked.raw(VALIDATE, some))[1])["code"] == "body.invalid", "which was read"
 
 

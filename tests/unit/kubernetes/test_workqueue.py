@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from moorings.core.errors import MooringsError
 from moorings.kubernetes.kube import KubeError
-from moorings.kubernetes.workqueue import Backlog, WorkQueue
+from moorings.kubernetes.workqueue import DelayingQueue, WorkQueue
 from tests.waiting import until_async
 
 KEYS = st.sampled_from("abcd")
@@ -24,7 +24,7 @@ class Model(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.backlog: Backlog[str] = Backlog()
+        self.backlog: DelayingQueue[str] = DelayingQueue()
         self.now = 0.0
         self.wanted: list[str] = []  # in the order in which they came to wait
         self.again: set[str] = set()
@@ -91,7 +91,7 @@ TestModel = Model.TestCase
 
 @given(st.lists(KEYS, max_size=20))
 def test_the_first_that_came_is_the_first_that_is_worked(keys):
-    backlog: Backlog[str] = Backlog()
+    backlog: DelayingQueue[str] = DelayingQueue()
     for at, key in enumerate(keys):
         backlog.add(key, float(at))
     taken = []
@@ -101,7 +101,7 @@ def test_the_first_that_came_is_the_first_that_is_worked(keys):
 
 
 def test_a_key_that_is_always_added_again_does_not_keep_the_others_waiting():
-    backlog: Backlog[str] = Backlog()
+    backlog: DelayingQueue[str] = DelayingQueue()
     backlog.add("greedy", 0)
     backlog.add("patient", 0)
     found = backlog.take()
@@ -112,7 +112,7 @@ def test_a_key_that_is_always_added_again_does_not_keep_the_others_waiting():
 
 
 def test_the_pause_after_failures_doubles_up_to_a_minute_and_starts_anew():
-    backlog: Backlog[str] = Backlog()
+    backlog: DelayingQueue[str] = DelayingQueue()
     pauses = [backlog.retry("a", 0) for _ in range(16)]
     assert pauses[:4] == [0.005, 0.01, 0.02, 0.04]
     assert pauses[-2:] == [60.0, 60.0]
@@ -125,13 +125,13 @@ def test_the_pause_after_failures_doubles_up_to_a_minute_and_starts_anew():
 
 
 def test_a_server_that_asks_for_time_gets_it():
-    backlog: Backlog[str] = Backlog()
+    backlog: DelayingQueue[str] = DelayingQueue()
     assert backlog.retry("a", 100, at_least_s=7) == 7
     assert backlog.due_at() == 107
 
 
 def test_an_earlier_wish_counts_and_the_later_one_is_void():
-    backlog: Backlog[str] = Backlog()
+    backlog: DelayingQueue[str] = DelayingQueue()
     backlog.add_after("a", 10, 0)
     backlog.add_after("a", 5, 0)
     backlog.add_after("a", 20, 0)

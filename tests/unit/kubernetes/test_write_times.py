@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import random
 
-from moorings.kubernetes.ipujob import Status
-from moorings.kubernetes.write_times import SOON_S, WORDS_S, due_s
+from moorings.kubernetes.ipujob import IPUJobStatus
+from moorings.kubernetes.write_times import SOON_S, WORDS_S, write_delay_s
 
-WAITS = Status(state="Pending", message="one")
+WAITS = IPUJobStatus(state="Pending", message="one")
 
 
-def due(before: Status, after: Status, now_s: float = 100.0, *, hurry: bool = False) -> float | None:
-    return due_s(before, after, written_s=99.0, differs_s=None, now_s=now_s, hurry=hurry)
+def due(before: IPUJobStatus, after: IPUJobStatus, now_s: float = 100.0, *, hurry: bool = False) -> float | None:
+    return write_delay_s(before, after, written_s=99.0, differs_s=None, now_s=now_s, hurry=hurry)
 
 
 def test_what_matters_is_written_soon_and_words_at_the_end_of_their_time() -> None:
     assert due(WAITS, WAITS) is None
-    assert due(WAITS, Status(state="Running")) == 0.0
-    assert due(WAITS, Status(state="Pending", message="one", current=1)) == SOON_S
-    assert due(WAITS, Status(state="Pending", message="two")) == WORDS_S - 1.0
-    assert due(WAITS, Status(state="Pending", message="two"), 99.0 + WORDS_S) == 0.0
-    assert due(WAITS, Status(state="Pending", message="two"), hurry=True) == SOON_S
+    assert due(WAITS, IPUJobStatus(state="Running")) == 0.0
+    assert due(WAITS, IPUJobStatus(state="Pending", message="one", current=1)) == SOON_S
+    assert due(WAITS, IPUJobStatus(state="Pending", message="two")) == WORDS_S - 1.0
+    assert due(WAITS, IPUJobStatus(state="Pending", message="two"), 99.0 + WORDS_S) == 0.0
+    assert due(WAITS, IPUJobStatus(state="Pending", message="two"), hurry=True) == SOON_S
 
 
 def test_the_last_words_are_written_whenever_they_came() -> None:
@@ -30,7 +30,7 @@ def test_the_last_words_are_written_whenever_they_came() -> None:
         changes = sorted(chance.uniform(0, 60) for _ in range(chance.randrange(1, 30)))
         n_written, last = 0, WAITS
         while True:
-            wait_s = due_s(written, last, written_s=written_s, differs_s=differs_s, now_s=now_s, hurry=False)
+            wait_s = write_delay_s(written, last, written_s=written_s, differs_s=differs_s, now_s=now_s, hurry=False)
             differs_s = None if wait_s is None else now_s if differs_s is None else differs_s
             if wait_s == 0.0:
                 written, written_s, differs_s, n_written, wait_s = last, now_s, None, n_written + 1, None
@@ -41,6 +41,6 @@ def test_the_last_words_are_written_whenever_they_came() -> None:
                 now_s += wait_s
             else:
                 now_s = changes.pop(0)
-                last = Status(state="Pending", message=f"{now_s}")
+                last = IPUJobStatus(state="Pending", message=f"{now_s}")
         assert written == last, seed
         assert n_written <= now_s / WORDS_S + 1, seed

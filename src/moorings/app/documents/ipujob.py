@@ -11,7 +11,7 @@ from moorings.app.documents.markdown import MADE, code, table
 from moorings.core.claims import NAME_CHARS_MAX
 from moorings.kubernetes.admission import OUR_LABELS, OUR_PATHS, OUR_PREFIX, OUR_VARIABLES, OUR_VARIABLES_PREFIX
 from moorings.kubernetes.crd import COLUMNS, build_crd
-from moorings.kubernetes.fields import SPEC, STATUS, Field, Type
+from moorings.kubernetes.fields import SPEC, STATUS, CrdField, FieldType
 from moorings.kubernetes.ipujob import API_VERSION, KIND
 from moorings.kubernetes.names import PREEMPTIBLE, RESUMABLE
 
@@ -99,7 +99,7 @@ def _ours() -> str:
     return _OURS + table(("what", "which"), [(what, ", ".join(map(code, which))) for what, which in ours])
 
 
-def _fields(fields: Iterable[Field]) -> str:
+def _fields(fields: Iterable[CrdField]) -> str:
     rows = [
         (code(field.path), field.type.value.replace("open", "object"), _default(field), _bounds(field), field.meaning)
         for field in fields
@@ -107,7 +107,7 @@ def _fields(fields: Iterable[Field]) -> str:
     return table(("field", "type", "default", "may be", "meaning"), rows)
 
 
-def _default(field: Field) -> str:
+def _default(field: CrdField) -> str:
     if field.required:
         return "required"
     match field.default:
@@ -115,7 +115,7 @@ def _default(field: Field) -> str:
             return "none"
         case bool():
             return code(str(field.default).lower())
-        case str() if field.type is Type.NUMBER:
+        case str() if field.type is FieldType.NUMBER:
             return code(f'"{field.default}"')
         case dict():
             return "as below"
@@ -123,7 +123,7 @@ def _default(field: Field) -> str:
             return code(field.default)
 
 
-def _bounds(field: Field) -> str:
+def _bounds(field: CrdField) -> str:
     least, most = field.schema.get("minimum"), field.schema.get("maximum")
     if words := field.schema.get("enum"):
         return ", ".join(map(code, words))

@@ -19,8 +19,8 @@ from lightkube.core.exceptions import ConfigError
 
 from moorings import __version__
 from moorings.client.causes import format_cause
-from moorings.kubernetes.connection import build_path, parse_refusal
-from moorings.kubernetes.credentials import Credentials, Identity
+from moorings.kubernetes.connection import build_path, parse_status_error
+from moorings.kubernetes.credentials import ClusterCredentials, TokenSource
 from moorings.kubernetes.kube import POD, KubeError
 
 CALL_S = 10.0
@@ -37,9 +37,9 @@ _STDOUT, _STDERR, _STATUS = 1, 2, 3
 
 
 class _Auth(httpx2.Auth):
-    """An ``Identity``, for httpx2."""
+    """An ``TokenSource``, for httpx2."""
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: TokenSource) -> None:
         self._identity = identity
 
     async def async_auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
@@ -50,10 +50,10 @@ class _Auth(httpx2.Auth):
             yield request
 
 
-class Calls:
+class PodStreams:
     """Calls to kubelets."""
 
-    def __init__(self, credentials: Credentials) -> None:
+    def __init__(self, credentials: ClusterCredentials) -> None:
         self._server = credentials.server
         self._http = httpx2.AsyncClient(
             verify=credentials.tls,
@@ -72,9 +72,9 @@ class Calls:
         words = {"container": container, **({"follow": "true"} if follow else {})}
         url = f"{self._server}{build_path(POD, namespace, pod, 'log')}?{urlencode(words)}"
         timeout = httpx2.Timeout(CALL_S, read=None if follow else CALL_S)
-        async with _telling(self._server), self._http.stream("GET", url, timeout=timeout) as answer:
+        async with _as_kube_error(self._server), self._http.stream("GET", url, timeout=timeout) as answer:
             if answer.status_code != 200:
-                raise parse_refusal(answer.status_code, answer.headers, await answer.aread(), POD)
+                raise parse_status_error(answer.status_code, answer.headers, await answer.aread(), POD)
             held = b""
             async for chunk in answer.aiter_raw():
                 chunk, held = held + chunk, b""
@@ -95,7 +95,7 @@ class Calls:
         url = f"{self._server}{build_path(POD, namespace, pod, 'exec')}?{urlencode(words)}"
         printed = b""
         async with (
-            _telling(self._server),
+            _as_kube_error(self._server),
             asyncio.timeout(EXEC_S),
             self._http.websocket(url, subprotocols=[PROTOCOL]) as socket,
         ):
@@ -130,18 +130,18 @@ def parse_status(content: bytes) -> int:
 
 
 @asynccontextmanager
-async def _telling(server: str) -> AsyncIterator[None]:
+async def _as_kube_error(server: str) -> AsyncIterator[None]:
     """What keeps us from an answer, as a KubeError."""
     try:
         yield
     except Exception as raised:
-        error = _only(raised)
+        error = _unwrap_group(raised)
         if isinstance(error, KubeError):
             raise error from raised
         if isinstance(error, TimeoutError | httpx2.TimeoutException):
             raise KubeError(0, "Timeout", f"{server} does not answer") from raised
         if isinstance(error, WebSocketUpgradeError):
-            raise parse_refusal(error.response.status_code, error.response.headers, b"", POD) from raised
+            raise parse_status_error(error.response.status_code, error.response.headers, b"", POD) from raised
         if isinstance(error, _FAULTS):
             raise KubeError(0, "Unreachable", f"{server} is not reached: {format_cause(error)}") from raised
         raise
@@ -150,7 +150,7 @@ async def _telling(server: str) -> AsyncIterator[None]:
 _FAULTS = (httpx2.HTTPError, httpx2.StreamError, HTTPXWSException, ConfigError, OSError, ValueError)
 
 
-def _only(error: BaseException) -> BaseException:
+def _unwrap_group(error: BaseException) -> BaseException:
     """The one error in a group of one: a WebSocket is read by tasks of its own."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]

@@ -21,30 +21,43 @@ from moorings.core.records import from_plain
 from moorings.engines.looks import LogReader, Missing, seldom, wait_for_news
 from moorings.engines.orders import choose_logs, not_now, parse_signal, rejected, unavailable
 from moorings.kubernetes import names
-from moorings.kubernetes.engine.calls import Calls
-from moorings.kubernetes.engine.fence import Fence
-from moorings.kubernetes.engine.keeping import Keeping, Life
-from moorings.kubernetes.engine.rundir import Asked, Attempt, Facts, RunFolder, Stop
+from moorings.kubernetes.engine.calls import PodStreams
+from moorings.kubernetes.engine.fence import ConfigMapFence
+from moorings.kubernetes.engine.keeping import AttemptTracker, LiveAttempt
+from moorings.kubernetes.engine.rundir import (
+    KubernetesAttempt,
+    KubernetesAttemptState,
+    KubernetesRunFolder,
+    StopRecord,
+    SubmittedIPUJob,
+)
 from moorings.kubernetes.engine.settings import KubernetesEngineSettings
 from moorings.kubernetes.engine.submission import (
     ATTEMPT,
     CONTAINER,
     INSTALLATION,
-    ORDER,
     RUN,
-    asked_of,
+    SUBMITTED_JOB,
     build_job,
     build_secret,
+    build_submitted_job,
     check_job,
-    differences,
+    describe_differences,
     epoch_of,
-    is_alive,
-    is_ours,
+    is_active,
+    is_attempts_job,
 )
-from moorings.kubernetes.engine.verdict import ASKED, LIMIT, all_began, all_over, began_at, judge
-from moorings.kubernetes.engine.watching import Watching
-from moorings.kubernetes.ipujob import Obj
-from moorings.kubernetes.kube import IPU_JOB, POD, SECRET, Kube, KubeError
+from moorings.kubernetes.engine.verdict import (
+    LIMIT,
+    STOP_REQUESTED,
+    began_at,
+    build_end_record,
+    have_all_ended,
+    have_all_started,
+)
+from moorings.kubernetes.engine.watching import RunInformers
+from moorings.kubernetes.ipujob import KubeObject
+from moorings.kubernetes.kube import IPU_JOB, POD, SECRET, KubeApi, KubeError
 from moorings.kubernetes.plan import ENDED
 from moorings.kubernetes.reading import parse_status
 from moorings.ports.clock import Clock
@@ -85,8 +98,8 @@ class KubernetesEngine:
         settings: KubernetesEngineSettings,
         folder: Path,
         installation: str,
-        kube: Kube,
-        calls: Calls,
+        kube: KubeApi,
+        calls: PodStreams,
         clock: Clock,
         read: LogReader,
     ) -> None:
@@ -97,10 +110,10 @@ class KubernetesEngine:
         self._calls = calls
         self._clock = clock
         self._read = read
-        self._fence = Fence(kube, settings.namespaces, installation)
+        self._fence = ConfigMapFence(kube, settings.namespaces, installation)
         self._news = asyncio.Event()
-        self._keeping = Keeping(folder, calls, clock, self._news.set)
-        self._watching = Watching(kube, settings.namespaces, installation, self._keeping.take, self._news.set)
+        self._keeping = AttemptTracker(folder, calls, clock, self._news.set)
+        self._watching = RunInformers(kube, settings.namespaces, installation, self._keeping.take, self._news.set)
         self._doors: dict[RunId, asyncio.Lock] = {}
         self._missing = Missing()
         self._over: dict[RunId, Timestamp] = {}
@@ -118,7 +131,7 @@ class KubernetesEngine:
 
     def check(self, job: JobSpec) -> Sequence[str]:
         check_job(job)
-        return differences(job, self._settings)
+        return describe_differences(job, self._settings)
 
     async def fence(self, epoch: Epoch) -> None:
         self._start()
@@ -136,7 +149,7 @@ class KubernetesEngine:
 
     async def submit(self, order: RunSubmission) -> str:
         check_job(order.job)
-        asked = asked_of(order, self._settings)
+        asked = build_submitted_job(order, self._settings)
         body = build_job(order, asked, self._settings, self._installation)
         self._start()
         async with self._doors.setdefault(order.run, asyncio.Lock()):
@@ -151,10 +164,10 @@ class KubernetesEngine:
         self._news.set()
         return reference
 
-    async def _submitted(self, order: RunSubmission, asked: Asked, body: Obj) -> str:
+    async def _submitted(self, order: RunSubmission, asked: SubmittedIPUJob, body: KubeObject) -> str:
         """The IPUJob of this order or of a later one."""
         await self._fence.check(order.epoch)
-        folder = RunFolder(self._folder / order.run)
+        folder = KubernetesRunFolder(self._folder / order.run)
         held = await self._newest(order.run)
         if held is not None:
             facts = await asyncio.to_thread(held.facts)
@@ -170,15 +183,15 @@ class KubernetesEngine:
         await self._bring_to_life(order, attempt, facts.asked)
         return _reference(facts.asked)
 
-    async def _withdraw(self, order: RunSubmission, asked: Asked) -> None:
+    async def _withdraw(self, order: RunSubmission, asked: SubmittedIPUJob) -> None:
         """Delete the IPUJob of a submission that was refused half way, if it is not alive."""
         with contextlib.suppress(KubeError):  # else it is tidied away later
             found = await self._get(asked)
-            ours = found is not None and is_ours(found, order.run, order.attempt, self._installation)
-            if found is not None and ours and not is_alive(found):
+            ours = found is not None and is_attempts_job(found, order.run, order.attempt, self._installation)
+            if found is not None and ours and not is_active(found):
                 await self._kube.delete(IPU_JOB, asked.name, asked.namespace, uid=found["metadata"]["uid"])
 
-    async def _make(self, order: RunSubmission, asked: Asked, body: Obj) -> None:
+    async def _make(self, order: RunSubmission, asked: SubmittedIPUJob, body: KubeObject) -> None:
         """The IPUJob without an instance, and its Secret."""
         try:
             found = await self._kube.create(IPU_JOB, body, asked.namespace)
@@ -186,7 +199,7 @@ class KubernetesEngine:
             if error.reason != "AlreadyExists":
                 raise
             found = await self._kube.get(IPU_JOB, asked.name, asked.namespace)
-            if not is_ours(found, order.run, order.attempt, self._installation):
+            if not is_attempts_job(found, order.run, order.attempt, self._installation):
                 told = f"there is an IPUJob {_reference(asked)} already, which is not this run's"
                 raise rejected(told, "delete or rename that one") from error
         secret = build_secret(order, asked, found["metadata"]["uid"])
@@ -197,7 +210,7 @@ class KubernetesEngine:
                 raise
             await self._kube.replace(SECRET, secret, asked.namespace)
 
-    async def _bring_to_life(self, order: RunSubmission, attempt: Attempt, asked: Asked) -> None:
+    async def _bring_to_life(self, order: RunSubmission, attempt: KubernetesAttempt, asked: SubmittedIPUJob) -> None:
         """Give the IPUJob its instance, if nobody leads by now who does not know of it (see ``fence``)."""
         for _ in range(TRIES):
             facts = await asyncio.to_thread(attempt.facts)
@@ -206,8 +219,8 @@ class KubernetesEngine:
             except KubeError as error:
                 if error.status == 404 and facts.alive:
                     return  # it was there, and is not made a second time
-                raise _again(error) from error
-            if is_alive(found) or facts.stop is not None:
+                raise _as_retryable(error) from error
+            if is_active(found) or facts.stop is not None:
                 await asyncio.to_thread(attempt.save_alive)
                 return
             if found["metadata"].get("deletionTimestamp") is not None:
@@ -230,13 +243,13 @@ class KubernetesEngine:
     async def _is_over(self, run: RunId) -> bool:
         return (await self.observe([run]))[0].phase in (RunPhase.ENDED, RunPhase.ABSENT)
 
-    async def _newest(self, run: RunId) -> Attempt | None:
+    async def _newest(self, run: RunId) -> KubernetesAttempt | None:
         """The newest attempt that the folder or Kubernetes knows.
 
         Raises:
             KubeError, OSError: it cannot be told.
         """
-        folder = RunFolder.of(self._folder, run)
+        folder = KubernetesRunFolder.of(self._folder, run)
         if folder is None:
             return None
         held = await asyncio.to_thread(folder.newest)
@@ -252,9 +265,9 @@ class KubernetesEngine:
             await asyncio.to_thread(self._adopt, folder, job)
         return await asyncio.to_thread(folder.newest)
 
-    def _adopt(self, folder: RunFolder, job: Obj) -> None:
+    def _adopt(self, folder: KubernetesRunFolder, job: KubeObject) -> None:
         asked = _asked_in(job)
-        if asked is not None and is_alive(job):
+        if asked is not None and is_active(job):
             attempt = folder.attempt(_attempt_of(job))
             attempt.save_order(asked)
             attempt.save_alive()
@@ -289,31 +302,31 @@ class KubernetesEngine:
             log.warning("run.unreadable", extra={"run": run, "detail": str(error)})
             return RunStatus(run, RunPhase.UNKNOWN)
 
-    async def _look(self, run: RunId, attempt: Attempt, facts: Facts) -> RunStatus:
+    async def _look(self, run: RunId, attempt: KubernetesAttempt, facts: KubernetesAttemptState) -> RunStatus:
         asked = facts.asked
         life = await self._keeping.life(run, attempt)
         job = self._watching.job(asked.namespace, asked.name)
-        if job is None or not is_alive(job):
+        if job is None or not is_active(job):
             job = await self._get(asked)  # a watch may be a little late
         if job is None:
             return await self._look_for_lost(run, attempt, facts, life)
         self._missing.forget(run)
-        if not is_alive(job):
+        if not is_active(job):
             return await self._look_at_unborn(run, attempt, facts)
         status = parse_status(job.get("status"))
         deleting = job["metadata"].get("deletionTimestamp") is not None
         life.deleted = life.deleted or deleting
-        if status.state in ENDED or (deleting and all_over(asked, life.tasks)):
+        if status.state in ENDED or (deleting and have_all_ended(asked, life.tasks)):
             ended = await self._conclude(run, attempt, facts, life, job)
             if ended is not None:
                 return ended
         reference = _reference(asked)
-        if all_began(asked, life.tasks):
+        if have_all_started(asked, life.tasks):
             return RunStatus(run, RunPhase.RUNNING, began_at(life.tasks), reference=reference)
         reason = f"IPUJob {reference}: {status.message or 'it was not looked at yet'}"
         return RunStatus(run, RunPhase.STARTING, reference=reference, reason=reason)
 
-    async def _get(self, asked: Asked) -> Obj | None:
+    async def _get(self, asked: SubmittedIPUJob) -> KubeObject | None:
         try:
             return await self._kube.get(IPU_JOB, asked.name, asked.namespace)
         except KubeError as error:
@@ -321,19 +334,21 @@ class KubernetesEngine:
                 raise
             return None
 
-    async def _look_at_unborn(self, run: RunId, attempt: Attempt, facts: Facts) -> RunStatus:
+    async def _look_at_unborn(self, run: RunId, attempt: KubernetesAttempt, facts: KubernetesAttemptState) -> RunStatus:
         """It has no instance: its submission has not come to its end, or somebody scaled it down."""
         if facts.stop is None:
             return RunStatus(run, RunPhase.UNKNOWN if facts.alive else RunPhase.ABSENT)
-        return await self._write_end(run, attempt, facts, Life(), None)
+        return await self._write_end(run, attempt, facts, LiveAttempt(), None)
 
-    async def _look_for_lost(self, run: RunId, attempt: Attempt, facts: Facts, life: Life) -> RunStatus:
+    async def _look_for_lost(
+        self, run: RunId, attempt: KubernetesAttempt, facts: KubernetesAttemptState, life: LiveAttempt
+    ) -> RunStatus:
         """There is no IPUJob: it never was, was deleted, or the API server has forgotten it."""
         if not facts.alive:
             if facts.stop is None:
                 return RunStatus(run, RunPhase.ABSENT)
             return await self._write_end(run, attempt, facts, life, None)
-        if facts.stop is not None or life.deleted or all_over(facts.asked, life.tasks):
+        if facts.stop is not None or life.deleted or have_all_ended(facts.asked, life.tasks):
             ended = await self._conclude(run, attempt, facts, life, None)
             return ended if ended is not None else RunStatus(run, RunPhase.UNKNOWN)
         if self._missing.again(run, self._clock.now()):
@@ -343,7 +358,12 @@ class KubernetesEngine:
         return RunStatus(run, RunPhase.UNKNOWN)
 
     async def _conclude(
-        self, run: RunId, attempt: Attempt, facts: Facts, life: Life, job: Obj | None
+        self,
+        run: RunId,
+        attempt: KubernetesAttempt,
+        facts: KubernetesAttemptState,
+        life: LiveAttempt,
+        job: KubeObject | None,
     ) -> RunStatus | None:
         """Write down how a run ended, if nothing of it runs and its output is here; None: not yet."""
         asked = facts.asked
@@ -357,10 +377,17 @@ class KubernetesEngine:
             return None
         return await self._write_end(run, attempt, facts, life, job)
 
-    async def _write_end(self, run: RunId, attempt: Attempt, facts: Facts, life: Life, job: Obj | None) -> RunStatus:
+    async def _write_end(
+        self,
+        run: RunId,
+        attempt: KubernetesAttempt,
+        facts: KubernetesAttemptState,
+        life: LiveAttempt,
+        job: KubeObject | None,
+    ) -> RunStatus:
         facts = await asyncio.to_thread(attempt.facts)  # it may have been cancelled meanwhile
         status = parse_status(job.get("status")) if job is not None else None
-        record = judge(facts.asked, life.tasks, facts.stop, status, life.deleted, self._clock.now())
+        record = build_end_record(facts.asked, life.tasks, facts.stop, status, life.deleted, self._clock.now())
         await asyncio.to_thread(attempt.save_end, record)
         facts = await asyncio.to_thread(attempt.facts)
         assert facts.end is not None
@@ -382,20 +409,24 @@ class KubernetesEngine:
                 return
             facts = await asyncio.to_thread(attempt.facts)
             life = await self._keeping.life(run, attempt)
-            if facts.end is not None or (facts.stop is None and all_over(facts.asked, life.tasks)):
+            if facts.end is not None or (facts.stop is None and have_all_ended(facts.asked, life.tasks)):
                 return
-            await self._stop(run, attempt, facts, Stop(ASKED, " ".join(reason.split()), self._clock.now()))
+            await self._stop(
+                run, attempt, facts, StopRecord(STOP_REQUESTED, " ".join(reason.split()), self._clock.now())
+            )
         self._news.set()
 
     async def ask_to_yield(self, run: RunId, attempt: int, reason: str, by: Timestamp) -> None:
         raise rejected(f"run {run} yields when Kubernetes says so")
 
-    async def _stop(self, run: RunId, attempt: Attempt, facts: Facts, stop: Stop) -> None:
+    async def _stop(
+        self, run: RunId, attempt: KubernetesAttempt, facts: KubernetesAttemptState, stop: StopRecord
+    ) -> None:
         """Delete its IPUJob and, should the operator be away, its Pods: TERM, the grace period, KILL."""
         await asyncio.to_thread(attempt.save_stop, stop)
         asked = facts.asked
         found = await self._get(asked)
-        ours = found is not None and is_ours(found, run, attempt.number, self._installation)
+        ours = found is not None and is_attempts_job(found, run, attempt.number, self._installation)
         if found is not None and ours and found["metadata"].get("deletionTimestamp") is None:
             await self._kube.delete(IPU_JOB, asked.name, asked.namespace, uid=found["metadata"]["uid"])
         for pod in self._watching.pods(asked.namespace, asked.name):
@@ -418,7 +449,7 @@ class KubernetesEngine:
         if not sent:
             raise MooringsError("run.not_running", f"run {run} has no processes")
 
-    async def _send(self, asked: Asked, signal_name: str, *, everybody: bool) -> int:
+    async def _send(self, asked: SubmittedIPUJob, signal_name: str, *, everybody: bool) -> int:
         """Send a signal to all tasks that run; how many these were.
 
         Raises:
@@ -472,7 +503,7 @@ class KubernetesEngine:
                 log.exception("engine.fault", extra={"engine": self.name})
             await self._clock.sleep(CHANGED_S / 2)
 
-    async def _keep_time(self, job: Obj) -> None:
+    async def _keep_time(self, job: KubeObject) -> None:
         """Warn or stop a run whose time has come."""
         run, number = _run_of(job), _attempt_of(job)
         life = self._keeping.known(run, number)
@@ -482,15 +513,15 @@ class KubernetesEngine:
         if life.asked is None:
             life.asked = _asked_in(job)
         asked = life.asked
-        if asked is None or asked.time_limit_s is None or all_over(asked, life.tasks):
+        if asked is None or asked.time_limit_s is None or have_all_ended(asked, life.tasks):
             return
         now, due = self._clock.now(), add_seconds(began, asked.time_limit_s)
-        attempt = RunFolder(self._folder / run).attempt(number)
+        attempt = KubernetesRunFolder(self._folder / run).attempt(number)
         if now >= due:
             if life.stopped_at is None or seconds_between(life.stopped_at, now) >= STOP_AGAIN_S:
                 life.stopped_at = now
                 facts = await asyncio.to_thread(attempt.facts)
-                await self._stop(run, attempt, facts, Stop(LIMIT, "", now))
+                await self._stop(run, attempt, facts, StopRecord(LIMIT, "", now))
                 self._news.set()
         elif 0 < asked.warn_s < asked.time_limit_s and now >= add_seconds(due, -asked.warn_s) and not life.warned:
             life.warned = True
@@ -498,17 +529,17 @@ class KubernetesEngine:
                 await asyncio.to_thread(attempt.save_warned)
                 await self._send(asked, asked.warn_signal, everybody=False)
 
-    async def _tidy(self, job: Obj) -> None:
+    async def _tidy(self, job: KubeObject) -> None:
         """Delete an IPUJob whose run's end is recorded, or that an earlier leader made and never brought to life."""
         meta = job["metadata"]
         if meta.get("deletionTimestamp") is not None:
             return
-        folder = RunFolder.of(self._folder, _run_of(job))
+        folder = KubernetesRunFolder.of(self._folder, _run_of(job))
         if folder is None:
             return
         attempt = folder.attempt(_attempt_of(job))
         ended = await asyncio.to_thread((attempt.path / "end.json").exists)
-        if not ended and not is_alive(job):
+        if not ended and not is_active(job):
             made = self._keeping.age_s(job)
             ended = made > FORGOTTEN_S and epoch_of(job) < self._epoch
         if ended:
@@ -556,26 +587,26 @@ class KubernetesEngine:
         await self._kube.close()
 
 
-def _reference(asked: Asked) -> str:
+def _reference(asked: SubmittedIPUJob) -> str:
     return f"{asked.namespace}/{asked.name}"
 
 
-def _asked_in(job: Obj) -> Asked | None:
+def _asked_in(job: KubeObject) -> SubmittedIPUJob | None:
     """What was asked, as the IPUJob itself has it."""
-    text = (job["metadata"].get("annotations") or {}).get(ORDER)
-    return from_plain(Asked, json.loads(text)) if text is not None else None
+    text = (job["metadata"].get("annotations") or {}).get(SUBMITTED_JOB)
+    return from_plain(SubmittedIPUJob, json.loads(text)) if text is not None else None
 
 
-def _run_of(job: Obj) -> RunId:
+def _run_of(job: KubeObject) -> RunId:
     return RunId((job["metadata"].get("labels") or {}).get(RUN, ""))
 
 
-def _attempt_of(job: Obj) -> int:
+def _attempt_of(job: KubeObject) -> int:
     text = (job["metadata"].get("labels") or {}).get(ATTEMPT, "")
     return int(text) if text.isdecimal() else 0
 
 
-def _again(error: KubeError) -> MooringsError:
+def _as_retryable(error: KubeError) -> MooringsError:
     if error.status != 404:
         return error
     return unavailable(error.detail)

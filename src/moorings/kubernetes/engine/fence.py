@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from moorings.core.errors import MooringsError
-from moorings.kubernetes.engine.submission import EPOCH, INSTALLATION, epoch_of, is_alive
-from moorings.kubernetes.kube import CONFIG_MAP, IPU_JOB, Kube, KubeError
+from moorings.kubernetes.engine.submission import EPOCH, INSTALLATION, epoch_of, is_active
+from moorings.kubernetes.kube import CONFIG_MAP, IPU_JOB, KubeApi, KubeError
 from moorings.ports.store import Epoch
 
 TRIES = 20
 
 
-class Fence:
+class ConfigMapFence:
     """The fence around the IPUJobs of an installation.
 
     Args:
@@ -28,7 +28,7 @@ class Fence:
         installation: whose.
     """
 
-    def __init__(self, kube: Kube, namespaces: Iterable[str], installation: str) -> None:
+    def __init__(self, kube: KubeApi, namespaces: Iterable[str], installation: str) -> None:
         self._kube = kube
         self._namespaces = tuple(namespaces)
         self._installation = installation
@@ -44,7 +44,7 @@ class Fence:
             for namespace in self._namespaces:
                 ours = await self._kube.list(IPU_JOB, namespace, labels=f"{INSTALLATION}={self._installation}")
                 for job in ours.items:
-                    if not is_alive(job) and epoch_of(job) < epoch:
+                    if not is_active(job) and epoch_of(job) < epoch:
                         await self._touch(job["metadata"]["name"], namespace, epoch)
 
     async def check(self, epoch: Epoch) -> None:

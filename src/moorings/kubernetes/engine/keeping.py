@@ -15,12 +15,12 @@ from pathlib import Path
 
 from moorings.core.errors import MooringsError
 from moorings.core.instants import Timestamp, seconds_between
-from moorings.kubernetes.engine.calls import Calls
+from moorings.kubernetes.engine.calls import PodStreams
 from moorings.kubernetes.engine.output import copy_output
-from moorings.kubernetes.engine.rundir import Asked, Attempt, RunFolder, Task
+from moorings.kubernetes.engine.rundir import KubernetesAttempt, KubernetesRunFolder, SubmittedIPUJob, TaskStatus
 from moorings.kubernetes.engine.submission import ATTEMPT, CONTAINER, RUN
-from moorings.kubernetes.engine.verdict import merge, parse_sighting
-from moorings.kubernetes.ipujob import Obj
+from moorings.kubernetes.engine.verdict import merge_task, parse_task
+from moorings.kubernetes.ipujob import KubeObject
 from moorings.ports.clock import Clock
 from moorings.wire.codec import parse_time
 from moorings.workloads.runs import RunId
@@ -31,7 +31,7 @@ COPIES_AT_ONCE = 1000
 
 
 @dataclass(slots=True)
-class Life:
+class LiveAttempt:
     """What is known of an attempt that has not ended.
 
     Attributes:
@@ -43,18 +43,18 @@ class Life:
         stopped_at: when it was told to stop last.
     """
 
-    tasks: dict[int, Task] = field(default_factory=dict)
-    asked: Asked | None = None
+    tasks: dict[int, TaskStatus] = field(default_factory=dict)
+    asked: SubmittedIPUJob | None = None
     restart: int = 0
     deleted: bool = False
     warned: bool = False
     stopped_at: Timestamp | None = None
 
 
-Which = tuple[RunId, int]
+AttemptKey = tuple[RunId, int]
 
 
-class Keeping:
+class AttemptTracker:
     """Keeps what Pods show.
 
     Args:
@@ -64,16 +64,16 @@ class Keeping:
         news: called when something new is known.
     """
 
-    def __init__(self, folder: Path, calls: Calls, clock: Clock, news: Callable[[], None]) -> None:
+    def __init__(self, folder: Path, calls: PodStreams, clock: Clock, news: Callable[[], None]) -> None:
         self._folder = folder
         self._calls = calls
         self._clock = clock
         self._news = news
-        self._lives: dict[Which, Life] = {}
-        self._loaded: set[Which] = set()
-        self._done: set[Which] = set()
-        self._copies: dict[str, tuple[Which, asyncio.Task[None]]] = {}  # by Pod's uid
-        self._writing: asyncio.Queue[tuple[Which, int, Task]] = asyncio.Queue()
+        self._lives: dict[AttemptKey, LiveAttempt] = {}
+        self._loaded: set[AttemptKey] = set()
+        self._done: set[AttemptKey] = set()
+        self._copies: dict[str, tuple[AttemptKey, asyncio.Task[None]]] = {}  # by Pod's uid
+        self._writing: asyncio.Queue[tuple[AttemptKey, int, TaskStatus]] = asyncio.Queue()
         self._writer: asyncio.Task[None] | None = None
         self._room = asyncio.Semaphore(COPIES_AT_ONCE)
 
@@ -93,21 +93,21 @@ class Keeping:
 
     # -- what is known -------------------------------------------------------------------------------------------------
 
-    async def life(self, run: RunId, attempt: Attempt) -> Life:
+    async def life(self, run: RunId, attempt: KubernetesAttempt) -> LiveAttempt:
         """What is known of an attempt, with what an earlier controller wrote down.
 
         Raises:
             OSError, ValueError: that cannot be read.
         """
         which = (run, attempt.number)
-        life = self._lives.setdefault(which, Life())
+        life = self._lives.setdefault(which, LiveAttempt())
         if which not in self._loaded:
             for rank, task in (await asyncio.to_thread(attempt.tasks)).items():
                 life.tasks.setdefault(rank, task)
             self._loaded.add(which)
         return life
 
-    def known(self, run: RunId, number: int) -> Life | None:
+    def known(self, run: RunId, number: int) -> LiveAttempt | None:
         """The same, as far as it was asked for or seen."""
         return self._lives.get((run, number))
 
@@ -124,17 +124,17 @@ class Keeping:
         """How many outputs of an attempt are still being copied."""
         return sum(which == (run, number) and not task.done() for which, task in self._copies.values())
 
-    def is_over(self, pod: Obj) -> bool:
+    def is_over(self, pod: KubeObject) -> bool:
         """Whether nothing of a Pod runs."""
-        seen = parse_sighting(pod)
+        seen = parse_task(pod)
         return seen is None or seen.task.over
 
-    def is_running(self, pod: Obj) -> bool:
+    def is_running(self, pod: KubeObject) -> bool:
         """Whether the task of a Pod runs."""
-        seen = parse_sighting(pod)
+        seen = parse_task(pod)
         return seen is not None and not seen.task.over and seen.task.began_at is not None
 
-    def age_s(self, found: Obj) -> float:
+    def age_s(self, found: KubeObject) -> float:
         """How long an object has been there."""
         try:
             return seconds_between(parse_time(found["metadata"]["creationTimestamp"]), self._clock.now())
@@ -143,20 +143,20 @@ class Keeping:
 
     # -- what comes ----------------------------------------------------------------------------------------------------
 
-    def take(self, pod: Obj) -> None:
+    def take(self, pod: KubeObject) -> None:
         """What a Pod shows now."""
-        seen = parse_sighting(pod)
+        seen = parse_task(pod)
         which = _which(pod)
         if seen is None or which is None or which in self._done:
             return
-        life = self._lives.setdefault(which, Life())
+        life = self._lives.setdefault(which, LiveAttempt())
         if seen.restart < life.restart:
             return
         if seen.restart > life.restart:
             life.restart = seen.restart
             life.tasks.clear()
         before = life.tasks.get(seen.rank)
-        now = life.tasks[seen.rank] = merge(before, seen.task)
+        now = life.tasks[seen.rank] = merge_task(before, seen.task)
         if now.over and now != before:
             self._writing.put_nowait((which, seen.rank, now))
         namespace = pod["metadata"]["namespace"]
@@ -167,9 +167,9 @@ class Keeping:
             task.add_done_callback(lambda _: self._news())
         self._news()
 
-    async def _copy(self, which: Which, namespace: str, pod: str, rank: int) -> None:
+    async def _copy(self, which: AttemptKey, namespace: str, pod: str, rank: int) -> None:
         run, number = which
-        folder = RunFolder.of(self._folder, run)
+        folder = KubernetesRunFolder.of(self._folder, run)
         if folder is None:
             return
         attempt = folder.attempt(number)
@@ -177,7 +177,7 @@ class Keeping:
             return
         if await asyncio.to_thread((attempt.path / "end.json").exists):
             return
-        life = self._lives.get(which, Life())
+        life = self._lives.get(which, LiveAttempt())
 
         def over() -> bool:
             task = life.tasks.get(rank)
@@ -190,7 +190,7 @@ class Keeping:
     async def _write(self) -> None:
         while True:
             (run, number), rank, task = await self._writing.get()
-            folder = RunFolder.of(self._folder, run)
+            folder = KubernetesRunFolder.of(self._folder, run)
             if folder is None:
                 continue
             try:
@@ -199,7 +199,7 @@ class Keeping:
                 log.warning("run.unwritten", extra={"run": run, "detail": str(error)})
 
 
-def _which(pod: Obj) -> Which | None:
+def _which(pod: KubeObject) -> AttemptKey | None:
     labels = pod["metadata"].get("labels") or {}
     run, attempt = labels.get(RUN), labels.get(ATTEMPT, "")
     return (RunId(run), int(attempt)) if run and attempt.isdecimal() else None

@@ -25,7 +25,7 @@ GAP = b"\n[moorings: some of the output is missing here]\n"
 FULL = b"\n[moorings: what follows is not kept: the output is longer than 1 GiB]\n"
 
 
-class Copy:
+class LogCopyFile:
     """A file that gets an output, from the output's beginning each time.
 
     Args:
@@ -80,7 +80,7 @@ async def copy_output(
     pause_s, shift = AGAIN_S, 0
     while True:
         final = over()  # asked first: what ended before we read is read to its end
-        copy = await asyncio.to_thread(Copy, path, shift)
+        copy = await asyncio.to_thread(LogCopyFile, path, shift)
         try:
             async for chunk in open_output():
                 await asyncio.to_thread(copy.take, chunk)
@@ -93,14 +93,14 @@ async def copy_output(
             log.warning("output.unwritten", extra={"file": str(path), "detail": str(error)})
         else:
             # An output that ends while its task runs was cut off: its kubelet was restarted.
-            if final or await _soon(over, pause):
+            if final or await _ends_soon(over, pause):
                 return
         shift = copy.shift
         await pause(pause_s)
         pause_s = min(pause_s * 2, AGAIN_S_MAX)
 
 
-async def _soon(over: Callable[[], bool], pause: Callable[[float], Awaitable[None]]) -> bool:
+async def _ends_soon(over: Callable[[], bool], pause: Callable[[float], Awaitable[None]]) -> bool:
     """Whether that is told within a few seconds."""
     for _ in range(round(SOON_S / AGAIN_S)):
         if over():

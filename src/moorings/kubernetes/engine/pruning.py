@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from moorings.core.instants import SECOND, Timestamp
-from moorings.kubernetes.engine.rundir import RunFolder
+from moorings.kubernetes.engine.rundir import KubernetesRunFolder
 from moorings.workloads.runs import RunId
 
 
@@ -18,11 +18,11 @@ def hold_ended(runs: Path, run: RunId, before: Timestamp) -> Iterator[bool]:
     Raises:
         OSError: its folder cannot be read.
     """
-    folder = RunFolder.of(runs, run)
+    folder = KubernetesRunFolder.of(runs, run)
     yield folder is not None and _ended_before(folder, before)
 
 
-def _ended_before(folder: RunFolder, before: Timestamp) -> bool:
+def _ended_before(folder: KubernetesRunFolder, before: Timestamp) -> bool:
     try:
         newest = folder.newest()
         facts = newest.facts() if newest is not None else None

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SubmittedIPUJob:
     """What was asked of Kubernetes, as far as it is needed later."""
 
     namespace: str
@@ -42,7 +42,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopRecord:
     """Why a run is to stop: ``asked`` or ``limit``."""
 
     why: str
@@ -51,7 +51,7 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class TaskStatus:
     """What is seen of a task.
 
     Attributes:
@@ -76,45 +76,45 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class KubernetesAttemptState:
     """What an attempt's folder says."""
 
-    asked: Asked
+    asked: SubmittedIPUJob
     alive: bool = False
-    stop: Stop | None = None
+    stop: StopRecord | None = None
     warned: bool = False
     end: EndRecord | None = None
 
 
-class RunFolder(FolderOfRun["Attempt"]):
+class KubernetesRunFolder(FolderOfRun["KubernetesAttempt"]):
     """One run's folder; need not exist."""
 
     ids = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")  # as a label's value has it
 
-    def attempt(self, number: int) -> Attempt:
+    def attempt(self, number: int) -> KubernetesAttempt:
         """That attempt."""
-        return Attempt(self.path / str(number), number)
+        return KubernetesAttempt(self.path / str(number), number)
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt(AttemptFolder):
+class KubernetesAttempt(AttemptFolder):
     """One attempt of a run."""
 
-    def facts(self) -> Facts:
+    def facts(self) -> KubernetesAttemptState:
         """What the folder says now.
 
         Raises:
             OSError, ValueError: it cannot be read, or holds what nobody of ours wrote.
         """
-        return Facts(
-            asked=from_plain(Asked, json.loads((self.path / "order.json").read_bytes())),
+        return KubernetesAttemptState(
+            asked=from_plain(SubmittedIPUJob, json.loads((self.path / "order.json").read_bytes())),
             alive=(self.path / "alive").exists(),
-            stop=_load(Stop, self.path / "stop.json"),
+            stop=_load(StopRecord, self.path / "stop.json"),
             warned=(self.path / "warned").exists(),
             end=_load(EndRecord, self.path / "end.json"),
         )
 
-    def tasks(self) -> dict[int, Task]:
+    def tasks(self) -> dict[int, TaskStatus]:
         """How tasks ended, by rank, as far as that was written down.
 
         Raises:
@@ -122,12 +122,12 @@ class Attempt(AttemptFolder):
         """
         found = {}
         for path in (self.path / "tasks").glob("*.json"):
-            task = _load(Task, path)
+            task = _load(TaskStatus, path)
             if task is not None and path.stem.isdecimal():
                 found[int(path.stem)] = task
         return found
 
-    def save_order(self, asked: Asked) -> None:
+    def save_order(self, asked: SubmittedIPUJob) -> None:
         """Write that this attempt was ordered."""
         for folder in (self.path.parent, self.path, self.path / "logs", self.path / "tasks"):
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -137,7 +137,7 @@ class Attempt(AttemptFolder):
         """Write that its IPUJob is about to be brought to life."""
         self.write_once("alive", b"")
 
-    def save_stop(self, stop: Stop) -> None:
+    def save_stop(self, stop: StopRecord) -> None:
         """Write why it is to stop; the first reason stays."""
         self.write_once("stop.json", dump(stop))
 
@@ -145,7 +145,7 @@ class Attempt(AttemptFolder):
         """Write that it was warned."""
         self.write_once("warned", b"")
 
-    def save_task(self, rank: int, task: Task) -> None:
+    def save_task(self, rank: int, task: TaskStatus) -> None:
         """Write how a task ended."""
         self.write(f"tasks/{rank}.json", dump(task))
 

@@ -17,10 +17,10 @@ from moorings.core.claims import NAME_CHARS_MAX
 from moorings.core.records import to_plain
 from moorings.engines.orders import parse_signal, rejected, variables_of
 from moorings.kubernetes import names
-from moorings.kubernetes.admission import find_faults
-from moorings.kubernetes.engine.rundir import Asked, RunFolder
+from moorings.kubernetes.admission import find_errors
+from moorings.kubernetes.engine.rundir import KubernetesRunFolder, SubmittedIPUJob
 from moorings.kubernetes.engine.settings import KubernetesEngineSettings
-from moorings.kubernetes.ipujob import API_VERSION, KIND, CleanPodPolicy, Obj, RestartType
+from moorings.kubernetes.ipujob import API_VERSION, KIND, CleanPodPolicy, KubeObject, RestartType
 from moorings.ports.engine import RunSubmission
 from moorings.ports.store import Epoch
 from moorings.workloads.jobs import JobSpec, claim_spec_for
@@ -30,7 +30,7 @@ ACCELERATOR = "ipu"
 CONTAINER = "task"
 
 RUN, ATTEMPT, INSTALLATION = "moorings/run", "moorings/attempt", "moorings/installation"  # labels
-EPOCH, ORDER = "moorings/epoch", "moorings/order"  # annotations
+EPOCH, SUBMITTED_JOB = "moorings/epoch", "moorings/order"  # annotations
 
 _DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _HASH_CHARS = 24
@@ -63,7 +63,7 @@ def check_job(job: JobSpec) -> None:
     parse_signal(job.checkpoint.warn_signal)
 
 
-def differences(job: JobSpec, settings: KubernetesEngineSettings) -> tuple[str, ...]:
+def describe_differences(job: JobSpec, settings: KubernetesEngineSettings) -> tuple[str, ...]:
     """What a job file does not mean on Kubernetes as it does on one machine; sentences for whoever starts the job."""
     told = [f"in Kubernetes it is an IPUJob of the namespace {settings.namespace_of(job.project)}, image {job.image}"]
     volume = settings.volume_of(job.workdir)
@@ -103,16 +103,16 @@ def secret_name(job: str) -> str:
     return f"{job}-environment"
 
 
-def asked_of(order: RunSubmission, settings: KubernetesEngineSettings) -> Asked:
+def build_submitted_job(order: RunSubmission, settings: KubernetesEngineSettings) -> SubmittedIPUJob:
     """What has to be known of an order later.
 
     Raises:
         MooringsError: ``engine.rejected``: no run of Kubernetes' can have that id.
     """
-    if not RunFolder.ids.fullmatch(order.run):
+    if not KubernetesRunFolder.ids.fullmatch(order.run):
         raise rejected(f"{order.run[:120]!r} cannot be the id of a run on Kubernetes")
     job, contract = order.job, order.job.checkpoint
-    return Asked(
+    return SubmittedIPUJob(
         namespace=settings.namespace_of(job.project),
         name=name_of(order.run, order.attempt),
         tasks=job.tasks,
@@ -123,7 +123,9 @@ def asked_of(order: RunSubmission, settings: KubernetesEngineSettings) -> Asked:
     )
 
 
-def build_job(order: RunSubmission, asked: Asked, settings: KubernetesEngineSettings, installation: str) -> Obj:
+def build_job(
+    order: RunSubmission, asked: SubmittedIPUJob, settings: KubernetesEngineSettings, installation: str
+) -> KubeObject:
     """The IPUJob of an order, without an instance yet.
 
     Raises:
@@ -131,7 +133,7 @@ def build_job(order: RunSubmission, asked: Asked, settings: KubernetesEngineSett
     """
     job = order.job
     labels = {RUN: order.run, ATTEMPT: str(order.attempt), INSTALLATION: installation}
-    notes = {EPOCH: str(order.epoch), ORDER: json.dumps(to_plain(asked), separators=(",", ":"))}
+    notes = {EPOCH: str(order.epoch), SUBMITTED_JOB: json.dumps(to_plain(asked), separators=(",", ":"))}
     body = {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -147,19 +149,19 @@ def build_job(order: RunSubmission, asked: Asked, settings: KubernetesEngineSett
             "workers": {"template": {"metadata": {"labels": labels}, "spec": _pod_spec(order, asked, settings)}},
         },
     }
-    if faults := find_faults(body):
+    if faults := find_errors(body):
         told = "; ".join(f"{fault.path}: {fault.problem}" for fault in faults[:3])
         raise rejected(f"no IPUJob can be made of it: {told}", next((one.hint for one in faults if one.hint), ""))
     return body
 
 
-def _pod_spec(order: RunSubmission, asked: Asked, settings: KubernetesEngineSettings) -> Obj:
+def _pod_spec(order: RunSubmission, asked: SubmittedIPUJob, settings: KubernetesEngineSettings) -> KubeObject:
     job = order.job
-    requests: Obj = {"cpu": str(job.resources.cpus)} if settings.request_cpus else {}
-    limits: Obj = {}
+    requests: KubeObject = {"cpu": str(job.resources.cpus)} if settings.request_cpus else {}
+    limits: KubeObject = {}
     if job.resources.memory_bytes is not None:
         requests["memory"] = limits["memory"] = str(job.resources.memory_bytes)
-    found: Obj = {
+    found: KubeObject = {
         # The tasks are not process 1, which hears no signal that it does not listen to, and whose orphans nobody reaps.
         "shareProcessNamespace": True,
         "terminationGracePeriodSeconds": max(math.ceil(asked.grace_s), 1),
@@ -195,7 +197,7 @@ def _pod_spec(order: RunSubmission, asked: Asked, settings: KubernetesEngineSett
     return found
 
 
-def build_secret(order: RunSubmission, asked: Asked, uid: str) -> Obj:
+def build_secret(order: RunSubmission, asked: SubmittedIPUJob, uid: str) -> KubeObject:
     """The Secret with a job's variables, and what every engine adds to them.
 
     Args:
@@ -215,18 +217,18 @@ def build_secret(order: RunSubmission, asked: Asked, uid: str) -> Obj:
     }
 
 
-def is_ours(found: Obj, run: RunId, attempt: int, installation: str) -> bool:
+def is_attempts_job(found: KubeObject, run: RunId, attempt: int, installation: str) -> bool:
     """Whether an IPUJob is that attempt's of that run, made by this installation."""
     labels = found["metadata"].get("labels") or {}
     return (labels.get(RUN), labels.get(ATTEMPT), labels.get(INSTALLATION)) == (run, str(attempt), installation)
 
 
-def is_alive(found: Obj) -> bool:
+def is_active(found: KubeObject) -> bool:
     """Whether an IPUJob was brought to life."""
     return bool((found.get("spec") or {}).get("jobInstances", 1))
 
 
-def epoch_of(found: Obj) -> Epoch:
+def epoch_of(found: KubeObject) -> Epoch:
     """Of the controller that made an IPUJob, or led when it was looked over last."""
     text = (found["metadata"].get("annotations") or {}).get(EPOCH, "")
     return Epoch(int(text) if text.isdecimal() else 0)

@@ -14,15 +14,15 @@ from moorings.core.errors import MooringsError
 from moorings.core.instants import SECOND, Timestamp, add_seconds
 from moorings.core.quantities import duration_text
 from moorings.kubernetes import names
-from moorings.kubernetes.engine.rundir import Asked, Stop, Task
-from moorings.kubernetes.ipujob import Obj, Status
+from moorings.kubernetes.engine.rundir import StopRecord, SubmittedIPUJob, TaskStatus
+from moorings.kubernetes.ipujob import IPUJobStatus, KubeObject
 from moorings.kubernetes.plan import COMPLETED, ENDED
 from moorings.kubernetes.pods import ENDED as PHASES_ENDED
 from moorings.kubernetes.pods import UNSEEN
 from moorings.wire.codec import parse_time
 from moorings.workloads.runs import CANNOT_START, NOT_FOUND, SIGKILL_EXIT_CODE, EndReason, EndRecord, exit_code
 
-ASKED, LIMIT = "asked", "limit"
+STOP_REQUESTED, LIMIT = "asked", "limit"
 
 # How containerd, CRI-O and Docker say that there is no such program.
 _NO_PROGRAM = re.compile(r"not found|no such file", re.IGNORECASE)
@@ -30,7 +30,7 @@ _UNSTARTED = frozenset({"StartError", "ContainerCannotRun"})
 
 
 @dataclass(frozen=True, slots=True)
-class PodSighting:
+class ObservedTask:
     """A task, as its Pod shows it.
 
     Attributes:
@@ -44,10 +44,10 @@ class PodSighting:
     rank: int
     restart: int
     deleting: bool
-    task: Task
+    task: TaskStatus
 
 
-def parse_sighting(pod: Obj) -> PodSighting | None:
+def parse_task(pod: KubeObject) -> ObservedTask | None:
     """What a Pod shows; None: it is no worker of a job."""
     meta, status = pod["metadata"], pod.get("status") or {}
     labels = meta.get("labels") or {}
@@ -59,20 +59,22 @@ def parse_sighting(pod: Obj) -> PodSighting | None:
     state = (containers[0].get("state") or {}) if containers else {}
     task = _task(state, status, asked_at)
     number = int(restart) if restart.isdecimal() else 0
-    return PodSighting(meta["name"], meta["uid"], int(rank), number, asked_at is not None, task)
+    return ObservedTask(meta["name"], meta["uid"], int(rank), number, asked_at is not None, task)
 
 
-def _task(state: Obj, status: Obj, asked_at: Timestamp | None) -> Task:
+def _task(state: KubeObject, status: KubeObject, asked_at: Timestamp | None) -> TaskStatus:
     if ended := state.get("terminated"):
         began_at, ended_at = _time(ended.get("startedAt")), _time(ended.get("finishedAt"))
         if ended.get("reason") in UNSEEN:  # its exit code is made up
             why = "its node was down, and nobody saw its container end"
-            return Task(began_at=began_at or ended_at, ended_at=ended_at, over=True, why=why, cause=ended["reason"])
+            return TaskStatus(
+                began_at=began_at or ended_at, ended_at=ended_at, over=True, why=why, cause=ended["reason"]
+            )
         unstarted = ended.get("reason") in _UNSTARTED
         code = ended.get("exitCode")
         words = [ended.get("reason") or "", ended.get("message") or ""]
         why = ": ".join(" ".join(word.split()) for word in words if word and word not in ("Completed", "Error"))
-        return Task(
+        return TaskStatus(
             began_at=None if unstarted else began_at or ended_at,
             ended_at=ended_at,
             code=_refused_code(why) if unstarted else code if isinstance(code, int) else None,
@@ -83,17 +85,17 @@ def _task(state: Obj, status: Obj, asked_at: Timestamp | None) -> Task:
             cause=status.get("reason") or "",
         )
     if running := state.get("running"):
-        return Task(began_at=_time(running.get("startedAt")))
+        return TaskStatus(began_at=_time(running.get("startedAt")))
     over = status.get("phase") in PHASES_ENDED
     why = " ".join(str(status.get("message") or "").split())
-    return Task(over=over, stopped=over and asked_at is not None, why=why, cause=status.get("reason") or "")
+    return TaskStatus(over=over, stopped=over and asked_at is not None, why=why, cause=status.get("reason") or "")
 
 
 def _refused_code(why: str) -> int:
     return NOT_FOUND if _NO_PROGRAM.search(why) else CANNOT_START
 
 
-def _deletion(meta: Obj) -> Timestamp | None:
+def _deletion(meta: KubeObject) -> Timestamp | None:
     """When a Pod was asked to go, to the second; None: nobody asked."""
     until = _time(meta.get("deletionTimestamp"))
     if until is None:
@@ -111,28 +113,33 @@ def _time(text: object) -> Timestamp | None:
     return at if at > SECOND else None  # 1970 stands for never
 
 
-def merge(old: Task | None, new: Task) -> Task:
+def merge_task(old: TaskStatus | None, new: TaskStatus) -> TaskStatus:
     """What is known of a task after another look: what was seen of its end stays."""
     return old if old is not None and old.over and old.code is not None else new
 
 
-def began_at(tasks: Mapping[int, Task]) -> Timestamp | None:
+def began_at(tasks: Mapping[int, TaskStatus]) -> Timestamp | None:
     """When the first task began."""
     return min((task.began_at for task in tasks.values() if task.began_at is not None), default=None)
 
 
-def all_began(asked: Asked, tasks: Mapping[int, Task]) -> bool:
+def have_all_started(asked: SubmittedIPUJob, tasks: Mapping[int, TaskStatus]) -> bool:
     """Whether every task runs, or has."""
     return all(rank in tasks and tasks[rank].began_at is not None for rank in range(asked.tasks))
 
 
-def all_over(asked: Asked, tasks: Mapping[int, Task]) -> bool:
+def have_all_ended(asked: SubmittedIPUJob, tasks: Mapping[int, TaskStatus]) -> bool:
     """Whether every task has ended, and how it did is known."""
     return all(rank in tasks and tasks[rank].over for rank in range(asked.tasks))
 
 
-def judge(
-    asked: Asked, tasks: Mapping[int, Task], stop: Stop | None, status: Status | None, gone: bool, now: Timestamp
+def build_end_record(
+    asked: SubmittedIPUJob,
+    tasks: Mapping[int, TaskStatus],
+    stop: StopRecord | None,
+    status: IPUJobStatus | None,
+    gone: bool,
+    now: Timestamp,
 ) -> EndRecord:
     """How a run ended that is over.
 
@@ -166,11 +173,11 @@ def judge(
 
 
 def _ending(
-    asked: Asked,
-    first: tuple[int, Task] | None,
-    caused: Task | None,
-    stop: Stop | None,
-    status: Status | None,
+    asked: SubmittedIPUJob,
+    first: tuple[int, TaskStatus] | None,
+    caused: TaskStatus | None,
+    stop: StopRecord | None,
+    status: IPUJobStatus | None,
     *,
     gone: bool,
     began: bool,
@@ -200,12 +207,12 @@ def _ending(
     return EndReason.LOST, f"Kubernetes knows nothing of {where} any more"
 
 
-def _code(task: Task | None) -> int | None:
+def _code(task: TaskStatus | None) -> int | None:
     """Its exit code; None: it never began. One that nobody saw end was killed."""
     if task is None or task.began_at is None:
         return task.code if task is not None else None
     return SIGKILL_EXIT_CODE if task.code is None else task.code
 
 
-def _completed(status: Status | None) -> Timestamp | None:
+def _completed(status: IPUJobStatus | None) -> Timestamp | None:
     return status.completed_at if status is not None else None

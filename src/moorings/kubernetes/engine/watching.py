@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterable, Sequence
 
 from moorings.kubernetes import names
 from moorings.kubernetes.engine.submission import INSTALLATION
-from moorings.kubernetes.informer import Informer, Key, without_managed_fields
-from moorings.kubernetes.ipujob import Obj
-from moorings.kubernetes.kube import IPU_JOB, POD, Kube
+from moorings.kubernetes.informer import Informer, ObjectKey, without_managed_fields
+from moorings.kubernetes.ipujob import KubeObject
+from moorings.kubernetes.kube import IPU_JOB, POD, KubeApi
 
 SYNC_S = 10.0
 SILENT_S = 100.0  # a server that is there sends a bookmark every minute
 
 
-class Watching:
+class RunInformers:
     """Our IPUJobs and Pods.
 
     Args:
@@ -28,10 +28,10 @@ class Watching:
 
     def __init__(
         self,
-        kube: Kube,
+        kube: KubeApi,
         namespaces: Iterable[str],
         installation: str,
-        on_pod: Callable[[Obj], None],
+        on_pod: Callable[[KubeObject], None],
         on_change: Callable[[], None],
     ) -> None:
         self._on_pod = on_pod
@@ -50,7 +50,7 @@ class Watching:
                 labels=labels,
                 on_change=self._pod_changed,
                 trim=_trim_pod,
-                index=lambda pod: (job_of(pod),),
+                index=lambda pod: (job_key_of(pod),),
             )
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -77,32 +77,32 @@ class Watching:
             return False
         return all(one.age_s < SILENT_S for one in informers)
 
-    def job(self, namespace: str, name: str) -> Obj | None:
+    def job(self, namespace: str, name: str) -> KubeObject | None:
         """An IPUJob of ours."""
         informer = self._jobs.get(namespace)
         return informer.get(namespace, name) if informer is not None else None
 
-    def jobs(self) -> list[Obj]:
+    def jobs(self) -> list[KubeObject]:
         """All of them."""
         return [job for informer in self._jobs.values() for job in informer]
 
-    def pods(self, namespace: str, job: str) -> Sequence[Obj]:
+    def pods(self, namespace: str, job: str) -> Sequence[KubeObject]:
         """The Pods of a job."""
         informer = self._pods.get(namespace)
         return informer.indexed(f"{namespace}/{job}") if informer is not None else ()
 
-    def _pod_changed(self, key: Key) -> None:
+    def _pod_changed(self, key: ObjectKey) -> None:
         pod = self._pods[key.namespace].get(key.namespace, key.name)
         if pod is not None:
             self._on_pod(pod)
         self._on_change()
 
 
-def job_of(pod: Obj) -> str:
+def job_key_of(pod: KubeObject) -> str:
     """``namespace/name`` of the IPUJob of a Pod."""
     meta = pod["metadata"]
     return f"{meta['namespace']}/{(meta.get('labels') or {}).get(names.JOB, '')}"
 
 
-def _trim_pod(pod: Obj) -> Obj:
+def _trim_pod(pod: KubeObject) -> KubeObject:
     return {"metadata": without_managed_fields(pod)["metadata"], "status": pod.get("status") or {}}

@@ -16,7 +16,7 @@ PROBLEM = b"application/problem+json"
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ServerResponse:
     """A whole answer."""
 
     status: int
@@ -33,12 +33,12 @@ class Answer:
         return found + list(self.headers.items())
 
 
-def told(value: object, status: int = 200) -> Answer:
+def json_response(value: object, status: int = 200) -> ServerResponse:
     """A shape, or plain data, as JSON."""
-    return Answer(status, json.dumps(encode(value), separators=(",", ":"), ensure_ascii=False).encode())
+    return ServerResponse(status, json.dumps(encode(value), separators=(",", ":"), ensure_ascii=False).encode())
 
 
-def problem(error: MooringsError, request_id: str, status: int = 0) -> Answer:
+def problem_response(error: MooringsError, request_id: str, status: int = 0) -> ServerResponse:
     """What a client is told of an error."""
     kind = error_kind(error.code)
     body = ProblemBody(
@@ -58,4 +58,4 @@ def problem(error: MooringsError, request_id: str, status: int = 0) -> Answer:
     if error.code in ("body.too_large", "request.invalid", "request.not_private"):
         headers[b"connection"] = b"close"  # the rest of the request may still be on its way
     data = json.dumps(encode(body), ensure_ascii=False).encode("utf-8", "backslashreplace")
-    return Answer(body.status, data, PROBLEM, headers)
+    return ServerResponse(body.status, data, PROBLEM, headers)

@@ -17,7 +17,7 @@ from moorings.kubernetes.proxy.shapes import PartitionRequest
 from moorings.wire.shapes import CheckpointShape, ClaimRequest
 
 HASH_CHARS = 6
-MARKED_CHARS = 8  # of names that tell clusters of one name apart: another's must not be taken for ours
+UID_HASH_CHARS = 8  # of names that tell clusters of one name apart: another's must not be taken for ours
 NAMES_MAX = 6  # tries with other names for one claim
 JOB_CHARS = 24
 INSTANCE_MAX = 99_999
@@ -31,7 +31,7 @@ _CLUSTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class InstanceKey:
     """Whose partition it is: one instance of one job."""
 
     namespace: str
@@ -69,7 +69,7 @@ def prefix_of(cluster: str) -> str:
     return f"{OWNER_KIND}/{cluster}/"
 
 
-def place_of(owner_text: str, cluster: str) -> Place | None:
+def parse_instance_key(owner_text: str, cluster: str) -> InstanceKey | None:
     """Whose partition an owner's claim is for; None: it is none of this cluster's."""
     parts = owner_text.removeprefix(prefix_of(cluster)).split("/")
     if not owner_text.startswith(prefix_of(cluster)) or len(parts) != 4:
@@ -77,10 +77,10 @@ def place_of(owner_text: str, cluster: str) -> Place | None:
     namespace, job, uid, instance = parts
     if not instance.isdecimal() or not instance.isascii() or str(int(instance)) != instance:
         return None
-    return Place(namespace, job, uid, int(instance))
+    return InstanceKey(namespace, job, uid, int(instance))
 
 
-def check_place(namespace: str, job: str, uid: str, instance: int) -> Place:
+def check_instance_key(namespace: str, job: str, uid: str, instance: int) -> InstanceKey:
     """The place, if it may be one.
 
     Raises:
@@ -94,16 +94,16 @@ def check_place(namespace: str, job: str, uid: str, instance: int) -> Place:
         raise MooringsError("body.invalid", f"{uid[:80]!r} is no uid")
     if not 0 <= instance <= INSTANCE_MAX:
         raise MooringsError("body.invalid", f"instance {instance} is out of range")
-    return Place(namespace, job, uid, instance)
+    return InstanceKey(namespace, job, uid, instance)
 
 
-def check_request(request: PartitionRequest, cluster: str) -> Place:
+def check_request(request: PartitionRequest, cluster: str) -> InstanceKey:
     """Whose partition is asked for, if the request makes sense; whether there are such partitions controllers say.
 
     Raises:
         MooringsError: ``body.invalid``, ``owner.invalid``.
     """
-    place = check_place(request.namespace, request.job, request.uid, request.instance)
+    place = check_instance_key(request.namespace, request.job, request.uid, request.instance)
     if not 1 <= request.ipus <= IPUS_MAX:
         raise MooringsError("body.invalid", f"ipus {request.ipus} is out of range", hint=f"ask for 1 to {IPUS_MAX}")
     if not 1 <= request.gcds <= request.ipus or not 1 <= request.replicas_per_gcd <= request.ipus:
@@ -116,7 +116,7 @@ def check_request(request: PartitionRequest, cluster: str) -> Place:
     return place
 
 
-def claim_name(place: Place, cluster: str, attempt: int = 0, mark: str = "") -> str:
+def claim_name(place: InstanceKey, cluster: str, attempt: int = 0, mark: str = "") -> str:
     """A claim's name: the job's, cut, then what makes it one of its own over namespaces and clusters.
 
     Args:
@@ -126,12 +126,12 @@ def claim_name(place: Place, cluster: str, attempt: int = 0, mark: str = "") -> 
         mark: what tells the cluster from others of its name; empty: nothing does.
     """
     told = f"{cluster}/{place.namespace}/{place.uid}" + (f"/{attempt}" if attempt else "")
-    told, chars = (f"{mark}/{told}", MARKED_CHARS) if mark else (told, HASH_CHARS)
+    told, chars = (f"{mark}/{told}", UID_HASH_CHARS) if mark else (told, HASH_CHARS)
     tail = f"-{hashlib.sha256(told.encode()).hexdigest()[:chars]}-{place.instance}"
     return place.job[: min(JOB_CHARS, NAME_CHARS_MAX - len(tail))] + tail
 
 
-def is_ours(name: object, place: Place, cluster: str, mark: str) -> bool:
+def is_clusters_claim(name: object, place: InstanceKey, cluster: str, mark: str) -> bool:
     """Whether a claim was made for this very cluster, as its name tells, and not for another one of the same name.
 
     One without any mark may be an earlier release's: it is ours, too.
@@ -149,7 +149,7 @@ def claim_key(owner_text: str, ended: int) -> str:
 
 def claim_request(
     request: PartitionRequest,
-    place: Place,
+    place: InstanceKey,
     cluster: str,
     projects: Mapping[str, str],
     *,

@@ -19,11 +19,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from moorings.kubernetes.proxy.known import Known, Phase, newer
+from moorings.kubernetes.proxy.known import ClaimPhase, ObservedClaim, merge_observed
 from moorings.kubernetes.proxy.shapes import PartitionRequest
 
 
-class Wish(StrEnum):
+class DesiredState(StrEnum):
     """What the operator said last; what was said before this process began is not known."""
 
     NOTHING = "nothing"
@@ -31,7 +31,7 @@ class Wish(StrEnum):
     OVER = "over"
 
 
-class Do(StrEnum):
+class ActionType(StrEnum):
     """What can be done at a controller."""
 
     TRY = "try"  # ask for it, to be refused if there is no room now
@@ -42,16 +42,16 @@ class Do(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Deed:
+class ClaimAction:
     """One thing to do: at which controller, and with which claim (its id; empty for none)."""
 
-    do: Do
+    do: ActionType
     controller: str
     claim: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ObservedController:
     """How a controller stands, for all owners alike.
 
     Attributes:
@@ -70,7 +70,7 @@ class Standing:
 
 
 @dataclass(slots=True)
-class Book:
+class InstanceClaims:
     """Everything that is known of one instance's claims.
 
     Attributes:
@@ -89,10 +89,10 @@ class Book:
         settled: claims that were READY long before this process began: an earlier one has given them out.
     """
 
-    wish: Wish = Wish.NOTHING
+    wish: DesiredState = DesiredState.NOTHING
     request: PartitionRequest | None = None
     young: bool = False
-    claims: dict[tuple[str, str], Known] = field(default_factory=dict)
+    claims: dict[tuple[str, str], ObservedClaim] = field(default_factory=dict)
     learned: dict[tuple[str, str], float] = field(default_factory=dict)
     held_at: float | None = None
     looked: dict[str, float] = field(default_factory=dict)
@@ -103,12 +103,12 @@ class Book:
     had: bool = False
     settled: set[tuple[str, str]] = field(default_factory=set)
 
-    def note(self, known: Known, now: float) -> None:
+    def note(self, known: ObservedClaim, now: float) -> None:
         """Take in what is known of one claim."""
         key = (known.controller, known.id)
         before = self.claims.get(key)
-        found = known if before is None else newer(before, known)
-        if found.phase is Phase.ENDED:
+        found = known if before is None else merge_observed(before, known)
+        if found.phase is ClaimPhase.ENDED:
             self._end(found)
             return
         if before is None:
@@ -124,7 +124,7 @@ class Book:
         elif self.held_at is None:
             self.held_at = now
 
-    def look(self, controller: str, began: float, found: Sequence[Known], now: float) -> None:
+    def look(self, controller: str, began: float, found: Sequence[ObservedClaim], now: float) -> None:
         """Take in a list of all the owner's claims on a controller that have not ended."""
         there = {known.id for known in found}
         for key, known in list(self.claims.items()):
@@ -149,7 +149,7 @@ class Book:
                 del self.claims[at, ident]
                 moved, there = replace(known, controller=new), self.claims.get((new, ident))
                 learned = self.learned.pop((at, ident))
-                self.claims[new, ident] = moved if there is None else newer(there, moved)
+                self.claims[new, ident] = moved if there is None else merge_observed(there, moved)
                 self.learned[new, ident] = min(learned, self.learned.get((new, ident), learned))
         if self.given is not None and self.given[0] == old:
             self.given = (new, self.given[1])
@@ -161,12 +161,12 @@ class Book:
         self.full.discard(old)
         self.refused.pop(old, None)
 
-    def find(self, known: Known) -> Known | None:
+    def find(self, known: ObservedClaim) -> ObservedClaim | None:
         """The same claim as it is known now, whatever its controller was called; None: it has ended."""
         found = self.claims.get((known.controller, known.id))
         return found or next((one for one in self.claims.values() if one.id == known.id), None)
 
-    def _end(self, known: Known) -> None:
+    def _end(self, known: ObservedClaim) -> None:
         key = (known.controller, known.id)
         self.claims.pop(key, None)
         self.learned.pop(key, None)
@@ -180,7 +180,7 @@ class Book:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class InstancePlan:
     """What follows.
 
     Attributes:
@@ -192,110 +192,116 @@ class Choice:
         failed: it can never be: code and message.
     """
 
-    winner: Known | None = None
+    winner: ObservedClaim | None = None
     give: bool = False
-    deeds: tuple[Deed, ...] = ()
+    deeds: tuple[ClaimAction, ...] = ()
     why: str = ""
     over: bool = False
     failed: tuple[str, str] | None = None
 
 
-def choose(book: Book, standings: Sequence[Standing]) -> Choice:
+def plan_instance(book: InstanceClaims, standings: Sequence[ObservedController]) -> InstancePlan:
     """What is to be done for one instance now."""
-    if book.wish is Wish.OVER:
+    if book.wish is DesiredState.OVER:
         return _end_all(book, standings)
     order = {standing.name: number for number, standing in enumerate(standings)}
     winner = _winner(book, order)
     if winner is not None:
         return _keep_one(book, standings, winner)
-    waiting = [known for known in book.claims.values() if known.phase is Phase.WAITING]
+    waiting = [known for known in book.claims.values() if known.phase is ClaimPhase.WAITING]
     if waiting:
-        return Choice(deeds=_queue_everywhere(book, standings))
+        return InstancePlan(deeds=_queue_everywhere(book, standings))
     if book.claims:
-        return Choice()  # what was released goes first
+        return InstancePlan()  # what was released goes first
     if book.had and not book.refused:
-        return Choice(over=not book.doubts, deeds=_looks(book.doubts, standings))
-    if book.wish is not Wish.WANTED:
-        return Choice(over=not book.doubts, deeds=_looks(book.doubts, standings))
+        return InstancePlan(over=not book.doubts, deeds=_list_actions(book.doubts, standings))
+    if book.wish is not DesiredState.WANTED:
+        return InstancePlan(over=not book.doubts, deeds=_list_actions(book.doubts, standings))
     return _begin(book, standings)
 
 
-def is_sure(book: Book, standing: Standing) -> bool:
+def is_exclusive(book: InstanceClaims, standing: ObservedController) -> bool:
     """Whether no claim of the owner is on a controller but those that are known."""
     if book.looked.get(standing.name, -1.0) > (book.held_at if book.held_at is not None else 0.0):
         return True
     return standing.gone and standing.name not in book.doubts and (standing.seen or book.young)
 
 
-def _winner(book: Book, order: dict[str, int]) -> Known | None:
+def _winner(book: InstanceClaims, order: dict[str, int]) -> ObservedClaim | None:
     held = [known for known in book.claims.values() if known.held]
     if book.given is not None:
         return next((known for known in held if (known.controller, known.id) == book.given), None)
     last = len(order)
     return min(
         held,
-        key=lambda k: (k.phase is Phase.LOST, k.granted_at or "~", order.get(k.controller, last), k.id),
+        key=lambda k: (k.phase is ClaimPhase.LOST, k.granted_at or "~", order.get(k.controller, last), k.id),
         default=None,
     )
 
 
-def _keep_one(book: Book, standings: Sequence[Standing], winner: Known) -> Choice:
+def _keep_one(book: InstanceClaims, standings: Sequence[ObservedController], winner: ObservedClaim) -> InstancePlan:
     by_name = {standing.name: standing for standing in standings}
     deeds, why = [], ""
     for known in book.claims.values():
-        if known.id == winner.id or known.phase is Phase.RELEASING:  # that one can never be used again
+        if known.id == winner.id or known.phase is ClaimPhase.RELEASING:  # that one can never be used again
             continue
         standing = by_name.get(known.controller)
         why = f"another claim of it, on {known.controller}, is not gone yet"
         if standing is not None and standing.answers:
-            deeds.append(Deed(Do.RELEASE if known.held else Do.WITHDRAW, known.controller, known.id))
+            deeds.append(
+                ClaimAction(ActionType.RELEASE if known.held else ActionType.WITHDRAW, known.controller, known.id)
+            )
         else:
             why = f"{known.controller} has another claim of it, and does not answer"
     if book.given is None:  # once given, what turns up elsewhere is released, and nothing more is to be found out
         for standing in standings:
-            if standing.name == winner.controller or is_sure(book, standing):
+            if standing.name == winner.controller or is_exclusive(book, standing):
                 continue
             if standing.answers:
-                deeds.append(Deed(Do.LOOK, standing.name))
+                deeds.append(ClaimAction(ActionType.LOOK, standing.name))
                 why = why or f"{standing.name} is asked whether it has another claim of it"
             elif (winner.controller, winner.id) not in book.settled:
                 why = f"{standing.name}, which does not answer, may have another claim of it"
-    give = winner.phase in (Phase.READY, Phase.RECLAIMING) and (not why or book.given is not None)
-    return Choice(winner=winner, give=give, deeds=tuple(deeds), why=why)
+    give = winner.phase in (ClaimPhase.READY, ClaimPhase.RECLAIMING) and (not why or book.given is not None)
+    return InstancePlan(winner=winner, give=give, deeds=tuple(deeds), why=why)
 
 
-def _queue_everywhere(book: Book, standings: Sequence[Standing]) -> tuple[Deed, ...]:
+def _queue_everywhere(book: InstanceClaims, standings: Sequence[ObservedController]) -> tuple[ClaimAction, ...]:
     taken = {controller for controller, _ in book.claims}
-    return tuple(Deed(Do.QUEUE, one.name) for one in _able(book, standings) if one.answers and one.name not in taken)
+    return tuple(
+        ClaimAction(ActionType.QUEUE, one.name)
+        for one in _candidates(book, standings)
+        if one.answers and one.name not in taken
+    )
 
 
-def _begin(book: Book, standings: Sequence[Standing]) -> Choice:
-    able = _able(book, standings)
+def _begin(book: InstanceClaims, standings: Sequence[ObservedController]) -> InstancePlan:
+    able = _candidates(book, standings)
     if not able and book.refused:
-        return Choice(failed=list(book.refused.values())[-1])
+        return InstancePlan(failed=list(book.refused.values())[-1])
     ready = [standing for standing in able if standing.answers]
     if len(able) == 1:
-        return Choice(deeds=tuple(Deed(Do.QUEUE, one.name) for one in ready))
+        return InstancePlan(deeds=tuple(ClaimAction(ActionType.QUEUE, one.name) for one in ready))
     first = next((standing for standing in ready if standing.name not in book.full), None)
     if first is not None:
-        return Choice(deeds=(Deed(Do.TRY, first.name),))
-    return Choice(deeds=_queue_everywhere(book, standings))
+        return InstancePlan(deeds=(ClaimAction(ActionType.TRY, first.name),))
+    return InstancePlan(deeds=_queue_everywhere(book, standings))
 
 
-def _able(book: Book, standings: Sequence[Standing]) -> list[Standing]:
+def _candidates(book: InstanceClaims, standings: Sequence[ObservedController]) -> list[ObservedController]:
     return [standing for standing in standings if standing.asked and standing.name not in book.refused]
 
 
-def _end_all(book: Book, standings: Sequence[Standing]) -> Choice:
+def _end_all(book: InstanceClaims, standings: Sequence[ObservedController]) -> InstancePlan:
     answering = {standing.name for standing in standings if standing.answers}
     deeds = [
-        Deed(Do.RELEASE, known.controller, known.id)
+        ClaimAction(ActionType.RELEASE, known.controller, known.id)
         for known in book.claims.values()
-        if known.phase is not Phase.RELEASING and known.controller in answering
+        if known.phase is not ClaimPhase.RELEASING and known.controller in answering
     ]
-    deeds += _looks(book.doubts, standings)
-    return Choice(deeds=tuple(deeds), over=not book.claims and not book.doubts)
+    deeds += _list_actions(book.doubts, standings)
+    return InstancePlan(deeds=tuple(deeds), over=not book.claims and not book.doubts)
 
 
-def _looks(controllers: set[str], standings: Sequence[Standing]) -> tuple[Deed, ...]:
-    return tuple(Deed(Do.LOOK, one.name) for one in standings if one.answers and one.name in controllers)
+def _list_actions(controllers: set[str], standings: Sequence[ObservedController]) -> tuple[ClaimAction, ...]:
+    return tuple(ClaimAction(ActionType.LOOK, one.name) for one in standings if one.answers and one.name in controllers)

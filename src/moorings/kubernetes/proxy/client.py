@@ -21,7 +21,7 @@ from moorings.client.causes import format_cause
 from moorings.client.requests import build_body, build_target, parse_problem
 from moorings.client.sse import EventParser
 from moorings.core.errors import MooringsError
-from moorings.kubernetes.proxy.journal import number_in
+from moorings.kubernetes.proxy.journal import parse_version
 from moorings.kubernetes.proxy.shapes import ChangeBody, PartitionBody, PartitionRequest, PartitionsBody
 from moorings.wire.codec import decode
 
@@ -195,7 +195,7 @@ def _target(namespace: str, job: str, uid: str, instance: int) -> str:
     return build_target("/v1/partitions/{}/{}/{}/{}", namespace, job, uid, str(instance))
 
 
-class PartitionView:
+class PartitionInformer:
     """All partitions, kept up to date by list and watch.
 
     Args:
@@ -328,8 +328,8 @@ class PartitionView:
     @staticmethod
     def _is_after(version: str, other: str) -> bool:
         """Whether a version came after another of the same process; of another's nothing is known."""
-        boot, number = number_in(version)
-        other_boot, other_number = number_in(other)
+        boot, number = parse_version(version)
+        other_boot, other_number = parse_version(other)
         return boot == other_boot and number > other_number
 
     def _drop(self, body: PartitionBody) -> None:

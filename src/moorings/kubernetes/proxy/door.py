@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from moorings.core.errors import MooringsError
-from moorings.kubernetes.kube import TOKEN_REVIEW, Kube, KubeError
+from moorings.kubernetes.kube import TOKEN_REVIEW, KubeApi, KubeError
 from moorings.kubernetes.names import account_name, launcher_name
 from moorings.kubernetes.proxy.shapes import AUDIENCE
-from moorings.kubernetes.tokens import Found, Reviews, find_end, parse_claims
+from moorings.kubernetes.tokens import CachedReview, ReviewCache, expiry_of, parse_claims
 
 REMEMBERED_S = 60.0  # who a good token's owner is; not beyond the token's end
 REFUSED_S = 10.0  # that a token is not good
@@ -24,7 +24,7 @@ POD_NAME = "authentication.kubernetes.io/pod-name"
 
 
 @dataclass(frozen=True, slots=True)
-class Visitor:
+class ProxyCaller:
     """Who asks: a service account, whether it is the operator's, and the Pod whose token it is; empty: none's."""
 
     user: str
@@ -49,14 +49,14 @@ class Visitor:
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class ServiceAccount:
     """Whose token it is: the account (empty: nobody's) and the Pod."""
 
     user: str
     pod: str = ""
 
 
-class Door:
+class TokenAuthenticator:
     """Finds out who asks.
 
     Args:
@@ -68,7 +68,7 @@ class Door:
 
     def __init__(
         self,
-        kube: Kube,
+        kube: KubeApi,
         operators: frozenset[str],
         now: Callable[[], float] = time.monotonic,
         clock: Callable[[], float] = time.time,
@@ -77,9 +77,9 @@ class Door:
         self._operators = operators
         self._now = now
         self._clock = clock
-        self._reviews: Reviews[Account] = Reviews(now)
+        self._reviews: ReviewCache[ServiceAccount] = ReviewCache(now)
 
-    async def visitor(self, authorization: str, address: str = "") -> Visitor:
+    async def visitor(self, authorization: str, address: str = "") -> ProxyCaller:
         """Who sends this header.
 
         Args:
@@ -96,14 +96,14 @@ class Door:
                 "auth.missing", "no token was sent", hint=f"send a service account's token for the audience {AUDIENCE}"
             )
         left_s = self._left_s(token)
-        found = Account("")
+        found = ServiceAccount("")
         if left_s > 0:
             found = await self._reviews.find(token, address, lambda: self._review(token, left_s))
         if not found.user:
             raise MooringsError(
                 "auth.invalid", "the token is not valid here", hint=f"it must be for the audience {AUDIENCE}"
             )
-        return Visitor(found.user, found.user in self._operators, found.pod)
+        return ProxyCaller(found.user, found.user in self._operators, found.pod)
 
     def _left_s(self, token: str) -> float:
         """How long a token says that it goes on; 0: it says of itself that it is not for us, or is none."""
@@ -111,10 +111,10 @@ class Door:
         audiences = claims.get("aud")
         if AUDIENCE not in (audiences if isinstance(audiences, list) else [audiences]) or not _is_account(claims):
             return 0.0
-        end = find_end(claims)
+        end = expiry_of(claims)
         return 0.0 if end is None else end - self._clock()
 
-    async def _review(self, token: str, left_s: float) -> Found[Account]:
+    async def _review(self, token: str, left_s: float) -> CachedReview[ServiceAccount]:
         """The account whose token it is, if it is anybody's, and for us."""
         body = {
             "apiVersion": TOKEN_REVIEW.api_version,
@@ -131,7 +131,7 @@ class Door:
                 retryable=True,
             ) from None
         now = self._now()
-        nobody = Found(Account(""), good=False, at=now, until=now + REFUSED_S)
+        nobody = CachedReview(ServiceAccount(""), good=False, at=now, until=now + REFUSED_S)
         status = answer.get("status")
         if not isinstance(status, dict) or status.get("authenticated") is not True:
             return nobody
@@ -143,7 +143,7 @@ class Door:
             return nobody
         pods = (account.get("extra") or {}).get(POD_NAME)
         pod = pods[0] if isinstance(pods, list) and pods and isinstance(pods[0], str) else ""
-        return Found(Account(user, pod), good=True, at=now, until=now + min(REMEMBERED_S, left_s))
+        return CachedReview(ServiceAccount(user, pod), good=True, at=now, until=now + min(REMEMBERED_S, left_s))
 
 
 def _is_account(claims: Mapping[str, object]) -> bool:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from moorings.core.errors import MooringsError
 from moorings.core.instants import Timestamp, seconds_between
-from moorings.kubernetes.proxy.known import Known, Phase
-from moorings.kubernetes.proxy.links import Link
-from moorings.kubernetes.proxy.records import Estimate, Record
+from moorings.kubernetes.proxy.known import ClaimPhase, ObservedClaim
+from moorings.kubernetes.proxy.links import ControllerConnection
+from moorings.kubernetes.proxy.records import EstimatedStart, ManagedInstance
 from moorings.wire.codec import format_time, parse_time
 from moorings.wire.shapes import EstimateBody
 
@@ -32,14 +32,14 @@ NEWS_S, NEWS_PART = 60.0, 0.1  # an estimate that moved by less, of what is left
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class EstimateQuery:
     """Which claim is asked about, for which instance."""
 
-    record: Record
-    known: Known
+    record: ManagedInstance
+    known: ObservedClaim
 
 
-class Estimating:
+class EstimateUpdater:
     """Keeps the estimates of everything that waits.
 
     Args:
@@ -51,8 +51,8 @@ class Estimating:
 
     def __init__(
         self,
-        waiting: Callable[[], Iterable[Record]],
-        links: Callable[[], Mapping[str, Link]],
+        waiting: Callable[[], Iterable[ManagedInstance]],
+        links: Callable[[], Mapping[str, ControllerConnection]],
         changed: Callable[[str], None],
         now: Callable[[], int],
     ) -> None:
@@ -82,32 +82,34 @@ class Estimating:
         }
         if not free:
             return
-        for name, question in choose(self._waiting(), free, now, format_time(Timestamp(self._now()))).items():
+        for name, question in choose_queries(self._waiting(), free, now, format_time(Timestamp(self._now()))).items():
             task = asyncio.create_task(self._ask(free[name], question))
             self._asking[name] = task
             task.add_done_callback(lambda _, name=name: self._asking.pop(name, None))  # type: ignore[misc]
 
-    async def _ask(self, link: Link, question: Question) -> None:
+    async def _ask(self, link: ControllerConnection, question: EstimateQuery) -> None:
         begun, quiet_s = time.monotonic(), 0.0
         key = (question.known.controller, question.known.id)
         before = question.record.estimates.get(key)
         try:
             told = await link.ask_aside(lambda client: client.explain_claim(question.known.id, when=True))
-            found = read(told.estimate, begun)
+            found = parse_estimate(told.estimate, begun)
         except MooringsError as error:
             log.debug("estimate.refused", extra={"controller": link.name, "code": error.code, "detail": error.detail})
             found, quiet_s = None, BUSY_S
         ended = time.monotonic()
         self._quiet_until[link.name] = ended + max((ended - begun) * SHARE, quiet_s)
         if found is None:  # what was known may be known for a while yet
-            found = Estimate(asked_at=begun) if before is None else before.asked_again(begun)
-        news = is_news(before, found, Timestamp(self._now()))
+            found = EstimatedStart(asked_at=begun) if before is None else before.asked_again(begun)
+        news = has_changed(before, found, Timestamp(self._now()))
         question.record.estimates[key] = found if news or before is None else before.asked_again(begun)
         if news:
             self._changed(question.record.owner)
 
 
-def choose(waiting: Iterable[Record], controllers: Container[str], now: float, time_now: str) -> dict[str, Question]:
+def choose_queries(
+    waiting: Iterable[ManagedInstance], controllers: Container[str], now: float, time_now: str
+) -> dict[str, EstimateQuery]:
     """What to ask about next on each controller: of what waits there, that which was not asked about for longest.
 
     Estimates of claims that do not wait any more are dropped.
@@ -118,9 +120,9 @@ def choose(waiting: Iterable[Record], controllers: Container[str], now: float, t
         now: ``time.monotonic``.
         time_now: the time (RFC 3339): what should have started by then is asked about first.
     """
-    found: dict[str, tuple[float, Question]] = {}
+    found: dict[str, tuple[float, EstimateQuery]] = {}
     for record in waiting:
-        claims = {key: known for key, known in record.book.claims.items() if known.phase is Phase.WAITING}
+        claims = {key: known for key, known in record.book.claims.items() if known.phase is ClaimPhase.WAITING}
         for key in record.estimates.keys() - claims.keys():
             del record.estimates[key]
         for key, known in claims.items():
@@ -133,21 +135,21 @@ def choose(waiting: Iterable[Record], controllers: Container[str], now: float, t
             if estimate is not None and "" < estimate.starts_at < time_now:
                 asked_at = 0.0
             if known.controller not in found or asked_at < found[known.controller][0]:
-                found[known.controller] = asked_at, Question(record, known)
+                found[known.controller] = asked_at, EstimateQuery(record, known)
     return {name: question for name, (_, question) in found.items()}
 
 
-def read(body: EstimateBody | None, asked_at: float) -> Estimate | None:
+def parse_estimate(body: EstimateBody | None, asked_at: float) -> EstimatedStart | None:
     """What a controller said; None: nothing.
 
     What a project's rules say stands before the last part, and may name another's claim: it is left out.
     """
     if body is None:
         return None
-    return Estimate(body.starts_at or "", "" if body.starts_at else body.why.rpartition("; ")[2], asked_at)
+    return EstimatedStart(body.starts_at or "", "" if body.starts_at else body.why.rpartition("; ")[2], asked_at)
 
 
-def is_news(before: Estimate | None, found: Estimate, now: Timestamp) -> bool:
+def has_changed(before: EstimatedStart | None, found: EstimatedStart, now: Timestamp) -> bool:
     """Whether an estimate says what the one before does not."""
     if before is None or bool(before.starts_at) is not bool(found.starts_at):
         return bool(found.starts_at or found.why)

@@ -21,13 +21,13 @@ BYTES_MAX = 64 << 20
 _VERSION = re.compile(r"([0-9a-f]{1,32})-([0-9]{1,15})")
 
 
-def number_in(version: str) -> tuple[str, int]:
+def parse_version(version: str) -> tuple[str, int]:
     """The process and the number of a version; of what is none: nothing, and -1."""
     match = _VERSION.fullmatch(version)
     return (match[1], int(match[2])) if match else ("", -1)
 
 
-class Journal:
+class WatchCache:
     """The last changes of one process.
 
     Args:
@@ -75,7 +75,7 @@ class Journal:
         Raises:
             MooringsError: ``watch.expired``: it is not of this process, or too long ago.
         """
-        boot, number = number_in(version)
+        boot, number = parse_version(version)
         if boot != self._boot:
             number = -1
         if not self._number - len(self._events) <= number <= self._number:

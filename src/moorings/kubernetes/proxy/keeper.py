@@ -16,16 +16,22 @@ from dataclasses import replace
 from moorings.client.client import Client
 from moorings.client.requests import ClaimFilter
 from moorings.core.errors import MooringsError
-from moorings.kubernetes.proxy.asking import Place, check_request, is_ours, place_of, prefix_of
-from moorings.kubernetes.proxy.choice import Deed, Do, Standing, Wish, choose
-from moorings.kubernetes.proxy.journal import Journal
-from moorings.kubernetes.proxy.known import Known, Phase, after, begun, known_of
-from moorings.kubernetes.proxy.links import Link, Reach
+from moorings.kubernetes.proxy.asking import (
+    InstanceKey,
+    check_request,
+    is_clusters_claim,
+    parse_instance_key,
+    prefix_of,
+)
+from moorings.kubernetes.proxy.choice import ActionType, ClaimAction, DesiredState, ObservedController, plan_instance
+from moorings.kubernetes.proxy.journal import WatchCache
+from moorings.kubernetes.proxy.known import ClaimPhase, ObservedClaim, apply_event, observe_body, observe_created
+from moorings.kubernetes.proxy.links import ControllerConnection, ControllerTarget
 from moorings.kubernetes.proxy.making import make_claim
-from moorings.kubernetes.proxy.publishing import Publisher
-from moorings.kubernetes.proxy.records import PAUSE_S, Record, check_same, request_of
+from moorings.kubernetes.proxy.publishing import StatusPublisher
+from moorings.kubernetes.proxy.records import PAUSE_S, ManagedInstance, check_unchanged, rebuild_request
 from moorings.kubernetes.proxy.shapes import PartitionBody, PartitionRequest, PartitionsBody
-from moorings.kubernetes.proxy.usage import Usage
+from moorings.kubernetes.proxy.usage import IpuUsage
 from moorings.wire.codec import parse_time
 from moorings.wire.shapes import ClaimBody, EventBody
 
@@ -38,12 +44,12 @@ RESET_POLL_S, RESET_POLL_S_MAX = 0.05, 0.5
 RETIRED_S = 60.0  # a controller that was taken out of the list, and never answered, is believed to be none
 SETTLED_S = 60  # what was ready for so long before this process began was given out by an earlier one
 ENDED_S = 300.0  # so long an answer may be on its way that tells of a claim as it was before it ended
-BOOKS_MAX = 50_000
-NAMESPACE_BOOKS_MAX = BOOKS_MAX // 4  # else whoever may create IPUJobs in one could leave none to others
+INSTANCES_MAX = 50_000
+NAMESPACE_BOOKS_MAX = INSTANCES_MAX // 4  # else whoever may create IPUJobs in one could leave none to others
 TRIES_IN_A_ROW = 50  # far more than any case needs; a fault in deciding must not spin
 
 
-class Keeper:
+class PartitionManager:
     """All partitions of a cluster.
 
     Args:
@@ -59,13 +65,13 @@ class Keeper:
     ) -> None:
         self.cluster = cluster
         self.mark = mark
-        self.journal = Journal(boot)
-        self.usage = Usage()
-        self.links: dict[str, Link] = {}
+        self.journal = WatchCache(boot)
+        self.usage = IpuUsage()
+        self.links: dict[str, ControllerConnection] = {}
         self.projects = projects
         self._now = now
         self._began = now()
-        self._records: dict[str, Record] = {}
+        self._records: dict[str, ManagedInstance] = {}
         self._by_job: dict[str, set[str]] = {}
         self._by_namespace: Counter[str] = Counter()
         self._owners: dict[tuple[str, str], str] = {}  # of claims, by controller and id
@@ -73,12 +79,12 @@ class Keeper:
         self._missed: dict[str, list[EventBody]] = {}  # of claims that no list has told yet
         self._disowned: frozenset[str] = frozenset()  # controllers of which the list says that they are gone for good
         self._tasks: set[asyncio.Task[None]] = set()
-        self._publisher = Publisher(self.journal, self.usage, lambda: self.links, self._publish, now)
+        self._publisher = StatusPublisher(self.journal, self.usage, lambda: self.links, self._publish, now)
         self._closed = False
 
     # -- controllers ---------------------------------------------------------------------------------------------------
 
-    async def set_controllers(self, reaches: tuple[Reach, ...]) -> None:
+    async def set_controllers(self, reaches: tuple[ControllerTarget, ...]) -> None:
         """Ask these from now on, in this order. One that has gone is watched until nothing of ours is there."""
         wanted = {reach.entry.name: reach for reach in reaches if not reach.entry.gone}
         self._disowned = frozenset(reach.entry.name for reach in reaches if reach.entry.gone)
@@ -92,7 +98,7 @@ class Keeper:
                 if link is not None:
                     await link.close()
                 installation = link.installation if link is not None else ""
-                link = Link(reach, prefix_of(self.cluster), self)
+                link = ControllerConnection(reach, prefix_of(self.cluster), self)
                 link.seen, link.installation = seen, installation
                 link.open()
             self.links[name] = link
@@ -143,7 +149,7 @@ class Keeper:
 
     def _find_aliases(self) -> None:
         """Of entries that name one installation only the first is asked, and has all that is known of it."""
-        first: dict[str, Link] = {}
+        first: dict[str, ControllerConnection] = {}
         for link in sorted(self.links.values(), key=lambda link: not link.asked):
             same = first.setdefault(link.installation, link) if link.installation else link
             name = same.name if same is not link else ""
@@ -166,7 +172,7 @@ class Keeper:
                     record.choice = replace(record.choice, winner=record.book.find(winner) or winner)
             same.list_soon()
 
-    def _at(self, link: Link) -> str:
+    def _at(self, link: ControllerConnection) -> str:
         """What a controller is called in the books."""
         return link.alias_of or link.name
 
@@ -182,7 +188,7 @@ class Keeper:
 
     # -- what controllers tell -----------------------------------------------------------------------------------------
 
-    def met(self, link: Link, installation: str) -> str:
+    def met(self, link: ControllerConnection, installation: str) -> str:
         """An installation answers at a controller's address; why it is not believed to be that controller."""
         if self.links.get(link.name) is not link or installation == link.installation:
             return ""
@@ -197,22 +203,22 @@ class Keeper:
             self.wake(owner)
         return ""
 
-    def listed(self, link: Link, began: float, claims: tuple[ClaimBody, ...]) -> None:
+    def listed(self, link: ControllerConnection, began: float, claims: tuple[ClaimBody, ...]) -> None:
         """All unended claims of the cluster on a controller."""
         if self.links.get(link.name) is not link or link.alias_of:
             return
-        found: dict[str, list[Known]] = {}
+        found: dict[str, list[ObservedClaim]] = {}
         foreign = []
         for claim in claims:
             if self._is_ours(claim.owner, claim.name):
-                found.setdefault(claim.owner, []).append(known_of(link.name, claim))
+                found.setdefault(claim.owner, []).append(observe_body(link.name, claim))
             else:
                 foreign.append(claim)
         self._tell_foreign(link, foreign)
         known_before = {owner for (at, _), owner in self._owners.items() if at == link.name}
         doubtful = {owner for owner, record in self._records.items() if link.name in record.book.doubts}
         for owner in {*found, *known_before, *doubtful}:
-            place = place_of(owner, self.cluster)
+            place = parse_instance_key(owner, self.cluster)
             if place is None:
                 continue
             record = self._record(place)
@@ -228,10 +234,10 @@ class Keeper:
 
     def _is_ours(self, owner: str, name: object) -> bool:
         """Whether a claim under our owners was made for this cluster, not for another one of the same name."""
-        place = place_of(owner, self.cluster)
-        return owner in self._records or place is None or is_ours(name, place, self.cluster, self.mark)
+        place = parse_instance_key(owner, self.cluster)
+        return owner in self._records or place is None or is_clusters_claim(name, place, self.cluster, self.mark)
 
-    def _tell_foreign(self, link: Link, foreign: list[ClaimBody]) -> None:
+    def _tell_foreign(self, link: ControllerConnection, foreign: list[ClaimBody]) -> None:
         """Of another cluster's claims nothing is taken in: the operator would end them, for it knows no such jobs."""
         if foreign and not link.foreign:
             log.error(
@@ -246,13 +252,15 @@ class Keeper:
             )
         link.foreign = len(foreign)
 
-    def _look_into(self, record: Record, link: Link, began: float, found: list[Known]) -> None:
+    def _look_into(
+        self, record: ManagedInstance, link: ControllerConnection, began: float, found: list[ObservedClaim]
+    ) -> None:
         """Take in all of an owner's claims on a controller; what ended since it was asked is left out."""
         found = [known for known in found if (known.controller, known.id) not in self._gone]
         record.book.look(link.name, began, found, time.monotonic())
         self._index(record)
 
-    def _index(self, record: Record, *, ended: bool = True) -> None:
+    def _index(self, record: ManagedInstance, *, ended: bool = True) -> None:
         """Remember whose the claims of a record are, and which have ended (or are called differently now)."""
         now = time.monotonic()
         held = record.book.claims.keys()
@@ -272,14 +280,14 @@ class Keeper:
                 break
             del self._gone[key]
 
-    def _is_old(self, known: Known) -> bool:
+    def _is_old(self, known: ObservedClaim) -> bool:
         try:
-            ready = known.phase is Phase.READY
+            ready = known.phase is ClaimPhase.READY
             return ready and parse_time(known.since) < self._began - SETTLED_S * 1_000_000
         except MooringsError:
             return False
 
-    def happened(self, link: Link, events: tuple[EventBody, ...]) -> None:
+    def happened(self, link: ControllerConnection, events: tuple[EventBody, ...]) -> None:
         """What happened on a controller, in order."""
         if self.links.get(link.name) is not link or link.alias_of:
             return
@@ -304,31 +312,31 @@ class Keeper:
             known = record.book.claims.get(key) if record is not None else None
             if record is None or known is None:
                 continue
-            found = after(known, event)
+            found = apply_event(known, event)
             if found is not known and found != known:
                 self._note(record, found)
                 self.wake(owner)
 
-    def _begun(self, link: Link, event: EventBody) -> None:
-        known = begun(link.name, event)
-        place = place_of(known.owner, self.cluster) if known is not None else None
+    def _begun(self, link: ControllerConnection, event: EventBody) -> None:
+        known = observe_created(link.name, event)
+        place = parse_instance_key(known.owner, self.cluster) if known is not None else None
         if known is None or place is None or not self._is_ours(known.owner, event.data.get("name")):
             return
         record = self._record(place)
         self._note(record, known)
         self.wake(record.owner)
 
-    def _note(self, record: Record, known: Known) -> None:
+    def _note(self, record: ManagedInstance, known: ObservedClaim) -> None:
         if (known.controller, known.id) in self._gone:
             return
-        if known.phase is Phase.ENDED:
+        if known.phase is ClaimPhase.ENDED:
             self._gone[known.controller, known.id] = time.monotonic()
         record.book.note(known, time.monotonic())
         self._index(record)
         if record.worker is not None:  # a call of its may take long
             self._publisher.publish_soon(record)
 
-    def changed(self, link: Link) -> None:
+    def changed(self, link: ControllerConnection) -> None:
         """A controller answers, or does not any more: whatever may wait for it is looked at."""
         for owner, record in list(self._records.items()):
             idle = record.choice.give and link.name not in record.book.doubts
@@ -348,8 +356,8 @@ class Keeper:
         owner = place.owner(self.cluster)
         record = self._records.get(owner)
         if record is None:
-            if len(self._records) >= BOOKS_MAX:
-                raise MooringsError("controller.busy", f"there are {BOOKS_MAX} partitions already", retryable=True)
+            if len(self._records) >= INSTANCES_MAX:
+                raise MooringsError("controller.busy", f"there are {INSTANCES_MAX} partitions already", retryable=True)
             if self._by_namespace[place.namespace] >= NAMESPACE_BOOKS_MAX:
                 raise MooringsError(
                     "partition.too_many",
@@ -359,9 +367,9 @@ class Keeper:
                 )
             record = self._record(place)
         book = record.book
-        if book.wish is not Wish.OVER:
-            check_same(book, request)
-            book.wish, book.request = Wish.WANTED, request
+        if book.wish is not DesiredState.OVER:
+            check_unchanged(book, request)
+            book.wish, book.request = DesiredState.WANTED, request
             book.young = book.young or self._is_young(request)
             self.wake(owner)
         await self._settled(record)
@@ -372,17 +380,17 @@ class Keeper:
             return False
         return parse_time(request.job_created_at) >= self._began
 
-    async def release(self, place: Place) -> PartitionBody | None:
+    async def release(self, place: InstanceKey) -> PartitionBody | None:
         """Let go of an instance's partition, wherever it is, now or as soon as can be; None: nothing is left of it."""
         record = self._records.get(place.owner(self.cluster))
         if record is None:
             return None
-        record.book.wish = Wish.OVER
+        record.book.wish = DesiredState.OVER
         self.wake(record.owner)
         await self._settled(record)
         return self._told(record) if self._records.get(record.owner) is record else None
 
-    async def give_way(self, place: Place) -> PartitionBody:
+    async def give_way(self, place: InstanceKey) -> PartitionBody:
         """Give a partition back as it was asked for, when nothing runs on it any more: its instance waits again.
 
         Raises:
@@ -393,7 +401,7 @@ class Keeper:
             raise MooringsError("partition.unknown", f"{place.key} has no partition for instance {place.instance}")
         winner = record.choice.winner
         winner = record.book.find(winner) if winner is not None else None
-        if winner is None or winner.phase is not Phase.RECLAIMING:
+        if winner is None or winner.phase is not ClaimPhase.RECLAIMING:
             raise MooringsError(
                 "claim.not_asked", f"the partition of {place.key} is {self._told(record).state}", retryable=True
             )
@@ -404,13 +412,13 @@ class Keeper:
             if error.code != "claim.not_asked":
                 raise
             body = await link(lambda client: client.claim(ident))  # an answer was lost
-        self._note(record, known_of(winner.controller, body))
+        self._note(record, observe_body(winner.controller, body))
         self.wake(record.owner)
         await self._settled(record)
         log.info("partition.yielded", extra={"owner": record.owner, "partition": winner.partition})
         return self._told(record)
 
-    async def reset(self, place: Place) -> PartitionBody:
+    async def reset(self, place: InstanceKey) -> PartitionBody:
         """The partition, clean: READY again.
 
         Raises:
@@ -431,7 +439,7 @@ class Keeper:
         await asyncio.shield(record.resetting)
         return self._told(record)
 
-    async def _reset(self, record: Record, winner: Known) -> None:
+    async def _reset(self, record: ManagedInstance, winner: ObservedClaim) -> None:
         link = self.links[winner.controller]
         try:
             async with asyncio.timeout(RESET_S):
@@ -464,22 +472,22 @@ class Keeper:
         items = tuple(sorted(shown, key=lambda one: (one.namespace, one.job, one.instance, one.uid)))
         return PartitionsBody(version=self.journal.version, complete=self.complete, items=items)
 
-    def waiting(self) -> list[Record]:
+    def waiting(self) -> list[ManagedInstance]:
         """The instances that wait in queues."""
         return [record for record in self._records.values() if record.choice.winner is None and record.book.claims]
 
     # -- work ----------------------------------------------------------------------------------------------------------
 
-    def _record(self, place: Place) -> Record:
+    def _record(self, place: InstanceKey) -> ManagedInstance:
         owner = place.owner(self.cluster)
         record = self._records.get(owner)
         if record is None:
-            record = self._records[owner] = Record(place, owner)
+            record = self._records[owner] = ManagedInstance(place, owner)
             self._by_job.setdefault(place.key, set()).add(owner)
             self._by_namespace[place.namespace] += 1
         return record
 
-    def _drop(self, record: Record) -> None:
+    def _drop(self, record: ManagedInstance) -> None:
         del self._records[record.owner]
         owners = self._by_job[record.place.key]
         owners.discard(record.owner)
@@ -514,14 +522,14 @@ class Keeper:
         if not task.cancelled():
             task.exception()  # who waits for it is told; a reset that nobody waits for is in the state
 
-    async def _settled(self, record: Record) -> None:
+    async def _settled(self, record: ManagedInstance) -> None:
         try:
             async with asyncio.timeout(ANSWER_S):
                 await record.idle.wait()
         except TimeoutError:
             return
 
-    async def _work(self, record: Record) -> None:
+    async def _work(self, record: ManagedInstance) -> None:
         try:
             for _ in range(TRIES_IN_A_ROW):
                 record.again = False
@@ -537,9 +545,9 @@ class Keeper:
             if record.again and not self._closed:
                 self.wake(record.owner)
 
-    async def _step(self, record: Record) -> bool:
+    async def _step(self, record: ManagedInstance) -> bool:
         """Do what is to be done for an instance now; whether anything was done."""
-        choice = record.choice = choose(record.book, self._standings())
+        choice = record.choice = plan_instance(record.book, self._standings())
         if choice.over and record.resetting is None:
             self._drop(record)
             return False
@@ -563,25 +571,25 @@ class Keeper:
             record.pause_s = PAUSE_S
         return True
 
-    def _standings(self) -> list[Standing]:
+    def _standings(self) -> list[ObservedController]:
         return [
-            Standing(name, one.answers, one.gone, one.asked, one.seen)
+            ObservedController(name, one.answers, one.gone, one.asked, one.seen)
             for name, one in self.links.items()
             if not one.alias_of
         ]
 
-    async def _try(self, record: Record, deed: Deed) -> bool:
+    async def _try(self, record: ManagedInstance, deed: ClaimAction) -> bool:
         """Do one thing; false: it could not be done, and may be later."""
         link = self.links.get(deed.controller)
         if link is None:
             return True
         try:
             match deed.do:
-                case Do.TRY | Do.QUEUE:
-                    await self._make(record, link, waits=deed.do is Do.QUEUE)
-                case Do.LOOK:
+                case ActionType.TRY | ActionType.QUEUE:
+                    await self._make(record, link, waits=deed.do is ActionType.QUEUE)
+                case ActionType.LOOK:
                     await self._look(record, link)
-                case Do.WITHDRAW | Do.RELEASE:
+                case ActionType.WITHDRAW | ActionType.RELEASE:
                     await self._let_go(record, link, deed)
         except MooringsError as error:
             if not link.answers:
@@ -594,7 +602,7 @@ class Keeper:
             return False
         return True
 
-    async def _fetch(self, record: Record, winner: Known) -> bool:
+    async def _fetch(self, record: ManagedInstance, winner: ObservedClaim) -> bool:
         link = self.links.get(winner.controller)
         if link is None:
             return True
@@ -604,14 +612,14 @@ class Keeper:
             record.trouble = f"{link.name}: {error.detail}"
             return not record.has_ready(winner)
         known = record.book.find(winner)
-        if known is not None and record.has_ready(winner) and record.book.wish is not Wish.OVER:
+        if known is not None and record.has_ready(winner) and record.book.wish is not DesiredState.OVER:
             record.binding = binding
             record.book.given = (known.controller, known.id)
             log.info("partition.ready", extra={"owner": record.owner, "partition": binding.partition})
         return True
 
-    async def _let_go(self, record: Record, link: Link, deed: Deed) -> None:
-        only_waiting = deed.do is Do.WITHDRAW
+    async def _let_go(self, record: ManagedInstance, link: ControllerConnection, deed: ClaimAction) -> None:
+        only_waiting = deed.do is ActionType.WITHDRAW
         try:
             body = await link(lambda client: client.delete_claim(deed.claim, only_waiting=only_waiting))
         except MooringsError as error:
@@ -620,22 +628,22 @@ class Keeper:
             elif error.code == "claim.unknown":
                 known = record.book.claims.get((self._at(link), deed.claim))
                 if known is not None:
-                    self._note(record, replace(known, phase=Phase.ENDED))
+                    self._note(record, replace(known, phase=ClaimPhase.ENDED))
                 return
             else:
                 raise
-        self._note(record, known_of(self._at(link), body))
+        self._note(record, observe_body(self._at(link), body))
 
-    async def _look(self, record: Record, link: Link) -> None:
+    async def _look(self, record: ManagedInstance, link: ControllerConnection) -> None:
         began = time.monotonic()
         claims = await link(lambda client: client.claims(ClaimFilter(owner_prefix=record.owner)))
         if link.alias_of:
             return
-        found = [known_of(link.name, claim) for claim in claims if claim.owner == record.owner]
+        found = [observe_body(link.name, claim) for claim in claims if claim.owner == record.owner]
         self._look_into(record, link, began, found)
 
-    async def _make(self, record: Record, link: Link, *, waits: bool) -> None:
-        request = record.book.request or request_of(record)
+    async def _make(self, record: ManagedInstance, link: ControllerConnection, *, waits: bool) -> None:
+        request = record.book.request or rebuild_request(record)
         if request is None:
             return
         doubted = link.name in record.book.doubts
@@ -671,16 +679,16 @@ class Keeper:
             )
             return
         record.book.doubts.discard(self._at(link))
-        self._note(record, known_of(self._at(link), claim))
+        self._note(record, observe_body(self._at(link), claim))
 
-    def _publish(self, record: Record) -> None:
+    def _publish(self, record: ManagedInstance) -> None:
         """Publish what was held back."""
-        choice = choose(record.book, self._standings())
+        choice = plan_instance(record.book, self._standings())
         if not choice.over:
             record.choice = choice
             self._publisher.publish(record)
 
-    def _told(self, record: Record) -> PartitionBody:
+    def _told(self, record: ManagedInstance) -> PartitionBody:
         """How an instance stands, as everybody else is told it."""
         if self._records.get(record.owner) is record:
             self._publisher.publish(record)

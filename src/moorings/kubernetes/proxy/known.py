@@ -14,7 +14,7 @@ from moorings.wire.codec import format_time
 from moorings.wire.shapes import ClaimBody, EventBody
 
 
-class Phase(IntEnum):
+class ClaimPhase(IntEnum):
     """How far a claim is, within its attempt."""
 
     WAITING = 0
@@ -26,36 +26,36 @@ class Phase(IntEnum):
     ENDED = 6
 
 
-HELD = (Phase.GRANTED, Phase.READY, Phase.RECLAIMING, Phase.LOST)
+HELD = (ClaimPhase.GRANTED, ClaimPhase.READY, ClaimPhase.RECLAIMING, ClaimPhase.LOST)
 
 _PHASES = {
-    "ANNOUNCED": Phase.WAITING,
-    "PENDING": Phase.WAITING,
-    "GRANTED": Phase.GRANTED,
-    "READY": Phase.READY,
-    "RECLAIMING": Phase.RECLAIMING,
-    "YIELDING": Phase.RELEASING,
-    "LOST": Phase.LOST,
-    "RELEASING": Phase.RELEASING,
-    "RELEASED": Phase.ENDED,
-    "CANCELLED": Phase.ENDED,
-    "FAILED": Phase.ENDED,
+    "ANNOUNCED": ClaimPhase.WAITING,
+    "PENDING": ClaimPhase.WAITING,
+    "GRANTED": ClaimPhase.GRANTED,
+    "READY": ClaimPhase.READY,
+    "RECLAIMING": ClaimPhase.RECLAIMING,
+    "YIELDING": ClaimPhase.RELEASING,
+    "LOST": ClaimPhase.LOST,
+    "RELEASING": ClaimPhase.RELEASING,
+    "RELEASED": ClaimPhase.ENDED,
+    "CANCELLED": ClaimPhase.ENDED,
+    "FAILED": ClaimPhase.ENDED,
 }
 _EVENTS = {
-    "claim.granted": Phase.GRANTED,
-    "claim.ready": Phase.READY,
-    "claim.reclaiming": Phase.RECLAIMING,
-    "claim.yielding": Phase.RELEASING,
-    "claim.lost": Phase.LOST,
-    "claim.releasing": Phase.RELEASING,
-    "claim.released": Phase.ENDED,
-    "claim.cancelled": Phase.ENDED,
-    "claim.failed": Phase.ENDED,
+    "claim.granted": ClaimPhase.GRANTED,
+    "claim.ready": ClaimPhase.READY,
+    "claim.reclaiming": ClaimPhase.RECLAIMING,
+    "claim.yielding": ClaimPhase.RELEASING,
+    "claim.lost": ClaimPhase.LOST,
+    "claim.releasing": ClaimPhase.RELEASING,
+    "claim.released": ClaimPhase.ENDED,
+    "claim.cancelled": ClaimPhase.ENDED,
+    "claim.failed": ClaimPhase.ENDED,
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class ObservedClaim:
     """One claim.
 
     Attributes:
@@ -85,7 +85,7 @@ class Known:
     resumable: bool = False
     time_limit_s: float | None = None
     attempt: int = 0
-    phase: Phase = Phase.WAITING
+    phase: ClaimPhase = ClaimPhase.WAITING
     failed: bool = False
     partition: str = ""
     partition_id: str = ""
@@ -102,11 +102,11 @@ class Known:
         return self.phase in HELD
 
 
-def known_of(controller: str, body: ClaimBody) -> Known:
+def observe_body(controller: str, body: ClaimBody) -> ObservedClaim:
     """A claim as a controller showed it."""
-    phase = _PHASES.get(body.state, Phase.WAITING)  # a newer controller's state: nothing is given out for it
-    times = {Phase.GRANTED: body.granted_at, Phase.READY: body.ready_at, Phase.ENDED: body.ended_at}
-    return Known(
+    phase = _PHASES.get(body.state, ClaimPhase.WAITING)  # a newer controller's state: nothing is given out for it
+    times = {ClaimPhase.GRANTED: body.granted_at, ClaimPhase.READY: body.ready_at, ClaimPhase.ENDED: body.ended_at}
+    return ObservedClaim(
         controller=controller,
         id=body.id,
         owner=body.owner,
@@ -127,17 +127,17 @@ def known_of(controller: str, body: ClaimBody) -> Known:
         code=body.reason.code if body.reason is not None else "",
         message=body.reason.sentence if body.reason is not None else "",
         until=body.asked_until or "",
-        fresh=_PHASES.get(body.state, Phase.ENDED) < Phase.READY,
+        fresh=_PHASES.get(body.state, ClaimPhase.ENDED) < ClaimPhase.READY,
     )
 
 
-def begun(controller: str, event: EventBody) -> Known | None:
+def observe_created(controller: str, event: EventBody) -> ObservedClaim | None:
     """The claim that ``claim.created`` tells of; None: it is not told as we know it."""
     data = event.data
     owner, size = data.get("owner"), data.get("size")
     if event.claim is None or not isinstance(owner, str) or not isinstance(size, int):
         return None
-    return Known(
+    return ObservedClaim(
         controller=controller,
         id=event.claim,
         owner=owner,
@@ -153,27 +153,27 @@ def begun(controller: str, event: EventBody) -> Known | None:
     )
 
 
-def after(known: Known, event: EventBody) -> Known:
+def apply_event(known: ObservedClaim, event: EventBody) -> ObservedClaim:
     """The claim after an event of the controller's log."""
     attempt = _attempt(event, known.attempt)
     if event.name in ("claim.broken", "claim.requeued"):  # it keeps its place, and gets another block
         again = replace(
             known,
             attempt=_number(event.data.get("attempt"), attempt + 1),
-            phase=Phase.WAITING,
+            phase=ClaimPhase.WAITING,
             partition="",
             partition_id="",
             granted_at="",
             fresh=True,
         )
         told = replace(again, since=event.at, code=event.name, message=_text(event, "why"), until="")
-        return newer(known, told)
+        return merge_observed(known, told)
     phase = _EVENTS.get(event.name)
     if phase is None:
         return known
     found = replace(known, attempt=attempt, phase=phase, since=event.at, failed=event.name == "claim.failed")
-    found = replace(found, fresh=phase < Phase.READY or (known.fresh and known.attempt == attempt))
-    if phase is Phase.GRANTED:
+    found = replace(found, fresh=phase < ClaimPhase.READY or (known.fresh and known.attempt == attempt))
+    if phase is ClaimPhase.GRANTED:
         found = replace(
             found,
             partition=_text(event, "name"),
@@ -182,7 +182,7 @@ def after(known: Known, event: EventBody) -> Known:
             code="",
             message="",
         )
-    elif phase is Phase.RECLAIMING:
+    elif phase is ClaimPhase.RECLAIMING:
         until = event.data.get("until")
         by = format_time(Timestamp(until)) if isinstance(until, int) else ""
         found = replace(found, code=event.name, message="", until=by)
@@ -190,10 +190,10 @@ def after(known: Known, event: EventBody) -> Known:
         found = replace(found, code="", message="")
     else:
         found = replace(found, code=event.name, message=_text(event, "why"))
-    return newer(known, found)
+    return merge_observed(known, found)
 
 
-def newer(old: Known, new: Known) -> Known:
+def merge_observed(old: ObservedClaim, new: ObservedClaim) -> ObservedClaim:
     """What is known after both, whichever came first."""
     if (new.attempt, new.phase) < (old.attempt, old.phase):
         return old

@@ -19,7 +19,7 @@ from moorings.client.client import Client
 from moorings.client.requests import ClaimFilter, EventFilter
 from moorings.client.transport import Endpoint, Transport
 from moorings.core.errors import MooringsError
-from moorings.kubernetes.proxy.settings import Entry
+from moorings.kubernetes.proxy.settings import ControllerEntry
 from moorings.wire.shapes import ClaimBody, EventBody
 
 T = TypeVar("T")
@@ -37,35 +37,35 @@ _DENIED = ("auth.", "owner.denied")  # codes, or what they begin with
 _AWAY = ("controller.", "store.fenced", *_DENIED)
 
 
-class Listener(Protocol):
+class ClaimListener(Protocol):
     """Who is told what comes from controllers, in the loop's thread."""
 
-    def met(self, link: Link, installation: str) -> str:
+    def met(self, link: ControllerConnection, installation: str) -> str:
         """An installation answers there; why nothing of it is to be taken in, or nothing."""
         ...
 
-    def listed(self, link: Link, began: float, claims: tuple[ClaimBody, ...]) -> None:
+    def listed(self, link: ControllerConnection, began: float, claims: tuple[ClaimBody, ...]) -> None:
         """All unended claims of the cluster, from a list begun then (``time.monotonic``)."""
         ...
 
-    def happened(self, link: Link, events: tuple[EventBody, ...]) -> None:
+    def happened(self, link: ControllerConnection, events: tuple[EventBody, ...]) -> None:
         """Events, in order."""
         ...
 
-    def changed(self, link: Link) -> None:
+    def changed(self, link: ControllerConnection) -> None:
         """It answers now, or does not any more."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class ControllerTarget:
     """How a controller is reached: where, and with what."""
 
-    entry: Entry
+    entry: ControllerEntry
     endpoint: Endpoint
 
 
-class Link:
+class ControllerConnection:
     """One controller.
 
     Args:
@@ -87,7 +87,7 @@ class Link:
         away_at: since when it has not answered (``time.monotonic``).
     """
 
-    def __init__(self, reach: Reach, prefix: str, listener: Listener) -> None:
+    def __init__(self, reach: ControllerTarget, prefix: str, listener: ClaimListener) -> None:
         self.reach = reach
         self.answers = False
         self.seen = False
@@ -227,11 +227,11 @@ class Link:
         while not self._is_closed():
             try:
                 for batch in client.watch_events(EVENTS):
-                    _tell(loop, self._streamed, batch)
+                    _call_in_loop(loop, self._streamed, batch)
                     if self._is_closed():
                         return
             except MooringsError:
-                _tell(loop, self._broke_off)  # the lists tell why, if it lasts
+                _call_in_loop(loop, self._broke_off)  # the lists tell why, if it lasts
             except Exception:
                 log.exception("controller.stream_failed", extra={"controller": self.name})
             time.sleep(AGAIN_S)
@@ -263,7 +263,7 @@ class Link:
         return Client(Transport(self.reach.endpoint))
 
 
-def _tell(loop: asyncio.AbstractEventLoop, what: Callable[..., None], *about: object) -> None:
+def _call_in_loop(loop: asyncio.AbstractEventLoop, what: Callable[..., None], *about: object) -> None:
     try:
         loop.call_soon_threadsafe(what, *about)
     except RuntimeError:  # the loop has ended; so does the process

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from moorings.client.client import Client
 from moorings.client.requests import ClaimFilter
 from moorings.core.errors import MooringsError
-from moorings.kubernetes.proxy.asking import NAMES_MAX, Place, claim_key, claim_request
-from moorings.kubernetes.proxy.known import Phase, known_of
+from moorings.kubernetes.proxy.asking import NAMES_MAX, InstanceKey, claim_key, claim_request
+from moorings.kubernetes.proxy.known import ClaimPhase, observe_body
 from moorings.kubernetes.proxy.shapes import PartitionRequest
 from moorings.wire.shapes import ClaimBody
 
@@ -16,7 +16,7 @@ from moorings.wire.shapes import ClaimBody
 def make_claim(
     client: Client,
     request: PartitionRequest,
-    place: Place,
+    place: InstanceKey,
     cluster: str,
     projects: Mapping[str, str],
     *,
@@ -41,12 +41,12 @@ def make_claim(
             if error.code != "key.conflict":
                 raise
         else:
-            if known_of("", claim).phase is not Phase.ENDED:
+            if observe_body("", claim).phase is not ClaimPhase.ENDED:
                 return claim
         found = client.claims(ClaimFilter(owner_prefix=owner, all=True))
         own = [one for one in found if one.owner == owner]
         for one in own:
-            if known_of("", one).phase is not Phase.ENDED:
+            if observe_body("", one).phase is not ClaimPhase.ENDED:
                 return one
         ended = len(own)
     raise MooringsError("controller.busy", f"no claim could be made for {owner}", retryable=True)

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, ge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from moorings.kubernetes.proxy.keeper import Keeper
+from moorings.kubernetes.proxy.keeper import PartitionManager
 
 if TYPE_CHECKING:
     from prometheus_client.metrics import MetricWrapperBase
@@ -23,14 +23,14 @@ COST_PART = 50  # and it takes no more than such a part of the time
 BOUNDS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0)
 
 
-class Metrics:
+class ProxyMetrics:
     """The numbers of one proxy."""
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: PartitionManager) -> None:
         self._text = b""
         self._fresh_until = float("-inf")
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_Kept(keeper))
+        self._registry.register(_ManagerCollector(keeper))
         ProcessCollector(registry=self._registry)
         self.requests = Histogram(
             "moorings_proxy_request_duration_seconds",
@@ -55,14 +55,14 @@ class Metrics:
 
 def families() -> list[MetricWrapperBase | Metric]:
     """Every metric but those of the process, for the reference page; the numbers mean nothing."""
-    keeper = Keeper("", {}, "", int)
-    return [Metrics(keeper).requests, *_Kept(keeper).collect()]
+    keeper = PartitionManager("", {}, "", int)
+    return [ProxyMetrics(keeper).requests, *_ManagerCollector(keeper).collect()]
 
 
-class _Kept(Collector):
+class _ManagerCollector(Collector):
     """What the keeper knows."""
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: PartitionManager) -> None:
         self._keeper = keeper
 
     def collect(self) -> Iterator[Metric]:

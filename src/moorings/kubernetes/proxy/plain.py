@@ -11,12 +11,12 @@ import secrets
 from typing import TYPE_CHECKING
 
 from moorings.core.errors import MooringsError
-from moorings.kubernetes.proxy.answers import problem
+from moorings.kubernetes.proxy.answers import problem_response
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from moorings.kubernetes.proxy.routes import Routes
+    from moorings.kubernetes.proxy.routes import ProxyRoutes
 
 
 class PlainRoutes:
@@ -27,7 +27,7 @@ class PlainRoutes:
         is_open: whether what needs no token is served.
     """
 
-    def __init__(self, routes: Routes, *, is_open: bool) -> None:
+    def __init__(self, routes: ProxyRoutes, *, is_open: bool) -> None:
         self._routes = routes
         self._is_open = is_open
 
@@ -42,6 +42,6 @@ class PlainRoutes:
             "write https:// and the HTTPS port; the proxy's authority stands in the ConfigMap <release>-vipu-proxy-ca"
         )
         request_id = secrets.token_hex(8)
-        answer = problem(MooringsError("request.not_private", detail, hint=hint, retryable=True), request_id)
+        answer = problem_response(MooringsError("request.not_private", detail, hint=hint, retryable=True), request_id)
         await send({"type": "http.response.start", "status": answer.status, "headers": answer.head(request_id)})
         await send({"type": "http.response.body", "body": answer.body})

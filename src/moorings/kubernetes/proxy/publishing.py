@@ -12,20 +12,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from moorings.core.instants import Timestamp
-from moorings.kubernetes.proxy.journal import Journal
-from moorings.kubernetes.proxy.known import HELD, Phase
-from moorings.kubernetes.proxy.links import Link
-from moorings.kubernetes.proxy.records import Record
+from moorings.kubernetes.proxy.journal import WatchCache
+from moorings.kubernetes.proxy.known import HELD, ClaimPhase
+from moorings.kubernetes.proxy.links import ControllerConnection
+from moorings.kubernetes.proxy.records import ManagedInstance
 from moorings.kubernetes.proxy.shapes import WAITING, ChangeBody, PartitionBody
-from moorings.kubernetes.proxy.telling import body_of
-from moorings.kubernetes.proxy.usage import Usage
+from moorings.kubernetes.proxy.telling import build_body
+from moorings.kubernetes.proxy.usage import IpuUsage
 from moorings.wire.codec import format_time
 
 WORDS_S = 0.5  # the operator's pause before it writes a status is as long: both together are a second
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class PublishDecision:
     """What to publish.
 
     Attributes:
@@ -37,7 +37,7 @@ class Report:
     again_s: float | None = None
 
 
-def decide(body: PartitionBody, shown: PartitionBody | None, shown_s: float, now_s: float) -> Report:
+def decide_publish(body: PartitionBody, shown: PartitionBody | None, shown_s: float, now_s: float) -> PublishDecision:
     """What to publish of a partition. Pure.
 
     Args:
@@ -47,19 +47,19 @@ def decide(body: PartitionBody, shown: PartitionBody | None, shown_s: float, now
         now_s: the time, of the same monotonic clock.
     """
     if shown is None:
-        return Report(body)
+        return PublishDecision(body)
     body = replace(body, since=shown.since if body.state == shown.state else body.since)
     if body == shown:
-        return Report()
+        return PublishDecision()
     same = replace(body, message=shown.message, code=shown.code, starts_at=shown.starts_at, unsure=shown.unsure)
     only_words = body.state == WAITING and same == shown
     left_s = shown_s + WORDS_S - now_s
     if only_words and shown.message and left_s > 0:  # the first words are published at once
-        return Report(again_s=left_s)
-    return Report(body)
+        return PublishDecision(again_s=left_s)
+    return PublishDecision(body)
 
 
-class Publisher:
+class StatusPublisher:
     """Publishes how instances stand: in the journal, and what they hold in the usage.
 
     Args:
@@ -72,10 +72,10 @@ class Publisher:
 
     def __init__(
         self,
-        journal: Journal,
-        usage: Usage,
-        links: Callable[[], Mapping[str, Link]],
-        look: Callable[[Record], None],
+        journal: WatchCache,
+        usage: IpuUsage,
+        links: Callable[[], Mapping[str, ControllerConnection]],
+        look: Callable[[ManagedInstance], None],
         now: Callable[[], int],
     ) -> None:
         self._journal = journal
@@ -84,12 +84,12 @@ class Publisher:
         self._look = look
         self._now = now
 
-    def publish(self, record: Record) -> None:
+    def publish(self, record: ManagedInstance) -> None:
         """Publish how an instance stands if that is news, now or when its words are due."""
-        held = sum(known.size for known in record.book.claims.values() if known.phase in (*HELD, Phase.RELEASING))
+        held = sum(known.size for known in record.book.claims.values() if known.phase in (*HELD, ClaimPhase.RELEASING))
         now_s = time.monotonic()
         self._usage.set(record.owner, record.place.namespace, held, now_s)
-        report = decide(self.body(record), record.shown, record.shown_s, now_s)
+        report = decide_publish(self.body(record), record.shown, record.shown_s, now_s)
         self.forget(record)
         if report.body is not None:
             record.shown, record.shown_s = replace(report.body, version=self._journal.coming), now_s
@@ -97,28 +97,28 @@ class Publisher:
         elif report.again_s is not None:
             self.publish_soon(record, report.again_s)
 
-    def publish_soon(self, record: Record, pause_s: float = WORDS_S) -> None:
+    def publish_soon(self, record: ManagedInstance, pause_s: float = WORDS_S) -> None:
         """Publish how an instance stands after a pause, unless that is done before."""
         if record.telling is None:
             record.telling = asyncio.get_running_loop().call_later(pause_s, self._due, record)
 
-    def withdraw(self, record: Record) -> None:
+    def withdraw(self, record: ManagedInstance) -> None:
         """Publish that nothing is left of an instance's partition."""
         self.forget(record)
         self._usage.set(record.owner, record.place.namespace, 0, time.monotonic())
         if record.shown is not None:
             self._journal.add(ChangeBody(partition=replace(record.shown, binding=None), gone=True))
 
-    def body(self, record: Record) -> PartitionBody:
+    def body(self, record: ManagedInstance) -> PartitionBody:
         """How an instance stands, published or not."""
-        return body_of(record, self._links(), format_time(Timestamp(self._now())))
+        return build_body(record, self._links(), format_time(Timestamp(self._now())))
 
-    def forget(self, record: Record) -> None:
+    def forget(self, record: ManagedInstance) -> None:
         """Publish nothing later of what is held back."""
         if record.telling is not None:
             record.telling.cancel()
             record.telling = None
 
-    def _due(self, record: Record) -> None:
+    def _due(self, record: ManagedInstance) -> None:
         record.telling = None
         self._look(record)

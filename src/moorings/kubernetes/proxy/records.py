@@ -6,9 +6,9 @@ import asyncio
 from dataclasses import dataclass, field, replace
 
 from moorings.core.errors import MooringsError
-from moorings.kubernetes.proxy.asking import Place
-from moorings.kubernetes.proxy.choice import Book, Choice
-from moorings.kubernetes.proxy.known import Known, Phase
+from moorings.kubernetes.proxy.asking import InstanceKey
+from moorings.kubernetes.proxy.choice import InstanceClaims, InstancePlan
+from moorings.kubernetes.proxy.known import ClaimPhase, ObservedClaim
 from moorings.kubernetes.proxy.shapes import PartitionBody, PartitionRequest
 from moorings.wire.shapes import BindingBody
 
@@ -16,7 +16,7 @@ PAUSE_S = 0.1  # after the first failure
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class EstimatedStart:
     """When a claim would start, as its controller reckons.
 
     Attributes:
@@ -29,13 +29,13 @@ class Estimate:
     why: str = ""
     asked_at: float = 0.0
 
-    def asked_again(self, at: float) -> Estimate:
+    def asked_again(self, at: float) -> EstimatedStart:
         """The same, asked later."""
         return replace(self, asked_at=at)
 
 
 @dataclass(slots=True)
-class Record:
+class ManagedInstance:
     """One instance: what is known, what is published of it, and who works on it.
 
     Attributes:
@@ -43,30 +43,34 @@ class Record:
         telling: publishes what is held back.
     """
 
-    place: Place
+    place: InstanceKey
     owner: str
-    book: Book = field(default_factory=Book)
+    book: InstanceClaims = field(default_factory=InstanceClaims)
     binding: BindingBody | None = None
     resetting: asyncio.Task[None] | None = None
     shown: PartitionBody | None = None
     shown_s: float = 0.0
     telling: asyncio.TimerHandle | None = None
-    choice: Choice = Choice()
+    choice: InstancePlan = InstancePlan()
     worker: asyncio.Task[None] | None = None
     again: bool = False
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     trouble: str = ""
     pause_s: float = PAUSE_S
     keys: set[tuple[str, str]] = field(default_factory=set)
-    estimates: dict[tuple[str, str], Estimate] = field(default_factory=dict)
+    estimates: dict[tuple[str, str], EstimatedStart] = field(default_factory=dict)
 
-    def has_ready(self, winner: Known) -> bool:
+    def has_ready(self, winner: ObservedClaim) -> bool:
         """Whether a claim that was READY still is."""
         known = self.book.find(winner)
-        return known is not None and known.phase in (Phase.READY, Phase.RECLAIMING) and known.attempt == winner.attempt
+        return (
+            known is not None
+            and known.phase in (ClaimPhase.READY, ClaimPhase.RECLAIMING)
+            and known.attempt == winner.attempt
+        )
 
 
-def check_same(book: Book, request: PartitionRequest) -> None:
+def check_unchanged(book: InstanceClaims, request: PartitionRequest) -> None:
     """Raises ``key.conflict`` if something else was asked for this instance before."""
     for known in book.claims.values():
         if (known.size, known.gcds, known.replicas_per_gcd) != (
@@ -84,7 +88,7 @@ def check_same(book: Book, request: PartitionRequest) -> None:
         book.full.clear()
 
 
-def request_of(record: Record) -> PartitionRequest | None:
+def rebuild_request(record: ManagedInstance) -> PartitionRequest | None:
     """What was asked for before this process began, as a claim of it says."""
     known = next(iter(record.book.claims.values()), None)
     if known is None:

@@ -14,13 +14,13 @@ from urllib.parse import parse_qsl, unquote
 
 from moorings.core.errors import MooringsError
 from moorings.kubernetes.proxy import openapi
-from moorings.kubernetes.proxy.answers import Answer, problem, told
-from moorings.kubernetes.proxy.asking import Place, check_place
-from moorings.kubernetes.proxy.door import Door, Visitor
-from moorings.kubernetes.proxy.keeper import Keeper
-from moorings.kubernetes.proxy.metrics import MEDIA, Metrics
+from moorings.kubernetes.proxy.answers import ServerResponse, json_response, problem_response
+from moorings.kubernetes.proxy.asking import InstanceKey, check_instance_key
+from moorings.kubernetes.proxy.door import ProxyCaller, TokenAuthenticator
+from moorings.kubernetes.proxy.keeper import PartitionManager
+from moorings.kubernetes.proxy.metrics import MEDIA, ProxyMetrics
 from moorings.kubernetes.proxy.shapes import PartitionRequest
-from moorings.kubernetes.proxy.stats import Stats
+from moorings.kubernetes.proxy.stats import ProxyStats
 from moorings.wire.codec import decode, to_camel_case
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _FIELDS = frozenset(to_camel_case(item.name) for item in fields(PartitionRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ProxyRequest:
     """One request."""
 
     method: str
@@ -49,7 +49,7 @@ class Asked:
     request_id: str
 
 
-class Routes:
+class ProxyRoutes:
     """The ASGI application.
 
     Args:
@@ -58,15 +58,15 @@ class Routes:
         watch_s: how long one watch goes on; whoever watches goes on with another.
     """
 
-    def __init__(self, keeper: Keeper, door: Door, watch_s: float) -> None:
+    def __init__(self, keeper: PartitionManager, door: TokenAuthenticator, watch_s: float) -> None:
         self._keeper = keeper
         self._door = door
         self._watch_s = watch_s
         self._watches = 0
-        self._stats = Stats(keeper)
+        self._stats = ProxyStats(keeper)
         self._closing = False
-        self.metrics = Metrics(keeper)
-        self._open: dict[str, tuple[str, Callable[[Asked], Awaitable[Answer]]]] = {
+        self.metrics = ProxyMetrics(keeper)
+        self._open: dict[str, tuple[str, Callable[[ProxyRequest], Awaitable[ServerResponse]]]] = {
             "/stats": ("GET", self._get_stats),
             "/query": ("POST", self._post_query),
             "/healthz": ("GET", self._healthz),
@@ -98,21 +98,21 @@ class Routes:
                 return
             body = await _read_body(receive, headers)
             query = _query(scope["query_string"])
-            asked = Asked(scope["method"], path, query, headers, _address(scope), body, request_id)
+            asked = ProxyRequest(scope["method"], path, query, headers, _address(scope), body, request_id)
             route, answer = await self._answer(asked)
         except MooringsError as error:
-            answer = problem(error, request_id)
+            answer = problem_response(error, request_id)
         except Exception:
             log.exception("request.failed", extra={"request_id": request_id, "path": path[:200]})
             fault = MooringsError("internal.error", "the proxy met a fault of its own while it served this request")
-            answer = problem(fault, request_id)
+            answer = problem_response(fault, request_id)
         self.metrics.answered(
             scope["method"] if route != "none" else "other", route, answer.status, time.perf_counter() - begun
         )
         await send({"type": "http.response.start", "status": answer.status, "headers": answer.head(request_id)})
         await send({"type": "http.response.body", "body": answer.body})
 
-    async def _answer(self, asked: Asked) -> tuple[str, Answer]:
+    async def _answer(self, asked: ProxyRequest) -> tuple[str, ServerResponse]:
         """The route's template, and the answer to an address that is not a stream."""
         found = self._open.get(asked.path)
         if found is not None:
@@ -140,65 +140,65 @@ class Routes:
             "path.unknown", f"there is nothing at {asked.path[:200]!r}", hint="the addresses stand in /openapi.json"
         )
 
-    async def _visitor(self, headers: Mapping[bytes, bytes], address: str) -> Visitor:
+    async def _visitor(self, headers: Mapping[bytes, bytes], address: str) -> ProxyCaller:
         return await self._door.visitor(headers.get(b"authorization", b"").decode("latin-1"), address)
 
     # -- open to all ---------------------------------------------------------------------------------------------------
 
-    async def _get_stats(self, _asked: Asked) -> Answer:
-        return told(await self._stats.stats())
+    async def _get_stats(self, _asked: ProxyRequest) -> ServerResponse:
+        return json_response(await self._stats.stats())
 
-    async def _post_query(self, asked: Asked) -> Answer:
+    async def _post_query(self, asked: ProxyRequest) -> ServerResponse:
         return await self._stats.query(asked.body)
 
-    async def _healthz(self, _asked: Asked) -> Answer:
-        return told({"status": "alive"})
+    async def _healthz(self, _asked: ProxyRequest) -> ServerResponse:
+        return json_response({"status": "alive"})
 
-    async def _readyz(self, asked: Asked) -> Answer:
+    async def _readyz(self, asked: ProxyRequest) -> ServerResponse:
         silent = [name for name, link in self._keeper.links.items() if not link.tried]
         if silent:
             waits = MooringsError("controller.unreachable", f"{silent[0]} was not asked yet", retryable=True)
-            return problem(waits, asked.request_id)
+            return problem_response(waits, asked.request_id)
         aliases = {name: link.alias_of for name, link in self._keeper.links.items() if link.alias_of}
-        return told({"status": "ready", "aliases": aliases} if aliases else {"status": "ready"})
+        return json_response({"status": "ready", "aliases": aliases} if aliases else {"status": "ready"})
 
-    async def _get_metrics(self, _asked: Asked) -> Answer:
-        return Answer(200, self.metrics.text(), MEDIA)
+    async def _get_metrics(self, _asked: ProxyRequest) -> ServerResponse:
+        return ServerResponse(200, self.metrics.text(), MEDIA)
 
-    async def _document(self, _asked: Asked) -> Answer:
-        return Answer(200, openapi.served())
+    async def _document(self, _asked: ProxyRequest) -> ServerResponse:
+        return ServerResponse(200, openapi.served())
 
     # -- for the operator and for launchers ----------------------------------------------------------------------------
 
-    async def _list(self, asked: Asked, visitor: Visitor) -> Answer:
+    async def _list(self, asked: ProxyRequest, visitor: ProxyCaller) -> ServerResponse:
         namespace, job = asked.query.get("namespace", ""), asked.query.get("job", "")
         if not visitor.may_see(namespace, job):
             _deny(visitor)
-        return told(self._keeper.partitions(namespace, job))
+        return json_response(self._keeper.partitions(namespace, job))
 
-    async def _post(self, asked: Asked, visitor: Visitor) -> Answer:
+    async def _post(self, asked: ProxyRequest, visitor: ProxyCaller) -> ServerResponse:
         if not visitor.operator:
             _deny(visitor)
-        return told(await self._keeper.create(_request(asked.body)))
+        return json_response(await self._keeper.create(_request(asked.body)))
 
-    async def _delete(self, asked: Asked, place: Place) -> Answer:
+    async def _delete(self, asked: ProxyRequest, place: InstanceKey) -> ServerResponse:
         visitor = await self._visitor(asked.headers, asked.address)
         if not visitor.operator:
             _deny(visitor)
         left = await self._keeper.release(place)
-        return told(left) if left is not None else Answer(204)
+        return json_response(left) if left is not None else ServerResponse(204)
 
-    async def _reset(self, asked: Asked, place: Place) -> Answer:
+    async def _reset(self, asked: ProxyRequest, place: InstanceKey) -> ServerResponse:
         visitor = await self._visitor(asked.headers, asked.address)
         if not visitor.may_use(place.namespace, place.job, place.instance):
             _deny(visitor)
-        return told(await self._keeper.reset(place))
+        return json_response(await self._keeper.reset(place))
 
-    async def _yield(self, asked: Asked, place: Place) -> Answer:
+    async def _yield(self, asked: ProxyRequest, place: InstanceKey) -> ServerResponse:
         visitor = await self._visitor(asked.headers, asked.address)
         if not visitor.operator:
             _deny(visitor)
-        return told(await self._keeper.give_way(place))
+        return json_response(await self._keeper.give_way(place))
 
     async def _watch(self, scope: Scope, headers: Mapping[bytes, bytes], request_id: str, send: Send) -> None:
         """Send the changes after ``since`` as they come, for as long as one answer may take.
@@ -240,7 +240,7 @@ def _address(scope: Scope) -> str:
     return client[0] if client else ""
 
 
-def _deny(visitor: Visitor) -> NoReturn:
+def _deny(visitor: ProxyCaller) -> NoReturn:
     raise MooringsError(
         "auth.denied",
         f"{visitor.user} may not do that",
@@ -249,18 +249,18 @@ def _deny(visitor: Visitor) -> NoReturn:
     )
 
 
-def _check_method(asked: Asked, *methods: str) -> None:
+def _check_method(asked: ProxyRequest, *methods: str) -> None:
     if asked.method not in methods:
         raise MooringsError(
             "method.not_allowed", f"{asked.path[:200]} does not take {asked.method[:20]}", hint=f"it takes {methods}"
         )
 
 
-def _place(parts: list[str]) -> Place:
+def _place(parts: list[str]) -> InstanceKey:
     namespace, job, uid, instance = (unquote(part) for part in parts[:4])
     if not instance.isascii() or not instance.isdecimal() or len(instance) > 6:
         raise MooringsError("path.unknown", f"{instance[:40]!r} is no instance")
-    return check_place(namespace, job, uid, int(instance))
+    return check_instance_key(namespace, job, uid, int(instance))
 
 
 def _query(text: bytes) -> dict[str, str]:

@@ -10,21 +10,21 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 
 from moorings.core.errors import MooringsError
-from moorings.kubernetes.accepting import Listening
-from moorings.kubernetes.certificate_keeper import CertificateKeeper
-from moorings.kubernetes.kube import NAMESPACE, Kube, KubeError
+from moorings.kubernetes.accepting import LimitedListener
+from moorings.kubernetes.certificate_keeper import CertificateRotator
+from moorings.kubernetes.kube import NAMESPACE, KubeApi, KubeError
 from moorings.kubernetes.mounted import MountedCertificate
 from moorings.kubernetes.proxy.asking import check_cluster
-from moorings.kubernetes.proxy.door import Door
-from moorings.kubernetes.proxy.estimates import Estimating
-from moorings.kubernetes.proxy.keeper import Keeper
-from moorings.kubernetes.proxy.links import Reach
+from moorings.kubernetes.proxy.door import TokenAuthenticator
+from moorings.kubernetes.proxy.estimates import EstimateUpdater
+from moorings.kubernetes.proxy.keeper import PartitionManager
+from moorings.kubernetes.proxy.links import ControllerTarget
 from moorings.kubernetes.proxy.plain import PlainRoutes
-from moorings.kubernetes.proxy.routes import Routes
-from moorings.kubernetes.proxy.server import ProxyServer, Times, listen
+from moorings.kubernetes.proxy.routes import ProxyRoutes
+from moorings.kubernetes.proxy.server import ClientTimeouts, ProxyServer, listen
 from moorings.kubernetes.proxy.settings import ProxySettings, read_controllers
 from moorings.kubernetes.proxy.shapes import PartitionBody
-from moorings.kubernetes.proxy.tracker import Tracker
+from moorings.kubernetes.proxy.tracker import TrackerConfigMap
 
 log = logging.getLogger("moorings.kubernetes.proxy")
 
@@ -36,15 +36,15 @@ WATCH_PART = 0.9  # of the time an answer may take; then a watch ends by itself
 
 
 @dataclass(frozen=True, slots=True)
-class Proxy:
+class RunningProxy:
     """A running proxy; ``tls_port`` is None where it speaks no TLS."""
 
-    keeper: Keeper
+    keeper: PartitionManager
     port: int
     tls_port: int | None
 
 
-async def find_mark(kube: Kube, stopping: asyncio.Event) -> str:
+async def find_cluster_uid(kube: KubeApi, stopping: asyncio.Event) -> str:
     """What tells this cluster from others of its name: the uid of a namespace that is as old, and is never removed.
 
     Nothing is done before it is known, for what another cluster holds would be taken for this one's. A proxy that may
@@ -74,14 +74,14 @@ async def find_mark(kube: Kube, stopping: asyncio.Event) -> str:
 
 
 @contextlib.asynccontextmanager
-async def running(
+async def run_proxy(
     settings: ProxySettings,
-    kube: Kube,
+    kube: KubeApi,
     boot: str,
     now: Callable[[], int],
     mark: str,
-    certificate: CertificateKeeper | MountedCertificate | None = None,
-) -> AsyncIterator[Proxy]:
+    certificate: CertificateRotator | MountedCertificate | None = None,
+) -> AsyncIterator[RunningProxy]:
     """A proxy that serves until the block ends; every partition stays as it is then.
 
     Args:
@@ -95,21 +95,21 @@ async def running(
     Raises:
         MooringsError: ``config.invalid``.
     """
-    keeper = Keeper(check_cluster(settings.cluster), settings.projects, boot, now, mark)
+    keeper = PartitionManager(check_cluster(settings.cluster), settings.projects, boot, now, mark)
     reaches = _read(settings)
     listening = listen(settings.host, settings.port)
-    times = Times(settings.idle_s, settings.read_s, settings.write_s, settings.connections_max)
-    routes = Routes(keeper, Door(kube, settings.operators), settings.write_s * WATCH_PART)
+    times = ClientTimeouts(settings.idle_s, settings.read_s, settings.write_s, settings.connections_max)
+    routes = ProxyRoutes(keeper, TokenAuthenticator(kube, settings.operators), settings.write_s * WATCH_PART)
     servers: list[tuple[ProxyServer, socket.socket]] = []
     if certificate is None:
         servers.append((ProxyServer(routes, times, routes.close), listening))
     else:
         assert settings.tls_port is not None
-        private = Listening(listen(settings.host, settings.tls_port), settings.connections_max)
+        private = LimitedListener(listen(settings.host, settings.tls_port), settings.connections_max)
         servers.append((ProxyServer(routes, times, routes.close, certificate.context), private))
         servers.append((ProxyServer(PlainRoutes(routes, is_open=settings.plain), times), listening))
     await keeper.set_controllers(reaches)
-    estimating = Estimating(keeper.waiting, lambda: keeper.links, keeper.wake, now)
+    estimating = EstimateUpdater(keeper.waiting, lambda: keeper.links, keeper.wake, now)
     works = [server.serve([sock]) for server, sock in servers]
     works += [_reload(settings, keeper, reaches), estimating.serve()]
     if certificate is not None:
@@ -119,11 +119,11 @@ async def running(
         def read() -> tuple[int, Iterable[PartitionBody]]:
             return keeper.journal.number, keeper.partitions().items
 
-        works.append(Tracker(kube, settings.namespace, settings.tracker, read).serve())
+        works.append(TrackerConfigMap(kube, settings.namespace, settings.tracker, read).serve())
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         ports = [sock.getsockname()[1] for _, sock in servers]
-        yield Proxy(keeper, ports[-1], ports[0] if certificate is not None else None)
+        yield RunningProxy(keeper, ports[-1], ports[0] if certificate is not None else None)
     finally:
         for server, _ in servers:
             server.should_exit = True
@@ -134,11 +134,11 @@ async def running(
         await keeper.close()
 
 
-def _read(settings: ProxySettings) -> tuple[Reach, ...]:
-    return tuple(Reach(entry, endpoint) for entry, endpoint in read_controllers(settings))
+def _read(settings: ProxySettings) -> tuple[ControllerTarget, ...]:
+    return tuple(ControllerTarget(entry, endpoint) for entry, endpoint in read_controllers(settings))
 
 
-async def _reload(settings: ProxySettings, keeper: Keeper, reaches: tuple[Reach, ...]) -> None:
+async def _reload(settings: ProxySettings, keeper: PartitionManager, reaches: tuple[ControllerTarget, ...]) -> None:
     """Take over what changes in the files; a list that cannot be used is told, and the old one stays."""
     told = ""
     while True:

@@ -20,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from moorings.core.errors import MooringsError
 from moorings.kubernetes.accepting import BoundedServer
-from moorings.kubernetes.proxy.answers import problem
+from moorings.kubernetes.proxy.answers import problem_response
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +33,7 @@ SHUTDOWN_S = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class ClientTimeouts:
     """How long a client may take, in seconds, and how many may be connected."""
 
     idle_s: float = 60.0
@@ -42,10 +42,10 @@ class Times:
     connections_max: int = 2048
 
 
-class TimedProtocol(HttpToolsProtocol):
+class ProxyProtocol(HttpToolsProtocol):
     """One connection, which no client holds for longer than it may."""
 
-    times: ClassVar[Times] = Times()
+    times: ClassVar[ClientTimeouts] = ClientTimeouts()
 
     _reading: asyncio.TimerHandle | None = None
     _writing: asyncio.TimerHandle | None = None
@@ -133,7 +133,7 @@ class TimedProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Answer what never became a request."""
         error = MooringsError("request.invalid", f"the HTTP request cannot be read: {msg}")
-        answer = problem(error, "")
+        answer = problem_response(error, "")
         head = b"".join(name + b": " + value + b"\r\n" for name, value in answer.head(""))
         self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + head + b"\r\n" + answer.body)
         self.transport.close()
@@ -152,11 +152,11 @@ class ProxyServer(BoundedServer):
     def __init__(
         self,
         app: ASGIApp,
-        times: Times,
+        times: ClientTimeouts,
         closing: Callable[[], None] = lambda: None,
         context: ssl.SSLContext | None = None,
     ) -> None:
-        protocol = type("ProxyProtocol", (TimedProtocol,), {"times": times})
+        protocol = type("ProxyProtocol", (ProxyProtocol,), {"times": times})
         super().__init__(
             uvicorn.Config(
                 app,
@@ -197,7 +197,7 @@ def listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def stop_at_signals(stopping: asyncio.Event) -> None:
+def set_on_termination(stopping: asyncio.Event) -> None:
     """SIGTERM and SIGINT set ``stopping``."""
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)

@@ -28,7 +28,7 @@ _SHAPE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ControllerEntry:
     """One controller of the list.
 
     Attributes:
@@ -95,7 +95,7 @@ class ProxySettings:
     connections_max: int = 2048
 
 
-def parse_controllers(text: str) -> tuple[Entry, ...]:
+def parse_controllers(text: str) -> tuple[ControllerEntry, ...]:
     """The controllers of a list, in its order: entries between commas or on lines of their own.
 
     Raises:
@@ -111,7 +111,7 @@ def parse_controllers(text: str) -> tuple[Entry, ...]:
     return tuple(entries)
 
 
-def _parse_entry(text: str) -> Entry:
+def _parse_entry(text: str) -> ControllerEntry:
     gone = text.startswith("!")
     match = _ENTRY.fullmatch(text.removeprefix("!").lstrip())
     if match is None:
@@ -121,7 +121,7 @@ def _parse_entry(text: str) -> Entry:
         raise _wrong(text, f"{host[:80]!r} is no host")
     if not 1 <= int(port) <= 65535:
         raise _wrong(text, f"{port} is no TCP port")
-    return Entry(host, int(port), _parse_label(text, label) if label else {}, gone)
+    return ControllerEntry(host, int(port), _parse_label(text, label) if label else {}, gone)
 
 
 def _parse_label(entry: str, label: str) -> dict[str, str]:
@@ -174,7 +174,7 @@ def _no_project(told: str) -> MooringsError:
     )
 
 
-def read_controllers(settings: ProxySettings) -> tuple[tuple[Entry, Endpoint], ...]:
+def read_controllers(settings: ProxySettings) -> tuple[tuple[ControllerEntry, Endpoint], ...]:
     """The controllers as their files say now, each with how it is reached.
 
     Raises:
@@ -183,7 +183,7 @@ def read_controllers(settings: ProxySettings) -> tuple[tuple[Entry, Endpoint], .
     return tuple((entry, endpoint_of(settings, entry)) for entry in parse_controllers(_read(settings.controllers_file)))
 
 
-def endpoint_of(settings: ProxySettings, entry: Entry, timeout_s: float = 10.0) -> Endpoint:
+def endpoint_of(settings: ProxySettings, entry: ControllerEntry, timeout_s: float = 10.0) -> Endpoint:
     """How a controller is reached.
 
     Raises:
@@ -200,7 +200,7 @@ def endpoint_of(settings: ProxySettings, entry: Entry, timeout_s: float = 10.0) 
     )
 
 
-def _access_key(folder: Path | None, entry: Entry) -> str:
+def _access_key(folder: Path | None, entry: ControllerEntry) -> str:
     if folder is None:
         return ""
     own = folder / f"{entry.host.strip('[]').replace(':', '_')}_{entry.port}"

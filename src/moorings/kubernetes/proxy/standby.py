@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from moorings.kubernetes.election import Elector
 from moorings.kubernetes.proxy.server import listen
-from moorings.kubernetes.shares import Shares
+from moorings.kubernetes.shares import DynamicLimit
 
 log = logging.getLogger("moorings.kubernetes.proxy.standby")
 
@@ -24,7 +24,7 @@ LOOK_S = 5.0
 CONNECTIONS_MAX = 1024  # one address: half; to the leader all of them come from one, which has so many places there
 
 
-class Standby:
+class ConnectionForwarder:
     """Hands connections on.
 
     Args:
@@ -38,7 +38,7 @@ class Standby:
         self._host = host
         self._ports = ports
         self._open: set[asyncio.Task[None]] = set()
-        self._places = Shares(CONNECTIONS_MAX)
+        self._places = DynamicLimit(CONNECTIONS_MAX)
 
     async def serve(self) -> None:
         """Until cancelled; then all that was handed on ends, for its clients to come again."""
@@ -62,7 +62,7 @@ class Standby:
             if not leader or not self._places.take(address):
                 writer.transport.abort()
                 return
-            task = asyncio.get_running_loop().create_task(_hand_on(reader, writer, leader, port))
+            task = asyncio.get_running_loop().create_task(_forward(reader, writer, leader, port))
             self._open.add(task)
             task.add_done_callback(self._open.discard)
             task.add_done_callback(lambda _task: self._places.give(address))
@@ -70,7 +70,7 @@ class Standby:
         return met
 
 
-async def _hand_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str, port: int) -> None:
+async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str, port: int) -> None:
     there: asyncio.StreamWriter | None = None
     try:
         async with asyncio.timeout(REACHED_S):
@@ -98,7 +98,7 @@ async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> Non
             await sink.drain()
 
 
-async def take_turns(elector: Elector, standby: Standby, work: Callable[[], Awaitable[None]]) -> None:
+async def lead_or_forward(elector: Elector, standby: ConnectionForwarder, work: Callable[[], Awaitable[None]]) -> None:
     """Work while this replica leads, and stand by while another one does; returns when the work ends by itself."""
     standing = asyncio.create_task(standby.serve())
 

@@ -9,20 +9,20 @@ from collections.abc import Mapping
 
 from moorings.client.client import Client
 from moorings.core.errors import MooringsError
-from moorings.kubernetes.proxy.answers import Answer, told
+from moorings.kubernetes.proxy.answers import ServerResponse, json_response
 from moorings.kubernetes.proxy.asking import IPUS_MAX
-from moorings.kubernetes.proxy.keeper import Keeper
-from moorings.kubernetes.proxy.links import Link
+from moorings.kubernetes.proxy.keeper import PartitionManager
+from moorings.kubernetes.proxy.links import ControllerConnection
 from moorings.wire.shapes import PoolBody
 
 FRESH_S = 1.0  # both are open to all: the controllers are asked no more often
 KIND = "ipu"
 
 
-class Stats:
+class ProxyStats:
     """What is used and free."""
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: PartitionManager) -> None:
         self._keeper = keeper
         self._pools: tuple[PoolBody, ...] | None = None
         self._fresh_until = 0.0
@@ -36,17 +36,19 @@ class Stats:
         found["total"] = {"used": sum(used.values()), "available": free}
         return found
 
-    async def query(self, body: bytes) -> Answer:
+    async def query(self, body: bytes) -> ServerResponse:
         """How many partitions of a size could be made now."""
         try:
             size = _parse_size(body)
         except ValueError as error:
-            return told({"available": False, "numOfPartitions": 0, "message": str(error)}, 400)
+            return json_response({"available": False, "numOfPartitions": 0, "message": str(error)}, 400)
         pools = await self._all_pools()
         if pools is None:
-            return told({"available": False, "numOfPartitions": 0, "message": "no V-IPU controller answers"}, 503)
+            return json_response(
+                {"available": False, "numOfPartitions": 0, "message": "no V-IPU controller answers"}, 503
+            )
         count = sum(pool.available.get(str(size), 0) for pool in pools)
-        return told({"available": True, "numOfPartitions": count, "message": ""})
+        return json_response({"available": True, "numOfPartitions": count, "message": ""})
 
     async def _all_pools(self) -> tuple[PoolBody, ...] | None:
         """The pools of all controllers that answer; None: none does."""
@@ -70,7 +72,7 @@ class Stats:
         return tuple(pool for pools in found for pool in pools if pool.accelerator == KIND)
 
 
-async def _pools_of(link: Link) -> tuple[PoolBody, ...] | None:
+async def _pools_of(link: ControllerConnection) -> tuple[PoolBody, ...] | None:
     try:
         return await link(Client.pools)
     except MooringsError:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from moorings.kubernetes.proxy.choice import Wish
-from moorings.kubernetes.proxy.known import Phase
-from moorings.kubernetes.proxy.links import Link
-from moorings.kubernetes.proxy.records import Record
+from moorings.kubernetes.proxy.choice import DesiredState
+from moorings.kubernetes.proxy.known import ClaimPhase
+from moorings.kubernetes.proxy.links import ControllerConnection
+from moorings.kubernetes.proxy.records import ManagedInstance
 from moorings.kubernetes.proxy.shapes import (
     FAILED,
     GIVEN_BACK,
@@ -42,13 +42,13 @@ _WAITS = {
 _WAITS_ANYHOW = "it is in the queue"
 
 
-def body_of(record: Record, links: Mapping[str, Link], now: str) -> PartitionBody:
+def build_body(record: ManagedInstance, links: Mapping[str, ControllerConnection], now: str) -> PartitionBody:
     """An instance's partition as it stands; ``now`` (RFC 3339) is told of a state whose beginning nobody knows."""
     state, code, message = _state(record, links)
     book, winner = record.book, record.choice.winner
     known = winner or next(iter(book.claims.values()), None)
     size = known.size if known is not None else book.request.ipus if book.request is not None else 0
-    if winner is None and book.wish is Wish.OVER and len(book.claims) == 1:
+    if winner is None and book.wish is DesiredState.OVER and len(book.claims) == 1:
         winner = known
     controller = winner.controller if winner is not None else ""
     link = links.get(controller)
@@ -76,31 +76,31 @@ def body_of(record: Record, links: Mapping[str, Link], now: str) -> PartitionBod
     )
 
 
-def _estimate(record: Record) -> tuple[str | None, str]:
+def _estimate(record: ManagedInstance) -> tuple[str | None, str]:
     """By when it starts, on whichever controller that is first; or why none can say."""
     told = [found for key, found in record.estimates.items() if key in record.book.claims]
     starts = min((found.starts_at for found in told if found.starts_at), default=None)  # as text they are in order
     return starts, "" if starts else next((found.why for found in told if found.why), "")
 
 
-def _state(record: Record, links: Mapping[str, Link]) -> tuple[str, str, str]:
+def _state(record: ManagedInstance, links: Mapping[str, ControllerConnection]) -> tuple[str, str, str]:
     """State, code and message."""
     book, choice = record.book, record.choice
     winner = choice.winner
-    if book.wish is Wish.OVER:
+    if book.wish is DesiredState.OVER:
         away = sorted({at for at, _ in book.claims} | book.doubts)
         silent = [name for name in away if name in links and not links[name].answers]
-        told = f"; {_silence(silent, links)}" if silent else ""
+        told = f"; {_describe_unreachable(silent, links)}" if silent else ""
         return RELEASING, GIVEN_BACK, f"the partition is being removed{told}"
     if choice.failed is not None:
         return FAILED, *choice.failed
     if winner is None:
-        return _waits(record, links)
-    if winner.phase is Phase.LOST:
+        return _waiting_state(record, links)
+    if winner.phase is ClaimPhase.LOST:
         return LOST, winner.code or "claim.lost", winner.message or "the partition was lost"
-    if winner.phase is Phase.GRANTED:
+    if winner.phase is ClaimPhase.GRANTED:
         return PREPARING, winner.code or "partition.preparing", winner.message or "the partition is being made"
-    if winner.phase is Phase.RECLAIMING:
+    if winner.phase is ClaimPhase.RECLAIMING:
         return (
             RECLAIMING,
             "claim.reclaiming",
@@ -113,7 +113,7 @@ def _state(record: Record, links: Mapping[str, Link]) -> tuple[str, str, str]:
     return PREPARING, "partition.preparing", choice.why or record.trouble or "the partition is almost ready"
 
 
-def _silence(silent: Sequence[str], links: Mapping[str, Link]) -> str:
+def _describe_unreachable(silent: Sequence[str], links: Mapping[str, ControllerConnection]) -> str:
     """Which controllers cannot be asked, and whether that is the proxy's own fault."""
     denied = [name for name in silent if links[name].denies]
     away = [name for name in silent if not links[name].denies]
@@ -121,20 +121,20 @@ def _silence(silent: Sequence[str], links: Mapping[str, Link]) -> str:
     return "; ".join([*told, f"{', '.join(away)} does not answer"] if away else told)
 
 
-def _waits(record: Record, links: Mapping[str, Link]) -> tuple[str, str, str]:
+def _waiting_state(record: ManagedInstance, links: Mapping[str, ControllerConnection]) -> tuple[str, str, str]:
     """Why it has no block: a place in the queue of a controller that answers counts before the silence of others."""
     claims, refused = record.book.claims.values(), record.book.refused
-    if claims and all(known.phase is Phase.RELEASING for known in claims):
+    if claims and all(known.phase is ClaimPhase.RELEASING for known in claims):
         return RELEASING, "partition.removing", "the partition is being removed"
     order = {name: number for number, name in enumerate(links)}
     for known in sorted(claims, key=lambda known: order.get(known.controller, -1)):
         link = links.get(known.controller)
-        if known.phase is Phase.WAITING and known.code and (link is None or link.answers):
+        if known.phase is ClaimPhase.WAITING and known.code and (link is None or link.answers):
             return WAITING, known.code, _WAITS.get(known.code, _WAITS_ANYHOW).format(known.size)
     asked = {name: link for name, link in links.items() if link.asked and not link.alias_of}
     if not asked:
         return WAITING, "controller.none", "no controller is configured"
     able = [name for name in asked if name not in refused]
     if able and not any(asked[name].answers for name in able):
-        return WAITING, "controller.unreachable", _silence(able, links)
+        return WAITING, "controller.unreachable", _describe_unreachable(able, links)
     return WAITING, "partition.waiting", record.trouble

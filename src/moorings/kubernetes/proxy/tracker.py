@@ -11,8 +11,8 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
-from moorings.kubernetes.ipujob import Obj
-from moorings.kubernetes.kube import CONFIG_MAP, Kube, KubeError
+from moorings.kubernetes.ipujob import KubeObject
+from moorings.kubernetes.kube import CONFIG_MAP, KubeApi, KubeError
 from moorings.kubernetes.proxy.shapes import PartitionBody
 
 log = logging.getLogger("moorings.kubernetes.proxy")
@@ -24,7 +24,7 @@ BYTES_MAX = 900 << 10  # a ConfigMap holds 1 MiB at most
 PARTITIONS, NOTE = "partitions", "note"
 
 
-def view(partitions: Iterable[PartitionBody]) -> dict[str, str]:
+def build_data(partitions: Iterable[PartitionBody]) -> dict[str, str]:
     """The ConfigMap's data: a line of JSON for each partition; a note says what was left out."""
     lines, size, left = [], 0, 0
     for one in partitions:
@@ -54,7 +54,7 @@ def pause_s(data: Mapping[str, str]) -> float:
     return min(max(PAUSE_S, sum(map(len, data.values())) / BYTES_PER_S), PAUSE_S_MAX)
 
 
-class Tracker:
+class TrackerConfigMap:
     """Keeps the ConfigMap.
 
     Args:
@@ -64,7 +64,7 @@ class Tracker:
     """
 
     def __init__(
-        self, kube: Kube, namespace: str, name: str, read: Callable[[], tuple[int, Iterable[PartitionBody]]]
+        self, kube: KubeApi, namespace: str, name: str, read: Callable[[], tuple[int, Iterable[PartitionBody]]]
     ) -> None:
         self._kube = kube
         self._namespace = namespace
@@ -78,7 +78,7 @@ class Tracker:
             now, partitions = self._read()
             wait_s = PAUSE_S
             if now != number:
-                data = view(partitions)
+                data = build_data(partitions)
                 try:
                     if data != written:
                         await self._write(data)
@@ -96,7 +96,7 @@ class Tracker:
         except KubeError as error:
             if error.status != 404:
                 raise
-            body: Obj = {
+            body: KubeObject = {
                 "apiVersion": CONFIG_MAP.api_version,
                 "kind": CONFIG_MAP.name,
                 "metadata": {"name": self._name, "namespace": self._namespace, "labels": {"component": "vipu-proxy"}},

@@ -11,8 +11,8 @@ import logging
 from collections.abc import Callable
 
 from moorings.core.errors import MooringsError
-from moorings.kubernetes.certificate_keeper import find, parse_authorities
-from moorings.kubernetes.kube import CONFIG_MAP, Kube
+from moorings.kubernetes.certificate_keeper import get_or_none, parse_authorities
+from moorings.kubernetes.kube import CONFIG_MAP, KubeApi
 
 log = logging.getLogger("moorings.kubernetes.proxy.trust")
 
@@ -20,7 +20,7 @@ LOOK_S = 20.0  # a certificate by an authority that nobody knew (its Secret was 
 FIRST_S = 1.0
 
 
-class Trust:
+class ProxyTrustInformer:
     """Tells of the proxy's authorities whenever they have changed.
 
     Args:
@@ -30,7 +30,7 @@ class Trust:
         on_change: takes the authorities, as PEM; raises MooringsError if they cannot be read.
     """
 
-    def __init__(self, kube: Kube, namespace: str, name: str, on_change: Callable[[str], None]) -> None:
+    def __init__(self, kube: KubeApi, namespace: str, name: str, on_change: Callable[[str], None]) -> None:
         self._kube = kube
         self._namespace = namespace
         self._name = name
@@ -43,7 +43,7 @@ class Trust:
         Raises:
             MooringsError: the API server did not answer, or what it has cannot be read.
         """
-        found = parse_authorities(await find(self._kube, CONFIG_MAP, self._name, self._namespace))
+        found = parse_authorities(await get_or_none(self._kube, CONFIG_MAP, self._name, self._namespace))
         if found and found != self._told:
             self._on_change(found)
             self._told = found

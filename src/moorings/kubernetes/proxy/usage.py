@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 
-class Usage:
+class IpuUsage:
     """Who holds how many IPUs."""
 
     def __init__(self) -> None:

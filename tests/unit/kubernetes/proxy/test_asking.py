@@ -9,25 +9,25 @@ from hypothesis import strategies as st
 from moorings.core.claims import check_new_name, check_owner
 from moorings.core.errors import MooringsError
 from moorings.kubernetes.proxy.asking import (
-    Place,
+    InstanceKey,
     check_cluster,
     check_request,
     claim_key,
     claim_name,
     claim_request,
-    is_ours,
-    place_of,
+    is_clusters_claim,
+    parse_instance_key,
 )
 from moorings.kubernetes.proxy.shapes import PartitionRequest
 from tests.cases import cases
 
 UID = "6f1b2c1a-7d52-4d0f-9d6b-0d3c6a7e5b11"
 names = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,34}[a-z0-9])?", fullmatch=True)
-places = st.builds(Place, names, names, st.uuids().map(str), st.integers(0, 99_999))
+places = st.builds(InstanceKey, names, names, st.uuids().map(str), st.integers(0, 99_999))
 
 
 @given(places, st.integers(0, 3))
-def test_a_name_is_one_that_the_vendor_takes_and_says_whose_it_is(place: Place, attempt: int) -> None:
+def test_a_name_is_one_that_the_vendor_takes_and_says_whose_it_is(place: InstanceKey, attempt: int) -> None:
     name = claim_name(place, "lab", attempt)
     assert check_new_name(name) == name
     assert name.endswith(f"-{place.instance}")
@@ -35,41 +35,45 @@ def test_a_name_is_one_that_the_vendor_takes_and_says_whose_it_is(place: Place, 
 
 
 def test_names_differ_over_namespaces_jobs_and_attempts() -> None:
-    place = Place("a", "training", UID, 0)
-    others = [Place("b", "training", UID, 0), Place("a", "training", UID, 1), Place("a", "training", "x", 0)]
+    place = InstanceKey("a", "training", UID, 0)
+    others = [
+        InstanceKey("b", "training", UID, 0),
+        InstanceKey("a", "training", UID, 1),
+        InstanceKey("a", "training", "x", 0),
+    ]
     found = {claim_name(one, "lab") for one in (place, *others)} | {claim_name(place, "lab", 1), claim_name(place, "c")}
     assert len(found) == 6
 
 
 @given(places, st.integers(0, 5), st.text("0123456789abcdef-", min_size=1, max_size=36))
-def test_a_marked_name_is_known_by_its_own_cluster_alone(place: Place, attempt: int, mark: str) -> None:
+def test_a_marked_name_is_known_by_its_own_cluster_alone(place: InstanceKey, attempt: int, mark: str) -> None:
     name = claim_name(place, "lab", attempt, mark)
     assert check_new_name(name) == name
     assert name.endswith(f"-{place.instance}")
-    assert is_ours(name, place, "lab", mark)
-    assert not is_ours(name, place, "lab", f"another-{mark}")
-    assert is_ours(claim_name(place, "lab", attempt), place, "lab", mark), "an earlier release marked none"
-    assert is_ours(name, place, "lab", ""), "who has no mark knows no others"
-    assert not is_ours(None, place, "lab", mark)
+    assert is_clusters_claim(name, place, "lab", mark)
+    assert not is_clusters_claim(name, place, "lab", f"another-{mark}")
+    assert is_clusters_claim(claim_name(place, "lab", attempt), place, "lab", mark), "an earlier release marked none"
+    assert is_clusters_claim(name, place, "lab", ""), "who has no mark knows no others"
+    assert not is_clusters_claim(None, place, "lab", mark)
 
 
 @given(places)
-def test_an_owner_is_read_back(place: Place) -> None:
+def test_an_owner_is_read_back(place: InstanceKey) -> None:
     owner = check_owner(place.owner("lab"))
-    assert place_of(owner, "lab") == place
-    assert place_of(owner, "la") is None
-    assert place_of(f"{owner}/0", "lab") is None
+    assert parse_instance_key(owner, "lab") == place
+    assert parse_instance_key(owner, "la") is None
+    assert parse_instance_key(f"{owner}/0", "lab") is None
 
 
 @pytest.mark.parametrize(
     "owner", ["user/ann", "kubernetes/lab/ns/job/uid", "kubernetes/lab/ns/job/uid/x", "kubernetes/lab/a/b/c/01"]
 )
 def test_strangers_claims_are_none_of_ours(owner: str) -> None:
-    assert place_of(owner, "lab") is None
+    assert parse_instance_key(owner, "lab") is None
 
 
 def test_a_key_is_the_owners_for_ever() -> None:
-    owner = Place("a", "training", UID, 0).owner("lab")
+    owner = InstanceKey("a", "training", UID, 0).owner("lab")
     assert claim_key(owner, 0) == claim_key(owner, 0)
     assert len({claim_key(owner, 0), claim_key(owner, 1), claim_key(f"{owner}0", 0)}) == 3
 

@@ -9,141 +9,156 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorings.kubernetes.proxy.choice import Book, Deed, Do, Standing, Wish, choose
-from moorings.kubernetes.proxy.known import Known, Phase
+from moorings.kubernetes.proxy.choice import (
+    ActionType,
+    ClaimAction,
+    DesiredState,
+    InstanceClaims,
+    ObservedController,
+    plan_instance,
+)
+from moorings.kubernetes.proxy.known import ClaimPhase, ObservedClaim
 from tests.sampling import examples
 
 ONE, TWO = "pod1:8090", "pod2:8090"
-BOTH = (Standing(ONE), Standing(TWO))
+BOTH = (ObservedController(ONE), ObservedController(TWO))
 
 
-def known(controller: str, phase: Phase, ident: str = "claim-a", **more: object) -> Known:
-    return Known(controller=controller, id=ident, owner="o", size=4, phase=phase, **more)  # type: ignore[arg-type]
+def known(controller: str, phase: ClaimPhase, ident: str = "claim-a", **more: object) -> ObservedClaim:
+    return ObservedClaim(controller=controller, id=ident, owner="o", size=4, phase=phase, **more)  # type: ignore[arg-type]
 
 
-def book(*claims: Known, wish: Wish = Wish.WANTED, **more: object) -> Book:
-    made = Book(wish=wish, **more)  # type: ignore[arg-type]
+def book(*claims: ObservedClaim, wish: DesiredState = DesiredState.WANTED, **more: object) -> InstanceClaims:
+    made = InstanceClaims(wish=wish, **more)  # type: ignore[arg-type]
     for number, claim in enumerate(claims):
         made.note(claim, number + 1.0)
     return made
 
 
 def test_with_one_controller_it_waits_there_at_once() -> None:
-    assert choose(book(), [Standing(ONE)]).deeds == (Deed(Do.QUEUE, ONE),)
+    assert plan_instance(book(), [ObservedController(ONE)]).deeds == (ClaimAction(ActionType.QUEUE, ONE),)
 
 
 def test_they_are_tried_in_order_and_then_it_waits_in_all() -> None:
     asked = book()
-    assert choose(asked, BOTH).deeds == (Deed(Do.TRY, ONE),)
+    assert plan_instance(asked, BOTH).deeds == (ClaimAction(ActionType.TRY, ONE),)
     asked.full.add(ONE)
-    assert choose(asked, BOTH).deeds == (Deed(Do.TRY, TWO),)
+    assert plan_instance(asked, BOTH).deeds == (ClaimAction(ActionType.TRY, TWO),)
     asked.full.add(TWO)
-    assert choose(asked, BOTH).deeds == (Deed(Do.QUEUE, ONE), Deed(Do.QUEUE, TWO))
+    assert plan_instance(asked, BOTH).deeds == (ClaimAction(ActionType.QUEUE, ONE), ClaimAction(ActionType.QUEUE, TWO))
 
 
 def test_one_that_does_not_answer_is_asked_when_it_is_back() -> None:
-    waiting = book(known(TWO, Phase.WAITING))
-    assert choose(waiting, [Standing(ONE, answers=False), Standing(TWO)]).deeds == ()
-    assert choose(waiting, BOTH).deeds == (Deed(Do.QUEUE, ONE),)
+    waiting = book(known(TWO, ClaimPhase.WAITING))
+    assert plan_instance(waiting, [ObservedController(ONE, answers=False), ObservedController(TWO)]).deeds == ()
+    assert plan_instance(waiting, BOTH).deeds == (ClaimAction(ActionType.QUEUE, ONE),)
 
 
 def test_what_waits_elsewhere_is_withdrawn_before_anything_is_given() -> None:
-    granted = book(known(ONE, Phase.READY, granted_at="1"), known(TWO, Phase.WAITING, "claim-b"))
+    granted = book(known(ONE, ClaimPhase.READY, granted_at="1"), known(TWO, ClaimPhase.WAITING, "claim-b"))
     granted.looked[TWO] = 99
-    chosen = choose(granted, BOTH)
-    assert (chosen.give, chosen.deeds) == (False, (Deed(Do.WITHDRAW, TWO, "claim-b"),))
-    granted.note(known(TWO, Phase.ENDED, "claim-b"), 3)
-    assert choose(granted, BOTH).give
+    chosen = plan_instance(granted, BOTH)
+    assert (chosen.give, chosen.deeds) == (False, (ClaimAction(ActionType.WITHDRAW, TWO, "claim-b"),))
+    granted.note(known(TWO, ClaimPhase.ENDED, "claim-b"), 3)
+    assert plan_instance(granted, BOTH).give
 
 
 def test_of_two_that_are_held_the_first_granted_stays() -> None:
-    double = book(known(ONE, Phase.READY, granted_at="2"), known(TWO, Phase.GRANTED, "claim-b", granted_at="1"))
-    chosen = choose(double, BOTH)
+    double = book(
+        known(ONE, ClaimPhase.READY, granted_at="2"), known(TWO, ClaimPhase.GRANTED, "claim-b", granted_at="1")
+    )
+    chosen = plan_instance(double, BOTH)
     assert chosen.winner is not None
     assert chosen.winner.controller == TWO
-    assert Deed(Do.RELEASE, ONE, "claim-a") in chosen.deeds
+    assert ClaimAction(ActionType.RELEASE, ONE, "claim-a") in chosen.deeds
     double.given = (ONE, "claim-a")
-    assert choose(double, BOTH).deeds == (Deed(Do.RELEASE, TWO, "claim-b"),), "what was given out is never taken back"
+    assert plan_instance(double, BOTH).deeds == (ClaimAction(ActionType.RELEASE, TWO, "claim-b"),), (
+        "what was given out is never taken back"
+    )
 
 
 def test_the_others_are_looked_at_after_the_grant_was_seen() -> None:
-    held = book(known(ONE, Phase.READY, granted_at="1"))
+    held = book(known(ONE, ClaimPhase.READY, granted_at="1"))
     held.looked[TWO] = 0.5  # before
-    assert choose(held, BOTH).deeds == (Deed(Do.LOOK, TWO),)
+    assert plan_instance(held, BOTH).deeds == (ClaimAction(ActionType.LOOK, TWO),)
     held.look(TWO, 1.5, [], 2.0)
-    assert choose(held, BOTH).give
+    assert plan_instance(held, BOTH).give
 
 
 @pytest.mark.parametrize(
     ("standing", "young", "doubt", "gives"),
     [
-        (Standing(TWO, answers=False, gone=True, seen=True), False, False, True),
-        (Standing(TWO, answers=False, gone=True, seen=False), False, False, False),
-        (Standing(TWO, answers=False, gone=True, seen=False), True, False, True),
-        (Standing(TWO, answers=False, gone=True, seen=True), True, True, False),
-        (Standing(TWO, answers=False, gone=False, seen=True), True, False, False),
+        (ObservedController(TWO, answers=False, gone=True, seen=True), False, False, True),
+        (ObservedController(TWO, answers=False, gone=True, seen=False), False, False, False),
+        (ObservedController(TWO, answers=False, gone=True, seen=False), True, False, True),
+        (ObservedController(TWO, answers=False, gone=True, seen=True), True, True, False),
+        (ObservedController(TWO, answers=False, gone=False, seen=True), True, False, False),
     ],
 )
 def test_where_nobody_answers_a_claim_must_be_ruled_out(
-    standing: Standing, young: bool, doubt: bool, gives: bool
+    standing: ObservedController, young: bool, doubt: bool, gives: bool
 ) -> None:
-    held = book(known(ONE, Phase.READY), young=young, doubts={TWO} if doubt else set())
-    chosen = choose(held, [Standing(ONE), standing])
+    held = book(known(ONE, ClaimPhase.READY), young=young, doubts={TWO} if doubt else set())
+    chosen = plan_instance(held, [ObservedController(ONE), standing])
     assert chosen.give is gives
     assert gives or TWO in chosen.why
 
 
 def test_what_ran_before_this_process_goes_on_whoever_is_away() -> None:
-    held = book(known(ONE, Phase.READY), settled={(ONE, "claim-a")})
-    assert choose(held, [Standing(ONE), Standing(TWO, answers=False, gone=True, seen=False)]).give
+    held = book(known(ONE, ClaimPhase.READY), settled={(ONE, "claim-a")})
+    assert plan_instance(
+        held, [ObservedController(ONE), ObservedController(TWO, answers=False, gone=True, seen=False)]
+    ).give
 
 
 def test_what_can_be_nowhere_has_failed_and_says_why() -> None:
     refused = book(refused={ONE: ("claim.too_large", "pod1: no"), TWO: ("claim.too_large", "pod2: no")})
-    assert choose(refused, BOTH).failed == ("claim.too_large", "pod2: no")
-    assert choose(refused, [*BOTH, Standing("pod3:8090", answers=False)]).failed is None
+    assert plan_instance(refused, BOTH).failed == ("claim.too_large", "pod2: no")
+    assert plan_instance(refused, [*BOTH, ObservedController("pod3:8090", answers=False)]).failed is None
 
 
 def test_a_claim_that_failed_is_tried_elsewhere() -> None:
-    broken = book(known(ONE, Phase.GRANTED), known(ONE, Phase.ENDED, failed=True, message="three blocks broke"))
-    assert choose(broken, BOTH).deeds == (Deed(Do.QUEUE, TWO),)
+    broken = book(
+        known(ONE, ClaimPhase.GRANTED), known(ONE, ClaimPhase.ENDED, failed=True, message="three blocks broke")
+    )
+    assert plan_instance(broken, BOTH).deeds == (ClaimAction(ActionType.QUEUE, TWO),)
 
 
 def test_the_end_is_waited_for_also_where_nobody_answers() -> None:
-    over = book(known(ONE, Phase.READY), known(TWO, Phase.WAITING, "claim-b"), wish=Wish.OVER)
-    chosen = choose(over, [Standing(ONE), Standing(TWO, answers=False)])
-    assert (chosen.deeds, chosen.over) == ((Deed(Do.RELEASE, ONE, "claim-a"),), False)
-    over.note(known(ONE, Phase.ENDED), 3)
-    assert not choose(over, [Standing(ONE), Standing(TWO, answers=False)]).over
+    over = book(known(ONE, ClaimPhase.READY), known(TWO, ClaimPhase.WAITING, "claim-b"), wish=DesiredState.OVER)
+    chosen = plan_instance(over, [ObservedController(ONE), ObservedController(TWO, answers=False)])
+    assert (chosen.deeds, chosen.over) == ((ClaimAction(ActionType.RELEASE, ONE, "claim-a"),), False)
+    over.note(known(ONE, ClaimPhase.ENDED), 3)
+    assert not plan_instance(over, [ObservedController(ONE), ObservedController(TWO, answers=False)]).over
     over.look(TWO, 9.0, [], 9.5)
-    assert choose(over, BOTH).over
+    assert plan_instance(over, BOTH).over
 
 
 def test_what_somebody_else_has_ended_is_not_made_again_unasked() -> None:
-    ended = book(known(ONE, Phase.READY), known(ONE, Phase.ENDED))
-    assert choose(ended, BOTH).over
+    ended = book(known(ONE, ClaimPhase.READY), known(ONE, ClaimPhase.ENDED))
+    assert plan_instance(ended, BOTH).over
 
 
 @pytest.mark.parametrize("given", [True, False])
-@pytest.mark.parametrize("phase", [Phase.WAITING, Phase.READY])
-def test_a_claim_is_not_let_go_because_its_controller_has_two_names(given: bool, phase: Phase) -> None:
-    held = book(known(ONE, Phase.READY, granted_at="1"), known(TWO, phase, granted_at="1"))
+@pytest.mark.parametrize("phase", [ClaimPhase.WAITING, ClaimPhase.READY])
+def test_a_claim_is_not_let_go_because_its_controller_has_two_names(given: bool, phase: ClaimPhase) -> None:
+    held = book(known(ONE, ClaimPhase.READY, granted_at="1"), known(TWO, phase, granted_at="1"))
     held.looked = {ONE: 99, TWO: 99}
     if given:
         held.given = (ONE, "claim-a")
-    for standings in (BOTH, (Standing(TWO), Standing(ONE, asked=False))):
-        chosen = choose(held, standings)
+    for standings in (BOTH, (ObservedController(TWO), ObservedController(ONE, asked=False))):
+        chosen = plan_instance(held, standings)
         assert (chosen.deeds, chosen.give) == ((), True)
-    held.note(known(ONE, Phase.ENDED), 5)
+    held.note(known(ONE, ClaimPhase.ENDED), 5)
     assert held.given == ((TWO, "claim-a") if given else None)
 
 
 def test_what_was_learned_under_one_name_is_known_under_the_other() -> None:
-    held = book(known(ONE, Phase.READY), given=(ONE, "claim-a"), doubts={ONE}, settled={(ONE, "claim-a")})
-    held.note(known(TWO, Phase.GRANTED), 9)
+    held = book(known(ONE, ClaimPhase.READY), given=(ONE, "claim-a"), doubts={ONE}, settled={(ONE, "claim-a")})
+    held.note(known(TWO, ClaimPhase.GRANTED), 9)
     held.looked = {ONE: 7.0, TWO: 3.0}
     held.rename(ONE, TWO)
-    assert {key: one.phase for key, one in held.claims.items()} == {(TWO, "claim-a"): Phase.READY}
+    assert {key: one.phase for key, one in held.claims.items()} == {(TWO, "claim-a"): ClaimPhase.READY}
     assert held.claims[TWO, "claim-a"].controller == TWO
     assert held.learned == {(TWO, "claim-a"): 1.0}
     assert (held.given, held.doubts, held.looked) == ((TWO, "claim-a"), {TWO}, {TWO: 7.0})
@@ -159,12 +174,12 @@ class Controller:
 
     name: str
     up: bool = True
-    claims: list[Known] = field(default_factory=list)
+    claims: list[ObservedClaim] = field(default_factory=list)
 
-    def unended(self) -> list[Known]:
-        return [one for one in self.claims if one.phase is not Phase.ENDED]
+    def unended(self) -> list[ObservedClaim]:
+        return [one for one in self.claims if one.phase is not ClaimPhase.ENDED]
 
-    def put(self, found: Known) -> Known:
+    def put(self, found: ObservedClaim) -> ObservedClaim:
         self.claims = [one if one.id != found.id else found for one in self.claims]
         return found
 
@@ -173,16 +188,16 @@ class Controller:
 class Call:
     """One deed on its way: sent, then done, then answered."""
 
-    deed: Deed
+    deed: ClaimAction
     began: float
     done: bool = False
-    answer: list[Known] = field(default_factory=list)
+    answer: list[ObservedClaim] = field(default_factory=list)
     refused: bool = False
 
 
 @dataclass
 class Proxy:
-    book: Book
+    book: InstanceClaims
     away: set[str]
     seen: set[str]
     calls: list[Call] = field(default_factory=list)
@@ -199,15 +214,15 @@ class Race:
         self.controllers = {name: Controller(name) for name in (ONE, TWO)}
         self.room = dict(zip(self.controllers, room, strict=True))
         self.given: set[str] = set()
-        self.proxies = [Proxy(Book(wish=Wish.WANTED), set(), {ONE, TWO}) for _ in range(self.PROXIES)]
+        self.proxies = [Proxy(InstanceClaims(wish=DesiredState.WANTED), set(), {ONE, TWO}) for _ in range(self.PROXIES)]
 
     def now(self) -> float:
         self.time += 1
         return self.time
 
-    def standings(self, proxy: Proxy) -> list[Standing]:
+    def standings(self, proxy: Proxy) -> list[ObservedController]:
         return [
-            Standing(
+            ObservedController(
                 name,
                 answers=name not in proxy.away,
                 gone=name in proxy.away and not self.controllers[name].up,
@@ -231,12 +246,12 @@ class Race:
         proxy = self.proxies[which % self.PROXIES]
         if proxy.calls:
             return
-        choice = choose(proxy.book, self.standings(proxy))
+        choice = plan_instance(proxy.book, self.standings(proxy))
         proxy.calls = [Call(deed, self.now()) for deed in choice.deeds]
         winner = choice.winner
         if choice.give and winner is not None and proxy.book.given is None:
             held = next(one for one in self.controllers[winner.controller].claims if one.id == winner.id)
-            if held.phase is Phase.READY:  # the binding is fetched there
+            if held.phase is ClaimPhase.READY:  # the binding is fetched there
                 proxy.book.given = (winner.controller, winner.id)
                 self.given.add(winner.id)
 
@@ -246,22 +261,22 @@ class Race:
             return
         call.done = True
         match call.deed.do:
-            case Do.LOOK:
+            case ActionType.LOOK:
                 call.answer = controller.unended()
-            case Do.TRY | Do.QUEUE:
+            case ActionType.TRY | ActionType.QUEUE:
                 self._make(controller, call)
-            case Do.WITHDRAW | Do.RELEASE:
+            case ActionType.WITHDRAW | ActionType.RELEASE:
                 claim = next(one for one in controller.claims if one.id == call.deed.claim)
-                if call.deed.do is Do.RELEASE and claim.held:
+                if call.deed.do is ActionType.RELEASE and claim.held:
                     assert claim.id not in self.given, "a job lost its partition"
-                if claim.phase is Phase.WAITING:
-                    claim = controller.put(replace(claim, phase=Phase.ENDED))
-                elif call.deed.do is Do.RELEASE and claim.phase < Phase.RELEASING:
-                    claim = controller.put(replace(claim, phase=Phase.RELEASING))
+                if claim.phase is ClaimPhase.WAITING:
+                    claim = controller.put(replace(claim, phase=ClaimPhase.ENDED))
+                elif call.deed.do is ActionType.RELEASE and claim.phase < ClaimPhase.RELEASING:
+                    claim = controller.put(replace(claim, phase=ClaimPhase.RELEASING))
                 call.answer = [claim]
 
     def _make(self, controller: Controller, call: Call) -> None:
-        waits = call.deed.do is Do.QUEUE
+        waits = call.deed.do is ActionType.QUEUE
         if controller.unended():  # the same key
             call.answer = controller.unended()
             return
@@ -269,15 +284,15 @@ class Race:
             call.refused = True
             return
         ident = f"{controller.name}/{len(controller.claims)}"
-        controller.claims.append(known(controller.name, Phase.WAITING, ident))
+        controller.claims.append(known(controller.name, ClaimPhase.WAITING, ident))
         if self.room[controller.name]:
             self._grant(controller)
         call.answer = controller.unended()
 
     def _grant(self, controller: Controller) -> None:
         for claim in controller.claims:
-            if claim.phase is Phase.WAITING:
-                controller.put(replace(claim, phase=Phase.GRANTED, granted_at=f"{self.now():09.0f}"))
+            if claim.phase is ClaimPhase.WAITING:
+                controller.put(replace(claim, phase=ClaimPhase.GRANTED, granted_at=f"{self.now():09.0f}"))
 
     def answer(self, which: int, number: int, lost: int) -> None:
         proxy = self.proxies[which % self.PROXIES]
@@ -288,12 +303,12 @@ class Race:
             return
         proxy.calls.remove(call)
         name = call.deed.controller
-        making = call.deed.do in (Do.TRY, Do.QUEUE)
+        making = call.deed.do in (ActionType.TRY, ActionType.QUEUE)
         if not call.done or lost == 0:
             proxy.away.add(name)
             if making:
                 proxy.book.doubts.add(name)
-        elif call.deed.do is Do.LOOK:
+        elif call.deed.do is ActionType.LOOK:
             proxy.book.look(name, call.began, call.answer, self.now())
         elif call.refused:
             proxy.book.full.add(name)
@@ -326,10 +341,10 @@ class Race:
 
     def _change(self, controller: Controller) -> None:
         for claim in controller.claims:
-            if claim.phase is Phase.GRANTED:
-                controller.put(replace(claim, phase=Phase.READY))
-            elif claim.phase is Phase.RELEASING:
-                controller.put(replace(claim, phase=Phase.ENDED))
+            if claim.phase is ClaimPhase.GRANTED:
+                controller.put(replace(claim, phase=ClaimPhase.READY))
+            elif claim.phase is ClaimPhase.RELEASING:
+                controller.put(replace(claim, phase=ClaimPhase.ENDED))
 
     def outage(self, name: str, up: bool) -> None:
         self.controllers[name].up = up
@@ -337,7 +352,7 @@ class Race:
             for call in [call for call in proxy.calls if call.deed.controller == name and not call.done and not up]:
                 proxy.calls.remove(call)
                 proxy.away.add(name)
-                if call.deed.do in (Do.TRY, Do.QUEUE):
+                if call.deed.do in (ActionType.TRY, ActionType.QUEUE):
                     proxy.book.doubts.add(name)
 
     def restart(self, which: int, wanted: bool) -> None:
@@ -346,7 +361,7 @@ class Race:
         for call in self.proxies[which].calls[:1]:
             self._do(call) if not call.done else None
         up = {name for name, one in self.controllers.items() if one.up}
-        made = Proxy(Book(wish=Wish.WANTED if wanted else Wish.NOTHING), {ONE, TWO} - up, up)
+        made = Proxy(InstanceClaims(wish=DesiredState.WANTED if wanted else DesiredState.NOTHING), {ONE, TWO} - up, up)
         self.proxies[which] = made
         for name in sorted(up):
             found = self.controllers[name].unended()
@@ -369,14 +384,14 @@ class Race:
                 for name in self.controllers:
                     self.hear(which, name)
                 if not proxy.book.claims and not proxy.calls:
-                    proxy.book = Book(wish=Wish.WANTED)  # what was over is asked for again
+                    proxy.book = InstanceClaims(wish=DesiredState.WANTED)  # what was over is asked for again
                 self.decide(which)
                 while proxy.calls:
                     self._do(proxy.calls[0]) if not proxy.calls[0].done else None
                     self.answer(which, 0, 1)
             self.one_is_used()
         left = [one for each in self.controllers.values() for one in each.unended()]
-        assert [one.phase for one in left] == [Phase.READY], left
+        assert [one.phase for one in left] == [ClaimPhase.READY], left
         assert left[0].id in self.given
 
 
@@ -427,19 +442,21 @@ def test_the_race_comes_to_double_grants() -> None:
 
 
 def test_a_claim_that_waits_again_is_given_out_again_and_not_before_others_were_looked_at() -> None:
-    lent = book(known(ONE, Phase.READY, granted_at="1"))
+    lent = book(known(ONE, ClaimPhase.READY, granted_at="1"))
     lent.given, lent.looked[TWO] = (ONE, "claim-a"), 9.0
-    lent.note(known(ONE, Phase.RECLAIMING, granted_at="1"), 10.0)
-    chosen = choose(lent, BOTH)
-    assert (chosen.give, chosen.winner is not None and chosen.winner.phase) == (True, Phase.RECLAIMING)
-    lent.note(known(ONE, Phase.RELEASING), 11.0)
-    assert choose(lent, BOTH).deeds == (), "it is being removed"
-    lent.note(known(ONE, Phase.WAITING, attempt=1), 12.0)
+    lent.note(known(ONE, ClaimPhase.RECLAIMING, granted_at="1"), 10.0)
+    chosen = plan_instance(lent, BOTH)
+    assert (chosen.give, chosen.winner is not None and chosen.winner.phase) == (True, ClaimPhase.RECLAIMING)
+    lent.note(known(ONE, ClaimPhase.RELEASING), 11.0)
+    assert plan_instance(lent, BOTH).deeds == (), "it is being removed"
+    lent.note(known(ONE, ClaimPhase.WAITING, attempt=1), 12.0)
     assert lent.given is None
     assert lent.held_at is None
-    assert choose(lent, BOTH).deeds == (Deed(Do.QUEUE, TWO),)
-    lent.note(known(ONE, Phase.READY, attempt=1, granted_at="2"), 13.0)
-    chosen = choose(lent, BOTH)
-    assert (chosen.give, chosen.deeds) == (False, (Deed(Do.LOOK, TWO),)), "another may have come there meanwhile"
+    assert plan_instance(lent, BOTH).deeds == (ClaimAction(ActionType.QUEUE, TWO),)
+    lent.note(known(ONE, ClaimPhase.READY, attempt=1, granted_at="2"), 13.0)
+    chosen = plan_instance(lent, BOTH)
+    assert (chosen.give, chosen.deeds) == (False, (ClaimAction(ActionType.LOOK, TWO),)), (
+        "another may have come there meanwhile"
+    )
     lent.look(TWO, 14.0, [], 14.0)
-    assert choose(lent, BOTH).give
+    assert plan_instance(lent, BOTH).give

@@ -17,23 +17,23 @@ import httpx2
 import pytest
 
 from moorings.core.errors import MooringsError
-from moorings.kubernetes.accepting import Listening
-from moorings.kubernetes.certificate_keeper import make_server_context, take
+from moorings.kubernetes.accepting import LimitedListener
+from moorings.kubernetes.certificate_keeper import load_certificate, make_server_context
 from moorings.kubernetes.certificates import make_certificates
-from moorings.kubernetes.ipujob import Obj
-from moorings.kubernetes.kube import Kind, KubeError
+from moorings.kubernetes.ipujob import KubeObject
+from moorings.kubernetes.kube import KubeError, ResourceType
 from moorings.kubernetes.proxy.client import ProxyClient
-from moorings.kubernetes.proxy.door import POD_NAME, Door, Visitor
-from moorings.kubernetes.proxy.keeper import Keeper
+from moorings.kubernetes.proxy.door import POD_NAME, ProxyCaller, TokenAuthenticator
+from moorings.kubernetes.proxy.keeper import PartitionManager
 from moorings.kubernetes.proxy.plain import PlainRoutes
-from moorings.kubernetes.proxy.routes import Routes
-from moorings.kubernetes.proxy.server import ProxyServer, Times, listen
+from moorings.kubernetes.proxy.routes import ProxyRoutes
+from moorings.kubernetes.proxy.server import ClientTimeouts, ProxyServer, listen
 from moorings.kubernetes.proxy.shapes import AUDIENCE
 from tests.waiting import patient
 
 OPERATOR = "system:serviceaccount:ops:operator"
 CLAIMS = {"namespace": "ops", "serviceaccount": {"name": "operator", "uid": "u"}}
-TIMES = Times(idle_s=1, read_s=0.5, write_s=1.0, connections_max=20)
+TIMES = ClientTimeouts(idle_s=1, read_s=0.5, write_s=1.0, connections_max=20)
 LONG_S = 3600.0  # longer than anybody waits here: another limit must have been over
 
 
@@ -57,9 +57,9 @@ class Reviews:
         self.away = False
         self.answers = asyncio.Event()
         self.answers.set()
-        self.good: dict[str, Obj] = {GOOD: {"username": OPERATOR}}
+        self.good: dict[str, KubeObject] = {GOOD: {"username": OPERATOR}}
 
-    async def create(self, kind: Kind, body: Obj, namespace: str | None = None) -> Obj:
+    async def create(self, kind: ResourceType, body: KubeObject, namespace: str | None = None) -> KubeObject:
         assert kind.plural == "tokenreviews"
         assert body["spec"]["audiences"] == [AUDIENCE]
         sent = body["spec"]["token"]
@@ -72,15 +72,15 @@ class Reviews:
         return {"status": {"authenticated": good, "audiences": [AUDIENCE] if good else [], "user": user}}
 
 
-def door(reviews: Reviews, now: Any = time.monotonic, clock: Any = time.time) -> Door:
-    return Door(reviews, frozenset({OPERATOR}), now, clock)  # type: ignore[arg-type]
+def door(reviews: Reviews, now: Any = time.monotonic, clock: Any = time.time) -> TokenAuthenticator:
+    return TokenAuthenticator(reviews, frozenset({OPERATOR}), now, clock)  # type: ignore[arg-type]
 
 
 @contextlib.asynccontextmanager
-async def serving(times: Times = TIMES) -> AsyncIterator[int]:
-    keeper = Keeper("lab", {}, "abc", lambda: 0)
+async def serving(times: ClientTimeouts = TIMES) -> AsyncIterator[int]:
+    keeper = PartitionManager("lab", {}, "abc", lambda: 0)
     listening = listen("127.0.0.1", 0)
-    server = ProxyServer(Routes(keeper, door(Reviews()), times.write_s * 0.9), times)
+    server = ProxyServer(ProxyRoutes(keeper, door(Reviews()), times.write_s * 0.9), times)
     task = asyncio.create_task(server.serve([listening]))
     try:
         yield listening.getsockname()[1]
@@ -108,9 +108,9 @@ async def talk(port: int, *parts: bytes, pause_s: float = 0.0) -> tuple[bytes, f
 @contextlib.asynccontextmanager
 async def serving_tls(*, is_open: bool) -> AsyncIterator[tuple[ssl.SSLContext, int, int]]:
     """The server's context, its port for HTTPS, and the one without."""
-    keeper, context = Keeper("lab", {}, "abc", lambda: 0), make_server_context()
-    routes = Routes(keeper, door(Reviews()), 1.0)
-    listening, plain = Listening(listen("127.0.0.1", 0), TIMES.connections_max), listen("127.0.0.1", 0)
+    keeper, context = PartitionManager("lab", {}, "abc", lambda: 0), make_server_context()
+    routes = ProxyRoutes(keeper, door(Reviews()), 1.0)
+    listening, plain = LimitedListener(listen("127.0.0.1", 0), TIMES.connections_max), listen("127.0.0.1", 0)
     servers = [
         (ProxyServer(routes, TIMES, routes.close, context), listening),
         (ProxyServer(PlainRoutes(routes, is_open=is_open), TIMES), plain),
@@ -136,7 +136,7 @@ async def ask(url: str, path: str, sent: str = "", ca: bytes = b"") -> tuple[int
 async def test_without_tls_no_token_is_served_and_what_is_open_only_where_that_is_wanted(is_open: bool) -> None:
     held = make_certificates(["127.0.0.1"], datetime.now(UTC))
     async with serving_tls(is_open=is_open) as (context, port, plain_port):
-        take(context, held)
+        load_certificate(context, held)
         private, plain = f"https://127.0.0.1:{port}", f"http://127.0.0.1:{plain_port}"
         assert (await ask(private, "/v1/partitions", GOOD, held.ca))[0] == 200
         assert (await ask(private, "/stats", ca=held.ca))[0] == 200
@@ -151,14 +151,14 @@ async def test_without_tls_no_token_is_served_and_what_is_open_only_where_that_i
 async def test_a_new_certificate_is_served_without_a_restart_and_believed_by_a_client_that_runs() -> None:
     first, second = (make_certificates(["127.0.0.1"], datetime.now(UTC)) for _ in range(2))
     async with serving_tls(is_open=False) as (context, port, _):
-        take(context, first)
+        load_certificate(context, first)
         async with ProxyClient(f"https://127.0.0.1:{port}", token=lambda: GOOD) as client:
             with pytest.raises(MooringsError, match="was not reached") as caught:
                 await client.list()
             assert caught.value.retryable, "the operator goes on when it knows the authority"
             client.trust(first.ca.decode())
             assert (await client.list()).items == ()
-            take(context, second)
+            load_certificate(context, second)
             await asyncio.sleep(TIMES.idle_s * 1.5)  # the connection that is kept has the old one
             with pytest.raises(MooringsError, match="was not reached"):
                 await client.list()
@@ -175,7 +175,7 @@ async def test_a_new_certificate_is_served_without_a_restart_and_believed_by_a_c
 async def test_who_does_not_finish_a_handshake_leaves_room_for_others() -> None:
     held = make_certificates(["127.0.0.1"], datetime.now(UTC))
     async with serving_tls(is_open=False) as (context, port, _), contextlib.AsyncExitStack() as stack:
-        take(context, held)
+        load_certificate(context, held)
         for _ in range(TIMES.connections_max // 2):
             _, writer = await asyncio.open_connection("127.0.0.1", port)
             stack.callback(writer.close)
@@ -351,15 +351,15 @@ async def test_who_makes_up_tokens_leaves_room_for_others_to_show_their_first() 
 async def test_the_address_is_that_of_the_connection() -> None:
     asked: list[str] = []
 
-    class Listening(Door):
-        async def visitor(self, authorization: str, address: str = "") -> Visitor:
+    class Listening(TokenAuthenticator):
+        async def visitor(self, authorization: str, address: str = "") -> ProxyCaller:
             asked.append(address)
             return await super().visitor(authorization, address)
 
-    keeper = Keeper("lab", {}, "abc", lambda: 0)
+    keeper = PartitionManager("lab", {}, "abc", lambda: 0)
     reviews: Any = Reviews()
     listening = listen("127.0.0.1", 0)
-    server = ProxyServer(Routes(keeper, Listening(reviews, frozenset({OPERATOR})), 0.1), TIMES)
+    server = ProxyServer(ProxyRoutes(keeper, Listening(reviews, frozenset({OPERATOR})), 0.1), TIMES)
     task = asyncio.create_task(server.serve([listening]))
     head = b" HTTP/1.1\r\nhost: x\r\nx-forwarded-for: 9.9.9.9\r\nauthorization: Bearer %s\r\n\r\n" % GOOD.encode()
     port = listening.getsockname()[1]

@@ -8,7 +8,7 @@ import pytest
 
 from moorings.core.errors import MooringsError
 from moorings.kubernetes.proxy.settings import (
-    Entry,
+    ControllerEntry,
     ProxySettings,
     parse_controllers,
     parse_projects,
@@ -19,8 +19,8 @@ from tests.cases import cases
 
 def test_the_seeds_list() -> None:
     assert parse_controllers("pod001:8090:ipunode=node1,pod002:8091:ipunode=node2") == (
-        Entry("pod001", 8090, {"ipunode": "node1"}),
-        Entry("pod002", 8091, {"ipunode": "node2"}),
+        ControllerEntry("pod001", 8090, {"ipunode": "node1"}),
+        ControllerEntry("pod002", 8091, {"ipunode": "node2"}),
     )
 
 
@@ -53,9 +53,9 @@ def test_one_that_is_listed_twice_is_a_mistake() -> None:
 
 def test_one_that_is_gone_for_good_is_marked() -> None:
     assert parse_controllers("pod1:8090:a=b,!pod2:8090,! pod3:8090:a=b") == (
-        Entry("pod1", 8090, {"a": "b"}),
-        Entry("pod2", 8090, gone=True),
-        Entry("pod3", 8090, {"a": "b"}, gone=True),
+        ControllerEntry("pod1", 8090, {"a": "b"}),
+        ControllerEntry("pod2", 8090, gone=True),
+        ControllerEntry("pod3", 8090, {"a": "b"}, gone=True),
     )
     with pytest.raises(MooringsError, match="pod1:8090 is listed twice"):
         parse_controllers("pod1:8090,!pod1:8090")

@@ -8,7 +8,7 @@ import contextlib
 import pytest
 
 from moorings.kubernetes.proxy import standby
-from moorings.kubernetes.proxy.standby import Standby
+from moorings.kubernetes.proxy.standby import ConnectionForwarder
 from tests.waiting import patient
 
 LEADER, OWN = "127.0.0.1", "127.0.0.2"
@@ -36,7 +36,7 @@ async def test_one_address_leaves_room_for_others(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(standby, "CONNECTIONS_MAX", 8)
     async with await asyncio.start_server(echo, LEADER, 0) as leader, contextlib.AsyncExitStack() as stack:
         port = leader.sockets[0].getsockname()[1]
-        standing = asyncio.create_task(Standby(lambda: LEADER, OWN, [port]).serve())
+        standing = asyncio.create_task(ConnectionForwarder(lambda: LEADER, OWN, [port]).serve())
         await asyncio.sleep(0.1)
         for _ in range(4):
             assert await say(stack, port, "127.0.0.3") == b"x"

@@ -9,28 +9,28 @@ import pytest
 
 from moorings.client.transport import Endpoint
 from moorings.kubernetes.proxy import metrics, publishing, tracker
-from moorings.kubernetes.proxy.asking import Place
-from moorings.kubernetes.proxy.choice import Book, Wish
-from moorings.kubernetes.proxy.journal import Journal
-from moorings.kubernetes.proxy.keeper import Keeper
-from moorings.kubernetes.proxy.known import Known, Phase
-from moorings.kubernetes.proxy.links import Link, Reach
-from moorings.kubernetes.proxy.publishing import WORDS_S, Publisher, Report, decide
-from moorings.kubernetes.proxy.records import Record
-from moorings.kubernetes.proxy.settings import Entry
+from moorings.kubernetes.proxy.asking import InstanceKey
+from moorings.kubernetes.proxy.choice import DesiredState, InstanceClaims
+from moorings.kubernetes.proxy.journal import WatchCache
+from moorings.kubernetes.proxy.keeper import PartitionManager
+from moorings.kubernetes.proxy.known import ClaimPhase, ObservedClaim
+from moorings.kubernetes.proxy.links import ControllerConnection, ControllerTarget
+from moorings.kubernetes.proxy.publishing import WORDS_S, PublishDecision, StatusPublisher, decide_publish
+from moorings.kubernetes.proxy.records import ManagedInstance
+from moorings.kubernetes.proxy.settings import ControllerEntry
 from moorings.kubernetes.proxy.shapes import PartitionBody, PartitionsBody, is_given_back
-from moorings.kubernetes.proxy.telling import body_of
-from moorings.kubernetes.proxy.usage import Usage
+from moorings.kubernetes.proxy.telling import build_body
+from moorings.kubernetes.proxy.usage import IpuUsage
 from tests.waiting import until_async as until
 
-PLACE = Place("a", "j", "u", 0)
-WAITS = Known(controller="pod1:8090", id="claim-x", owner=PLACE.owner("lab"), size=4)
+PLACE = InstanceKey("a", "j", "u", 0)
+WAITS = ObservedClaim(controller="pod1:8090", id="claim-x", owner=PLACE.owner("lab"), size=4)
 
 
 def told(code: str, message: str) -> tuple[str, str, str]:
-    book = Book()
+    book = InstanceClaims()
     book.note(replace(WAITS, code=code, message=message), 1.0)
-    body = body_of(Record(PLACE, PLACE.owner("lab"), book), {}, "2026-01-01T00:00:00.000000Z")
+    body = build_body(ManagedInstance(PLACE, PLACE.owner("lab"), book), {}, "2026-01-01T00:00:00.000000Z")
     return body.state, body.code, body.message
 
 
@@ -47,19 +47,23 @@ def test_what_is_lacking_is_told() -> None:
     assert told("pool.full", "x")[2] == "no block of 4 IPUs is free"
 
 
-def link(*, answers: bool) -> Link:
+def link(*, answers: bool) -> ControllerConnection:
     """A controller that is not opened."""
-    made = Link(Reach(Entry("one", 1, {}), Endpoint("http://one:1")), "", Keeper("lab", {}, "abc", lambda: 0))
+    made = ControllerConnection(
+        ControllerTarget(ControllerEntry("one", 1, {}), Endpoint("http://one:1")),
+        "",
+        PartitionManager("lab", {}, "abc", lambda: 0),
+    )
     made.answers = answers
     return made
 
 
-def waits(links: Mapping[str, Link], **codes: str) -> tuple[str, str]:
+def waits(links: Mapping[str, ControllerConnection], **codes: str) -> tuple[str, str]:
     """Code and message of an instance that waits with these codes at these controllers."""
-    book = Book()
+    book = InstanceClaims()
     for name, code in codes.items():
         book.note(replace(WAITS, controller=name, id=f"claim-{name}", code=code), 1.0)
-    body = body_of(Record(PLACE, PLACE.owner("lab"), book), links, "")
+    body = build_body(ManagedInstance(PLACE, PLACE.owner("lab"), book), links, "")
     assert body.state == "WAITING"
     return body.code, body.message
 
@@ -74,30 +78,30 @@ def test_a_place_in_a_queue_counts_before_the_silence_of_another() -> None:
 
 
 def test_silence_is_told_where_all_that_answer_refuse() -> None:
-    record = Record(PLACE, PLACE.owner("lab"), Book())
+    record = ManagedInstance(PLACE, PLACE.owner("lab"), InstanceClaims())
     record.book.refused["b"] = ("pool.none", "too large")
-    body = body_of(record, {"a": link(answers=False), "b": link(answers=True)}, "")
+    body = build_body(record, {"a": link(answers=False), "b": link(answers=True)}, "")
     assert (body.code, body.message) == ("controller.unreachable", "a does not answer")
 
 
 def test_words_are_published_at_once_and_then_at_the_end_of_a_pause() -> None:
     shown = PartitionBody(namespace="a", job="j", uid="u", instance=0, state="WAITING", ipus=4, message="one")
     first, then = replace(shown, message=""), replace(shown, message="two", since="later")
-    assert decide(shown, None, 0.0, 100.0) == Report(shown)
-    assert decide(shown, first, 100.0, 100.0) == Report(shown), "the first words"
-    held_back = decide(then, shown, 100.0, 100.25)
+    assert decide_publish(shown, None, 0.0, 100.0) == PublishDecision(shown)
+    assert decide_publish(shown, first, 100.0, 100.0) == PublishDecision(shown), "the first words"
+    held_back = decide_publish(then, shown, 100.0, 100.25)
     assert (held_back.body, held_back.again_s) == (None, WORDS_S - 0.25)
-    assert decide(then, shown, 100.0, 100.0 + WORDS_S) == Report(replace(then, since=shown.since))
-    assert decide(shown, shown, 100.0, 100.2) == Report()
+    assert decide_publish(then, shown, 100.0, 100.0 + WORDS_S) == PublishDecision(replace(then, since=shown.since))
+    assert decide_publish(shown, shown, 100.0, 100.2) == PublishDecision()
     ready = replace(then, state="READY")
-    assert decide(ready, shown, 100.0, 100.2) == Report(ready)
+    assert decide_publish(ready, shown, 100.0, 100.2) == PublishDecision(ready)
 
 
 async def test_the_last_words_are_published_however_often_they_change(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publishing, "WORDS_S", 0.05)
-    journal, links = Journal("abc"), {"a": link(answers=True)}
-    publisher = Publisher(journal, Usage(), lambda: links, lambda record: publisher.publish(record), lambda: 0)
-    record = Record(PLACE, PLACE.owner("lab"))
+    journal, links = WatchCache("abc"), {"a": link(answers=True)}
+    publisher = StatusPublisher(journal, IpuUsage(), lambda: links, lambda record: publisher.publish(record), lambda: 0)
+    record = ManagedInstance(PLACE, PLACE.owner("lab"))
     for number in range(100):
         record.trouble = f"a: {number}"
         publisher.publish(record)
@@ -111,32 +115,32 @@ async def test_the_last_words_are_published_however_often_they_change(monkeypatc
 
 
 def test_what_only_makes_room_is_not_given_back() -> None:
-    book = Book()
-    book.note(replace(WAITS, phase=Phase.RELEASING), 1.0)
-    record = Record(PLACE, PLACE.owner("lab"), book)
-    assert (body_of(record, {}, "").state, is_given_back(body_of(record, {}, ""))) == ("RELEASING", False)
-    book.wish = Wish.OVER
-    assert (body_of(record, {}, "").state, is_given_back(body_of(record, {}, ""))) == ("RELEASING", True)
+    book = InstanceClaims()
+    book.note(replace(WAITS, phase=ClaimPhase.RELEASING), 1.0)
+    record = ManagedInstance(PLACE, PLACE.owner("lab"), book)
+    assert (build_body(record, {}, "").state, is_given_back(build_body(record, {}, ""))) == ("RELEASING", False)
+    book.wish = DesiredState.OVER
+    assert (build_body(record, {}, "").state, is_given_back(build_body(record, {}, ""))) == ("RELEASING", True)
 
 
 def test_a_ready_partition_says_which_claim_it_is() -> None:
-    book = Book()
-    held = replace(WAITS, phase=Phase.READY)
+    book = InstanceClaims()
+    held = replace(WAITS, phase=ClaimPhase.READY)
     book.note(held, 1.0)
-    record = Record(PLACE, PLACE.owner("lab"), book)
+    record = ManagedInstance(PLACE, PLACE.owner("lab"), book)
     record.choice = replace(record.choice, winner=held)
-    assert body_of(record, {}, "").claim == "claim-x"
+    assert build_body(record, {}, "").claim == "claim-x"
 
 
 def test_a_large_tracker_is_written_less_often() -> None:
     one = PartitionBody(namespace="a", job="j", uid="u", instance=0, state="READY", ipus=4)
-    assert tracker.pause_s(tracker.view([one])) == 2.0
-    many = tracker.pause_s(tracker.view([one] * 400))
+    assert tracker.pause_s(tracker.build_data([one])) == 2.0
+    many = tracker.pause_s(tracker.build_data([one] * 400))
     assert 2.0 < many < 30.0
-    assert tracker.pause_s(tracker.view([one] * 8000)) == 30.0
+    assert tracker.pause_s(tracker.build_data([one] * 8000)) == 30.0
 
 
-class Counted(Keeper):
+class Counted(PartitionManager):
     """Counts how often all partitions are walked over."""
 
     walks = 0
@@ -148,7 +152,7 @@ class Counted(Keeper):
 
 def test_numbers_are_made_once_in_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     keeper = Counted("lab", {}, "abc", lambda: 0)
-    numbers = metrics.Metrics(keeper)
+    numbers = metrics.ProxyMetrics(keeper)
     before = keeper.walks
     assert len({numbers.text() for _ in range(20)}) == 1
     assert keeper.walks == before + 1

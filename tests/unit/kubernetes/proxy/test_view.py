@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-from moorings.kubernetes.proxy.client import PartitionView
+from moorings.kubernetes.proxy.client import PartitionInformer
 from moorings.kubernetes.proxy.shapes import ChangeBody, PartitionBody, PartitionsBody
 from tests.waiting import patient
 from tests.waiting import until_async as until
@@ -37,8 +37,8 @@ class Told:
             yield await self.changes.get()
 
 
-def view_of(told: Told) -> PartitionView:
-    return PartitionView(told, lambda _key: None)  # type: ignore[arg-type]
+def view_of(told: Told) -> PartitionInformer:
+    return PartitionInformer(told, lambda _key: None)  # type: ignore[arg-type]
 
 
 def answer(number: int, state: str, boot: str = "abc") -> PartitionBody:
