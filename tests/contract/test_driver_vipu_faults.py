@@ -46,7 +46,7 @@ def rig(tmp_path):
 @pytest.fixture
 def hasty(monkeypatch):
     """Orders are answered soon though their command goes on."""
-    monkeypatch.setattr(driver_module, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(driver_module, "ANSWER_WAIT_S", 0.1)
 
 
 def by_hand(rig: VipuRig, *words: str) -> str:

@@ -17,7 +17,7 @@ from moorings.core.hardware import PartitionSpec
 from moorings.core.partitions import PartitionState
 from moorings.core.reconcile import mark_for
 from moorings.core.topology import Block
-from moorings.drivers.simulated.faults import Call, Fault, FaultKind
+from moorings.drivers.simulated.faults import Fault, FaultKind, VendorCall
 from moorings.ports.store import Changes, PageQuery, Seq
 from moorings.testing.records import NEW, a_claim
 from moorings.workloads.runs import RunPhase, RunState
@@ -210,7 +210,7 @@ async def test_reset_makes_the_partition_unusable_until_it_is_done(rig: Rig) -> 
 async def test_no_binding_while_the_driver_has_not_heard_of_a_reset(rig: Rig) -> None:
     """Law 4: to the driver the partition is ACTIVE all the time, and its job would start into the reset."""
     claim = await rig.claim(2)
-    rig.driver().faults.add(Fault(kind=FaultKind.TIMEOUT_BEFORE, calls=frozenset({Call.RESET})))
+    rig.driver().faults.add(Fault(kind=FaultKind.TIMEOUT_BEFORE, calls=frozenset({VendorCall.RESET})))
     await rig.controller.reset_partition(ANN, claim.name)
     with pytest.raises(MooringsError) as refused:
         await rig.controller.claim_binding(ANN, claim.id)
@@ -247,7 +247,7 @@ async def test_lost_answers_delay_and_nothing_else(rig: Rig, kind: FaultKind) ->
 
 
 async def test_a_rejected_claim_fails_with_the_vendor_s_words(rig: Rig) -> None:
-    rig.driver().faults.add(Fault(kind=FaultKind.REJECT, calls=frozenset({Call.CREATE}), times=1))
+    rig.driver().faults.add(Fault(kind=FaultKind.REJECT, calls=frozenset({VendorCall.CREATE}), times=1))
     claim = await rig.claim(4, until="READY")
     assert claim.state is ClaimState.FAILED
     assert claim.reason is not None
@@ -360,7 +360,7 @@ async def test_an_agent_that_is_down_for_a_moment_ends_nothing(rig: Rig) -> None
 
 async def test_why_a_granted_claim_is_not_ready(rig: Rig) -> None:
     """Law 8, when the driver does not do what it is asked."""
-    rig.driver().faults.add(Fault(kind=FaultKind.TIMEOUT_BEFORE, calls=frozenset({Call.CREATE})))
+    rig.driver().faults.add(Fault(kind=FaultKind.TIMEOUT_BEFORE, calls=frozenset({VendorCall.CREATE})))
     claim = await rig.claim(4, wait_s=0.3)
     told = await rig.controller.explain_claim(claim.id)
     assert [reason.code for reason in told.reasons] == ["driver.unavailable"]
@@ -511,7 +511,7 @@ async def test_a_job_is_stopped_though_that_cannot_be_saved(rig: Rig, monkeypatc
 
 
 async def test_cancelling_before_the_engine_ever_had_it(rig: Rig) -> None:
-    rig.driver().faults.add(Fault(kind=FaultKind.TIMEOUT_BEFORE, calls=frozenset({Call.BINDING})))
+    rig.driver().faults.add(Fault(kind=FaultKind.TIMEOUT_BEFORE, calls=frozenset({VendorCall.BINDING})))
     view = await rig.controller.runs.create(ANN, job("true"))
     await rig.until(lambda: rig.assembly.loop.runs.by_id[view.run.id].state is RunState.STARTING)
     ended = await rig.controller.runs.cancel(ANN, view.run.id, wait_s=patient(20))
@@ -520,7 +520,7 @@ async def test_cancelling_before_the_engine_ever_had_it(rig: Rig) -> None:
 
 
 async def test_a_partition_lost_before_the_start_ends_the_run(rig: Rig) -> None:
-    rig.driver().faults.add(Fault(kind=FaultKind.TIMEOUT_BEFORE, calls=frozenset({Call.BINDING})))
+    rig.driver().faults.add(Fault(kind=FaultKind.TIMEOUT_BEFORE, calls=frozenset({VendorCall.BINDING})))
     rig.driver().faults.add(Fault(kind=FaultKind.VANISHES, seconds=10.0, times=1))
     view = await rig.controller.runs.create(ANN, job("true"))
     ended = await rig.controller.runs.get(view.run.id, wait_s=patient(20))

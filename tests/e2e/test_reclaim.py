@@ -17,7 +17,7 @@ from moorings.core.inputs import DefragmentPool, SetProject
 from moorings.core.instants import add_seconds, seconds_between
 from moorings.core.policy import DefragmentMode, Policy
 from moorings.core.projects import Project, ProjectShare
-from moorings.local.rundir import RunFolder
+from moorings.local.rundir import LocalRunFolder
 from moorings.ports.store import Seq
 from moorings.workloads.jobs import JobSpec
 from moorings.workloads.runs import Run, RunState
@@ -241,7 +241,7 @@ async def test_a_supervisor_that_dies_while_its_run_yields(rig: Rig, tmp_path: P
     run = await start(rig, borrower(script, tmp_path), tmp_path / "ready-20")
     asked = await rig.claim(16, project="lab", wait_s=0)
     await rig.until((tmp_path / "warned").exists)
-    status = RunFolder(tmp_path / "data" / "runs" / run.id).read_status(0)
+    status = LocalRunFolder(tmp_path / "data" / "runs" / run.id).read_status(0)
     assert status is not None
     os.kill(status.supervisor.pid, signal.SIGKILL)
     await rig.until(lambda: rig.fleet.claims[asked.id].state is ClaimState.READY)
@@ -271,7 +271,7 @@ async def test_a_claim_that_its_owner_keeps_goes_when_the_run_within_it_has(rig:
     wanted = replace(borrower(DEAF, tmp_path), preemptible=False)
     run = (await rig.controller.runs.create(ANN, wanted, within=kept.id)).run
     await rig.until((tmp_path / "ready").exists)
-    status = RunFolder(tmp_path / "data" / "runs" / run.id).read_status(0)
+    status = LocalRunFolder(tmp_path / "data" / "runs" / run.id).read_status(0)
     assert status is not None
     os.kill(status.supervisor.pid, signal.SIGSTOP)  # it will not stop the job in time
     try:

@@ -13,7 +13,7 @@ VENDOR = (
         law="2",
         what="a partition that the vendor made larger than ordered is ours, and is removed",
         file="drivers/vipu/sight.py",
-        at="is_of",
+        at="matches_intent",
         cut="_shape(partition) == record.made",
         put="False",
         tests=(f"{FAULTS}test_what_is_made_larger_than_ordered_is_ours_all_the_same",),
@@ -22,7 +22,7 @@ VENDOR = (
         law="2",
         what="a partition on other devices than ordered is not taken for the ordered one",
         file="drivers/vipu/sight.py",
-        at="_sight",
+        at="_match",
         cut="record.order.mark if placed else record.order.mark + MISPLACED",
         put="record.order.mark",
         tests=(f"{FAULTS}test_a_partition_made_elsewhere_is_shown_where_it_is_and_undone",),
@@ -33,12 +33,12 @@ VENDOR = (
         file="drivers/vipu/driver.py",
         at="VipuDriver._create",
         cut=(
-            "except FailedError as error:\n"
-            "    if not commands.is_lost(error.detail):\n"
+            "except VipuCommandError as error:\n"
+            "    if not commands.is_ambiguous_failure(error.detail):\n"
             "        await asyncio.to_thread(self._orders.settle, [order.name])\n"
             "    raise"
         ),
-        put="except FailedError:\n    pass",
+        put="except VipuCommandError:\n    pass",
         tests=(f"{FAULTS}test_another_size_is_no_proof_when_the_vendor_said_no",),
     ),
     Guard(
@@ -55,7 +55,7 @@ VENDOR = (
         what="a restore does not turn back what was ordered of V-IPU controllers",
         file="app/backup_orders.py",
         at="put_back",
-        cut="place.exists() and is_whole(place) and not of_others",
+        cut="place.exists() and is_readable(place) and not of_others",
         put="False",
         tests=(f"{BACKUP}test_a_list_that_is_there_is_newer_and_stays",),
     ),
@@ -63,7 +63,7 @@ VENDOR = (
         law="7",
         what="a claim does not wait for ever for a block that the vendor does not give",
         file="drivers/vipu/misses.py",
-        at="Misses.verdict",
+        at="Misplacements.verdict",
         cut="self._steered and len(self._by_block.get(ordered, ())) >= BLOCK_TRIES",
         put="False",
         tests=(
@@ -75,7 +75,7 @@ VENDOR = (
         law="7",
         what="a claim does not wait for ever for a vendor that follows no order",
         file="drivers/vipu/misses.py",
-        at="Misses.verdict",
+        at="Misplacements.verdict",
         cut="self.in_a_row >= REJECTED_FROM",
         put="False",
         tests=(

@@ -17,10 +17,10 @@ from moorings.core.errors import MooringsError
 from moorings.core.hardware import PartitionSpec
 from moorings.core.instants import Timestamp
 from moorings.core.topology import Block, Pool, PowerOfTwo
-from moorings.drivers.simulated.binding import Wiring, build_binding
+from moorings.drivers.simulated.binding import DeviceLayout, build_binding
 from moorings.drivers.simulated.settings import SimulatedSettings
-from moorings.local.records import CancelOrder, End, Identity, Status, UnreadableError
-from moorings.local.rundir import RunFolder
+from moorings.local.records import AttemptEnd, CancelRecord, ProcessIdentity, RecordUnreadableError, SupervisorStatus
+from moorings.local.rundir import LocalRunFolder
 from moorings.testing.engine_suite import make_order
 from moorings.wire.errors import ERRORS
 from moorings.workloads.runs import EndReason, EndRecord, RunId, RunPhase
@@ -134,16 +134,23 @@ async def test_a_journal_that_is_something_else_is_refused_or_empty(content: byt
 # -- a run's folder ---------------------------------------------------------------------------------------------------
 
 
-def filled(path: Path) -> RunFolder:
+def filled(path: Path) -> LocalRunFolder:
     path.mkdir(exist_ok=True)
-    folder = RunFolder(path)
+    folder = LocalRunFolder(path)
     folder.save_order(make_order(("true",), "/", tasks=2))
     folder.save_status(
-        Status(0, RunPhase.RUNNING, "boot", Identity(1, 2), Timestamp(3), (Identity(4, 5), Identity(6, 7))),
+        SupervisorStatus(
+            0,
+            RunPhase.RUNNING,
+            "boot",
+            ProcessIdentity(1, 2),
+            Timestamp(3),
+            (ProcessIdentity(4, 5), ProcessIdentity(6, 7)),
+        ),
         durable=False,
     )
-    folder.save_cancel(CancelOrder(0, "asked"))
-    folder.save_end(End(0, EndRecord(EndReason.EXITED, 0, (0, 0))))
+    folder.save_cancel(CancelRecord(0, "asked"))
+    folder.save_end(AttemptEnd(0, EndRecord(EndReason.EXITED, 0, (0, 0))))
     return folder
 
 
@@ -165,7 +172,7 @@ def test_a_damaged_run_folder_is_surveyed_all_the_same(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "run"
-    folder = RunFolder(path) if path.exists() else filled(path)
+    folder = LocalRunFolder(path) if path.exists() else filled(path)
     name = data.draw(st.sampled_from(["order", "status", "cancel", "end"]))
     record: Path = getattr(folder, name)
     whole = record.read_bytes()
@@ -176,7 +183,7 @@ def test_a_damaged_run_folder_is_surveyed_all_the_same(
         record.write_bytes(whole)
 
 
-def assert_harmless(folder: RunFolder, damaged: str) -> None:
+def assert_harmless(folder: LocalRunFolder, damaged: str) -> None:
     found = folder.survey()
     assert found is not None, "two other records are whole"
     if found.end is not None and damaged != "end":
@@ -184,13 +191,13 @@ def assert_harmless(folder: RunFolder, damaged: str) -> None:
     for read in (folder.read_status, folder.read_cancel, folder.read_end):
         try:
             read(0)
-        except UnreadableError as error:
+        except RecordUnreadableError as error:
             assert len(str(error)) < 1500
 
 
 @pytest.mark.parametrize("run", ["..", ".", "", "a/b", "/etc", "a\0b", "a\n", "-a", "x" * 101, "é", "a/../b"])
 def test_an_id_that_would_leave_the_folder_has_none(run: str, tmp_path: Path) -> None:
-    assert RunFolder.of(tmp_path, RunId(run)) is None
+    assert LocalRunFolder.of(tmp_path, RunId(run)) is None
 
 
 @pytest.mark.parametrize(
@@ -201,8 +208,8 @@ def test_a_binding_whose_file_would_leave_the_folder_is_not_written(name: str, t
     gcd = made.binding.gcds[0].__class__(0, made.binding.gcds[0].devices, file_name=name, file_text="x")
     odd = made.__class__(made.run, 0, made.job, made.binding.__class__("p", {}, (gcd,)))
     (tmp_path / "run").mkdir()
-    with pytest.raises(UnreadableError):
-        RunFolder(tmp_path / "run").write_bindings(odd)
+    with pytest.raises(RecordUnreadableError):
+        LocalRunFolder(tmp_path / "run").write_bindings(odd)
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
@@ -236,7 +243,7 @@ def test_an_ipuof_file_says_what_it_is_for_whatever_the_name(
     start, size = place
     assume(size % gcds == 0)
     wanted = PartitionSpec(name, Block.of(range(start, start + size)), gcds, replicas, "ours")
-    binding = build_binding(wanted, POOL, SimulatedSettings(), Wiring(POOL, 1), lambda index: Path(f"/d/{index}"))
+    binding = build_binding(wanted, POOL, SimulatedSettings(), DeviceLayout(POOL, 1), lambda index: Path(f"/d/{index}"))
     seen: list[object] = []
     for gcd in binding.gcds:
         assert gcd.file_text.isascii(), "whatever locale reads it"

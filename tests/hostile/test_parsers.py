@@ -38,7 +38,14 @@ from moorings.core.tables import TEXT_CHARS_MAX, TomlTable
 from moorings.core.topology import Block
 from moorings.drivers.simulated.faults_file import parse_faults
 from moorings.drivers.simulated.settings import SimulatedSettings
-from moorings.local.records import CancelOrder, DamagedError, End, Status, YieldOrder, from_json
+from moorings.local.records import (
+    AttemptEnd,
+    CancelRecord,
+    RecordDamagedError,
+    SupervisorStatus,
+    YieldRecord,
+    from_json,
+)
 from moorings.ports.engine import RunSubmission
 from moorings.wire import forecasts, shapes
 from moorings.wire.codec import decode, encode, parse_time
@@ -375,13 +382,13 @@ def test_any_bad_answer_is_an_error_with_a_code(status: int, headers: dict[str, 
 
 
 RECORDS = {
-    Status: (
+    SupervisorStatus: (
         b'{"attempt":1,"phase":"RUNNING","boot":"b","supervisor":{"pid":1,"ticks":2},"started_at":5,'
         b'"tasks":[{"pid":3,"ticks":4}]}'
     ),
-    End: b'{"attempt":1,"record":{"ending":"EXITED","exit_code":0,"task_codes":[0,null],"detail":""}}',
-    CancelOrder: b'{"attempt":1,"reason":"asked"}',
-    YieldOrder: b'{"attempt":1,"reason":"asked","by_s":7}',
+    AttemptEnd: b'{"attempt":1,"record":{"ending":"EXITED","exit_code":0,"task_codes":[0,null],"detail":""}}',
+    CancelRecord: b'{"attempt":1,"reason":"asked"}',
+    YieldRecord: b'{"attempt":1,"reason":"asked","by_s":7}',
     RunSubmission: (
         b'{"run":"r","attempt":0,"job":{"name":"n","command":["a"],"workdir":"/"},'
         b'"binding":{"partition":"p","api":{},"gcds":[]}}'
@@ -397,7 +404,7 @@ def test_a_damaged_record_is_a_record_or_damaged(kind: type, data: st.DataObject
     found: object
     try:
         found = from_json(kind, data.draw(mutations([RECORDS[kind]], JSON)))
-    except DamagedError as error:
+    except RecordDamagedError as error:
         assert len(str(error)) < 1000
     else:
         assert isinstance(found, kind)
@@ -410,7 +417,7 @@ def test_a_record_with_a_huge_value_is_a_record_or_damaged(kind: type, value: by
         text = RECORDS[kind][: field.start()] + value + RECORDS[kind][field.end() :]
         try:
             assert isinstance(from_json(kind, text), kind)
-        except DamagedError as error:
+        except RecordDamagedError as error:
             assert len(str(error)) < 1000
 
 
@@ -418,7 +425,7 @@ def test_a_record_with_a_huge_value_is_a_record_or_damaged(kind: type, value: by
 def test_a_record_cut_off_anywhere_is_damaged(kind: type) -> None:
     whole = RECORDS[kind]
     for length in range(len(whole)):
-        with pytest.raises(DamagedError):
+        with pytest.raises(RecordDamagedError):
             from_json(kind, whole[:length])
 
 

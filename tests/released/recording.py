@@ -33,11 +33,11 @@ from moorings.api.routes import OPERATIONS
 from moorings.app.backup_saving import DATABASE
 from moorings.core.instants import Timestamp, add_seconds
 from moorings.core.topology import Block
-from moorings.drivers.simulated.hardware import Machine
+from moorings.drivers.simulated.hardware import SimulatedHardware
 from moorings.drivers.simulated.partition import SimulatedPartition
-from moorings.local.fence import Fence
-from moorings.local.records import CancelOrder, End, Identity, Status, YieldOrder
-from moorings.local.rundir import RunFolder
+from moorings.local.fence import FileFence
+from moorings.local.records import AttemptEnd, CancelRecord, ProcessIdentity, SupervisorStatus, YieldRecord
+from moorings.local.rundir import LocalRunFolder
 from moorings.ports.store import Archive, EndedRecords, Epoch, Seq
 from moorings.store.archive import ArchiveFolder
 from moorings.store.sqlite import open_sqlite
@@ -455,9 +455,9 @@ def whole_messages() -> dict[str, dict[str, Any]]:
 def write_forms(site: Site) -> None:
     """A run's folder with every record in it, another epoch, and a machine with every record in its journal."""
     of = next(path.parent for path in (site.data / "runs").glob("*/cancel.json"))
-    folder = RunFolder(site.folder / "forms")
+    folder = LocalRunFolder(site.folder / "forms")
     folder.make()
-    order = RunFolder(of).read_order()
+    order = LocalRunFolder(of).read_order()
     assert order is not None
     job = dataclasses.replace(
         order.job,
@@ -468,14 +468,18 @@ def write_forms(site: Site) -> None:
     gcds = tuple(dataclasses.replace(gcd, environment={"A": "b"}) for gcd in order.binding.gcds)
     binding = dataclasses.replace(order.binding, gcds=gcds)
     folder.save_order(dataclasses.replace(order, attempt=2, job=job, binding=binding, resume_from="/srv/saved/7"))
-    tasks = (Identity(12, 34), Identity(13, 35))
+    tasks = (ProcessIdentity(12, 34), ProcessIdentity(13, 35))
     at = Timestamp(1_700_000_000_000_000)
-    folder.save_status(Status(2, RunPhase.RUNNING, "a boot", Identity(11, 33), at, tasks), durable=False)
-    folder.save_end(End(2, EndRecord(EndReason.YIELDED, 143, (143, None), at, add_seconds(at, 1.0), "it was stopped")))
-    folder.save_cancel(CancelOrder(2, "enough"))
-    folder.save_yield(YieldOrder(2, "needed elsewhere", 12.5))
-    Fence(folder.path).set(Epoch(7), 1.0)
-    machine = Machine(folder.path / "machine")
+    folder.save_status(
+        SupervisorStatus(2, RunPhase.RUNNING, "a boot", ProcessIdentity(11, 33), at, tasks), durable=False
+    )
+    folder.save_end(
+        AttemptEnd(2, EndRecord(EndReason.YIELDED, 143, (143, None), at, add_seconds(at, 1.0), "it was stopped"))
+    )
+    folder.save_cancel(CancelRecord(2, "enough"))
+    folder.save_yield(YieldRecord(2, "needed elsewhere", 12.5))
+    FileFence(folder.path).set(Epoch(7), 1.0)
+    machine = SimulatedHardware(folder.path / "machine")
     part = SimulatedPartition(
         serial=3, name="a", block=Block.of([0, 1]), gcds=2, replicas_per_gcd=2, mark="m-a", ready_at=at
     )

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from moorings.core.claims import CheckpointContract
-from moorings.local.fence import Fence
+from moorings.local.fence import FileFence
 from moorings.local.logs import TaskLog, read_logs
 from moorings.ports.engine import RunSubmission
 from moorings.slurm.commands import SlurmCommands
@@ -247,7 +247,7 @@ class _Runs:
             return read_logs([TaskLog(*one) for one in files], ended=ended, pause=clock.sleep)
 
         settings = SlurmEngineSettings(self.folder)
-        return SlurmEngine(settings, SlurmCommands(self.site.cluster.env), clock, Fence(self.folder), read)
+        return SlurmEngine(settings, SlurmCommands(self.site.cluster.env), clock, FileFence(self.folder), read)
 
     def capture(self, name: str, run: str, job: str | None) -> None:
         """Write down the folder of a run, and how Slurm lists its job."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from moorings.drivers.simulated.faults import Call, Fault, FaultKind
+from moorings.drivers.simulated.faults import Fault, FaultKind, VendorCall
 from moorings.workloads.runs import RunPhase, RunState
 from tests.e2e.rig import ANN, job, running
 
@@ -12,7 +12,9 @@ from tests.e2e.rig import ANN, job, running
 async def test_a_run_that_is_cancelled_while_its_binding_is_fetched_never_starts(tmp_path: Path) -> None:
     """Laws 3 and 4: its partition is removed at once, for the engine knows nothing of it yet."""
     async with running(tmp_path) as rig:
-        rig.driver().faults.add(Fault(kind=FaultKind.HANG, calls=frozenset({Call.BINDING}), seconds=20.0, times=1))
+        rig.driver().faults.add(
+            Fault(kind=FaultKind.HANG, calls=frozenset({VendorCall.BINDING}), seconds=20.0, times=1)
+        )
         run = (await rig.controller.runs.create(ANN, job("sleep", "1000"))).run
         runs = rig.assembly.loop.runs
         await rig.until(lambda: runs.by_id[run.id].state is RunState.STARTING)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from moorings.core.claims import CheckpointContract
-from moorings.local.fence import Fence
+from moorings.local.fence import FileFence
 from moorings.local.logs import TaskLog, read_logs
 from moorings.ports.engine import RunSubmission
 from moorings.slurm.commands import SlurmCommands
@@ -75,7 +75,7 @@ class SlurmRig:
             return read_logs([TaskLog(*one) for one in files], ended=ended, pause=clock.sleep)
 
         settings = SlurmEngineSettings(self.runs)
-        return SlurmEngine(settings, SlurmCommands(self.site.cluster.env), clock, Fence(self.runs), read)
+        return SlurmEngine(settings, SlurmCommands(self.site.cluster.env), clock, FileFence(self.runs), read)
 
 
 @pytest.fixture

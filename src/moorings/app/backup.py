@@ -58,8 +58,8 @@ from moorings.app.settings import Settings
 from moorings.app.turned_back import INSTALLATION_FILE, make_ready, rise_blindly, spare
 from moorings.controller.turned_back import RecoveredState
 from moorings.core.errors import MooringsError
-from moorings.local.records import UnreadableError
-from moorings.local.rundir import sync_folder
+from moorings.local.records import RecordUnreadableError
+from moorings.local.rundir import fsync_folder
 from moorings.local.usage import partitions_in_use
 from moorings.ports.leadership import Leadership, SingleController
 from moorings.ports.store import Epoch, LogPosition, Seq
@@ -146,7 +146,7 @@ def restore(data: Path, file: Path, *, other_installation: bool = False) -> list
             of_others = prepared.replaced not in ("", prepared.standing.installation)
             names = (*_OLD, POLICY) if "policyFile" in manifest else _OLD
             ordered = _replace(data, work, aside, file, names, of_others=of_others)
-    except (OSError, UnreadableError) as error:
+    except (OSError, RecordUnreadableError) as error:
         raise MooringsError("backup.invalid", f"{file} cannot be restored: {error}", hint="see the disk") from error
     finally:
         folder.close()
@@ -211,7 +211,7 @@ def _told_of_runs(runs: Path, learned: RecoveredState | None = None) -> list[str
         told.append(f"made since in claims that the records know, and in them again: {within}")
     try:
         living = sorted(partitions_in_use(runs))
-    except (OSError, UnreadableError) as error:
+    except (OSError, RecordUnreadableError) as error:
         return [*told, f"what jobs run here cannot be told: {error}"]
     if living:
         told.append(f"jobs run on {', '.join(living)}; those that the records do not know keep their partitions")
@@ -239,8 +239,8 @@ def _put_aside(data: Path, aside: Path, names: Sequence[str]) -> None:
     for name in names:
         if (data / name).exists():
             (data / name).rename(aside / name)
-    sync_folder(aside)
-    sync_folder(data)
+    fsync_folder(aside)
+    fsync_folder(data)
 
 
 def _unpack(file: Path, work: Path) -> dict[str, str]:
@@ -387,11 +387,11 @@ def _replace(data: Path, work: Path, aside: Path, file: Path, names: Sequence[st
     """
     begun = {"from": str(file), "aside": str(aside), "emptied": (data / RESTORING).exists(), "policy": POLICY in names}
     write_private(data / RESTORING, json.dumps(begun) + "\n")
-    sync_folder(data)
+    fsync_folder(data)
     if not begun["emptied"]:
         _put_aside(data, aside, names)
         write_private(data / RESTORING, json.dumps(begun | {"emptied": True}) + "\n")
-        sync_folder(data)
+        fsync_folder(data)
     for name in names:  # of a restore that was interrupted here: no controller has used them
         (data / name).unlink(missing_ok=True)
     ordered = backup_orders.put_back(data, work, aside, of_others=of_others)
@@ -399,7 +399,7 @@ def _replace(data: Path, work: Path, aside: Path, file: Path, names: Sequence[st
         path.rename(data / path.name)
     spare(data, f"{file} was restored; what was there before is in {aside}")
     (data / RESTORING).unlink()
-    sync_folder(data)
+    fsync_folder(data)
     return ordered
 
 
@@ -422,7 +422,7 @@ def external(data: Path, flags: Sequence[str] = ()) -> list[str]:
     try:
         check_whole(data)
         told = asyncio.run(_make_ready_alone(settings))
-    except (OSError, UnreadableError) as error:
+    except (OSError, RecordUnreadableError) as error:
         raise MooringsError("backup.invalid", f"a run's folder cannot be read: {error}", hint="see the disk") from error
     finally:
         folder.close()
@@ -534,7 +534,7 @@ def finish(data: Path, flags: Sequence[str] = ()) -> list[str]:
         return [f"no restore into {folder} is unfinished"]
     try:
         living = sorted(partitions_in_use(settings.runs_folder))
-    except (OSError, UnreadableError) as error:
+    except (OSError, RecordUnreadableError) as error:
         raise MooringsError(
             "backup.invalid", f"what jobs run here cannot be told: {error}", hint="mend that"
         ) from error

@@ -13,8 +13,8 @@ import re
 from pathlib import Path
 
 from moorings.core.errors import MooringsError
-from moorings.drivers.vipu.orders import FILE, is_whole
-from moorings.local.rundir import sync_folder
+from moorings.drivers.vipu.orders import FILE, is_readable
+from moorings.local.rundir import fsync_folder
 
 _MEMBER = re.compile(r"vipu-orders\.([a-z0-9](?:[a-z0-9.-]{0,30}[a-z0-9])?)\.json")
 
@@ -32,7 +32,7 @@ def lists_in(data: Path) -> dict[str, Path]:
     """
     found = {f"vipu-orders.{path.parent.name}.json": path for path in sorted((data / "vipu").glob(f"*/{FILE}"))}
     for path in found.values():
-        if not is_whole(path):
+        if not is_readable(path):
             raise MooringsError(
                 "backup.invalid",
                 f"{path} is damaged: the backup would not be whole",
@@ -56,7 +56,7 @@ def put_back(data: Path, work: Path, aside: Path, *, of_others: bool) -> list[st
         if member is None:
             continue
         place = data / "vipu" / member[1] / FILE
-        if place.exists() and is_whole(place) and not of_others:
+        if place.exists() and is_readable(place) and not of_others:
             path.unlink()
             continue
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -64,6 +64,6 @@ def put_back(data: Path, work: Path, aside: Path, *, of_others: bool) -> list[st
             aside.mkdir(mode=0o700, exist_ok=True)
             place.rename(aside / path.name)
         path.rename(place)
-        sync_folder(place.parent)
+        fsync_folder(place.parent)
         taken.append(member[1])
     return taken

@@ -25,7 +25,7 @@ from moorings.app.folders import RESTORING
 from moorings.app.origin import settings_of
 from moorings.app.settings import Settings
 from moorings.core.errors import MooringsError
-from moorings.local.rundir import RunFolder, sync_folder
+from moorings.local.rundir import LocalRunFolder, fsync_folder
 from moorings.store.archive import list_archive_files
 from moorings.store.high_water import LOG_POSITION_FILE as HIGH_WATER
 from moorings.workloads.runs import RunId
@@ -87,7 +87,7 @@ def has_database(data: Path) -> bool:
 
 def _has_runs(runs: Path) -> bool:
     names = (path.name for path in runs.iterdir() if path.is_dir()) if runs.is_dir() else ()
-    return any(RunFolder.of(runs, RunId(name)) is not None for name in names)  # a disk of its own has lost+found
+    return any(LocalRunFolder.of(runs, RunId(name)) is not None for name in names)  # a disk of its own has lost+found
 
 
 # -- saving ------------------------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ def save(data: Path, file: Path) -> list[str]:
             draft = Path(work) / "backup"
             _write_tar(draft, parts, _manifest(parts, standing, settings))
             file.hardlink_to(draft)  # whole or not at all, and never over another
-            sync_folder(file.parent)
+            fsync_folder(file.parent)
     except OSError as error:
         raise MooringsError("backup.invalid", f"{file} cannot be written: {error}", hint="see its disk") from error
     return [

@@ -43,7 +43,7 @@ from moorings.cli.checks_host import (
 from moorings.cli.processes import RECORD_NAME, Running, find_holders
 from moorings.client.keyfiles import key_problem
 from moorings.core.errors import MooringsError
-from moorings.local.records import UnreadableError
+from moorings.local.records import RecordUnreadableError
 from moorings.local.usage import partitions_in_use
 from moorings.store.upgrade import HEAD
 from moorings.wire.codec import encode
@@ -101,7 +101,7 @@ def _one(name: str, check: Callable[[], Finding]) -> Finding:
         return check()
     except MooringsError as error:
         return failed(name, error)
-    except (OSError, UnreadableError, ValueError, sqlite3.Error) as error:
+    except (OSError, RecordUnreadableError, ValueError, sqlite3.Error) as error:
         return Finding(name, Verdict.FAIL, f"it cannot be looked at: {error}", "is it readable for this user?")
 
 

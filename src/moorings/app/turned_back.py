@@ -18,9 +18,9 @@ from moorings.controller.turned_back import EngineObservations, LiveRun, Recover
 from moorings.core.errors import MooringsError
 from moorings.core.instants import Timestamp
 from moorings.local.fence import EPOCH_FILE, read_epoch
-from moorings.local.records import UnreadableError
-from moorings.local.rundir import Survey, sync_folder
-from moorings.local.usage import find_order, find_started, living
+from moorings.local.records import RecordUnreadableError
+from moorings.local.rundir import RunRecords, fsync_folder
+from moorings.local.usage import find_started, list_live_runs, read_last_order
 from moorings.ports.engine import RunSubmission
 from moorings.ports.store import LogPosition, Store
 from moorings.store.high_water import LogPositionFile
@@ -113,7 +113,7 @@ def _make_ready_if_it_went_back(
 
     try:
         readying.recover_if_rewound(store, known, _world(runs), now, note, mark.keep, unready=_unready(folder))
-    except (OSError, UnreadableError) as failed:
+    except (OSError, RecordUnreadableError) as failed:
         raise MooringsError(
             "config.invalid",
             f"what runs in {runs} cannot be told, and the database was turned back: {failed}",
@@ -142,7 +142,7 @@ def spare(folder: Path, why: str, *, ready: bool = True) -> None:
         OSError: that cannot be written down.
     """
     write_private(folder / RESTORED, json.dumps({"why": why, "ready": ready}) + "\n")
-    sync_folder(folder)
+    fsync_folder(folder)
 
 
 def why_spared(folder: Path) -> str | None:
@@ -183,15 +183,18 @@ def make_ready(
 def _world(runs: Path) -> EngineObservations:
     def started(run: RunId) -> StartedRun | None:
         found = find_started(runs, run)
-        return _started(found, find_order(runs, run)) if found is not None else None
+        return _started(found, read_last_order(runs, run)) if found is not None else None
 
     def alive(known: Collection[RunId]) -> list[LiveRun]:
-        return [LiveRun(order.run, order.job, ENGINE, _started(found, order)) for order, found in living(runs, known)]
+        return [
+            LiveRun(order.run, order.job, ENGINE, _started(found, order))
+            for order, found in list_live_runs(runs, known)
+        ]
 
     return EngineObservations(started, alive, lambda: read_epoch(runs))
 
 
-def _started(found: Survey, order: RunSubmission | None) -> StartedRun:
+def _started(found: RunRecords, order: RunSubmission | None) -> StartedRun:
     since = found.status.started_at if found.status is not None else None
     if order is None or order.attempt != found.extent.attempt:
         return StartedRun(found.extent.attempt, since)

@@ -29,7 +29,7 @@ from moorings.drivers.vipu.driver import VipuDriver
 from moorings.drivers.vipu.settings import VipuSettings
 from moorings.kubernetes.engine.settings import KubernetesEngineSettings
 from moorings.local.engine import LocalEngine
-from moorings.local.fence import Fence
+from moorings.local.fence import FileFence
 from moorings.local.logs import TaskLog, read_logs
 from moorings.local.usage import partitions_in_use
 from moorings.ports.clock import Clock
@@ -147,7 +147,7 @@ def make_slurm_engine(settings: SlurmEngineSettings, clock: Clock, environment: 
         return read_logs([TaskLog(*one) for one in files], ended=ended, pause=clock.sleep)
 
     conf = {"SLURM_CONF": str(settings.conf)} if settings.conf is not None else {}
-    return SlurmEngine(settings, SlurmCommands({**environment, **conf}), clock, Fence(settings.folder), read)
+    return SlurmEngine(settings, SlurmCommands({**environment, **conf}), clock, FileFence(settings.folder), read)
 
 
 def make_kubernetes_engine(

@@ -15,7 +15,7 @@ from moorings.workloads.runs import RunId
 LogReader = Callable[[Sequence[tuple[Path, bytes]], Callable[[], Awaitable[bool]] | None], AsyncIterator[bytes]]
 
 
-async def wait_for_news(news: asyncio.Event, clock: Clock, longest_s: float) -> None:
+async def wait_for_change(news: asyncio.Event, clock: Clock, longest_s: float) -> None:
     """Returns when there is news, which then is none any more, or after so many seconds."""
     waits = {asyncio.ensure_future(news.wait()), asyncio.ensure_future(clock.sleep(longest_s))}
     try:
@@ -26,7 +26,7 @@ async def wait_for_news(news: asyncio.Event, clock: Clock, longest_s: float) -> 
     news.clear()
 
 
-def seldom(ask: Callable[[], Awaitable[bool]], clock: Clock, every_s: float) -> Callable[[], Awaitable[bool]]:
+def rate_limited(ask: Callable[[], Awaitable[bool]], clock: Clock, every_s: float) -> Callable[[], Awaitable[bool]]:
     """``ask`` for whoever asks more often than a scheduler should be: False until ``every_s`` seconds have passed."""
     asked_at = clock.now()
 
@@ -40,7 +40,7 @@ def seldom(ask: Callable[[], Awaitable[bool]], clock: Clock, every_s: float) -> 
     return asked
 
 
-class Missing:
+class MissedListings:
     """Runs whose job a scheduler did not know when it was asked last: one good listing ends nothing (law 3)."""
 
     def __init__(self) -> None:

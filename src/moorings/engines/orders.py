@@ -11,19 +11,19 @@ from moorings.ports.engine import RunSubmission
 from moorings.workloads.runs import RunId
 
 
-def rejected(detail: str, hint: str = "") -> MooringsError:
+def rejected_error(detail: str, hint: str = "") -> MooringsError:
     """What is never done."""
     return MooringsError("engine.rejected", detail, hint=hint)
 
 
-def unavailable(detail: str, hint: str = "") -> MooringsError:
+def unavailable_error(detail: str, hint: str = "") -> MooringsError:
     """What is not done now."""
     return MooringsError("engine.unavailable", detail, hint=hint, retryable=True)
 
 
-def not_now(order: RunSubmission, why: str) -> MooringsError:
+def not_startable_error(order: RunSubmission, why: str) -> MooringsError:
     """An order that is not carried out now."""
-    return unavailable(f"run {order.run}, attempt {order.attempt}, cannot be started now: {why}")
+    return unavailable_error(f"run {order.run}, attempt {order.attempt}, cannot be started now: {why}")
 
 
 def parse_signal(name: str, most: int = signal.SIGRTMIN - 1) -> signal.Signals:
@@ -34,11 +34,11 @@ def parse_signal(name: str, most: int = signal.SIGRTMIN - 1) -> signal.Signals:
     """
     found = signal.Signals.__members__.get(f"SIG{name.upper().removeprefix('SIG')}")
     if found is None or not 1 <= found <= min(most, signal.SIGRTMIN - 1):
-        raise rejected(f"no signal {name[:20]!r} can be sent to a run", "use USR1, USR2, TERM, INT, ...")
+        raise rejected_error(f"no signal {name[:20]!r} can be sent to a run", "use USR1, USR2, TERM, INT, ...")
     return found
 
 
-def checkpoint_variables(order: RunSubmission) -> dict[str, str]:
+def checkpoint_environment(order: RunSubmission) -> dict[str, str]:
     """What a job is told of its checkpoints."""
     variables = {}
     if order.job.checkpoint_directory is not None:
@@ -48,13 +48,15 @@ def checkpoint_variables(order: RunSubmission) -> dict[str, str]:
     return variables
 
 
-def variables_of(order: RunSubmission) -> dict[str, str]:
+def job_environment(order: RunSubmission) -> dict[str, str]:
     """A job's own variables, and what it is told of its run; those of its partition are for others to add."""
     named = {"MOORINGS_RUN_ID": order.run, "MOORINGS_JOB_ID": order.run}
-    return {**order.job.environment, **named, **checkpoint_variables(order)}
+    return {**order.job.environment, **named, **checkpoint_environment(order)}
 
 
-def choose_logs(run: RunId, tasks: int, task: int | None, log: Callable[[int], Path]) -> list[tuple[Path, bytes]]:
+def log_files_of_tasks(
+    run: RunId, tasks: int, task: int | None, log: Callable[[int], Path]
+) -> list[tuple[Path, bytes]]:
     """The files with the output of one task, or of all, each with what is put before its lines.
 
     Args:
@@ -67,6 +69,6 @@ def choose_logs(run: RunId, tasks: int, task: int | None, log: Callable[[int], P
         MooringsError: ``engine.rejected``: there is no such task.
     """
     if task is not None and not 0 <= task < tasks:
-        raise rejected(f"run {run} has no task {task}", f"it has 0 to {tasks - 1}")
+        raise rejected_error(f"run {run} has no task {task}", f"it has 0 to {tasks - 1}")
     ranks = range(tasks) if task is None else (task,)
     return [(log(rank), f"[{rank}] ".encode() if len(ranks) > 1 else b"") for rank in ranks]

@@ -44,7 +44,7 @@ class AttemptFolder:
             OSError: it was not.
         """
         path = self.path / name
-        _draft(path, content).rename(path)
+        _write_temporary(path, content).rename(path)
 
     def write_once(self, name: str, content: bytes) -> None:
         """Make a file, unless it is there.
@@ -53,7 +53,7 @@ class AttemptFolder:
             OSError: it could not be made.
         """
         path = self.path / name
-        draft = _draft(path, content)
+        draft = _write_temporary(path, content)
         try:
             with contextlib.suppress(FileExistsError):
                 os.link(draft, path)
@@ -62,13 +62,13 @@ class AttemptFolder:
 
     def save_end(self, end: EndRecord) -> None:
         """Write how the attempt ended; the first word stays."""
-        self.write_once("end.json", dump(end))
+        self.write_once("end.json", to_json(end))
 
 
 AttemptT = TypeVar("AttemptT", bound=AttemptFolder)
 
 
-class FolderOfRun(ABC, Generic[AttemptT]):
+class RunFolder(ABC, Generic[AttemptT]):
     """One run's folder; need not exist."""
 
     ids: ClassVar[re.Pattern[str]]  # of runs that the engine can have
@@ -99,12 +99,12 @@ class FolderOfRun(ABC, Generic[AttemptT]):
         """That attempt."""
 
 
-def dump(record: object) -> bytes:
+def to_json(record: object) -> bytes:
     """A record as JSON."""
     return json.dumps(to_plain(record)).encode()
 
 
-def _draft(path: Path, content: bytes) -> Path:
+def _write_temporary(path: Path, content: bytes) -> Path:
     """A file beside ``path``, whole and on the disk."""
     draft = path.with_name(f".{path.name}.{os.getpid()}-{time.monotonic_ns()}")
     file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

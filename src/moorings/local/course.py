@@ -14,10 +14,10 @@ from moorings.core.quantities import duration_text
 from moorings.workloads.runs import EndReason
 
 
-class Act(StrEnum):
+class SupervisorAction(StrEnum):
     """What to do now."""
 
-    WAIT = "WAIT"  # nothing, until ``Move.within_s`` or until something happens
+    WAIT = "WAIT"  # nothing, until ``SupervisorDecision.within_s`` or until something happens
     WARN = "WARN"  # send the warning of the checkpoint contract
     STOP = "STOP"  # TERM to everything; the grace period begins
     KILL = "KILL"  # KILL to everything that is left, and look again
@@ -25,7 +25,7 @@ class Act(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RunLimits:
     """How long a run may take: seconds since its tasks were started, of a clock that nobody sets."""
 
     time_limit_s: float | None
@@ -41,8 +41,8 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """The run is to make room: seconds as those of ``Limits``.
+class YieldState:
+    """The run is to make room: seconds as those of ``RunLimits``.
 
     Attributes:
         reason: why, as a sentence.
@@ -62,7 +62,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class ObservedRun:
     """What a supervisor knows.
 
     Attributes:
@@ -81,13 +81,13 @@ class Situation:
     childless: bool
     failure: str | None = None
     cancel: str | None = None
-    asked: Asked | None = None
+    asked: YieldState | None = None
     warned: bool = False
     stopping_since_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class SupervisorDecision:
     """One act.
 
     Attributes:
@@ -97,46 +97,56 @@ class Move:
         detail: for STOP: why, as a sentence.
     """
 
-    act: Act
+    act: SupervisorAction
     within_s: float | None = None
     ending: EndReason = EndReason.EXITED
     detail: str = ""
 
 
-def choose(now: Situation, limits: Limits) -> Move:
+def decide_next(now: ObservedRun, limits: RunLimits) -> SupervisorDecision:
     """What to do now."""
     if now.childless:
-        return Move(Act.FINISH)
+        return SupervisorDecision(SupervisorAction.FINISH)
     if now.stopping_since_s is not None:
         kill_at_s = now.stopping_since_s + limits.grace_s
         if now.asked is not None:
             kill_at_s = min(kill_at_s, now.asked.by_s)
         left_s = kill_at_s - now.elapsed_s
-        return Move(Act.KILL) if left_s <= 0 else Move(Act.WAIT, left_s)
+        return (
+            SupervisorDecision(SupervisorAction.KILL)
+            if left_s <= 0
+            else SupervisorDecision(SupervisorAction.WAIT, left_s)
+        )
     if now.tasks_left == 0:
-        return Move(Act.KILL)  # every task has ended: what it left in the background had its time
+        return SupervisorDecision(
+            SupervisorAction.KILL
+        )  # every task has ended: what it left in the background had its time
     if now.failure is not None and now.asked is None:
-        return Move(Act.STOP, ending=EndReason.EXITED, detail=now.failure)
+        return SupervisorDecision(SupervisorAction.STOP, ending=EndReason.EXITED, detail=now.failure)
     if now.cancel is not None:
-        return Move(Act.STOP, ending=EndReason.CANCELLED, detail=now.cancel)
+        return SupervisorDecision(SupervisorAction.STOP, ending=EndReason.CANCELLED, detail=now.cancel)
     if limits.time_limit_s is not None and now.elapsed_s >= limits.time_limit_s:
         detail = f"stopped at its time limit of {duration_text(limits.time_limit_s)}"
-        return Move(Act.STOP, ending=EndReason.TIMED_OUT, detail=detail)
+        return SupervisorDecision(SupervisorAction.STOP, ending=EndReason.TIMED_OUT, detail=detail)
     if now.asked is not None:
-        return _make_room(now, now.asked, limits)
+        return _decide_yield(now, now.asked, limits)
     if limits.time_limit_s is None:
-        return Move(Act.WAIT)
+        return SupervisorDecision(SupervisorAction.WAIT)
     if limits.warn_at_s is not None and not now.warned:
         left_s = limits.warn_at_s - now.elapsed_s
-        return Move(Act.WARN) if left_s <= 0 else Move(Act.WAIT, left_s)
-    return Move(Act.WAIT, limits.time_limit_s - now.elapsed_s)
+        return (
+            SupervisorDecision(SupervisorAction.WARN)
+            if left_s <= 0
+            else SupervisorDecision(SupervisorAction.WAIT, left_s)
+        )
+    return SupervisorDecision(SupervisorAction.WAIT, limits.time_limit_s - now.elapsed_s)
 
 
-def _make_room(now: Situation, asked: Asked, limits: Limits) -> Move:
+def _decide_yield(now: ObservedRun, asked: YieldState, limits: RunLimits) -> SupervisorDecision:
     if not asked.warned:
-        return Move(Act.WARN)
+        return SupervisorDecision(SupervisorAction.WARN)
     stop_at_s = asked.stop_at_s(limits.grace_s)
     if now.elapsed_s >= stop_at_s:
-        return Move(Act.STOP, ending=EndReason.YIELDED, detail=asked.reason)
+        return SupervisorDecision(SupervisorAction.STOP, ending=EndReason.YIELDED, detail=asked.reason)
     until_s = stop_at_s if limits.time_limit_s is None else min(stop_at_s, limits.time_limit_s)
-    return Move(Act.WAIT, until_s - now.elapsed_s)
+    return SupervisorDecision(SupervisorAction.WAIT, until_s - now.elapsed_s)

@@ -29,16 +29,37 @@ from pathlib import Path
 
 from moorings.core.errors import MooringsError
 from moorings.core.instants import Timestamp, seconds_between
-from moorings.engines.looks import wait_for_news
-from moorings.engines.orders import choose_logs, not_now, parse_signal, rejected, unavailable
-from moorings.local.fence import Fence
+from moorings.engines.looks import wait_for_change
+from moorings.engines.orders import (
+    log_files_of_tasks,
+    not_startable_error,
+    parse_signal,
+    rejected_error,
+    unavailable_error,
+)
+from moorings.local.fence import FileFence
 from moorings.local.logs import TaskLog, read_logs
-from moorings.local.processes import boot_id, everyone, open_pidfd, send
-from moorings.local.records import CancelOrder, End, Identity, Status, UnreadableError, YieldOrder
-from moorings.local.rundir import Extent, RunFolder, Stamps, Survey
-from moorings.local.saved import Looks
-from moorings.local.settle import Memory, Verdict, clear, remains, settle, settle_dead, supervisors
-from moorings.local.supervisor import NUDGE, RELAY_MAX, relay
+from moorings.local.processes import boot_id, list_processes, open_pidfd, send_signal
+from moorings.local.records import (
+    AttemptEnd,
+    CancelRecord,
+    ProcessIdentity,
+    RecordUnreadableError,
+    SupervisorStatus,
+    YieldRecord,
+)
+from moorings.local.rundir import AttemptExtent, LocalRunFolder, RecordVersions, RunRecords
+from moorings.local.saved import CheckpointScans
+from moorings.local.settle import (
+    FinalizeResult,
+    LastKnownRun,
+    finalize_locked_run,
+    finalize_run,
+    find_supervisors,
+    has_processes,
+    stop_leftovers,
+)
+from moorings.local.supervisor import FORWARDED_SIGNAL_MAX, WAKEUP_SIGNAL, forwarding_signal
 from moorings.ports.clock import Clock
 from moorings.ports.engine import RunSubmission
 from moorings.ports.store import Epoch
@@ -47,15 +68,17 @@ from moorings.workloads.runs import RunId, RunPhase, RunStatus
 
 log = logging.getLogger("moorings.local")
 
-DOOR_WAIT_S = 10.0
+SUBMIT_LOCK_WAIT_S = 10.0
 START_WAIT_S = 10.0  # after that a start is reported as taken, and observed like any other
-LEAVE_WAIT_S = 10.0  # for a supervisor that has recorded the end and has only to exit
-CHANGED_S = 1.0
-STARTING_S = 0.1
-SETTLE_AGAIN_S = 0.1
+EXIT_WAIT_S = 10.0  # for a supervisor that has recorded the end and has only to exit
+POLL_S = 1.0
+STARTING_POLL_S = 0.1
+FINALIZE_RETRY_S = 0.1
 CACHED_RUNS_MAX = 10_000
 YIELD_S_MIN = 2.0  # whoever is told late to make room has at least this long: half of it for the warning
-YIELD_OVER_S = 10.0  # so long after its time a run that has not made room is cancelled: its supervisor is an older one
+YIELD_OVERDUE_S = (
+    10.0  # so long after its time a run that has not made room is cancelled: its supervisor is an older one
+)
 
 # A supervisor gets what Python needs to start and to read file names as we do, and none of the controller's secrets.
 _INHERITED = (
@@ -64,21 +87,21 @@ _INHERITED = (
 )
 
 
-def build_supervisor(run: Path, life: int, ready: int, output_bytes_max: int = 0) -> list[str]:
+def supervisor_command(run: Path, life: int, ready: int, output_bytes_max: int = 0) -> list[str]:
     """The command of a supervisor; ``-P`` keeps a ``json.py`` in some folder from being imported."""
     words = (run, life, ready, output_bytes_max)
     return [sys.executable, "-P", "-m", "moorings.local.supervisor", *map(str, words)]
 
 
 @dataclass(slots=True)
-class _Watch:
+class _TrackedRun:
     """What is known of one run, as of the files with these stamps."""
 
-    folder: RunFolder
-    stamps: Stamps
-    extent: Extent
-    status: Status | None  # the last that was whole
-    end: End | None
+    folder: LocalRunFolder
+    stamps: RecordVersions
+    extent: AttemptExtent
+    status: SupervisorStatus | None  # the last that was whole
+    end: AttemptEnd | None
     damage: tuple[str, ...] = ()
     settled: bool = False  # nothing supervises it and nothing of it is left, so its end counts despite the damage
     pidfd: int | None = None
@@ -91,7 +114,7 @@ class _Watch:
 
 
 @dataclass(slots=True)
-class _Absence:
+class _RunWithoutRecords:
     """A run without a folder, or with one that says nothing.
 
     Attributes:
@@ -100,7 +123,7 @@ class _Absence:
     """
 
     known: bool
-    status: Status | None = None
+    status: SupervisorStatus | None = None
     clear: bool = False
     clearing: asyncio.Task[None] | None = field(default=None, repr=False)
 
@@ -119,12 +142,12 @@ class LocalEngine:
         self._folder = folder.resolve()
         self._clock = clock
         self._output_bytes_max = output_bytes_max
-        self._place = _place(self._folder)
-        self._fence = Fence(self._folder)
-        self._watches: dict[RunId, _Watch] = {}
-        self._absences: dict[RunId, _Absence] = {}
+        self._place = _folder_identity(self._folder)
+        self._fence = FileFence(self._folder)
+        self._watches: dict[RunId, _TrackedRun] = {}
+        self._absences: dict[RunId, _RunWithoutRecords] = {}
         self._told: dict[RunId, dict[str, str]] = {}  # what was logged of a run: the detail, by event
-        self._looks = Looks()
+        self._looks = CheckpointScans()
         self._news = asyncio.Event()
 
     @property
@@ -140,19 +163,19 @@ class LocalEngine:
 
     async def fence(self, epoch: Epoch) -> None:
         try:
-            await asyncio.to_thread(self._fence.set, epoch, DOOR_WAIT_S)
+            await asyncio.to_thread(self._fence.set, epoch, SUBMIT_LOCK_WAIT_S)
         except OSError as error:
-            raise unavailable(f"{self._folder} cannot be written: {error}") from error
+            raise unavailable_error(f"{self._folder} cannot be written: {error}") from error
 
     async def submit(self, order: RunSubmission) -> str:
-        folder = RunFolder.of(self._folder, order.run)
+        folder = LocalRunFolder.of(self._folder, order.run)
         if folder is None:
-            raise rejected(f"{order.run[:120]!r} cannot be the id of a local run")
-        check_order(order)
+            raise rejected_error(f"{order.run[:120]!r} cannot be the id of a local run")
+        check_launch(order)
         self._absences.pop(order.run, None)
         try:
             await asyncio.to_thread(self._submit, folder, order)
-        except (OSError, UnreadableError) as error:
+        except (OSError, RecordUnreadableError) as error:
             raise MooringsError(
                 "engine.unavailable",
                 f"run {order.run} could not be started: {error}",
@@ -174,48 +197,48 @@ class LocalEngine:
         return [self._see(run) for run in runs]  # all at one moment: an old sighting must not follow a new submit
 
     async def cancel(self, run: RunId, reason: str) -> None:
-        folder = RunFolder.of(self._folder, run)
+        folder = LocalRunFolder.of(self._folder, run)
         if folder is None:
             return
         self._see(run)
         watch = self._watches.get(run)
-        memory = Memory(watch.extent, watch.status) if watch is not None else Memory()
+        memory = LastKnownRun(watch.extent, watch.status) if watch is not None else LastKnownRun()
         try:
-            await asyncio.to_thread(_cancel, folder, reason, memory)
-        except (OSError, UnreadableError) as error:
+            await asyncio.to_thread(_save_cancel, folder, reason, memory)
+        except (OSError, RecordUnreadableError) as error:
             raise MooringsError(
                 "engine.unavailable", f"run {run} could not be cancelled: {error}", retryable=True
             ) from error
 
     async def ask_to_yield(self, run: RunId, attempt: int, reason: str, by: Timestamp) -> None:
-        folder = RunFolder.of(self._folder, run)
+        folder = LocalRunFolder.of(self._folder, run)
         if folder is None:
             return
         self._see(run)
         watch = self._watches.get(run)
-        memory = Memory(watch.extent, watch.status) if watch is not None else Memory()
+        memory = LastKnownRun(watch.extent, watch.status) if watch is not None else LastKnownRun()
         left_s = max(seconds_between(self._clock.now(), by), YIELD_S_MIN)
-        order = YieldOrder(attempt, reason, time.monotonic() + left_s)
+        order = YieldRecord(attempt, reason, time.monotonic() + left_s)
         try:
-            await asyncio.to_thread(_ask_to_yield, folder, order, memory)
-        except (OSError, UnreadableError) as error:
-            raise unavailable(f"run {run} could not be asked to make room: {error}") from error
+            await asyncio.to_thread(_save_yield, folder, order, memory)
+        except (OSError, RecordUnreadableError) as error:
+            raise unavailable_error(f"run {run} could not be asked to make room: {error}") from error
 
     async def saved_at(self, folder: str) -> Timestamp | None:
         return await self._looks.saved_at(folder, self._clock.now())
 
     async def signal(self, run: RunId, signal_name: str) -> None:
-        signum = parse_signal(signal_name, RELAY_MAX).value
+        signum = parse_signal(signal_name, FORWARDED_SIGNAL_MAX).value
         self._see(run)
         watch = self._watches.get(run)
         running = watch is not None and watch.end is None and watch.status is not None
         if watch is None or watch.status is None or not running or watch.status.phase is not RunPhase.RUNNING:
             raise MooringsError("run.not_running", f"run {run} has no processes")
         try:
-            if not _signal(watch.status, relay(signum)):
+            if not _signal_supervisor(watch.status, forwarding_signal(signum)):
                 raise MooringsError("run.not_running", f"run {run} is ending")
         except OSError as error:
-            raise unavailable(f"run {run}: {error}") from error
+            raise unavailable_error(f"run {run}: {error}") from error
 
     async def logs(self, run: RunId, *, task: int | None, follow: bool) -> AsyncIterator[bytes]:
         """The output of a run, attempt by attempt; nothing, at once, of a run that was never submitted.
@@ -228,13 +251,13 @@ class LocalEngine:
         if phase is RunPhase.ABSENT:
             return
         if run not in self._watches:
-            raise unavailable(f"run {run} cannot be looked at now")
+            raise unavailable_error(f"run {run} cannot be looked at now")
         watch = self._watches[run]
         attempt, tasks = watch.extent.attempt, watch.extent.tasks
         logs = [
             TaskLog(path, prefix, complete=of < attempt)
             for of in (*watch.folder.earlier(attempt), attempt)
-            for path, prefix in choose_logs(run, tasks, task, partial(watch.folder.log, of))
+            for path, prefix in log_files_of_tasks(run, tasks, task, partial(watch.folder.log, of))
         ]
 
         async def ended() -> bool:
@@ -249,14 +272,14 @@ class LocalEngine:
         except OSError as error:
             self._see(run)  # the folder may have gone between a look and a read
             self._refuse_if_gone(run)
-            raise unavailable(f"the output of run {run} cannot be read: {error}") from error
+            raise unavailable_error(f"the output of run {run} cannot be read: {error}") from error
 
     async def changed(self) -> None:
         # Of a run that another controller has just started there is no supervisor yet to wait for.
         starting = any(
             w.status is None and w.end is None and not w.never_started and not w.damage for w in self._watches.values()
         )
-        await wait_for_news(self._news, self._clock, STARTING_S if starting else CHANGED_S)
+        await wait_for_change(self._news, self._clock, STARTING_POLL_S if starting else POLL_S)
 
     async def close(self) -> None:
         settling = [watch.settling for watch in self._watches.values() if watch.settling is not None]
@@ -269,44 +292,44 @@ class LocalEngine:
 
     # -- submitting (in a thread)
 
-    def _submit(self, folder: RunFolder, order: RunSubmission) -> None:
-        if folder.survey() is None and remains(folder, order.run) and folder.survey() is None:
-            raise not_now(order, "its folder is gone, but processes of it are left")
+    def _submit(self, folder: LocalRunFolder, order: RunSubmission) -> None:
+        if folder.survey() is None and has_processes(folder, order.run) and folder.survey() is None:
+            raise not_startable_error(order, "its folder is gone, but processes of it are left")
         folder.make()
-        with folder.at_door(wait_s=DOOR_WAIT_S) as ours:
+        with folder.at_door(wait_s=SUBMIT_LOCK_WAIT_S) as ours:
             if not ours:
-                raise not_now(order, "another controller is at it")
+                raise not_startable_error(order, "another controller is at it")
             held = folder.survey()
             if held is not None and held.extent.attempt >= order.attempt and held.status is not None:
                 return  # it was started: what became of it is for ``observe`` to say
             leaving = held is not None and held.end is not None
-            life = folder.take_life(wait_s=LEAVE_WAIT_S if leaving else 0)
+            life = folder.take_life(wait_s=EXIT_WAIT_S if leaving else 0)
             if life is None:
                 if held is None or held.extent.attempt < order.attempt:
-                    raise not_now(order, "an earlier attempt has not ended")
+                    raise not_startable_error(order, "an earlier attempt has not ended")
                 return
             try:
                 if self._may_start(folder, held, order):
-                    with self._fence.passed(order.epoch, DOOR_WAIT_S):
+                    with self._fence.passed(order.epoch, SUBMIT_LOCK_WAIT_S):
                         folder.save_order(order)
                         _launch(folder, order, life, self._output_bytes_max)
             finally:
                 os.close(life)  # only our copy: if a supervisor was started, it holds the lock now
 
-    def _may_start(self, folder: RunFolder, held: Survey | None, order: RunSubmission) -> bool:
+    def _may_start(self, folder: LocalRunFolder, held: RunRecords | None, order: RunSubmission) -> bool:
         """With the life lock free: whether this order was never started, and nothing of an earlier one is left."""
         if held is None:
             return True
-        verdict = settle_dead(folder, order.run, held, self._clock.now())
+        verdict = finalize_locked_run(folder, order.run, held, self._clock.now())
         attempt = held.extent.attempt
-        if verdict is Verdict.LEFT:
-            raise not_now(order, f"processes of attempt {attempt} are left")
-        return attempt < order.attempt or (attempt == order.attempt and verdict is Verdict.NEVER_STARTED)
+        if verdict is FinalizeResult.LEFT:
+            raise not_startable_error(order, f"processes of attempt {attempt} are left")
+        return attempt < order.attempt or (attempt == order.attempt and verdict is FinalizeResult.NEVER_STARTED)
 
     # -- observing
 
     def _see(self, run: RunId) -> RunStatus:
-        folder = RunFolder.of(self._folder, run)
+        folder = LocalRunFolder.of(self._folder, run)
         if folder is None:
             return RunStatus(run, RunPhase.ABSENT)
         try:
@@ -316,14 +339,14 @@ class LocalEngine:
                 return RunStatus(run, self._without_records(run, folder))
             self._absences.pop(run, None)
             return self._sighting(run, self._watch(run, folder, stamps))
-        except (OSError, UnreadableError) as error:
+        except (OSError, RecordUnreadableError) as error:
             hint = f"make {folder.path} readable and writable for the controller"
             self._tell(run, "run.unreadable", str(error), hint)
             return RunStatus(run, RunPhase.UNKNOWN)
 
-    def _without_records(self, run: RunId, folder: RunFolder) -> RunPhase:
+    def _without_records(self, run: RunId, folder: LocalRunFolder) -> RunPhase:
         """ABSENT once it is known that nothing of it is left."""
-        if _place(self._folder) != self._place:
+        if _folder_identity(self._folder) != self._place:
             hint = "put it back (is its disk mounted?), or restart the controller if it was replaced on purpose"
             self._tell(run, "runs.folder_gone", f"{self._folder}, the folder of all runs, is gone", hint)
             return RunPhase.UNKNOWN
@@ -332,7 +355,7 @@ class LocalEngine:
             if len(self._absences) >= CACHED_RUNS_MAX:
                 self._absences = {known: kept for known, kept in self._absences.items() if not kept.clear}
             watch = self._watches.pop(run, None)
-            absence = self._absences[run] = _Absence(known=watch is not None and not watch.never_started)
+            absence = self._absences[run] = _RunWithoutRecords(known=watch is not None and not watch.never_started)
             if watch is not None:
                 absence.status = watch.status
                 self._let_go(watch)
@@ -351,11 +374,11 @@ class LocalEngine:
 
     async def _look_for_left(self, run: RunId) -> None:
         """See whether anything is left of such a run."""
-        folder, absence = RunFolder.of(self._folder, run), self._absences.get(run)
-        if folder is None or absence is None or _place(self._folder) != self._place:
+        folder, absence = LocalRunFolder.of(self._folder, run), self._absences.get(run)
+        if folder is None or absence is None or _folder_identity(self._folder) != self._place:
             return
         with contextlib.suppress(OSError):  # it stays in doubt, and is tried again
-            absence.known = await asyncio.to_thread(remains, folder, run)
+            absence.known = await asyncio.to_thread(has_processes, folder, run)
             absence.clear = not absence.known
 
     def _refuse_if_gone(self, run: RunId) -> None:
@@ -377,7 +400,7 @@ class LocalEngine:
         told[event] = detail
         log.warning(event, extra={"run": run, "detail": detail, "hint": hint})
 
-    def _watch(self, run: RunId, folder: RunFolder, stamps: Stamps) -> _Watch:
+    def _watch(self, run: RunId, folder: LocalRunFolder, stamps: RecordVersions) -> _TrackedRun:
         watch = self._watches.get(run)
         if watch is not None and watch.stamps == stamps:
             return watch
@@ -385,13 +408,13 @@ class LocalEngine:
         same = watch is not None and watch.stamps[0] == stamps[0] and not watch.damage
         found = folder.survey(order=remembered if same else None, remembered=remembered)
         if found is None:
-            raise UnreadableError(f"{folder.path} is changing")
-        fresh = _Watch(folder, stamps, found.extent, found.status, found.end, found.damage)
+            raise RecordUnreadableError(f"{folder.path} is changing")
+        fresh = _TrackedRun(folder, stamps, found.extent, found.status, found.end, found.damage)
         if watch is not None:
             if fresh.damage and fresh.status is None and fresh.extent.attempt == watch.extent.attempt:
                 fresh.status = watch.status
             fresh.settling = watch.settling
-            if _supervisor(watch) is not None and _supervisor(watch) == _supervisor(fresh):
+            if _supervisor_identity(watch) is not None and _supervisor_identity(watch) == _supervisor_identity(fresh):
                 fresh.gone, fresh.witnessed = watch.gone, watch.witnessed
                 fresh.held = watch.held or watch.pidfd is not None
             self._let_go(watch)
@@ -400,7 +423,7 @@ class LocalEngine:
         self._watches[run] = fresh
         return fresh
 
-    def _sighting(self, run: RunId, watch: _Watch) -> RunStatus:
+    def _sighting(self, run: RunId, watch: _TrackedRun) -> RunStatus:
         if watch.damage and not watch.settled:
             hint = "nothing to do: it is settled once its supervisor has gone; put the file back to see it before"
             self._tell(run, "run.damaged", "; ".join(watch.damage), hint)
@@ -425,7 +448,7 @@ class LocalEngine:
             self._settle_soon(run, watch)
         return RunStatus(run, watch.status.phase, watch.status.started_at, attempt=watch.extent.attempt)
 
-    def _attach(self, run: RunId, watch: _Watch, status: Status) -> None:
+    def _attach(self, run: RunId, watch: _TrackedRun, status: SupervisorStatus) -> None:
         """Have the event loop tell us when the supervisor ends."""
         if watch.pidfd is not None or watch.gone:
             return
@@ -441,12 +464,12 @@ class LocalEngine:
             return
         asyncio.get_running_loop().add_reader(watch.pidfd, self._on_gone, run, watch)
 
-    def _on_gone(self, run: RunId, watch: _Watch) -> None:
+    def _on_gone(self, run: RunId, watch: _TrackedRun) -> None:
         self._let_go(watch)
         watch.gone = watch.witnessed = True
         self._news.set()
 
-    def _let_go(self, watch: _Watch) -> None:
+    def _let_go(self, watch: _TrackedRun) -> None:
         if watch.pidfd is None:
             return
         asyncio.get_running_loop().remove_reader(watch.pidfd)
@@ -458,42 +481,42 @@ class LocalEngine:
 
     # -- settling
 
-    def _settle_soon(self, run: RunId, watch: _Watch) -> None:
+    def _settle_soon(self, run: RunId, watch: _TrackedRun) -> None:
         loop = asyncio.get_running_loop()
         if (watch.settling is None or watch.settling.done()) and loop.time() >= watch.settle_not_before:
-            watch.settle_not_before = loop.time() + SETTLE_AGAIN_S
+            watch.settle_not_before = loop.time() + FINALIZE_RETRY_S
             watch.settling = loop.create_task(self._settle(run, watch), name=f"settle {run}")
 
-    async def _settle(self, run: RunId, watch: _Watch) -> None:
-        memory = Memory(watch.extent, watch.status, watch.witnessed)
+    async def _settle(self, run: RunId, watch: _TrackedRun) -> None:
+        memory = LastKnownRun(watch.extent, watch.status, watch.witnessed)
         try:
-            verdict = await asyncio.to_thread(settle, watch.folder, run, self._clock.now(), memory)
-        except (OSError, UnreadableError) as error:  # it stays in doubt, and is tried again
+            verdict = await asyncio.to_thread(finalize_run, watch.folder, run, self._clock.now(), memory)
+        except (OSError, RecordUnreadableError) as error:  # it stays in doubt, and is tried again
             hint = f"see that {watch.folder.path} can be written and its disk has room"
             # Without the draft's name, which is another at each try: what is the same is told once.
             why = (isinstance(error, OSError) and error.strerror) or str(error)
             self._tell(run, "run.unsettled", f"its end cannot be recorded: {why}", hint)
             return
-        watch.never_started = verdict is Verdict.NEVER_STARTED
-        watch.settled = verdict is Verdict.ENDED and watch.end is not None
-        if verdict in (Verdict.NEVER_STARTED, Verdict.ENDED):
+        watch.never_started = verdict is FinalizeResult.NEVER_STARTED
+        watch.settled = verdict is FinalizeResult.ENDED and watch.end is not None
+        if verdict in (FinalizeResult.NEVER_STARTED, FinalizeResult.ENDED):
             self._news.set()
 
-    def _clear_soon(self, run: RunId, folder: RunFolder, absence: _Absence) -> None:
+    def _clear_soon(self, run: RunId, folder: LocalRunFolder, absence: _RunWithoutRecords) -> None:
         if absence.clearing is None or absence.clearing.done():
             task = self._clear(run, folder, absence)
             absence.clearing = asyncio.get_running_loop().create_task(task, name=f"clear {run}")
 
-    async def _clear(self, run: RunId, folder: RunFolder, absence: _Absence) -> None:
+    async def _clear(self, run: RunId, folder: LocalRunFolder, absence: _RunWithoutRecords) -> None:
         with contextlib.suppress(OSError):  # no descriptors, say: it is tried again
-            if await asyncio.to_thread(clear, folder, run, absence.status, witnessed=False):
+            if await asyncio.to_thread(stop_leftovers, folder, run, absence.status, witnessed=False):
                 absence.clear = True
                 self._told.pop(run, None)
                 log.info("run.cleared", extra={"run": run, "detail": "nothing of it is left"})
                 self._news.set()
 
 
-def check_order(order: RunSubmission) -> None:
+def check_launch(order: RunSubmission) -> None:
     """Nothing, if this engine can run it.
 
     Raises:
@@ -512,11 +535,11 @@ def check_order(order: RunSubmission) -> None:
         )
 
 
-def _supervisor(watch: _Watch) -> tuple[int, Identity] | None:
+def _supervisor_identity(watch: _TrackedRun) -> tuple[int, ProcessIdentity] | None:
     return None if watch.status is None else (watch.extent.attempt, watch.status.supervisor)
 
 
-def _place(folder: Path) -> tuple[int, int] | None:
+def _folder_identity(folder: Path) -> tuple[int, int] | None:
     """What names a folder, whatever is put in its place; None if there is none."""
     try:
         found = folder.stat()
@@ -525,7 +548,7 @@ def _place(folder: Path) -> tuple[int, int] | None:
     return (found.st_dev, found.st_ino) if stat.S_ISDIR(found.st_mode) else None
 
 
-def _cancel(folder: RunFolder, reason: str, memory: Memory) -> None:
+def _save_cancel(folder: LocalRunFolder, reason: str, memory: LastKnownRun) -> None:
     """Leave the wish to stop, keeping the first reason, and tell the supervisor.
 
     Neither damaged records nor a full disk, which its own output may have filled, must keep a run from being stopped:
@@ -537,24 +560,24 @@ def _cancel(folder: RunFolder, reason: str, memory: Memory) -> None:
     attempt = found.extent.attempt
     try:
         settled = found.end is not None or folder.read_cancel(attempt) is not None
-    except UnreadableError:
+    except RecordUnreadableError:
         settled = False
     written = True
     if not settled:
         try:
-            folder.save_cancel(CancelOrder(attempt, reason))
+            folder.save_cancel(CancelRecord(attempt, reason))
         except OSError as error:
             written = False
             log.warning("run.cancel_not_written", extra={"run": folder.path.name, "detail": str(error)})
     if written and not found.damage:
         if found.status is not None:
-            _signal(found.status, NUDGE)
+            _signal_supervisor(found.status, WAKEUP_SIGNAL)
         return
-    for supervisor in supervisors(folder.path, everyone(), found.status or memory.status):
-        send(supervisor, signal.SIGTERM)
+    for supervisor in find_supervisors(folder.path, list_processes(), found.status or memory.status):
+        send_signal(supervisor, signal.SIGTERM)
 
 
-def _ask_to_yield(folder: RunFolder, order: YieldOrder, memory: Memory) -> None:
+def _save_yield(folder: LocalRunFolder, order: YieldRecord, memory: LastKnownRun) -> None:
     """Leave the wish that a run makes room, keeping the first, and tell the supervisor.
 
     Raises:
@@ -563,19 +586,19 @@ def _ask_to_yield(folder: RunFolder, order: YieldOrder, memory: Memory) -> None:
     found = folder.survey(remembered=memory.extent)
     if found is None or found.end is not None or found.extent.attempt != order.attempt:
         return
-    known: YieldOrder | None = None
-    with contextlib.suppress(UnreadableError):
+    known: YieldRecord | None = None
+    with contextlib.suppress(RecordUnreadableError):
         known = folder.read_yield(order.attempt)
     if known is None:
         folder.save_yield(order)
-    elif time.monotonic() > known.by_s + YIELD_OVER_S:
-        _cancel(folder, order.reason, memory)
+    elif time.monotonic() > known.by_s + YIELD_OVERDUE_S:
+        _save_cancel(folder, order.reason, memory)
         return
     if found.status is not None:
-        _signal(found.status, NUDGE)
+        _signal_supervisor(found.status, WAKEUP_SIGNAL)
 
 
-def _signal(status: Status, signum: int) -> bool:
+def _signal_supervisor(status: SupervisorStatus, signum: int) -> bool:
     """Send a signal to a supervisor; whether it was there."""
     if status.boot != boot_id():
         return False
@@ -591,7 +614,7 @@ def _signal(status: Status, signum: int) -> bool:
     return True
 
 
-def _launch(folder: RunFolder, order: RunSubmission, life: int, output_bytes_max: int) -> None:
+def _launch(folder: LocalRunFolder, order: RunSubmission, life: int, output_bytes_max: int) -> None:
     """Start a supervisor that inherits the life lock; returns when its tasks run, or never will.
 
     Raises:
@@ -604,7 +627,7 @@ def _launch(folder: RunFolder, order: RunSubmission, life: int, output_bytes_max
             complaints = os.open(folder.complaints, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             with os.fdopen(complaints, "ab") as output:
                 starter = subprocess.Popen(
-                    build_supervisor(folder.path, life, ready_inside, output_bytes_max),
+                    supervisor_command(folder.path, life, ready_inside, output_bytes_max),
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,

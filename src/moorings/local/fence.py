@@ -23,7 +23,7 @@ EPOCH_FILE = ".epoch"
 _DIGITS_MAX = 19
 
 
-class Fence:
+class FileFence:
     """The fence around the runs in ``folder``."""
 
     def __init__(self, folder: Path) -> None:
@@ -37,7 +37,7 @@ class Fence:
             OSError: the file cannot be written.
         """
         with self._locked(fcntl.LOCK_EX, wait_s) as file:
-            if epoch > _epoch_in(file):
+            if epoch > _read_epoch(file):
                 os.pwrite(file, b"%019d\n" % epoch, 0)
                 os.fsync(file)
 
@@ -50,7 +50,7 @@ class Fence:
             OSError: the file cannot be read.
         """
         with self._locked(fcntl.LOCK_SH, wait_s) as file:
-            newest = _epoch_in(file)
+            newest = _read_epoch(file)
             if epoch < newest:
                 raise MooringsError(
                     "engine.unavailable",
@@ -70,7 +70,7 @@ class Fence:
                     break
                 except BlockingIOError:
                     if time.monotonic() >= give_up:
-                        raise _held() from None
+                        raise _fence_busy_error() from None
                 time.sleep(LOCK_POLL_S)
             yield file
         finally:
@@ -90,12 +90,12 @@ def read_epoch(folder: Path) -> Epoch:
     return Epoch(int(text) if text.isdigit() else 0)
 
 
-def _epoch_in(file: int) -> int:
+def _read_epoch(file: int) -> int:
     text = os.pread(file, _DIGITS_MAX, 0)
     return int(text) if text.isdigit() else 0  # an empty file: nobody has led
 
 
-def _held() -> MooringsError:
+def _fence_busy_error() -> MooringsError:
     return MooringsError(
         "engine.unavailable",
         "another controller is in the middle of starting a run, or was stopped there",

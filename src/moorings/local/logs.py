@@ -55,11 +55,11 @@ class TaskLog:
         if self._prefix and not lines and not full and not final:
             return b""
         at_end = final and self._offset + len(data) >= until
-        taken = len(data) if at_end and not full else lines or whole_characters(data)
+        taken = len(data) if at_end and not full else lines or complete_utf8_length(data)
         if not taken and (final or full):
             taken = len(data)
         self._offset += taken
-        return prefixed(data[:taken], self._prefix)
+        return prefix_lines(data[:taken], self._prefix)
 
     def _raw(self, length: int) -> bytes:
         if length <= 0:
@@ -72,7 +72,7 @@ class TaskLog:
             os.close(fd)
 
 
-def whole_characters(data: bytes) -> int:
+def complete_utf8_length(data: bytes) -> int:
     """How many bytes of ``data`` there are without a UTF-8 character that is cut off at its end."""
     for back in range(1, min(4, len(data) + 1)):
         byte = data[-back]
@@ -82,7 +82,7 @@ def whole_characters(data: bytes) -> int:
     return len(data)
 
 
-def prefixed(data: bytes, prefix: bytes) -> bytes:
+def prefix_lines(data: bytes, prefix: bytes) -> bytes:
     """``data`` with ``prefix`` before each line, the last one ended; as it is if the prefix is empty."""
     if not prefix or not data:
         return data

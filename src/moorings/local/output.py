@@ -17,18 +17,18 @@ from pathlib import Path
 
 from moorings.core.quantities import amount_text
 
-LOOK_S, QUICK_S = 1.0, 0.1  # between two looks; where the limit is near, or was passed
+CHECK_S, CHECK_NEAR_LIMIT_S = 1.0, 0.1  # between two looks; where the limit is near, or was passed
 TASK_BYTES_MIN = 4096
 
 
 @dataclass(slots=True)
-class _Log:
+class _LimitedFile:
     path: Path
     size: int = 0
     cut: bool = False
 
 
-class Output:
+class OutputLimiter:
     """The output of one attempt's tasks.
 
     Args:
@@ -37,26 +37,26 @@ class Output:
     """
 
     def __init__(self, logs: Sequence[Path], bytes_max: int) -> None:
-        self._logs = [_Log(path) for path in logs]
+        self._logs = [_LimitedFile(path) for path in logs]
         self._most = max(bytes_max // max(len(logs), 1), TASK_BYTES_MIN) if bytes_max else 0
         self._looked_s = time.monotonic()
 
     def look(self) -> float:
         """Cut what is too long; in how many seconds to look again."""
         if not self._most:
-            return LOOK_S
+            return CHECK_S
         now_s = time.monotonic()
-        passed_s, self._looked_s = max(now_s - self._looked_s, QUICK_S), now_s
+        passed_s, self._looked_s = max(now_s - self._looked_s, CHECK_NEAR_LIMIT_S), now_s
         near = False
         for log in self._logs:
             before = log.size
             with contextlib.suppress(OSError):  # it is not there yet, or the job has put something else in its place
                 self._look_at(log)
-            ahead = (log.size - before) / passed_s * 2 * LOOK_S
+            ahead = (log.size - before) / passed_s * 2 * CHECK_S
             near = near or log.size + ahead > self._most
-        return QUICK_S if near else LOOK_S
+        return CHECK_NEAR_LIMIT_S if near else CHECK_S
 
-    def _look_at(self, log: _Log) -> None:
+    def _look_at(self, log: _LimitedFile) -> None:
         file = os.open(log.path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             found = os.fstat(file)

@@ -47,7 +47,7 @@ class Process:
         return self.state in _DEAD
 
 
-Table = Mapping[int, Process]
+ProcessTable = Mapping[int, Process]
 
 
 @cache
@@ -70,19 +70,19 @@ def parse_stat(text: bytes) -> Process:
     )
 
 
-def look(pid: int) -> Process | None:
+def read_process(pid: int) -> Process | None:
     """The process with that id now, or None."""
-    text = _read(pid, "stat")
+    text = _read_proc_file(pid, "stat")
     return parse_stat(text) if text else None
 
 
-def everyone() -> dict[int, Process]:
+def list_processes() -> dict[int, Process]:
     """Every process of the machine that has not ended, by id."""
-    found = (look(int(name)) for name in os.listdir(_PROC) if name.isdecimal())  # noqa: PTH208 - names are all we need
+    found = (read_process(int(name)) for name in os.listdir(_PROC) if name.isdecimal())  # noqa: PTH208 - names are all we need
     return {process.pid: process for process in found if process is not None and not process.dead}
 
 
-def descendants(ancestors: Iterable[int], table: Table) -> list[Process]:
+def descendants(ancestors: Iterable[int], table: ProcessTable) -> list[Process]:
     """Those of ``table`` that descend from any of ``ancestors`` (who are not in the list), parents first."""
     children: dict[int, list[Process]] = {}
     for process in table.values():
@@ -98,7 +98,7 @@ def descendants(ancestors: Iterable[int], table: Table) -> list[Process]:
     return found
 
 
-def listeners(task: int, signum: int, table: Table) -> list[Process]:
+def find_signal_receivers(task: int, signum: int, table: ProcessTable) -> list[Process]:
     """Who of a task is to be told something by a signal: on each branch the first process that listens for it.
 
     A shell script that starts the training program does not listen, so the program is told. Its data loaders inherited
@@ -110,20 +110,20 @@ def listeners(task: int, signum: int, table: Table) -> list[Process]:
     queue = [table[task]] if task in table else []
     found = []
     for process in queue:
-        if listens(process.pid, signum):
+        if handles_signal(process.pid, signum):
             found.append(process)
         else:
             queue.extend(children.get(process.pid, ()))
     return found
 
 
-def listens(pid: int, signum: int) -> bool:
+def handles_signal(pid: int, signum: int) -> bool:
     """Whether the process has a handler for a signal, or its main thread holds it back, so that another can fetch it.
 
     One whose main thread is itself inside ``sigwait`` is not seen: the kernel shows nothing held back meanwhile.
     """
     bit = 1 << (signum - 1)
-    for line in _read(pid, "status").splitlines():
+    for line in _read_proc_file(pid, "status").splitlines():
         name, _, mask = line.partition(b":")
         if name in (b"SigCgt", b"SigBlk") and int(mask, 16) & bit:
             return True
@@ -132,22 +132,24 @@ def listens(pid: int, signum: int) -> bool:
 
 def has_variable(pid: int, name: str, value: str) -> bool:
     """Whether the process was started with that variable; False also if we may not know (another user's process)."""
-    return f"{name}={value}".encode() in _read(pid, "environ").split(b"\0")
+    return f"{name}={value}".encode() in _read_proc_file(pid, "environ").split(b"\0")
 
 
-def arguments(pid: int) -> list[bytes]:
+def read_command_line(pid: int) -> list[bytes]:
     """The command line of a process; empty if it has ended."""
-    return _read(pid, "cmdline").split(b"\0")[:-1]
+    return _read_proc_file(pid, "cmdline").split(b"\0")[:-1]
 
 
-def writes_below(pid: int, folder: Path) -> bool:
+def has_file_open_below(pid: int, folder: Path) -> bool:
     """Whether the process has a file below ``folder`` open for writing (readers, a ``tail -f``, do not count)."""
     inside = f"{folder}{os.sep}"
     try:
         for name in os.listdir(_PROC / str(pid) / "fd"):  # noqa: PTH208
             if not os.readlink(_PROC / str(pid) / "fd" / name).startswith(inside):  # noqa: PTH115
                 continue
-            flags = next(line for line in _read(pid, f"fdinfo/{name}").splitlines() if line.startswith(b"flags:"))
+            flags = next(
+                line for line in _read_proc_file(pid, f"fdinfo/{name}").splitlines() if line.startswith(b"flags:")
+            )
             if int(flags.split()[1], 8) & os.O_ACCMODE != os.O_RDONLY:
                 return True
     except (OSError, StopIteration):
@@ -165,14 +167,14 @@ def open_pidfd(pid: int, ticks: int) -> int | None:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
         return None
-    process = look(pid)  # the id cannot change hands any more without our seeing it: checked after opening
+    process = read_process(pid)  # the id cannot change hands any more without our seeing it: checked after opening
     if process is not None and process.ticks == ticks and not process.dead:
         return fd
     os.close(fd)
     return None
 
 
-def send(process: Process, signum: int) -> bool:
+def send_signal(process: Process, signum: int) -> bool:
     """Send a signal to that very process; whether it was there and we may signal it.
 
     Raises:
@@ -217,7 +219,7 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
 
 
-def _read(pid: int, name: str) -> bytes:
+def _read_proc_file(pid: int, name: str) -> bytes:
     """A file of a process; empty if it has ended or is not ours to read."""
     try:
         with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:  # noqa: PTH123 - the whole machine is read this way

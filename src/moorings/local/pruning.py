@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from moorings.core.instants import Timestamp
-from moorings.local.records import UnreadableError
-from moorings.local.rundir import RunFolder
+from moorings.local.records import RecordUnreadableError
+from moorings.local.rundir import LocalRunFolder
 from moorings.workloads.runs import RunId
 
 
@@ -20,7 +20,7 @@ def hold_ended(runs: Path, run: RunId, before: Timestamp) -> Iterator[bool]:
     Raises:
         OSError: its folder cannot be read, or its locks not be taken.
     """
-    folder = RunFolder.of(runs, run)
+    folder = LocalRunFolder.of(runs, run)
     if folder is None or not _ended_before(folder, before):
         yield False
         return
@@ -33,10 +33,10 @@ def hold_ended(runs: Path, run: RunId, before: Timestamp) -> Iterator[bool]:
                 os.close(life)
 
 
-def _ended_before(folder: RunFolder, before: Timestamp) -> bool:
+def _ended_before(folder: LocalRunFolder, before: Timestamp) -> bool:
     try:
         found = folder.survey()
-    except UnreadableError:
+    except RecordUnreadableError:
         return False
     if found is None or found.end is None or found.damage:
         return False

@@ -1,7 +1,7 @@
 """What a run's folder says, as values, and their JSON.
 
 The supervisor outlives an upgrade of the controller, hence ``core.records``; what is not as expected is
-``DamagedError``: a torn or foreign file must never be taken for an end.
+``RecordDamagedError``: a torn or foreign file must never be taken for an end.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from moorings.workloads.runs import EndRecord, RunPhase
 RecordT = TypeVar("RecordT")
 
 
-class UnreadableError(Exception):
+class RecordUnreadableError(Exception):
     """A file of a run's folder cannot be read or does not hold what it should: nothing follows from it."""
 
 
-class DamagedError(UnreadableError):
+class RecordDamagedError(RecordUnreadableError):
     """It can be read and is no such record, and trying again will not make it one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class ProcessIdentity:
     """What names one process for as long as the machine is up.
 
     Attributes:
@@ -39,7 +39,7 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class SupervisorStatus:
     """What a supervisor says of itself.
 
     Attributes:
@@ -53,13 +53,13 @@ class Status:
     attempt: int
     phase: RunPhase
     boot: str
-    supervisor: Identity
+    supervisor: ProcessIdentity
     started_at: Timestamp | None = None
-    tasks: tuple[Identity, ...] = ()
+    tasks: tuple[ProcessIdentity, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class AttemptEnd:
     """The recorded end of one attempt."""
 
     attempt: int
@@ -67,7 +67,7 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelOrder:
+class CancelRecord:
     """Somebody's wish that one attempt stops."""
 
     attempt: int
@@ -75,7 +75,7 @@ class CancelOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class YieldOrder:
+class YieldRecord:
     """One attempt is to make room.
 
     Attributes:
@@ -102,4 +102,4 @@ def from_json(kind: type[RecordT], text: str | bytes) -> RecordT:
     try:
         return from_plain(kind, json.loads(text))
     except (ValueError, RecursionError) as error:
-        raise DamagedError(f"not a record of kind {kind.__name__}: {error}") from error
+        raise RecordDamagedError(f"not a record of kind {kind.__name__}: {error}") from error

@@ -38,13 +38,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moorings.local.records import (
-    CancelOrder,
-    DamagedError,
-    End,
+    AttemptEnd,
+    CancelRecord,
+    RecordDamagedError,
     RecordT,
-    Status,
-    UnreadableError,
-    YieldOrder,
+    RecordUnreadableError,
+    SupervisorStatus,
+    YieldRecord,
     from_json,
     to_json,
 )
@@ -58,12 +58,12 @@ _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _DRAFT = re.compile(r"\.(order|status|cancel|yield|end)\.json\.\d+-\d+")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
-Stamp = tuple[int, int, int] | None  # inode, size, mtime (ns); None: no such file
-Stamps = tuple[Stamp, Stamp, Stamp, Stamp]
+FileVersion = tuple[int, int, int] | None  # inode, size, mtime (ns); None: no such file
+RecordVersions = tuple[FileVersion, FileVersion, FileVersion, FileVersion]
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
+class AttemptExtent:
     """Which start of a run it is, and of how many tasks."""
 
     attempt: int
@@ -71,7 +71,7 @@ class Extent:
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class RunRecords:
     """What a run's folder says of its newest attempt, as far as its records are whole.
 
     Attributes:
@@ -81,13 +81,13 @@ class Survey:
         damage: a sentence, with the path, about each record that cannot be understood, or the order if it is missing.
     """
 
-    extent: Extent
-    status: Status | None
-    end: End | None
+    extent: AttemptExtent
+    status: SupervisorStatus | None
+    end: AttemptEnd | None
     damage: tuple[str, ...] = ()
 
 
-class RunFolder:
+class LocalRunFolder:
     """One run's folder.
 
     Args:
@@ -105,7 +105,7 @@ class RunFolder:
         self.complaints = path / "supervisor.log"
 
     @classmethod
-    def of(cls, runs: Path, run: RunId) -> RunFolder | None:
+    def of(cls, runs: Path, run: RunId) -> LocalRunFolder | None:
         """The folder of that run below ``runs``; None if the id cannot be one of ours (it would leave the folder)."""
         return cls(runs / run) if _RUN_ID.fullmatch(run) else None
 
@@ -115,23 +115,32 @@ class RunFolder:
 
     def earlier(self, attempt: int) -> list[int]:
         """The attempts before that one which have output, the oldest first."""
-        return sorted(extent.attempt for extent in _logged(self.path / "logs") if extent.attempt < attempt)
+        return sorted(
+            extent.attempt for extent in _attempts_with_output(self.path / "logs") if extent.attempt < attempt
+        )
 
     def make(self) -> None:
         """Make the folder, durably."""
         with contextlib.suppress(FileExistsError):
             self.path.mkdir(mode=0o700)
-            sync_folder(self.path.parent)
+            fsync_folder(self.path.parent)
 
-    def stamps(self) -> Stamps:
+    def stamps(self) -> RecordVersions:
         """What tells whether order, status, cancel or end have changed: equal stamps, equal contents.
 
         Raises:
             OSError: the folder cannot be looked into.
         """
-        return _stamp(self.order), _stamp(self.status), _stamp(self.cancel), _stamp(self.end)
+        return (
+            _file_version(self.order),
+            _file_version(self.status),
+            _file_version(self.cancel),
+            _file_version(self.end),
+        )
 
-    def survey(self, *, order: Extent | None = None, remembered: Extent | None = None) -> Survey | None:
+    def survey(
+        self, *, order: AttemptExtent | None = None, remembered: AttemptExtent | None = None
+    ) -> RunRecords | None:
         """What the records say together, or None if there is neither order nor status nor end.
 
         Args:
@@ -143,19 +152,19 @@ class RunFolder:
         """
         damage: list[str] = []
         if order is None:
-            whole = _salvage(self.order, RunSubmission, damage)
-            order = Extent(whole.attempt, whole.job.tasks) if whole is not None else None
+            whole = _read_or_note_damage(self.order, RunSubmission, damage)
+            order = AttemptExtent(whole.attempt, whole.job.tasks) if whole is not None else None
             missing = whole is None and not damage
         else:
             missing = False
-        status = _salvage(self.status, Status, damage)
-        end = _salvage(self.end, End, damage)
+        status = _read_or_note_damage(self.status, SupervisorStatus, damage)
+        end = _read_or_note_damage(self.end, AttemptEnd, damage)
         if missing:
             if status is None and end is None and not damage:
                 return None
             damage.append(f"{self.order} is missing")
-        extent = order or _guess(status, end, remembered, _logged(self.path / "logs"))
-        return Survey(
+        extent = order or _infer_extent(status, end, remembered, _attempts_with_output(self.path / "logs"))
+        return RunRecords(
             extent,
             status if status is not None and status.attempt == extent.attempt else None,
             end if end is not None and end.attempt == extent.attempt else None,
@@ -166,50 +175,50 @@ class RunFolder:
 
     def read_order(self) -> RunSubmission | None:
         """The newest order."""
-        return _read(self.order, RunSubmission)
+        return _read_record(self.order, RunSubmission)
 
-    def read_status(self, attempt: int) -> Status | None:
+    def read_status(self, attempt: int) -> SupervisorStatus | None:
         """What that attempt's supervisor says."""
-        status = _read(self.status, Status)
+        status = _read_record(self.status, SupervisorStatus)
         return status if status is not None and status.attempt == attempt else None
 
-    def read_cancel(self, attempt: int) -> CancelOrder | None:
+    def read_cancel(self, attempt: int) -> CancelRecord | None:
         """The wish that that attempt stops."""
-        cancel = _read(self.cancel, CancelOrder)
+        cancel = _read_record(self.cancel, CancelRecord)
         return cancel if cancel is not None and cancel.attempt == attempt else None
 
-    def read_yield(self, attempt: int) -> YieldOrder | None:
+    def read_yield(self, attempt: int) -> YieldRecord | None:
         """The wish that that attempt makes room."""
-        order = _read(self.yielding, YieldOrder)
+        order = _read_record(self.yielding, YieldRecord)
         return order if order is not None and order.attempt == attempt else None
 
-    def read_end(self, attempt: int) -> End | None:
+    def read_end(self, attempt: int) -> AttemptEnd | None:
         """The recorded end of that attempt."""
-        end = _read(self.end, End)
+        end = _read_record(self.end, AttemptEnd)
         return end if end is not None and end.attempt == attempt else None
 
     def save_order(self, order: RunSubmission) -> None:
         """Save an order, durably."""
-        write_whole(self.order, to_json(order).encode(), durable=True)
+        write_atomically(self.order, to_json(order).encode(), durable=True)
 
-    def save_status(self, status: Status, *, durable: bool) -> None:
+    def save_status(self, status: SupervisorStatus, *, durable: bool) -> None:
         """Save what a supervisor says."""
-        write_whole(self.status, to_json(status).encode(), durable=durable)
+        write_atomically(self.status, to_json(status).encode(), durable=durable)
 
-    def save_cancel(self, cancel: CancelOrder) -> None:
+    def save_cancel(self, cancel: CancelRecord) -> None:
         """Save the wish that a run stops, durably."""
-        write_whole(self.cancel, to_json(cancel).encode(), durable=True)
+        write_atomically(self.cancel, to_json(cancel).encode(), durable=True)
 
-    def save_yield(self, order: YieldOrder) -> None:
+    def save_yield(self, order: YieldRecord) -> None:
         """Save the wish that a run makes room, durably."""
-        write_whole(self.yielding, to_json(order).encode(), durable=True)
+        write_atomically(self.yielding, to_json(order).encode(), durable=True)
 
-    def save_end(self, end: End) -> None:
+    def save_end(self, end: AttemptEnd) -> None:
         """Save an end, durably. What others who were killed left half-written goes before it."""
         for draft in self.path.iterdir():
             if _DRAFT.fullmatch(draft.name):
                 draft.unlink(missing_ok=True)
-        write_whole(self.end, to_json(end).encode(), durable=True)
+        write_atomically(self.end, to_json(end).encode(), durable=True)
 
     # -- the binding's files
 
@@ -225,8 +234,8 @@ class RunFolder:
         self.bindings.mkdir(mode=0o700, exist_ok=True)
         for name, text in files.items():
             if not _FILE_NAME.fullmatch(name):
-                raise UnreadableError(f"{name[:80]!r} cannot be the name of a binding's file")
-            write_whole(self.bindings / name, text.encode(), durable=False)
+                raise RecordUnreadableError(f"{name[:80]!r} cannot be the name of a binding's file")
+            write_atomically(self.bindings / name, text.encode(), durable=False)
         return self.bindings
 
     def remove_bindings(self) -> None:
@@ -249,7 +258,7 @@ class RunFolder:
     @contextlib.contextmanager
     def at_door(self, *, wait_s: float) -> Iterator[bool]:
         """Hold the door; yields False if another had it for all of ``wait_s`` seconds."""
-        fd = _lock(self.path / "door", wait_s)
+        fd = _acquire_lock(self.path / "door", wait_s)
         try:
             yield fd is not None
         finally:
@@ -262,10 +271,10 @@ class RunFolder:
         Args:
             wait_s: how long to wait for a supervisor that is known to be leaving.
         """
-        return _lock(self.path / "life", wait_s)
+        return _acquire_lock(self.path / "life", wait_s)
 
 
-def write_whole(path: Path, content: bytes, *, durable: bool) -> None:
+def write_atomically(path: Path, content: bytes, *, durable: bool) -> None:
     """Replace a file by ``content``, 0600: a reader sees all of the old or all of the new.
 
     Args:
@@ -290,10 +299,10 @@ def write_whole(path: Path, content: bytes, *, durable: bool) -> None:
         draft.unlink(missing_ok=True)
         raise
     if durable:
-        sync_folder(path.parent)
+        fsync_folder(path.parent)
 
 
-def sync_folder(folder: Path) -> None:
+def fsync_folder(folder: Path) -> None:
     """Make durable what was made, renamed or removed in a folder.
 
     Raises:
@@ -306,58 +315,63 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def _without_waiting(path: str, flags: int) -> int:
+def _open_nonblocking(path: str, flags: int) -> int:
     """A job may have put a pipe in the place of a record: to open it waits for whoever writes."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _read(path: Path, kind: type[RecordT]) -> RecordT | None:
+def _read_record(path: Path, kind: type[RecordT]) -> RecordT | None:
     try:
-        with open(path, "rb", opener=_without_waiting) as file:
+        with open(path, "rb", opener=_open_nonblocking) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise DamagedError(f"{path} is no file")
+                raise RecordDamagedError(f"{path} is no file")
             content = file.read(RECORD_BYTES_MAX + 1)
     except FileNotFoundError:
         return None
     except IsADirectoryError as error:
-        raise DamagedError(f"{path} is a folder") from error
+        raise RecordDamagedError(f"{path} is a folder") from error
     except OSError as error:
-        raise UnreadableError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise RecordUnreadableError(f"{path} cannot be read: {error.strerror or error}") from error
     if len(content) > RECORD_BYTES_MAX:
-        raise DamagedError(f"{path} is larger than {RECORD_BYTES_MAX} bytes")
+        raise RecordDamagedError(f"{path} is larger than {RECORD_BYTES_MAX} bytes")
     try:
         return from_json(kind, content)
-    except DamagedError as error:
-        raise DamagedError(f"{path} is damaged: {error}") from error
+    except RecordDamagedError as error:
+        raise RecordDamagedError(f"{path} is damaged: {error}") from error
 
 
-def _salvage(path: Path, kind: type[RecordT], damage: list[str]) -> RecordT | None:
+def _read_or_note_damage(path: Path, kind: type[RecordT], damage: list[str]) -> RecordT | None:
     """The record of that file, or None: there is none, or it is damaged and ``damage`` now says so."""
     try:
-        return _read(path, kind)
-    except DamagedError as error:
+        return _read_record(path, kind)
+    except RecordDamagedError as error:
         damage.append(str(error))
         return None
 
 
-def _logged(logs: Path) -> list[Extent]:
+def _attempts_with_output(logs: Path) -> list[AttemptExtent]:
     """The attempts that have output."""
     with contextlib.suppress(OSError):
-        return [Extent(int(of.name), len(list(of.iterdir()))) for of in logs.iterdir() if of.name.isdecimal()]
+        return [AttemptExtent(int(of.name), len(list(of.iterdir()))) for of in logs.iterdir() if of.name.isdecimal()]
     return []
 
 
-def _guess(status: Status | None, end: End | None, remembered: Extent | None, logged: list[Extent]) -> Extent:
+def _infer_extent(
+    status: SupervisorStatus | None,
+    end: AttemptEnd | None,
+    remembered: AttemptExtent | None,
+    logged: list[AttemptExtent],
+) -> AttemptExtent:
     """The newest attempt of which anything is known."""
     known = [*logged, remembered] if remembered is not None else [*logged]
     if status is not None:
-        known.append(Extent(status.attempt, len(status.tasks)))
+        known.append(AttemptExtent(status.attempt, len(status.tasks)))
     if end is not None:
-        known.append(Extent(end.attempt, len(end.record.task_codes)))
-    return max(known, key=lambda extent: (extent.attempt, extent.tasks), default=Extent(0, 0))
+        known.append(AttemptExtent(end.attempt, len(end.record.task_codes)))
+    return max(known, key=lambda extent: (extent.attempt, extent.tasks), default=AttemptExtent(0, 0))
 
 
-def _stamp(path: Path) -> Stamp:
+def _file_version(path: Path) -> FileVersion:
     try:
         found = os.stat(path)  # noqa: PTH116 - asked hundreds of times a second
     except FileNotFoundError:
@@ -365,7 +379,7 @@ def _stamp(path: Path) -> Stamp:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _lock(path: Path, wait_s: float) -> int | None:
+def _acquire_lock(path: Path, wait_s: float) -> int | None:
     """A descriptor that holds the lock; None if another held it for ``wait_s`` seconds."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     give_up = time.monotonic() + wait_s

@@ -12,11 +12,11 @@ from moorings.core.instants import SECOND, Timestamp
 
 ENTRIES_MAX: Final = 10_000  # of a folder; beyond, the newest may be overlooked
 AHEAD_S_MAX: Final = 60  # so far another machine's clock may be ahead of ours
-LOOKS_MAX: Final = 256  # under way at once, most of them at disks that do not answer
+SCANS_MAX: Final = 256  # under way at once, most of them at disks that do not answer
 NANOSECONDS: Final = 1_000_000_000 // SECOND  # of one unit of an instant
 
 
-class Looks:
+class CheckpointScans:
     """Looks into checkpoint folders.
 
     A folder is where its user says: on a server that is down, or on a disk that the user's own program makes up. A look
@@ -31,7 +31,7 @@ class Looks:
 
         The thread of a look that is cancelled counts until it returns.
         """
-        if self._under_way >= LOOKS_MAX:
+        if self._under_way >= SCANS_MAX:
             return None
         loop = asyncio.get_running_loop()
         told: asyncio.Future[Timestamp | None] = loop.create_future()
@@ -48,7 +48,7 @@ class Looks:
         def look() -> None:
             at, fault = None, None
             try:
-                at = saved_at(folder, now)
+                at = last_checkpoint_at(folder, now)
             except Exception as error:  # told where it is waited for
                 fault = error
             with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
@@ -59,7 +59,7 @@ class Looks:
         return await told
 
 
-def saved_at(folder: str, now: Timestamp) -> Timestamp | None:
+def last_checkpoint_at(folder: str, now: Timestamp) -> Timestamp | None:
     """When something was last put into a folder; None: nothing is in it, or it cannot be read.
 
     Only its own entries are looked at: a checkpoint is a file, or a folder that is written and then renamed. The folder

@@ -24,25 +24,25 @@ from pathlib import Path
 from moorings.core.instants import Timestamp
 from moorings.local.processes import (
     Process,
-    Table,
-    arguments,
+    ProcessTable,
     boot_id,
     descendants,
-    everyone,
+    has_file_open_below,
     has_variable,
+    list_processes,
     open_pidfd,
-    send,
-    writes_below,
+    read_command_line,
+    send_signal,
 )
-from moorings.local.records import End, Status
-from moorings.local.rundir import Extent, RunFolder, Survey
+from moorings.local.records import AttemptEnd, SupervisorStatus
+from moorings.local.rundir import AttemptExtent, LocalRunFolder, RunRecords
 from moorings.workloads.runs import EndReason, EndRecord, RunId, exit_code
 
-PATIENCE_S = 5.0
-EMPTY_LOOKS = 2  # a process may fork past one look at /proc
+KILL_WAIT_S = 5.0
+EMPTY_SCANS = 2  # a process may fork past one look at /proc
 
 
-class Verdict(StrEnum):
+class FinalizeResult(StrEnum):
     """What became of a run without a recorded end."""
 
     BUSY = "BUSY"  # another controller is at it
@@ -53,7 +53,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class LastKnownRun:
     """What somebody who looked at a run before still knows of it.
 
     Attributes:
@@ -62,15 +62,17 @@ class Memory:
         witnessed: the supervisor was seen to die just now, so process ids in its status name nobody else yet.
     """
 
-    extent: Extent | None = None
-    status: Status | None = None
+    extent: AttemptExtent | None = None
+    status: SupervisorStatus | None = None
     witnessed: bool = False
 
 
-NO_MEMORY = Memory()
+NOTHING_KNOWN = LastKnownRun()
 
 
-def settle(folder: RunFolder, run: RunId, now: Timestamp, memory: Memory = NO_MEMORY) -> Verdict:
+def finalize_run(
+    folder: LocalRunFolder, run: RunId, now: Timestamp, memory: LastKnownRun = NOTHING_KNOWN
+) -> FinalizeResult:
     """See what became of a run, and record its end if its supervisor is dead.
 
     Args:
@@ -85,52 +87,63 @@ def settle(folder: RunFolder, run: RunId, now: Timestamp, memory: Memory = NO_ME
     """
     with folder.at_door(wait_s=0) as ours:
         if not ours:
-            return Verdict.BUSY
+            return FinalizeResult.BUSY
         life = folder.take_life()
         if life is None:
-            return Verdict.ALIVE
+            return FinalizeResult.ALIVE
         try:
             found = folder.survey(remembered=memory.extent)
-            return Verdict.NEVER_STARTED if found is None else settle_dead(folder, run, found, now, memory)
+            return (
+                FinalizeResult.NEVER_STARTED if found is None else finalize_locked_run(folder, run, found, now, memory)
+            )
         finally:
             os.close(life)
 
 
-def settle_dead(folder: RunFolder, run: RunId, found: Survey, now: Timestamp, memory: Memory = NO_MEMORY) -> Verdict:
+def finalize_locked_run(
+    folder: LocalRunFolder, run: RunId, found: RunRecords, now: Timestamp, memory: LastKnownRun = NOTHING_KNOWN
+) -> FinalizeResult:
     """As ``settle``, for one who holds door and life and has looked at the records."""
     if found.end is not None:
-        return Verdict.ENDED
+        return FinalizeResult.ENDED
     if found.damage:
-        return _settle_damaged(folder, run, found, now, memory)
+        return _finalize_damaged(folder, run, found, now, memory)
     status = found.status
     if status is None:
         cancel = folder.read_cancel(found.extent.attempt)
         if cancel is None:
-            return Verdict.NEVER_STARTED
-        _record(folder, found.extent, EndReason.CANCELLED, cancel.reason, None, now)
-        return Verdict.ENDED
+            return FinalizeResult.NEVER_STARTED
+        _save_end(folder, found.extent, EndReason.CANCELLED, cancel.reason, None, now)
+        return FinalizeResult.ENDED
     if status.boot != boot_id():
         detail = "the machine was restarted"
-    elif kill_left(folder, run, status, witnessed=memory.witnessed):
+    elif kill_leftovers(folder, run, status, witnessed=memory.witnessed):
         detail = "its supervisor died"
     else:
-        return Verdict.LEFT
-    _record(folder, found.extent, EndReason.LOST, detail, status, now)
-    return Verdict.ENDED
+        return FinalizeResult.LEFT
+    _save_end(folder, found.extent, EndReason.LOST, detail, status, now)
+    return FinalizeResult.ENDED
 
 
-def _settle_damaged(folder: RunFolder, run: RunId, found: Survey, now: Timestamp, memory: Memory) -> Verdict:
+def _finalize_damaged(
+    folder: LocalRunFolder, run: RunId, found: RunRecords, now: Timestamp, memory: LastKnownRun
+) -> FinalizeResult:
     """Nobody can tell any more what was started: everything with a mark of the run goes, and it is lost."""
     status = found.status or memory.status
-    if not clear(folder, run, status, witnessed=memory.witnessed):
-        return Verdict.LEFT
+    if not stop_leftovers(folder, run, status, witnessed=memory.witnessed):
+        return FinalizeResult.LEFT
     detail = f"its supervisor is gone, and {'; '.join(found.damage)}"
-    _record(folder, found.extent, EndReason.LOST, detail, status, now)
-    return Verdict.ENDED
+    _save_end(folder, found.extent, EndReason.LOST, detail, status, now)
+    return FinalizeResult.ENDED
 
 
-def _record(
-    folder: RunFolder, extent: Extent, ending: EndReason, detail: str, status: Status | None, now: Timestamp
+def _save_end(
+    folder: LocalRunFolder,
+    extent: AttemptExtent,
+    ending: EndReason,
+    detail: str,
+    status: SupervisorStatus | None,
+    now: Timestamp,
 ) -> None:
     folder.remove_bindings()
     end = EndRecord(
@@ -141,10 +154,10 @@ def _record(
         ended_at=now,
         detail=detail,
     )
-    folder.save_end(End(extent.attempt, end))
+    folder.save_end(AttemptEnd(extent.attempt, end))
 
 
-def supervisors(path: Path, table: Table, status: Status | None = None) -> list[Process]:
+def find_supervisors(path: Path, table: ProcessTable, status: SupervisorStatus | None = None) -> list[Process]:
     """Those of ``table`` that supervise the run of that folder, wherever the folder is now.
 
     Args:
@@ -157,21 +170,21 @@ def supervisors(path: Path, table: Table, status: Status | None = None) -> list[
     return [
         process
         for process in table.values()
-        if arguments(process.pid)[2:5] == module
+        if read_command_line(process.pid)[2:5] == module
         or (known is not None and (process.pid, process.ticks) == (known.pid, known.ticks))
     ]
 
 
-def remains(folder: RunFolder, run: RunId, status: Status | None = None) -> bool:
+def has_processes(folder: LocalRunFolder, run: RunId, status: SupervisorStatus | None = None) -> bool:
     """Whether anything of a run is left, its supervisor included."""
-    for _ in range(EMPTY_LOOKS):
-        table = everyone()
-        if supervisors(folder.path, table, status) or left(folder, run, status, table, witnessed=False):
+    for _ in range(EMPTY_SCANS):
+        table = list_processes()
+        if find_supervisors(folder.path, table, status) or find_leftovers(folder, run, status, table, witnessed=False):
             return True
     return False
 
 
-def clear(folder: RunFolder, run: RunId, status: Status | None, *, witnessed: bool) -> bool:
+def stop_leftovers(folder: LocalRunFolder, run: RunId, status: SupervisorStatus | None, *, witnessed: bool) -> bool:
     """Stop what is left of a run whose records are damaged or gone; whether nothing is.
 
     A supervisor is told to stop its run, grace period and all, for it misses nobody; so this is to be called again
@@ -181,21 +194,26 @@ def clear(folder: RunFolder, run: RunId, status: Status | None, *, witnessed: bo
         folder: where the run's folder is or was.
         run: its id.
         status: what its supervisor said, if that is known.
-        witnessed: see ``Memory``.
+        witnessed: see ``LastKnownRun``.
     """
-    table = everyone()
-    living = supervisors(folder.path, table, status)
+    table = list_processes()
+    living = find_supervisors(folder.path, table, status)
     for supervisor in living:
         if descendants([supervisor.pid], table):
-            send(supervisor, signal.SIGTERM)
-            send(supervisor, signal.SIGCONT)
+            send_signal(supervisor, signal.SIGTERM)
+            send_signal(supervisor, signal.SIGCONT)
         else:
-            send(supervisor, signal.SIGKILL)
-    return not living and kill_left(folder, run, status, witnessed=witnessed)
+            send_signal(supervisor, signal.SIGKILL)
+    return not living and kill_leftovers(folder, run, status, witnessed=witnessed)
 
 
-def kill_left(
-    folder: RunFolder, run: RunId, status: Status | None, *, witnessed: bool, patience_s: float = PATIENCE_S
+def kill_leftovers(
+    folder: LocalRunFolder,
+    run: RunId,
+    status: SupervisorStatus | None,
+    *,
+    witnessed: bool,
+    patience_s: float = KILL_WAIT_S,
 ) -> bool:
     """KILL what is left of a run; whether nothing is.
 
@@ -203,20 +221,22 @@ def kill_left(
         folder: the run's folder.
         run: its id.
         status: what its dead supervisor said, if that is known.
-        witnessed: see ``Memory``.
+        witnessed: see ``LastKnownRun``.
         patience_s: how long to try.
     """
     give_up = time.monotonic() + patience_s
     looks = 0
-    while looks < EMPTY_LOOKS:
-        found = left(folder, run, status, everyone(), witnessed=witnessed)
+    while looks < EMPTY_SCANS:
+        found = find_leftovers(folder, run, status, list_processes(), witnessed=witnessed)
         looks = looks + 1 if not found else 0
         if found and not _kill(found, give_up):
             return False
     return True
 
 
-def left(folder: RunFolder, run: RunId, status: Status | None, table: Table, *, witnessed: bool) -> list[Process]:
+def find_leftovers(
+    folder: LocalRunFolder, run: RunId, status: SupervisorStatus | None, table: ProcessTable, *, witnessed: bool
+) -> list[Process]:
     """Those of ``table`` that belong to a run whose supervisor is dead.
 
     Marks: the variable every task was given, a log of the run open for writing, the session of a task, and descent
@@ -229,7 +249,7 @@ def left(folder: RunFolder, run: RunId, status: Status | None, table: Table, *, 
         pid: process
         for pid, process in table.items()
         if pid != os.getpid()
-        and (process.session in sessions or has_variable(pid, "MOORINGS_RUN_ID", run) or writes_below(pid, logs))
+        and (process.session in sessions or has_variable(pid, "MOORINGS_RUN_ID", run) or has_file_open_below(pid, logs))
     }
     return [*marked.values(), *(process for process in descendants(marked, table) if process.pid != os.getpid())]
 

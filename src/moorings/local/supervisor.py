@@ -24,26 +24,36 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moorings.core.instants import Timestamp
-from moorings.local.course import Act, Asked, Limits, Move, Situation, choose
-from moorings.local.output import Output
-from moorings.local.processes import adopt_orphans, boot_id, descendants, everyone, listeners, look, send
-from moorings.local.records import End, Identity, Status, UnreadableError
-from moorings.local.rundir import RunFolder
-from moorings.local.tasks import NOT_EXECUTABLE, NotStartedError, build_environment, choose_meeting, start_task
+from moorings.local.course import ObservedRun, RunLimits, SupervisorAction, SupervisorDecision, YieldState, decide_next
+from moorings.local.output import OutputLimiter
+from moorings.local.processes import (
+    adopt_orphans,
+    boot_id,
+    descendants,
+    find_signal_receivers,
+    list_processes,
+    read_process,
+    send_signal,
+)
+from moorings.local.records import AttemptEnd, ProcessIdentity, RecordUnreadableError, SupervisorStatus
+from moorings.local.rundir import LocalRunFolder
+from moorings.local.tasks import NOT_EXECUTABLE, TaskNotStartedError, choose_rendezvous, start_task, task_environment_of
 from moorings.ports.engine import RunSubmission
 from moorings.workloads.runs import EndReason, EndRecord, RunPhase, exit_code
 
-LOOK_S = 1.0  # how often orders are looked for even if nobody nudges: a nudge needs a process id, a file does not
-KILL_AGAIN_S = 0.02  # doubled each time, up to LOOK_S: what does not die at once may be beyond us
-SAVE_AGAIN_S = 1.0
+POLL_S = 1.0  # how often orders are looked for even if nobody nudges: a nudge needs a process id, a file does not
+KILL_RETRY_S = 0.02  # doubled each time, up to LOOK_S: what does not die at once may be beyond us
+SAVE_RETRY_S = 1.0
 
-NUDGE = signal.SIGRTMIN  # "look at the files with orders"
-RELAY_MAX = signal.SIGRTMAX - signal.SIGRTMIN  # SIGRTMIN + N asks to pass signal N on; real-time signals queue up
+WAKEUP_SIGNAL = signal.SIGRTMIN  # "look at the files with orders"
+FORWARDED_SIGNAL_MAX = (
+    signal.SIGRTMAX - signal.SIGRTMIN
+)  # SIGRTMIN + N asks to pass signal N on; real-time signals queue up
 
 
-def relay(signum: int) -> int:
+def forwarding_signal(signum: int) -> int:
     """The signal that asks a supervisor to pass ``signum`` (1 to ``RELAY_MAX``) on to the tasks."""
-    assert 1 <= signum <= RELAY_MAX, signum
+    assert 1 <= signum <= FORWARDED_SIGNAL_MAX, signum
     return signal.SIGRTMIN + signum
 
 
@@ -51,7 +61,7 @@ _FETCHED = {signal.SIGCHLD, signal.SIGTERM, *range(signal.SIGRTMIN, signal.SIGRT
 
 
 @dataclass(slots=True)
-class Task:
+class SupervisedTask:
     """One task: its process, and its exit code once it has ended."""
 
     rank: int
@@ -68,12 +78,14 @@ class Supervisor:
         output_bytes_max: how much its tasks may write to their logs, together; 0: no limit.
     """
 
-    def __init__(self, folder: RunFolder, order: RunSubmission, output_bytes_max: int = 0) -> None:
+    def __init__(self, folder: LocalRunFolder, order: RunSubmission, output_bytes_max: int = 0) -> None:
         self._folder = folder
         self._order = order
-        self._limits = Limits(order.job.time_limit_s, order.job.checkpoint.warn_s, order.job.checkpoint.grace_s)
-        self._output = Output([folder.log(order.attempt, rank) for rank in range(order.job.tasks)], output_bytes_max)
-        self._tasks: list[Task] = []
+        self._limits = RunLimits(order.job.time_limit_s, order.job.checkpoint.warn_s, order.job.checkpoint.grace_s)
+        self._output = OutputLimiter(
+            [folder.log(order.attempt, rank) for rank in range(order.job.tasks)], output_bytes_max
+        )
+        self._tasks: list[SupervisedTask] = []
         self._started_s = time.monotonic()
         self._started_at: Timestamp | None = None
         self._status_saved = False
@@ -81,7 +93,7 @@ class Supervisor:
         self._warned = False
         self._stopping_since_s: float | None = None
         self._cancel: str | None = None
-        self._asked: Asked | None = None
+        self._asked: YieldState | None = None
         self._failure: tuple[int, str] | None = None
         self._ending = EndReason.EXITED
         self._detail = ""
@@ -102,31 +114,31 @@ class Supervisor:
             return
         try:
             self._start_tasks()
-        except NotStartedError as error:
+        except TaskNotStartedError as error:
             self._failure = (error.code, error.detail)
-            self._stop(Move(Act.STOP, ending=EndReason.NOT_STARTED, detail=error.detail))
+            self._stop(SupervisorDecision(SupervisorAction.STOP, ending=EndReason.NOT_STARTED, detail=error.detail))
             return
         self._try_save_running()
 
     def watch(self) -> None:
         """Returns when nothing of the run is left."""
-        pause_s = KILL_AGAIN_S
+        pause_s = KILL_RETRY_S
         while True:
             self._reap()
-            move = choose(self._situation(), self._limits)
+            move = decide_next(self._situation(), self._limits)
             match move.act:
-                case Act.FINISH:
+                case SupervisorAction.FINISH:
                     return
-                case Act.WAIT:
-                    self._listen(min(self._output.look(), LOOK_S if move.within_s is None else move.within_s))
-                case Act.WARN:
+                case SupervisorAction.WAIT:
+                    self._listen(min(self._output.look(), POLL_S if move.within_s is None else move.within_s))
+                case SupervisorAction.WARN:
                     self._warn()
-                case Act.STOP:
+                case SupervisorAction.STOP:
                     self._stop(move)
-                case Act.KILL:
+                case SupervisorAction.KILL:
                     self._send_all(signal.SIGKILL)
                     self._listen(pause_s)
-                    pause_s = min(pause_s * 2, LOOK_S)
+                    pause_s = min(pause_s * 2, POLL_S)
 
     def finish(self) -> None:
         """Remove the binding's files and record the end, however long the disk refuses it."""
@@ -146,13 +158,13 @@ class Supervisor:
         while True:
             try:
                 self._folder.remove_bindings()
-                self._folder.save_end(End(self._order.attempt, end))
+                self._folder.save_end(AttemptEnd(self._order.attempt, end))
                 return
             except FileNotFoundError:
                 return  # somebody removed the whole folder: nobody will read it
             except OSError as error:
-                _complain(f"the end cannot be recorded, trying again: {error}")
-                time.sleep(SAVE_AGAIN_S)
+                _log_error(f"the end cannot be recorded, trying again: {error}")
+                time.sleep(SAVE_RETRY_S)
 
     # -- starting
 
@@ -162,33 +174,35 @@ class Supervisor:
             bindings = self._folder.write_bindings(self._order)
             if job.checkpoint_directory is not None:
                 Path(job.checkpoint_directory).mkdir(parents=True, exist_ok=True)
-            meeting = choose_meeting()
-        except (OSError, UnreadableError) as error:
-            raise NotStartedError(NOT_EXECUTABLE, f"it could not be prepared: {error}") from error
+            meeting = choose_rendezvous()
+        except (OSError, RecordUnreadableError) as error:
+            raise TaskNotStartedError(NOT_EXECUTABLE, f"it could not be prepared: {error}") from error
         self._started_at, self._started_s = _now(), time.monotonic()
         for rank in range(job.tasks):
-            environment = build_environment(self._order, rank, meeting, bindings)
+            environment = task_environment_of(self._order, rank, meeting, bindings)
             log = self._folder.log(self._order.attempt, rank)
-            self._tasks.append(Task(rank, start_task(job.command, job.workdir, environment, log)))
+            self._tasks.append(SupervisedTask(rank, start_task(job.command, job.workdir, environment, log)))
 
     def _try_save_running(self) -> None:
         """Say that the tasks run. A full disk must not end a job, so it is said later if it cannot be said now."""
         try:
             self._save_status(RunPhase.RUNNING, durable=False)
         except OSError as error:
-            _complain(f"the status cannot be saved, trying again: {error}")
+            _log_error(f"the status cannot be saved, trying again: {error}")
             return
         self._status_saved = True
 
     def _save_status(self, phase: RunPhase, *, durable: bool) -> None:
         tasks = tuple(_identity(task.process.pid) for task in self._tasks)
-        status = Status(self._order.attempt, phase, boot_id(), _identity(os.getpid()), self._started_at, tasks)
+        status = SupervisorStatus(
+            self._order.attempt, phase, boot_id(), _identity(os.getpid()), self._started_at, tasks
+        )
         self._folder.save_status(status, durable=durable)
 
     # -- watching
 
-    def _situation(self) -> Situation:
-        return Situation(
+    def _situation(self) -> ObservedRun:
+        return ObservedRun(
             elapsed_s=self._elapsed_s(),
             tasks_left=sum(task.code is None for task in self._tasks),
             childless=self._childless,
@@ -238,15 +252,15 @@ class Supervisor:
 
     def _look_for_orders(self) -> None:
         if self._cancel is None and self._folder.cancel.exists():
-            with contextlib.suppress(UnreadableError):
+            with contextlib.suppress(RecordUnreadableError):
                 cancel = self._folder.read_cancel(self._order.attempt)
                 self._cancel = cancel.reason if cancel is not None else None
         if self._asked is None and self._folder.yielding.exists():
-            with contextlib.suppress(UnreadableError):
+            with contextlib.suppress(RecordUnreadableError):
                 order = self._folder.read_yield(self._order.attempt)
                 if order is not None:
                     now_s = self._elapsed_s()
-                    self._asked = Asked(order.reason, now_s, now_s + order.by_s - time.monotonic())
+                    self._asked = YieldState(order.reason, now_s, now_s + order.by_s - time.monotonic())
 
     def _running(self) -> list[int]:
         """Process ids of the tasks that we have not reaped, so that nobody else can have them."""
@@ -258,22 +272,22 @@ class Supervisor:
         if self._asked is not None:
             self._asked = replace(self._asked, warned=True)
         signum = signal.Signals[f"SIG{self._order.job.checkpoint.warn_signal}"]
-        table = everyone()
+        table = list_processes()
         for pid in self._running():
-            for process in listeners(pid, signum, table):
-                send(process, signum)
+            for process in find_signal_receivers(pid, signum, table):
+                send_signal(process, signum)
 
     def _pass_on(self, signum: int) -> None:
         """Send a signal that somebody asked for: to those who listen, else to the task itself, whatever it does."""
-        table = everyone()
+        table = list_processes()
         for pid in self._running():
-            told = listeners(pid, signum, table)
+            told = find_signal_receivers(pid, signum, table)
             for process in told:
-                send(process, signum)
+                send_signal(process, signum)
             if not told:
                 os.kill(pid, signum)
 
-    def _stop(self, move: Move) -> None:
+    def _stop(self, move: SupervisorDecision) -> None:
         self._ending, self._detail = move.ending, move.detail
         self._stopping_since_s = self._elapsed_s()
         self._send_all(signal.SIGTERM)
@@ -289,9 +303,9 @@ class Supervisor:
         for group in groups:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(group, signum)
-        for process in descendants([os.getpid()], everyone()):
+        for process in descendants([os.getpid()], list_processes()):
             if process.group not in groups:
-                send(process, signum)
+                send_signal(process, signum)
 
 
 def describe_failure(rank: int, returncode: int) -> str:
@@ -305,17 +319,17 @@ def describe_failure(rank: int, returncode: int) -> str:
     return f"task {rank} was killed by {name}"
 
 
-def _identity(pid: int) -> Identity:
-    process = look(pid)
+def _identity(pid: int) -> ProcessIdentity:
+    process = read_process(pid)
     assert process is not None, "we and our unreaped children are there"
-    return Identity(process.pid, process.ticks)
+    return ProcessIdentity(process.pid, process.ticks)
 
 
 def _now() -> Timestamp:
     return Timestamp(time.time_ns() // 1000)
 
 
-def _complain(text: str) -> None:
+def _log_error(text: str) -> None:
     """Write to ``supervisor.log``, if the disk takes it."""
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}\n")
@@ -332,7 +346,7 @@ def supervise(path: Path, ready: int, output_bytes_max: int = 0) -> None:
     """
     signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
     adopt_orphans()
-    folder = RunFolder(path)
+    folder = LocalRunFolder(path)
     order = folder.read_order()
     assert order is not None, "whoever started us has saved it"
     supervisor = Supervisor(folder, order, output_bytes_max)
@@ -353,7 +367,7 @@ def main() -> None:
     try:
         supervise(path, ready, output_bytes_max)
     except BaseException:
-        _complain(traceback.format_exc())
+        _log_error(traceback.format_exc())
         os._exit(1)  # the kernel KILLs the tasks; the controller finds no end, and settles the rest
     os._exit(0)  # at once: nothing needs tidying, and a next attempt may be waiting for the life lock
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from moorings.core.bindings import Rendezvous, task_environment
-from moorings.engines.orders import checkpoint_variables
+from moorings.engines.orders import checkpoint_environment
 from moorings.local.processes import die_with_parent
 from moorings.ports.engine import RunSubmission
 
@@ -20,7 +20,7 @@ NOT_FOUND = 127
 _SETTABLE = frozenset(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP}
 
 
-class NotStartedError(Exception):
+class TaskNotStartedError(Exception):
     """A task could not be started.
 
     Args:
@@ -34,7 +34,7 @@ class NotStartedError(Exception):
         self.detail = detail
 
 
-def choose_meeting() -> Rendezvous:
+def choose_rendezvous() -> Rendezvous:
     """Where task 0 may listen: a port of this machine that is free now.
 
     It is not held until task 0 takes it: a program that binds without SO_REUSEADDR could not have it then.
@@ -44,7 +44,7 @@ def choose_meeting() -> Rendezvous:
         return Rendezvous("127.0.0.1", probe.getsockname()[1])
 
 
-def build_environment(order: RunSubmission, rank: int, meeting: Rendezvous, bindings: Path | None) -> dict[str, str]:
+def task_environment_of(order: RunSubmission, rank: int, meeting: Rendezvous, bindings: Path | None) -> dict[str, str]:
     """All variables of one task: the job's own, its binding's and Moorings'; nothing of the controller's.
 
     Args:
@@ -57,7 +57,7 @@ def build_environment(order: RunSubmission, rank: int, meeting: Rendezvous, bind
     variables |= task_environment(
         order.binding, rank, meeting, run=order.run, folder=str(bindings) if bindings is not None else None
     )
-    return variables | checkpoint_variables(order)
+    return variables | checkpoint_environment(order)
 
 
 def start_task(
@@ -84,7 +84,7 @@ def start_task(
             folder.mkdir(mode=0o700, exist_ok=True)
         output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise NotStartedError(NOT_EXECUTABLE, f"its log cannot be written: {error.strerror} ({log})") from error
+        raise TaskNotStartedError(NOT_EXECUTABLE, f"its log cannot be written: {error.strerror} ({log})") from error
     try:
         return subprocess.Popen(
             command,
@@ -97,21 +97,21 @@ def start_task(
             preexec_fn=before_exec,  # safe: a supervisor has one thread
         )
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        raise _why_not(error, command[0], workdir) from error
+        raise _start_error(error, command[0], workdir) from error
     finally:
         os.close(output)
 
 
-def _why_not(error: Exception, program: str, workdir: str) -> NotStartedError:
+def _start_error(error: Exception, program: str, workdir: str) -> TaskNotStartedError:
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     if not Path(workdir).is_dir():
-        return NotStartedError(NOT_EXECUTABLE, f"its working folder {workdir} does not exist or is not a folder")
+        return TaskNotStartedError(NOT_EXECUTABLE, f"its working folder {workdir} does not exist or is not a folder")
     if isinstance(error, OSError) and error.filename == workdir and workdir != program:
-        return NotStartedError(NOT_EXECUTABLE, f"its working folder {workdir} cannot be entered: {reason}")
+        return TaskNotStartedError(NOT_EXECUTABLE, f"its working folder {workdir} cannot be entered: {reason}")
     if isinstance(error, FileNotFoundError):
         if (Path(workdir) / program).is_file():
             detail = f"{program} cannot be started: the interpreter that its first line names was not found"
         else:
             detail = f"{program} was not found"
-        return NotStartedError(NOT_FOUND, detail)
-    return NotStartedError(NOT_EXECUTABLE, f"{program} cannot be started: {reason}")
+        return TaskNotStartedError(NOT_FOUND, detail)
+    return TaskNotStartedError(NOT_EXECUTABLE, f"{program} cannot be started: {reason}")

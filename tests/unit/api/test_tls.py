@@ -67,6 +67,9 @@ DEFAULT_LIMITS = ApiLimits()
 DEFAULT_LIMITS = ApiLimits()
 
 
+DEFAULT_LIMITS = ApiLimits()
+
+
 @contextlib.asynccontextmanager
 async def serving(controller: PretendController, pki: Pki, limits: ApiLimits = ApiLimits()) -> AsyncIterator[Served]:  # noqa: B008
     folder = pki.folder

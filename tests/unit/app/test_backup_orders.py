@@ -14,7 +14,7 @@ from moorings.app.folders import DataFolder, SharedFolder
 from moorings.core.errors import MooringsError
 from moorings.core.hardware import PartitionSpec
 from moorings.core.topology import Block
-from moorings.drivers.vipu.orders import Orders, Record
+from moorings.drivers.vipu.orders import IntentLog, PartitionIntent
 from tests.databases import open_new
 
 POOL = "pod64.a-1"
@@ -39,14 +39,14 @@ def place(data: Path) -> Path:
 
 
 def order(data: Path, *names: str) -> None:
-    orders = Orders(place(data).parent)
+    orders = IntentLog(place(data).parent)
     for name in names:
-        orders.write(Record(PartitionSpec(name, Block.parse("0-3"), 1, 1, f"moorings/x/{name}")))
+        orders.write(PartitionIntent(PartitionSpec(name, Block.parse("0-3"), 1, 1, f"moorings/x/{name}")))
     orders.close()
 
 
 def ordered(data: Path) -> set[str]:
-    orders = Orders(place(data).parent)
+    orders = IntentLog(place(data).parent)
     try:
         return set(orders.all())
     finally:

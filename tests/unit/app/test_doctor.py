@@ -12,7 +12,7 @@ from moorings.app.doctor import look
 from moorings.app.folders import RESTORED, SharedFolder
 from moorings.cli.checks import Finding, Verdict
 from moorings.core.bindings import Binding, GcdBinding
-from moorings.local.rundir import RunFolder
+from moorings.local.rundir import LocalRunFolder
 from moorings.ports.engine import RunSubmission
 from moorings.workloads.jobs import Accelerators, JobSpec
 from moorings.workloads.runs import RunId
@@ -50,7 +50,7 @@ def test_a_restore_is_looked_for_in_the_shared_folder(data: Path) -> None:
 
 
 def test_runs_are_looked_for_in_the_shared_folder(data: Path) -> None:
-    folder = RunFolder(data.parent / "shared" / "runs" / "run-a")
+    folder = LocalRunFolder(data.parent / "shared" / "runs" / "run-a")
     folder.make()
     job = JobSpec(name="j", command=("true",), workdir="/", environment={}, tasks=1, accelerators=Accelerators(size=1))
     folder.save_order(RunSubmission(RunId("run-a"), 0, job, Binding("of-nobody", {}, (GcdBinding(0, (), "", "", {}),))))

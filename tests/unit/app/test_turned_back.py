@@ -18,9 +18,9 @@ from moorings.core.claims import ClaimState, PartitionId
 from moorings.core.errors import MooringsError
 from moorings.core.instants import SECOND, Timestamp, add_seconds
 from moorings.core.partitions import PartitionState
-from moorings.local.fence import EPOCH_FILE, Fence
-from moorings.local.records import Identity, Status, UnreadableError
-from moorings.local.rundir import RunFolder
+from moorings.local.fence import EPOCH_FILE, FileFence
+from moorings.local.records import ProcessIdentity, RecordUnreadableError, SupervisorStatus
+from moorings.local.rundir import LocalRunFolder
 from moorings.ports.engine import RunSubmission
 from moorings.ports.store import Changes, Epoch, LogPosition, Seq
 from moorings.store.high_water import LogPositionFile
@@ -52,9 +52,9 @@ def runs(tmp_path: Path) -> Path:
 
 def leave_status(runs: Path, run: str, attempt: int = 0) -> None:
     """What a supervisor leaves that has started a run and was killed with its machine."""
-    folder = RunFolder(runs / run)
+    folder = LocalRunFolder(runs / run)
     folder.make()
-    left = Status(attempt, RunPhase.RUNNING, "another-boot", Identity(2, 2), add_seconds(NOW, -60))
+    left = SupervisorStatus(attempt, RunPhase.RUNNING, "another-boot", ProcessIdentity(2, 2), add_seconds(NOW, -60))
     folder.save_status(left, durable=False)
 
 
@@ -62,7 +62,7 @@ def leave_order(runs: Path, run: str, name: str, partition: PartitionId | None, 
     """What was ordered of its engine; the release before did not write down the partition's id."""
     binding = Binding(name, {}, (GcdBinding(0, ()),))
     job = a_job(environment={"TOKEN": "secret"})
-    RunFolder(runs / run).save_order(RunSubmission(RunId(run), attempt, job, binding, partition=partition))
+    LocalRunFolder(runs / run).save_order(RunSubmission(RunId(run), attempt, job, binding, partition=partition))
 
 
 def test_no_partition_is_ever_made_again_under_an_id_that_was_used(store: SqlStore, runs: Path) -> None:
@@ -189,7 +189,7 @@ def alive() -> Iterator[Callable[[Path, str], None]]:
     held: list[int] = []
 
     def hold(runs: Path, run: str) -> None:
-        life = RunFolder(runs / run).take_life()
+        life = LocalRunFolder(runs / run).take_life()
         assert life is not None
         held.append(life)
 
@@ -256,13 +256,13 @@ def test_what_a_living_run_has_written_over_its_own_order_is_not_believed(
     store: SqlStore, runs: Path, alive: Callable[[Path, str], None], order: RunSubmission | None
 ) -> None:
     leave_status(runs, "run-since")
-    folder = RunFolder(runs / "run-since")
+    folder = LocalRunFolder(runs / "run-since")
     if order is None:
         os.mkfifo(folder.order)
     else:
         folder.save_order(order)
     alive(runs, "run-since")
-    with pytest.raises(UnreadableError):
+    with pytest.raises(RecordUnreadableError):
         make_ready(store, runs, LAST, NOW)
 
 
@@ -326,7 +326,7 @@ def test_where_nobody_knows_how_far_numbers_had_come_they_leap(store: SqlStore, 
 def test_the_next_leader_passes_the_fence_around_the_runs(
     store: SqlStore, runs: Path, last: LogPosition | None
 ) -> None:
-    Fence(runs).set(Epoch(10**12), 0)
+    FileFence(runs).set(Epoch(10**12), 0)
     make_ready(store, runs, last, NOW)
     assert store.leader().epoch > 10**12
 
@@ -447,7 +447,7 @@ def test_a_new_installation_and_one_of_the_release_before_are_no_strangers(
     take_up(store, tmp_path, runs, marked(store, tmp_path), NOW)
     assert why_spared(tmp_path) is None
     (tmp_path / "high-water").unlink()
-    Fence(runs).set(store.lead("the release before", NOW), 0)
+    FileFence(runs).set(store.lead("the release before", NOW), 0)
     take_up(store, tmp_path, runs, marked(store, tmp_path), NOW)
     assert why_spared(tmp_path) is None
 
@@ -466,7 +466,7 @@ def test_runs_that_cannot_be_read_keep_a_database_that_went_back_from_being_led(
     store.commit(store.lead("x", NOW), Changes(claims=[(a_claim(0), NEW)], runs=[(run, NEW)], jobs=jobs_for(run)))
 
     def unreadable(*_: object) -> None:
-        raise UnreadableError("its disk does not answer")
+        raise RecordUnreadableError("its disk does not answer")
 
     monkeypatch.setattr("moorings.app.turned_back.find_started", unreadable)
     marked(store, tmp_path).keep(LogPosition(Seq(50), Epoch(1)))

@@ -18,7 +18,7 @@ from moorings.core.hardware import DriverResult, PartitionSpec
 from moorings.core.inputs import ResetPartition
 from moorings.core.partitions import PartitionState
 from moorings.core.reconcile import LISTINGS_REQUIRED, mark_for
-from moorings.drivers.simulated.faults import Call, Fault, FaultKind
+from moorings.drivers.simulated.faults import Fault, FaultKind, VendorCall
 from moorings.ports.store import LogPosition, Seq
 from tests.unit.controller.stepping import POOL, Stepper, made_of
 
@@ -78,7 +78,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 
 
 async def test_an_order_that_was_lost_is_given_again(rig: Rig) -> None:
-    rig.driver.faults.add(Fault(kind=FaultKind.TIMEOUT_BEFORE, calls=frozenset({Call.CREATE}), times=1))
+    rig.driver.faults.add(Fault(kind=FaultKind.TIMEOUT_BEFORE, calls=frozenset({VendorCall.CREATE}), times=1))
     claim = await rig.claim()
     assert rig.state(claim) is ClaimState.GRANTED
     rig.clock.forward(RETRY_S)
@@ -90,7 +90,7 @@ async def test_an_order_that_was_lost_is_given_again(rig: Rig) -> None:
 async def test_a_removal_that_failed_is_tried_again_until_nothing_is_left(rig: Rig) -> None:
     """Law 2: the claim goes, and what could not be removed stays in the records until it is gone."""
     claim = await rig.claim()
-    rig.driver.faults.add(Fault(kind=FaultKind.REMOVAL_FAILS, calls=frozenset({Call.REMOVE}), times=1))
+    rig.driver.faults.add(Fault(kind=FaultKind.REMOVAL_FAILS, calls=frozenset({VendorCall.REMOVE}), times=1))
     await rig.release(claim)
     (partition,) = rig.loop.fleet.partitions.values()
     assert partition.state is PartitionState.ERROR

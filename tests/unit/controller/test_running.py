@@ -22,10 +22,10 @@ from moorings.core.partitions import PartitionState
 from moorings.core.policy import Policy
 from moorings.core.projects import Project, ProjectShare
 from moorings.core.reconcile import LISTINGS_REQUIRED
-from moorings.drivers.simulated.faults import Call, Fault, FaultKind
+from moorings.drivers.simulated.faults import Fault, FaultKind, VendorCall
 from moorings.local.engine import LocalEngine
-from moorings.local.records import End
-from moorings.local.rundir import RunFolder
+from moorings.local.records import AttemptEnd
+from moorings.local.rundir import LocalRunFolder
 from moorings.ports.engine import RunSubmission
 from moorings.testing.records import a_job, a_run
 from moorings.workloads.jobs import Accelerators, JobSpec
@@ -264,7 +264,7 @@ async def test_no_run_starts_before_the_engine_knows_who_leads(rig: Rig) -> None
 
 async def test_a_run_that_was_stopped_while_its_binding_was_made_is_not_started(rig: Rig) -> None:
     """Law 4: by the time the driver has answered, its partition may be gone and another's."""
-    rig.driver.faults.add(Fault(kind=FaultKind.HANG, calls=frozenset({Call.BINDING}), seconds=5.0))
+    rig.driver.faults.add(Fault(kind=FaultKind.HANG, calls=frozenset({VendorCall.BINDING}), seconds=5.0))
     await rig.create()
     await rig.settle()
     await rig.until(lambda: rig.clock.sleepers > 0)  # the driver takes its time over the binding
@@ -360,10 +360,10 @@ async def test_the_end_of_an_earlier_attempt_is_not_the_run_s(rig: Rig) -> None:
     rig.engine.go_on.set()
     await rig.until(lambda: not rig.running._submitting)
     rig.clock.forward(RETRY_S_MAX)
-    folder = RunFolder(rig.folder / "runs" / RUN)
+    folder = LocalRunFolder(rig.folder / "runs" / RUN)
     folder.make()
     folder.save_order(RunSubmission(RUN, 0, a_job(), NO_BINDING))
-    folder.save_end(End(0, EndRecord(EndReason.YIELDED, 85, (85,), detail="lab needs it")))
+    folder.save_end(AttemptEnd(0, EndRecord(EndReason.YIELDED, 85, (85,), detail="lab needs it")))
     await rig.look()
     assert (rig.run.state, rig.run.attempt) == (RunState.WAITING, 1)
     assert rig.state(LABS) is ClaimState.READY

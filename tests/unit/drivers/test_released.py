@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from moorings.core.instants import Timestamp
-from moorings.drivers.simulated.hardware import Machine
+from moorings.drivers.simulated.hardware import SimulatedHardware
 from tests.released.site import NAMES, ReleasedSite
 
 
@@ -24,7 +24,7 @@ def test_a_journal_with_every_record_is_read(site: ReleasedSite, tmp_path: Path)
     kinds = {json.loads(line)["is"] for line in (folder / "journal.jsonl").read_text().splitlines()}
     assert kinds == {"machine", "partition", "gone", "lost", "down", "strike", "strikes"}
     for _ in range(2):  # as it was, and as it is compacted today
-        machine = Machine(folder)
+        machine = SimulatedHardware(folder)
         with machine.turn():
             assert [one.record() for one in machine.partitions(Timestamp(0))] == told["records"]
         assert (machine.struck, machine.down_until) == (told["struck"], told["down_until"])
@@ -36,7 +36,7 @@ def test_machines_of_a_site_have_the_partitions_that_its_controller_told(site: R
     found = set()
     at = max(Timestamp(int((site.folder / "told.json").stat().st_mtime * 1e6)), Timestamp(0))
     for folder in sorted((site.folder / "data" / "simulated").iterdir()):
-        machine = Machine(Path(shutil.copytree(folder, tmp_path / folder.name)))
+        machine = SimulatedHardware(Path(shutil.copytree(folder, tmp_path / folder.name)))
         with machine.turn():
             found |= {(folder.name, one.name) for one in machine.partitions(at) if one.mark}
         machine.close()

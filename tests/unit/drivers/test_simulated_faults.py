@@ -5,7 +5,7 @@ import pytest
 from moorings.core.errors import MooringsError
 from moorings.core.hardware import DriverResult, ObservedState, ResultCode
 from moorings.core.topology import Block, Catalogue
-from moorings.drivers.simulated.faults import Call, Fault, FaultKind, Faults
+from moorings.drivers.simulated.faults import Fault, FaultKind, VendorCall, VendorFaults
 from moorings.drivers.simulated.settings import SimulatedSettings
 from tests.unit.drivers.simulated_rig import AT_ONCE, MARK, SimulatedRig, order, states
 
@@ -21,7 +21,7 @@ async def test_timeout_before_does_nothing(instant):
 
 async def test_timeout_before_can_meet_a_binding(instant):
     await instant.driver.create(order("p", "0-3"))
-    instant.trouble(FaultKind.TIMEOUT_BEFORE, calls=frozenset({Call.BINDING}), times=1)
+    instant.trouble(FaultKind.TIMEOUT_BEFORE, calls=frozenset({VendorCall.BINDING}), times=1)
     with pytest.raises(MooringsError) as caught:
         await instant.driver.binding(order("p", "0-3"))
     assert caught.value.code == "driver.unavailable"
@@ -62,7 +62,7 @@ async def test_name_too_long_strikes_below_the_promised_limit(instant):
 
 
 async def test_slow_makes_orders_take_longer(rig):
-    rig.trouble(FaultKind.SLOW, factor=10, calls=frozenset({Call.CREATE}))
+    rig.trouble(FaultKind.SLOW, factor=10, calls=frozenset({VendorCall.CREATE}))
     await rig.driver.create(order("p", "0-3"))
     rig.clock.forward(3.39)
     assert states(await rig.driver.list_partitions()) == {"p": ObservedState.PROVISIONING}
@@ -75,7 +75,7 @@ async def test_slow_makes_orders_take_longer(rig):
 
 async def test_hang_answers_late_what_was_true_before(rig):
     await rig.driver.create(order("p", "0-3"))
-    rig.trouble(FaultKind.HANG, seconds=30, calls=frozenset({Call.CREATE, Call.LIST}))
+    rig.trouble(FaultKind.HANG, seconds=30, calls=frozenset({VendorCall.CREATE, VendorCall.LIST}))
     asked_at = rig.clock.now()
     assert states(await rig.driver.list_partitions()) == {"p": ObservedState.PROVISIONING}
     assert await rig.driver.create(order("q", "4-7")) == DriverResult(ResultCode.OK, ObservedState.PROVISIONING)
@@ -276,7 +276,7 @@ async def test_a_stray_without_devices_takes_a_small_free_block_and_none_if_ther
 
 async def test_faults_choose_by_name_device_call_and_number(instant):
     instant.trouble(
-        FaultKind.REJECT, names=("x-*",), devices=Block.parse("0-3"), calls=frozenset({Call.CREATE}), times=2
+        FaultKind.REJECT, names=("x-*",), devices=Block.parse("0-3"), calls=frozenset({VendorCall.CREATE}), times=2
     )
     assert (await instant.driver.create(order("y", "0"))).verdict is ResultCode.OK
     assert (await instant.driver.create(order("x-1", "4"))).verdict is ResultCode.OK
@@ -333,12 +333,13 @@ async def test_the_same_seed_and_calls_give_the_same_answers_and_another_seed_ot
 
 
 def test_a_fault_strikes_the_same_whatever_other_faults_there_are():
-    alone, among = Faults(1), Faults(1)
+    alone, among = VendorFaults(1), VendorFaults(1)
     alone.add(Fault(kind=FaultKind.REJECT, probability=0.5))
     among.add(Fault(kind=FaultKind.HANG, probability=0.5), Fault(kind=FaultKind.REJECT, probability=0.5))
-    strikes = [alone.strike(FaultKind.REJECT, Call.CREATE) is not None for _ in range(50)]
+    strikes = [alone.strike(FaultKind.REJECT, VendorCall.CREATE) is not None for _ in range(50)]
     others = [
-        (among.strike(FaultKind.HANG, Call.CREATE), among.strike(FaultKind.REJECT, Call.CREATE)) for _ in range(50)
+        (among.strike(FaultKind.HANG, VendorCall.CREATE), among.strike(FaultKind.REJECT, VendorCall.CREATE))
+        for _ in range(50)
     ]
     assert [reject is not None for _, reject in others] == strikes
     assert 10 < sum(strikes) < 40
@@ -346,9 +347,9 @@ def test_a_fault_strikes_the_same_whatever_other_faults_there_are():
 
 def test_a_new_process_meets_new_chances():
     def strikes(opening):
-        faults = Faults(1, opening)
+        faults = VendorFaults(1, opening)
         faults.add(Fault(kind=FaultKind.REJECT, probability=0.5))
-        return [faults.strike(FaultKind.REJECT, Call.CREATE) is not None for _ in range(50)]
+        return [faults.strike(FaultKind.REJECT, VendorCall.CREATE) is not None for _ in range(50)]
 
     assert strikes(1) == strikes(1)
     assert strikes(1) != strikes(2)

@@ -9,7 +9,7 @@ from moorings.core.errors import MooringsError
 from moorings.core.hardware import DriverResult, ObservedState, ResultCode
 from moorings.core.topology import Block
 from moorings.drivers.simulated import faults_file
-from moorings.drivers.simulated.faults import Call, Fault, FaultKind
+from moorings.drivers.simulated.faults import Fault, FaultKind, VendorCall
 from moorings.drivers.simulated.faults_file import parse_faults
 from tests.cases import cases
 from tests.unit.drivers.simulated_rig import MARK, order, states
@@ -179,7 +179,7 @@ def test_everything_that_can_be_said_is_read():
     assert parse_faults(text) == (
         Fault(
             kind=FaultKind.HANG,
-            calls=frozenset({Call.CREATE, Call.LIST}),
+            calls=frozenset({VendorCall.CREATE, VendorCall.LIST}),
             names=("slurm-*",),
             devices=Block.parse("0-3,8"),
             probability=0.25,

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from moorings.core.hardware import ObservedState, PartitionSpec
 from moorings.core.topology import Block
 from moorings.drivers.vipu.commands import (
-    UnreadableError,
     VendorPartition,
+    VipuParseError,
     build_configuration,
     build_create,
     build_delete,
@@ -20,12 +20,12 @@ from moorings.drivers.vipu.commands import (
     build_partitions,
     build_reset,
     build_states,
-    is_lost,
+    is_ambiguous_failure,
     parse_clusters,
     parse_ipuof,
     parse_partitions,
+    parse_state,
     parse_states,
-    seen_of,
 )
 from moorings.drivers.vipu.settings import VipuSettings
 from tests.cases import cases
@@ -73,7 +73,7 @@ def refusal(parse: Callable[[str], object], text: str) -> str:
     """Why a text is refused; empty if it is read. Nothing but reading and refusing may happen."""
     try:
         parse(text)
-    except UnreadableError as error:
+    except VipuParseError as error:
         return str(error) or "without a word"
     return ""
 
@@ -126,24 +126,24 @@ def test_a_key_stands_in_the_configuration_as_one_string_without_templates(key):
 
 @pytest.mark.parametrize("word", ["ACTIVE", "PS_ACTIVE", "active", " ACTIVE "])
 def test_active_is_active(word):
-    assert seen_of(word) is ObservedState.ACTIVE
+    assert parse_state(word) is ObservedState.ACTIVE
 
 
 @given(word=st.text(max_size=20))
 def test_no_other_word_is_active(word):
     plain = word.strip().upper().removeprefix("PS_")
-    assert (seen_of(word) is ObservedState.ACTIVE) == (plain == "ACTIVE")
+    assert (parse_state(word) is ObservedState.ACTIVE) == (plain == "ACTIVE")
 
 
 @cases("word", ["", "DEGRADED", "PS_UNKNOWN", "INACTIVE", "ACTIVE*", "PS_PS_ACTIVE", "2"])
 def test_an_unknown_word_is_unknown(word):
-    assert seen_of(word) is ObservedState.UNKNOWN
+    assert parse_state(word) is ObservedState.UNKNOWN
 
 
 def test_what_may_be_only_a_lost_answer_is_known_by_its_words():
-    assert is_lost("rpc error: code = DeadlineExceeded desc = context deadline exceeded")
-    assert is_lost("dial tcp 10.1.3.101:8090: connect: Connection refused")
-    assert not is_lost("size must be a power of 2")
+    assert is_ambiguous_failure("rpc error: code = DeadlineExceeded desc = context deadline exceeded")
+    assert is_ambiguous_failure("dial tcp 10.1.3.101:8090: connect: Connection refused")
+    assert not is_ambiguous_failure("size must be a power of 2")
 
 
 # ---- listings
@@ -190,13 +190,13 @@ def test_the_state_is_found_where_it_may_stand(entry):
     ],
 )
 def test_a_listing_that_is_not_understood_as_a_whole_is_refused(text):
-    with pytest.raises(UnreadableError):
+    with pytest.raises(VipuParseError):
         parse_partitions(text)
 
 
 @given(cut=st.integers(0, len(json.dumps(LISTING)) - 1))
 def test_no_part_of_a_listing_passes_for_a_listing(cut):
-    with pytest.raises(UnreadableError):
+    with pytest.raises(VipuParseError):
         parse_partitions(json.dumps(LISTING)[:cut])
 
 
@@ -247,7 +247,7 @@ def test_tables_are_read_by_the_words_of_their_header():
     ],
 )
 def test_a_table_that_is_not_understood_is_refused(text):
-    with pytest.raises(UnreadableError):
+    with pytest.raises(VipuParseError):
         parse_states(text)
 
 
@@ -273,7 +273,7 @@ def test_a_cluster_is_chosen_by_its_id_or_by_being_the_only_one():
     assert parse_clusters(json.dumps(two), "c1") == ('"x"',)
     assert len(parse_clusters(json.dumps(two), "c0")) == 4
     for cluster in ("", "c2"):
-        with pytest.raises(UnreadableError, match="c0, c1"):
+        with pytest.raises(VipuParseError, match="c0, c1"):
             parse_clusters(json.dumps(two), cluster)
 
 
@@ -281,9 +281,9 @@ def test_ipus_are_told_apart_by_the_keys_that_count():
     ipus = [{"agent": "a", "index": 0, "seen": 1}, {"agent": "a", "index": 1, "seen": 1}]
     text = json.dumps([{"spec": {"ipu_link_domains": [{"ipus": ipus}]}}])
     assert parse_clusters(text, "", ["index"]) == ('{"index": 0}', '{"index": 1}')
-    with pytest.raises(UnreadableError, match="cannot be told apart"):
+    with pytest.raises(VipuParseError, match="cannot be told apart"):
         parse_clusters(text, "", ["agent"])
-    with pytest.raises(UnreadableError, match=r"'serial'.*agent, index, seen"):
+    with pytest.raises(VipuParseError, match=r"'serial'.*agent, index, seen"):
         parse_clusters(text, "", ["serial"])
 
 
@@ -294,5 +294,5 @@ def test_an_ipuof_file_is_handed_on_as_it_was_printed():
     text = '{ "attributes": {"GCD Id": "1", "more": []},\n "devices": [{}, {}] }\n'
     assert parse_ipuof(text, 1, 2) == text
     for gcd, n_devices in ((0, 2), (1, 1)):
-        with pytest.raises(UnreadableError):
+        with pytest.raises(VipuParseError):
             parse_ipuof(text, gcd, n_devices)

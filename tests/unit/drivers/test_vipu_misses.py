@@ -5,14 +5,14 @@ from hypothesis import strategies as st
 
 from moorings.core.hardware import ResultCode
 from moorings.core.topology import Block
-from moorings.drivers.vipu.misses import BLOCK_TRIES, PAUSE_S_MAX, REJECTED_FROM, RESTS_FROM, Misses
+from moorings.drivers.vipu.misses import BLOCK_TRIES, PAUSE_S_MAX, REJECTED_FROM, RESTS_FROM, Misplacements
 
 A, B, WHOLE = Block.parse("0-1"), Block.parse("2-3"), Block.parse("0-3")
 
 
 def test_a_block_that_is_missed_again_is_broken_if_the_vendor_was_told_which():
     for steered, expected in ((True, ResultCode.BROKEN), (False, ResultCode.UNAVAILABLE)):
-        misses = Misses(steered=steered)
+        misses = Misplacements(steered=steered)
         misses.missed("a", A)
         assert misses.verdict(A) is ResultCode.UNAVAILABLE
         misses.hit(B)
@@ -22,14 +22,14 @@ def test_a_block_that_is_missed_again_is_broken_if_the_vendor_was_told_which():
 
 
 def test_one_that_is_looked_at_twice_counts_once():
-    misses = Misses(steered=True)
+    misses = Misplacements(steered=True)
     for _ in range(REJECTED_FROM + 1):
         misses.missed("a", A)
     assert (misses.in_a_row, misses.verdict(A), misses.pause_s) == (1, ResultCode.UNAVAILABLE, 0.0)
 
 
 def test_a_block_that_was_hit_after_all_begins_anew():
-    misses = Misses(steered=True)
+    misses = Misplacements(steered=True)
     misses.missed("a", A)
     misses.hit(WHOLE)
     misses.missed("b", A)
@@ -37,7 +37,7 @@ def test_a_block_that_was_hit_after_all_begins_anew():
 
 
 def test_a_vendor_that_follows_no_order_breaks_no_more_blocks():
-    misses = Misses(steered=True)
+    misses = Misplacements(steered=True)
     verdicts = []
     for number in range(REJECTED_FROM + 3):
         block = Block.of(range(number * 2, number * 2 + 2))
@@ -49,7 +49,7 @@ def test_a_vendor_that_follows_no_order_breaks_no_more_blocks():
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from([A, B, WHOLE]), st.booleans()), max_size=60))
 def test_nobody_tries_for_ever(story):
     """Whatever happened: after a bounded number of misses in a row every order gets an answer that ends it."""
-    misses = Misses(steered=True)
+    misses = Misplacements(steered=True)
     for number, (name, block, placed) in enumerate(story):
         if placed:
             misses.hit(block)

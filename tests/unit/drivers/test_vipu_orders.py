@@ -12,7 +12,7 @@ from moorings.core.errors import MooringsError
 from moorings.core.hardware import PartitionSpec
 from moorings.core.instants import Timestamp, add_seconds
 from moorings.core.topology import Block
-from moorings.drivers.vipu.orders import LATE_S, Orders, Record, is_whole
+from moorings.drivers.vipu.orders import LATE_S, IntentLog, PartitionIntent, is_readable
 from tests.waiting import patient
 
 NOW = Timestamp(1_700_000_000_000_000)
@@ -24,15 +24,15 @@ def order(name: str, devices: str = "0-3", mark: str = "ours") -> PartitionSpec:
 
 @pytest.fixture
 def orders(tmp_path):
-    orders = Orders(tmp_path / "a" / "b")
+    orders = IntentLog(tmp_path / "a" / "b")
     yield orders
     orders.close()
 
 
 def test_an_order_is_found_again_as_it_was_given(orders, tmp_path):
-    orders.write(Record(order("p", "0,2-3")))
-    again = Orders(tmp_path / "a" / "b")
-    assert again.all() == {"p": Record(order("p", "0,2-3"))}
+    orders.write(PartitionIntent(order("p", "0,2-3")))
+    again = IntentLog(tmp_path / "a" / "b")
+    assert again.all() == {"p": PartitionIntent(order("p", "0,2-3"))}
     assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
     assert again.path.stat().st_mode & 0o777 == 0o600
     again.settle(["p", "strangers"])
@@ -43,22 +43,22 @@ def test_an_order_is_found_again_as_it_was_given(orders, tmp_path):
 
 @pytest.mark.parametrize("shape", [(4, None), (4, 1)])
 def test_what_the_vendor_made_of_an_order_is_found_again(orders, tmp_path, shape):
-    orders.write(Record(order("p"), made=shape))
-    again = Orders(tmp_path / "a" / "b")
-    assert again.all() == {"p": Record(order("p"), made=shape)}
+    orders.write(PartitionIntent(order("p"), made=shape))
+    again = IntentLog(tmp_path / "a" / "b")
+    assert again.all() == {"p": PartitionIntent(order("p"), made=shape)}
     again.settle(["p"])
     assert again.all()["p"].made == shape
     again.close()
-    assert is_whole(orders.path)
+    assert is_readable(orders.path)
     for wrong in ("[4]", '"4"', "[4, 1, 1]", '["4", null]'):
         entries = json.loads(orders.path.read_text())
         entries["orders"][0]["made"] = json.loads(wrong)
         orders.path.write_text(json.dumps(entries))
-        assert not is_whole(orders.path)
+        assert not is_readable(orders.path)
 
 
 def test_a_settled_order_is_forgotten_when_its_partition_has_gone(orders):
-    orders.write(Record(order("p")))
+    orders.write(PartitionIntent(order("p")))
     orders.settle(["p"])
     orders.gone("p", "another mark", NOW)
     assert "p" in orders.all()
@@ -68,11 +68,11 @@ def test_a_settled_order_is_forgotten_when_its_partition_has_gone(orders):
 
 
 def test_an_order_of_unknown_fate_is_kept_for_a_while(orders):
-    orders.write(Record(order("lost")))
+    orders.write(PartitionIntent(order("lost")))
     orders.gone("lost", "ours", NOW)
     orders.gone("lost", "ours", add_seconds(NOW, 10))
     assert orders.all()["lost"].given_up_at == NOW
-    orders.write(Record(order("other")))
+    orders.write(PartitionIntent(order("other")))
     orders.gone("other", "ours", add_seconds(NOW, LATE_S - 1))
     assert set(orders.all()) == {"lost", "other"}
     orders.gone("other", "ours", add_seconds(NOW, LATE_S + 1))
@@ -80,14 +80,14 @@ def test_an_order_of_unknown_fate_is_kept_for_a_while(orders):
 
 
 def test_one_that_turned_up_late_counts_as_there(orders):
-    orders.write(Record(order("late")))
+    orders.write(PartitionIntent(order("late")))
     orders.gone("late", "ours", NOW)
     orders.settle(["late"])
-    assert orders.all()["late"] == Record(order("late"), settled=True)
+    assert orders.all()["late"] == PartitionIntent(order("late"), settled=True)
 
 
 def test_what_was_never_given_is_forgotten(orders):
-    orders.write(Record(order("p")))
+    orders.write(PartitionIntent(order("p")))
     orders.forget("p")
     orders.forget("p")
     assert orders.all() == {}
@@ -96,18 +96,18 @@ def test_what_was_never_given_is_forgotten(orders):
 def test_a_folder_that_cannot_be_used_is_told(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(MooringsError) as caught:
-        Orders(tmp_path / "file" / "pool")
+        IntentLog(tmp_path / "file" / "pool")
     assert caught.value.code == "driver.unavailable"
 
 
 def _write_for_ever(folder: Path, begun: "multiprocessing.synchronize.Event") -> None:
-    orders = Orders(folder)
-    orders.write(Record(order("kept")))
+    orders = IntentLog(folder)
+    orders.write(PartitionIntent(order("kept")))
     begun.set()
     number = 0
     while True:
         number += 1
-        orders.write(Record(order(f"p{number % 50}", mark="x" * number)))
+        orders.write(PartitionIntent(order(f"p{number % 50}", mark="x" * number)))
 
 
 def test_a_writer_that_is_killed_leaves_a_whole_file_and_no_lock(tmp_path):
@@ -120,8 +120,8 @@ def test_a_writer_that_is_killed_leaves_a_whole_file_and_no_lock(tmp_path):
         assert writer.pid is not None
         os.kill(writer.pid, signal.SIGKILL)
         writer.join()
-        orders = Orders(tmp_path)
+        orders = IntentLog(tmp_path)
         assert "kept" in orders.all()
-        orders.write(Record(order("after")))
+        orders.write(PartitionIntent(order("after")))
         assert "after" in orders.all()
         orders.close()

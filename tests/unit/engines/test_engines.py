@@ -12,16 +12,16 @@ import pytest
 from moorings.core.errors import MooringsError
 from moorings.core.instants import SECOND, Timestamp
 from moorings.core.reconcile import MISSING_S_MIN
-from moorings.engines.looks import Missing, seldom, wait_for_news
-from moorings.engines.orders import choose_logs, parse_signal
-from moorings.engines.rundir import AttemptFolder, FolderOfRun
+from moorings.engines.looks import MissedListings, rate_limited, wait_for_change
+from moorings.engines.orders import log_files_of_tasks, parse_signal
+from moorings.engines.rundir import AttemptFolder, RunFolder
 from moorings.workloads.runs import RunId
 from tests.waiting import patient
 
 RUN = RunId("run-a")
 
 
-class RunFolder(FolderOfRun[AttemptFolder]):
+class OneRunFolder(RunFolder[AttemptFolder]):
     ids = re.compile(r"[a-z-]+")
 
     def attempt(self, number: int) -> AttemptFolder:
@@ -72,7 +72,7 @@ def test_a_first_word_that_cannot_be_said_leaves_no_draft(tmp_path: Path) -> Non
 
 
 def test_the_newest_attempt_is_the_highest_that_was_ordered(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path / "run-a")
+    run = OneRunFolder(tmp_path / "run-a")
     assert run.newest() is None
     for number in (2, 10):
         an_attempt(run.path / str(number)).write("order.json", b"{}")
@@ -85,12 +85,12 @@ def test_the_newest_attempt_is_the_highest_that_was_ordered(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("ident", ["", ".", "..", "../run-a", "run/a", "run-a\n"])
 def test_what_would_leave_the_folder_is_no_run(tmp_path: Path, ident: str) -> None:
-    assert RunFolder.of(tmp_path, RunId(ident)) is None
+    assert OneRunFolder.of(tmp_path, RunId(ident)) is None
 
 
 def test_a_run_is_below_its_folder(tmp_path: Path) -> None:
-    found = RunFolder.of(tmp_path, RUN)
-    assert isinstance(found, RunFolder)
+    found = OneRunFolder.of(tmp_path, RUN)
+    assert isinstance(found, OneRunFolder)
     assert found.path == tmp_path / "run-a"
 
 
@@ -101,12 +101,12 @@ def test_output_is_chosen_by_task(tmp_path: Path) -> None:
     def log(rank: int) -> Path:
         return tmp_path / str(rank)
 
-    assert choose_logs(RUN, 1, None, log) == [(tmp_path / "0", b"")]
-    assert choose_logs(RUN, 2, None, log) == [(tmp_path / "0", b"[0] "), (tmp_path / "1", b"[1] ")]
-    assert choose_logs(RUN, 2, 1, log) == [(tmp_path / "1", b"")]
+    assert log_files_of_tasks(RUN, 1, None, log) == [(tmp_path / "0", b"")]
+    assert log_files_of_tasks(RUN, 2, None, log) == [(tmp_path / "0", b"[0] "), (tmp_path / "1", b"[1] ")]
+    assert log_files_of_tasks(RUN, 2, 1, log) == [(tmp_path / "1", b"")]
     for task in (-1, 2):
         with pytest.raises(MooringsError, match=f"no task {task}") as refused:
-            choose_logs(RUN, 2, task, log)
+            log_files_of_tasks(RUN, 2, task, log)
         assert refused.value.code == "engine.rejected"
 
 
@@ -129,11 +129,11 @@ def test_news_ends_a_wait_and_is_news_once() -> None:
 
         news.set()
         async with asyncio.timeout(patient(10)):
-            await wait_for_news(news, Asleep(), 1.0)
+            await wait_for_change(news, Asleep(), 1.0)
         told = news.is_set()
         clock = Clock()
         async with asyncio.timeout(patient(10)):
-            await wait_for_news(news, clock, 1.0)
+            await wait_for_change(news, clock, 1.0)
         return told, clock.seconds == 1.0
 
     assert asyncio.run(play()) == (False, True)
@@ -147,7 +147,7 @@ def test_a_scheduler_is_asked_seldom() -> None:
         return True
 
     async def play() -> list[bool]:
-        question, answers = seldom(ask, clock, 1.0), []
+        question, answers = rate_limited(ask, clock, 1.0), []
         for seconds in (0.0, 0.9, 1.0, 1.5, 2.0, 0.5):  # at the end the clock was put back
             clock.seconds = seconds
             answers.append(await question())
@@ -158,7 +158,7 @@ def test_a_scheduler_is_asked_seldom() -> None:
 
 
 def test_one_listing_without_a_job_ends_nothing() -> None:
-    missing = Missing()
+    missing = MissedListings()
     assert not any(missing.again(RUN, at(0.1 * look)) for look in range(10))  # often, but not for long
     assert missing.again(RUN, at(MISSING_S_MIN + 1))
     missing.forget(RUN)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from moorings.core.instants import Timestamp
 from moorings.local.engine import LocalEngine
-from moorings.local.processes import everyone
-from moorings.local.records import Status
-from moorings.local.rundir import RunFolder
+from moorings.local.processes import list_processes
+from moorings.local.records import SupervisorStatus
+from moorings.local.rundir import LocalRunFolder
 from moorings.testing.engine_suite import PATIENCE_S, SuitePrograms
 from moorings.workloads.runs import RunId
 from tests.waiting import until_async
@@ -40,7 +40,7 @@ async def eventually(met: Callable[[], object]) -> None:
 
 
 def alive(pid: int) -> bool:
-    return pid in everyone()
+    return pid in list_processes()
 
 
 class LocalRig:
@@ -59,10 +59,10 @@ class LocalRig:
     async def open(self) -> LocalEngine:
         return LocalEngine(self.runs, WallClock())
 
-    def of(self, run: RunId) -> RunFolder:
-        return RunFolder(self.runs / run)
+    def of(self, run: RunId) -> LocalRunFolder:
+        return LocalRunFolder(self.runs / run)
 
-    def status(self, run: RunId, attempt: int = 0) -> Status:
+    def status(self, run: RunId, attempt: int = 0) -> SupervisorStatus:
         status = self.of(run).read_status(attempt)
         assert status is not None
         return status
@@ -75,7 +75,7 @@ class LocalRig:
 
     def left(self) -> dict[int, str]:
         """Processes that have anything to do with this place, and their command lines."""
-        found = {pid: self._command(pid) for pid in everyone() if pid != os.getpid()}
+        found = {pid: self._command(pid) for pid in list_processes() if pid != os.getpid()}
         return {pid: command for pid, command in found.items() if command is not None}
 
     def _command(self, pid: int) -> str | None:

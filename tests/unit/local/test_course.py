@@ -6,125 +6,127 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.local.course import Act, Asked, Limits, Situation, choose
+from moorings.local.course import ObservedRun, RunLimits, SupervisorAction, YieldState, decide_next
 from moorings.workloads.runs import EndReason, exit_code
 
-HOUR = Limits(time_limit_s=3600, warn_s=120, grace_s=30)
-ENDLESS = Limits(time_limit_s=None, warn_s=120, grace_s=30)
+HOUR = RunLimits(time_limit_s=3600, warn_s=120, grace_s=30)
+ENDLESS = RunLimits(time_limit_s=None, warn_s=120, grace_s=30)
 
 
 def at(elapsed_s, **known):
-    return Situation(elapsed_s=elapsed_s, tasks_left=known.pop("tasks_left", 2), childless=False, **known)
+    return ObservedRun(elapsed_s=elapsed_s, tasks_left=known.pop("tasks_left", 2), childless=False, **known)
 
 
 def test_without_a_limit_it_waits_for_something_to_happen():
-    move = choose(at(10**9), ENDLESS)
-    assert (move.act, move.within_s) == (Act.WAIT, None)
+    move = decide_next(at(10**9), ENDLESS)
+    assert (move.act, move.within_s) == (SupervisorAction.WAIT, None)
 
 
 def test_it_waits_for_the_warning_then_for_the_limit():
-    assert choose(at(3000), HOUR).within_s == 480
-    assert choose(at(3480), HOUR).act is Act.WARN
-    assert choose(at(3480, warned=True), HOUR).within_s == 120
+    assert decide_next(at(3000), HOUR).within_s == 480
+    assert decide_next(at(3480), HOUR).act is SupervisorAction.WARN
+    assert decide_next(at(3480, warned=True), HOUR).within_s == 120
 
 
 def test_at_the_limit_it_stops():
-    move = choose(at(3600, warned=True), HOUR)
-    assert (move.act, move.ending) == (Act.STOP, EndReason.TIMED_OUT)
+    move = decide_next(at(3600, warned=True), HOUR)
+    assert (move.act, move.ending) == (SupervisorAction.STOP, EndReason.TIMED_OUT)
     assert "1:00:00" in move.detail
 
 
 @pytest.mark.parametrize("warn_s", [0, 60, 61])
 def test_there_is_no_warning_where_none_fits_before_the_limit(warn_s):
-    limits = Limits(time_limit_s=60, warn_s=warn_s, grace_s=1)
-    assert choose(at(0), limits).within_s == 60
+    limits = RunLimits(time_limit_s=60, warn_s=warn_s, grace_s=1)
+    assert decide_next(at(0), limits).within_s == 60
 
 
 def test_a_failed_task_stops_the_others():
-    move = choose(at(1, failure="task 1 exited with 3", cancel="and somebody asked"), HOUR)
-    assert (move.act, move.ending, move.detail) == (Act.STOP, EndReason.EXITED, "task 1 exited with 3")
+    move = decide_next(at(1, failure="task 1 exited with 3", cancel="and somebody asked"), HOUR)
+    assert (move.act, move.ending, move.detail) == (SupervisorAction.STOP, EndReason.EXITED, "task 1 exited with 3")
 
 
 def test_a_cancel_stops_even_at_the_limit():
-    move = choose(at(3600, cancel="alice asked"), HOUR)
-    assert (move.act, move.ending, move.detail) == (Act.STOP, EndReason.CANCELLED, "alice asked")
+    move = decide_next(at(3600, cancel="alice asked"), HOUR)
+    assert (move.act, move.ending, move.detail) == (SupervisorAction.STOP, EndReason.CANCELLED, "alice asked")
 
 
 def test_while_stopping_it_waits_for_the_grace_period_then_kills():
-    assert choose(at(12, stopping_since_s=10, cancel="x"), HOUR).within_s == 28
-    assert choose(at(40, stopping_since_s=10, cancel="x"), HOUR).act is Act.KILL
+    assert decide_next(at(12, stopping_since_s=10, cancel="x"), HOUR).within_s == 28
+    assert decide_next(at(40, stopping_since_s=10, cancel="x"), HOUR).act is SupervisorAction.KILL
 
 
 def test_while_stopping_it_waits_for_what_the_tasks_left_too():
     # A shell script dies of TERM at once; the program in it may be writing its checkpoint.
-    assert choose(at(12, tasks_left=0, stopping_since_s=10), HOUR).act is Act.WAIT
+    assert decide_next(at(12, tasks_left=0, stopping_since_s=10), HOUR).act is SupervisorAction.WAIT
 
 
 def test_what_is_left_when_every_task_has_ended_is_killed():
-    assert choose(at(5, tasks_left=0), HOUR).act is Act.KILL
+    assert decide_next(at(5, tasks_left=0), HOUR).act is SupervisorAction.KILL
 
 
 # -- making room
 
 
 def asked(since_s=1000.0, by_s=1120.0, *, warned=True):
-    return Asked("lab needs it", since_s, by_s, warned)
+    return YieldState("lab needs it", since_s, by_s, warned)
 
 
 def test_who_is_to_make_room_is_warned_at_once_then_stopped_a_grace_period_before_the_end():
-    assert choose(at(1000, asked=asked(warned=False)), ENDLESS).act is Act.WARN
-    assert choose(at(1000, asked=asked()), ENDLESS).within_s == 90
-    move = choose(at(1090, asked=asked()), ENDLESS)
-    assert (move.act, move.ending, move.detail) == (Act.STOP, EndReason.YIELDED, "lab needs it")
-    assert choose(at(1100, asked=asked(), stopping_since_s=1090), ENDLESS).within_s == 20
-    assert choose(at(1120, asked=asked(), stopping_since_s=1090), ENDLESS).act is Act.KILL
+    assert decide_next(at(1000, asked=asked(warned=False)), ENDLESS).act is SupervisorAction.WARN
+    assert decide_next(at(1000, asked=asked()), ENDLESS).within_s == 90
+    move = decide_next(at(1090, asked=asked()), ENDLESS)
+    assert (move.act, move.ending, move.detail) == (SupervisorAction.STOP, EndReason.YIELDED, "lab needs it")
+    assert decide_next(at(1100, asked=asked(), stopping_since_s=1090), ENDLESS).within_s == 20
+    assert decide_next(at(1120, asked=asked(), stopping_since_s=1090), ENDLESS).act is SupervisorAction.KILL
 
 
 def test_of_a_short_time_half_is_for_the_warning_and_nothing_runs_beyond_it():
     short = asked(1000, 1010)
-    assert choose(at(1004, asked=short), ENDLESS).within_s == 1
-    assert choose(at(1005, asked=short), ENDLESS).act is Act.STOP
-    assert choose(at(1009, asked=short, stopping_since_s=1005), ENDLESS).within_s == 1
-    assert choose(at(1010, asked=short, stopping_since_s=1005), ENDLESS).act is Act.KILL
+    assert decide_next(at(1004, asked=short), ENDLESS).within_s == 1
+    assert decide_next(at(1005, asked=short), ENDLESS).act is SupervisorAction.STOP
+    assert decide_next(at(1009, asked=short, stopping_since_s=1005), ENDLESS).within_s == 1
+    assert decide_next(at(1010, asked=short, stopping_since_s=1005), ENDLESS).act is SupervisorAction.KILL
 
 
 def test_a_task_that_leaves_because_it_was_asked_does_not_stop_the_others():
-    assert choose(at(1010, asked=asked(), failure="task 1 exited with 85"), ENDLESS).within_s == 80
+    assert decide_next(at(1010, asked=asked(), failure="task 1 exited with 85"), ENDLESS).within_s == 80
 
 
 def test_a_cancel_and_the_time_limit_come_before_the_end_of_making_room():
-    assert choose(at(1010, asked=asked(), cancel="ann asked"), HOUR).ending is EndReason.CANCELLED
+    assert decide_next(at(1010, asked=asked(), cancel="ann asked"), HOUR).ending is EndReason.CANCELLED
     late = asked(3550, 3670)
-    assert choose(at(3560, asked=late), HOUR).within_s == 40
-    assert choose(at(3600, asked=late), HOUR).ending is EndReason.TIMED_OUT
-    assert choose(at(3600, asked=late, stopping_since_s=3590), Limits(None, 0, 600)).within_s == 70, "as for any stop"
+    assert decide_next(at(3560, asked=late), HOUR).within_s == 40
+    assert decide_next(at(3600, asked=late), HOUR).ending is EndReason.TIMED_OUT
+    assert decide_next(at(3600, asked=late, stopping_since_s=3590), RunLimits(None, 0, 600)).within_s == 70, (
+        "as for any stop"
+    )
 
 
 situations = st.builds(
-    Situation,
+    ObservedRun,
     elapsed_s=st.floats(0, 1e7),
     tasks_left=st.integers(0, 3),
     childless=st.booleans(),
     failure=st.none() | st.just("failed"),
     cancel=st.none() | st.just("asked"),
-    asked=st.none() | st.builds(Asked, st.just("lab"), st.floats(0, 1e7), st.floats(0, 1e7), st.booleans()),
+    asked=st.none() | st.builds(YieldState, st.just("lab"), st.floats(0, 1e7), st.floats(0, 1e7), st.booleans()),
     warned=st.booleans(),
     stopping_since_s=st.none() | st.floats(0, 1e7),
 )
 limits = st.builds(
-    Limits, time_limit_s=st.none() | st.floats(1, 1e7), warn_s=st.floats(0, 1e4), grace_s=st.floats(0, 1e4)
+    RunLimits, time_limit_s=st.none() | st.floats(1, 1e7), warn_s=st.floats(0, 1e4), grace_s=st.floats(0, 1e4)
 )
 
 
 @given(situations, limits)
 def test_it_finishes_if_and_only_if_nothing_is_left(now, limits):
-    assert (choose(now, limits).act is Act.FINISH) == now.childless
+    assert (decide_next(now, limits).act is SupervisorAction.FINISH) == now.childless
 
 
 @given(situations, limits)
 def test_it_never_waits_past_its_next_duty(now, limits):
-    move = choose(now, limits)
-    if move.act is not Act.WAIT:
+    move = decide_next(now, limits)
+    if move.act is not SupervisorAction.WAIT:
         return
     assert move.within_s is None or move.within_s > 0
     if now.stopping_since_s is None and limits.time_limit_s is not None:
@@ -143,7 +145,7 @@ def test_who_is_to_make_room_has_made_it_in_time(now, limits):
     if now.asked is None or now.childless:
         return
     late = replace(now, elapsed_s=max(now.elapsed_s, now.asked.by_s), asked=replace(now.asked, warned=True))
-    assert choose(late, limits).act in (Act.STOP, Act.KILL)
+    assert decide_next(late, limits).act in (SupervisorAction.STOP, SupervisorAction.KILL)
     stop_at_s = now.asked.stop_at_s(limits.grace_s)
     assert stop_at_s <= now.asked.by_s
     assert stop_at_s >= min(now.asked.since_s, now.asked.by_s)

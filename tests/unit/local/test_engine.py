@@ -15,9 +15,9 @@ import pytest
 from moorings.engines.orders import parse_signal
 from moorings.local.engine import LocalEngine
 from moorings.local.processes import boot_id
-from moorings.local.records import CancelOrder, Identity, Status, to_json
-from moorings.local.rundir import RunFolder
-from moorings.local.settle import Verdict, settle
+from moorings.local.records import CancelRecord, ProcessIdentity, SupervisorStatus, to_json
+from moorings.local.rundir import LocalRunFolder
+from moorings.local.settle import FinalizeResult, finalize_run
 from moorings.testing.engine_suite import (
     READY,
     error_of,
@@ -141,7 +141,7 @@ async def test_while_another_controller_submits_a_run_is_starting(rig, engine):
         folder.save_order(order)
         for _ in range(3):
             assert (await observe_run(engine, order.run)).phase is RunPhase.STARTING
-            assert settle(folder, order.run, WallClock().now()) is Verdict.BUSY
+            assert finalize_run(folder, order.run, WallClock().now()) is FinalizeResult.BUSY
     await wait_for_phase(engine, order.run, RunPhase.ABSENT)
 
 
@@ -153,7 +153,7 @@ async def test_while_a_supervisor_has_not_said_anything_a_run_is_starting(rig, e
         folder.save_order(order)
         life = folder.take_life()
     try:
-        assert settle(folder, order.run, WallClock().now()) is Verdict.ALIVE
+        assert finalize_run(folder, order.run, WallClock().now()) is FinalizeResult.ALIVE
         assert (await observe_run(engine, order.run)).phase is RunPhase.STARTING
         await engine.submit(order)  # somebody is at it: nothing is started
     finally:
@@ -183,7 +183,7 @@ async def test_a_supervisor_that_finds_its_run_cancelled_starts_nothing(rig, eng
     order = replace(make_order(rig.programs.prints("never"), rig.workdir), attempt=1)
     folder = rig.of(order.run)
     folder.make()
-    folder.save_cancel(CancelOrder(1, "changed my mind"))
+    folder.save_cancel(CancelRecord(1, "changed my mind"))
     await engine.submit(order)
     end = await wait_for_end(engine, order.run)
     assert (end.ending, end.task_codes, end.detail) == (EndReason.CANCELLED, (None,), "changed my mind")
@@ -216,7 +216,7 @@ async def test_a_run_is_stopped_though_the_wish_cannot_be_written_down(rig, engi
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(RunFolder, "save_cancel", full)
+    monkeypatch.setattr(LocalRunFolder, "save_cancel", full)
     await engine.cancel(order.run, "seen enough")
     end = await wait_for_end(engine, order.run)
     assert (end.ending, end.detail) == (EndReason.CANCELLED, "its supervisor was told to stop (SIGTERM)")
@@ -306,8 +306,8 @@ async def test_after_a_restart_of_the_machine_a_run_is_lost_and_no_stranger_is_k
     folder = rig.of(order.run)
     folder.make()
     folder.save_order(order)
-    here = Identity(stranger.pid, 1)
-    folder.save_status(Status(0, RunPhase.RUNNING, "another-boot", here, tasks=(here,)), durable=True)
+    here = ProcessIdentity(stranger.pid, 1)
+    folder.save_status(SupervisorStatus(0, RunPhase.RUNNING, "another-boot", here, tasks=(here,)), durable=True)
     assert (await observe_run(engine, order.run)).phase is RunPhase.RUNNING
     end = await wait_for_end(engine, order.run)
     assert (end.ending, end.detail) == (EndReason.LOST, "the machine was restarted")
@@ -319,8 +319,8 @@ async def test_a_stranger_who_got_the_process_id_of_a_task_is_not_killed(rig, en
     folder = rig.of(order.run)
     folder.make()
     folder.save_order(order)
-    here = Identity(stranger.pid, 1)  # that process began at another time
-    folder.save_status(Status(0, RunPhase.RUNNING, boot_id(), here, tasks=(here,)), durable=True)
+    here = ProcessIdentity(stranger.pid, 1)  # that process began at another time
+    folder.save_status(SupervisorStatus(0, RunPhase.RUNNING, boot_id(), here, tasks=(here,)), durable=True)
     assert (await wait_for_end(engine, order.run)).ending is EndReason.LOST
     assert stranger.poll() is None
 
@@ -678,7 +678,7 @@ async def test_an_engine_that_lets_go_holds_nothing_and_stops_nothing(rig):
 async def test_a_cancel_is_found_even_if_nobody_nudges(rig, engine):
     order = make_order(rig.programs.lasts(), rig.workdir)
     await engine.submit(order)
-    rig.of(order.run).save_cancel(CancelOrder(0, "left on the doorstep"))
+    rig.of(order.run).save_cancel(CancelRecord(0, "left on the doorstep"))
     assert (await wait_for_end(engine, order.run)).detail == "left on the doorstep"
 
 

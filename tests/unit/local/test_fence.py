@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from moorings.core.errors import MooringsError
-from moorings.local.fence import Fence
+from moorings.local.fence import FileFence
 from moorings.ports.store import Epoch
 
 
 @pytest.fixture
-def fence(tmp_path: Path) -> Fence:
-    return Fence(tmp_path)
+def fence(tmp_path: Path) -> FileFence:
+    return FileFence(tmp_path)
 
 
-def stopped(fence: Fence, epoch: int) -> bool:
+def stopped(fence: FileFence, epoch: int) -> bool:
     try:
         with fence.passed(Epoch(epoch), 0):
             return False
@@ -25,25 +25,25 @@ def stopped(fence: Fence, epoch: int) -> bool:
         return (error.code, error.retryable) == ("engine.unavailable", True)
 
 
-def test_without_a_leader_everybody_passes(fence: Fence) -> None:
+def test_without_a_leader_everybody_passes(fence: FileFence) -> None:
     assert not stopped(fence, 0)
 
 
-def test_earlier_leaders_are_stopped_and_later_ones_pass(fence: Fence) -> None:
+def test_earlier_leaders_are_stopped_and_later_ones_pass(fence: FileFence) -> None:
     fence.set(Epoch(5), 0)
     assert [stopped(fence, epoch) for epoch in (4, 5, 6)] == [True, False, False]
 
 
-def test_it_is_never_lowered(fence: Fence, tmp_path: Path) -> None:
+def test_it_is_never_lowered(fence: FileFence, tmp_path: Path) -> None:
     fence.set(Epoch(12), 0)
-    Fence(tmp_path).set(Epoch(3), 0)
+    FileFence(tmp_path).set(Epoch(3), 0)
     assert stopped(fence, 11)
 
 
-def test_several_starts_go_on_at_once_and_nobody_begins_to_lead_meanwhile(fence: Fence, tmp_path: Path) -> None:
-    with fence.passed(Epoch(1), 0), Fence(tmp_path).passed(Epoch(1), 0):
+def test_several_starts_go_on_at_once_and_nobody_begins_to_lead_meanwhile(fence: FileFence, tmp_path: Path) -> None:
+    with fence.passed(Epoch(1), 0), FileFence(tmp_path).passed(Epoch(1), 0):
         with pytest.raises(MooringsError, match="in the middle of starting a run") as caught:
-            Fence(tmp_path).set(Epoch(2), 0)
+            FileFence(tmp_path).set(Epoch(2), 0)
         assert caught.value.hint
     fence.set(Epoch(2), 0)
     assert stopped(fence, 1)
@@ -51,13 +51,13 @@ def test_several_starts_go_on_at_once_and_nobody_begins_to_lead_meanwhile(fence:
 
 @pytest.mark.parametrize("left", [b"", b"7", b"x" * 19])
 def test_what_a_crash_or_a_stranger_left_in_the_file_lets_the_newest_leader_in(
-    fence: Fence, tmp_path: Path, left: bytes
+    fence: FileFence, tmp_path: Path, left: bytes
 ) -> None:
     (tmp_path / ".epoch").write_bytes(left)
     fence.set(Epoch(9), 0)
     assert [stopped(fence, 8), stopped(fence, 9)] == [True, False]
 
 
-def test_the_file_is_its_owners(fence: Fence, tmp_path: Path) -> None:
+def test_the_file_is_its_owners(fence: FileFence, tmp_path: Path) -> None:
     fence.set(Epoch(1), 0)
     assert stat.S_IMODE((tmp_path / ".epoch").stat().st_mode) == 0o600

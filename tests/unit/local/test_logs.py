@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.local.logs import CHUNK_BYTES, TaskLog, prefixed, read_logs, whole_characters
+from moorings.local.logs import CHUNK_BYTES, TaskLog, complete_utf8_length, prefix_lines, read_logs
 
 
 @pytest.fixture
@@ -27,14 +27,14 @@ def drain(task_log, *, final):
 @given(st.text(max_size=8), st.integers(0, 8))
 def test_no_character_is_cut(text, cut):
     data = text.encode()[:cut]
-    kept = data[: whole_characters(data)]
+    kept = data[: complete_utf8_length(data)]
     assert text.startswith(kept.decode())
     assert len(data) - len(kept) < 4
 
 
 @given(st.binary(max_size=12))
 def test_what_is_no_text_at_all_keeps_moving(data):
-    assert len(data) - whole_characters(data) <= 3
+    assert len(data) - complete_utf8_length(data) <= 3
 
 
 def test_a_log_that_is_not_there_is_empty(tmp_path):
@@ -91,7 +91,7 @@ def test_nothing_is_lost_or_doubled(tmp_path_factory, parts, with_prefix):
         told += drain(task, final=False)
     told += drain(task, final=True)
     written = b"".join(parts)
-    assert b"".join(told) == prefixed(written, b"[0] " if with_prefix else b"")
+    assert b"".join(told) == prefix_lines(written, b"[0] " if with_prefix else b"")
 
 
 def test_a_pipe_in_the_place_of_a_log_hangs_nobody(log):

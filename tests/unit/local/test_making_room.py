@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from moorings.core.instants import SECOND, Timestamp
-from moorings.local.records import YieldOrder
-from moorings.local.rundir import write_whole
+from moorings.local.records import YieldRecord
+from moorings.local.rundir import write_atomically
 from moorings.local.supervisor import Supervisor
 from moorings.testing.engine_suite import (
     READY,
@@ -157,7 +157,7 @@ async def test_a_supervisor_that_knows_no_such_order_is_told_to_cancel_when_the_
     folder = rig.of(order.run)
     supervisor = rig.status(order.run).supervisor
     os.kill(supervisor.pid, signal.SIGSTOP)  # it sees the order no more than an older one would
-    folder.save_yield(YieldOrder(0, WHY, time.monotonic() - 60))
+    folder.save_yield(YieldRecord(0, WHY, time.monotonic() - 60))
     await engine.ask_to_yield(order.run, 0, WHY, within(2))
     cancel = folder.read_cancel(0)
     os.kill(supervisor.pid, signal.SIGCONT)
@@ -171,7 +171,7 @@ def test_a_run_that_is_to_make_room_before_it_began_starts_nothing(rig):
     folder = rig.of(order.run)
     folder.path.mkdir(parents=True)
     folder.save_order(order)
-    folder.save_yield(YieldOrder(0, WHY, time.monotonic() + 600))
+    folder.save_yield(YieldRecord(0, WHY, time.monotonic() + 600))
     supervisor = Supervisor(folder, order)
     supervisor.begin()
     supervisor.finish()
@@ -184,6 +184,6 @@ def test_a_run_that_is_to_make_room_before_it_began_starts_nothing(rig):
 async def test_a_damaged_order_is_written_anew(rig, engine):
     order = make_order(rig.programs.lasts(), rig.workdir)
     await engine.submit(order)
-    write_whole(rig.of(order.run).yielding, b"{", durable=False)
+    write_atomically(rig.of(order.run).yielding, b"{", durable=False)
     await engine.ask_to_yield(order.run, 0, WHY, within(2))
     assert (await wait_for_end(engine, order.run)).ending is EndReason.YIELDED

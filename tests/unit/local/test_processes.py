@@ -12,15 +12,15 @@ from moorings.local.processes import (
     Process,
     boot_id,
     descendants,
-    everyone,
+    find_signal_receivers,
+    handles_signal,
+    has_file_open_below,
     has_variable,
-    listeners,
-    listens,
-    look,
+    list_processes,
     open_pidfd,
     parse_stat,
-    send,
-    writes_below,
+    read_process,
+    send_signal,
 )
 
 LISTENER = "import signal, sys; signal.signal(signal.SIGUSR1, lambda *_: None); print(flush=True); signal.pause()"
@@ -40,7 +40,7 @@ def start():
 
     yield begin
     for process in started:
-        for pid in (process.pid, *(child.pid for child in descendants([process.pid], everyone()))):
+        for pid in (process.pid, *(child.pid for child in descendants([process.pid], list_processes()))):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         process.communicate()
@@ -52,40 +52,40 @@ def test_a_name_with_parentheses_and_spaces_confuses_nobody():
 
 
 def test_we_are_there_and_our_parent_is_our_parent():
-    us = look(os.getpid())
+    us = read_process(os.getpid())
     assert us is not None
     assert (us.parent, us.session, us.dead) == (os.getppid(), os.getsid(0), False)
-    assert everyone()[os.getpid()].ticks == us.ticks
+    assert list_processes()[os.getpid()].ticks == us.ticks
     assert len(boot_id()) == 36
 
 
 def test_nobody_has_an_id_that_cannot_be():
-    assert look(2**30) is None
+    assert read_process(2**30) is None
     assert open_pidfd(2**30, 1) is None
 
 
 def test_a_zombie_is_dead_and_takes_no_signal(start):
     process = start("/bin/echo")
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    zombie = look(process.pid)
+    zombie = read_process(process.pid)
     assert zombie is not None
     assert zombie.dead
-    assert process.pid not in everyone()
+    assert process.pid not in list_processes()
     assert open_pidfd(zombie.pid, zombie.ticks) is None
 
 
 def test_a_signal_reaches_only_the_process_that_was_meant(start):
     process = start("/bin/sh", "-c", "echo; exec sleep 3600")
-    there = everyone()[process.pid]
-    assert not send(Process(there.pid, there.ticks + 1, 0, 0, 0, "S"), signal.SIGKILL)
+    there = list_processes()[process.pid]
+    assert not send_signal(Process(there.pid, there.ticks + 1, 0, 0, 0, "S"), signal.SIGKILL)
     assert process.poll() is None
-    assert send(there, signal.SIGKILL)
+    assert send_signal(there, signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
 
 
 def test_descendants_are_found_across_sessions(start):
     process = start("/bin/sh", "-c", "setsid sh -c 'sh -c \"echo; exec sleep 3600\"; :' & wait")
-    table = everyone()
+    table = list_processes()
     found = descendants([process.pid], table)
     assert len(found) == 2
     assert found[0].parent == process.pid
@@ -106,9 +106,9 @@ def test_marks_of_a_process(start, tmp_path):
         reader = start("/bin/sh", "-c", "echo; exec sleep 3600", stdin=source, env={"MOORINGS_RUN_ID": "run-77"})
     assert has_variable(writer.pid, "MOORINGS_RUN_ID", "run-7")
     assert not has_variable(reader.pid, "MOORINGS_RUN_ID", "run-7")
-    assert writes_below(writer.pid, inside)
-    assert not writes_below(writer.pid, outside)
-    assert not writes_below(reader.pid, inside)
+    assert has_file_open_below(writer.pid, inside)
+    assert not has_file_open_below(writer.pid, outside)
+    assert not has_file_open_below(reader.pid, inside)
 
 
 def test_who_listens_for_a_signal(start):
@@ -119,10 +119,10 @@ def test_who_listens_for_a_signal(start):
         "-c",
         "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1}); print(flush=True); signal.pause()",
     )
-    assert not listens(deaf.pid, signal.SIGUSR1)
-    assert listens(listening.pid, signal.SIGUSR1)
-    assert not listens(listening.pid, signal.SIGUSR2)
-    assert listens(holding.pid, signal.SIGUSR1)
+    assert not handles_signal(deaf.pid, signal.SIGUSR1)
+    assert handles_signal(listening.pid, signal.SIGUSR1)
+    assert not handles_signal(listening.pid, signal.SIGUSR2)
+    assert handles_signal(holding.pid, signal.SIGUSR1)
 
 
 def test_a_signal_is_for_the_program_in_the_script_and_not_for_its_workers(start):
@@ -131,7 +131,7 @@ def test_a_signal_is_for_the_program_in_the_script_and_not_for_its_workers(start
         " worker = os.fork(); worker and print(worker, flush=True); signal.pause()"
     )
     script = start("/bin/sh", "-c", f'"{sys.executable}" -c "{program}"; exit 0')
-    told = listeners(script.pid, signal.SIGUSR1, everyone())
+    told = find_signal_receivers(script.pid, signal.SIGUSR1, list_processes())
     assert len(told) == 1
     assert told[0].parent == script.pid
-    assert listeners(2**30, signal.SIGUSR1, everyone()) == []
+    assert find_signal_receivers(2**30, signal.SIGUSR1, list_processes()) == []

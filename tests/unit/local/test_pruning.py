@@ -8,8 +8,8 @@ from moorings.app.pruning import DOOMED, prune
 from moorings.core.bindings import Binding, GcdBinding
 from moorings.core.instants import Timestamp
 from moorings.local.pruning import hold_ended
-from moorings.local.records import End
-from moorings.local.rundir import RunFolder
+from moorings.local.records import AttemptEnd
+from moorings.local.rundir import LocalRunFolder
 from moorings.local.usage import partitions_in_use
 from moorings.ports.engine import RunSubmission
 from moorings.workloads.jobs import Accelerators, JobSpec
@@ -26,7 +26,7 @@ def runs(tmp_path):
 
 
 def a_run(runs, name, ended_at=None):
-    folder = RunFolder(runs / name)
+    folder = LocalRunFolder(runs / name)
     folder.make()
     job = JobSpec(name="j", command=("true",), workdir="/", environment={}, tasks=1, accelerators=Accelerators(size=1))
     binding = Binding(f"part-{name}", {}, (GcdBinding(0, (), "", "", {}),))
@@ -35,7 +35,7 @@ def a_run(runs, name, ended_at=None):
     log.parent.mkdir(parents=True)
     log.write_text("output")
     if ended_at is not None:
-        folder.save_end(End(0, EndRecord(EndReason.EXITED, 0, (0,), ended_at=ended_at)))
+        folder.save_end(AttemptEnd(0, EndRecord(EndReason.EXITED, 0, (0,), ended_at=ended_at)))
     return folder
 
 

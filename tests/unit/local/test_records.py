@@ -11,8 +11,16 @@ from hypothesis import strategies as st
 
 from moorings.core.claims import CheckpointContract
 from moorings.core.instants import Timestamp
-from moorings.local.records import CancelOrder, End, Identity, Status, UnreadableError, from_json, to_json
-from moorings.local.rundir import RunFolder, write_whole
+from moorings.local.records import (
+    AttemptEnd,
+    CancelRecord,
+    ProcessIdentity,
+    RecordUnreadableError,
+    SupervisorStatus,
+    from_json,
+    to_json,
+)
+from moorings.local.rundir import LocalRunFolder, write_atomically
 from moorings.ports.engine import RunSubmission
 from moorings.testing.engine_suite import make_order
 from moorings.workloads.jobs import Accelerators, JobSpec, Resources
@@ -35,17 +43,17 @@ jobs = st.builds(
 records = st.one_of(
     jobs.map(lambda job: replace(make_order(("x",), "/"), job=job)),
     st.builds(
-        Status,
+        SupervisorStatus,
         st.integers(0),
         st.sampled_from([RunPhase.STARTING, RunPhase.RUNNING]),
         texts,
-        st.builds(Identity, st.integers(1), st.integers(0)),
+        st.builds(ProcessIdentity, st.integers(1), st.integers(0)),
         st.none() | st.integers(0).map(Timestamp),
-        st.lists(st.builds(Identity, st.integers(1), st.integers(0)), max_size=3).map(tuple),
+        st.lists(st.builds(ProcessIdentity, st.integers(1), st.integers(0)), max_size=3).map(tuple),
     ),
-    st.builds(CancelOrder, st.integers(0), texts),
+    st.builds(CancelRecord, st.integers(0), texts),
     st.builds(
-        End,
+        AttemptEnd,
         st.integers(0),
         st.builds(
             EndRecord,
@@ -62,7 +70,7 @@ def names(folder):
     return [entry.name for entry in folder.iterdir()]
 
 
-END = to_json(End(0, EndRecord(EndReason.EXITED, 0, (0,))))
+END = to_json(AttemptEnd(0, EndRecord(EndReason.EXITED, 0, (0,))))
 
 
 @given(records)
@@ -77,8 +85,8 @@ def test_names_that_are_not_utf8_survive():
 
 @given(st.integers(0, len(END) - 1))
 def test_half_a_record_is_no_record(length):
-    with pytest.raises(UnreadableError):
-        from_json(End, END[:length])
+    with pytest.raises(RecordUnreadableError):
+        from_json(AttemptEnd, END[:length])
 
 
 @cases(
@@ -99,21 +107,21 @@ def test_a_wrong_value_is_no_record(path, value):
     for key in path[:-1]:
         inside = inside[key]
     inside[path[-1]] = value
-    with pytest.raises(UnreadableError):
-        from_json(End, json.dumps(data))
+    with pytest.raises(RecordUnreadableError):
+        from_json(AttemptEnd, json.dumps(data))
 
 
 def test_an_older_or_newer_release_is_understood():
     data = json.loads(END)
     data["colour"] = "blue"
     del data["record"]["detail"]
-    assert from_json(End, json.dumps(data)) == End(0, EndRecord(EndReason.EXITED, 0, (0,)))
+    assert from_json(AttemptEnd, json.dumps(data)) == AttemptEnd(0, EndRecord(EndReason.EXITED, 0, (0,)))
 
 
 def test_a_record_of_another_attempt_is_history(tmp_path):
-    folder = RunFolder(tmp_path)
-    folder.save_end(End(0, EndRecord(EndReason.EXITED, 0)))
-    folder.save_cancel(CancelOrder(0, "enough"))
+    folder = LocalRunFolder(tmp_path)
+    folder.save_end(AttemptEnd(0, EndRecord(EndReason.EXITED, 0)))
+    folder.save_cancel(CancelRecord(0, "enough"))
     assert folder.read_end(0) is not None
     assert folder.read_end(1) is None
     assert folder.read_cancel(1) is None
@@ -121,9 +129,9 @@ def test_a_record_of_another_attempt_is_history(tmp_path):
 
 def test_files_are_replaced_whole_and_are_the_owners_alone(tmp_path):
     path = tmp_path / "record"
-    write_whole(path, b"one", durable=True)
+    write_atomically(path, b"one", durable=True)
     with path.open("rb") as before:
-        write_whole(path, b"two", durable=True)
+        write_atomically(path, b"two", durable=True)
         assert before.read() == b"one"
     assert path.read_bytes() == b"two"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -134,28 +142,28 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_draft(tmp_path):
     path = tmp_path / "record"
     path.mkdir()
     with pytest.raises(OSError, match="directory"):
-        write_whole(path, b"new", durable=True)
+        write_atomically(path, b"new", durable=True)
     assert names(tmp_path) == ["record"]
 
 
 def test_a_run_id_cannot_lead_out_of_the_folder(tmp_path):
     for run in ("", ".", "..", "../x", "a/b", "/etc", ".hidden", "x\n", "x" * 101):
-        assert RunFolder.of(tmp_path, RunId(run)) is None
-    assert RunFolder.of(tmp_path, RunId("run-abc")) is not None
+        assert LocalRunFolder.of(tmp_path, RunId(run)) is None
+    assert LocalRunFolder.of(tmp_path, RunId("run-abc")) is not None
 
 
 def test_a_binding_file_cannot_lead_out_of_the_folder(tmp_path):
     order = make_order(("x",), "/")
     gcd = replace(order.binding.gcds[0], file_name="../order.json")
-    with pytest.raises(UnreadableError):
-        RunFolder(tmp_path).write_bindings(replace(order, binding=replace(order.binding, gcds=(gcd,))))
+    with pytest.raises(RecordUnreadableError):
+        LocalRunFolder(tmp_path).write_bindings(replace(order, binding=replace(order.binding, gcds=(gcd,))))
 
 
 def test_removing_the_binding_files_follows_no_link(tmp_path):
     kept = tmp_path / "elsewhere"
     kept.mkdir()
     (kept / "thesis.tex").touch()
-    folder = RunFolder(tmp_path / "run")
+    folder = LocalRunFolder(tmp_path / "run")
     folder.make()
     folder.bindings.symlink_to(kept)
     folder.remove_bindings()
@@ -169,7 +177,7 @@ def test_removing_the_binding_files_follows_no_link(tmp_path):
 
 
 def test_only_one_holds_a_lock_and_it_goes_with_its_holder(tmp_path):
-    folder = RunFolder(tmp_path)
+    folder = LocalRunFolder(tmp_path)
     with folder.at_door(wait_s=0) as ours:
         assert ours
         with folder.at_door(wait_s=0) as twice:

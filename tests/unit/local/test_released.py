@@ -10,15 +10,21 @@ from pathlib import Path
 import pytest
 
 from moorings.core.errors import MooringsError
-from moorings.local.fence import Fence, read_epoch
-from moorings.local.records import CancelOrder, End, Status, YieldOrder, from_json, to_json
-from moorings.local.rundir import RunFolder
+from moorings.local.fence import FileFence, read_epoch
+from moorings.local.records import AttemptEnd, CancelRecord, SupervisorStatus, YieldRecord, from_json, to_json
+from moorings.local.rundir import LocalRunFolder
 from moorings.ports.engine import RunSubmission
 from moorings.ports.store import Epoch
 from moorings.workloads.runs import EndReason
 from tests.released.site import NAMES, ReleasedSite
 
-RECORDS = {"order": RunSubmission, "status": Status, "end": End, "cancel": CancelOrder, "yield": YieldOrder}
+RECORDS = {
+    "order": RunSubmission,
+    "status": SupervisorStatus,
+    "end": AttemptEnd,
+    "cancel": CancelRecord,
+    "yield": YieldRecord,
+}
 
 
 @pytest.fixture(params=NAMES, scope="module")
@@ -45,7 +51,7 @@ def test_a_folder_of_the_release_before_high_water_marks_is_read(tmp_path: Path)
         archive.extractall(tmp_path, filter="data")
     (folder,) = (tmp_path / "data" / "runs").glob("run-*")
     assert "partition" not in json.loads((folder / "order.json").read_text())
-    order, survey = RunFolder(folder).read_order(), RunFolder(folder).survey()
+    order, survey = LocalRunFolder(folder).read_order(), LocalRunFolder(folder).survey()
     assert order is not None
     assert (order.job.name, order.partition) == ("done", None)
     assert survey is not None
@@ -54,7 +60,7 @@ def test_a_folder_of_the_release_before_high_water_marks_is_read(tmp_path: Path)
 
 
 def test_a_folder_with_every_record_is_read(site: ReleasedSite) -> None:
-    folder = RunFolder(site.folder / "forms")
+    folder = LocalRunFolder(site.folder / "forms")
     survey = folder.survey()
     assert survey is not None
     assert (survey.extent.attempt, survey.damage) == (2, ())
@@ -76,11 +82,11 @@ def test_ends_of_a_release_are_those_its_controller_told(site: ReleasedSite) -> 
     codes = {one["name"]: one.get("exitCode") for one in site.told["runs"]}
     assert (codes["succeeded"], codes["failed"], codes["unknown"], codes["timed-out"]) == (0, 3, 127, 143)
     for job in ("succeeded", "failed", "unknown", "timed-out", "cancelled"):
-        survey = RunFolder(site.run(job)).survey()
+        survey = LocalRunFolder(site.run(job)).survey()
         assert survey is not None
         assert survey.end is not None, job
         assert survey.end.record.exit_code == codes[job], job
-    running = RunFolder(site.run("running")).survey()
+    running = LocalRunFolder(site.run("running")).survey()
     assert running is not None
     assert running.end is None
     assert running.status is not None
@@ -90,7 +96,7 @@ def test_ends_of_a_release_are_those_its_controller_told(site: ReleasedSite) -> 
 def test_an_epoch_of_a_release_fences_earlier_ones_off(site: ReleasedSite, tmp_path: Path) -> None:
     shutil.copy(site.folder / "forms" / ".epoch", tmp_path)
     assert read_epoch(tmp_path) == 7
-    fence = Fence(tmp_path)
+    fence = FileFence(tmp_path)
     with pytest.raises(MooringsError), fence.passed(Epoch(6), 0.1):
         pass
     with fence.passed(Epoch(7), 0.1):

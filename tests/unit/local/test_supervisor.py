@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from moorings.local.processes import everyone, look
+from moorings.local.processes import list_processes, read_process
 from moorings.local.supervisor import describe_failure
 from moorings.testing.engine_suite import (
     READY,
@@ -128,7 +128,7 @@ async def test_a_supervisor_is_nobodys_child_and_carries_no_secrets(rig, engine,
     order = replace(order, job=replace(order.job, environment={"PATH": "/usr/bin:/bin", "TOKEN": "s3cret"}))
     await engine.submit(order)
     pid = rig.status(order.run).supervisor.pid
-    process = look(pid)
+    process = read_process(pid)
     assert process is not None
     assert process.parent != os.getpid()
     assert process.session != os.getsid(0)
@@ -202,7 +202,7 @@ async def test_a_stopped_process_is_woken_to_end(rig, engine):
     order = make_order(rig.programs.shell("echo ready; kill -STOP $$"), rig.workdir)
     await engine.submit(order)
     await wait_for_output(engine, order.run, READY)
-    await eventually(lambda: everyone()[rig.status(order.run).tasks[0].pid].state == "T")
+    await eventually(lambda: list_processes()[rig.status(order.run).tasks[0].pid].state == "T")
     await engine.cancel(order.run, "seen enough")
     assert (await wait_for_end(engine, order.run)).exit_code == 143
 

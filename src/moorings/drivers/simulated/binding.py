@@ -26,7 +26,7 @@ _SUBNET = 250  # IPU-Machines for each last octet, .1 to .250
 _NETWORK = _SUBNET * 256  # IPU-Machines for each second octet
 
 
-class Wiring:
+class DeviceLayout:
     """Where the devices of a pool are: their clusters, IPU-Machines and domains."""
 
     def __init__(self, pool: Pool, clusters: int) -> None:
@@ -79,7 +79,11 @@ class Wiring:
 
 
 def build_binding(
-    order: PartitionSpec, pool: Pool, settings: SimulatedSettings, wiring: Wiring, device_file: Callable[[int], Path]
+    order: PartitionSpec,
+    pool: Pool,
+    settings: SimulatedSettings,
+    wiring: DeviceLayout,
+    device_file: Callable[[int], Path],
 ) -> Binding:
     """The binding of the partition that ``order`` made.
 
@@ -122,7 +126,7 @@ def _gpu_gcd(pool: Pool, gcd: int, members: tuple[int, ...]) -> GcdBinding:
 def _ipu_gcd(
     order: PartitionSpec,
     pool: Pool,
-    wiring: Wiring,
+    wiring: DeviceLayout,
     device_file: Callable[[int], Path],
     gcd: int,
     members: tuple[int, ...],

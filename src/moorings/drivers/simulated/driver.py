@@ -17,25 +17,29 @@ from moorings.core.errors import MooringsError
 from moorings.core.hardware import Capability, DriverResult, ListedPartition, ObservedState, PartitionSpec, ResultCode
 from moorings.core.instants import Timestamp
 from moorings.core.topology import Block, Pool
-from moorings.drivers.simulated.binding import Wiring, build_binding
-from moorings.drivers.simulated.faults import Call, FaultKind, Faults
+from moorings.drivers.simulated.binding import DeviceLayout, build_binding
+from moorings.drivers.simulated.faults import FaultKind, VendorCall, VendorFaults
 from moorings.drivers.simulated.faults_file import FaultsFile
-from moorings.drivers.simulated.happenings import befall
-from moorings.drivers.simulated.hardware import Machine
+from moorings.drivers.simulated.happenings import apply_spontaneous_faults
+from moorings.drivers.simulated.hardware import SimulatedHardware
 from moorings.drivers.simulated.partition import SimulatedPartition, VendorState
 from moorings.drivers.simulated.settings import SimulatedSettings
-from moorings.drivers.simulated.vendor import Vendor, seen_of
+from moorings.drivers.simulated.vendor import VendorController, parse_state
 from moorings.ports.clock import Clock
 
 FAULTS_FILE = "faults.toml"
-LOOK_EVERY = 50_000  # microseconds between looks at the faults file: soon for a human, nothing beside 1,000 orders/s
-FAR = 3_600_000_000  # microseconds; nothing takes so long: the clock was set back while no controller was there
+FAULTS_POLL_US = (
+    50_000  # microseconds between looks at the faults file: soon for a human, nothing beside 1,000 orders/s
+)
+CLOCK_JUMP_US = (
+    3_600_000_000  # microseconds; nothing takes so long: the clock was set back while no controller was there
+)
 
 _LOST = "deadline exceeded: no answer"
 
 _log = logging.getLogger(__name__)
 
-_FAILS = {Call.RESET: FaultKind.RESET_FAILS, Call.REMOVE: FaultKind.REMOVAL_FAILS}
+_FAILS = {VendorCall.RESET: FaultKind.RESET_FAILS, VendorCall.REMOVE: FaultKind.REMOVAL_FAILS}
 
 
 class SimulatedDriver:
@@ -59,16 +63,16 @@ class SimulatedDriver:
         self._pool = pool
         self._settings = settings
         self._clock = clock
-        self._wiring = Wiring(pool, settings.clusters)
+        self._wiring = DeviceLayout(pool, settings.clusters)
         if self._wiring.problem:
             raise MooringsError("pools.invalid", f"pool {pool.name}: {self._wiring.problem}")
-        self._machine = Machine(folder)
-        self.faults = Faults(settings.seed, self._machine.openings, self._machine.strike)
+        self._machine = SimulatedHardware(folder)
+        self.faults = VendorFaults(settings.seed, self._machine.openings, self._machine.strike)
         self._faults_file = FaultsFile(self._machine.folder / FAULTS_FILE)
-        self._vendor = Vendor(pool, settings, self._machine, self.faults)
-        self._looked_at = -LOOK_EVERY
+        self._vendor = VendorController(pool, settings, self._machine, self.faults)
+        self._looked_at = -FAULTS_POLL_US
         self._ahead = 0  # microseconds by which the hardware's time is ahead of the clock, since that was set back
-        self._latest = self._machine.latest if self._machine.latest - clock.now() > FAR else Timestamp(0)
+        self._latest = self._machine.latest if self._machine.latest - clock.now() > CLOCK_JUMP_US else Timestamp(0)
 
     @property
     def capability(self) -> Capability:
@@ -80,7 +84,7 @@ class SimulatedDriver:
         return Capability(name_chars_max=self._settings.name_chars_max, facts=facts)
 
     @property
-    def machine(self) -> Machine:
+    def machine(self) -> SimulatedHardware:
         """The hardware itself, for who judges what was done to it; what the driver says of it may be troubled."""
         return self._machine
 
@@ -88,13 +92,13 @@ class SimulatedDriver:
         """Nothing to do: this hardware keeps our mark beside each partition."""
 
     async def create(self, order: PartitionSpec) -> DriverResult:
-        return await self._obey(Call.CREATE, order.name, order.block, partial(self._vendor.create, order))
+        return await self._obey(VendorCall.CREATE, order.name, order.block, partial(self._vendor.create, order))
 
     async def reset(self, name: str, mark: str) -> DriverResult:
-        return await self._obey(Call.RESET, name, None, partial(self._vendor.reset, name, mark))
+        return await self._obey(VendorCall.RESET, name, None, partial(self._vendor.reset, name, mark))
 
     async def remove(self, name: str, mark: str) -> DriverResult:
-        return await self._obey(Call.REMOVE, name, None, partial(self._vendor.remove, name, mark))
+        return await self._obey(VendorCall.REMOVE, name, None, partial(self._vendor.remove, name, mark))
 
     async def list_partitions(self) -> Sequence[ListedPartition]:
         with self._machine.turn():
@@ -102,19 +106,19 @@ class SimulatedDriver:
             if not self.faults:
                 return [self._sighting(partition, now) for partition in self._machine.partitions(now)]
             sightings = self._troubled_listing(now)
-            hang_s = self._hang_s(Call.LIST, "", None)
+            hang_s = self._hang_s(VendorCall.LIST, "", None)
         await self._pause(hang_s)
         return sightings
 
     async def binding(self, order: PartitionSpec) -> Binding:
         with self._machine.turn():
             now = self._begin()
-            if self.faults.strike(FaultKind.TIMEOUT_BEFORE, Call.BINDING, order.name, order.block):
+            if self.faults.strike(FaultKind.TIMEOUT_BEFORE, VendorCall.BINDING, order.name, order.block):
                 raise _unavailable(_LOST)
             self._demand_active(order, now)
             if self._pool.kind == "ipu":
                 self._machine.make_device_files(order.block)
-            hang_s = self._hang_s(Call.BINDING, order.name, order.block)
+            hang_s = self._hang_s(VendorCall.BINDING, order.name, order.block)
         binding = build_binding(order, self._pool, self._settings, self._wiring, self._machine.device_file)
         await self._pause(hang_s)
         return binding
@@ -125,7 +129,7 @@ class SimulatedDriver:
     # ---- one order, from its arrival to its answer
 
     async def _obey(
-        self, call: Call, name: str, block: Block | None, do: Callable[[Timestamp], DriverResult]
+        self, call: VendorCall, name: str, block: Block | None, do: Callable[[Timestamp], DriverResult]
     ) -> DriverResult:
         hang_s = 0.0
         try:
@@ -139,7 +143,7 @@ class SimulatedDriver:
         return replace(answer, detail=f"{answer.detail}; {complaint}".strip("; ")) if complaint else answer
 
     def _troubled(
-        self, call: Call, name: str, block: Block | None, do: Callable[[Timestamp], DriverResult], now: Timestamp
+        self, call: VendorCall, name: str, block: Block | None, do: Callable[[Timestamp], DriverResult], now: Timestamp
     ) -> tuple[DriverResult, float]:
         """The answer that arrives, and after how many seconds."""
         held = self._machine.find(name, now)
@@ -148,11 +152,11 @@ class SimulatedDriver:
         return answer, self._hang_s(call, name, block)
 
     def _prevented(
-        self, call: Call, name: str, block: Block | None, held: SimulatedPartition | None, now: Timestamp
+        self, call: VendorCall, name: str, block: Block | None, held: SimulatedPartition | None, now: Timestamp
     ) -> DriverResult | None:
         """The answer of the fault that keeps this order from being done, or None."""
         shown = None if held is None else self._vendor.shown(held, now)
-        seen = ObservedState.ABSENT if shown is None else seen_of(shown)
+        seen = ObservedState.ABSENT if shown is None else parse_state(shown)
         down = self.faults.agent_down(block) if block is not None and shown != VendorState.REMOVING else None
         if down is not None:
             return DriverResult(
@@ -167,7 +171,7 @@ class SimulatedDriver:
             return DriverResult(ResultCode.BROKEN, ObservedState.ERROR, f"{call} of {name} failed: link training error")
         return None
 
-    def _spoilt(self, call: Call, name: str, block: Block | None, answer: DriverResult) -> DriverResult:
+    def _spoilt(self, call: VendorCall, name: str, block: Block | None, answer: DriverResult) -> DriverResult:
         """The answer as it arrives, of an order that was done."""
         if answer.verdict is not ResultCode.OK:
             return answer
@@ -177,7 +181,7 @@ class SimulatedDriver:
             return DriverResult(ResultCode.UNAVAILABLE, detail="502 Bad Gateway: upstream closed the connection")
         return answer
 
-    def _hang_s(self, call: Call, name: str, block: Block | None) -> float:
+    def _hang_s(self, call: VendorCall, name: str, block: Block | None) -> float:
         fault = self.faults.strike(FaultKind.HANG, call, name, block)
         return 0.0 if fault is None else fault.seconds
 
@@ -189,7 +193,7 @@ class SimulatedDriver:
         shown = self._vendor.shown(partition, now)
         several = self._settings.clusters > 1
         raw = f"{shown} {self._wiring.cluster(partition.block.start)}" if several else str(shown)
-        return ListedPartition(partition.name, seen_of(shown), partition.block, partition.mark, raw)
+        return ListedPartition(partition.name, parse_state(shown), partition.block, partition.mark, raw)
 
     def _troubled_listing(self, now: Timestamp) -> list[ListedPartition]:
         if self.faults.strike(FaultKind.LISTING_FAILS):
@@ -223,11 +227,11 @@ class SimulatedDriver:
             MooringsError: ``driver.unavailable``.
         """
         now, clock = self._time(), self._clock.now()
-        if not 0 <= clock - self._looked_at < LOOK_EVERY:
+        if not 0 <= clock - self._looked_at < FAULTS_POLL_US:
             self._looked_at = clock
             self._look()
         if self.faults:
-            befall(self._machine, self._pool, self.faults, self._settings.restart, now)
+            apply_spontaneous_faults(self._machine, self._pool, self.faults, self._settings.restart, now)
         if now < self._machine.down_until:
             raise _unavailable("connection refused: the hardware's controller is restarting")
         return now

@@ -16,12 +16,12 @@ from hashlib import blake2b
 
 from moorings.core.hardware import ResultCode
 from moorings.core.topology import Block
-from moorings.drivers.simulated.settings import Kept
+from moorings.drivers.simulated.settings import RestartState
 
 AGENT_DEVICES = 4  # an IPU-Machine: four IPUs behind one V-IPU agent (facts: vipu section 2)
 
 
-class Call(StrEnum):
+class VendorCall(StrEnum):
     """What can be asked of the vendor's controller."""
 
     CREATE = "create"
@@ -31,7 +31,7 @@ class Call(StrEnum):
     BINDING = "binding"
 
 
-ORDERS = frozenset({Call.CREATE, Call.RESET, Call.REMOVE})
+ORDERS = frozenset({VendorCall.CREATE, VendorCall.RESET, VendorCall.REMOVE})
 
 
 class FaultKind(StrEnum):
@@ -82,7 +82,7 @@ class Fault:
     """
 
     kind: FaultKind
-    calls: frozenset[Call] = ORDERS
+    calls: frozenset[VendorCall] = ORDERS
     names: tuple[str, ...] = ()
     devices: Block | None = None
     probability: float = 1.0
@@ -91,14 +91,14 @@ class Fault:
     factor: float = 10.0
     chars: int = 20
     raw: str = "PS_???"
-    state: Kept | None = None
+    state: RestartState | None = None
     answer: ResultCode = ResultCode.BROKEN
 
     def __post_init__(self) -> None:
         if self.times is None and self.kind in _ONCE:
             object.__setattr__(self, "times", 1)
 
-    def meets(self, call: Call | None, name: str, block: Block | None) -> bool:
+    def meets(self, call: VendorCall | None, name: str, block: Block | None) -> bool:
         """Whether it concerns that call (None: no call) for a partition of that name on that block."""
         if self.kind is FaultKind.STRAY:
             return True  # its names and devices are what it makes
@@ -121,7 +121,7 @@ class Fault:
 
 
 @dataclass(slots=True)
-class _InForce:
+class _ActiveFault:
     fault: Fault
     key: str  # its words, numbered if there are equal ones: what its chance and its count hang on
     struck: int
@@ -133,7 +133,7 @@ class _InForce:
         return self.fault.times is not None and self.struck >= self.fault.times
 
 
-class Faults:
+class VendorFaults:
     """The faults in force: those given here by Python, and those of a faults file.
 
     Args:
@@ -150,9 +150,9 @@ class Faults:
         self._seed = seed
         self._counted = counted
         self._opening = opening
-        self._given: list[_InForce] = []
-        self._of_file: list[_InForce] = []
-        self._by_kind: dict[FaultKind, list[_InForce]] = {}
+        self._given: list[_ActiveFault] = []
+        self._of_file: list[_ActiveFault] = []
+        self._by_kind: dict[FaultKind, list[_ActiveFault]] = {}
         self._given_before: dict[str, int] = {}
 
     def __bool__(self) -> bool:
@@ -166,7 +166,7 @@ class Faults:
         for fault in faults:
             words = fault.words()
             nth = self._given_before[words] = self._given_before.get(words, 0) + 1
-            self._given.append(_InForce(fault, f"given {words} #{nth}", struck=0, counts=False))
+            self._given.append(_ActiveFault(fault, f"given {words} #{nth}", struck=0, counts=False))
         self._arrange()
 
     def remove(self, fault: Fault) -> None:
@@ -194,12 +194,12 @@ class Faults:
             nth = times_met[words] = times_met.get(words, 0) + 1
             key = f"{words} #{nth}"
             counts = fault.times is not None
-            self._of_file.append(_InForce(fault, key, struck.get(key, 0), counts, asked.get(key, 0)))
+            self._of_file.append(_ActiveFault(fault, key, struck.get(key, 0), counts, asked.get(key, 0)))
         self._arrange()
         return tuple(one.key for one in self._of_file)
 
     def strike(
-        self, kind: FaultKind, call: Call | None = None, name: str = "", block: Block | None = None
+        self, kind: FaultKind, call: VendorCall | None = None, name: str = "", block: Block | None = None
     ) -> Fault | None:
         """The fault of that kind that strikes this call now, or None."""
         for one in self._by_kind.get(kind, ()):
@@ -232,16 +232,16 @@ class Faults:
         words = "/".join(map(str, (self._seed, *what)))
         return int.from_bytes(blake2b(words.encode(), digest_size=8).digest(), "big") / 2**64
 
-    def _is_down(self, one: _InForce, agent: int) -> bool:
+    def _is_down(self, one: _ActiveFault, agent: int) -> bool:
         devices = one.fault.devices
         machine = Block(range(agent * AGENT_DEVICES, (agent + 1) * AGENT_DEVICES))
         return (devices is None or devices.overlaps(machine)) and self._likely(one, f"agent/{agent}")
 
-    def _likely(self, one: _InForce, moment: str) -> bool:
+    def _likely(self, one: _ActiveFault, moment: str) -> bool:
         probability = one.fault.probability
         return probability >= 1 or self.chance(one.key, moment) < probability
 
-    def _count(self, one: _InForce) -> None:
+    def _count(self, one: _ActiveFault) -> None:
         one.struck += 1
         self.struck[one.fault.kind] += 1
         if one.counts:

@@ -25,9 +25,9 @@ from moorings.core.errors import MooringsError
 from moorings.core.hardware import ResultCode
 from moorings.core.tables import TomlTable
 from moorings.core.topology import Block
-from moorings.drivers.simulated.faults import ORDERS, Call, Fault, FaultKind
+from moorings.drivers.simulated.faults import ORDERS, Fault, FaultKind, VendorCall
 from moorings.drivers.simulated.partition import VendorState
-from moorings.drivers.simulated.settings import NAME_CHARS_MAX, read_kept, read_time_s
+from moorings.drivers.simulated.settings import NAME_CHARS_MAX, read_restart_state, read_time_s
 
 TIMES_MAX = 1_000_000
 FACTOR_MAX = 1_000_000.0
@@ -59,9 +59,9 @@ _KEYS: dict[FaultKind, tuple[str, ...]] = {
     FaultKind.STRAY: ("seconds", *_WHOM, *_CHANCE),
 }
 # Calls that are no orders can only be lost or late: there is nothing to be done, refused or spoilt.
-_ALSO: dict[FaultKind, frozenset[Call]] = {
-    FaultKind.TIMEOUT_BEFORE: frozenset({Call.BINDING}),
-    FaultKind.HANG: frozenset({Call.LIST, Call.BINDING}),
+_ALSO: dict[FaultKind, frozenset[VendorCall]] = {
+    FaultKind.TIMEOUT_BEFORE: frozenset({VendorCall.BINDING}),
+    FaultKind.HANG: frozenset({VendorCall.LIST, VendorCall.BINDING}),
 }
 
 
@@ -136,7 +136,7 @@ def _calls(table: TomlTable, fault: Fault) -> Fault:
         if call not in possible:
             hint = f"known: {', '.join(sorted(possible))}"
             table.complain("calls", f"{call[:40]!r} is no call that {fault.kind} can trouble", hint)
-    return replace(fault, calls=frozenset(Call(call) for call in calls))
+    return replace(fault, calls=frozenset(VendorCall(call) for call in calls))
 
 
 def _names(table: TomlTable, fault: Fault) -> Fault:
@@ -186,7 +186,7 @@ def _raw(table: TomlTable, fault: Fault) -> Fault:
 
 
 def _state(table: TomlTable, fault: Fault) -> Fault:
-    return replace(fault, state=read_kept(table, "state", "kept"))
+    return replace(fault, state=read_restart_state(table, "state", "kept"))
 
 
 def _answer(table: TomlTable, fault: Fault) -> Fault:

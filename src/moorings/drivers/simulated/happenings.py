@@ -10,15 +10,17 @@ from dataclasses import replace
 
 from moorings.core.instants import Timestamp, add_seconds
 from moorings.core.topology import Block, Catalogue, Pool
-from moorings.drivers.simulated.faults import FaultKind, Faults
-from moorings.drivers.simulated.hardware import Machine
+from moorings.drivers.simulated.faults import FaultKind, VendorFaults
+from moorings.drivers.simulated.hardware import SimulatedHardware
 from moorings.drivers.simulated.partition import SimulatedPartition
-from moorings.drivers.simulated.settings import Kept
+from moorings.drivers.simulated.settings import RestartState
 
 _FATES = (FaultKind.BREAKS_WHILE_PROVISIONING, FaultKind.BREAKS_WHILE_ACTIVE, FaultKind.VANISHES)
 
 
-def befall(machine: Machine, pool: Pool, faults: Faults, restart: Kept, now: Timestamp) -> None:
+def apply_spontaneous_faults(
+    machine: SimulatedHardware, pool: Pool, faults: VendorFaults, restart: RestartState, now: Timestamp
+) -> None:
     """Let the faults strike that need no order; ``restart`` is what one leaves of the state if it does not say.
 
     Raises:
@@ -30,12 +32,12 @@ def befall(machine: Machine, pool: Pool, faults: Faults, restart: Kept, now: Tim
         _make_stray(machine, pool, faults, now)
     if any(kind in faults for kind in _FATES):
         for partition in machine.partitions(now):
-            fated = _fate(partition, faults, now)
+            fated = _with_faults(partition, faults, now)
             if fated != partition:
                 machine.put(fated, "fated")
 
 
-def fate_of_new(made: SimulatedPartition, faults: Faults, now: Timestamp) -> SimulatedPartition:
+def with_provisioning_fault(made: SimulatedPartition, faults: VendorFaults, now: Timestamp) -> SimulatedPartition:
     """A partition that is being made, with the moment on the way at which it breaks, if it is to."""
     if not faults.doom(FaultKind.BREAKS_WHILE_PROVISIONING, made.name, made.block, made.serial):
         return made
@@ -43,13 +45,13 @@ def fate_of_new(made: SimulatedPartition, faults: Faults, now: Timestamp) -> Sim
     return replace(made, breaks_at=Timestamp(now + int(share * (made.ready_at - now))))
 
 
-def _fate(partition: SimulatedPartition, faults: Faults, now: Timestamp) -> SimulatedPartition:
+def _with_faults(partition: SimulatedPartition, faults: VendorFaults, now: Timestamp) -> SimulatedPartition:
     """A partition with what is to become of it."""
     if partition.gone_at is not None:
         return partition
     if now < partition.ready_at:
         fresh = partition.breaks_at is None and not partition.was_reset
-        return fate_of_new(partition, faults, now) if fresh else partition
+        return with_provisioning_fault(partition, faults, now) if fresh else partition
     who = (partition.name, partition.block, partition.serial)
     if partition.breaks_at is None and (breaks := faults.doom(FaultKind.BREAKS_WHILE_ACTIVE, *who)):
         partition = replace(partition, breaks_at=max(now, add_seconds(partition.ready_at, breaks.seconds)))
@@ -58,7 +60,7 @@ def _fate(partition: SimulatedPartition, faults: Faults, now: Timestamp) -> Simu
     return partition
 
 
-def _restart(machine: Machine, faults: Faults, usual: Kept, now: Timestamp) -> None:
+def _restart(machine: SimulatedHardware, faults: VendorFaults, usual: RestartState, now: Timestamp) -> None:
     fault = faults.strike(FaultKind.RESTART)
     if fault is None:
         return
@@ -67,7 +69,7 @@ def _restart(machine: Machine, faults: Faults, usual: Kept, now: Timestamp) -> N
         machine.lose_all()
 
 
-def _make_stray(machine: Machine, pool: Pool, faults: Faults, now: Timestamp) -> None:
+def _make_stray(machine: SimulatedHardware, pool: Pool, faults: VendorFaults, now: Timestamp) -> None:
     fault = faults.strike(FaultKind.STRAY)
     if fault is None:
         return

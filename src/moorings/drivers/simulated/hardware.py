@@ -14,7 +14,7 @@ from pathlib import Path
 from moorings.core.errors import MooringsError
 from moorings.core.instants import Timestamp
 from moorings.core.topology import Block
-from moorings.drivers.simulated.journal import Journal, Record
+from moorings.drivers.simulated.journal import HardwareJournal, Record
 from moorings.drivers.simulated.partition import (
     SimulatedPartition,
     parse_partition,
@@ -26,7 +26,7 @@ JOURNAL_VERSION = 1
 RECORDS_MAX = 20_000  # then the journal, some 4 MB, is compacted to what exists
 
 
-class Machine:
+class SimulatedHardware:
     """The hardware of one pool, as its folder tells; several processes may drive it, one ``turn`` at a time.
 
     Changes are written before they count, so what was answered is never forgotten.
@@ -45,7 +45,7 @@ class Machine:
         self._device_files: set[int] = set()
         self._length_max = RECORDS_MAX
         self._clear()
-        self._journal = Journal(self.folder)
+        self._journal = HardwareJournal(self.folder)
         self.closed = False
         try:
             with self.turn():

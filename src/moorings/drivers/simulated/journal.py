@@ -25,7 +25,7 @@ LOCK_TRIES, LOCK_PAUSE_S = 50, 0.001  # orders take far less; who waits longer i
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
-class Journal:
+class HardwareJournal:
     """The journal in ``folder`` (0700, made if need be).
 
     Raises:

@@ -16,7 +16,7 @@ TIME_S_MAX = 86_400.0
 NAME_CHARS_MAX = 200
 CLUSTERS_MAX = 64
 
-Kept = Literal["kept", "lost"]
+RestartState = Literal["kept", "lost"]
 
 _HOST = re.compile(r"[A-Za-z0-9.:_-]{1,253}")
 
@@ -49,7 +49,7 @@ class SimulatedSettings:
     remove_s: float = 0.1
     remove_per_device_s: float = 0.002
     seed: int = 0
-    restart: Kept = "kept"
+    restart: RestartState = "kept"
     api_host: str = "127.0.0.1"
     api_port: int = 8090
     api_timeout_s: int = 120
@@ -72,7 +72,7 @@ class SimulatedSettings:
             remove_s=read_time_s(table, "remove_s", usual.remove_s),
             remove_per_device_s=read_time_s(table, "remove_per_device_s", usual.remove_per_device_s),
             seed=table.integer("seed", usual.seed),
-            restart=read_kept(table, "restart", usual.restart),
+            restart=read_restart_state(table, "restart", usual.restart),
             api_host=_host(table, "api_host", usual.api_host),
             api_port=_within(table, "api_port", usual.api_port, 65_535),
             api_timeout_s=_within(table, "api_timeout_s", usual.api_timeout_s, int(TIME_S_MAX)),
@@ -91,7 +91,7 @@ def read_time_s(table: TomlTable, key: str, default: float) -> float:
     return value
 
 
-def read_kept(table: TomlTable, key: str, default: Kept) -> Kept:
+def read_restart_state(table: TomlTable, key: str, default: RestartState) -> RestartState:
     """What a key of the table says becomes of the state in a restart."""
     value = table.text(key, default)
     if value == "kept":

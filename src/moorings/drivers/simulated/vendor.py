@@ -11,9 +11,9 @@ from dataclasses import replace
 from moorings.core.hardware import DriverResult, ObservedState, PartitionSpec, ResultCode
 from moorings.core.instants import Timestamp, add_seconds
 from moorings.core.topology import Block, Pool
-from moorings.drivers.simulated.faults import Call, FaultKind, Faults
-from moorings.drivers.simulated.happenings import fate_of_new
-from moorings.drivers.simulated.hardware import Machine
+from moorings.drivers.simulated.faults import FaultKind, VendorCall, VendorFaults
+from moorings.drivers.simulated.happenings import with_provisioning_fault
+from moorings.drivers.simulated.hardware import SimulatedHardware
 from moorings.drivers.simulated.partition import SimulatedPartition, VendorState
 from moorings.drivers.simulated.settings import SimulatedSettings
 
@@ -26,15 +26,17 @@ _SEEN: dict[str, ObservedState] = {
 }
 
 
-def seen_of(shown: str) -> ObservedState:
+def parse_state(shown: str) -> ObservedState:
     """Our word for a state the vendor shows; what we do not know is UNKNOWN: not ready, not gone (law 4)."""
     return _SEEN.get(shown, ObservedState.UNKNOWN)
 
 
-class Vendor:
+class VendorController:
     """Orders for one machine; each takes effect at ``now``, at once and as a whole."""
 
-    def __init__(self, pool: Pool, settings: SimulatedSettings, machine: Machine, faults: Faults) -> None:
+    def __init__(
+        self, pool: Pool, settings: SimulatedSettings, machine: SimulatedHardware, faults: VendorFaults
+    ) -> None:
         self._pool = pool
         self._settings = settings
         self._machine = machine
@@ -60,10 +62,10 @@ class Vendor:
             gcds=order.gcds,
             replicas_per_gcd=order.replicas_per_gcd,
             mark=order.mark,
-            ready_at=add_seconds(now, time_s * self._slowness(Call.CREATE, order.name, order.block)),
+            ready_at=add_seconds(now, time_s * self._slowness(VendorCall.CREATE, order.name, order.block)),
         )
         if self._faults:
-            made = fate_of_new(made, self._faults, now)
+            made = with_provisioning_fault(made, self._faults, now)
         self._machine.put(made, "created")
         return self._present(made, now)
 
@@ -79,7 +81,7 @@ class Vendor:
     def _refusal(self, order: PartitionSpec) -> str:
         """Why the vendor's controller refuses to make this partition; empty if it does not."""
         size, topology = len(order.block), self._pool.topology
-        too_long = self._faults.strike(FaultKind.NAME_TOO_LONG, Call.CREATE, order.name, order.block)
+        too_long = self._faults.strike(FaultKind.NAME_TOO_LONG, VendorCall.CREATE, order.name, order.block)
         if too_long or len(order.name) > self._settings.name_chars_max:
             return f"Failed to acquire {size} {self._pool.kind.upper()}(s)"  # as misleading as V-IPU's own words
         if not topology.is_block(order.block):
@@ -104,7 +106,7 @@ class Vendor:
             return self._present(held, now)
         settings = self._settings
         time_s = settings.reset_s + settings.reset_per_device_s * len(held.block)
-        ready_at = add_seconds(now, time_s * self._slowness(Call.RESET, name, held.block))
+        ready_at = add_seconds(now, time_s * self._slowness(VendorCall.RESET, name, held.block))
         held = replace(held, ready_at=ready_at, was_reset=True)
         self._machine.put(held, "reset")
         return self._present(held, now)
@@ -117,7 +119,7 @@ class Vendor:
             return DriverResult(ResultCode.OK, ObservedState.REMOVING)
         settings = self._settings
         time_s = settings.remove_s + settings.remove_per_device_s * len(held.block)
-        gone_at = add_seconds(now, time_s * self._slowness(Call.REMOVE, name, held.block))
+        gone_at = add_seconds(now, time_s * self._slowness(VendorCall.REMOVE, name, held.block))
         if gone_at <= now:
             self._machine.drop(held)
             return DriverResult(ResultCode.OK, ObservedState.ABSENT)
@@ -129,13 +131,13 @@ class Vendor:
         held = self._machine.find(name, now)
         return held if held is not None and held.mark == mark else None
 
-    def _slowness(self, call: Call, name: str, block: Block) -> float:
+    def _slowness(self, call: VendorCall, name: str, block: Block) -> float:
         fault = self._faults.strike(FaultKind.SLOW, call, name, block)
         return 1.0 if fault is None else fault.factor
 
     def _present(self, held: SimulatedPartition, now: Timestamp) -> DriverResult:
         """The answer that tells how far a partition is that was made, now or before."""
-        seen = seen_of(self.shown(held, now))
+        seen = parse_state(self.shown(held, now))
         if seen is ObservedState.ERROR:
             return DriverResult(ResultCode.BROKEN, seen, f"partition {held.name} is in error")
         if seen is ObservedState.REMOVING:

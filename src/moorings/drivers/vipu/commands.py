@@ -11,7 +11,7 @@ What public texts show (facts: vipu sections 2, 3 and 8) and what was guessed:
 - ``ACTIVE`` is the one state the texts name (``PS_ACTIVE`` in logs). The other words are guesses, which can only make
   a partition *less* ready; every word that is not known is UNKNOWN.
 
-An answer that is not understood is an ``UnreadableError``, never an empty one: half a listing must not pass for a short
+An answer that is not understood is an ``VipuParseError``, never an empty one: half a listing must not pass for a short
 one.
 """
 
@@ -43,7 +43,7 @@ _STATES: dict[str, ObservedState] = {
 _LOST = ("deadline", "timed out", "timeout", "time out", "unavailable", "connection", "cancel", "no answer", "eof")
 
 
-class UnreadableError(ValueError):
+class VipuParseError(ValueError):
     """An answer that is not understood."""
 
 
@@ -64,7 +64,7 @@ class VendorPartition:
     gcds: int | None = None
 
 
-def seen_of(state: str) -> ObservedState:
+def parse_state(state: str) -> ObservedState:
     """Our word for a vendor's state; what we do not know is UNKNOWN: not ready, not gone (law 4)."""
     return _STATES.get(state.strip().upper().removeprefix("PS_"), ObservedState.UNKNOWN)
 
@@ -89,10 +89,10 @@ def build_create(order: PartitionSpec, settings: VipuSettings) -> tuple[str, ...
         "size": str(size),
         "index": str(order.block.start // size),
     }
-    return (*words, *(_filled(word, values) for word in settings.create_arguments))
+    return (*words, *(_substitute(word, values) for word in settings.create_arguments))
 
 
-def _filled(word: str, values: Mapping[str, str]) -> str:
+def _substitute(word: str, values: Mapping[str, str]) -> str:
     for name, value in values.items():
         word = word.replace(f"{{{name}}}", value)
     return word
@@ -108,7 +108,7 @@ def build_reset(name: str) -> tuple[str, ...]:
     return ("reset", "partition", name)
 
 
-def is_lost(told: str) -> bool:
+def is_ambiguous_failure(told: str) -> bool:
     """Whether a failure may mean only that the answer got lost: the vendor may still do what was asked."""
     return any(word in told.lower() for word in _LOST)
 
@@ -131,7 +131,7 @@ def parse_partitions(text: str, ipu_keys: Sequence[str] = ()) -> tuple[VendorPar
     for entry in _entries(text):
         partition = _partition(_inner(entry, "partition"), entry, ipu_keys)
         if partition.name in found:
-            raise UnreadableError(f"partition {partition.name[:80]!r} is listed twice")
+            raise VipuParseError(f"partition {partition.name[:80]!r} is listed twice")
         found[partition.name] = partition
     return tuple(found.values())
 
@@ -139,9 +139,9 @@ def parse_partitions(text: str, ipu_keys: Sequence[str] = ()) -> tuple[VendorPar
 def _partition(value: Mapping[str, Any], entry: Mapping[str, Any], ipu_keys: Sequence[str]) -> VendorPartition:
     name, spec = value.get("id"), value.get("spec")
     if not isinstance(name, str) or not name:
-        raise UnreadableError("a partition has no id")
+        raise VipuParseError("a partition has no id")
     if not isinstance(spec, dict) or not isinstance(spec.get("ipus"), list):
-        raise UnreadableError(f"partition {name[:80]!r} has no list of IPUs")
+        raise VipuParseError(f"partition {name[:80]!r} has no list of IPUs")
     gcds = spec.get("num_gcds")
     places = (value, entry, spec, value.get("status"), entry.get("status"))
     states = [place["state"] for place in places if isinstance(place, dict) and isinstance(place.get("state"), str)]
@@ -158,7 +158,7 @@ def _ipu(value: object, keys: Sequence[str]) -> str:
     if keys and isinstance(value, dict):
         missing = [key for key in keys if key not in value]
         if missing:
-            raise UnreadableError(f"an IPU has no {missing[0]!r}; it has {', '.join(map(str, value))[:200]}")
+            raise VipuParseError(f"an IPU has no {missing[0]!r}; it has {', '.join(map(str, value))[:200]}")
         value = {key: value[key] for key in keys}
     return json.dumps(value, sort_keys=True)
 
@@ -184,13 +184,13 @@ def parse_states(text: str) -> dict[str, str]:
             header = _header(cells)
             continue
         if len(cells) != len(header):
-            raise UnreadableError(f"a line has {len(cells)} columns and not {len(header)}: {line[:120]!r}")
+            raise VipuParseError(f"a line has {len(cells)} columns and not {len(header)}: {line[:120]!r}")
         row = dict(zip(header, cells, strict=True))
         if not row["partition"] or row["partition"] in found:
-            raise UnreadableError(f"a line names no partition, or one that is there already: {line[:120]!r}")
+            raise VipuParseError(f"a line names no partition, or one that is there already: {line[:120]!r}")
         found[row["partition"]] = row["state"]
     if header is None:
-        raise UnreadableError(f"there is no table of partitions: {text[:120]!r}")
+        raise VipuParseError(f"there is no table of partitions: {text[:120]!r}")
     return found
 
 
@@ -198,7 +198,7 @@ def _header(cells: Sequence[str]) -> list[str]:
     names = [cell.lower().removesuffix(" id") for cell in cells]
     for needed in ("partition", "state"):
         if names.count(needed) != 1:
-            raise UnreadableError(f"the table has no one column {needed!r}: {' | '.join(cells)[:120]!r}")
+            raise VipuParseError(f"the table has no one column {needed!r}: {' | '.join(cells)[:120]!r}")
     return names
 
 
@@ -227,18 +227,18 @@ def parse_clusters(text: str, cluster: str, ipu_keys: Sequence[str] = ()) -> tup
     if len(chosen) != 1:
         told = ", ".join(names)[:200] or "none"
         wanted = f"cluster {cluster!r} is not one" if cluster else f"{len(chosen)} clusters are"
-        raise UnreadableError(f"{wanted} of those listed ({told}); say which with 'cluster' in [pool.vipu]")
+        raise VipuParseError(f"{wanted} of those listed ({told}); say which with 'cluster' in [pool.vipu]")
     spec = chosen[0].get("spec")
     domains = spec.get("ipu_link_domains") if isinstance(spec, dict) else None
     if not isinstance(domains, list):
-        raise UnreadableError("the cluster has no list of link domains")
+        raise VipuParseError("the cluster has no list of link domains")
     ipus: list[str] = []
     for domain in domains:
         if not isinstance(domain, dict) or not isinstance(domain.get("ipus"), list):
-            raise UnreadableError("a link domain has no list of IPUs")
+            raise VipuParseError("a link domain has no list of IPUs")
         ipus += [_ipu(ipu, ipu_keys) for ipu in domain["ipus"]]
     if len(set(ipus)) != len(ipus):
-        raise UnreadableError("two IPUs of the cluster cannot be told apart; see 'ipu_keys' in [pool.vipu]")
+        raise VipuParseError("two IPUs of the cluster cannot be told apart; see 'ipu_keys' in [pool.vipu]")
     return tuple(ipus)
 
 
@@ -262,11 +262,11 @@ def parse_ipuof(text: str, gcd: int, n_devices: int) -> str:
     devices = value.get("devices") if isinstance(value, dict) else None
     attributes = value.get("attributes") if isinstance(value, dict) else None
     if not isinstance(devices, list) or not isinstance(attributes, dict):
-        raise UnreadableError(f"that is no IPUoF file: {text[:120]!r}")
+        raise VipuParseError(f"that is no IPUoF file: {text[:120]!r}")
     if len(devices) != n_devices:
-        raise UnreadableError(f"the IPUoF file has {len(devices)} devices and not {n_devices}")
+        raise VipuParseError(f"the IPUoF file has {len(devices)} devices and not {n_devices}")
     if str(attributes.get("GCD Id", gcd)) != str(gcd):
-        raise UnreadableError(f"the IPUoF file is of GCD {attributes['GCD Id']!r} and not {gcd}")
+        raise VipuParseError(f"the IPUoF file is of GCD {attributes['GCD Id']!r} and not {gcd}")
     return text
 
 
@@ -305,7 +305,7 @@ def _entries(text: str) -> list[dict[str, Any]]:
     if value is None:  # an empty list, as programs in Go print it
         return []
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
-        raise UnreadableError(f"that is no list of objects: {text[:120]!r}")
+        raise VipuParseError(f"that is no list of objects: {text[:120]!r}")
     return value
 
 
@@ -313,7 +313,7 @@ def _inner(entry: dict[str, Any], name: str) -> dict[str, Any]:
     """What an entry wraps: some listings have ``{"partition": {...}}``, others the object itself."""
     inner = entry.get(name, entry)
     if not isinstance(inner, dict):
-        raise UnreadableError(f"an entry's {name!r} is no object")
+        raise VipuParseError(f"an entry's {name!r} is no object")
     return inner
 
 
@@ -321,4 +321,4 @@ def _json(text: str) -> Any:  # noqa: ANN401  (checked by every caller)
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UnreadableError(f"that is not JSON: {text[:120]!r}") from error
+        raise VipuParseError(f"that is not JSON: {text[:120]!r}") from error

@@ -34,15 +34,22 @@ from moorings.core.instants import add_seconds
 from moorings.core.partitions import gcd_blocks
 from moorings.core.topology import Block, Pool, PowerOfTwo
 from moorings.drivers.vipu import commands
-from moorings.drivers.vipu.commands import NAME_CHARS_MAX, UnreadableError, VendorPartition
-from moorings.drivers.vipu.misses import Misses
-from moorings.drivers.vipu.orders import Orders, Record
+from moorings.drivers.vipu.commands import NAME_CHARS_MAX, VendorPartition, VipuParseError
+from moorings.drivers.vipu.misses import Misplacements
+from moorings.drivers.vipu.orders import IntentLog, PartitionIntent
 from moorings.drivers.vipu.settings import VipuSettings
-from moorings.drivers.vipu.sight import MISPLACED, Sight, look, ordered_elsewhere, under_way, with_states
-from moorings.drivers.vipu.tool import FailedError, NotStartedError, Tool
+from moorings.drivers.vipu.sight import (
+    MISPLACED,
+    VipuPartition,
+    find_unrecorded_orders,
+    match_listing,
+    with_pending_state,
+    with_states,
+)
+from moorings.drivers.vipu.tool import VipuCli, VipuCommandError, VipuNotStartedError
 from moorings.ports.clock import Clock
 
-PATIENCE_S = 2.0  # an order that is still under way by then is answered as taken, if it is seen to be
+ANSWER_WAIT_S = 2.0  # an order that is still under way by then is answered as taken, if it is seen to be
 CLUSTERS_BYTES_MAX = 16 << 20
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # never an option of the command
@@ -59,7 +66,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _RunningCommand:
     """A command that is being carried out: what it turns its partition into, and on which devices."""
 
     seen: ObservedState
@@ -90,12 +97,12 @@ class VipuDriver:
         self._pool = pool
         self._settings = settings
         self._clock = clock
-        self._tool = Tool(settings, folder)
-        self._orders = Orders(folder)
+        self._tool = VipuCli(settings, folder)
+        self._orders = IntentLog(folder)
         self._places: dict[str, int] = {}  # of the cluster's IPUs; empty until it has been asked
         self._strange: set[str] = set()  # IPUs seen that are not the cluster's: another pool's
-        self._jobs: dict[str, _Job] = {}
-        self._misses = Misses(steered=bool(settings.create_arguments))
+        self._jobs: dict[str, _RunningCommand] = {}
+        self._misses = Misplacements(steered=bool(settings.create_arguments))
         self._rests_until = clock.now()
         self._creating: set[str] = set()  # names whose order has not been answered yet
         self._held: dict[str, PartitionSpec] = {}  # by name; perhaps ordered by a controller on another machine
@@ -168,17 +175,19 @@ class VipuDriver:
                         ResultCode.UNAVAILABLE, ObservedState.ABSENT, f"{_OWN_CHOICE}; next try in {rest_s:.0f} s"
                     )
                 self._rests_until = add_seconds(now, self._misses.pause_s)  # where one is asked for, the others rest
-                await asyncio.to_thread(self._orders.write, Record(order))
+                await asyncio.to_thread(self._orders.write, PartitionIntent(order))
                 self._held.pop(order.name, None)  # from now on it is ours by this record, or not at all
                 words = commands.build_create(order, self._settings)
-                job = self._start(order.name, _Job(ObservedState.PROVISIONING, order.block, self._command(words)))
+                job = self._start(
+                    order.name, _RunningCommand(ObservedState.PROVISIONING, order.block, self._command(words))
+                )
         try:
             await self._wait(job, lambda now: order.name in now and now[order.name].record is not None)
-        except NotStartedError:
+        except VipuNotStartedError:
             await asyncio.to_thread(self._orders.forget, order.name)
             raise
-        except FailedError as error:
-            if not commands.is_lost(error.detail):
+        except VipuCommandError as error:
+            if not commands.is_ambiguous_failure(error.detail):
                 await asyncio.to_thread(self._orders.settle, [order.name])
             raise
         seen = await self._look()
@@ -189,7 +198,7 @@ class VipuDriver:
             seen = await self._adopt(order, seen[order.name])
         return self._created(order, seen[order.name])
 
-    async def _adopt(self, order: PartitionSpec, made: Sight) -> dict[str, Sight]:
+    async def _adopt(self, order: PartitionSpec, made: VipuPartition) -> dict[str, VipuPartition]:
         """What is there, when the vendor said that it did an order and made a partition of another shape.
 
         It is ours: the name was nobody's before, and a vendor that finds it taken says so.
@@ -199,7 +208,7 @@ class VipuDriver:
             await asyncio.to_thread(self._orders.write, replace(record, made=made.shape))
         return await self._look()
 
-    def _created(self, order: PartitionSpec, sight: Sight) -> DriverResult:
+    def _created(self, order: PartitionSpec, sight: VipuPartition) -> DriverResult:
         """The answer for a partition that is there under the ordered name."""
         if sight.record is None or sight.record.order.mark != order.mark:
             return DriverResult(
@@ -210,16 +219,16 @@ class VipuDriver:
             return DriverResult(ResultCode.REJECTED, detail=detail)
         if not sight.misplaced:
             self._misses.hit(order.block)
-            return _present(sight)
+            return _answer_for(sight)
         self._misses.missed(order.name, order.block)
         self._rests_until = max(self._rests_until, add_seconds(self._clock.now(), self._misses.pause_s))
         verdict = self._misses.verdict(order.block)
-        detail = f"{_misplacement(order, sight)}; {_WHAT_FOLLOWS[verdict].format(count=self._misses.in_a_row)}"
+        detail = f"{_misplacement_text(order, sight)}; {_WHAT_FOLLOWS[verdict].format(count=self._misses.in_a_row)}"
         return DriverResult(
             verdict, ObservedState.ERROR if verdict is ResultCode.BROKEN else ObservedState.UNKNOWN, detail
         )
 
-    def _holder(self, block: Block, seen: dict[str, Sight]) -> str:
+    def _holder(self, block: Block, seen: dict[str, VipuPartition]) -> str:
         """Who has some of these devices: a partition that is there, or one that is just being made."""
         others = [(name, sight.sighting.block) for name, sight in seen.items()]
         others += [(name, job.block) for name, job in self._jobs.items()]
@@ -237,15 +246,17 @@ class VipuDriver:
             if state is ObservedState.PROVISIONING or (job is not None and job.seen is ObservedState.PROVISIONING):
                 return DriverResult(ResultCode.UNAVAILABLE, state, f"partition {name} is not ready yet")
             if state is not ObservedState.ACTIVE:
-                return _present(sight)
-            job = self._start(name, _Job(ObservedState.RESETTING, Block(()), self._command(commands.build_reset(name))))
+                return _answer_for(sight)
+            job = self._start(
+                name, _RunningCommand(ObservedState.RESETTING, Block(()), self._command(commands.build_reset(name)))
+            )
         await self._wait(job, None)
         if not job.task.done():
             return DriverResult(ResultCode.OK, ObservedState.RESETTING)
         after = (await self._look()).get(name)
         if after is None:
             return DriverResult(ResultCode.UNAVAILABLE, detail=f"partition {name} is not listed any more")
-        return _present(after)
+        return _answer_for(after)
 
     async def _remove(self, name: str, mark: str) -> DriverResult:
         async with self._turn:
@@ -268,11 +279,13 @@ class VipuDriver:
             if job is not None:  # a reset that nobody waits for any more
                 await _stop(job)
             broken = sight.sighting.seen is ObservedState.ERROR
-            job = self._start(name, _Job(ObservedState.REMOVING, Block(()), self._command(commands.build_delete(name))))
+            job = self._start(
+                name, _RunningCommand(ObservedState.REMOVING, Block(()), self._command(commands.build_delete(name)))
+            )
         try:
             await self._wait(job, None)
-        except FailedError as error:
-            if commands.is_lost(error.detail):
+        except VipuCommandError as error:
+            if commands.is_ambiguous_failure(error.detail):
                 raise
             after_all = (await self._look()).get(name)
             if after_all is not None and broken and after_all.sighting.seen is ObservedState.ERROR:
@@ -291,7 +304,7 @@ class VipuDriver:
     def _command(self, words: Sequence[str]) -> asyncio.Task[str]:
         return asyncio.create_task(self._tool.run(words, self._settings.timeout_s), name=f"vipu-{'-'.join(words[:3])}")
 
-    def _start(self, name: str, job: _Job) -> _Job:
+    def _start(self, name: str, job: _RunningCommand) -> _RunningCommand:
         self._jobs[name] = job
 
         def ended(task: asyncio.Task[str]) -> None:
@@ -303,7 +316,7 @@ class VipuDriver:
         job.task.add_done_callback(ended)
         return job
 
-    async def _wait(self, job: _Job, taken: Callable[[dict[str, Sight]], bool] | None) -> None:
+    async def _wait(self, job: _RunningCommand, taken: Callable[[dict[str, VipuPartition]], bool] | None) -> None:
         """Returns when the command has ended, or when its order is seen to be taken and ``PATIENCE_S`` have passed.
 
         Args:
@@ -314,7 +327,7 @@ class VipuDriver:
             MooringsError: the command failed.
         """
         while not job.task.done():
-            await asyncio.wait((job.task,), timeout=PATIENCE_S)
+            await asyncio.wait((job.task,), timeout=ANSWER_WAIT_S)
             if not job.task.done() and (taken is None or taken(await self._look())):
                 return
         if job.task.cancelled():
@@ -330,7 +343,7 @@ class VipuDriver:
         seen = await self._look()
         return [sight.sighting for name, sight in seen.items() if not (sight.misplaced and name in unanswered)]
 
-    async def _look(self) -> dict[str, Sight]:
+    async def _look(self) -> dict[str, VipuPartition]:
         """What is there, by name.
 
         Raises:
@@ -346,17 +359,17 @@ class VipuDriver:
         await self._survey({ipu for partition in partitions for ipu in partition.ipus})
         if self._held:
             await self._take_over(partitions, orders)
-        seen = look(partitions, self._places, orders | await asyncio.to_thread(self._orders.all))
+        seen = match_listing(partitions, self._places, orders | await asyncio.to_thread(self._orders.all))
         ours = [name for name, sight in seen.items() if sight.record is not None]
         await asyncio.to_thread(self._orders.settle, ours)
         for name, job in jobs.items():
             if name in seen and job.seen is not ObservedState.PROVISIONING:
-                seen[name] = under_way(seen[name], job.seen)
+                seen[name] = with_pending_state(seen[name], job.seen)
         return seen
 
-    async def _take_over(self, partitions: Sequence[VendorPartition], orders: Mapping[str, Record]) -> None:
+    async def _take_over(self, partitions: Sequence[VendorPartition], orders: Mapping[str, PartitionIntent]) -> None:
         """Write down what was ordered from another machine, as far as it is there."""
-        news = ordered_elsewhere(partitions, self._places, self._held, orders)
+        news = find_unrecorded_orders(partitions, self._places, self._held, orders)
         if news:
             await asyncio.to_thread(self._orders.adopt, news)
         known = {*news, *(record.order for record in orders.values())}
@@ -428,12 +441,12 @@ class VipuDriver:
         self._orders.close()
 
 
-async def _stop(job: _Job) -> None:
+async def _stop(job: _RunningCommand) -> None:
     job.task.cancel()
     await asyncio.wait((job.task,))
 
 
-def _misplacement(order: PartitionSpec, sight: Sight) -> str:
+def _misplacement_text(order: PartitionSpec, sight: VipuPartition) -> str:
     """What was made, and what was asked."""
     made, asked = f"on {sight.sighting.block}", f"on {order.block}"
     if sight.elsewhere:
@@ -443,7 +456,7 @@ def _misplacement(order: PartitionSpec, sight: Sight) -> str:
     return f"the V-IPU controller made {order.name} {made} and not {asked}; it is removed again"
 
 
-def _present(sight: Sight) -> DriverResult:
+def _answer_for(sight: VipuPartition) -> DriverResult:
     """The answer that tells how far a partition of ours is."""
     sighting = sight.sighting
     if sighting.seen is ObservedState.ERROR:
@@ -460,7 +473,7 @@ def _present(sight: Sight) -> DriverResult:
 def _read(parse: Callable[[str], _Value], text: str, what: str) -> _Value:
     try:
         return parse(text)
-    except UnreadableError as error:
+    except VipuParseError as error:
         raise _unavailable(f"'{what}': {error}") from error
 
 

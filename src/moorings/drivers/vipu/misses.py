@@ -24,7 +24,7 @@ REJECTED_FROM = 7  # with the pauses, a quarter of a minute after the first
 PAUSE_S, PAUSE_S_MAX = 2.0, 120.0
 
 
-class Misses:
+class Misplacements:
     """What is remembered of one pool.
 
     Args:

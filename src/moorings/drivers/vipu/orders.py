@@ -49,7 +49,7 @@ Shape = tuple[int, int | None]  # how many IPUs a partition has, and how many GC
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class PartitionIntent:
     """One order.
 
     Attributes:
@@ -65,7 +65,7 @@ class Record:
     made: Shape | None = None
 
 
-class Orders:
+class IntentLog:
     """The orders written down in ``folder`` (0700, made if need be).
 
     Any number of processes may use one folder, and any number of threads one object.
@@ -76,7 +76,7 @@ class Orders:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE
-        self._records: dict[str, Record] = {}
+        self._records: dict[str, PartitionIntent] = {}
         self._stamp: _Stamp | None = None
         self._lock = -1
         self._mutex = threading.RLock()
@@ -86,7 +86,7 @@ class Orders:
         except OSError as error:
             raise _unavailable(f"the folder {folder} of a V-IPU pool cannot be used: {error}") from error
 
-    def all(self) -> dict[str, Record]:
+    def all(self) -> dict[str, PartitionIntent]:
         """Every order, by name.
 
         Raises:
@@ -112,7 +112,7 @@ class Orders:
                 hint="put it back from a copy; without it, partitions made by Moorings pass for others' and stay",
             ) from error
 
-    def write(self, record: Record) -> None:
+    def write(self, record: PartitionIntent) -> None:
         """Write an order down, in place of one of the same name; it is on the disk when this returns.
 
         Raises:
@@ -128,7 +128,7 @@ class Orders:
             MooringsError: ``driver.unavailable``: they were not written.
         """
         with self._changing() as records:
-            records.update((order.name, Record(order, settled=True)) for order in orders)
+            records.update((order.name, PartitionIntent(order, settled=True)) for order in orders)
 
     def settle(self, names: Iterable[str]) -> None:
         """Note that the fate of these orders is known.
@@ -178,7 +178,7 @@ class Orders:
             self._lock = -1
 
     @contextlib.contextmanager
-    def _changing(self) -> Iterator[dict[str, Record]]:
+    def _changing(self) -> Iterator[dict[str, PartitionIntent]]:
         with self._mutex:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -193,7 +193,7 @@ class Orders:
                 raise _unavailable(f"{self.path} cannot be written: {error}") from error
 
 
-def is_whole(path: Path) -> bool:
+def is_readable(path: Path) -> bool:
     """Whether a file is a list of orders that can be read; raises ``OSError`` if it cannot be looked at."""
     content = path.read_bytes()
     try:
@@ -203,7 +203,7 @@ def is_whole(path: Path) -> bool:
     return True
 
 
-def _write(path: Path, records: dict[str, Record]) -> None:
+def _write(path: Path, records: dict[str, PartitionIntent]) -> None:
     text = json.dumps({"version": 1, "orders": [_to_json(record) for record in records.values()]}, indent=1)
     draft = path.with_name(f".{path.name}.tmp")  # the lock is held: nobody else writes it
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -219,7 +219,7 @@ def _write(path: Path, records: dict[str, Record]) -> None:
         os.close(folder)
 
 
-def _to_json(record: Record) -> dict[str, object]:
+def _to_json(record: PartitionIntent) -> dict[str, object]:
     order = record.order
     return {
         "name": order.name,
@@ -233,7 +233,7 @@ def _to_json(record: Record) -> dict[str, object]:
     }
 
 
-def _parse(content: bytes) -> dict[str, Record]:
+def _parse(content: bytes) -> dict[str, PartitionIntent]:
     if len(content) > FILE_BYTES_MAX:
         raise ValueError("it is too large")
     value = json.loads(content)
@@ -243,14 +243,16 @@ def _parse(content: bytes) -> dict[str, Record]:
     return {record.order.name: record for record in records}
 
 
-def _record(entry: dict[str, object]) -> Record:
+def _record(entry: dict[str, object]) -> PartitionIntent:
     name, mark, devices, at = entry["name"], entry["mark"], entry["devices"], entry["given_up_at"]
     gcds, replicas = entry["gcds"], entry["replicas_per_gcd"]
     texts = isinstance(name, str) and isinstance(mark, str) and isinstance(devices, str)
     if not (texts and isinstance(gcds, int) and isinstance(replicas, int) and isinstance(at, int | None)):
         raise TypeError("an order is not as we write them")
     order = PartitionSpec(str(name), Block.parse(str(devices)), gcds, replicas, str(mark))
-    return Record(order, entry["settled"] is True, None if at is None else Timestamp(at), _made(entry.get("made")))
+    return PartitionIntent(
+        order, entry["settled"] is True, None if at is None else Timestamp(at), _made(entry.get("made"))
+    )
 
 
 def _made(value: object) -> Shape | None:

@@ -97,13 +97,13 @@ class VipuSettings:
             question_timeout_s=_time_s(table, "question_timeout_s", usual.question_timeout_s),
             parallel=_within(table, "parallel", usual.parallel, PARALLEL_MAX),
             config=_path(table, "config"),
-            api_user=_name(table, "api_user"),
+            api_user=_word(table, "api_user"),
             api_key_file=_path(table, "api_key_file"),
             client_cert_file=_path(table, "client_cert_file"),
             client_key_file=_path(table, "client_key_file"),
             server_cert_file=_path(table, "server_cert_file"),
-            allocation=_name(table, "allocation"),
-            cluster=_name(table, "cluster"),
+            allocation=_word(table, "allocation"),
+            cluster=_word(table, "cluster"),
             clusters_file=_path(table, "clusters_file"),
             ipu_keys=_keys(table, usual.ipu_keys),
             reconfigurable=table.boolean("reconfigurable", usual.reconfigurable),
@@ -171,7 +171,7 @@ def _matching(table: TomlTable, key: str, default: str, pattern: re.Pattern[str]
     return value
 
 
-def _name(table: TomlTable, key: str) -> str:
+def _word(table: TomlTable, key: str) -> str:
     value = table.text(key, "")
     if value and not _WORD.fullmatch(value):
         table.complain(key, f"{key} = {value[:80]!r} is not allowed", hint="letters, digits, '.', '_', ':' and '-'")

@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 
 from moorings.core.hardware import ListedPartition, ObservedState, PartitionSpec
 from moorings.core.topology import Block
-from moorings.drivers.vipu.commands import VendorPartition, seen_of
-from moorings.drivers.vipu.orders import Record, Shape
+from moorings.drivers.vipu.commands import VendorPartition, parse_state
+from moorings.drivers.vipu.orders import PartitionIntent, Shape
 
 MISPLACED = "/misplaced"
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class VipuPartition:
     """A partition as it stands.
 
     Attributes:
@@ -33,7 +33,7 @@ class Sight:
     """
 
     sighting: ListedPartition
-    record: Record | None = None
+    record: PartitionIntent | None = None
     elsewhere: int = 0
     shape: Shape = (0, None)
 
@@ -43,9 +43,9 @@ class Sight:
         return self.record is not None and self.sighting.mark.endswith(MISPLACED)
 
 
-def look(
-    partitions: Sequence[VendorPartition], places: Mapping[str, int], records: Mapping[str, Record]
-) -> dict[str, Sight]:
+def match_listing(
+    partitions: Sequence[VendorPartition], places: Mapping[str, int], records: Mapping[str, PartitionIntent]
+) -> dict[str, VipuPartition]:
     """What is seen of a pool, by name.
 
     Args:
@@ -53,15 +53,15 @@ def look(
         places: the index in the pool of each IPU, by what names it.
         records: our orders.
     """
-    seen = {partition.name: _sight(partition, places, records.get(partition.name)) for partition in partitions}
+    seen = {partition.name: _match(partition, places, records.get(partition.name)) for partition in partitions}
     return {name: sight for name, sight in seen.items() if sight.record is not None or len(sight.sighting.block)}
 
 
-def ordered_elsewhere(
+def find_unrecorded_orders(
     partitions: Sequence[VendorPartition],
     places: Mapping[str, int],
     held: Mapping[str, PartitionSpec],
-    records: Mapping[str, Record],
+    records: Mapping[str, PartitionIntent],
 ) -> list[PartitionSpec]:
     """Orders of partitions that are there as ordered, and were written down on another machine.
 
@@ -78,26 +78,26 @@ def ordered_elsewhere(
         order, record = held.get(partition.name), records.get(partition.name)
         if order is None or (record is not None and record.order.mark == order.mark):
             continue
-        sight = _sight(partition, places, Record(order))
+        sight = _match(partition, places, PartitionIntent(order))
         if sight.record is not None and not sight.misplaced:
             news.append(order)
     return news
 
 
-def _sight(partition: VendorPartition, places: Mapping[str, int], record: Record | None) -> Sight:
+def _match(partition: VendorPartition, places: Mapping[str, int], record: PartitionIntent | None) -> VipuPartition:
     inside = [places[ipu] for ipu in partition.ipus if ipu in places]
     elsewhere = len(partition.ipus) - len(inside)
     sighting = ListedPartition(
-        partition.name, seen_of(partition.state), Block.of(sorted(set(inside))), raw=partition.state or "no state"
+        partition.name, parse_state(partition.state), Block.of(sorted(set(inside))), raw=partition.state or "no state"
     )
-    if record is None or not is_of(partition, record):
-        return Sight(sighting, elsewhere=elsewhere, shape=_shape(partition))
+    if record is None or not matches_intent(partition, record):
+        return VipuPartition(sighting, elsewhere=elsewhere, shape=_shape(partition))
     placed = sighting.block == record.order.block and not elsewhere and partition.gcds in (None, record.order.gcds)
     mark = record.order.mark if placed else record.order.mark + MISPLACED
-    return Sight(replace(sighting, mark=mark), record, elsewhere, _shape(partition))
+    return VipuPartition(replace(sighting, mark=mark), record, elsewhere, _shape(partition))
 
 
-def is_of(partition: VendorPartition, record: Record) -> bool:
+def matches_intent(partition: VendorPartition, record: PartitionIntent) -> bool:
     """Whether a partition of that name can have come of our order: by its size and its GCDs, as ordered or as made."""
     same_size = len(partition.ipus) == len(record.order.block)
     return (same_size and partition.gcds in (None, record.order.gcds)) or _shape(partition) == record.made
@@ -112,7 +112,7 @@ def with_states(partitions: Sequence[VendorPartition], states: Mapping[str, str]
     return [one if one.state else replace(one, state=states.get(one.name, "")) for one in partitions]
 
 
-def under_way(sight: Sight, seen: ObservedState) -> Sight:
+def with_pending_state(sight: VipuPartition, seen: ObservedState) -> VipuPartition:
     """The same while an order to it is still being carried out: a state from before the order is not believed."""
     if sight.sighting.seen is ObservedState.ACTIVE:
         return replace(sight, sighting=replace(sight.sighting, seen=seen))

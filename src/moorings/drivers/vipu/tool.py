@@ -23,7 +23,7 @@ from moorings.drivers.vipu.settings import VipuSettings
 
 OUTPUT_BYTES_MAX = 16 << 20  # a listing of 4,096 IPUs in JSON is far below
 ERRORS_BYTES_MAX = 64 << 10
-TOLD_CHARS_MAX = 300
+MESSAGE_CHARS_MAX = 300
 SECRET_BYTES_MAX = 64 << 10
 KILLED_WITHIN_S = 5.0
 CONFIGURATION = "vipu-cli.hcl"
@@ -31,15 +31,15 @@ CONFIGURATION = "vipu-cli.hcl"
 _AGAIN = "Moorings asks again by itself"
 
 
-class NotStartedError(MooringsError):
+class VipuNotStartedError(MooringsError):
     """The command was not started: nothing can have come of it."""
 
 
-class FailedError(MooringsError):
+class VipuCommandError(MooringsError):
     """The command ran to its end and said that it failed."""
 
 
-class Tool:
+class VipuCli:
     """The ``vipu`` command of one pool.
 
     Args:
@@ -88,7 +88,7 @@ class Tool:
         told = self._told(errors or output)
         if status > 0:
             detail = f"'{said}' failed (exit code {status}): {told or 'it said nothing'}"
-            raise FailedError("driver.unavailable", detail, hint=_AGAIN, retryable=True)
+            raise VipuCommandError("driver.unavailable", detail, hint=_AGAIN, retryable=True)
         if status < 0:
             raise _unavailable(f"'{said}' was killed by signal {-status}")
         try:
@@ -101,7 +101,7 @@ class Tool:
         loop = asyncio.get_running_loop()
         try:
             transport, hearing = await loop.subprocess_exec(
-                partial(_Hearing, said, loop.create_future()),
+                partial(_OutputCollector, said, loop.create_future()),
                 *self._argv,
                 *words,
                 stdin=asyncio.subprocess.DEVNULL,
@@ -111,7 +111,7 @@ class Tool:
                 start_new_session=True,
             )
         except OSError as error:
-            raise NotStartedError(
+            raise VipuNotStartedError(
                 "driver.unavailable",
                 f"'{said}' could not be started: {error}",
                 hint="set 'command' in [pool.vipu] to where the vipu command is",
@@ -133,14 +133,14 @@ class Tool:
 
     def _told(self, output: bytes) -> str:
         """The vendor's words on one line, without our key."""
-        words = " ".join(output[: 4 * TOLD_CHARS_MAX].decode(errors="replace").split())
+        words = " ".join(output[: 4 * MESSAGE_CHARS_MAX].decode(errors="replace").split())
         words = "".join(char if char.isprintable() else "?" for char in words)
         if self._key:
             words = words.replace(self._key, "***")
-        return words if len(words) <= TOLD_CHARS_MAX else f"{words[:TOLD_CHARS_MAX]}..."
+        return words if len(words) <= MESSAGE_CHARS_MAX else f"{words[:MESSAGE_CHARS_MAX]}..."
 
 
-class _Hearing(asyncio.SubprocessProtocol):
+class _OutputCollector(asyncio.SubprocessProtocol):
     """Hears what a command prints, up to a limit; ``over`` when it has exited and nobody can print any more."""
 
     def __init__(self, words: str, over: asyncio.Future[None]) -> None:

@@ -18,8 +18,14 @@ from pathlib import Path
 from moorings.core.errors import MooringsError
 from moorings.core.instants import Timestamp, add_seconds, seconds_between
 from moorings.core.records import from_plain
-from moorings.engines.looks import LogReader, Missing, seldom, wait_for_news
-from moorings.engines.orders import choose_logs, not_now, parse_signal, rejected, unavailable
+from moorings.engines.looks import LogReader, MissedListings, rate_limited, wait_for_change
+from moorings.engines.orders import (
+    log_files_of_tasks,
+    not_startable_error,
+    parse_signal,
+    rejected_error,
+    unavailable_error,
+)
 from moorings.kubernetes import names
 from moorings.kubernetes.engine.calls import PodStreams
 from moorings.kubernetes.engine.fence import ConfigMapFence
@@ -115,7 +121,7 @@ class KubernetesEngine:
         self._keeping = AttemptTracker(folder, calls, clock, self._news.set)
         self._watching = RunInformers(kube, settings.namespaces, installation, self._keeping.take, self._news.set)
         self._doors: dict[RunId, asyncio.Lock] = {}
-        self._missing = Missing()
+        self._missing = MissedListings()
         self._over: dict[RunId, Timestamp] = {}
         self._looking = asyncio.Semaphore(LOOKS_AT_ONCE)
         self._epoch = Epoch(0)
@@ -160,7 +166,7 @@ class KubernetesEngine:
                     if error.retryable or error.status == 401:
                         raise
                     await self._withdraw(order, asked)
-                    raise rejected(f"Kubernetes refuses it: {error.detail}") from error
+                    raise rejected_error(f"Kubernetes refuses it: {error.detail}") from error
         self._news.set()
         return reference
 
@@ -174,7 +180,7 @@ class KubernetesEngine:
             if held.number > order.attempt or (held.number == order.attempt and (facts.end or facts.stop)):
                 return _reference(facts.asked)
             if held.number < order.attempt and not await self._is_over(order.run):
-                raise not_now(order, f"attempt {held.number} has not ended")
+                raise not_startable_error(order, f"attempt {held.number} has not ended")
         attempt = folder.attempt(order.attempt)
         await asyncio.to_thread(attempt.save_order, asked)
         facts = await asyncio.to_thread(attempt.facts)
@@ -201,7 +207,7 @@ class KubernetesEngine:
             found = await self._kube.get(IPU_JOB, asked.name, asked.namespace)
             if not is_attempts_job(found, order.run, order.attempt, self._installation):
                 told = f"there is an IPUJob {_reference(asked)} already, which is not this run's"
-                raise rejected(told, "delete or rename that one") from error
+                raise rejected_error(told, "delete or rename that one") from error
         secret = build_secret(order, asked, found["metadata"]["uid"])
         try:
             await self._kube.create(SECRET, secret, asked.namespace)
@@ -224,7 +230,7 @@ class KubernetesEngine:
                 await asyncio.to_thread(attempt.save_alive)
                 return
             if found["metadata"].get("deletionTimestamp") is not None:
-                raise unavailable(f"{_reference(asked)} is being deleted")
+                raise unavailable_error(f"{_reference(asked)} is being deleted")
             await self._fence.check(order.epoch)
             await asyncio.to_thread(attempt.save_alive)
             change = {
@@ -238,7 +244,7 @@ class KubernetesEngine:
                     raise
             else:
                 return
-        raise unavailable(f"{_reference(asked)} changes all the time")
+        raise unavailable_error(f"{_reference(asked)} changes all the time")
 
     async def _is_over(self, run: RunId) -> bool:
         return (await self.observe([run]))[0].phase in (RunPhase.ENDED, RunPhase.ABSENT)
@@ -417,7 +423,7 @@ class KubernetesEngine:
         self._news.set()
 
     async def ask_to_yield(self, run: RunId, attempt: int, reason: str, by: Timestamp) -> None:
-        raise rejected(f"run {run} yields when Kubernetes says so")
+        raise rejected_error(f"run {run} yields when Kubernetes says so")
 
     async def _stop(
         self, run: RunId, attempt: KubernetesAttempt, facts: KubernetesAttemptState, stop: StopRecord
@@ -468,13 +474,13 @@ class KubernetesEngine:
                 if error.reason == "NotRun":
                     hint = "signals are sent by a shell in the task's container"
                     told = f"no signal can be sent to {pod}: {error.detail}"
-                    raise rejected(told, hint) from error
+                    raise rejected_error(told, hint) from error
                 if error.status in (404, 400):  # it has ended
                     return False
                 raise
             if code in NO_SHELL:
                 hint = "signals are sent by a shell in the task's container"
-                raise rejected(f"no signal can be sent to {pod}: {said[:200]}", hint)
+                raise rejected_error(f"no signal can be sent to {pod}: {said[:200]}", hint)
             if code not in (0, NO_PROCESS):
                 log.warning("signal.unsent", extra={"pod": pod, "code": code, "detail": said[:200]})
             return code != NO_PROCESS
@@ -559,8 +565,8 @@ class KubernetesEngine:
             if attempt is None:
                 return
             facts = await asyncio.to_thread(attempt.facts)
-        files = choose_logs(run, facts.asked.tasks, task, attempt.log)
-        is_over = seldom(lambda: self._is_over(run), self._clock, CHANGED_S / 2)
+        files = log_files_of_tasks(run, facts.asked.tasks, task, attempt.log)
+        is_over = rate_limited(lambda: self._is_over(run), self._clock, CHANGED_S / 2)
 
         async def ended() -> bool:
             newest = await self._newest(run)
@@ -575,7 +581,7 @@ class KubernetesEngine:
                 yield chunk
 
     async def changed(self) -> None:
-        await wait_for_news(self._news, self._clock, CHANGED_S)
+        await wait_for_change(self._news, self._clock, CHANGED_S)
 
     async def close(self) -> None:
         if self._tending is not None:
@@ -609,7 +615,7 @@ def _attempt_of(job: KubeObject) -> int:
 def _as_retryable(error: KubeError) -> MooringsError:
     if error.status != 404:
         return error
-    return unavailable(error.detail)
+    return unavailable_error(error.detail)
 
 
 @contextlib.contextmanager
@@ -617,6 +623,6 @@ def _as_unavailable(what: str) -> Iterator[None]:
     try:
         yield
     except KubeError as error:
-        raise unavailable(f"{what}: {error.detail}") from error
+        raise unavailable_error(f"{what}: {error.detail}") from error
     except (OSError, ValueError) as error:
-        raise unavailable(f"{what}: {error}") from error
+        raise unavailable_error(f"{what}: {error}") from error

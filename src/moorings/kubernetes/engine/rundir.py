@@ -22,7 +22,7 @@ from typing import TypeVar
 
 from moorings.core.instants import Timestamp
 from moorings.core.records import from_plain
-from moorings.engines.rundir import AttemptFolder, FolderOfRun, dump
+from moorings.engines.rundir import AttemptFolder, RunFolder, to_json
 from moorings.workloads.runs import EndRecord
 
 T = TypeVar("T")
@@ -86,7 +86,7 @@ class KubernetesAttemptState:
     end: EndRecord | None = None
 
 
-class KubernetesRunFolder(FolderOfRun["KubernetesAttempt"]):
+class KubernetesRunFolder(RunFolder["KubernetesAttempt"]):
     """One run's folder; need not exist."""
 
     ids = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")  # as a label's value has it
@@ -131,7 +131,7 @@ class KubernetesAttempt(AttemptFolder):
         """Write that this attempt was ordered."""
         for folder in (self.path.parent, self.path, self.path / "logs", self.path / "tasks"):
             folder.mkdir(mode=0o700, exist_ok=True)
-        self.write_once("order.json", dump(asked))
+        self.write_once("order.json", to_json(asked))
 
     def save_alive(self) -> None:
         """Write that its IPUJob is about to be brought to life."""
@@ -139,7 +139,7 @@ class KubernetesAttempt(AttemptFolder):
 
     def save_stop(self, stop: StopRecord) -> None:
         """Write why it is to stop; the first reason stays."""
-        self.write_once("stop.json", dump(stop))
+        self.write_once("stop.json", to_json(stop))
 
     def save_warned(self) -> None:
         """Write that it was warned."""
@@ -147,7 +147,7 @@ class KubernetesAttempt(AttemptFolder):
 
     def save_task(self, rank: int, task: TaskStatus) -> None:
         """Write how a task ended."""
-        self.write(f"tasks/{rank}.json", dump(task))
+        self.write(f"tasks/{rank}.json", to_json(task))
 
 
 def _load(kind: type[T], path: Path) -> T | None:

@@ -15,7 +15,7 @@ import re
 
 from moorings.core.claims import NAME_CHARS_MAX
 from moorings.core.records import to_plain
-from moorings.engines.orders import parse_signal, rejected, variables_of
+from moorings.engines.orders import job_environment, parse_signal, rejected_error
 from moorings.kubernetes import names
 from moorings.kubernetes.admission import find_errors
 from moorings.kubernetes.engine.rundir import KubernetesRunFolder, SubmittedIPUJob
@@ -43,23 +43,25 @@ def check_job(job: JobSpec) -> None:
         MooringsError: ``engine.rejected``.
     """
     if not job.image:
-        raise rejected(
+        raise rejected_error(
             "a run on Kubernetes needs a container image",
             'put image = "registry/name:tag" into the table [kubernetes] of the job file',
         )
     if job.accelerators.kind != ACCELERATOR:
         hint = "use the engine local for these, where the controller has a pool of them"
-        raise rejected(f"IPUJobs have accelerators of kind ipu, and none of kind {job.accelerators.kind[:40]!r}", hint)
+        raise rejected_error(
+            f"IPUJobs have accelerators of kind ipu, and none of kind {job.accelerators.kind[:40]!r}", hint
+        )
     if job.accelerators.size < 1:
-        raise rejected("a run on Kubernetes needs devices", "ask for some, or make a Job of it with kubectl")
+        raise rejected_error("a run on Kubernetes needs devices", "ask for some, or make a Job of it with kubectl")
     if job.accelerators.pool is not None:
         hint = "leave pool out of the job: the proxy takes the first that has room"
-        raise rejected("a job on Kubernetes cannot choose a pool", hint)
+        raise rejected_error("a job on Kubernetes cannot choose a pool", hint)
     try:
         for text in (*job.command, job.workdir, *job.environment.values()):
             text.encode()
     except UnicodeEncodeError:
-        raise rejected("a command, folder or variable is not UTF-8", "Kubernetes takes nothing else") from None
+        raise rejected_error("a command, folder or variable is not UTF-8", "Kubernetes takes nothing else") from None
     parse_signal(job.checkpoint.warn_signal)
 
 
@@ -110,7 +112,7 @@ def build_submitted_job(order: RunSubmission, settings: KubernetesEngineSettings
         MooringsError: ``engine.rejected``: no run of Kubernetes' can have that id.
     """
     if not KubernetesRunFolder.ids.fullmatch(order.run):
-        raise rejected(f"{order.run[:120]!r} cannot be the id of a run on Kubernetes")
+        raise rejected_error(f"{order.run[:120]!r} cannot be the id of a run on Kubernetes")
     job, contract = order.job, order.job.checkpoint
     return SubmittedIPUJob(
         namespace=settings.namespace_of(job.project),
@@ -151,7 +153,7 @@ def build_job(
     }
     if faults := find_errors(body):
         told = "; ".join(f"{fault.path}: {fault.problem}" for fault in faults[:3])
-        raise rejected(f"no IPUJob can be made of it: {told}", next((one.hint for one in faults if one.hint), ""))
+        raise rejected_error(f"no IPUJob can be made of it: {told}", next((one.hint for one in faults if one.hint), ""))
     return body
 
 
@@ -213,7 +215,7 @@ def build_secret(order: RunSubmission, asked: SubmittedIPUJob, uid: str) -> Kube
             "labels": {names.JOB: asked.name},
             "ownerReferences": [owner],
         },
-        "data": {name: base64.b64encode(value.encode()).decode() for name, value in variables_of(order).items()},
+        "data": {name: base64.b64encode(value.encode()).decode() for name, value in job_environment(order).items()},
     }
 
 

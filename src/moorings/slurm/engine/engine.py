@@ -20,8 +20,8 @@ from typing import Protocol
 
 from moorings.core.errors import MooringsError
 from moorings.core.instants import Timestamp, seconds_between
-from moorings.engines.looks import LogReader, Missing, seldom, wait_for_news
-from moorings.engines.orders import choose_logs, not_now, rejected, unavailable
+from moorings.engines.looks import LogReader, MissedListings, rate_limited, wait_for_change
+from moorings.engines.orders import log_files_of_tasks, not_startable_error, rejected_error, unavailable_error
 from moorings.ports.clock import Clock
 from moorings.ports.engine import RunSubmission
 from moorings.ports.store import Epoch
@@ -120,7 +120,7 @@ class SlurmEngine:
         self._clock = clock
         self._fence = fence
         self._read = read
-        self._missing = Missing()
+        self._missing = MissedListings()
         self._over: dict[RunId, Timestamp] = {}  # since when Slurm says so
         self._news = asyncio.Event()
 
@@ -146,7 +146,7 @@ class SlurmEngine:
     async def submit(self, order: RunSubmission) -> str:
         folder = SlurmRunFolder.of(self._folder, order.run)
         if folder is None:
-            raise rejected(f"{order.run[:120]!r} cannot be the id of a run on Slurm")
+            raise rejected_error(f"{order.run[:120]!r} cannot be the id of a run on Slurm")
         check_job(order.job)
         with _as_unavailable(f"run {order.run} could not be submitted"):
             async with self._at_door(folder, order):
@@ -167,7 +167,7 @@ class SlurmEngine:
                     await asyncio.to_thread(held.write, "job", str(lost.job_id).encode())
                     return lost.job_id
             if held.number < order.attempt and not await self._is_over(order.run):
-                raise not_now(order, f"attempt {held.number} has not ended")
+                raise not_startable_error(order, f"attempt {held.number} has not ended")
         return await self._submit(folder.attempt(order.attempt), order)
 
     async def _submit(self, attempt: SlurmAttempt, order: RunSubmission) -> int:
@@ -196,7 +196,7 @@ class SlurmEngine:
         # Not waited for in a thread: a crowd there would keep whoever holds the door from getting one.
         while (door := await asyncio.to_thread(folder.take_door)) is None:
             if time.monotonic() >= give_up:
-                raise unavailable(f"run {order.run}: another controller is at it")
+                raise unavailable_error(f"run {order.run}: another controller is at it")
             await self._clock.sleep(DOOR_POLL_S)
         try:
             yield
@@ -321,7 +321,7 @@ class SlurmEngine:
             return
         with _as_unavailable(f"run {run} could not be cancelled"):
             if facts is None:
-                raise unavailable(f"run {run} cannot be looked at now")
+                raise unavailable_error(f"run {run} cannot be looked at now")
             if has_ended(facts):
                 return
             await asyncio.to_thread(attempt.write_once, "cancel", " ".join(reason.split()).encode())
@@ -334,7 +334,7 @@ class SlurmEngine:
         self._news.set()
 
     async def ask_to_yield(self, run: RunId, attempt: int, reason: str, by: Timestamp) -> None:
-        raise rejected(f"run {run} yields when Slurm says so")
+        raise rejected_error(f"run {run} yields when Slurm says so")
 
     async def _stop(self, run: RunId, attempt: SlurmAttempt, facts: SlurmAttemptState, listing: UserJobs) -> None:
         """Have the script stop the tasks, where there is one that does; all else is Slurm's to end."""
@@ -375,10 +375,10 @@ class SlurmEngine:
         if attempt is None:
             return
         if facts is None:
-            raise unavailable(f"run {run} cannot be looked at now")
-        files = choose_logs(run, facts.asked.tasks, task, attempt.log)
+            raise unavailable_error(f"run {run} cannot be looked at now")
+        files = log_files_of_tasks(run, facts.asked.tasks, task, attempt.log)
         # The folder is looked at often, Slurm is not.
-        is_over = seldom(lambda: self._is_over(run), self._clock, CHANGED_S)
+        is_over = rate_limited(lambda: self._is_over(run), self._clock, CHANGED_S)
 
         async def ended() -> bool:
             newest, facts = (await asyncio.to_thread(self._survey, [run]))[run]
@@ -391,7 +391,7 @@ class SlurmEngine:
                 yield chunk
 
     async def changed(self) -> None:
-        await wait_for_news(self._news, self._clock, CHANGED_S)
+        await wait_for_change(self._news, self._clock, CHANGED_S)
 
     async def close(self) -> None:
         """Nothing is held."""
@@ -409,7 +409,7 @@ def _as_unavailable(what: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
-        raise unavailable(f"{what}: {error}") from error
+        raise unavailable_error(f"{what}: {error}") from error
     except MooringsError as error:
         raise _of_engine(error) from error
 
@@ -419,5 +419,5 @@ def _of_engine(error: MooringsError) -> MooringsError:
     if not error.code.startswith("slurm."):
         return error
     if error.code in ("slurm.refused", "slurm.denied"):
-        return rejected(error.detail, error.hint)
-    return unavailable(error.detail, error.hint)
+        return rejected_error(error.detail, error.hint)
+    return unavailable_error(error.detail, error.hint)

@@ -36,7 +36,7 @@ from pathlib import Path
 
 from moorings.core.instants import Timestamp
 from moorings.core.records import from_plain
-from moorings.engines.rundir import AttemptFolder, FolderOfRun, dump
+from moorings.engines.rundir import AttemptFolder, RunFolder, to_json
 from moorings.workloads.runs import EndRecord
 
 TEXT_BYTES_MAX = 64 << 10
@@ -99,7 +99,7 @@ class SlurmAttemptState:
     end: EndRecord | None = None
 
 
-class SlurmRunFolder(FolderOfRun["SlurmAttempt"]):
+class SlurmRunFolder(RunFolder["SlurmAttempt"]):
     """One run's folder; need not exist."""
 
     ids = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -174,7 +174,7 @@ class SlurmAttempt(AttemptFolder):
         (self.path / "logs").mkdir(mode=0o700, exist_ok=True)
         for name, content in files.items():
             self.write(name, content)
-        self.write("order.json", dump(asked))
+        self.write("order.json", to_json(asked))
 
     def _done(self) -> ScriptEnd | None:
         found = _DONE.fullmatch(_text(self.path / "done"))

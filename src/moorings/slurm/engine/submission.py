@@ -12,7 +12,7 @@ import shlex
 from pathlib import Path
 
 from moorings.core.errors import MooringsError
-from moorings.engines.orders import parse_signal, rejected, variables_of
+from moorings.engines.orders import job_environment, parse_signal, rejected_error
 from moorings.ports.engine import RunSubmission
 from moorings.slurm.engine.settings import SubmitTarget
 from moorings.slurm.host.ledger import KIND
@@ -39,19 +39,23 @@ def check_job(job: JobSpec) -> None:
     """
     if job.accelerators.kind != KIND:
         hint = "use the engine local for these, where the controller has a pool of them"
-        raise rejected(f"Slurm has accelerators of kind {KIND}, and none of kind {job.accelerators.kind[:40]!r}", hint)
+        raise rejected_error(
+            f"Slurm has accelerators of kind {KIND}, and none of kind {job.accelerators.kind[:40]!r}", hint
+        )
     if job.accelerators.size < 1:
-        raise rejected("a run on Slurm needs devices", "ask for some, or give the job to sbatch")
+        raise rejected_error("a run on Slurm needs devices", "ask for some, or give the job to sbatch")
     if job.accelerators.pool is not None:
-        raise rejected("a job on Slurm cannot choose a pool: its cluster has one", "leave pool out of the job")
+        raise rejected_error("a job on Slurm cannot choose a pool: its cluster has one", "leave pool out of the job")
     if job.priority > 0:
         hint = "leave priority out, or let a QOS raise it"
-        raise rejected(f"priority {job.priority}: a user of Slurm can only lower the priority of a job", hint)
+        raise rejected_error(f"priority {job.priority}: a user of Slurm can only lower the priority of a job", hint)
     if job.resources.nodes > job.tasks:
-        raise rejected(f"{job.tasks} tasks do not fill {job.resources.nodes} nodes", "ask for one node a task at most")
+        raise rejected_error(
+            f"{job.tasks} tasks do not fill {job.resources.nodes} nodes", "ask for one node a task at most"
+        )
     own = sorted(_SHELLS_OWN & job.environment.keys())
     if own:
-        raise rejected(f"the variable {own[0]} is the shell's own", "leave it out of the job's environment")
+        raise rejected_error(f"the variable {own[0]} is the shell's own", "leave it out of the job's environment")
     signal_of(job.checkpoint.warn_signal)
 
 
@@ -157,7 +161,7 @@ def explain_refusal(error: MooringsError, place: SubmitTarget) -> MooringsError 
     named = {"account": place.account, "partition": place.partition, "qos": place.qos}
     where = ", ".join(f'{key} = "{value}"' for key, value in named.items() if value)
     hint = f"it was to go to {where}: see [slurm] in the controller's settings" if where else ""
-    return rejected(f"Slurm refuses it: {words}", hint)
+    return rejected_error(f"Slurm refuses it: {words}", hint)
 
 
 def build_files(order: RunSubmission, attempt: Path) -> dict[str, bytes]:
@@ -183,7 +187,7 @@ def build_files(order: RunSubmission, attempt: Path) -> dict[str, bytes]:
 def _environment(order: RunSubmission) -> str:
     """Shell words that export the job's variables and make its command the arguments."""
     job = order.job
-    lines = [f"export {name}={shlex.quote(value)}" for name, value in variables_of(order).items()]
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in job_environment(order).items()]
     lines += [f"_moorings_workdir={shlex.quote(job.workdir)}", f"set -- {shlex.join(job.command)}"]
     return "\n".join([*lines, ""])
 

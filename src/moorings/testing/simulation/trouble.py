@@ -13,7 +13,7 @@ from typing import Protocol
 
 from moorings.core.instants import add_seconds
 from moorings.core.topology import Block, Pool
-from moorings.drivers.simulated.faults import Call, Fault, FaultKind
+from moorings.drivers.simulated.faults import Fault, FaultKind, VendorCall
 from moorings.testing.simulation.odds import FAULT_INTERVALS_S
 from moorings.testing.simulation.stage import SimulationContext
 from moorings.testing.simulation.witness import InvariantChecker
@@ -169,7 +169,7 @@ class FaultInjector:
             case FaultKind.NAME_TOO_LONG:
                 return Fault(kind=kind, chars=12, times=2)
             case FaultKind.HANG:
-                calls = frozenset({*Call})
+                calls = frozenset({*VendorCall})
                 return Fault(kind=kind, seconds=chance.choice((2.0, 20.0, 70.0)), probability=0.3, calls=calls)
             case FaultKind.REJECT | FaultKind.REMOVAL_FAILS | FaultKind.RESET_FAILS:
                 return Fault(kind=kind, probability=some, times=2)
