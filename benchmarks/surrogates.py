@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from moorings.cli.session import Session
+from moorings.cli.session import CommandContext
 from moorings.client.client import Client
 from moorings.client.jobs import job_shape
 from moorings.client.requests import EventFilter
@@ -113,7 +113,7 @@ def _main() -> None:
     if isinstance(mirror, NoMirror):
         sys.exit("this is no batch job")
     plain, shown = [], []
-    session = Session(os.environ)
+    session = CommandContext(os.environ)
     client = session.client
     for number in range(ROUNDS):
         plain.append(_run_s(client, NoMirror(), 2 * number))

@@ -15,7 +15,7 @@ import click
 
 import moorings
 from moorings.cli.main import root
-from moorings.cli.reference import context_of
+from moorings.cli.reference import make_context
 from tests.cases import cases
 from tests.docs.pages import ROOT, all_pages, anchors, split, steps
 
@@ -99,7 +99,7 @@ def wrong_words(line: str) -> Iterator[str]:
         if not words or words[0] != "moor":
             continue
         words = words[1 : words.index("--")] if "--" in words else words[1:]
-        with context_of(root) as ctx:
+        with make_context(root) as ctx:
             command, rest = find(words, ctx)
             if command is None:
                 yield part.strip()

@@ -20,16 +20,16 @@ from typing import Any
 
 import pytest
 
-from moorings.cli.pki.authority import Pair, issue_client, issue_server, make_authority
-from moorings.cli.pki.folder import Pki, client_certificate, client_key
-from moorings.cli.processes import own_subject
+from moorings.cli.pki.authority import KeyPair, issue_client, issue_server, make_authority
+from moorings.cli.pki.folder import CertificateStore, client_certificate, client_key
+from moorings.cli.processes import user_subject
 from tests.e2e.processes import POOLS, ControllerProcess, Twin
 from tests.waiting import patient, until
 
 pytestmark = pytest.mark.slow
 
 NOW = datetime.now(UTC)
-ADMIN = own_subject()
+ADMIN = user_subject()
 OPEN = ("/healthz", "/livez", "/readyz", "/version", "/metrics")
 
 
@@ -37,7 +37,7 @@ OPEN = ("/healthz", "/livez", "/readyz", "/version", "/metrics")
 class Secure(ControllerProcess):
     """A controller that lets in only who shows a certificate; ``ask`` shows the admin's."""
 
-    pki: Pki = field(default_factory=lambda: Pki(Path()))
+    pki: CertificateStore = field(default_factory=lambda: CertificateStore(Path()))
 
     def command(self) -> list[str]:
         folder = self.pki.folder
@@ -98,13 +98,13 @@ class SecureTwin(Secure, Twin):
     """One of two of them."""
 
 
-def served_serial(pki: Pki) -> str:
+def served_serial(pki: CertificateStore) -> str:
     return next(entry.serial for entry in pki.entries() if entry.kind == "server").lstrip("0")
 
 
 @pytest.fixture(scope="module")
-def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
-    made = Pki(tmp_path_factory.mktemp("pki") / "pki")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> CertificateStore:
+    made = CertificateStore(tmp_path_factory.mktemp("pki") / "pki")
     made.create(["127.0.0.1", "localhost"], NOW, 365)
     made.issue(ADMIN, NOW, 365)
     made.issue("bert", NOW, 365)
@@ -112,7 +112,7 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
 
 
 @pytest.fixture(scope="module")
-def secure(tmp_path_factory: pytest.TempPathFactory, pki: Pki) -> Iterator[Secure]:
+def secure(tmp_path_factory: pytest.TempPathFactory, pki: CertificateStore) -> Iterator[Secure]:
     controller = Secure(tmp_path_factory.mktemp("secure"), POOLS, pki=pki)
     controller.start()
     yield controller
@@ -122,7 +122,7 @@ def secure(tmp_path_factory: pytest.TempPathFactory, pki: Pki) -> Iterator[Secur
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[Secure]:
     """One whose certificates a test may change."""
-    made = Pki(tmp_path / "pki")
+    made = CertificateStore(tmp_path / "pki")
     made.create(["127.0.0.1"], NOW, 365)
     made.issue(ADMIN, NOW, 365)
     controller = Secure(tmp_path, POOLS, pki=made)
@@ -150,7 +150,7 @@ def refusal(port: int, context: ssl.SSLContext) -> str:
         return str(error.reason)
 
 
-def showing(bundle: Path, pair: Pair, folder: Path) -> ssl.SSLContext:
+def showing(bundle: Path, pair: KeyPair, folder: Path) -> ssl.SSLContext:
     """A client that shows a certificate of a test's own making."""
     (folder / "shown.pem").write_bytes(pair.certificate)
     (folder / "shown.key").write_bytes(pair.key)
@@ -159,8 +159,8 @@ def showing(bundle: Path, pair: Pair, folder: Path) -> ssl.SSLContext:
     return context
 
 
-def authority_of(pki: Pki) -> Pair:
-    return Pair(pki.bundle.read_bytes(), (pki.folder / "ca.key").read_bytes())
+def authority_of(pki: CertificateStore) -> KeyPair:
+    return KeyPair(pki.bundle.read_bytes(), (pki.folder / "ca.key").read_bytes())
 
 
 def moor(secure: Secure, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -208,8 +208,8 @@ def test_no_header_stands_for_a_certificate(secure: Secure, header: str) -> None
     assert (status, body["code"]) == (403, "auth.certificate_mismatch")
 
 
-def test_a_controllers_certificate_is_no_persons(secure: Secure, pki: Pki, tmp_path: Path) -> None:
-    pair = Pair((pki.folder / "server.pem").read_bytes(), (pki.folder / "server.key").read_bytes())
+def test_a_controllers_certificate_is_no_persons(secure: Secure, pki: CertificateStore, tmp_path: Path) -> None:
+    pair = KeyPair((pki.folder / "server.pem").read_bytes(), (pki.folder / "server.key").read_bytes())
     context = showing(pki.bundle, pair, tmp_path)
     assert secure.ask("GET", "/v1/pools", context=context)[1]["code"] == "auth.certificate_mismatch"
     # It may hand on what others asked it; whose access key that was is still looked at.
@@ -238,7 +238,7 @@ def test_without_a_certificate_nobody_gets_in_and_is_told_so(secure: Secure, ver
     ],
 )
 def test_a_certificate_that_is_not_good_gets_nobody_in(
-    secure: Secure, pki: Pki, tmp_path: Path, story: str, told: str
+    secure: Secure, pki: CertificateStore, tmp_path: Path, story: str, told: str
 ) -> None:
     made = {
         "of another authority": lambda: issue_client(make_authority(NOW), ADMIN, NOW),
@@ -261,7 +261,7 @@ def test_plain_http_is_answered_with_a_hint(secure: Secure) -> None:
 
 
 @pytest.mark.parametrize("flag", ["-tls1_1", "-tls1"])
-def test_old_tls_is_not_spoken(secure: Secure, pki: Pki, flag: str) -> None:
+def test_old_tls_is_not_spoken(secure: Secure, pki: CertificateStore, flag: str) -> None:
     own = ("-cert", str(client_certificate(pki.folder, ADMIN)), "-key", str(client_key(pki.folder, ADMIN)))
     argv = ["openssl", "s_client", flag, "-cipher", "ALL:@SECLEVEL=0", "-connect", f"127.0.0.1:{secure.port}", *own]
     done = subprocess.run(
@@ -320,8 +320,8 @@ def test_many_at_once_get_in(secure: Secure) -> None:
 # -- what the command says -------------------------------------------------------------------------------------------
 
 
-def test_the_command_says_what_is_wrong(secure: Secure, pki: Pki, tmp_path: Path) -> None:
-    other = Pki(tmp_path / "other")
+def test_the_command_says_what_is_wrong(secure: Secure, pki: CertificateStore, tmp_path: Path) -> None:
+    other = CertificateStore(tmp_path / "other")
     other.create(["127.0.0.1"], NOW, 365)
     other.issue(ADMIN, NOW, 365)
     url = f"https://127.0.0.1:{secure.port}"
@@ -453,7 +453,9 @@ def test_a_connection_ends_with_its_certificate(own: Secure, tmp_path: Path) -> 
         (("--tls-cert", "PKI/server.key", "--tls-key", "PKI/server.key"), "cannot be used"),
     ],
 )
-def test_what_does_not_go_together_is_refused(tmp_path: Path, pki: Pki, flags: tuple[str, ...], told: str) -> None:
+def test_what_does_not_go_together_is_refused(
+    tmp_path: Path, pki: CertificateStore, flags: tuple[str, ...], told: str
+) -> None:
     given = tuple(word.replace("PKI", str(pki.folder)) for word in flags)
     controller = ControllerProcess(tmp_path, POOLS, flags=given)
     with pytest.raises(AssertionError) as caught:
@@ -469,7 +471,7 @@ def test_plain_http_beyond_this_machine_must_be_said(tmp_path: Path) -> None:
     assert controller.stop() == 0
 
 
-def test_tls_without_client_certificates(tmp_path: Path, pki: Pki) -> None:
+def test_tls_without_client_certificates(tmp_path: Path, pki: CertificateStore) -> None:
     flags = ("--tls-cert", str(pki.folder / "server.pem"), "--tls-key", str(pki.folder / "server.key"))
     controller = ControllerProcess(tmp_path, POOLS, flags=flags)
     controller.start()
@@ -486,7 +488,7 @@ def test_tls_without_client_certificates(tmp_path: Path, pki: Pki) -> None:
 
 
 @pytest.fixture
-def twins(tmp_path: Path, database_url: str, pki: Pki) -> Iterator[tuple[SecureTwin, SecureTwin]]:
+def twins(tmp_path: Path, database_url: str, pki: CertificateStore) -> Iterator[tuple[SecureTwin, SecureTwin]]:
     made: list[SecureTwin] = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -515,9 +517,9 @@ def test_one_that_stands_by_looks_at_certificates_and_hands_on(twins: tuple[Secu
     assert two.ask("GET", "/v1/pools", key=key)[0] == 200
 
 
-def test_the_leaders_certificate_must_be_good(tmp_path: Path, database_url: str, pki: Pki) -> None:
+def test_the_leaders_certificate_must_be_good(tmp_path: Path, database_url: str, pki: CertificateStore) -> None:
     """One that stands by hands no access key to somebody who is not known to be a controller."""
-    stranger = Pki(tmp_path / "stranger")
+    stranger = CertificateStore(tmp_path / "stranger")
     stranger.create(["127.0.0.1"], NOW, 365)
     stranger.issue(ADMIN, NOW, 365)
     made = []
@@ -533,7 +535,9 @@ def test_the_leaders_certificate_must_be_good(tmp_path: Path, database_url: str,
         assert twin.stop() == 0
 
 
-def test_a_servers_certificate_for_another_name_is_not_believed(secure: Secure, pki: Pki, tmp_path: Path) -> None:
+def test_a_servers_certificate_for_another_name_is_not_believed(
+    secure: Secure, pki: CertificateStore, tmp_path: Path
+) -> None:
     pair = issue_server(authority_of(pki), ["elsewhere.example.org"], NOW)
     (tmp_path / "c.pem").write_bytes(pair.certificate)
     (tmp_path / "k.pem").write_bytes(pair.key)

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from moorings.app.folders import write_private
 from moorings.cli.pki.folder import client_certificate, client_key
-from moorings.cli.processes import own_subject
+from moorings.cli.processes import user_subject
 from moorings.controller.keys import AccessKeyManager
 from moorings.core.access import Role
 from moorings.core.errors import MooringsError
@@ -59,7 +59,7 @@ async def ensure_admin(
 
 
 async def _make(keys: AccessKeyManager, path: Path, context: str, url: str, certificate: Path | None) -> None:
-    _, secret = await asyncio.to_thread(keys.create, own_subject(), Role.ADMIN, None, "the first start", 0.0)
+    _, secret = await asyncio.to_thread(keys.create, user_subject(), Role.ADMIN, None, "the first start", 0.0)
     _write(path, _read(path) | {context: {"server": url, "access_key": secret, **_trust(certificate)}})
     log.info("credentials.written", extra={"file": str(path), "context": context})
 
@@ -68,7 +68,7 @@ def _trust(certificate: Path | None) -> dict[str, str]:
     """Authority, certificate and key that this user needs, as far as they lie beside the controller's certificate."""
     if certificate is None:
         return {}
-    folder, subject = certificate.parent, own_subject()
+    folder, subject = certificate.parent, user_subject()
     found = {"ca_file": folder / "ca.pem"}
     own = {"cert_file": client_certificate(folder, subject), "key_file": client_key(folder, subject)}
     if all(file.is_file() for file in own.values()):

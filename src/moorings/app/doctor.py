@@ -27,7 +27,7 @@ from moorings.app.settings import Settings
 from moorings.app.tls import is_loopback
 from moorings.app.turned_back import why_spared
 from moorings.app.wiring import read_pools
-from moorings.cli.checks import Finding, Verdict, failed
+from moorings.cli.checks import CheckStatus, Finding, failed_finding
 from moorings.cli.checks_host import (
     check_controller,
     check_database,
@@ -40,7 +40,7 @@ from moorings.cli.checks_host import (
     check_space,
     check_tls,
 )
-from moorings.cli.processes import RECORD_NAME, Running, find_holders
+from moorings.cli.processes import RECORD_NAME, ControllerProcess, find_lock_holders
 from moorings.client.keyfiles import key_problem
 from moorings.core.errors import MooringsError
 from moorings.local.records import RecordUnreadableError
@@ -67,14 +67,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def look(data: Path) -> Iterator[Finding]:
     """Everything that is found, in the order in which it is known; within ``CHECK_S`` or little more."""
     if not data.exists():
-        yield Finding("host.folder", Verdict.SKIP, f"there is no {data}: no controller has run here", "moor up")
+        yield Finding("host.folder", CheckStatus.SKIP, f"there is no {data}: no controller has run here", "moor up")
         return
     try:
         settings, running = settings_of(data)
     except MooringsError as error:
-        yield failed("host.settings", error)
+        yield failed_finding("host.settings", error)
         return
-    yield Finding("host.settings", Verdict.PASS, "they can be used")
+    yield Finding("host.settings", CheckStatus.PASS, "they can be used")
     yield from _all_at_once(_checks(data, settings, running))
 
 
@@ -93,19 +93,19 @@ def _all_at_once(checks: dict[str, Callable[[], Finding]]) -> Iterator[Finding]:
         waiting.discard(name)
         yield finding
     for name in sorted(waiting):
-        yield Finding(name, Verdict.FAIL, f"no answer in {CHECK_S:g} s", "does its disk hang? see the kernel's log")
+        yield Finding(name, CheckStatus.FAIL, f"no answer in {CHECK_S:g} s", "does its disk hang? see the kernel's log")
 
 
 def _one(name: str, check: Callable[[], Finding]) -> Finding:
     try:
         return check()
     except MooringsError as error:
-        return failed(name, error)
+        return failed_finding(name, error)
     except (OSError, RecordUnreadableError, ValueError, sqlite3.Error) as error:
-        return Finding(name, Verdict.FAIL, f"it cannot be looked at: {error}", "is it readable for this user?")
+        return Finding(name, CheckStatus.FAIL, f"it cannot be looked at: {error}", "is it readable for this user?")
 
 
-def _checks(data: Path, settings: Settings, running: Running | None) -> dict[str, Callable[[], Finding]]:
+def _checks(data: Path, settings: Settings, running: ControllerProcess | None) -> dict[str, Callable[[], Finding]]:
     shared = settings.shared or data
     pools = settings.pools or shared / "pools.toml"
     checks: dict[str, Callable[[], Finding]] = {
@@ -131,13 +131,13 @@ def _private(check: str, path: Path) -> Finding:
     return check_private(check, str(path), status.st_mode, status.st_uid, os.geteuid())
 
 
-def _controller(data: Path, running: Running | None) -> Finding:
-    return check_controller(running, (data / RECORD_NAME).exists(), find_holders(data))
+def _controller(data: Path, running: ControllerProcess | None) -> Finding:
+    return check_controller(running, (data / RECORD_NAME).exists(), find_lock_holders(data))
 
 
 def _pepper(path: Path) -> Finding:
     if not path.exists():
-        return Finding("host.pepper", Verdict.FAIL, f"there is no {path}", "put it back from a backup")
+        return Finding("host.pepper", CheckStatus.FAIL, f"there is no {path}", "put it back from a backup")
     text = path.read_text(encoding="ascii", errors="replace").strip()
     try:
         bytes.fromhex(text)
@@ -151,29 +151,29 @@ def _space(data: Path, runs: Path) -> Finding:
     """Of the place that is worse off."""
     found = [os.statvfs(place) for place in (data, runs) if place.exists()]
     seen = [check_space(one.f_bavail * one.f_frsize, one.f_favail, one.f_files) for one in found]
-    return max(seen, key=lambda finding: list(Verdict).index(finding.verdict))
+    return max(seen, key=lambda finding: list(CheckStatus).index(finding.verdict))
 
 
 def _pools(path: Path) -> Finding:
     entries = read_pools(path)
-    return Finding("host.pools", Verdict.PASS, f"{path} defines {', '.join(entry.pool.name for entry in entries)}")
+    return Finding("host.pools", CheckStatus.PASS, f"{path} defines {', '.join(entry.pool.name for entry in entries)}")
 
 
-def _tls(settings: Settings, running: Running | None) -> Finding:
+def _tls(settings: Settings, running: ControllerProcess | None) -> Finding:
     if settings.tls_cert is None or settings.tls_key is None:
         if is_loopback(settings.host):
-            return Finding("host.tls", Verdict.PASS, "plain HTTP, to this machine alone")
+            return Finding("host.tls", CheckStatus.PASS, "plain HTTP, to this machine alone")
         fix = "set tls_cert and tls_key; see docs/how-to/tls.md"
-        return Finding("host.tls", Verdict.WARN, f"plain HTTP to {settings.host}: keys travel in the clear", fix)
-    from moorings.cli.pki.authority import is_of_key, read_facts
+        return Finding("host.tls", CheckStatus.WARN, f"plain HTTP to {settings.host}: keys travel in the clear", fix)
+    from moorings.cli.pki.authority import matches_key, parse_certificate
 
     certificate, status = settings.tls_cert.read_bytes(), settings.tls_key.stat()
-    facts, now = read_facts(certificate), datetime.now(UTC)
+    facts, now = parse_certificate(certificate), datetime.now(UTC)
     urls = filter(None, (settings.advertise, running.url if running is not None else ""))
     return check_tls(
         facts.names,
         sorted({urlsplit(url).hostname or "" for url in urls}),
-        is_of_key(certificate, settings.tls_key.read_bytes()),
+        matches_key(certificate, settings.tls_key.read_bytes()),
         key_problem(status.st_mode, status.st_uid, os.geteuid()),
         (facts.ends - now) // timedelta(days=1),
     )
@@ -188,7 +188,7 @@ def _files(pid: int) -> Finding:
 
 def _database(path: Path) -> Finding:
     private = _private("host.database", path)
-    if private.verdict is not Verdict.PASS:
+    if private.verdict is not CheckStatus.PASS:
         return private
     until = time.monotonic() + QUICK_CHECK_S
     with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=1)) as connection:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from moorings.app.logs import without_secrets
 from moorings.app.settings import Settings, read_settings
-from moorings.cli.processes import Running, find_running
+from moorings.cli.processes import ControllerProcess, find_running
 from moorings.core.errors import MooringsError
 from moorings.wire.errors import ExitCode
 
@@ -24,7 +24,7 @@ _MODULE = "moorings.app.controller"
 _TAKEN = ("MOORINGS_", "XDG_", "HOME", "STATE_DIRECTORY", "PG")
 
 
-def settings_of(data: Path, flags: Sequence[str] = ()) -> tuple[Settings, Running | None]:
+def settings_of(data: Path, flags: Sequence[str] = ()) -> tuple[Settings, ControllerProcess | None]:
     """The settings of the controller of a folder, and the controller, if one runs.
 
     Args:

@@ -54,12 +54,12 @@ def start(program: Program, argv: Sequence[str], environment: Mapping[str, str],
     from moorings.appliance.arguments import parse_arguments
     from moorings.appliance.start import run_workflow
     from moorings.appliance.telling import Console
-    from moorings.cli.errors import ReaderGone, error_lines, exit_code
-    from moorings.cli.session import Session
+    from moorings.cli.errors import OutputClosed, error_lines, exit_code
+    from moorings.cli.session import CommandContext
 
     script = _find_script()
     arguments = parse_arguments(argv, script.name)
-    session = Session(environment)
+    session = CommandContext(environment)
     session.flags.update(arguments.flags)
     console = Console(environment)
     try:
@@ -68,7 +68,7 @@ def start(program: Program, argv: Sequence[str], environment: Mapping[str, str],
         for line in error_lines(error):
             console.error(line)
         return exit_code(error)
-    except ReaderGone:
+    except OutputClosed:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     finally:

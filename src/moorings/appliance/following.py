@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from moorings.cli.following import RunFollower, has_come, waiting_text
+from moorings.cli.following import RunFollower, has_reached, waiting_text
 from moorings.cli.progress import Progress
 from moorings.client.client import Client
 from moorings.client.requests import EventFilter
@@ -99,7 +99,7 @@ def await_systems(client: Client, progress: Progress, ident: str, title: str) ->
         if claim.state in WAITING:
             goal = "GRANTED"
             progress.wait(f"{title}  queued: {waiting_text(claim)}{_expected(claim)}")
-        elif has_come(claim, "READY"):
+        elif has_reached(claim, "READY"):
             progress.clear()
             return claim
         elif claim.state == ClaimState.GRANTED:

@@ -17,7 +17,7 @@ from moorings.appliance.jobs import GRACE_S, build_job
 from moorings.appliance.order import Order, write_order
 from moorings.appliance.record import Record, told_state
 from moorings.appliance.telling import Output, seconds_text
-from moorings.cli.following import patience_of
+from moorings.cli.following import make_patience
 from moorings.cli.interrupts import Interrupted
 from moorings.cli.progress import Progress
 from moorings.client.client import Client
@@ -256,7 +256,7 @@ class JobRunner:
                 f"{self._workflow}  {stop.name}: cancelling; once more leaves at once: the job is ended all the same, "
                 f"at the latest when its lease of {self._start.lease_s:g} s is over"
             )
-            self._client.patience = patience_of(self._progress, CANCEL_S)
+            self._client.patience = make_patience(self._progress, CANCEL_S)
             job = self._made()
             self._client.cancel_run(job.job.id)
             with contextlib.suppress(Over):
@@ -276,7 +276,7 @@ class JobRunner:
         job, claim = self._job, self.within
         try:
             with self._connect() as client:
-                client.patience = patience_of(self._progress, CANCEL_S)
+                client.patience = make_patience(self._progress, CANCEL_S)
                 if job is not None:
                     client.cancel_run(job.job.id)
                 elif claim is not None:

@@ -16,14 +16,14 @@ from moorings.appliance.program import Program
 from moorings.appliance.runner import Controllers, Start
 from moorings.appliance.telling import Console, make_progress
 from moorings.appliance.workflow import Workflow, is_done
-from moorings.cli.following import patience_of
-from moorings.cli.interrupts import Interrupted, Interrupts
-from moorings.cli.session import Session
+from moorings.cli.following import make_patience
+from moorings.cli.interrupts import Interrupted, SignalsAsExceptions
+from moorings.cli.session import CommandContext
 from moorings.slurm.surrogate.mirror import find_mirror
 
 
 def run_workflow(
-    program: Program, arguments: Arguments, session: Session, console: Console, *, script: Path, lease_s: float
+    program: Program, arguments: Arguments, session: CommandContext, console: Console, *, script: Path, lease_s: float
 ) -> int:
     """Check everything, run the jobs, follow them; the exit code.
 
@@ -32,7 +32,7 @@ def run_workflow(
         ReaderGone: nobody reads the output any more; the jobs have been cancelled.
     """
     progress = make_progress(console)
-    with Interrupts():
+    with SignalsAsExceptions():
         try:
             wish = build_wish(arguments, program, session.environment, Path.cwd())
             begin = _find_begin(wish, console)
@@ -44,7 +44,7 @@ def run_workflow(
                 if not is_done(wish, begin, progress):
                     progress.say(f"{wish.source}: all is well; nothing was queued")
                 return 0
-            client.patience = patience_of(progress)
+            client.patience = make_patience(progress)
             with _alone(wish.model_dir, wish.where("model_dir")):
                 workflow = Workflow(
                     wish,

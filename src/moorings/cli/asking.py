@@ -10,14 +10,14 @@ from collections.abc import Callable
 
 import click
 
-from moorings.cli.errors import WrongUsage
-from moorings.cli.session import Session
-from moorings.cli.text import plain
+from moorings.cli.errors import UsageErrorWithHint
+from moorings.cli.session import CommandContext
+from moorings.cli.text import escape_controls
 
 yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask; needed where there is no terminal.")
 
 
-def confirm(session: Session, question: str, look: Callable[[], object], *, yes: bool) -> None:
+def confirm(session: CommandContext, question: str, look: Callable[[], object], *, yes: bool) -> None:
     """Go on only if somebody wants that.
 
     Args:
@@ -33,7 +33,9 @@ def confirm(session: Session, question: str, look: Callable[[], object], *, yes:
     if yes:
         return
     if not session.console.can_ask:
-        raise WrongUsage(f"there is no terminal to ask at: {question}", hint="say --yes (-y) if that is what you want")
+        raise UsageErrorWithHint(
+            f"there is no terminal to ask at: {question}", hint="say --yes (-y) if that is what you want"
+        )
     look()
-    if not click.confirm(plain(question), err=True):
+    if not click.confirm(escape_controls(question), err=True):
         raise click.Abort

@@ -25,8 +25,8 @@ from moorings import __version__
 from moorings.cli.configuration import NAMES, credentials_file
 from moorings.cli.examination import examine
 from moorings.cli.processes import LOG_NAME, RECORD_NAME
-from moorings.cli.redaction import LEFT_OUT, Redaction, is_secret_name, password_of
-from moorings.cli.session import Session
+from moorings.cli.redaction import REDACTED, Redaction, is_secret_name, password_of
+from moorings.cli.session import CommandContext
 from moorings.client.client import Client
 from moorings.client.requests import ALL_EVENTS
 from moorings.core.errors import MooringsError
@@ -79,7 +79,7 @@ class Bundle:
         return made.getvalue()
 
 
-def gather(session: Session, data: Path) -> Bundle:
+def collect_bundle(session: CommandContext, data: Path) -> Bundle:
     """The bundle of the configured controller, and of the data folder ``data`` on this machine."""
     runs: list[RunBody] = []
     client: Client | None = None
@@ -94,11 +94,11 @@ def gather(session: Session, data: Path) -> Bundle:
         if unheard:
             bundle.missing["controller"] = redaction.text(unheard)
         for name, piece in _pieces(session, data, client, runs):
-            _add(bundle, redaction, name, piece)
+            _add_piece(bundle, redaction, name, piece)
     return bundle
 
 
-def _add(bundle: Bundle, redaction: Redaction, name: str, piece: Callable[[], object]) -> None:
+def _add_piece(bundle: Bundle, redaction: Redaction, name: str, piece: Callable[[], object]) -> None:
     try:
         made = piece()
     except MooringsError as error:
@@ -120,7 +120,7 @@ def _bounded(text: str) -> str:
 
 
 def _pieces(
-    session: Session, data: Path, client: Client | None, runs: Sequence[RunBody]
+    session: CommandContext, data: Path, client: Client | None, runs: Sequence[RunBody]
 ) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "doctor.json", lambda: [encode(finding) for finding in examine(session, data)]
     yield "versions.json", _versions
@@ -146,7 +146,7 @@ def _items(bodies: Sequence[object]) -> dict[str, object]:
     return {"of": len(bodies), "items": [encode(body) for body in bodies[:ITEMS_MAX]]}
 
 
-def _known_secrets(session: Session, data: Path, runs: Sequence[RunBody]) -> Iterator[str]:
+def _known_secrets(session: CommandContext, data: Path, runs: Sequence[RunBody]) -> Iterator[str]:
     """Values that must not be shown, wherever they stand."""
     with contextlib.suppress(OSError):
         yield (data / "pepper").read_text(encoding="ascii", errors="replace").strip()
@@ -188,11 +188,11 @@ def _machine(data: Path) -> dict[str, object]:
     return told
 
 
-def _command(session: Session) -> dict[str, object]:
+def _command(session: CommandContext) -> dict[str, object]:
     values = session.configuration.values
     shown = {name: values[name] for name in NAMES if name in values}
     return {
-        name: {"value": LEFT_OUT if name == "access_key" else value.text, "origin": value.origin}
+        name: {"value": REDACTED if name == "access_key" else value.text, "origin": value.origin}
         for name, value in shown.items()
     }
 

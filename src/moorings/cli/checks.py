@@ -12,8 +12,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from moorings import __version__
-from moorings.cli.configuration import closing_hint
-from moorings.cli.kinds import fold_devices, span
+from moorings.cli.configuration import permission_hint
+from moorings.cli.kinds import device_range, group_devices
 from moorings.core.errors import MooringsError
 from moorings.core.instants import Timestamp, seconds_between
 from moorings.wire.checks import FOREIGN_REASON
@@ -25,7 +25,7 @@ CERTIFICATE_DAYS_WARN = 30
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-class Verdict(StrEnum):
+class CheckStatus(StrEnum):
     """How a check came out."""
 
     PASS = "PASS"  # noqa: S105 - no password
@@ -39,14 +39,16 @@ class Finding:
     """One check's result: its id, verdict, evidence, and how to mend it."""
 
     id: str
-    verdict: Verdict
+    verdict: CheckStatus
     evidence: str
     fix: str = ""
 
 
-def of_body(body: FindingBody) -> Finding:
+def parse_finding(body: FindingBody) -> Finding:
     """The finding that a controller told."""
-    verdict = Verdict(body.verdict) if body.verdict in set(Verdict) else Verdict.WARN  # a newer release may know more
+    verdict = (
+        CheckStatus(body.verdict) if body.verdict in set(CheckStatus) else CheckStatus.WARN
+    )  # a newer release may know more
     return Finding(body.id, verdict, body.evidence, body.fix)
 
 
@@ -55,50 +57,53 @@ def check_clock(theirs: Timestamp, asked: Timestamp, answered: Timestamp) -> Fin
     skew_s = max(seconds_between(theirs, asked), seconds_between(answered, theirs), 0.0)
     fix = "let both machines follow an NTP server: leases, ages and certificates go by the clock"
     if skew_s > SKEW_S_FAIL:
-        return Finding("clock", Verdict.FAIL, f"the clocks differ by {skew_s:.1f} s", fix)
+        return Finding("clock", CheckStatus.FAIL, f"the clocks differ by {skew_s:.1f} s", fix)
     if skew_s > SKEW_S_WARN:
-        return Finding("clock", Verdict.WARN, f"the clocks differ by {skew_s:.1f} s", fix)
-    return Finding("clock", Verdict.PASS, "the clocks agree")
+        return Finding("clock", CheckStatus.WARN, f"the clocks differ by {skew_s:.1f} s", fix)
+    return Finding("clock", CheckStatus.PASS, "the clocks agree")
 
 
-def failed(check: str, error: MooringsError) -> Finding:
+def failed_finding(check: str, error: MooringsError) -> Finding:
     """The finding for an error that a check met."""
-    return Finding(check, Verdict.FAIL, error.detail, error.hint)
+    return Finding(check, CheckStatus.FAIL, error.detail, error.hint)
 
 
 def check_credentials(path: Path, mode: int | None, owner: int, me: int) -> Finding:
     """Whether only this user can read the credentials file; ``mode`` is None where there is none."""
     if mode is None:
         return Finding(
-            "credentials", Verdict.SKIP, f"there is no {path}", "'moor up' makes one; or set MOORINGS_ACCESS_KEY_FILE"
+            "credentials",
+            CheckStatus.SKIP,
+            f"there is no {path}",
+            "'moor up' makes one; or set MOORINGS_ACCESS_KEY_FILE",
         )
     if owner != me:
-        return Finding("credentials", Verdict.FAIL, f"{path} belongs to user {owner}", "keep a file of your own")
+        return Finding("credentials", CheckStatus.FAIL, f"{path} belongs to user {owner}", "keep a file of your own")
     if stat.S_IMODE(mode) & 0o077:
         return Finding(
-            "credentials", Verdict.FAIL, f"{path} has mode {stat.S_IMODE(mode):04o}", closing_hint(path, mode)
+            "credentials", CheckStatus.FAIL, f"{path} has mode {stat.S_IMODE(mode):04o}", permission_hint(path, mode)
         )
-    return Finding("credentials", Verdict.PASS, f"{path} has mode {stat.S_IMODE(mode):04o}")
+    return Finding("credentials", CheckStatus.PASS, f"{path} has mode {stat.S_IMODE(mode):04o}")
 
 
 def check_transport(secure: bool, host: str) -> Finding:
     """Whether the access key travels in the clear."""
     if secure:
-        return Finding("transport", Verdict.PASS, f"https to {host}")
+        return Finding("transport", CheckStatus.PASS, f"https to {host}")
     if host in LOOPBACK:
-        return Finding("transport", Verdict.PASS, "plain http, but only on this machine")
+        return Finding("transport", CheckStatus.PASS, "plain http, but only on this machine")
     return Finding(
-        "transport", Verdict.WARN, f"plain http to {host}: the access key travels in the clear", "use https://"
+        "transport", CheckStatus.WARN, f"plain http to {host}: the access key travels in the clear", "use https://"
     )
 
 
-def check_ends(check: str, whose: str, days_left: int, fix: str) -> Finding:
+def check_certificate_expiry(check: str, whose: str, days_left: int, fix: str) -> Finding:
     """Whether a certificate is good for a while yet; ``days_left`` is negative once it has ended."""
     if days_left < 0:
-        return Finding(check, Verdict.FAIL, f"{whose} has ended {-days_left} days ago", fix)
+        return Finding(check, CheckStatus.FAIL, f"{whose} has ended {-days_left} days ago", fix)
     if days_left < CERTIFICATE_DAYS_WARN:
-        return Finding(check, Verdict.WARN, f"{whose} ends in {days_left} days", fix)
-    return Finding(check, Verdict.PASS, f"{whose} is good for {days_left} days")
+        return Finding(check, CheckStatus.WARN, f"{whose} ends in {days_left} days", fix)
+    return Finding(check, CheckStatus.PASS, f"{whose} is good for {days_left} days")
 
 
 def check_client_certificate(file: str, problem: str, days_left: int) -> Finding:
@@ -110,33 +115,33 @@ def check_client_certificate(file: str, problem: str, days_left: int) -> Finding
         days_left: until it ends.
     """
     if problem:
-        return Finding("certificate.client", Verdict.FAIL, problem, "chmod 600 the key, and have a new one issued")
+        return Finding("certificate.client", CheckStatus.FAIL, problem, "chmod 600 the key, and have a new one issued")
     fix = "ask an admin to renew it: moor pki rotate SUBJECT"
-    return check_ends("certificate.client", f"the certificate {file}", days_left, fix)
+    return check_certificate_expiry("certificate.client", f"the certificate {file}", days_left, fix)
 
 
 def check_version(version: VersionBody) -> Finding:
     """Whether the command and the controller speak the same API, and are of like age."""
     if version.api_version != API_VERSION:
         evidence = f"the controller speaks {version.api_version}, this command {API_VERSION}"
-        return Finding("version", Verdict.FAIL, evidence, "install the controller's release of moor")
+        return Finding("version", CheckStatus.FAIL, evidence, "install the controller's release of moor")
     theirs, ours = (text.split(".")[:2] for text in (version.version, __version__))
     if theirs != ours:
         evidence = f"the controller is {version.version}, this command {__version__}"
-        return Finding("version", Verdict.WARN, evidence, "install the same release of both")
-    return Finding("version", Verdict.PASS, f"controller {version.version}, command {__version__}")
+        return Finding("version", CheckStatus.WARN, evidence, "install the same release of both")
+    return Finding("version", CheckStatus.PASS, f"controller {version.version}, command {__version__}")
 
 
 def check_pools(pools: Sequence[PoolBody]) -> Iterator[Finding]:
     """Whether every pool's hardware answers."""
     if not pools:
-        yield Finding("pools", Verdict.FAIL, "no pool is defined", "name a pools file: moor up --pools FILE")
+        yield Finding("pools", CheckStatus.FAIL, "no pool is defined", "name a pools file: moor up --pools FILE")
     for pool in pools:
         if pool.reachable:
-            yield Finding(f"pools.{pool.name}", Verdict.PASS, f"{pool.devices} devices, {pool.free} free")
+            yield Finding(f"pools.{pool.name}", CheckStatus.PASS, f"{pool.devices} devices, {pool.free} free")
         else:
             fix = f"is the hardware's controller of pool {pool.name} up, and is its address right in the pools file?"
-            yield Finding(f"pools.{pool.name}", Verdict.FAIL, f"it cannot be reached: {pool.problem}", fix)
+            yield Finding(f"pools.{pool.name}", CheckStatus.FAIL, f"it cannot be reached: {pool.problem}", fix)
 
 
 def check_devices(devices: Iterable[DeviceBody]) -> Iterator[Finding]:
@@ -146,13 +151,13 @@ def check_devices(devices: Iterable[DeviceBody]) -> Iterator[Finding]:
     broken = [device for device in out if device.state == "QUARANTINED"]
     foreign = [device for device in found if device.partition is not None and device.claim is None]
     if out:
-        evidence = f"{len(out)} of {len(found)} are out of service: {_named(out)}"
+        evidence = f"{len(out)} of {len(found)} are out of service: {_devices_text(out)}"
         fix = "look at 'moor get devices'; then 'moor resume device ID'"
         yield Finding(
-            "devices.service", Verdict.WARN, evidence, fix if broken else "'moor resume device ID' brings them back"
+            "devices.service", CheckStatus.WARN, evidence, fix if broken else "'moor resume device ID' brings them back"
         )
     else:
-        yield Finding("devices.service", Verdict.PASS, f"all {len(found)} are in service")
+        yield Finding("devices.service", CheckStatus.PASS, f"all {len(found)} are in service")
     if foreign:
         outside = [device for device in foreign if FOREIGN_REASON in device.reason]
         told, fixes = [], []
@@ -163,9 +168,9 @@ def check_devices(devices: Iterable[DeviceBody]) -> Iterator[Finding]:
             rest = [device for device in foreign if device not in outside]
             told.append(f"{len(rest)} are in partitions that no record knows: {_partitions(rest)}")
             fixes.append(f"leave {_partitions(rest)}, jobs may run on them: see 'moor doctor --only partitions'")
-        yield Finding("devices.foreign", Verdict.WARN, "; ".join(told), "; ".join(fixes))
+        yield Finding("devices.foreign", CheckStatus.WARN, "; ".join(told), "; ".join(fixes))
     else:
-        yield Finding("devices.foreign", Verdict.PASS, "no partition was made outside Moorings")
+        yield Finding("devices.foreign", CheckStatus.PASS, "no partition was made outside Moorings")
 
 
 def _partitions(devices: Iterable[DeviceBody]) -> str:
@@ -173,7 +178,7 @@ def _partitions(devices: Iterable[DeviceBody]) -> str:
     return ", ".join(names[:SHOWN_MAX]) + (f" and {len(names) - SHOWN_MAX} more" if len(names) > SHOWN_MAX else "")
 
 
-def _named(devices: Sequence[DeviceBody]) -> str:
-    rows = fold_devices(devices)
-    shown = ", ".join(f"{span(row)} ({row[0].reason or row[0].state})" for row in rows[:SHOWN_MAX])
+def _devices_text(devices: Sequence[DeviceBody]) -> str:
+    rows = group_devices(devices)
+    shown = ", ".join(f"{device_range(row)} ({row[0].reason or row[0].state})" for row in rows[:SHOWN_MAX])
     return f"{shown}, ..." if len(rows) > SHOWN_MAX else shown

@@ -10,8 +10,8 @@ import ipaddress
 import stat
 from collections.abc import Sequence
 
-from moorings.cli.checks import Finding, Verdict, check_ends
-from moorings.cli.processes import Running
+from moorings.cli.checks import CheckStatus, Finding, check_certificate_expiry
+from moorings.cli.processes import ControllerProcess
 
 SPACE_BYTES_FAIL, SPACE_BYTES_WARN = 100 << 20, 1 << 30
 INODES_FAIL, INODES_WARN = 1_000, 10_000
@@ -22,14 +22,14 @@ SHOWN_MAX = 5
 def check_private(check: str, path: str, mode: int, owner: int, me: int) -> Finding:
     """Whether a file or folder belongs to this user alone."""
     if owner != me:
-        return Finding(check, Verdict.FAIL, f"{path} belongs to user {owner}", f"chown it to user {me}")
+        return Finding(check, CheckStatus.FAIL, f"{path} belongs to user {owner}", f"chown it to user {me}")
     if stat.S_IMODE(mode) & 0o077:
         closed = 0o700 if stat.S_ISDIR(mode) else 0o600
-        return Finding(check, Verdict.FAIL, f"{path} has mode {stat.S_IMODE(mode):04o}", f"chmod {closed:o} {path}")
-    return Finding(check, Verdict.PASS, f"{path} has mode {stat.S_IMODE(mode):04o}")
+        return Finding(check, CheckStatus.FAIL, f"{path} has mode {stat.S_IMODE(mode):04o}", f"chmod {closed:o} {path}")
+    return Finding(check, CheckStatus.PASS, f"{path} has mode {stat.S_IMODE(mode):04o}")
 
 
-def check_controller(running: Running | None, stale: bool, lockers: Sequence[int]) -> Finding:
+def check_controller(running: ControllerProcess | None, stale: bool, lockers: Sequence[int]) -> Finding:
     """Whether the controller that the folder names is the one that holds its lock.
 
     Args:
@@ -40,17 +40,17 @@ def check_controller(running: Running | None, stale: bool, lockers: Sequence[int
     check = "host.controller"
     if running is not None and not lockers:
         fix = "somebody removed controller.lock: stop it ('moor down') and start it again before a second one starts"
-        return Finding(check, Verdict.FAIL, f"process {running.pid} runs without holding the folder's lock", fix)
+        return Finding(check, CheckStatus.FAIL, f"process {running.pid} runs without holding the folder's lock", fix)
     if running is not None:
-        return Finding(check, Verdict.PASS, f"process {running.pid} at {running.url} holds the folder's lock")
+        return Finding(check, CheckStatus.PASS, f"process {running.pid} at {running.url} holds the folder's lock")
     if lockers:
         fix = "wait until it has started; else see what it is, and its log"
         return Finding(
-            check, Verdict.WARN, f"process {lockers[0]} holds the lock and has not said where it listens", fix
+            check, CheckStatus.WARN, f"process {lockers[0]} holds the lock and has not said where it listens", fix
         )
     if stale:
-        return Finding(check, Verdict.FAIL, "the controller ended without a word (killed, or power cut)", "moor up")
-    return Finding(check, Verdict.SKIP, "no controller runs on this folder", "moor up")
+        return Finding(check, CheckStatus.FAIL, "the controller ended without a word (killed, or power cut)", "moor up")
+    return Finding(check, CheckStatus.SKIP, "no controller runs on this folder", "moor up")
 
 
 def check_pepper(hex_chars: int | None, wanted: int) -> Finding | None:
@@ -59,7 +59,7 @@ def check_pepper(hex_chars: int | None, wanted: int) -> Finding | None:
         return None
     fix = "put it back from a backup; with a new one every access key is void"
     told = "it is no hexadecimal text" if hex_chars is None else f"it has {hex_chars} characters, not {wanted}"
-    return Finding("host.pepper", Verdict.FAIL, told, fix)
+    return Finding("host.pepper", CheckStatus.FAIL, told, fix)
 
 
 def check_database(answer: str | None, checked_s: float) -> Finding:
@@ -67,25 +67,28 @@ def check_database(answer: str | None, checked_s: float) -> Finding:
     check = "host.database"
     if answer is None:
         return Finding(
-            check, Verdict.PASS, f"nothing wrong was found in {checked_s:g} s; it is too large to see all of it"
+            check, CheckStatus.PASS, f"nothing wrong was found in {checked_s:g} s; it is too large to see all of it"
         )
     if answer == "ok":
-        return Finding(check, Verdict.PASS, "SQLite's quick check finds it whole")
+        return Finding(check, CheckStatus.PASS, "SQLite's quick check finds it whole")
     fix = "stop the controller, keep a copy of the file, restore a backup ('moor restore')"
-    return Finding(check, Verdict.FAIL, f"it is damaged: {answer[:200]}", fix)
+    return Finding(check, CheckStatus.FAIL, f"it is damaged: {answer[:200]}", fix)
 
 
 def check_revision(found: str, head: str, known: Sequence[str]) -> Finding:
     """Whether the tables are of this release."""
     check = "host.revision"
     if found == head:
-        return Finding(check, Verdict.PASS, f"the tables are of revision {found}")
+        return Finding(check, CheckStatus.PASS, f"the tables are of revision {found}")
     if found in known:
         return Finding(
-            check, Verdict.WARN, f"the tables are of revision {found}, and {head} is known", "restart the controller"
+            check,
+            CheckStatus.WARN,
+            f"the tables are of revision {found}, and {head} is known",
+            "restart the controller",
         )
     fix = "run the release that made it, or a newer one"
-    return Finding(check, Verdict.FAIL, f"the tables are of revision {found}, this release knows {head}", fix)
+    return Finding(check, CheckStatus.FAIL, f"the tables are of revision {found}, this release knows {head}", fix)
 
 
 def check_space(free_bytes: int, free_inodes: int, inodes: int) -> Finding:
@@ -95,18 +98,18 @@ def check_space(free_bytes: int, free_inodes: int, inodes: int) -> Finding:
     few = inodes > 0 and free_inodes < INODES_WARN
     none = inodes > 0 and free_inodes < INODES_FAIL
     if free_bytes < SPACE_BYTES_FAIL or none:
-        return Finding(check, Verdict.FAIL, told, fix)
+        return Finding(check, CheckStatus.FAIL, told, fix)
     if free_bytes < SPACE_BYTES_WARN or few:
-        return Finding(check, Verdict.WARN, told, fix)
-    return Finding(check, Verdict.PASS, told if inodes else f"{free_bytes / 1e9:.1f} GB are free")
+        return Finding(check, CheckStatus.WARN, told, fix)
+    return Finding(check, CheckStatus.PASS, told if inodes else f"{free_bytes / 1e9:.1f} GB are free")
 
 
 def check_files(used: int, limit: int) -> Finding:
     """Whether the controller may open more files."""
     told, fix = f"{used} of {limit} are open", "raise LimitNOFILE (systemd) or 'ulimit -n', and restart the controller"
     if used >= limit * FILES_FAIL:
-        return Finding("host.files", Verdict.FAIL, told, fix)
-    return Finding("host.files", Verdict.WARN if used >= limit * FILES_WARN else Verdict.PASS, told, fix)
+        return Finding("host.files", CheckStatus.FAIL, told, fix)
+    return Finding("host.files", CheckStatus.WARN if used >= limit * FILES_WARN else CheckStatus.PASS, told, fix)
 
 
 def check_tls(names: Sequence[str], wanted: Sequence[str], fits: bool, key_fault: str, days_left: int) -> Finding:
@@ -120,18 +123,20 @@ def check_tls(names: Sequence[str], wanted: Sequence[str], fits: bool, key_fault
         days_left: until it ends.
     """
     check = "host.tls"
-    missing = [host for host in wanted if not covers(names, host)]
+    missing = [host for host in wanted if not is_name_covered(names, host)]
     if not fits:
-        return Finding(check, Verdict.FAIL, "tls_key is not the key of tls_cert", "moor pki rotate --controllers")
+        return Finding(check, CheckStatus.FAIL, "tls_key is not the key of tls_cert", "moor pki rotate --controllers")
     if key_fault:
-        return Finding(check, Verdict.FAIL, f"tls_key {key_fault}", "chmod 600 it, then moor pki rotate --controllers")
+        return Finding(
+            check, CheckStatus.FAIL, f"tls_key {key_fault}", "chmod 600 it, then moor pki rotate --controllers"
+        )
     if missing:
         fix = f"moor pki rotate {' '.join(f'--name {host}' for host in [*names, *missing])}"
-        return Finding(check, Verdict.FAIL, f"the certificate does not name {', '.join(missing)}", fix)
-    return check_ends(check, "the controller's certificate", days_left, "moor pki rotate")
+        return Finding(check, CheckStatus.FAIL, f"the certificate does not name {', '.join(missing)}", fix)
+    return check_certificate_expiry(check, "the controller's certificate", days_left, "moor pki rotate")
 
 
-def covers(names: Sequence[str], host: str) -> bool:
+def is_name_covered(names: Sequence[str], host: str) -> bool:
     """Whether a certificate for ``names`` is good for a host or an address; ``*`` stands for one first label."""
     try:
         address = ipaddress.ip_address(host)
@@ -146,21 +151,25 @@ def check_runs(in_use: Sequence[str], recorded: Sequence[str], restored: bool) -
     """Whether each partition that this machine's processes use stands in the records."""
     unknown = sorted(set(in_use) - set(recorded))
     if not unknown:
-        return Finding("host.runs", Verdict.PASS, f"jobs use {len(set(in_use))} partitions; the records know them all")
+        return Finding(
+            "host.runs", CheckStatus.PASS, f"jobs use {len(set(in_use))} partitions; the records know them all"
+        )
     told = ", ".join(unknown[:SHOWN_MAX])
     if restored:
         fix = "wait for their end, then 'moor restore --finish'"
-        return Finding("host.runs", Verdict.WARN, f"jobs of before the restore run on {told}", fix)
+        return Finding("host.runs", CheckStatus.WARN, f"jobs of before the restore run on {told}", fix)
     fix = "their partitions are kept until they end; was a backup restored, or a data folder copied?"
-    return Finding("host.runs", Verdict.FAIL, f"jobs run on {told}, which no record knows", fix)
+    return Finding("host.runs", CheckStatus.FAIL, f"jobs run on {told}, which no record knows", fix)
 
 
 def check_restore(restoring: bool, spared: str | None) -> Finding:
     """Whether a restore is unfinished; ``spared``: why partitions are left alone that no record knows."""
     if restoring:
-        return Finding("host.restore", Verdict.FAIL, "a restore has begun and not ended", "moor restore FILE, again")
+        return Finding(
+            "host.restore", CheckStatus.FAIL, "a restore has begun and not ended", "moor restore FILE, again"
+        )
     if spared is not None:
         fix = "see 'moor doctor --only partitions', then 'moor restore --finish'"
         evidence = f"partitions that no record knows are left alone: {spared}"
-        return Finding("host.restore", Verdict.WARN, evidence, fix)
-    return Finding("host.restore", Verdict.PASS, "no restore is unfinished")
+        return Finding("host.restore", CheckStatus.WARN, evidence, fix)
+    return Finding("host.restore", CheckStatus.PASS, "no restore is unfinished")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moorings.cli.configuration import context_servers, home
-from moorings.cli.session import Session
+from moorings.cli.session import CommandContext
 from moorings.client.client import Client
 from moorings.client.requests import ApplianceFilter
 from moorings.core.errors import MooringsError
@@ -38,7 +38,7 @@ _NAMES: dict[str, Callable[[Client], list[str]]] = {
 }
 
 
-def live_names(session: Session, noun: str) -> list[str]:
+def live_names(session: CommandContext, noun: str) -> list[str]:
     """Names of the things of a noun that exist now; ``context`` is one too. Never an error, nor a word on stderr."""
     try:
         if noun == "context":
@@ -60,26 +60,26 @@ def states(noun: str) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class CachedNames:
     """Names as they were, and when (seconds since 1970) somebody last tried to learn them."""
 
     at: float
     names: Sequence[str]
 
 
-def _names(session: Session, noun: str) -> list[str]:
+def _names(session: CommandContext, noun: str) -> list[str]:
     file, now = _cache_file(session, noun), time.time()
     known = _load(file)
     if known is not None and 0 <= now - known.at < FRESH_S:
         return list(known.names)
-    names = _ask(session, noun)
+    names = _query_controller(session, noun)
     if names is None:
         names = list(known.names) if known is not None and 0 <= now - known.at < KNOWN_S else []
-    _save(file, Known(now, names))
+    _save(file, CachedNames(now, names))
     return names
 
 
-def _ask(session: Session, noun: str) -> list[str] | None:
+def _query_controller(session: CommandContext, noun: str) -> list[str] | None:
     """What the controller says within the budget; None: nothing.
 
     In a thread, as a limit on each of its waits would not be one on all of them.
@@ -100,7 +100,7 @@ def _ask(session: Session, noun: str) -> list[str] | None:
     return found[0] if found else None
 
 
-def _cache_file(session: Session, noun: str) -> Path:
+def _cache_file(session: CommandContext, noun: str) -> Path:
     """One for each noun of each controller as one key sees it."""
     root = session.environment.get("XDG_CACHE_HOME", "")
     folder = Path(root) if root.startswith("/") else home(session.environment) / ".cache"
@@ -109,15 +109,15 @@ def _cache_file(session: Session, noun: str) -> Path:
     return folder / "moorings" / "names" / f"{whose}-{noun}.json"
 
 
-def _load(file: Path) -> Known | None:
+def _load(file: Path) -> CachedNames | None:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-        return Known(float(found["at"]), [str(name) for name in found["names"]])
+        return CachedNames(float(found["at"]), [str(name) for name in found["names"]])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
-def _save(file: Path, known: Known) -> None:
+def _save(file: Path, known: CachedNames) -> None:
     """Replaced whole, so that no other TAB reads half of it; a cache that cannot be written is none."""
     beside = file.with_suffix(f".{os.getpid()}")
     try:

@@ -41,7 +41,7 @@ DEFAULTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class SettingValue:
     """A setting and where it came from."""
 
     text: str
@@ -49,7 +49,7 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class ConfigSource:
     """What one source says: settings by name, and settings by context and name."""
 
     origin: str
@@ -61,7 +61,7 @@ class Layer:
 class Configuration:
     """Every setting with its origin."""
 
-    values: Mapping[str, Value]
+    values: Mapping[str, SettingValue]
 
     def text(self, name: str) -> str:
         """The value of a setting."""
@@ -119,13 +119,13 @@ def load_configuration(
     """
     files = [_config_layer(path) for path in _config_files(flags, environment, system_file)]
     credentials = _credentials_layer(credentials_file(environment))
-    layers = [Layer("flag", flags, {}), _environment_layer(environment), *filter(None, files)]
+    layers = [ConfigSource("flag", flags, {}), _environment_layer(environment), *filter(None, files)]
     layers += [credentials] if credentials is not None else []
-    context = _choose("context", "", layers)
+    context = _resolve("context", "", layers)
     if context.origin != "default":
         _check_context(context, layers)
-    values = {name: _choose(name, context.text, layers) for name in NAMES[1:]}
-    values["access_key"] = _guard_key(values["access_key"], values["server"], credentials, context.text)
+    values = {name: _resolve(name, context.text, layers) for name in NAMES[1:]}
+    values["access_key"] = _withhold_foreign_key(values["access_key"], values["server"], credentials, context.text)
     return Configuration({"context": context, **values})
 
 
@@ -150,14 +150,14 @@ def read_private(path: Path) -> str:
                 raise MooringsError(
                     "credentials.unsafe",
                     f"{path} has mode {mode}: others may use it",
-                    hint=closing_hint(path, status.st_mode),
+                    hint=permission_hint(path, status.st_mode),
                 )
             return file.read()
     except (OSError, UnicodeDecodeError) as error:
         raise MooringsError("config.invalid", f"{path} cannot be read: {format_cause(error)}") from error
 
 
-def closing_hint(path: Path, mode: int) -> str:
+def permission_hint(path: Path, mode: int) -> str:
     """How to keep others from a secret: another mode for a file, but never for a device or somebody's pipe."""
     return f"chmod 600 {path}" if stat.S_ISREG(mode) else "name a regular file that only you may read"
 
@@ -194,21 +194,21 @@ def _config_files(flags: Mapping[str, str], environment: Mapping[str, str], syst
     return [*([Path(chosen)] if chosen else []), *(path for path in usual if path.is_file())]
 
 
-def _config_layer(path: Path) -> Layer:
+def _config_layer(path: Path) -> ConfigSource:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise MooringsError("config.invalid", f"{path} cannot be read: {format_cause(error)}") from error
     top = TomlTable.parse(text, source=str(path), code="config.invalid")
     settings = {name: top.text(name) for name in ("context", *_AT_TOP) if top.text(name, "")}
-    return Layer(str(path), settings, _contexts(top, _IN_CONTEXT))
+    return ConfigSource(str(path), settings, _contexts(top, _IN_CONTEXT))
 
 
-def _credentials_layer(path: Path) -> Layer | None:
+def _credentials_layer(path: Path) -> ConfigSource | None:
     if not path.exists():
         return None
     top = TomlTable.parse(read_private(path), source=str(path), code="config.invalid")
-    return Layer(str(path), {}, _contexts(top, ("server", "access_key", "ca_file", "cert_file", "key_file")))
+    return ConfigSource(str(path), {}, _contexts(top, ("server", "access_key", "ca_file", "cert_file", "key_file")))
 
 
 def _contexts(top: TomlTable, names: tuple[str, ...]) -> dict[str, dict[str, str]]:
@@ -222,7 +222,7 @@ def _contexts(top: TomlTable, names: tuple[str, ...]) -> dict[str, dict[str, str
     return found
 
 
-def _environment_layer(environment: Mapping[str, str]) -> Layer:
+def _environment_layer(environment: Mapping[str, str]) -> ConfigSource:
     found = {}
     for name in NAMES:
         variable = f"MOORINGS_{name.upper()}"
@@ -230,19 +230,19 @@ def _environment_layer(environment: Mapping[str, str]) -> Layer:
             found[name] = environment[variable]
         elif name == "access_key" and environment.get(f"{variable}_FILE"):
             found[name] = read_private(Path(environment[f"{variable}_FILE"])).strip()
-    return Layer("environment", found, {})
+    return ConfigSource("environment", found, {})
 
 
-def _choose(name: str, context: str, layers: list[Layer]) -> Value:
+def _resolve(name: str, context: str, layers: list[ConfigSource]) -> SettingValue:
     for layer in layers:
         if layer.contexts.get(context, {}).get(name):
-            return Value(layer.contexts[context][name], f"{layer.origin} [contexts.{context}]")
+            return SettingValue(layer.contexts[context][name], f"{layer.origin} [contexts.{context}]")
         if layer.top.get(name):
-            return Value(layer.top[name], _origin(layer, name))
-    return Value(DEFAULTS[name], "default")
+            return SettingValue(layer.top[name], _origin(layer, name))
+    return SettingValue(DEFAULTS[name], "default")
 
 
-def _origin(layer: Layer, name: str) -> str:
+def _origin(layer: ConfigSource, name: str) -> str:
     if layer.origin == "flag":
         return f"flag {flag_of(name)}"
     if layer.origin == "environment":
@@ -250,7 +250,7 @@ def _origin(layer: Layer, name: str) -> str:
     return layer.origin
 
 
-def _check_context(context: Value, layers: list[Layer]) -> None:
+def _check_context(context: SettingValue, layers: list[ConfigSource]) -> None:
     known = sorted({name for layer in layers for name in layer.contexts})
     if context.text not in known:
         raise _no_context(f"there is no context {context.text!r} (named by {context.origin})", known)
@@ -261,7 +261,9 @@ def _no_context(detail: str, known: list[str]) -> MooringsError:
     return MooringsError("config.invalid", detail, hint=hint)
 
 
-def _guard_key(key: Value, server: Value, credentials: Layer | None, context: str) -> Value:
+def _withhold_foreign_key(
+    key: SettingValue, server: SettingValue, credentials: ConfigSource | None, context: str
+) -> SettingValue:
     """The key, unless it belongs to another server than the one that a flag or the environment names now."""
     if credentials is None or not key.origin.startswith(credentials.origin):
         return key
@@ -269,4 +271,4 @@ def _guard_key(key: Value, server: Value, credentials: Layer | None, context: st
     named_now = server.origin.startswith(("flag", "environment"))
     if not named_now or not belongs_to or belongs_to.rstrip("/") == server.text.rstrip("/"):
         return key
-    return Value("", f"not used: the key in {credentials.origin} belongs to {belongs_to}")
+    return SettingValue("", f"not used: the key in {credentials.origin} belongs to {belongs_to}")

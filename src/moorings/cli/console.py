@@ -11,8 +11,8 @@ import sys
 from collections.abc import Mapping
 from typing import TextIO
 
-from moorings.cli.errors import ReaderGone
-from moorings.cli.text import plain
+from moorings.cli.errors import OutputClosed
+from moorings.cli.text import escape_controls
 
 _COLOURS = {"green": "32", "yellow": "33", "red": "31", "grey": "90"}
 _SIGNS = {"…": "...", "✓": "ok", "→": "->"}
@@ -69,7 +69,7 @@ class Console:
         Raises:
             ReaderGone: nobody reads it any more.
         """
-        self.data(plain(text))
+        self.data(escape_controls(text))
 
     def data(self, text: str) -> None:
         """Write what was rendered to stdout, as it is: its foreign words are plain already.
@@ -80,7 +80,7 @@ class Console:
         try:
             print(text, file=sys.stdout, flush=True)  # noqa: T201 - this is the one place
         except BrokenPipeError:
-            raise ReaderGone from None
+            raise OutputClosed from None
 
     def raw(self, chunk: bytes) -> None:
         """Write bytes to stdout, such as a job's own output.
@@ -92,7 +92,7 @@ class Console:
             sys.stdout.buffer.write(chunk)
             sys.stdout.buffer.flush()
         except BrokenPipeError:
-            raise ReaderGone from None
+            raise OutputClosed from None
 
     def note(self, text: str) -> None:
         """Write a line for the person to stderr, unless quiet."""
@@ -105,12 +105,12 @@ class Console:
 
     def error(self, text: str) -> None:
         """Write a line to stderr, whatever was asked for."""
-        print(self.signs(plain(text), sys.stderr), file=sys.stderr, flush=True)  # noqa: T201 - this is the one place
+        print(self.signs(escape_controls(text), sys.stderr), file=sys.stderr, flush=True)  # noqa: T201 - this is the one place
 
     def write_live(self, text: str) -> None:
         """Put ``text`` in place of the last line of the terminal; empty text clears it."""
         width = _columns(sys.stderr) or 80
-        shown = self.signs(plain(text), sys.stderr)
+        shown = self.signs(escape_controls(text), sys.stderr)
         sys.stderr.write("\r\x1b[K" + shown[: width - 1])
         sys.stderr.flush()
 

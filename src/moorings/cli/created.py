@@ -22,17 +22,17 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise unwritable(path, error) from error
+        raise unwritable_error(path, error) from error
     try:
         with os.fdopen(descriptor, "wb") as file:
             yield file
     except BaseException as error:
         path.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            raise unwritable(path, error) from error
+            raise unwritable_error(path, error) from error
         raise
 
 
-def unwritable(path: Path, error: OSError) -> MooringsError:
+def unwritable_error(path: Path, error: OSError) -> MooringsError:
     """What is told of a file that cannot be made."""
     return MooringsError("config.invalid", f"{path} cannot be written: {format_cause(error)}", hint="name another one")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from moorings.cli.text import plain
+from moorings.cli.text import escape_controls
 from moorings.core.errors import MooringsError
 from moorings.wire.errors import ExitCode, error_kind
 
@@ -17,13 +17,13 @@ _HINTS = {
 
 def error_lines(error: MooringsError) -> list[str]:
     """The lines a failed command ends with on stderr: what failed with its stable code, what to do, which request."""
-    lines = [f"error: {plain(error.detail)} ({plain(error.code)})"]
+    lines = [f"error: {escape_controls(error.detail)} ({escape_controls(error.code)})"]
     request_id = getattr(error, "request_id", "")
     hint = (_HINTS.get(error.code) if request_id else None) or error.hint
     if hint.strip():
-        lines.append(f"hint: {plain(hint)}")
+        lines.append(f"hint: {escape_controls(hint)}")
     if request_id:
-        lines.append(f"request id: {plain(request_id)}")
+        lines.append(f"request id: {escape_controls(request_id)}")
     return lines
 
 
@@ -32,7 +32,7 @@ def exit_code(error: MooringsError) -> int:
     return int(error_kind(error.code).exit)
 
 
-class WrongUsage(click.UsageError):
+class UsageErrorWithHint(click.UsageError):
     """Wrong usage with a hint of its own, where ``--help`` would not say what to do."""
 
     def __init__(self, message: str, *, hint: str) -> None:
@@ -40,11 +40,11 @@ class WrongUsage(click.UsageError):
         self.hint = hint
 
 
-class ReaderGone(Exception):  # noqa: N818 - an end, not an error
+class OutputClosed(Exception):  # noqa: N818 - an end, not an error
     """Nobody reads our output any more (``moor events | head``). Click would take a ``BrokenPipeError`` for its own."""
 
 
-class Ended(Exception):  # noqa: N818 - an end, not an error
+class CommandExit(Exception):  # noqa: N818 - an end, not an error
     """A command's own end with an exit code, after it has said all there is to say."""
 
     def __init__(self, code: ExitCode | int) -> None:

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from moorings.cli.limits import Limit
+from moorings.cli.limits import Deadline
 from moorings.cli.progress import Progress
 from moorings.client.client import Client
 from moorings.client.requests import EventFilter
@@ -34,7 +34,7 @@ PATIENCE_S = 900.0  # an upgrade of the controller's machine fits into it; a for
 _RANK = re.compile(rb"\[(\d+)\] ")
 
 
-def patience_of(progress: Progress, limit_s: float = PATIENCE_S) -> RetryPolicy:
+def make_patience(progress: Progress, limit_s: float = PATIENCE_S) -> RetryPolicy:
     """Patience that says what it waits for."""
 
     def tell(error: MooringsError, _pause_s: float) -> None:
@@ -43,7 +43,7 @@ def patience_of(progress: Progress, limit_s: float = PATIENCE_S) -> RetryPolicy:
     return RetryPolicy(limit_s, tell=tell)
 
 
-class LogCopy:
+class LogDeduplicator:
     """What of a run's output is new, however often it is read from the beginning.
 
     One task's output is the same bytes each time, so bytes are counted. Several tasks' lines may be woven together
@@ -105,7 +105,7 @@ class RunFollower:
         self._progress = progress
         self._take = write
         self._started = False
-        self._copy: LogCopy | None = None
+        self._copy: LogDeduplicator | None = None
 
     def follow(self, run: RunBody, *, task: int | None = None) -> RunBody:
         """The run as it ended; may be called again after an interrupt, and goes on where it was."""
@@ -117,7 +117,7 @@ class RunFollower:
 
     def copy_logs(self, run: RunBody, *, task: int | None = None) -> RunBody:
         """Copy the output to its end; the run as it ended."""
-        self._copy = self._copy or LogCopy(woven=task is None and run.job.tasks > 1)
+        self._copy = self._copy or LogDeduplicator(woven=task is None and run.job.tasks > 1)
         lost, attempt = self._client.losses, run.attempt
         while True:
             self._copy_stream(run.id, task, self._copy)
@@ -133,7 +133,7 @@ class RunFollower:
         self._write(self._copy.finish())
         return run
 
-    def _copy_stream(self, ident: str, task: int | None, copy: LogCopy) -> None:
+    def _copy_stream(self, ident: str, task: int | None, copy: LogDeduplicator) -> None:
         """Copy what is new until the stream ends, from the beginning again whenever the connection is lost."""
         retries = Retries(self._client.patience)
         while True:
@@ -146,7 +146,7 @@ class RunFollower:
             else:
                 return
 
-    def _new_chunks(self, ident: str, task: int | None, copy: LogCopy, *, follow: bool) -> Iterator[bytes]:
+    def _new_chunks(self, ident: str, task: int | None, copy: LogDeduplicator, *, follow: bool) -> Iterator[bytes]:
         copy.restart()
         for chunk in self._client.logs(ident, task=task, follow=follow):
             yield copy.take(chunk)
@@ -160,7 +160,7 @@ class RunFollower:
         if run.claim is None:
             self._await_turn(run)
             return
-        claim = await_claim(self._client, self._progress, run.claim, "READY", name=run.id)
+        claim = wait_for_claim(self._client, self._progress, run.claim, "READY", name=run.id)
         assert claim is not None, "without a limit it comes to an end"
 
     def _await_turn(self, run: RunBody) -> None:
@@ -181,11 +181,11 @@ class RunFollower:
                 return
 
 
-def await_claim(
-    client: Client, progress: Progress, ident: str, until: str, *, name: str, limit: Limit | None = None
+def wait_for_claim(
+    client: Client, progress: Progress, ident: str, until: str, *, name: str, limit: Deadline | None = None
 ) -> ClaimBody | None:
     """The claim when it has come to ``until`` or has ended; None if the limit came first. Says why it waits."""
-    limit = limit or Limit(None)
+    limit = limit or Deadline(None)
     told = False
     goal = "GRANTED" if until == "READY" else until
     wait_s = 0.0  # the first look is at once: nobody should sit before an empty screen
@@ -197,7 +197,7 @@ def await_claim(
         elif not told and claim.devices is not None and until != "ENDED":
             told, goal = True, until
             progress.say(f"{name}: GRANTED {claim.pool} devices {claim.devices}")
-        if has_come(claim, until):
+        if has_reached(claim, until):
             if until == "READY" and claim.state == ClaimState.READY:
                 progress.say(f"{name}: partition {claim.partition} ACTIVE{_after(claim)}")
             progress.clear()
@@ -211,7 +211,7 @@ def await_claim(
         wait_s = limit.left_s(REASON_FRESH_S)
 
 
-def has_come(claim: ClaimBody, until: str) -> bool:
+def has_reached(claim: ClaimBody, until: str) -> bool:
     """Whether a claim is where ``until`` (GRANTED, READY, ENDED) says, or will never be."""
     if claim.state in CLAIM_ENDED:
         return True

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from moorings.cli.session import Session
+from moorings.cli.session import CommandContext
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -34,7 +34,7 @@ NOUNS: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CommandEntry:
     """One row of the table of commands: where it lives, what the help says of it, what else it is called.
 
     Attributes:
@@ -50,10 +50,10 @@ class Entry:
     aliases: tuple[str, ...] = ()
 
 
-def _remember(name: str) -> Callable[[click.Context, click.Parameter, object], None]:
+def _store_flag(name: str) -> Callable[[click.Context, click.Parameter, object], None]:
     def callback(ctx: click.Context, _parameter: click.Parameter, value: object) -> None:
         if value not in (None, False, 0):
-            ctx.ensure_object(Session).flags[name] = str(value)
+            ctx.ensure_object(CommandContext).flags[name] = str(value)
 
     return callback
 
@@ -63,7 +63,7 @@ def global_options(*, hidden: bool) -> list[click.Option]:
 
     def flag(name: str, *spelling: str, **settings: Any) -> click.Option:  # noqa: ANN401 - Click's own arguments
         return click.Option(
-            [*spelling, f"_{name}"], hidden=hidden, expose_value=False, callback=_remember(name), **settings
+            [*spelling, f"_{name}"], hidden=hidden, expose_value=False, callback=_store_flag(name), **settings
         )
 
     return [
@@ -72,7 +72,7 @@ def global_options(*, hidden: bool) -> list[click.Option]:
             *("context", "--context"),
             metavar="NAME",
             help="Use this context of the configuration.",
-            shell_complete=live("context"),
+            shell_complete=complete_names("context"),
         ),
         flag("config", "--config", metavar="FILE", help="Read this configuration file first."),
         flag("ca_file", "--ca-file", metavar="FILE", help="PEM file of the authority behind the server's certificate."),
@@ -111,7 +111,7 @@ class NounGroup(click.Group):
         noun, slash, begun = incomplete.partition("/")
         if not slash:
             return super().shell_complete(ctx, incomplete)
-        found = live(singular(noun))(ctx, self.params[0], begun)
+        found = complete_names(singular(noun))(ctx, self.params[0], begun)
         return [CompletionItem(f"{noun}/{name}") for name in found]
 
     def resolve_command(
@@ -128,10 +128,10 @@ class NounGroup(click.Group):
         return (command.name if command else None), command, rest
 
 
-class Commands(click.Group):
+class LazyCommandGroup(click.Group):
     """The root: a table of commands whose modules are imported when they are called."""
 
-    def __init__(self, table: Mapping[str, Entry], *args: Any, **settings: Any) -> None:  # noqa: ANN401 - Click's own
+    def __init__(self, table: Mapping[str, CommandEntry], *args: Any, **settings: Any) -> None:  # noqa: ANN401 - Click's own
         super().__init__(*args, **settings)
         self.table = table
         self._names = {alias: name for name, entry in table.items() for alias in (name, *entry.aliases)}
@@ -158,13 +158,13 @@ class Commands(click.Group):
     def _did_you_mean(self, word: str, ctx: click.Context) -> click.UsageError | None:
         from difflib import get_close_matches
 
-        from moorings.cli.errors import WrongUsage
+        from moorings.cli.errors import UsageErrorWithHint
 
         alike = list(dict.fromkeys(self._names[name] for name in get_close_matches(word, self._names)))
         if word in self._names or not alike:
             return None
         hint = f"did you mean {' or '.join(map(repr, alike))}? See '{ctx.command_path} --help'"
-        return WrongUsage(f"there is no command {word!r}", hint=hint)
+        return UsageErrorWithHint(f"there is no command {word!r}", hint=hint)
 
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
@@ -180,7 +180,7 @@ def singular(noun: str) -> str:
     return next((name for name, others in NOUNS.items() if noun in others), noun)
 
 
-def bare_names(noun: str, names: Iterable[str]) -> tuple[str, ...]:
+def strip_nouns(noun: str, names: Iterable[str]) -> tuple[str, ...]:
     """Names without a ``noun/`` before them.
 
     Raises:
@@ -217,21 +217,21 @@ def examples(*lines: str) -> str:
 def names_argument(noun: str, *, required: bool = False) -> Callable[[CommandT], CommandT]:
     """``[NAME]...``, completed with live names."""
     metavar = "NAME..." if required else "[NAME]..."
-    return click.argument("names", metavar=metavar, nargs=-1, required=required, shell_complete=live(noun))
+    return click.argument("names", metavar=metavar, nargs=-1, required=required, shell_complete=complete_names(noun))
 
 
 def name_argument(noun: str) -> Callable[[CommandT], CommandT]:
     """``NAME``, completed with live names."""
-    return click.argument("name", metavar=noun.upper(), shell_complete=live(noun))
+    return click.argument("name", metavar=noun.upper(), shell_complete=complete_names(noun))
 
 
-def live(*nouns: str) -> Callable[[click.Context, click.Parameter, str], Sequence[str]]:
+def complete_names(*nouns: str) -> Callable[[click.Context, click.Parameter, str], Sequence[str]]:
     """What completes a parameter: names of things of these nouns that exist now; ``state``: of the command's noun."""
 
     def complete(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> Sequence[str]:
         from moorings.cli.completion import live_names, states
 
-        session = ctx.ensure_object(Session)
+        session = ctx.ensure_object(CommandContext)
         names = [
             name
             for noun in nouns

@@ -30,13 +30,13 @@ class Interrupted(BaseException):
         return 128 + self.number
 
 
-class Interrupts:
+class SignalsAsExceptions:
     """While it is entered, signals raise ``Interrupted`` in the main thread."""
 
     def __init__(self) -> None:
         self._before: dict[int, object] = {}
 
-    def __enter__(self) -> Interrupts:
+    def __enter__(self) -> SignalsAsExceptions:
         for number in SIGNALS:
             before = signal.getsignal(number)
             if before is not signal.SIG_IGN:

@@ -66,7 +66,7 @@ def build_job(
     else:
         passed = {name: environment[name] for name in ("PATH",) if name in environment}
         job = JobSpec(
-            name=name_of(command), command=tuple(command), workdir=str(folder), environment=passed, project=project
+            name=job_name_of(command), command=tuple(command), workdir=str(folder), environment=passed, project=project
         )
     if command:
         job = replace(job, command=tuple(command))
@@ -89,7 +89,7 @@ def read_job(path: Path, environment: Mapping[str, str]) -> JobSpec:
         ) from error
     folder = path.absolute().parent
     return parse_job(
-        text, source=str(path), folder=str(folder), submitter=environment, default_name=name_of([path.stem])
+        text, source=str(path), folder=str(folder), submitter=environment, default_name=job_name_of([path.stem])
     )
 
 
@@ -102,7 +102,7 @@ def _regular_text(path: Path) -> str:
         return file.read()
 
 
-def name_of(command: Sequence[str]) -> str:
+def job_name_of(command: Sequence[str]) -> str:
     """A job's name after its program: ``/usr/bin/python3`` is ``python3``."""
     stem = _FOREIGN.sub("-", Path(command[0]).name if command else "")[:63]
     return stem.strip("._-") or "job"

@@ -12,8 +12,8 @@ from functools import partial
 from itertools import groupby
 from typing import Any, Generic, TypeVar
 
-from moorings.cli.shares import blocks_text, shares_text
-from moorings.cli.text import plain
+from moorings.cli.shares import blocks_text, format_guarantees
+from moorings.cli.text import escape_controls
 from moorings.core.instants import Timestamp, seconds_between
 from moorings.core.quantities import age_text, duration_text
 from moorings.wire.codec import parse_time
@@ -51,7 +51,7 @@ EVENT_DATA_SHOWN = (
 
 
 @dataclass(frozen=True, slots=True)
-class Column(Generic[T]):
+class TableColumn(Generic[T]):
     """One column: its header, and its cell of an item at a time. ``wide``: only with ``-o wide``."""
 
     header: str
@@ -60,15 +60,15 @@ class Column(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Folded(Generic[T]):
+class GroupedView(Generic[T]):
     """A shorter view for the plain table: neighbours that are alike become one row."""
 
-    columns: tuple[Column[Sequence[T]], ...]
+    columns: tuple[TableColumn[Sequence[T]], ...]
     fold: Callable[[Iterable[T]], Sequence[Sequence[T]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind(Generic[T]):
+class ResourceKind(Generic[T]):
     """One kind of thing.
 
     Attributes:
@@ -85,9 +85,9 @@ class Kind(Generic[T]):
     aliases: tuple[str, ...]
     api: str
     shape: type[T]
-    columns: tuple[Column[T], ...]
+    columns: tuple[TableColumn[T], ...]
     ident: Callable[[T], str]
-    folded: Folded[T] | None = None
+    folded: GroupedView[T] | None = None
 
 
 def age(text: str | None, now: Timestamp) -> str:
@@ -107,9 +107,11 @@ def estimate_text(found: EstimateBody, now: Timestamp, *, would: str = "starts")
     if found.starts_now:
         return f"{would} now"
     if found.starts_at is None:
-        return plain(f"nobody can say when it {would}: {found.why}")
+        return escape_controls(f"nobody can say when it {would}: {found.why}")
     left = duration_text(seconds_between(now, parse_time(found.starts_at)))
-    return plain(f"{would} at {found.starts_at[:19]}Z at the latest (in {left}), unless somebody comes who is first")
+    return escape_controls(
+        f"{would} at {found.starts_at[:19]}Z at the latest (in {left}), unless somebody comes who is first"
+    )
 
 
 def topology_text(pool: PoolBody) -> str:
@@ -123,23 +125,23 @@ def subject_of(event: EventBody) -> str:
     return next((f"{noun}/{ident}" for noun, ident in about if ident), NOTHING)
 
 
-def fold_devices(devices: Iterable[DeviceBody]) -> list[list[DeviceBody]]:
+def group_devices(devices: Iterable[DeviceBody]) -> list[list[DeviceBody]]:
     """Neighbouring devices that are alike in all that matters, together."""
     rows: list[list[DeviceBody]] = []
-    for _, alike in groupby(sorted(devices, key=lambda item: (item.pool, item.index)), key=_likeness):
+    for _, alike in groupby(sorted(devices, key=lambda item: (item.pool, item.index)), key=_group_key):
         for device in alike:
-            if rows and _likeness(rows[-1][-1]) == _likeness(device) and rows[-1][-1].index + 1 == device.index:
+            if rows and _group_key(rows[-1][-1]) == _group_key(device) and rows[-1][-1].index + 1 == device.index:
                 rows[-1].append(device)
             else:
                 rows.append([device])
     return rows
 
 
-def _likeness(device: DeviceBody) -> tuple[str | None, ...]:
+def _group_key(device: DeviceBody) -> tuple[str | None, ...]:
     return (device.pool, device.accelerator, device.state, device.partition, device.owner, device.reason)
 
 
-def span(devices: Sequence[DeviceBody]) -> str:
+def device_range(devices: Sequence[DeviceBody]) -> str:
     """Neighbouring devices as one text: ``pod64:3-5``."""
     first, last = devices[0], devices[-1]
     return first.id if first is last else f"{first.pool}:{first.index}-{last.index}"
@@ -171,230 +173,230 @@ def _key_state(key: KeyBody, now: Timestamp) -> str:
     return "EXPIRED" if key.expires_at is not None and parse_time(key.expires_at) <= now else "VALID"
 
 
-def field(name: str) -> Callable[[Any, Timestamp], object]:
+def field_cell(name: str) -> Callable[[Any, Timestamp], object]:
     """The cell that is the field ``name`` itself."""
     return lambda item, _now: getattr(item, name)
 
 
-def since(name: str) -> Callable[[Any, Timestamp], object]:
+def age_cell(name: str) -> Callable[[Any, Timestamp], object]:
     """The cell that is the age of the time in field ``name``."""
     return lambda item, now: age(getattr(item, name), now)
 
 
-wide = partial(Column, wide=True)
+wide = partial(TableColumn, wide=True)
 
-POOLS: Kind[PoolBody] = Kind(
+POOLS: ResourceKind[PoolBody] = ResourceKind(
     "pool",
     "pools",
     ("po",),
     "Pool",
     PoolBody,
     (
-        Column("NAME", field("name")),
-        Column("KIND", field("accelerator")),
-        Column("DRIVER", field("driver")),
-        Column("DEVICES", field("devices")),
-        Column("FREE", field("free")),
-        Column("LARGEST", field("largest")),
-        Column("PARTITIONS", field("partitions")),
-        Column("WAITING", field("waiting")),
-        wide("OUT", field("out_of_service")),
+        TableColumn("NAME", field_cell("name")),
+        TableColumn("KIND", field_cell("accelerator")),
+        TableColumn("DRIVER", field_cell("driver")),
+        TableColumn("DEVICES", field_cell("devices")),
+        TableColumn("FREE", field_cell("free")),
+        TableColumn("LARGEST", field_cell("largest")),
+        TableColumn("PARTITIONS", field_cell("partitions")),
+        TableColumn("WAITING", field_cell("waiting")),
+        wide("OUT", field_cell("out_of_service")),
         wide("TOPOLOGY", lambda pool, _now: topology_text(pool)),
         wide("MAX_BLOCK", lambda pool, _now: pool.topology.max_block),
-        Column("STATE", lambda pool, _now: "UP" if pool.reachable else "UNREACHABLE"),
-        wide("PROBLEM", field("problem")),
+        TableColumn("STATE", lambda pool, _now: "UP" if pool.reachable else "UNREACHABLE"),
+        wide("PROBLEM", field_cell("problem")),
     ),
     lambda pool: pool.name,
 )
 
-DEVICES: Kind[DeviceBody] = Kind(
+DEVICES: ResourceKind[DeviceBody] = ResourceKind(
     "device",
     "devices",
     ("dev", "devs"),
     "Device",
     DeviceBody,
     (
-        Column("ID", field("id")),
-        Column("KIND", field("accelerator")),
-        Column("DOMAIN", field("domain")),
-        Column("STATE", field("state")),
-        Column("PARTITION", field("partition")),
-        Column("OWNER", field("owner")),
-        Column("AGE", since("since")),
-        Column("REASON", field("reason")),
+        TableColumn("ID", field_cell("id")),
+        TableColumn("KIND", field_cell("accelerator")),
+        TableColumn("DOMAIN", field_cell("domain")),
+        TableColumn("STATE", field_cell("state")),
+        TableColumn("PARTITION", field_cell("partition")),
+        TableColumn("OWNER", field_cell("owner")),
+        TableColumn("AGE", age_cell("since")),
+        TableColumn("REASON", field_cell("reason")),
     ),
     lambda device: device.id,
-    Folded(
+    GroupedView(
         (
-            Column("DEVICES", lambda row, _now: span(row)),
-            Column("COUNT", lambda row, _now: len(row)),
-            Column("KIND", lambda row, _now: row[0].accelerator),
-            Column("STATE", lambda row, _now: row[0].state),
-            Column("PARTITION", lambda row, _now: row[0].partition),
-            Column("OWNER", lambda row, _now: row[0].owner),
-            Column("REASON", lambda row, _now: row[0].reason),
+            TableColumn("DEVICES", lambda row, _now: device_range(row)),
+            TableColumn("COUNT", lambda row, _now: len(row)),
+            TableColumn("KIND", lambda row, _now: row[0].accelerator),
+            TableColumn("STATE", lambda row, _now: row[0].state),
+            TableColumn("PARTITION", lambda row, _now: row[0].partition),
+            TableColumn("OWNER", lambda row, _now: row[0].owner),
+            TableColumn("REASON", lambda row, _now: row[0].reason),
         ),
-        fold_devices,
+        group_devices,
     ),
 )
 
-PARTITIONS: Kind[PartitionBody] = Kind(
+PARTITIONS: ResourceKind[PartitionBody] = ResourceKind(
     "partition",
     "partitions",
     ("part", "parts"),
     "Partition",
     PartitionBody,
     (
-        Column("NAME", field("name")),
-        Column("POOL", field("pool")),
-        Column("SIZE", field("size")),
-        Column("DEVICES", field("devices")),
-        Column("GCDS", field("gcds")),
-        Column("STATE", field("state")),
-        Column("OWNER", field("owner")),
-        Column("AGE", since("since")),
-        wide("KIND", field("accelerator")),
+        TableColumn("NAME", field_cell("name")),
+        TableColumn("POOL", field_cell("pool")),
+        TableColumn("SIZE", field_cell("size")),
+        TableColumn("DEVICES", field_cell("devices")),
+        TableColumn("GCDS", field_cell("gcds")),
+        TableColumn("STATE", field_cell("state")),
+        TableColumn("OWNER", field_cell("owner")),
+        TableColumn("AGE", age_cell("since")),
+        wide("KIND", field_cell("accelerator")),
         wide("REPLICAS", lambda item, _now: item.gcds * item.replicas_per_gcd),
-        wide("CLAIM", field("claim")),
-        wide("ID", field("id")),
-        wide("REASON", field("reason")),
+        wide("CLAIM", field_cell("claim")),
+        wide("ID", field_cell("id")),
+        wide("REASON", field_cell("reason")),
     ),
     lambda item: item.name,
 )
 
-CLAIMS: Kind[ClaimBody] = Kind(
+CLAIMS: ResourceKind[ClaimBody] = ResourceKind(
     "claim",
     "claims",
     ("cl",),
     "Claim",
     ClaimBody,
     (
-        wide("ID", field("id")),
-        Column("NAME", field("name")),
-        Column("OWNER", field("owner")),
-        Column("KIND", field("accelerator")),
-        Column("SIZE", field("size")),
-        Column("STATE", field("state")),
-        Column("POOL", field("pool")),
-        Column("PARTITION", field("partition")),
-        wide("DEVICES", field("devices")),
-        wide("GCDS", field("gcds")),
-        wide("PROJECT", field("project")),
-        wide("PRIORITY", field("priority")),
+        wide("ID", field_cell("id")),
+        TableColumn("NAME", field_cell("name")),
+        TableColumn("OWNER", field_cell("owner")),
+        TableColumn("KIND", field_cell("accelerator")),
+        TableColumn("SIZE", field_cell("size")),
+        TableColumn("STATE", field_cell("state")),
+        TableColumn("POOL", field_cell("pool")),
+        TableColumn("PARTITION", field_cell("partition")),
+        wide("DEVICES", field_cell("devices")),
+        wide("GCDS", field_cell("gcds")),
+        wide("PROJECT", field_cell("project")),
+        wide("PRIORITY", field_cell("priority")),
         wide("LIMIT", lambda item, _now: None if item.time_limit_s is None else duration_text(item.time_limit_s)),
-        wide("ATTEMPT", field("attempt")),
-        Column("AGE", since("created_at")),
-        Column("REASON", lambda item, _now: reason_text(item.reason, item.position)),
+        wide("ATTEMPT", field_cell("attempt")),
+        TableColumn("AGE", age_cell("created_at")),
+        TableColumn("REASON", lambda item, _now: reason_text(item.reason, item.position)),
     ),
     lambda item: item.name,
 )
 
-RUNS: Kind[RunBody] = Kind(
+RUNS: ResourceKind[RunBody] = ResourceKind(
     "run",
     "runs",
     ("job", "jobs"),
     "Run",
     RunBody,
     (
-        Column("ID", field("id")),
-        Column("NAME", field("name")),
-        Column("STATE", field("state")),
-        Column("DEVICES", lambda item, _now: item.job.accelerators.size),
+        TableColumn("ID", field_cell("id")),
+        TableColumn("NAME", field_cell("name")),
+        TableColumn("STATE", field_cell("state")),
+        TableColumn("DEVICES", lambda item, _now: item.job.accelerators.size),
         wide("TASKS", lambda item, _now: item.job.tasks),
-        wide("POOL", field("pool")),
-        Column("PARTITION", field("partition")),
-        wide("SUBJECT", field("subject")),
-        wide("ENGINE", field("engine")),
-        wide("CLAIM", field("claim")),
-        Column("AGE", since("created_at")),
-        Column("EXIT", field("exit_code")),
-        Column("REASON", lambda item, _now: _run_reason(item)),
+        wide("POOL", field_cell("pool")),
+        TableColumn("PARTITION", field_cell("partition")),
+        wide("SUBJECT", field_cell("subject")),
+        wide("ENGINE", field_cell("engine")),
+        wide("CLAIM", field_cell("claim")),
+        TableColumn("AGE", age_cell("created_at")),
+        TableColumn("EXIT", field_cell("exit_code")),
+        TableColumn("REASON", lambda item, _now: _run_reason(item)),
         wide("COMMAND", lambda item, _now: " ".join(item.job.command)),
     ),
     lambda item: item.id,
 )
 
-PROJECTS: Kind[ProjectBody] = Kind(
+PROJECTS: ResourceKind[ProjectBody] = ResourceKind(
     "project",
     "projects",
     ("proj",),
     "Project",
     ProjectBody,
     (
-        Column("NAME", field("name")),
-        Column("WEIGHT", lambda item, _now: f"{item.weight:g}"),
-        Column("GUARANTEED", lambda item, _now: shares_text(item.shares)),
-        Column("DEVICES_MAX", field("devices_max")),
-        Column("USER_MAX", field("user_devices_max")),
-        wide("PRIORITY_MAX", field("priority_max")),
-        wide("WAITING_MAX", field("waiting_max")),
-        wide("WAITING_BYTES_MAX", field("waiting_bytes_max")),
-        Column("MEMBERS", lambda item, _now: ",".join(item.members)),
+        TableColumn("NAME", field_cell("name")),
+        TableColumn("WEIGHT", lambda item, _now: f"{item.weight:g}"),
+        TableColumn("GUARANTEED", lambda item, _now: format_guarantees(item.shares)),
+        TableColumn("DEVICES_MAX", field_cell("devices_max")),
+        TableColumn("USER_MAX", field_cell("user_devices_max")),
+        wide("PRIORITY_MAX", field_cell("priority_max")),
+        wide("WAITING_MAX", field_cell("waiting_max")),
+        wide("WAITING_BYTES_MAX", field_cell("waiting_bytes_max")),
+        TableColumn("MEMBERS", lambda item, _now: ",".join(item.members)),
         wide("ALIASES", lambda item, _now: ",".join(item.aliases)),
-        wide("VERSION", field("version")),
+        wide("VERSION", field_cell("version")),
     ),
     lambda item: item.name,
 )
 
-QUOTAS: Kind[QuotaBody] = Kind(
+QUOTAS: ResourceKind[QuotaBody] = ResourceKind(
     "quota",
     "quotas",
     (),
     "Quota",
     QuotaBody,
     (
-        Column("PROJECT", field("project")),
-        Column("POOL", field("pool")),
-        Column("GUARANTEED", field("guaranteed")),
+        TableColumn("PROJECT", field_cell("project")),
+        TableColumn("POOL", field_cell("pool")),
+        TableColumn("GUARANTEED", field_cell("guaranteed")),
         wide("BLOCKS", lambda item, _now: blocks_text(item.blocks)),
-        Column("HELD", field("held")),
-        Column("BORROWED", field("borrowed")),
-        Column("WAITING", field("waiting_devices")),
-        wide("CLAIMS", field("waiting")),
+        TableColumn("HELD", field_cell("held")),
+        TableColumn("BORROWED", field_cell("borrowed")),
+        TableColumn("WAITING", field_cell("waiting_devices")),
+        wide("CLAIMS", field_cell("waiting")),
         wide("WEIGHT", lambda item, _now: f"{item.weight:g}"),
-        wide("DEVICES_MAX", field("devices_max")),
-        Column("USED_HOURS", lambda item, _now: f"{item.used_device_hours:.1f}"),
+        wide("DEVICES_MAX", field_cell("devices_max")),
+        TableColumn("USED_HOURS", lambda item, _now: f"{item.used_device_hours:.1f}"),
     ),
     lambda item: f"{item.project}:{item.pool}",
 )
 
-KEYS: Kind[KeyBody] = Kind(
+KEYS: ResourceKind[KeyBody] = ResourceKind(
     "key",
     "keys",
     (),
     "Key",
     KeyBody,
     (
-        Column("ID", field("id")),
-        Column("SUBJECT", field("subject")),
-        Column("ROLE", field("role")),
-        Column("OWNER_PREFIX", field("owner_prefix")),
-        Column("AGE", since("created_at")),
-        Column("EXPIRES", lambda item, now: _key_expires(item, now)),
-        Column("STATE", lambda item, now: _key_state(item, now)),
+        TableColumn("ID", field_cell("id")),
+        TableColumn("SUBJECT", field_cell("subject")),
+        TableColumn("ROLE", field_cell("role")),
+        TableColumn("OWNER_PREFIX", field_cell("owner_prefix")),
+        TableColumn("AGE", age_cell("created_at")),
+        TableColumn("EXPIRES", lambda item, now: _key_expires(item, now)),
+        TableColumn("STATE", lambda item, now: _key_state(item, now)),
     ),
     lambda item: item.id,
 )
 
-EVENTS: Kind[EventBody] = Kind(
+EVENTS: ResourceKind[EventBody] = ResourceKind(
     "event",
     "events",
     ("ev",),
     "Event",
     EventBody,
     (
-        Column("SEQ", field("seq")),
-        Column("TIME", lambda item, _now: item.at[:19] + "Z"),
-        Column("NAME", field("name")),
-        Column("OBJECT", lambda item, _now: subject_of(item)),
-        wide("PARTITION", field("partition")),
-        wide("POOL", field("pool")),
-        Column("DETAIL", lambda item, _now: _event_detail(item, EVENT_DATA_SHOWN)),
+        TableColumn("SEQ", field_cell("seq")),
+        TableColumn("TIME", lambda item, _now: item.at[:19] + "Z"),
+        TableColumn("NAME", field_cell("name")),
+        TableColumn("OBJECT", lambda item, _now: subject_of(item)),
+        wide("PARTITION", field_cell("partition")),
+        wide("POOL", field_cell("pool")),
+        TableColumn("DETAIL", lambda item, _now: _event_detail(item, EVENT_DATA_SHOWN)),
         wide("DATA", lambda item, _now: _event_detail(item)),
     ),
     lambda item: str(item.seq),
 )
 
-KINDS: dict[str, Kind[Any]] = {
+KINDS: dict[str, ResourceKind[Any]] = {
     kind.noun: kind for kind in (POOLS, DEVICES, PARTITIONS, CLAIMS, RUNS, PROJECTS, QUOTAS, KEYS, EVENTS)
 }

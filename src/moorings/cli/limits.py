@@ -35,11 +35,11 @@ def parse_lifetime_s(text: str) -> float:
     return seconds
 
 
-class Limit:
+class Deadline:
     """How long something may still take; None: for ever."""
 
     @classmethod
-    def of(cls, text: str | None) -> Limit:
+    def of(cls, text: str | None) -> Deadline:
         """The limit that ``--timeout`` names.
 
         Raises:

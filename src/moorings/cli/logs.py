@@ -55,7 +55,7 @@ _WORDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class EventLogFile:
     """A log that was read.
 
     Attributes:
@@ -67,11 +67,11 @@ class Log:
     pools: str | None = None
 
 
-class _FlawError(Exception):
+class _LogFormatError(Exception):
     """What is wrong with a log, as a half sentence for people."""
 
 
-def read_log(path: Path, archive: Path) -> Log:
+def read_log(path: Path, archive: Path) -> EventLogFile:
     """The log of a file: an export, as one JSON document or a line an event, or a backup.
 
     Args:
@@ -85,20 +85,20 @@ def read_log(path: Path, archive: Path) -> Log:
         with path.open("rb") as file:
             if file.read(len(_GZIP)) == _GZIP:
                 file.seek(0)
-                found = _of_backup(file, str(path))
+                found = _read_backup(file, str(path))
             else:
                 file.seek(0)
-                found = Log(parse_log(file.read().decode("utf-8-sig"), str(path)))
+                found = EventLogFile(parse_log(file.read().decode("utf-8-sig"), str(path)))
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else "it is not UTF-8"
         raise MooringsError("log.unreadable", f"{path} cannot be read: {why}", hint=_EXPORT) from error
-    rows = list(islice(_archived(found.rows, archive, str(path)), _EVENTS_MAX + 1))
+    rows = list(islice(_with_archives(found.rows, archive, str(path)), _EVENTS_MAX + 1))
     if len(rows) > _EVENTS_MAX:
         raise MooringsError("log.unreadable", f"{path} and its archives have more than {_EVENTS_MAX} events")
-    return replace(found, rows=_whole(rows, str(path)))
+    return replace(found, rows=_check_complete(rows, str(path)))
 
 
-def _archived(rows: Sequence[EventRow], folder: Path, source: str) -> Iterator[EventRow]:
+def _with_archives(rows: Sequence[EventRow], folder: Path, source: str) -> Iterator[EventRow]:
     """The rows, and before them those of the archives up to the first of them.
 
     Raises:
@@ -111,12 +111,12 @@ def _archived(rows: Sequence[EventRow], folder: Path, source: str) -> Iterator[E
         first = min((one for one in held if following <= one < begin), default=None)
         found = read_events(held[first]) if first is not None else iter(())
         row = next(found, None)
-        if first is None or row is None or (first > following and not _leaps(row)):
+        if first is None or row is None or (first > following and not _is_gap_allowed(row)):
             break
         yield row
         yield from found
         following = held[first].last + 1
-    if following < begin and not _leaps(rows[0]):
+    if following < begin and not _is_gap_allowed(rows[0]):
         raise MooringsError(
             "log.unreadable",
             f"{source} is not the whole log: it begins with event {begin}, and {folder} has no archive of events "
@@ -129,36 +129,38 @@ def _archived(rows: Sequence[EventRow], folder: Path, source: str) -> Iterator[E
 # -- a backup --------------------------------------------------------------------------------------------------------
 
 
-class _Unpacked(gzip.GzipFile):
+class _BoundedGzip(gzip.GzipFile):
     """What a backup unpacks to, as far as it may be read."""
 
     def read(self, size: int | None = -1) -> bytes:
         if size is None or not 0 <= size <= _READ_BYTES_MAX:
-            raise _FlawError("there is more in it than a backup has")
+            raise _LogFormatError("there is more in it than a backup has")
         found = super().read(size)
         if self.tell() > _UNPACKED_BYTES_MAX:
-            raise _FlawError("there is more in it than a backup has")
+            raise _LogFormatError("there is more in it than a backup has")
         return found
 
     def seek(self, offset: int, whence: int = 0) -> int:
         if offset > _UNPACKED_BYTES_MAX:
-            raise _FlawError("there is more in it than a backup has")
+            raise _LogFormatError("there is more in it than a backup has")
         return super().seek(offset, whence)
 
 
-def _of_backup(file: IO[bytes], source: str) -> Log:
+def _read_backup(file: IO[bytes], source: str) -> EventLogFile:
     try:
-        with _Unpacked(fileobj=file) as unpacked, tempfile.NamedTemporaryFile() as copy:
-            pools = _take_apart(unpacked, copy)
+        with _BoundedGzip(fileobj=file) as unpacked, tempfile.NamedTemporaryFile() as copy:
+            pools = _extract_database(unpacked, copy)
             copy.flush()
             with contextlib.closing(sqlite3.connect(f"file:{copy.name}?mode=ro&immutable=1", uri=True)) as database:
-                rows = _logged(database, copy.tell())
-    except (_FlawError, tarfile.TarError, EOFError, zlib.error, ValueError, sqlite3.Error, OSError) as error:
-        raise MooringsError("log.unreadable", f"{source} is no whole backup: {_told(error)}", hint=_EXPORT) from error
-    return Log(tuple(rows), pools)
+                rows = _read_events(database, copy.tell())
+    except (_LogFormatError, tarfile.TarError, EOFError, zlib.error, ValueError, sqlite3.Error, OSError) as error:
+        raise MooringsError(
+            "log.unreadable", f"{source} is no whole backup: {_error_text(error)}", hint=_EXPORT
+        ) from error
+    return EventLogFile(tuple(rows), pools)
 
 
-def _take_apart(unpacked: _Unpacked, copy: IO[bytes]) -> str | None:
+def _extract_database(unpacked: _BoundedGzip, copy: IO[bytes]) -> str | None:
     """Copy the database out of a backup; the text of its pools file, if it has one."""
     found: dict[str, bytes] = {}
     with tarfile.open(fileobj=unpacked, mode="r:") as tar:
@@ -166,12 +168,12 @@ def _take_apart(unpacked: _Unpacked, copy: IO[bytes]) -> str | None:
             if member.name not in (_DATABASE, _POOLS):
                 continue
             if not member.isreg() or member.issparse():
-                raise _FlawError(f"{member.name} in it is no plain file")
+                raise _LogFormatError(f"{member.name} in it is no plain file")
             if member.name in found:
-                raise _FlawError(f"{member.name} is in it twice")
+                raise _LogFormatError(f"{member.name} is in it twice")
             content = tar.extractfile(member)
             if content is None:
-                raise _FlawError(f"{member.name} in it is no plain file")
+                raise _LogFormatError(f"{member.name} in it is no plain file")
             if member.name == _DATABASE:
                 found[_DATABASE] = b""
                 _copy(content, copy, member.size)
@@ -180,26 +182,26 @@ def _take_apart(unpacked: _Unpacked, copy: IO[bytes]) -> str | None:
     while unpacked.read(_COPY_BYTES):
         pass  # at its end stands whether all of it was as it was written
     if _DATABASE not in found:
-        raise _FlawError(f"there is no {_DATABASE} in it")
+        raise _LogFormatError(f"there is no {_DATABASE} in it")
     try:
         return found[_POOLS].decode() if _POOLS in found else None
     except UnicodeDecodeError:
-        raise _FlawError(f"{_POOLS} in it is not UTF-8") from None
+        raise _LogFormatError(f"{_POOLS} in it is not UTF-8") from None
 
 
 def _copy(content: IO[bytes], copy: IO[bytes], size: int) -> None:
     if size > _UNPACKED_BYTES_MAX:
-        raise _FlawError(f"{_DATABASE} in it has {size} bytes, and at most {_UNPACKED_BYTES_MAX} are read")
+        raise _LogFormatError(f"{_DATABASE} in it has {size} bytes, and at most {_UNPACKED_BYTES_MAX} are read")
     left = size
     while left > 0:
         part = content.read(min(left, _COPY_BYTES))
         if not part:
-            raise _FlawError(f"{_DATABASE} in it ends {left} bytes too soon")
+            raise _LogFormatError(f"{_DATABASE} in it ends {left} bytes too soon")
         copy.write(part)
         left -= len(part)
 
 
-def _logged(database: sqlite3.Connection, size: int) -> list[EventRow]:
+def _read_events(database: sqlite3.Connection, size: int) -> list[EventRow]:
     """The events of a database: its own library is the server's, and would change the tables of an older one.
 
     A view, or a column that is reckoned, could go on for ever: nothing but a plain table is read, and of that no more
@@ -207,20 +209,20 @@ def _logged(database: sqlite3.Connection, size: int) -> list[EventRow]:
     """
     kinds = [kind for (kind,) in database.execute("SELECT type FROM sqlite_master WHERE name = 'outbox'")]
     if kinds != ["table"] or any(hidden for *_, hidden in database.execute("PRAGMA table_xinfo(outbox)")):
-        raise _FlawError("there is no table of events in it")
+        raise _LogFormatError("there is no table of events in it")
     database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _TEXT_BYTES_MAX)
     database.set_authorizer(_only_plain)
     columns = ", ".join(("seq", "name", "at", "data", *_ABOUT))
     asked = f"SELECT {columns} FROM outbox ORDER BY seq LIMIT {_EVENTS_MAX + 1}"  # noqa: S608 - no value of anybody's
     rows: list[EventRow] = []
     for seq, name, at, data, *about in database.execute(asked):
-        row = _checked(seq, name, at, data, dict(zip(_ABOUT, about, strict=True)))
+        row = _check_row(seq, name, at, data, dict(zip(_ABOUT, about, strict=True)))
         size -= len(row.event.data)
         if size < 0:
-            raise _FlawError("its events are longer than the file that holds them")
+            raise _LogFormatError("its events are longer than the file that holds them")
         rows.append(row)
     if len(rows) > _EVENTS_MAX:
-        raise _FlawError(f"there are more than {_EVENTS_MAX} events in it")
+        raise _LogFormatError(f"there are more than {_EVENTS_MAX} events in it")
     return rows
 
 
@@ -241,9 +243,9 @@ def parse_log(text: str, source: str) -> tuple[EventRow, ...]:
     """
     try:
         return tuple(_row(item, at) for at, item in enumerate(_items(text), start=1))
-    except (_FlawError, ValueError, RecursionError) as error:
+    except (_LogFormatError, ValueError, RecursionError) as error:
         raise MooringsError(
-            "log.unreadable", f"{source} is no export of an event log: {_told(error)}", hint=_EXPORT
+            "log.unreadable", f"{source} is no export of an event log: {_error_text(error)}", hint=_EXPORT
         ) from error
 
 
@@ -257,52 +259,52 @@ def _items(text: str) -> Iterable[object]:
         return [json.loads(line) for line in text.split("\n") if line.strip()]
     document = json.loads(text) if alone is None or rest.strip() else alone
     if not isinstance(document, dict):
-        raise _FlawError(f"it is {_word(document)}, not a document with items")
+        raise _LogFormatError(f"it is {_type_text(document)}, not a document with items")
     items = document.get("items")
     if not isinstance(items, list):
-        raise _FlawError("it is a document without a list of items")
+        raise _LogFormatError("it is a document without a list of items")
     return items
 
 
 def _row(item: object, at: int) -> EventRow:
     if not isinstance(item, dict):
-        raise _FlawError(f"item {at} of it is {_word(item)}, not an event")
+        raise _LogFormatError(f"item {at} of it is {_type_text(item)}, not an event")
     seq, when, data = item.get("seq"), item.get("at"), item.get("data", {})
     if not isinstance(when, str):
-        raise _FlawError(f"the time of item {at} is {_word(when)}")
+        raise _LogFormatError(f"the time of item {at} is {_type_text(when)}")
     if not isinstance(data, dict):
-        raise _FlawError(f"the data of item {at} is {_word(data)}")
+        raise _LogFormatError(f"the data of item {at} is {_type_text(data)}")
     try:
         instant = parse_time(when)
     except MooringsError as error:
-        raise _FlawError(f"the time of item {at}: {error.detail}") from None
-    return _checked(seq, item.get("name"), instant, canonical_json(data), {key: item.get(key) for key in _ABOUT})
+        raise _LogFormatError(f"the time of item {at}: {error.detail}") from None
+    return _check_row(seq, item.get("name"), instant, canonical_json(data), {key: item.get(key) for key in _ABOUT})
 
 
 # -- both ------------------------------------------------------------------------------------------------------------
 
 
-def _checked(seq: object, name: object, at: object, data: object, about: Mapping[str, Any]) -> EventRow:
+def _check_row(seq: object, name: object, at: object, data: object, about: Mapping[str, Any]) -> EventRow:
     """The row of these values, whoever wrote them."""
     if not isinstance(seq, int) or isinstance(seq, bool):
-        raise _FlawError(f"the number of an event is {_word(seq)}")
+        raise _LogFormatError(f"the number of an event is {_type_text(seq)}")
     if not isinstance(name, str):
-        raise _FlawError(f"the name of event {seq} is {_word(name)}")
+        raise _LogFormatError(f"the name of event {seq} is {_type_text(name)}")
     if not isinstance(at, int):
-        raise _FlawError(f"the time of event {seq} is {_word(at)}")
+        raise _LogFormatError(f"the time of event {seq} is {_type_text(at)}")
     if not isinstance(data, str):
-        raise _FlawError(f"the data of event {seq} is {_word(data)}")
+        raise _LogFormatError(f"the data of event {seq} is {_type_text(data)}")
     for key, value in about.items():
         if value is not None and not isinstance(value, str):
-            raise _FlawError(f"the {key} of event {seq} is {_word(value)}, not a name")
+            raise _LogFormatError(f"the {key} of event {seq} is {_type_text(value)}, not a name")
     return EventRow(Seq(seq), Event(name=name, at=Timestamp(at), data=data, **about))
 
 
-def _word(value: object) -> str:
+def _type_text(value: object) -> str:
     return _WORDS.get(type(value), "something else")
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """What went wrong, without the words of a program."""
     if isinstance(error, json.JSONDecodeError):
         return f"it is no JSON, at line {error.lineno}, column {error.colno}"
@@ -315,17 +317,17 @@ def _told(error: Exception) -> str:
     return (words or str(error) or "it is damaged")[:_TOLD_CHARS]
 
 
-def _whole(rows: Sequence[EventRow], source: str) -> tuple[EventRow, ...]:
+def _check_complete(rows: Sequence[EventRow], source: str) -> tuple[EventRow, ...]:
     """The rows, if none is missing: numbers leap only where the database was turned back, which tells from where."""
     last, leapt_from = 0, None
     led: list[int] = []  # by who made it ready, and died before it was saved
     for row in rows:
         if row.seq != last + 1:
-            if row.seq <= last or not _leaps(row):
+            if row.seq <= last or not _is_gap_allowed(row):
                 raise _missing(row, last + 1, source)
             leapt_from = leapt_from if leapt_from is not None else last
             led.append(row.seq)
-        elif leapt_from is not None and _leaps(row):
+        elif leapt_from is not None and _is_gap_allowed(row):
             led.append(row.seq)
         elif leapt_from is not None and row.event.name == _TURN:
             raise MooringsError(
@@ -349,12 +351,12 @@ def _missing(row: EventRow, following: int, source: str) -> MooringsError:
     return MooringsError("log.unreadable", f"{source} is not the whole log: {what}", hint=_EXPORT)
 
 
-def _leaps(row: EventRow) -> bool:
+def _is_gap_allowed(row: EventRow) -> bool:
     """Whether its number need not follow on the one before: somebody made a database ready that was turned back."""
     return row.event.name == _LED and canonical_json({"holder": CONTROLLER_NAME})[1:-1] in row.event.data
 
 
-def policy_of(rows: Sequence[EventRow]) -> Policy:
+def last_policy(rows: Sequence[EventRow]) -> Policy:
     """The policy of the last turn.
 
     Raises:
@@ -373,7 +375,7 @@ def policy_of(rows: Sequence[EventRow]) -> Policy:
     raise MooringsError("log.unreadable", "there is no turn in the log", hint=_EXPORT)
 
 
-def trace_of(rows: Sequence[EventRow]) -> tuple[SimulatedJob, ...]:
+def build_trace(rows: Sequence[EventRow]) -> tuple[SimulatedJob, ...]:
     """The claims of a log that were granted something, as jobs: each runs as long as it held devices.
 
     What still held devices at the end of the last turn ran until then; what stands behind that was not decided again.

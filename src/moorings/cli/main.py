@@ -10,13 +10,13 @@ import click
 
 from moorings import __version__
 from moorings.cli.commands import COMMANDS
-from moorings.cli.grammar import Commands, global_options
-from moorings.cli.session import Session
+from moorings.cli.grammar import LazyCommandGroup, global_options
+from moorings.cli.session import CommandContext
 from moorings.core.errors import MooringsError
 
 SIGPIPE_EXIT = 141  # 128 + 13, what a shell reports of a command whose reader has gone
 
-root = Commands(
+root = LazyCommandGroup(
     COMMANDS,
     name="moor",
     params=[
@@ -42,13 +42,13 @@ root = Commands(
 
 def _version(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
     if value:
-        ctx.ensure_object(Session).console.data(f"moor {__version__}")
+        ctx.ensure_object(CommandContext).console.data(f"moor {__version__}")
         ctx.exit()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code. Everything a person should know has been written."""
-    session = Session(os.environ)
+    session = CommandContext(os.environ)
     try:
         result = root.main(arguments, prog_name="moor", standalone_mode=False, obj=session)
         sys.stdout.flush()
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         session.close()
 
 
-def _usage(session: Session, error: click.UsageError) -> int:
+def _usage(session: CommandContext, error: click.UsageError) -> int:
     session.console.error(f"error: {' '.join(error.format_message().split())}")  # Click's lists have lines of their own
     path = error.ctx.command_path if error.ctx is not None else "moor"
     hint = getattr(error, "hint", "") or f"see '{path} --help'"
@@ -78,12 +78,12 @@ def _usage(session: Session, error: click.UsageError) -> int:
     return error.exit_code
 
 
-def _failure(session: Session, error: Exception) -> int:
-    from moorings.cli.errors import Ended, ReaderGone, error_lines, exit_code
+def _failure(session: CommandContext, error: Exception) -> int:
+    from moorings.cli.errors import CommandExit, OutputClosed, error_lines, exit_code
 
-    if isinstance(error, Ended):
+    if isinstance(error, CommandExit):
         return error.code
-    if isinstance(error, ReaderGone | BrokenPipeError):
+    if isinstance(error, OutputClosed | BrokenPipeError):
         _drop_stdout()
         return SIGPIPE_EXIT
     if not isinstance(error, MooringsError) or "debug" in session.flags:

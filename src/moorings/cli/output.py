@@ -13,8 +13,8 @@ from dataclasses import dataclass, is_dataclass
 from itertools import zip_longest
 from typing import Any, TypeVar, get_origin
 
-from moorings.cli.kinds import NOTHING, Column, Kind, age
-from moorings.cli.text import all_harmless, harmless, plain
+from moorings.cli.kinds import NOTHING, ResourceKind, TableColumn, age
+from moorings.cli.text import escape_controls, is_all_printable, is_printable
 from moorings.core.errors import MooringsError
 from moorings.core.instants import Timestamp
 from moorings.core.quantities import duration_text
@@ -40,7 +40,7 @@ _COLOUR_OF = {
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class TableStyle:
     """How a table may look where it is shown.
 
     Attributes:
@@ -59,14 +59,14 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class OutputFormat:
     """A form of output: its name, and for custom columns their (header, path) pairs."""
 
     name: str = "table"
     columns: tuple[tuple[str, str], ...] = ()
 
 
-def parse_format(text: str) -> Format:
+def parse_format(text: str) -> OutputFormat:
     """The form that ``-o`` names.
 
     Raises:
@@ -74,10 +74,10 @@ def parse_format(text: str) -> Format:
     """
     name, _, argument = text.partition("=")
     if name in FORMATS and not argument:
-        return Format(name)
+        return OutputFormat(name)
     pairs = tuple(tuple(part.split(":", 1)) for part in argument.split(",")) if name == CUSTOM else ()
     if pairs and all(len(pair) == 2 and all(pair) for pair in pairs):
-        return Format(CUSTOM, tuple((pair[0], pair[1].lstrip(".")) for pair in pairs))
+        return OutputFormat(CUSTOM, tuple((pair[0], pair[1].lstrip(".")) for pair in pairs))
     raise MooringsError(
         "name.invalid",
         f"{text[:40]!r} is no form of output",
@@ -85,7 +85,9 @@ def parse_format(text: str) -> Format:
     )
 
 
-def render_list(kind: Kind[T], items: Sequence[T], form: Format, now: Timestamp, look: Look = Look()) -> str:
+def render_list(
+    kind: ResourceKind[T], items: Sequence[T], form: OutputFormat, now: Timestamp, look: TableStyle = TableStyle()
+) -> str:
     """Items as text without the last newline; empty if there is nothing to show."""
     if form.name in ("json", "yaml"):
         listed: dict[str, object] = {
@@ -97,26 +99,28 @@ def render_list(kind: Kind[T], items: Sequence[T], form: Format, now: Timestamp,
     return _lines(kind, items, form, now, look)
 
 
-def render_one(kind: Kind[T], item: T, form: Format, now: Timestamp, look: Look = Look()) -> str:
+def render_one(
+    kind: ResourceKind[T], item: T, form: OutputFormat, now: Timestamp, look: TableStyle = TableStyle()
+) -> str:
     """One item as text; JSON and YAML are the item as the API gives it, and not a list."""
     if form.name in ("json", "yaml"):
         return _document(_resource(kind, item), form, look)
     return _lines(kind, (item,), form, now, look)
 
 
-def render_line(kind: Kind[T], item: T, look: Look = Look()) -> str:
+def render_line(kind: ResourceKind[T], item: T, look: TableStyle = TableStyle()) -> str:
     """One item as one line of JSON, for watching."""
     return _escaped(json.dumps(_resource(kind, item), ensure_ascii=not look.unicode, separators=(",", ":")))
 
 
-def render_data(data: Mapping[str, object], form: Format, look: Look = Look()) -> str:
+def render_data(data: Mapping[str, object], form: OutputFormat, look: TableStyle = TableStyle()) -> str:
     """Plain data as JSON or YAML."""
     return _document(dict(data), form, look)
 
 
-def render_table(headers: Sequence[str], rows: Iterable[Sequence[str]], look: Look = Look()) -> str:
+def render_table(headers: Sequence[str], rows: Iterable[Sequence[str]], look: TableStyle = TableStyle()) -> str:
     """Aligned columns; the last one is cut if the line is too wide for the terminal."""
-    cells = [[plain(cell) or NOTHING for cell in row] for row in rows]
+    cells = [[escape_controls(cell) or NOTHING for cell in row] for row in rows]
     shown = [list(headers), *cells] if look.headers else cells
     widths = [max((len(row[index]) for row in shown), default=0) for index in range(len(headers))]
     if look.widths is not None:
@@ -131,12 +135,12 @@ def render_table(headers: Sequence[str], rows: Iterable[Sequence[str]], look: Lo
     return "\n".join(lines)
 
 
-def describe(body: object, now: Timestamp, look: Look = Look()) -> str:
+def describe(body: object, now: Timestamp, look: TableStyle = TableStyle()) -> str:
     """Everything about one object, a field a line, with labels for humans."""
-    return "\n".join(_described(encode(body), now, look, depth=0))
+    return "\n".join(_describe_fields(encode(body), now, look, depth=0))
 
 
-def check_field(kind: Kind[T], path: str) -> None:
+def check_field(kind: ResourceKind[T], path: str) -> None:
     """Whether items of that kind have a JSON field, so that a mistyped one does not pass for an order.
 
     Raises:
@@ -163,9 +167,9 @@ def sort_items(items: Sequence[T], path: str) -> list[T]:
     return sorted(items, key=place)
 
 
-def _lines(kind: Kind[T], items: Sequence[T], form: Format, now: Timestamp, look: Look) -> str:
+def _lines(kind: ResourceKind[T], items: Sequence[T], form: OutputFormat, now: Timestamp, look: TableStyle) -> str:
     if form.name == "name":
-        return "\n".join(f"{kind.noun}/{plain(kind.ident(item))}" for item in items)
+        return "\n".join(f"{kind.noun}/{escape_controls(kind.ident(item))}" for item in items)
     if form.name == CUSTOM:
         rows = [[_text(_at(encode(item), path)) for _, path in form.columns] for item in items]
         return render_table([header for header, _ in form.columns], rows, look)
@@ -177,12 +181,12 @@ def _lines(kind: Kind[T], items: Sequence[T], form: Format, now: Timestamp, look
     return _table(columns, items, now, look)
 
 
-def _table(columns: Sequence[Column[T]], items: Sequence[T], now: Timestamp, look: Look) -> str:
+def _table(columns: Sequence[TableColumn[T]], items: Sequence[T], now: Timestamp, look: TableStyle) -> str:
     rows = ([_text(column.cell(item, now)) for column in columns] for item in items)
     return render_table([column.header for column in columns], rows, look)
 
 
-def _csv(columns: Sequence[Column[T]], items: Sequence[T], now: Timestamp, look: Look) -> str:
+def _csv(columns: Sequence[TableColumn[T]], items: Sequence[T], now: Timestamp, look: TableStyle) -> str:
     import csv
     import io
 
@@ -190,15 +194,15 @@ def _csv(columns: Sequence[Column[T]], items: Sequence[T], now: Timestamp, look:
     writer = csv.writer(buffer, lineterminator="\n")
     if look.headers:
         writer.writerow(column.header for column in columns)
-    writer.writerows([plain(_text(column.cell(item, now))) for column in columns] for item in items)
+    writer.writerows([escape_controls(_text(column.cell(item, now))) for column in columns] for item in items)
     return buffer.getvalue().rstrip("\n")
 
 
-def _resource(kind: Kind[T], item: T) -> dict[str, object]:
+def _resource(kind: ResourceKind[T], item: T) -> dict[str, object]:
     return {"apiVersion": API_VERSION, "kind": kind.api, **encode(item)}
 
 
-def _document(data: dict[str, object], form: Format, look: Look) -> str:
+def _document(data: dict[str, object], form: OutputFormat, look: TableStyle) -> str:
     if form.name == "yaml":
         return _yaml(data, unicode=look.unicode)
     return _escaped(json.dumps(data, indent=2, ensure_ascii=not look.unicode))
@@ -208,23 +212,23 @@ def _yaml(data: dict[str, object], *, unicode: bool) -> str:
     import yaml  # costs 40 ms: only who asks for it pays
 
     text = str(yaml.safe_dump(data, sort_keys=False, allow_unicode=unicode, width=1000)).rstrip("\n")
-    if unicode and not all_harmless(text):  # YAML escapes only what it must, and all of it or nothing
+    if unicode and not is_all_printable(text):  # YAML escapes only what it must, and all of it or nothing
         return _yaml(data, unicode=False)
     return text
 
 
 def _escaped(document: str) -> str:
     """JSON in which no character can move the cursor or turn the direction of reading: ``json`` leaves some as is."""
-    if all_harmless(document):
+    if is_all_printable(document):
         return document
-    return "".join(char if harmless(char) else json.dumps(char)[1:-1] for char in document)
+    return "".join(char if is_printable(char) else json.dumps(char)[1:-1] for char in document)
 
 
 def _text(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _cut(row: Sequence[str], widths: Sequence[int], look: Look) -> list[str]:
+def _cut(row: Sequence[str], widths: Sequence[int], look: TableStyle) -> list[str]:
     if look.width is None:
         return list(row)
     room = max(8, look.width - sum(widths[:-1]) - len(GAP) * (len(widths) - 1))
@@ -235,7 +239,7 @@ def _cut(row: Sequence[str], widths: Sequence[int], look: Look) -> list[str]:
     return [*row[:-1], last[: room - len(sign)] + sign]
 
 
-def _painted(padded: str, text: str, look: Look) -> str:
+def _painted(padded: str, text: str, look: TableStyle) -> str:
     colour = _COLOUR_OF.get(text, "")
     return padded.replace(text, look.paint(text, colour), 1) if colour else padded
 
@@ -246,17 +250,17 @@ def _at(data: object, path: str) -> object:
     return json.dumps(data) if isinstance(data, dict | list) else data
 
 
-def _described(data: Mapping[str, Any], now: Timestamp, look: Look, depth: int) -> list[str]:
-    known = {name: value for name, value in data.items() if not _says_nothing(value)}
+def _describe_fields(data: Mapping[str, Any], now: Timestamp, look: TableStyle, depth: int) -> list[str]:
+    known = {name: value for name, value in data.items() if not _is_empty(value)}
     labels = {name: _label(name) + ":" for name in known}
     width = max((len(label) for label in labels.values()), default=0)
     lines = []
     for name, value in known.items():
         indent = "  " * depth
         if name == "environment":  # names only: people do keep secrets in variables
-            lines.append(f"{indent}{labels[name].ljust(width)}  {plain(', '.join(sorted(value)))}")
+            lines.append(f"{indent}{labels[name].ljust(width)}  {escape_controls(', '.join(sorted(value)))}")
         elif isinstance(value, dict):
-            lines += [indent + labels[name], *_described(value, now, look, depth + 1)]
+            lines += [indent + labels[name], *_describe_fields(value, now, look, depth + 1)]
         elif isinstance(value, list) and value and isinstance(value[0], dict):
             lines += [indent + labels[name], *_entries(value, now, look, depth + 1)]
         else:
@@ -265,14 +269,14 @@ def _described(data: Mapping[str, Any], now: Timestamp, look: Look, depth: int) 
     return lines
 
 
-def _says_nothing(value: object) -> bool:
+def _is_empty(value: object) -> bool:
     return value in ("", None, [], {}) or (isinstance(value, list) and all(item is None for item in value))
 
 
-def _entries(values: Sequence[Mapping[str, Any]], now: Timestamp, look: Look, depth: int) -> list[str]:
+def _entries(values: Sequence[Mapping[str, Any]], now: Timestamp, look: TableStyle, depth: int) -> list[str]:
     lines = []
     for value in values:
-        inner = _described(value, now, look, depth + 1)
+        inner = _describe_fields(value, now, look, depth + 1)
         lines += ["  " * depth + "- " + inner[0].lstrip(), *inner[1:]] if inner else []
     return lines
 
@@ -280,22 +284,22 @@ def _entries(values: Sequence[Mapping[str, Any]], now: Timestamp, look: Look, de
 def _label(name: str) -> str:
     stem = name.removesuffix("S") if name.endswith(("LimitS", "leaseS", "warnS", "graceS")) else name
     if "_" in stem:
-        return plain(stem)
+        return escape_controls(stem)
     words = "".join(f" {char.lower()}" if char.isupper() else char for char in stem).split()
     shown = [_ACRONYMS.get(word, word) for word in words]
-    return plain(" ".join([shown[0][:1].upper() + shown[0][1:], *shown[1:]]))
+    return escape_controls(" ".join([shown[0][:1].upper() + shown[0][1:], *shown[1:]]))
 
 
 def _value(name: str, value: object, now: Timestamp) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if name == "command" and isinstance(value, list):
-        return plain(shlex.join(map(str, value)))
+        return escape_controls(shlex.join(map(str, value)))
     if isinstance(value, list):
-        return ", ".join(NOTHING if item is None else plain(str(item)) for item in value)
+        return ", ".join(NOTHING if item is None else escape_controls(str(item)) for item in value)
     if isinstance(value, str) and (name.endswith(("At", "Until")) or name in ("since", "until", "at")):
-        shown = plain(f"{value[:19]}Z")
+        shown = escape_controls(f"{value[:19]}Z")
         return f"{shown} ({age(value, now)} ago)" if name not in ("until", "leaseUntil") else shown
     if isinstance(value, int | float) and name.endswith("S") and name[-2:-1].islower():
         return duration_text(value)
-    return plain(str(value))
+    return escape_controls(str(value))

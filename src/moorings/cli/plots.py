@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from html import escape
 from math import floor, log10
 
-from moorings.cli.text import plain
+from moorings.cli.text import escape_controls
 from moorings.core.simulate import UsageLevel
 
 WIDTH, HEIGHT = 960, 560
@@ -39,7 +39,7 @@ def timeline(title: str, curves: Sequence[tuple[str, Sequence[UsageLevel]]], n_d
     ended = max(ended, began + 1.0)
     busy = [_means([(level.at_s, level.busy) for level in levels], began, ended) for _, levels in curves]
     waiting = [_means([(level.at_s, level.waiting) for level in levels], began, ended) for _, levels in curves]
-    words = escape(plain(title), quote=False)
+    words = escape(escape_controls(title), quote=False)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-labelledby="title">',
         f'<title id="title">{words}</title>',
@@ -74,10 +74,10 @@ def _legend(names: Sequence[str]) -> list[str]:
     parts = []
     x = float(LEFT)
     for name, mark in zip(names, "ab", strict=False):
-        told = escape(plain(name)[:60], quote=False)
+        told = escape(escape_controls(name)[:60], quote=False)
         parts.append(f'<line class="curve {mark}" x1="{x:g}" y1="46" x2="{x + 22:g}" y2="46"/>')
         parts.append(f'<text x="{x + 28:g}" y="50">{told}</text>')
-        x += 60 + 8 * len(plain(name)[:60])
+        x += 60 + 8 * len(escape_controls(name)[:60])
     return parts
 
 

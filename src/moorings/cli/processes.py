@@ -40,7 +40,7 @@ _CODE = re.compile(r"\(([a-z_]+\.[a-z_]+)\)$")
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class ControllerProcess:
     """A controller that runs here."""
 
     pid: int
@@ -50,7 +50,7 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class StartedController:
     """A controller that was started from here; its part of the log begins at byte ``log_at``."""
 
     process: subprocess.Popen[bytes]
@@ -58,7 +58,7 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class ControllerLaunch:
     """How a controller is to be started.
 
     Attributes:
@@ -89,7 +89,7 @@ class Launch:
         return "http" if self.pki is None else "https"
 
 
-def build_argv(launch: Launch) -> list[str]:
+def build_argv(launch: ControllerLaunch) -> list[str]:
     """The controller's command line; no secret is on it."""
     argv = [sys.executable, "-m", CONTROLLER_MODULE, "--data", str(launch.data)]
     argv += ["--host", launch.host, "--port", str(launch.port), "--credentials", str(launch.credentials)]
@@ -102,11 +102,11 @@ def build_argv(launch: Launch) -> list[str]:
     return argv + (["--pools", str(launch.pools)] if launch.pools is not None else [])
 
 
-def parse_record(text: str) -> Running | None:
+def parse_record(text: str) -> ControllerProcess | None:
     """The controller that a ``controller.json`` names; None if it cannot be read."""
     try:
         told = json.loads(text)
-        return Running(int(told["pid"]), int(told["startTicks"]), str(told["url"]), str(told["version"]))
+        return ControllerProcess(int(told["pid"]), int(told["startTicks"]), str(told["url"]), str(told["version"]))
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
@@ -119,7 +119,7 @@ def parse_start_ticks(line: str) -> int:
     return int(line.rpartition(")")[2].split()[19])
 
 
-def find_running(data: Path) -> Running | None:
+def find_running(data: Path) -> ControllerProcess | None:
     """The controller that uses a data folder now.
 
     Raises:
@@ -171,7 +171,7 @@ def owner_hint(owner: int) -> str:
     return f"work as that user: sudo -u {name} moor ..."
 
 
-def own_subject() -> str:
+def user_subject() -> str:
     """This user, as a subject: a login name may hold characters (a backslash, say) that a subject may not."""
     try:
         name = re.sub(r"[^A-Za-z0-9._@+-]", "-", getpass.getuser())[:64]
@@ -180,7 +180,7 @@ def own_subject() -> str:
     return name if name.strip(".") else f"uid{os.getuid()}"
 
 
-def find_holders(data: Path) -> list[int]:
+def find_lock_holders(data: Path) -> list[int]:
     """The processes that hold a data folder's lock, from /proc/locks.
 
     Trying the lock would get in the way of a controller that starts.
@@ -211,7 +211,7 @@ def _has_open(pid: int, path: Path) -> bool:
     return False
 
 
-def holder_of(pid: int) -> Running | None:
+def controller_of_pid(pid: int) -> ControllerProcess | None:
     """The controller that a process which holds a data folder's lock is; None if it is something else, or ended.
 
     Its address and release are not known: whoever asks has no record of it.
@@ -219,12 +219,12 @@ def holder_of(pid: int) -> Running | None:
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         line = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        return Running(pid, parse_start_ticks(line), "", "") if CONTROLLER_MODULE.encode() in words else None
+        return ControllerProcess(pid, parse_start_ticks(line), "", "") if CONTROLLER_MODULE.encode() in words else None
     except (OSError, ValueError, IndexError):
         return None
 
 
-def _read_record(data: Path) -> Running | None:
+def _read_record(data: Path) -> ControllerProcess | None:
     check_own_folder(data)
     try:
         descriptor = os.open(data / RECORD_NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -239,7 +239,7 @@ def _is_own_file(descriptor: int) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
 
 
-def is_alive(running: Running) -> bool:
+def is_alive(running: ControllerProcess) -> bool:
     """Whether that very process lives (a zombie does not)."""
     try:
         line = Path(f"/proc/{running.pid}/stat").read_text(encoding="utf-8", errors="replace")
@@ -248,7 +248,7 @@ def is_alive(running: Running) -> bool:
         return False
 
 
-def start(launch: Launch) -> Started:
+def start_controller(launch: ControllerLaunch) -> StartedController:
     """Start a controller in a session of its own, its output in ``controller.log``.
 
     Raises:
@@ -275,7 +275,7 @@ def start(launch: Launch) -> Started:
             cwd="/",
             start_new_session=True,
         )
-        return Started(process, log_at)
+        return StartedController(process, log_at)
     finally:
         os.close(log)
 
@@ -290,7 +290,7 @@ def _open_log(path: Path) -> int:
     return log
 
 
-def await_record(started: Started, data: Path, limit_s: float) -> Running | None:
+def wait_for_address(started: StartedController, data: Path, limit_s: float) -> ControllerProcess | None:
     """The started controller once it has said where it listens; None if the time is up.
 
     Raises:
@@ -308,12 +308,12 @@ def await_record(started: Started, data: Path, limit_s: float) -> Running | None
                 raise MooringsError(
                     "controller.running", f"another controller uses {data}: process {running.pid}, {running.url}"
                 )
-            raise died(data, code, started.log_at)
+            raise exit_error(data, code, started.log_at)
         time.sleep(LOOK_AGAIN_S)
     return None
 
 
-def died(data: Path, code: int, log_at: int = 0) -> MooringsError:
+def exit_error(data: Path, code: int, log_at: int = 0) -> MooringsError:
     """What to say of a controller that ended while it was being started: its own error, else its last words.
 
     Args:
@@ -347,7 +347,7 @@ def last_lines(path: Path, count: int, after: int = 0) -> list[str]:
         return []
 
 
-def stop(running: Running, limit_s: float) -> bool:
+def stop_controller(running: ControllerProcess, limit_s: float) -> bool:
     """Ask a controller to end; whether it has within the limit.
 
     Raises:

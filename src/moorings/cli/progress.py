@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 
 from moorings.cli.console import Console
-from moorings.cli.text import plain
+from moorings.cli.text import escape_controls
 
 REPEAT_S = 30.0
 
@@ -32,7 +32,7 @@ class Progress:
     def say(self, text: str) -> None:
         """Something has happened: a line that stays."""
         self.clear()
-        self._console.note(plain(text))
+        self._console.note(escape_controls(text))
 
     def wait(self, text: str) -> None:
         """This is what is being waited for now."""
@@ -40,7 +40,7 @@ class Progress:
         if self._live:
             self._console.write_live(text)
         elif text != self._shown or now - self._said_at >= self._repeat_s:
-            self._console.note(plain(text))
+            self._console.note(escape_controls(text))
             self._said_at = now
         self._shown = text
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 
-LEFT_OUT = "[left out]"
+REDACTED = "[left out]"
 VALUE_CHARS_MIN = 6  # shorter ones stand in too many words
 
 # PWD and OLDPWD are folders; any other name that ends in it is a password.
@@ -36,36 +36,36 @@ _USER_OPTION = r"(?<![\w-])(-u|--(?:proxy-)?user)"
 _OPTION = re.compile(r"(?<!\S)(--?[\w-]+)\s+(?:\"[^\"\r\n]*\"?|'[^'\r\n]*'?|[^\s-]\S*)")
 _USER_OPTIONS = ("-u", "--user", "--proxy-user")
 _PATTERNS = (
-    (re.compile(r"\b(moor_[A-Za-z0-9]+)_[A-Za-z0-9]+"), rf"\1_{LEFT_OUT}"),
+    (re.compile(r"\b(moor_[A-Za-z0-9]+)_[A-Za-z0-9]+"), rf"\1_{REDACTED}"),
     (  # a header: a scheme and what follows it, or cookies behind each other
         re.compile(
             rf"(?i)((?:authorization|cookie){_IS})(?:[a-z][\w-]{{0,32}}[ \t]{{1,8}})?{_PAIR}"
             rf"(?:[ \t]{{0,8}}[,;][ \t]{{0,8}}[\w.-]{{1,64}}={_VALUE})*"
         ),
-        rf"\1{LEFT_OUT}",
+        rf"\1{REDACTED}",
     ),
-    (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"), rf"\1 {LEFT_OUT}"),
+    (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"), rf"\1 {REDACTED}"),
     # A password in a URL ends at the last @ before the path; then one whose own slashes were not escaped.
-    (re.compile(r"(://[^\s:/\"']{0,256}):[^\s/\"']+@"), rf"\1:{LEFT_OUT}@"),
-    (re.compile(r"(://[^\s:/@\"']{0,256}):(?!\d{0,5}(?:[/?#]|$))[^\s\"']{1,256}@"), rf"\1:{LEFT_OUT}@"),
-    (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL), LEFT_OUT),
-    (re.compile(r"\b[0-9a-fA-F]{64,}\b"), LEFT_OUT),  # a pepper, or a digest
-    (re.compile(r"(?<![A-Za-z0-9])eyJ[A-Za-z0-9_.=-]{8,}"), LEFT_OUT),  # a JSON web token
+    (re.compile(r"(://[^\s:/\"']{0,256}):[^\s/\"']+@"), rf"\1:{REDACTED}@"),
+    (re.compile(r"(://[^\s:/@\"']{0,256}):(?!\d{0,5}(?:[/?#]|$))[^\s\"']{1,256}@"), rf"\1:{REDACTED}@"),
+    (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL), REDACTED),
+    (re.compile(r"\b[0-9a-fA-F]{64,}\b"), REDACTED),  # a pepper, or a digest
+    (re.compile(r"(?<![A-Za-z0-9])eyJ[A-Za-z0-9_.=-]{8,}"), REDACTED),  # a JSON web token
     (  # what others give out: GitHub, GitLab, Hugging Face, OpenAI and its likes, AWS, Google, Slack
         re.compile(
             r"(?<![A-Za-z0-9])(gh[pousr]_|github_pat_|glpat-|hf_|sk-|AKIA|ASIA|AIza|ya29\.|xox[abeoprs]-)"
             r"(?=[A-Za-z_-]{0,256}[0-9]|[A-Za-z0-9]{16})[A-Za-z0-9_.-]{8,}"
         ),
-        rf"\1{LEFT_OUT}",
+        rf"\1{REDACTED}",
     ),
-    (re.compile(rf"(?i)({_NAME}[\w.-]{{0,64}}{_IS}){_VALUE}"), rf"\1{LEFT_OUT}"),
-    (re.compile(r"(?i)(?<![a-z0-9])(sig(?:nature)?=)[^\s&\"',;]+"), rf"\1{LEFT_OUT}"),  # of a link that opens by itself
-    (re.compile(rf"(?i)([\"']--?[\w-]{{0,64}}{_NAME}[\w-]{{0,64}}[\"'],\s{{0,8}}){_VALUE}"), rf"\1{LEFT_OUT}"),
+    (re.compile(rf"(?i)({_NAME}[\w.-]{{0,64}}{_IS}){_VALUE}"), rf"\1{REDACTED}"),
+    (re.compile(r"(?i)(?<![a-z0-9])(sig(?:nature)?=)[^\s&\"',;]+"), rf"\1{REDACTED}"),  # of a link that opens by itself
+    (re.compile(rf"(?i)([\"']--?[\w-]{{0,64}}{_NAME}[\w-]{{0,64}}[\"'],\s{{0,8}}){_VALUE}"), rf"\1{REDACTED}"),
     (
         re.compile(rf"{_USER_OPTION}([\s=,\"']{{0,8}}[\"'])([^\s:\"']{{0,256}}):(?!//)[^\"'\r\n]+"),
-        rf"\1\2\3:{LEFT_OUT}",
+        rf"\1\2\3:{REDACTED}",
     ),
-    (re.compile(rf"{_USER_OPTION}([\s=]{{0,8}})([^\s:\"']{{0,256}}):(?!//)[^\s\"']+"), rf"\1\2\3:{LEFT_OUT}"),
+    (re.compile(rf"{_USER_OPTION}([\s=]{{0,8}})([^\s:\"']{{0,256}}):(?!//)[^\s\"']+"), rf"\1\2\3:{REDACTED}"),
 )
 
 
@@ -82,7 +82,7 @@ def password_of(url: str) -> str:
 
 
 def _without_value(option: re.Match[str]) -> str:
-    return f"{option[1]} {LEFT_OUT}" if is_secret_name(option[1]) else option[0]
+    return f"{option[1]} {REDACTED}" if is_secret_name(option[1]) else option[0]
 
 
 class Redaction:
@@ -98,7 +98,7 @@ class Redaction:
     def text(self, text: str) -> str:
         """``text`` without secrets."""
         for value in self._known:
-            text = text.replace(value, LEFT_OUT)
+            text = text.replace(value, REDACTED)
         for pattern, instead in _PATTERNS:
             text = pattern.sub(instead, text)
         return _OPTION.sub(_without_value, text)
@@ -116,14 +116,14 @@ class Redaction:
     def _item(self, before: object, item: object, hidden: Collection[str]) -> object:
         """One of a list, which may be a command line: what follows ``--token`` is not shown."""
         if isinstance(before, str) and isinstance(item, str) and before.startswith("-") and is_secret_name(before):
-            return self.data(item, hidden=hidden) if "=" in before or item.startswith("-") else LEFT_OUT
+            return self.data(item, hidden=hidden) if "=" in before or item.startswith("-") else REDACTED
         if before in _USER_OPTIONS and isinstance(item, str) and ":" in item:
-            return f"{self.text(item.partition(':')[0])}:{LEFT_OUT}"
+            return f"{self.text(item.partition(':')[0])}:{REDACTED}"
         return self.data(item, hidden=hidden)
 
     def _member(self, key: str, item: object, hidden: Collection[str]) -> object:
         if key in hidden:
-            return {self.text(str(name)): LEFT_OUT for name in item} if isinstance(item, Mapping) else LEFT_OUT
+            return {self.text(str(name)): REDACTED for name in item} if isinstance(item, Mapping) else REDACTED
         if isinstance(item, str) and item and is_secret_name(key):
-            return LEFT_OUT
+            return REDACTED
         return self.data(item, hidden=hidden)

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import click
 
 from moorings.cli.configuration import DEFAULTS, NAMES, flag_of
-from moorings.cli.grammar import NOUNS, Commands
+from moorings.cli.grammar import NOUNS, LazyCommandGroup
 from moorings.cli.main import root
-from moorings.cli.session import Session
+from moorings.cli.session import CommandContext
 from moorings.wire.errors import ExitCode
 
 EXITS = {
@@ -28,14 +28,14 @@ EXITS = {
 }
 
 
-def context_of(commands: Commands) -> click.Context:
+def make_context(commands: LazyCommandGroup) -> click.Context:
     """The context of a call of ``moor``, with its settings: Click keeps the help option of whichever asks first."""
-    return click.Context(commands, info_name="moor", obj=Session({}), **commands.context_settings)
+    return click.Context(commands, info_name="moor", obj=CommandContext({}), **commands.context_settings)
 
 
-def build_reference(commands: Commands) -> str:
+def build_reference(commands: LazyCommandGroup) -> str:
     """The page as Markdown."""
-    with context_of(commands) as ctx:
+    with make_context(commands) as ctx:
         lines = [
             "# The moor command",
             "",

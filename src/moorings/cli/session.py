@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 KEY_WARN_S = 14 * 86_400.0  # as the doctor warns
 
 
-class Session:
+class CommandContext:
     """One invocation of ``moor``.
 
     Attributes:

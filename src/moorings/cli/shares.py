@@ -16,7 +16,7 @@ _NUMBER = re.compile(r"[1-9][0-9]{0,6}")
 _LIMIT = re.compile(r"[0-9]{1,10}")
 
 
-def parse_shares(texts: Sequence[str], topology_of: Callable[[str], str]) -> dict[str, Mapping[str, int]]:
+def parse_guarantees(texts: Sequence[str], topology_of: Callable[[str], str]) -> dict[str, Mapping[str, int]]:
     """By pool, how many blocks of each size are meant; no sizes: nothing is guaranteed there.
 
     Args:
@@ -30,9 +30,11 @@ def parse_shares(texts: Sequence[str], topology_of: Callable[[str], str]) -> dic
     for text in texts:
         pool, equals, blocks = text.partition("=")
         if not equals or not pool:
-            raise _wrong(text, "has no POOL=", "write --guarantee pod64=16x2,4x1")
+            raise _guarantee_error(text, "has no POOL=", "write --guarantee pod64=16x2,4x1")
         if pool in found:
-            raise _wrong(text, f"names pool {pool!r} again", "write all blocks of a pool once, as pod64=16x2,4x1")
+            raise _guarantee_error(
+                text, f"names pool {pool!r} again", "write all blocks of a pool once, as pod64=16x2,4x1"
+            )
         found[pool] = _parse_blocks(text, pool, blocks, topology_of)
     return found
 
@@ -42,24 +44,28 @@ def _parse_blocks(text: str, pool: str, blocks: str, topology_of: Callable[[str]
         return {}
     if _NUMBER.fullmatch(blocks):
         if topology_of(pool) != ANY_SUBSET:
-            raise _wrong(text, f"does not say in which blocks of {pool}", f"one block of {blocks} is {pool}={blocks}x1")
+            raise _guarantee_error(
+                text, f"does not say in which blocks of {pool}", f"one block of {blocks} is {pool}={blocks}x1"
+            )
         return {"1": int(blocks)}
     counts: dict[str, int] = {}
     for part in blocks.split(","):
         match = _BLOCKS.fullmatch(part)
         if match is None:
-            raise _wrong(text, f"has {part[:40]!r}, which is no SIZExCOUNT", "two blocks of 16 and one of 4: 16x2,4x1")
+            raise _guarantee_error(
+                text, f"has {part[:40]!r}, which is no SIZExCOUNT", "two blocks of 16 and one of 4: 16x2,4x1"
+            )
         if match[1] in counts:
-            raise _wrong(text, f"names blocks of {match[1]} twice", "add the two counts")
+            raise _guarantee_error(text, f"names blocks of {match[1]} twice", "add the two counts")
         counts[match[1]] = int(match[2])
     return counts
 
 
-def _wrong(text: str, what: str, hint: str) -> MooringsError:
+def _guarantee_error(text: str, what: str, hint: str) -> MooringsError:
     return MooringsError("project.invalid", f"guarantee {text[:80]!r} {what}", hint=hint)
 
 
-def shares_text(shares: Sequence[ShareShape]) -> str:
+def format_guarantees(shares: Sequence[ShareShape]) -> str:
     """Shares as they are written on the command line: ``pod64=16x2,4x1 gpu=1x24``; empty: there are none."""
     return " ".join(f"{share.pool}={blocks_text(share.blocks)}" for share in shares)
 

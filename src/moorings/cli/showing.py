@@ -9,9 +9,9 @@ from typing import TypeVar
 import click
 
 from moorings.cli.grammar import options
-from moorings.cli.kinds import Kind
-from moorings.cli.output import Format, Look, check_field, parse_format, render_list, render_one, sort_items
-from moorings.cli.session import Session
+from moorings.cli.kinds import ResourceKind
+from moorings.cli.output import OutputFormat, TableStyle, check_field, parse_format, render_list, render_one, sort_items
+from moorings.cli.session import CommandContext
 
 T = TypeVar("T")
 CommandT = TypeVar("CommandT", bound=Callable[..., object])
@@ -33,15 +33,15 @@ def output_options(command: CommandT) -> CommandT:
 
 
 @dataclass(frozen=True, slots=True)
-class Showing:
+class ResourcePrinter:
     """How one command was asked to show things."""
 
-    session: Session
-    form: Format
-    look: Look
+    session: CommandContext
+    form: OutputFormat
+    look: TableStyle
     sort_by: str | None
 
-    def show_list(self, kind: Kind[T], items: Sequence[T], *, where: str = "") -> None:
+    def show_list(self, kind: ResourceKind[T], items: Sequence[T], *, where: str = "") -> None:
         """Show items; of an empty list stderr tells, and the exit code stays 0."""
         ordered = sort_items(items, self.sort_by) if self.sort_by else items
         console = self.session.console
@@ -50,11 +50,11 @@ class Showing:
             return
         console.data(render_list(kind, ordered, self.form, self.session.now(), self.look))
 
-    def show_one(self, kind: Kind[T], item: T) -> None:
+    def show_one(self, kind: ResourceKind[T], item: T) -> None:
         """Show one item; as JSON it is the item itself and not a list."""
         self.session.console.data(render_one(kind, item, self.form, self.session.now(), self.look))
 
-    def show_done(self, kind: Kind[T], item: T, sentence: str) -> None:
+    def show_done(self, kind: ResourceKind[T], item: T, sentence: str) -> None:
         """Show what came of a change: the sentence, or the item if a form was asked for."""
         if self.form.name == "table":
             self.session.console.line(sentence)
@@ -62,15 +62,15 @@ class Showing:
             self.show_one(kind, item)
 
 
-def showing(
-    session: Session,
+def make_printer(
+    session: CommandContext,
     output: str | None,
     *,
     no_headers: bool = False,
     sort_by: str | None = None,
     usual: str | None = None,
-    kind: Kind[T] | None = None,
-) -> Showing:
+    kind: ResourceKind[T] | None = None,
+) -> ResourcePrinter:
     """How to show things, from a command's options and the configuration.
 
     Args:
@@ -87,10 +87,10 @@ def showing(
     if sort_by is not None and kind is not None:
         check_field(kind, sort_by)
     form = parse_format(output or usual or session.configuration.text("output"))
-    return Showing(session, form, look_of(session, headers=not no_headers), sort_by)
+    return ResourcePrinter(session, form, table_style(session, headers=not no_headers), sort_by)
 
 
-def look_of(session: Session, *, headers: bool = True, widths: list[int] | None = None) -> Look:
+def table_style(session: CommandContext, *, headers: bool = True, widths: list[int] | None = None) -> TableStyle:
     """How tables look on this terminal."""
     console = session.console
-    return Look(headers, console.columns, console.paint, console.unicode, widths)
+    return TableStyle(headers, console.columns, console.paint, console.unicode, widths)

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from moorings.cli.output import Look, render_table
+from moorings.cli.output import TableStyle, render_table
 from moorings.cli.plots import timeline
-from moorings.cli.shares import parse_shares
+from moorings.cli.shares import parse_guarantees
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
 from moorings.core.policy import DEFAULT_POLICY as USUAL_POLICY
@@ -38,7 +38,7 @@ _SPEC = re.compile(r"(power-of-two:([1-9][0-9]{0,5})x([1-9][0-9]{0,5})|any-subse
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SimulationOutcome:
     """One simulation: what it is called, and what came of it."""
 
     name: str
@@ -143,7 +143,7 @@ def _project(table: TomlTable, pools: Mapping[PoolName, Pool]) -> Project:
         return "any-subset" if isinstance(pool.topology, AnySubset) else "blocks"
 
     try:
-        shares = parse_shares(table.strings("guarantee", ()), topology_of)
+        shares = parse_guarantees(table.strings("guarantee", ()), topology_of)
     except MooringsError as error:
         if error.detail.startswith(table.where("guarantee")):
             raise
@@ -169,13 +169,15 @@ def _pools_text(pools: Iterable[PoolName]) -> str:
     return f"the only pool is {shown}" if len(names) == 1 else f"the pools are {shown}"
 
 
-def play(name: str, pools: Sequence[Pool], jobs: Sequence[SimulatedJob], policy: Policy, projects: Projects) -> Outcome:
+def run_simulation(
+    name: str, pools: Sequence[Pool], jobs: Sequence[SimulatedJob], policy: Policy, projects: Projects
+) -> SimulationOutcome:
     """Serve all jobs under a policy."""
     simulated = simulate(pools, jobs, policy, projects)
-    return Outcome(name, simulated, summarize(simulated))
+    return SimulationOutcome(name, simulated, summarize(simulated))
 
 
-def rounded_up(jobs: Sequence[SimulatedJob], pools: Sequence[Pool]) -> tuple[SimulatedJob, ...]:
+def round_up_sizes(jobs: Sequence[SimulatedJob], pools: Sequence[Pool]) -> tuple[SimulatedJob, ...]:
     """The jobs, with each size that no pool of its kind has made the next one that there is."""
     sizes: dict[str, list[int]] = {}
     for pool in pools:
@@ -190,7 +192,7 @@ def rounded_up(jobs: Sequence[SimulatedJob], pools: Sequence[Pool]) -> tuple[Sim
 # -- for people ------------------------------------------------------------------------------------------------------
 
 
-def outcome_text(outcomes: Sequence[Outcome], look: Look) -> str:
+def outcome_text(outcomes: Sequence[SimulationOutcome], look: TableStyle) -> str:
     """One outcome, or two side by side."""
     marks = ("A", "B") if len(outcomes) > 1 else ("",)
     headers = ["SIZE", "JOBS"]
@@ -209,11 +211,11 @@ def outcome_text(outcomes: Sequence[Outcome], look: Look) -> str:
     return "\n".join(parts)
 
 
-def _sizes_of(outcomes: Sequence[Outcome], at: int) -> list[WaitStatistics]:
+def _sizes_of(outcomes: Sequence[SimulationOutcome], at: int) -> list[WaitStatistics]:
     return [outcome.told.waits[at] for outcome in outcomes]
 
 
-def _row(name: str, outcomes: Sequence[Outcome], waits: Sequence[WaitStatistics]) -> list[str]:
+def _row(name: str, outcomes: Sequence[SimulationOutcome], waits: Sequence[WaitStatistics]) -> list[str]:
     values = [(one.mean_s, one.median_s, one.p95_s, one.longest_s) for one in waits]
     cells = [_wait_text(value[at]) for at in range(4) for value in values]
     started = "/".join(dict.fromkeys(str(one.jobs) for one in waits))
@@ -224,13 +226,13 @@ def _wait_text(seconds: float | None) -> str:
     return "" if seconds is None else age_text(seconds)
 
 
-def _titles(outcomes: Sequence[Outcome]) -> list[str]:
+def _titles(outcomes: Sequence[SimulationOutcome]) -> list[str]:
     if len(outcomes) == 1:
         return ["MEASURE", outcomes[0].name]
     return ["MEASURE", *(f"{mark}: {outcome.name}" for mark, outcome in zip("AB", outcomes, strict=True))]
 
 
-def _measures(outcomes: Sequence[Outcome]) -> list[list[str]]:
+def _measures(outcomes: Sequence[SimulationOutcome]) -> list[list[str]]:
     reports = [outcome.told for outcome in outcomes]
     rows = [
         ["in use until the last job came", *(f"{told.utilisation_arriving:.1%}" for told in reports)],
@@ -251,7 +253,7 @@ def _measures(outcomes: Sequence[Outcome]) -> list[list[str]]:
 # -- for programs ----------------------------------------------------------------------------------------------------
 
 
-def outcome_data(outcomes: Sequence[Outcome]) -> dict[str, object]:
+def outcome_data(outcomes: Sequence[SimulationOutcome]) -> dict[str, object]:
     """One outcome, or two, as JSON."""
     return {"reports": [{"policy": outcome.name, **_report_data(outcome.told)} for outcome in outcomes]}
 
@@ -292,7 +294,7 @@ def _waits_data(waits: WaitStatistics) -> dict[str, object]:
     }
 
 
-def write_files(folder: Path, title: str, outcomes: Sequence[Outcome]) -> list[Path]:
+def write_files(folder: Path, title: str, outcomes: Sequence[SimulationOutcome]) -> list[Path]:
     """``report.json``, ``jobs.csv`` and ``timeline.svg`` in a folder, made if it is missing; what was written.
 
     Raises:
@@ -313,7 +315,7 @@ def write_files(folder: Path, title: str, outcomes: Sequence[Outcome]) -> list[P
     return [folder / name for name in texts]
 
 
-def _jobs_csv(outcomes: Sequence[Outcome]) -> str:
+def _jobs_csv(outcomes: Sequence[SimulationOutcome]) -> str:
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(("policy", "name", "project", "size", "arrives", "waits", "ends", "pool", "moves", "yields", "why"))

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 
-def harmless(char: str) -> bool:
+def is_printable(char: str) -> bool:
     """Whether a character only shows itself (or ends a line): no control, none that turns the direction of reading."""
     return char == "\n" or char.isprintable()
 
 
-def all_harmless(text: str) -> bool:
+def is_all_printable(text: str) -> bool:
     """Whether every character of ``text`` is harmless; of a listing of megabytes in no time."""
     return text.replace("\n", "").isprintable()
 
 
-def plain(text: str) -> str:
+def escape_controls(text: str) -> str:
     """``text`` with control characters made visible, on one line: no answer can move the cursor or break a row."""
     if text.isprintable():  # most are, and a listing has a hundred thousand
         return text

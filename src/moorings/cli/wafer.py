@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from moorings.cli.kinds import NOTHING, Column, Kind, age, wide
+from moorings.cli.kinds import NOTHING, ResourceKind, TableColumn, age, wide
 from moorings.client.client import Client
 from moorings.client.requests import ClaimFilter
 from moorings.core.access import APPLIANCE_OWNER_PREFIX
@@ -23,11 +23,11 @@ from moorings.workloads.appliance import AppliancePhase, appliance_phase, priori
 from moorings.workloads.labels import check_labels
 
 SESSION = "default"
-FEW = 10  # so many reasons are asked for one by one; of more, the whole queue is read
+SINGLE_QUERIES_MAX = 10  # so many reasons are asked for one by one; of more, the whole queue is read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meta:
+class WaferJobMeta:
     """Whose words a job goes by: ``namespace`` is its session, which is the project it is of."""
 
     name: str
@@ -37,7 +37,7 @@ class Meta:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spec:
+class WaferJobSpec:
     """What was asked for: ``priority_value`` is 0 (first) to 399."""
 
     type: str
@@ -49,7 +49,7 @@ class Spec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
+class WaferJobStatus:
     """What has come of it: ``systems`` are those that it holds now."""
 
     phase: str
@@ -66,9 +66,9 @@ class Status:
 class WaferJob:
     """One job, as it is shown."""
 
-    meta: Meta
-    spec: Spec
-    status: Status
+    meta: WaferJobMeta
+    spec: WaferJobSpec
+    status: WaferJobStatus
 
     @property
     def queued(self) -> bool:
@@ -76,11 +76,11 @@ class WaferJob:
         return self.status.phase == AppliancePhase.QUEUED
 
 
-def of_listed(body: ApplianceJobBody) -> WaferJob:
+def job_from_list(body: ApplianceJobBody) -> WaferJob:
     """A job of a list; why it waits is not in it."""
     return WaferJob(
-        meta=Meta(name=body.id, namespace=body.project, labels=body.labels, create_time=body.created_at),
-        spec=Spec(
+        meta=WaferJobMeta(name=body.id, namespace=body.project, labels=body.labels, create_time=body.created_at),
+        spec=WaferJobSpec(
             type=body.kind,
             user=body.subject,
             workflow=body.workflow,
@@ -88,7 +88,7 @@ def of_listed(body: ApplianceJobBody) -> WaferJob:
             priority_value=max(-body.priority, 0),
             num_systems=body.systems,
         ),
-        status=Status(
+        status=WaferJobStatus(
             phase=appliance_phase(body.state, scheduled=body.scheduled_at is not None),
             systems=system_names(body.pool, body.devices),
             schedule_time=body.scheduled_at,
@@ -99,7 +99,7 @@ def of_listed(body: ApplianceJobBody) -> WaferJob:
     )
 
 
-def of_run(run: RunBody) -> WaferJob:
+def job_from_run(run: RunBody) -> WaferJob:
     """A job, of all that is known of its run.
 
     Raises:
@@ -112,8 +112,8 @@ def of_run(run: RunBody) -> WaferJob:
     reason = run.detail if ended else run.reason.message if run.reason is not None else ""
     phase = appliance_phase(run.state, scheduled=run.scheduled_at is not None)
     return WaferJob(
-        meta=Meta(name=run.id, namespace=run.job.project, labels=run.labels, create_time=run.created_at),
-        spec=Spec(
+        meta=WaferJobMeta(name=run.id, namespace=run.job.project, labels=run.labels, create_time=run.created_at),
+        spec=WaferJobSpec(
             type=part.kind,
             user=run.subject,
             workflow=part.workflow,
@@ -121,7 +121,7 @@ def of_run(run: RunBody) -> WaferJob:
             priority_value=max(-run.priority, 0),
             num_systems=run.job.accelerators.size,
         ),
-        status=Status(
+        status=WaferJobStatus(
             phase=phase,
             systems=system_names(run.pool, run.devices),
             schedule_time=run.scheduled_at,
@@ -150,7 +150,7 @@ def systems_text(systems: Sequence[str]) -> str:
 _RANKS: Mapping[str, int] = {AppliancePhase.RUNNING: 0, AppliancePhase.SCHEDULED: 1, AppliancePhase.QUEUED: 2}
 
 
-def in_order(jobs: Sequence[WaferJob]) -> list[WaferJob]:
+def sort_jobs(jobs: Sequence[WaferJob]) -> list[WaferJob]:
     """What runs, then the queue in its order, then what has ended; each oldest first."""
 
     def place(job: WaferJob) -> tuple[int, int, int, str]:
@@ -163,11 +163,11 @@ def in_order(jobs: Sequence[WaferJob]) -> list[WaferJob]:
 def with_reasons(client: Client, jobs: Sequence[WaferJob]) -> list[WaferJob]:
     """Jobs with the reasons and places in the queue of those that wait."""
     waiting = [job.meta.name for job in jobs if job.queued]
-    if len(waiting) <= FEW:
-        told = {name: of_run(client.run(name)).status for name in waiting}
+    if len(waiting) <= SINGLE_QUERIES_MAX:
+        told = {name: job_from_run(client.run(name)).status for name in waiting}
     else:
         claims = client.claims(ClaimFilter(state="PENDING", owner_prefix=APPLIANCE_OWNER_PREFIX))
-        told = {claim.owner.removeprefix(APPLIANCE_OWNER_PREFIX): _waiting(claim) for claim in claims}
+        told = {claim.owner.removeprefix(APPLIANCE_OWNER_PREFIX): _queued_status(claim) for claim in claims}
     return [
         replace(job, status=replace(job.status, position=said.position, reason=said.reason))
         if job.queued and (said := told.get(job.meta.name)) is not None
@@ -176,9 +176,9 @@ def with_reasons(client: Client, jobs: Sequence[WaferJob]) -> list[WaferJob]:
     ]
 
 
-def _waiting(claim: ClaimBody) -> Status:
+def _queued_status(claim: ClaimBody) -> WaferJobStatus:
     reason = claim.reason.message if claim.reason is not None else None
-    return Status(phase=AppliancePhase.QUEUED.value, position=claim.position, reason=reason)
+    return WaferJobStatus(phase=AppliancePhase.QUEUED.value, position=claim.position, reason=reason)
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ def labels_text(labels: Mapping[str, str]) -> str:
     return ",".join(f"{key}={value}" for key, value in labels.items())
 
 
-def duration_text(status: Status, now: Timestamp) -> str:
+def job_duration(status: WaferJobStatus, now: Timestamp) -> str:
     """How long a job has run, or had run."""
     if status.start_time is None:
         return NOTHING
@@ -197,30 +197,30 @@ def duration_text(status: Status, now: Timestamp) -> str:
     return age_text(seconds_between(parse_time(status.start_time), end))
 
 
-def _reason(status: Status) -> str:
+def _reason(status: WaferJobStatus) -> str:
     place = f"position {status.position}" if status.position is not None else ""
     return f"{status.reason} ({place})" if status.reason and place else status.reason or place
 
 
-JOBS: Kind[WaferJob] = Kind(
+JOBS: ResourceKind[WaferJob] = ResourceKind(
     "job",
     "jobs",
     (),
     "WaferJob",
     WaferJob,
     (
-        Column("SESSION", lambda job, _now: job.meta.namespace),
-        Column("NAME", lambda job, _now: job.meta.name),
-        Column("TYPE", lambda job, _now: job.spec.type),
-        Column("PRIORITY", lambda job, _now: job.spec.priority),
-        Column("AGE", lambda job, now: age(job.meta.create_time, now)),
-        Column("DURATION", lambda job, now: duration_text(job.status, now)),
-        Column("PHASE", lambda job, _now: job.status.phase),
-        Column("SYSTEMS", lambda job, _now: systems_text(job.status.systems)),
-        Column("USER", lambda job, _now: job.spec.user),
-        Column("LABELS", lambda job, _now: labels_text(job.meta.labels)),
-        Column("WORKFLOW", lambda job, _now: job.spec.workflow),
-        Column("DASHBOARD", lambda _job, _now: ""),  # no page of ours shows a job
+        TableColumn("SESSION", lambda job, _now: job.meta.namespace),
+        TableColumn("NAME", lambda job, _now: job.meta.name),
+        TableColumn("TYPE", lambda job, _now: job.spec.type),
+        TableColumn("PRIORITY", lambda job, _now: job.spec.priority),
+        TableColumn("AGE", lambda job, now: age(job.meta.create_time, now)),
+        TableColumn("DURATION", lambda job, now: job_duration(job.status, now)),
+        TableColumn("PHASE", lambda job, _now: job.status.phase),
+        TableColumn("SYSTEMS", lambda job, _now: systems_text(job.status.systems)),
+        TableColumn("USER", lambda job, _now: job.spec.user),
+        TableColumn("LABELS", lambda job, _now: labels_text(job.meta.labels)),
+        TableColumn("WORKFLOW", lambda job, _now: job.spec.workflow),
+        TableColumn("DASHBOARD", lambda _job, _now: ""),  # no page of ours shows a job
         wide("VALUE", lambda job, _now: job.spec.priority_value),
         wide("WANTS", lambda job, _now: job.spec.num_systems),
         wide("REASON", lambda job, _now: _reason(job.status)),

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from moorings.cli.kinds import Column, Kind, age
-from moorings.cli.output import Look, render_table
+from moorings.cli.kinds import ResourceKind, TableColumn, age
+from moorings.cli.output import TableStyle, render_table
 from moorings.cli.wafer import WaferJob
 from moorings.core.access import APPLIANCE_OWNER_PREFIX
 from moorings.core.devices import DeviceState
@@ -103,7 +103,7 @@ def _system(pool: PoolBody, device: DeviceBody, held: PartitionBody | None, user
     owner = held.owner if held is not None else ""
     job = owner.removeprefix(APPLIANCE_OWNER_PREFIX)
     good = device.state == DeviceState.IN_SERVICE and pool.reachable
-    notes = [device.reason, pool.problem if not pool.reachable else "", _holding(held)]
+    notes = [device.reason, pool.problem if not pool.reachable else "", _holder_note(held)]
     return WaferSystem(
         meta=SystemMeta(name=device.id),
         spec=SystemSpec(pool=pool.name),
@@ -118,14 +118,14 @@ def _system(pool: PoolBody, device: DeviceBody, held: PartitionBody | None, user
     )
 
 
-def _holding(held: PartitionBody | None) -> str:
+def _holder_note(held: PartitionBody | None) -> str:
     """What is to be said of how a system is held: that it is not simply in use."""
     if held is None or held.state == "ACTIVE":
         return ""
     return f"{held.state}: {held.reason}" if held.reason else held.state
 
 
-def pool_of(pool: PoolBody) -> WaferPool:
+def summarize_pool(pool: PoolBody) -> WaferPool:
     """A pool in short."""
     memory = pool.resources.get(MEMORY)
     used = (pool.resources_used or {}).get(MEMORY)
@@ -140,7 +140,7 @@ def pool_of(pool: PoolBody) -> WaferPool:
     )
 
 
-def lengths_of(jobs: Iterable[WaferJob]) -> QueueLengths:
+def count_jobs(jobs: Iterable[WaferJob]) -> QueueLengths:
     """How many of these jobs wait and run."""
     found = Counter((job.spec.type, job.queued) for job in jobs if job.status.phase in _UNENDED)
     kinds = tuple(ApplianceJobType)
@@ -152,27 +152,27 @@ def lengths_of(jobs: Iterable[WaferJob]) -> QueueLengths:
 
 _UNENDED = (AppliancePhase.QUEUED, AppliancePhase.SCHEDULED, AppliancePhase.RUNNING)
 
-SYSTEMS: Kind[WaferSystem] = Kind(
+SYSTEMS: ResourceKind[WaferSystem] = ResourceKind(
     "system",
     "systems",
     (),
     "WaferSystem",
     WaferSystem,
     (
-        Column("NAME", lambda system, _now: system.meta.name),
-        Column("TYPE", lambda system, _now: system.spec.type),
-        Column("STATE", lambda system, _now: system.status.state),
-        Column("DEVICE", lambda system, _now: system.status.device_state),
-        Column("JOB", lambda system, _now: system.status.job),
-        Column("USER", lambda system, _now: system.status.user),
-        Column("SINCE", lambda system, now: age(system.status.since, now)),
-        Column("NOTES", lambda system, _now: system.status.notes),
+        TableColumn("NAME", lambda system, _now: system.meta.name),
+        TableColumn("TYPE", lambda system, _now: system.spec.type),
+        TableColumn("STATE", lambda system, _now: system.status.state),
+        TableColumn("DEVICE", lambda system, _now: system.status.device_state),
+        TableColumn("JOB", lambda system, _now: system.status.job),
+        TableColumn("USER", lambda system, _now: system.status.user),
+        TableColumn("SINCE", lambda system, now: age(system.status.since, now)),
+        TableColumn("NOTES", lambda system, _now: system.status.notes),
     ),
     lambda system: system.meta.name,
 )
 
 
-def summary_text(pools: Sequence[WaferPool], lengths: QueueLengths, look: Look) -> str:
+def summary_text(pools: Sequence[WaferPool], lengths: QueueLengths, look: TableStyle) -> str:
     """Pools and queue, for a terminal."""
     rows = [
         (

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import BinaryIO
 
-from moorings.cli.redaction import LEFT_OUT, Redaction, is_secret_name
+from moorings.cli.redaction import REDACTED, Redaction, is_secret_name
 from moorings.cli.wafer import WaferJob
 from moorings.client.client import Client
 from moorings.client.requests import EventFilter
@@ -40,7 +40,7 @@ What looks like a secret (keys, tokens, passwords) is replaced by "{left_out}".
 {missing}"""
 
 
-def export(client: Client, job: WaferJob, run: RunBody, to: BinaryIO, *, at: str, lines: int | None) -> list[str]:
+def write_export(client: Client, job: WaferJob, run: RunBody, to: BinaryIO, *, at: str, lines: int | None) -> list[str]:
     """Write the archive.
 
     Args:
@@ -78,7 +78,7 @@ def export(client: Client, job: WaferJob, run: RunBody, to: BinaryIO, *, at: str
                 missing.append(f"logs/task-{task}.log: {error.detail}")
         only = f" (the last {lines} lines)" if lines is not None else ""
         gone = "\nCould not be had:\n" + "".join(f"  {one}\n" for one in missing) if missing else ""
-        about = ABOUT.format(name=job.meta.name, at=at, lines=only, left_out=LEFT_OUT, missing=gone)
+        about = ABOUT.format(name=job.meta.name, at=at, lines=only, left_out=REDACTED, missing=gone)
         _write(archive, job, "README.txt", [about])
     return missing
 
@@ -118,10 +118,10 @@ def _text(chunks: Iterable[bytes]) -> Iterator[str]:
 
 
 def _redacted(redaction: Redaction, chunks: Iterable[str]) -> Iterator[str]:
-    return (redaction.text(piece) for piece in whole_pieces(chunks))
+    return (redaction.text(piece) for piece in split_at_lines(chunks))
 
 
-def whole_pieces(chunks: Iterable[str], most: int = PIECE_CHARS) -> Iterator[str]:
+def split_at_lines(chunks: Iterable[str], most: int = PIECE_CHARS) -> Iterator[str]:
     """The same text in pieces of about ``most`` characters that end with a line, and not within a private key."""
     kept: list[str] = []
     length = 0

@@ -10,18 +10,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from moorings.cli.following import patience_of
-from moorings.cli.kinds import Kind
-from moorings.cli.output import Look, render_line, render_list
+from moorings.cli.following import make_patience
+from moorings.cli.kinds import ResourceKind
+from moorings.cli.output import TableStyle, render_line, render_list
 from moorings.cli.progress import Progress
-from moorings.cli.showing import Showing
+from moorings.cli.showing import ResourcePrinter
 from moorings.wire.codec import encode
 
 T = TypeVar("T")
 
 
 def watch_items(
-    shown: Showing, kind: Kind[T], load: Callable[[], Sequence[T]], last: Callable[[str], T | None]
+    shown: ResourcePrinter, kind: ResourceKind[T], load: Callable[[], Sequence[T]], last: Callable[[str], T | None]
 ) -> None:
     """Show the list, then what changes, until interrupted.
 
@@ -32,7 +32,7 @@ def watch_items(
         last: how an item that has left the list ended; None if nothing is known of it any more.
     """
     client = shown.session.client
-    client.patience = patience_of(Progress(shown.session.console))
+    client.patience = make_patience(Progress(shown.session.console))
     before: dict[str, Any] = {}
     look = replace(shown.look, widths=[])
     for _batch in client.watch_events():
@@ -47,7 +47,7 @@ def watch_items(
         before = now
 
 
-def _show_changed(shown: Showing, kind: Kind[T], items: Sequence[T], look: Look) -> None:
+def _show_changed(shown: ResourcePrinter, kind: ResourceKind[T], items: Sequence[T], look: TableStyle) -> None:
     console, session = shown.session.console, shown.session
     if shown.form.name == "json":
         for item in items:

@@ -16,7 +16,7 @@ from moorings.api.application import Application
 from moorings.api.limits import ApiLimits
 from moorings.api.standby import ForwardingApplication
 from moorings.api.tls import PEER, make_client_context, make_server_context
-from moorings.cli.pki.folder import Pki
+from moorings.cli.pki.folder import CertificateStore
 from moorings.core.access import Peer
 from tests.unit.api.pretend import PretendController
 from tests.unit.api.sockets import connected, serving, serving_application
@@ -25,12 +25,12 @@ NOW = datetime.now(UTC)
 
 
 @pytest.fixture(scope="module")
-def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
+def pki(tmp_path_factory: pytest.TempPathFactory) -> CertificateStore:
     return made_in(tmp_path_factory.mktemp("pki"))
 
 
-def made_in(folder: Path) -> Pki:
-    made = Pki(folder)
+def made_in(folder: Path) -> CertificateStore:
+    made = CertificateStore(folder)
     made.create(["127.0.0.1"], NOW, 2)
     return made
 
@@ -50,12 +50,14 @@ async def leading(context: ssl.SSLContext) -> AsyncIterator[tuple[str, list[byte
         yield f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}", heard
 
 
-def files(pki: Pki) -> tuple[Path, Path, Path]:
+def files(pki: CertificateStore) -> tuple[Path, Path, Path]:
     return pki.folder / "server.pem", pki.folder / "server.key", pki.bundle
 
 
 @pytest.mark.parametrize("known", [True, False])
-async def test_an_access_key_goes_to_no_leader_of_another_authority(pki: Pki, tmp_path: Path, known: bool) -> None:
+async def test_an_access_key_goes_to_no_leader_of_another_authority(
+    pki: CertificateStore, tmp_path: Path, known: bool
+) -> None:
     its = pki if known else made_in(tmp_path / "stranger")
     # It takes any client's certificate, as one would who wants to hear access keys.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -78,7 +80,7 @@ async def test_an_access_key_goes_to_no_leader_of_another_authority(pki: Pki, tm
         assert not any(b"Bearer" in text for text in heard)
 
 
-async def test_it_shows_its_own_certificate_to_the_leader(pki: Pki) -> None:
+async def test_it_shows_its_own_certificate_to_the_leader(pki: CertificateStore) -> None:
     async with leading(make_server_context(*files(pki))) as (url, heard):
         standby = ForwardingApplication(lambda: url, "abc", patience_s=0.5, tls=make_client_context(*files(pki)))
         try:

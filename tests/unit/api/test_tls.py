@@ -18,7 +18,7 @@ from moorings.api.application import make_application
 from moorings.api.limits import ApiLimits
 from moorings.api.server import make_server_config
 from moorings.api.tls import ReloadableContext, make_client_context, make_server_context, peer_of
-from moorings.cli.pki.folder import Pki, client_certificate, client_key
+from moorings.cli.pki.folder import CertificateStore, client_certificate, client_key
 from moorings.controller.service import Controller
 from moorings.core.access import Peer
 from moorings.core.errors import MooringsError
@@ -32,8 +32,8 @@ ENDS_S = 1826839172.0
 
 
 @pytest.fixture(scope="module")
-def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
-    made = Pki(tmp_path_factory.mktemp("pki"))
+def pki(tmp_path_factory: pytest.TempPathFactory) -> CertificateStore:
+    made = CertificateStore(tmp_path_factory.mktemp("pki"))
     made.create(["127.0.0.1", "::1"], datetime.now(UTC), 2)
     made.issue("ann", datetime.now(UTC), 2)
     made.issue("bert", datetime.now(UTC), 2)
@@ -70,8 +70,13 @@ DEFAULT_LIMITS = ApiLimits()
 DEFAULT_LIMITS = ApiLimits()
 
 
+DEFAULT_LIMITS = ApiLimits()
+
+
 @contextlib.asynccontextmanager
-async def serving(controller: PretendController, pki: Pki, limits: ApiLimits = ApiLimits()) -> AsyncIterator[Served]:  # noqa: B008
+async def serving(
+    controller: PretendController, pki: CertificateStore, limits: ApiLimits = ApiLimits()
+) -> AsyncIterator[Served]:  # noqa: B008
     folder = pki.folder
     context = ReloadableContext(lambda: make_server_context(folder / "server.pem", folder / "server.key", pki.bundle))
     app = make_application(cast("Controller", controller), limits=limits)
@@ -88,7 +93,7 @@ async def serving(controller: PretendController, pki: Pki, limits: ApiLimits = A
         await served.stop()
 
 
-def context_of(pki: Pki, subject: str) -> ssl.SSLContext:
+def context_of(pki: CertificateStore, subject: str) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=pki.bundle)
     context.load_cert_chain(client_certificate(pki.folder, subject), client_key(pki.folder, subject))
     return context
@@ -137,7 +142,9 @@ def test_whom_a_certificate_names(shown: dict[str, Any], subject: str, controlle
     assert peer_of(shown) == Peer(subject, controller, ENDS_S)
 
 
-async def test_the_certificate_must_be_of_the_keys_subject(controller: PretendController, pki: Pki) -> None:
+async def test_the_certificate_must_be_of_the_keys_subject(
+    controller: PretendController, pki: CertificateStore
+) -> None:
     async with serving(controller, pki) as served:
         async with connected(served, context_of(pki, "ann")) as client:
             client.ask("GET", "/v1/claims")
@@ -155,7 +162,7 @@ async def test_the_certificate_must_be_of_the_keys_subject(controller: PretendCo
 # -- bounds ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_handshake_has_no_more_time_than_a_head(controller: PretendController, pki: Pki) -> None:
+async def test_a_handshake_has_no_more_time_than_a_head(controller: PretendController, pki: CertificateStore) -> None:
     async with serving(controller, pki, ApiLimits(head_timeout_s=0.2)) as served:
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
         writer.write(b"\x16\x03\x01")
@@ -164,7 +171,9 @@ async def test_a_handshake_has_no_more_time_than_a_head(controller: PretendContr
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6: there is no second machine to come from")
-async def test_silent_connections_of_one_address_leave_room_for_others(controller: PretendController, pki: Pki) -> None:
+async def test_silent_connections_of_one_address_leave_room_for_others(
+    controller: PretendController, pki: CertificateStore
+) -> None:
     limits = ApiLimits(connections_per_address_max=4, head_timeout_s=3600)
     async with serving(controller, pki, limits) as served:
         silent = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(4)]
@@ -188,7 +197,7 @@ async def test_silent_connections_of_one_address_leave_room_for_others(controlle
         await until_async(answers, 10, what="what they held is given back", not_yet=(OSError, ssl.SSLError))
 
 
-async def test_connections_and_handshakes_count_together(controller: PretendController, pki: Pki) -> None:
+async def test_connections_and_handshakes_count_together(controller: PretendController, pki: CertificateStore) -> None:
     ann = context_of(pki, "ann")
     async with (
         serving(controller, pki, ApiLimits(connections_per_address_max=2)) as served,
@@ -202,7 +211,7 @@ async def test_connections_and_handshakes_count_together(controller: PretendCont
             await asyncio.open_connection("127.0.0.1", served.port, ssl=ann)
 
 
-async def test_a_server_that_stops_lets_go_of_handshakes(controller: PretendController, pki: Pki) -> None:
+async def test_a_server_that_stops_lets_go_of_handshakes(controller: PretendController, pki: CertificateStore) -> None:
     async with serving(controller, pki, ApiLimits(head_timeout_s=3600)) as served:
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
         async with connected(served, context_of(pki, "ann")) as client:
@@ -215,7 +224,7 @@ async def test_a_server_that_stops_lets_go_of_handshakes(controller: PretendCont
 
 
 async def test_failed_handshakes_do_not_fill_the_log(
-    controller: PretendController, pki: Pki, caplog: pytest.LogCaptureFixture
+    controller: PretendController, pki: CertificateStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, logger="moorings.api"):
         async with serving(controller, pki) as served:
@@ -233,8 +242,8 @@ async def test_failed_handshakes_do_not_fill_the_log(
 # -- contexts --------------------------------------------------------------------------------------------------------
 
 
-def test_a_context_is_renewed_or_stays_as_it_is(tmp_path: Path, pki: Pki) -> None:
-    mine = Pki(tmp_path / "mine")
+def test_a_context_is_renewed_or_stays_as_it_is(tmp_path: Path, pki: CertificateStore) -> None:
+    mine = CertificateStore(tmp_path / "mine")
     mine.create(["127.0.0.1"], datetime.now(UTC), 2)
     files = (mine.folder / "server.pem", mine.folder / "server.key", mine.bundle)
     context = ReloadableContext(lambda: make_server_context(*files))
@@ -249,7 +258,7 @@ def test_a_context_is_renewed_or_stays_as_it_is(tmp_path: Path, pki: Pki) -> Non
     assert context._latest is not before
 
 
-def test_a_context_that_is_renewable_verifies_as_its_latest(pki: Pki) -> None:
+def test_a_context_that_is_renewable_verifies_as_its_latest(pki: CertificateStore) -> None:
     """Through ``wrap_bio``, which is all that the event loops and httpx call."""
     folder = pki.folder
     server = ReloadableContext(lambda: make_server_context(folder / "server.pem", folder / "server.key", pki.bundle))
@@ -267,14 +276,16 @@ def test_a_context_that_is_renewable_verifies_as_its_latest(pki: Pki) -> None:
     assert ends[0].version() == "TLSv1.3"
 
 
-def test_a_client_context_checks_names(pki: Pki) -> None:
+def test_a_client_context_checks_names(pki: CertificateStore) -> None:
     made = make_client_context(pki.folder / "server.pem", pki.folder / "server.key", pki.bundle)
     assert (made.verify_mode, made.check_hostname) == (ssl.CERT_REQUIRED, True)
     system = make_client_context(pki.folder / "server.pem", pki.folder / "server.key", None)
     assert (system.verify_mode, system.check_hostname) == (ssl.CERT_REQUIRED, True)
 
 
-def test_an_encrypted_key_is_refused_and_nobody_is_asked_for_its_password(tmp_path: Path, pki: Pki) -> None:
+def test_an_encrypted_key_is_refused_and_nobody_is_asked_for_its_password(
+    tmp_path: Path, pki: CertificateStore
+) -> None:
     from cryptography.hazmat.primitives import serialization
 
     key = serialization.load_pem_private_key((pki.folder / "server.key").read_bytes(), None)
@@ -288,6 +299,6 @@ def test_an_encrypted_key_is_refused_and_nobody_is_asked_for_its_password(tmp_pa
         make_server_context(pki.folder / "server.pem", tmp_path / "locked.key", None)
 
 
-def test_certificates_last_as_they_are_asked_to(pki: Pki) -> None:
+def test_certificates_last_as_they_are_asked_to(pki: CertificateStore) -> None:
     ends = [entry.ends for entry in pki.entries() if entry.kind == "client"]
     assert all(timedelta(days=1) < each - datetime.now(UTC) <= timedelta(days=2) for each in ends)

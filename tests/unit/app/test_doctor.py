@@ -10,7 +10,7 @@ import pytest
 from moorings.app import settings
 from moorings.app.doctor import look
 from moorings.app.folders import RESTORED, SharedFolder
-from moorings.cli.checks import Finding, Verdict
+from moorings.cli.checks import CheckStatus, Finding
 from moorings.core.bindings import Binding, GcdBinding
 from moorings.local.rundir import LocalRunFolder
 from moorings.ports.engine import RunSubmission
@@ -40,13 +40,13 @@ def found(data: Path) -> dict[str, Finding]:
 
 
 def test_folders_that_a_controller_left_in_order_are_in_order(data: Path) -> None:
-    wrong = {name: finding.evidence for name, finding in found(data).items() if finding.verdict is not Verdict.PASS}
+    wrong = {name: finding.evidence for name, finding in found(data).items() if finding.verdict is not CheckStatus.PASS}
     assert wrong == {"host.controller": "no controller runs on this folder"}
 
 
 def test_a_restore_is_looked_for_in_the_shared_folder(data: Path) -> None:
     (data.parent / "shared" / RESTORED).write_text("{}")
-    assert found(data)["host.restore"].verdict is Verdict.WARN
+    assert found(data)["host.restore"].verdict is CheckStatus.WARN
 
 
 def test_runs_are_looked_for_in_the_shared_folder(data: Path) -> None:
@@ -59,4 +59,4 @@ def test_runs_are_looked_for_in_the_shared_folder(data: Path) -> None:
     assert life is not None
     finding = found(data)["host.runs"]
     os.close(life)
-    assert (finding.verdict, "of-nobody" in finding.evidence) == (Verdict.FAIL, True)
+    assert (finding.verdict, "of-nobody" in finding.evidence) == (CheckStatus.FAIL, True)

@@ -12,14 +12,14 @@ import pytest
 
 from moorings.app.settings import Settings, read_settings
 from moorings.app.tls import Tls, is_loopback, make_tls, watch_certificates
-from moorings.cli.pki.folder import Pki
+from moorings.cli.pki.folder import CertificateStore
 from moorings.core.errors import MooringsError
 from tests.waiting import until_async
 
 
 @pytest.fixture
-def pki(tmp_path: Path) -> Pki:
-    made = Pki(tmp_path / "pki")
+def pki(tmp_path: Path) -> CertificateStore:
+    made = CertificateStore(tmp_path / "pki")
     made.create(["127.0.0.1"], datetime.now(UTC), 2)
     return made
 
@@ -28,7 +28,7 @@ def settings(*flags: str) -> Settings:
     return read_settings(["--data", "/d", *flags], {})
 
 
-def tls_of(pki: Pki) -> Tls:
+def tls_of(pki: CertificateStore) -> Tls:
     folder = pki.folder
     found = make_tls(settings("--tls-cert", str(folder / "server.pem"), "--tls-key", str(folder / "server.key")))
     assert found is not None
@@ -51,7 +51,7 @@ def test_other_addresses_do_unless_it_is_said(host: str) -> None:
     assert make_tls(settings("--host", host, "--plain-http")) is None
 
 
-def test_client_certificates_are_asked_for_where_their_authority_is_named(pki: Pki) -> None:
+def test_client_certificates_are_asked_for_where_their_authority_is_named(pki: CertificateStore) -> None:
     assert not tls_of(pki).asks_certificates
     flags = ("--tls-cert", str(pki.folder / "server.pem"), "--tls-key", str(pki.folder / "server.key"))
     secure = make_tls(settings(*flags, "--tls-client-ca", str(pki.bundle), "--host", "0.0.0.0"))
@@ -67,14 +67,14 @@ def test_half_of_it_is_refused(given: str) -> None:
     assert given[2:].replace("-", "_") in caught.value.detail
 
 
-def test_a_key_that_others_can_read_is_refused(pki: Pki) -> None:
+def test_a_key_that_others_can_read_is_refused(pki: CertificateStore) -> None:
     (pki.folder / "server.key").chmod(0o644)
     with pytest.raises(MooringsError) as caught:
         tls_of(pki)
     assert caught.value.code == "credentials.unsafe"
 
 
-async def test_changed_files_are_noticed(pki: Pki, caplog: pytest.LogCaptureFixture) -> None:
+async def test_changed_files_are_noticed(pki: CertificateStore, caplog: pytest.LogCaptureFixture) -> None:
     tls = tls_of(pki)
 
     async def told(name: str, times: int) -> None:

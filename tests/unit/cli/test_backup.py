@@ -13,7 +13,7 @@ from moorings.app.backup_saving import check_database, look_at, save
 from moorings.app.folders import DataFolder, SharedFolder
 from moorings.app.settings import Settings
 from moorings.cli.main import main
-from moorings.cli.processes import Running
+from moorings.cli.processes import ControllerProcess
 from moorings.core.errors import MooringsError
 from moorings.core.events import Event
 from moorings.store.sqlite import open_sqlite
@@ -268,7 +268,7 @@ def test_a_damaged_database_is_told_as_damaged(moor, data, tmp_path):
 
 
 def test_a_pools_file_that_cannot_be_read_fails_the_backup(moor, data, tmp_path, monkeypatch):
-    monkeypatch.setattr("moorings.app.origin.find_running", lambda _: Running(1, 1, "", ""))
+    monkeypatch.setattr("moorings.app.origin.find_running", lambda _: ControllerProcess(1, 1, "", ""))
     monkeypatch.setattr("moorings.app.origin._started_with", lambda _: (["--pools", "no.toml"], {}, tmp_path))
     with pytest.raises(MooringsError, match=r"no\.toml, the pools file") as raised:
         save(data, tmp_path / "b.tar.gz")

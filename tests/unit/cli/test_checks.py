@@ -3,24 +3,29 @@
 import pytest
 
 from moorings.cli import checks
-from moorings.cli.checks import Verdict
+from moorings.cli.checks import CheckStatus
 from moorings.wire.shapes import VersionBody
 from tests.unit.cli import samples
 
 
 @pytest.mark.parametrize(
     ("mode", "owner", "verdict"),
-    [(0o100600, 7, Verdict.PASS), (0o100644, 7, Verdict.FAIL), (0o100600, 8, Verdict.FAIL), (None, 0, Verdict.SKIP)],
+    [
+        (0o100600, 7, CheckStatus.PASS),
+        (0o100644, 7, CheckStatus.FAIL),
+        (0o100600, 8, CheckStatus.FAIL),
+        (None, 0, CheckStatus.SKIP),
+    ],
 )
 def test_credentials(tmp_path, mode, owner, verdict):
     finding = checks.check_credentials(tmp_path / "c.toml", mode, owner, 7)
     assert finding.verdict is verdict
-    assert finding.fix or verdict is Verdict.PASS
+    assert finding.fix or verdict is CheckStatus.PASS
 
 
 @pytest.mark.parametrize(
     ("secure", "host", "verdict"),
-    [(True, "far", Verdict.PASS), (False, "127.0.0.1", Verdict.PASS), (False, "far", Verdict.WARN)],
+    [(True, "far", CheckStatus.PASS), (False, "127.0.0.1", CheckStatus.PASS), (False, "far", CheckStatus.WARN)],
 )
 def test_transport(secure, host, verdict):
     assert checks.check_transport(secure, host).verdict is verdict
@@ -29,9 +34,9 @@ def test_transport(secure, host, verdict):
 @pytest.mark.parametrize(
     ("version", "api", "verdict"),
     [
-        ("0.1.9", "moorings/v1", Verdict.PASS),
-        ("9.0.0", "moorings/v1", Verdict.WARN),
-        ("9.0.0", "moorings/v2", Verdict.FAIL),
+        ("0.1.9", "moorings/v1", CheckStatus.PASS),
+        ("9.0.0", "moorings/v1", CheckStatus.WARN),
+        ("9.0.0", "moorings/v2", CheckStatus.FAIL),
     ],
 )
 def test_version(version, api, verdict):
@@ -41,22 +46,25 @@ def test_version(version, api, verdict):
 def test_pools():
     found = list(checks.check_pools(samples.POOLS))
     assert [(finding.id, finding.verdict) for finding in found] == [
-        ("pools.pod256", Verdict.PASS),
-        ("pools.wse", Verdict.FAIL),
+        ("pools.pod256", CheckStatus.PASS),
+        ("pools.wse", CheckStatus.FAIL),
     ]
     assert "no answer" in found[1].evidence
-    assert [finding.verdict for finding in checks.check_pools(())] == [Verdict.FAIL]
+    assert [finding.verdict for finding in checks.check_pools(())] == [CheckStatus.FAIL]
 
 
 def test_devices():
     foreign = samples.device(40, partition="theirs", reason="used by partition 'theirs', made outside Moorings")
     service, strangers = checks.check_devices([*samples.DEVICES, foreign])
-    assert service.verdict is Verdict.WARN
+    assert service.verdict is CheckStatus.WARN
     assert "pod64:8 (link errors (root))" in service.evidence
-    assert strangers.verdict is Verdict.WARN
+    assert strangers.verdict is CheckStatus.WARN
     assert "1 are in partitions made outside Moorings: theirs" in strangers.evidence
     assert "vendor" in strangers.fix
-    assert [finding.verdict for finding in checks.check_devices(samples.DEVICES[:4])] == [Verdict.PASS, Verdict.PASS]
+    assert [finding.verdict for finding in checks.check_devices(samples.DEVICES[:4])] == [
+        CheckStatus.PASS,
+        CheckStatus.PASS,
+    ]
 
 
 def test_nobody_is_told_to_remove_what_carries_our_mark():

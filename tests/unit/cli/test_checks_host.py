@@ -7,14 +7,14 @@ import pytest
 from moorings.app import doctor
 from moorings.app.folders import RESTORED, RESTORING, DataFolder, SharedFolder
 from moorings.cli import checks_host
-from moorings.cli.checks import Verdict
-from moorings.cli.processes import Running
+from moorings.cli.checks import CheckStatus
+from moorings.cli.processes import ControllerProcess
 from moorings.wire.checks import CHECKS, check_family, docs_link
 from tests.databases import open_new
 from tests.waiting import patient
 
-RUNNING = Running(7, 1, "http://h:1", "0")
-PASS, WARN, FAIL, SKIP = Verdict.PASS, Verdict.WARN, Verdict.FAIL, Verdict.SKIP
+RUNNING = ControllerProcess(7, 1, "http://h:1", "0")
+PASS, WARN, FAIL, SKIP = CheckStatus.PASS, CheckStatus.WARN, CheckStatus.FAIL, CheckStatus.SKIP
 
 
 def fine(finding):

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from moorings.cli.configuration import (
-    closing_hint,
     context_servers,
     credentials_file,
     data_folder,
     load_configuration,
+    permission_hint,
     read_private,
 )
 from moorings.core.errors import MooringsError
@@ -107,8 +107,8 @@ def test_a_key_file_has_the_same_rules(load, tmp_path):
 
 
 def test_no_mode_is_proposed_for_what_is_no_file():
-    assert closing_hint(Path("/k"), 0o100644) == "chmod 600 /k"
-    assert "chmod" not in closing_hint(Path("/dev/stdin"), 0o020620)
+    assert permission_hint(Path("/k"), 0o100644) == "chmod 600 /k"
+    assert "chmod" not in permission_hint(Path("/dev/stdin"), 0o020620)
 
 
 def test_a_bare_timeout_is_seconds(load):

@@ -10,9 +10,9 @@ import sys
 import pytest
 
 from moorings.cli.console import Console
-from moorings.cli.limits import Limit
+from moorings.cli.limits import Deadline
 from moorings.cli.progress import Progress
-from moorings.cli.text import plain
+from moorings.cli.text import escape_controls
 
 
 @contextlib.contextmanager
@@ -106,13 +106,13 @@ def test_signs_are_ascii_where_the_locale_has_no_others(monkeypatch):
 
 
 def test_control_characters_are_made_visible():
-    assert plain("a\x1b[2J\nb\u202e") == "a\\x1b[2J\\nb\\u202e"
-    assert plain("übrig") == "übrig"
+    assert escape_controls("a\x1b[2J\nb\u202e") == "a\\x1b[2J\\nb\\u202e"
+    assert escape_controls("übrig") == "übrig"
 
 
 def test_a_limit():
-    assert Limit(None).left_s(5) == 5
-    assert not Limit(None).over
-    assert Limit(0).over
-    assert Limit(0).left_s(5) > 0
-    assert Limit(1e9).left_s(5) == 5
+    assert Deadline(None).left_s(5) == 5
+    assert not Deadline(None).over
+    assert Deadline(0).over
+    assert Deadline(0).left_s(5) > 0
+    assert Deadline(1e9).left_s(5) == 5

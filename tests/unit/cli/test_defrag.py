@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from moorings.cli.commands.defrag import agreed_order
+from moorings.cli.commands.defrag import limit_to_agreed
 from moorings.cli.console import Console
 from moorings.cli.main import main
 from moorings.wire.codec import encode
@@ -84,7 +84,7 @@ def test_no_more_is_lost_than_was_shown_before_the_question(server, moor, monkey
 
 def test_who_thinks_for_long_is_not_refused_for_it():
     order = DefragmentRequest(size=32)
-    assert agreed_order(order, FOUND, 60.0).cost_max_s == 1920.0 + 20 * 65
+    assert limit_to_agreed(order, FOUND, 60.0).cost_max_s == 1920.0 + 20 * 65
 
 
 @pytest.mark.parametrize("arguments", [(), ("--ipus", "8", "--claim", "big")])

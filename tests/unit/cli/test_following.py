@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.cli.following import LogCopy, has_come, run_end_text, run_exit_code, waiting_text
+from moorings.cli.following import LogDeduplicator, has_reached, run_end_text, run_exit_code, waiting_text
 from tests.cases import cases
 from tests.unit.cli import samples
 
@@ -18,7 +18,7 @@ def cut(data, draw):
 
 @given(st.binary(max_size=60), st.data())
 def test_one_task_is_copied_once_however_often_the_connection_is_lost(output, data):
-    copy, printed = LogCopy(woven=False), b""
+    copy, printed = LogDeduplicator(woven=False), b""
     for _ in range(3):
         copy.restart()
         seen = output[: data.draw(st.integers(0, len(output)))]
@@ -30,7 +30,7 @@ def test_one_task_is_copied_once_however_often_the_connection_is_lost(output, da
 
 @given(LINES, LINES, st.data())
 def test_two_tasks_lines_come_once_each_in_whatever_order_they_are_woven(zero, one, data):
-    copy, printed = LogCopy(woven=True), b""
+    copy, printed = LogDeduplicator(woven=True), b""
     for last in (False, False, True):
         copy.restart()
         lines = [b"[0] " + line for line in zero]
@@ -47,7 +47,7 @@ def test_two_tasks_lines_come_once_each_in_whatever_order_they_are_woven(zero, o
 
 
 def test_a_last_line_without_an_end_is_not_lost():
-    copy = LogCopy(woven=True)
+    copy = LogDeduplicator(woven=True)
     copy.restart()
     assert copy.take(b"[0] a\n[1] b") == b"[0] a\n"
     assert copy.finish() == b"[1] b"
@@ -68,7 +68,7 @@ def test_a_last_line_without_an_end_is_not_lost():
     ],
 )
 def test_when_a_wait_is_over(state, until, come):
-    assert has_come(samples.claim(state=state), until) is come
+    assert has_reached(samples.claim(state=state), until) is come
 
 
 def test_a_wait_says_why_and_where_in_the_queue():

@@ -12,14 +12,14 @@ from moorings.cli.grammar import NOUNS
 from moorings.cli.kinds import KINDS
 from moorings.cli.main import main, root
 from moorings.cli.reference import build_reference
-from moorings.cli.session import Session
+from moorings.cli.session import CommandContext
 from tests.cases import cases
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "cli.md"
 
 
 def all_commands() -> Iterator[tuple[str, click.Command]]:
-    with click.Context(root, obj=Session({})) as ctx:
+    with click.Context(root, obj=CommandContext({})) as ctx:
         for name in COMMANDS:
             command = root.get_command(ctx, name)
             assert command is not None

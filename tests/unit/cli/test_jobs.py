@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from moorings.cli.jobs import JobFlags, build_job, name_of
+from moorings.cli.jobs import JobFlags, build_job, job_name_of
 from moorings.core.errors import MooringsError
 from tests.cases import cases
 
@@ -137,4 +137,4 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path, what):
     ],
 )
 def test_a_job_is_named_after_its_program(command, name):
-    assert name_of(command) == name
+    assert job_name_of(command) == name

@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from moorings.cli.commands.describe import explanation_text
-from moorings.cli.kinds import CLAIMS, DEVICES, KEYS, KINDS, PARTITIONS, POOLS, RUNS, Kind, fold_devices
+from moorings.cli.kinds import CLAIMS, DEVICES, KEYS, KINDS, PARTITIONS, POOLS, RUNS, ResourceKind, group_devices
 from moorings.cli.output import (
-    Format,
-    Look,
+    OutputFormat,
+    TableStyle,
     check_field,
     describe,
     parse_format,
@@ -41,7 +41,7 @@ def check_golden(name, text):
 @cases("noun", KINDS)
 @cases("form", ["table", "wide", "json", "yaml", "name", "csv"])
 def test_lists(noun, form):
-    check_golden(f"{noun}.{form}.txt", render_list(KINDS[noun], samples.OF_KIND[noun], Format(form), samples.NOW))
+    check_golden(f"{noun}.{form}.txt", render_list(KINDS[noun], samples.OF_KIND[noun], OutputFormat(form), samples.NOW))
 
 
 @pytest.mark.parametrize("noun", ["pool", "partition", "claim", "run", "project"])
@@ -65,8 +65,8 @@ def test_an_explanation():
 
 
 def test_json_and_yaml_are_the_same_document():
-    as_json = json.loads(render_list(RUNS, samples.RUNS, Format("json"), samples.NOW))
-    as_yaml = yaml.safe_load(render_list(RUNS, samples.RUNS, Format("yaml"), samples.NOW))
+    as_json = json.loads(render_list(RUNS, samples.RUNS, OutputFormat("json"), samples.NOW))
+    as_yaml = yaml.safe_load(render_list(RUNS, samples.RUNS, OutputFormat("yaml"), samples.NOW))
     assert as_json["apiVersion"] == "moorings/v1"
     assert as_json["kind"] == "RunList"
     assert [item["id"] for item in as_json["items"]] == [run.id for run in samples.RUNS]
@@ -74,7 +74,7 @@ def test_json_and_yaml_are_the_same_document():
 
 
 def test_one_item_is_what_the_api_gives_and_no_list():
-    document = json.loads(render_one(POOLS, samples.POOLS[0], Format("json"), samples.NOW))
+    document = json.loads(render_one(POOLS, samples.POOLS[0], OutputFormat("json"), samples.NOW))
     assert (document["apiVersion"], document["kind"], document["accelerator"]) == ("moorings/v1", "Pool", "ipu")
     assert document["outOfService"] == 1
     assert json.loads(render_line(POOLS, samples.POOLS[0])) == document
@@ -90,12 +90,12 @@ def test_one_item_is_what_the_api_gives_and_no_list():
         (RUNS, samples.RUNS[0]),
         (KEYS, samples.KEYS[0]),
     ],
-    ids=lambda value: value.api if isinstance(value, Kind) else "",
+    ids=lambda value: value.api if isinstance(value, ResourceKind) else "",
 )
 def test_one_item_tells_its_version_and_kind_in_every_document(kind, item):
     documents = [
-        json.loads(render_one(kind, item, Format("json"), samples.NOW)),
-        yaml.safe_load(render_one(kind, item, Format("yaml"), samples.NOW)),
+        json.loads(render_one(kind, item, OutputFormat("json"), samples.NOW)),
+        yaml.safe_load(render_one(kind, item, OutputFormat("yaml"), samples.NOW)),
         json.loads(render_line(kind, item)),
     ]
     assert [(each["apiVersion"], each["kind"]) for each in documents] == [("moorings/v1", kind.api)] * 3
@@ -118,11 +118,11 @@ def test_fields_that_do_not_exist(path):
 
 
 def test_an_empty_list_is_an_empty_list_in_json():
-    assert json.loads(render_list(POOLS, (), Format("json"), samples.NOW))["items"] == []
+    assert json.loads(render_list(POOLS, (), OutputFormat("json"), samples.NOW))["items"] == []
 
 
 def test_no_headers():
-    text = render_list(POOLS, samples.POOLS, Format("table"), samples.NOW, Look(headers=False))
+    text = render_list(POOLS, samples.POOLS, OutputFormat("table"), samples.NOW, TableStyle(headers=False))
     assert text.splitlines()[0].startswith("pod256 ")
 
 
@@ -141,17 +141,19 @@ def test_an_unknown_form_is_refused_and_the_known_are_named(text):
 
 def test_csv_is_read_back():
     nasty = samples.partition(reason='broke, "badly"')
-    rows = list(csv.DictReader(io.StringIO(render_list(PARTITIONS, [nasty], Format("csv"), samples.NOW))))
+    rows = list(csv.DictReader(io.StringIO(render_list(PARTITIONS, [nasty], OutputFormat("csv"), samples.NOW))))
     assert rows[0]["REASON"] == 'broke, "badly"'
 
 
 def test_the_last_column_is_cut_to_the_terminal_and_never_elsewhere():
-    wide = render_list(RUNS, samples.RUNS, Format("table"), samples.NOW)
-    narrow = render_list(RUNS, samples.RUNS, Format("table"), samples.NOW, Look(width=90))
+    wide = render_list(RUNS, samples.RUNS, OutputFormat("table"), samples.NOW)
+    narrow = render_list(RUNS, samples.RUNS, OutputFormat("table"), samples.NOW, TableStyle(width=90))
     assert max(map(len, wide.splitlines())) > 90
     assert max(map(len, narrow.splitlines())) == 90
     assert "…" in narrow
-    ascii_only = render_list(RUNS, samples.RUNS, Format("table"), samples.NOW, Look(width=90, unicode=False))
+    ascii_only = render_list(
+        RUNS, samples.RUNS, OutputFormat("table"), samples.NOW, TableStyle(width=90, unicode=False)
+    )
     assert ascii_only.isascii()
     assert max(map(len, ascii_only.splitlines())) == 90
 
@@ -160,8 +162,8 @@ def test_states_are_painted_and_the_columns_stay():
     def paint(text, colour):
         return f"<{colour}>{text}</>"
 
-    plain_text = render_list(RUNS, samples.RUNS, Format("table"), samples.NOW)
-    painted = render_list(RUNS, samples.RUNS, Format("table"), samples.NOW, Look(paint=paint))
+    plain_text = render_list(RUNS, samples.RUNS, OutputFormat("table"), samples.NOW)
+    painted = render_list(RUNS, samples.RUNS, OutputFormat("table"), samples.NOW, TableStyle(paint=paint))
     assert "<green>RUNNING</>" in painted
     assert "<red>FAILED</>" in painted
     for colour in ("green", "red", "yellow"):
@@ -171,24 +173,24 @@ def test_states_are_painted_and_the_columns_stay():
 
 def test_foreign_text_cannot_move_the_cursor_or_break_a_row():
     nasty = samples.partition(reason="\x1b[2Jone\ntwo")
-    text = render_list(PARTITIONS, [nasty], Format("wide"), samples.NOW)
+    text = render_list(PARTITIONS, [nasty], OutputFormat("wide"), samples.NOW)
     assert "\x1b" not in text
     assert len(text.splitlines()) == 2
 
 
 def test_later_rows_stand_under_the_header():
-    look = Look(widths=[])
-    first = render_list(RUNS, samples.RUNS[:1], Format("table"), samples.NOW, look)
+    look = TableStyle(widths=[])
+    first = render_list(RUNS, samples.RUNS[:1], OutputFormat("table"), samples.NOW, look)
     later = render_list(
-        RUNS, [samples.run(name="x")], Format("table"), samples.NOW, Look(headers=False, widths=look.widths)
+        RUNS, [samples.run(name="x")], OutputFormat("table"), samples.NOW, TableStyle(headers=False, widths=look.widths)
     )
     assert first.splitlines()[1].index("RUNNING") == later.index("RUNNING")
 
 
 def test_devices_that_are_not_neighbours_or_not_alike_stay_apart():
     devices = [samples.device(index) for index in (0, 1, 3)] + [samples.device(4, owner="user/ann")]
-    assert [[device.index for device in row] for row in fold_devices(devices)] == [[0, 1], [3], [4]]
-    assert sum(len(row) for row in fold_devices(samples.DEVICES)) == len(samples.DEVICES)
+    assert [[device.index for device in row] for row in group_devices(devices)] == [[0, 1], [3], [4]]
+    assert sum(len(row) for row in group_devices(samples.DEVICES)) == len(samples.DEVICES)
     assert DEVICES.folded is not None
 
 

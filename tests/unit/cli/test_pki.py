@@ -12,21 +12,21 @@ from typing import Any
 
 import pytest
 
-from moorings.cli.checks import Verdict, check_client_certificate, check_ends
-from moorings.cli.checks_host import check_tls, covers
+from moorings.cli.checks import CheckStatus, check_certificate_expiry, check_client_certificate
+from moorings.cli.checks_host import check_tls, is_name_covered
 from moorings.cli.main import main
 from moorings.cli.pki.authority import (
-    Pair,
-    is_of_key,
+    KeyPair,
     is_signed_by,
     issue_client,
     issue_server,
     load_key,
     make_authority,
-    read_facts,
+    matches_key,
+    parse_certificate,
     split_bundle,
 )
-from moorings.cli.pki.folder import Pki, client_certificate, client_key
+from moorings.cli.pki.folder import CertificateStore, client_certificate, client_key
 from moorings.core.errors import MooringsError
 from tests.cases import cases
 
@@ -40,7 +40,7 @@ def authority():
 
 @pytest.fixture
 def pki(tmp_path):
-    made = Pki(tmp_path / "pki")
+    made = CertificateStore(tmp_path / "pki")
     made.create(["pod1.example.org", "127.0.0.1"], NOW, 365)
     made.issue("ann", NOW, 365)
     return made
@@ -84,14 +84,14 @@ def test_certificates_are_what_openssl_takes_them_for(pki):
 
 def test_what_stands_in_them(authority):
     made = issue_client(authority, "ann@x+y", NOW, 9)
-    facts = read_facts(made.certificate)
+    facts = parse_certificate(made.certificate)
     assert (facts.subject, facts.controller, facts.names) == ("ann@x+y", False, ())
     assert facts.ends == NOW + timedelta(days=9)
     assert facts.begins < NOW
-    assert is_of_key(made.certificate, made.key)
+    assert matches_key(made.certificate, made.key)
     assert is_signed_by(made.certificate, authority.certificate)
     names = ["pod1.example.org", "*.example.org", "10.0.0.1", "::1"]
-    facts = read_facts(issue_server(authority, names, NOW, 9).certificate)
+    facts = parse_certificate(issue_server(authority, names, NOW, 9).certificate)
     assert sorted(facts.names) == sorted(names)
     assert facts.controller
 
@@ -99,14 +99,14 @@ def test_what_stands_in_them(authority):
 def test_two_are_never_alike(authority):
     one, two = issue_client(authority, "ann", NOW), issue_client(authority, "ann", NOW)
     assert one.key != two.key
-    assert read_facts(one.certificate).serial != read_facts(two.certificate).serial
-    assert not is_of_key(one.certificate, two.key)
+    assert parse_certificate(one.certificate).serial != parse_certificate(two.certificate).serial
+    assert not matches_key(one.certificate, two.key)
     assert not is_signed_by(one.certificate, make_authority(NOW).certificate)
 
 
 def test_none_outlives_its_authority():
     short = make_authority(NOW, 10)
-    assert read_facts(issue_client(short, "ann", NOW).certificate).ends == NOW + timedelta(days=10)
+    assert parse_certificate(issue_client(short, "ann", NOW).certificate).ends == NOW + timedelta(days=10)
     with pytest.raises(MooringsError) as caught:
         issue_client(short, "ann", NOW + timedelta(days=11))
     assert (caught.value.code, caught.value.hint) == ("pki.invalid", "make a new one: moor pki rotate --ca")
@@ -126,11 +126,11 @@ def test_what_is_no_host(authority, name):
 )
 def test_garbage_is_told_as_such(authority, content):
     for read in (
-        lambda: read_facts(content),
+        lambda: parse_certificate(content),
         lambda: split_bundle(content),
         lambda: load_key(content),
-        lambda: is_of_key(content, authority.key),
-        lambda: issue_client(Pair(content, authority.key), "ann", NOW),
+        lambda: matches_key(content, authority.key),
+        lambda: issue_client(KeyPair(content, authority.key), "ann", NOW),
     ):
         with pytest.raises(MooringsError) as caught:
             read()
@@ -158,7 +158,7 @@ def test_nothing_is_made_twice(pki):
 
 
 def test_a_wrong_name_leaves_nothing_behind(tmp_path):
-    made = Pki(tmp_path / "pki")
+    made = CertificateStore(tmp_path / "pki")
     with pytest.raises(MooringsError):
         made.create(["good.example.org", "not good"], NOW, 1)
     assert not made.folder.exists()
@@ -193,7 +193,7 @@ def test_the_authoritys_key_may_be_elsewhere(pki, tmp_path):
     (pki.folder / "ca.key").rename(away)
     with pytest.raises(MooringsError, match="there is no"):
         pki.issue("bert", NOW, 1)
-    Pki(pki.folder, away).issue("bert", NOW, 1)
+    CertificateStore(pki.folder, away).issue("bert", NOW, 1)
     assert verified(pki.bundle, client_certificate(pki.folder, "bert"), "sslclient", NOW + timedelta(hours=1))
 
 
@@ -308,25 +308,25 @@ def test_no_other_command_pays_for_it():
 
 
 @pytest.mark.parametrize(
-    ("days", "verdict"), [(-1, Verdict.FAIL), (0, Verdict.WARN), (29, Verdict.WARN), (30, Verdict.PASS)]
+    ("days", "verdict"), [(-1, CheckStatus.FAIL), (0, CheckStatus.WARN), (29, CheckStatus.WARN), (30, CheckStatus.PASS)]
 )
 def test_how_long_is_long_enough(days, verdict):
-    assert check_ends("host.tls", "it", days, "renew it").verdict is verdict
+    assert check_certificate_expiry("host.tls", "it", days, "renew it").verdict is verdict
     assert check_client_certificate("f", "", days).verdict is verdict
-    assert check_client_certificate("f", "the key has mode 0644", days).verdict is Verdict.FAIL
+    assert check_client_certificate("f", "the key has mode 0644", days).verdict is CheckStatus.FAIL
     assert check_tls(["a"], ["a"], fits=True, key_fault="", days_left=days).verdict is verdict
 
 
 def test_what_is_wrong_with_a_controllers_certificate():
     good: dict[str, Any] = {"names": ["a.org"], "wanted": ["a.org"], "fits": True, "key_fault": "", "days_left": 99}
-    assert check_tls(**good).verdict is Verdict.PASS
+    assert check_tls(**good).verdict is CheckStatus.PASS
     for wrong, told in (
         ({"fits": False}, "tls_key is not the key"),
         ({"key_fault": "has mode 0644"}, "mode 0644"),
         ({"wanted": ["a.org", "10.0.0.1"]}, "does not name 10.0.0.1"),
     ):
         found = check_tls(**{**good, **wrong})
-        assert found.verdict is Verdict.FAIL
+        assert found.verdict is CheckStatus.FAIL
         assert told in found.evidence
     assert "--name a.org --name 10.0.0.1" in check_tls(**{**good, "wanted": ["10.0.0.1"]}).fix
 
@@ -347,4 +347,4 @@ def test_what_is_wrong_with_a_controllers_certificate():
     ],
 )
 def test_which_hosts_a_certificate_is_for(names, host, same):
-    assert covers(names, host) is same
+    assert is_name_covered(names, host) is same

@@ -22,8 +22,8 @@ import pytest
 from moorings.api.tls import make_server_context
 from moorings.cli.main import main
 from moorings.cli.pki import files
-from moorings.cli.pki.authority import is_of_key, is_signed_by, split_bundle
-from moorings.cli.pki.folder import Pki, client_certificate, client_key
+from moorings.cli.pki.authority import is_signed_by, matches_key, split_bundle
+from moorings.cli.pki.folder import CertificateStore, client_certificate, client_key
 from moorings.client.tls import make_context
 from moorings.core.errors import MooringsError
 
@@ -109,8 +109,8 @@ def keys_in(folder: Path) -> dict[str, int]:
 
 def has_its_key(certificate: Path, key: Path) -> bool:
     """Whether a certificate's key is there, be it as a draft that waits to be put in its place."""
-    near = [path for path in (key, files.draft_of(key)) if path.exists()]
-    return any(is_of_key(certificate.read_bytes(), path.read_bytes()) for path in near)
+    near = [path for path in (key, files.pending_path(key)) if path.exists()]
+    return any(matches_key(certificate.read_bytes(), path.read_bytes()) for path in near)
 
 
 def shake(server: Path, bundle: Path, certificate: Path, key: Path) -> None:
@@ -171,7 +171,7 @@ def was_done(story: str, folder: Path) -> bool:
     key = certificate.with_suffix(".key")
     if story == "a new authority" and len(split_bundle(certificate.read_bytes())) < 2:
         return False
-    return certificate.exists() and key.exists() and is_of_key(certificate.read_bytes(), key.read_bytes())
+    return certificate.exists() and key.exists() and matches_key(certificate.read_bytes(), key.read_bytes())
 
 
 def see_what_is_left(old: Path, folder: Path) -> None:
@@ -194,13 +194,13 @@ def is_trusted(certificate: Path, bundle: Path) -> bool:
 def see_that_all_is_well(story: str, old: Path, folder: Path) -> None:
     """The folder is whole, nothing lies about, and certificates old and new get in as docs/how-to/tls.md says."""
     assert [file.name for file in folder.rglob(".*")] == [".lock"]
-    entries = Pki(folder).entries()
+    entries = CertificateStore(folder).entries()
     assert all(entry.fits for entry in entries)
     subjects = {entry.name for entry in entries if entry.kind == "client"}
     expected = {f"clients/{name}.key" for name in subjects} | {"ca.key", "server.key"}
     assert keys_in(folder) == dict.fromkeys(expected, 0o600)
     newest = split_bundle((folder / "ca.pem").read_bytes())[0]
-    assert is_of_key(newest, (folder / "ca.key").read_bytes()), "the newest authority can sign"
+    assert matches_key(newest, (folder / "ca.key").read_bytes()), "the newest authority can sign"
     if story == "init":
         assert moor(folder, "issue", "ann") == 0
         subjects = {"ann"}
@@ -219,7 +219,7 @@ def see_that_all_is_well(story: str, old: Path, folder: Path) -> None:
 
 def test_a_key_is_its_owners_alone_from_the_first_byte(tmp_path: Path) -> None:
     seen: list[int] = []
-    place = files.Place(tmp_path / "a.pem", tmp_path / "a.key")
+    place = files.KeyPairPaths(tmp_path / "a.pem", tmp_path / "a.key")
     before = os.umask(0)
     try:
         files.replace_pair(place, b"certificate", b"key")
@@ -242,9 +242,9 @@ def folder(begun: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("content", [b"", b"-----BEGIN PRIVATE KEY-----\nMIGHAgEAMBMGByqG", b"\0" * 300])
 def test_half_a_draft_is_taken_away(folder: Path, content: bytes) -> None:
     before = (folder / "server.key").read_bytes()
-    files.draft_of(folder / "server.key").write_bytes(content)
-    files.draft_of(client_certificate(folder, "ann")).write_bytes(content)
-    Pki(folder).mend()
+    files.pending_path(folder / "server.key").write_bytes(content)
+    files.pending_path(client_certificate(folder, "ann")).write_bytes(content)
+    CertificateStore(folder).mend()
     assert (folder / "server.key").read_bytes() == before
     assert [file.name for file in folder.rglob(".*")] == [".lock"]
 
@@ -254,7 +254,7 @@ def test_drafts_of_older_releases_are_taken_away(folder: Path) -> None:
     others = [folder / ".notes.tmp", folder / ".ca.key.tmp"]
     for path in (*left, *others):
         path.write_text("PRIVATE KEY")
-    Pki(folder).mend()
+    CertificateStore(folder).mend()
     assert [path for path in left if path.exists()] == []
     assert [path for path in others if not path.exists()] == [], "what is not ours stays"
 
@@ -264,28 +264,28 @@ def test_an_authoritys_key_elsewhere_waits_for_who_names_it(folder: Path, tmp_pa
     away = tmp_path / "stick" / "ca.key"
     away.parent.mkdir()
     (folder / "ca.key").rename(away)
-    there = Pki(folder, away)
+    there = CertificateStore(folder, away)
     old = away.read_bytes()
     there.renew_authority(datetime.now(UTC))
-    shutil.move(away, files.draft_of(away))
+    shutil.move(away, files.pending_path(away))
     away.write_bytes(old)
     away.chmod(0o600)
     before = (folder / "ca.pem").read_bytes()
     with pytest.raises(MooringsError, match="there is no"):
-        Pki(folder).issue("bert", datetime.now(UTC), 1)
+        CertificateStore(folder).issue("bert", datetime.now(UTC), 1)
     with pytest.raises(MooringsError, match="the key of an older authority"):
-        Pki(folder, Path(shutil.copy(away, tmp_path / "copy.key"))).issue("bert", datetime.now(UTC), 1)
+        CertificateStore(folder, Path(shutil.copy(away, tmp_path / "copy.key"))).issue("bert", datetime.now(UTC), 1)
     there.issue("bert", datetime.now(UTC), 1)
     assert there.finished == [folder / "ca.pem"]
     assert (folder / "ca.pem").read_bytes() == before
-    assert is_of_key(before, away.read_bytes())
+    assert matches_key(before, away.read_bytes())
     assert list(away.parent.iterdir()) == [away]
 
 
 def test_a_key_that_no_run_can_finish_is_told_and_mended(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As releases before this one left it: a newest authority whose key nobody has."""
     old = (folder / "ca.key").read_bytes()
-    Pki(folder).renew_authority(datetime.now(UTC))
+    CertificateStore(folder).renew_authority(datetime.now(UTC))
     (folder / "ca.key").write_bytes(old)
     assert moor(folder, "rotate", "ann") == 2
     assert "moor pki rotate --ca" in capsys.readouterr().err
@@ -311,8 +311,8 @@ def test_two_runs_do_not_meet(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     with (folder / files.LOCK).open("a") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(MooringsError, match="another 'moor pki' is at work"):
-            Pki(folder).renew_client("ann", datetime.now(UTC), 1)
-    Pki(folder).renew_client("ann", datetime.now(UTC), 1)
+            CertificateStore(folder).renew_client("ann", datetime.now(UTC), 1)
+    CertificateStore(folder).renew_client("ann", datetime.now(UTC), 1)
 
 
 def test_a_disk_that_is_full_changes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,6 +326,6 @@ def test_a_disk_that_is_full_changes_nothing(folder: Path, monkeypatch: pytest.M
         calls = iter([*[real] * (count - 1), full])
         monkeypatch.setattr(os, "fsync", lambda descriptor, calls=calls: next(calls)(descriptor))
         with pytest.raises(MooringsError, match="cannot be written"):
-            Pki(folder).renew_client("ann", datetime.now(UTC), 1)
+            CertificateStore(folder).renew_client("ann", datetime.now(UTC), 1)
         monkeypatch.undo()
         assert {path: path.read_bytes() for path in folder.rglob("*.*") if path.name != files.LOCK} == before

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from moorings.cli import processes
-from moorings.cli.processes import Launch, Running
+from moorings.cli.processes import ControllerLaunch, ControllerProcess
 from moorings.core.errors import MooringsError
 
 
@@ -23,15 +23,15 @@ def test_start_ticks_are_read_behind_a_name_with_brackets():
 
 
 def test_a_process_is_known_by_its_start_time():
-    me = Running(os.getpid(), ticks_of("self"), "", "")
+    me = ControllerProcess(os.getpid(), ticks_of("self"), "", "")
     assert processes.is_alive(me)
-    assert not processes.is_alive(Running(me.pid, me.start_ticks + 1, "", ""))
-    assert not processes.is_alive(Running(2**22 + 1, me.start_ticks, "", ""))
+    assert not processes.is_alive(ControllerProcess(me.pid, me.start_ticks + 1, "", ""))
+    assert not processes.is_alive(ControllerProcess(2**22 + 1, me.start_ticks, "", ""))
 
 
 def test_a_zombie_does_not_live():
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    record = Running(child.pid, ticks_of(child.pid), "", "")
+    record = ControllerProcess(child.pid, ticks_of(child.pid), "", "")
     assert processes.is_alive(record)
     assert child.stdin is not None
     child.stdin.close()
@@ -55,7 +55,7 @@ def test_a_record_of_a_dead_process_is_no_controller(tmp_path):
 
 
 def test_the_command_line_holds_no_secret():
-    launch = Launch(Path("/d"), "127.0.0.1", 8090, Path("/p.toml"), Path("/c.toml"))
+    launch = ControllerLaunch(Path("/d"), "127.0.0.1", 8090, Path("/p.toml"), Path("/c.toml"))
     assert processes.build_argv(launch)[1:] == [
         *("-m", "moorings.app.controller", "--data", "/d", "--host", "127.0.0.1", "--port", "8090"),
         *("--credentials", "/c.toml", "--log-file", "/d/controller.log", "--pools", "/p.toml"),
@@ -64,7 +64,7 @@ def test_the_command_line_holds_no_secret():
 
 def test_last_words_are_its_own_error_and_hint(tmp_path):
     (tmp_path / "controller.log").write_text("msg=x\nerror: port 8090 is taken (config.invalid)\nhint: use another\n")
-    error = processes.died(tmp_path, 2)
+    error = processes.exit_error(tmp_path, 2)
     assert error.code == "config.invalid"
     assert error.detail == "the controller ended with exit code 2: port 8090 is taken"
     assert error.hint.startswith("use another; all of its log: ")
@@ -76,7 +76,7 @@ def test_last_words_of_an_earlier_start_are_not_this_ones(tmp_path):
     before = log.stat().st_size
     with log.open("a") as file:
         file.write("killed\n")
-    error = processes.died(tmp_path, -9, before)
+    error = processes.exit_error(tmp_path, -9, before)
     assert (error.code, "old" in error.detail, "killed" in error.detail) == ("internal.error", False, True)
     assert "stale" not in error.hint
 
@@ -108,12 +108,12 @@ def test_a_folder_of_another_user_is_not_believed_nor_through_a_link(tmp_path):
         os.chown(theirs, 4242, -1)
     link = tmp_path / "link"
     link.symlink_to(theirs)
-    launch = Launch(link, "127.0.0.1", 0, None, tmp_path / "c.toml")
+    launch = ControllerLaunch(link, "127.0.0.1", 0, None, tmp_path / "c.toml")
     for ask in (
         lambda: processes.find_running(theirs),
         lambda: processes.find_running(link),
         lambda: processes.last_port(link),
-        lambda: processes.start(launch),
+        lambda: processes.start_controller(launch),
     ):
         with pytest.raises(MooringsError, match="not to you") as caught:
             ask()
@@ -141,17 +141,17 @@ def test_a_log_that_is_no_file_of_ours_is_refused(tmp_path, what):
         (data / "controller.log").symlink_to(victim)
     else:
         os.mkfifo(data / "controller.log")
-    launch = Launch(data, "127.0.0.1", 0, None, tmp_path / "c.toml")
+    launch = ControllerLaunch(data, "127.0.0.1", 0, None, tmp_path / "c.toml")
     with pytest.raises(MooringsError, match="cannot be used") as caught:
-        processes.start(launch)
+        processes.start_controller(launch)
     assert "[Errno" not in caught.value.detail
     assert victim.read_text() == "mine"
 
 
 def test_last_words_of_one_that_said_no_error(tmp_path):
-    assert "by signal 9" in processes.died(tmp_path, -9).detail
-    assert processes.died(tmp_path, -9).code == "internal.error"
+    assert "by signal 9" in processes.exit_error(tmp_path, -9).detail
+    assert processes.exit_error(tmp_path, -9).code == "internal.error"
     (tmp_path / "controller.log").write_text("".join(f"line {number}\n" for number in range(99)))
-    detail = processes.died(tmp_path, -9).detail
+    detail = processes.exit_error(tmp_path, -9).detail
     assert "line 98" in detail
     assert "line 80" not in detail

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from moorings.cli.main import main
-from moorings.cli.shares import blocks_text, parse_limit, parse_shares, shares_text
+from moorings.cli.shares import blocks_text, format_guarantees, parse_guarantees, parse_limit
 from moorings.core.errors import MooringsError
 from moorings.wire.codec import encode
 from moorings.wire.shapes import ShareShape
@@ -49,7 +49,7 @@ def topology_of(pool):
     ],
 )
 def test_guarantees_are_blocks_of_a_pool(texts, found):
-    assert parse_shares(texts, topology_of) == found
+    assert parse_guarantees(texts, topology_of) == found
 
 
 @cases(
@@ -69,15 +69,15 @@ def test_guarantees_are_blocks_of_a_pool(texts, found):
 )
 def test_a_guarantee_that_cannot_be_read_is_refused_with_one_that_can(texts, hint):
     with pytest.raises(MooringsError) as caught:
-        parse_shares(texts, topology_of)
+        parse_guarantees(texts, topology_of)
     assert caught.value.code == "project.invalid"
     assert hint in caught.value.hint
 
 
 def test_what_is_shown_can_be_given_back():
-    assert shares_text(LAB.shares) == "gpu=1x24 pod64=16x2,4x1"
-    shown = shares_text(LAB.shares).split()
-    assert parse_shares(shown, topology_of) == {share.pool: share.blocks for share in LAB.shares}
+    assert format_guarantees(LAB.shares) == "gpu=1x24 pod64=16x2,4x1"
+    shown = format_guarantees(LAB.shares).split()
+    assert parse_guarantees(shown, topology_of) == {share.pool: share.blocks for share in LAB.shares}
     assert blocks_text({}) == ""
 
 

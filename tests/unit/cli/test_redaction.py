@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.cli.redaction import LEFT_OUT, Redaction, is_secret_name
+from moorings.cli.redaction import REDACTED, Redaction, is_secret_name
 from tests.cases import cases
 
 KEY = "moor_abcdefghij_" + "0f" * 32
@@ -68,7 +68,7 @@ KEY = "moor_abcdefghij_" + "0f" * 32
 def test_by_its_form_or_name(text, secret):
     left = Redaction().text(text)
     assert secret not in left
-    assert LEFT_OUT in left
+    assert REDACTED in left
 
 
 @cases(
@@ -93,7 +93,7 @@ def test_what_is_needed_stays(text):
 
 def test_by_its_value_wherever_it_stands():
     redaction = Redaction(["s3cr3t-value", "x"])
-    assert redaction.text("a s3cr3t-value b x") == f"a {LEFT_OUT} b x", "what is too short stands in too many words"
+    assert redaction.text("a s3cr3t-value b x") == f"a {REDACTED} b x", "what is too short stands in too many words"
 
 
 def test_in_data():
@@ -111,15 +111,15 @@ def test_in_data():
     text = json.dumps(left)
     assert not any(secret in text for secret in ("value-of", "t0ps", "moor_x", '"p"'))
     assert isinstance(left, dict)
-    assert left["job"]["environment"] == {"A": LEFT_OUT, "B": LEFT_OUT}
-    assert left["job"]["command"] == ["run", "--token", LEFT_OUT, "--lr", "1"]
+    assert left["job"]["environment"] == {"A": REDACTED, "B": REDACTED}
+    assert left["job"]["command"] == ["run", "--token", REDACTED, "--lr", "1"]
     assert (left["n"], left["nothing"]) == (3, None)
 
 
 @given(st.text(), st.text(min_size=6))
 def test_a_known_value_never_gets_through(around, secret):
     left = Redaction([secret]).text(f"{around}{secret}{around}")
-    assert secret not in left or secret in LEFT_OUT or secret in f"{around}{LEFT_OUT}{around}"
+    assert secret not in left or secret in REDACTED or secret in f"{around}{REDACTED}{around}"
 
 
 @cases(

@@ -9,7 +9,7 @@ import pytest
 
 from moorings.cli.configuration import load_configuration
 from moorings.cli.csctl import install
-from moorings.cli.pki.folder import Pki
+from moorings.cli.pki.folder import CertificateStore
 from moorings.cli.processes import parse_record
 from tests.released.site import NAMES, ReleasedSite
 
@@ -37,7 +37,7 @@ def test_a_controllers_record_is_read(site: ReleasedSite) -> None:
 
 
 def test_a_folder_of_certificates_is_read(site: ReleasedSite) -> None:
-    entries = Pki(site.folder / "home" / ".config" / "moorings" / "pki").entries()
+    entries = CertificateStore(site.folder / "home" / ".config" / "moorings" / "pki").entries()
     assert [(one.kind, one.trusted, one.fits) for one in entries] == [
         ("authority", True, True),
         ("server", True, True),

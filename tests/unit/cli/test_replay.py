@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from moorings.cli import logs
-from moorings.cli.logs import parse_log, policy_of, trace_of
+from moorings.cli.logs import build_trace, last_policy, parse_log
 from moorings.cli.main import main
 from moorings.controller.turned_back import CONTROLLER_NAME
 from moorings.core.claims import ClaimId
@@ -85,7 +85,7 @@ def moor(capsys, tmp_path, monkeypatch):
 def test_an_export_is_the_log_itself():
     log = lived()
     assert parse_log(exported(log), "log.json") == tuple(log.rows)
-    assert policy_of(log.rows) == Policy()
+    assert last_policy(log.rows) == Policy()
 
 
 def test_the_same_inputs_give_the_same_events(moor):
@@ -370,7 +370,7 @@ def test_claims_that_held_something_are_a_trace():
         preemptible=False,
         resumable=False,
     )
-    assert trace_of(lived().rows) == (first, second)
+    assert build_trace(lived().rows) == (first, second)
 
 
 def test_another_policy_is_tried_on_the_log(moor, tmp_path):
@@ -439,7 +439,7 @@ def test_a_turn_of_another_make_is_told_in_words(moor, tmp_path, text):
 
 def test_a_log_without_a_turn_has_no_policy():
     with pytest.raises(MooringsError, match="there is no turn in the log"):
-        policy_of(())
+        last_policy(())
 
 
 def test_a_folder_is_written_only_with_a_policy(moor):

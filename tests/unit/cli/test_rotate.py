@@ -143,7 +143,7 @@ def test_without_a_key_there_is_nothing_to_rotate(server, moor):
 
 
 def test_a_person_is_told_once_that_his_key_expires_soon(server, moor, file, monkeypatch):
-    monkeypatch.setattr("moorings.cli.session.Session.now", lambda _: samples.NOW)
+    monkeypatch.setattr("moorings.cli.session.CommandContext.now", lambda _: samples.NOW)
     soon = Reply({"apiVersion": "moorings/v1", "kind": "PoolList", "items": []}, headers={})
     for at, told in (("2026-02-05T12:00:00Z", 1), ("2026-02-20T12:00:00Z", 0), ("2026-01-01T00:00:00Z", 0), ("x", 0)):
         server.on("GET", "/v1/pools", Reply(soon.body, headers={"Moorings-Key-Expires": at}))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from moorings.cli import processes
-from moorings.cli.pki.folder import Pki
+from moorings.cli.pki.folder import CertificateStore
 from tests.waiting import patient
 
 
@@ -71,7 +71,7 @@ def test_who_may_not_ask_is_told_of_runs_all_the_same(data):
 
 @pytest.mark.parametrize(("names", "code"), [(["pod1.example.org"], 7), (["pod1.example.org", "127.0.0.1"], 0)])
 def test_a_certificate_for_another_name_is_told_at_once(data, tmp_path, names, code):
-    made = Pki(tmp_path / "pki")
+    made = CertificateStore(tmp_path / "pki")
     made.create(names, datetime.now(UTC), 9)
     found, _, err = moor("up", "--port", "0", "--pki", str(made.folder))
     assert found == code, err

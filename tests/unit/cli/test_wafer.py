@@ -15,22 +15,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorings.cli.csctl import install, script, translate
-from moorings.cli.output import Format, Look, render_list, render_one
+from moorings.cli.output import OutputFormat, TableStyle, render_list, render_one
 from moorings.cli.wafer import (
     JOBS,
     WaferJob,
-    duration_text,
-    in_order,
+    job_duration,
+    job_from_list,
+    job_from_run,
     job_name,
-    of_listed,
-    of_run,
     parse_changes,
     parse_selectors,
+    sort_jobs,
     system_names,
     systems_text,
 )
-from moorings.cli.wafer_cluster import SYSTEMS, lengths_of, pool_of, summary_text, systems_of
-from moorings.cli.wafer_export import whole_pieces
+from moorings.cli.wafer_cluster import SYSTEMS, count_jobs, summarize_pool, summary_text, systems_of
+from moorings.cli.wafer_export import split_at_lines
 from moorings.core.errors import MooringsError
 from moorings.wire.shapes import ApplianceJobBody, ApplianceShape, DeviceBody, PartitionBody
 from tests.cases import cases
@@ -58,7 +58,7 @@ def listed(name: str = NAME, state: str = "WAITING", **more: Any) -> ApplianceJo
 
 
 def shown(name: str = NAME, state: str = "WAITING", **more: Any) -> WaferJob:
-    return of_listed(listed(name, state, **more))
+    return job_from_list(listed(name, state, **more))
 
 
 RUNNING = listed(
@@ -72,19 +72,19 @@ RUNNING = listed(
 
 
 def cells(job: WaferJob, form: str = "table") -> list[str]:
-    header, row = render_list(JOBS, [job], Format(form), samples.NOW).splitlines()
+    header, row = render_list(JOBS, [job], OutputFormat(form), samples.NOW).splitlines()
     assert len(header.split()) == len(row.split())
     return row.split()
 
 
 def test_the_columns_are_those_of_the_newest_release() -> None:
-    header = render_list(JOBS, [shown()], Format("table"), samples.NOW).splitlines()[0]
+    header = render_list(JOBS, [shown()], OutputFormat("table"), samples.NOW).splitlines()[0]
     names = "SESSION NAME TYPE PRIORITY AGE DURATION PHASE SYSTEMS USER LABELS WORKFLOW DASHBOARD"
     assert header.split() == names.split()
 
 
 def test_a_job_that_runs() -> None:
-    assert cells(of_listed(RUNNING)) == [
+    assert cells(job_from_list(RUNNING)) == [
         *("default", NAME, "execute", "P2", "60m", "90s", "RUNNING", "cs:0-1"),
         *("ann", "team=nlp,exp=3", WORKFLOW, "-"),
     ]
@@ -104,11 +104,11 @@ def test_a_job_that_runs() -> None:
 )
 def test_phases_and_durations(state: str, more: dict[str, Any], phase: str, duration: str) -> None:
     job = shown(state=state, **more)
-    assert (job.status.phase, duration_text(job.status, samples.NOW)) == (phase, duration)
+    assert (job.status.phase, job_duration(job.status, samples.NOW)) == (phase, duration)
 
 
 def test_scripts_find_what_they_read() -> None:
-    told = json.loads(render_list(JOBS, [of_listed(RUNNING)], Format("json"), samples.NOW))
+    told = json.loads(render_list(JOBS, [job_from_list(RUNNING)], OutputFormat("json"), samples.NOW))
     assert told["kind"] == "WaferJobList"
     (item,) = told["items"]
     assert item == {
@@ -133,9 +133,9 @@ def test_scripts_find_what_they_read() -> None:
             "startTime": "2026-01-31T11:58:30.000000Z",
         },
     }
-    one = yaml.safe_load(render_one(JOBS, of_listed(RUNNING), Format("yaml"), samples.NOW))
+    one = yaml.safe_load(render_one(JOBS, job_from_list(RUNNING), OutputFormat("yaml"), samples.NOW))
     assert one == {"apiVersion": "moorings/v1", "kind": "WaferJob", **item}
-    assert render_one(JOBS, of_listed(RUNNING), Format("name"), samples.NOW) == f"job/{NAME}"
+    assert render_one(JOBS, job_from_list(RUNNING), OutputFormat("name"), samples.NOW) == f"job/{NAME}"
 
 
 def test_a_waiting_job_says_why_and_at_which_place() -> None:
@@ -148,16 +148,16 @@ def test_a_waiting_job_says_why_and_at_which_place() -> None:
         started_at=None,
     )
     run = replace(run, job=replace(run.job, appliance=ApplianceShape(kind="compile", workflow=WORKFLOW)))
-    job = of_run(run)
+    job = job_from_run(run)
     assert (job.spec.type, job.spec.priority, job.spec.priority_value) == ("compile", "P1", 150)
     assert (job.status.position, job.status.reason) == (2, samples.FULL.message)
-    assert "waits for 16 devices" in render_one(JOBS, job, Format("wide"), samples.NOW)
-    assert "(position 2)" in render_one(JOBS, job, Format("wide"), samples.NOW)
+    assert "waits for 16 devices" in render_one(JOBS, job, OutputFormat("wide"), samples.NOW)
+    assert "(position 2)" in render_one(JOBS, job, OutputFormat("wide"), samples.NOW)
 
 
 def test_another_run_is_no_job_of_an_appliance() -> None:
     with pytest.raises(MooringsError) as refused:
-        of_run(samples.run())
+        job_from_run(samples.run())
     assert refused.value.code == "run.unknown"
     assert "moor get runs" in refused.value.hint
 
@@ -171,7 +171,7 @@ def test_what_runs_comes_first_then_the_queue_in_its_order() -> None:
         shown("made", scheduled_at=AT),
         shown("runs", "RUNNING", priority=-399),
     ]
-    assert [job.meta.name for job in in_order(jobs)] == ["runs", "made", "first", "early", "late", "ended"]
+    assert [job.meta.name for job in sort_jobs(jobs)] == ["runs", "made", "first", "early", "late", "ended"]
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def held(devices: str, owner: str, state: str = "ACTIVE") -> PartitionBody:
 
 
 def test_who_holds_which_system() -> None:
-    jobs = [of_listed(RUNNING)]
+    jobs = [job_from_list(RUNNING)]
     devices = [device(0), device(1), device(2), device(3, "DRAINED", reason="fan", since=LATER)]
     found = systems_of(POOL, devices, [held("0-1", f"appliance/{NAME}"), held("2", "user/bob", "REMOVING")], jobs)
     assert [(one.status.job, one.status.user, one.status.since) for one in found] == [
@@ -257,7 +257,7 @@ def test_who_holds_which_system() -> None:
     ]
     assert [one.bad for one in found] == [False, False, False, True]
     assert [one.status.notes for one in found] == ["", "", "REMOVING", "fan"]
-    header = render_list(SYSTEMS, found, Format("table"), samples.NOW).splitlines()[0]
+    header = render_list(SYSTEMS, found, OutputFormat("table"), samples.NOW).splitlines()[0]
     assert header.split() == ["NAME", "TYPE", "STATE", "DEVICE", "JOB", "USER", "SINCE", "NOTES"]
 
 
@@ -269,9 +269,9 @@ def test_systems_of_a_pool_that_cannot_be_reached_are_not_well() -> None:
 
 def test_memory_and_queue() -> None:
     jobs = [shown(kind="compile"), shown(), shown(state="RUNNING"), shown(scheduled_at=AT), shown(state="FAILED")]
-    lengths = lengths_of(jobs)
+    lengths = count_jobs(jobs)
     assert (lengths.queued, lengths.running) == ({"compile": 1, "execute": 1}, {"compile": 0, "execute": 2})
-    text = summary_text([pool_of(POOL)], lengths, Look())
+    text = summary_text([summarize_pool(POOL)], lengths, TableStyle())
     assert [line.split() for line in text.splitlines()] == [
         ["POOL", "SYSTEMS_FREE", "MEMORY_FREE", "STATE", "NOTES"],
         ["cs", "1", "of", "4", "29", "of", "128", "GiB", "UP", "-"],
@@ -280,7 +280,7 @@ def test_memory_and_queue() -> None:
         ["compile", "1", "0"],
         ["execute", "1", "2"],
     ]
-    assert pool_of(samples.pool()).memory_bytes is None
+    assert summarize_pool(samples.pool()).memory_bytes is None
 
 
 # -- csctl -------------------------------------------------------------------------------------------------------------
@@ -352,14 +352,14 @@ def test_a_python_with_a_blank_in_its_path() -> None:
 
 @given(st.lists(st.text("ab\n-", max_size=9)), st.integers(1, 12))
 def test_pieces_are_the_same_text(chunks: list[str], most: int) -> None:
-    pieces = list(whole_pieces(chunks, most))
+    pieces = list(split_at_lines(chunks, most))
     assert "".join(pieces) == "".join(chunks)
 
 
 def test_pieces_end_with_a_line_and_not_in_a_key() -> None:
     key = "-----BEGIN RSA PRIVATE KEY-----\nMIIE\nAAAA\n-----END RSA PRIVATE KEY-----\n"
     text = "begun\n" * 3 + key + "after\n" * 3
-    pieces = list(whole_pieces(list(text), 24))
+    pieces = list(split_at_lines(list(text), 24))
     assert "".join(pieces) == text
     assert [piece for piece in pieces if "MIIE" in piece] == [piece for piece in pieces if "BEGIN" in piece]
     assert all("-----END" in piece for piece in pieces if "BEGIN" in piece)

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from moorings.api.tls import make_server_context
-from moorings.cli.pki.authority import Pair, issue_server
-from moorings.cli.pki.folder import Pki, client_certificate, client_key
+from moorings.cli.pki.authority import KeyPair, issue_server
+from moorings.cli.pki.folder import CertificateStore, client_certificate, client_key
 from moorings.client.keyfiles import check_private_key, key_problem
 from moorings.client.requests import get_version
 from moorings.client.transport import Endpoint, Transport
@@ -27,8 +27,8 @@ NOW = datetime.now(UTC)
 
 
 @pytest.fixture(scope="module")
-def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
-    made = Pki(tmp_path_factory.mktemp("pki"))
+def pki(tmp_path_factory: pytest.TempPathFactory) -> CertificateStore:
+    made = CertificateStore(tmp_path_factory.mktemp("pki"))
     made.create(["127.0.0.1"], NOW, 9)
     made.issue("ann", NOW, 9)
     return made
@@ -66,7 +66,7 @@ def problem(port: int, scheme: str = "https", **files: str) -> MooringsError:
     return caught.value
 
 
-def plain_context(folder: Path, pair: Pair) -> ssl.SSLContext:
+def plain_context(folder: Path, pair: KeyPair) -> ssl.SSLContext:
     (folder / "s.pem").write_bytes(pair.certificate)
     (folder / "s.key").write_bytes(pair.key)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -83,9 +83,9 @@ def plain_context(folder: Path, pair: Pair) -> ssl.SSLContext:
     ],
 )
 def test_a_servers_certificate_that_is_not_good(
-    pki: Pki, tmp_path: Path, names: list[str], begun: datetime, told: str, hint: str
+    pki: CertificateStore, tmp_path: Path, names: list[str], begun: datetime, told: str, hint: str
 ) -> None:
-    authority = Pair(pki.bundle.read_bytes(), (pki.folder / "ca.key").read_bytes())
+    authority = KeyPair(pki.bundle.read_bytes(), (pki.folder / "ca.key").read_bytes())
     context = plain_context(tmp_path, issue_server(authority, names, begun, 9))
     with answering(with_tls(context)) as port:
         error = problem(port, ca_file=str(pki.bundle))
@@ -95,7 +95,7 @@ def test_a_servers_certificate_that_is_not_good(
     assert hint in error.hint
 
 
-def test_who_shows_no_certificate_is_told_that_one_is_asked_for(pki: Pki) -> None:
+def test_who_shows_no_certificate_is_told_that_one_is_asked_for(pki: CertificateStore) -> None:
     context = make_server_context(pki.folder / "server.pem", pki.folder / "server.key", pki.bundle)
     for version_of_tls in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
         context.minimum_version = context.maximum_version = version_of_tls
@@ -105,7 +105,7 @@ def test_who_shows_no_certificate_is_told_that_one_is_asked_for(pki: Pki) -> Non
         assert "MOORINGS_CERT_FILE" in error.hint
 
 
-def test_http_where_tls_is_spoken_and_tls_where_http_is(pki: Pki) -> None:
+def test_http_where_tls_is_spoken_and_tls_where_http_is(pki: CertificateStore) -> None:
     def speak_plainly(connection: socket.socket) -> None:
         connection.recv(10_000)
         connection.sendall(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
@@ -121,7 +121,7 @@ def test_http_where_tls_is_spoken_and_tls_where_http_is(pki: Pki) -> None:
     assert (error.code, error.hint) == ("controller.unreachable", "write https:// instead of http://")
 
 
-def test_files_that_cannot_be_used_are_told_before_anything_is_sent(pki: Pki, tmp_path: Path) -> None:
+def test_files_that_cannot_be_used_are_told_before_anything_is_sent(pki: CertificateStore, tmp_path: Path) -> None:
     own, key = str(client_certificate(pki.folder, "ann")), str(client_key(pki.folder, "ann"))
     (tmp_path / "open.key").write_bytes(Path(key).read_bytes())
     (tmp_path / "open.key").chmod(0o604)
@@ -169,7 +169,7 @@ def test_a_key_that_is_not_there(tmp_path: Path) -> None:
     assert (tmp_path / "one.key").stat().st_uid == os.geteuid()
 
 
-def test_until_when_the_servers_certificate_is_good(pki: Pki) -> None:
+def test_until_when_the_servers_certificate_is_good(pki: CertificateStore) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pki.folder / "server.pem", pki.folder / "server.key")
     with (

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from moorings.api.tls import make_server_context
-from moorings.cli.pki.folder import Pki, client_certificate, client_key
+from moorings.cli.pki.folder import CertificateStore, client_certificate, client_key
 from moorings.client.requests import get_version
 from moorings.client.transport import Transport
 from moorings.core.errors import MooringsError
@@ -27,18 +27,18 @@ ANSWER = b'{"apiVersion": "moorings/v1", "kind": "Version", "version": "1", "ins
 
 
 @pytest.fixture(scope="module")
-def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
+def pki(tmp_path_factory: pytest.TempPathFactory) -> CertificateStore:
     return made_in(tmp_path_factory.mktemp("pki"))
 
 
-def made_in(folder: Path) -> Pki:
-    made = Pki(folder)
+def made_in(folder: Path) -> CertificateStore:
+    made = CertificateStore(folder)
     made.create(["127.0.0.1"], NOW, 2)
     made.issue("slurm", NOW, 2)
     return made
 
 
-def conf_for(pki: Pki, port: int) -> VipuConf:
+def conf_for(pki: CertificateStore, port: int) -> VipuConf:
     return parse_vipu_conf(
         f"ApiHost=127.0.0.1 ApiPort={port}\nIsSecure=yes\nApiUser=slurm\nApiAccessKey={SECRET}\n"
         f"ClientCertFile={client_certificate(pki.folder, 'slurm')}\nClientKeyFile={client_key(pki.folder, 'slurm')}\n"
@@ -70,7 +70,7 @@ def answering(context: ssl.SSLContext | None) -> Iterator[tuple[int, list[bytes]
         assert not thread.is_alive()
 
 
-def server_of(pki: Pki, client_ca: Path | None = None) -> ssl.SSLContext:
+def server_of(pki: CertificateStore, client_ca: Path | None = None) -> ssl.SSLContext:
     return make_server_context(pki.folder / "server.pem", pki.folder / "server.key", client_ca)
 
 
@@ -79,26 +79,26 @@ def ask(conf: VipuConf) -> None:
         transport.send(get_version())
 
 
-def test_it_shows_its_certificate_and_its_key(pki: Pki) -> None:
+def test_it_shows_its_certificate_and_its_key(pki: CertificateStore) -> None:
     with answering(server_of(pki, client_ca=pki.bundle)) as (port, heard):
         ask(conf_for(pki, port))
     assert f"Bearer {SECRET}".encode() in heard[0]
 
 
-def test_it_tells_its_key_to_no_controller_of_another_authority(pki: Pki, tmp_path: Path) -> None:
+def test_it_tells_its_key_to_no_controller_of_another_authority(pki: CertificateStore, tmp_path: Path) -> None:
     stranger = server_of(made_in(tmp_path / "stranger"))
     with answering(stranger) as (port, heard), pytest.raises(MooringsError, match="is not trusted"):
         ask(conf_for(pki, port))
     assert heard == []
 
 
-def test_it_tells_its_key_to_nobody_who_speaks_plain_http(pki: Pki) -> None:
+def test_it_tells_its_key_to_nobody_who_speaks_plain_http(pki: CertificateStore) -> None:
     with answering(None) as (port, heard), pytest.raises(MooringsError, match="does not speak TLS"):
         ask(conf_for(pki, port))
     assert not any(SECRET.encode() in text for text in heard)
 
 
-def test_without_its_certificate_it_is_let_in_nowhere(pki: Pki) -> None:
+def test_without_its_certificate_it_is_let_in_nowhere(pki: CertificateStore) -> None:
     with answering(server_of(pki, client_ca=pki.bundle)) as (port, heard), pytest.raises(MooringsError) as caught:
         ask(replace(conf_for(pki, port), client_cert=None, client_key=None))
     assert caught.value.code == "auth.certificate_refused"
@@ -106,7 +106,7 @@ def test_without_its_certificate_it_is_let_in_nowhere(pki: Pki) -> None:
 
 
 @pytest.mark.parametrize("key", ["ClientCertFile", "ClientKeyFile", "ServerCertFile", "ApiUser", "ApiAccessKey"])
-def test_secure_mode_is_whole_or_refused(pki: Pki, key: str) -> None:
+def test_secure_mode_is_whole_or_refused(pki: CertificateStore, key: str) -> None:
     lines = [
         "ApiHost=c",
         "IsSecure=yes",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from moorings.cli.commands.describe import parse_job
-from moorings.cli.errors import WrongUsage
+from moorings.cli.commands.describe import parse_slurm_job
+from moorings.cli.errors import UsageErrorWithHint
 from moorings.core.announced import QUEUE_JOBS_MAX
 from moorings.core.errors import MooringsError
 from moorings.slurm.host.ledger import JobStart
@@ -87,10 +87,10 @@ def test_each_of_his_jobs_is_told_of() -> None:
 
 @cases(("text", "job"), [("39", ("", 39)), ("c1/39", ("c1", 39)), ("slurm/c1/39", ("c1", 39)), ("slurm/39", ("", 39))])
 def test_how_a_job_is_named(text: str, job: tuple[str, int]) -> None:
-    assert parse_job(text) == job
+    assert parse_slurm_job(text) == job
 
 
 @cases("text", ["", "x", "39_2", "0", "-1", "a/b/39", "c1/", "\u0663", "99999999999"])
 def test_what_names_no_job(text: str) -> None:
-    with pytest.raises(WrongUsage):
-        parse_job(text)
+    with pytest.raises(UsageErrorWithHint):
+        parse_slurm_job(text)

@@ -19,7 +19,7 @@ from moorings.app.documents.settings import field_docs
 from moorings.app.settings import DEFAULT_CONFIG, Settings
 from moorings.cli.configuration import DEFAULTS, NAMES, flag_of
 from moorings.cli.main import root
-from moorings.cli.reference import EXITS, context_of, example_lines, help_text, option_rows
+from moorings.cli.reference import EXITS, example_lines, help_text, make_context, option_rows
 from moorings.core import pools
 from moorings.wire.errors import ExitCode
 from moorings.workloads import jobs
@@ -60,7 +60,7 @@ _SEE = ("moor.1", "moorings-controller.8", "moorings-controller.toml.5", "moorin
 
 
 def _commands() -> Iterator[tuple[str, str]]:
-    with context_of(root) as ctx:
+    with make_context(root) as ctx:
         names = root.list_commands(ctx)
         yield "moor.1", _moor(ctx, names)
         for name in names:

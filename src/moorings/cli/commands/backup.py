@@ -14,9 +14,9 @@ import click
 
 from moorings.cli.asking import confirm, yes_option
 from moorings.cli.configuration import data_folder
-from moorings.cli.errors import WrongUsage
+from moorings.cli.errors import UsageErrorWithHint
 from moorings.cli.grammar import MoorCommand, examples
-from moorings.cli.session import Session
+from moorings.cli.session import CommandContext
 
 _data = click.option(
     "--data", metavar="DIR", help="The controller's data folder ($MOORINGS_DATA, or ~/.local/state/moorings)."
@@ -35,7 +35,7 @@ _data = click.option(
 @click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
 @_data
 @click.pass_obj
-def backup(session: Session, *, file: Path, data: str | None) -> int:
+def backup(session: CommandContext, *, file: Path, data: str | None) -> int:
     """Save a controller's records to a file."""
     return _run(session, data, "save", "--file", str(file.absolute()))
 
@@ -69,7 +69,7 @@ def backup(session: Session, *, file: Path, data: str | None) -> int:
 @yes_option
 @click.pass_obj
 def restore(
-    session: Session,
+    session: CommandContext,
     *,
     file: Path | None,
     external: bool,
@@ -84,9 +84,9 @@ def restore(
     """Put a backup's records in place of a controller's."""
     folder = _folder(session, data)
     if [finish, external, anew, file is not None].count(True) != 1 or (other_installation and file is None):
-        raise WrongUsage("name a backup, or say --external, --finish or --new", hint="moor restore FILE")
+        raise UsageErrorWithHint("name a backup, or say --external, --finish or --new", hint="moor restore FILE")
     if not (finish or external) and (shared or controller_config):
-        raise WrongUsage(
+        raise UsageErrorWithHint(
             "--shared and --controller-config are for --external and --finish", hint="moor restore FILE --data DIR"
         )
     named = {"--shared": shared, "--config": controller_config}
@@ -105,10 +105,10 @@ def restore(
     return _run(session, data, "restore", "--file", str(Path(str(file)).absolute()), *other)
 
 
-def _folder(session: Session, data: str | None) -> Path:
+def _folder(session: CommandContext, data: str | None) -> Path:
     return Path(data).absolute() if data else data_folder(session.environment)
 
 
-def _run(session: Session, data: str | None, *words: str) -> int:
+def _run(session: CommandContext, data: str | None, *words: str) -> int:
     argv = [sys.executable, "-m", "moorings.app.backup", *words, "--data", str(_folder(session, data))]
     return subprocess.run(argv, stdin=subprocess.DEVNULL, check=False).returncode

@@ -10,10 +10,10 @@ from pathlib import Path
 import click
 
 from moorings.cli.configuration import NAMES, Configuration, check_context, config_folder, credentials_file
-from moorings.cli.grammar import MoorCommand, NounGroup, examples, live
+from moorings.cli.grammar import MoorCommand, NounGroup, complete_names, examples
 from moorings.cli.output import render_data, render_table
-from moorings.cli.session import Session
-from moorings.cli.showing import look_of, output_option, showing
+from moorings.cli.session import CommandContext
+from moorings.cli.showing import make_printer, output_option, table_style
 
 _CONTEXT_LINE = re.compile(r"^context\s*=.*$", re.MULTILINE)
 
@@ -29,26 +29,26 @@ config = NounGroup(
 @click.option("--show-origin", is_flag=True, help="Also where each value came from.")
 @output_option
 @click.pass_obj
-def view(session: Session, *, show_origin: bool, output: str | None) -> None:
+def view(session: CommandContext, *, show_origin: bool, output: str | None) -> None:
     """Show the configuration that holds; the access key only by its beginning."""
-    shown = showing(session, output, usual="table")
+    shown = make_printer(session, output, usual="table")
     values = {name: _shown(session.configuration, name) for name in NAMES}
     origins = {name: session.configuration.values[name].origin for name in NAMES}
     if shown.form.name in ("json", "yaml"):
         data: dict[str, object] = {
             name: {"value": values[name], "origin": origins[name]} if show_origin else values[name] for name in NAMES
         }
-        session.console.data(render_data(data, shown.form, look_of(session)))
+        session.console.data(render_data(data, shown.form, table_style(session)))
         return
     headers = ["NAME", "VALUE", *(["ORIGIN"] if show_origin else [])]
     rows = [[name, values[name], *([origins[name]] if show_origin else [])] for name in NAMES]
-    session.console.data(render_table(headers, rows, look_of(session)))
+    session.console.data(render_table(headers, rows, table_style(session)))
 
 
 @config.command("use-context", cls=MoorCommand)
-@click.argument("name", shell_complete=live("context"))
+@click.argument("name", shell_complete=complete_names("context"))
 @click.pass_obj
-def use_context(session: Session, name: str) -> None:
+def use_context(session: CommandContext, name: str) -> None:
     """Use the context NAME from now on."""
     check_context(name, session.flags, session.environment)
     path = config_folder(session.environment) / "config.toml"
@@ -59,7 +59,7 @@ def use_context(session: Session, name: str) -> None:
 
 @config.command("path", cls=MoorCommand)
 @click.pass_obj
-def path(session: Session) -> None:
+def path(session: CommandContext) -> None:
     """Print the path of the credentials file."""
     session.console.data(str(credentials_file(session.environment)))
 

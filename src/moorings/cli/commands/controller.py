@@ -9,12 +9,12 @@ import click
 
 from moorings.cli import processes
 from moorings.cli.configuration import DEFAULT_CONTEXT, Configuration, context_servers, credentials_file, data_folder
-from moorings.cli.errors import WrongUsage
+from moorings.cli.errors import UsageErrorWithHint
 from moorings.cli.grammar import MoorCommand, examples
 from moorings.cli.limits import parse_seconds
 from moorings.cli.pki.folder import client_certificate, client_key
 from moorings.cli.progress import Progress
-from moorings.cli.session import Session
+from moorings.cli.session import CommandContext
 from moorings.client.requests import ApiError
 from moorings.core.errors import MooringsError
 
@@ -58,7 +58,7 @@ _data = click.option("--data", metavar="DIR", help="Its data folder ($MOORINGS_D
 )
 @click.pass_obj
 def up(
-    session: Session,
+    session: CommandContext,
     *,
     data: str | None,
     pools: str | None,
@@ -71,17 +71,19 @@ def up(
 ) -> int:
     """Start a controller on this machine."""
     if secure and pki is None:
-        raise WrongUsage("--secure needs certificates", hint="name their folder with --pki")
+        raise UsageErrorWithHint("--secure needs certificates", hint="name their folder with --pki")
     if plain_http and pki is not None:
-        raise WrongUsage("--plain-http and --pki exclude each other", hint="with certificates leave --plain-http out")
+        raise UsageErrorWithHint(
+            "--plain-http and --pki exclude each other", hint="with certificates leave --plain-http out"
+        )
     folder = Path(data).absolute() if data else data_folder(session.environment)
     running = processes.find_running(folder)
     if running is not None:
         session.console.line(f"a controller already runs: {running.url} (process {running.pid}, data in {folder})")
-        _tell_of_key(session, running.url)
+        _report_key(session, running.url)
         return 0
     port = next(number for number in (port, processes.last_port(folder), PORT) if number is not None)
-    launch = processes.Launch(
+    launch = processes.ControllerLaunch(
         data=folder,
         host=host,
         port=port,
@@ -95,10 +97,10 @@ def up(
     _show_certificates(session, launch)
     progress, limit_s = Progress(session.console), parse_seconds(timeout)
     progress.wait(f"starting a controller at {launch.scheme}://{host}:{port} ...")
-    running = _started(session, launch, limit_s)
+    running = _start_and_wait(session, launch, limit_s)
     progress.clear()
     session.console.line(f"controller started: {running.url} (process {running.pid}, data in {folder})")
-    _tell_of_key(session, running.url)
+    _report_key(session, running.url)
     return 0
 
 
@@ -111,16 +113,16 @@ def up(
 @_data
 @click.option("--timeout", default="15s", metavar="DURATION", help="How long its end may take; bare: seconds (15s).")
 @click.pass_obj
-def down(session: Session, *, data: str | None, timeout: str) -> int:
+def down(session: CommandContext, *, data: str | None, timeout: str) -> int:
     """Stop the controller on this machine."""
     folder = Path(data).absolute() if data else data_folder(session.environment)
-    running = processes.find_running(folder) or _unannounced(folder)
+    running = processes.find_running(folder) or _find_unannounced(folder)
     if running is None:
         session.console.line(f"no controller runs on {folder}")
         return 0
     Progress(session.console).wait(f"stopping process {running.pid} ...")
     left = _has_runs(session, running.url)
-    if not processes.stop(running, parse_seconds(timeout)):
+    if not processes.stop_controller(running, parse_seconds(timeout)):
         raise MooringsError(
             "wait.timeout",
             f"process {running.pid} has not ended in {timeout}",
@@ -134,10 +136,10 @@ def down(session: Session, *, data: str | None, timeout: str) -> int:
     return 0
 
 
-def _has_runs(session: Session, url: str) -> bool | None:
+def _has_runs(session: CommandContext, url: str) -> bool | None:
     """Whether a controller has runs that have not ended; None: it does not tell us."""
     try:
-        asking = _knowing(session, url)
+        asking = _session_with_key(session, url)
         if asking is None:
             return None
         with asking.client_of(timeout_s=RUNS_ANSWER_S) as client:
@@ -146,19 +148,19 @@ def _has_runs(session: Session, url: str) -> bool | None:
         return None
 
 
-def _knowing(session: Session, url: str) -> Session | None:
+def _session_with_key(session: CommandContext, url: str) -> CommandContext | None:
     """A session with the controller at ``url``; None if we have no access key for it: another's is not shown to it.
 
     Raises:
         MooringsError: ``config.invalid``, ``credentials.unsafe``.
     """
-    if _same(session.configuration.text("server"), url):
+    if _is_same_url(session.configuration.text("server"), url):
         return session
-    holders = [name for name, server in context_servers(session.environment).items() if _same(server, url)]
+    holders = [name for name, server in context_servers(session.environment).items() if _is_same_url(server, url)]
     return _with_context(session, holders[0], url) if holders else None
 
 
-def _show_certificates(session: Session, launch: processes.Launch) -> None:
+def _show_certificates(session: CommandContext, launch: processes.ControllerLaunch) -> None:
     """Let this command trust the controller it starts, and show this user's certificate where one is asked for.
 
     Raises:
@@ -167,7 +169,7 @@ def _show_certificates(session: Session, launch: processes.Launch) -> None:
     if launch.pki is None:
         return
     session.flags.setdefault("ca_file", str(launch.pki / "ca.pem"))
-    subject = processes.own_subject()
+    subject = processes.user_subject()
     own, key = client_certificate(launch.pki, subject), client_key(launch.pki, subject)
     if own.exists():
         session.flags |= {"cert_file": str(own), "key_file": str(key)}
@@ -176,14 +178,14 @@ def _show_certificates(session: Session, launch: processes.Launch) -> None:
         raise MooringsError("pki.invalid", f"you have no certificate in {launch.pki}", hint=hint)
 
 
-def _unannounced(folder: Path) -> processes.Running | None:
+def _find_unannounced(folder: Path) -> processes.ControllerProcess | None:
     """The controller that holds a folder's lock and of which no record tells: it starts, or the record was damaged.
 
     Raises:
         MooringsError: ``controller.running``: what holds the lock is no controller, but a restore for instance.
     """
-    for pid in processes.find_holders(folder):
-        running = processes.holder_of(pid)
+    for pid in processes.find_lock_holders(folder):
+        running = processes.controller_of_pid(pid)
         if running is None:
             raise MooringsError(
                 "controller.running",
@@ -194,16 +196,18 @@ def _unannounced(folder: Path) -> processes.Running | None:
     return None
 
 
-def _started(session: Session, launch: processes.Launch, limit_s: float) -> processes.Running:
+def _start_and_wait(
+    session: CommandContext, launch: processes.ControllerLaunch, limit_s: float
+) -> processes.ControllerProcess:
     """The controller, started and ready.
 
     Raises:
         MooringsError: it died (its last words), or is not ready in time.
     """
     until = time.monotonic() + limit_s
-    started = processes.start(launch)
+    started = processes.start_controller(launch)
     try:
-        running = processes.await_record(started, launch.data, limit_s)
+        running = processes.wait_for_address(started, launch.data, limit_s)
     except MooringsError as error:
         other = processes.find_running(launch.data) if error.code == "controller.running" else None
         if other is None:
@@ -219,10 +223,10 @@ def _started(session: Session, launch: processes.Launch, limit_s: float) -> proc
                 problem = error
         # A certificate that is not believed, above all; what a controller answers while it starts, does pass.
         if not isinstance(problem, ApiError) and not problem.retryable:
-            raise _out_of_reach(launch, running, problem)
+            raise _unreachable_error(launch, running, problem)
         code = started.process.poll()
         if code is not None:
-            raise processes.died(launch.data, code, started.log_at)
+            raise processes.exit_error(launch.data, code, started.log_at)
         if time.monotonic() > until:
             break
         time.sleep(READY_PAUSE_S)
@@ -233,7 +237,9 @@ def _started(session: Session, launch: processes.Launch, limit_s: float) -> proc
     )
 
 
-def _out_of_reach(launch: processes.Launch, running: processes.Running, problem: MooringsError) -> MooringsError:
+def _unreachable_error(
+    launch: processes.ControllerLaunch, running: processes.ControllerProcess, problem: MooringsError
+) -> MooringsError:
     """What to say of a controller that runs, and that this command cannot speak to."""
     hint = f"{problem.hint}; 'moor down' stops it; its log: {launch.data / processes.LOG_NAME}"
     return MooringsError(
@@ -243,14 +249,14 @@ def _out_of_reach(launch: processes.Launch, running: processes.Running, problem:
     )
 
 
-def _tell_of_key(session: Session, url: str) -> None:
+def _report_key(session: CommandContext, url: str) -> None:
     """Where the key to this controller is, how to use it if the configuration leads elsewhere, and whether it works."""
     session.__dict__.pop("configuration", None)  # the controller may have written the credentials file meanwhile
     configured, console = session.configuration, session.console
     file = credentials_file(session.environment)
     current = configured.text("context")
-    leads_here = _same(configured.text("server"), url)
-    holders = [name for name, server in context_servers(session.environment).items() if _same(server, url)]
+    leads_here = _is_same_url(configured.text("server"), url)
+    holders = [name for name, server in context_servers(session.environment).items() if _is_same_url(server, url)]
     if leads_here and configured.text("access_key"):
         name = current
         console.note(f"Your access key is in {file}." if current in holders else "You have an access key.")
@@ -261,7 +267,7 @@ def _tell_of_key(session: Session, url: str) -> None:
     else:
         console.warn(f"moor is configured for {configured.text('server')}; {file} has no access key for {url}")
         return
-    problem = _refusal(session, name, url)
+    problem = _key_error(session, name, url)
     if problem is not None:
         console.warn(f"the access key of context {name} does not work: {problem.detail}")
 
@@ -274,7 +280,7 @@ def _use_text(configured: Configuration, name: str, url: str) -> str:
     return f"use it with: moor --context {name} ..., or moor config use-context {name}"
 
 
-def _refusal(session: Session, name: str, url: str) -> MooringsError | None:
+def _key_error(session: CommandContext, name: str, url: str) -> MooringsError | None:
     """Why the key of a context does not open the controller; None if it does."""
     try:
         with _with_context(session, name, url).client_of(timeout_s=READY_ANSWER_S) as client:
@@ -284,14 +290,14 @@ def _refusal(session: Session, name: str, url: str) -> MooringsError | None:
     return None
 
 
-def _with_context(session: Session, name: str, url: str) -> Session:
+def _with_context(session: CommandContext, name: str, url: str) -> CommandContext:
     """A session with the controller at ``url``, by the context ``name``."""
-    other = Session(session.environment)
+    other = CommandContext(session.environment)
     other.flags = {**session.flags, "server": url}
     if name != session.configuration.text("context"):  # the current one need not stand in a file
         other.flags["context"] = name
     return other
 
 
-def _same(one: str, other: str) -> bool:
+def _is_same_url(one: str, other: str) -> bool:
     return one.rstrip("/") == other.rstrip("/")

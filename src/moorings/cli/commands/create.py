@@ -9,15 +9,15 @@ from typing import Any
 import click
 
 from moorings.cli.commands.projects import create_project
-from moorings.cli.errors import Ended
-from moorings.cli.following import await_claim, patience_of
-from moorings.cli.grammar import MoorCommand, NounGroup, examples, live, options
-from moorings.cli.interrupts import Interrupted, Interrupts
+from moorings.cli.errors import CommandExit
+from moorings.cli.following import make_patience, wait_for_claim
+from moorings.cli.grammar import MoorCommand, NounGroup, complete_names, examples, options
+from moorings.cli.interrupts import Interrupted, SignalsAsExceptions
 from moorings.cli.kinds import CLAIMS, KEYS, PARTITIONS
-from moorings.cli.limits import Limit, parse_lifetime_s, parse_seconds
+from moorings.cli.limits import Deadline, parse_lifetime_s, parse_seconds
 from moorings.cli.progress import Progress
-from moorings.cli.session import Session
-from moorings.cli.showing import output_option, showing
+from moorings.cli.session import CommandContext
+from moorings.cli.showing import make_printer, output_option
 from moorings.core.claims import ClaimSpec, ClaimState, check_name, check_spec
 from moorings.core.devices import PoolName
 from moorings.core.errors import MooringsError
@@ -27,7 +27,7 @@ from moorings.wire.shapes import ClaimBody, ClaimRequest, KeyRequest
 _shape = options(
     click.option("--size", "--ipus", "size", type=int, required=True, metavar="N", help="Devices."),
     click.option("--kind", default="ipu", metavar="KIND", help="Kind of accelerator (ipu)."),
-    click.option("--pool", metavar="POOL", help="Only in this pool.", shell_complete=live("pool")),
+    click.option("--pool", metavar="POOL", help="Only in this pool.", shell_complete=complete_names("pool")),
     click.option("--gcds", "--num-gcds", type=int, default=1, metavar="N", help="Graph compilation domains (1)."),
     click.option("--replicas-per-gcd", type=int, default=1, metavar="N", help="Model replicas inside each GCD (1)."),
 )
@@ -60,7 +60,7 @@ create.add_command(create_project)
 @output_option
 @click.pass_obj
 def create_partition(
-    session: Session,
+    session: CommandContext,
     /,
     name: str,
     *,
@@ -75,8 +75,8 @@ def create_partition(
     """
     request = _request(check_name(name, what="partition"), **shape)
     request = replace(request, queue="wait" if wait else "never")
-    claim = _made(session, request, timeout=timeout)
-    shown = showing(session, output, usual="table")
+    claim = _wait_until_ready(session, request, timeout=timeout)
+    shown = make_printer(session, output, usual="table")
     if shown.form.name == "table":
         session.console.line(f"partition/{claim.partition} created in {claim.pool}, devices {claim.devices}")
     else:
@@ -103,7 +103,7 @@ def create_partition(
 @output_option
 @click.pass_obj
 def create_claim(
-    session: Session,
+    session: CommandContext,
     /,
     name: str | None,
     *,
@@ -132,9 +132,9 @@ def create_claim(
         preemptible=preemptible,
         queue="never" if now else "wait",
     )
-    claim = _made(session, request, timeout=timeout) if wait else _posted(session, request)
+    claim = _wait_until_ready(session, request, timeout=timeout) if wait else _submit_claim(session, request)
     reason = f": {claim.reason.sentence}" if claim.reason is not None else ""
-    showing(session, output, usual="table").show_done(
+    make_printer(session, output, usual="table").show_done(
         CLAIMS, claim, f"claim/{claim.name} created, {claim.state}{reason}"
     )
 
@@ -153,7 +153,13 @@ def create_claim(
 @output_option
 @click.pass_obj
 def create_key(
-    session: Session, subject: str, *, role: str, owner_prefix: str | None, expires: str | None, output: str | None
+    session: CommandContext,
+    subject: str,
+    *,
+    role: str,
+    owner_prefix: str | None,
+    expires: str | None,
+    output: str | None,
 ) -> None:
     """Make an access key for SUBJECT; its secret is shown this once.
 
@@ -165,7 +171,7 @@ def create_key(
     key = session.client.create_key(
         KeyRequest(subject=subject, role=role, owner_prefix=owner_prefix, lifetime_s=lifetime_s)
     )
-    shown = showing(session, output, usual="table")
+    shown = make_printer(session, output, usual="table")
     if shown.form.name != "table":
         shown.show_one(KEYS, key)
         return
@@ -189,7 +195,7 @@ def _request(
     return ClaimRequest(name=name, size=size, accelerator=kind, pool=pool, gcds=gcds, replicas_per_gcd=replicas_per_gcd)
 
 
-def _posted(session: Session, request: ClaimRequest) -> ClaimBody:
+def _submit_claim(session: CommandContext, request: ClaimRequest) -> ClaimBody:
     try:
         return session.client.create_claim(request, secrets.token_hex(16))
     except MooringsError as error:
@@ -198,22 +204,22 @@ def _posted(session: Session, request: ClaimRequest) -> ClaimBody:
         raise
 
 
-def _made(session: Session, request: ClaimRequest, *, timeout: str | None) -> ClaimBody:
+def _wait_until_ready(session: CommandContext, request: ClaimRequest, *, timeout: str | None) -> ClaimBody:
     """The claim, READY.
 
     Raises:
         MooringsError: ``wait.timeout``, or why it came to nothing.
     """
-    limit = Limit.of(timeout)
+    limit = Deadline.of(timeout)
     progress = Progress(session.console)
-    claim = _posted(session, request)
-    session.client.patience = patience_of(progress)
+    claim = _submit_claim(session, request)
+    session.client.patience = make_patience(progress)
     try:
-        with Interrupts():
-            made = await_claim(session.client, progress, claim.id, "READY", name=claim.name, limit=limit)
+        with SignalsAsExceptions():
+            made = wait_for_claim(session.client, progress, claim.id, "READY", name=claim.name, limit=limit)
     except Interrupted as stop:
         progress.say(f"claim/{claim.name} stays; 'moor delete claim {claim.name}' withdraws it")
-        raise Ended(stop.exit_code) from None
+        raise CommandExit(stop.exit_code) from None
     if made is None:
         raise MooringsError(
             "wait.timeout",

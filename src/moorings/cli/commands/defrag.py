@@ -8,10 +8,10 @@ from dataclasses import replace
 import click
 
 from moorings.cli.asking import confirm, yes_option
-from moorings.cli.grammar import MoorCommand, bare_names, examples, live
-from moorings.cli.output import Look, render_data, render_table
-from moorings.cli.session import Session
-from moorings.cli.showing import output_option, showing
+from moorings.cli.grammar import MoorCommand, complete_names, examples, strip_nouns
+from moorings.cli.output import TableStyle, render_data, render_table
+from moorings.cli.session import CommandContext
+from moorings.cli.showing import make_printer, output_option
 from moorings.core.topology import Block
 from moorings.wire.codec import encode
 from moorings.wire.forecasts import DefragmentBody, DefragmentRequest
@@ -34,15 +34,17 @@ ANSWER_S = 5.0  # an order may be on its way so long
 @click.option(
     "--ipus", "--size", "size", type=click.IntRange(min=1), metavar="N", help="Devices of the block that shall be free."
 )
-@click.option("--claim", metavar="CLAIM", help="Room for this claim, which waits.", shell_complete=live("claim"))
-@click.option("--pool", metavar="POOL", help="Only in this pool.", shell_complete=live("pool"))
+@click.option(
+    "--claim", metavar="CLAIM", help="Room for this claim, which waits.", shell_complete=complete_names("claim")
+)
+@click.option("--pool", metavar="POOL", help="Only in this pool.", shell_complete=complete_names("pool"))
 @click.option("--cost-max", type=float, metavar="SECONDS", help="Only if no more device-seconds of work are lost.")
 @click.option("--dry-run", is_flag=True, help="Tell who would move; ask nobody.")
 @yes_option
 @output_option
 @click.pass_obj
 def defrag(
-    session: Session,
+    session: CommandContext,
     /,
     size: int | None,
     *,
@@ -56,8 +58,8 @@ def defrag(
     """Have claims go on elsewhere, so that there is room."""
     if (size is None) == (claim is None):
         raise click.UsageError("name --ipus or --claim")
-    shown = showing(session, output, usual="table")
-    named = bare_names("claim", [claim])[0] if claim is not None else None
+    shown = make_printer(session, output, usual="table")
+    named = strip_nouns("claim", [claim])[0] if claim is not None else None
     order = DefragmentRequest(size=size, claim=named, pool=pool, dry_run=dry_run, cost_max_s=cost_max)
 
     asked: list[tuple[DefragmentBody, float]] = []
@@ -70,7 +72,7 @@ def defrag(
     if not dry_run:
         confirm(session, "Ask these claims to go on elsewhere?", look, yes=yes)
     for agreed, at in asked:
-        order = agreed_order(order, agreed, time.monotonic() - at)
+        order = limit_to_agreed(order, agreed, time.monotonic() - at)
     found = session.client.defragment(order)
     if shown.form.name in ("json", "yaml"):
         document = {"apiVersion": API_VERSION, "kind": "Defragment", **encode(found)}
@@ -81,7 +83,7 @@ def defrag(
         session.console.note("they are asked; 'moor get claims' shows how far they are")
 
 
-def agreed_order(order: DefragmentRequest, agreed: DefragmentBody, elapsed_s: float) -> DefragmentRequest:
+def limit_to_agreed(order: DefragmentRequest, agreed: DefragmentBody, elapsed_s: float) -> DefragmentRequest:
     """The order, so that no more is lost by it than was agreed to that long ago, in that pool.
 
     Those that would move go on working meanwhile, and lose that, too.
@@ -92,7 +94,7 @@ def agreed_order(order: DefragmentRequest, agreed: DefragmentBody, elapsed_s: fl
     return replace(order, pool=agreed.pool, cost_max_s=agreed.cost_s + devices * (elapsed_s + ANSWER_S))
 
 
-def moves_text(found: DefragmentBody, look: Look) -> str:
+def moves_text(found: DefragmentBody, look: TableStyle) -> str:
     """Who moves, and what room that makes."""
     rows = [[one.name, one.project, one.devices, one.to] for one in found.moves]
     count = "1 claim moves" if len(found.moves) == 1 else f"{len(found.moves)} claims move"

@@ -8,11 +8,11 @@ import click
 
 from moorings.cli.asking import confirm, yes_option
 from moorings.cli.commands.projects import delete_project
-from moorings.cli.following import REASON_FRESH_S, patience_of
-from moorings.cli.grammar import MoorCommand, NounGroup, bare_names, examples, names_argument, options
-from moorings.cli.limits import Limit
+from moorings.cli.following import REASON_FRESH_S, make_patience
+from moorings.cli.grammar import MoorCommand, NounGroup, examples, names_argument, options, strip_nouns
+from moorings.cli.limits import Deadline
 from moorings.cli.progress import Progress
-from moorings.cli.session import Session
+from moorings.cli.session import CommandContext
 from moorings.core.claims import ENDED
 from moorings.core.errors import MooringsError
 from moorings.wire.shapes import ClaimBody
@@ -40,7 +40,9 @@ delete.add_command(delete_project)
 @yes_option
 @_waiting
 @click.pass_obj
-def delete_partition(session: Session, names: Sequence[str], *, yes: bool, wait: bool, timeout: str | None) -> None:
+def delete_partition(
+    session: CommandContext, names: Sequence[str], *, yes: bool, wait: bool, timeout: str | None
+) -> None:
     """Remove partitions, by releasing their claims."""
     _release(session, "partition", names, session.client.delete_partition, (yes, wait, timeout))
 
@@ -50,7 +52,7 @@ def delete_partition(session: Session, names: Sequence[str], *, yes: bool, wait:
 @yes_option
 @_waiting
 @click.pass_obj
-def delete_claim(session: Session, names: Sequence[str], *, yes: bool, wait: bool, timeout: str | None) -> None:
+def delete_claim(session: CommandContext, names: Sequence[str], *, yes: bool, wait: bool, timeout: str | None) -> None:
     """Release claims; their partitions are removed."""
     _release(session, "claim", names, session.client.delete_claim, (yes, wait, timeout))
 
@@ -59,9 +61,9 @@ def delete_claim(session: Session, names: Sequence[str], *, yes: bool, wait: boo
 @names_argument("key", required=True)
 @yes_option
 @click.pass_obj
-def delete_key(session: Session, names: Sequence[str], *, yes: bool) -> None:
+def delete_key(session: CommandContext, names: Sequence[str], *, yes: bool) -> None:
     """Revoke access keys, at once."""
-    chosen = bare_names("key", names)
+    chosen = strip_nouns("key", names)
     confirm(session, f"Revoke {', '.join(chosen)}?", lambda: _check_keys(session, chosen), yes=yes)
     for name in chosen:
         session.client.delete_key(name)
@@ -72,7 +74,7 @@ def delete_key(session: Session, names: Sequence[str], *, yes: bool) -> None:
 @names_argument("run", required=True)
 def delete_run(names: Sequence[str]) -> None:
     """Runs are cancelled, not deleted: their record stays."""
-    raise click.UsageError(f"runs are not deleted; stop one with 'moor cancel {' '.join(bare_names('run', names))}'")
+    raise click.UsageError(f"runs are not deleted; stop one with 'moor cancel {' '.join(strip_nouns('run', names))}'")
 
 
 reset = NounGroup(
@@ -87,9 +89,9 @@ reset = NounGroup(
 @names_argument("partition", required=True)
 @yes_option
 @click.pass_obj
-def reset_partition(session: Session, names: Sequence[str], *, yes: bool) -> None:
+def reset_partition(session: CommandContext, names: Sequence[str], *, yes: bool) -> None:
     """Put partitions' devices into a clean state; they are not usable meanwhile."""
-    chosen = bare_names("partition", names)
+    chosen = strip_nouns("partition", names)
     question = f"Reset {', '.join(chosen)}? What runs on it is lost."
     confirm(session, question, lambda: [session.client.partition(name) for name in chosen], yes=yes)
     for name in chosen:
@@ -98,26 +100,26 @@ def reset_partition(session: Session, names: Sequence[str], *, yes: bool) -> Non
 
 
 def _release(
-    session: Session,
+    session: CommandContext,
     noun: str,
     names: Sequence[str],
     release: Callable[[str], ClaimBody],
     how: tuple[bool, bool, str | None],
 ) -> None:
     yes, wait, timeout = how
-    chosen = bare_names(noun, names)
-    limit, progress = Limit.of(timeout), Progress(session.console)
+    chosen = strip_nouns(noun, names)
+    limit, progress = Deadline.of(timeout), Progress(session.console)
     look: Callable[[str], object] = session.client.claim if noun == "claim" else session.client.partition
     confirm(session, f"Delete {noun} {', '.join(chosen)}?", lambda: [look(name) for name in chosen], yes=yes)
     released = [(name, release(name)) for name in chosen]
-    session.client.patience = patience_of(progress)
+    session.client.patience = make_patience(progress)
     for name, claim in released:
         if wait:
-            _await_end(session, progress, claim, limit)
+            _wait_for_end(session, progress, claim, limit)
         session.console.line(f"{noun}/{name} {'deleted' if wait else 'is being deleted'}")
 
 
-def _await_end(session: Session, progress: Progress, claim: ClaimBody, limit: Limit) -> None:
+def _wait_for_end(session: CommandContext, progress: Progress, claim: ClaimBody, limit: Deadline) -> None:
     while claim.state not in ENDED:
         if limit.over:
             raise MooringsError("wait.timeout", f"claim {claim.id} is {claim.state}; the time is up", hint="it goes on")
@@ -127,7 +129,7 @@ def _await_end(session: Session, progress: Progress, claim: ClaimBody, limit: Li
     progress.clear()
 
 
-def _check_keys(session: Session, names: Sequence[str]) -> None:
+def _check_keys(session: CommandContext, names: Sequence[str]) -> None:
     known = {key.id for key in session.client.keys()}
     for name in names:
         if name not in known:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import click
 
-from moorings.cli.errors import WrongUsage
-from moorings.cli.grammar import NounGroup, bare_names, examples, name_argument
+from moorings.cli.errors import UsageErrorWithHint
+from moorings.cli.grammar import NounGroup, examples, name_argument, strip_nouns
 from moorings.cli.kinds import EVENTS, KINDS, QUOTAS, estimate_text
-from moorings.cli.output import Format, render_data, render_list
+from moorings.cli.output import OutputFormat, render_data, render_list
 from moorings.cli.output import describe as described
-from moorings.cli.session import Session
-from moorings.cli.showing import look_of, output_option, showing
-from moorings.cli.text import plain
+from moorings.cli.session import CommandContext
+from moorings.cli.showing import make_printer, output_option, table_style
+from moorings.cli.text import escape_controls
 from moorings.client.requests import ClaimFilter, EventFilter
 from moorings.core.claims import external_job_name
 from moorings.core.errors import MooringsError
@@ -22,9 +22,9 @@ from moorings.wire.shapes import API_VERSION, ExplanationBody, PoolBody, ReasonB
 EVENTS_SHOWN = 20
 
 
-def _describe(session: Session, noun: str, name: str, output: str | None) -> None:
+def _describe(session: CommandContext, noun: str, name: str, output: str | None) -> None:
     client, kind = session.client, KINDS[noun]
-    ident = bare_names(noun, [name])[0]
+    ident = strip_nouns(noun, [name])[0]
     body: object
     where: EventFilter | None = None
     if noun == "pool":
@@ -42,7 +42,7 @@ def _describe(session: Session, noun: str, name: str, output: str | None) -> Non
     else:
         body = run = client.run(ident)
         where = EventFilter(run=run.id)
-    shown = showing(session, output, usual="table")
+    shown = make_printer(session, output, usual="table")
     if shown.form.name != "table":
         shown.show_one(kind, body)
         return
@@ -55,29 +55,31 @@ def _describe(session: Session, noun: str, name: str, output: str | None) -> Non
         _show_events(session, where)
 
 
-def _show_quotas(session: Session, project: str) -> None:
+def _show_quotas(session: CommandContext, project: str) -> None:
     quotas = [quota for quota in session.client.quotas() if quota.project == project and quota.pool]
     if quotas:
-        table = render_list(QUOTAS, quotas, Format("wide"), session.now(), look_of(session))
+        table = render_list(QUOTAS, quotas, OutputFormat("wide"), session.now(), table_style(session))
         session.console.data("\nQuotas:\n" + "\n".join(f"  {line}" for line in table.splitlines()))
 
 
-def _show_queued(session: Session, pool: PoolBody) -> None:
+def _show_queued(session: CommandContext, pool: PoolBody) -> None:
     """The jobs that wait for it in other schedulers' queues, in their order, with the reason of each."""
     lines = []
     for queue in session.client.queues():
         for job in queue.jobs if queue.accelerator == pool.accelerator else ():
             if job.pool in (None, pool.name):
                 why = job.reason.sentence if job.reason is not None else "nothing is known yet"
-                lines.append(plain(f"  {external_job_name(job.owner) or job.owner}, {job.size} devices: {why}"))
+                lines.append(
+                    escape_controls(f"  {external_job_name(job.owner) or job.owner}, {job.size} devices: {why}")
+                )
     if lines:
         session.console.data("\nIn other schedulers' queues:\n" + "\n".join(lines))
 
 
-def _show_events(session: Session, where: EventFilter) -> None:
+def _show_events(session: CommandContext, where: EventFilter) -> None:
     events = session.client.last_events(where, EVENTS_SHOWN)
     if events:
-        table = render_list(EVENTS, events, Format(), session.now(), look_of(session))
+        table = render_list(EVENTS, events, OutputFormat(), session.now(), table_style(session))
         session.console.data("\nEvents:\n" + "\n".join(f"  {line}" for line in table.splitlines()))
 
 
@@ -85,7 +87,7 @@ def _describe_command(noun: str) -> click.Command:
     @name_argument(noun)
     @output_option
     @click.pass_obj
-    def callback(session: Session, name: str, output: str | None) -> None:
+    def callback(session: CommandContext, name: str, output: str | None) -> None:
         _describe(session, noun, name, output)
 
     return click.command(noun, cls=NounGroup.command_class, help=f"Show everything about one {noun}.")(callback)
@@ -107,27 +109,27 @@ def explanation_text(told: ExplanationBody, now: Timestamp, noun: str = "claim")
     sentence = f"{noun} {told.claim} is {told.state}{place}: {told.summary}".lstrip()
     if told.summary.startswith("claim ") and f" is {told.state}" in told.summary:
         sentence = told.summary  # of a claim that does not wait, the controller says all of it
-    lines = [plain(sentence)]
+    lines = [escape_controls(sentence)]
     for reason in told.reasons:
         lines += _reason_lines(reason)
     if told.estimate is not None:
         lines.append(f"when: {estimate_text(told.estimate, now)}")
-    lines += [f"to start now: {plain(option)}" for option in told.options]
+    lines += [f"to start now: {escape_controls(option)}" for option in told.options]
     return "\n".join(lines)
 
 
 def _reason_lines(reason: ReasonBody) -> list[str]:
-    lines = [plain(f"- {reason.message} [{reason.code}]")]
+    lines = [escape_controls(f"- {reason.message} [{reason.code}]")]
     if reason.blockers:
-        lines.append(f"  in the way: {plain(', '.join(reason.blockers))}")
+        lines.append(f"  in the way: {escape_controls(', '.join(reason.blockers))}")
     if reason.until:
-        lines.append(plain(f"  until: {reason.until[:19]}Z at the latest"))
+        lines.append(escape_controls(f"  until: {reason.until[:19]}Z at the latest"))
     if reason.hint:
-        lines.append(f"  hint: {plain(reason.hint)}")
+        lines.append(f"  hint: {escape_controls(reason.hint)}")
     return lines
 
 
-def _claim_of(session: Session, noun: str, ident: str) -> str:
+def _claim_of(session: CommandContext, noun: str, ident: str) -> str:
     if noun == "partition":
         return session.client.partition(ident).claim
     return ident
@@ -146,9 +148,9 @@ def _explain_command(noun: str) -> click.Command:
     @click.option("--when", is_flag=True, help="Also when it starts, and what would let it start now.")
     @output_option
     @click.pass_obj
-    def callback(session: Session, name: str, *, when: bool, output: str | None) -> None:
-        shown = showing(session, output, usual="table")
-        ident = bare_names(noun, [name])[0]
+    def callback(session: CommandContext, name: str, *, when: bool, output: str | None) -> None:
+        shown = make_printer(session, output, usual="table")
+        ident = strip_nouns(noun, [name])[0]
         run = session.client.run(ident) if noun == "run" else None
         if run is not None and run.claim is None:
             told = _explain_queued(run)
@@ -174,16 +176,16 @@ explain = NounGroup(
 )
 
 
-def parse_job(text: str) -> tuple[str, int]:
+def parse_slurm_job(text: str) -> tuple[str, int]:
     """Cluster (empty: not said) and number of ``[CLUSTER/]JOB``."""
     cluster, _, number = text.removeprefix("slurm/").rpartition("/")
     if not (number.isascii() and number.isdecimal() and 0 < int(number) < 2**32) or "/" in cluster:
         hint = "write moor explain slurm 39, or CLUSTER/39; of a task of an array its own number (squeue -O jobid)"
-        raise WrongUsage(f"{text[:80]!r} is no job of Slurm", hint=hint)
+        raise UsageErrorWithHint(f"{text[:80]!r} is no job of Slurm", hint=hint)
     return cluster, int(number)
 
 
-def _told_of_job(session: Session, cluster: str, job: int) -> ExplanationBody | None:
+def _explain_by_controller(session: CommandContext, cluster: str, job: int) -> ExplanationBody | None:
     """What the controller says of a job of Slurm: of its place in a queue, or its claim; None: it was told of none."""
 
     def is_it(owner: str) -> bool:
@@ -202,7 +204,7 @@ def _told_of_job(session: Session, cluster: str, job: int) -> ExplanationBody | 
     return session.client.explain_claim(claim.id) if claim is not None else None
 
 
-def _told_by_agent(session: Session, cluster: str, job: int) -> ExplanationBody:
+def _explain_by_agent(session: CommandContext, cluster: str, job: int) -> ExplanationBody:
     import asyncio
 
     from moorings.slurm.commands import SlurmCommands
@@ -228,24 +230,24 @@ def _told_by_agent(session: Session, cluster: str, job: int) -> ExplanationBody:
 @click.argument("job", metavar="[CLUSTER/]JOB")
 @output_option
 @click.pass_obj
-def explain_slurm(session: Session, job: str, output: str | None) -> None:
+def explain_slurm(session: CommandContext, job: str, output: str | None) -> None:
     """Say why a job of Slurm waits for IPUs.
 
     With an access key the controller is asked. Without one, or where the controller has not heard of the job, the
     cluster's agent is, on any machine where Slurm's commands work: it tells of your own jobs.
     """
-    cluster, number = parse_job(job)
-    shown = showing(session, output, usual="table")
-    told = _told_of_job(session, cluster, number) if session.configuration.text("access_key") else None
+    cluster, number = parse_slurm_job(job)
+    shown = make_printer(session, output, usual="table")
+    told = _explain_by_controller(session, cluster, number) if session.configuration.text("access_key") else None
     if told is None:
-        told = _told_by_agent(session, cluster, number)
+        told = _explain_by_agent(session, cluster, number)
     if shown.form.name in ("json", "yaml"):
         document = {"apiVersion": API_VERSION, "kind": "Explanation", **encode(told)}
         session.console.data(render_data(document, shown.form, shown.look))
     elif told.reasons:
         session.console.data(explanation_text(told, session.now(), "" if told.claim.startswith("job ") else "claim"))
     else:
-        session.console.data(plain(f"{told.claim}: {told.summary}"))
+        session.console.data(escape_controls(f"{told.claim}: {told.summary}"))
 
 
 explain.add_command(explain_slurm, "slurm")

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 
-from moorings.cli.bundle import gather
+from moorings.cli.bundle import collect_bundle
 from moorings.cli.configuration import data_folder
 from moorings.cli.created import new_file
 from moorings.cli.grammar import MoorCommand, examples
 from moorings.cli.progress import Progress
-from moorings.cli.session import Session
+from moorings.cli.session import CommandContext
 
 
 @click.command(
@@ -26,13 +26,13 @@ from moorings.cli.session import Session
 @click.argument("file", metavar="[FILE]", type=click.Path(path_type=Path), required=False)
 @click.option("--data", metavar="DIR", help="Data folder of a controller on this machine ($MOORINGS_DATA).")
 @click.pass_obj
-def diag(session: Session, *, file: Path | None, data: str | None) -> int:
+def diag(session: CommandContext, *, file: Path | None, data: str | None) -> int:
     """Write a bundle for whoever helps: redacted facts, logs and records."""
     to = file or Path(f"moorings-diag-{time.strftime('%Y%m%dT%H%M%S', time.gmtime(session.now() / 1e6))}.tar.gz")
     progress = Progress(session.console)
     with new_file(to) as made:
         progress.wait("looking around ...")
-        bundle = gather(session, Path(data).absolute() if data else data_folder(session.environment))
+        bundle = collect_bundle(session, Path(data).absolute() if data else data_folder(session.environment))
         progress.clear()
         made.write(bundle.tar())
     session.console.line(f"{to}: {len(bundle.pieces)} pieces, {to.stat().st_size} bytes")

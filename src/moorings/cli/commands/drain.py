@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 import click
 
 from moorings.cli.asking import confirm, yes_option
-from moorings.cli.grammar import NounGroup, bare_names, examples, names_argument
-from moorings.cli.session import Session
+from moorings.cli.grammar import NounGroup, examples, names_argument, strip_nouns
+from moorings.cli.session import CommandContext
 from moorings.core.devices import PoolName, device_id
 from moorings.core.errors import MooringsError
 from moorings.core.topology import Block
@@ -34,7 +34,7 @@ def device_ids(names: Sequence[str]) -> list[str]:
     return found
 
 
-def _devices_of(session: Session, chosen: Sequence[str], noun: str) -> list[str]:
+def _devices_of(session: CommandContext, chosen: Sequence[str], noun: str) -> list[str]:
     if noun == "device":
         return device_ids(chosen)
     return [device.id for pool in chosen for device in session.client.devices(session.client.pool(pool).name)]
@@ -45,19 +45,19 @@ def _drain_command(noun: str) -> click.Command:
     @_reason
     @yes_option
     @click.pass_obj
-    def callback(session: Session, names: Sequence[str], reason: str, *, yes: bool) -> None:
-        client, chosen = session.client, bare_names(noun, names)
+    def callback(session: CommandContext, names: Sequence[str], reason: str, *, yes: bool) -> None:
+        client, chosen = session.client, strip_nouns(noun, names)
         if noun == "device":
             device_ids(chosen)  # refused before anybody is asked
         question = f"Drain {noun} {', '.join(chosen)}?"
-        confirm(session, question, lambda: _look(session, chosen, noun), yes=yes)
+        confirm(session, question, lambda: _check_exist(session, chosen, noun), yes=yes)
         drained = (client.drain_device(ident, reason) for ident in _devices_of(session, chosen, noun))
-        _tell(session, ((device.id, _drained_text(device.owner)) for device in drained))
+        _report_grouped(session, ((device.id, _drained_text(device.owner)) for device in drained))
 
     return click.command(noun, cls=NounGroup.command_class, help=_text("out of", noun))(callback)
 
 
-def _look(session: Session, chosen: Sequence[str], noun: str) -> None:
+def _check_exist(session: CommandContext, chosen: Sequence[str], noun: str) -> None:
     """Raise if one of them does not exist."""
     look: Callable[[str], object] = session.client.pool if noun == "pool" else session.client.device
     for name in chosen if noun == "pool" else device_ids(chosen):
@@ -71,43 +71,43 @@ def _drained_text(owner: str | None) -> str:
 def _resume_command(noun: str) -> click.Command:
     @names_argument(noun, required=True)
     @click.pass_obj
-    def callback(session: Session, names: Sequence[str]) -> None:
-        devices = _devices_of(session, bare_names(noun, names), noun)
-        _tell(session, ((ident, _resumed(session, ident)) for ident in devices))
+    def callback(session: CommandContext, names: Sequence[str]) -> None:
+        devices = _devices_of(session, strip_nouns(noun, names), noun)
+        _report_grouped(session, ((ident, _resumed(session, ident)) for ident in devices))
 
     return click.command(noun, cls=NounGroup.command_class, help=_text("back into", noun))(callback)
 
 
-def _resumed(session: Session, ident: str) -> str:
+def _resumed(session: CommandContext, ident: str) -> str:
     if session.client.device(ident).state == "IN_SERVICE":
         return _IN_SERVICE
     session.client.resume_device(ident)
     return "resumed"
 
 
-def _tell(session: Session, outcomes: Iterable[tuple[str, str]]) -> None:
+def _report_grouped(session: CommandContext, outcomes: Iterable[tuple[str, str]]) -> None:
     """Say what became of devices, neighbours of one fate in one line; also of those that came before an error."""
     alike: list[str] = []
     fate = ""
     try:
         for ident, what in outcomes:
-            if alike and not (what == fate and _follows(ident, alike[-1])):
-                _say(session, alike, fate)
+            if alike and not (what == fate and _is_next(ident, alike[-1])):
+                _report(session, alike, fate)
                 alike = []
             alike.append(ident)
             fate = what
     finally:
         if alike:
-            _say(session, alike, fate)
+            _report(session, alike, fate)
 
 
-def _say(session: Session, idents: Sequence[str], fate: str) -> None:
+def _report(session: CommandContext, idents: Sequence[str], fate: str) -> None:
     last = f"-{idents[-1].rpartition(':')[2]}" if len(idents) > 1 else ""
     write = session.console.note if fate == _IN_SERVICE else session.console.line
     write(f"device/{idents[0]}{last} {fate}")
 
 
-def _follows(ident: str, before: str) -> bool:
+def _is_next(ident: str, before: str) -> bool:
     (pool, _, index), (pool_before, _, index_before) = ident.rpartition(":"), before.rpartition(":")
     return pool == pool_before and int(index) == int(index_before) + 1
 

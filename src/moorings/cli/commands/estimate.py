@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from moorings.cli.grammar import MoorCommand, examples, live
+from moorings.cli.grammar import MoorCommand, complete_names, examples
 from moorings.cli.kinds import estimate_text
 from moorings.cli.output import render_data
-from moorings.cli.session import Session
-from moorings.cli.showing import output_option, showing
+from moorings.cli.session import CommandContext
+from moorings.cli.showing import make_printer, output_option
 from moorings.core.quantities import parse_duration_s
 from moorings.wire.codec import encode
 from moorings.wire.shapes import API_VERSION, EstimateRequest
@@ -23,16 +23,16 @@ from moorings.wire.shapes import API_VERSION, EstimateRequest
 )
 @click.option("--ipus", "--size", "size", type=int, required=True, metavar="N", help="Devices.")
 @click.option("--kind", default="ipu", metavar="KIND", help="Kind of accelerator (ipu).")
-@click.option("--pool", metavar="POOL", help="Only in this pool.", shell_complete=live("pool"))
+@click.option("--pool", metavar="POOL", help="Only in this pool.", shell_complete=complete_names("pool"))
 @click.option("--gcds", "--num-gcds", type=int, default=1, metavar="N", help="Graph compilation domains (1).")
-@click.option("--project", metavar="NAME", help="Who pays (default).", shell_complete=live("project"))
+@click.option("--project", metavar="NAME", help="Who pays (default).", shell_complete=complete_names("project"))
 @click.option("--priority", type=int, default=0, metavar="N", help="Higher is first (0).")
 @click.option("--time", metavar="DURATION", help="Its time limit, as 30m, 2:00:00; bare: minutes (no limit).")
 @click.option("--preemptible", is_flag=True, help="It may be asked to yield.")
 @output_option
 @click.pass_obj
 def estimate(
-    session: Session,
+    session: CommandContext,
     /,
     size: int,
     *,
@@ -46,7 +46,7 @@ def estimate(
     output: str | None,
 ) -> None:
     """Say when a claim would start that was made now."""
-    shown = showing(session, output, usual="table")
+    shown = make_printer(session, output, usual="table")
     found = session.client.estimate(
         EstimateRequest(
             size=size,

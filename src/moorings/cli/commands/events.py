@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import click
 
-from moorings.cli.following import patience_of
-from moorings.cli.grammar import MoorCommand, examples, live
+from moorings.cli.following import make_patience
+from moorings.cli.grammar import MoorCommand, complete_names, examples
 from moorings.cli.kinds import EVENTS
-from moorings.cli.output import Look, render_line, render_list
+from moorings.cli.output import TableStyle, render_line, render_list
 from moorings.cli.progress import Progress
-from moorings.cli.session import Session
-from moorings.cli.showing import Showing, look_of, output_options, showing
+from moorings.cli.session import CommandContext
+from moorings.cli.showing import ResourcePrinter, make_printer, output_options, table_style
 from moorings.client.requests import EventFilter
 from moorings.wire.shapes import EventBody
 
@@ -28,15 +28,17 @@ LAST_SHOWN = 100
     ),
 )
 @click.option("-f", "--follow", is_flag=True, help="Go on with what happens.")
-@click.option("--claim", metavar="CLAIM", help="Only of this claim (id or name).", shell_complete=live("claim"))
-@click.option("--run", metavar="RUN", help="Only of this run (id or name).", shell_complete=live("run"))
+@click.option(
+    "--claim", metavar="CLAIM", help="Only of this claim (id or name).", shell_complete=complete_names("claim")
+)
+@click.option("--run", metavar="RUN", help="Only of this run (id or name).", shell_complete=complete_names("run"))
 @click.option("--name", multiple=True, metavar="NAME", help="Only of this name; claim.* for all of a noun.")
 @click.option("--last", type=click.IntRange(min=0), metavar="N", help=f"So many of the newest ({LAST_SHOWN}).")
 @click.option("--after", type=click.IntRange(min=0), metavar="SEQ", help="All after this sequence number.")
 @output_options
 @click.pass_obj
 def events(
-    session: Session,
+    session: CommandContext,
     *,
     follow: bool,
     claim: str | None,
@@ -49,7 +51,7 @@ def events(
     sort_by: str | None,
 ) -> None:
     """Show what has happened."""
-    shown = showing(session, output, no_headers=no_headers, sort_by=sort_by, kind=EVENTS)
+    shown = make_printer(session, output, no_headers=no_headers, sort_by=sort_by, kind=EVENTS)
     client = session.client
     where = EventFilter(client.claim(claim).id if claim else None, client.run(run).id if run else None, name)
     if after is not None:
@@ -59,15 +61,15 @@ def events(
     if not follow:
         shown.show_list(EVENTS, found)
         return
-    look = look_of(session, headers=not no_headers, widths=[])
+    look = table_style(session, headers=not no_headers, widths=[])
     newest = found[-1].seq if found else (after or client.last_seq())
-    client.patience = patience_of(Progress(session.console))
+    client.patience = make_patience(Progress(session.console))
     look = _show_batch(shown, found, look)
     for batch in client.watch_events(where, after=newest):
         look = _show_batch(shown, batch, look)
 
 
-def _show_batch(shown: Showing, batch: Sequence[EventBody], look: Look) -> Look:
+def _show_batch(shown: ResourcePrinter, batch: Sequence[EventBody], look: TableStyle) -> TableStyle:
     """Show some events; how the next ones are to look."""
     session = shown.session
     if not batch:

@@ -8,39 +8,39 @@ from typing import Any
 import click
 
 from moorings.cli.commands.events import events
-from moorings.cli.grammar import MoorCommand, NounGroup, bare_names, examples, live, names_argument, options
-from moorings.cli.kinds import KINDS, QUOTAS, Kind
-from moorings.cli.session import Session
-from moorings.cli.showing import Showing, output_options, showing
+from moorings.cli.grammar import MoorCommand, NounGroup, complete_names, examples, names_argument, options, strip_nouns
+from moorings.cli.kinds import KINDS, QUOTAS, ResourceKind
+from moorings.cli.session import CommandContext
+from moorings.cli.showing import ResourcePrinter, make_printer, output_options
 from moorings.client.requests import ClaimFilter, RunFilter
 
 Filters = dict[str, Any]
-Load = Callable[[Session, Filters], Sequence[Any]]
+Load = Callable[[CommandContext, Filters], Sequence[Any]]
 
 _watch = click.option("-w", "--watch", is_flag=True, help="Go on with what changes.")
 _all = click.option("-A", "--all", is_flag=True, help="Also what has ended.")
-_pool = click.option("--pool", metavar="POOL", help="Only of this pool.", shell_complete=live("pool"))
+_pool = click.option("--pool", metavar="POOL", help="Only of this pool.", shell_complete=complete_names("pool"))
 _state = click.option(
     "--state",
     metavar="STATE",
     help="Only in this state.",
-    shell_complete=live("state"),
+    shell_complete=complete_names("state"),
     callback=lambda _c, _p, v: v and v.upper(),
 )
 
 
-def _load_claims(session: Session, filters: Filters) -> Sequence[Any]:
+def _load_claims(session: CommandContext, filters: Filters) -> Sequence[Any]:
     return session.client.claims(
         ClaimFilter(filters["state"], filters["owner"], filters["pool"], all=bool(filters["all"] or filters["state"]))
     )
 
 
-def _load_runs(session: Session, filters: Filters) -> Sequence[Any]:
+def _load_runs(session: CommandContext, filters: Filters) -> Sequence[Any]:
     runs = session.client.runs(RunFilter(filters["state"], all=bool(filters["all"] or filters["state"])))
     return _matching(runs, pool=filters["pool"])
 
 
-def _load_keys(session: Session, filters: Filters) -> Sequence[Any]:
+def _load_keys(session: CommandContext, filters: Filters) -> Sequence[Any]:
     return [key for key in session.client.keys() if filters["all"] or key.revoked_at is None]
 
 
@@ -67,10 +67,10 @@ _LOADS: dict[str, tuple[Load, Sequence[Callable[[Any], Any]]]] = {
 }
 
 
-def _one(session: Session, noun: str, name: str) -> object:
+def _get_one(session: CommandContext, noun: str, name: str) -> object:
     client = session.client
     if noun == "key":
-        return next((key for key in client.keys() if key.id == name), None) or _no_key(name)
+        return next((key for key in client.keys() if key.id == name), None) or _key_unknown_error(name)
     found: object = {
         "pool": client.pool,
         "device": client.device,
@@ -82,14 +82,14 @@ def _one(session: Session, noun: str, name: str) -> object:
     return found
 
 
-def _no_key(name: str) -> object:
+def _key_unknown_error(name: str) -> object:
     from moorings.core.errors import MooringsError
 
     raise MooringsError("key.unknown", f"there is no access key {name!r}", hint="see 'moor get keys'")
 
 
-def _show(session: Session, kind: Kind[Any], names: Sequence[str], filters: Filters) -> None:
-    shown = showing(
+def _show(session: CommandContext, kind: ResourceKind[Any], names: Sequence[str], filters: Filters) -> None:
+    shown = make_printer(
         session,
         filters.pop("output"),
         no_headers=filters.pop("no_headers"),
@@ -97,13 +97,13 @@ def _show(session: Session, kind: Kind[Any], names: Sequence[str], filters: Filt
         kind=kind,
     )
     watch = filters.pop("watch", False)
-    chosen = bare_names("project" if kind is QUOTAS else kind.noun, names)  # quotas are called as their projects are
+    chosen = strip_nouns("project" if kind is QUOTAS else kind.noun, names)  # quotas are called as their projects are
     if watch:
         _watch_list(shown, kind, chosen, filters)
     elif kind is QUOTAS and chosen:
         _show_quotas(shown, chosen, filters)
     elif len(chosen) == 1:
-        shown.show_one(kind, _one(session, kind.noun, chosen[0]))
+        shown.show_one(kind, _get_one(session, kind.noun, chosen[0]))
     elif chosen:
         _show_named(shown, kind, chosen)
     else:
@@ -111,7 +111,7 @@ def _show(session: Session, kind: Kind[Any], names: Sequence[str], filters: Filt
         shown.show_list(kind, _LOADS[kind.noun][0](session, filters), where=where)
 
 
-def _show_quotas(shown: Showing, projects: Sequence[str], filters: Filters) -> None:
+def _show_quotas(shown: ResourcePrinter, projects: Sequence[str], filters: Filters) -> None:
     """Show what some projects have; one that is not defined may hold something all the same."""
     found = [quota for quota in _LOADS["quota"][0](shown.session, filters) if quota.project in projects]
     missing = [name for name in projects if all(quota.project != name for quota in found)]
@@ -120,14 +120,14 @@ def _show_quotas(shown: Showing, projects: Sequence[str], filters: Filters) -> N
     shown.show_list(QUOTAS, found)
 
 
-def _show_named(shown: Showing, kind: Kind[Any], names: Sequence[str]) -> None:
+def _show_named(shown: ResourcePrinter, kind: ResourceKind[Any], names: Sequence[str]) -> None:
     """Show those that exist; the first that does not is the error, after the others were shown."""
     from moorings.core.errors import MooringsError
 
     found, missing = [], None
     for name in names:
         try:
-            found.append(_one(shown.session, kind.noun, name))
+            found.append(_get_one(shown.session, kind.noun, name))
         except MooringsError as error:
             missing = missing or error
     if found:
@@ -136,32 +136,32 @@ def _show_named(shown: Showing, kind: Kind[Any], names: Sequence[str]) -> None:
         raise missing
 
 
-def _watch_list(shown: Showing, kind: Kind[Any], names: Sequence[str], filters: Filters) -> None:
+def _watch_list(shown: ResourcePrinter, kind: ResourceKind[Any], names: Sequence[str], filters: Filters) -> None:
     from moorings.cli.watching import watch_items
 
     load = _LOADS[kind.noun][0]
 
     def current() -> Sequence[Any]:
         items = load(shown.session, filters)
-        return [item for item in items if not names or not {*names}.isdisjoint(_called(kind, item))]
+        return [item for item in items if not names or not {*names}.isdisjoint(_names_of(kind, item))]
 
-    watch_items(shown, kind, current, lambda ident: _last(shown.session, kind.noun, ident))
+    watch_items(shown, kind, current, lambda ident: _get_ended(shown.session, kind.noun, ident))
 
 
-def _called(kind: Kind[Any], item: Any) -> set[str]:  # noqa: ANN401 - any kind of item
+def _names_of(kind: ResourceKind[Any], item: Any) -> set[str]:  # noqa: ANN401 - any kind of item
     return {kind.ident(item), item.project if kind is QUOTAS else getattr(item, "id", "")}
 
 
-def _last(session: Session, noun: str, ident: str) -> object:
+def _get_ended(session: CommandContext, noun: str, ident: str) -> object:
     """A run or a claim that has left the list of those that go on; partitions leave nothing."""
-    return _one(session, noun, ident) if noun in ("run", "claim") else None
+    return _get_one(session, noun, ident) if noun in ("run", "claim") else None
 
 
 def _command(noun: str) -> click.Command:
     kind = KINDS[noun]
     extra = _LOADS[noun][1]
 
-    def callback(session: Session, names: Sequence[str], **filters: Any) -> None:  # noqa: ANN401 - Click's options
+    def callback(session: CommandContext, names: Sequence[str], **filters: Any) -> None:  # noqa: ANN401 - Click's options
         _show(session, kind, names, filters)
 
     decorated = options(names_argument(noun), *extra, output_options, _watch)(callback)

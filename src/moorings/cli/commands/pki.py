@@ -11,12 +11,12 @@ from pathlib import Path
 import click
 
 from moorings.cli.configuration import config_folder
-from moorings.cli.errors import WrongUsage
+from moorings.cli.errors import UsageErrorWithHint
 from moorings.cli.grammar import MoorCommand, NounGroup, examples, options
 from moorings.cli.output import render_data, render_table
-from moorings.cli.pki.folder import LOCAL_NAMES, Entry, Pki, client_key
-from moorings.cli.session import Session
-from moorings.cli.showing import look_of, output_option, showing
+from moorings.cli.pki.folder import LOCAL_NAMES, CertificateEntry, CertificateStore, client_key
+from moorings.cli.session import CommandContext
+from moorings.cli.showing import make_printer, output_option, table_style
 from moorings.wire.shapes import API_VERSION
 
 DAYS = 365
@@ -57,13 +57,15 @@ _name = click.option(
 @_name
 @options(_dir, _days)
 @click.pass_obj
-def init(session: Session, *, directory: str | None, names: Sequence[str], folder: str | None, days: int) -> None:
+def init(
+    session: CommandContext, *, directory: str | None, names: Sequence[str], folder: str | None, days: int
+) -> None:
     """Make an authority, and the controllers' certificate.
 
     The certificate is good for the given names, this host's own name, and this machine's loopback addresses.
     """
     if directory is not None and folder is not None:
-        raise WrongUsage("the folder is named twice", hint="say DIR or --dir DIR")
+        raise UsageErrorWithHint("the folder is named twice", hint="say DIR or --dir DIR")
     found = _pki(session, directory or folder)
     usual = [socket.gethostname(), *LOCAL_NAMES] if not names else LOCAL_NAMES
     found.create(list(dict.fromkeys([*names, *usual])), _now(session), days)
@@ -78,11 +80,11 @@ def init(session: Session, *, directory: str | None, names: Sequence[str], folde
 @click.argument("subject")
 @options(_dir, _days, _key)
 @click.pass_obj
-def issue(session: Session, *, subject: str, folder: str | None, days: int, ca_key: str | None) -> None:
+def issue(session: CommandContext, *, subject: str, folder: str | None, days: int, ca_key: str | None) -> None:
     """Make a client's certificate, for who holds an access key of that SUBJECT."""
     found = _pki(session, folder, ca_key)
     file = found.issue(subject, _now(session), days)
-    _tell_finished(session, found, but=file)
+    _report_finished(session, found, but=file)
     session.console.line(f"certificate of {subject}: {file}")
     session.console.note(f"Hand over on a safe way: {file}, {client_key(found.folder, subject)} and {found.bundle}.")
 
@@ -114,7 +116,7 @@ def issue(session: Session, *, subject: str, folder: str | None, days: int, ca_k
 @options(_dir, _days, _key)
 @click.pass_obj
 def rotate(
-    session: Session,
+    session: CommandContext,
     *,
     subjects: Sequence[str],
     names: Sequence[str],
@@ -133,12 +135,14 @@ def rotate(
     A controller takes new files over by itself.
     """
     if sum([authority, drop_old, bool(subjects or names or controllers or everything)]) > 1:
-        raise WrongUsage("--ca and --drop-old stand alone", hint="see 'moor pki rotate --help'")
+        raise UsageErrorWithHint("--ca and --drop-old stand alone", hint="see 'moor pki rotate --help'")
     if only and not names:
-        raise WrongUsage("--only needs names", hint="say every name that is to stay with --name; loopback ones stay")
+        raise UsageErrorWithHint(
+            "--only needs names", hint="say every name that is to stay with --name; loopback ones stay"
+        )
     found, now, console = _pki(session, folder, ca_key), _now(session), session.console
     found.mend()
-    _tell_finished(session, found)
+    _report_finished(session, found)
     if authority:
         found.renew_authority(now)
         console.line(f"there is a new authority; {found.bundle} has it and the old ones")
@@ -165,45 +169,51 @@ def rotate(
 @pki.command("show", cls=MoorCommand, epilog=examples("moor pki show", "moor pki show -o json"))
 @options(_dir, output_option)
 @click.pass_obj
-def show(session: Session, *, folder: str | None, output: str | None) -> None:
+def show(session: CommandContext, *, folder: str | None, output: str | None) -> None:
     """Show the certificates, and warn of what ends within 30 days."""
-    shown = showing(session, output, usual="table")
+    shown = make_printer(session, output, usual="table")
     now = _now(session)
     entries = _pki(session, folder).entries()
     if shown.form.name in ("json", "yaml"):
-        data = {"apiVersion": API_VERSION, "kind": "CertificateList", "items": [_told(entry, now) for entry in entries]}
-        session.console.data(render_data(data, shown.form, look_of(session)))
+        data = {
+            "apiVersion": API_VERSION,
+            "kind": "CertificateList",
+            "items": [_entry_data(entry, now) for entry in entries],
+        }
+        session.console.data(render_data(data, shown.form, table_style(session)))
     else:
         rows = [
             [entry.kind, entry.name, entry.serial[:16], f"{entry.ends:%Y-%m-%d}", _state(entry, now), _names(entry)]
             for entry in entries
         ]
-        session.console.data(render_table(["KIND", "NAME", "SERIAL", "ENDS", "STATE", "HOSTS"], rows, look_of(session)))
+        session.console.data(
+            render_table(["KIND", "NAME", "SERIAL", "ENDS", "STATE", "HOSTS"], rows, table_style(session))
+        )
     for entry in entries:
         if entry.days_left(now) < SOON_DAYS:
             session.console.warn(f"the certificate of {entry.kind} {entry.name} {_ends_text(entry, now)}")
 
 
-def _pki(session: Session, folder: str | None, authority_key: str | None = None) -> Pki:
+def _pki(session: CommandContext, folder: str | None, authority_key: str | None = None) -> CertificateStore:
     path = Path(folder).expanduser().absolute() if folder else config_folder(session.environment) / "pki"
-    return Pki(path, Path(authority_key).absolute() if authority_key else None)
+    return CertificateStore(path, Path(authority_key).absolute() if authority_key else None)
 
 
-def _tell_finished(session: Session, found: Pki, but: Path | None = None) -> None:
+def _report_finished(session: CommandContext, found: CertificateStore, but: Path | None = None) -> None:
     for file in found.finished:
         if file != but:
             session.console.line(f"finished what a run before was cut off over: {file} and its key are new")
 
 
-def _now(session: Session) -> datetime:
+def _now(session: CommandContext) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=session.now())
 
 
-def _is_due(entry: Entry, now: datetime) -> bool:
+def _is_due(entry: CertificateEntry, now: datetime) -> bool:
     return entry.days_left(now) < SOON_DAYS or not entry.trusted or not entry.fits
 
 
-def _state(entry: Entry, now: datetime) -> str:
+def _state(entry: CertificateEntry, now: datetime) -> str:
     if not entry.fits:
         return "WRONG_KEY"
     if entry.days_left(now) < 0:
@@ -213,18 +223,18 @@ def _state(entry: Entry, now: datetime) -> str:
     return "VALID" if entry.trusted else "OLD_AUTHORITY"
 
 
-def _ends_text(entry: Entry, now: datetime) -> str:
+def _ends_text(entry: CertificateEntry, now: datetime) -> str:
     days = entry.days_left(now)
     return (
         f"ends in {days} days: 'moor pki rotate' renews it" if days >= 0 else "has ended: 'moor pki rotate' renews it"
     )
 
 
-def _names(entry: Entry) -> str:
+def _names(entry: CertificateEntry) -> str:
     return ", ".join(entry.names)
 
 
-def _told(entry: Entry, now: datetime) -> dict[str, object]:
+def _entry_data(entry: CertificateEntry, now: datetime) -> dict[str, object]:
     told = asdict(entry)
     return {
         "kind": told["kind"],

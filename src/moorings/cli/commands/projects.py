@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 import click
 
 from moorings.cli.asking import confirm, yes_option
-from moorings.cli.grammar import MoorCommand, NounGroup, bare_names, examples, name_argument, names_argument, options
+from moorings.cli.grammar import MoorCommand, NounGroup, examples, name_argument, names_argument, options, strip_nouns
 from moorings.cli.kinds import PROJECTS
-from moorings.cli.session import Session
-from moorings.cli.shares import NONE, parse_limit, parse_shares
-from moorings.cli.showing import output_option, showing
+from moorings.cli.session import CommandContext
+from moorings.cli.shares import NONE, parse_guarantees, parse_limit
+from moorings.cli.showing import make_printer, output_option
 from moorings.core.projects import check_project_name
 from moorings.core.quantities import parse_bytes
 from moorings.wire.shapes import ProjectBody, ProjectRequest, ShareShape
@@ -63,15 +63,15 @@ _values = options(
 @_values
 @output_option
 @click.pass_obj
-def create_project(session: Session, /, name: str, *, output: str | None, **values: Any) -> None:  # noqa: ANN401
+def create_project(session: CommandContext, /, name: str, *, output: str | None, **values: Any) -> None:  # noqa: ANN401
     """Make a project, as lab, or as a part of one, as lab/vision.
 
     What it is guaranteed is taken from what the project above it is guaranteed.
     """
-    name = bare_names("project", [name])[0]
+    name = strip_nouns("project", [name])[0]
     check_project_name(name)
     made = session.client.set_project(name, _changed(session, ProjectRequest(), values))
-    showing(session, output, usual="table").show_done(PROJECTS, made, f"project/{made.name} created")
+    make_printer(session, output, usual="table").show_done(PROJECTS, made, f"project/{made.name} created")
 
 
 set = NounGroup(  # noqa: A001 - a command is found by its name
@@ -91,7 +91,7 @@ set = NounGroup(  # noqa: A001 - a command is found by its name
 @_values
 @output_option
 @click.pass_obj
-def set_project(session: Session, /, name: str, *, output: str | None, **values: Any) -> None:  # noqa: ANN401
+def set_project(session: CommandContext, /, name: str, *, output: str | None, **values: Any) -> None:  # noqa: ANN401
     """Change a project; what is not given stays as it is.
 
     A guarantee changes that of its own pool alone. Members and aliases that are given take the place of those before.
@@ -99,19 +99,19 @@ def set_project(session: Session, /, name: str, *, output: str | None, **values:
     """
     if not any(value is not None and value != () for value in values.values()):
         raise click.UsageError("nothing is to be changed")
-    name = bare_names("project", [name])[0]
+    name = strip_nouns("project", [name])[0]
     before = session.client.project(name)
     saved = session.client.set_project(name, _changed(session, _request(before), values))
-    showing(session, output, usual="table").show_done(PROJECTS, saved, f"project/{saved.name} changed")
+    make_printer(session, output, usual="table").show_done(PROJECTS, saved, f"project/{saved.name} changed")
 
 
 @click.command("project", cls=MoorCommand)
 @names_argument("project", required=True)
 @yes_option
 @click.pass_obj
-def delete_project(session: Session, names: Sequence[str], *, yes: bool) -> None:
+def delete_project(session: CommandContext, names: Sequence[str], *, yes: bool) -> None:
     """Remove projects that have no parts, and no claims that have not ended."""
-    chosen = bare_names("project", names)
+    chosen = strip_nouns("project", names)
     question = f"Delete project {', '.join(chosen)}?"
     confirm(session, question, lambda: [session.client.project(name) for name in chosen], yes=yes)
     for name in chosen:
@@ -134,10 +134,10 @@ def _request(project: ProjectBody) -> ProjectRequest:
     )
 
 
-def _changed(session: Session, request: ProjectRequest, values: Mapping[str, Any]) -> ProjectRequest:
+def _changed(session: CommandContext, request: ProjectRequest, values: Mapping[str, Any]) -> ProjectRequest:
     changes: dict[str, Any] = {}
     if values["guarantees"]:
-        given = parse_shares(values["guarantees"], lambda pool: session.client.pool(pool).topology.type)
+        given = parse_guarantees(values["guarantees"], lambda pool: session.client.pool(pool).topology.type)
         merged = {share.pool: share.blocks for share in request.shares} | given
         changes["shares"] = tuple(
             ShareShape(pool=pool, blocks=blocks) for pool, blocks in sorted(merged.items()) if blocks

@@ -10,9 +10,9 @@ import click
 from moorings.cli.configuration import data_folder
 from moorings.cli.grammar import MoorCommand, examples
 from moorings.cli.output import render_data
-from moorings.cli.session import Session
-from moorings.cli.showing import output_option, showing
-from moorings.cli.text import plain
+from moorings.cli.session import CommandContext
+from moorings.cli.showing import make_printer, output_option
+from moorings.cli.text import escape_controls
 from moorings.core.pools import parse_pools
 from moorings.wire.errors import ExitCode
 
@@ -62,7 +62,7 @@ SHOWN_CHARS = 400
 @output_option
 @click.pass_obj
 def replay(
-    session: Session,
+    session: CommandContext,
     /,
     log: Path,
     *,
@@ -74,12 +74,12 @@ def replay(
 ) -> int:
     """Decide an event log again, or try another policy on it."""
     from moorings.cli import simulating
-    from moorings.cli.logs import policy_of, read_log, trace_of
+    from moorings.cli.logs import build_trace, last_policy, read_log
     from moorings.controller.replay import Replay
 
     if out is not None and policy is None:
         raise click.UsageError("--out is for --policy")
-    shown = showing(session, output, usual="table")
+    shown = make_printer(session, output, usual="table")
     other = simulating.read_policy(policy)
     found = read_log(log, archive or data_folder(session.environment) / "archive")
     if pools is None and found.pools is not None:
@@ -97,9 +97,9 @@ def replay(
         session.console.line(same)
         return ExitCode.OK
     session.console.note(same)
-    jobs = trace_of(rows)
-    both = (("the log's policy", policy_of(rows)), (str(policy), other))
-    outcomes = [simulating.play(name, known, jobs, one, again.fleet.projects) for name, one in both]
+    jobs = build_trace(rows)
+    both = (("the log's policy", last_policy(rows)), (str(policy), other))
+    outcomes = [simulating.run_simulation(name, known, jobs, one, again.fleet.projects) for name, one in both]
     if shown.form.name in ("json", "yaml"):
         session.console.data(render_data(simulating.outcome_data(outcomes), shown.form, shown.look))
     else:
@@ -119,8 +119,8 @@ def difference_text(difference: TurnDifference, turns: int) -> str:
     return "\n".join(
         (
             f"turn {turns}, which ends with event {difference.seq}, was decided otherwise",
-            f"- the log: {_told(logged)}",
-            f"- now:     {_told(decided)}",
+            f"- the log: {_event_text(logged)}",
+            f"- now:     {_event_text(decided)}",
         )
     )
 
@@ -130,9 +130,9 @@ def _padded(events: Iterable[Event], others: tuple[Event, ...]) -> list[Event | 
     return found + [None] * (len(others) - len(found))
 
 
-def _told(event: Event | None) -> str:
+def _event_text(event: Event | None) -> str:
     if event is None:
         return "no such event"
     about = next((one for one in (event.run, event.claim, event.device, event.pool) if one), "")
-    text = plain(f"{event.name} {about} {event.data}")
+    text = escape_controls(f"{event.name} {about} {event.data}")
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."

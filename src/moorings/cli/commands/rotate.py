@@ -11,11 +11,11 @@ from pathlib import Path
 import click
 
 from moorings.cli.configuration import credentials_file, read_private
-from moorings.cli.grammar import MoorCommand, NounGroup, bare_names, examples, live
+from moorings.cli.grammar import MoorCommand, NounGroup, complete_names, examples, strip_nouns
 from moorings.cli.kinds import KEYS
 from moorings.cli.limits import parse_lifetime_s, parse_seconds
-from moorings.cli.session import Session
-from moorings.cli.showing import Showing, output_option, showing
+from moorings.cli.session import CommandContext
+from moorings.cli.showing import ResourcePrinter, make_printer, output_option
 from moorings.client.causes import format_cause
 from moorings.core.errors import MooringsError
 from moorings.wire.shapes import KeyBody, RotateRequest
@@ -31,7 +31,7 @@ rotate = NounGroup(
 
 
 @rotate.command("key", cls=MoorCommand)
-@click.argument("ident", metavar="[KEY]", required=False, shell_complete=live("key"))
+@click.argument("ident", metavar="[KEY]", required=False, shell_complete=complete_names("key"))
 @click.option(
     "--grace",
     metavar="DURATION",
@@ -45,35 +45,35 @@ rotate = NounGroup(
 @output_option
 @click.pass_obj
 def rotate_key(
-    session: Session, ident: str | None, *, grace: str | None, expires: str | None, output: str | None
+    session: CommandContext, ident: str | None, *, grace: str | None, expires: str | None, output: str | None
 ) -> None:
     """Give the key in use, or as an admin any KEY, a new secret.
 
     The key stays the same one, and lives as long again as it was to live before. If it is from your credentials file,
     the new secret is written there; else it is shown, this once. What its holder has goes on.
     """
-    shown = showing(session, output, usual="table")
+    shown = make_printer(session, output, usual="table")
     request = RotateRequest(
         grace_s=None if grace is None else parse_seconds(grace),
         lifetime_s=None if expires is None else parse_lifetime_s(expires),
     )
     secret = session.configuration.text("access_key")
     own = secret.split("_")[1] if secret.count("_") == 2 else ""
-    chosen = own if ident is None else bare_names("key", [ident])[0]
+    chosen = own if ident is None else strip_nouns("key", [ident])[0]
     if not chosen:
         raise MooringsError("auth.missing", "there is no access key to rotate", hint="name one: moor rotate key KEY")
     if chosen == own and _from_file(session):
         _rotate_in_file(session, shown, chosen, request, secret)
     else:
-        _show(shown, _rotated(session, chosen, request))
+        _show(shown, _rotate(session, chosen, request))
 
 
-def _from_file(session: Session) -> bool:
+def _from_file(session: CommandContext) -> bool:
     origin = session.configuration.values["access_key"].origin
     return origin.startswith(f"{credentials_file(session.environment)} ")
 
 
-def _rotated(session: Session, ident: str, request: RotateRequest) -> KeyBody:
+def _rotate(session: CommandContext, ident: str, request: RotateRequest) -> KeyBody:
     with session.client_of() as client:  # one of its own: that the old secret ends soon is no news at the end
         try:
             return client.rotate_key(ident, request)
@@ -83,28 +83,30 @@ def _rotated(session: Session, ident: str, request: RotateRequest) -> KeyBody:
             raise
 
 
-def _rotate_in_file(session: Session, shown: Showing, ident: str, request: RotateRequest, secret: str) -> None:
+def _rotate_in_file(
+    session: CommandContext, shown: ResourcePrinter, ident: str, request: RotateRequest, secret: str
+) -> None:
     path = credentials_file(session.environment).resolve()  # a link stays one
     with _draft_of(path) as draft:  # before the secret is replaced: a folder that cannot be written is told in time
-        _exchanged(path, secret, "")
-        key = _rotated(session, ident, request)
+        _with_new_secret(path, secret, "")
+        key = _rotate(session, ident, request)
         fresh = key.secret or ""
         try:
             # Read again: another moor may have written. In each context that has it: one key, several addresses.
-            _put(draft, path, _exchanged(path, secret, fresh))
+            _replace_file(draft, path, _with_new_secret(path, secret, fresh))
         except (OSError, MooringsError) as error:
             why = format_cause(error) if isinstance(error, OSError) else error.detail
             session.console.warn(f"{path} could not be written ({why}): put the new secret there yourself")
             _show(shown, key)
             return
-    _try(session, fresh)
+    _test_secret(session, fresh)
     if shown.form.name == "table":
         session.console.line(f"key/{key.id} rotated{_until(key)}; the new secret is in {path}")
     else:
         shown.show_one(KEYS, replace(key, secret=None))
 
 
-def _exchanged(path: Path, secret: str, fresh: str) -> str:
+def _with_new_secret(path: Path, secret: str, fresh: str) -> str:
     """The text of the file with another secret.
 
     Raises:
@@ -138,7 +140,7 @@ def _draft_of(path: Path) -> Iterator[Path]:
         draft.unlink(missing_ok=True)
 
 
-def _put(draft: Path, path: Path, text: str) -> None:
+def _replace_file(draft: Path, path: Path, text: str) -> None:
     with draft.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
@@ -146,7 +148,7 @@ def _put(draft: Path, path: Path, text: str) -> None:
     draft.replace(path)
 
 
-def _try(session: Session, secret: str) -> None:
+def _test_secret(session: CommandContext, secret: str) -> None:
     """Use the new secret once: from then on the old one cannot ask for another."""
     from moorings.client.client import Client
     from moorings.client.transport import Transport
@@ -158,7 +160,7 @@ def _try(session: Session, secret: str) -> None:
         session.console.warn(f"the new secret could not be tried: {error.detail}")
 
 
-def _show(shown: Showing, key: KeyBody) -> None:
+def _show(shown: ResourcePrinter, key: KeyBody) -> None:
     if shown.form.name != "table":
         shown.show_one(KEYS, key)
         return

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import click
 
-from moorings.cli.errors import ReaderGone
-from moorings.cli.following import RunFollower, patience_of, run_end_text, run_exit_code
-from moorings.cli.grammar import MoorCommand, examples, live
-from moorings.cli.interrupts import Interrupted, Interrupts
+from moorings.cli.errors import OutputClosed
+from moorings.cli.following import RunFollower, make_patience, run_end_text, run_exit_code
+from moorings.cli.grammar import MoorCommand, complete_names, examples
+from moorings.cli.interrupts import Interrupted, SignalsAsExceptions
 from moorings.cli.jobs import JobFlags, build_job
 from moorings.cli.progress import Progress
-from moorings.cli.session import Session
+from moorings.cli.session import CommandContext
 from moorings.client.client import Client
 from moorings.client.jobs import job_shape
 from moorings.core.errors import MooringsError
@@ -52,7 +52,7 @@ class RunCommand(MoorCommand):
 @click.option("--ipus", type=int, metavar="N", help="IPUs of the whole job; the same as --kind ipu --size N.")
 @click.option("--size", type=int, metavar="N", help="Devices of the whole job.")
 @click.option("--kind", metavar="KIND", help="Kind of accelerator (ipu).")
-@click.option("--pool", metavar="POOL", help="Only in this pool.", shell_complete=live("pool"))
+@click.option("--pool", metavar="POOL", help="Only in this pool.", shell_complete=complete_names("pool"))
 @click.option("-n", "--ntasks", type=int, metavar="N", help="Processes; each gets one GCD of the partition (1).")
 @click.option("--num-replicas", type=int, metavar="N", help="Model replicas of the whole job (one a task).")
 @click.option(
@@ -97,9 +97,9 @@ def run(
     dry_run: bool,
 ) -> int:
     """Run a job."""
-    session = ctx.ensure_object(Session)
+    session = ctx.ensure_object(CommandContext)
     command: Sequence[str] = ctx.meta["command"]
-    _check_words(file, command, ipus, size, kind)
+    _check_arguments(file, command, ipus, size, kind)
     flags = JobFlags(
         size=ipus if ipus is not None else size,
         kind="ipu" if ipus is not None else kind,
@@ -123,13 +123,13 @@ def run(
     key = secrets.token_hex(16)
     if detach:
         made = session.client.create_run(request, key)
-        _tell_notes(Progress(session.console), made)
+        _report_notes(Progress(session.console), made)
         session.console.line(made.id)
         return 0
     return _run_and_follow(session, request, key)
 
 
-def _check_words(
+def _check_arguments(
     file: Sequence[str], command: Sequence[str], ipus: int | None, size: int | None, kind: str | None
 ) -> None:
     if len(file) > 1:
@@ -140,35 +140,35 @@ def _check_words(
         raise click.UsageError("--ipus N means --kind ipu --size N: give one or the other")
 
 
-def _show_job(session: Session, request: RunRequest) -> int:
-    from moorings.cli.output import Format, render_data
+def _show_job(session: CommandContext, request: RunRequest) -> int:
+    from moorings.cli.output import OutputFormat, render_data
     from moorings.wire.codec import encode
 
-    session.console.data(render_data(encode(request), Format("json")))
+    session.console.data(render_data(encode(request), OutputFormat("json")))
     return 0
 
 
-def _tell_notes(progress: Progress, made: RunBody) -> None:
+def _report_notes(progress: Progress, made: RunBody) -> None:
     """Say what its engine does otherwise than the job file says."""
     for note in made.notes or ():
         progress.say(f"{made.id}: {note}")
 
 
-def _run_and_follow(session: Session, request: RunRequest, key: str) -> int:
+def _run_and_follow(session: CommandContext, request: RunRequest, key: str) -> int:
     progress = Progress(session.console)
     client = session.client
     follower = RunFollower(client, progress, session.console.raw)
     started: RunBody | None = None
-    with Interrupts():
+    with SignalsAsExceptions():
         try:
             started = client.create_run(request, key)
-            _tell_notes(progress, started)
-            client.patience = patience_of(progress)
+            _report_notes(progress, started)
+            client.patience = make_patience(progress)
             ended = follower.follow(started)
         except Interrupted as stop:
             # Perhaps it was made and the answer was on its way: the same key finds it.
             return _cancel(client, progress, follower, stop, started or client.create_run(request, key))
-        except ReaderGone:
+        except OutputClosed:
             assert started is not None
             client.cancel_run(started.id)
             progress.say(f"{started.id}: cancelled: nobody reads its output any more")
@@ -176,7 +176,7 @@ def _run_and_follow(session: Session, request: RunRequest, key: str) -> int:
         except MooringsError as error:
             if started is None:
                 raise
-            raise _left_behind(error, started) from error
+            raise _with_run_hint(error, started) from error
     progress.say(run_end_text(ended))
     return run_exit_code(ended)
 
@@ -185,19 +185,19 @@ def _cancel(client: Client, progress: Progress, follower: RunFollower, stop: Int
     """Cancel the run, wait for its end, and end as the signal says; a second signal leaves it to end alone."""
     try:
         progress.say(f"{run.id}: {stop.name}: cancelling; once more leaves it to end alone")
-        client.patience = patience_of(progress, CANCEL_PATIENCE_S)
+        client.patience = make_patience(progress, CANCEL_PATIENCE_S)
         ended = follower.follow(client.cancel_run(run.id))
         progress.say(run_end_text(ended))
     except Interrupted:
         progress.say(f"{run.id}: not waited for; 'moor get run {run.id}' shows it")
-    except ReaderGone:
+    except OutputClosed:
         progress.say(f"{run.id}: cancelled: nobody reads its output any more")
     except MooringsError as error:
-        raise _left_behind(error, run) from error
+        raise _with_run_hint(error, run) from error
     return stop.exit_code
 
 
-def _left_behind(error: MooringsError, run: RunBody) -> MooringsError:
+def _with_run_hint(error: MooringsError, run: RunBody) -> MooringsError:
     """``error``, saying what becomes of the run that was being followed."""
     hint = f"the run goes on: 'moor wait {run.id}', 'moor logs -f {run.id}' or 'moor cancel {run.id}'"
     return MooringsError(error.code, f"{run.id}: {error.detail}", hint=hint, retryable=error.retryable)

@@ -10,15 +10,23 @@ from moorings.cli.following import (
     END_WAIT_S,
     REASON_FRESH_S,
     RunFollower,
-    await_claim,
-    patience_of,
+    make_patience,
     run_end_text,
     run_exit_code,
+    wait_for_claim,
 )
-from moorings.cli.grammar import MoorCommand, bare_names, examples, live, name_argument, names_argument, singular
-from moorings.cli.limits import Limit
+from moorings.cli.grammar import (
+    MoorCommand,
+    complete_names,
+    examples,
+    name_argument,
+    names_argument,
+    singular,
+    strip_nouns,
+)
+from moorings.cli.limits import Deadline
 from moorings.cli.progress import Progress
-from moorings.cli.session import Session
+from moorings.cli.session import CommandContext
 from moorings.core.claims import ClaimState
 from moorings.core.errors import MooringsError
 from moorings.core.quantities import duration_text
@@ -40,13 +48,13 @@ _timeout = click.option(
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run has ended.")
 @click.option("--task", type=click.IntRange(min=0), metavar="RANK", help="Only of this task.")
 @click.pass_obj
-def logs(session: Session, name: str, *, follow: bool, task: int | None) -> None:
+def logs(session: CommandContext, name: str, *, follow: bool, task: int | None) -> None:
     """Show the output of a run."""
-    (name,) = bare_names("run", [name])
+    (name,) = strip_nouns("run", [name])
     client, console = session.client, session.console
     if follow:
         progress = Progress(console)
-        client.patience = patience_of(progress)
+        client.patience = make_patience(progress)
         RunFollower(client, progress, console.raw).copy_logs(client.run(name), task=task)
         return
     for chunk in client.logs(name, task=task):
@@ -62,13 +70,13 @@ def logs(session: Session, name: str, *, follow: bool, task: int | None) -> None
 @click.option("--wait/--no-wait", default=True, help="Wait until they have ended (yes).")
 @_timeout
 @click.pass_obj
-def cancel(session: Session, names: Sequence[str], *, wait: bool, timeout: str | None) -> None:
+def cancel(session: CommandContext, names: Sequence[str], *, wait: bool, timeout: str | None) -> None:
     """Stop runs."""
     client, progress = session.client, Progress(session.console)
-    limit = Limit.of(timeout)
-    runs = [client.cancel_run(name) for name in bare_names("run", names)]
+    limit = Deadline.of(timeout)
+    runs = [client.cancel_run(name) for name in strip_nouns("run", names)]
     for run in runs:
-        ended = _until_ended(session, progress, run, limit) if wait else run
+        ended = _wait_for_end(session, progress, run, limit) if wait else run
         session.console.line(f"run/{ended.id} {_cancel_text(ended)}")
 
 
@@ -78,7 +86,7 @@ def cancel(session: Session, names: Sequence[str], *, wait: bool, timeout: str |
     "Of a run, the exit code is the run's. Of a claim, 0 if it came to what was waited for, else 1.",
     epilog=examples("moor wait digits", "moor wait claim/p64 --for READY --timeout 10m"),
 )
-@click.argument("name", metavar="RUN|CLAIM", shell_complete=live("run", "claim"))
+@click.argument("name", metavar="RUN|CLAIM", shell_complete=complete_names("run", "claim"))
 @click.option(
     "--for",
     "until",
@@ -87,19 +95,19 @@ def cancel(session: Session, names: Sequence[str], *, wait: bool, timeout: str |
 )
 @_timeout
 @click.pass_obj
-def wait(session: Session, name: str, *, until: str | None, timeout: str | None) -> int:
+def wait(session: CommandContext, name: str, *, until: str | None, timeout: str | None) -> int:
     """Wait for a run's end, or for a claim's partition."""
-    limit, progress = Limit.of(timeout), Progress(session.console)
-    session.client.patience = patience_of(progress)
-    noun, ident = _which(session, name)
+    limit, progress = Deadline.of(timeout), Progress(session.console)
+    session.client.patience = make_patience(progress)
+    noun, ident = _resolve_name(session, name)
     if noun == "claim":
         return _wait_for_claim(session, progress, ident, until or "READY", limit)
-    ended = _until_ended(session, progress, session.client.run(ident), limit)
+    ended = _wait_for_end(session, progress, session.client.run(ident), limit)
     progress.say(run_end_text(ended))
     return run_exit_code(ended)
 
 
-def _which(session: Session, name: str) -> tuple[str, str]:
+def _resolve_name(session: CommandContext, name: str) -> tuple[str, str]:
     """Whether a name means a run or a claim: by its noun, by its id, else a run if there is one."""
     before, slash, after = name.partition("/")
     if slash and singular(before) in ("run", "claim"):
@@ -123,7 +131,7 @@ def _which(session: Session, name: str) -> tuple[str, str]:
         ) from error
 
 
-def _until_ended(session: Session, progress: Progress, run: RunBody, limit: Limit) -> RunBody:
+def _wait_for_end(session: CommandContext, progress: Progress, run: RunBody, limit: Deadline) -> RunBody:
     """The run as it ended.
 
     Raises:
@@ -141,7 +149,7 @@ def _until_ended(session: Session, progress: Progress, run: RunBody, limit: Limi
     return run
 
 
-def _state_text(run: RunBody, session: Session) -> str:
+def _state_text(run: RunBody, session: CommandContext) -> str:
     if run.reason is not None and run.started_at is None:
         place = f" (position {run.position})" if run.position is not None else ""
         return f"{run.id}: {run.reason.sentence}{place}"
@@ -159,9 +167,9 @@ def _cancel_text(run: RunBody) -> str:
     return f"had ended: {run.state}" if run.state in ENDED else "is being cancelled"
 
 
-def _wait_for_claim(session: Session, progress: Progress, ident: str, until: str, limit: Limit) -> int:
+def _wait_for_claim(session: CommandContext, progress: Progress, ident: str, until: str, limit: Deadline) -> int:
     until = until.upper()
-    claim = await_claim(session.client, progress, ident, until, name=ident, limit=limit)
+    claim = wait_for_claim(session.client, progress, ident, until, name=ident, limit=limit)
     if claim is None:
         raise MooringsError(
             "wait.timeout", f"claim {ident} is not {until}; the time is up", hint=f"see 'moor explain claim {ident}'"

@@ -8,8 +8,8 @@ import click
 
 from moorings.cli.grammar import MoorCommand, examples
 from moorings.cli.output import render_data
-from moorings.cli.session import Session
-from moorings.cli.showing import output_option, showing
+from moorings.cli.session import CommandContext
+from moorings.cli.showing import make_printer, output_option
 
 
 @click.command(
@@ -46,7 +46,7 @@ from moorings.cli.showing import output_option, showing
 @output_option
 @click.pass_obj
 def simulate(
-    session: Session,
+    session: CommandContext,
     /,
     trace: Path,
     *,
@@ -62,7 +62,7 @@ def simulate(
     from moorings.cli import simulating
     from moorings.core.traces import parse_trace
 
-    shown = showing(session, output, usual="table")
+    shown = make_printer(session, output, usual="table")
     pools = simulating.read_pools(pool)
     known = simulating.read_projects(projects, pools)
     policies = [(str(policy) if policy is not None else simulating.USUAL, simulating.read_policy(policy))]
@@ -71,8 +71,8 @@ def simulate(
     text = simulating.read_file(trace, "trace.invalid")
     jobs = parse_trace(text, source=str(trace), kind=pools[0].kind, projects=known)
     if round_up:
-        jobs = simulating.rounded_up(jobs, pools)
-    outcomes = [simulating.play(name, pools, jobs, one, known) for name, one in policies]
+        jobs = simulating.round_up_sizes(jobs, pools)
+    outcomes = [simulating.run_simulation(name, pools, jobs, one, known) for name, one in policies]
     written = simulating.write_files(out, f"{trace.name}: {len(jobs)} jobs", outcomes) if out is not None else []
     if shown.form.name in ("json", "yaml"):
         session.console.data(render_data(simulating.outcome_data(outcomes), shown.form, shown.look))

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from moorings.cli.checks import Verdict, of_body
+from moorings.cli.checks import CheckStatus, parse_finding
 from moorings.cli.commands.doctor import show_findings
-from moorings.cli.errors import WrongUsage
+from moorings.cli.errors import UsageErrorWithHint
 from moorings.cli.grammar import MoorCommand, NounGroup, examples
 from moorings.cli.limits import parse_seconds
 from moorings.cli.output import render_data, render_table
-from moorings.cli.session import Session
-from moorings.cli.showing import look_of, output_option, showing
+from moorings.cli.session import CommandContext
+from moorings.cli.showing import make_printer, output_option, table_style
 from moorings.core.errors import MooringsError
 from moorings.wire.errors import ExitCode
 from moorings.wire.shapes import API_VERSION
@@ -93,7 +93,7 @@ class SurrogateCommand(MoorCommand):
 @output_option
 @click.pass_obj
 def install(
-    session: Session,
+    session: CommandContext,
     *,
     mode: str,
     ipus: int | None,
@@ -134,15 +134,17 @@ def install(
         wait_s=wait_s,
         feature=asyncio.run(doing.find_feature(_commands(session))),
     )
-    steps = _planned(session, site, choices, force=force)
+    steps = _plan_install(session, site, choices, force=force)
     if mode == "apply":
         with doing.exclusive_install(folder):
             doing.apply_install(steps, doing.load_manifest(folder), folder)
-    _show(session, steps, _lines(site, choices), output, done=mode == "apply")
+    _show(session, steps, _manual_edits(site, choices), output, done=mode == "apply")
     return ExitCode.OK
 
 
-def _install_plugin(session: Session, site: Site, folder: Path, output: str | None, *, apply: bool, force: bool) -> int:
+def _install_plugin(
+    session: CommandContext, site: Site, folder: Path, output: str | None, *, apply: bool, force: bool
+) -> int:
     """Only the plugin: slurmctld hands the files out, and they are installed beside it."""
     from moorings.slurm.host import install as doing
     from moorings.slurm.host.installation import build_plugin_file, plan_install
@@ -162,7 +164,7 @@ def _install_plugin(session: Session, site: Site, folder: Path, output: str | No
     return ExitCode.OK
 
 
-def _site(session: Session) -> Site:
+def _site(session: CommandContext) -> Site:
     """The Slurm that runs; where it cannot run for want of the V-IPU select plugin, that is what is told."""
     from moorings.slurm.host import install as doing
     from moorings.slurm.host.checks import MAPPING
@@ -182,7 +184,7 @@ def _site(session: Session) -> Site:
     return asyncio.run(doing.find_site(_commands(session)))
 
 
-def _planned(session: Session, site: Site, choices: InstallOptions, *, force: bool) -> list[InstallStep]:
+def _plan_install(session: CommandContext, site: Site, choices: InstallOptions, *, force: bool) -> list[InstallStep]:
     from moorings.slurm.host import install as doing
     from moorings.slurm.host.installation import build_files, plan_install, retired_files
 
@@ -197,13 +199,13 @@ def _planned(session: Session, site: Site, choices: InstallOptions, *, force: bo
 
 
 @dataclass(frozen=True, slots=True)
-class _Pool:
+class _PoolSize:
     ipus: int
     largest: int
     domain: int | None  # None: the controller was not asked
 
 
-def _pool(session: Session, site: Site, ipus: int | None, max_ipus: int | None) -> _Pool:
+def _pool(session: CommandContext, site: Site, ipus: int | None, max_ipus: int | None) -> _PoolSize:
     """What Slurm is told of the pool: as the command line says, else as the controller does."""
     from moorings.slurm.host.checks import shape_of
     from moorings.slurm.host.vipu_conf import FILE_NAME, load_vipu_conf
@@ -212,9 +214,9 @@ def _pool(session: Session, site: Site, ipus: int | None, max_ipus: int | None) 
     hint = "say --ipus N, or fill in vipu.conf first and let the controller tell"
     if ipus is not None:
         allowed = max_ipus or (load_vipu_conf(path, site.slurm_user[1]).max_ipus if path.exists() else 256)
-        return _Pool(ipus, 1 << (min(ipus, allowed).bit_length() - 1), None)
+        return _PoolSize(ipus, 1 << (min(ipus, allowed).bit_length() - 1), None)
     if not path.exists():
-        raise WrongUsage(f"how many IPUs the pool has is not known: there is no {path}", hint=hint)
+        raise UsageErrorWithHint(f"how many IPUs the pool has is not known: there is no {path}", hint=hint)
     conf = load_vipu_conf(path, site.slurm_user[1])
     with _client(session, conf) as client:
         try:
@@ -224,9 +226,9 @@ def _pool(session: Session, site: Site, ipus: int | None, max_ipus: int | None) 
                 error.code, f"the controller does not tell its pool: {error.detail}", hint=hint
             ) from error
     if not pools:
-        raise WrongUsage(f"{conf.server} has no pool of IPUs that {path} names", hint="see 'moor get pools'")
+        raise UsageErrorWithHint(f"{conf.server} has no pool of IPUs that {path} names", hint="see 'moor get pools'")
     domain = min(pool.topology.domain_size for pool in pools)
-    return _Pool(*shape_of(pools, max_ipus or conf.max_ipus), domain)
+    return _PoolSize(*shape_of(pools, max_ipus or conf.max_ipus), domain)
 
 
 def _address(agent: str) -> str:
@@ -235,11 +237,13 @@ def _address(agent: str) -> str:
         return agent
     from moorings.slurm.host.vipu_conf import AGENT_PORT
 
-    raise WrongUsage(f"--agent {agent!r} is no address", hint=f"write HOST:{AGENT_PORT}, or HOST,HOST2:{AGENT_PORT}")
+    raise UsageErrorWithHint(
+        f"--agent {agent!r} is no address", hint=f"write HOST:{AGENT_PORT}, or HOST,HOST2:{AGENT_PORT}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class _ManualEdit:
     """Something for the site to write: the file, the lines, and why."""
 
     file: Path
@@ -247,7 +251,7 @@ class _Line:
     why: str
 
 
-def _lines(site: Site, choices: InstallOptions) -> list[_Line]:
+def _manual_edits(site: Site, choices: InstallOptions) -> list[_ManualEdit]:
     """What the site must write itself."""
     from moorings.slurm.host import install as doing
     from moorings.slurm.host.installation import JOB_SUBMIT, lines_for_site
@@ -255,11 +259,14 @@ def _lines(site: Site, choices: InstallOptions) -> list[_Line]:
 
     script = doing.read_file(site.folder / JOB_SUBMIT)
     stack = doing.load_stack(site, doing.load_manifest(choices.library))
-    lines = [_Line(line.file, (line.line,), line.why) for line in conf_lines(site, choices.ipus, choices.largest)]
-    return [*lines, *(_Line(line.file, line.lines, line.why) for line in lines_for_site(site, choices, script, stack))]
+    lines = [_ManualEdit(line.file, (line.line,), line.why) for line in conf_lines(site, choices.ipus, choices.largest)]
+    return [
+        *lines,
+        *(_ManualEdit(line.file, line.lines, line.why) for line in lines_for_site(site, choices, script, stack)),
+    ]
 
 
-def _uninstall(session: Session, folder: Path, output: str | None) -> int:
+def _uninstall(session: CommandContext, folder: Path, output: str | None) -> int:
     """Needs no Slurm that runs: what we wrote stands in the manifest."""
     from moorings.slurm.host import install as doing
 
@@ -267,12 +274,12 @@ def _uninstall(session: Session, folder: Path, output: str | None) -> int:
         _show(session, [], [], output, done=True)
         return ExitCode.OK
     with doing.exclusive_install(folder):
-        steps = _taken_away(session, folder)
+        steps = _remove_files(session, folder)
     _show(session, steps, [], output, done=True)
     return ExitCode.OK
 
 
-def _taken_away(session: Session, folder: Path) -> list[InstallStep]:
+def _remove_files(session: CommandContext, folder: Path) -> list[InstallStep]:
     from moorings.slurm.host import install as doing
     from moorings.slurm.host.installation import JOB_SUBMIT, SUBMIT, check_uninstall, plan_uninstall
     from moorings.slurm.host.plugstack import plugin_lines
@@ -302,9 +309,14 @@ _SIGNS = {"create": "+", "update": "~", "remove": "-", "keep": "!", "same": "=",
 
 
 def _show(
-    session: Session, steps: Sequence[InstallStep], lines: Sequence[_Line], output: str | None, *, done: bool
+    session: CommandContext,
+    steps: Sequence[InstallStep],
+    lines: Sequence[_ManualEdit],
+    output: str | None,
+    *,
+    done: bool,
 ) -> None:
-    shown = showing(session, output, usual="table")
+    shown = make_printer(session, output, usual="table")
     if shown.form.name in ("json", "yaml"):
         data = {
             "apiVersion": API_VERSION,
@@ -319,7 +331,7 @@ def _show(
         session.console.note("Nothing of ours is installed here.")
     else:
         rows = [[f"{_SIGNS[step.action]} {step.action}", str(step.path), step.why] for step in steps]
-        session.console.data(render_table(["ACTION", "FILE", "WHY"], rows, look_of(session)))
+        session.console.data(render_table(["ACTION", "FILE", "WHY"], rows, table_style(session)))
     for line in lines:
         session.console.line("")
         session.console.line(f"{line.file} (write it yourself: {line.why}):")
@@ -348,7 +360,7 @@ def _show(
 @click.option("--only", metavar="ID,...", help="Only checks whose id begins with one of these.")
 @output_option
 @click.pass_obj
-def doctor(session: Session, *, only: str | None, output: str | None) -> int:
+def doctor(session: CommandContext, *, only: str | None, output: str | None) -> int:
     """Check what Slurm needs for jobs of IPUs, and say what to mend."""
     from moorings.slurm.host.checks import CHECKS, docs_of
     from moorings.slurm.host.doctor import DoctorContext, examine
@@ -357,11 +369,11 @@ def doctor(session: Session, *, only: str | None, output: str | None) -> int:
     unknown = [part for part in wanted if not any(check.startswith(part) for check in CHECKS)]
     if unknown or not wanted:
         told = f"no check's id begins with {' or '.join(map(repr, unknown))}" if unknown else "--only names no check"
-        raise WrongUsage(told, hint=f"the checks are {', '.join(CHECKS)}")
+        raise UsageErrorWithHint(told, hint=f"the checks are {', '.join(CHECKS)}")
     everything = asyncio.run(examine(DoctorContext(session.environment, lambda conf: _client(session, conf))))
-    found = [of_body(body) for body in everything if body.id.startswith(wanted)]
+    found = [parse_finding(body) for body in everything if body.id.startswith(wanted)]
     show_findings(session, found, output, docs_of)
-    return ExitCode.FINDINGS if any(finding.verdict is Verdict.FAIL for finding in found) else ExitCode.OK
+    return ExitCode.FINDINGS if any(finding.verdict is CheckStatus.FAIL for finding in found) else ExitCode.OK
 
 
 # -- surrogate ---------------------------------------------------------------------------------------------------------
@@ -391,15 +403,19 @@ def surrogate(ctx: click.Context, *, name: str | None, grace: str, if_slurm: boo
     from moorings.slurm.surrogate.mirror import SlurmMirror
     from moorings.slurm.surrogate.step import build_name, check_name
 
-    session = ctx.ensure_object(Session)
+    session = ctx.ensure_object(CommandContext)
     command: Sequence[str] = ctx.meta["command"]
     if not command:
-        raise WrongUsage("there is no command to run", hint="write it behind --, as in 'moor slurm surrogate -- ls'")
+        raise UsageErrorWithHint(
+            "there is no command to run", hint="write it behind --, as in 'moor slurm surrogate -- ls'"
+        )
     step = check_name(name) if name is not None else build_name(command[0])
     grace_s = parse_seconds(grace)
     job = find_job(session.environment, load_ancestors())
     if isinstance(job, NotInJob) and not if_slurm:
-        raise WrongUsage(job.why, hint=f"{job.hint}; with --if-slurm the command runs all the same, without a step")
+        raise UsageErrorWithHint(
+            job.why, hint=f"{job.hint}; with --if-slurm the command runs all the same, without a step"
+        )
     warn = session.console.warn
     mirror = NoMirror() if isinstance(job, NotInJob) else SlurmMirror(session.environment, job, warn)
     try:
@@ -424,7 +440,7 @@ def surrogate(ctx: click.Context, *, name: str | None, grace: str, if_slurm: boo
 @click.option("--listen", metavar="ADDRESS", help="Address where nodes ask (all of this machine's).")
 @click.option("--log-level", type=click.Choice(("debug", "info", "warning", "error")), default="info", help="(info)")
 @click.pass_obj
-def agent(session: Session, *, conf: str | None, listen: str | None, log_level: str) -> int:
+def agent(session: CommandContext, *, conf: str | None, listen: str | None, log_level: str) -> int:
     """Keep a cluster's IPU jobs and their partitions in step."""
     words = ["--log-level", log_level]
     words += ["--conf", conf] if conf else []
@@ -434,13 +450,13 @@ def agent(session: Session, *, conf: str | None, listen: str | None, log_level: 
     os.execve(sys.executable, argv, dict(session.environment))  # noqa: S606 - no shell is wanted
 
 
-def _commands(session: Session) -> SlurmCommands:
+def _commands(session: CommandContext) -> SlurmCommands:
     from moorings.slurm.commands import SlurmCommands
 
     return SlurmCommands(session.environment)
 
 
-def _client(session: Session, conf: VipuConf) -> Client:
+def _client(session: CommandContext, conf: VipuConf) -> Client:
     """A client with the agent's address and key, whatever the caller's own configuration says."""
     from moorings.client.client import Client
     from moorings.client.transport import Transport

@@ -8,9 +8,9 @@ import click
 
 from moorings.cli.grammar import MoorCommand, examples
 from moorings.cli.kinds import POOLS
-from moorings.cli.output import Format, render_data, render_list
-from moorings.cli.session import Session
-from moorings.cli.showing import look_of, output_option, showing
+from moorings.cli.output import OutputFormat, render_data, render_list
+from moorings.cli.session import CommandContext
+from moorings.cli.showing import make_printer, output_option, table_style
 from moorings.core.errors import MooringsError
 from moorings.wire.codec import encode
 
@@ -22,10 +22,10 @@ from moorings.wire.codec import encode
 )
 @output_option
 @click.pass_obj
-def status(session: Session, *, output: str | None) -> int:
+def status(session: CommandContext, *, output: str | None) -> int:
     """Show how the controller and its pools are."""
     client = session.client
-    shown = showing(session, output, usual="table")
+    shown = make_printer(session, output, usual="table")
     version = client.version()
     problem = _problem(session)
     pools = client.pools()
@@ -49,11 +49,11 @@ def status(session: Session, *, output: str | None) -> int:
     session.console.line(f"claims      {_counts(claims)}")
     session.console.line(f"runs        {_counts(runs)}")
     session.console.data("")
-    session.console.data(render_list(POOLS, pools, Format("table"), session.now(), look_of(session)))
+    session.console.data(render_list(POOLS, pools, OutputFormat("table"), session.now(), table_style(session)))
     return 0
 
 
-def _problem(session: Session) -> MooringsError | None:
+def _problem(session: CommandContext) -> MooringsError | None:
     try:
         session.client.ready()
     except MooringsError as error:

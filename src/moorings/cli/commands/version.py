@@ -7,8 +7,8 @@ import click
 from moorings import __version__
 from moorings.cli.grammar import MoorCommand, examples
 from moorings.cli.output import render_data
-from moorings.cli.session import Session
-from moorings.cli.showing import look_of, output_option, showing
+from moorings.cli.session import CommandContext
+from moorings.cli.showing import make_printer, output_option, table_style
 from moorings.core.errors import MooringsError
 from moorings.wire.codec import encode
 from moorings.wire.shapes import API_VERSION
@@ -22,9 +22,9 @@ from moorings.wire.shapes import API_VERSION
 @click.option("--client", "client_only", is_flag=True, help="Only of the command; needs no controller.")
 @output_option
 @click.pass_obj
-def version(session: Session, *, client_only: bool, output: str | None) -> int:
+def version(session: CommandContext, *, client_only: bool, output: str | None) -> int:
     """Show the versions."""
-    shown = showing(session, output, usual="table")
+    shown = make_printer(session, output, usual="table")
     data: dict[str, object] = {"client": {"version": __version__, "apiVersion": API_VERSION}}
     problem: MooringsError | None = None
     if not client_only:
@@ -33,7 +33,7 @@ def version(session: Session, *, client_only: bool, output: str | None) -> int:
         except MooringsError as error:
             problem = error
     if shown.form.name in ("json", "yaml"):
-        session.console.data(render_data(data, shown.form, look_of(session)))
+        session.console.data(render_data(data, shown.form, table_style(session)))
     else:
         session.console.line(f"client      {__version__} ({API_VERSION})")
         controller = data.get("controller")

@@ -13,30 +13,30 @@ from typing import Any, TypeVar
 
 import click
 
-from moorings.cli.created import new_file, unwritable
+from moorings.cli.created import new_file, unwritable_error
 from moorings.cli.csctl import DEFAULT_SESSION, FILE_NAME, install
 from moorings.cli.following import END_WAIT_S
-from moorings.cli.grammar import MoorCommand, NounGroup, examples, live, options
+from moorings.cli.grammar import MoorCommand, NounGroup, complete_names, examples, options
 from moorings.cli.output import render_data
-from moorings.cli.session import Session
-from moorings.cli.showing import Showing, output_options, showing
+from moorings.cli.session import CommandContext
+from moorings.cli.showing import ResourcePrinter, make_printer, output_options
 from moorings.cli.wafer import (
     JOBS,
     WaferJob,
-    in_order,
+    job_from_list,
+    job_from_run,
     job_name,
-    of_listed,
-    of_run,
     parse_changes,
     parse_selectors,
+    sort_jobs,
     with_reasons,
 )
 from moorings.cli.wafer_cluster import (
     SYSTEMS,
     WaferSystem,
+    count_jobs,
     is_appliance,
-    lengths_of,
-    pool_of,
+    summarize_pool,
     summary_text,
     systems_of,
 )
@@ -77,7 +77,7 @@ _session = click.option(
 _no_session = click.option(
     "--session", metavar="NAME", expose_value=False, help="Changes nothing: systems are of no session."
 )
-_name = click.argument("name", metavar="NAME", shell_complete=live("job"))
+_name = click.argument("name", metavar="NAME", shell_complete=complete_names("job"))
 
 
 # -- get ---------------------------------------------------------------------------------------------------------------
@@ -133,16 +133,16 @@ _GET_JOBS = (
         "moor wafer get job wsjob-7f3kq2m4xw2a7f3kq2m4xw -o yaml",
     ),
 )
-@click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=live("job"))
+@click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=complete_names("job"))
 @_job_filters
 @click.pass_obj
-def get_job(session: Session, /, *, names: Sequence[str], **filters: Any) -> None:  # noqa: ANN401 - Click's options
+def get_job(session: CommandContext, /, *, names: Sequence[str], **filters: Any) -> None:  # noqa: ANN401 - Click's options
     """List jobs, or show some by name."""
     _show_jobs(session, names, **filters)
 
 
 def _show_jobs(
-    session: Session,
+    session: CommandContext,
     names: Sequence[str],
     *,
     all_states: bool,
@@ -156,24 +156,24 @@ def _show_jobs(
     sort_by: str | None,
 ) -> None:
     labels = parse_selectors(selectors)
-    shown = showing(session, output, no_headers=no_headers, sort_by=sort_by, kind=JOBS)
+    shown = make_printer(session, output, no_headers=no_headers, sort_by=sort_by, kind=JOBS)
     if names:
         _show_named(shown, names, session_name)
         return
     where = ApplianceFilter(subject=user, kind=kind, workflow=workflow, labels=labels, all=all_states)
-    found = map(of_listed, session.client.appliance_jobs(where))
+    found = map(job_from_list, session.client.appliance_jobs(where))
     jobs = [job for job in found if session_name in (None, job.meta.namespace)]
     if shown.form.name == "wide":
         jobs = with_reasons(session.client, jobs)
-    shown.show_list(JOBS, in_order(jobs))
+    shown.show_list(JOBS, sort_jobs(jobs))
 
 
-def _show_named(shown: Showing, names: Sequence[str], session_name: str | None) -> None:
+def _show_named(shown: ResourcePrinter, names: Sequence[str], session_name: str | None) -> None:
     """Show those that exist; the first that does not is the error, after the others were shown."""
     found, missing = [], None
     for name in names:
         try:
-            found.append(of_run(_run(shown.session, name, session_name)))
+            found.append(job_from_run(_run(shown.session, name, session_name)))
         except MooringsError as error:
             missing = missing or error
     if len(names) == 1 and found:
@@ -184,7 +184,7 @@ def _show_named(shown: Showing, names: Sequence[str], session_name: str | None) 
         raise missing
 
 
-def _run(session: Session, name: str, session_name: str | None) -> RunBody:
+def _run(session: CommandContext, name: str, session_name: str | None) -> RunBody:
     """The run of a job.
 
     Raises:
@@ -197,13 +197,13 @@ def _run(session: Session, name: str, session_name: str | None) -> RunBody:
         if error.code in ("run.unknown", "path.unknown"):
             raise MooringsError("run.unknown", f"there is no job {name[:80]!r}", hint=hint) from error
         raise
-    job = of_run(run)
+    job = job_from_run(run)
     if session_name not in (None, job.meta.namespace):
         raise MooringsError("run.unknown", f"there is no job {run.id} in session {session_name}", hint=hint)
     return run
 
 
-def _appliances(session: Session) -> list[PoolBody]:
+def _appliances(session: CommandContext) -> list[PoolBody]:
     """The pools of such systems.
 
     Raises:
@@ -219,7 +219,7 @@ def _appliances(session: Session) -> list[PoolBody]:
     return pools
 
 
-def _systems(session: Session, pools: Sequence[PoolBody], jobs: Sequence[WaferJob]) -> list[WaferSystem]:
+def _systems(session: CommandContext, pools: Sequence[PoolBody], jobs: Sequence[WaferJob]) -> list[WaferSystem]:
     client = session.client
     return [
         system
@@ -234,11 +234,11 @@ def _systems(session: Session, pools: Sequence[PoolBody], jobs: Sequence[WaferJo
     help="List the systems: how each is, who holds it and since when.",
     epilog=examples("moor wafer get systems", "moor wafer get system cs:0 -o json"),
 )
-@click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=live("device"))
+@click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=complete_names("device"))
 @options(click.option("--error-only", is_flag=True, help="Only those that are not well."), _no_session, output_options)
 @click.pass_obj
 def get_system(
-    session: Session,
+    session: CommandContext,
     *,
     names: Sequence[str],
     error_only: bool,
@@ -247,8 +247,8 @@ def get_system(
     sort_by: str | None,
 ) -> None:
     """List the systems."""
-    shown = showing(session, output, no_headers=no_headers, sort_by=sort_by, kind=SYSTEMS)
-    systems = _systems(session, _appliances(session), _holders(session))
+    shown = make_printer(session, output, no_headers=no_headers, sort_by=sort_by, kind=SYSTEMS)
+    systems = _systems(session, _appliances(session), _list_jobs(session))
     known = {system.meta.name for system in systems}
     for name in names:
         if name not in known:
@@ -260,8 +260,8 @@ def get_system(
         shown.show_list(SYSTEMS, chosen, where=" that are not well" if error_only else "")
 
 
-def _holders(session: Session) -> list[WaferJob]:
-    return [of_listed(job) for job in session.client.appliance_jobs(ApplianceFilter())]
+def _list_jobs(session: CommandContext) -> list[WaferJob]:
+    return [job_from_list(job) for job in session.client.appliance_jobs(ApplianceFilter())]
 
 
 @get.command(
@@ -278,7 +278,7 @@ def _holders(session: Session) -> list[WaferJob]:
 )
 @click.pass_obj
 def get_cluster(
-    session: Session,
+    session: CommandContext,
     *,
     error_only: bool,
     system_only: bool,
@@ -287,10 +287,10 @@ def get_cluster(
     sort_by: str | None,
 ) -> None:
     """Show the systems, what memory is free beside them, and how long the queue is."""
-    shown = showing(session, output, no_headers=no_headers, sort_by=sort_by, kind=SYSTEMS)
-    pools, jobs = _appliances(session), _holders(session)
+    shown = make_printer(session, output, no_headers=no_headers, sort_by=sort_by, kind=SYSTEMS)
+    pools, jobs = _appliances(session), _list_jobs(session)
     systems = [system for system in _systems(session, pools, jobs) if system.bad or not error_only]
-    short, lengths = [pool_of(pool) for pool in pools], lengths_of(jobs)
+    short, lengths = [summarize_pool(pool) for pool in pools], count_jobs(jobs)
     if shown.form.name in ("json", "yaml"):
         document = {
             "apiVersion": API_VERSION,
@@ -334,20 +334,20 @@ for _group in (cancel, label, job):
     help="Stop jobs.\n\nTheir processes get TERM, write a checkpoint, and get KILL after the job's grace period.",
     epilog=examples("moor wafer cancel job wsjob-7f3kq2m4xw2a7f3kq2m4xw"),
 )
-@click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=live("job"))
+@click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=complete_names("job"))
 @options(click.option("--wait", is_flag=True, help="Return when they have ended."), _session)
 @click.pass_obj
-def cancel_job(session: Session, *, names: Sequence[str], wait: bool, session_name: str | None) -> None:
+def cancel_job(session: CommandContext, *, names: Sequence[str], wait: bool, session_name: str | None) -> None:
     """Stop jobs."""
     for name in names:
-        run = _unended(session, name, session_name)
+        run = _get_active_run(session, name, session_name)
         run = session.client.cancel_run(run.id)
         while wait and run.state not in ENDED:
             run = session.client.run(run.id, wait_s=END_WAIT_S)
         session.console.line("Job canceled successfully")
 
 
-def _unended(session: Session, name: str, session_name: str | None) -> RunBody:
+def _get_active_run(session: CommandContext, name: str, session_name: str | None) -> RunBody:
     """The run of a job that has not ended.
 
     Raises:
@@ -357,7 +357,7 @@ def _unended(session: Session, name: str, session_name: str | None) -> RunBody:
     if run.state in ENDED:
         raise MooringsError(
             "run.ended",
-            f"job {run.id} has ended: {of_run(run).status.phase}",
+            f"job {run.id} has ended: {job_from_run(run).status.phase}",
             hint=f"see 'moor wafer get job {run.id}'",
         )
     return run
@@ -373,17 +373,17 @@ def _unended(session: Session, name: str, session_name: str | None) -> RunBody:
 @click.argument("changes", metavar="KEY=VALUE|KEY-...", nargs=-1, required=True)
 @_session
 @click.pass_obj
-def label_job(session: Session, *, name: str, changes: Sequence[str], session_name: str | None) -> None:
+def label_job(session: CommandContext, *, name: str, changes: Sequence[str], session_name: str | None) -> None:
     """Change labels of a job."""
     request = parse_changes(changes)
-    run = session.client.label_run(_unended(session, name, session_name).id, request)
+    run = session.client.label_run(_get_active_run(session, name, session_name).id, request)
     session.console.line(f"job/{run.id} was patched")
 
 
 @job.command("list", cls=MoorCommand, help=_GET_JOBS, epilog=examples("moor wafer job list -a"))
 @_job_filters
 @click.pass_obj
-def list_jobs(session: Session, /, **filters: Any) -> None:  # noqa: ANN401 - Click's options
+def list_jobs(session: CommandContext, /, **filters: Any) -> None:  # noqa: ANN401 - Click's options
     """List jobs."""
     _show_jobs(session, (), **filters)
 
@@ -400,10 +400,10 @@ def list_jobs(session: Session, /, **filters: Any) -> None:  # noqa: ANN401 - Cl
 @click.argument("priority", metavar="PRIORITY")
 @_session
 @click.pass_obj
-def set_priority(session: Session, *, name: str, priority: str, session_name: str | None) -> None:
+def set_priority(session: CommandContext, *, name: str, priority: str, session_name: str | None) -> None:
     """Serve a job earlier or later."""
     value = parse_priority(priority)
-    run = session.client.prioritise_run(_unended(session, name, session_name).id, value)
+    run = session.client.prioritise_run(_get_active_run(session, name, session_name).id, value)
     session.console.line(f"job/{run.id} was patched: priority {priority_bucket(run.priority)} ({-run.priority})")
 
 
@@ -437,9 +437,9 @@ def set_priority(session: Session, *, name: str, priority: str, session_name: st
     _session,
 )
 @click.pass_obj
-def log_export(session: Session, *, name: str, folder: Path, lines: int | None, session_name: str | None) -> int:
+def log_export(session: CommandContext, *, name: str, folder: Path, lines: int | None, session_name: str | None) -> int:
     """Write an archive of all that is known of a job."""
-    from moorings.cli.wafer_export import export
+    from moorings.cli.wafer_export import write_export
 
     run = _run(session, name, session_name)
     at = time.gmtime(session.now() / 1e6)
@@ -447,10 +447,10 @@ def log_export(session: Session, *, name: str, folder: Path, lines: int | None, 
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise unwritable(folder, error) from error
+        raise unwritable_error(folder, error) from error
     with new_file(file) as made:
         when = time.strftime("%Y-%m-%dT%H:%M:%SZ", at)
-        missing = export(session.client, of_run(run), run, made, at=when, lines=lines)
+        missing = write_export(session.client, job_from_run(run), run, made, at=when, lines=lines)
     for one in missing:
         session.console.warn(f"not in the archive: {one}")
     session.console.line(f"{file}: {file.stat().st_size} bytes")
@@ -470,6 +470,6 @@ def log_export(session: Session, *, name: str, folder: Path, lines: int | None, 
 )
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.pass_obj
-def install_csctl(session: Session, *, folder: Path) -> None:
+def install_csctl(session: CommandContext, *, folder: Path) -> None:
     """Put a command called csctl into a folder."""
     session.console.line(f"{install(folder)} installed")

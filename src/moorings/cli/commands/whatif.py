@@ -8,9 +8,9 @@ import click
 
 from moorings.cli import simulating
 from moorings.cli.grammar import MoorCommand, examples
-from moorings.cli.output import Look, render_data, render_table
-from moorings.cli.session import Session
-from moorings.cli.showing import output_option, showing
+from moorings.cli.output import TableStyle, render_data, render_table
+from moorings.cli.session import CommandContext
+from moorings.cli.showing import make_printer, output_option
 from moorings.core.instants import Timestamp, seconds_between
 from moorings.core.policy import parse_policy
 from moorings.core.quantities import age_text
@@ -38,9 +38,9 @@ _UNKNOWN = "unknown"
 )
 @output_option
 @click.pass_obj
-def whatif(session: Session, /, *, policy: Path, output: str | None) -> None:
+def whatif(session: CommandContext, /, *, policy: Path, output: str | None) -> None:
     """Say what another policy would change for those who wait now."""
-    shown = showing(session, output, usual="table")
+    shown = make_printer(session, output, usual="table")
     text = simulating.read_file(policy, "policy.invalid")
     parse_policy(text, source=str(policy))  # here the file's name is known, for what is wrong in it
     found = session.client.what_if(text)
@@ -55,7 +55,7 @@ def whatif(session: Session, /, *, policy: Path, output: str | None) -> None:
         session.console.note("the queue is too long to be played to its end: what is unknown may still start")
 
 
-def what_if_text(found: WhatIfBody, look: Look) -> str:
+def what_if_text(found: WhatIfBody, look: TableStyle) -> str:
     """Who starts when, how long each size waits, and what both policies do."""
     at = parse_time(found.at)
     parts = []
@@ -83,7 +83,7 @@ def what_if_text(found: WhatIfBody, look: Look) -> str:
         ["asked to move", *(str(one.moves) for one in both)],
     ]
     parts.append(render_table(["MEASURE", "NOW", "THEN"], measures, look))
-    asked = [[one.name, one.project, *_times(one.claim, both)] for one in _either(both)]
+    asked = [[one.name, one.project, *_times(one.claim, both)] for one in _asked_in_either(both)]
     if asked:
         headers = ["ASKED", "PROJECT", "YIELDS-NOW", "YIELDS-THEN", "MOVES-NOW", "MOVES-THEN"]
         parts.append(render_table(headers, asked[:ROWS_MAX], look))
@@ -108,7 +108,7 @@ def _change(one: WhatIfClaimBody, *, whole: bool) -> str:
     return f"{age_text(abs(sooner_s))} {'sooner' if sooner_s > 0 else 'later'}"
 
 
-def _either(both: tuple[WhatIfSideBody, WhatIfSideBody]) -> list[WhatIfAskedBody]:
+def _asked_in_either(both: tuple[WhatIfSideBody, WhatIfSideBody]) -> list[WhatIfAskedBody]:
     """Who is asked under one of them, each once."""
     named = {one.claim: one for side in both for one in side.asked}
     return [named[claim] for claim in sorted(named)]

@@ -32,7 +32,7 @@ _HOST_CHARS_MAX = 253
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class KeyPair:
     """A certificate and its private key, as PEM."""
 
     certificate: bytes
@@ -40,7 +40,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class CertificateInfo:
     """What stands in a certificate.
 
     Attributes:
@@ -60,7 +60,7 @@ class Facts:
     ends: datetime
 
 
-def make_authority(now: datetime, days: int = AUTHORITY_DAYS) -> Pair:
+def make_authority(now: datetime, days: int = AUTHORITY_DAYS) -> KeyPair:
     """An authority that signs certificates, and no other authorities."""
     key = ec.generate_private_key(ec.SECP256R1())
     serial = x509.random_serial_number()
@@ -77,7 +77,7 @@ def make_authority(now: datetime, days: int = AUTHORITY_DAYS) -> Pair:
     return _pair(made, key)
 
 
-def issue_client(authority: Pair, subject: str, now: datetime, days: int = CERTIFICATE_DAYS) -> Pair:
+def issue_client(authority: KeyPair, subject: str, now: datetime, days: int = CERTIFICATE_DAYS) -> KeyPair:
     """A client's certificate, whose name is ``moorings:subject/<subject>``.
 
     Raises:
@@ -88,7 +88,7 @@ def issue_client(authority: Pair, subject: str, now: datetime, days: int = CERTI
     return _issue(authority, subject, names, [ExtendedKeyUsageOID.CLIENT_AUTH], now, days)
 
 
-def issue_server(authority: Pair, names: Sequence[str], now: datetime, days: int = CERTIFICATE_DAYS) -> Pair:
+def issue_server(authority: KeyPair, names: Sequence[str], now: datetime, days: int = CERTIFICATE_DAYS) -> KeyPair:
     """A controller's certificate for hosts and addresses; with it a controller may hand on what others asked it.
 
     Raises:
@@ -100,13 +100,13 @@ def issue_server(authority: Pair, names: Sequence[str], now: datetime, days: int
 
 
 def _issue(
-    authority: Pair,
+    authority: KeyPair,
     common: str,
     names: Sequence[x509.GeneralName],
     usages: Sequence[x509.ObjectIdentifier],
     now: datetime,
     days: int,
-) -> Pair:
+) -> KeyPair:
     signer, signing_key = _parse(authority.certificate), load_key(authority.key)
     ends = min(now + timedelta(days=days), signer.not_valid_after_utc)
     if ends <= now:
@@ -122,7 +122,7 @@ def _issue(
         .add_extension(x509.ExtendedKeyUsage(list(usages)), critical=False)
         .add_extension(x509.SubjectAlternativeName(list(names)), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
-        .add_extension(_signer(signer), critical=False)
+        .add_extension(_authority_key_identifier(signer), critical=False)
         .sign(signing_key, hashes.SHA256())
     )
     return _pair(made, key)
@@ -142,9 +142,9 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
     )
 
 
-def _pair(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Pair:
+def _pair(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> KeyPair:
     encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
-    return Pair(certificate.public_bytes(encoding), key.private_bytes(encoding, form, serialization.NoEncryption()))
+    return KeyPair(certificate.public_bytes(encoding), key.private_bytes(encoding, form, serialization.NoEncryption()))
 
 
 def _host(name: str) -> x509.GeneralName:
@@ -163,7 +163,7 @@ def _host(name: str) -> x509.GeneralName:
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def read_facts(pem: bytes) -> Facts:
+def parse_certificate(pem: bytes) -> CertificateInfo:
     """What stands in a certificate; of several in a file the first.
 
     Raises:
@@ -183,7 +183,7 @@ def read_facts(pem: bytes) -> Facts:
         raise MooringsError("pki.invalid", f"the certificate cannot be read: {error}") from error
     subjects = [uri.removeprefix(SUBJECT_URI) for uri in uris if uri.startswith(SUBJECT_URI)]
     common = [str(each.value) for each in found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
-    return Facts(
+    return CertificateInfo(
         subject=next(iter(subjects or common), ""),
         names=names,
         controller=CONTROLLER_URI in uris,
@@ -205,7 +205,7 @@ def split_bundle(pem: bytes) -> list[bytes]:
         raise MooringsError("pki.invalid", f"no certificates can be read: {error}") from error
 
 
-def is_of_key(certificate: bytes, key: bytes) -> bool:
+def matches_key(certificate: bytes, key: bytes) -> bool:
     """Whether a certificate is that of a private key.
 
     Raises:
@@ -252,7 +252,7 @@ def _parse(pem: bytes) -> x509.Certificate:
         raise MooringsError("pki.invalid", f"the certificate cannot be read: {error}") from error
 
 
-def _signer(certificate: x509.Certificate) -> x509.AuthorityKeyIdentifier:
+def _authority_key_identifier(certificate: x509.Certificate) -> x509.AuthorityKeyIdentifier:
     try:
         found = certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     except x509.ExtensionNotFound:

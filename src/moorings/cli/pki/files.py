@@ -34,19 +34,19 @@ _LEFT_BEHIND = re.compile(r"\.(?P<name>.+\.(?:pem|key))\.\d+\.tmp")  # drafts of
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class KeyPairPaths:
     """Where a certificate (of an authority: the bundle that begins with it) and its key are."""
 
     certificate: Path
     key: Path
 
 
-def draft_of(path: Path) -> Path:
+def pending_path(path: Path) -> Path:
     """Where the next content of a file is written."""
     return path.with_name(f".{path.name}.new")
 
 
-def replace_pair(place: Place, certificate: bytes, key: bytes) -> None:
+def replace_pair(place: KeyPairPaths, certificate: bytes, key: bytes) -> None:
     """Replace a certificate and its key; the key is 0600.
 
     Raises:
@@ -55,11 +55,11 @@ def replace_pair(place: Place, certificate: bytes, key: bytes) -> None:
     try:
         _draft(place.certificate, certificate, 0o644)
         _draft(place.key, key, 0o600)
-        _put(place.certificate)
-        _put(place.key)
+        _publish(place.certificate)
+        _publish(place.key)
     except BaseException:
         with contextlib.suppress(MooringsError):
-            settle(place)
+            finish_replace(place)
         raise
 
 
@@ -71,29 +71,29 @@ def replace_certificate(path: Path, content: bytes) -> None:
     """
     try:
         _draft(path, content, 0o644)
-        _put(path)
+        _publish(path)
     except BaseException:
         with contextlib.suppress(MooringsError):
-            _remove(draft_of(path))
+            _remove(pending_path(path))
         raise
 
 
-def settle(place: Place) -> bool:
+def finish_replace(place: KeyPairPaths) -> bool:
     """Finish or undo what a run before was killed over; whether it was finished.
 
     Raises:
         MooringsError: ``pki.invalid``.
     """
-    waiting = draft_of(place.key)
-    finished = _is_there(waiting) and _is_there(place.certificate) and _fits(place.certificate, waiting)
+    waiting = pending_path(place.key)
+    finished = _is_there(waiting) and _is_there(place.certificate) and _matches(place.certificate, waiting)
     if finished:
-        _put(place.key)
+        _publish(place.key)
     _remove(waiting)
-    _remove(draft_of(place.certificate))
+    _remove(pending_path(place.certificate))
     return finished
 
 
-def sweep(folder: Path, name: str = "") -> None:
+def remove_stale(folder: Path, name: str = "") -> None:
     """Take away what older releases left in a folder when they were killed: drafts of ``name``, or of any.
 
     Raises:
@@ -106,7 +106,7 @@ def sweep(folder: Path, name: str = "") -> None:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Nobody else changes the folder for as long as the block takes.
 
     Raises:
@@ -166,17 +166,17 @@ def read(path: Path) -> bytes:
         raise MooringsError("pki.invalid", f"{path} cannot be read: {format_cause(error)}", hint=hint) from error
 
 
-def _fits(certificate: Path, key: Path) -> bool:
+def _matches(certificate: Path, key: Path) -> bool:
     """Whether a key is that of the (first) certificate; what is none, or half of one, fits nothing.
 
     Raises:
         MooringsError: ``pki.invalid``: one cannot be read.
     """
-    from moorings.cli.pki.authority import is_of_key
+    from moorings.cli.pki.authority import matches_key
 
     contents = read(certificate), read(key)
     try:
-        return is_of_key(*contents)
+        return matches_key(*contents)
     except MooringsError:
         return False
 
@@ -190,9 +190,9 @@ def _is_there(path: Path) -> bool:
 
 def _draft(path: Path, content: bytes, mode: int) -> None:
     try:
-        draft_of(path).unlink(missing_ok=True)
+        pending_path(path).unlink(missing_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(draft_of(path), flags, mode), "wb") as file:
+        with os.fdopen(os.open(pending_path(path), flags, mode), "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -200,10 +200,10 @@ def _draft(path: Path, content: bytes, mode: int) -> None:
         raise _unwritable(path, error) from error
 
 
-def _put(path: Path) -> None:
+def _publish(path: Path) -> None:
     """Put a draft in its place, on the disk before anything follows."""
     try:
-        draft_of(path).replace(path)
+        pending_path(path).replace(path)
         _sync(path.parent)
     except OSError as error:
         raise _unwritable(path, error) from error

@@ -20,14 +20,14 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from moorings.cli.pki.files import (
-    Place,
-    locked,
+    KeyPairPaths,
+    finish_replace,
+    lock_folder,
     make_folder,
     read,
+    remove_stale,
     replace_certificate,
     replace_pair,
-    settle,
-    sweep,
 )
 from moorings.client.keyfiles import check_private_key
 from moorings.core.errors import MooringsError
@@ -38,7 +38,7 @@ LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")  # without them the admin beside
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CertificateEntry:
     """A certificate in the folder.
 
     Attributes:
@@ -76,7 +76,7 @@ def client_key(folder: Path, subject: str) -> Path:
     return folder / CLIENTS / f"{subject}.key"
 
 
-class Pki:
+class CertificateStore:
     """The folder.
 
     Args:
@@ -112,7 +112,7 @@ class Pki:
         Raises:
             MooringsError: ``pki.exists``, ``pki.invalid``.
         """
-        from moorings.cli.pki.authority import Pair, issue_server, make_authority
+        from moorings.cli.pki.authority import KeyPair, issue_server, make_authority
 
         made = make_authority(now)
         server = issue_server(made, names, now, days)  # first: a wrong name must leave nothing behind
@@ -123,7 +123,7 @@ class Pki:
             if not certificate and not key:
                 replace_pair(self._authority_place, made.certificate, made.key)
             elif certificate and key and begun:
-                server = issue_server(Pair(*self._authority()), names, now, days)
+                server = issue_server(KeyPair(*self._authority()), names, now, days)
             else:
                 raise self._exists()
             replace_pair(self._server, server.certificate, server.key)
@@ -171,9 +171,9 @@ class Pki:
             self._issue_client(subject, now, days)
 
     def _issue_client(self, subject: str, now: datetime, days: int) -> None:
-        from moorings.cli.pki.authority import Pair, issue_client
+        from moorings.cli.pki.authority import KeyPair, issue_client
 
-        made = issue_client(Pair(*self._authority()), subject, now, days)
+        made = issue_client(KeyPair(*self._authority()), subject, now, days)
         make_folder(self.folder / CLIENTS)
         replace_pair(self._client(subject), made.certificate, made.key)
 
@@ -185,15 +185,15 @@ class Pki:
         Raises:
             MooringsError: ``pki.invalid``.
         """
-        from moorings.cli.pki.authority import Pair, issue_server, read_facts
+        from moorings.cli.pki.authority import KeyPair, issue_server, parse_certificate
 
         with self._changing():
             anew = only or (names and not self._server.certificate.exists())
-            had = () if anew else read_facts(read(self._server.certificate)).names
+            had = () if anew else parse_certificate(read(self._server.certificate)).names
             wanted = list(dict.fromkeys([*had, *names, *LOCAL_NAMES]))
-            made = issue_server(Pair(*self._authority()), wanted, now, days)
+            made = issue_server(KeyPair(*self._authority()), wanted, now, days)
             replace_pair(self._server, made.certificate, made.key)
-        return read_facts(made.certificate).names
+        return parse_certificate(made.certificate).names
 
     def renew_authority(self, now: datetime) -> None:
         """A new authority beside those there are: all are trusted until the old ones are dropped.
@@ -239,38 +239,42 @@ class Pki:
         """
         if not self.folder.is_dir():
             read(self.bundle)
-        with locked(self.folder):
+        with lock_folder(self.folder):
             drafts = sorted((self.folder / CLIENTS).glob(".*.new"))  # .SUBJECT.pem.new
             clients = [self._client(Path(draft.name[1:]).with_suffix("").stem) for draft in drafts]
             for place in (self._authority_place, self._server, *clients):
-                if settle(place):
+                if finish_replace(place):
                     self.finished.append(place.certificate)
-            sweep(self.folder)
-            sweep(self.folder / CLIENTS)
-            sweep(self._authority_key.parent, self._authority_key.name)
+            remove_stale(self.folder)
+            remove_stale(self.folder / CLIENTS)
+            remove_stale(self._authority_key.parent, self._authority_key.name)
             yield
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[CertificateEntry]:
         """All certificates: authorities, the controllers', the clients' by name.
 
         Raises:
             MooringsError: ``pki.invalid``: one cannot be read.
         """
-        from moorings.cli.pki.authority import is_of_key, is_signed_by, read_facts, split_bundle
+        from moorings.cli.pki.authority import is_signed_by, matches_key, parse_certificate, split_bundle
 
         authorities = split_bundle(read(self.bundle))
         found = []
         for number, pem in enumerate(authorities):
-            facts = read_facts(pem)
-            found.append(Entry("authority", facts.subject, (), facts.serial, facts.ends, self.bundle, number == 0))
+            facts = parse_certificate(pem)
+            found.append(
+                CertificateEntry("authority", facts.subject, (), facts.serial, facts.ends, self.bundle, number == 0)
+            )
         files = [self._server.certificate] if self._server.certificate.exists() else []
         for file in [*files, *sorted((self.folder / CLIENTS).glob("*.pem"))]:
             pem = read(file)
-            facts = read_facts(pem)
+            facts = parse_certificate(pem)
             kind = "client" if file.parent.name == CLIENTS else "server"
             trusted, key = is_signed_by(pem, authorities[0]), file.with_suffix(".key")
-            fits = not key.exists() or is_of_key(pem, read(key))
-            found.append(Entry(kind, facts.subject, facts.names, facts.serial, facts.ends, file, trusted, fits))
+            fits = not key.exists() or matches_key(pem, read(key))
+            found.append(
+                CertificateEntry(kind, facts.subject, facts.names, facts.serial, facts.ends, file, trusted, fits)
+            )
         return found
 
     def _authority(self) -> tuple[bytes, bytes]:
@@ -279,7 +283,7 @@ class Pki:
         Raises:
             MooringsError: ``pki.invalid``; also if the key is an older one's: what it signs would be old at once.
         """
-        from moorings.cli.pki.authority import is_of_key, split_bundle
+        from moorings.cli.pki.authority import matches_key, split_bundle
 
         if not self._authority_key.exists():
             hint = "name it with --ca-key, or make an authority: moor pki init"
@@ -287,21 +291,21 @@ class Pki:
         check_private_key(self._authority_key)
         key = read(self._authority_key)
         newest, *older = split_bundle(read(self.bundle))
-        if is_of_key(newest, key):
+        if matches_key(newest, key):
             return newest, key
-        if any(is_of_key(certificate, key) for certificate in older):
+        if any(matches_key(certificate, key) for certificate in older):
             detail = f"{self._authority_key} is the key of an older authority than the newest in {self.bundle}"
             hint = "name the newest one's with --ca-key; if it is lost: moor pki rotate --ca"
             raise MooringsError("pki.invalid", detail, hint=hint)
         raise MooringsError("pki.invalid", f"{self._authority_key} is the key of no authority in {self.bundle}")
 
     @property
-    def _authority_place(self) -> Place:
-        return Place(self.bundle, self._authority_key)
+    def _authority_place(self) -> KeyPairPaths:
+        return KeyPairPaths(self.bundle, self._authority_key)
 
     @property
-    def _server(self) -> Place:
-        return Place(self.folder / f"{SERVER}.pem", self.folder / f"{SERVER}.key")
+    def _server(self) -> KeyPairPaths:
+        return KeyPairPaths(self.folder / f"{SERVER}.pem", self.folder / f"{SERVER}.key")
 
-    def _client(self, subject: str) -> Place:
-        return Place(client_certificate(self.folder, subject), client_key(self.folder, subject))
+    def _client(self, subject: str) -> KeyPairPaths:
+        return KeyPairPaths(client_certificate(self.folder, subject), client_key(self.folder, subject))
