@@ -12,12 +12,12 @@ import pytest
 
 from moorings.api import openapi
 from moorings.api.routes import OPERATIONS
-from moorings.app.docs import deployed, pages
+from moorings.app.docs import deployment_files, pages
 from moorings.app.documents import files, tables
-from moorings.app.documents.api import WHO
+from moorings.app.documents.api import ACCESS
 from moorings.app.documents.errors import REMEDIES
 from moorings.app.documents.fields import FIELDS
-from moorings.app.documents.files import Key
+from moorings.app.documents.files import FileKey
 from moorings.app.settings import Settings
 from moorings.cli.configuration import NAMES
 from moorings.core import pools as pools_module
@@ -45,14 +45,14 @@ def test_the_committed_pages_are_what_the_code_says() -> None:
 
 
 def test_what_a_site_copies_is_what_the_code_says() -> None:
-    made = deployed()
+    made = deployment_files()
     assert [name for name, text in made.items() if (ROOT / name).read_text() != text] == [], "write it anew: make docs"
 
 
 def test_every_error_has_a_remedy_and_every_operation_says_who_may() -> None:
     assert set(REMEDIES) == set(ERRORS)
-    assert set(WHO) == {operation.serve.__name__ for operation in OPERATIONS}
-    assert {code for _, codes in WHO.values() for code in codes} <= set(ERRORS)
+    assert set(ACCESS) == {operation.serve.__name__ for operation in OPERATIONS}
+    assert {code for _, codes in ACCESS.values() for code in codes} <= set(ERRORS)
 
 
 def test_every_field_of_a_request_is_told_and_no_other() -> None:
@@ -103,7 +103,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     return found
 
 
-def told(keys: Sequence[Key]) -> Asked:
+def told(keys: Sequence[FileKey]) -> Asked:
     return {(key.table, key.name): tomllib.loads(f"v = {key.default}")["v"] if key.default else None for key in keys}
 
 
@@ -138,14 +138,14 @@ def test_the_pools_file_s_keys_are_the_parser_s(asked: Asked) -> None:
     assert found == wanted
 
 
-def parse(keys: Sequence[Key], text: str) -> object:
+def parse(keys: Sequence[FileKey], text: str) -> object:
     if keys is files.POOLS:
         return parse_pools(text)
     return parse_job(text, source="job.toml", folder="/", submitter={})
 
 
 @pytest.mark.parametrize("key", [key for key in (*files.JOB, *files.POOLS) if key.required], ids=lambda key: key.name)
-def test_what_is_required_is_missed(key: Key) -> None:
+def test_what_is_required_is_missed(key: FileKey) -> None:
     keys = files.JOB if key in files.JOB else files.POOLS
     text = files.example_of(jobs if keys is files.JOB else pools_module)
     without = (

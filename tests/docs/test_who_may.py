@@ -12,7 +12,7 @@ import pytest
 
 from moorings.api.operations import Operation
 from moorings.api.routes import OPERATIONS
-from moorings.app.documents.api import ADMINS, AGENTS, EVERYBODY, HOLDERS, READERS, STARTERS, WHO
+from moorings.app.documents.api import ACCESS, ADMINS, AGENTS, EVERYBODY, HOLDERS, READERS, STARTERS
 from tests.e2e.processes import ControllerProcess
 from tests.waiting import patient
 
@@ -29,13 +29,13 @@ MAY = {
     HOLDERS: {"admin", "bob", "agent"},
     AGENTS: {"admin", "slurm"},
     STARTERS: {"admin", "bob"},
-    WHO["list_projects"][0]: set(CALLERS),
-    WHO["defragment"][0]: {"admin"},
-    WHO["prioritise_run"][0]: {"admin", "bob"},
-    WHO["rotate_key"][0]: {"admin"},  # another's
-    WHO["create_claim"][0]: {"admin", "bob", "agent"},
-    WHO["create_run"][0]: {"admin", "bob", "ann"},
-    WHO["create_partition"][0]: {"admin", "bob", "ann"},
+    ACCESS["list_projects"][0]: set(CALLERS),
+    ACCESS["defragment"][0]: {"admin"},
+    ACCESS["prioritise_run"][0]: {"admin", "bob"},
+    ACCESS["rotate_key"][0]: {"admin"},  # another's
+    ACCESS["create_claim"][0]: {"admin", "bob", "agent"},
+    ACCESS["create_run"][0]: {"admin", "bob", "ann"},
+    ACCESS["create_partition"][0]: {"admin", "bob", "ann"},
 }
 
 
@@ -121,7 +121,7 @@ def status_of(controller: ControllerProcess, operation: Operation, address: str,
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: each.serve.__name__)
 def test_who_may(operation: Operation, controller: ControllerProcess, keys: dict[str, str]) -> None:
-    who, _ = WHO[operation.serve.__name__]
+    who, _ = ACCESS[operation.serve.__name__]
     address = address_of(operation, controller, keys["bob"])
     stranger = status_of(controller, operation, address, None)
     assert (stranger == 401) is (who != EVERYBODY)

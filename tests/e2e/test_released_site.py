@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from moorings.app.turned_back import why_spared
+from moorings.app.turned_back import protection_reason
 from moorings.cli.main import main
 from tests.e2e.processes import ControllerProcess
 from tests.released.code import environment_of, released_code
@@ -175,7 +175,7 @@ def test_a_folder_restored_by_a_release_is_finished_by_today(site: ControllerPro
     note = site.data / "restored.json"
     shutil.copy(released.folder / "restored" / note.name, note)
     site.start()
-    assert "backup.tar.gz was restored" in (why_spared(site.data) or "")
+    assert "backup.tar.gz was restored" in (protection_reason(site.data) or "")
     hand(site, "finish")
     until(lambda: not note.exists())
 

@@ -11,7 +11,7 @@ import pytest
 
 from moorings.api.application import make_application
 from moorings.app.settings import Settings
-from moorings.app.upkeep import DAY_S, sweep
+from moorings.app.upkeep import DAY_S, archive_history
 from moorings.cli.logs import read_log
 from moorings.cli.main import main
 from moorings.controller.retention import EVENTS_A_FILE
@@ -95,7 +95,7 @@ async def test_who_asks_after_history_has_left_is_told_the_truth(tmp_path, monke
     async with running(tmp_path, POD16, clock) as rig:
         await lived(rig, clock, tmp_path, monkeypatch)
         log = list(rig.assembly.loop.store.events(Seq(0), 10_000))
-        await sweep(rig.assembly, settings(tmp_path), clock)
+        await archive_history(rig.assembly, settings(tmp_path), clock)
         gone = rig.assembly.loop.archived
         assert 10 < gone < rig.assembly.loop.seq
         kept = list(rig.assembly.loop.store.events(Seq(0), 10_000))
@@ -128,7 +128,7 @@ async def test_a_page_that_retention_overtook_is_not_gone_on_from(tmp_path, monk
         await lived(rig, clock, tmp_path, monkeypatch)
         async with asking(rig) as ask:
             _, page = await ask.get("/v1/events?limit=2")
-            await sweep(rig.assembly, settings(tmp_path), clock)
+            await archive_history(rig.assembly, settings(tmp_path), clock)
             status, problem = await ask.get(f"/v1/events?limit=2&continue={page['continue']}")
             assert (status, problem.get("code")) == (410, "events.gone")
 
@@ -138,7 +138,7 @@ async def test_replay_reads_archives_and_what_is_left_as_one_log(tmp_path, monke
     async with running(tmp_path, POD16, clock) as rig:
         await lived(rig, clock, tmp_path, monkeypatch)
         log = tuple(rig.assembly.loop.store.events(Seq(0), 10_000))
-        await sweep(rig.assembly, settings(tmp_path), clock)
+        await archive_history(rig.assembly, settings(tmp_path), clock)
         gone = rig.assembly.loop.archived
         async with asking(rig) as ask:
             _, page = await ask.get("/v1/events?limit=1000")
@@ -174,11 +174,11 @@ async def test_the_doctor_says_that_history_cannot_be_archived(tmp_path, monkeyp
         await lived(rig, clock, tmp_path, monkeypatch)
         folder = settings(tmp_path).archive_folder
         folder.write_text("a file in the place of the folder")
-        await sweep(rig.assembly, settings(tmp_path), clock)
+        await archive_history(rig.assembly, settings(tmp_path), clock)
         said = {finding.id: finding for finding in (await rig.controller.findings(ADMIN)).items}["history"]
         assert (said.verdict, str(folder) in said.evidence) == ("WARN", True)
         folder.unlink()
-        await sweep(rig.assembly, settings(tmp_path), clock)
+        await archive_history(rig.assembly, settings(tmp_path), clock)
         assert {finding.id: finding.verdict for finding in (await rig.controller.findings(ADMIN)).items}[
             "history"
         ] == "PASS"

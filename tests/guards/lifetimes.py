@@ -129,7 +129,7 @@ LIVES = (
         law="10",
         what="a secret that was replaced since a backup stays replaced after a restore",
         file="app/backup.py",
-        at="_revoke_again",
+        at="_carry_over_revocations",
         cut='column[1] == "rotated_at"',
         put="False",
         tests=(f"{BACKUP}test_a_secret_replaced_since_the_backup_stays_replaced",),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from moorings.app.notify import Notifier, feed_watchdog
+from moorings.app.notify import SystemdNotifier, feed_watchdog
 from tests.debian import ROOT, program, surroundings
 from tests.e2e.processes import ControllerProcess
 from tests.waiting import patient
@@ -126,17 +126,17 @@ def heard(listener: socket.socket) -> dict[str, str]:
 
 
 def test_nobody_is_told_where_nobody_listens(tmp_path: Path) -> None:
-    Notifier({}).send(READY=1)
-    assert Notifier({"WATCHDOG_USEC": "1000000"}).watchdog_s == 0
+    SystemdNotifier({}).send(READY=1)
+    assert SystemdNotifier({"WATCHDOG_USEC": "1000000"}).watchdog_s == 0
 
 
 def test_a_listener_that_has_gone_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    Notifier({"NOTIFY_SOCKET": str(tmp_path / "none")}).send(READY=1)
+    SystemdNotifier({"NOTIFY_SOCKET": str(tmp_path / "none")}).send(READY=1)
     assert [record.getMessage() for record in caplog.records] == ["notify.failed"]
 
 
 def test_what_is_told_arrives_as_lines(listener: socket.socket, tmp_path: Path) -> None:
-    notifier = Notifier({"NOTIFY_SOCKET": str(tmp_path / "notify")})
+    notifier = SystemdNotifier({"NOTIFY_SOCKET": str(tmp_path / "notify")})
     notifier.send(READY=1, STATUS="all\nwell")
     assert heard(listener) == {"READY": "1", "STATUS": "all well"}
     notifier.reloading()
@@ -147,7 +147,7 @@ def test_an_abstract_socket_too() -> None:
     name = f"moorings-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as made:
         made.bind("\0" + name)
-        Notifier({"NOTIFY_SOCKET": "@" + name}).send(STOPPING=1)
+        SystemdNotifier({"NOTIFY_SOCKET": "@" + name}).send(STOPPING=1)
         assert heard(made) == {"STOPPING": "1"}
 
 
@@ -160,7 +160,7 @@ def test_only_the_process_that_is_watched_feeds_the_watchdog(
 ) -> None:
     watched = str(os.getpid()) if pid == "ours" else pid
     told = {"NOTIFY_SOCKET": str(tmp_path / "n"), "WATCHDOG_PID": watched, "WATCHDOG_USEC": usec}
-    assert Notifier(told).watchdog_s == seconds
+    assert SystemdNotifier(told).watchdog_s == seconds
 
 
 async def test_the_watchdog_is_fed_only_while_there_is_progress(listener: socket.socket, tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ async def test_the_watchdog_is_fed_only_while_there_is_progress(listener: socket
             stalled.set()
         return rounds
 
-    notifier = Notifier({"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "40000"})
+    notifier = SystemdNotifier({"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "40000"})
     feeding = asyncio.create_task(feed_watchdog(notifier, progress))
     loop = asyncio.get_running_loop()
     assert await loop.sock_recv(listener, RECEIVE_BYTES) == b"WATCHDOG=1"

@@ -43,19 +43,26 @@ from moorings.app.backup_saving import (
     PEPPER,
     POLICY,
     POOLS,
-    Standing,
-    check_whole,
+    DatabaseState,
+    check_no_restore_pending,
+    create_backup,
     has_database,
-    look_at,
-    save,
-    settings_alone,
+    read_database_state,
+    read_local_settings,
 )
 from moorings.app.clock import SystemClock
-from moorings.app.folders import RESTORED, RESTORING, RUNS, DataFolder, SharedFolder, write_private
+from moorings.app.folders import (
+    PROTECT_FILE,
+    RESTORE_PENDING_FILE,
+    RUNS,
+    DataFolder,
+    SharedFolder,
+    replace_private_file,
+)
 from moorings.app.logs import without_secrets
-from moorings.app.origin import settings_of
+from moorings.app.origin import read_effective_settings
 from moorings.app.settings import Settings
-from moorings.app.turned_back import INSTALLATION_FILE, make_ready, rise_blindly, spare
+from moorings.app.turned_back import INSTALLATION_FILE, advance_numbers, protect_partitions, recover
 from moorings.controller.turned_back import RecoveredState
 from moorings.core.errors import MooringsError
 from moorings.local.records import RecordUnreadableError
@@ -74,7 +81,7 @@ _CHUNK = 1 << 20
 _WORK = ".restore-"
 _OLD = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", PEPPER, POOLS)
 _USE_ANOTHER = "use another backup; nothing was changed"
-_SPARED = (
+_PROTECTED_NOTE = (
     "partitions that the records do not know are left alone, and their devices given to nobody, "
     "until 'moor restore --finish'"
 )
@@ -94,25 +101,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     flags = [word for name in ("shared", "config") if vars(given)[name] for word in (f"--{name}", vars(given)[name])]
     try:
         if given.what == "finish":
-            told = finish(data, flags)
+            told = finish_restore(data, flags)
         elif given.what == "new":
-            told = begin_anew(data)
+            told = create_new_database(data)
         elif given.what == "external":
-            told = external(data, flags)
+            told = prepare_external_restore(data, flags)
         elif given.what == "save":
-            told = save(data, given.file.absolute())
+            told = create_backup(data, given.file.absolute())
         else:
             told = restore(data, given.file.absolute(), other_installation=given.other_installation)
     except MooringsError as error:
-        sys.stderr.write(f"error: {_plain(error.detail)} ({error.code})\n")
+        sys.stderr.write(f"error: {_escape(error.detail)} ({error.code})\n")
         if error.hint:
             sys.stderr.write(f"hint: {error.hint}\n")
         return error_kind(error.code).exit
-    sys.stdout.write("".join(f"{_plain(line)}\n" for line in told))
+    sys.stdout.write("".join(f"{_escape(line)}\n" for line in told))
     return ExitCode.OK
 
 
-def _plain(line: str) -> str:
+def _escape(line: str) -> str:
     """A line without control characters: parts of it stood in a file that somebody else may have written."""
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in line)
 
@@ -132,29 +139,29 @@ def restore(data: Path, file: Path, *, other_installation: bool = False) -> list
         MooringsError: ``controller.running``, ``backup.invalid``, ``store.too_new``, ``store.corrupt``; nothing was
             changed then.
     """
-    runs = settings_alone(data).runs_folder if data.exists() else data / RUNS
+    runs = read_local_settings(data).runs_folder if data.exists() else data / RUNS
     folder = DataFolder(data)  # nobody else uses it from here on
     try:
         for left in data.glob(f"{_WORK}*"):  # by one that was killed; a pepper may be in it
             shutil.rmtree(left)
-        aside = _resume(data) or data / f"before-restore-{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
+        aside = _resume_restore(data) or data / f"before-restore-{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
         with tempfile.TemporaryDirectory(dir=data, prefix=_WORK) as name:
             work = Path(name)
             manifest = _unpack(file, work)
-            old = aside / DATABASE if (data / RESTORING).exists() else data / DATABASE
+            old = aside / DATABASE if (data / RESTORE_PENDING_FILE).exists() else data / DATABASE
             prepared = _prepare(work / DATABASE, old, runs, other_installation=other_installation)
             of_others = prepared.replaced not in ("", prepared.standing.installation)
             names = (*_OLD, POLICY) if "policyFile" in manifest else _OLD
-            ordered = _replace(data, work, aside, file, names, of_others=of_others)
+            ordered = _replace_records(data, work, aside, file, names, of_others=of_others)
     except (OSError, RecordUnreadableError) as error:
         raise MooringsError("backup.invalid", f"{file} cannot be restored: {error}", hint="see the disk") from error
     finally:
         folder.close()
-    return _told(data, runs, aside, manifest, prepared, ordered)
+    return _summary(data, runs, aside, manifest, prepared, ordered)
 
 
 @dataclass(frozen=True, slots=True)
-class _Prepared:
+class _PreparedBackup:
     """The backup's database, made ready.
 
     Attributes:
@@ -164,14 +171,14 @@ class _Prepared:
         learned: what its records have learned of the runs.
     """
 
-    standing: Standing
+    standing: DatabaseState
     joined: bool
     replaced: str
     learned: RecoveredState
 
 
-def _told(
-    data: Path, runs: Path, aside: Path, manifest: Mapping[str, str], prepared: _Prepared, ordered: Sequence[str]
+def _summary(
+    data: Path, runs: Path, aside: Path, manifest: Mapping[str, str], prepared: _PreparedBackup, ordered: Sequence[str]
 ) -> list[str]:
     standing = prepared.standing
     told = [
@@ -184,7 +191,7 @@ def _told(
             kind = Path(name).stem
             told.append(f"the {kind} file was {manifest[key]} then; its copy is {data / name}: compare them")
     if prepared.replaced not in ("", standing.installation):
-        told.append(_strangers(f"installation {prepared.replaced}"))
+        told.append(_foreign_partitions_text(f"installation {prepared.replaced}"))
     if ordered:
         told.append(
             f"what was ordered of {', '.join(ordered)} is that of the backup, too: partitions that Moorings made there "
@@ -192,17 +199,17 @@ def _told(
         )
     if not prepared.joined:
         told.append("access keys that were revoked or rotated since the backup are as they were then: moor get keys")
-    return [*told, *_told_of_runs(runs, prepared.learned), _SPARED]
+    return [*told, *_run_summary(runs, prepared.learned), _PROTECTED_NOTE]
 
 
-def _strangers(whose: str) -> str:
+def _foreign_partitions_text(whose: str) -> str:
     return (
         f"partitions of {whose} are strangers' from now on: they are never removed, and their devices given to nobody; "
         "end their jobs, and remove them with the vendor's own tool"
     )
 
 
-def _told_of_runs(runs: Path, learned: RecoveredState | None = None) -> list[str]:
+def _run_summary(runs: Path, learned: RecoveredState | None = None) -> list[str]:
     told = []
     if learned is not None and learned.started:
         told.append(f"{', '.join(sorted(learned.started))} started since: they are not started again")
@@ -218,10 +225,10 @@ def _told_of_runs(runs: Path, learned: RecoveredState | None = None) -> list[str
     return told
 
 
-def _resume(data: Path) -> Path | None:
+def _resume_restore(data: Path) -> Path | None:
     """Where an interrupted restore put the old records aside: all of them, from now on; None: none was interrupted."""
     try:
-        begun = json.loads((data / RESTORING).read_text(encoding="utf-8"))
+        begun = json.loads((data / RESTORE_PENDING_FILE).read_text(encoding="utf-8"))
         aside = data / Path(begun["aside"]).name
     except FileNotFoundError:
         return None
@@ -229,11 +236,11 @@ def _resume(data: Path) -> Path | None:
         aside = data / f"before-restore-{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
         begun = {"emptied": False}
     if not begun.get("emptied"):
-        _put_aside(data, aside, (*_OLD, POLICY) if begun.get("policy") else _OLD)
+        _move_aside(data, aside, (*_OLD, POLICY) if begun.get("policy") else _OLD)
     return aside
 
 
-def _put_aside(data: Path, aside: Path, names: Sequence[str]) -> None:
+def _move_aside(data: Path, aside: Path, names: Sequence[str]) -> None:
     """Move the old records, as often as it takes: the database, its log and the rest belong together."""
     aside.mkdir(mode=0o700, exist_ok=True)
     for name in names:
@@ -253,7 +260,7 @@ def _unpack(file: Path, work: Path) -> dict[str, str]:
         with file.open("rb") as content, tarfile.open(fileobj=content, mode="r:gz") as tar:
             _check_owner(file, os.fstat(content.fileno()).st_uid)
             manifest = _read_manifest(tar)
-            _check_room(work, sum(int(about["bytes"]) for about in manifest["files"].values()))
+            _check_disk_space(work, sum(int(about["bytes"]) for about in manifest["files"].values()))
             for name, about in manifest["files"].items():
                 _extract(tar, name, about, work / name)
     except FileNotFoundError as error:
@@ -276,7 +283,7 @@ def _check_owner(file: Path, owner: int) -> None:
         )
 
 
-def _check_room(work: Path, n_bytes: int) -> None:
+def _check_disk_space(work: Path, n_bytes: int) -> None:
     free = shutil.disk_usage(work).free
     if n_bytes < 0 or n_bytes > free:
         raise ValueError(f"its {n_bytes} bytes do not fit on the disk, which has {free} free")
@@ -321,14 +328,14 @@ def _open_member(tar: tarfile.TarFile, name: str) -> Iterator[IO[bytes]]:
         yield content
 
 
-def _prepare(database: Path, old: Path, runs: Path, *, other_installation: bool) -> _Prepared:
+def _prepare(database: Path, old: Path, runs: Path, *, other_installation: bool) -> _PreparedBackup:
     """Make the backup's database fit to follow the one it replaces.
 
     Raises:
         MooringsError: ``backup.invalid`` (it is another installation's), ``store.*``.
     """
     with contextlib.closing(open_sqlite(database)) as store:  # refuses tables of a newer release, upgrades older ones
-        before = _look_at_old(old)
+        before = _read_old_state(old)
         if before is not None and before.installation != store.installation() and not other_installation:
             raise MooringsError(
                 "backup.invalid",
@@ -337,21 +344,23 @@ def _prepare(database: Path, old: Path, runs: Path, *, other_installation: bool)
                 "if it is meant: --other-installation",
             )
         joined = before is not None and before.installation == store.installation()
-        joined = joined and _revoke_again(database, old)
+        joined = joined and _carry_over_revocations(database, old)
         last = LogPosition(Seq(before.seq), Epoch(before.epoch)) if before is not None and joined else None
-        learned = make_ready(store, runs, last, SystemClock().now())
-    return _Prepared(look_at(database), joined, before.installation if before is not None else "", learned)
+        learned = recover(store, runs, last, SystemClock().now())
+    return _PreparedBackup(
+        read_database_state(database), joined, before.installation if before is not None else "", learned
+    )
 
 
-def _look_at_old(old: Path) -> Standing | None:
+def _read_old_state(old: Path) -> DatabaseState | None:
     """Where the replaced database stands; None: there is none, or it cannot be read."""
     try:
-        return look_at(old) if old.exists() else None
+        return read_database_state(old) if old.exists() else None
     except MooringsError:
         return None
 
 
-def _revoke_again(database: Path, old: Path) -> bool:
+def _carry_over_revocations(database: Path, old: Path) -> bool:
     """Let access keys that were revoked or rotated since stay so; whether the replaced database could tell which.
 
     A database of an older release tells of no rotations: it had none.
@@ -378,27 +387,34 @@ def _revoke_again(database: Path, old: Path) -> bool:
     return True
 
 
-def _replace(data: Path, work: Path, aside: Path, file: Path, names: Sequence[str], *, of_others: bool) -> list[str]:
+def _replace_records(
+    data: Path, work: Path, aside: Path, file: Path, names: Sequence[str], *, of_others: bool
+) -> list[str]:
     """The step that must not be left half done: it is marked while it lasts, and done again after a crash.
 
     The mark tells where the old records are, for whoever does it again must ask them too. ``names`` are the files that
     give way; ``of_others``: the records that are replaced are another installation's. Gives the pools whose list of
     orders is the backup's now.
     """
-    begun = {"from": str(file), "aside": str(aside), "emptied": (data / RESTORING).exists(), "policy": POLICY in names}
-    write_private(data / RESTORING, json.dumps(begun) + "\n")
+    begun = {
+        "from": str(file),
+        "aside": str(aside),
+        "emptied": (data / RESTORE_PENDING_FILE).exists(),
+        "policy": POLICY in names,
+    }
+    replace_private_file(data / RESTORE_PENDING_FILE, json.dumps(begun) + "\n")
     fsync_folder(data)
     if not begun["emptied"]:
-        _put_aside(data, aside, names)
-        write_private(data / RESTORING, json.dumps(begun | {"emptied": True}) + "\n")
+        _move_aside(data, aside, names)
+        replace_private_file(data / RESTORE_PENDING_FILE, json.dumps(begun | {"emptied": True}) + "\n")
         fsync_folder(data)
     for name in names:  # of a restore that was interrupted here: no controller has used them
         (data / name).unlink(missing_ok=True)
-    ordered = backup_orders.put_back(data, work, aside, of_others=of_others)
+    ordered = backup_orders.restore_vipu_files(data, work, aside, of_others=of_others)
     for path in sorted(work.iterdir()):
         path.rename(data / path.name)
-    spare(data, f"{file} was restored; what was there before is in {aside}")
-    (data / RESTORING).unlink()
+    protect_partitions(data, f"{file} was restored; what was there before is in {aside}")
+    (data / RESTORE_PENDING_FILE).unlink()
     fsync_folder(data)
     return ordered
 
@@ -406,7 +422,7 @@ def _replace(data: Path, work: Path, aside: Path, file: Path, names: Sequence[st
 # -- a database that its own tools restored ----------------------------------------------------------------------------
 
 
-def external(data: Path, flags: Sequence[str] = ()) -> list[str]:
+def prepare_external_restore(data: Path, flags: Sequence[str] = ()) -> list[str]:
     """Make a database ready that was restored by its own tools (``pg_restore``), before any controller uses it.
 
     Args:
@@ -417,11 +433,11 @@ def external(data: Path, flags: Sequence[str] = ()) -> list[str]:
         MooringsError: ``controller.running``, ``config.invalid``, ``backup.unfinished``, ``backup.invalid``,
             ``store.*``.
     """
-    settings, _ = settings_of(data, flags)
+    settings, _ = read_effective_settings(data, flags)
     folder = DataFolder(data)
     try:
-        check_whole(data)
-        told = asyncio.run(_make_ready_alone(settings))
+        check_no_restore_pending(data)
+        told = asyncio.run(_recover_as_leader(settings))
     except (OSError, RecordUnreadableError) as error:
         raise MooringsError("backup.invalid", f"a run's folder cannot be read: {error}", hint="see the disk") from error
     finally:
@@ -429,7 +445,7 @@ def external(data: Path, flags: Sequence[str] = ()) -> list[str]:
     return told
 
 
-async def _make_ready_alone(settings: Settings) -> list[str]:
+async def _recover_as_leader(settings: Settings) -> list[str]:
     """Make it ready while nobody else can lead: whoever stands by waits for the same lock."""
     store, leadership = await asyncio.to_thread(_open, settings)
     try:
@@ -443,7 +459,7 @@ async def _make_ready_alone(settings: Settings) -> list[str]:
             ) from None
         beats = asyncio.create_task(leadership.lost(), name="beats")  # the lock goes with who shows no sign of life
         try:
-            return await asyncio.to_thread(_make_ready, store, settings)
+            return await asyncio.to_thread(_recover_database, store, settings)
         finally:
             beats.cancel()
     finally:
@@ -466,46 +482,46 @@ def _open(settings: Settings) -> tuple[SqlStore, Leadership]:
     return open_postgresql(settings.database), LeaderLock(settings.database)
 
 
-def _make_ready(store: SqlStore, settings: Settings) -> list[str]:
+def _recover_database(store: SqlStore, settings: Settings) -> list[str]:
     shared = SharedFolder(settings.shared or settings.data)
     if settings.database:
         led = bool(store.leader().epoch)
         shared.check_installation(store.installation(), led=led, local_runs=settings.local_runs)
     # First: should this be killed, nothing is removed, and it can be done again.
-    spare(shared.path, "it was restored by its own tools")
-    learned = make_ready(store, settings.runs_folder, None, SystemClock().now())
+    protect_partitions(shared.path, "it was restored by its own tools")
+    learned = recover(store, settings.runs_folder, None, SystemClock().now())
     where = without_secrets(settings.database) or str(settings.data / DATABASE)
     return [
         f"ready: installation {store.installation()} in {where}; events go on at {store.last_seq() + 1}",
         "access keys that were revoked or rotated since that moment are as they were then: moor get keys",
-        *_told_of_runs(settings.runs_folder, learned),
-        _SPARED,
+        *_run_summary(settings.runs_folder, learned),
+        _PROTECTED_NOTE,
     ]
 
 
 # -- a new beginning ---------------------------------------------------------------------------------------------------
 
 
-def begin_anew(data: Path) -> list[str]:
+def create_new_database(data: Path) -> list[str]:
     """Make an empty database in a folder that was used and has none any more; what to tell.
 
     Raises:
         MooringsError: ``controller.running``, ``config.invalid``, ``backup.unfinished``, ``backup.invalid``: there is
             one, or the records are not in this folder.
     """
-    runs = settings_alone(data).runs_folder
+    runs = read_local_settings(data).runs_folder
     folder = DataFolder(data)
     try:
-        check_whole(data)
+        check_no_restore_pending(data)
         if has_database(data):
             raise MooringsError(
                 "backup.invalid", f"{data / DATABASE} is there", hint="a new installation: choose another --data folder"
             )
         aside = data / f"before-new-{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
-        _put_aside(data, aside, (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", HIGH_WATER))
+        _move_aside(data, aside, (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", HIGH_WATER))
         with contextlib.closing(open_sqlite(data / DATABASE)) as store:
             ident = store.installation()
-            rise_blindly(store, runs, SystemClock().now())  # else fences of before would refuse its leaders
+            advance_numbers(store, runs, SystemClock().now())  # else fences of before would refuse its leaders
         (runs / INSTALLATION_FILE).unlink(missing_ok=True)
     except OSError as error:
         raise MooringsError("backup.invalid", f"{data} cannot be written: {error}", hint="see its disk") from error
@@ -513,12 +529,12 @@ def begin_anew(data: Path) -> list[str]:
         folder.close()
     return [
         f"made: installation {ident}, empty; the next start makes an access key for its admin",
-        _strangers("the installation before"),
-        *_told_of_runs(runs),
+        _foreign_partitions_text("the installation before"),
+        *_run_summary(runs),
     ]
 
 
-def finish(data: Path, flags: Sequence[str] = ()) -> list[str]:
+def finish_restore(data: Path, flags: Sequence[str] = ()) -> list[str]:
     """Let go what was left alone since a restore; what to tell.
 
     Args:
@@ -528,9 +544,9 @@ def finish(data: Path, flags: Sequence[str] = ()) -> list[str]:
     Raises:
         MooringsError: ``config.invalid``.
     """
-    settings, _ = settings_of(data, flags)
+    settings, _ = read_effective_settings(data, flags)
     folder = settings.shared or data
-    if not (folder / RESTORED).exists():
+    if not (folder / PROTECT_FILE).exists():
         return [f"no restore into {folder} is unfinished"]
     try:
         living = sorted(partitions_in_use(settings.runs_folder))
@@ -538,7 +554,7 @@ def finish(data: Path, flags: Sequence[str] = ()) -> list[str]:
         raise MooringsError(
             "backup.invalid", f"what jobs run here cannot be told: {error}", hint="mend that"
         ) from error
-    (folder / RESTORED).unlink()
+    (folder / PROTECT_FILE).unlink()
     kept = f"; those under running jobs ({', '.join(living)}) when these have ended" if living else ""
     return [f"partitions that no record knows are removed from now on{kept}"]
 

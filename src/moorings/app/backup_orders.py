@@ -24,7 +24,7 @@ def is_member(name: str) -> bool:
     return _MEMBER.fullmatch(name) is not None
 
 
-def lists_in(data: Path) -> dict[str, Path]:
+def find_vipu_files(data: Path) -> dict[str, Path]:
     """The lists of a data folder, by the names of their members in a backup.
 
     Raises:
@@ -41,7 +41,7 @@ def lists_in(data: Path) -> dict[str, Path]:
     return {name: path for name, path in found.items() if is_member(name)}
 
 
-def put_back(data: Path, work: Path, aside: Path, *, of_others: bool) -> list[str]:
+def restore_vipu_files(data: Path, work: Path, aside: Path, *, of_others: bool) -> list[str]:
     """Take the lists of an unpacked backup over; the pools whose list is the backup's now. May be done again.
 
     Args:

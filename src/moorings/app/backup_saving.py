@@ -21,8 +21,8 @@ from pathlib import Path
 
 from moorings import __version__
 from moorings.app import backup_orders
-from moorings.app.folders import RESTORING
-from moorings.app.origin import settings_of
+from moorings.app.folders import RESTORE_PENDING_FILE
+from moorings.app.origin import read_effective_settings
 from moorings.app.settings import Settings
 from moorings.core.errors import MooringsError
 from moorings.local.rundir import LocalRunFolder, fsync_folder
@@ -37,7 +37,7 @@ _BROKEN = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class DatabaseState:
     """Where a database stands: its installation, tables' revision, last event, and fencing epoch."""
 
     installation: str
@@ -46,13 +46,13 @@ class Standing:
     epoch: int
 
 
-def check_whole(data: Path) -> None:
+def check_no_restore_pending(data: Path) -> None:
     """Refuse a folder in which a restore has begun and not ended.
 
     Raises:
         MooringsError: ``backup.unfinished``.
     """
-    if (data / RESTORING).exists():
+    if (data / RESTORE_PENDING_FILE).exists():
         raise MooringsError(
             "backup.unfinished",
             f"a restore into {data} has begun and not ended",
@@ -93,14 +93,14 @@ def _has_runs(runs: Path) -> bool:
 # -- saving ------------------------------------------------------------------------------------------------------------
 
 
-def save(data: Path, file: Path) -> list[str]:
+def create_backup(data: Path, file: Path) -> list[str]:
     """Write a backup of a data folder, also while its controller runs; what to tell.
 
     Raises:
         MooringsError: ``backup.invalid``, ``store.corrupt``, ``store.unavailable``, ``config.invalid``.
     """
-    settings = settings_alone(data)
-    check_whole(data)
+    settings = read_local_settings(data)
+    check_no_restore_pending(data)
     source = data / DATABASE
     if not source.exists():
         raise MooringsError("backup.invalid", f"there is no {source}", hint="name the data folder with --data")
@@ -108,10 +108,10 @@ def save(data: Path, file: Path) -> list[str]:
         raise MooringsError("backup.invalid", f"{file} is there already", hint="name another file")
     try:
         with tempfile.TemporaryDirectory(dir=file.parent, prefix=f".{file.name}.") as work:
-            parts = _gather(source, Path(work))
-            parts |= _gather_files(data, settings, Path(work))
-            parts |= _gather_orders(data, Path(work))  # after the records: what they say was ordered is in it
-            standing = look_at(parts[DATABASE])
+            parts = _copy_database(source, Path(work))
+            parts |= _copy_files(data, settings, Path(work))
+            parts |= _copy_vipu_files(data, Path(work))  # after the records: what they say was ordered is in it
+            standing = read_database_state(parts[DATABASE])
             draft = Path(work) / "backup"
             _write_tar(draft, parts, _manifest(parts, standing, settings))
             file.hardlink_to(draft)  # whole or not at all, and never over another
@@ -122,22 +122,22 @@ def save(data: Path, file: Path) -> list[str]:
         f"backup written: {file} ({file.stat().st_size} bytes)",
         f"installation {standing.installation}, tables of revision {standing.revision}, up to event {standing.seq}",
         "it holds the access keys' pepper: keep it as safe as the controller itself",
-        *_told_of_archives(settings.archive_folder),
+        *_archive_note(settings.archive_folder),
     ]
 
 
-def _told_of_archives(folder: Path) -> list[str]:
+def _archive_note(folder: Path) -> list[str]:
     count = len(list_archive_files(folder))
     return [f"not in it are {count} files of older events, in {folder}: copy them, too"] if count else []
 
 
-def settings_alone(data: Path) -> Settings:
+def read_local_settings(data: Path) -> Settings:
     """The settings of a controller whose records are all in its data folder.
 
     Raises:
         MooringsError: ``backup.invalid``: they are elsewhere; ``config.invalid``.
     """
-    settings, _ = settings_of(data)
+    settings, _ = read_effective_settings(data)
     if settings.database or settings.shared:
         raise MooringsError(
             "backup.invalid",
@@ -147,7 +147,7 @@ def settings_alone(data: Path) -> Settings:
     return settings
 
 
-def _gather(database: Path, work: Path) -> dict[str, Path]:
+def _copy_database(database: Path, work: Path) -> dict[str, Path]:
     """A copy of the database, in ``work``.
 
     Raises:
@@ -165,14 +165,14 @@ def _gather(database: Path, work: Path) -> dict[str, Path]:
             answer = copy.execute("PRAGMA quick_check").fetchone()[0]
     except sqlite3.Error as error:
         if getattr(error, "sqlite_errorcode", 0) & 0xFF in _BROKEN:
-            raise _damaged(database, str(error)) from error
+            raise _damage_error(database, str(error)) from error
         raise MooringsError("store.unavailable", f"{database} cannot be copied: {error}", retryable=True) from error
     if answer != "ok":
-        raise _damaged(database, answer)
+        raise _damage_error(database, answer)
     return parts
 
 
-def _gather_files(data: Path, settings: Settings, work: Path) -> dict[str, Path]:
+def _copy_files(data: Path, settings: Settings, work: Path) -> dict[str, Path]:
     """Copies of the files that the controller was told to use, or has in its data folder.
 
     Raises:
@@ -194,22 +194,24 @@ def _gather_files(data: Path, settings: Settings, work: Path) -> dict[str, Path]
     return parts
 
 
-def _gather_orders(data: Path, work: Path) -> dict[str, Path]:
+def _copy_vipu_files(data: Path, work: Path) -> dict[str, Path]:
     """Copies of what was ordered of V-IPU controllers; such a file is replaced whole.
 
     Raises:
         MooringsError: ``backup.invalid``.
     """
-    return {name: Path(shutil.copyfile(path, work / name)) for name, path in backup_orders.lists_in(data).items()}
+    return {
+        name: Path(shutil.copyfile(path, work / name)) for name, path in backup_orders.find_vipu_files(data).items()
+    }
 
 
-def _damaged(database: Path, how: str) -> MooringsError:
+def _damage_error(database: Path, how: str) -> MooringsError:
     return MooringsError(
         "store.corrupt", f"{database} is damaged: {how}", hint="leave it where it is: moor restore FILE, an earlier one"
     )
 
 
-def look_at(database: Path) -> Standing:
+def read_database_state(database: Path) -> DatabaseState:
     """Where a database stands.
 
     Raises:
@@ -221,10 +223,10 @@ def look_at(database: Path) -> Standing:
             revision = connection.execute("SELECT version_num FROM alembic_version").fetchone()[0]
     except (sqlite3.Error, TypeError) as error:
         raise MooringsError("store.corrupt", f"{database.name} is no database of Moorings: {error}") from error
-    return Standing(str(ident), str(revision), int(seq), int(epoch))
+    return DatabaseState(str(ident), str(revision), int(seq), int(epoch))
 
 
-def _manifest(parts: Mapping[str, Path], standing: Standing, settings: Settings) -> bytes:
+def _manifest(parts: Mapping[str, Path], standing: DatabaseState, settings: Settings) -> bytes:
     told = {
         "format": FORMAT,
         "moorings": __version__,

@@ -24,15 +24,15 @@ import uvloop
 from moorings import __version__
 from moorings.api.limits import DEFAULT_LIMITS, ApiLimits
 from moorings.api.server import ApiServer, make_server_config
-from moorings.app.backup_saving import check_database, check_whole
+from moorings.app.backup_saving import check_database, check_no_restore_pending
 from moorings.app.clock import SystemClock
 from moorings.app.credentials import ensure_admin
 from moorings.app.folders import DataFolder, SharedFolder
 from moorings.app.logs import configure
-from moorings.app.replica import Replica
+from moorings.app.replica import ControllerReplica
 from moorings.app.settings import Settings, read_settings
 from moorings.app.tls import make_tls
-from moorings.app.upkeep import Kept, digest_of, upkeep
+from moorings.app.upkeep import MaintenanceContext, file_digest, run_maintenance
 from moorings.app.wiring import assemble, check_slurm_user, open_store, read_policy, read_pools
 from moorings.controller.keys import AccessKeyManager
 from moorings.core.access import DAY_S
@@ -84,7 +84,7 @@ async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
     check_slurm_user(settings.slurm, os.geteuid())
     folder = DataFolder(settings.data)
     try:
-        check_whole(settings.data)
+        check_no_restore_pending(settings.data)
         if not settings.database:
             check_database(settings)
         tls = make_tls(settings)
@@ -104,7 +104,7 @@ async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
             mark = LogPositionFile(shared.path, store.installation())
             keys = AccessKeyManager(store, clock, pepper)
             holder = f"{socket.gethostname()}:{os.getpid()}"
-            replica = Replica(
+            replica = ControllerReplica(
                 store=store,
                 leadership=leadership,
                 holder=holder,
@@ -127,22 +127,22 @@ async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
                     slurm=settings.slurm,
                     kubernetes=settings.kubernetes,
                 ),
-                limits=_limits(),
+                limits=_connection_limits(),
                 # Whether a key has expired is for the leader to say, which lets it renew leases all the same.
                 authenticate=partial(keys.authenticate, after_expiry=True),
                 tls=tls.client if tls is not None else None,
             )
-            async with _standing(replica, stopping):
+            async with _run_replica(replica, stopping):
                 if settings.credentials is not None:
                     await ensure_admin(keys, settings.credentials, settings.context, url, settings.tls_cert)
                 folder.announce(url)
                 log.info("controller.started", extra={"version": __version__, "url": url, "data": str(settings.data)})
-                kept = Kept(
+                kept = MaintenanceContext(
                     settings=settings,
                     arguments=arguments,
                     environment=os.environ,
                     pools_file=pools_file,
-                    pools_digest=digest_of(pools_file),
+                    pools_digest=file_digest(pools_file),
                     runs=settings.runs_folder,
                     shared=shared.path,
                     clock=clock,
@@ -150,8 +150,8 @@ async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
                     tls=tls,
                 )
                 config = make_server_config(replica, asks_certificates=tls is not None and tls.asks_certificates)
-                async with upkeep(kept):
-                    server = _Server(replica, config, tls.server if tls is not None else None)
+                async with run_maintenance(kept):
+                    server = _ControllerServer(replica, config, tls.server if tls is not None else None)
                     await server.serve_until(stopping, listening)
             log.info("controller.stopped")
         finally:
@@ -162,7 +162,7 @@ async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _standing(replica: Replica, stopping: asyncio.Event) -> AsyncIterator[None]:
+async def _run_replica(replica: ControllerReplica, stopping: asyncio.Event) -> AsyncIterator[None]:
     """A replica at work, from the moment it serves; sets ``stopping`` if it ends by itself.
 
     Raises:
@@ -187,7 +187,7 @@ async def _standing(replica: Replica, stopping: asyncio.Event) -> AsyncIterator[
             raise
 
 
-def _limits() -> ApiLimits:
+def _connection_limits() -> ApiLimits:
     """As many connections as this process may have open files: without room idle strangers would keep everybody out."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DEFAULT_LIMITS.connections_max + OWN_FILES
@@ -198,7 +198,7 @@ def _limits() -> ApiLimits:
     return replace(DEFAULT_LIMITS, connections_max=min(DEFAULT_LIMITS.connections_max, max(soft - OWN_FILES, 16)))
 
 
-class _Server(ApiServer):
+class _ControllerServer(ApiServer):
     """The server under this process's own signal handling."""
 
     async def serve_until(self, stopping: asyncio.Event, listening: socket.socket) -> None:

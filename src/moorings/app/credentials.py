@@ -15,7 +15,7 @@ import tomllib
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from moorings.app.folders import write_private
+from moorings.app.folders import replace_private_file
 from moorings.cli.pki.folder import client_certificate, client_key
 from moorings.cli.processes import user_subject
 from moorings.controller.keys import AccessKeyManager
@@ -44,27 +44,29 @@ async def ensure_admin(
     """
     contexts = _read(path)
     known = contexts.get(context, {})
-    if await _works(keys, known.get("access_key", "")):
-        now = {**_trust(certificate), **known, "server": url}
+    if await _is_admin_key(keys, known.get("access_key", "")):
+        now = {**_tls_files(certificate), **known, "server": url}
         if now != known:
             _write(path, contexts | {context: now})
         return
     if known.get("server", url) != url:
         log.info("credentials.kept", extra={"file": str(path), "context": context, "server": known["server"]})
         own = f"{context}-{urlsplit(url).port}"
-        if own not in contexts or not await _works(keys, contexts[own].get("access_key", "")):
-            await _make(keys, path, own, url, certificate)
+        if own not in contexts or not await _is_admin_key(keys, contexts[own].get("access_key", "")):
+            await _create_admin_key(keys, path, own, url, certificate)
         return
-    await _make(keys, path, context, url, certificate)
+    await _create_admin_key(keys, path, context, url, certificate)
 
 
-async def _make(keys: AccessKeyManager, path: Path, context: str, url: str, certificate: Path | None) -> None:
+async def _create_admin_key(
+    keys: AccessKeyManager, path: Path, context: str, url: str, certificate: Path | None
+) -> None:
     _, secret = await asyncio.to_thread(keys.create, user_subject(), Role.ADMIN, None, "the first start", 0.0)
-    _write(path, _read(path) | {context: {"server": url, "access_key": secret, **_trust(certificate)}})
+    _write(path, _read(path) | {context: {"server": url, "access_key": secret, **_tls_files(certificate)}})
     log.info("credentials.written", extra={"file": str(path), "context": context})
 
 
-def _trust(certificate: Path | None) -> dict[str, str]:
+def _tls_files(certificate: Path | None) -> dict[str, str]:
     """Authority, certificate and key that this user needs, as far as they lie beside the controller's certificate."""
     if certificate is None:
         return {}
@@ -79,12 +81,12 @@ def _trust(certificate: Path | None) -> dict[str, str]:
 def _write(path: Path, contexts: Contexts) -> None:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_private(path, _render(contexts))
+        replace_private_file(path, _render(contexts))
     except OSError as error:
         raise MooringsError("config.invalid", f"{path} cannot be written: {error}") from error
 
 
-async def _works(keys: AccessKeyManager, secret: str) -> bool:
+async def _is_admin_key(keys: AccessKeyManager, secret: str) -> bool:
     try:
         return bool(secret) and (await keys.authenticate(secret)).role is Role.ADMIN
     except MooringsError:

@@ -48,7 +48,7 @@ def pages() -> dict[str, str]:
     }
 
 
-def deployed() -> dict[str, str]:
+def deployment_files() -> dict[str, str]:
     """The text of every generated file that a site copies, by its path in the project."""
     return definitions()
 
@@ -58,7 +58,7 @@ def main() -> int:
     made = pages()
     texts = {
         **{FOLDER / name: text for name, text in made.items()},
-        **{Path(name): text for name, text in deployed().items()},
+        **{Path(name): text for name, text in deployment_files().items()},
     }
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -20,12 +20,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from moorings.app.backup_saving import DATABASE, look_at
-from moorings.app.folders import PEPPER_BYTES, RESTORED, RESTORING
-from moorings.app.origin import settings_of
+from moorings.app.backup_saving import DATABASE, read_database_state
+from moorings.app.folders import PEPPER_BYTES, PROTECT_FILE, RESTORE_PENDING_FILE
+from moorings.app.origin import read_effective_settings
 from moorings.app.settings import Settings
 from moorings.app.tls import is_loopback
-from moorings.app.turned_back import why_spared
+from moorings.app.turned_back import protection_reason
 from moorings.app.wiring import read_pools
 from moorings.cli.checks import CheckStatus, Finding, failed_finding
 from moorings.cli.checks_host import (
@@ -58,32 +58,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = ArgumentParser(prog="moorings-doctor")
     parser.add_argument("--data", type=Path, required=True)
     data = parser.parse_args(sys.argv[1:] if arguments is None else arguments).data.absolute()
-    for finding in look(data):
+    for finding in run_checks(data):
         sys.stdout.write(json.dumps(encode(finding)) + "\n")
         sys.stdout.flush()
     return 0
 
 
-def look(data: Path) -> Iterator[Finding]:
+def run_checks(data: Path) -> Iterator[Finding]:
     """Everything that is found, in the order in which it is known; within ``CHECK_S`` or little more."""
     if not data.exists():
         yield Finding("host.folder", CheckStatus.SKIP, f"there is no {data}: no controller has run here", "moor up")
         return
     try:
-        settings, running = settings_of(data)
+        settings, running = read_effective_settings(data)
     except MooringsError as error:
         yield failed_finding("host.settings", error)
         return
     yield Finding("host.settings", CheckStatus.PASS, "they can be used")
-    yield from _all_at_once(_checks(data, settings, running))
+    yield from _run_concurrently(_checks(data, settings, running))
 
 
-def _all_at_once(checks: dict[str, Callable[[], Finding]]) -> Iterator[Finding]:
+def _run_concurrently(checks: dict[str, Callable[[], Finding]]) -> Iterator[Finding]:
     done: queue.SimpleQueue[tuple[str, Finding]] = queue.SimpleQueue()
     waiting = set(checks)
     for name, check in checks.items():
         # Daemons: one that hangs in a read of a dead disk must not keep the process.
-        threading.Thread(target=lambda n=name, c=check: done.put((n, _one(n, c))), daemon=True).start()
+        threading.Thread(target=lambda n=name, c=check: done.put((n, _run_check(n, c))), daemon=True).start()
     until = time.monotonic() + CHECK_S
     while waiting:
         try:
@@ -96,7 +96,7 @@ def _all_at_once(checks: dict[str, Callable[[], Finding]]) -> Iterator[Finding]:
         yield Finding(name, CheckStatus.FAIL, f"no answer in {CHECK_S:g} s", "does its disk hang? see the kernel's log")
 
 
-def _one(name: str, check: Callable[[], Finding]) -> Finding:
+def _run_check(name: str, check: Callable[[], Finding]) -> Finding:
     try:
         return check()
     except MooringsError as error:
@@ -115,7 +115,7 @@ def _checks(data: Path, settings: Settings, running: ControllerProcess | None) -
         "host.space": lambda: _space(data, settings.runs_folder),
         "host.pools": lambda: _pools(pools),
         "host.tls": lambda: _tls(settings, running),
-        "host.restore": lambda: check_restore((data / RESTORING).exists(), why_spared(shared)),
+        "host.restore": lambda: check_restore((data / RESTORE_PENDING_FILE).exists(), protection_reason(shared)),
     }
     if running is not None:
         checks["host.files"] = lambda: _files(running.pid)
@@ -207,7 +207,7 @@ def _database(path: Path) -> Finding:
 
 def _revision(path: Path) -> Finding:
     known = [f"{number:04d}" for number in range(1, int(HEAD) + 1)]
-    return check_revision(look_at(path).revision, HEAD, known)
+    return check_revision(read_database_state(path).revision, HEAD, known)
 
 
 def _runs(database: Path, shared: Path, runs: Path) -> Finding:
@@ -215,7 +215,7 @@ def _runs(database: Path, shared: Path, runs: Path) -> Finding:
     with contextlib.closing(sqlite3.connect(f"{database.as_uri()}?mode=rw", uri=True, timeout=1)) as connection:
         connection.execute("PRAGMA query_only = ON")
         recorded = [str(name) for (name,) in connection.execute("SELECT name FROM partitions")]
-    return check_runs(used, recorded, (shared / RESTORED).exists())
+    return check_runs(used, recorded, (shared / PROTECT_FILE).exists())
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ from moorings.core.errors import MooringsError
 PEPPER_BYTES = 32
 RUNS = "runs"  # in the data folder, unless a setting says otherwise
 ARCHIVE = "archive"  # the same of what has left the database
-RESTORED = "restored.json"  # while it is there, partitions that no record knows are left alone (``app.backup``)
-RESTORING = "restoring.json"  # a restore has begun and not ended: what is in the folder is of no use
+PROTECT_FILE = "restored.json"  # while it is there, partitions that no record knows are left alone (``app.backup``)
+RESTORE_PENDING_FILE = "restoring.json"  # a restore has begun and not ended: what is in the folder is of no use
 DRAFT_AGE_S_MAX = 60.0  # whoever writes a draft for longer than that was killed; others may be writing theirs now
 _DRAFT = re.compile(r"\.(controller\.json|pepper|pools\.toml)\.\d+\.tmp")
 _NEW_PEPPER = "put the file back; removed, a new one is made and every access key is void"
@@ -49,7 +49,7 @@ class DataFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        _make_own(path)
+        _create_private(path)
         try:
             self._lock = os.open(path / "controller.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -60,7 +60,7 @@ class DataFolder:
             os.close(self._lock)
             raise MooringsError(
                 "controller.running",
-                f"another controller uses {path}{_who(path)}",
+                f"another controller uses {path}{_controller_text(path)}",
                 hint="'moor status' shows it; 'moor down' stops it; or use another --data folder",
             ) from None
         for draft in path.iterdir():
@@ -71,7 +71,7 @@ class DataFolder:
         """Tell where this controller listens and which process it is (start ticks tell it from a later namesake)."""
         ticks = int(Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19])
         told = {"pid": os.getpid(), "startTicks": ticks, "url": url, "version": __version__}
-        write_private(self.path / "controller.json", json.dumps(told) + "\n")
+        replace_private_file(self.path / "controller.json", json.dumps(told) + "\n")
 
     def close(self) -> None:
         """Take the announcement back and let the folder go."""
@@ -91,7 +91,7 @@ class SharedFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        _make_own(path)
+        _create_private(path)
 
     def pepper(self) -> bytes:
         """The secret that access keys are digested with; made at the first start, kept outside the database.
@@ -101,7 +101,7 @@ class SharedFolder:
         """
         path = self.path / "pepper"
         if not path.exists():
-            write_once(path, secrets.token_hex(PEPPER_BYTES))
+            create_private_file(path, secrets.token_hex(PEPPER_BYTES))
         try:
             pepper = bytes.fromhex(path.read_text(encoding="ascii"))
         except (OSError, ValueError) as error:
@@ -114,7 +114,7 @@ class SharedFolder:
         """The pools file: the chosen one, or the folder's own, made with the default pool if it is missing."""
         path = chosen or self.path / "pools.toml"
         if chosen is None and not path.exists():
-            write_once(path, DEFAULT_POOLS)
+            create_private_file(path, DEFAULT_POOLS)
         return path
 
     def check_installation(self, installation: str, *, led: bool, local_runs: bool) -> None:
@@ -133,7 +133,7 @@ class SharedFolder:
         path = self.path / "installation"
         known = path.read_text(encoding="ascii").strip() if path.exists() else ""
         if not known and (not led or not local_runs):
-            write_once(path, installation + "\n")
+            create_private_file(path, installation + "\n")
         elif not known:
             raise MooringsError(
                 "config.invalid",
@@ -148,7 +148,7 @@ class SharedFolder:
             )
 
 
-def _make_own(path: Path) -> None:
+def _create_private(path: Path) -> None:
     """Make a folder that only its owner can use.
 
     Raises:
@@ -165,9 +165,9 @@ def _make_own(path: Path) -> None:
         raise MooringsError("config.invalid", f"the folder {path} cannot be used: {error}") from error
 
 
-def write_once(path: Path, text: str) -> None:
+def create_private_file(path: Path, text: str) -> None:
     """Write a file that only its owner can read, unless there is one: of two that start together one wins."""
-    draft = _draft(path, text)
+    draft = _write_temporary(path, text)
     try:
         path.hardlink_to(draft)
     except FileExistsError:
@@ -176,12 +176,12 @@ def write_once(path: Path, text: str) -> None:
         draft.unlink()
 
 
-def write_private(path: Path, text: str) -> None:
+def replace_private_file(path: Path, text: str) -> None:
     """Write a file that only its owner can read, whole or not at all."""
-    _draft(path, text).replace(path)
+    _write_temporary(path, text).replace(path)
 
 
-def _draft(path: Path, text: str) -> Path:
+def _write_temporary(path: Path, text: str) -> Path:
     for old in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):  # it may hold a secret, and nobody will finish it
         with contextlib.suppress(OSError):
             if time.time() - old.stat().st_mtime > DRAFT_AGE_S_MAX:
@@ -195,7 +195,7 @@ def _draft(path: Path, text: str) -> Path:
     return draft
 
 
-def _who(path: Path) -> str:
+def _controller_text(path: Path) -> str:
     try:
         told = json.loads((path / "controller.json").read_text(encoding="utf-8"))
         return f" (process {int(told['pid'])}, {told['url']})"

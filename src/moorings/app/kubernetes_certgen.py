@@ -91,7 +91,9 @@ def make_parser() -> ArgumentParser:
     patch.add_argument("--webhook-name", required=True, help="of the webhook configurations")
     patch.add_argument("--ca-name", default=CA, help="of the authority in the Secret (default: %(default)s)")
     for kind in ("mutating", "validating"):
-        patch.add_argument(f"--patch-{kind}", nargs="?", const=True, default=True, type=_truth, metavar="true|false")
+        patch.add_argument(
+            f"--patch-{kind}", nargs="?", const=True, default=True, type=_parse_bool, metavar="true|false"
+        )
     patch.add_argument("--patch-failure-policy", default="", help="Fail or Ignore (default: as it is)")
     for command in (create, patch):
         command.add_argument("--namespace", required=True, help="of the Secret")
@@ -100,7 +102,7 @@ def make_parser() -> ArgumentParser:
     return root
 
 
-def _truth(text: str) -> bool:
+def _parse_bool(text: str) -> bool:
     if text.lower() not in (*TRUE, *FALSE):
         raise ValueError(text)
     return text.lower() in TRUE

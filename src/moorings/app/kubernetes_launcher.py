@@ -54,17 +54,17 @@ def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
     # As process 1 of a container it would not hear SIGTERM otherwise; there is nothing to put in order.
     signal.signal(signal.SIGTERM, lambda _number, _frame: os._exit(TERMINATED))
     try:
-        place = make_place(environment)
+        place = read_partition(environment)
         workers = _count(environment, "MOORINGS_WORKERS")
         api = make_api(environment, place.namespace, given.account)
-        patience = StartupWait(given.timeout, _tell)
+        patience = StartupWait(given.timeout, _print)
         install_kubectl(choose_kubectl(given.kubectl, given.kubectl_version), given.into)
         watched = WorkerWatcher(api, names.worker_names(place.job, place.instance, workers))
         watched.wait(patience)
-        _tell(f"{workers} of {workers} workers are Ready")
+        _print(f"{workers} of {workers} workers are Ready")
         wait_for_clean_partition(place, patience, reset=environment.get("MOORINGS_RESET") == "1")
         watched.wait(patience)  # one may have ended meanwhile
-        _tell("the partition is READY")
+        _print("the partition is READY")
     except MooringsError as error:
         sys.stderr.write(f"error: {error.detail} ({error.code})\n")
         if error.hint:
@@ -73,24 +73,24 @@ def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
     return ExitCode.OK
 
 
-def make_place(environment: Mapping[str, str]) -> InstancePartition:
+def read_partition(environment: Mapping[str, str]) -> InstancePartition:
     """The partition, and who is asked for it.
 
     Raises:
         MooringsError: ``config.invalid``.
     """
-    text = _need(environment, "MOORINGS_PARTITION")
+    text = _require_variable(environment, "MOORINGS_PARTITION")
     parts = text.split("/")
     if len(parts) != 4 or not all(parts) or not parts[3].isdecimal():
         hint = "as <namespace>/<job>/<uid>/<instance>"
         raise MooringsError("config.invalid", f"MOORINGS_PARTITION is {text[:200]!r}", hint=hint)
     return InstancePartition(
-        url=_need(environment, "MOORINGS_PROXY_URL"),
+        url=_require_variable(environment, "MOORINGS_PROXY_URL"),
         namespace=parts[0],
         job=parts[1],
         uid=parts[2],
         instance=int(parts[3]),
-        token_file=Path(_need(environment, "MOORINGS_PROXY_TOKEN_FILE")),
+        token_file=Path(_require_variable(environment, "MOORINGS_PROXY_TOKEN_FILE")),
         ca_file=environment.get("MOORINGS_PROXY_CA_FILE", ""),
     )
 
@@ -104,10 +104,10 @@ def make_api(environment: Mapping[str, str], namespace: str, account: Path) -> P
     port = environment.get("KUBERNETES_SERVICE_PORT", "443")
     if not port.isdecimal():
         raise MooringsError("config.invalid", f"KUBERNETES_SERVICE_PORT is {port[:80]!r}", hint="Kubernetes sets it")
-    return PodApi(_need(environment, "KUBERNETES_SERVICE_HOST"), int(port), namespace, account)
+    return PodApi(_require_variable(environment, "KUBERNETES_SERVICE_HOST"), int(port), namespace, account)
 
 
-def _need(environment: Mapping[str, str], name: str) -> str:
+def _require_variable(environment: Mapping[str, str], name: str) -> str:
     value = environment.get(name, "")
     if not value:
         raise MooringsError("config.invalid", f"{name} is not set", hint="the operator sets it in a launcher's Pod")
@@ -115,13 +115,13 @@ def _need(environment: Mapping[str, str], name: str) -> str:
 
 
 def _count(environment: Mapping[str, str], name: str) -> int:
-    value = _need(environment, name)
+    value = _require_variable(environment, name)
     if not value.isdecimal() or len(value) > 9:
         raise MooringsError("config.invalid", f"{name} is {value[:80]!r}", hint="the operator sets it to a number")
     return int(value)
 
 
-def _tell(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 

@@ -33,7 +33,7 @@ from moorings.wire.errors import ExitCode, error_kind
 
 log = logging.getLogger("moorings.kubernetes.metrics_guard")
 
-LOOK_S = 60.0  # a kubelet needs as long to renew a mounted Secret
+RELOAD_CHECK_S = 60.0  # a kubelet needs as long to renew a mounted Secret
 
 
 def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
@@ -93,7 +93,7 @@ async def serve(given: Namespace, environment: Mapping[str, str]) -> None:
         log.info("metrics_guard.started", extra={"version": __version__, "port": given.port})
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(server.serve(sockets=[sock]))
-            renewing = group.create_task(_renew(folder)) if folder is not None else None
+            renewing = group.create_task(_reload_certificate(folder)) if folder is not None else None
             waiting = group.create_task(stopping.wait())
             await asyncio.wait((serving, waiting), return_when=asyncio.FIRST_COMPLETED)
             server.should_exit = True
@@ -111,9 +111,9 @@ def _listen(port: int) -> socket.socket:
         raise MooringsError(error.code, detail, hint=hint) from error
 
 
-async def _renew(folder: CertificateReloader) -> None:
+async def _reload_certificate(folder: CertificateReloader) -> None:
     while True:
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(RELOAD_CHECK_S)
         try:
             if folder.look():
                 log.info("metrics_guard.certificate_taken")

@@ -65,8 +65,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("moorings.kubernetes.operator")
 
-VIEW_S = 5.0  # what partitions there are is waited for so long
-HELD_S = 10.0  # between two reckonings of IPU-seconds
+VIEW_SYNC_S = 5.0  # what partitions there are is waited for so long
+ACCOUNTING_S = 10.0  # between two reckonings of IPU-seconds
 STOP_S = 20.0  # a kubelet gives 30
 _USUAL = PodOptions()
 
@@ -89,7 +89,7 @@ def build_parser() -> ArgumentParser:
     add("--proxy-token-file", type=Path, help="what the proxy knows us by; read anew as it changes")
     add(
         "--watch-namespaces",
-        type=_words,
+        type=_parse_list,
         default=(),
         metavar="NAME[,NAME]",
         help="whose jobs it looks after (default: all)",
@@ -103,7 +103,7 @@ def build_parser() -> ArgumentParser:
     add("--cluster-name", default="", help="as the proxy has it; only told in the log")
     add("--launcher-image", default=_USUAL.launcher_image)
     add("--launcher-image-pull-policy", default=_USUAL.launcher_pull_policy)
-    add("--image-pull-secrets", type=_words, default=(), metavar="NAME[,NAME]")
+    add("--image-pull-secrets", type=_parse_list, default=(), metavar="NAME[,NAME]")
     add("--kubectl-version", default="", help="which of the launcher image's kubectls (default: its own)")
     add("--webhook-host", default="", help="address to listen on (default: all)")
     add("--webhook-port", type=int, default=9443, help="0: no webhooks")
@@ -121,7 +121,7 @@ def build_parser() -> ArgumentParser:
     add("--host-network", action=BooleanOptionalAction, default=True, help="Pods use their node's network")
     add("--privileged", action=BooleanOptionalAction, default=True, help="Pods are privileged")
     add("--dns-policy", default=_USUAL.dns_policy)
-    add("--privileged-namespaces", type=_words, default=(), metavar="NAME[,NAME]", help="default: all")
+    add("--privileged-namespaces", type=_parse_list, default=(), metavar="NAME[,NAME]", help="default: all")
     add("--max-priority", type=_priority, default=_USUAL.max_priority, help="highest spec.priority of new jobs")
     add("--start-deadline-s", type=_seconds, default=_USUAL.start_deadline_s, help="of jobs that say none (0: none)")
     add("--suspend-queued", action=BooleanOptionalAction, default=False, help="suspend new jobs that Kueue is to start")
@@ -155,7 +155,7 @@ async def serve(given: Namespace, environment: Mapping[str, str]) -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    replica = Replica(given, environment)
+    replica = OperatorReplica(given, environment)
     work, stop = asyncio.create_task(replica.serve()), asyncio.create_task(stopping.wait())
     try:
         await asyncio.wait((work, stop), return_when=asyncio.FIRST_COMPLETED)
@@ -169,7 +169,7 @@ async def serve(given: Namespace, environment: Mapping[str, str]) -> None:
     log.info("operator.stopped")
 
 
-class Replica:
+class OperatorReplica:
     """One replica of the operator: its parts, joined."""
 
     def __init__(self, given: Namespace, environment: Mapping[str, str]) -> None:
@@ -280,7 +280,7 @@ class Replica:
             await self._jobs.synced()
             await self._pods.synced()
             with contextlib.suppress(TimeoutError):  # a proxy that is away keeps no job from being deleted
-                async with asyncio.timeout(VIEW_S):
+                async with asyncio.timeout(VIEW_SYNC_S):
                     await self._view.ready()
             self._look_at_all()
             group.create_task(self._sweep())
@@ -313,7 +313,7 @@ class Replica:
     async def _reckon(self) -> None:
         since = time.monotonic()
         while True:
-            await asyncio.sleep(HELD_S)
+            await asyncio.sleep(ACCOUNTING_S)
             now = time.monotonic()
             self._measures.held(now - since)
             since = now
@@ -332,7 +332,7 @@ class Replica:
             namespace=namespace,
             labels=names.JOB,
             trim=trim_pod,
-            index=job_of,
+            index=job_key_of,
         )
 
     def _trust(self, authorities: str) -> None:
@@ -354,7 +354,7 @@ class Replica:
             self._silent[key.name] = silence
         for pod in self._pods:
             if (pod.get("spec") or {}).get("nodeName") == key.name:
-                for job in job_of(pod):
+                for job in job_key_of(pod):
                     self._queue.add(job)
 
     def _look_at_all(self) -> None:
@@ -440,14 +440,14 @@ async def _serve(server: uvicorn.Server, sockets: list[socket.socket] | None = N
         raise
 
 
-def job_of(pod: KubeObject) -> tuple[str, ...]:
+def job_key_of(pod: KubeObject) -> tuple[str, ...]:
     """The key of the job that a Pod's label names."""
     meta = pod["metadata"]
     name = meta["labels"][names.JOB]
     return (f"{meta['namespace']}/{name}",) if name else ()  # a label may be empty, and then it names none
 
 
-def _words(text: str) -> tuple[str, ...]:
+def _parse_list(text: str) -> tuple[str, ...]:
     return tuple(word for word in text.split(",") if word)
 
 

@@ -91,7 +91,7 @@ def make_parser(environment: Mapping[str, str]) -> ArgumentParser:
     add("tls-configmap", "ConfigMap in which our authority is told")
     add("lease-name", "Lease of the replica that leads, in the tracker's namespace; empty: this is the only one")
     add("replica-address", "address at which the other replicas reach this one")
-    add("plain-http", "whether --port serves what needs no token beside HTTPS: yes or no", "no", _truth)
+    add("plain-http", "whether --port serves what needs no token beside HTTPS: yes or no", "no", _parse_bool)
     add("operator-account", "service accounts that may do everything: namespace:name,...")
     add("tracker-namespace", "of the tracker ConfigMap; by default our Pod's own")
     add("tracker-configmap", "name of the tracker ConfigMap; 'none': it is not written", "ipu-partitions-tracker")
@@ -159,13 +159,13 @@ async def serve(settings: ProxySettings, given: Namespace, environment: Mapping[
         if not given.lease_name:
             await work()
         else:
-            await _take_turns(given, kube, work, stopping)
+            await _run_with_election(given, kube, work, stopping)
     finally:
         await kube.close()
     log.info("proxy.stopped")
 
 
-async def _take_turns(
+async def _run_with_election(
     given: Namespace, kube: KubeClient, work: Callable[[], Awaitable[None]], stopping: asyncio.Event
 ) -> None:
     """Serve as one of several replicas until told to stop."""
@@ -260,7 +260,7 @@ def _port(text: str) -> int | None:
     return _number(0, 65535)(text) if text else None
 
 
-def _truth(text: str) -> bool:
+def _parse_bool(text: str) -> bool:
     if text not in ("yes", "no"):
         raise ArgumentTypeError(f"{text!r} is neither yes nor no")
     return text == "yes"

@@ -21,7 +21,7 @@ import structlog
 from moorings.core.errors import MooringsError
 
 OLDER_KEPT = 3  # controller.log.1 to .3
-LOOK_EVERY = 64  # lines; the file may grow by so many beyond its bound
+CHECK_EVERY_LINES = 64  # lines; the file may grow by so many beyond its bound
 
 STATE = "moorings.state"  # what SIGUSR1 asks for: told whatever the level is
 
@@ -38,13 +38,13 @@ def without_secrets(text: str) -> str:
 def _redact(_logger: object, _name: str, told: structlog.typing.EventDict) -> structlog.typing.EventDict:
     for key, value in told.items():
         if isinstance(value, str):
-            told[key] = _visible(without_secrets(value))
+            told[key] = _escape(without_secrets(value))
         elif not isinstance(value, int | float | bool | None) and not key.startswith("_"):
-            told[key] = _visible(without_secrets(str(value)))
+            told[key] = _escape(without_secrets(str(value)))
     return told
 
 
-def _visible(text: str) -> str:
+def _escape(text: str) -> str:
     """``text`` with control characters made visible: what somebody names a thing must not paint on an admin's terminal.
 
     Ends of lines stay: each form of output has its own way to write them.
@@ -54,7 +54,7 @@ def _visible(text: str) -> str:
     return "".join(c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def _order(_logger: object, _name: str, told: structlog.typing.EventDict) -> structlog.typing.EventDict:
+def _sort_fields(_logger: object, _name: str, told: structlog.typing.EventDict) -> structlog.typing.EventDict:
     """What everybody looks for first."""
     first = ("ts", "level", "msg", "logger", "request_id", "user", "claim", "run", "partition", "pool")
     return {key: told[key] for key in first if key in told} | {k: v for k, v in told.items() if k not in first}
@@ -86,11 +86,11 @@ def configure(level: str, style: str, file: Path | None = None, bytes_max: int =
         if style == "json"
         else structlog.processors.LogfmtRenderer(bool_as_flag=False)
     )
-    handler = logging.StreamHandler(sys.stderr) if file is None else BoundedFile(file, bytes_max)
+    handler = logging.StreamHandler(sys.stderr) if file is None else RotatingLog(file, bytes_max)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, _order, render],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, _sort_fields, render],
         )
     )
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
@@ -107,11 +107,11 @@ def set_level(level: str) -> None:
 def reopen() -> None:
     """Go on in a file of the same name, for who has just moved the old one away (logrotate)."""
     for handler in logging.getLogger().handlers:
-        if isinstance(handler, BoundedFile):
+        if isinstance(handler, RotatingLog):
             handler.reopen()
 
 
-class BoundedFile(logging.StreamHandler):  # type: ignore[type-arg]
+class RotatingLog(logging.StreamHandler):  # type: ignore[type-arg]
     """Standard output and error as one file, put aside when it is full.
 
     The process's own descriptors lead into it, so a traceback of a crash and a library's complaint land there too.
@@ -140,7 +140,7 @@ class BoundedFile(logging.StreamHandler):  # type: ignore[type-arg]
     def emit(self, record: logging.LogRecord) -> None:
         super().emit(record)
         self._lines += 1
-        if self._lines >= LOOK_EVERY:
+        if self._lines >= CHECK_EVERY_LINES:
             self._lines = 0
             try:
                 self._rotate_if_full()

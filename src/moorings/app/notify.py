@@ -19,11 +19,11 @@ from collections.abc import Callable, Mapping
 
 log = logging.getLogger("moorings.controller")
 
-LOOKS = 4  # how often progress is looked for within the watchdog's time
+CHECKS_PER_TIMEOUT = 4  # how often progress is looked for within the watchdog's time
 LOOK_S_MIN = 0.05
 
 
-class Notifier:
+class SystemdNotifier:
     """Speaks to whoever started this process, if it listens.
 
     Args:
@@ -62,7 +62,7 @@ def _watchdog_s(environment: Mapping[str, str], pid: int) -> float:
     return int(micros) / 1e6
 
 
-async def feed_watchdog(notifier: Notifier, progress: Callable[[], int | None]) -> None:
+async def feed_watchdog(notifier: SystemdNotifier, progress: Callable[[], int | None]) -> None:
     """Tell the watchdog that we live whenever there was progress, until cancelled; at once if there is none to feed.
 
     Args:
@@ -77,4 +77,4 @@ async def feed_watchdog(notifier: Notifier, progress: Callable[[], int | None]) 
         if now is None or now != seen:
             seen = now
             notifier.send(WATCHDOG=1)
-        await asyncio.sleep(max(notifier.watchdog_s / LOOKS, LOOK_S_MIN))
+        await asyncio.sleep(max(notifier.watchdog_s / CHECKS_PER_TIMEOUT, LOOK_S_MIN))

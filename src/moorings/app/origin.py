@@ -24,7 +24,7 @@ _MODULE = "moorings.app.controller"
 _TAKEN = ("MOORINGS_", "XDG_", "HOME", "STATE_DIRECTORY", "PG")
 
 
-def settings_of(data: Path, flags: Sequence[str] = ()) -> tuple[Settings, ControllerProcess | None]:
+def read_effective_settings(data: Path, flags: Sequence[str] = ()) -> tuple[Settings, ControllerProcess | None]:
     """The settings of the controller of a folder, and the controller, if one runs.
 
     Args:
@@ -35,14 +35,14 @@ def settings_of(data: Path, flags: Sequence[str] = ()) -> tuple[Settings, Contro
         MooringsError: ``config.invalid``: they cannot be used, or the folder is another user's.
     """
     running = find_running(data)
-    found = _started_with(running.pid) if running is not None else None
+    found = _read_start_arguments(running.pid) if running is not None else None
     if found is None:
         return read_settings(["--data", str(data), *flags], os.environ), running
     arguments, environment, at = found
     return read_settings(arguments, environment, at), running
 
 
-def _started_with(pid: int) -> tuple[list[str], Mapping[str, str], Path] | None:
+def _read_start_arguments(pid: int) -> tuple[list[str], Mapping[str, str], Path] | None:
     """Arguments, variables and working folder of a controller's process; None if they cannot be read."""
     try:
         words = _parts(pid, "cmdline")
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, required=True)
     data = parser.parse_args(sys.argv[1:] if arguments is None else arguments).data.absolute()
     try:
-        settings, running = settings_of(data)
+        settings, running = read_effective_settings(data)
     except MooringsError as error:
         sys.stdout.write(json.dumps({"problem": error.detail, "code": error.code}) + "\n")
         return ExitCode.OK

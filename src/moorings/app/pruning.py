@@ -16,14 +16,14 @@ from pathlib import Path
 from moorings.core.instants import Timestamp
 from moorings.workloads.runs import RunId
 
-DOOMED = ".pruned-"  # no run's id begins so
+PRUNED_PREFIX = ".pruned-"  # no run's id begins so
 
 # Holds a run in the folder of all runs, so that nothing of it begins before the end of the block; gives whether it
 # ended before that instant. An OSError means that it is to be tried again the next time.
-Hold = Callable[[Path, RunId, Timestamp], AbstractContextManager[bool]]
+HoldEnded = Callable[[Path, RunId, Timestamp], AbstractContextManager[bool]]
 
 
-def prune(runs: Path, before: Timestamp, spared: Collection[str], hold: Hold) -> list[RunId]:
+def prune(runs: Path, before: Timestamp, spared: Collection[str], hold: HoldEnded) -> list[RunId]:
     """Remove the folders of runs that ended before an instant; which they were.
 
     Args:
@@ -35,7 +35,7 @@ def prune(runs: Path, before: Timestamp, spared: Collection[str], hold: Hold) ->
     removed: list[RunId] = []
     with contextlib.suppress(OSError):  # it is not there now
         for entry in sorted(os.scandir(runs), key=lambda entry: entry.name):
-            if entry.name.startswith(DOOMED):
+            if entry.name.startswith(PRUNED_PREFIX):
                 shutil.rmtree(entry.path, ignore_errors=True)
             elif (
                 entry.is_dir(follow_symlinks=False)
@@ -46,8 +46,8 @@ def prune(runs: Path, before: Timestamp, spared: Collection[str], hold: Hold) ->
     return removed
 
 
-def _prune_one(runs: Path, run: RunId, before: Timestamp, hold: Hold) -> bool:
-    doomed = runs / f"{DOOMED}{run}"
+def _prune_one(runs: Path, run: RunId, before: Timestamp, hold: HoldEnded) -> bool:
+    doomed = runs / f"{PRUNED_PREFIX}{run}"
     try:
         with hold(runs, run, before) as ended:
             if not ended:

@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("moorings.controller")
 
-LOOK_S = 0.3  # how often one that stands by looks up who leads
-AGAIN_S = 1.0
-ANSWER_S = 2.0  # for the database to answer what it was asked, before a controller that ends hangs up
+LEADER_POLL_S = 0.3  # how often one that stands by looks up who leads
+RETRY_S = 1.0
+DRAIN_S = 2.0  # for the database to answer what it was asked, before a controller that ends hangs up
 # With these another attempt would end the same way: an admin must act.
 _FINAL = frozenset({"pools.invalid", "driver.unknown", "config.invalid", "store.too_new", "store.corrupt"})
 
 
-class Replica:
+class ControllerReplica:
     """An ASGI application: the leader's, or that of one who stands by.
 
     Args:
@@ -151,7 +151,7 @@ class Replica:
             except MooringsError as error:
                 self._leader = ""
                 log.debug("leader.unknown", extra={"code": error.code, "detail": error.detail})
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(LEADER_POLL_S)
 
     # -- leading -----------------------------------------------------------------------------------------------------
 
@@ -184,7 +184,7 @@ class Replica:
                 raise
             log.warning("leadership.failed", extra={"code": error.code, "detail": error.detail})
             await self._leadership.resign()
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(RETRY_S)
         finally:
             making.cancel()
             await asyncio.gather(making, return_exceptions=True)
@@ -205,7 +205,7 @@ class Replica:
                 self._serve_by(self._shell)  # who asks from now on waits for the next leader
             application.close()
             assembly.loop.hang_up()
-            if not await assembly.loop.settle(ANSWER_S):
+            if not await assembly.loop.settle(DRAIN_S):
                 self._store.abort()  # it hangs: what it was told to save is known when it is read again
             assembly.loop.close()
             await assembly.close()

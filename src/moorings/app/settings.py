@@ -209,7 +209,7 @@ def read_settings(
     flags = {name: value for name, value in vars(parser.parse_args(list(arguments))).items() if value is not None}
     flag_of = {item.name: item.metadata.get("flag", "") for item in fields(Settings)}
     values: dict[str, str | int | bool] = {"data": str(default_data(environment))}
-    engines: Engines = {}
+    engines: EngineSettings = {}
     config = flags.pop("config", None)
     if config is not None or DEFAULT_CONFIG.exists():
         said, engines = _read_file(at / config if config is not None else DEFAULT_CONFIG)
@@ -217,20 +217,20 @@ def read_settings(
     for item in fields(Settings):
         variable = str(item.metadata.get("environment", ""))
         if environment.get(variable):
-            values[item.name] = _checked(item.name, environment[variable], variable)
+            values[item.name] = _check_value(item.name, environment[variable], variable)
     for name, value in flags.items():
-        values[name] = value if isinstance(value, bool) else _checked(name, value, flag_of[name])
+        values[name] = value if isinstance(value, bool) else _check_value(name, value, flag_of[name])
     return replace(_settings(values, at), **engines)
 
 
-class Engines(TypedDict, total=False):
+class EngineSettings(TypedDict, total=False):
     """Tables of engines, where the file has them."""
 
     slurm: SlurmEngineSettings
     kubernetes: KubernetesEngineSettings
 
 
-def _read_file(path: Path) -> tuple[dict[str, str | int | bool], Engines]:
+def _read_file(path: Path) -> tuple[dict[str, str | int | bool], EngineSettings]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -238,7 +238,7 @@ def _read_file(path: Path) -> tuple[dict[str, str | int | bool], Engines]:
     table = TomlTable.parse(text, source=str(path), code="config.invalid")
     found: dict[str, str | int | bool] = {}
     for item in fields(Settings):
-        if not table.has(item.name) or item.name in Engines.__annotations__:
+        if not table.has(item.name) or item.name in EngineSettings.__annotations__:
             continue
         if item.name == "port" or item.name in _NUMBERS:
             found[item.name] = table.integer(item.name)
@@ -246,8 +246,8 @@ def _read_file(path: Path) -> tuple[dict[str, str | int | bool], Engines]:
             found[item.name] = table.boolean(item.name)
         else:
             found[item.name] = table.text(item.name)
-        _checked(item.name, str(found[item.name]), table.where(item.name))
-    engines: Engines = {}
+        _check_value(item.name, str(found[item.name]), table.where(item.name))
+    engines: EngineSettings = {}
     if table.has("slurm"):
         engines["slurm"] = SlurmEngineSettings.read(table.table("slurm"))
     if table.has("kubernetes"):
@@ -256,7 +256,7 @@ def _read_file(path: Path) -> tuple[dict[str, str | int | bool], Engines]:
     return found, engines
 
 
-def _checked(name: str, value: str, origin: str) -> str:
+def _check_value(name: str, value: str, origin: str) -> str:
     """``value`` if the setting may have it.
 
     Raises:

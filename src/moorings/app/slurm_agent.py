@@ -72,11 +72,11 @@ async def serve(conf: VipuConf, listen: str | None, environment: Mapping[str, st
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     slurm = SlurmCommands(environment)
-    site = await _find_site(slurm, stopping)
+    site = await _wait_for_slurm(slurm, stopping)
     if site is None:
         return
     instance = ensure_instance(site.state_folder, secrets.token_hex(INSTANCE_ID_CHARS // 2))
-    if not await _be_the_only_one(site.state_folder, stopping):
+    if not await _wait_for_instance_lock(site.state_folder, stopping):
         return
     settings = AgentSettings(
         cluster=site.cluster,
@@ -124,7 +124,7 @@ async def _pause(stopping: asyncio.Event) -> None:
             await stopping.wait()
 
 
-async def _be_the_only_one(folder: Path, stopping: asyncio.Event) -> bool:
+async def _wait_for_instance_lock(folder: Path, stopping: asyncio.Event) -> bool:
     """Wait until no other agent serves the Slurm that keeps its state there; false: it is to stop.
 
     Two would give the GCDs of one job to two of its steps, each knowing only what it gave out itself.
@@ -154,7 +154,7 @@ def raise_open_files() -> int:
     return room
 
 
-async def _find_site(slurm: SlurmCommands, stopping: asyncio.Event) -> Site | None:
+async def _wait_for_slurm(slurm: SlurmCommands, stopping: asyncio.Event) -> Site | None:
     """Slurm's own words about itself, once slurmctld answers: the agent may be started first. None: it is to stop."""
     told = False
     while not stopping.is_set():

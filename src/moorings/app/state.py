@@ -17,7 +17,7 @@ log = logging.getLogger(STATE)
 LINES_MAX = 200  # of each kind; a log is no database
 
 
-def tell_state(assembly: Assembly | None, now: Timestamp) -> None:
+def log_state(assembly: Assembly | None, now: Timestamp) -> None:
     """Write it: the controller, its pools, partitions, the queue, runs, and what its tasks are at."""
     tasks = Counter((task.get_name().split("-")[0] or "?") for task in asyncio.all_tasks())
     told = {"version": __version__, "tasks": sum(tasks.values())}
@@ -33,7 +33,7 @@ def tell_state(assembly: Assembly | None, now: Timestamp) -> None:
     for state in fleet.pools.values():
         counts = {"free": state.free.free, "out": len(state.out), "foreign": len(state.foreign)}
         log.info("state.pool", extra={"pool": state.pool.name, **counts, "problem": state.problem})
-    _tell(
+    _log_lines(
         "state.partition",
         (
             {
@@ -47,18 +47,18 @@ def tell_state(assembly: Assembly | None, now: Timestamp) -> None:
             for p in fleet.partitions.values()
         ),
     )
-    _tell(
+    _log_lines(
         "state.waiting",
         ({"claim": c.id, "user": c.subject, "size": c.spec.size, "priority": c.spec.priority} for c in fleet.waiting()),
     )
-    _tell(
+    _log_lines(
         "state.run",
         ({"run": r.id, "user": r.subject, "state": r.state.value, "claim": r.claim} for r in loop.runs.by_id.values()),
     )
     log.info("state.tasks", extra={"detail": " ".join(f"{name}={count}" for name, count in sorted(tasks.items()))})
 
 
-def _tell(name: str, lines: Iterable[dict[str, object]]) -> None:
+def _log_lines(name: str, lines: Iterable[dict[str, object]]) -> None:
     more = 0
     for number, line in enumerate(lines):
         if number < LINES_MAX:

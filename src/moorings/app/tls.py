@@ -19,12 +19,12 @@ from moorings.core.errors import MooringsError
 
 log = logging.getLogger("moorings.controller")
 
-LOOK_S = 10.0
+RELOAD_CHECK_S = 10.0
 
 Fingerprint = tuple[tuple[int, int, int] | None, ...]
 
 
-class Tls:
+class TlsContexts:
     """How a controller speaks TLS, to its clients and to the other controllers.
 
     Args:
@@ -67,10 +67,10 @@ class Tls:
             self.renew()
 
     def _fingerprint(self) -> Fingerprint:
-        return tuple(_look_at(path) for path in self._files)
+        return tuple(_file_version(path) for path in self._files)
 
 
-def _look_at(path: Path) -> tuple[int, int, int] | None:
+def _file_version(path: Path) -> tuple[int, int, int] | None:
     try:
         status = path.stat()
     except OSError:
@@ -78,14 +78,14 @@ def _look_at(path: Path) -> tuple[int, int, int] | None:
     return status.st_ino, status.st_mtime_ns, status.st_size
 
 
-async def watch_certificates(tls: Tls, every_s: float = LOOK_S) -> None:
+async def watch_certificates(tls: TlsContexts, every_s: float = RELOAD_CHECK_S) -> None:
     """Take new files as they come, until cancelled."""
     while True:
         await asyncio.sleep(every_s)
         await asyncio.to_thread(tls.renew_if_changed)
 
 
-def make_tls(settings: Settings) -> Tls | None:
+def make_tls(settings: Settings) -> TlsContexts | None:
     """The controller's TLS; None if it speaks plain HTTP.
 
     Raises:
@@ -93,7 +93,7 @@ def make_tls(settings: Settings) -> Tls | None:
     """
     if settings.tls_cert is not None and settings.tls_key is not None:
         ca = settings.tls_ca or settings.tls_client_ca
-        return Tls(settings.tls_cert, settings.tls_key, settings.tls_client_ca, ca)
+        return TlsContexts(settings.tls_cert, settings.tls_key, settings.tls_client_ca, ca)
     given = [name for name in ("tls_cert", "tls_key", "tls_client_ca", "tls_ca") if getattr(settings, name) is not None]
     if given:
         raise MooringsError(

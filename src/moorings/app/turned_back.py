@@ -12,7 +12,7 @@ import logging
 from collections.abc import Collection
 from pathlib import Path
 
-from moorings.app.folders import RESTORED, RUNS, write_private
+from moorings.app.folders import PROTECT_FILE, RUNS, replace_private_file
 from moorings.controller import turned_back as readying
 from moorings.controller.turned_back import EngineObservations, LiveRun, RecoveredState, StartedRun
 from moorings.core.errors import MooringsError
@@ -33,7 +33,7 @@ INSTALLATION_FILE = ".installation"  # in the folder of the runs: whose they are
 _NEW = "its database has been led from another one: a copy of it, or a standby that was promoted, cannot be told apart"
 
 
-def take_up(store: Store, folder: Path, runs: Path | None, mark: LogPositionFile, now: Timestamp) -> None:
+def prepare_to_lead(store: Store, folder: Path, runs: Path | None, mark: LogPositionFile, now: Timestamp) -> None:
     """See that a database may be led from, before a controller does; one that went back is made ready.
 
     Where it went back, or where nobody can know (a folder that is new to it), partitions that its records do not know
@@ -56,13 +56,13 @@ def take_up(store: Store, folder: Path, runs: Path | None, mark: LogPositionFile
         if known is None:
             # What the release before wrote down is the epoch of the last leader.
             ours = not at.epoch or (runs is not None and at.epoch == read_epoch(runs))
-            if not ours and why_spared(folder) is None:
+            if not ours and protection_reason(folder) is None:
                 log.warning("store.past_unknown", extra={"detail": f"{folder} has no high-water mark, and {_NEW}"})
-                spare(folder, _NEW)
+                protect_partitions(folder, _NEW)
         else:
-            _make_ready_if_it_went_back(store, folder, runs or folder / RUNS, mark, known, now)
+            _recover_if_rewound(store, folder, runs or folder / RUNS, mark, known, now)
         if runs is not None:
-            _know_again(store.installation(), runs)
+            _mark_runs_folder(store.installation(), runs)
     except OSError as error:
         raise MooringsError("config.invalid", f"the folder {runs or folder} cannot be used: {error}") from error
     mark.keep(store.high_water())
@@ -92,7 +92,7 @@ def _check_runs(installation: str, folder: Path, runs: Path, *, led: bool, known
         )
 
 
-def _know_again(installation: str, runs: Path) -> None:
+def _mark_runs_folder(installation: str, runs: Path) -> None:
     """Leave in the folder of the runs by what it is known."""
     runs.mkdir(mode=0o700, parents=True, exist_ok=True)
     (runs / EPOCH_FILE).touch(mode=0o600)
@@ -102,17 +102,19 @@ def _know_again(installation: str, runs: Path) -> None:
         whose.write_text(installation + "\n", encoding="ascii")
 
 
-def _make_ready_if_it_went_back(
+def _recover_if_rewound(
     store: Store, folder: Path, runs: Path, mark: LogPositionFile, known: LogPosition, now: Timestamp
 ) -> None:
     def note(why: str, ready: bool) -> None:
         try:
-            spare(folder, why, ready=ready)
+            protect_partitions(folder, why, ready=ready)
         except OSError as error:
             raise MooringsError("config.invalid", f"the folder {folder} cannot be used: {error}") from error
 
     try:
-        readying.recover_if_rewound(store, known, _world(runs), now, note, mark.keep, unready=_unready(folder))
+        readying.recover_if_rewound(
+            store, known, _local_runs(runs), now, note, mark.keep, unready=_is_recovery_pending(folder)
+        )
     except (OSError, RecordUnreadableError) as failed:
         raise MooringsError(
             "config.invalid",
@@ -121,7 +123,7 @@ def _make_ready_if_it_went_back(
         ) from failed
 
 
-def rise_blindly(store: Store, runs: Path, now: Timestamp) -> None:
+def advance_numbers(store: Store, runs: Path, now: Timestamp) -> None:
     """Number events and leaders far above all that were, wherever they were counted: for a database that begins anew.
 
     Raises:
@@ -130,7 +132,7 @@ def rise_blindly(store: Store, runs: Path, now: Timestamp) -> None:
     readying.raise_numbers(store, read_epoch(runs), None, now)
 
 
-def spare(folder: Path, why: str, *, ready: bool = True) -> None:
+def protect_partitions(folder: Path, why: str, *, ready: bool = True) -> None:
     """From now on leave partitions alone that no record knows, and give their devices to nobody.
 
     Args:
@@ -141,34 +143,34 @@ def spare(folder: Path, why: str, *, ready: bool = True) -> None:
     Raises:
         OSError: that cannot be written down.
     """
-    write_private(folder / RESTORED, json.dumps({"why": why, "ready": ready}) + "\n")
+    replace_private_file(folder / PROTECT_FILE, json.dumps({"why": why, "ready": ready}) + "\n")
     fsync_folder(folder)
 
 
-def why_spared(folder: Path) -> str | None:
+def protection_reason(folder: Path) -> str | None:
     """Why partitions are left alone that no record knows; None: they are not.
 
     Raises:
         OSError: it cannot be read.
     """
-    if not (folder / RESTORED).exists():
+    if not (folder / PROTECT_FILE).exists():
         return None
-    return str(_note(folder).get("why", "a backup was restored"))
+    return str(_read_protection(folder).get("why", "a backup was restored"))
 
 
-def _unready(folder: Path) -> bool:
-    return _note(folder).get("ready") is False
+def _is_recovery_pending(folder: Path) -> bool:
+    return _read_protection(folder).get("ready") is False
 
 
-def _note(folder: Path) -> dict[str, object]:
+def _read_protection(folder: Path) -> dict[str, object]:
     try:
-        note = json.loads((folder / RESTORED).read_text(encoding="utf-8"))
+        note = json.loads((folder / PROTECT_FILE).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return {}
     return note if isinstance(note, dict) else {}
 
 
-def make_ready(
+def recover(
     store: Store, folder: Path, last: LogPosition | None, now: Timestamp, above: LogPosition | None = None
 ) -> RecoveredState:
     """``controller.turned_back.make_ready``, with what the runs' folder says of the world.
@@ -177,10 +179,10 @@ def make_ready(
         MooringsError: ``store.*``; nothing but numbers was changed.
         OSError, UnreadableError: the folder of a run cannot be read.
     """
-    return readying.recover(store, _world(folder), last, now, above)
+    return readying.recover(store, _local_runs(folder), last, now, above)
 
 
-def _world(runs: Path) -> EngineObservations:
+def _local_runs(runs: Path) -> EngineObservations:
     def started(run: RunId) -> StartedRun | None:
         found = find_started(runs, run)
         return _started(found, read_last_order(runs, run)) if found is not None else None

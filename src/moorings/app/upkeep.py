@@ -23,11 +23,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from moorings.app import logs
-from moorings.app.notify import Notifier, feed_watchdog
+from moorings.app.notify import SystemdNotifier, feed_watchdog
 from moorings.app.pruning import prune
 from moorings.app.settings import Settings, read_settings
-from moorings.app.state import tell_state
-from moorings.app.tls import Tls, watch_certificates
+from moorings.app.state import log_state
+from moorings.app.tls import TlsContexts, watch_certificates
 from moorings.app.wiring import KUBERNETES_RUNS, Assembly
 from moorings.controller.retention import RemovedCounts, Retention
 from moorings.core.errors import MooringsError
@@ -51,7 +51,7 @@ _SECRET = frozenset({"database"})
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class MaintenanceContext:
     """What upkeep needs of its controller.
 
     Attributes:
@@ -76,22 +76,22 @@ class Kept:
     shared: Path
     clock: Clock
     assembly: Callable[[], Assembly | None]
-    tls: Tls | None = None
+    tls: TlsContexts | None = None
 
 
 @contextlib.asynccontextmanager
-async def upkeep(kept: Kept) -> AsyncIterator[None]:
+async def run_maintenance(kept: MaintenanceContext) -> AsyncIterator[None]:
     """Keep a controller that serves, until the end of the block: ready at its begin, stopping at its end."""
-    notifier = Notifier(kept.environment)
+    notifier = SystemdNotifier(kept.environment)
     reloader = Reloader(kept, notifier)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGHUP, reloader.reload)
-    loop.add_signal_handler(signal.SIGUSR1, lambda: tell_state(kept.assembly(), kept.clock.now()))
+    loop.add_signal_handler(signal.SIGUSR1, lambda: log_state(kept.assembly(), kept.clock.now()))
     tasks = [
         asyncio.create_task(feed_watchdog(notifier, lambda: _rounds(kept.assembly())), name="watchdog"),
         asyncio.create_task(_prune_runs(kept), name="prune-runs"),
         asyncio.create_task(_keep_reserve(kept), name="keep-reserve"),
-        asyncio.create_task(_sweep_history(kept), name="sweep-history"),
+        asyncio.create_task(_archive_history_loop(kept), name="sweep-history"),
     ]
     if kept.tls is not None:
         tasks.append(asyncio.create_task(watch_certificates(kept.tls), name="certificates"))
@@ -105,7 +105,7 @@ async def upkeep(kept: Kept) -> AsyncIterator[None]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _keep_reserve(kept: Kept) -> None:
+async def _keep_reserve(kept: MaintenanceContext) -> None:
     """Keep room for what ends work, in a database whose disk fills up."""
     while True:
         assembly = kept.assembly()
@@ -119,7 +119,7 @@ def _rounds(assembly: Assembly | None) -> int | None:
     return assembly.loop.rounds if assembly is not None else None
 
 
-def digest_of(path: Path) -> str:
+def file_digest(path: Path) -> str:
     """What tells whether a file has changed; empty if it cannot be read."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
@@ -135,7 +135,7 @@ class Reloader:
         notifier: told when it begins and when it is done.
     """
 
-    def __init__(self, kept: Kept, notifier: Notifier) -> None:
+    def __init__(self, kept: MaintenanceContext, notifier: SystemdNotifier) -> None:
         self._kept = kept
         self._notifier = notifier
         self._level = kept.settings.log_level
@@ -180,13 +180,13 @@ class Reloader:
         except MooringsError as error:
             log.warning("pools.refused", extra={"file": str(path), "code": error.code, "detail": error.detail})
         else:
-            if digest_of(path) != self._kept.pools_digest:
+            if file_digest(path) != self._kept.pools_digest:
                 names = ",".join(entry.pool.name for entry in entries)
                 detail = "it can be read; restart the controller to use it"
                 log.warning("reload.needs_restart", extra={"setting": "pools", "pools": names, "detail": detail})
 
 
-async def _prune_runs(kept: Kept) -> None:
+async def _prune_runs(kept: MaintenanceContext) -> None:
     """Remove old runs' folders now and then, while this controller leads and knows which runs have ended."""
     if not kept.settings.keep_runs_days:
         return
@@ -208,7 +208,7 @@ async def _prune_runs(kept: Kept) -> None:
         await kept.clock.sleep(PRUNE_S)
 
 
-async def _sweep_history(kept: Kept) -> None:
+async def _archive_history_loop(kept: MaintenanceContext) -> None:
     """Let what is old leave the database now and then, while this controller leads."""
     if not kept.settings.keep_history_days:
         return
@@ -216,10 +216,10 @@ async def _sweep_history(kept: Kept) -> None:
         await kept.clock.sleep(SWEEP_S)
         assembly = kept.assembly()
         if assembly is not None and not assembly.loop.problem:
-            await sweep(assembly, kept.settings, kept.clock)
+            await archive_history(assembly, kept.settings, kept.clock)
 
 
-async def sweep(assembly: Assembly, settings: Settings, clock: Clock) -> None:
+async def archive_history(assembly: Assembly, settings: Settings, clock: Clock) -> None:
     """Let what is old leave the database of a controller that leads; the log says what did, or why not."""
     retention = Retention(
         loop=assembly.loop,

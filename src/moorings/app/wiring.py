@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moorings.app.clock import RandomIds
-from moorings.app.folders import RESTORED
+from moorings.app.folders import PROTECT_FILE
 from moorings.app.settings import Settings
-from moorings.app.turned_back import take_up
+from moorings.app.turned_back import prepare_to_lead
 from moorings.controller.hardware import DriverManager
 from moorings.controller.keys import AccessKeyManager
 from moorings.controller.loop import TurnLoop
@@ -201,13 +201,13 @@ class Assembly:
             await engine.close()
 
 
-def _may_be_used(data: Path, runs: Path, partition: str) -> bool:
+def _may_be_in_use(data: Path, runs: Path, partition: str) -> bool:
     """Whether a partition that no record knows may be in use: by a run of this machine, or since a restored backup.
 
     Raises:
         OSError, UnreadableError: it cannot be told.
     """
-    return (data / RESTORED).exists() or partition in partitions_in_use(runs)
+    return (data / PROTECT_FILE).exists() or partition in partitions_in_use(runs)
 
 
 async def assemble(
@@ -252,7 +252,7 @@ async def assemble(
     """
     async with AsyncExitStack() as undo:
         drivers = make_drivers(entries, data, clock, undo)
-        await asyncio.to_thread(take_up, store, data, runs if local_runs else None, mark, clock.now())
+        await asyncio.to_thread(prepare_to_lead, store, data, runs if local_runs else None, mark, clock.now())
         epoch = await asyncio.to_thread(begin_leading, store, mark.known(), mark.keep, holder, clock.now(), url)
         loop = TurnLoop(store, [entry.pool for entry in entries], policy, clock, epoch)
         undo.callback(loop.abandon)
@@ -262,7 +262,7 @@ async def assemble(
             drivers,
             clock,
             installation,
-            in_use=lambda name: asyncio.to_thread(_may_be_used, data, runs, name),
+            in_use=lambda name: asyncio.to_thread(_may_be_in_use, data, runs, name),
             note=mark.note,
         )
         engines: dict[str, Engine] = {"local": LocalEngine(runs, clock, output_bytes_max)} if local_runs else {}

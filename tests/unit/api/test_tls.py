@@ -73,10 +73,13 @@ DEFAULT_LIMITS = ApiLimits()
 DEFAULT_LIMITS = ApiLimits()
 
 
+DEFAULT_LIMITS = ApiLimits()
+
+
 @contextlib.asynccontextmanager
 async def serving(
-    controller: PretendController, pki: CertificateStore, limits: ApiLimits = ApiLimits()
-) -> AsyncIterator[Served]:  # noqa: B008
+    controller: PretendController, pki: CertificateStore, limits: ApiLimits = DEFAULT_LIMITS
+) -> AsyncIterator[Served]:
     folder = pki.folder
     context = ReloadableContext(lambda: make_server_context(folder / "server.pem", folder / "server.key", pki.bundle))
     app = make_application(cast("Controller", controller), limits=limits)

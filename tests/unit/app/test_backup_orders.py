@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from moorings.app.backup import restore
-from moorings.app.backup_orders import is_member, put_back
-from moorings.app.backup_saving import save
+from moorings.app.backup_orders import is_member, restore_vipu_files
+from moorings.app.backup_saving import create_backup
 from moorings.app.folders import DataFolder, SharedFolder
 from moorings.core.errors import MooringsError
 from moorings.core.hardware import PartitionSpec
@@ -55,7 +55,7 @@ def ordered(data: Path) -> set[str]:
 
 def test_a_new_disk_gets_what_was_ordered(data: Path, tmp_path: Path) -> None:
     order(data, "a", "b")
-    save(data, tmp_path / "b.tar.gz")
+    create_backup(data, tmp_path / "b.tar.gz")
     with tarfile.open(tmp_path / "b.tar.gz") as tar:
         assert f"vipu-orders.{POOL}.json" in tar.getnames()
     told = restore(tmp_path / "new", tmp_path / "b.tar.gz")
@@ -67,7 +67,7 @@ def test_a_new_disk_gets_what_was_ordered(data: Path, tmp_path: Path) -> None:
 
 def test_a_list_that_is_there_is_newer_and_stays(data: Path, tmp_path: Path) -> None:
     order(data, "a")
-    save(data, tmp_path / "b.tar.gz")
+    create_backup(data, tmp_path / "b.tar.gz")
     order(data, "since")
     told = restore(data, tmp_path / "b.tar.gz")
     assert ordered(data) == {"a", "since"}
@@ -76,10 +76,10 @@ def test_a_list_that_is_there_is_newer_and_stays(data: Path, tmp_path: Path) -> 
 
 def test_a_damaged_list_is_replaced_and_kept(data: Path, tmp_path: Path) -> None:
     order(data, "a")
-    save(data, tmp_path / "b.tar.gz")
+    create_backup(data, tmp_path / "b.tar.gz")
     place(data).write_text("{")
     with pytest.raises(MooringsError, match="is damaged: the backup would not be whole"):
-        save(data, tmp_path / "c.tar.gz")
+        create_backup(data, tmp_path / "c.tar.gz")
     assert not (tmp_path / "c.tar.gz").exists()
     restore(data, tmp_path / "b.tar.gz")
     assert ordered(data) == {"a"}
@@ -89,7 +89,7 @@ def test_a_damaged_list_is_replaced_and_kept(data: Path, tmp_path: Path) -> None
 
 def test_another_installations_list_gives_way(data: Path, tmp_path: Path) -> None:
     order(data, "a")
-    save(data, tmp_path / "b.tar.gz")
+    create_backup(data, tmp_path / "b.tar.gz")
     other = data_folder(tmp_path / "other")
     order(other, "its")
     with pytest.raises(MooringsError, match="the backup is of installation"):
@@ -106,14 +106,14 @@ def test_it_may_be_done_again_wherever_it_was_cut_off(data: Path, tmp_path: Path
         work.mkdir(exist_ok=True)
         order(tmp_path / "from", "new")
         (work / f"vipu-orders.{POOL}.json").write_bytes(place(tmp_path / "from").read_bytes())
-        assert put_back(data, work, aside, of_others=True) == [POOL]
+        assert restore_vipu_files(data, work, aside, of_others=True) == [POOL]
         assert list(work.iterdir()) == []
         assert ordered(data) == {"new"}
         assert '"old"' in (aside / f"vipu-orders.{POOL}.json").read_text()
 
 
 def test_a_backup_without_such_pools_is_as_ever(data: Path, tmp_path: Path) -> None:
-    save(data, tmp_path / "b.tar.gz")
+    create_backup(data, tmp_path / "b.tar.gz")
     with tarfile.open(tmp_path / "b.tar.gz") as tar:
         assert sorted(tar.getnames()) == ["manifest.json", "moorings.db", "pepper", "pools.toml"]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from moorings.app import settings
-from moorings.app.doctor import look
-from moorings.app.folders import RESTORED, SharedFolder
+from moorings.app.doctor import run_checks
+from moorings.app.folders import PROTECT_FILE, SharedFolder
 from moorings.cli.checks import CheckStatus, Finding
 from moorings.core.bindings import Binding, GcdBinding
 from moorings.local.rundir import LocalRunFolder
@@ -36,7 +36,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def found(data: Path) -> dict[str, Finding]:
-    return {finding.id: finding for finding in look(data)}
+    return {finding.id: finding for finding in run_checks(data)}
 
 
 def test_folders_that_a_controller_left_in_order_are_in_order(data: Path) -> None:
@@ -45,7 +45,7 @@ def test_folders_that_a_controller_left_in_order_are_in_order(data: Path) -> Non
 
 
 def test_a_restore_is_looked_for_in_the_shared_folder(data: Path) -> None:
-    (data.parent / "shared" / RESTORED).write_text("{}")
+    (data.parent / "shared" / PROTECT_FILE).write_text("{}")
     assert found(data)["host.restore"].verdict is CheckStatus.WARN
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from moorings import __version__
-from moorings.app.folders import PEPPER_BYTES, DataFolder, SharedFolder, write_once, write_private
+from moorings.app.folders import PEPPER_BYTES, DataFolder, SharedFolder, create_private_file, replace_private_file
 from moorings.core.errors import MooringsError
 from moorings.core.pools import parse_pools
 
@@ -151,7 +151,7 @@ def test_an_old_draft_goes_when_its_file_is_written_again(tmp_path):
     old.touch()
     fresh.touch()
     os.utime(old, (0, 0))
-    write_private(tmp_path / "credentials.toml", "new")
+    replace_private_file(tmp_path / "credentials.toml", "new")
     assert (old.exists(), fresh.exists()) == (False, True)
 
 
@@ -168,8 +168,8 @@ def test_two_installations_have_two_peppers(path, tmp_path):
 
 def test_of_two_that_write_a_file_once_the_first_wins(path):
     path.mkdir(parents=True)
-    write_once(path / "pepper", "first")
-    write_once(path / "pepper", "second")
+    create_private_file(path / "pepper", "first")
+    create_private_file(path / "pepper", "second")
     assert (path / "pepper").read_text() == "first"
     assert [file.name for file in path.iterdir()] == ["pepper"]
 
@@ -254,7 +254,7 @@ def test_a_file_is_replaced_as_a_whole_and_stays_private(tmp_path):
     file = tmp_path / "secret"
     file.write_text("old and long")
     file.chmod(0o644)
-    write_private(file, "new")
+    replace_private_file(file, "new")
     assert (file.read_text(), mode(file)) == ("new", 0o600)
     assert list(tmp_path.iterdir()) == [file]
 
@@ -263,7 +263,7 @@ def test_what_cannot_be_written_leaves_the_old_file(tmp_path):
     file = tmp_path / "secret"
     file.write_text("old")
     with pytest.raises(UnicodeEncodeError):
-        write_private(file, "half a pair: \udce9")
+        replace_private_file(file, "half a pair: \udce9")
     assert file.read_text() == "old"
 
 
@@ -271,7 +271,7 @@ def test_a_link_is_replaced_not_followed(tmp_path):
     target, link = tmp_path / "target", tmp_path / "link"
     target.write_text("theirs")
     link.symlink_to(target)
-    write_private(link, "mine")
+    replace_private_file(link, "mine")
     assert (target.read_text(), link.read_text(), link.is_symlink()) == ("theirs", "mine", False)
 
 
@@ -280,5 +280,5 @@ def test_a_link_where_the_draft_goes_is_not_followed(tmp_path):
     target.write_text("theirs")
     (tmp_path / f".secret.{os.getpid()}.tmp").symlink_to(target)
     with pytest.raises(OSError, match="symbolic link"):
-        write_private(file, "mine")
+        replace_private_file(file, "mine")
     assert target.read_text() == "theirs"

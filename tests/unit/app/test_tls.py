@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from moorings.app.settings import Settings, read_settings
-from moorings.app.tls import Tls, is_loopback, make_tls, watch_certificates
+from moorings.app.tls import TlsContexts, is_loopback, make_tls, watch_certificates
 from moorings.cli.pki.folder import CertificateStore
 from moorings.core.errors import MooringsError
 from tests.waiting import until_async
@@ -28,7 +28,7 @@ def settings(*flags: str) -> Settings:
     return read_settings(["--data", "/d", *flags], {})
 
 
-def tls_of(pki: CertificateStore) -> Tls:
+def tls_of(pki: CertificateStore) -> TlsContexts:
     folder = pki.folder
     found = make_tls(settings("--tls-cert", str(folder / "server.pem"), "--tls-key", str(folder / "server.key")))
     assert found is not None

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from moorings.app.folders import RESTORED
-from moorings.app.turned_back import make_ready, spare, take_up, why_spared
+from moorings.app.folders import PROTECT_FILE
+from moorings.app.turned_back import prepare_to_lead, protect_partitions, protection_reason, recover
 from moorings.controller import turned_back as readying
 from moorings.controller.turned_back import ATTEMPT_EPOCH, BLIND_GAP, SEQ_GAP, begin_leading
 from moorings.core.bindings import Binding, GcdBinding
@@ -69,7 +69,7 @@ def test_no_partition_is_ever_made_again_under_an_id_that_was_used(store: SqlSto
     """A claim that waited may have been served since: its job's partition has the mark the next one would get."""
     pending, held = a_claim(0), a_claim(1, state=ClaimState.READY, version=4, attempt=2)
     store.commit(store.lead("x", NOW), Changes(claims=[(pending, NEW), (held, NEW)]))
-    assert make_ready(store, runs, LAST, NOW).started == {}
+    assert recover(store, runs, LAST, NOW).started == {}
     first = {claim.id: claim for claim in store.load().claims}
     assert first[pending.id] == replace(pending, attempt=first[pending.id].attempt, version=2)
     assert first[pending.id].attempt >= 1000
@@ -83,7 +83,7 @@ def test_the_same_backup_restored_later_gives_other_ids_and_numbers(tmp_path: Pa
         (tmp_path / str(number)).mkdir()
         store = open_sqlite(tmp_path / str(number) / "moorings.db", installation="same")
         store.commit(store.lead("x", NOW), Changes(claims=[(a_claim(0), NEW)]))
-        make_ready(store, runs, None, add_seconds(NOW, number))
+        recover(store, runs, None, add_seconds(NOW, number))
         seen.append((store.load().claims[0].attempt, store.last_seq(), store.leader().epoch))
         store.close()
     assert all(later > earlier for earlier, later in zip(*seen, strict=True))
@@ -91,7 +91,7 @@ def test_the_same_backup_restored_later_gives_other_ids_and_numbers(tmp_path: Pa
 
 def test_an_attempt_fits_its_column_for_decades(store: SqlStore, runs: Path) -> None:
     store.commit(store.lead("x", NOW), Changes(claims=[(a_claim(0), NEW)]))
-    make_ready(store, runs, LAST, add_seconds(NOW, 50 * 365 * 86_400))
+    recover(store, runs, LAST, add_seconds(NOW, 50 * 365 * 86_400))
     assert store.load().claims[0].attempt < 2**31
 
 
@@ -102,7 +102,7 @@ def test_what_was_reset_is_not_reset_again(store: SqlStore, runs: Path) -> None:
     holders = [a_claim(number, state=ClaimState.READY) for number in range(3)]
     changes = Changes(claims=[(one, NEW) for one in holders], partitions=[(one, NEW) for one in made])
     store.commit(store.lead("x", NOW), changes)
-    make_ready(store, runs, LAST, NOW)
+    recover(store, runs, LAST, NOW)
     assert [one.state for one in store.load().partitions] == [PartitionState.ACTIVE, *states[1:]]
 
 
@@ -112,7 +112,7 @@ def test_a_waiting_run_that_has_started_since_is_taken_as_it_is(store: SqlStore,
     changes.jobs = jobs_for(*(run for _, run in waiting))
     store.commit(store.lead("x", NOW), changes)
     leave_status(runs, waiting[0][1].id)
-    assert [*make_ready(store, runs, LAST, NOW).started] == [waiting[0][1].id]
+    assert [*recover(store, runs, LAST, NOW).started] == [waiting[0][1].id]
     started, still = sorted(store.load().runs, key=lambda run: run.id)
     assert (started.state, started.started_at) == (RunState.RUNNING, add_seconds(NOW, -60))
     assert still.state is RunState.WAITING
@@ -128,7 +128,7 @@ def test_a_run_whose_claim_was_granted_and_that_has_started_since_is_not_taken_f
     changes = Changes(claims=[(claim, NEW)], partitions=[(a_partition(0), NEW)], runs=[(run, NEW)], jobs=jobs_for(run))
     store.commit(store.lead("x", NOW), changes)
     leave_status(runs, run.id)
-    assert [*make_ready(store, runs, LAST, NOW).started] == [run.id]
+    assert [*recover(store, runs, LAST, NOW).started] == [run.id]
     saved = store.load()
     assert [one.state for one in saved.runs] == [RunState.RUNNING]
     assert [one.state for one in saved.claims] == [ClaimState.READY]
@@ -150,7 +150,7 @@ def test_a_run_that_was_started_on_another_partition_since_needs_none_of_its_cla
     for at, run in enumerate(known):
         leave_status(runs, run.id, attempt=at)
         leave_order(runs, run.id, "another", on, attempt=at)
-    assert [*make_ready(store, runs, LAST, NOW).started] == [run.id for run in known]
+    assert [*recover(store, runs, LAST, NOW).started] == [run.id for run in known]
     saved = store.load()
     assert [(one.state, one.attempt) for one in saved.runs] == [(RunState.RUNNING, 0), (RunState.RUNNING, 1)]
     assert [one.state for one in saved.claims] == [ClaimState.RELEASING] * 2
@@ -165,7 +165,7 @@ def test_a_claim_that_has_no_partition_any_more_ends_when_its_run_goes_on_elsewh
     run = a_run(0, state=RunState.WAITING, attempt=1)
     store.commit(store.lead("x", NOW), Changes(claims=[(claim, NEW)], runs=[(run, NEW)], jobs=jobs_for(run)))
     leave_status(runs, run.id, attempt=1)
-    make_ready(store, runs, LAST, NOW)
+    recover(store, runs, LAST, NOW)
     assert store.load().claims == ()
     ended = store.claim(claim.id)
     assert ended is not None
@@ -178,7 +178,7 @@ def test_a_run_on_the_partition_that_its_records_know_goes_on(store: SqlStore, r
     changes = Changes(claims=[(claim, NEW)], partitions=[(held, NEW)], runs=[(run, NEW)], jobs=jobs_for(run))
     store.commit(store.lead("x", NOW), changes)
     leave_status(runs, run.id, attempt=2)
-    assert make_ready(store, runs, LAST, NOW).started == {}
+    assert recover(store, runs, LAST, NOW).started == {}
     saved = store.load()
     assert (saved.runs, saved.partitions) == ((run,), (held,))
 
@@ -215,7 +215,7 @@ def test_a_run_that_was_made_since_within_a_claim_is_in_the_records_again(
         leave_order(runs, ident, name, partition)
         if ident != "run-dead":
             alive(runs, ident)
-    assert [one.run for one in make_ready(store, runs, LAST, NOW).within] == ["run-since"]
+    assert [one.run for one in recover(store, runs, LAST, NOW).within] == ["run-since"]
     saved = store.load()
     assert [one.state for one in saved.partitions] == [PartitionState.ACTIVE]
     assert {run.id for run in saved.runs} == {before.id, "run-since"}
@@ -223,7 +223,7 @@ def test_a_run_that_was_made_since_within_a_claim_is_in_the_records_again(
     assert (found.state, found.claim, found.within) == (RunState.RUNNING, claim.id, True)
     assert (found.subject, found.started_at) == (claim.subject, add_seconds(NOW, -60))
     assert store.jobs([found.id])[found.id] == a_job(environment={"TOKEN": "secret"})
-    assert make_ready(store, runs, LAST, NOW).within == (), "and once"
+    assert recover(store, runs, LAST, NOW).within == (), "and once"
     assert "secret" not in "".join(row.event.data for row in store.events(Seq(0), 1_000)), "law 10"
 
 
@@ -238,7 +238,7 @@ def test_a_run_within_the_claim_that_had_not_started_waits_for_the_one_that_came
     leave_status(runs, "run-since")
     leave_order(runs, "run-since", held.name, held.id)
     alive(runs, "run-since")
-    make_ready(store, runs, LAST, NOW)
+    recover(store, runs, LAST, NOW)
     states = {run.id: run.state for run in store.load().runs}
     assert states == {first.id: RunState.WAITING, RunId("run-since"): RunState.RUNNING}
 
@@ -263,7 +263,7 @@ def test_what_a_living_run_has_written_over_its_own_order_is_not_believed(
         folder.save_order(order)
     alive(runs, "run-since")
     with pytest.raises(RecordUnreadableError):
-        make_ready(store, runs, LAST, NOW)
+        recover(store, runs, LAST, NOW)
 
 
 @pytest.mark.parametrize("partition", [a_partition(7).id, None])  # None: the release before did not write it down
@@ -276,7 +276,7 @@ def test_a_run_of_another_claim_that_has_the_same_name_by_now_is_not_taken_for_o
     leave_status(runs, "run-since")
     leave_order(runs, "run-since", held.name, partition)
     alive(runs, "run-since")
-    assert make_ready(store, runs, LAST, NOW).within == ()
+    assert recover(store, runs, LAST, NOW).within == ()
 
 
 def test_the_same_copy_put_back_twice_gives_other_ids_also_where_it_was_made_ready_before(
@@ -304,20 +304,20 @@ def test_a_run_that_waits_again_has_not_started_for_what_its_last_attempt_left(s
     store.commit(store.lead("x", NOW), changes)
     leave_status(runs, waiting[0][1].id)  # of attempt 0; attempt 1 waits
     leave_status(runs, waiting[1][1].id, attempt=3)  # it has come further since
-    assert [*make_ready(store, runs, LAST, NOW).started] == [waiting[1][1].id]
+    assert [*recover(store, runs, LAST, NOW).started] == [waiting[1][1].id]
     still, started = sorted(store.load().runs, key=lambda run: run.id)
     assert (still.state, still.attempt) == (RunState.WAITING, 1)
     assert (started.state, started.attempt) == (RunState.RUNNING, 3)
 
 
 def test_numbers_only_rise(store: SqlStore, runs: Path) -> None:
-    make_ready(store, runs, LAST, NOW)
+    recover(store, runs, LAST, NOW)
     assert store.last_seq() > LAST.seq + SEQ_GAP
     assert store.leader().epoch > LAST.epoch
 
 
 def test_where_nobody_knows_how_far_numbers_had_come_they_leap(store: SqlStore, runs: Path) -> None:
-    make_ready(store, runs, None, NOW)
+    recover(store, runs, None, NOW)
     assert store.last_seq() > BLIND_GAP
     assert store.leader().epoch > BLIND_GAP
 
@@ -327,7 +327,7 @@ def test_the_next_leader_passes_the_fence_around_the_runs(
     store: SqlStore, runs: Path, last: LogPosition | None
 ) -> None:
     FileFence(runs).set(Epoch(10**12), 0)
-    make_ready(store, runs, last, NOW)
+    recover(store, runs, last, NOW)
     assert store.leader().epoch > 10**12
 
 
@@ -346,8 +346,8 @@ def test_a_database_that_went_on_is_led_from_as_it_is(store: SqlStore, tmp_path:
     go_on(store)
     marked(store, tmp_path).keep(store.high_water())
     before = store.lead("y", NOW)
-    take_up(store, tmp_path, runs, marked(store, tmp_path), NOW)
-    assert why_spared(tmp_path) is None
+    prepare_to_lead(store, tmp_path, runs, marked(store, tmp_path), NOW)
+    assert protection_reason(tmp_path) is None
     assert store.leader().epoch == before
     assert store.load().claims == (a_claim(0),)
     assert marked(store, tmp_path).known() == store.high_water()
@@ -361,16 +361,16 @@ def test_one_that_went_back_is_made_ready_and_nothing_is_removed(
     at = store.high_water()
     known = LogPosition(Seq(at.seq + back.seq), Epoch(at.epoch + back.epoch))
     marked(store, tmp_path).keep(known)
-    take_up(store, tmp_path, runs, marked(store, tmp_path), NOW)
-    assert "was turned back" in (why_spared(tmp_path) or "")
+    prepare_to_lead(store, tmp_path, runs, marked(store, tmp_path), NOW)
+    assert "was turned back" in (protection_reason(tmp_path) or "")
     assert "store.turned_back" in caplog.messages
     assert store.load().claims[0].attempt >= 1000, "made ready"
     assert known.is_reached_by(store.high_water())
     assert store.leader().epoch > known.epoch, "whoever led then is fenced off"
     caplog.clear()
-    take_up(store, tmp_path, runs, marked(store, tmp_path), NOW)
+    prepare_to_lead(store, tmp_path, runs, marked(store, tmp_path), NOW)
     assert caplog.messages == [], "and that once"
-    assert why_spared(tmp_path) is not None, "until an admin decides"
+    assert protection_reason(tmp_path) is not None, "until an admin decides"
 
 
 def test_what_died_while_it_made_it_ready_does_it_again(
@@ -386,10 +386,10 @@ def test_what_died_while_it_made_it_ready_does_it_again(
     with monkeypatch.context() as patched:
         patched.setattr("moorings.controller.turned_back.plan_recovery", dies)
         with pytest.raises(KeyboardInterrupt):
-            take_up(store, tmp_path, runs, marked(store, tmp_path), NOW)
+            prepare_to_lead(store, tmp_path, runs, marked(store, tmp_path), NOW)
     assert store.high_water().seq > 50
     assert store.load().claims[0].attempt == 0
-    take_up(store, tmp_path, runs, marked(store, tmp_path), NOW)
+    prepare_to_lead(store, tmp_path, runs, marked(store, tmp_path), NOW)
     assert store.load().claims[0].attempt >= 1000
 
 
@@ -424,39 +424,39 @@ def test_what_only_memory_has_seen_counts_too(store: SqlStore, tmp_path: Path, r
     mark = marked(store, tmp_path)
     mark.keep(store.high_water())
     mark.see(LogPosition(Seq(store.last_seq() + 1), Epoch(1)))
-    take_up(store, tmp_path, runs, mark, NOW)
-    assert why_spared(tmp_path) is not None
+    prepare_to_lead(store, tmp_path, runs, mark, NOW)
+    assert protection_reason(tmp_path) is not None
 
 
 def test_a_folder_without_a_mark_spares_what_it_does_not_know(store: SqlStore, tmp_path: Path, runs: Path) -> None:
     go_on(store)
     mark = marked(store, tmp_path)
     mark.see(store.high_water())  # it stood by for a while, beside a database that may have gone back before
-    take_up(store, tmp_path, runs, mark, NOW)
-    assert "led from another" in (why_spared(tmp_path) or "")
+    prepare_to_lead(store, tmp_path, runs, mark, NOW)
+    assert "led from another" in (protection_reason(tmp_path) or "")
     assert store.load().claims == (a_claim(0),), "its records are taken as they are"
-    (tmp_path / RESTORED).unlink()
-    take_up(store, tmp_path, runs, marked(store, tmp_path), NOW)
-    assert why_spared(tmp_path) is None, "an admin has decided, once for all"
+    (tmp_path / PROTECT_FILE).unlink()
+    prepare_to_lead(store, tmp_path, runs, marked(store, tmp_path), NOW)
+    assert protection_reason(tmp_path) is None, "an admin has decided, once for all"
 
 
 def test_a_new_installation_and_one_of_the_release_before_are_no_strangers(
     store: SqlStore, tmp_path: Path, runs: Path
 ) -> None:
     """The release before kept the epoch of its last leader beside the runs, and no mark."""
-    take_up(store, tmp_path, runs, marked(store, tmp_path), NOW)
-    assert why_spared(tmp_path) is None
+    prepare_to_lead(store, tmp_path, runs, marked(store, tmp_path), NOW)
+    assert protection_reason(tmp_path) is None
     (tmp_path / "high-water").unlink()
     FileFence(runs).set(store.lead("the release before", NOW), 0)
-    take_up(store, tmp_path, runs, marked(store, tmp_path), NOW)
-    assert why_spared(tmp_path) is None
+    prepare_to_lead(store, tmp_path, runs, marked(store, tmp_path), NOW)
+    assert protection_reason(tmp_path) is None
 
 
 def test_of_two_reasons_the_first_is_kept(store: SqlStore, tmp_path: Path, runs: Path) -> None:
     go_on(store)
-    spare(tmp_path, "a backup was restored")
-    take_up(store, tmp_path, runs, marked(store, tmp_path), NOW)
-    assert why_spared(tmp_path) == "a backup was restored"
+    protect_partitions(tmp_path, "a backup was restored")
+    prepare_to_lead(store, tmp_path, runs, marked(store, tmp_path), NOW)
+    assert protection_reason(tmp_path) == "a backup was restored"
 
 
 def test_runs_that_cannot_be_read_keep_a_database_that_went_back_from_being_led(
@@ -471,51 +471,51 @@ def test_runs_that_cannot_be_read_keep_a_database_that_went_back_from_being_led(
     monkeypatch.setattr("moorings.app.turned_back.find_started", unreadable)
     marked(store, tmp_path).keep(LogPosition(Seq(50), Epoch(1)))
     with pytest.raises(MooringsError) as caught:
-        take_up(store, tmp_path, runs, marked(store, tmp_path), NOW)
+        prepare_to_lead(store, tmp_path, runs, marked(store, tmp_path), NOW)
     assert (caught.value.code, bool(caught.value.hint)) == ("config.invalid", True)
-    assert why_spared(tmp_path) is not None
+    assert protection_reason(tmp_path) is not None
 
 
 def test_a_folder_that_is_not_that_of_its_runs_is_not_led_from(store: SqlStore, tmp_path: Path, runs: Path) -> None:
     """Its disk is not mounted, or the setting was changed: every run would be taken for lost (law 3)."""
     go_on(store)
-    take_up(store, tmp_path, runs, marked(store, tmp_path), NOW)
+    prepare_to_lead(store, tmp_path, runs, marked(store, tmp_path), NOW)
     elsewhere = tmp_path / "elsewhere"
     with pytest.raises(MooringsError) as caught:
-        take_up(store, tmp_path, elsewhere, marked(store, tmp_path), NOW)
+        prepare_to_lead(store, tmp_path, elsewhere, marked(store, tmp_path), NOW)
     assert (caught.value.code, "mounted" in caught.value.hint) == ("config.invalid", True)
     assert not elsewhere.exists()
     runs.rename(elsewhere)
-    take_up(store, tmp_path, elsewhere, marked(store, tmp_path), NOW)
+    prepare_to_lead(store, tmp_path, elsewhere, marked(store, tmp_path), NOW)
 
 
 def test_nor_is_it_on_the_first_start_of_this_release(store: SqlStore, tmp_path: Path, runs: Path) -> None:
     """There is no mark yet, and the setting is new: the folder that it names is empty, or not mounted."""
     go_on(store)
     with pytest.raises(MooringsError, match="is not the folder"):
-        take_up(store, tmp_path, tmp_path / "elsewhere", marked(store, tmp_path), NOW)
-    take_up(store, tmp_path, runs, marked(store, tmp_path), NOW)
+        prepare_to_lead(store, tmp_path, tmp_path / "elsewhere", marked(store, tmp_path), NOW)
+    prepare_to_lead(store, tmp_path, runs, marked(store, tmp_path), NOW)
 
 
 def test_the_runs_of_another_installation_are_not_ours(store: SqlStore, tmp_path: Path, runs: Path) -> None:
-    take_up(store, tmp_path, runs, marked(store, tmp_path), NOW)
+    prepare_to_lead(store, tmp_path, runs, marked(store, tmp_path), NOW)
     (tmp_path / "new").mkdir()
     other = open_sqlite(tmp_path / "new" / "moorings.db", installation="other")
     with pytest.raises(MooringsError, match="has the runs of installation"):
-        take_up(other, tmp_path / "new", runs, marked(other, tmp_path / "new"), NOW)
+        prepare_to_lead(other, tmp_path / "new", runs, marked(other, tmp_path / "new"), NOW)
     other.close()
 
 
 def test_where_no_runs_are_here_no_folder_is_wanted(store: SqlStore, tmp_path: Path) -> None:
     go_on(store)
     for _ in range(2):
-        take_up(store, tmp_path, None, marked(store, tmp_path), NOW)
+        prepare_to_lead(store, tmp_path, None, marked(store, tmp_path), NOW)
     assert not (tmp_path / "runs").exists()
     marked(store, tmp_path).keep(LogPosition(Seq(50), Epoch(1)))
-    take_up(store, tmp_path, None, marked(store, tmp_path), NOW)
+    prepare_to_lead(store, tmp_path, None, marked(store, tmp_path), NOW)
     assert store.load().claims[0].attempt >= 1000
 
 
 def test_a_new_installation_makes_the_folder_of_its_runs(store: SqlStore, tmp_path: Path) -> None:
     for _ in range(2):
-        take_up(store, tmp_path, tmp_path / "disk" / "runs", marked(store, tmp_path), NOW)
+        prepare_to_lead(store, tmp_path, tmp_path / "disk" / "runs", marked(store, tmp_path), NOW)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from moorings.app.backup import restore
-from moorings.app.backup_saving import check_database, look_at, save
+from moorings.app.backup_saving import check_database, create_backup, read_database_state
 from moorings.app.folders import DataFolder, SharedFolder
 from moorings.app.settings import Settings
 from moorings.cli.main import main
@@ -122,7 +122,7 @@ def raise_numbers(data, times=5):
         store.lead("x", NOW)
     store.revoke_access_key("k1", Event(name="key.revoked", at=NOW))
     store.close()
-    return look_at(data / "moorings.db")
+    return read_database_state(data / "moorings.db")
 
 
 def add_key(data):
@@ -168,7 +168,7 @@ def test_a_restore_killed_at_any_rename_and_done_again_forgets_nothing(moor, dat
     told = restore(data, file)
     assert is_revoked(data)
     assert not any("valid again" in line for line in told)
-    now = look_at(data / "moorings.db")
+    now = read_database_state(data / "moorings.db")
     assert (now.seq > before.seq + 1000, now.epoch > before.epoch) == (True, True)
     assert now.seq < 1_000_000, "it was known how far numbers had come"
     assert not (data / "restoring.json").exists()
@@ -186,7 +186,7 @@ def test_where_the_old_records_are_gone_numbers_leap_and_keys_are_told_of(moor, 
         (data / "moorings.db").write_bytes(b"no database" * 500)
     code, out, _ = moor("restore", str(file), "-y")
     assert (code, "are as they were then: moor get keys" in out) == (0, True)
-    now = look_at(data / "moorings.db")
+    now = read_database_state(data / "moorings.db")
     assert (now.seq > before.seq + 10**6, now.epoch > before.epoch + 10**6) == (True, True)
 
 
@@ -203,21 +203,21 @@ def test_another_installation_s_backup_is_refused_unless_it_is_meant(moor, data,
     open_sqlite(other / "moorings.db", installation="other").close()
     file = tmp_path / "b.tar.gz"
     assert moor("backup", str(file), "--data", str(other))[0] == 0
-    mine = look_at(data / "moorings.db")
+    mine = read_database_state(data / "moorings.db")
     code, _, err = moor("restore", str(file), "-y")
     assert (code, "is of installation other" in err, "--other-installation" in err) == (2, True, True)
-    assert look_at(data / "moorings.db") == mine
+    assert read_database_state(data / "moorings.db") == mine
     code, out, _ = moor("restore", str(file), "-y", "--other-installation")
     assert (code, f"partitions of installation {mine.installation} are strangers'" in out) == (0, True)
-    assert look_at(data / "moorings.db").installation == "other"
+    assert read_database_state(data / "moorings.db").installation == "other"
 
 
 def test_a_database_restored_by_its_own_tools_is_made_ready(moor, data):
-    before = look_at(data / "moorings.db")
+    before = read_database_state(data / "moorings.db")
     code, out, _ = moor("restore", "--external", "-y")
     assert (code, f"ready: installation {before.installation}" in out) == (0, True)
     assert (data / "restored.json").exists(), "what was made since is left alone"
-    now = look_at(data / "moorings.db")
+    now = read_database_state(data / "moorings.db")
     assert (now.seq > before.seq + 10**6, now.epoch > before.epoch + 10**6) == (True, True)
 
 
@@ -269,13 +269,13 @@ def test_a_damaged_database_is_told_as_damaged(moor, data, tmp_path):
 
 def test_a_pools_file_that_cannot_be_read_fails_the_backup(moor, data, tmp_path, monkeypatch):
     monkeypatch.setattr("moorings.app.origin.find_running", lambda _: ControllerProcess(1, 1, "", ""))
-    monkeypatch.setattr("moorings.app.origin._started_with", lambda _: (["--pools", "no.toml"], {}, tmp_path))
+    monkeypatch.setattr("moorings.app.origin._read_start_arguments", lambda _: (["--pools", "no.toml"], {}, tmp_path))
     with pytest.raises(MooringsError, match=r"no\.toml, the pools file") as raised:
-        save(data, tmp_path / "b.tar.gz")
+        create_backup(data, tmp_path / "b.tar.gz")
     assert raised.value.code == "backup.invalid"
     assert not (tmp_path / "b.tar.gz").exists()
     (tmp_path / "no.toml").write_text("# mine\n")
-    save(data, tmp_path / "b.tar.gz")
+    create_backup(data, tmp_path / "b.tar.gz")
     with tarfile.open(tmp_path / "b.tar.gz") as tar:
         pools = tar.extractfile("pools.toml")
         assert pools is not None

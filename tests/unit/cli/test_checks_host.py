@@ -5,7 +5,7 @@ import sqlite3
 import pytest
 
 from moorings.app import doctor
-from moorings.app.folders import RESTORED, RESTORING, DataFolder, SharedFolder
+from moorings.app.folders import PROTECT_FILE, RESTORE_PENDING_FILE, DataFolder, SharedFolder
 from moorings.cli import checks_host
 from moorings.cli.checks import CheckStatus
 from moorings.cli.processes import ControllerProcess
@@ -114,7 +114,7 @@ def data(tmp_path, monkeypatch):
 
 
 def look(data):
-    return {finding.id: finding for finding in doctor.look(data)}
+    return {finding.id: finding for finding in doctor.run_checks(data)}
 
 
 def test_a_folder_in_order(data):
@@ -129,8 +129,8 @@ def test_everything_at_fault_is_found(data):
     (data / "pepper").write_text("00ff")
     (data / "pools.toml").write_text("[[pool]]\nname = 3\n")
     (data / "controller.json").write_text('{"pid": 4194304, "startTicks": 1, "url": "http://x:1", "version": "0"}')
-    (data / RESTORING).touch()
-    (data / RESTORED).touch()
+    (data / RESTORE_PENDING_FILE).touch()
+    (data / PROTECT_FILE).touch()
     with sqlite3.connect(data / "moorings.db") as database:
         database.execute("UPDATE alembic_version SET version_num = '9999'")
     database.close()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from moorings.app.kubernetes_operator import job_of
+from moorings.app.kubernetes_operator import job_key_of
 from moorings.kubernetes import names
 from moorings.kubernetes.pods import FAILED, PENDING, RUNNING, SUCCEEDED, Pod, parse_pod, trim_pod
 from tests.cases import cases
@@ -51,7 +51,7 @@ def test_a_pod_with_other_labels_is_not_ours(labels: dict[str, str] | None) -> N
 @pytest.mark.parametrize(("label", "keys"), [("train", ("n/train",)), ("", ())])
 def test_the_job_that_it_belongs_to_is_looked_at(label: str, keys: tuple[str, ...]) -> None:
     """A label may be empty; with no name every partition of the cluster would be looked at."""
-    assert job_of({"metadata": {"name": "p", "namespace": "n", "labels": {names.JOB: label}}}) == keys
+    assert job_key_of({"metadata": {"name": "p", "namespace": "n", "labels": {names.JOB: label}}}) == keys
 
 
 ASKING = {"phase": "Pending", "initContainerStatuses": [{"name": "i", "state": {"running": {}}}]}

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from moorings.app.pruning import DOOMED, prune
+from moorings.app.pruning import PRUNED_PREFIX, prune
 from moorings.core.bindings import Binding, GcdBinding
 from moorings.core.instants import Timestamp
 from moorings.local.pruning import hold_ended
@@ -70,7 +70,7 @@ def test_a_damaged_folder_and_a_stranger_s_stay(runs):
 
 
 def test_one_that_was_cut_off_is_finished(runs):
-    a_run(runs, "run-a", OLD).path.rename(runs / f"{DOOMED}run-a")
+    a_run(runs, "run-a", OLD).path.rename(runs / f"{PRUNED_PREFIX}run-a")
     assert prune(runs, BEFORE, (), hold_ended) == []
     assert list(runs.iterdir()) == []
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from moorings.app.pruning import DOOMED, prune
+from moorings.app.pruning import PRUNED_PREFIX, prune
 from moorings.core.instants import SECOND, Timestamp
 from moorings.slurm.engine.pruning import hold_ended
 from moorings.slurm.engine.rundir import SlurmRunFolder, SubmittedSlurmJob
@@ -70,7 +70,7 @@ def test_what_is_no_runs_folder_stays_and_what_was_begun_is_finished(runs: Path)
     (runs / "notes").mkdir()
     os.utime(runs / "notes", (0, 0))
     (runs / "link").symlink_to(a_run(runs.parent, "elsewhere", ended=OLD))
-    (runs / f"{DOOMED}run-b").mkdir()
+    (runs / f"{PRUNED_PREFIX}run-b").mkdir()
     damaged = a_run(runs, "run-c", "asked", "job", ended=OLD)
     (damaged / "0" / "end.json").write_text("{")
     assert prune(runs, BEFORE, (), hold_ended) == []

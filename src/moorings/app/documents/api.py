@@ -15,7 +15,7 @@ from moorings.api.calls import KEY_EXPIRES_HEADER
 from moorings.api.operations import Operation
 from moorings.api.routes import OPERATIONS
 from moorings.app.documents.fields import FIELDS
-from moorings.app.documents.markdown import MADE, anchor, code, table
+from moorings.app.documents.markdown import GENERATED, anchor, code, table
 from moorings.core.access import Role
 from moorings.core.claims import KEY_CHARS_MAX
 
@@ -27,7 +27,7 @@ STARTERS = "the subject that started it; admins"
 ADMINS = "admins"
 
 # By what serves it: who may, and the errors of its own.
-WHO: dict[str, tuple[str, tuple[str, ...]]] = {
+ACCESS: dict[str, tuple[str, tuple[str, ...]]] = {
     "list_claims": (READERS, ("page.invalid", "pool.unknown")),
     "create_claim": (
         "admins, users and agents, for owners that their key may act for",
@@ -152,9 +152,9 @@ Roles: {", ".join(f"`{role}`" for role in Role)}; [give access](../how-to/give-a
 def api_page() -> str:
     """The page."""
     document = openapi.document()
-    text = MADE + "# The HTTP API\n\n" + ABOUT + "\n"
+    text = GENERATED + "# The HTTP API\n\n" + ABOUT + "\n"
     rows = [
-        (f"[`{it.method} {it.path}`](#{anchor(_title(it))})", _summary(document, it), WHO[it.serve.__name__][0])
+        (f"[`{it.method} {it.path}`](#{anchor(_title(it))})", _summary(document, it), ACCESS[it.serve.__name__][0])
         for it in OPERATIONS
     ]
     text += table(("request", "what", "who may"), rows)
@@ -184,7 +184,7 @@ def _summary(document: Mapping[str, Any], operation: Operation) -> str:
 
 def _operation(document: Mapping[str, Any], operation: Operation) -> str:
     told = _described(document, operation)
-    who, errors = WHO[operation.serve.__name__]
+    who, errors = ACCESS[operation.serve.__name__]
     text = f"\n### {_title(operation)}\n\n{told['summary']}. {told.get('description', '')}".rstrip() + "\n\n"
     text += f"- Who may: {who}.\n"
     if operation.body is not None:
@@ -212,11 +212,11 @@ def _shape(name: str, schema: Mapping[str, Any]) -> str:
     needed, properties = schema.get("required", []), schema["properties"]
     if name.endswith("Body"):
         return text + table(("field", "is"), [(code(field), bounds(each)) for field, each in properties.items()])
-    rows = [(code(field), *_told(name, field, field in needed, each)) for field, each in properties.items()]
+    rows = [(code(field), *_field_row(name, field, field in needed, each)) for field, each in properties.items()]
     return text + table(("field", "may be", "default", "meaning"), rows)
 
 
-def _told(shape: str, field: str, needed: bool, schema: Mapping[str, Any]) -> tuple[str, str, str]:
+def _field_row(shape: str, field: str, needed: bool, schema: Mapping[str, Any]) -> tuple[str, str, str]:
     allowed, meaning = FIELDS[shape, field]
     return allowed, _default(needed, schema), meaning
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moorings.app.documents.markdown import MADE, code, table
+from moorings.app.documents.markdown import GENERATED, code, table
 from moorings.cli.reference import EXITS
 from moorings.wire.errors import ERRORS, ExitCode
 
@@ -158,7 +158,7 @@ REMEDIES: dict[str, str] = {
 
 def errors_page() -> str:
     """The page."""
-    text = MADE + "# Errors and exit codes\n\n"
+    text = GENERATED + "# Errors and exit codes\n\n"
     text += "Errors of the API are `application/problem+json` with these codes; `moor` prints `error:` and `hint:`.\n"
     text += "Codes are for ever. The hint of an error knows the values at hand; what to do in every case stands here.\n"
     text += "\n"

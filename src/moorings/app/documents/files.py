@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from moorings.app.documents.markdown import MADE, code, table
+from moorings.app.documents.markdown import GENERATED, code, table
 from moorings.core import pools
 from moorings.core.claims import PRIORITY_MAX, SIZE_MAX, TIME_LIMIT_S_MAX, WARN_SIGNALS, CheckpointContract
 from moorings.core.topology import CATALOGUE_BLOCKS_MAX, DEVICES_MAX
@@ -23,7 +23,7 @@ _CONTRACT = CheckpointContract()
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class FileKey:
     """One key of a file.
 
     Attributes:
@@ -45,33 +45,37 @@ class Key:
     required: bool = False
 
 
-POOLS: tuple[Key, ...] = (
-    Key("", "name", "string", "", "1 to 32 lower-case letters, digits, `-`, `.`", "What the pool is called.", True),
-    Key("", "kind", "string", "", "1 to 32 lower-case letters, digits, `-`", "Kind of its accelerators: `ipu`.", True),
-    Key("", "driver", "string", "", "`simulated`, `vipu`", "What talks to the hardware.", True),
-    Key("topology", "type", "string", "", "`power-of-two`, `any-subset`, `catalogue`", "Which blocks there are.", True),
-    Key("topology", "domains", "integer", "1", f"1 to {DEVICES_MAX:,} devices in all", "How many domains."),
-    Key(
+POOLS: tuple[FileKey, ...] = (
+    FileKey("", "name", "string", "", "1 to 32 lower-case letters, digits, `-`, `.`", "What the pool is called.", True),
+    FileKey(
+        "", "kind", "string", "", "1 to 32 lower-case letters, digits, `-`", "Kind of its accelerators: `ipu`.", True
+    ),
+    FileKey("", "driver", "string", "", "`simulated`, `vipu`", "What talks to the hardware.", True),
+    FileKey(
+        "topology", "type", "string", "", "`power-of-two`, `any-subset`, `catalogue`", "Which blocks there are.", True
+    ),
+    FileKey("topology", "domains", "integer", "1", f"1 to {DEVICES_MAX:,} devices in all", "How many domains."),
+    FileKey(
         *("topology", "domain_size", "integer", "", f"1 to {DEVICES_MAX:,} devices in all"),
         "Devices of each domain; a power of two where the topology is one.",
         required=True,
     ),
-    Key(
+    FileKey(
         *("topology", "max_block", "integer", "", "1 to all devices"),
         "Devices of the largest partition. Default: a domain (`power-of-two`), or all (`any-subset`).",
     ),
-    Key(
+    FileKey(
         *("topology", "blocks", "list of strings", "", f"1 to {CATALOGUE_BLOCKS_MAX:,}"),
         'Of a `catalogue`, which alone has and needs it: every block there is, as `"0-3"` or `"0-3,8"`.',
     ),
-    Key(
+    FileKey(
         *("resources", "NAME", "size or integer", "", "0 or more"),
         'Secondary resources that claims may ask for, under names of your choice: `memory = "256G"`.',
     ),
 )
 
-JOB: tuple[Key, ...] = (
-    Key(
+JOB: tuple[FileKey, ...] = (
+    FileKey(
         "",
         "name",
         "string",
@@ -79,7 +83,7 @@ JOB: tuple[Key, ...] = (
         f"1 to {jobs.JOB_NAME_CHARS_MAX} letters, digits, `-`, `.`, `_`",
         "Name of the job. Default: the file's.",
     ),
-    Key(
+    FileKey(
         *(
             "",
             "command",
@@ -90,18 +94,18 @@ JOB: tuple[Key, ...] = (
         "Program and arguments of every task. No shell is put in between; a string is split as a shell splits words.",
         required=True,
     ),
-    Key("", "tasks", "integer", "1", f"1 to {jobs.TASKS_MAX:,}", "Processes; each has one GCD of the partition."),
-    Key("", "time", "duration", "", f"1 s to {_DAYS} days", "Time limit of the run. Without it: endless."),
-    Key("", "workdir", "string", '"."', "a folder", "Working folder of every task; relative: to the job file."),
-    Key("", "project", "string", '"default"', "1 to 64 letters, digits, `.`, `_`, `-`, `/`", "Who pays."),
-    Key("", "priority", "integer", "0", f"±{PRIORITY_MAX:,}", "Higher is first in the queue."),
-    Key(
+    FileKey("", "tasks", "integer", "1", f"1 to {jobs.TASKS_MAX:,}", "Processes; each has one GCD of the partition."),
+    FileKey("", "time", "duration", "", f"1 s to {_DAYS} days", "Time limit of the run. Without it: endless."),
+    FileKey("", "workdir", "string", '"."', "a folder", "Working folder of every task; relative: to the job file."),
+    FileKey("", "project", "string", '"default"', "1 to 64 letters, digits, `.`, `_`, `-`, `/`", "Who pays."),
+    FileKey("", "priority", "integer", "0", f"±{PRIORITY_MAX:,}", "Higher is first in the queue."),
+    FileKey(
         *("", "preemptible", "boolean", "false", ""),
         "May be stopped for somebody who was guaranteed its devices; it keeps its place and is started again later.",
     ),
-    Key("accelerators", "kind", "string", '"ipu"', "a pool's kind", "Kind of accelerator."),
-    Key("accelerators", "size", "integer", "1", f"1 to {SIZE_MAX:,}", "Devices of the whole job."),
-    Key(
+    FileKey("accelerators", "kind", "string", '"ipu"', "a pool's kind", "Kind of accelerator."),
+    FileKey("accelerators", "size", "integer", "1", f"1 to {SIZE_MAX:,}", "Devices of the whole job."),
+    FileKey(
         "accelerators",
         "replicas",
         "integer",
@@ -109,16 +113,22 @@ JOB: tuple[Key, ...] = (
         "a multiple of `tasks`",
         "Model replicas of the whole job. Default: one a task.",
     ),
-    Key("accelerators", "pool", "string", "", "a pool's name", "Only there. Default: any pool of the kind."),
-    Key("resources", "cpus", "integer", "1", "1 or more", "Processors of a task; told, not enforced on one machine."),
-    Key("resources", "memory", "size", "", "1 byte or more", "Memory of a task; told, not enforced on one machine."),
-    Key("resources", "nodes", "integer", "1", "1 on one machine", "Hosts of the job."),
-    Key("environment", "pass", "list of strings", '["PATH"]', "names", "Variables taken from whoever submits the job."),
-    Key(
+    FileKey("accelerators", "pool", "string", "", "a pool's name", "Only there. Default: any pool of the kind."),
+    FileKey(
+        "resources", "cpus", "integer", "1", "1 or more", "Processors of a task; told, not enforced on one machine."
+    ),
+    FileKey(
+        "resources", "memory", "size", "", "1 byte or more", "Memory of a task; told, not enforced on one machine."
+    ),
+    FileKey("resources", "nodes", "integer", "1", "1 on one machine", "Hosts of the job."),
+    FileKey(
+        "environment", "pass", "list of strings", '["PATH"]', "names", "Variables taken from whoever submits the job."
+    ),
+    FileKey(
         *("environment", "set", "table of strings", "", f"{jobs.ENVIRONMENT_CHARS_MAX:,} characters in all"),
         "Further variables. Names that [Moorings sets](environment.md#variables-of-a-job) are refused.",
     ),
-    Key(
+    FileKey(
         "checkpoint",
         "directory",
         "string",
@@ -126,7 +136,7 @@ JOB: tuple[Key, ...] = (
         "a folder",
         "Where the job keeps checkpoints; told as `MOORINGS_CHECKPOINT_DIR`.",
     ),
-    Key(
+    FileKey(
         "checkpoint",
         "resumable",
         "boolean",
@@ -134,7 +144,7 @@ JOB: tuple[Key, ...] = (
         "",
         "Whether the job goes on from its checkpoint.",
     ),
-    Key(
+    FileKey(
         *(
             "checkpoint",
             "warn_signal",
@@ -144,7 +154,7 @@ JOB: tuple[Key, ...] = (
         ),
         "Signal that warns of the time limit, and of being stopped for somebody else.",
     ),
-    Key(
+    FileKey(
         "checkpoint",
         "warn",
         "duration",
@@ -152,7 +162,7 @@ JOB: tuple[Key, ...] = (
         f"0 s to {_DAYS} days",
         "How long before the limit it is sent.",
     ),
-    Key(
+    FileKey(
         "checkpoint",
         "grace",
         "duration",
@@ -160,13 +170,19 @@ JOB: tuple[Key, ...] = (
         f"0 s to {_DAYS} days",
         "Time between TERM and KILL.",
     ),
-    Key("kubernetes", "image", "string", "", "", "Container image; nothing uses it on one machine."),
+    FileKey("kubernetes", "image", "string", "", "", "Container image; nothing uses it on one machine."),
 )
 
 
 def pools_page() -> str:
     """The page of the pools file."""
-    text = MADE + "# The pools file\n\n" + POOLS_ABOUT + _HOW.format("pools") + f"\n```toml\n{example_of(pools)}\n```\n"
+    text = (
+        GENERATED
+        + "# The pools file\n\n"
+        + POOLS_ABOUT
+        + _HOW.format("pools")
+        + f"\n```toml\n{example_of(pools)}\n```\n"
+    )
     text += f"\nA file has at least one pool and at most {pools.POOLS_MAX}.\n"
     text += _tables(POOLS, {"": "[[pool]]", "topology": "topology", "resources": "resources"})
     text += "\n## `[pool.simulated]`\n\n"
@@ -181,7 +197,7 @@ def pools_page() -> str:
 
 def job_page() -> str:
     """The page of the job file."""
-    text = MADE + "# The job file\n\n" + JOB_ABOUT + _HOW.format("job") + f"\n```toml\n{example_of(jobs)}\n```\n"
+    text = GENERATED + "# The job file\n\n" + JOB_ABOUT + _HOW.format("job") + f"\n```toml\n{example_of(jobs)}\n```\n"
     titles = {"": "The top", **{name: f"[{name}]" for name in dict.fromkeys(key.table for key in JOB) if name}}
     return text + _tables(JOB, titles) + "\n" + FORMS
 
@@ -251,7 +267,7 @@ def attributes(cls: type) -> dict[str, str]:
     return {name: said.replace("``", "`").strip() for name, said in found.items()}
 
 
-def _tables(keys: Sequence[Key], titles: dict[str, str]) -> str:
+def _tables(keys: Sequence[FileKey], titles: dict[str, str]) -> str:
     text = ""
     for name, title in titles.items():
         rows = [_row(key) for key in keys if key.table == name]
@@ -260,6 +276,6 @@ def _tables(keys: Sequence[Key], titles: dict[str, str]) -> str:
     return text
 
 
-def _row(key: Key) -> tuple[str, ...]:
+def _row(key: FileKey) -> tuple[str, ...]:
     default = "required" if key.required else code(key.default) or "none"
     return code(key.name), key.kind, default, key.bounds, key.meaning

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from moorings.app.documents.markdown import MADE, code, table
+from moorings.app.documents.markdown import GENERATED, code, table
 from moorings.core.claims import NAME_CHARS_MAX
 from moorings.kubernetes.admission import OUR_LABELS, OUR_PATHS, OUR_PREFIX, OUR_VARIABLES, OUR_VARIABLES_PREFIX
 from moorings.kubernetes.crd import COLUMNS, build_crd
@@ -43,7 +43,7 @@ _ANNOTATIONS = (
     (PREEMPTIBLE, "It may be asked to give its partitions back for those who are guaranteed them, and goes on later."),
     (RESUMABLE, "Its program goes on from a checkpoint: it may also be moved to other IPUs."),
 )
-_OURS = """\
+_RESERVED_NOTE = """\
 A job that has one of these is refused: they would point it at another partition, or keep its launcher from its workers.
 
 """
@@ -72,12 +72,12 @@ def _yaml(about: str, definition: Mapping[str, Any]) -> str:
 
 def ipujob_page() -> str:
     """The page of the IPUJob."""
-    text = MADE + "# The IPUJob\n\n" + _ABOUT + "\n" + table(("it has", "it is", "what runs"), _KINDS)
+    text = GENERATED + "# The IPUJob\n\n" + _ABOUT + "\n" + table(("it has", "it is", "what runs"), _KINDS)
     text += "\n## Spec\n\n" + _fields(SPEC)
     text += "\nNumbers may be written with or without quotes.\n\n" + _CHANGES
     text += '\n## Annotations\n\n`"true"` or `"false"`; they count when the partition is asked for.\n\n'
     text += table(("annotation", "meaning"), [(code(name), said) for name, said in _ANNOTATIONS])
-    text += "\n## What Moorings sets itself\n\n" + _ours()
+    text += "\n## What Moorings sets itself\n\n" + _reserved_names()
     text += "\n## Status\n\nWritten by the operator alone.\n\n"
     text += table(
         ("field", "type", "meaning"), [(code(field.path), field.type.value, field.meaning) for field in STATUS]
@@ -89,14 +89,14 @@ def ipujob_page() -> str:
     return text + "\n" + _FILES
 
 
-def _ours() -> str:
+def _reserved_names() -> str:
     ours = (
         ("variables of containers and of the launcher", [*sorted(OUR_VARIABLES), f"{OUR_VARIABLES_PREFIX}*"]),
         ("labels and annotations", [f"{OUR_LABELS}*"]),
         ("names of volumes and containers", [f"{OUR_PREFIX}*"]),
         ("places of mounts", list(OUR_PATHS)),
     )
-    return _OURS + table(("what", "which"), [(what, ", ".join(map(code, which))) for what, which in ours])
+    return _RESERVED_NOTE + table(("what", "which"), [(what, ", ".join(map(code, which))) for what, which in ours])
 
 
 def _fields(fields: Iterable[CrdField]) -> str:

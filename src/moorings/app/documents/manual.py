@@ -13,7 +13,7 @@ import click
 
 import moorings
 from moorings.app.documents import files
-from moorings.app.documents.files import Key
+from moorings.app.documents.files import FileKey
 from moorings.app.documents.roff import escape, head, paragraph, section, subsection, tagged, verbatim
 from moorings.app.documents.settings import field_docs
 from moorings.app.settings import DEFAULT_CONFIG, Settings
@@ -240,7 +240,7 @@ def _file(
     about: str,
     text: str,
     example: str,
-    keys: Sequence[Key],
+    keys: Sequence[FileKey],
     drivers: Mapping[str, Sequence[tuple[str, str, str]]],
 ) -> str:
     parts = [section("DESCRIPTION", paragraph(text)), section("EXAMPLE", verbatim(example.splitlines()))]
@@ -253,6 +253,6 @@ def _file(
     return _page(name, 5, about, *parts, see=_SEE)
 
 
-def _key(key: Key) -> str:
+def _key(key: FileKey) -> str:
     facts = [key.kind, key.bounds, "required" if key.required else f"default `{key.default}`" if key.default else ""]
     return tagged(f"`{key.name}`", f"{key.meaning} ({'; '.join(fact for fact in facts if fact)})")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 WIDTH_MAX = 80  # of a column but the last; beyond, lines are too long to help anybody
-MADE = "<!-- Made by `make docs` from the code; do not edit. -->\n\n"
+GENERATED = "<!-- Made by `make docs` from the code; do not edit. -->\n\n"
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -6,7 +6,7 @@ import ast
 import inspect
 from dataclasses import MISSING, fields
 
-from moorings.app.documents.markdown import MADE, code, table
+from moorings.app.documents.markdown import GENERATED, code, table
 from moorings.app.settings import DEFAULT_CONFIG, Settings
 from moorings.core.events import EVENTS
 
@@ -14,7 +14,7 @@ from moorings.core.events import EVENTS
 def settings_page() -> str:
     """Every setting of the controller."""
     said = field_docs(Settings)
-    text = MADE + "# Settings of the controller\n\n"
+    text = GENERATED + "# Settings of the controller\n\n"
     text += f"A flag wins over the environment, that over `{DEFAULT_CONFIG}` (or `--config FILE`).\n\n"
     rows = []
     for item in fields(Settings):
@@ -40,6 +40,6 @@ def field_docs(cls: type) -> dict[str, str]:
 
 def events_page() -> str:
     """Every event."""
-    text = MADE + "# Events\n\nRows of the event log (`moor events`, `GET /v1/events`), in commit order.\n"
+    text = GENERATED + "# Events\n\nRows of the event log (`moor events`, `GET /v1/events`), in commit order.\n"
     text += "[The event log and replay](../explanation/event-log.md) tells what it is for.\n\n"
     return text + table(("event", "when"), [(code(name), when) for name, when in EVENTS.items()])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from prometheus_client.metrics import MetricWrapperBase
 
 from moorings.api import metrics as of_controllers
-from moorings.app.documents.markdown import MADE, code, table
+from moorings.app.documents.markdown import GENERATED, code, table
 from moorings.cli.configuration import NAMES, flag_of
 from moorings.core.bindings import Binding, GcdBinding, Rendezvous, task_environment
 from moorings.kubernetes import measures as of_operators
@@ -120,7 +120,7 @@ LIMITS: dict[str, tuple[_Row, ...]] = {
 
 def metrics_page() -> str:
     """The page of the metrics."""
-    text = MADE + "# Metrics\n\n## Of a controller\n\n"
+    text = GENERATED + "# Metrics\n\n## Of a controller\n\n"
     text += (
         "`GET /metrics` gives them in Prometheus' text form, without a key. Labels are pools, states, sizes, results\n"
     )
@@ -150,7 +150,7 @@ def _metrics(found: Iterable[Metric | MetricWrapperBase]) -> str:
 
 def environment_page() -> str:
     """The page of the environment variables."""
-    text = MADE + "# Environment variables\n\n## Variables that are read\n\nAn empty variable counts as none.\n\n"
+    text = GENERATED + "# Environment variables\n\n## Variables that are read\n\nAn empty variable counts as none.\n\n"
     settings = [(f"MOORINGS_{name.upper()}", "moor", _setting(name)) for name in NAMES]
     rows = sorted([*settings, *((name, who, said) for name, (who, said) in READ.items())])
     text += table(("variable", "by", "meaning"), [(code(name), who, said) for name, who, said in rows])
@@ -183,7 +183,7 @@ def task_variables() -> set[str]:
 def limits_page() -> str:
     """The page of the limits."""
     text = (
-        MADE
+        GENERATED
         + "# Limits\n\nWhat is refused beyond, and where it stands in the code. Connections, bodies and parsers have\n"
     )
     text += "more, which only a hostile client meets: [hostile input](../explanation/hostile-input.md).\n"
