@@ -17,7 +17,7 @@ import pytest
 from examples.gpt2 import data
 from examples.gpt2.data import Text, TextParams
 from examples.gpt2.model import GPT2, ModelParams
-from moorings.appliance.order import Order, write_order
+from moorings.appliance.order import ApplianceJobSpec, write_job_spec
 from moorings.appliance.params import read_params
 from moorings.appliance.schemas import Optimizer, RunConfig
 from tests.waiting import patient
@@ -117,7 +117,7 @@ def test_a_batch_follows_from_its_step_alone_and_systems_share_it():
 # As jobs
 
 
-def order_of(tmp_path: Path, **sections: dict[str, Any]) -> Order:
+def order_of(tmp_path: Path, **sections: dict[str, Any]) -> ApplianceJobSpec:
     """An order for a model that trains in seconds, from the params file."""
     document = read_params(FOLDER / "configs" / "params_gpt2_small.yaml")
     schemas = {
@@ -128,7 +128,7 @@ def order_of(tmp_path: Path, **sections: dict[str, Any]) -> Order:
         "runconfig": RunConfig,
     }
     params = {name: asdict(document.section(name, schema)) | sections.get(name, {}) for name, schema in schemas.items()}
-    return Order(
+    return ApplianceJobSpec(
         act="compile",
         program="train",
         params=params,
@@ -141,9 +141,9 @@ def order_of(tmp_path: Path, **sections: dict[str, Any]) -> Order:
     )
 
 
-def run_job(order: Order) -> list[str]:
+def run_job(order: ApplianceJobSpec) -> list[str]:
     """What the order's tasks print; they must end with 0."""
-    file = write_order(order)
+    file = write_job_spec(order)
     number = 1 if order.act == "compile" else order.systems
     command = [
         sys.executable,

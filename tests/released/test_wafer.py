@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from moorings.appliance.answers import load_answer
-from moorings.appliance.checkpoints import load_newest
-from moorings.appliance.order import Order, read_order, write_order
-from moorings.appliance.record import FILE_NAME, Record
+from moorings.appliance.answers import read_result
+from moorings.appliance.checkpoints import find_newest
+from moorings.appliance.order import ApplianceJobSpec, read_job_spec, write_job_spec
+from moorings.appliance.record import FILE_NAME, RunMetaFile
 from moorings.wire.codec import decode, encode
 from moorings.wire.shapes import ApplianceJobBody, RunBody
 from moorings.workloads.appliance import ApplianceJobType
@@ -28,8 +28,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def orders_in(folder: Path) -> list[Order]:
-    return [read_order(path) for path in sorted(folder.glob("model_dir/jobs/*/*/order.json"))]
+def orders_in(folder: Path) -> list[ApplianceJobSpec]:
+    return [read_job_spec(path) for path in sorted(folder.glob("model_dir/jobs/*/*/order.json"))]
 
 
 def test_orders_are_read_and_written_to_the_same_bytes(folder: Path, tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_orders_are_read_and_written_to_the_same_bytes(folder: Path, tmp_path: P
     for number, order in enumerate(orders):
         recorded = (folder / Path(order.folder).relative_to(RECORDING["folder"]) / "order.json").read_bytes()
         elsewhere = tmp_path / f"again{number}"
-        written = write_order(replace(order, folder=str(elsewhere))).read_bytes()
+        written = write_job_spec(replace(order, folder=str(elsewhere))).read_bytes()
         assert json.loads(written) == {**json.loads(recorded), "folder": str(elsewhere)}
 
 
@@ -51,7 +51,7 @@ def test_answers_of_jobs_are_read(folder: Path) -> None:
     said = {}
     for order in orders_in(folder):
         here = replace(order, folder=str(folder / Path(order.folder).relative_to(RECORDING["folder"])))
-        said[order.act, order.program] = load_answer(here)
+        said[order.act, order.program] = read_result(here)
     assert said["train", "train"]["step"] == 6
     assert said["eval", "eval"]["batches"] == 2
     artifacts = {path.name for path in (folder / "compiled").glob("*/*")}
@@ -62,7 +62,7 @@ def test_answers_of_jobs_are_read(folder: Path) -> None:
 def test_the_record_of_jobs_is_taken_up_and_stays_as_it_is(folder: Path) -> None:
     model_dir = folder / "model_dir"
     recorded = json.loads((model_dir / FILE_NAME).read_text())
-    record = Record(model_dir)
+    record = RunMetaFile(model_dir)
     assert record.load() is None
     assert record.unended() == []
     jobs = {entry["id"]: entry for kind in ("compile_jobs", "execute_jobs") for entry in recorded[kind]}
@@ -84,7 +84,7 @@ def test_runs_and_their_labels_are_read_and_told_alike() -> None:
 
 
 def test_the_newest_checkpoint_is_gone_on_from(folder: Path) -> None:
-    newest, damaged = load_newest(folder / "model_dir")
+    newest, damaged = find_newest(folder / "model_dir")
     assert damaged == []
     assert newest is not None
     assert newest.step == 6
@@ -92,15 +92,15 @@ def test_the_newest_checkpoint_is_gone_on_from(folder: Path) -> None:
 
 def test_compiled_programs_and_weights_are_taken_up(folder: Path) -> None:
     pytest.importorskip("jax", reason="the extra `wafer` is not installed")
-    from moorings.appliance.execution.artifacts import find
-    from moorings.appliance.execution.checkpoints import Checkpoint
-    from moorings.appliance.execution.compiling import load
+    from moorings.appliance.execution.artifacts import find_artifact
+    from moorings.appliance.execution.checkpoints import CheckpointReader
+    from moorings.appliance.execution.compiling import load_programs
 
     (own,) = (folder / "compiled").iterdir()
     (order,) = [order for order in orders_in(folder) if order.act == "train"]
-    artifact = find(own, str(order.artifact))
+    artifact = find_artifact(own, str(order.artifact))
     assert artifact is not None
-    _, layers = load(artifact)
-    with Checkpoint(folder / "model_dir" / "checkpoint_6.npz", layers) as checkpoint:
+    _, layers = load_programs(artifact)
+    with CheckpointReader(folder / "model_dir" / "checkpoint_6.npz", layers) as checkpoint:
         assert checkpoint.step == 6
         assert {name: value.shape for name, value in checkpoint.part(0, "w").items()} == {"w": (8, 8)}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from moorings.appliance.order import Order
+from moorings.appliance.order import ApplianceJobSpec
 from moorings.core.errors import MooringsError
 
 ANSWER_BYTES_MAX: Final = 1 << 20
 
 
-def load_answer(order: Order) -> dict[str, Any]:
+def read_result(order: ApplianceJobSpec) -> dict[str, Any]:
     """What a job says has come of it.
 
     Raises:

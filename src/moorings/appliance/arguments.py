@@ -59,7 +59,7 @@ _IN_RUNCONFIG: Final = (
 )
 
 
-class _Once(argparse.Action):
+class _GivenOnce(argparse.Action):
     """An option that is given once: of two, one was meant for somebody else."""
 
     def __call__(
@@ -86,7 +86,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
 
     def option(name: str, help_text: str, group: Any = parser, **more: Any) -> None:  # noqa: ANN401 - argparse's
         if "action" not in more:
-            more["action"] = _Once
+            more["action"] = _GivenOnce
         spellings = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))
         group.add_argument(*spellings, dest=name, help=help_text, **more)
 

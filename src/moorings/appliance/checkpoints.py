@@ -17,20 +17,20 @@ READ_MAX: Final = 8 << 20  # bytes at once; a table of contents fits, of some 50
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class CheckpointFile:
     """A checkpoint: where it is, and how many steps were done."""
 
     path: Path
     step: int
 
 
-def parse_name(path: Path) -> Checkpoint | None:
+def parse_checkpoint_name(path: Path) -> CheckpointFile | None:
     """The checkpoint of that name; None: it is called otherwise."""
     match = NAME.fullmatch(path.name)
-    return Checkpoint(path, int(match[1])) if match else None
+    return CheckpointFile(path, int(match[1])) if match else None
 
 
-def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+def find_newest(folder: Path) -> tuple[CheckpointFile | None, list[str]]:
     """The newest whole checkpoint of a folder, and a sentence about each newer one that is damaged.
 
     Raises:
@@ -39,7 +39,7 @@ def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     damaged: list[str] = []
     if not folder.is_dir():
         return None, damaged
-    found = [checkpoint for path in folder.iterdir() if (checkpoint := parse_name(path)) is not None]
+    found = [checkpoint for path in folder.iterdir() if (checkpoint := parse_checkpoint_name(path)) is not None]
     for checkpoint in sorted(found, key=lambda each: each.step, reverse=True):
         problem = find_damage(checkpoint.path)
         if problem is None:
@@ -62,8 +62,8 @@ def find_damage(path: Path) -> str | None:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             return "it is no file"
-        with _LittleAtOnce(descriptor, "rb", closefd=False) as file, zipfile.ZipFile(file) as archive:
-            return _find_unfit(archive.infolist(), status.st_size) or _find_changed(archive)
+        with _BoundedReads(descriptor, "rb", closefd=False) as file, zipfile.ZipFile(file) as archive:
+            return _find_bad_member(archive.infolist(), status.st_size) or _find_bad_checksum(archive)
     except OSError as error:
         return error.strerror or str(error)
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, ValueError, struct.error) as error:
@@ -72,7 +72,7 @@ def find_damage(path: Path) -> str | None:
         os.close(descriptor)
 
 
-def _find_unfit(members: list[zipfile.ZipInfo], size: int) -> str | None:
+def _find_bad_member(members: list[zipfile.ZipInfo], size: int) -> str | None:
     """What cannot be in a file that we have written: members that are packed, or larger than the file."""
     if not members:
         return "it is empty"
@@ -84,12 +84,12 @@ def _find_unfit(members: list[zipfile.ZipInfo], size: int) -> str | None:
     return None
 
 
-def _find_changed(archive: zipfile.ZipFile) -> str | None:
+def _find_bad_checksum(archive: zipfile.ZipFile) -> str | None:
     bad = archive.testzip()
     return f"{bad[:80]!r} in it is damaged" if bad is not None else None
 
 
-class _LittleAtOnce(io.FileIO):
+class _BoundedReads(io.FileIO):
     """A file of which nobody reads so much at once that memory runs out, whatever length a damaged field gives."""
 
     def read(self, size: int | None = -1, /) -> bytes:

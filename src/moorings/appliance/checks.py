@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from moorings.appliance.arguments import Arguments
-from moorings.appliance.checkpoints import Checkpoint, find_damage, parse_name
-from moorings.appliance.params import Document, read_params
+from moorings.appliance.checkpoints import CheckpointFile, find_damage, parse_checkpoint_name
+from moorings.appliance.params import ParamsFile, read_params
 from moorings.appliance.program import BATCH_SIZE, Program, check_program, params_type
 from moorings.appliance.schemas import Mode, Optimizer, RunConfig
 from moorings.core.errors import MooringsError
@@ -25,7 +25,7 @@ SLURM_JOB: Final = "SLURM_JOB_ID"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class WorkflowConfig:
     """What is to be done; every value has been checked.
 
     Attributes:
@@ -48,7 +48,7 @@ class Wish:
     python_paths: tuple[str, ...]
     labels: Mapping[str, str]
     priority: int
-    checkpoint: Checkpoint | None
+    checkpoint: CheckpointFile | None
     compile_only: bool
     validate_only: bool
 
@@ -67,7 +67,9 @@ class Wish:
         return self.origins.get(name, self.source)
 
 
-def build_wish(arguments: Arguments, program: Program, environment: Mapping[str, str], folder: Path) -> Wish:
+def build_workflow_config(
+    arguments: Arguments, program: Program, environment: Mapping[str, str], folder: Path
+) -> WorkflowConfig:
     """Everything that files and arguments say, checked.
 
     Args:
@@ -90,11 +92,11 @@ def build_wish(arguments: Arguments, program: Program, environment: Mapping[str,
         config.check()
     except ValueError as error:
         name = str(error).partition(":")[0]
-        raise wrong(origins.get(name, document.source), str(error)) from error
+        raise params_error(origins.get(name, document.source), str(error)) from error
     mode = _check_mode(config, program, origins, document)
     params = _sections(document, program, mode, config)
     document.finish()
-    return Wish(
+    return WorkflowConfig(
         mode=mode,
         config=config,
         origins=origins,
@@ -105,14 +107,14 @@ def build_wish(arguments: Arguments, program: Program, environment: Mapping[str,
         mount_dirs=_folders(folder, config.mount_dirs, origins["mount_dirs"], "mount_dirs"),
         python_paths=_folders(folder, config.python_paths, origins["python_paths"], "python_paths"),
         labels=_labels(origins["job_labels"], config, environment),
-        priority=_named(origins["job_priority"], config.job_priority),
+        priority=_priority(origins["job_priority"], config.job_priority),
         checkpoint=_checkpoint(arguments, folder),
         compile_only=arguments.compile_only,
         validate_only=arguments.validate_only,
     )
 
 
-def check_pools(wish: Wish, pools: Iterable[PoolBody]) -> None:
+def check_pools(wish: WorkflowConfig, pools: Iterable[PoolBody]) -> None:
     """Nothing, if the jobs could ever run in these pools.
 
     Raises:
@@ -129,10 +131,14 @@ def check_pools(wish: Wish, pools: Iterable[PoolBody]) -> None:
     if wanted > max(sizes, default=0):
         most = max(sizes, default=0)
         systems = "1 system" if most == 1 else f"{most} systems"
-        raise wrong(wish.where("num_csx"), f"num_csx: {wanted} is more than there are: {systems} in a pool at most")
+        raise params_error(
+            wish.where("num_csx"), f"num_csx: {wanted} is more than there are: {systems} in a pool at most"
+        )
     if wanted not in sizes:
         told = ", ".join(map(str, sorted(sizes)))
-        raise wrong(wish.where("num_csx"), f"num_csx: {wanted} systems cannot be had together; these can: {told}")
+        raise params_error(
+            wish.where("num_csx"), f"num_csx: {wanted} systems cannot be had together; these can: {told}"
+        )
     fitting = [pool for pool in ours if str(wanted) in pool.available]
     for name, needed_gi, among in (
         ("compile_memory_gi", wish.config.compile_memory_gi, ours),
@@ -142,16 +148,18 @@ def check_pools(wish: Wish, pools: Iterable[PoolBody]) -> None:
         known = [each for each in memory if each is not None]
         if known and len(known) == len(memory) and max(known) < needed_gi * GIB:
             most_gi = max(known) / GIB
-            raise wrong(wish.where(name), f"{name}: {needed_gi} GiB is more than the appliance has ({most_gi:g} GiB)")
+            raise params_error(
+                wish.where(name), f"{name}: {needed_gi} GiB is more than the appliance has ({most_gi:g} GiB)"
+            )
 
 
-def ask_memory(pools: Iterable[PoolBody]) -> bool:
+def requires_memory(pools: Iterable[PoolBody]) -> bool:
     """Whether jobs have to ask for memory of the management node: every pool of systems has some to give."""
     ours = [pool for pool in pools if pool.accelerator == APPLIANCE_KIND]
     return bool(ours) and all(MEMORY in pool.resources for pool in ours)
 
 
-def make_folders(wish: Wish) -> None:
+def create_folders(wish: WorkflowConfig) -> None:
     """Make the folders that jobs write to, and write into them.
 
     Raises:
@@ -166,7 +174,9 @@ def make_folders(wish: Wish) -> None:
             with tempfile.TemporaryFile(dir=path):
                 pass
         except OSError as error:
-            raise wrong(wish.where(name), f"{name}: {path} cannot be written: {error.strerror or error}") from error
+            raise params_error(
+                wish.where(name), f"{name}: {path} cannot be written: {error.strerror or error}"
+            ) from error
 
 
 def _check_writable(path: Path) -> None:
@@ -185,7 +195,7 @@ def _check_jobs(config: RunConfig, origins: Mapping[str, str]) -> None:
         return
     jobs = 2 + 2 * -(-config.max_steps // config.eval_frequency)
     if jobs > WORKFLOW_JOBS_MAX:
-        raise wrong(
+        raise params_error(
             origins["eval_frequency"],
             f"eval_frequency: {config.max_steps} steps with an eval each {config.eval_frequency} are {jobs} jobs, "
             f"and a start may have {WORKFLOW_JOBS_MAX}",
@@ -193,25 +203,25 @@ def _check_jobs(config: RunConfig, origins: Mapping[str, str]) -> None:
         )
 
 
-def _check_mode(config: RunConfig, program: Program, origins: Mapping[str, str], document: Document) -> Mode:
+def _check_mode(config: RunConfig, program: Program, origins: Mapping[str, str], document: ParamsFile) -> Mode:
     if config.mode is None:
-        raise wrong(document.source, "no mode is given", "--mode train, eval or train_and_eval")
+        raise params_error(document.source, "no mode is given", "--mode train, eval or train_and_eval")
     for side, source in (("train", program.train), ("eval", program.eval)):
         if side in config.mode.split("_") and source is None:
-            raise wrong(
+            raise params_error(
                 origins["mode"],
                 f"mode: {config.mode} needs a source of batches to {side} with, and run.py gives none",
                 f"run(Model, ..., {side}=Source)",
             )
     if config.mode != "eval" and config.max_steps is None:
-        raise wrong(document.where("runconfig"), "runconfig.max_steps is missing", "or give --max_steps")
+        raise params_error(document.where("runconfig"), "runconfig.max_steps is missing", "or give --max_steps")
     if config.eval_frequency is not None and config.mode == "train" and origins["mode"] != "--mode":
-        raise wrong(origins["eval_frequency"], "eval_frequency: mode is train, and nothing is evaluated")
+        raise params_error(origins["eval_frequency"], "eval_frequency: mode is train, and nothing is evaluated")
     _check_jobs(config, origins)
     return config.mode
 
 
-def _sections(document: Document, program: Program, mode: Mode, config: RunConfig) -> dict[str, Any]:
+def _sections(document: ParamsFile, program: Program, mode: Mode, config: RunConfig) -> dict[str, Any]:
     sections = {
         "model": _plain(asdict(document.section("model", params_type(program.model)))),
         "optimizer": _plain(asdict(document.section("optimizer", Optimizer))),
@@ -226,25 +236,25 @@ def _sections(document: Document, program: Program, mode: Mode, config: RunConfi
         sections[name] = _plain(asdict(document.section(name, params_type(source))))
         batch = sections[name][BATCH_SIZE]
         if not isinstance(batch, int) or batch < 1:
-            raise wrong(document.where(name, BATCH_SIZE), f"{name}.{BATCH_SIZE}: {batch} is not at least 1")
+            raise params_error(document.where(name, BATCH_SIZE), f"{name}.{BATCH_SIZE}: {batch} is not at least 1")
         if needed and batch % config.num_csx:
-            raise wrong(
+            raise params_error(
                 document.where(name, BATCH_SIZE),
                 f"{name}.{BATCH_SIZE}: {batch} cannot be divided by num_csx {config.num_csx}",
             )
     return sections
 
 
-def _checkpoint(arguments: Arguments, folder: Path) -> Checkpoint | None:
+def _checkpoint(arguments: Arguments, folder: Path) -> CheckpointFile | None:
     if arguments.checkpoint_path is None:
         return None
     path = _path(folder, arguments.checkpoint_path)
-    found = parse_name(path)
+    found = parse_checkpoint_name(path)
     if found is None:
-        raise wrong("--checkpoint_path", f"{path.name} is not called checkpoint_STEP.npz")
+        raise params_error("--checkpoint_path", f"{path.name} is not called checkpoint_STEP.npz")
     problem = find_damage(path)
     if problem is not None:
-        raise wrong("--checkpoint_path", f"{path} cannot be used: {problem}")
+        raise params_error("--checkpoint_path", f"{path} cannot be used: {problem}")
     return found
 
 
@@ -259,7 +269,7 @@ def _labels(where: str, config: RunConfig, environment: Mapping[str, str]) -> di
     return labels
 
 
-def _named(where: str, text: str) -> int:
+def _priority(where: str, text: str) -> int:
     try:
         return parse_priority(text)
     except MooringsError as error:
@@ -270,9 +280,11 @@ def _folders(folder: Path, given: Iterable[str], where: str, name: str) -> tuple
     paths = [_path(folder, each) for each in given]
     for path in paths:
         if not path.is_dir():
-            raise wrong(where, f"{name}: {path} is no folder" if path.exists() else f"{name}: there is no {path}")
+            raise params_error(
+                where, f"{name}: {path} is no folder" if path.exists() else f"{name}: there is no {path}"
+            )
         if not os.access(path, os.R_OK | os.X_OK):
-            raise wrong(where, f"{name}: {path} cannot be read")
+            raise params_error(where, f"{name}: {path} cannot be read")
     return tuple(map(str, paths))
 
 
@@ -295,7 +307,7 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - JSON is any of several types
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def wrong(where: str, problem: str, hint: str = "") -> MooringsError:
+def params_error(where: str, problem: str, hint: str = "") -> MooringsError:
     """``params.invalid``: where a value was given, and what is wrong with it, which begins with its name."""
     problem = problem.removeprefix(f"{where.removeprefix('--')}: ")  # an option says its name itself
     return MooringsError("params.invalid", f"{where}: {problem}", hint=hint)

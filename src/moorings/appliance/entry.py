@@ -8,16 +8,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
-from moorings.appliance.order import Order
+from moorings.appliance.order import ApplianceJobSpec
 from moorings.appliance.program import ModelType, Program, SourceType, check_program
 from moorings.core.errors import MooringsError
 
 LEASE_S: Final = 60.0  # a client that is away for 30 s goes on; one that is dead holds systems no longer than this
 
-_order: Order | None = None  # what this process was started to do, if it is a job
+_order: ApplianceJobSpec | None = None  # what this process was started to do, if it is a job
 
 
-def obey(order: Order) -> None:
+def set_job_spec(order: ApplianceJobSpec) -> None:
     """From now on ``run`` does what this says; for ``task`` alone."""
     global _order
     _order = order
@@ -43,17 +43,17 @@ def run(
     """
     program = Program(model, train, eval)
     if _order is None:
-        raise SystemExit(start(program, sys.argv[1:], os.environ, _lease_s))
+        raise SystemExit(run_client(program, sys.argv[1:], os.environ, _lease_s))
     from moorings.appliance.execution import work
 
     raise SystemExit(work(_order, check_program(program)))
 
 
-def start(program: Program, argv: Sequence[str], environment: Mapping[str, str], lease_s: float) -> int:
+def run_client(program: Program, argv: Sequence[str], environment: Mapping[str, str], lease_s: float) -> int:
     """Be the client; the exit code. What a person should know has been written."""
     from moorings.appliance.arguments import parse_arguments
     from moorings.appliance.start import run_workflow
-    from moorings.appliance.telling import Console
+    from moorings.appliance.telling import DatedConsole
     from moorings.cli.errors import OutputClosed, error_lines, exit_code
     from moorings.cli.session import CommandContext
 
@@ -61,7 +61,7 @@ def start(program: Program, argv: Sequence[str], environment: Mapping[str, str],
     arguments = parse_arguments(argv, script.name)
     session = CommandContext(environment)
     session.flags.update(arguments.flags)
-    console = Console(environment)
+    console = DatedConsole(environment)
     try:
         return run_workflow(program, arguments, session, console, script=script, lease_s=lease_s)
     except MooringsError as error:

@@ -63,7 +63,7 @@ class JobFollower:
             watch = self._mirror.watch_limit(self._on_cancel, LEAD_S)
             try:
                 if self.job.claim is not None:
-                    await_systems(self._client, self._progress, self.job.claim, self.title)
+                    wait_for_systems(self._client, self._progress, self.job.claim, self.title)
                 self._await_start()
             finally:
                 watch.stop()
@@ -91,7 +91,7 @@ class JobFollower:
             return
 
 
-def await_systems(client: Client, progress: Progress, ident: str, title: str) -> ClaimBody:
+def wait_for_systems(client: Client, progress: Progress, ident: str, title: str) -> ClaimBody:
     """The claim when it is READY, or has ended; says why it waits."""
     goal, wait_s = "GRANTED", 0.0
     while True:
@@ -122,10 +122,10 @@ def _expected(claim: ClaimBody) -> str:
     return f"; expected by {time.strftime('%H:%M:%S', time.localtime(at_s))}"
 
 
-def systems_text(devices: str) -> str:
+def describe_systems(devices: str) -> str:
     """Which systems: ``system 0``, ``systems 0-3``."""
     return f"{'system' if devices.isdecimal() else 'systems'} {devices}"
 
 
 def _on(devices: str) -> str:
-    return f" on {systems_text(devices)}" if devices else ""
+    return f" on {describe_systems(devices)}" if devices else ""

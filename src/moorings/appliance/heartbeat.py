@@ -15,7 +15,7 @@ AGAIN_S: Final = 2.0  # while the controller is away
 _GONE: Final = frozenset({"claim.unknown", "claim.ended", "claim.no_lease"})
 
 
-class Heartbeat:
+class LeaseRenewer:
     """Renews the leases of claims, until they are dropped or ``stop`` is called.
 
     Args:

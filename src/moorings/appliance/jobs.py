@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from moorings.appliance.checks import GIB, MEMORY, Wish
-from moorings.appliance.order import Order
+from moorings.appliance.checks import GIB, MEMORY, WorkflowConfig
+from moorings.appliance.order import ApplianceJobSpec
 from moorings.core.claims import CheckpointContract
 from moorings.wire.shapes import ClaimRequest
 from moorings.workloads.appliance import APPLIANCE_KIND, ApplianceJobType, WorkflowPart
@@ -19,9 +19,9 @@ GRACE_S: Final = 20.0  # between TERM and KILL: time for a checkpoint, and less 
 _PASSED_ON: Final = ("PATH", "HOME", "USER", "LANG", "TMPDIR", "VIRTUAL_ENV", "XDG_CACHE_HOME")
 
 
-def build_job(
-    order: Order,
-    wish: Wish,
+def build_appliance_job(
+    order: ApplianceJobSpec,
+    wish: WorkflowConfig,
     *,
     script: Path,
     folder: Path,
@@ -52,7 +52,7 @@ def build_job(
             *("--script", str(script), "--order", str(order.file)),
         ),
         workdir=str(folder),
-        environment=build_environment(environment, wish.python_paths, folder),
+        environment=job_variables(environment, wish.python_paths, folder),
         tasks=1 if compiles else order.systems,
         accelerators=Accelerators(
             kind=APPLIANCE_KIND,
@@ -69,7 +69,7 @@ def build_job(
     )
 
 
-def build_reservation(wish: Wish, *, lease_s: float, memory: bool) -> ClaimRequest:
+def build_reservation(wish: WorkflowConfig, *, lease_s: float, memory: bool) -> ClaimRequest:
     """A claim on the systems of a workflow, in which its jobs run one after the other."""
     return ClaimRequest(
         size=wish.config.num_csx,
@@ -81,7 +81,7 @@ def build_reservation(wish: Wish, *, lease_s: float, memory: bool) -> ClaimReque
     )
 
 
-def build_environment(environment: Mapping[str, str], python_paths: tuple[str, ...], folder: Path) -> dict[str, str]:
+def job_variables(environment: Mapping[str, str], python_paths: tuple[str, ...], folder: Path) -> dict[str, str]:
     """The variables of a job: how to find programs, files and modules, and how texts are written."""
     kept = {name: value for name, value in environment.items() if name in _PASSED_ON or name.startswith("LC_")}
     ours = [str(folder / each) for each in environment.get("PYTHONPATH", "").split(os.pathsep) if each]
@@ -90,7 +90,7 @@ def build_environment(environment: Mapping[str, str], python_paths: tuple[str, .
     return kept
 
 
-def _resources(wish: Wish, memory: bool, *, compiles: bool) -> dict[str, int]:
+def _resources(wish: WorkflowConfig, memory: bool, *, compiles: bool) -> dict[str, int]:
     if not memory:
         return {}
     return {MEMORY: (wish.config.compile_memory_gi if compiles else wish.config.execute_memory_gi) * GIB}

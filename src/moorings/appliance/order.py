@@ -16,8 +16,8 @@ from typing import Any, Final, Literal, get_args
 
 from moorings.core.errors import MooringsError
 
-Act = Literal["compile", "train", "eval"]
-Side = Literal["train", "eval"]
+JobAction = Literal["compile", "train", "eval"]
+DataSplit = Literal["train", "eval"]
 
 FILE_NAME: Final = "order.json"
 BYTES_MAX: Final = 4 << 20
@@ -25,7 +25,7 @@ SECTIONS: Final = ("model", "train_input", "eval_input", "optimizer", "runconfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class ApplianceJobSpec:
     """One job.
 
     Attributes:
@@ -45,8 +45,8 @@ class Order:
         label: what a line of progress begins with.
     """
 
-    act: Act
-    program: Side
+    act: JobAction
+    program: DataSplit
     params: Mapping[str, Mapping[str, Any]]
     model_dir: str
     compile_dir: str
@@ -73,18 +73,18 @@ class Order:
         return Path(self.folder) / f"{name}.json"
 
 
-def write_order(order: Order) -> Path:
+def write_job_spec(order: ApplianceJobSpec) -> Path:
     """Write it into its folder, which is made; the file.
 
     Raises:
         OSError: it cannot be written.
     """
     Path(order.folder).mkdir(parents=True, exist_ok=True, mode=0o700)
-    write_whole(order.file, json.dumps(asdict(order)).encode())
+    write_atomically(order.file, json.dumps(asdict(order)).encode())
     return order.file
 
 
-def read_order(path: Path) -> Order:
+def read_job_spec(path: Path) -> ApplianceJobSpec:
     """The order of a file, checked.
 
     Raises:
@@ -106,8 +106,8 @@ def read_order(path: Path) -> Order:
     return _build(path, record)
 
 
-def _build(path: Path, record: object) -> Order:
-    known = {each.name for each in fields(Order)}
+def _build(path: Path, record: object) -> ApplianceJobSpec:
+    known = {each.name for each in fields(ApplianceJobSpec)}
     if not isinstance(record, dict) or not known >= record.keys() or known - record.keys():
         raise _invalid(path, "it has not the fields of an order")
     paths = [record[name] for name in ("model_dir", "compile_dir", "folder")]
@@ -116,8 +116,8 @@ def _build(path: Path, record: object) -> Order:
     counts = [record[name] for name in ("systems", "weight_servers", "first_step", "last_step")]
     sound = (
         record["version"] == 1
-        and record["act"] in get_args(Act)
-        and record["program"] in get_args(Side)
+        and record["act"] in get_args(JobAction)
+        and record["program"] in get_args(DataSplit)
         and isinstance(params, dict)
         and params.keys() == set(SECTIONS)
         and all(isinstance(section, dict) for section in params.values())
@@ -131,14 +131,14 @@ def _build(path: Path, record: object) -> Order:
     )
     if not sound:
         raise _invalid(path, "one of its fields has a value that it cannot have")
-    return Order(**{**record, "mount_dirs": tuple(mounts)})
+    return ApplianceJobSpec(**{**record, "mount_dirs": tuple(mounts)})
 
 
 def _invalid(path: Path, why: str) -> MooringsError:
     return MooringsError("order.invalid", f"{path}: {why}", hint="start run.py again: it writes a new one")
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes) -> None:
     """Put ``content`` into a file that is there whole, on the disk, or not at all; nobody else may read it.
 
     Raises:

@@ -33,7 +33,7 @@ _TRUTH = {"true": True, "false": False, "yes": True, "no": False, "on": True, "o
 _TAG = "tag:yaml.org,2002:"
 
 
-class Document:
+class ParamsFile:
     """A params file: sections are taken from it with ``section``, and then ``finish`` is called.
 
     Args:
@@ -151,7 +151,7 @@ class Document:
                 return found
         hint = ""
         if kind is str and isinstance(node, yaml.ScalarNode) and not _is_null(node):
-            hint = f'to have the word, write it in quotes: "{_shown(node.value)}"'
+            hint = f'to have the word, write it in quotes: "{_truncate(node.value)}"'
         self._complain(node, f"{where} must be {_NAMES[kind]}, not {_kind(node)}", hint)
 
     def _choice(self, choices: tuple[object, ...], node: yaml.Node, where: str) -> object:
@@ -169,7 +169,9 @@ class Document:
                 self._complain(key, "only plain words can be keys")
             if key.value in pairs:
                 first = self._at(pairs[key.value][0]).rpartition(":")[2]
-                self._complain(key, f"the key {_shown(key.value)!r} stands here for the second time (first: {first})")
+                self._complain(
+                    key, f"the key {_truncate(key.value)!r} stands here for the second time (first: {first})"
+                )
             pairs[key.value] = (key, value)
         return pairs
 
@@ -184,10 +186,10 @@ class Document:
         near = difflib.get_close_matches(name[:SHOWN_CHARS_MAX], known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
         place = f" in {where}" if where else ""
-        self._complain(node, f"the {what} {_shown(name)!r} is not known{place}", hint)
+        self._complain(node, f"the {what} {_truncate(name)!r} is not known{place}", hint)
 
 
-def read_params(path: Path, source: str | None = None) -> Document:
+def read_params(path: Path, source: str | None = None) -> ParamsFile:
     """The params file.
 
     Args:
@@ -215,7 +217,7 @@ def read_params(path: Path, source: str | None = None) -> Document:
     return parse_params(text, source)
 
 
-def parse_params(text: str, source: str) -> Document:
+def parse_params(text: str, source: str) -> ParamsFile:
     """The params that a text holds.
 
     Raises:
@@ -232,14 +234,14 @@ def parse_params(text: str, source: str) -> Document:
         told = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise MooringsError("params.invalid", f"{source}: {told}", hint="the file is not valid YAML") from error
     if root is None or _is_null(root):
-        return Document(source, None)
+        return ParamsFile(source, None)
     if not isinstance(root, yaml.MappingNode):
         raise MooringsError(
             "params.invalid",
             f"{source}:{root.start_mark.line + 1}: the file must hold sections of keys and values, not {_kind(root)}",
             hint="model:\n  ...\nrunconfig:\n  max_steps: 100",
         )
-    return Document(source, root)
+    return ParamsFile(source, root)
 
 
 _NAMES: Final = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
@@ -279,8 +281,8 @@ def _kind(node: yaml.Node) -> str:
         return "a list"
     if isinstance(node, yaml.MappingNode):
         return "keys and values"
-    return "nothing" if _is_null(node) else f"{_shown(node.value)!r}"
+    return "nothing" if _is_null(node) else f"{_truncate(node.value)!r}"
 
 
-def _shown(text: str) -> str:
+def _truncate(text: str) -> str:
     return text if len(text) <= SHOWN_CHARS_MAX else f"{text[:SHOWN_CHARS_MAX]}..."

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from moorings import __version__
-from moorings.appliance.order import write_whole
+from moorings.appliance.order import write_atomically
 from moorings.wire.shapes import RunBody
 from moorings.workloads.appliance import ApplianceJobType
 from moorings.workloads.runs import ENDED, RunState
@@ -17,7 +17,7 @@ BYTES_MAX: Final = 16 << 20
 _LISTS: Final = {ApplianceJobType.COMPILE: "compile_jobs", ApplianceJobType.EXECUTE: "execute_jobs"}
 
 
-class Record:
+class RunMetaFile:
     """The file; it is written whole at each change.
 
     Args:
@@ -76,7 +76,7 @@ class Record:
             entries.append(entry)
         scheduled = run.scheduled_at or entry.get("scheduled_time")  # it goes with the claim
         entry |= {"log_path": str(log), "queued_time": run.created_at, "scheduled_time": scheduled}
-        entry |= {"start_time": run.started_at, "end_time": run.ended_at, "state": state or told_state(run)}
+        entry |= {"start_time": run.started_at, "end_time": run.ended_at, "state": state or user_state(run)}
         if run.exit_code is not None:
             entry["exit_code"] = run.exit_code
         self._write()
@@ -89,14 +89,14 @@ class Record:
         """
         for entry in (each for entries in self._jobs.values() for each in entries if each["id"] == ident):
             entry["end_time"] = (run.ended_at if run is not None else None) or "unknown"
-            entry["state"] = told_state(run) if run is not None else "UNKNOWN"
+            entry["state"] = user_state(run) if run is not None else "UNKNOWN"
         self._write()
 
     def _write(self) -> None:
-        write_whole(self._path, json.dumps({"version": self._version, **self._jobs}, indent=2).encode() + b"\n")
+        write_atomically(self._path, json.dumps({"version": self._version, **self._jobs}, indent=2).encode() + b"\n")
 
 
-def told_state(run: RunBody) -> str:
+def user_state(run: RunBody) -> str:
     """A job's state in the words of users of appliances: what did not go well and was not cancelled has FAILED."""
     if run.state in ENDED and run.state not in (RunState.SUCCEEDED, RunState.CANCELLED):
         return "FAILED"

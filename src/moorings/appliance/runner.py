@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from moorings.appliance.checkpoints import Checkpoint, load_newest
-from moorings.appliance.checks import Wish
+from moorings.appliance.checkpoints import CheckpointFile, find_newest
+from moorings.appliance.checks import WorkflowConfig
 from moorings.appliance.following import JobFollower
-from moorings.appliance.heartbeat import Heartbeat
-from moorings.appliance.jobs import GRACE_S, build_job
-from moorings.appliance.order import Order, write_order
-from moorings.appliance.record import Record, told_state
-from moorings.appliance.telling import Output, seconds_text
+from moorings.appliance.heartbeat import LeaseRenewer
+from moorings.appliance.jobs import GRACE_S, build_appliance_job
+from moorings.appliance.order import ApplianceJobSpec, write_job_spec
+from moorings.appliance.record import RunMetaFile, user_state
+from moorings.appliance.telling import JobOutput, format_seconds
 from moorings.cli.following import make_patience
 from moorings.cli.interrupts import Interrupted
 from moorings.cli.progress import Progress
@@ -36,7 +36,7 @@ LIMIT_S_MIN: Final = 1.0  # the shortest time limit there is
 STOPPED: Final = 128 + 15  # Slurm wanted the job ended, with TERM
 
 
-class Over(Exception):  # noqa: N818 - an end, not an error
+class WorkflowEnded(Exception):  # noqa: N818 - an end, not an error
     """The workflow has come to its end with this exit code; all has been said."""
 
     def __init__(self, code: int) -> None:
@@ -45,7 +45,7 @@ class Over(Exception):  # noqa: N818 - an end, not an error
 
 
 @dataclass(frozen=True, slots=True)
-class Controllers:
+class ControllerClients:
     """The controller: a client for the main thread, and how another thread gets one."""
 
     client: Client
@@ -53,7 +53,7 @@ class Controllers:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class LaunchContext:
     """What a job needs to know of the process that starts it.
 
     Attributes:
@@ -93,20 +93,20 @@ class JobRunner:
 
     def __init__(
         self,
-        wish: Wish,
+        wish: WorkflowConfig,
         workflow: str,
-        controllers: Controllers,
+        controllers: ControllerClients,
         progress: Progress,
         mirror: Mirror,
-        record: Record,
+        record: RunMetaFile,
         *,
         show: Callable[[bytes], None],
-        start: Start,
+        start: LaunchContext,
     ) -> None:
         self.within: ClaimBody | None = None
         self.why = ""
         self.opening = ""
-        self.heart = Heartbeat(controllers.connect, start.lease_s, progress.say)
+        self.heart = LeaseRenewer(controllers.connect, start.lease_s, progress.say)
         self._wish = wish
         self._workflow = workflow
         self._client = controllers.client
@@ -119,10 +119,10 @@ class JobRunner:
         self._used_s = 0.0
         self._wanted: tuple[RunRequest, str] | None = None  # a job that may have been made
         self._job: JobFollower | None = None
-        self._order: Order | None = None
-        self._output: Output | None = None
+        self._order: ApplianceJobSpec | None = None
+        self._output: JobOutput | None = None
 
-    def do(self, order: Order) -> RunBody:
+    def do(self, order: ApplianceJobSpec) -> RunBody:
         """Run a job to its good end.
 
         Raises:
@@ -131,13 +131,13 @@ class JobRunner:
         limit_s = self._left_s()
         if self.why or (limit_s is not None and limit_s < LIMIT_S_MIN):
             self._progress.say(f"{self._workflow}  FAILED: {self.why or self._limit_text()}")
-            raise Over(STOPPED if self.why else ExitCode.TIMEOUT)
+            raise WorkflowEnded(STOPPED if self.why else ExitCode.TIMEOUT)
         try:
-            write_order(order)
+            write_job_spec(order)
         except OSError as error:
             raise MooringsError("order.invalid", f"{order.file} cannot be written: {error.strerror}") from error
         start = self._start
-        job = build_job(
+        job = build_appliance_job(
             order,
             self._wish,
             script=start.script,
@@ -167,7 +167,7 @@ class JobRunner:
         if made.claim is not None:
             self.heart.add(made.claim, made.id)
         self._note(made)
-        self._output = Output(self._show, self._log)
+        self._output = JobOutput(self._show, self._log)
         title = f"{made.id}  {_title(self._order):<13}"
         self._job = JobFollower(
             self._client,
@@ -194,7 +194,7 @@ class JobRunner:
             self._output.close()
         if ended.claim is not None and self.within is None:
             self.heart.drop(ended.claim)
-        self._used_s += _ran_s(ended)
+        self._used_s += _run_seconds(ended)
         self._wanted = self._job = None
         if ended.state == RunState.SUCCEEDED:
             return ended
@@ -204,22 +204,22 @@ class JobRunner:
         self._progress.say(f"{title}  {end_text(ended)}: {why or 'see above'}")
         self._tell_rest(ended)
         if timed_out:
-            raise Over(ExitCode.TIMEOUT)
-        raise Over(STOPPED if self.why else ExitCode.FAILED)
+            raise WorkflowEnded(ExitCode.TIMEOUT)
+        raise WorkflowEnded(STOPPED if self.why else ExitCode.FAILED)
 
     def tell_end(self, ended: RunBody, what: str) -> None:
         """Say what came of a job."""
         order = self._order
         assert order is not None
         title = f"{ended.id}  {_title(order):<13}"
-        self._progress.say(f"{title}  done after {seconds_text(_ran_s(ended))}: {what}")
+        self._progress.say(f"{title}  done after {format_seconds(_run_seconds(ended))}: {what}")
 
     def _tell_rest(self, ended: RunBody) -> None:
         """Say how to go on, and where the output is."""
         assert self._order is not None
         with contextlib.suppress(OSError):
-            newest = load_newest(self._wish.model_dir)[0] if self._wish.trains and not self._wish.checkpoint else None
-            if newest is not None and goes_on(ended, self._order, newest):
+            newest = find_newest(self._wish.model_dir)[0] if self._wish.trains and not self._wish.checkpoint else None
+            if newest is not None and can_resume(ended, self._order, newest):
                 self._progress.say(f"the same command goes on from {newest.path.name}, step {newest.step}")
         self._progress.say(f"its output: {self._log}")
 
@@ -259,7 +259,7 @@ class JobRunner:
             self._client.patience = make_patience(self._progress, CANCEL_S)
             job = self._made()
             self._client.cancel_run(job.job.id)
-            with contextlib.suppress(Over):
+            with contextlib.suppress(WorkflowEnded):
                 self._finish(job.follow())
         except Interrupted:
             self._progress.say(f"{self._workflow}  not waited for; 'moor wafer get jobs' shows it")
@@ -304,21 +304,21 @@ class JobRunner:
 def end_text(job: RunBody) -> str:
     """How a job ended that came to no good end, and after what time."""
     if job.started_at is None:
-        return f"{told_state(job)} {'while it waited' if job.state == RunState.CANCELLED else 'before it ran'}"
+        return f"{user_state(job)} {'while it waited' if job.state == RunState.CANCELLED else 'before it ran'}"
     code = "" if job.exit_code is None or job.state == RunState.TIMED_OUT else f", exit code {job.exit_code}"
-    return f"{told_state(job)} after {seconds_text(_ran_s(job))}{code}"
+    return f"{user_state(job)} after {format_seconds(_run_seconds(job))}{code}"
 
 
-def goes_on(ended: RunBody, order: Order, newest: Checkpoint) -> bool:
+def can_resume(ended: RunBody, order: ApplianceJobSpec, newest: CheckpointFile) -> bool:
     """Whether a new start may come further: what failed on a checkpoint fails on it again."""
     return ended.state != RunState.FAILED or order.checkpoint != str(newest.path)
 
 
-def _title(order: Order) -> str:
+def _title(order: ApplianceJobSpec) -> str:
     return f"compile {order.program}" if order.act == "compile" else order.act
 
 
-def _ran_s(job: RunBody) -> float:
+def _run_seconds(job: RunBody) -> float:
     """Seconds that a job ran; clocks that disagree make nothing end before it began."""
     if job.started_at is None or job.ended_at is None:
         return 0.0

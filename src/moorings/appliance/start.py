@@ -9,12 +9,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from moorings.appliance.arguments import Arguments
-from moorings.appliance.checkpoints import Checkpoint, load_newest
-from moorings.appliance.checks import Wish, ask_memory, build_wish, check_pools, make_folders, wrong
+from moorings.appliance.checkpoints import CheckpointFile, find_newest
+from moorings.appliance.checks import (
+    WorkflowConfig,
+    build_workflow_config,
+    check_pools,
+    create_folders,
+    params_error,
+    requires_memory,
+)
 from moorings.appliance.heartbeat import BEATS_A_LEASE
 from moorings.appliance.program import Program
-from moorings.appliance.runner import Controllers, Start
-from moorings.appliance.telling import Console, make_progress
+from moorings.appliance.runner import ControllerClients, LaunchContext
+from moorings.appliance.telling import DatedConsole, make_progress
 from moorings.appliance.workflow import Workflow, is_done
 from moorings.cli.following import make_patience
 from moorings.cli.interrupts import Interrupted, SignalsAsExceptions
@@ -23,7 +30,13 @@ from moorings.slurm.surrogate.mirror import find_mirror
 
 
 def run_workflow(
-    program: Program, arguments: Arguments, session: CommandContext, console: Console, *, script: Path, lease_s: float
+    program: Program,
+    arguments: Arguments,
+    session: CommandContext,
+    console: DatedConsole,
+    *,
+    script: Path,
+    lease_s: float,
 ) -> int:
     """Check everything, run the jobs, follow them; the exit code.
 
@@ -34,25 +47,27 @@ def run_workflow(
     progress = make_progress(console)
     with SignalsAsExceptions():
         try:
-            wish = build_wish(arguments, program, session.environment, Path.cwd())
-            begin = _find_begin(wish, console)
+            wish = build_workflow_config(arguments, program, session.environment, Path.cwd())
+            begin = _find_start_checkpoint(wish, console)
             client = session.client
             pools = client.pools()
             check_pools(wish, pools)
-            make_folders(wish)  # the last of all checks, for it leaves something behind
+            create_folders(wish)  # the last of all checks, for it leaves something behind
             if wish.validate_only:
                 if not is_done(wish, begin, progress):
                     progress.say(f"{wish.source}: all is well; nothing was queued")
                 return 0
             client.patience = make_patience(progress)
-            with _alone(wish.model_dir, wish.where("model_dir")):
+            with _lock_model_dir(wish.model_dir, wish.where("model_dir")):
                 workflow = Workflow(
                     wish,
-                    Controllers(client, lambda: session.client_of(timeout_s=lease_s / BEATS_A_LEASE)),
+                    ControllerClients(client, lambda: session.client_of(timeout_s=lease_s / BEATS_A_LEASE)),
                     progress,
                     find_mirror(session.environment, console.warn),
                     show=console.raw,
-                    start=Start(script, Path.cwd(), session.environment, lease_s, memory=ask_memory(pools)),
+                    start=LaunchContext(
+                        script, Path.cwd(), session.environment, lease_s, memory=requires_memory(pools)
+                    ),
                 )
                 return workflow.run(begin)
         except Interrupted as stop:  # before there was anything to cancel, or while the systems were given back
@@ -60,25 +75,25 @@ def run_workflow(
             return stop.exit_code
 
 
-def _find_begin(wish: Wish, console: Console) -> Checkpoint | None:
+def _find_start_checkpoint(wish: WorkflowConfig, console: DatedConsole) -> CheckpointFile | None:
     """The checkpoint to begin from: the one that was named, or the newest whole one."""
     if wish.checkpoint is not None:
         return wish.checkpoint
     try:
-        newest, damaged = load_newest(wish.model_dir)
+        newest, damaged = find_newest(wish.model_dir)
     except OSError as error:
         problem = f"model_dir: {wish.model_dir} cannot be read: {error.strerror}"
-        raise wrong(wish.where("model_dir"), problem) from error
+        raise params_error(wish.where("model_dir"), problem) from error
     for told in damaged:
         console.warn(told)
     if newest is None and wish.mode == "eval" and not wish.compile_only:
         problem = f"model_dir: {wish.model_dir} has no checkpoint to evaluate"
-        raise wrong(wish.where("model_dir"), problem, "train first, or name one with --checkpoint_path")
+        raise params_error(wish.where("model_dir"), problem, "train first, or name one with --checkpoint_path")
     return newest
 
 
 @contextlib.contextmanager
-def _alone(folder: Path, where: str) -> Iterator[None]:
+def _lock_model_dir(folder: Path, where: str) -> Iterator[None]:
     """Keep a second ``run.py`` out of the model's folder; where files cannot be locked, nothing is kept out."""
     lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -86,7 +101,7 @@ def _alone(folder: Path, where: str) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             problem = f"model_dir: {folder} is in use by another run.py"
-            raise wrong(where, problem, "wait for its end, or take another folder") from None
+            raise params_error(where, problem, "wait for its end, or take another folder") from None
         except OSError:
             pass  # a network file system without locks
         yield

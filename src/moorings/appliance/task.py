@@ -10,7 +10,7 @@ from pathlib import Path
 
 from moorings.appliance import entry
 from moorings.appliance.arguments import DEVICE
-from moorings.appliance.order import read_order
+from moorings.appliance.order import read_job_spec
 from moorings.core.errors import MooringsError
 
 
@@ -21,13 +21,13 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--order", type=Path, required=True)
     given = parser.parse_args(argv)
     try:
-        order = read_order(given.order)
+        order = read_job_spec(given.order)
         for path in (given.script, *map(Path, order.mount_dirs)):
-            _check_there(path)
+            _check_exists(path)
     except MooringsError as error:
         sys.stderr.write(f"error: {error.detail} ({error.code})\n")
         return 2
-    entry.obey(order)
+    entry.set_job_spec(order)
     sys.argv = [str(given.script), DEVICE]
     sys.path.insert(0, str(given.script.parent))  # as Python does for a script
     runpy.run_path(str(given.script), run_name="__main__")
@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     return 2
 
 
-def _check_there(path: Path) -> None:
+def _check_exists(path: Path) -> None:
     if not path.exists():
         raise MooringsError("order.invalid", f"{path} is not to be seen where the job runs")
 

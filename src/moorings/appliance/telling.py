@@ -11,7 +11,7 @@ from moorings.cli import console
 from moorings.cli.progress import Progress
 
 
-class Console(console.Console):
+class DatedConsole(console.Console):
     """Where lines go: each with its date, as in logs that are read a day later."""
 
     def note(self, text: str) -> None:
@@ -21,7 +21,7 @@ class Console(console.Console):
         super().write_live(f"{_now()}  {text}" if text else "")
 
 
-def make_progress(to: Console) -> Progress:
+def make_progress(to: DatedConsole) -> Progress:
     """Says what is waited for: one live line on a terminal, elsewhere a line when something changes.
 
     What does not change is said again every five minutes: jobs wait for hours in an appliance's queue.
@@ -29,7 +29,7 @@ def make_progress(to: Console) -> Progress:
     return Progress(to, repeat_s=300.0)
 
 
-class Output:
+class JobOutput:
     """A job's output on its way to the user, and into a file beside the job's order.
 
     Where several tasks write, lines come with ``[rank] `` before them; those of the first task, which tells of the
@@ -70,7 +70,7 @@ class Output:
                 return
 
 
-def seconds_text(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """A length of time in a sentence: ``4.2 s``, ``12 min 5 s``, ``3 h 20 min``."""
     if seconds < 120:
         return f"{seconds:.1f} s"
@@ -80,7 +80,7 @@ def seconds_text(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
-def count_text(number: int, one: str, more: str = "") -> str:
+def format_count(number: int, one: str, more: str = "") -> str:
     """``1 system``, ``2 systems``."""
     return f"{number} {one if number == 1 else more or one + 's'}"
 

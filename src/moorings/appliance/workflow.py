@@ -6,15 +6,15 @@ import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from moorings.appliance.answers import load_answer
-from moorings.appliance.checkpoints import Checkpoint, load_newest
-from moorings.appliance.checks import Wish, wrong
-from moorings.appliance.following import LEAD_S, await_systems, systems_text
+from moorings.appliance.answers import read_result
+from moorings.appliance.checkpoints import CheckpointFile, find_newest
+from moorings.appliance.checks import WorkflowConfig, params_error
+from moorings.appliance.following import LEAD_S, describe_systems, wait_for_systems
 from moorings.appliance.jobs import build_reservation
-from moorings.appliance.order import Act, Order, Side
-from moorings.appliance.record import Record
-from moorings.appliance.runner import STOPPED, Controllers, JobRunner, Over, Start
-from moorings.appliance.telling import count_text, seconds_text
+from moorings.appliance.order import ApplianceJobSpec, DataSplit, JobAction
+from moorings.appliance.record import RunMetaFile
+from moorings.appliance.runner import STOPPED, ControllerClients, JobRunner, LaunchContext, WorkflowEnded
+from moorings.appliance.telling import format_count, format_seconds
 from moorings.cli.interrupts import Interrupted
 from moorings.cli.progress import Progress
 from moorings.core.claims import ENDED as CLAIM_ENDED
@@ -40,13 +40,13 @@ class Workflow:
 
     def __init__(
         self,
-        wish: Wish,
-        controllers: Controllers,
+        wish: WorkflowConfig,
+        controllers: ControllerClients,
         progress: Progress,
         mirror: Mirror,
         *,
         show: Callable[[bytes], None],
-        start: Start,
+        start: LaunchContext,
     ) -> None:
         self._wish = wish
         self._client = controllers.client
@@ -54,24 +54,24 @@ class Workflow:
         self._mirror = mirror
         self._start = start
         self._name = f"wflow-{_letters(22)}"
-        self._record = Record(wish.model_dir)
+        self._record = RunMetaFile(wish.model_dir)
         self._jobs = JobRunner(wish, self._name, controllers, progress, mirror, self._record, show=show, start=start)
         self._orders = 0
         self._reserving: tuple[ClaimRequest, str] | None = None  # a reservation that may have been made
 
-    def run(self, begin: Checkpoint | None) -> int:
+    def run(self, begin: CheckpointFile | None) -> int:
         """Do all of it, from that checkpoint on; the exit code."""
         wish = self._wish
         try:
             if self._settle_earlier() and wish.checkpoint is None:  # what it did until now is not lost
-                begin, _ = load_newest(wish.model_dir)
+                begin, _ = find_newest(wish.model_dir)
             if is_done(wish, begin, self._progress):
                 return 0
-            systems = count_text(wish.config.num_csx, "system")
+            systems = format_count(wish.config.num_csx, "system")
             bucket = priority_bucket(wish.priority)
             self._jobs.opening = f"{self._name}  {wish.mode} on {systems}, priority {bucket}, in {wish.model_dir}"
             self._run_stages(begin)
-        except Over as over:
+        except WorkflowEnded as over:
             return over.code
         except Interrupted as stop:
             self._jobs.interrupt(stop)
@@ -88,9 +88,9 @@ class Workflow:
 
     # -- stages --------------------------------------------------------------------------------------------------------
 
-    def _run_stages(self, begin: Checkpoint | None) -> None:
+    def _run_stages(self, begin: CheckpointFile | None) -> None:
         wish = self._wish
-        sides: tuple[Side, ...] = tuple(side for side in ("train", "eval") if side in wish.mode.split("_"))
+        sides: tuple[DataSplit, ...] = tuple(side for side in ("train", "eval") if side in wish.mode.split("_"))
         artifacts = {side: self._compile(side) for side in sides}
         if wish.compile_only:
             self._progress.say(f"{self._name}  compiled; nothing was executed (--compile_only)")
@@ -103,42 +103,49 @@ class Workflow:
             self._train(artifacts["train"], begin, wish.last_step)
             return
         self._reserve()
-        for last_step in segments(begin.step if begin is not None else 0, wish.last_step, wish.config.eval_frequency):
+        for last_step in training_segments(
+            begin.step if begin is not None else 0, wish.last_step, wish.config.eval_frequency
+        ):
             begin = self._train(artifacts["train"], begin, last_step)
             self._evaluate(artifacts["eval"], begin)
 
-    def _compile(self, side: Side) -> str:
+    def _compile(self, side: DataSplit) -> str:
         """Compile a program; its key."""
         order = self._make_order("compile", side)
         ended = self._jobs.do(order)
-        answer = load_answer(order)
-        how = "found in the cache" if answer.get("found") else f"made in {seconds_text(float(answer['seconds']))}"
+        answer = read_result(order)
+        how = "found in the cache" if answer.get("found") else f"made in {format_seconds(float(answer['seconds']))}"
         self._jobs.tell_end(ended, f"program {str(answer['artifact'])[:12]} {how}")
         return str(answer["artifact"])
 
-    def _train(self, artifact: str, begin: Checkpoint | None, last_step: int) -> Checkpoint:
+    def _train(self, artifact: str, begin: CheckpointFile | None, last_step: int) -> CheckpointFile:
         """Train until that step; the checkpoint at its end."""
         order = self._make_order("train", "train", artifact, begin, last_step)
         ended = self._jobs.do(order)
-        answer = load_answer(order)
-        made = Checkpoint(Path(str(answer["checkpoint"])), int(answer["step"]))
+        answer = read_result(order)
+        made = CheckpointFile(Path(str(answer["checkpoint"])), int(answer["step"]))
         self._jobs.tell_end(ended, f"step {made.step}, loss {float(answer['loss']):.4f}, {made.path.name}")
         return made
 
-    def _evaluate(self, artifact: str, begin: Checkpoint) -> None:
+    def _evaluate(self, artifact: str, begin: CheckpointFile) -> None:
         order = self._make_order("eval", "eval", artifact, begin, self._wish.config.eval_steps)
         ended = self._jobs.do(order)
-        answer = load_answer(order)
-        batches = count_text(int(answer["batches"]), "batch", "batches")
+        answer = read_result(order)
+        batches = format_count(int(answer["batches"]), "batch", "batches")
         self._jobs.tell_end(ended, f"step {int(answer['step'])}, loss {float(answer['loss']):.4f} over {batches}")
 
     def _make_order(
-        self, act: Act, side: Side, artifact: str | None = None, begin: Checkpoint | None = None, last_step: int = 0
-    ) -> Order:
+        self,
+        act: JobAction,
+        side: DataSplit,
+        artifact: str | None = None,
+        begin: CheckpointFile | None = None,
+        last_step: int = 0,
+    ) -> ApplianceJobSpec:
         self._orders += 1
         wish = self._wish
         name = f"{self._orders:02d}-{act}-{side}" if act == "compile" else f"{self._orders:02d}-{act}"
-        return Order(
+        return ApplianceJobSpec(
             act=act,
             program=side,
             params=wish.params,
@@ -164,14 +171,14 @@ class Workflow:
         self._jobs.heart.add(claim.id, self._name)
         watch = self._mirror.watch_limit(self._jobs.end_from_outside, LEAD_S)
         try:
-            claim = await_systems(self._client, self._progress, claim.id, f"{self._name}  reservation  ")
+            claim = wait_for_systems(self._client, self._progress, claim.id, f"{self._name}  reservation  ")
         finally:
             watch.stop()
         if claim.state in CLAIM_ENDED:
             why = self._jobs.why or (claim.reason.message if claim.reason is not None else "it was released")
             self._progress.say(f"{self._name}  the reservation of its systems has ended: {why}")
-            raise Over(STOPPED if self._jobs.why else ExitCode.FAILED)
-        self._progress.say(f"{self._name}  reserved for its jobs: {systems_text(claim.devices or '')}")
+            raise WorkflowEnded(STOPPED if self._jobs.why else ExitCode.FAILED)
+        self._progress.say(f"{self._name}  reserved for its jobs: {describe_systems(claim.devices or '')}")
 
     def _release(self) -> None:
         """Give the systems back; the lease does it if we cannot."""
@@ -198,7 +205,7 @@ class Workflow:
                 self._record.close(self._cancel_earlier(ident, workflow), ident)
         except OSError as error:
             problem = f"model_dir: run_meta.json: {error.strerror or error}"
-            raise wrong(self._wish.where("model_dir"), problem) from error
+            raise params_error(self._wish.where("model_dir"), problem) from error
         return bool(left)
 
     def _cancel_earlier(self, ident: str, workflow: str) -> RunBody | None:
@@ -206,7 +213,9 @@ class Workflow:
             job = self._client.run(ident)
             if job.state in ENDED:
                 return job
-            if not belongs(job, workflow, self._wish.model_dir):  # the folder is a copy, or others write to it
+            if not is_job_of_workflow(
+                job, workflow, self._wish.model_dir
+            ):  # the folder is a copy, or others write to it
                 self._progress.say(f"{ident}  stands in run_meta.json, but is no job of this folder: left alone")
                 return None
             self._progress.say(f"{ident}  of an earlier start still runs: cancelling it")
@@ -220,7 +229,7 @@ class Workflow:
             return None
 
 
-def belongs(job: RunBody, workflow: str, model_dir: Path) -> bool:
+def is_job_of_workflow(job: RunBody, workflow: str, model_dir: Path) -> bool:
     """Whether a job that a folder's record names is one of that workflow, and in that folder."""
     part, folder = job.job.appliance, job.job.checkpoint_directory
     if part is None or part.workflow != workflow or folder is None:
@@ -231,7 +240,7 @@ def belongs(job: RunBody, workflow: str, model_dir: Path) -> bool:
         return False
 
 
-def segments(first_step: int, last_step: int, frequency: int | None) -> Iterator[int]:
+def training_segments(first_step: int, last_step: int, frequency: int | None) -> Iterator[int]:
     """The steps at which training stops to evaluate: every multiple of ``frequency``, and the last one."""
     every = frequency or last_step
     step = first_step
@@ -240,7 +249,7 @@ def segments(first_step: int, last_step: int, frequency: int | None) -> Iterator
         yield step
 
 
-def is_done(wish: Wish, begin: Checkpoint | None, progress: Progress) -> bool:
+def is_done(wish: WorkflowConfig, begin: CheckpointFile | None, progress: Progress) -> bool:
     """Whether nothing is left to train; says so."""
     if wish.compile_only or not wish.trains or begin is None or begin.step < wish.last_step:
         return False

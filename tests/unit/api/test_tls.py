@@ -76,6 +76,9 @@ DEFAULT_LIMITS = ApiLimits()
 DEFAULT_LIMITS = ApiLimits()
 
 
+DEFAULT_LIMITS = ApiLimits()
+
+
 @contextlib.asynccontextmanager
 async def serving(
     controller: PretendController, pki: CertificateStore, limits: ApiLimits = DEFAULT_LIMITS

@@ -12,8 +12,14 @@ from typing import Any
 import pytest
 
 from moorings.appliance.arguments import parse_arguments
-from moorings.appliance.checkpoints import load_newest
-from moorings.appliance.checks import Wish, ask_memory, build_wish, check_pools, make_folders
+from moorings.appliance.checkpoints import find_newest
+from moorings.appliance.checks import (
+    WorkflowConfig,
+    build_workflow_config,
+    check_pools,
+    create_folders,
+    requires_memory,
+)
 from moorings.appliance.order import SECTIONS
 from moorings.appliance.program import Program
 from moorings.core.errors import MooringsError
@@ -69,9 +75,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def wish(folder: Path, words: str = "--mode train", program: Program = PROGRAM, **environment: str) -> Wish:
+def wish(folder: Path, words: str = "--mode train", program: Program = PROGRAM, **environment: str) -> WorkflowConfig:
     arguments = parse_arguments(["CSX", "--params", "p.yaml", *words.split()])
-    return build_wish(arguments, program, {"HOME": str(folder), **environment}, folder)
+    return build_workflow_config(arguments, program, {"HOME": str(folder), **environment}, folder)
 
 
 def refused(folder: Path, words: str = "--mode train", program: Program = PROGRAM) -> MooringsError:
@@ -249,36 +255,36 @@ def test_pools_that_could_serve_it(folder: Path) -> None:
 
 
 def test_memory_is_asked_for_where_it_is_counted() -> None:
-    assert ask_memory([pool(2, memory=1), pool(16, kind="ipu")])
-    assert not ask_memory([pool(2)])
-    assert not ask_memory([])
+    assert requires_memory([pool(2, memory=1), pool(16, kind="ipu")])
+    assert not requires_memory([pool(2)])
+    assert not requires_memory([])
 
 
 # -- folders and checkpoints -------------------------------------------------------------------------------------------
 
 
 def test_folders_are_made_and_written(folder: Path) -> None:
-    make_folders(wish(folder, "--mode train --model_dir a/b --validate_only"))
+    create_folders(wish(folder, "--mode train --model_dir a/b --validate_only"))
     assert not (folder / "a").exists(), "nothing is made by a look"
-    make_folders(wish(folder, "--mode train --model_dir a/b"))
+    create_folders(wish(folder, "--mode train --model_dir a/b"))
     assert (folder / "a" / "b").is_dir()
     for words in ("", " --validate_only"):
         with pytest.raises(MooringsError) as refused:
-            make_folders(wish(folder, f"--mode train --model_dir p.yaml/x{words}"))
+            create_folders(wish(folder, f"--mode train --model_dir p.yaml/x{words}"))
         assert refused.value.detail.startswith(f"--model_dir: {folder}/p.yaml/x cannot be written: ")
     with pytest.raises(MooringsError) as refused:
-        make_folders(wish(folder, "--mode train --model_dir /proc/here"))
+        create_folders(wish(folder, "--mode train --model_dir /proc/here"))
     assert "/proc/here cannot be written" in refused.value.detail
 
 
 def test_the_newest_whole_checkpoint_is_found(folder: Path) -> None:
-    assert load_newest(folder / "none") == (None, [])
+    assert find_newest(folder / "none") == (None, [])
     for step in (3, 20, 100):
         with zipfile.ZipFile(folder / f"checkpoint_{step}.npz", "w") as archive:
             archive.writestr("a.npy", bytes(range(256)) * 40)
     (folder / "checkpoint_007.npz").write_bytes(b"")
     (folder / "checkpoint_200.npz.tmp").write_bytes(b"")
-    newest, damaged = load_newest(folder)
+    newest, damaged = find_newest(folder)
     assert newest is not None
     assert (newest.step, damaged) == (100, [])
     content = bytearray((folder / "checkpoint_100.npz").read_bytes())
@@ -286,7 +292,7 @@ def test_the_newest_whole_checkpoint_is_found(folder: Path) -> None:
     (folder / "checkpoint_100.npz").write_bytes(content)
     (folder / "checkpoint_300.npz").write_bytes(content[:200])
     (folder / "checkpoint_400.npz").write_bytes(b"")
-    newest, damaged = load_newest(folder)
+    newest, damaged = find_newest(folder)
     assert newest is not None
     assert newest.step == 20
     assert [told.split()[0] for told in damaged] == ["checkpoint_400.npz", "checkpoint_300.npz", "checkpoint_100.npz"]
@@ -316,7 +322,7 @@ def test_nothing_that_lies_in_a_shared_folder_does_harm(folder: Path) -> None:
         file.truncate(2 << 30)
         file.seek(2 << 30)
         file.write(struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, 1, 1, 2 << 30, 0, 0))
-    newest, damaged = load_newest(folder)
+    newest, damaged = find_newest(folder)
     assert newest is not None
     assert newest.path == whole
     assert damaged == [

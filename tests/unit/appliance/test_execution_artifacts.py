@@ -21,30 +21,30 @@ import pytest
 
 from moorings.appliance.execution import artifacts, compiling, programs, sources
 from moorings.appliance.execution.compiling import build_key, compile_model
-from moorings.appliance.execution.sources import sources_of
-from moorings.appliance.execution.working import work_as_task
+from moorings.appliance.execution.sources import find_sources
+from moorings.appliance.execution.working import run_task
 from moorings.appliance.layers import Layer
-from moorings.appliance.order import Order
+from moorings.appliance.order import ApplianceJobSpec
 from moorings.appliance.program import Program
 from moorings.core.errors import MooringsError
 from tests.unit.appliance.tiny import Tiny, batch_of, compiled, order_in
 
 
-def compile_it(order: Order, told: list[str] | None = None) -> compiling.Compiled:
+def compile_it(order: ApplianceJobSpec, told: list[str] | None = None) -> compiling.CompileResult:
     key = build_key(Tiny, order, batch_of(order))
     layers = list(Tiny(Tiny.Params(**order.params["model"])).layers())
     return compile_model(layers, order, batch_of(order), key, (told if told is not None else []).append)
 
 
-def compile_one_layer(order: Order, told: list[str] | None = None) -> compiling.Compiled:
+def compile_one_layer(order: ApplianceJobSpec, told: list[str] | None = None) -> compiling.CompileResult:
     """A model that XLA compiles in a tenth of the time."""
     layers = [Layer("only", "only", nothing, mean)]
     return compile_model(layers, order, BATCH, "0" * 64, (told if told is not None else []).append)
 
 
-def artifact_in(order: Order) -> Path:
+def artifact_in(order: ApplianceJobSpec) -> Path:
     """The folder of the order's artifact, which is there."""
-    return artifacts.own_folder(Path(order.compile_dir)) / str(compiled(order).artifact)
+    return artifacts.user_folder(Path(order.compile_dir)) / str(compiled(order).artifact)
 
 
 def fail(*_arguments: Any) -> Any:
@@ -71,10 +71,10 @@ def test_what_xla_made_is_in_the_artifact_and_used(tmp_path: Path, monkeypatch: 
     from jax._src import compiler  # nothing public tells whether XLA is asked
 
     monkeypatch.setattr(compiler, "backend_compile_and_load", fail)
-    compiling.load(found.artifact)
+    compiling.load_programs(found.artifact)
     monkeypatch.setattr(compiling, "cpu_kind", lambda: "another")
     with pytest.raises(AssertionError, match="it was compiled"):
-        compiling.load(found.artifact)
+        compiling.load_programs(found.artifact)
 
 
 @pytest.mark.parametrize("harm", ["change", "cut", "remove", "manifest", "foreign manifest", "outside"])
@@ -104,15 +104,15 @@ def test_a_damaged_artifact_is_made_anew_and_that_is_said(tmp_path: Path, harm: 
     assert len(told) == 1
     assert re.search("cannot be used: .*: it is made anew$", told[0])
     assert compile_one_layer(order).found
-    assert [path.name for path in artifacts.own_folder(Path(order.compile_dir)).iterdir()] == [again.artifact.key]
+    assert [path.name for path in artifacts.user_folder(Path(order.compile_dir)).iterdir()] == [again.artifact.key]
 
 
 def test_two_that_compile_the_same_at_the_same_time_both_end_well(tmp_path: Path):
     order = order_in(tmp_path)
-    key = artifacts.key_of({"a": 1})
+    key = artifacts.artifact_key({"a": 1})
 
     def make(text: bytes) -> artifacts.Artifact:
-        with artifacts.Draft(Path(order.compile_dir), key) as draft:
+        with artifacts.ArtifactDraft(Path(order.compile_dir), key) as draft:
             draft.write("programs/0", text)
             return draft.publish({"by": text.decode()})
 
@@ -125,24 +125,24 @@ def test_two_that_compile_the_same_at_the_same_time_both_end_well(tmp_path: Path
 
 def test_a_damaged_one_that_others_left_in_the_way_is_replaced(tmp_path: Path):
     order = order_in(tmp_path)
-    key = artifacts.key_of({"a": 1})
-    with artifacts.Draft(Path(order.compile_dir), key) as draft:
+    key = artifacts.artifact_key({"a": 1})
+    with artifacts.ArtifactDraft(Path(order.compile_dir), key) as draft:
         (Path(order.compile_dir) / key).mkdir()
         (Path(order.compile_dir) / key / "rubbish").write_text("")
         draft.write("x", b"y")
         assert draft.publish({}).read("x") == b"y"
-    assert artifacts.find(Path(order.compile_dir), key) is not None
+    assert artifacts.find_artifact(Path(order.compile_dir), key) is not None
 
 
 def test_what_a_killed_compile_left_goes_after_a_day(tmp_path: Path):
     order = order_in(tmp_path)
-    key = artifacts.key_of({"a": 1})
+    key = artifacts.artifact_key({"a": 1})
     old = Path(order.compile_dir) / f".{key}.1-abc"
     young = Path(order.compile_dir) / f".{key}.2-abc"
     for path in (old, young):
         path.mkdir(parents=True)
     os.utime(old, (time.time() - 90_000,) * 2)
-    with artifacts.Draft(Path(order.compile_dir), key):
+    with artifacts.ArtifactDraft(Path(order.compile_dir), key):
         assert not old.exists()
         assert young.exists()
 
@@ -154,7 +154,7 @@ def test_a_compile_that_fails_leaves_nothing(tmp_path: Path):
         MooringsError, match=r"layer only cannot be traced: AttributeError: .*test_execution_artifacts.py:[0-9]+\)"
     ):
         compile_model(layers, order, batch_of(order), "0" * 64, lambda _line: None)
-    assert list(artifacts.own_folder(Path(order.compile_dir)).iterdir()) == []
+    assert list(artifacts.user_folder(Path(order.compile_dir)).iterdir()) == []
 
 
 def test_a_compile_folder_that_cannot_be_written_is_named(tmp_path: Path):
@@ -179,7 +179,7 @@ def test_the_key_changes_with_whatever_the_program_is_made_from(tmp_path: Path, 
     }
     other = {**order.params, "optimizer": {"learning_rate": 7}, "runconfig": {"seed": 9}}
     assert build_key(Tiny, replace(order, params=other, weight_servers=5), batch_of(order)) == base
-    monkeypatch.setattr(sources, "sources_of", lambda _model: {"model.py": b"changed"})
+    monkeypatch.setattr(sources, "find_sources", lambda _model: {"model.py": b"changed"})
     keys.add(build_key(Tiny, order, batch_of(order)))
     monkeypatch.setattr(jax, "__version__", "0.0.0")
     keys.add(build_key(Tiny, order, batch_of(order)))
@@ -277,10 +277,10 @@ class Zeros:
 @pytest.mark.parametrize("catches", ["", "much", "all"])
 def test_an_end_while_compiling_is_no_error(tmp_path: Path, call: int, catches: str, capfd: pytest.CaptureFixture[str]):
     order = order_in(tmp_path, act="compile", params={"model": {"call": call, "catches": catches}})
-    assert work_as_task(order, Program(Ending, Zeros)) == 143
+    assert run_task(order, Program(Ending, Zeros)) == 143
     assert capfd.readouterr().err == ""
     assert not order.answer.exists()
-    left = [path.name for path in artifacts.own_folder(Path(order.compile_dir)).iterdir()]
+    left = [path.name for path in artifacts.user_folder(Path(order.compile_dir)).iterdir()]
     assert not left or (catches == "all" and len(left[0]) == 64)  # a whole one, made before the end was seen
 
 
@@ -310,7 +310,7 @@ def test_the_sources_of_a_model_are_those_it_imports_from_beside_it(tmp_path: Pa
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "my_parts_x" / "sums.py").write_text("def add(): ...")
     model = importlib.import_module("my_model_x").Model
-    assert sorted(sources_of(model)) == [
+    assert sorted(find_sources(model)) == [
         "my_late_x.py",
         "my_model_x.py",
         "my_parts_x/__init__.py",
@@ -321,7 +321,7 @@ def test_the_sources_of_a_model_are_those_it_imports_from_beside_it(tmp_path: Pa
 
 
 def test_the_sources_of_a_model_in_a_package_are_found_from_its_root():
-    assert "tests/unit/appliance/tiny.py" in sources_of(Tiny)
+    assert "tests/unit/appliance/tiny.py" in find_sources(Tiny)
 
 
 BATCH = (np.zeros((2, 3), np.float32), np.zeros(2, np.float32))
@@ -384,8 +384,8 @@ def test_a_program_is_made_once_for_all_layers_that_share_it():
 
 def test_a_model_of_one_layer_is_one_too(tmp_path: Path):
     made = programs.export_model([Layer("end", "end", nothing, mean)], BATCH, "train")
-    [shape] = programs.shapes_of([Layer("end", "end", nothing, mean)])
-    loss, gradients, dx = programs.Loaded(made, [shape]).last_backward({}, *BATCH)
+    [shape] = programs.layer_shapes_of([Layer("end", "end", nothing, mean)])
+    loss, gradients, dx = programs.CompiledPrograms(made, [shape]).last_backward({}, *BATCH)
     assert (loss, gradients, dx.shape) == (0.0, {}, (2, 3))
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from moorings.appliance import checkpoints as client
-from moorings.appliance.execution.checkpoints import Checkpoint, path_of, save
+from moorings.appliance.execution.checkpoints import CheckpointReader, checkpoint_path, save_checkpoint
 from moorings.appliance.execution.programs import LayerShape
 from moorings.core.errors import MooringsError
 
@@ -33,15 +33,15 @@ def part(layer: int, which: str) -> dict[str, np.ndarray]:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    path = path_of(tmp_path / "model", 40)
-    save(path, 40, LAYERS, part)
+    path = checkpoint_path(tmp_path / "model", 40)
+    save_checkpoint(path, 40, LAYERS, part)
     return path
 
 
 def test_what_was_saved_is_read(path: Path):
     assert path.name == "checkpoint_40.npz"
     assert path.stat().st_mode & 0o777 == 0o600
-    with Checkpoint(path, LAYERS) as checkpoint:
+    with CheckpointReader(path, LAYERS) as checkpoint:
         assert checkpoint.step == 40
         for layer in range(len(LAYERS)):
             for which in ("w", "m", "v"):
@@ -53,16 +53,16 @@ def test_what_was_saved_is_read(path: Path):
 
 
 def test_the_client_takes_it_for_a_whole_one(path: Path):
-    assert client.load_newest(path.parent) == (client.Checkpoint(path, 40), [])
+    assert client.find_newest(path.parent) == (client.CheckpointFile(path, 40), [])
 
 
 def test_its_size_is_told(tmp_path: Path):
-    path = path_of(tmp_path, 1)
-    assert save(path, 1, LAYERS, part) == path.stat().st_size
+    path = checkpoint_path(tmp_path, 1)
+    assert save_checkpoint(path, 1, LAYERS, part) == path.stat().st_size
 
 
 def read_all(path: Path) -> None:
-    with Checkpoint(path, LAYERS) as checkpoint:
+    with CheckpointReader(path, LAYERS) as checkpoint:
         for layer in range(len(LAYERS)):
             for which in ("w", "m", "v"):
                 checkpoint.part(layer, which)
@@ -101,7 +101,7 @@ def other_zip(path: Path) -> None:
 
 
 def other_model(path: Path) -> None:
-    save(
+    save_checkpoint(
         path,
         40,
         [*LAYERS, LayerShape("more", "more", {"w": (1,)})],
@@ -110,7 +110,7 @@ def other_model(path: Path) -> None:
 
 
 def other_shape(path: Path) -> None:
-    save(
+    save_checkpoint(
         path,
         40,
         LAYERS,
@@ -245,7 +245,7 @@ def test_a_full_disk_is_said_and_leaves_what_was_there(path: Path, share: float)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
     try:
         with pytest.raises(MooringsError, match=r"checkpoint .*checkpoint_40\.npz cannot be written: File too large"):
-            save(path, 40, LAYERS, part)
+            save_checkpoint(path, 40, LAYERS, part)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, handler)
@@ -256,4 +256,4 @@ def test_a_full_disk_is_said_and_leaves_what_was_there(path: Path, share: float)
 def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(MooringsError, match="cannot be written"):
-        save(tmp_path / "file" / "checkpoint_1.npz", 1, LAYERS, part)
+        save_checkpoint(tmp_path / "file" / "checkpoint_1.npz", 1, LAYERS, part)

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moorings.appliance.execution.frames import FrameError, body_most, receive, send
-from moorings.appliance.execution.links import Link, Links, Place
-from moorings.appliance.execution.meeting import FILE_NAME, join, serving
+from moorings.appliance.execution.frames import FrameError, body_bytes_max, receive_frame, send_frame
+from moorings.appliance.execution.links import ServerAddress, ServerConnection, ServerConnections
+from moorings.appliance.execution.meeting import FILE_NAME, connect_servers, weight_servers
 from moorings.core.errors import MooringsError
 from tests.waiting import patient
 
@@ -45,9 +45,9 @@ def test_arrays_arrive_as_they_were_sent(pair: Pair):
         "number": np.float32(2.5) * np.ones((), np.float32),
         "nothing": np.zeros((0, 3), np.float32),
     }
-    send(left, {"op": "x", "n": 7}, arrays)
+    send_frame(left, {"op": "x", "n": 7}, arrays)
     shapes = {name: array.shape for name, array in arrays.items()}
-    frame = receive(right, body_most(shapes))
+    frame = receive_frame(right, body_bytes_max(shapes))
     assert frame is not None
     assert frame.head == {"op": "x", "n": 7}
     for name, array in arrays.items():
@@ -57,10 +57,10 @@ def test_arrays_arrive_as_they_were_sent(pair: Pair):
 
 def test_a_peer_that_closes_between_frames_is_no_error(pair: Pair):
     left, right = pair
-    send(left, {"op": "bye"})
+    send_frame(left, {"op": "bye"})
     left.close()
-    assert receive(right, 10) is not None
-    assert receive(right, 10) is None
+    assert receive_frame(right, 10) is not None
+    assert receive_frame(right, 10) is None
 
 
 @pytest.mark.parametrize(
@@ -96,14 +96,14 @@ def test_what_is_no_frame_is_refused(pair: Pair, sent: bytes, why: str):
     sender = threading.Thread(target=speak)
     sender.start()
     with pytest.raises(FrameError, match=why):
-        receive(right, 1000)
+        receive_frame(right, 1000)
     sender.join()
 
 
 def test_a_shape_that_lies_takes_no_memory(pair: Pair):
     pair[0].sendall(framed(json.dumps({"arrays": [["w", [1000000, 1000000]]]}).encode(), bytes(12)))
     with pytest.raises(FrameError, match="not whole"):
-        receive(pair[1], 1000)
+        receive_frame(pair[1], 1000)
 
 
 # A real server
@@ -111,14 +111,14 @@ def test_a_shape_that_lies_takes_no_memory(pair: Pair):
 SHAPES = [{"w": (2, 3)}]
 
 
-def connect(place: Place, token: str, system: int = 0) -> Link:
-    return Link.connect(Place(place.path, token), 0, system, 10_000, lambda _server: "")
+def connect_one(place: ServerAddress, token: str, system: int = 0) -> ServerConnection:
+    return ServerConnection.connect(ServerAddress(place.path, token), 0, system, 10_000, lambda _server: "")
 
 
 def test_a_server_lets_in_nobody_without_its_token_and_goes_on(tmp_path: Path):
-    with serving([[0]], SHAPES, 1, None, tmp_path) as servers:
+    with weight_servers([[0]], SHAPES, 1, None, tmp_path) as servers:
         [place] = servers.places
-        stranger = connect(place, "0" * 32)
+        stranger = connect_one(place, "0" * 32)
         with pytest.raises(MooringsError, match="has gone"):
             stranger.ask("weights", layer=0, step=0)
         stranger.close()
@@ -128,7 +128,7 @@ def test_a_server_lets_in_nobody_without_its_token_and_goes_on(tmp_path: Path):
             browser.settimeout(patient(20))
             with contextlib.suppress(ConnectionResetError):
                 assert browser.recv(1) == b""
-        link = connect(place, place.token)
+        link = connect_one(place, place.token)
         link.ask("put", {"w": np.ones((2, 3), np.float32)}, layer=0, part="w")
         link.ask("begin", step=4)
         link.say("weights", layer=0, step=4)
@@ -137,7 +137,7 @@ def test_a_server_lets_in_nobody_without_its_token_and_goes_on(tmp_path: Path):
 
 
 def test_its_folder_and_sockets_are_the_users_alone(tmp_path: Path):
-    with serving([[0]], SHAPES, 1, None, tmp_path) as servers:
+    with weight_servers([[0]], SHAPES, 1, None, tmp_path) as servers:
         path = servers.places[0].path
         assert path.parent.stat().st_mode & 0o777 == 0o700
         assert path.stat().st_mode & 0o777 == 0o600
@@ -146,8 +146,8 @@ def test_its_folder_and_sockets_are_the_users_alone(tmp_path: Path):
 
 
 def test_a_frame_larger_than_a_layer_ends_the_talk_and_is_said(tmp_path: Path):
-    with serving([[0]], SHAPES, 1, None, tmp_path) as servers:
-        link = connect(servers.places[0], servers.places[0].token)
+    with weight_servers([[0]], SHAPES, 1, None, tmp_path) as servers:
+        link = connect_one(servers.places[0], servers.places[0].token)
         with pytest.raises(MooringsError, match="at most 65536"):
             link.ask("put", {"w": np.ones(10_000, np.float32)}, layer=0, part="w")
         link.close()
@@ -162,25 +162,25 @@ def test_a_frame_larger_than_a_layer_ends_the_talk_and_is_said(tmp_path: Path):
     ],
 )
 def test_weights_of_another_shape_are_refused(tmp_path: Path, arrays: dict[str, np.ndarray], why: str):
-    with serving([[0]], SHAPES, 1, None, tmp_path) as servers:
-        link = connect(servers.places[0], servers.places[0].token)
+    with weight_servers([[0]], SHAPES, 1, None, tmp_path) as servers:
+        link = connect_one(servers.places[0], servers.places[0].token)
         with pytest.raises(MooringsError, match=why):
             link.ask("put", arrays, layer=0, part="w")
         link.close()
 
 
 def test_only_the_first_system_may_lead(tmp_path: Path):
-    with serving([[0]], SHAPES, 2, None, tmp_path) as servers:
-        link = connect(servers.places[0], servers.places[0].token, system=1)
+    with weight_servers([[0]], SHAPES, 2, None, tmp_path) as servers:
+        link = connect_one(servers.places[0], servers.places[0].token, system=1)
         with pytest.raises(MooringsError, match="system 1 may not say 'begin'"):
             link.ask("begin", step=0)
         link.close()
 
 
 def test_a_system_that_leaves_without_a_word_is_told_to_all_who_wait(tmp_path: Path):
-    with serving([[0]], SHAPES, 2, None, tmp_path) as servers:
+    with weight_servers([[0]], SHAPES, 2, None, tmp_path) as servers:
         [place] = servers.places
-        first, second = connect(place, place.token), connect(place, place.token, system=1)
+        first, second = connect_one(place, place.token), connect_one(place, place.token, system=1)
         first.say("collect")
         second.close()
         with pytest.raises(MooringsError, match="system 1 has gone"):
@@ -226,17 +226,17 @@ def test_a_server_that_was_not_told_all_removes_its_socket():
 
 def test_servers_are_found_until_all_systems_have_come_and_no_longer(tmp_path: Path):
     shares = [[0], []]
-    with serving(shares, SHAPES, 2, None, tmp_path) as servers:
+    with weight_servers(shares, SHAPES, 2, None, tmp_path) as servers:
         servers.publish()
         notice, sockets = tmp_path / FILE_NAME, servers.places[0].path.parent
-        first = Links(servers.places, shares, SHAPES, 0)
-        late: list[Links] = []
+        first = ServerConnections(servers.places, shares, SHAPES, 0)
+        late: list[ServerConnections] = []
         seen: list[bool] = []
 
         def check() -> None:  # asked while it waits: the other system comes after a while
             seen.append(notice.exists() and len(list(sockets.iterdir())) == 2)
             if len(seen) == 3:
-                late.append(join(tmp_path, shares, SHAPES, 1, lambda: None))
+                late.append(connect_servers(tmp_path, shares, SHAPES, 1, lambda: None))
 
         servers.await_all(first, check)
         assert seen[:3] == [True] * 3
@@ -244,7 +244,7 @@ def test_servers_are_found_until_all_systems_have_come_and_no_longer(tmp_path: P
         assert not sockets.exists()
         assert len(late) == 1
         with pytest.raises(MooringsError, match="found no weight servers"):
-            join(tmp_path, shares, SHAPES, 1, lambda: None, 0.2)
+            connect_servers(tmp_path, shares, SHAPES, 1, lambda: None, 0.2)
         for links in (first, *late):
             links.close()
 
@@ -253,9 +253,9 @@ def test_a_system_that_came_to_a_half_has_not_come(tmp_path: Path):
     class EnoughError(Exception):
         pass
 
-    with serving([[0]], SHAPES, 2, None, tmp_path) as servers:
+    with weight_servers([[0]], SHAPES, 2, None, tmp_path) as servers:
         [place] = servers.places
-        first, half = Links([place], [[0]], SHAPES, 0), connect(place, place.token, system=1)
+        first, half = ServerConnections([place], [[0]], SHAPES, 0), connect_one(place, place.token, system=1)
         asked = 0
 
         def check() -> None:
@@ -276,8 +276,8 @@ def test_a_system_that_came_to_a_half_has_not_come(tmp_path: Path):
 def test_modules_in_the_users_folder_are_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "json.py").write_text(f"open({str(tmp_path / 'taken')!r}, 'w')\nraise SystemExit(3)")
     monkeypatch.chdir(tmp_path)
-    with serving([[0]], SHAPES, 1, None, tmp_path) as servers:
-        links = Links(servers.places, [[0]], SHAPES, 0, servers.why_gone)
+    with weight_servers([[0]], SHAPES, 1, None, tmp_path) as servers:
+        links = ServerConnections(servers.places, [[0]], SHAPES, 0, servers.why_gone)
         servers.await_all(links, lambda: None)
         links.close()
     assert not (tmp_path / "taken").exists()

@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 from moorings.appliance.execution import executing, meeting, streaming
-from moorings.appliance.execution.artifacts import own_folder
-from moorings.appliance.execution.compiling import load
+from moorings.appliance.execution.artifacts import user_folder
+from moorings.appliance.execution.compiling import load_programs
 from moorings.appliance.execution.executing import _artifact
-from moorings.appliance.execution.links import Links
+from moorings.appliance.execution.links import ServerConnections
 from moorings.appliance.execution.optimizer import AdamW
-from moorings.appliance.execution.programs import first_weights
-from moorings.appliance.execution.shares import choose_shares
+from moorings.appliance.execution.programs import initial_weights
+from moorings.appliance.execution.shares import assign_layers
 from moorings.appliance.execution.streaming import train_step
 from moorings.core.errors import MooringsError
 from tests.once import made_once
@@ -61,13 +61,13 @@ def whole_loss(weights: list[Any], batch: Any) -> Any:
 
 def test_the_streamed_gradient_is_that_of_the_whole_model(tmp_path: Path, ready: Path):
     order = ordered(tmp_path, ready)
-    programs, shapes = load(_artifact(order))
+    programs, shapes = load_programs(_artifact(order))
     layers = Tiny(Tiny.Params()).layers()
-    weights = [first_weights(layer, 3, number) for number, layer in enumerate(layers)]
-    shares = choose_shares([shape.size for shape in shapes], 2)
+    weights = [initial_weights(layer, 3, number) for number, layer in enumerate(layers)]
+    shares = assign_layers([shape.size for shape in shapes], 2)
     each = [shape.weights for shape in shapes]
-    with meeting.serving(shares, each, 1, AdamW(learning_rate=0.1), tmp_path) as servers:
-        links = Links(servers.places, shares, each, 0)
+    with meeting.weight_servers(shares, each, 1, AdamW(learning_rate=0.1), tmp_path) as servers:
+        links = ServerConnections(servers.places, shares, each, 0)
         for number, w in enumerate(weights):
             links.up(number).ask("put", w, layer=number, part="w")
         links.ask_all("begin", step=0)
@@ -99,7 +99,7 @@ def _keep(link: Any, sent: dict[int, Any]) -> None:
 
 def test_a_system_holds_the_weights_of_two_layers_at_most(tmp_path: Path, ready: Path, monkeypatch: pytest.MonkeyPatch):
     outstanding, most = 0, 0
-    streamed = streaming.streamed
+    streamed = streaming.stream_weights
 
     class Counting:
         """A link that counts what was asked for on it and not been used up."""
@@ -117,22 +117,22 @@ def test_a_system_holds_the_weights_of_two_layers_at_most(tmp_path: Path, ready:
             return self._link.hear()
 
     class Watched:
-        def __init__(self, links: Links) -> None:
+        def __init__(self, links: ServerConnections) -> None:
             self._links = links
 
         def down(self, layer: int) -> Any:
             return Counting(self._links.down(layer))
 
-    def watched(links: Links, layers: Any, step: int) -> Iterator[Any]:
+    def watched(links: ServerConnections, layers: Any, step: int) -> Iterator[Any]:
         nonlocal outstanding
         for each in streamed(Watched(links), layers, step):  # type: ignore[arg-type]
             yield each
             outstanding -= 1  # the consumer came back for the next: it has used these
 
-    monkeypatch.setattr(streaming, "streamed", watched)
+    monkeypatch.setattr(streaming, "stream_weights", watched)
     execute(ordered(tmp_path, ready, last_step=2))
     assert outstanding == 0
-    assert most == streaming.HELD_MOST
+    assert most == streaming.HELD_LAYERS_MAX
 
 
 def test_the_loss_falls_and_lines_and_the_answer_say_so(tmp_path: Path, ready: Path):
@@ -236,13 +236,13 @@ def test_a_weight_server_that_is_killed_ends_the_training_at_once(
     order = ordered(tmp_path, ready, systems=2, weight_servers=2, last_step=100_000)
     order = replace(order, params={**order.params, "runconfig": {**order.params["runconfig"], "checkpoint_steps": 5}})
     seen: list[int] = []
-    real = meeting.Servers.publish
+    real = meeting.WeightServers.publish
 
     def publish(self: Any) -> None:
         real(self)
         seen.extend(self.pids)
 
-    monkeypatch.setattr(meeting.Servers, "publish", publish)
+    monkeypatch.setattr(meeting.WeightServers, "publish", publish)
 
     def kill() -> None:
         until((Path(order.model_dir) / "checkpoint_5.npz").exists)
@@ -262,7 +262,7 @@ def test_a_killed_weight_server_is_named_and_not_what_followed_from_it(tmp_path:
     shapes = {"w": (2,)}
 
     def lose_one() -> None:
-        with meeting.serving([[0], [1]], [shapes, shapes], 1, None, tmp_path) as servers:
+        with meeting.weight_servers([[0], [1]], [shapes, shapes], 1, None, tmp_path) as servers:
             os.kill(servers.pids[1], signal.SIGKILL)
             until(lambda: servers.find_killed() is not None)
             raise MooringsError("execution.failed", "system 1 has gone")
@@ -291,7 +291,7 @@ def test_before_the_first_step_nothing_tells_of_the_servers_any_more(
     order = ordered(tmp_path, ready, systems=2, weight_servers=2, last_step=2)
     seen: list[list[str]] = []
 
-    def step(programs: Any, links: Links, *rest: Any) -> float:
+    def step(programs: Any, links: ServerConnections, *rest: Any) -> float:
         if links.system == 0:
             seen.append([path.name for folder in (runtime, Path(order.folder)) for path in folder.iterdir()])
         return train_step(programs, links, *rest)
@@ -311,7 +311,7 @@ def test_a_checkpoint_of_another_step_is_refused(tmp_path: Path, ready: Path):
 
 def test_a_damaged_artifact_is_not_executed(tmp_path: Path):
     order = compiled(order_in(tmp_path))
-    file = next((own_folder(Path(order.compile_dir)) / str(order.artifact) / "programs").iterdir())
+    file = next((user_folder(Path(order.compile_dir)) / str(order.artifact) / "programs").iterdir())
     whole = file.read_bytes()
     file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(MooringsError, match="is not as it was made"):
@@ -321,7 +321,7 @@ def test_a_damaged_artifact_is_not_executed(tmp_path: Path):
 def test_a_rate_is_told_since_the_last_line_and_since_the_beginning(monkeypatch: pytest.MonkeyPatch):
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    meter = executing._Meter(16)
+    meter = executing._Throughput(16)
     now = 102.0
     assert meter.rates(10) == "Rate=80.00 samples/sec, GlobalRate=80.00 samples/sec"
     now = 106.0
@@ -329,7 +329,7 @@ def test_a_rate_is_told_since_the_last_line_and_since_the_beginning(monkeypatch:
 
 
 def test_the_manifest_says_what_is_in_an_artifact(ready: Path):
-    manifests = [json.loads(path.read_text()) for path in own_folder(ready).glob("[0-9a-f]*/manifest.json")]
+    manifests = [json.loads(path.read_text()) for path in user_folder(ready).glob("[0-9a-f]*/manifest.json")]
     assert manifests
     for manifest in manifests:
         assert [layer["name"] for layer in manifest["layers"]] == ["tokens", "first", "second", "squash", "head"]

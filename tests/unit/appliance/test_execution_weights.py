@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorings.appliance.execution.optimizer import AdamW, squares
-from moorings.appliance.execution.shares import choose_shares
-from moorings.appliance.execution.weights import LostError, Share
+from moorings.appliance.execution.shares import assign_layers
+from moorings.appliance.execution.weights import WeightShard, WorkLostError
 from tests.waiting import patient
 
 
@@ -63,16 +63,16 @@ def test_an_orders_section_is_read():
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=30), st.integers(1, 8))
 def test_every_layer_is_kept_once_and_no_server_has_much_more_than_another(sizes: list[int], servers: int):
-    shares = choose_shares(sizes, servers)
+    shares = assign_layers(sizes, servers)
     assert sorted(layer for share in shares for layer in share) == list(range(len(sizes)))
     assert len(shares) == servers
     loads = [sum(sizes[layer] for layer in share) for share in shares]
     assert max(loads) - min(loads) <= max(sizes)
-    assert shares == choose_shares(sizes, servers)
+    assert shares == assign_layers(sizes, servers)
 
 
-def share(systems: int, *, learns: bool = True) -> Share:
-    found = Share({0: {"w": (1,)}}, systems, AdamW(learning_rate=0.1) if learns else None)
+def share(systems: int, *, learns: bool = True) -> WeightShard:
+    found = WeightShard({0: {"w": (1,)}}, systems, AdamW(learning_rate=0.1) if learns else None)
     found.put(0, "w", {"w": array(1.0)})
     found.begin(0)
     return found
@@ -102,18 +102,18 @@ def test_a_step_is_taken_once_and_with_all_gradients():
         later = pool.submit(kept.weights, 0, 1)
         kept.apply(0, 1.0)
         assert later.result(timeout=patient(20))["w"][0] == pytest.approx(0.9, abs=1e-4)
-    with pytest.raises(LostError, match="step 0 was to be taken when 1 were done"):
+    with pytest.raises(WorkLostError, match="step 0 was to be taken when 1 were done"):
         kept.apply(0, 1.0)
 
 
 def test_gradients_that_come_twice_or_for_another_step_are_refused():
     kept = share(2)
     kept.add(0, 0, 1, {"w": array(1.0)})
-    with pytest.raises(LostError, match="twice"):
+    with pytest.raises(WorkLostError, match="twice"):
         kept.add(0, 0, 1, {"w": array(1.0)})
-    with pytest.raises(LostError, match="gradients of step 3 when 0 were done"):
+    with pytest.raises(WorkLostError, match="gradients of step 3 when 0 were done"):
         kept.add(0, 3, 0, {"w": array(1.0)})
-    with pytest.raises(LostError, match="other names or shapes"):
+    with pytest.raises(WorkLostError, match="other names or shapes"):
         kept.add(0, 0, 0, {"w": array(1.0, 2.0)})
 
 
@@ -125,20 +125,20 @@ def test_who_waits_is_told_when_the_work_cannot_go_on():
         kept.lose("system 1 has gone")
         kept.lose("system 0 has gone")  # a consequence of the first
         for each in waiting:
-            with pytest.raises(LostError, match="system 1 has gone"):
+            with pytest.raises(WorkLostError, match="system 1 has gone"):
                 each.result(timeout=patient(20))
 
 
 def test_weights_that_were_not_given_cannot_be_had():
-    kept = Share({0: {"w": (1,)}}, 1, None)
-    with pytest.raises(LostError, match="layer 0 has no weights"):
+    kept = WeightShard({0: {"w": (1,)}}, 1, None)
+    with pytest.raises(WorkLostError, match="layer 0 has no weights"):
         kept.begin(0)
-    with pytest.raises(LostError, match="layer 7 is kept elsewhere"):
+    with pytest.raises(WorkLostError, match="layer 7 is kept elsewhere"):
         kept.part(7, "w")
 
 
 def test_the_first_system_goes_last():
-    share = Share({0: {"w": (2,)}}, 3, None)
+    share = WeightShard({0: {"w": (2,)}}, 3, None)
     with ThreadPoolExecutor(1) as threads:
         waited = threads.submit(share.await_leave, 2)
         for system in (1, 2, 1):
@@ -150,9 +150,9 @@ def test_the_first_system_goes_last():
 
 
 def test_a_system_that_dies_is_not_waited_for():
-    share = Share({0: {"w": (2,)}}, 2, None)
+    share = WeightShard({0: {"w": (2,)}}, 2, None)
     with ThreadPoolExecutor(1) as threads:
         waited = threads.submit(share.await_leave, 2)
         share.lose("system 1 has gone")
-        with pytest.raises(LostError, match="system 1 has gone"):
+        with pytest.raises(WorkLostError, match="system 1 has gone"):
             waited.result(patient(10))

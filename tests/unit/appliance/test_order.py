@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from moorings.appliance.order import BYTES_MAX, FILE_NAME, Order, read_order, write_order
+from moorings.appliance.order import BYTES_MAX, FILE_NAME, ApplianceJobSpec, read_job_spec, write_job_spec
 from moorings.core.errors import MooringsError
 
 PARAMS: dict[str, dict[str, Any]] = {
@@ -22,8 +22,8 @@ PARAMS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def order(tmp_path: Path) -> Order:
-    return Order(
+def order(tmp_path: Path) -> ApplianceJobSpec:
+    return ApplianceJobSpec(
         act="train",
         program="train",
         params=PARAMS,
@@ -41,16 +41,16 @@ def order(tmp_path: Path) -> Order:
     )
 
 
-def test_what_is_written_is_read(order: Order) -> None:
-    file = write_order(order)
-    assert read_order(file) == order
+def test_what_is_written_is_read(order: ApplianceJobSpec) -> None:
+    file = write_job_spec(order)
+    assert read_job_spec(file) == order
     assert file.stat().st_mode & 0o777 == 0o600
     assert [each.name for each in file.parent.iterdir()] == [FILE_NAME]
-    assert write_order(replace(order, checkpoint=None, artifact=None)) == file
-    assert read_order(file).checkpoint is None
+    assert write_job_spec(replace(order, checkpoint=None, artifact=None)) == file
+    assert read_job_spec(file).checkpoint is None
 
 
-def test_where_a_job_answers(order: Order) -> None:
+def test_where_a_job_answers(order: ApplianceJobSpec) -> None:
     folder = Path(order.folder)
     assert order.answer == folder / "trained.json"
     assert replace(order, act="eval").answer == folder / "evaluated.json"
@@ -84,8 +84,8 @@ def test_where_a_job_answers(order: Order) -> None:
     ],
     ids=str,
 )
-def test_a_damaged_one_is_refused(order: Order, change: dict[str, Any]) -> None:
-    file = write_order(order)
+def test_a_damaged_one_is_refused(order: ApplianceJobSpec, change: dict[str, Any]) -> None:
+    file = write_job_spec(order)
     file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
     refuse(file)
 
@@ -97,10 +97,10 @@ def test_what_is_no_order_is_refused(tmp_path: Path, content: bytes) -> None:
     refuse(file)
 
 
-def test_one_that_is_missing_or_cut_is_refused(order: Order, tmp_path: Path) -> None:
+def test_one_that_is_missing_or_cut_is_refused(order: ApplianceJobSpec, tmp_path: Path) -> None:
     refuse(tmp_path / "none.json")
     refuse(tmp_path)
-    file = write_order(order)
+    file = write_job_spec(order)
     content = file.read_bytes()
     for length in range(0, len(content), 7):
         file.write_bytes(content[:length])
@@ -109,6 +109,6 @@ def test_one_that_is_missing_or_cut_is_refused(order: Order, tmp_path: Path) -> 
 
 def refuse(file: Path) -> None:
     with pytest.raises(MooringsError) as refused:
-        read_order(file)
+        read_job_spec(file)
     assert refused.value.code == "order.invalid"
     assert str(file) in refused.value.detail

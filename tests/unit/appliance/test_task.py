@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from moorings.appliance.checks import Wish
-from moorings.appliance.jobs import build_job
-from moorings.appliance.order import Order, write_order
+from moorings.appliance.checks import WorkflowConfig
+from moorings.appliance.jobs import build_appliance_job
+from moorings.appliance.order import ApplianceJobSpec, write_job_spec
 from moorings.appliance.schemas import RunConfig
 
 TELL = """import sys
@@ -21,11 +21,11 @@ print(__name__, sys.argv, sys.path[0], entry._order.act)
 
 
 @pytest.fixture
-def order(tmp_path: Path) -> Order:
+def order(tmp_path: Path) -> ApplianceJobSpec:
     params: dict[str, dict[str, object]] = {
         name: {} for name in ("model", "train_input", "eval_input", "optimizer", "runconfig")
     }
-    return Order(
+    return ApplianceJobSpec(
         act="compile",
         program="train",
         params=params,
@@ -42,9 +42,11 @@ def run_task(script: Path, order: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, capture_output=True, text=True, check=False, cwd="/")
 
 
-def run_job(order: Order, script: Path, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_job(
+    order: ApplianceJobSpec, script: Path, folder: Path, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """The order's job as an engine would run it: its command, its folder, its variables."""
-    wish = Wish(
+    wish = WorkflowConfig(
         mode="train",
         config=RunConfig(max_steps=1),
         origins={},
@@ -60,8 +62,8 @@ def run_job(order: Order, script: Path, folder: Path, **environment: str) -> sub
         compile_only=False,
         validate_only=False,
     )
-    write_order(order)
-    job = build_job(
+    write_job_spec(order)
+    job = build_appliance_job(
         order,
         wish,
         script=script,
@@ -77,16 +79,16 @@ def run_job(order: Order, script: Path, folder: Path, **environment: str) -> sub
     )
 
 
-def test_the_script_runs_as_it_would_by_itself(tmp_path: Path, order: Order) -> None:
+def test_the_script_runs_as_it_would_by_itself(tmp_path: Path, order: ApplianceJobSpec) -> None:
     script = tmp_path / "run.py"
     script.write_text(TELL)
-    done = run_task(script, write_order(order))
+    done = run_task(script, write_job_spec(order))
     assert done.stdout == f"__main__ ['{script}', 'CSX'] {tmp_path} compile\n"
     assert done.returncode == 2
     assert done.stderr == f"error: {script} came to its end without calling moorings.appliance.run\n"
 
 
-def test_a_job_imports_nothing_from_its_working_folder(tmp_path: Path, order: Order) -> None:
+def test_a_job_imports_nothing_from_its_working_folder(tmp_path: Path, order: ApplianceJobSpec) -> None:
     for name in ("work", "home", "lib"):
         (tmp_path / name).mkdir()
     for name in ("json", "argparse", "runpy", "moorings", "mine"):
@@ -102,25 +104,28 @@ def test_a_job_imports_nothing_from_its_working_folder(tmp_path: Path, order: Or
     assert Path(other).samefile(tmp_path / "lib" / "other.py"), "PYTHONPATH is the user's wish"
 
 
-def test_its_own_exit_code_is_kept(tmp_path: Path, order: Order) -> None:
+def test_its_own_exit_code_is_kept(tmp_path: Path, order: ApplianceJobSpec) -> None:
     script = tmp_path / "run.py"
     script.write_text("raise SystemExit(7)")
-    assert run_task(script, write_order(order)).returncode == 7
+    assert run_task(script, write_job_spec(order)).returncode == 7
 
 
-def test_what_cannot_be_used_is_refused(tmp_path: Path, order: Order) -> None:
+def test_what_cannot_be_used_is_refused(tmp_path: Path, order: ApplianceJobSpec) -> None:
     script = tmp_path / "run.py"
     script.write_text("print('ran')")
     damaged = tmp_path / "damaged.json"
     damaged.write_text("{")
     for path, told in (
         (damaged, f"error: {damaged}: it is not JSON (order.invalid)"),
-        (write_order(replace(order, mount_dirs=("/nowhere",))), "error: /nowhere is not to be seen where the job runs"),
+        (
+            write_job_spec(replace(order, mount_dirs=("/nowhere",))),
+            "error: /nowhere is not to be seen where the job runs",
+        ),
     ):
         done = run_task(script, path)
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.startswith(told)
-    done = run_task(tmp_path / "none.py", write_order(order))
+    done = run_task(tmp_path / "none.py", write_job_spec(order))
     assert "none.py is not to be seen where the job runs" in done.stderr
 
 

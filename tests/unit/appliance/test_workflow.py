@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from moorings.appliance.checkpoints import Checkpoint
-from moorings.appliance.jobs import build_environment
-from moorings.appliance.order import SECTIONS, Order
-from moorings.appliance.record import FILE_NAME, Record, told_state
-from moorings.appliance.runner import end_text, goes_on
-from moorings.appliance.telling import Output, seconds_text
-from moorings.appliance.workflow import belongs, segments
+from moorings.appliance.checkpoints import CheckpointFile
+from moorings.appliance.jobs import job_variables
+from moorings.appliance.order import SECTIONS, ApplianceJobSpec
+from moorings.appliance.record import FILE_NAME, RunMetaFile, user_state
+from moorings.appliance.runner import can_resume, end_text
+from moorings.appliance.telling import JobOutput, format_seconds
+from moorings.appliance.workflow import is_job_of_workflow, training_segments
 from moorings.wire.shapes import ApplianceShape, JobShape, RunBody
 from moorings.workloads.appliance import ApplianceJobType
 from moorings.workloads.runs import RunState
@@ -38,7 +38,7 @@ WORKFLOW = "wflow-" + "a" * 22
     ],
 )
 def test_training_stops_where_it_is_evaluated(first: int, last: int, frequency: int | None, stops: list[int]) -> None:
-    assert list(segments(first, last, frequency)) == stops
+    assert list(training_segments(first, last, frequency)) == stops
 
 
 def test_a_job_gets_the_way_to_programs_and_no_secret() -> None:
@@ -53,14 +53,14 @@ def test_a_job_gets_the_way_to_programs_and_no_secret() -> None:
         "SLURM_JOB_ID": "65",
         "LD_PRELOAD": "/x.so",
     }
-    assert build_environment(ours, ("/first",), Path("/work")) == {
+    assert job_variables(ours, ("/first",), Path("/work")) == {
         "PATH": "/bin",
         "HOME": "/home/ann",
         "LC_ALL": "C",
         "VIRTUAL_ENV": "/v",
         "PYTHONPATH": "/first:/work/lib:/abs",
     }
-    assert build_environment({"PATH": "/bin"}, (), Path("/")) == {"PATH": "/bin"}
+    assert job_variables({"PATH": "/bin"}, (), Path("/")) == {"PATH": "/bin"}
 
 
 def job(ident: str = "wsjob-1", state: str = "WAITING", **more: Any) -> RunBody:
@@ -75,10 +75,10 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def test_the_record_has_every_job_of_every_start(tmp_path: Path) -> None:
-    record = Record(tmp_path, "9.9")
+    record = RunMetaFile(tmp_path, "9.9")
     assert record.load() is None
     record.note(job(), ApplianceJobType.EXECUTE, tmp_path / "log")
-    assert Record(tmp_path).load() is None
+    assert RunMetaFile(tmp_path).load() is None
     running = job(state="RUNNING", scheduled_at="2026-01-01T00:00:01Z", started_at="2026-01-01T00:00:02Z")
     record.note(running, ApplianceJobType.EXECUTE, tmp_path / "log")
     assert record.unended() == [("wsjob-1", WORKFLOW)]
@@ -102,7 +102,7 @@ def test_the_record_has_every_job_of_every_start(tmp_path: Path) -> None:
             }
         ],
     }
-    again = Record(tmp_path, "9.9")
+    again = RunMetaFile(tmp_path, "9.9")
     assert again.load() is None
     again.note(job("wsjob-2"), ApplianceJobType.COMPILE, tmp_path / "log")
     assert [each["id"] for each in read(tmp_path)["execute_jobs"]] == ["wsjob-1"]
@@ -116,7 +116,7 @@ def test_the_record_has_every_job_of_every_start(tmp_path: Path) -> None:
 )
 def test_a_record_that_cannot_be_read_is_put_aside(tmp_path: Path, content: bytes) -> None:
     (tmp_path / FILE_NAME).write_bytes(content)
-    record = Record(tmp_path)
+    record = RunMetaFile(tmp_path)
     assert record.load() == "run_meta.json could not be read and is now run_meta.json.damaged"
     assert (tmp_path / "run_meta.json.damaged").read_bytes() == content
     record.note(job(), ApplianceJobType.EXECUTE, tmp_path)
@@ -124,7 +124,7 @@ def test_a_record_that_cannot_be_read_is_put_aside(tmp_path: Path, content: byte
 
 
 def test_states_in_the_words_of_appliances() -> None:
-    assert {str(state): told_state(job(state=state)) for state in RunState} == {
+    assert {str(state): user_state(job(state=state)) for state in RunState} == {
         "WAITING": "QUEUED",
         "STARTING": "SCHEDULED",
         "YIELDING": "RUNNING",
@@ -149,17 +149,17 @@ def test_a_job_belongs_to_the_folder_it_works_in(tmp_path: Path) -> None:
         return replace(made, job=replace(made.job, **shape))
 
     ours = of(checkpoint_directory=str(here))
-    assert belongs(ours, WORKFLOW, here)
-    assert belongs(ours, WORKFLOW, tmp_path / "link"), "the same folder by another name"
-    assert not belongs(ours, "wflow-" + "b" * 22, here)
-    assert not belongs(ours, WORKFLOW, there)
-    assert not belongs(of(checkpoint_directory=str(tmp_path / "gone")), WORKFLOW, here)
-    assert not belongs(of(), WORKFLOW, here)
-    assert not belongs(of(checkpoint_directory=str(here), appliance=None), WORKFLOW, here)
+    assert is_job_of_workflow(ours, WORKFLOW, here)
+    assert is_job_of_workflow(ours, WORKFLOW, tmp_path / "link"), "the same folder by another name"
+    assert not is_job_of_workflow(ours, "wflow-" + "b" * 22, here)
+    assert not is_job_of_workflow(ours, WORKFLOW, there)
+    assert not is_job_of_workflow(of(checkpoint_directory=str(tmp_path / "gone")), WORKFLOW, here)
+    assert not is_job_of_workflow(of(), WORKFLOW, here)
+    assert not is_job_of_workflow(of(checkpoint_directory=str(here), appliance=None), WORKFLOW, here)
 
 
 def test_what_failed_on_a_checkpoint_does_not_go_on_from_it(tmp_path: Path) -> None:
-    order = Order(
+    order = ApplianceJobSpec(
         act="train",
         program="train",
         params={name: {} for name in SECTIONS},
@@ -170,12 +170,12 @@ def test_what_failed_on_a_checkpoint_does_not_go_on_from_it(tmp_path: Path) -> N
         weight_servers=1,
         checkpoint=str(tmp_path / "checkpoint_40.npz"),
     )
-    same, newer = (Checkpoint(tmp_path / f"checkpoint_{step}.npz", step) for step in (40, 60))
-    assert not goes_on(job(state="FAILED"), order, same)
-    assert goes_on(job(state="FAILED"), order, newer)
-    assert goes_on(job(state="FAILED"), replace(order, checkpoint=None), same)
+    same, newer = (CheckpointFile(tmp_path / f"checkpoint_{step}.npz", step) for step in (40, 60))
+    assert not can_resume(job(state="FAILED"), order, same)
+    assert can_resume(job(state="FAILED"), order, newer)
+    assert can_resume(job(state="FAILED"), replace(order, checkpoint=None), same)
     for state in ("CANCELLED", "TIMED_OUT", "LOST"):
-        assert goes_on(job(state=state), order, same)
+        assert can_resume(job(state=state), order, same)
 
 
 def test_a_bad_end_in_words() -> None:
@@ -190,7 +190,7 @@ def test_a_bad_end_in_words() -> None:
 
 def test_the_first_task_speaks_for_all(tmp_path: Path) -> None:
     shown: list[bytes] = []
-    output = Output(shown.append, tmp_path / "log")
+    output = JobOutput(shown.append, tmp_path / "log")
     output.write(b"[0] | Train Step=1\n[1] warning\n")
     output.write(b"no end")
     output.close()
@@ -202,7 +202,7 @@ def test_the_first_task_speaks_for_all(tmp_path: Path) -> None:
 def test_output_goes_on_without_a_copy(tmp_path: Path) -> None:
     for place in (tmp_path / "none" / "log", Path("/dev/full")):
         shown: list[bytes] = []
-        output = Output(shown.append, place)
+        output = JobOutput(shown.append, place)
         output.write(b"one\n")
         output.write(b"two\n")
         assert shown == [b"one\n", b"two\n"]
@@ -210,6 +210,6 @@ def test_output_goes_on_without_a_copy(tmp_path: Path) -> None:
 
 
 def test_lengths_of_time() -> None:
-    assert [seconds_text(each) for each in (0.04, 119.9, 125, 7199, 12_000)] == [
+    assert [format_seconds(each) for each in (0.04, 119.9, 125, 7199, 12_000)] == [
         *("0.0 s", "119.9 s", "2 min 5 s", "119 min 59 s", "3 h 20 min")
     ]

@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from moorings.appliance.execution.artifacts import own_folder
+from moorings.appliance.execution.artifacts import user_folder
 from moorings.appliance.execution.compiling import build_key, compile_model
-from moorings.appliance.execution.executing import Task, evaluate, train
+from moorings.appliance.execution.executing import TaskContext, evaluate, train
 from moorings.appliance.layers import Layer
-from moorings.appliance.order import Order, write_order
+from moorings.appliance.order import ApplianceJobSpec, write_job_spec
 from moorings.appliance.program import Program
 from tests.waiting import patient
 
@@ -76,7 +76,7 @@ class Batches:
 PROGRAM = Program(Tiny, Batches, Batches)
 
 
-def order_in(folder: Path, **changes: Any) -> Order:
+def order_in(folder: Path, **changes: Any) -> ApplianceJobSpec:
     params: dict[str, dict[str, Any]] = {
         "model": {},
         "train_input": {"batch_size": 8},
@@ -86,7 +86,7 @@ def order_in(folder: Path, **changes: Any) -> Order:
     }
     for section, values in changes.pop("params", {}).items():
         params[section] = {**params[section], **values}
-    whole = Order(
+    whole = ApplianceJobSpec(
         act="train",
         program="train",
         params=params,
@@ -101,17 +101,17 @@ def order_in(folder: Path, **changes: Any) -> Order:
     return replace(whole, **changes)
 
 
-def batch_of(order: Order) -> Any:
+def batch_of(order: ApplianceJobSpec) -> Any:
     return Batches(Batches.Params(**order.params["train_input"])).batch(0, system=0, systems=order.systems)
 
 
 _COMPILED: dict[str, dict[Path, bytes]] = {}  # the files of each artifact that this process has compiled, by its key
 
 
-def compiled(order: Order) -> Order:
+def compiled(order: ApplianceJobSpec) -> ApplianceJobSpec:
     """The order with its artifact in its compile folder; each artifact is compiled once in a process."""
     key = build_key(Tiny, order, batch_of(order))
-    folder = own_folder(Path(order.compile_dir)) / key
+    folder = user_folder(Path(order.compile_dir)) / key
     if key not in _COMPILED:
         model = Tiny(Tiny.Params(**order.params["model"]))
         compile_model(list(model.layers()), order, batch_of(order), key, lambda _line: None)
@@ -137,7 +137,7 @@ class Outcome:
         return [line.split("Loss=")[1].split(",")[0] for line in self.lines if "Loss=" in line]
 
 
-def execute(order: Order, *, stop_after: int | None = None) -> Outcome:
+def execute(order: ApplianceJobSpec, *, stop_after: int | None = None) -> Outcome:
     """Do the order with the systems as threads, and weight servers as real processes."""
     lines: list[str] = []
     model = Tiny(Tiny.Params(**order.params["model"]))
@@ -151,7 +151,7 @@ def execute(order: Order, *, stop_after: int | None = None) -> Outcome:
             asked += 1
             return number == order.systems - 1 and stop_after is not None and asked > stop_after
 
-        task = Task(order, number, lines.append if number == 0 else lambda _line: None, stop)
+        task = TaskContext(order, number, lines.append if number == 0 else lambda _line: None, stop)
         return (train if order.act == "train" else evaluate)(task, list(model.layers()), source)
 
     with ThreadPoolExecutor(order.systems) as pool:
@@ -162,9 +162,9 @@ def execute(order: Order, *, stop_after: int | None = None) -> Outcome:
     return Outcome(results[0].result(), lines, answer)
 
 
-def start_tasks(order: Order, tasks: int | None = None) -> list[subprocess.Popen[str]]:
+def start_tasks(order: ApplianceJobSpec, tasks: int | None = None) -> list[subprocess.Popen[str]]:
     """The order's tasks as real processes, or another number of them."""
-    file = write_order(order)
+    file = write_job_spec(order)
     number = tasks or (order.systems if order.act != "compile" else 1)
     code = (
         "import sys, pathlib; from moorings.appliance.execution import work; "

@@ -14,16 +14,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from moorings.appliance.order import Order
+    from moorings.appliance.order import ApplianceJobSpec
     from moorings.appliance.program import Program
 
 
-def work(order: Order, program: Program) -> int:
+def work(order: ApplianceJobSpec, program: Program) -> int:
     """Do what an order says, as the task whose variables stand in the environment; the exit code of this process.
 
     0: done. 1: it failed, and a line says why. 143: it was told to end (TERM), and a checkpoint was written.
     """
     # Only here are JAX and NumPy needed: whoever imports this package may be a client on a machine without them.
-    from moorings.appliance.execution.working import work_as_task
+    from moorings.appliance.execution.working import run_task
 
-    return work_as_task(order, program)
+    return run_task(order, program)

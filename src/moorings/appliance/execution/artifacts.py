@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from moorings.appliance.execution.errors import failed
+from moorings.appliance.execution.errors import execution_error
 from moorings.core.errors import MooringsError
 
 FORMAT: Final = 1
@@ -56,7 +56,7 @@ class Artifact:
         return _read_checked(self.folder, name, self.manifest["files"][name])
 
 
-def key_of(parts: Mapping[str, Any]) -> str:
+def artifact_key(parts: Mapping[str, Any]) -> str:
     """The key of what is made from these JSON values: 64 hexadecimal digits."""
     text = json.dumps({"format": FORMAT, **parts}, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
@@ -78,7 +78,7 @@ def cpu_kind() -> str:
     return sha256("\n".join([os.uname().machine, *kinds]).encode())[:16]
 
 
-def own_folder(compile_dir: Path) -> Path:
+def user_folder(compile_dir: Path) -> Path:
     """The folder of this user's artifacts, made if need be. What others keep beside it is never looked at.
 
     Raises:
@@ -91,17 +91,19 @@ def own_folder(compile_dir: Path) -> Path:
             folder.mkdir(mode=0o700)
         found = folder.lstat()
     except OSError as error:
-        raise failed(
+        raise execution_error(
             f"the folder of compiled programs {folder} cannot be used: {error.strerror}", _ELSEWHERE
         ) from error
     if not stat.S_ISDIR(found.st_mode):
-        raise failed(f"the folder of compiled programs {folder} cannot be used: it is no folder", _ELSEWHERE)
+        raise execution_error(f"the folder of compiled programs {folder} cannot be used: it is no folder", _ELSEWHERE)
     if found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise failed(f"the folder of compiled programs {folder} cannot be used: it is not yours alone", _ELSEWHERE)
+        raise execution_error(
+            f"the folder of compiled programs {folder} cannot be used: it is not yours alone", _ELSEWHERE
+        )
     return folder
 
 
-def find(own: Path, key: str) -> Artifact | None:
+def find_artifact(own: Path, key: str) -> Artifact | None:
     """The artifact of a key; None: there is none.
 
     Args:
@@ -116,22 +118,22 @@ def find(own: Path, key: str) -> Artifact | None:
         if not folder.is_dir():
             return None
         if folder.stat().st_uid != os.getuid():
-            raise _damaged(folder, "another user made it")
+            raise _damage_error(folder, "another user made it")
         with (folder / MANIFEST).open("rb") as file:
             manifest = json.loads(file.read(_MANIFEST_MOST))
         files = manifest["files"]
         if manifest["format"] != FORMAT or manifest["key"] != key:
-            raise _damaged(folder, "its manifest is of something else")
+            raise _damage_error(folder, "its manifest is of something else")
         for name, entry in files.items():
             _read_checked(folder, name, entry)
     except OSError as error:
-        raise _damaged(folder, f"{error.filename}: {error.strerror}") from error
+        raise _damage_error(folder, f"{error.filename}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise _damaged(folder, "its manifest cannot be read") from error
+        raise _damage_error(folder, "its manifest cannot be read") from error
     return Artifact(key, folder, manifest)
 
 
-class Draft:
+class ArtifactDraft:
     """An artifact in the making, in a folder of its own; leaving the block without ``publish`` removes it.
 
     Raises:
@@ -143,7 +145,7 @@ class Draft:
         self._key = key
         self.folder: Final = own / f".{key}.{os.getpid()}-{secrets.token_hex(4)}"
 
-    def __enter__(self) -> Draft:
+    def __enter__(self) -> ArtifactDraft:
         self._own.mkdir(parents=True, exist_ok=True, mode=0o700)
         _remove_stale(self._own)
         self.folder.mkdir(mode=0o700)
@@ -187,14 +189,14 @@ class Draft:
                 _sync(self._own)
                 return Artifact(self._key, target, manifest)
             try:
-                if (theirs := find(self._own, self._key)) is not None:
+                if (theirs := find_artifact(self._own, self._key)) is not None:
                     return theirs
             except MooringsError:
-                discard(self._own, self._key)
-        raise _damaged(target, "others put damaged ones there again and again")
+                delete_artifact(self._own, self._key)
+        raise _damage_error(target, "others put damaged ones there again and again")
 
 
-def discard(own: Path, key: str) -> None:
+def delete_artifact(own: Path, key: str) -> None:
     """Remove what stands under a key."""
     aside = own / f".{key}.{os.getpid()}-{secrets.token_hex(4)}"
     try:
@@ -217,13 +219,13 @@ def _remove_stale(own: Path) -> None:
 def _read_checked(folder: Path, name: str, entry: Mapping[str, Any]) -> bytes:
     path = folder / name
     if ".." in Path(name).parts or Path(name).is_absolute():
-        raise _damaged(folder, "its manifest names a file outside of it")
+        raise _damage_error(folder, "its manifest names a file outside of it")
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise _damaged(folder, f"{name}: {error.strerror}") from error
+        raise _damage_error(folder, f"{name}: {error.strerror}") from error
     if len(content) != entry["size"] or sha256(content) != entry["sha256"]:
-        raise _damaged(folder, f"{name} is not as it was made")
+        raise _damage_error(folder, f"{name} is not as it was made")
     return content
 
 
@@ -235,7 +237,7 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _damaged(folder: Path, why: str) -> MooringsError:
+def _damage_error(folder: Path, why: str) -> MooringsError:
     return MooringsError(
         "artifact.damaged",
         f"the compiled program {folder} cannot be used: {why}",

@@ -25,7 +25,7 @@ import numpy as np
 
 from moorings.appliance.execution.frames import Array, Arrays
 from moorings.appliance.execution.optimizer import MOMENTS
-from moorings.appliance.execution.programs import LayerShape, Value
+from moorings.appliance.execution.programs import ArraySpec, LayerShape
 from moorings.core.errors import MooringsError
 
 FORMAT: Final = 1
@@ -38,12 +38,12 @@ _BROKEN: Final = (  # what zipfile and NumPy raise for files that are not what t
 )
 
 
-def path_of(model_dir: Path, step: int) -> Path:
+def checkpoint_path(model_dir: Path, step: int) -> Path:
     """Where the state after so many steps is kept."""
     return model_dir / f"checkpoint_{step}.npz"
 
 
-def save(path: Path, step: int, layers: Sequence[LayerShape], part: Callable[[int, str], Arrays]) -> int:
+def save_checkpoint(path: Path, step: int, layers: Sequence[LayerShape], part: Callable[[int, str], Arrays]) -> int:
     """Write a checkpoint; its size in bytes.
 
     Args:
@@ -93,7 +93,7 @@ def _members(
                 yield f"{which}/{layer.name}/{name}", array
 
 
-class Checkpoint:
+class CheckpointReader:
     """A checkpoint that is read; a context manager.
 
     What a file claims is compared with the model before memory is taken for it: whoever may write into a shared folder
@@ -124,7 +124,7 @@ class Checkpoint:
             self._file.close()
             raise
 
-    def __enter__(self) -> Checkpoint:
+    def __enter__(self) -> CheckpointReader:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -136,15 +136,15 @@ class Checkpoint:
         shape = self._layers[layer]
         found: dict[str, Array] = {}
         for name, wanted in shape.weights.items():
-            found[name] = self._read(f"{which}/{shape.name}/{name}", Value(wanted, "float32"))
+            found[name] = self._read(f"{which}/{shape.name}/{name}", ArraySpec(wanted, "float32"))
         return found
 
     def _check_members(self) -> None:
         """Names, and what the headers say; nothing else is read."""
-        wanted = {name: Value((), "int64") for name in ("format", "step")}
+        wanted = {name: ArraySpec((), "int64") for name in ("format", "step")}
         for layer in self._layers:
             for name, shape in layer.weights.items():
-                wanted |= {f"{which}/{layer.name}/{name}": Value(shape, "float32") for which in PARTS}
+                wanted |= {f"{which}/{layer.name}/{name}": ArraySpec(shape, "float32") for which in PARTS}
         members = self._archive.infolist()
         names = {member.filename.removesuffix(_SUFFIX) for member in members if member.filename.endswith(_SUFFIX)}
         if missing := sorted(wanted.keys() - names):
@@ -164,7 +164,7 @@ class Checkpoint:
         if self._number("format") != FORMAT:
             raise self._invalid("it is of another release")
 
-    def _check_header(self, member: zipfile.ZipInfo, begin: bytes, wanted: Value) -> None:
+    def _check_header(self, member: zipfile.ZipInfo, begin: bytes, wanted: ArraySpec) -> None:
         """Compare what a member says of itself with what it must be, and with how long it is."""
         text = io.BytesIO(begin)
         name = member.filename.removesuffix(_SUFFIX)
@@ -177,7 +177,7 @@ class Checkpoint:
         if fortran or member.file_size != text.tell() + kind.itemsize * math.prod(shape):
             raise self._invalid(f"{name} is not as long as it says, or in another order")
 
-    def _read(self, name: str, wanted: Value) -> Any:  # noqa: ANN401 - an array of that type
+    def _read(self, name: str, wanted: ArraySpec) -> Any:  # noqa: ANN401 - an array of that type
         member = self._archive.getinfo(name + _SUFFIX)
         with self._reading():
             with self._archive.open(member) as file:  # once more: the file may have been changed since
@@ -186,7 +186,7 @@ class Checkpoint:
                 return np.lib.format.read_array(cast("Any", file), allow_pickle=False, max_header_size=_HEADER_MOST)
 
     def _number(self, name: str) -> int:
-        number = int(self._read(name, Value((), "int64")))
+        number = int(self._read(name, ArraySpec((), "int64")))
         if number < 0:
             raise self._invalid(f"{name} is no number")
         return number

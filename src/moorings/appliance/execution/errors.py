@@ -12,11 +12,11 @@ class StoppedError(BaseException):
     """
 
 
-def failed(detail: str, hint: str = "") -> MooringsError:
+def execution_error(detail: str, hint: str = "") -> MooringsError:
     """The training or the evaluation cannot go on."""
     return MooringsError("execution.failed", detail, hint=hint)
 
 
-def invalid_model(detail: str, hint: str = "") -> MooringsError:
+def model_error(detail: str, hint: str = "") -> MooringsError:
     """The user's model or data are not what can be compiled."""
     return MooringsError("model.invalid", detail, hint=hint)

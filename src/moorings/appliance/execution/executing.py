@@ -19,25 +19,25 @@ from typing import Any
 
 import numpy as np
 
-from moorings.appliance.execution.artifacts import Artifact, find, own_folder
-from moorings.appliance.execution.checkpoints import PARTS, Checkpoint, path_of, save
-from moorings.appliance.execution.compiling import load, shapes_in
-from moorings.appliance.execution.errors import StoppedError, failed
-from moorings.appliance.execution.links import Links
-from moorings.appliance.execution.meeting import Servers, join, serving
+from moorings.appliance.execution.artifacts import Artifact, find_artifact, user_folder
+from moorings.appliance.execution.checkpoints import PARTS, CheckpointReader, checkpoint_path, save_checkpoint
+from moorings.appliance.execution.compiling import layer_shapes, load_programs
+from moorings.appliance.execution.errors import StoppedError, execution_error
+from moorings.appliance.execution.links import ServerConnections
+from moorings.appliance.execution.meeting import WeightServers, connect_servers, weight_servers
 from moorings.appliance.execution.optimizer import AdamW
-from moorings.appliance.execution.programs import LayerShape, Loaded, Value, first_weights
-from moorings.appliance.execution.shares import choose_shares
-from moorings.appliance.execution.streaming import Batch, eval_batch, settle, train_step
+from moorings.appliance.execution.programs import ArraySpec, CompiledPrograms, LayerShape, initial_weights
+from moorings.appliance.execution.shares import assign_layers
+from moorings.appliance.execution.streaming import Batch, apply_step, eval_batch, train_step
 from moorings.appliance.layers import Layer
-from moorings.appliance.order import Order, write_whole
+from moorings.appliance.order import ApplianceJobSpec, write_atomically
 from moorings.appliance.program import Source
 
 GO, STOP, FAILED = "go", "stop", "failed"
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class TaskContext:
     """What a task is told.
 
     Attributes:
@@ -47,7 +47,7 @@ class Task:
         stop: whether the end was asked for.
     """
 
-    order: Order
+    order: ApplianceJobSpec
     system: int
     tell: Callable[[str], None]
     stop: Callable[[], bool]
@@ -59,9 +59,9 @@ class Task:
             MooringsError: ``execution.failed``: it cannot be written.
         """
         try:
-            write_whole(self.order.answer, json.dumps(record).encode())
+            write_atomically(self.order.answer, json.dumps(record).encode())
         except OSError as error:
-            raise failed(f"{self.order.answer} cannot be written: {error.strerror}") from error
+            raise execution_error(f"{self.order.answer} cannot be written: {error.strerror}") from error
 
     def check(self) -> None:
         """Raises StoppedError if the end was asked for: while there is nothing to save."""
@@ -78,12 +78,12 @@ class Task:
 class System:
     """A task that is joined to the weight servers, with its programs; ``servers`` if it started them."""
 
-    task: Task
+    task: TaskContext
     layers: Sequence[LayerShape]
-    programs: Loaded
-    links: Links
-    servers: Servers | None
-    shape: tuple[Value, ...]
+    programs: CompiledPrograms
+    links: ServerConnections
+    servers: WeightServers | None
+    shape: tuple[ArraySpec, ...]
 
     @property
     def leads(self) -> bool:
@@ -93,8 +93,8 @@ class System:
     def batch(self, source: Source, step: int) -> Batch:
         """Its share of a batch, of the shape that was compiled."""
         batch = self.task.batch(source, step)
-        if (found := tuple(Value.of(each) for each in batch)) != self.shape:
-            raise failed(f"the batch of step {step} has the shapes {found}, and {self.shape} was compiled for")
+        if (found := tuple(ArraySpec.of(each) for each in batch)) != self.shape:
+            raise execution_error(f"the batch of step {step} has the shapes {found}, and {self.shape} was compiled for")
         return batch
 
     def agree(self, done: int, loss: float, lead: Callable[[int, list[float]], None]) -> bool:
@@ -119,11 +119,11 @@ class System:
             verdict = STOP if any(stop for _, stop in reports) else GO
             council.ask("decide", step=done, verdict=verdict)
         if verdict == FAILED:
-            raise failed("system 0 has ended the work; its output says why")
+            raise execution_error("system 0 has ended the work; its output says why")
         return bool(verdict == STOP)
 
 
-def train(task: Task, layers: Sequence[Layer], source: Source) -> bool:
+def train(task: TaskContext, layers: Sequence[Layer], source: Source) -> bool:
     """Train until the order's last step; whether it was stopped before, with a checkpoint of where it was.
 
     Raises:
@@ -132,9 +132,9 @@ def train(task: Task, layers: Sequence[Layer], source: Source) -> bool:
     """
     order = task.order
     optimizer = AdamW.parse(order.params["optimizer"])
-    with _joined(task, optimizer) as system:
+    with _join_servers(task, optimizer) as system:
         if system.leads:
-            _put_weights(system, layers, PARTS)
+            _load_weights(system, layers, PARTS)
         trainer = _Trainer(system, optimizer)
         done = order.first_step
         stopped = False
@@ -150,7 +150,7 @@ def train(task: Task, layers: Sequence[Layer], source: Source) -> bool:
     return stopped and done < order.last_step
 
 
-def evaluate(task: Task, layers: Sequence[Layer], source: Source) -> bool:
+def evaluate(task: TaskContext, layers: Sequence[Layer], source: Source) -> bool:
     """Measure the mean loss of the order's batches; whether it was stopped before.
 
     Raises:
@@ -158,15 +158,15 @@ def evaluate(task: Task, layers: Sequence[Layer], source: Source) -> bool:
         StoppedError: the end was asked for before the first batch.
     """
     order = task.order
-    with _joined(task, None) as system:
+    with _join_servers(task, None) as system:
         if system.leads:
-            _put_weights(system, layers, PARTS[:1])
+            _load_weights(system, layers, PARTS[:1])
         means: list[float] = []
 
         def note(number: int, losses: list[float]) -> None:
             means.append(_mean(losses, "batch", number))
 
-        meter = _Meter(order.params["eval_input"]["batch_size"])
+        meter = _Throughput(order.params["eval_input"]["batch_size"])
         stopped = False
         for number in range(order.last_step):
             batch = system.batch(source, number)
@@ -189,7 +189,7 @@ class _Trainer:
         self._system = system
         self._optimizer = optimizer
         self._run = system.task.order.params["runconfig"]
-        self._meter = _Meter(system.task.order.params["train_input"]["batch_size"])
+        self._meter = _Throughput(system.task.order.params["train_input"]["batch_size"])
         self._loss: float | None = None
         self._checkpoint = system.task.order.checkpoint
 
@@ -199,31 +199,31 @@ class _Trainer:
 
         def scale(norm: float) -> float:
             if not math.isfinite(norm):
-                raise failed(f"the gradients of step {done} are not finite", _DIVERGED)
+                raise execution_error(f"the gradients of step {done} are not finite", _DIVERGED)
             return self._optimizer.scale(norm)
 
-        settle(self._system.links, done - 1, scale)
+        apply_step(self._system.links, done - 1, scale)
         self._loss = mean
 
     def follow_up(self, done: int, *, stopped: bool) -> None:
         """Tell and save what is due after a step."""
         order, tell = self._system.task.order, self._system.task.tell
         last = done == order.last_step
-        if last or stopped or _due(done, self._run["log_steps"]):
+        if last or stopped or _is_due(done, self._run["log_steps"]):
             tell(
                 f"| Train Device=CSX, Step={done}, Loss={self._loss:.5f}, {self._meter.rates(done - order.first_step)}"
             )
         if stopped and not last:
             tell(f"Asked to end (TERM) at step {done}: a checkpoint is written")
-        if last or stopped or _due(done, self._run["checkpoint_steps"]):
-            path = path_of(Path(order.model_dir), done)
+        if last or stopped or _is_due(done, self._run["checkpoint_steps"]):
+            path = checkpoint_path(Path(order.model_dir), done)
             links = self._system.links
 
             def part(layer: int, which: str) -> Any:  # noqa: ANN401 - arrays by name
                 links.up(layer).say("part", layer=layer, part=which)
                 return links.up(layer).hear().arrays
 
-            size = save(path, done, self._system.layers, part)
+            size = save_checkpoint(path, done, self._system.layers, part)
             tell(f"Saved checkpoint {path} at step {done} ({size:,} bytes)")
             self._checkpoint = str(path)
 
@@ -232,7 +232,7 @@ class _Trainer:
         self._system.task.answer({"step": done, "loss": self._loss, "checkpoint": self._checkpoint})
 
 
-class _Meter:
+class _Throughput:
     """Samples a second, since the last line and since the beginning."""
 
     def __init__(self, batch_size: int) -> None:
@@ -250,31 +250,31 @@ class _Meter:
 
 
 @contextmanager
-def _joined(task: Task, optimizer: AdamW | None) -> Iterator[System]:
+def _join_servers(task: TaskContext, optimizer: AdamW | None) -> Iterator[System]:
     """This task as a system that is joined to the weight servers; the first one starts them."""
     order = task.order
     artifact = _artifact(order)
-    layers = shapes_in(artifact)
+    layers = layer_shapes(artifact)
     weights = [layer.weights for layer in layers]
-    shares = choose_shares([layer.size for layer in layers], order.weight_servers)
-    shape = tuple(Value.parse(each) for each in artifact.manifest["batch"])
+    shares = assign_layers([layer.size for layer in layers], order.weight_servers)
+    shape = tuple(ArraySpec.parse(each) for each in artifact.manifest["batch"])
     folder = Path(order.folder)
     if task.system:
-        programs, _ = load(artifact)
-        links = join(folder, shares, weights, task.system, task.check)
+        programs, _ = load_programs(artifact)
+        links = connect_servers(folder, shares, weights, task.system, task.check)
         try:
             yield System(task, layers, programs, links, None, shape)
         finally:
             links.close()
         return
-    with serving(shares, weights, order.systems, optimizer, folder) as servers:
+    with weight_servers(shares, weights, order.systems, optimizer, folder) as servers:
         # Before the programs are loaded: what takes longest on all systems then happens at the same time.
         servers.publish()
-        programs, _ = load(artifact)
+        programs, _ = load_programs(artifact)
         task.check()
-        links = Links(servers.places, shares, weights, 0, servers.why_gone)
+        links = ServerConnections(servers.places, shares, weights, 0, servers.why_gone)
         task.tell(
-            f"{_count(order.systems, 'system')}, {_count(order.weight_servers, 'weight server')} "
+            f"{_count_text(order.systems, 'system')}, {_count_text(order.weight_servers, 'weight server')} "
             f"(processes {', '.join(map(str, servers.pids))}), {artifact.manifest['weights']:,} weights"
         )
         try:
@@ -284,24 +284,26 @@ def _joined(task: Task, optimizer: AdamW | None) -> Iterator[System]:
             links.close()
 
 
-def _artifact(order: Order) -> Artifact:
-    artifact = find(own_folder(Path(order.compile_dir)), order.artifact or "")
+def _artifact(order: ApplianceJobSpec) -> Artifact:
+    artifact = find_artifact(user_folder(Path(order.compile_dir)), order.artifact or "")
     if artifact is None:
-        raise failed(f"there is no compiled program {order.artifact} in {order.compile_dir}", "start run.py again")
+        raise execution_error(
+            f"there is no compiled program {order.artifact} in {order.compile_dir}", "start run.py again"
+        )
     return artifact
 
 
-def _put_weights(system: System, layers: Sequence[Layer], parts: Sequence[str]) -> None:
+def _load_weights(system: System, layers: Sequence[Layer], parts: Sequence[str]) -> None:
     """Give the servers the weights to begin with: a checkpoint's, or the first ones."""
     order, links = system.task.order, system.links
     if order.checkpoint is None:
         seed = order.params["runconfig"]["seed"]
         for number, layer in enumerate(layers):
-            links.up(number).ask("put", first_weights(layer, seed, number), layer=number, part="w")
+            links.up(number).ask("put", initial_weights(layer, seed, number), layer=number, part="w")
     else:
-        with Checkpoint(Path(order.checkpoint), system.layers) as checkpoint:
+        with CheckpointReader(Path(order.checkpoint), system.layers) as checkpoint:
             if checkpoint.step != order.first_step:
-                raise failed(
+                raise execution_error(
                     f"{order.checkpoint} is of step {checkpoint.step}, and step {order.first_step} was ordered"
                 )
             for number in range(len(layers)):
@@ -317,13 +319,13 @@ _DIVERGED = "a smaller learning_rate, a longer warm-up or max_gradient_norm may 
 def _mean(losses: Sequence[float], what: str, number: int) -> float:
     mean = sum(losses) / len(losses)
     if not math.isfinite(mean):
-        raise failed(f"the loss of {what} {number} is {mean}: the training has diverged", _DIVERGED)
+        raise execution_error(f"the loss of {what} {number} is {mean}: the training has diverged", _DIVERGED)
     return mean
 
 
-def _due(step: int, every: int | None) -> bool:
+def _is_due(step: int, every: int | None) -> bool:
     return bool(every) and step % int(every or 1) == 0
 
 
-def _count(number: int, what: str) -> str:
+def _count_text(number: int, what: str) -> str:
     return f"{number} {what}" + ("" if number == 1 else "s")

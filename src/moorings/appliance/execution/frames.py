@@ -40,7 +40,7 @@ class FrameError(Exception):
     """What came is not a frame, or one that is too large; the sentence says which."""
 
 
-class CutError(FrameError):
+class TruncatedFrameError(FrameError):
     """The peer has gone in the middle of a frame."""
 
 
@@ -52,12 +52,12 @@ class Frame:
     arrays: Arrays
 
 
-def body_most(shapes: Mapping[str, tuple[int, ...]], copies: int = 1) -> int:
+def body_bytes_max(shapes: Mapping[str, tuple[int, ...]], copies: int = 1) -> int:
     """How long the body with arrays of these shapes is, in bytes."""
     return copies * sum(_FLOAT32.itemsize * math.prod(shape) for shape in shapes.values())
 
 
-def send(sock: socket.socket, head: Mapping[str, object], arrays: Arrays | None = None) -> None:
+def send_frame(sock: socket.socket, head: Mapping[str, object], arrays: Arrays | None = None) -> None:
     """Send a frame whole; the arrays are not copied.
 
     Raises:
@@ -72,7 +72,7 @@ def send(sock: socket.socket, head: Mapping[str, object], arrays: Arrays | None 
         sock.sendall(piece)
 
 
-def receive(sock: socket.socket, most: int) -> Frame | None:
+def receive_frame(sock: socket.socket, most: int) -> Frame | None:
     """The next frame, with a body of at most ``most`` bytes; None: the peer has closed between two frames.
 
     Raises:
@@ -140,6 +140,6 @@ def _read(sock: socket.socket, size: int, *, may_end: bool = False) -> bytearray
         if count == 0:
             if may_end and done == 0:
                 return None
-            raise CutError("the peer closed in the middle of a frame")
+            raise TruncatedFrameError("the peer closed in the middle of a frame")
         done += count
     return data

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from moorings.appliance.execution.errors import failed
-from moorings.appliance.execution.frames import Arrays, Frame, FrameError, body_most, receive, send
+from moorings.appliance.execution.errors import execution_error
+from moorings.appliance.execution.frames import Arrays, Frame, FrameError, body_bytes_max, receive_frame, send_frame
 from moorings.appliance.execution.server import peer_uid
 from moorings.appliance.execution.weights import Shapes
 
@@ -21,14 +21,14 @@ _CONNECT_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ServerAddress:
     """Where one server listens, and what makes it let one in."""
 
     path: Path
     token: str
 
 
-class Link:
+class ServerConnection:
     """One connection to one server.
 
     Args:
@@ -44,7 +44,9 @@ class Link:
         self._why_gone = why_gone
 
     @classmethod
-    def connect(cls, place: Place, server: int, system: int, most: int, why_gone: Callable[[int], str]) -> Link:
+    def connect(
+        cls, place: ServerAddress, server: int, system: int, most: int, why_gone: Callable[[int], str]
+    ) -> ServerConnection:
         """A connection that the server takes for one of ``system``.
 
         Raises:
@@ -57,7 +59,7 @@ class Link:
             sock.connect(str(place.path))
             _check_ours(sock, place)
             sock.settimeout(None)
-            send(sock, {"token": place.token, "system": system})
+            send_frame(sock, {"token": place.token, "system": system})
         except BaseException:
             sock.close()
             raise
@@ -66,7 +68,7 @@ class Link:
     def say(self, op: str, arrays: Arrays | None = None, **head: object) -> None:
         """Send a message."""
         try:
-            send(self._sock, {"op": op, **head}, arrays)
+            send_frame(self._sock, {"op": op, **head}, arrays)
         except OSError:
             while True:  # until what it said before it left, if it said why, or that it has gone
                 self.hear()
@@ -74,13 +76,13 @@ class Link:
     def hear(self) -> Frame:
         """The answer to the oldest message that has one and was not heard yet."""
         try:
-            frame = receive(self._sock, self._most)
+            frame = receive_frame(self._sock, self._most)
         except (OSError, FrameError) as error:
             raise self._gone() from error
         if frame is None:
             raise self._gone()
         if "error" in frame.head:
-            raise failed(str(frame.head["error"]))
+            raise execution_error(str(frame.head["error"]))
         return frame
 
     def ask(self, op: str, arrays: Arrays | None = None, **head: object) -> Mapping[str, Any]:
@@ -94,10 +96,10 @@ class Link:
 
     def _gone(self) -> Exception:
         why = self._why_gone(self._server)
-        return failed(f"weight server {self._server} has gone" + (f": {why}" if why else ""))
+        return execution_error(f"weight server {self._server} has gone" + (f": {why}" if why else ""))
 
 
-class Links:
+class ServerConnections:
     """All connections of one system.
 
     Args:
@@ -109,7 +111,7 @@ class Links:
 
     def __init__(
         self,
-        places: Sequence[Place],
+        places: Sequence[ServerAddress],
         shares: Sequence[Sequence[int]],
         shapes: Sequence[Shapes],
         system: int,
@@ -117,27 +119,27 @@ class Links:
     ) -> None:
         self.system: Final = system
         self._keeper = {layer: server for server, share in enumerate(shares) for layer in share}
-        self._down: list[Link] = []
-        self._up: list[Link] = []
-        most = max(map(body_most, shapes), default=0)
+        self._down: list[ServerConnection] = []
+        self._up: list[ServerConnection] = []
+        most = max(map(body_bytes_max, shapes), default=0)
         try:
             for server, place in enumerate(places):
                 for links in (self._down, self._up):
-                    links.append(Link.connect(place, server, system, most, why_gone))
+                    links.append(ServerConnection.connect(place, server, system, most, why_gone))
         except BaseException:
             self.close()
             raise
 
-    def down(self, layer: int) -> Link:
+    def down(self, layer: int) -> ServerConnection:
         """On which that layer's weights come."""
         return self._down[self._keeper[layer]]
 
-    def up(self, layer: int) -> Link:
+    def up(self, layer: int) -> ServerConnection:
         """On which its gradients go, and all else that is said about it."""
         return self._up[self._keeper[layer]]
 
     @property
-    def council(self) -> Link:
+    def council(self) -> ServerConnection:
         """On which the systems hear of each other: the first server's."""
         return self._up[0]
 
@@ -161,6 +163,6 @@ class Links:
             link.close()
 
 
-def _check_ours(sock: socket.socket, place: Place) -> None:
+def _check_ours(sock: socket.socket, place: ServerAddress) -> None:
     if peer_uid(sock) != os.getuid():
-        raise failed(f"another user listens at {place.path}", "nothing was sent there")
+        raise execution_error(f"another user listens at {place.path}", "nothing was sent there")

@@ -24,12 +24,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from moorings.appliance.execution.errors import failed
-from moorings.appliance.execution.links import Links, Place
+from moorings.appliance.execution.errors import execution_error
+from moorings.appliance.execution.links import ServerAddress, ServerConnections
 from moorings.appliance.execution.optimizer import AdamW
-from moorings.appliance.execution.server import Plan
+from moorings.appliance.execution.server import ServerConfig
 from moorings.appliance.execution.weights import Shapes
-from moorings.appliance.order import write_whole
+from moorings.appliance.order import write_atomically
 from moorings.core.errors import MooringsError
 
 FILE_NAME: Final = "servers.json"
@@ -39,7 +39,7 @@ _AGAIN_S: Final = 0.05
 _END_S: Final = 10.0
 
 
-class Servers:
+class WeightServers:
     """The weight servers that this process has started.
 
     Args:
@@ -62,11 +62,11 @@ class Servers:
         self._folder = Path(tempfile.mkdtemp(prefix="moorings-", dir=_short_folder()))
         self._notice = folder / FILE_NAME
         self._hidden = False
-        self.places: list[Place] = []
+        self.places: list[ServerAddress] = []
         try:
             for number, share in enumerate(shares):
-                place = Place(self._folder / f"{number}.sock", secrets.token_hex(16))
-                plan = Plan(
+                place = ServerAddress(self._folder / f"{number}.sock", secrets.token_hex(16))
+                plan = ServerConfig(
                     place.token, systems, {layer: shapes[layer] for layer in share}, optimizer, str(self._notice)
                 )
                 self._processes.append(_start(place, plan))
@@ -105,11 +105,11 @@ class Servers:
         """
         record = [{"path": str(place.path), "token": place.token} for place in self.places]
         try:
-            write_whole(self._notice, json.dumps(record).encode())
+            write_atomically(self._notice, json.dumps(record).encode())
         except OSError as error:
-            raise failed(f"{self._notice} cannot be written: {error.strerror or error}") from error
+            raise execution_error(f"{self._notice} cannot be written: {error.strerror or error}") from error
 
-    def await_all(self, links: Links, check: Callable[[], None]) -> None:
+    def await_all(self, links: ServerConnections, check: Callable[[], None]) -> None:
         """Wait until all systems are joined to all servers; from then on nobody finds them any more.
 
         Args:
@@ -148,41 +148,41 @@ class Servers:
 
 
 @contextlib.contextmanager
-def serving(
+def weight_servers(
     shares: Sequence[Sequence[int]],
     shapes: Sequence[Shapes],
     systems: int,
     optimizer: AdamW | None,
     folder: Path,
-) -> Iterator[Servers]:
+) -> Iterator[WeightServers]:
     """Weight servers, for as long as the block runs.
 
     Raises:
         MooringsError: ``execution.failed``: they cannot be started, or one of them was killed.
     """
     try:
-        servers = Servers(shares, shapes, systems, optimizer, folder)
+        servers = WeightServers(shares, shapes, systems, optimizer, folder)
     except OSError as error:
-        raise failed(f"the weight servers cannot be started: {error}") from error
+        raise execution_error(f"the weight servers cannot be started: {error}") from error
     try:
         yield servers
     except MooringsError as error:
         killed = servers.find_killed()  # what the others say may be only what followed from it
         if killed is None:
             raise
-        raise failed(f"weight server {killed} has gone: {servers.why_gone(killed)}") from error
+        raise execution_error(f"weight server {killed} has gone: {servers.why_gone(killed)}") from error
     finally:
         servers.close()
 
 
-def join(
+def connect_servers(
     folder: Path,
     shares: Sequence[Sequence[int]],
     shapes: Sequence[Shapes],
     system: int,
     check: Callable[[], None],
     within_s: float = _MEET_S,
-) -> Links:
+) -> ServerConnections:
     """The connections of a system that is not the first; waits for the first to start the servers.
 
     A file that an earlier attempt left names sockets that nobody listens at: it is read again.
@@ -202,21 +202,21 @@ def join(
     while True:
         check()
         with contextlib.suppress(FileNotFoundError, ConnectionError):
-            return Links(_read(folder / FILE_NAME), shares, shapes, system)
+            return ServerConnections(_read(folder / FILE_NAME), shares, shapes, system)
         if time.monotonic() > deadline:
-            raise failed(f"system {system} found no weight servers within {within_s:.0f} s")
+            raise execution_error(f"system {system} found no weight servers within {within_s:.0f} s")
         time.sleep(_AGAIN_S)
 
 
-def _read(path: Path) -> list[Place]:
+def _read(path: Path) -> list[ServerAddress]:
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_uid != os.getuid():
-            raise failed(f"another user wrote {path}")
+            raise execution_error(f"another user wrote {path}")
         text = file.read(_FILE_MOST)
     try:
-        return [Place(Path(each["path"]), str(each["token"])) for each in json.loads(text)]
+        return [ServerAddress(Path(each["path"]), str(each["token"])) for each in json.loads(text)]
     except (ValueError, KeyError, TypeError) as error:
-        raise failed(f"{path} does not say where the weight servers are") from error
+        raise execution_error(f"{path} does not say where the weight servers are") from error
 
 
 def _short_folder() -> str:
@@ -224,7 +224,7 @@ def _short_folder() -> str:
     return runtime if 0 < len(runtime) < 60 and os.access(runtime, os.W_OK | os.X_OK) else "/tmp"  # noqa: S108
 
 
-def _start(place: Place, plan: Plan) -> subprocess.Popen[bytes]:
+def _start(place: ServerAddress, plan: ServerConfig) -> subprocess.Popen[bytes]:
     """A server's process, with its socket listening already: who connects early waits in the backlog."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as listener:
         listener.bind(str(place.path))

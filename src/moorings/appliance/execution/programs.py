@@ -19,11 +19,11 @@ import jax.export
 import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
-from moorings.appliance.execution.errors import invalid_model
+from moorings.appliance.execution.errors import model_error
 from moorings.appliance.execution.frames import Array, Arrays
 from moorings.appliance.execution.streaming import Batch
 from moorings.appliance.layers import NAME, Layer
-from moorings.appliance.order import Side
+from moorings.appliance.order import DataSplit
 
 PLATFORM: Final = "cpu"  # what simulated systems compute on
 _ADDRESS: Final = re.compile(r"0x[0-9a-f]+")
@@ -33,7 +33,7 @@ _LIBRARIES: Final = str(Path(jax.__file__).parent.parent)
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class ArraySpec:
     """The shape and type of an array that goes in or comes out."""
 
     shape: tuple[int, ...]
@@ -89,8 +89,8 @@ class Signature:
     program: str
     role: str
     weights: dict[str, tuple[int, ...]]
-    arguments: tuple[Value, ...]
-    results: tuple[Value | None, ...]
+    arguments: tuple[ArraySpec, ...]
+    results: tuple[ArraySpec | None, ...]
 
     @classmethod
     def parse(cls, record: Mapping[str, Any]) -> Self:
@@ -99,8 +99,8 @@ class Signature:
             record["program"],
             record["role"],
             {name: tuple(shape) for name, shape in record["weights"].items()},
-            tuple(Value.parse(each) for each in record["arguments"]),
-            tuple(None if each is None else Value.parse(each) for each in record["results"]),
+            tuple(ArraySpec.parse(each) for each in record["arguments"]),
+            tuple(None if each is None else ArraySpec.parse(each) for each in record["results"]),
         )
 
     def dump(self) -> dict[str, Any]:
@@ -110,12 +110,12 @@ class Signature:
     @property
     def traced(self) -> tuple[Any, ...]:
         """The arguments' shapes, as JAX wants them."""
-        weights = {name: Value(shape, "float32").traced for name, shape in self.weights.items()}
+        weights = {name: ArraySpec(shape, "float32").traced for name, shape in self.weights.items()}
         return (weights, *(value.traced for value in self.arguments))
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class ExportedProgram:
     """A program as it is kept."""
 
     signature: Signature
@@ -140,7 +140,7 @@ def _set(name: str, value: object) -> None:
     jax.config.update(name, value)  # type: ignore[no-untyped-call]  # JAX has it so
 
 
-def first_weights(layer: Layer, seed: int, number: int) -> Arrays:
+def initial_weights(layer: Layer, seed: int, number: int) -> Arrays:
     """A layer's first weights, float32: a function of the seed and of where the layer stands.
 
     Raises:
@@ -150,43 +150,43 @@ def first_weights(layer: Layer, seed: int, number: int) -> Arrays:
     weights: dict[str, Array] = {}
     for name, array in sorted(found.items()):
         if not NAME.fullmatch(name) or not np.issubdtype(np.asarray(array).dtype, np.floating):
-            raise invalid_model(f"layer {layer.name} has the weights {name!r}: not a name, or not of floating point")
+            raise model_error(f"layer {layer.name} has the weights {name!r}: not a name, or not of floating point")
         weights[name] = np.array(array, dtype=np.float32, order="C")
     return weights
 
 
-def shapes_of(layers: Sequence[Layer]) -> list[LayerShape]:
+def layer_shapes_of(layers: Sequence[Layer]) -> list[LayerShape]:
     """What the layers look like.
 
     Raises:
         MooringsError: ``model.invalid``: there is none, or one has a name that cannot be or is taken.
     """
     if not layers:
-        raise invalid_model("the model has no layers", "layers() returns them in order")
+        raise model_error("the model has no layers", "layers() returns them in order")
     shapes: dict[str, dict[str, tuple[int, ...]]] = {}
     found: dict[str, LayerShape] = {}
     for layer in layers:
         if not NAME.fullmatch(layer.name) or layer.name in found:
-            raise invalid_model(
+            raise model_error(
                 f"a layer is called {layer.name[:80]!r}: another one is too, or it is no name",
                 "letters, digits, '_', '.' and '-', each name once",
             )
         if layer.program not in shapes:  # the others are the same, which is checked when their weights are there
-            shapes[layer.program] = {name: w.shape for name, w in first_weights(layer, 0, 0).items()}
+            shapes[layer.program] = {name: w.shape for name, w in initial_weights(layer, 0, 0).items()}
         found[layer.name] = LayerShape(layer.name, layer.program, shapes[layer.program])
     return list(found.values())
 
 
-def export_model(layers: Sequence[Layer], batch: Batch, side: Side) -> list[Exported]:
+def export_model(layers: Sequence[Layer], batch: Batch, side: DataSplit) -> list[ExportedProgram]:
     """Every distinct program of these layers, for a batch of that shape.
 
     Raises:
         MooringsError: ``model.invalid``: it cannot be traced, its layers do not fit, or the loss is not one number.
     """
-    shapes = shapes_of(layers)
-    x, targets = (Value.of(np.asarray(each)) for each in batch)
+    shapes = layer_shapes_of(layers)
+    x, targets = (ArraySpec.of(np.asarray(each)) for each in batch)
     seen: dict[str, tuple[object, str]] = {}
-    found: list[Exported] = []
+    found: list[ExportedProgram] = []
     for number, (layer, shape) in enumerate(zip(layers, shapes, strict=True)):
         last = number == len(layers) - 1
         arguments = (x, targets) if last else (x,)
@@ -194,13 +194,13 @@ def export_model(layers: Sequence[Layer], batch: Batch, side: Side) -> list[Expo
         try:
             text, outputs = jax.make_jaxpr(layer.apply, return_shape=True)(*forward.traced)
         except Exception as error:  # whatever a user's function raises
-            raise invalid_model(f"layer {layer.name} cannot be traced: {_brief(error)}") from error
+            raise model_error(f"layer {layer.name} cannot be traced: {_brief(error)}") from error
         y = _result(layer, outputs, last=last)
         looks = (arguments, _ADDRESS.sub("", str(text)))
         if seen.setdefault(layer.program, looks) is looks:
             found += _export_layer(layer, replace(forward, results=(y,)), side, last=last)
         elif seen[layer.program] != looks:
-            raise invalid_model(
+            raise model_error(
                 f"layer {layer.name} computes something else than others with the program {layer.program!r}",
                 "give it a program of its own; only the values of weights may differ",
             )
@@ -208,18 +208,18 @@ def export_model(layers: Sequence[Layer], batch: Batch, side: Side) -> list[Expo
     return found
 
 
-def _result(layer: Layer, outputs: Any, *, last: bool) -> Value:  # noqa: ANN401 - whatever a user's function returns
+def _result(layer: Layer, outputs: Any, *, last: bool) -> ArraySpec:  # noqa: ANN401 - whatever a user's function returns
     if not hasattr(outputs, "shape"):
-        raise invalid_model(f"layer {layer.name} returns {type(outputs).__name__}, not one array")
-    y = Value.of(outputs)
-    if last and y != Value((), "float32"):
-        raise invalid_model(f"the last layer, {layer.name}, returns {y.dtype}{list(y.shape)}, not a loss (float32[])")
+        raise model_error(f"layer {layer.name} returns {type(outputs).__name__}, not one array")
+    y = ArraySpec.of(outputs)
+    if last and y != ArraySpec((), "float32"):
+        raise model_error(f"the last layer, {layer.name}, returns {y.dtype}{list(y.shape)}, not a loss (float32[])")
     if not y.learns:
-        raise invalid_model(f"layer {layer.name} returns {y.dtype}, of which there is no gradient")
+        raise model_error(f"layer {layer.name} returns {y.dtype}, of which there is no gradient")
     return y
 
 
-def _export_layer(layer: Layer, forward: Signature, side: Side, *, last: bool) -> list[Exported]:
+def _export_layer(layer: Layer, forward: Signature, side: DataSplit, *, last: bool) -> list[ExportedProgram]:
     x, y = forward.arguments[0], forward.results[0]
     assert y is not None
 
@@ -251,17 +251,17 @@ def _export_layer(layer: Layer, forward: Signature, side: Side, *, last: bool) -
     return found
 
 
-def _export(function: Callable[..., Any], signature: Signature) -> Exported:
+def _export(function: Callable[..., Any], signature: Signature) -> ExportedProgram:
     try:
         exported = jax.export.export(jax.jit(function), platforms=[PLATFORM])(*signature.traced)
     except Exception as error:  # whatever a user's function raises
-        raise invalid_model(f"program {signature.program} ({signature.role}): {_brief(error)}") from error
+        raise model_error(f"program {signature.program} ({signature.role}): {_brief(error)}") from error
     if exported.ordered_effects or exported.unordered_effects:
-        raise invalid_model(f"program {signature.program} has side effects: a layer may only compute")
-    return Exported(signature, bytes(exported.serialize()))
+        raise model_error(f"program {signature.program} has side effects: a layer may only compute")
+    return ExportedProgram(signature, bytes(exported.serialize()))
 
 
-class Loaded:
+class CompiledPrograms:
     """The programs of an artifact, compiled for this machine.
 
     Args:
@@ -269,7 +269,7 @@ class Loaded:
         layers: the model's layers, in order.
     """
 
-    def __init__(self, exported: Sequence[Exported], layers: Sequence[LayerShape]) -> None:
+    def __init__(self, exported: Sequence[ExportedProgram], layers: Sequence[LayerShape]) -> None:
         self._layers = layers
         self._run = {(each.signature.program, each.signature.role): _compile(each) for each in exported}
 
@@ -292,7 +292,7 @@ class Loaded:
         return float(loss), _to_host(gradients), dx[0] if dx else None
 
 
-def _compile(exported: Exported) -> Callable[..., Any]:
+def _compile(exported: ExportedProgram) -> Callable[..., Any]:
     """What computes a kept program."""
     whole = jax.export.deserialize(bytearray(exported.module))
     return cast("Callable[..., Any]", jax.jit(whole.call).lower(*exported.signature.traced).compile())

@@ -24,20 +24,27 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, Final, Self
 
-from moorings.appliance.execution.frames import CutError, Frame, FrameError, body_most, receive, send
+from moorings.appliance.execution.frames import (
+    Frame,
+    FrameError,
+    TruncatedFrameError,
+    body_bytes_max,
+    receive_frame,
+    send_frame,
+)
 from moorings.appliance.execution.optimizer import AdamW
-from moorings.appliance.execution.weights import LostError, Shapes, Share
+from moorings.appliance.execution.weights import Shapes, WeightShard, WorkLostError
 
 GREETING_MOST: Final = 1 << 10
 CONNECTIONS: Final = 2  # of each system
 _GREETING_S: Final = 10.0
 _LINE_MOST: Final = 64 << 20
 _CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid: unix(7), SO_PEERCRED
-_ERRORS = (LostError, FrameError, OSError, KeyError, TypeError, ValueError)
+_ERRORS = (WorkLostError, FrameError, OSError, KeyError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ServerConfig:
     """What one server is told.
 
     Attributes:
@@ -76,13 +83,13 @@ def peer_uid(sock: socket.socket) -> int:
     return int(found[1])
 
 
-class Server:
+class WeightServer:
     """The connections of one share."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ServerConfig) -> None:
         self._plan = plan
-        self._share = Share(plan.shapes, plan.systems, plan.optimizer)
-        self._most = max(map(body_most, plan.shapes.values()), default=0)
+        self._share = WeightShard(plan.shapes, plan.systems, plan.optimizer)
+        self._most = max(map(body_bytes_max, plan.shapes.values()), default=0)
 
     def listen(self, listener: socket.socket) -> None:
         """Take in whoever comes, until the process ends."""
@@ -100,10 +107,10 @@ class Server:
             try:
                 left = self._talk(sock, system)
                 why = None if left else f"system {system} has gone"
-            except (OSError, CutError):
+            except (OSError, TruncatedFrameError):
                 why = f"system {system} has gone"
             except _ERRORS as error:
-                why = str(error) if isinstance(error, (LostError, FrameError)) else f"system {system}: {error!r}"
+                why = str(error) if isinstance(error, (WorkLostError, FrameError)) else f"system {system}: {error!r}"
                 self._try_to_tell(sock, why)
             if why is not None:
                 self._share.lose(why)
@@ -117,7 +124,7 @@ class Server:
         if peer_uid(sock) != os.getuid():
             raise FrameError("another user")
         sock.settimeout(_GREETING_S)
-        frame = receive(sock, GREETING_MOST)
+        frame = receive_frame(sock, GREETING_MOST)
         head = frame.head if frame else {}
         if not hmac.compare_digest(str(head.get("token")), self._plan.token):
             raise FrameError("another job")
@@ -129,7 +136,7 @@ class Server:
 
     def _talk(self, sock: socket.socket, system: int) -> bool:
         """Answer until the peer leaves; whether it said that it would."""
-        while (frame := receive(sock, self._most)) is not None:
+        while (frame := receive_frame(sock, self._most)) is not None:
             if frame.head["op"] == "bye":
                 self._share.leave(system)
                 return True
@@ -140,17 +147,17 @@ class Server:
         share, head = self._share, frame.head
         match head["op"]:
             case "weights":
-                send(sock, {}, share.weights(head["layer"], head["step"]))
+                send_frame(sock, {}, share.weights(head["layer"], head["step"]))
             case "gradients":  # no answer: what is wrong with it is told to who waits next
                 share.add(head["layer"], head["step"], system, frame.arrays)
             case "report":
                 share.report(system, head["loss"], head["stop"])
             case "verdict":
-                send(sock, {"verdict": share.verdict(head["step"])})
+                send_frame(sock, {"verdict": share.verdict(head["step"])})
             case other if system == 0:
-                send(sock, *self._lead(str(other), frame))
+                send_frame(sock, *self._lead(str(other), frame))
             case other:
-                raise LostError(f"system {system} may not say {str(other)[:20]!r}")
+                raise WorkLostError(f"system {system} may not say {str(other)[:20]!r}")
 
     def _lead(self, op: str, frame: Frame) -> tuple[dict[str, Any], Mapping[str, Any]]:
         """What only the first system says."""
@@ -175,13 +182,13 @@ class Server:
             case "decide":
                 share.decide(head["step"], head["verdict"])
             case other:
-                raise LostError(f"there is nothing called {other[:20]!r}")
+                raise WorkLostError(f"there is nothing called {other[:20]!r}")
         return {}, {}
 
     @staticmethod
     def _try_to_tell(sock: socket.socket, why: str) -> None:
         with contextlib.suppress(OSError):  # gone too
-            send(sock, {"error": why})
+            send_frame(sock, {"error": why})
 
 
 def main() -> None:
@@ -192,9 +199,9 @@ def main() -> None:
     line = sys.stdin.buffer.readline(_LINE_MOST)
     notice = None
     if line.endswith(b"\n"):  # else who started us died before the line was whole
-        plan = Plan.parse(line)
+        plan = ServerConfig.parse(line)
         notice = Path(plan.notice)
-        Thread(target=Server(plan).listen, args=(listener,), daemon=True).start()
+        Thread(target=WeightServer(plan).listen, args=(listener,), daemon=True).start()
         sys.stdin.buffer.read(1)
     _remove(Path(listener.getsockname()), notice)
     os._exit(0)  # at once: threads wait for weights that will never come

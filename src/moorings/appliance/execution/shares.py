@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def choose_shares(sizes: Sequence[int], servers: int) -> list[list[int]]:
+def assign_layers(sizes: Sequence[int], servers: int) -> list[list[int]]:
     """The layers' numbers for each server, in order: the largest first, each to the server that has least so far.
 
     The result is a function of the sizes alone. A server may have none: then there are more servers than layers.

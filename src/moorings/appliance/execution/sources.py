@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from moorings.appliance.execution.errors import invalid_model
+from moorings.appliance.execution.errors import model_error
 
 _ENVIRONMENT: Final = ("site-packages", "dist-packages")
 
 
-def sources_of(model: type) -> dict[str, bytes]:
+def find_sources(model: type) -> dict[str, bytes]:
     """The files by their paths below the folder that the model is imported from, sorted.
 
     Raises:
@@ -27,7 +27,7 @@ def sources_of(model: type) -> dict[str, bytes]:
     try:
         file = Path(inspect.getfile(model)).resolve()
     except (TypeError, OSError) as error:
-        raise invalid_model(f"{model.__name__} is not defined in a file", "put the model into a module") from error
+        raise model_error(f"{model.__name__} is not defined in a file", "put the model into a module") from error
     name = model.__module__
     if name == "__main__":
         name = file.stem

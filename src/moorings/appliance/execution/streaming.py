@@ -14,14 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from moorings.appliance.execution.frames import Arrays
-from moorings.appliance.execution.links import Links
+from moorings.appliance.execution.links import ServerConnections
 
-HELD_MOST: Final = 2
+HELD_LAYERS_MAX: Final = 2
 
 Batch = tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]
 
 
-class Programs(Protocol):
+class LayerPrograms(Protocol):
     """The compiled programs of a model's layers, by number."""
 
     def forward(self, layer: int, weights: Arrays, x: Any) -> Any:  # noqa: ANN401 - JAX's arrays
@@ -41,7 +41,7 @@ class Programs(Protocol):
         ...
 
 
-def streamed(links: Links, layers: Sequence[int], step: int) -> Iterator[tuple[int, Arrays]]:
+def stream_weights(links: ServerConnections, layers: Sequence[int], step: int) -> Iterator[tuple[int, Arrays]]:
     """The weights of these layers, one after the other; the next ones are asked for while these are used."""
     for at, layer in enumerate(layers):
         if at == 0:
@@ -54,7 +54,7 @@ def streamed(links: Links, layers: Sequence[int], step: int) -> Iterator[tuple[i
         del weights  # before the next are heard
 
 
-def train_step(programs: Programs, links: Links, count: int, step: int, batch: Batch) -> float:
+def train_step(programs: LayerPrograms, links: ServerConnections, count: int, step: int, batch: Batch) -> float:
     """One system's loss of a step; its gradients are with the servers when it returns.
 
     Args:
@@ -70,7 +70,7 @@ def train_step(programs: Programs, links: Links, count: int, step: int, batch: B
     order = [*range(last), *reversed(range(count))]
     gradient: Any = None
     loss = float("nan")
-    for at, (layer, weights) in enumerate(streamed(links, order, step)):
+    for at, (layer, weights) in enumerate(stream_weights(links, order, step)):
         if at < last:
             inputs.append(x)
             x = programs.forward(layer, weights, x)
@@ -83,17 +83,17 @@ def train_step(programs: Programs, links: Links, count: int, step: int, batch: B
     return loss
 
 
-def eval_batch(programs: Programs, links: Links, count: int, step: int, batch: Batch) -> float:
+def eval_batch(programs: LayerPrograms, links: ServerConnections, count: int, step: int, batch: Batch) -> float:
     """One system's loss of a batch, forward alone."""
     x, targets = batch
-    for layer, weights in streamed(links, range(count), step):
+    for layer, weights in stream_weights(links, range(count), step):
         if layer == count - 1:
             return programs.loss(weights, x, targets)
         x = programs.forward(layer, weights, x)
     raise AssertionError("a model has a layer")
 
 
-def settle(links: Links, step: int, scale: Callable[[float], float]) -> float:
+def apply_step(links: ServerConnections, step: int, scale: Callable[[float], float]) -> float:
     """Have the servers take a step once all systems have sent their gradients; the norm of all gradients together.
 
     In two phases, for the norm is of all layers and each server has some: squares up, then one scale down. Sums go in

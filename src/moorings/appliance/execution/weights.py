@@ -19,11 +19,11 @@ from moorings.appliance.execution.optimizer import MOMENTS, AdamW, squares
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-class LostError(Exception):
+class WorkLostError(Exception):
     """The work cannot go on; the sentence says why. Everybody who waits is told."""
 
 
-class _Layer:
+class _LayerState:
     """One layer: its weights, their moments, and the gradients that have come."""
 
     def __init__(self, shapes: Shapes) -> None:
@@ -37,12 +37,12 @@ class _Layer:
 
     def check(self, arrays: Arrays, what: str) -> Arrays:
         if {name: array.shape for name, array in arrays.items()} != dict(self.shapes):
-            raise LostError(f"{what} came with other names or shapes than the layer has")
+            raise WorkLostError(f"{what} came with other names or shapes than the layer has")
         return arrays
 
     def add(self, system: int, gradients: Arrays) -> None:
         if system < self.added or system in self.early:
-            raise LostError(f"system {system} sent the gradients of a layer twice")
+            raise WorkLostError(f"system {system} sent the gradients of a layer twice")
         self.early[system] = gradients
         while self.added in self.early:
             next_one = self.early.pop(self.added)
@@ -61,7 +61,7 @@ class _Layer:
         self.squares = squares(self.total)
 
 
-class Share:
+class WeightShard:
     """The layers of one server.
 
     Args:
@@ -71,7 +71,7 @@ class Share:
     """
 
     def __init__(self, shapes: Mapping[int, Shapes], systems: int, optimizer: AdamW | None) -> None:
-        self._layers = {layer: _Layer(each) for layer, each in shapes.items()}
+        self._layers = {layer: _LayerState(each) for layer, each in shapes.items()}
         self._systems = systems
         self._optimizer = optimizer
         self._changed = Condition()
@@ -98,14 +98,14 @@ class Share:
             elif part in MOMENTS:
                 mine.moments[part] = kept
             else:
-                raise LostError(f"there is no part {part!r} of a layer")
+                raise WorkLostError(f"there is no part {part!r} of a layer")
 
     def begin(self, step: int) -> None:
         """The weights are there, and are those after ``step`` steps: systems may have them."""
         with self._changed:
             for number, layer in self._layers.items():
                 if layer.shapes and not layer.weights:
-                    raise LostError(f"layer {number} has no weights")
+                    raise WorkLostError(f"layer {number} has no weights")
                 for part in MOMENTS if self._optimizer else ():
                     layer.moments.setdefault(part, {name: np.zeros_like(w) for name, w in layer.weights.items()})
             self._step = step
@@ -116,7 +116,7 @@ class Share:
         with self._changed:
             self._wait(lambda: self._step is not None and self._step >= step)
             if self._step != step:
-                raise LostError(f"the weights after {step} steps were asked for when {self._step} were done")
+                raise WorkLostError(f"the weights after {step} steps were asked for when {self._step} were done")
             return self._layer(layer).weights
 
     def part(self, layer: int, part: str) -> Arrays:
@@ -130,7 +130,7 @@ class Share:
         mine = self._layer(layer)
         with self._changed:
             if step != self._step:
-                raise LostError(f"system {system} sent gradients of step {step} when {self._step} were done")
+                raise WorkLostError(f"system {system} sent gradients of step {step} when {self._step} were done")
             mine.add(system, mine.check(gradients, "gradients"))
             if mine.added == self._systems:
                 mine.settle(self._systems)
@@ -147,7 +147,7 @@ class Share:
         with self._changed:
             assert self._optimizer is not None
             if step != self._step:
-                raise LostError(f"step {step} was to be taken when {self._step} were done")
+                raise WorkLostError(f"step {step} was to be taken when {self._step} were done")
             for layer in self._layers.values():
                 for name, gradient in (layer.total or {}).items():
                     self._optimizer.update(
@@ -200,7 +200,7 @@ class Share:
         """The systems that are not there yet, each with so many connections."""
         with self._changed:
             if self._lost is not None:
-                raise LostError(self._lost)
+                raise WorkLostError(self._lost)
             return [system for system in range(self._systems) if self._come[system] < connections]
 
     def leave(self, system: int) -> None:
@@ -214,12 +214,12 @@ class Share:
         with self._changed:
             self._wait(lambda: all(self._left[system] == connections for system in range(1, self._systems)))
 
-    def _layer(self, layer: int) -> _Layer:
+    def _layer(self, layer: int) -> _LayerState:
         if layer not in self._layers:
-            raise LostError(f"layer {layer} is kept elsewhere")
+            raise WorkLostError(f"layer {layer} is kept elsewhere")
         return self._layers[layer]
 
     def _wait(self, there: Callable[[], bool]) -> None:
         self._changed.wait_for(lambda: self._lost is not None or there())
         if self._lost is not None:
-            raise LostError(self._lost)
+            raise WorkLostError(self._lost)

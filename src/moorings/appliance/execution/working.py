@@ -12,29 +12,29 @@ from types import UnionType
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
 from moorings.appliance.execution.compiling import build_key, compile_model
-from moorings.appliance.execution.errors import StoppedError, failed, invalid_model
-from moorings.appliance.execution.executing import Task, evaluate, train
+from moorings.appliance.execution.errors import StoppedError, execution_error, model_error
+from moorings.appliance.execution.executing import TaskContext, evaluate, train
 from moorings.appliance.execution.programs import use_cpu
-from moorings.appliance.order import Order
+from moorings.appliance.order import ApplianceJobSpec
 from moorings.appliance.program import ModelType, Program, Source, SourceType, params_type
 from moorings.core.errors import MooringsError
 
 TERMINATED: Final = 128 + signal.SIGTERM
 
 
-def work_as_task(order: Order, program: Program) -> int:
+def run_task(order: ApplianceJobSpec, program: Program) -> int:
     """Do what the order says; the exit code. What went wrong is told on standard error."""
     use_cpu()
-    stop = _Stop()
+    stop = _StopFlag()
     before = signal.signal(signal.SIGTERM, stop.on_signal)
     try:
-        rank, world_size = _place(os.environ)
-        task = Task(order, rank, _teller(order.label, rank), stop)
+        rank, world_size = _rank_and_size(os.environ)
+        task = TaskContext(order, rank, _make_reporter(order.label, rank), stop)
         if order.act == "compile":
             _compile(task, program)
             return 0
         if world_size != order.systems:
-            raise failed(f"the order is for {order.systems} systems, and WORLD_SIZE says {world_size}")
+            raise execution_error(f"the order is for {order.systems} systems, and WORLD_SIZE says {world_size}")
         return TERMINATED if _execute(task, program) else 0
     except MooringsError as error:
         sys.stderr.write(f"error: {error.detail}\n" + (f"hint: {error.hint}\n" if error.hint else ""))
@@ -46,7 +46,7 @@ def work_as_task(order: Order, program: Program) -> int:
         signal.signal(signal.SIGTERM, before)
 
 
-class _Stop:
+class _StopFlag:
     """Whether the end was asked for. A signal only raises this flag: a step under way is finished."""
 
     def __init__(self) -> None:
@@ -77,9 +77,9 @@ class _Stop:
             raise StoppedError
 
 
-def _compile(task: Task, program: Program) -> None:
+def _compile(task: TaskContext, program: Program) -> None:
     order, stop = task.order, task.stop
-    assert isinstance(stop, _Stop)
+    assert isinstance(stop, _StopFlag)
     with stop.ending_at_once():  # nothing is to be saved, and what was half made is removed on the way out
         model = _model(order, program)
         source = _source(order, program)
@@ -98,48 +98,48 @@ def _compile(task: Task, program: Program) -> None:
     task.answer({"artifact": key, "found": compiled.found, "seconds": round(compiled.seconds, 3)})
 
 
-def _execute(task: Task, program: Program) -> bool:
+def _execute(task: TaskContext, program: Program) -> bool:
     """Train or evaluate; whether it was stopped before its end."""
     order = task.order
     layers = list(_model(order, program).layers())
     source = _source(order, program)
     key = build_key(_class(program.model), order, task.batch(source, order.first_step if order.act == "train" else 0))
     if key != order.artifact:
-        raise failed(
+        raise execution_error(
             "the model, its params or its batches are not those that were compiled",
             "were its sources changed in the meantime? start run.py again: it compiles what is there now",
         )
     return (train if order.act == "train" else evaluate)(task, layers, source)
 
 
-def _model(order: Order, program: Program) -> Any:  # noqa: ANN401 - the user's
-    return _made(program.model, order.params["model"])
+def _model(order: ApplianceJobSpec, program: Program) -> Any:  # noqa: ANN401 - the user's
+    return _instantiate(program.model, order.params["model"])
 
 
-def _source(order: Order, program: Program) -> Source:
+def _source(order: ApplianceJobSpec, program: Program) -> Source:
     side = order.program
     part = program.train if side == "train" else program.eval
     if part is None:
-        raise invalid_model(f"run() was given no batches for {side}", f"run(..., {side}=...) names a class of batches")
-    source: Source = _made(part, order.params[f"{side}_input"])
+        raise model_error(f"run() was given no batches for {side}", f"run(..., {side}=...) names a class of batches")
+    source: Source = _instantiate(part, order.params[f"{side}_input"])
     return source
 
 
-def _made(part: ModelType | SourceType, section: Mapping[str, Any]) -> Any:  # noqa: ANN401 - the user's
-    return part(_revived(params_type(part), section))
+def _instantiate(part: ModelType | SourceType, section: Mapping[str, Any]) -> Any:  # noqa: ANN401 - the user's
+    return part(_from_json(params_type(part), section))
 
 
-def _revived(kind: Any, value: Any) -> Any:  # noqa: ANN401 - types and values of the user's dataclass
+def _from_json(kind: Any, value: Any) -> Any:  # noqa: ANN401 - types and values of the user's dataclass
     """A value of that type from JSON, where a tuple is a list, and a dataclass an object."""
     if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, Mapping):
         hints = get_type_hints(kind)
-        return kind(**{name: _revived(hints[name], each) for name, each in value.items()})
+        return kind(**{name: _from_json(hints[name], each) for name, each in value.items()})
     inner = get_args(kind)
     if get_origin(kind) in (Union, UnionType):
         fits = [each for each in inner if is_dataclass(each) or get_origin(each) in (list, tuple)]
-        return _revived(fits[0], value) if fits and value is not None else value
+        return _from_json(fits[0], value) if fits and value is not None else value
     if isinstance(value, list) and inner:
-        items = [_revived(inner[0], each) for each in value]
+        items = [_from_json(inner[0], each) for each in value]
         return tuple(items) if get_origin(kind) is tuple else items
     return value
 
@@ -149,18 +149,20 @@ def _class(model: ModelType) -> type:
     return model
 
 
-def _place(environ: Mapping[str, str]) -> tuple[int, int]:
+def _rank_and_size(environ: Mapping[str, str]) -> tuple[int, int]:
     """This task's number, and how many there are."""
     try:
         rank, world_size = int(environ.get("RANK", "0")), int(environ.get("WORLD_SIZE", "1"))
     except ValueError as error:
-        raise failed("RANK and WORLD_SIZE are no numbers", "they are set by what starts the tasks") from error
+        raise execution_error("RANK and WORLD_SIZE are no numbers", "they are set by what starts the tasks") from error
     if not 0 <= rank < world_size:
-        raise failed(f"RANK {rank} is not below WORLD_SIZE {world_size}", "they are set by what starts the tasks")
+        raise execution_error(
+            f"RANK {rank} is not below WORLD_SIZE {world_size}", "they are set by what starts the tasks"
+        )
     return rank, world_size
 
 
-def _teller(label: str, rank: int) -> Callable[[str], None]:
+def _make_reporter(label: str, rank: int) -> Callable[[str], None]:
     """The first task speaks for all."""
     prefix = f"{label.rstrip()} " if label.strip() else ""
 
