@@ -1,8 +1,8 @@
 """Every request of the API as a value, and how to read its answer. No IO: all of it is tested by comparing values.
 
-A ``ApiCall`` says by itself whether it may be sent twice, so the transport decides about repeats without knowing routes. A
-client generated from the OpenAPI document was refused: it would bring pydantic, and with it a fifth of a second of
-start-up for every ``moor``.
+An ``ApiCall`` says by itself whether it may be sent twice, so the transport decides about repeats without knowing
+routes. A client generated from the OpenAPI document was refused: it would bring pydantic, and with it a fifth of a
+second of start-up for every ``moor``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What has to be looked at, by key: each key is worked by one worker at a time, and no wish to look at it is lost.
 
-``DelayingQueue`` decides and knows no event loop; ``WorkQueue`` wakes workers. The rules are client-go's, which people who
-watch operators know: added while it is worked means once more afterwards, and a failure waits twice as long each time.
+``DelayingQueue`` decides and knows no event loop; ``WorkQueue`` wakes workers. The rules are client-go's: a key added
+while it is worked on is worked on once more afterwards, and each failure doubles the delay.
 """
 
 from __future__ import annotations

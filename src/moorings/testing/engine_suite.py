@@ -7,8 +7,8 @@ nothing running. Whatever a test leaves running, the rig's own teardown ends::
         @pytest.fixture
         def rig(self, tmp_path): ...
 
-What jobs do is said by ``SuitePrograms``: the commands of a POSIX shell. An engine that only pretends to run something may
-give its own, as long as they behave as their names say.
+``SuitePrograms`` has what the jobs run: commands of a POSIX shell. An engine that only simulates processes may give its
+own, as long as they behave as their names say.
 """
 
 from __future__ import annotations

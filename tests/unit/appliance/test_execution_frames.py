@@ -192,8 +192,8 @@ def test_servers_end_with_who_started_them(tmp_path: Path):
     code = """if True:
         import json, os, sys
         from pathlib import Path
-        from moorings.appliance.execution.meeting import serving
-        with serving([[0], []], [{"w": (1,)}], 1, None, Path(sys.argv[1])) as servers:
+        from moorings.appliance.execution.meeting import weight_servers
+        with weight_servers([[0], []], [{"w": (1,)}], 1, None, Path(sys.argv[1])) as servers:
             servers.publish()
             print(json.dumps([str(servers.places[0].path), *servers.pids]), flush=True)
             os.kill(os.getpid(), 9)  # without a chance to tidy up

@@ -168,8 +168,8 @@ def start_tasks(order: ApplianceJobSpec, tasks: int | None = None) -> list[subpr
     number = tasks or (order.systems if order.act != "compile" else 1)
     code = (
         "import sys, pathlib; from moorings.appliance.execution import work; "
-        "from moorings.appliance.order import read_order; from tests.unit.appliance.tiny import PROGRAM; "
-        "sys.exit(work(read_order(pathlib.Path(sys.argv[1])), PROGRAM))"
+        "from moorings.appliance.order import read_job_spec; from tests.unit.appliance.tiny import PROGRAM; "
+        "sys.exit(work(read_job_spec(pathlib.Path(sys.argv[1])), PROGRAM))"
     )
     return [
         subprocess.Popen(

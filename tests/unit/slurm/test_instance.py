@@ -43,8 +43,8 @@ def test_one_that_was_killed_at_it_is_in_nobodys_way(tmp_path: Path) -> None:
     """Its draft stays; the id is made by the next one."""
     code = (
         "import os, signal, sys, pathlib; os.link = lambda *_: os.kill(os.getpid(), signal.SIGKILL);"
-        "from moorings.slurm.host.instance import keep_instance;"
-        f"keep_instance(pathlib.Path(sys.argv[1]), {OTHER!r})"
+        "from moorings.slurm.host.instance import ensure_instance;"
+        f"ensure_instance(pathlib.Path(sys.argv[1]), {OTHER!r})"
     )
     assert (
         subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, timeout=patient(60)).returncode == -9
@@ -114,8 +114,8 @@ def test_what_root_makes_belongs_to_whom_the_folder_belongs(tmp_path: Path) -> N
 def as_root_with(capabilities: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """What root comes to that a unit leaves these capabilities (``CAP_A CAP_B``)."""
     code = (
-        "import sys, pathlib; from moorings.slurm.host.instance import keep_instance;"
-        f"print(keep_instance(pathlib.Path(sys.argv[1]), {ONE!r}))"
+        "import sys, pathlib; from moorings.slurm.host.instance import ensure_instance;"
+        f"print(ensure_instance(pathlib.Path(sys.argv[1]), {ONE!r}))"
     )
     names = [f"+{name.removeprefix('CAP_').lower()}" for name in capabilities.split()]
     bound = ["setpriv", f"--bounding-set={','.join(['-all', *names])}", "--"]

@@ -38,12 +38,12 @@ def entered(monkeypatch: pytest.MonkeyPatch) -> Entered:
     """The moves made while the test runs: the file of the table, the state and the event."""
     made: Entered = set()
     for module in MACHINES:
-        monkeypatch.setattr(module, "advance", _noting(module, made))
+        monkeypatch.setattr(module, "transition", _noting(module, made))
     return made
 
 
 def _noting(module: ModuleType, made: Entered) -> Callable[..., str]:
-    real = module.advance
+    real = module.transition
 
     def advance(table, kind, ident, state, event, story):
         after = real(table, kind, ident, state, event, story)
