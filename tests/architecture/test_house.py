@@ -15,7 +15,6 @@ TOP_FOLDERS = sorted(init.parent for init in PACKAGE.glob("*/__init__.py"))
 PURE = [module for folder in ("core", "workloads") for module in sorted((PACKAGE / folder).rglob("*.py"))]
 
 DRAWERS = {"utils", "util", "common", "base", "manager", "helpers", "helper", "misc"}
-LINES_MAX = 700
 SERVER_LIBRARIES = {"alembic", "fastapi", "pydantic", "sqlalchemy", "starlette", "structlog", "uvicorn", "yaml"}
 IMPURE_BUILTINS = {"__import__", "breakpoint", "compile", "eval", "exec", "input", "open", "print"}
 CLOCKS = {"now", "today", "utcnow"}
@@ -51,11 +50,6 @@ def test_the_map_names_every_top_folder() -> None:
 
 def test_no_module_is_a_drawer() -> None:
     assert [short(module) for module in MODULES if {module.stem, module.parent.name} & DRAWERS] == []
-
-
-def test_no_module_is_too_long_to_read() -> None:
-    lengths = {short(module): len(module.read_text().splitlines()) for module in MODULES}
-    assert {name: length for name, length in lengths.items() if length > LINES_MAX} == {}
 
 
 @cases("module", PURE, ids=short)

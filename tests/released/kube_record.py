@@ -29,8 +29,8 @@ _OF_SERVERS = ("managedFields",)
 _TAPPED = """
 import json, sys
 from moorings.app import kubernetes_proxy
-from moorings.kubernetes.proxy.routes import Routes
-serve = Routes.__call__
+from moorings.kubernetes.proxy.routes import ProxyRoutes
+serve = ProxyRoutes.__call__
 async def heard(self, scope, receive, send):
     asked, said, status = bytearray(), bytearray(), []
     async def take():
@@ -49,7 +49,7 @@ async def heard(self, scope, receive, send):
                         asked=asked.decode(), status=status[0] if status else None, said=said.decode())
             with open("{file}", "a") as file:
                 file.write(json.dumps(told) + chr(10))
-Routes.__call__ = heard
+ProxyRoutes.__call__ = heard
 raise SystemExit(kubernetes_proxy.main())
 """
 

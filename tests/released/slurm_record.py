@@ -63,8 +63,8 @@ raise SystemExit(main())
 _ASKS = """
 import asyncio, os, sys
 from moorings.slurm.commands import SlurmCommands
-from moorings.slurm.host.asking import ask_why
-print(asyncio.run(ask_why(SlurmCommands(os.environ), int(sys.argv[1]))))
+from moorings.slurm.host.asking import get_wait_reason
+print(asyncio.run(get_wait_reason(SlurmCommands(os.environ), int(sys.argv[1]))))
 """
 STEPS = """
 srun -n1 --exact sh -c 'echo $MOORINGS_DEVICES >> seen.$SLURM_JOB_ID; sleep 3600' &

@@ -91,8 +91,8 @@ class ForwardingApplication:
         installation: id of the installation.
         limits: how much is taken on.
         patience_s: how long a request waits for somebody who leads.
-        authenticate: who holds an access key, as ``controller.keys.Keys`` tells. None: nobody is asked for one here,
-            and each address is given one key's part of everything.
+        authenticate: finds the owner of an access key, as ``controller.keys.AccessKeyManager`` does. None: no key is
+            asked for here, and each address is given one key's part of everything.
         tls: how the leader is asked over TLS; None: as the system's authorities vouch for it.
     """
 

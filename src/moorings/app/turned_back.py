@@ -173,7 +173,7 @@ def _read_protection(folder: Path) -> dict[str, object]:
 def recover(
     store: Store, folder: Path, last: LogPosition | None, now: Timestamp, above: LogPosition | None = None
 ) -> RecoveredState:
-    """``controller.turned_back.make_ready``, with what the runs' folder says of the world.
+    """``controller.turned_back.recover``, with what the runs' folder says of the world.
 
     Raises:
         MooringsError: ``store.*``; nothing but numbers was changed.

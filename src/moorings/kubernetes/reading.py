@@ -1,8 +1,8 @@
 """An IPUJob read from its JSON, and its status written as JSON.
 
-One reader for everybody: a value that cannot be read becomes the default, and a ``FieldError`` is kept. The operator goes
-on with the default (an object may have passed a laxer schema, or come while no webhook listened); ``admission`` refuses
-the object.
+One reader for everybody: a value that cannot be read becomes the default, and a ``FieldError`` is kept. The operator
+goes on with the default (an object may have passed a laxer schema, or come while no webhook listened); ``admission``
+refuses the object.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The webhooks: what the API server asks before it takes an IPUJob in. Served by every replica.
 
-``admit`` decides: an AdmissionReview in, its answer out; ``AdmissionRules`` say what a job may be. A stored job can always
-be finished: an update that leaves the spec as it is passes, so a job that an older release admitted can still lose its
-finalizer. An internal error is a refusal with a message, never a status of 500, which would be retried for ever.
+``admit`` decides: an AdmissionReview in, its answer out; ``AdmissionRules`` say what a job may be. A stored job can
+always be finished: an update that leaves the spec as it is passes, so a job that an older release admitted can still
+lose its finalizer. An internal error is a refusal with a message, never a status of 500, which would be tried again
+and again.
 
 https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers/
 """

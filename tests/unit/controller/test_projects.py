@@ -191,7 +191,7 @@ async def test_an_estimate_does_not_wait_for_a_comparison(rig: Rig, monkeypatch:
         assert told.wait(patient(60.0))
         return compare_policies(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("moorings.controller.projects.what_if", slow)
+    monkeypatch.setattr("moorings.controller.projects.compare_policies", slow)
     compared = asyncio.create_task(rig.projects.what_if(ANN, Policy()))
     try:
         await rig.until(begun.is_set)

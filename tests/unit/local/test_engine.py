@@ -52,11 +52,11 @@ from pathlib import Path
 from moorings.engines.orders import parse_signal
 from moorings.local.engine import LocalEngine
 from moorings.local.records import from_json
-from moorings.ports.engine import StartOrder
+from moorings.ports.engine import RunSubmission
 from tests.unit.local.local_rig import WallClock
 
 async def main():
-    order = from_json(StartOrder, sys.argv[2])
+    order = from_json(RunSubmission, sys.argv[2])
     print("begin", flush=True)
     print(await LocalEngine(Path(sys.argv[1]), WallClock()).submit(order), flush=True)
     await asyncio.Event().wait()

@@ -83,7 +83,7 @@ LIMITS: dict[str, tuple[_Row, ...]] = {
         ("a time limit", "s", "core.claims:TIME_LIMIT_S_MAX"),
         ("the shortest lease", "s", "core.claims:LEASE_S_MIN"),
         ("the longest lease", "s", "core.claims:LEASE_S_MAX"),
-        ("blocks that may break under a claim before it fails", "", "core.claims:BROKEN_BLOCKS_MAX"),
+        ("blocks that may break under a claim before it fails", "", "core.claims:BROKEN_BLOCKS_LIMIT"),
     ),
     "Jobs": (
         ("characters of a job's name", "", "workloads.jobs:JOB_NAME_CHARS_MAX"),

@@ -1,8 +1,8 @@
 """The life of one controller's process, seen from outside: it runs, stands still, or is dead.
 
 A death is a ``kill -9``: every task of it ends where it stands, and what its clean-up code still tries reaches nothing,
-because all its ways to the outside lead through gates that ask ``ControllerInstance`` first. A task belongs to an instance
-by its context, which it inherits from the task that made it.
+because all its ways to the outside lead through gates that ask ``ControllerInstance`` first. A task belongs to an
+instance by its context, which it inherits from the task that made it.
 """
 
 from __future__ import annotations
