@@ -75,7 +75,7 @@ def _due_claims(fleet: Fleet, policy: Policy, now: Timestamp) -> tuple[dict[str,
     barred: dict[tuple[str, str, int], bool] = {}
     for claim in fleet.waiting():
         spec = claim.spec
-        who = (spec.project, claim.subject, spec.size)
+        who = (spec.project, claim.user, spec.size)
         if who not in barred:
             barred[who] = not spec.size or _is_over_user_limit(fleet, claim, held)
         if barred[who]:
@@ -104,7 +104,7 @@ def _estate(fleet: Fleet, name: PoolName, tenants: list[Holder]) -> GuaranteeMap
 
 
 def _held(fleet: Fleet, tenants: list[Holder]) -> dict[tuple[str, str], int]:
-    """Devices that subjects hold in each project and its parts."""
+    """Devices that users hold in each project and its parts."""
     held: dict[tuple[str, str], int] = {}
     for tenant in tenants:
         for name in fleet.projects.lineage(tenant.project):
@@ -113,8 +113,10 @@ def _held(fleet: Fleet, tenants: list[Holder]) -> dict[tuple[str, str], int]:
 
 
 def _is_over_user_limit(fleet: Fleet, claim: Claim, held: Mapping[tuple[str, str], int]) -> bool:
-    """Whether its subject may hold no more: then nobody owes it anything."""
+    """Whether its user may hold no more. The user of another scheduler's job is not known here, so it has no limit."""
+    if not claim.user:
+        return False
     above = (fleet.projects.get(name) for name in fleet.projects.lineage(claim.spec.project))
     limits = ((one.name, one.user_devices_max) for one in above if one is not None)
     size = claim.spec.size
-    return any(most is not None and held.get((name, claim.subject), 0) + size > most for name, most in limits)
+    return any(most is not None and held.get((name, claim.user), 0) + size > most for name, most in limits)

@@ -53,6 +53,16 @@ def test_nothing_is_owed_to_who_holds_all_that_he_may(world):
     assert collect_guarantee_metrics(world.fleet, POLICY, world.now).owed["pod"] == 0
 
 
+def test_a_limit_of_users_does_not_count_for_jobs_of_an_agent():
+    world = World(POD, policy=POLICY)
+    world.step(SetProject(Project(name="lab", shares=(ProjectShare(POD.name, ((8, 1),)),), user_devices_max=4), None))
+    world.step(SetProject(Project(name="guests"), None))
+    for _ in range(2):
+        world.ready(8, project="guests", preemptible=True, owner="local/run-1")
+    world.create(8, project="lab", owner="slurm/vt/1/00000000/0/0")
+    assert collect_guarantee_metrics(world.fleet, POLICY, world.now).owed["pod"] == 1
+
+
 def test_who_was_asked_is_overdue_when_the_time_is_over(world):
     world.create(8, project="lab")
     assert collect_guarantee_metrics(world.fleet, POLICY, world.now).overdue == {"pod": 0, "cross": 0}
