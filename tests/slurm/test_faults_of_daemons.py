@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -237,6 +238,15 @@ def change_patience(site: IpuSite, before_s: int, after_s: int) -> None:
     site.cluster.write_conf("vipu.conf", conf.replace(f"ApiTimeout={before_s}\n", f"ApiTimeout={after_s}\n"), 0o600)
 
 
+def _is_copied(folder: Path, to: Path) -> bool:
+    """slurmctld replaces its files while they are copied; then they are copied once more."""
+    try:
+        shutil.copytree(folder, to, dirs_exist_ok=True)
+    except shutil.Error:
+        return False
+    return True
+
+
 @pytest.mark.slow
 def test_a_job_that_slurm_forgets_to_have_run_runs_again_with_a_partition(site: IpuSite) -> None:
     """slurmctld is killed before it has saved the job's start and end: it starts it as if for the first time."""
@@ -244,7 +254,8 @@ def test_a_job_that_slurm_forgets_to_have_run_runs_again_with_a_partition(site: 
     job = site.cluster.sbatch("echo $MOORINGS_PARTITION_ID >> ran", "--ipus=4", "--hold")
     state = site.cluster.folder / "state"
     until(lambda: (state / "job_state").exists() and (state / "job_state").stat().st_mtime > begun)
-    saved = shutil.copytree(state, site.cluster.folder / "saved")
+    saved = site.cluster.folder / "saved"
+    until(lambda: _is_copied(state, saved))
     site.cluster.check("scontrol", "release", str(job))
     site.cluster.wait_job(job, "COMPLETED")
     until(lambda: states(site) == {}, what=site.log)
