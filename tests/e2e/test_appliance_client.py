@@ -225,7 +225,7 @@ def test_a_signal_cancels_the_job_with_a_checkpoint(slow: Program, number: signa
     assert slow.site.job(job["id"])["state"] == "CANCELLED"
     (step,) = slow.checkpoints()
     assert step >= 5
-    assert f"the same command goes on from checkpoint_{step}.npz, step {step}" in started.text
+    assert f"run the same command again to resume from checkpoint_{step}.npz, step {step}" in started.text
 
 
 def test_ctrl_c_while_it_waits_and_job_time_counts_no_queue(slow: Program, site: Site, tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ def was_ended_in_order(job: Job) -> None:
     assert (trained["state"], trained["exitCode"]) == ("CANCELLED", 143), trained
     saved = max(int(path.stem.split("_")[1]) for path in job.folder.glob("model_dir/checkpoint_*.npz"))
     assert f"Asked to end (TERM) at step {saved}" in job.output
-    assert f"the same command goes on from checkpoint_{saved}.npz" in job.output
+    assert f"run the same command again to resume from checkpoint_{saved}.npz" in job.output
     assert job.steps == {}
 
 

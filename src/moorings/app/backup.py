@@ -81,10 +81,7 @@ _CHUNK = 1 << 20
 _WORK = ".restore-"
 _OLD = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", PEPPER, POOLS)
 _USE_ANOTHER = "use another backup; nothing was changed"
-_PROTECTED_NOTE = (
-    "partitions that the records do not know are left alone, and their devices given to nobody, "
-    "until 'moor restore --finish'"
-)
+_PROTECTED_NOTE = "partitions without a record are kept and their devices stay reserved until 'moor restore --finish'"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -219,7 +216,7 @@ def _run_summary(runs: Path, learned: RecoveredState | None = None) -> list[str]
     try:
         living = sorted(partitions_in_use(runs))
     except (OSError, RecordUnreadableError) as error:
-        return [*told, f"what jobs run here cannot be told: {error}"]
+        return [*told, f"cannot list the jobs that run here: {error}"]
     if living:
         told.append(f"jobs run on {', '.join(living)}; those that the records do not know keep their partitions")
     return told
@@ -340,7 +337,7 @@ def _prepare(database: Path, old: Path, runs: Path, *, other_installation: bool)
             raise MooringsError(
                 "backup.invalid",
                 f"the backup is of installation {store.installation()}, and the records here of {before.installation}",
-                hint="partitions of the present one would be nobody's: end its jobs, or choose another --data folder; "
+                hint="its partitions would have no owner: end its jobs, or choose another --data folder; "
                 "if it is meant: --other-installation",
             )
         joined = before is not None and before.installation == store.installation()
@@ -552,7 +549,7 @@ def finish_restore(data: Path, flags: Sequence[str] = ()) -> list[str]:
         living = sorted(partitions_in_use(settings.runs_folder))
     except (OSError, RecordUnreadableError) as error:
         raise MooringsError(
-            "backup.invalid", f"what jobs run here cannot be told: {error}", hint="mend that"
+            "backup.invalid", f"cannot list the jobs that run here: {error}", hint="mend that"
         ) from error
     (folder / PROTECT_FILE).unlink()
     kept = f"; those under running jobs ({', '.join(living)}) when these have ended" if living else ""

@@ -55,7 +55,7 @@ def check_no_restore_pending(data: Path) -> None:
     if (data / RESTORE_PENDING_FILE).exists():
         raise MooringsError(
             "backup.unfinished",
-            f"a restore into {data} has begun and not ended",
+            f"a restore into {data} was interrupted",
             hint="do it again: moor restore FILE; what was there before is in its before-restore folder",
         )
 

@@ -137,7 +137,7 @@ class SharedFolder:
         elif not known:
             raise MooringsError(
                 "config.invalid",
-                f"{self.path} is new, but the database's installation {installation} has been led from another folder",
+                f"{self.path} is new, but controllers of installation {installation} used another shared folder",
                 hint="use that folder with --shared; on another machine, copy its pepper and set local_runs = false",
             )
         elif known != installation:

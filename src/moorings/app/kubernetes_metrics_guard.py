@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
 def make_parser() -> ArgumentParser:
     """The command line."""
     parser = ArgumentParser(
-        prog="kubernetes_metrics_guard", description="Show the operator's metrics to who may see them."
+        prog="kubernetes_metrics_guard", description="Serve the operator's metrics to authorized users."
     )
     parser.add_argument("--port", type=int, default=8443, help="where it listens (default: %(default)s)")
     parser.add_argument(

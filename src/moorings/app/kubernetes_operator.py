@@ -81,7 +81,7 @@ def build_parser() -> ArgumentParser:
         "--lease-s",
         type=float,
         default=LeaseTimes().lease_s,
-        help="seconds until another replica follows one that died",
+        help="lease duration in seconds",
     )
     add("--proxy-url", required=True, help="https://HOST:PORT of the proxy")
     add("--proxy-ca-configmap", default="", help="ConfigMap in which the proxy tells its authority (with https)")
@@ -97,7 +97,7 @@ def build_parser() -> ArgumentParser:
     add(
         "--launcher-role",
         default="",
-        help="ClusterRole of what launchers' roles hand on; bound to us where such jobs are",
+        help="ClusterRole that launchers' Roles may grant; bound to the operator in job namespaces",
     )
     add("--account", default="", metavar="NAMESPACE:NAME", help="our service account, with --launcher-role")
     add("--cluster-name", default="", help="as the proxy has it; only told in the log")

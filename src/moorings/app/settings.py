@@ -49,7 +49,8 @@ class Settings:
     database: str = field(default="", repr=False, metadata={"environment": "MOORINGS_DATABASE"})
     """``postgresql://user@host/name``: a PostgreSQL database (14 or newer), which several controllers may share: one
     leads, the others hand their callers on to it and take over within seconds. The password belongs in the passfile
-    (``~/.pgpass``) or this variable, so there is no flag. Default: SQLite, ``moorings.db`` in the data folder."""
+    (``~/.pgpass``) or this variable; there is no flag, because command lines are visible to others. Default: SQLite,
+    ``moorings.db`` in the data folder."""
 
     shared: Path | None = field(default=None, metadata={"flag": "--shared"})
     """With PostgreSQL: the folder of what belongs to the installation and not to one controller (pepper of the access
@@ -148,7 +149,7 @@ class Settings:
     key_lifetime_days: int = field(default=365, metadata={"flag": "--key-lifetime-days"})
     """Days after which a new access key expires, unless another time is asked for (``moor create key --expires``); 0:
     never. Keys of agents, the first admin's, and those that were made before there was this setting never expire by
-    themselves. Default 365: a key that nobody remembers ends some day, and a person renews hers once a year."""
+    themselves. Default 365: forgotten keys expire, and users renew theirs once a year."""
 
     slurm: SlurmEngineSettings | None = field(default=None, metadata={})
     """Table ``[slurm]``, only in the file: a Slurm cluster with IPUs that runs may be submitted to (``moor run --engine

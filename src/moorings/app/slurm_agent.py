@@ -132,7 +132,7 @@ async def _wait_for_instance_lock(folder: Path, stopping: asyncio.Event) -> bool
     told = False
     while (lock := lock_instance(folder)) is None and not stopping.is_set():
         if not told:
-            log.warning("agent.waits", extra={"detail": f"another agent serves the Slurm of {folder}: it goes first"})
+            log.warning("agent.waits", extra={"detail": f"waiting: another agent holds the lock in {folder}"})
         told = True
         await _pause(stopping)
     return lock is not None

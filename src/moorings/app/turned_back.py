@@ -119,7 +119,7 @@ def _recover_if_rewound(
         raise MooringsError(
             "config.invalid",
             f"what runs in {runs} cannot be told, and the database was turned back: {failed}",
-            hint="mend the folder: nothing is decided before the records know what runs",
+            hint="fix the folder: the controller cannot start until it can list the runs",
         ) from failed
 
 

@@ -96,7 +96,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
     option("compile_dir", "folder of compiled programs (~/.cache/moorings/compile)", metavar="DIR")
     option("checkpoint_path", "begin from this checkpoint (the newest one in model_dir)", metavar="FILE")
     option("num_csx", "systems (1)", type=int, metavar="N")
-    option("num_wgt_servers", "servers that keep the weights (1)", type=int, metavar="K")
+    option("num_wgt_servers", "number of weight servers (1)", type=int, metavar="K")
     option("max_steps", "train until this many steps are done", type=int, metavar="N")
     option("job_time_sec", "seconds that all jobs may run together, without queueing (no limit)", type=int, metavar="S")
     option("job_priority", "p1, p2 or p3; or a number from 0 (first) to 399 (p2)", metavar="P")

@@ -137,7 +137,7 @@ def check_pools(wish: WorkflowConfig, pools: Iterable[PoolBody]) -> None:
     if wanted not in sizes:
         told = ", ".join(map(str, sorted(sizes)))
         raise params_error(
-            wish.where("num_csx"), f"num_csx: {wanted} systems cannot be had together; these can: {told}"
+            wish.where("num_csx"), f"num_csx: {wanted} systems cannot be allocated together; allowed: {told}"
         )
     fitting = [pool for pool in ours if str(wanted) in pool.available]
     for name, needed_gi, among in (

@@ -220,7 +220,7 @@ class JobRunner:
         with contextlib.suppress(OSError):
             newest = find_newest(self._wish.model_dir)[0] if self._wish.trains and not self._wish.checkpoint else None
             if newest is not None and can_resume(ended, self._order, newest):
-                self._progress.say(f"the same command goes on from {newest.path.name}, step {newest.step}")
+                self._progress.say(f"run the same command again to resume from {newest.path.name}, step {newest.step}")
         self._progress.say(f"its output: {self._log}")
 
     def _note(self, job: RunBody) -> None:
@@ -296,7 +296,7 @@ class JobRunner:
         if self._job is None:
             return error
         self._job.end(ok=False)
-        hint = f"nobody renews its lease now, and it ends within {self._start.lease_s:g} s; then start again"
+        hint = f"its lease is no longer renewed; the job ends within {self._start.lease_s:g} s; then start again"
         detail = f"{self._job.job.id}: {error.detail}"
         return MooringsError(error.code, detail, hint=hint, retryable=error.retryable)
 

@@ -49,7 +49,9 @@ def check_controller(running: ControllerProcess | None, stale: bool, lockers: Se
             check, CheckStatus.WARN, f"process {lockers[0]} holds the lock and has not said where it listens", fix
         )
     if stale:
-        return Finding(check, CheckStatus.FAIL, "the controller ended without a word (killed, or power cut)", "moor up")
+        return Finding(
+            check, CheckStatus.FAIL, "the controller did not shut down cleanly (killed, or power loss)", "moor up"
+        )
     return Finding(check, CheckStatus.SKIP, "no controller runs on this folder", "moor up")
 
 
@@ -170,6 +172,6 @@ def check_restore(restoring: bool, spared: str | None) -> Finding:
         )
     if spared is not None:
         fix = "see 'moor doctor --only partitions', then 'moor restore --finish'"
-        evidence = f"partitions that no record knows are left alone: {spared}"
+        evidence = f"unknown partitions are protected: {spared}"
         return Finding("host.restore", CheckStatus.WARN, evidence, fix)
     return Finding("host.restore", CheckStatus.PASS, "no restore is unfinished")

@@ -73,7 +73,7 @@ def examine(session: CommandContext, data: Path | None = None, limit_s: float = 
         else:
             found[name].append(finding)
     for name in open_:
-        fix = "what is missing here did not answer; ask for the rest with --only"
+        fix = "the missing checks did not answer; run the others with --only"
         found[name].append(Finding(name, CheckStatus.FAIL, f"not everything could be looked at in {limit_s:g} s", fix))
     return [finding for name in sides for finding in found[name]]
 
@@ -85,7 +85,7 @@ def _collect(
         for finding in side():  # people paste what is found into tickets; an address may hold a password
             told.put((name, replace(finding, evidence=_REDACTION.text(finding.evidence))))
     except Exception as error:  # a fault of a check must not take the other checks with it
-        told.put((name, Finding(name, CheckStatus.FAIL, f"moor met a fault of its own: {error!r}", "please report it")))
+        told.put((name, Finding(name, CheckStatus.FAIL, f"internal error in moor: {error!r}", "please report it")))
     finally:
         told.put((name, None))
 

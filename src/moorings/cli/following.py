@@ -126,7 +126,7 @@ class RunFollower:
                 break
             if run.attempt != attempt:
                 attempt = run.attempt
-                self._progress.say(f"{run.id}: it was stopped for others, and goes on later (attempt {attempt})")
+                self._progress.say(f"{run.id}: it was preempted and resumes later (attempt {attempt})")
         if lost != self._client.losses:  # the stream may have ended with the controller, not with the run
             for chunk in self._new_chunks(run.id, task, self._copy, follow=False):
                 self._write(chunk)

@@ -76,10 +76,15 @@ def global_options(*, hidden: bool) -> list[click.Option]:
         ),
         flag("config", "--config", metavar="FILE", help="Read this configuration file first."),
         flag("ca_file", "--ca-file", metavar="FILE", help="PEM file of the authority behind the server's certificate."),
-        flag("timeout", "--request-timeout", metavar="DURATION", help="How long a call may take; bare: seconds (30s)."),
+        flag(
+            "timeout",
+            "--request-timeout",
+            metavar="DURATION",
+            help="Request timeout; a plain number means seconds (30s).",
+        ),
         flag("color", "--color", type=click.Choice(["auto", "always", "never"]), help="Colour the tables."),
-        flag("quiet", "--quiet", "-q", is_flag=True, help="Say nothing on stderr but errors and warnings."),
-        flag("verbose", "--verbose", "-v", count=True, help="Tell each call to the controller on stderr."),
+        flag("quiet", "--quiet", "-q", is_flag=True, help="Print only errors and warnings to stderr."),
+        flag("verbose", "--verbose", "-v", count=True, help="Log each request to stderr."),
         flag("debug", "--debug", is_flag=True, help="Show a traceback with an error."),
     ]
 

@@ -107,10 +107,10 @@ def estimate_text(found: EstimateBody, now: Timestamp, *, would: str = "starts")
     if found.starts_now:
         return f"{would} now"
     if found.starts_at is None:
-        return escape_controls(f"nobody can say when it {would}: {found.why}")
+        return escape_controls(f"start time unknown: {found.why}")
     left = duration_text(seconds_between(now, parse_time(found.starts_at)))
     return escape_controls(
-        f"{would} at {found.starts_at[:19]}Z at the latest (in {left}), unless somebody comes who is first"
+        f"{would} at {found.starts_at[:19]}Z at the latest (in {left}), unless a higher-priority claim arrives"
     )
 
 

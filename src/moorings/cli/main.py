@@ -92,7 +92,7 @@ def _failure(session: CommandContext, error: Exception) -> int:
         if "debug" in session.flags:
             traceback.print_exception(error)
     if not isinstance(error, MooringsError):
-        session.console.error(f"error: moor met a fault of its own: {type(error).__name__}: {error}")
+        session.console.error(f"error: internal error in moor: {type(error).__name__}: {error}")
         session.console.error("hint: 'moor --debug ...' shows where; please report it")
         return 1
     for line in error_lines(error):

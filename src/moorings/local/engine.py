@@ -222,7 +222,7 @@ class LocalEngine:
         try:
             await asyncio.to_thread(_save_yield, folder, order, memory)
         except (OSError, RecordUnreadableError) as error:
-            raise unavailable_error(f"run {run} could not be asked to make room: {error}") from error
+            raise unavailable_error(f"run {run} could not be asked to yield: {error}") from error
 
     async def saved_at(self, folder: str) -> Timestamp | None:
         return await self._looks.saved_at(folder, self._clock.now())
@@ -362,7 +362,7 @@ class LocalEngine:
         if absence.clear:
             return RunPhase.ABSENT
         if absence.known:
-            hint = "nothing to do: what is left of the run is being stopped; put the folder back to keep its record"
+            hint = "remaining processes are being stopped; restore the folder to keep the record"
             self._tell(run, "run.folder_gone", f"{folder.path} was moved, removed or emptied", hint)
             self._clear_soon(run, folder, absence)
         return RunPhase.UNKNOWN

@@ -245,7 +245,7 @@ def test_pools_that_could_serve_it(folder: Path) -> None:
         ([], "the controller has no pool of wafer-scale systems"),
         ([pool(16, kind="ipu")], "the controller has no pool of wafer-scale systems"),
         ([pool(1)], "--num_csx: 2 is more than there are: 1 system in a pool at most"),
-        ([pool(8, sizes=(1, 4, 8))], "--num_csx: 2 systems cannot be had together; these can: 1, 4, 8"),
+        ([pool(8, sizes=(1, 4, 8))], "--num_csx: 2 systems cannot be allocated together; allowed: 1, 4, 8"),
         ([pool(4, memory=66)], "p.yaml:7: compile_memory_gi: 67 GiB is more than the appliance has (66 GiB)"),
         ([pool(1, memory=128), pool(2, memory=31)], "p.yaml:7: execute_memory_gi: 32 GiB is more than the appliance"),
     ):

@@ -48,7 +48,7 @@ def test_a_dry_run_shows_who_would_move(server, moor):
 
 
 def test_an_order_names_a_claim_and_what_may_be_lost(server, moor):
-    told = "they are asked; 'moor get claims' shows how far they are\n"
+    told = "the claims were asked to move; follow them with 'moor get claims'\n"
     assert moor("--claim", "claim/big", "--cost-max", "3600", "-y") == (0, TABLE, told)
     assert [sent.json for sent in server.seen] == [{"claim": "big", "dryRun": False, "costMaxS": 3600.0}]
 
@@ -72,7 +72,7 @@ def test_no_more_is_lost_than_was_shown_before_the_question(server, moor, monkey
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
     code, out, err = moor("--ipus", "32", *given)
     assert (code, out) == (0, TABLE)
-    assert err.startswith(f"{TABLE}Ask these claims to go on elsewhere?")
+    assert err.startswith(f"{TABLE}Ask these claims to move?")
     shown, order = (sent.json for sent in server.seen)
     assert shown["dryRun"] is True
     assert (order["dryRun"], order["pool"]) == (False, "pod64")

@@ -131,8 +131,8 @@ ABOUT = f"""\
 JSON over HTTP, as [openapi.json](openapi.json) describes it for programs. [Use it from a
 program](../how-to/use-it-from-a-program.md) shows how.
 
-- **Key.** `Authorization: Bearer moor_...`. Without one: 401 `auth.missing`. To a key that expires every answer tells
-  when, as `{KEY_EXPIRES_HEADER}`; then: 401 `auth.expired`, for everything but renewing a lease.
+- **Key.** `Authorization: Bearer moor_...`. Without one: 401 `auth.missing`. Answers to an expiring key carry its
+  expiry time as `{KEY_EXPIRES_HEADER}`; after it: 401 `auth.expired`, for everything but renewing a lease.
 - **Errors** are `application/problem+json` with a stable `code`, a `detail`, a `hint` and `requestId`. Besides those of
   an operation, every one may answer `auth.*`, `request.invalid`, `body.*`, `page.invalid`, `controller.busy` or
   `store.unavailable`; [errors](errors.md) says what to do. `retryable: true` means: the same request may succeed later.

@@ -6,7 +6,7 @@ from moorings.app.documents.markdown import GENERATED, code, table
 from moorings.cli.reference import EXITS
 from moorings.wire.errors import ERRORS, ExitCode
 
-_SPENT = "use a new key; what the old one made stands in the [archives](../explanation/event-log.md#archives)"
+_SPENT = "use a new key; the object made with the old key is in the [archives](../explanation/event-log.md#archives)"
 # The hint of an error names the values at hand; what stands here is true of every case of a code.
 REMEDIES: dict[str, str] = {
     "answer.invalid": "its output says why; start it again: it goes on from the newest checkpoint",
@@ -16,7 +16,7 @@ REMEDIES: dict[str, str] = {
     "auth.certificate_mismatch": "use certificate and access key of the same subject; see [TLS](../how-to/tls.md)",
     "auth.certificate_refused": "show one that is good today and of an authority that `tls_client_ca` names",
     "auth.invalid": "it was revoked, or is another installation's; ask an admin for a new one",
-    "auth.expired": "an admin makes it another secret: `moor rotate key ID`; what its holder has goes on",
+    "auth.expired": "ask an admin to rotate the key: `moor rotate key ID`; its claims and runs continue",
     "auth.denied": "ask an admin, or use a key with another role",
     "backup.invalid": "the detail says which part is damaged; take an older backup",
     "backup.unfinished": "run `moor restore` again, or follow the hint",
@@ -57,7 +57,7 @@ REMEDIES: dict[str, str] = {
     "duration.invalid": "write `30s`, `10m`, `2:00:00` or `1-12:00:00`",
     "engine.rejected": "the detail says what it will not run",
     "engine.unavailable": "wait; the controller's log says why",
-    "engine.unknown": "this release has one engine, `local`",
+    "engine.unknown": "use `local`, or `slurm` or `kubernetes` where set up",
     "events.gone": "look at the claims and runs there are, and watch from now on or from the number in the hint",
     "execution.failed": "the detail says what ended it; `run.py` goes on from the newest checkpoint",
     "forecast.busy": "wait for the answer that you asked for before, or ask again in half a minute",
@@ -119,7 +119,7 @@ REMEDIES: dict[str, str] = {
     "priority.invalid": "use p1, p2 or p3, or a number from 0 (first) to 399",
     "room.is_free": "nothing; a claim of that size that still waits is told why by `moor explain claim`",
     "room.not_found": "the hint says what must be; `moor get claims -o wide` shows who could go on elsewhere",
-    "room.too_costly": "look at what it costs with `moor defrag --dry-run`, and allow more or wait",
+    "room.too_costly": "check the cost with `moor defrag --dry-run`; raise the limit or wait",
     "run.archived": _SPENT,
     "run.ended": "nothing of it can be changed any more; start it anew",
     "run.queued_elsewhere": "change it where it waits: with Slurm's or Kubernetes' own commands",

@@ -65,7 +65,7 @@ FIELDS: dict[tuple[str, str], tuple[str, str]] = {
     ("ClaimRequest", "timeLimitS"): (_LIMIT, "How long it wants to hold its partition; told to those who wait."),
     ("ClaimRequest", "preemptible"): (
         "true or false",
-        "Whether it may be asked to yield to somebody who was guaranteed its devices.",
+        "Whether the claim may be preempted by a project that is guaranteed its devices.",
     ),
     ("ClaimRequest", "checkpoint"): (_CONTRACT, "What its job promises about stopping."),
     ("ClaimRequest", "leaseS"): (
@@ -138,7 +138,7 @@ FIELDS: dict[tuple[str, str], tuple[str, str]] = {
     ("QueueRequest", "queue"): ("`slurm/CLUSTER`", "Whose queue; owners of its claims begin with it."),
     ("QueueRequest", "accelerator"): (_KIND, "Kind of accelerator that its jobs take."),
     ("QueueRequest", "jobs"): (f"at most {QUEUE_JOBS_MAX}", "The first that wait, in that queue's own order."),
-    ("QueueRequest", "forS"): ("5 to 600 s", "How long it is believed, if it is not told again."),
+    ("QueueRequest", "forS"): ("5 to 600 s", "How long the report stays valid."),
     ("QueueRequest", "instance"): (
         f"{INSTANCE_ID_CHARS} hex digits",
         "Which of the schedulers of that name tells it; if it is left out, any other takes its place.",
@@ -164,7 +164,7 @@ FIELDS: dict[tuple[str, str], tuple[str, str]] = {
     ("DefragmentRequest", "size"): (_SIZE, "Devices of the block that shall be free; this, or `claim`."),
     ("DefragmentRequest", "claim"): ("id or name", "A claim that waits: as much as it asks for."),
     ("DefragmentRequest", "pool"): (_ANY_POOL, _POOL),
-    ("DefragmentRequest", "dryRun"): ("true or false", "Nobody is asked; only tell."),
+    ("DefragmentRequest", "dryRun"): ("true or false", "Only report; ask no claim to move."),
     ("DefragmentRequest", "costMaxS"): ("0 or more", "Only if no more device-seconds are lost."),
     ("ProjectRequest", "shares"): (
         "[ShareShape](#shareshape), one a pool",
@@ -172,7 +172,7 @@ FIELDS: dict[tuple[str, str], tuple[str, str]] = {
     ),
     ("ProjectRequest", "weight"): (
         f"more than 0, at most {WEIGHT_MAX:,.0f}",
-        "Who has twice the weight may use twice as much before others come first.",
+        "Share of borrowed devices; twice the weight allows twice the use.",
     ),
     ("ProjectRequest", "devicesMax"): (
         f"0 to {LIMIT_MAX:,}",
@@ -207,7 +207,7 @@ FIELDS: dict[tuple[str, str], tuple[str, str]] = {
     ),
     ("QueuedJobShape", "project"): (_PROJECT, "Who pays: the account there, or a project here."),
     ("QueuedJobShape", "preemptible"): ("true or false", "Whether that claim may be asked to yield."),
-    ("DrainRequest", "reason"): ("1 to 500 characters", "Why, for the people after you."),
+    ("DrainRequest", "reason"): ("1 to 500 characters", "Reason, shown to other admins."),
     ("KeyRequest", "subject"): ("a name without `/`", "Who the key speaks for."),
     ("KeyRequest", "role"): (", ".join(f"`{role}`" for role in Role), "What its holder may do."),
     ("KeyRequest", "ownerPrefix"): (

@@ -44,7 +44,7 @@ _ANNOTATIONS = (
     (RESUMABLE, "Its program goes on from a checkpoint: it may also be moved to other IPUs."),
 )
 _RESERVED_NOTE = """\
-A job that has one of these is refused: they would point it at another partition, or keep its launcher from its workers.
+A job that has one of these is refused: they would select another partition or separate launcher and workers.
 
 """
 _FILES = f"""\

@@ -132,7 +132,7 @@ def metrics_page() -> str:
         "[how](../how-to/kubernetes-install.md#metrics). Labels are\nnamespaces, states and results: never a job.\n\n"
     )
     text += _metrics(of_operators.families())
-    text += "\n## Of the proxy of IPUJobs\n\n`GET /metrics` gives them to whoever reaches the proxy.\n\n"
+    text += "\n## Of the proxy of IPUJobs\n\n`GET /metrics` of the proxy needs no authentication.\n\n"
     text += _metrics(of_proxies.families())
     return text + "\nBesides these, `process_*`, of the proxy's process.\n"
 

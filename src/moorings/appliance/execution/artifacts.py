@@ -193,7 +193,7 @@ class ArtifactDraft:
                     return theirs
             except MooringsError:
                 delete_artifact(self._own, self._key)
-        raise _damage_error(target, "others put damaged ones there again and again")
+        raise _damage_error(target, "other processes repeatedly wrote damaged files")
 
 
 def delete_artifact(own: Path, key: str) -> None:

@@ -202,7 +202,7 @@ class CheckpointReader:
     def _invalid(self, why: str) -> MooringsError:
         return MooringsError(
             "checkpoint.invalid",
-            f"the checkpoint {self._path} cannot be gone on from: {why}",
+            f"the checkpoint {self._path} cannot be resumed: {why}",
             hint="remove it to go on from the one before, or name another model_dir",
         )
 

@@ -106,7 +106,7 @@ def _execute(task: TaskContext, program: Program) -> bool:
     key = build_key(_class(program.model), order, task.batch(source, order.first_step if order.act == "train" else 0))
     if key != order.artifact:
         raise execution_error(
-            "the model, its params or its batches are not those that were compiled",
+            "the model, params or batches changed after compilation",
             "were its sources changed in the meantime? start run.py again: it compiles what is there now",
         )
     return (train if order.act == "train" else evaluate)(task, layers, source)

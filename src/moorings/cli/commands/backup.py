@@ -27,7 +27,7 @@ _data = click.option(
     cls=MoorCommand,
     help="Save a controller's records to a file.\n\n"
     "The database as it stands at one moment (the controller may run), the access keys' pepper and the pools file. "
-    "Run it on the controller's machine, as its user. The file is 0600: who has it can make himself an admin.",
+    "Run it on the controller's machine, as its user. The file is 0600: anyone with the file can become an admin.",
     epilog=examples(
         "moor backup moorings-2026-11-21.tar.gz", "moor backup /srv/backups/m.tar.gz --data /var/lib/moorings"
     ),
@@ -58,7 +58,7 @@ def backup(session: CommandContext, *, file: Path, data: str | None) -> int:
 )
 @click.argument("file", metavar="[FILE]", type=click.Path(path_type=Path), required=False)
 @click.option("--external", is_flag=True, help="Make a database ready that its own tools restored (pg_restore).")
-@click.option("--finish", is_flag=True, help="Have partitions removed that the restored records do not know.")
+@click.option("--finish", is_flag=True, help="Remove partitions that are not in the restored records.")
 @click.option("--new", "anew", is_flag=True, help="Start over, with an empty database in place of one that is lost.")
 @click.option("--other-installation", is_flag=True, help="Also if FILE is of another installation than the records.")
 @click.option("--shared", metavar="DIR", help="The controller's shared folder, if it is started with one.")

@@ -49,9 +49,9 @@ _data = click.option("--data", metavar="DIR", help="Its data folder ($MOORINGS_D
     help=f"Port to listen on ({PORT}, or the one it had when it was killed).",
 )
 @click.option("--pki", metavar="DIR", help="Serve over TLS, with the certificates of this folder ('moor pki init').")
-@click.option("--secure", is_flag=True, help="With --pki: let in only who shows a certificate ('moor pki issue').")
+@click.option("--secure", is_flag=True, help="With --pki: require client certificates ('moor pki issue').")
 @click.option(
-    "--plain-http", is_flag=True, help="Serve other machines without TLS: who listens there can read access keys."
+    "--plain-http", is_flag=True, help="Serve other machines without TLS. Access keys can be read on the network."
 )
 @click.option(
     "--timeout", default=f"{START_S:g}s", metavar="DURATION", help="How long its start may take; bare: seconds (60s)."
@@ -213,7 +213,7 @@ def _start_and_wait(
         if other is None:
             raise
         return other  # somebody else's 'moor up' was quicker: there is one, as was wished
-    problem = MooringsError("controller.unreachable", "it has not said where it listens")
+    problem = MooringsError("controller.unreachable", "the controller has not reported its address")
     while running is not None:
         with session.client_of(server=running.url, timeout_s=READY_ANSWER_S) as client:
             try:

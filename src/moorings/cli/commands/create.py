@@ -87,16 +87,18 @@ def create_partition(
 @click.argument("name", required=False)
 @_shape
 @click.option("--owner", metavar="OWNER", help="Who holds it, as KIND/NAME (user/<you>).")
-@click.option("--project", metavar="NAME", help="Who pays (default).")
+@click.option("--project", metavar="NAME", help="Project (default).")
 @click.option("--priority", type=int, default=0, metavar="N", help="Higher is first (0).")
 @click.option(
     "--time", metavar="DURATION", help="How long it may hold its partition, as 30m, 2:00:00; bare: minutes (no limit)."
 )
 @click.option(
-    "--lease", metavar="DURATION", help="It is released unless renewed within this time; bare: seconds (no lease)."
+    "--lease",
+    metavar="DURATION",
+    help="Release the claim if it is not renewed within this time; bare: seconds (no lease).",
 )
 @click.option("--memory", metavar="SIZE", help="Memory of the pool's management node, as 64G.")
-@click.option("--preemptible", is_flag=True, help="It may be asked to yield.")
+@click.option("--preemptible", is_flag=True, help="The claim may be preempted.")
 @click.option("--now", is_flag=True, help="Be refused (exit code 6) instead of waiting for room.")
 @_wait
 @_timeout

@@ -22,11 +22,11 @@ ANSWER_S = 5.0  # an order may be on its way so long
 
 @click.command(
     cls=MoorCommand,
-    help="Have claims go on elsewhere, so that there is room.\n\n"
-    "For a block of N devices, or for a claim that waits, where enough devices are free but no block of them. Those "
-    "that lose the least work are asked to save their state, and go on on other devices of the pool. Only claims that "
-    "go on from a checkpoint are moved, and no more in an hour than the policy allows; that the policy moves nobody by "
-    "itself ('defragment') does not matter.",
+    help="Move claims to make a larger block free.\n\n"
+    "For a block of N devices, or for a pending claim, where enough devices are free but no block of them. The claims "
+    "that lose the least work are asked to save a checkpoint and resume on other devices of the pool. Only claims that "
+    "can resume from a checkpoint are moved, and no more in an hour than the policy allows; its own 'defragment' "
+    "setting does not matter here.",
     epilog=examples(
         "moor defrag --ipus 32 --dry-run", "moor defrag --claim big", "moor defrag --pool pod64 --ipus 32 -y"
     ),
@@ -39,7 +39,7 @@ ANSWER_S = 5.0  # an order may be on its way so long
 )
 @click.option("--pool", metavar="POOL", help="Only in this pool.", shell_complete=complete_names("pool"))
 @click.option("--cost-max", type=float, metavar="SECONDS", help="Only if no more device-seconds of work are lost.")
-@click.option("--dry-run", is_flag=True, help="Tell who would move; ask nobody.")
+@click.option("--dry-run", is_flag=True, help="Show which claims would move; change nothing.")
 @yes_option
 @output_option
 @click.pass_obj
@@ -55,7 +55,7 @@ def defrag(
     yes: bool,
     output: str | None,
 ) -> None:
-    """Have claims go on elsewhere, so that there is room."""
+    """Move claims to make a larger block free."""
     if (size is None) == (claim is None):
         raise click.UsageError("name --ipus or --claim")
     shown = make_printer(session, output, usual="table")
@@ -70,7 +70,7 @@ def defrag(
             session.console.note(line)
 
     if not dry_run:
-        confirm(session, "Ask these claims to go on elsewhere?", look, yes=yes)
+        confirm(session, "Ask these claims to move?", look, yes=yes)
     for agreed, at in asked:
         order = limit_to_agreed(order, agreed, time.monotonic() - at)
     found = session.client.defragment(order)
@@ -80,7 +80,7 @@ def defrag(
         return
     session.console.data(moves_text(found, shown.look))
     if not dry_run:
-        session.console.note("they are asked; 'moor get claims' shows how far they are")
+        session.console.note("the claims were asked to move; follow them with 'moor get claims'")
 
 
 def limit_to_agreed(order: DefragmentRequest, agreed: DefragmentBody, elapsed_s: float) -> DefragmentRequest:

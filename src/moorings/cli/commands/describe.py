@@ -170,7 +170,7 @@ def _explain_command(noun: str) -> click.Command:
 
 explain = NounGroup(
     name="explain",
-    help="Say why something waits, and what would change that.",
+    help="Explain why something waits and what would let it start.",
     epilog=examples("moor explain run digits", "moor explain claim p64 --when", "moor explain slurm 39"),
     no_args_is_help=True,
 )

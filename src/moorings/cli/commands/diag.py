@@ -17,7 +17,7 @@ from moorings.cli.session import CommandContext
 
 @click.command(
     cls=MoorCommand,
-    help="Write a bundle for whoever helps: redacted facts, logs and records.\n\n"
+    help="Write a diagnostic bundle without secrets: facts, logs and records.\n\n"
     "A tar file, 0600, with what 'moor doctor' finds, versions, settings, the pools file, the end of the controller's "
     "log, metrics, claims, runs, partitions and the last events. Its README says what is in it and what was left out: "
     "keys, passwords and the values of jobs' variables never are in it.",
@@ -27,7 +27,7 @@ from moorings.cli.session import CommandContext
 @click.option("--data", metavar="DIR", help="Data folder of a controller on this machine ($MOORINGS_DATA).")
 @click.pass_obj
 def diag(session: CommandContext, *, file: Path | None, data: str | None) -> int:
-    """Write a bundle for whoever helps: redacted facts, logs and records."""
+    """Write a diagnostic bundle without secrets: facts, logs and records."""
     to = file or Path(f"moorings-diag-{time.strftime('%Y%m%dT%H%M%S', time.gmtime(session.now() / 1e6))}.tar.gz")
     progress = Progress(session.console)
     with new_file(to) as made:

@@ -22,7 +22,7 @@ from moorings.wire.shapes import API_VERSION
 
 @click.command(
     cls=MoorCommand,
-    help="Check the installation, and say what to mend.\n\n"
+    help="Check the installation and show how to fix problems.\n\n"
     "Looks at this command's configuration, at the controller from inside (for admins), and, on its machine, at its "
     "files. Only reads, and takes 10 seconds at most. The exit code is 8 if a check failed.",
     epilog=examples("moor doctor", "moor doctor -o json", "moor doctor --only pools,host"),
@@ -32,7 +32,7 @@ from moorings.wire.shapes import API_VERSION
 @output_option
 @click.pass_obj
 def doctor(session: CommandContext, *, only: str | None, data: str | None, output: str | None) -> int:
-    """Check the installation, and say what to mend."""
+    """Check the installation and show how to fix problems."""
     wanted = _wanted(only) if only is not None else ("",)
     everything = examine(session, Path(data).absolute() if data else None)
     found = [finding for finding in everything if finding.id.startswith(wanted)]

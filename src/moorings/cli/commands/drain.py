@@ -13,7 +13,7 @@ from moorings.core.devices import PoolName, device_id
 from moorings.core.errors import MooringsError
 from moorings.core.topology import Block
 
-_reason = click.option("--reason", required=True, metavar="TEXT", help="Why, for the people after you.")
+_reason = click.option("--reason", required=True, metavar="TEXT", help="Reason, shown to other admins.")
 _IN_SERVICE = "is in service"
 
 

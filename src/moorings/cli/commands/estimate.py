@@ -16,19 +16,19 @@ from moorings.wire.shapes import API_VERSION, EstimateRequest
 
 @click.command(
     cls=MoorCommand,
-    help="Say when a claim would start that was made now.\n\n"
-    "The latest time, as things stand: all others run to their time limits, and nobody comes first who is not there "
-    "yet. Nothing is asked for, and nothing is kept.",
+    help="Estimate when a claim submitted now would start.\n\n"
+    "The estimate is the latest start: what runs now uses its whole time limit, and no claim with a higher priority "
+    "arrives. Nothing is requested or reserved.",
     epilog=examples("moor estimate --ipus 16", "moor estimate --ipus 16 --time 2h --project lab --preemptible"),
 )
 @click.option("--ipus", "--size", "size", type=int, required=True, metavar="N", help="Devices.")
 @click.option("--kind", default="ipu", metavar="KIND", help="Kind of accelerator (ipu).")
 @click.option("--pool", metavar="POOL", help="Only in this pool.", shell_complete=complete_names("pool"))
 @click.option("--gcds", "--num-gcds", type=int, default=1, metavar="N", help="Graph compilation domains (1).")
-@click.option("--project", metavar="NAME", help="Who pays (default).", shell_complete=complete_names("project"))
+@click.option("--project", metavar="NAME", help="Project (default).", shell_complete=complete_names("project"))
 @click.option("--priority", type=int, default=0, metavar="N", help="Higher is first (0).")
 @click.option("--time", metavar="DURATION", help="Its time limit, as 30m, 2:00:00; bare: minutes (no limit).")
-@click.option("--preemptible", is_flag=True, help="It may be asked to yield.")
+@click.option("--preemptible", is_flag=True, help="The claim may be preempted.")
 @output_option
 @click.pass_obj
 def estimate(
@@ -45,7 +45,7 @@ def estimate(
     preemptible: bool,
     output: str | None,
 ) -> None:
-    """Say when a claim would start that was made now."""
+    """Estimate when a claim submitted now would start."""
     shown = make_printer(session, output, usual="table")
     found = session.client.estimate(
         EstimateRequest(

@@ -191,7 +191,7 @@ get = _group(
 
 watch = _group(
     "watch",
-    "List things, and go on with what changes.",
+    "List objects, then print each change.",
     examples("moor watch runs", "moor watch partitions -o json"),
 )
 watch.context_settings["default_map"] = {

@@ -81,7 +81,7 @@ def init(
 @options(_dir, _days, _key)
 @click.pass_obj
 def issue(session: CommandContext, *, subject: str, folder: str | None, days: int, ca_key: str | None) -> None:
-    """Make a client's certificate, for who holds an access key of that SUBJECT."""
+    """Issue a client certificate for the holder of SUBJECT's access key."""
     found = _pki(session, folder, ca_key)
     file = found.issue(subject, _now(session), days)
     _report_finished(session, found, but=file)
@@ -202,7 +202,7 @@ def _pki(session: CommandContext, folder: str | None, authority_key: str | None 
 def _report_finished(session: CommandContext, found: CertificateStore, but: Path | None = None) -> None:
     for file in found.finished:
         if file != but:
-            session.console.line(f"finished what a run before was cut off over: {file} and its key are new")
+            session.console.line(f"completed an interrupted earlier run: {file} and its key are new")
 
 
 def _now(session: CommandContext) -> datetime:

@@ -29,8 +29,13 @@ _values = options(
         help="Blocks of a pool that are its own at any time, as pod64=16x2,4x1; where devices go in any subset, so "
         "many devices, as gpu=24. For each pool once.",
     ),
-    click.option("--weight", type=float, metavar="W", help="With twice the weight it may borrow twice as much (1)."),
-    click.option("--devices-max", metavar="N", help="It holds so many devices at most (no limit)."),
+    click.option(
+        "--weight",
+        type=float,
+        metavar="W",
+        help="Share of borrowed devices; twice the weight may borrow twice as much (1).",
+    ),
+    click.option("--devices-max", metavar="N", help="Maximum number of devices held at once (no limit)."),
     click.option("--user-devices-max", metavar="N", help="One subject holds so many of them at most (no limit)."),
     click.option(
         "--priority-max",
@@ -40,7 +45,7 @@ _values = options(
     click.option(
         "--waiting-max",
         metavar="N",
-        help="So many claims, and so many runs, may wait; then users may add none (no limit).",
+        help="Maximum number of waiting claims, and of waiting runs (no limit).",
     ),
     click.option(
         "--waiting-bytes-max",

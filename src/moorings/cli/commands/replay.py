@@ -27,7 +27,7 @@ SHOWN_CHARS = 400
 
 @click.command(
     cls=MoorCommand,
-    help="Decide an event log again, or try another policy on it.\n\n"
+    help="Replay an event log, or test another policy on it.\n\n"
     "LOG is what 'moor events --after 0 -o json' writes (with '-f', a line an event), or 'moor backup'. What had "
     "left the database by then is read from the archives. Every turn is decided again from the beginning; the same "
     "inputs must give the same events, byte for byte (exit code 1 if they do not).\n\n"
@@ -72,7 +72,7 @@ def replay(
     out: Path | None,
     output: str | None,
 ) -> int:
-    """Decide an event log again, or try another policy on it."""
+    """Replay an event log, or test another policy on it."""
     from moorings.cli import simulating
     from moorings.cli.logs import build_trace, last_policy, read_log
     from moorings.controller.replay import Replay

@@ -50,7 +50,7 @@ def rotate_key(
     """Give the key in use, or as an admin any KEY, a new secret.
 
     The key stays the same one, and lives as long again as it was to live before. If it is from your credentials file,
-    the new secret is written there; else it is shown, this once. What its holder has goes on.
+    the new secret is written there; else it is shown, this once. Claims and runs of the key's holder continue.
     """
     shown = make_printer(session, output, usual="table")
     request = RotateRequest(

@@ -60,8 +60,8 @@ class RunCommand(MoorCommand):
 )
 @click.option("--name", metavar="NAME", help="Name of the job (the program's).")
 @click.option("--priority", type=int, metavar="N", help="Higher is first (0).")
-@click.option("--project", metavar="NAME", help="Who pays (default).")
-@click.option("--preemptible", is_flag=True, help="It may be stopped for others, and goes on later.")
+@click.option("--project", metavar="NAME", help="Project (default).")
+@click.option("--preemptible", is_flag=True, help="The job may be preempted; it resumes later.")
 @click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="Give the job a variable; PATH it always has.")
 @click.option("--chdir", metavar="DIR", help="Working folder (this one, or the job file's).")
 @click.option(
@@ -171,7 +171,7 @@ def _run_and_follow(session: CommandContext, request: RunRequest, key: str) -> i
         except OutputClosed:
             assert started is not None
             client.cancel_run(started.id)
-            progress.say(f"{started.id}: cancelled: nobody reads its output any more")
+            progress.say(f"{started.id}: cancelled because its output was closed")
             raise
         except MooringsError as error:
             if started is None:
@@ -184,14 +184,14 @@ def _run_and_follow(session: CommandContext, request: RunRequest, key: str) -> i
 def _cancel(client: Client, progress: Progress, follower: RunFollower, stop: Interrupted, run: RunBody) -> int:
     """Cancel the run, wait for its end, and end as the signal says; a second signal leaves it to end alone."""
     try:
-        progress.say(f"{run.id}: {stop.name}: cancelling; once more leaves it to end alone")
+        progress.say(f"{run.id}: {stop.name}: cancelling; press Ctrl-C again to stop waiting")
         client.patience = make_patience(progress, CANCEL_PATIENCE_S)
         ended = follower.follow(client.cancel_run(run.id))
         progress.say(run_end_text(ended))
     except Interrupted:
         progress.say(f"{run.id}: not waited for; 'moor get run {run.id}' shows it")
     except OutputClosed:
-        progress.say(f"{run.id}: cancelled: nobody reads its output any more")
+        progress.say(f"{run.id}: cancelled because its output was closed")
     except MooringsError as error:
         raise _with_run_hint(error, run) from error
     return stop.exit_code

@@ -1,4 +1,4 @@
-"""``moor slurm``: an admin installs, takes it away again, sees whether all is well; a user shows work as steps."""
+"""``moor slurm``: install, uninstall and check the Slurm integration; show external work as job steps."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class SurrogateCommand(MoorCommand):
 )
 @click.option("--plan", "mode", flag_value="plan", default=True, help="Only show what would be done (the default).")
 @click.option("--apply", "mode", flag_value="apply", help="Do it; a second time it changes nothing.")
-@click.option("--uninstall", "mode", flag_value="uninstall", help="Remove what was installed and not changed since.")
+@click.option("--uninstall", "mode", flag_value="uninstall", help="Remove installed files that were not changed.")
 @click.option("--ipus", type=click.IntRange(1, 65_536), metavar="N", help="IPUs of the pool (asked of the controller).")
 @click.option("--max-ipus", type=click.IntRange(1, 65_536), metavar="N", help="The most one job may have (vipu.conf).")
 @click.option(

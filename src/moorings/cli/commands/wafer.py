@@ -231,7 +231,7 @@ def _systems(session: CommandContext, pools: Sequence[PoolBody], jobs: Sequence[
 @get.command(
     "system",
     cls=MoorCommand,
-    help="List the systems: how each is, who holds it and since when.",
+    help="List systems with their state, holder and time of allocation.",
     epilog=examples("moor wafer get systems", "moor wafer get system cs:0 -o json"),
 )
 @click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=complete_names("device"))

@@ -24,9 +24,9 @@ _UNKNOWN = "unknown"
 
 @click.command(
     cls=MoorCommand,
-    help="Say what another policy would change for those who wait now.\n\n"
+    help="Compare another policy with the current one for the claims that wait now.\n\n"
     "The controller plays its queue on under the policy in force (NOW) and under the one of the file (THEN): all run "
-    "to their time limits, and nobody comes who is not there yet. Nothing changes by it.",
+    "to their time limits, and no new claims arrive. Nothing is changed.",
     epilog=examples("moor whatif --policy policy.toml", "moor whatif --policy policy.toml -o json"),
 )
 @click.option(
@@ -39,7 +39,7 @@ _UNKNOWN = "unknown"
 @output_option
 @click.pass_obj
 def whatif(session: CommandContext, /, *, policy: Path, output: str | None) -> None:
-    """Say what another policy would change for those who wait now."""
+    """Compare another policy with the current one for the claims that wait now."""
     shown = make_printer(session, output, usual="table")
     text = simulating.read_file(policy, "policy.invalid")
     parse_policy(text, source=str(policy))  # here the file's name is known, for what is wrong in it

@@ -57,7 +57,7 @@ class HardwareJournal:
             except BlockingIOError:
                 time.sleep(LOCK_PAUSE_S)
         else:
-            raise _unavailable(f"another process is in the middle of an order to the machine in {self.path.parent}")
+            raise _unavailable(f"another process holds the lock in {self.path.parent}")
         try:
             yield
         finally:

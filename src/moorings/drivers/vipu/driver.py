@@ -331,7 +331,7 @@ class VipuDriver:
             if not job.task.done() and (taken is None or taken(await self._look())):
                 return
         if job.task.cancelled():
-            raise _unavailable("the command was stopped by another order")
+            raise _unavailable("the command was cancelled by a newer request")
         job.task.result()
 
     # ---- looking
