@@ -246,7 +246,7 @@ def test_an_estimate_asks_with_all_that_was_given(server, moor):
 @pytest.mark.parametrize(
     ("body", "told"),
     [
-        (EstimateBody(starts_now=False, why="a has no limit"), "nobody can say when it would start: a has no limit"),
+        (EstimateBody(starts_now=False, why="a has no limit"), "start time unknown: a has no limit"),
         (EstimateBody(starts_now=False, starts_at="2001-01-01T00:00:00Z"), "would start at 2001-01-01T00:00:00Z at"),
     ],
 )
@@ -267,6 +267,6 @@ def test_an_explanation_tells_when_if_it_is_asked(server, moor):
     _, out, _ = moor("explain", "claim", "a", "--when")
     assert server.seen[0].query == {"when": "true"}
     assert out.splitlines()[1:] == [
-        "when: nobody can say when it starts: b has no limit",
+        "when: start time unknown: b has no limit",
         "to start now: ask for 8 devices",
     ]
