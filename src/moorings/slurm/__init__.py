@@ -1,10 +1,10 @@
-"""Everything we say to Slurm, which stays as it is: stock, unpatched, 22.05 and later.
+"""The interface to stock, unpatched Slurm, 22.05 and later.
 
 Here: ``formats`` and ``listings`` (Slurm's commands and what they print; pure), ``commands`` (running them), ``munge``
-(who made a message) and ``host/`` (beside slurmctld and on the nodes: options, gate, agent, install, doctor). What
-runs inside Slurm's own processes is not Python: ``deploy/slurm/``.
+(authentication of messages) and ``host/`` (beside slurmctld and on the nodes: options, gate, agent, install, doctor).
+The code inside Slurm's own processes is C and Lua: ``deploy/slurm/``.
 
-Not here: what fits where and who is next (``core``), vendor's hardware (``drivers``), who owns a partition
+Not here: placement and scheduling (``core``), the vendor's hardware (``drivers``), ownership of partitions
 (``controller``). Start reading at ``host/nodes.py``, then ``deploy/slurm/moorings_spank.c``;
-``docs/how-to/slurm-install.md`` says what a site does with it.
+``docs/how-to/slurm-install.md`` is the site's guide.
 """

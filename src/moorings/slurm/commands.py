@@ -1,8 +1,8 @@
-"""Runs Slurm's commands: bounded in time, in output and in number, and every failure with a code of ours.
+"""Runs Slurm's commands with limits on time, output and number. Every failure has one of our error codes.
 
-The commands rather than libslurm or slurmrestd: they are on every site and of the site's release, and need no token.
-Variables that change what a command prints (``SQUEUE_*``, ``SLURM_TIME_FORMAT``, a user's locale and zone) are not
-handed on.
+The commands were chosen over libslurm and slurmrestd: every site has them, in its own release, and they need no token.
+Variables that change a command's output (``SQUEUE_*``, ``SLURM_TIME_FORMAT``, a user's locale and time zone) are not
+passed on.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from moorings.core.errors import MooringsError
 
 T = TypeVar("T")
 
-TIMEOUT_S = 20.0  # MessageTimeout is 10 s as Slurm comes, and commands try twice
+TIMEOUT_S = 20.0  # Slurm's default MessageTimeout is 10 s, and commands try twice
 OUTPUT_BYTES_MAX = 128 << 20  # 80,000 jobs
 COMPLAINT_BYTES_MAX = 64 << 10
-END_S = 5.0  # for what is left in the pipes of a command that was killed
+END_S = 5.0  # to drain the pipes of a killed command
 TOLD_CHARS_MAX = 300
-CONCURRENT_MAX = 4  # more would only queue up in slurmctld, before the users' own
+CONCURRENT_MAX = 4  # more would only wait in slurmctld, ahead of the users' own
 
 _HANDED_ON = ("HOME", "LD_LIBRARY_PATH", "PATH", "SLURM_CONF", "SLURM_CONF_SERVER", "USER", "LOGNAME")
 _AWAY = re.compile(
@@ -43,7 +43,7 @@ _DENIED = re.compile(r"access/permission denied|access denied|user id is not per
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """What a command wrote to stdout, its complaints (they may stand beside success), and its exit code."""
+    """The stdout of a command, its messages on stderr (also possible on success), and its exit code."""
 
     output: bytes
     complaint: str
@@ -54,11 +54,11 @@ class SlurmCommands:
     """Slurm's commands on this machine.
 
     Args:
-        environment: the variables to choose from; only those that lead to Slurm are handed on.
-        timeout_s: how long one command may take, its wait for its turn not counted.
+        environment: the variables to choose from; only those needed to reach Slurm are passed on.
+        timeout_s: timeout of one command, without its wait for a slot.
 
     Attributes:
-        environment: what the commands get.
+        environment: the variables of the commands.
     """
 
     def __init__(self, environment: Mapping[str, str], *, timeout_s: float = TIMEOUT_S) -> None:
@@ -67,7 +67,7 @@ class SlurmCommands:
         self._turns = asyncio.Semaphore(CONCURRENT_MAX)
 
     def check_installed(self, name: str) -> None:
-        """Nothing, if that command is there.
+        """Raise if that command is not installed.
 
         Raises:
             MooringsError: ``slurm.missing``.
@@ -76,7 +76,7 @@ class SlurmCommands:
             raise _missing(name, "it is not on PATH")
 
     async def ask(self, argv: Sequence[str]) -> bytes:
-        """What the command writes to stdout.
+        """Run a command and return its stdout.
 
         Raises:
             MooringsError: ``slurm.missing``, ``slurm.unavailable``, ``slurm.job_unknown``, ``slurm.denied``,
@@ -88,7 +88,7 @@ class SlurmCommands:
         return answer.output
 
     async def run(self, argv: Sequence[str]) -> CommandResult:
-        """What came of the command, whatever its exit code.
+        """Run a command and return its result, for any exit code.
 
         Raises:
             MooringsError: ``slurm.missing``, ``slurm.unavailable`` (it took too long), ``slurm.unreadable`` (it wrote
@@ -102,7 +102,7 @@ class SlurmCommands:
                     stdout=asyncio.subprocess.PIPE,
                     stderr=asyncio.subprocess.PIPE,
                     env=self.environment,
-                    start_new_session=True,  # so that all of it can be ended
+                    start_new_session=True,  # so that its whole process group can be ended
                 )
             except OSError as error:
                 raise _missing(argv[0], error.strerror or repr(error)) from error
@@ -136,14 +136,14 @@ def _missing(name: str, why: str) -> MooringsError:
 
 
 def build_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables a command gets: the way to Slurm, and what makes its answers the same everywhere."""
+    """Return the variables of a command: those needed to reach Slurm, and fixed ones for uniform output."""
     found = {name: environment[name] for name in _HANDED_ON if environment.get(name)}
     found.setdefault("PATH", os.defpath)
     return {**found, "LC_ALL": "C.UTF-8", "TZ": "UTC", "SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "64"}
 
 
 def parse_error(argv: Sequence[str], answer: CommandResult) -> MooringsError:
-    """The error that a failed command means."""
+    """Return the error for a failed command."""
     told = " ".join(answer.complaint.split()) or f"exit code {answer.code}"
     detail = f"{' '.join(argv[:2])}: {told[:TOLD_CHARS_MAX]}"
     if _UNKNOWN_JOB.search(told):
@@ -162,7 +162,7 @@ async def _bounded(work: Awaitable[T], limit_s: float) -> T:
 
 
 async def _read(stream: asyncio.StreamReader, bytes_max: int, *, enough: bool = False) -> bytes:
-    """The first ``bytes_max`` bytes; with ``enough`` the rest is left, else it is read and forgotten."""
+    """Return the first ``bytes_max`` bytes. With ``enough`` the rest is not read, else it is read and discarded."""
     found = bytearray()
     while chunk := await stream.read(1 << 16):
         found += chunk[: bytes_max - len(found)]
@@ -172,11 +172,11 @@ async def _read(stream: asyncio.StreamReader, bytes_max: int, *, enough: bool = 
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """See that nothing of it runs any more, and that asyncio sees so: it waits for the pipes to be empty, too."""
+    """End the command's whole process group, and let asyncio see the end: it also waits for empty pipes."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(TimeoutError):  # somebody who left the process group may hold a pipe open
+    with contextlib.suppress(TimeoutError):  # a process outside the group may hold a pipe open
         async with asyncio.timeout(END_S):
             for stream in (process.stdout, process.stderr):
                 if stream is not None:

@@ -1,8 +1,9 @@
-"""What is said to Slurm's commands and what they answer: ``build_*`` gives an argument list, ``parse_*`` a value.
+"""Commands to Slurm and their output: ``build_*`` returns an argument list, ``parse_*`` a value.
 
-Explicit text formats, the same on 22.05, 24.11 and 26.05 (``tests/unit/slurm/recordings`` has the answers of each).
-Whose text is in an answer decides its form: jobs are listed in columns of fixed width (``listings``), for users write
-in them; licenses, reservations, nodes and the configuration hold only an admin's words and are read as ``Key=Value``.
+The text formats are explicit and the same on 22.05, 24.11 and 26.05 (``tests/unit/slurm/recordings`` has the output of
+each). The author of the text decides the format. Job listings hold text of users, so they have columns of fixed width
+(``listings``). Licenses, reservations, nodes and the configuration hold text of admins only: they are read as
+``Key=Value``.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from moorings.core.instants import SECOND, Timestamp
 from moorings.core.quantities import parse_duration_s
 from moorings.slurm.listings import FixedColumn, build_format, cut_rows, is_whole, parse_rows, read_row, value_or_empty
 
-LICENSE = "ipu"  # what is counted; its untracked twins, which gate, are `ipu_1`, `ipu_2`, ...
-GATE = "moorings_gate"  # keeps the reservation from being empty, which Slurm refuses
+LICENSE = "ipu"  # the counted license; its untracked twins `ipu_1`, `ipu_2`, ... are the gate
+GATE = "moorings_gate"  # keeps the reservation from being empty: Slurm refuses an empty one
 RESERVATION = "moorings"
-STEPPED_MAX = 10_000  # tasks of an array, listed in one word of a command (at most 128 KiB)
+STEPPED_MAX = 10_000  # tasks of an array, listed in one argument (at most 128 KiB)
 
 _NONCE = re.compile(r"[0-9a-f]{16}")
 _ORDER = re.compile(
     r"moorings:1 nonce=([0-9a-f]{16}) ipus=([0-9]{1,6}) gcds=([0-9]{1,6}) replicas=([0-9]{1,9})"
     r"(?: preemptible=((?:B:)?[A-Z][A-Z0-9]{1,9}))?(?=\s|$)"
 )
-# Whole, or not believed: the column may have cut it.
+# Only a whole value counts: the column may have cut it.
 _ASKED = re.compile(r" asked=([0-9]{1,9})@([0-9]{10}),([0-9]{10})")
-_NOTE = " -- "  # what follows is ours to write over
+_NOTE = " -- "  # we may overwrite the text after it
 _LICENSE = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _STEPPED = re.compile(r"([0-9]{1,10})-([0-9]{1,10}):([1-9][0-9]{0,9})")
@@ -42,10 +43,10 @@ _SETTING = re.compile(r"([A-Za-z0-9_/]+(?:\[[0-9]+\])?)\s+= ?(.*)")
 
 
 class SlurmJobPhase(StrEnum):
-    """What a job's state means for what it holds."""
+    """What a job holds in a state."""
 
-    WAITING = "waiting"  # in the queue: nothing is held, and it may still start
-    LIVE = "live"  # it holds its allocation, or may: a state that no list has is LIVE, for what is released is lost
+    WAITING = "waiting"  # in the queue: it holds nothing and may still start
+    LIVE = "live"  # it holds its allocation, or may; an unknown state is LIVE, because a release cannot be undone
     ENDED = "ended"  # it holds nothing and never will again
 
 
@@ -58,11 +59,11 @@ _ENDED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmittedOptions:
-    """What a job asked for when it was submitted, as only ``job_submit`` and admins can have written it.
+    """The options of a job at submission; only ``job_submit`` and admins can write them.
 
     Attributes:
-        signal: what warns it before it makes room, in the words of ``--signal``: ``USR1`` its steps, ``B:USR1`` its
-            batch script; empty: it is never asked to make room.
+        signal: the warning before the job yields, as in ``--signal``: ``USR1`` for its steps, ``B:USR1`` for its batch
+            script; empty: the job is never asked to yield.
     """
 
     nonce: str
@@ -74,11 +75,11 @@ class SubmittedOptions:
 
 @dataclass(frozen=True, slots=True)
 class YieldNotice:
-    """That a start of a job was asked to make room, as the agent noted it beside the order.
+    """A request to yield, sent to one start of a job; the agent records it beside the submitted options.
 
     Attributes:
-        restarts: which start.
-        requeue_at: when it is put back into the queue, if it has not gone by then; whole seconds.
+        restarts: the start, by its restart count.
+        requeue_at: when the agent requeues the job if it has not ended by then; whole seconds.
         since: since when the job has its place in the controller's queue; whole seconds.
     """
 
@@ -89,28 +90,28 @@ class YieldNotice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """One job, or the waiting rest of an array, as Slurm knows it now.
+    """One job, or the pending rest of an array, as Slurm lists it now.
 
     Attributes:
-        job_id: Slurm's own, also for a task of an array; the waiting rest of an array has the array's.
-        array_job: the array it is of; None: it is no array's.
-        array_tasks: which of the array: ``3``, or ``5-9%2`` or ``1-9:2`` for the rest that waits; may be cut with
+        job_id: Slurm's own, also for a task of an array; the pending rest of an array has the array's.
+        array_job: the job's array; None: it is not part of one.
+        array_tasks: the tasks of the array: ``3``, or ``5-9%2`` or ``1-9:2`` for the pending rest; may be cut with
             ``...``.
-        het_job: the first component of the heterogeneous job it is of; ``het_offset`` is its place there.
-        state: Slurm's word; ``phase`` is what it means.
-        account: whose it says it is; a user can say any, where Slurm does not enforce associations.
-        submitted: changes at a requeue; ``eligible``: from when on it may start.
-        ends: for a live job, when its time limit is up (None: never).
+        het_job: the first component of its heterogeneous job; ``het_offset`` is its place there.
+        state: Slurm's word; ``phase`` is its meaning.
+        account: the account that the job names; a user can name any where Slurm does not enforce associations.
+        submitted: changes at a requeue; ``eligible``: the earliest start.
+        ends: for a live job, the end of its time limit (None: never).
         limit_s: its time limit; None: none.
         nodes: folded, as ``n[1-3]``; ``nodes_whole``: it was not cut.
-        restarts: how often it was requeued.
+        restarts: number of requeues.
         status: exit code and signal.
-        licenses: what it takes, as far as it could be shown.
-        order: what ``job_submit`` recorded; None: no job of ours.
-        asked: that it was asked to make room, in this start or an earlier one; None: never.
-        note: what stands behind that for people, cut at the end of the column.
-        note_is_ours: whether it may be written over; an admin's own words may not.
-        comment: the user's; ``name`` too. Never believe them.
+        licenses: its licenses, as far as the column shows them.
+        order: the options that ``job_submit`` recorded; None: not a job with accelerators.
+        asked: the request to yield, in this start or an earlier one; None: never.
+        note: the text for people behind that, cut at the end of the column.
+        note_is_ours: whether we may overwrite it; an admin's own words stay.
+        comment: the user's; ``name`` too. Never trust them.
     """
 
     job_id: int
@@ -148,35 +149,35 @@ class JobRecord:
 
     @property
     def target(self) -> str:
-        """How a command names it alone; the number of an array's last started task means the whole array."""
+        """Return the job's name in a command. The id of an array's last started task means the whole array."""
         tasks = _list_tasks(self.array_tasks)
-        if not tasks or self.is_cut_array:  # only the whole array can be named
+        if not tasks or self.is_cut_array:  # only the whole array has a name
             return str(self.job_id)
         return f"{self.array_job}_{tasks}" if tasks.isdecimal() else f"{self.array_job}_[{tasks}]"
 
     @property
     def is_cut_array(self) -> bool:
-        """Whether it is the rest of an array that cannot be named: Slurm has cut the list, or it would be too long."""
+        """Whether it is the rest of an array without a name: Slurm has cut the list, or it would be too long."""
         return self.array_tasks.endswith("...") or len(_stepped(self.array_tasks)) > STEPPED_MAX
 
 
 def _stepped(array_tasks: str) -> range:
-    """The tasks of ``1-5:2``: Slurm shows them so where all are equally far apart; else none."""
+    """Return the tasks of ``1-5:2``, Slurm's form for tasks at equal steps; else none."""
     found = _STEPPED.fullmatch(array_tasks.partition("%")[0])
     return range(int(found[1]), int(found[2]) + 1, int(found[3])) if found else range(0)
 
 
 def _list_tasks(array_tasks: str) -> str:
-    """``1,3,5`` for ``1-5:2%4``: of commands only sbatch takes steps (22.05 to 26.05)."""
+    """Return ``1,3,5`` for ``1-5:2%4``: of all commands only sbatch accepts steps (22.05 to 26.05)."""
     return ",".join(map(str, _stepped(array_tasks)[:STEPPED_MAX])) or array_tasks.partition("%")[0]
 
 
 def build_admin_comment(order: SubmittedOptions, asked: YieldNotice | None = None, note: str = "") -> str:
-    """The AdminComment that records an order; ``job_submit`` writes the same, without what comes later.
+    """Return the AdminComment of a job; ``job_submit`` writes the same, without ``asked`` and ``note``.
 
     Args:
-        order: what was asked for.
-        asked: that the job was asked to make room.
+        order: the submitted options.
+        asked: the request to yield.
         note: for people, in one line.
     """
     assert _NONCE.fullmatch(order.nonce), order.nonce
@@ -188,17 +189,17 @@ def build_admin_comment(order: SubmittedOptions, asked: YieldNotice | None = Non
 
 
 def build_comment_update(job: int | str, order: SubmittedOptions, asked: YieldNotice | None, note: str) -> list[str]:
-    """Writes what ``build_order`` gives into a job's AdminComment."""
+    """Write the text of ``build_admin_comment`` into a job's AdminComment."""
     return ["scontrol", "update", f"jobid={_target(job)}", f"admincomment={build_admin_comment(order, asked, note)}"]
 
 
 def build_allow_requeue(job: int | str) -> list[str]:
-    """Lets a batch job be requeued, whatever it or somebody after it said."""
+    """Allow requeue of a batch job, whatever was set before."""
     return ["scontrol", "update", f"jobid={_target(job)}", "requeue=1"]
 
 
 def parse_options(comment: str) -> SubmittedOptions | None:
-    """The order in an AdminComment; others may have written behind it. None: there is none."""
+    """Return the options in an AdminComment; text may follow them. None: there are none."""
     found = _ORDER.match(comment)
     if found is None:
         return None
@@ -209,7 +210,7 @@ def parse_options(comment: str) -> SubmittedOptions | None:
 
 
 def parse_yield_notice(comment: str) -> YieldNotice | None:
-    """What stands behind an order of the job having been asked to make room; None: it was not."""
+    """Return the request to yield behind the options; None: there is none."""
     order = _ORDER.match(comment)
     found = _ASKED.match(comment, order.end()) if order is not None else None
     if found is None:
@@ -218,7 +219,7 @@ def parse_yield_notice(comment: str) -> YieldNotice | None:
 
 
 def parse_note(comment: str) -> tuple[str, bool]:
-    """What stands in an AdminComment for people, and whether it may be written over: an admin's own words may not."""
+    """Return an AdminComment's text for people, and whether we may overwrite it: an admin's own words stay."""
     order = _ORDER.match(comment)
     if order is None:
         return "", not value_or_empty(comment)
@@ -255,7 +256,7 @@ _JOB = (
     FixedColumn("batch", "BatchFlag", 4),
     FixedColumn("status", "exit_code", 12),
     FixedColumn("licenses", "Licenses", 256),
-    FixedColumn("order", "admin_comment", 128),  # `AdminComment` is no field of squeue's
+    FixedColumn("order", "admin_comment", 128),  # squeue has no field `AdminComment`
     FixedColumn("comment", "Comment", 128),
     FixedColumn("name", "Name", 64),
 )
@@ -265,13 +266,13 @@ _WIDTH = {column.name: column.width for column in _JOB}
 def build_jobs(
     *, license_name: str | None = None, jobs: Sequence[int] = (), user: int | None = None, ended: bool = True
 ) -> list[str]:
-    """Lists jobs, everybody's; the filters are squeue's own, and together.
+    """List the jobs of all users; the filters are squeue's own and combine.
 
     Args:
-        license_name: only those that take this license.
-        jobs: only these; an id that Slurm does not know is an error if it is the only one.
+        license_name: only jobs with this license.
+        jobs: only these; an unknown id is an error if it is the only one.
         user: only this uid's.
-        ended: also those that ended within ``MinJobAge`` (5 minutes, as Slurm comes).
+        ended: also jobs that ended within ``MinJobAge`` (Slurm's default: 5 minutes).
     """
     argv = ["squeue", "--noheader", "--all", f"--Format={build_format(_JOB)}"]
     argv += ["--states=all"] if ended else []
@@ -281,11 +282,11 @@ def build_jobs(
 
 
 def parse_jobs(answer: bytes, *, accounts: bool = True) -> list[JobRecord]:
-    """The jobs that ``build_jobs`` lists; times are UTC, for ``commands`` asks in that zone.
+    """Return the jobs in the output of ``build_jobs``; times are UTC, because ``commands`` sets that zone.
 
     Args:
-        answer: what squeue wrote.
-        accounts: whether accounts are to be believed; if not, no job has one.
+        answer: squeue's output.
+        accounts: whether accounts can be trusted; if not, no job has one.
 
     Raises:
         MooringsError: ``slurm.unreadable``.
@@ -294,17 +295,17 @@ def parse_jobs(answer: bytes, *, accounts: bool = True) -> list[JobRecord]:
 
 
 class JobListParser:
-    """Reads one list of jobs after the other; a record that stays the same, to the byte, is read once.
+    """Parses one job list after the other; a record that stays the same, byte for byte, is parsed once.
 
-    Of a long queue nearly all do, from one second to the next.
+    In a long queue nearly all records stay the same from one second to the next.
     """
 
     def __init__(self) -> None:
         self._known: dict[bytes, JobRecord] = {}
-        self._accounts = False  # whether those of ``_known`` were believed
+        self._accounts = False  # whether those of ``_known`` were trusted
 
     def parse(self, answer: bytes, *, accounts: bool) -> list[JobRecord]:
-        """As ``parse_jobs``."""
+        """Like ``parse_jobs``."""
         known = self._known if accounts == self._accounts else {}
         rows = cut_rows(answer, _JOB, source="squeue")
         self._known = {row: known.get(row) or _job(read_row(row, _JOB), accounts=accounts) for row in rows}
@@ -313,7 +314,7 @@ class JobListParser:
 
 
 def phase_of(state: str) -> SlurmJobPhase:
-    """What a state means; one that no release had so far counts as live."""
+    """Return the meaning of a state; an unknown one counts as live."""
     if state in _WAITING:
         return SlurmJobPhase.WAITING
     return SlurmJobPhase.ENDED if state in _ENDED else SlurmJobPhase.LIVE
@@ -364,12 +365,12 @@ def _job(row: Mapping[str, str], *, accounts: bool) -> JobRecord:
 def _licenses(text: str) -> dict[str, int]:
     parts = re.split("[,;]", value_or_empty(text))
     if not is_whole(text, _WIDTH["licenses"]):
-        parts = parts[:-1]  # the last may be cut in its number
+        parts = parts[:-1]  # the last one's number may be cut
     return dict(parse_license_list(",".join(parts)))
 
 
 def _status(text: str) -> tuple[int, int]:
-    """Exit code and signal: ``3:0``, or, as 22.05 has it, the status of wait(2)."""
+    """Return exit code and signal, from ``3:0`` or, on 22.05, the status of wait(2)."""
     found = _STATUS.fullmatch(text)
     if found is None:
         raise ValueError(f"status {text[:20]!r}")
@@ -383,7 +384,7 @@ def _number(text: str) -> int | None:
 
 
 def parse_instant(text: str) -> Timestamp | None:
-    """A time that squeue or sacct tells, which is UTC here; None: there is none, or none that can be meant."""
+    """Return a time of squeue or sacct, which is UTC here; None: there is none, or none in range."""
     if not value_or_empty(text):
         return None
     try:
@@ -406,26 +407,26 @@ def _target(job: int | str) -> str:
 
 
 def build_cancel(job: int | str, *, signal: str | None = None, batch_only: bool = False) -> list[str]:
-    """Cancels a job, or sends it a signal (``TERM``); an id that is unknown is no error.
+    """Cancel a job, or send it a signal (``TERM``); an unknown id is not an error.
 
-    Here and below a job is its number, or its ``target`` where of an array only that one is meant.
+    Here and below a job is its id, or its ``target`` for one part of an array.
     """
     flags = [f"--signal={_checked(_SIGNAL, signal)}"] if signal is not None else []
     return ["scancel", *flags, *(["--batch"] if batch_only else []), _target(job)]
 
 
 def build_requeue(job: int | str, *, hold: bool = False) -> list[str]:
-    """Puts a running batch job back into the queue; with ``hold`` it stays there until it is released."""
+    """Requeue a running batch job; with ``hold`` it stays in the queue until it is released."""
     return ["scontrol", "requeuehold" if hold else "requeue", _target(job)]
 
 
 def build_hold(job: int) -> list[str]:
-    """Keeps a waiting job from starting."""
+    """Keep a pending job from starting."""
     return ["scontrol", "hold", str(int(job))]
 
 
 def build_release(job: int) -> list[str]:
-    """Lets a held job start."""
+    """Let a held job start."""
     return ["scontrol", "release", str(int(job))]
 
 
@@ -434,7 +435,7 @@ def build_release(job: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class License:
-    """A license's numbers: ``free`` ones are neither used by jobs nor reserved."""
+    """The counts of a license; ``free`` ones are neither in use by jobs nor reserved."""
 
     total: int
     used: int
@@ -442,7 +443,7 @@ class License:
 
     @property
     def free(self) -> int:
-        """How many a job could take now; negative if too many are reserved."""
+        """Return how many a job could take now; negative if too many are reserved."""
         return self.total - self.used - self.reserved
 
 
@@ -457,24 +458,24 @@ class LicenseReservation:
 
 
 def parse_license_list(text: str) -> Iterator[tuple[str, int]]:
-    """Names and counts in ``ipu_1:64,other``; 26.05 has ``;`` in places where releases before it had ``,``."""
+    """Return names and counts in ``ipu_1:64,other``; 26.05 writes some ``;`` where earlier releases wrote ``,``."""
     for part in filter(None, re.split("[,;]", value_or_empty(text))):
         name, _, count = part.partition(":")
         yield name, int(count) if count.isdecimal() and count.isascii() else 1
 
 
 def build_license_list(licenses: Mapping[str, int]) -> str:
-    """``ipu_1:64,moorings_gate:1``; those of which none are meant are left out, for 26.05 refuses a count of 0."""
+    """Return ``ipu_1:64,moorings_gate:1`` without licenses of count 0, because 26.05 refuses them."""
     return ",".join(f"{_checked(_LICENSE, name)}:{int(count)}" for name, count in licenses.items() if count > 0)
 
 
 def build_licenses() -> list[str]:
-    """Lists the licenses."""
+    """List the licenses."""
     return ["scontrol", "show", "licenses", "--oneliner"]
 
 
 def parse_licenses(answer: bytes) -> dict[str, License]:
-    """The licenses by name; those of other clusters' servers (``Remote=yes``) too.
+    """Return the licenses by name, also those of remote servers (``Remote=yes``).
 
     Raises:
         MooringsError: ``slurm.unreadable``.
@@ -492,40 +493,40 @@ def parse_licenses(answer: bytes) -> dict[str, License]:
 
 
 def build_create_reservation(name: str, licenses: Mapping[str, int]) -> list[str]:
-    """Makes a reservation over licenses alone, for root, from now on and (as Slurm stores it) for 365 days."""
+    """Create a reservation of licenses alone, for root, from now for 365 days (Slurm's maximum)."""
     times = ["starttime=now", "duration=infinite", "user=root", "flags=any_nodes,ignore_jobs"]
     named = f"reservationname={_checked(_NAME, name)}"
     return ["scontrol", "create", "reservation", named, *times, f"licenses={build_license_list(licenses)}"]
 
 
 def build_update_reservation(name: str, licenses: Mapping[str, int]) -> list[str]:
-    """Changes what a reservation holds.
+    """Change the licenses of a reservation.
 
-    Never with a license that Slurm does not know, or more than its total: a change that is *refused* opens the gate, on
-    22.05, 24.11 and 26.05 alike. The reservation is shown as it was, and ``Reserved`` of its licenses is 0 until the
-    next change that is taken. Look at ``parse_licenses`` for what is kept, not at the reservation.
+    Never name a license that Slurm does not know, or more than its total: a *refused* change opens the gate, on 22.05,
+    24.11 and 26.05 alike. Slurm still shows the reservation as before, but ``Reserved`` of its licenses is 0 until the
+    next accepted change. Read the reserved counts from ``parse_licenses``, not from the reservation.
     """
     named = f"reservationname={_checked(_NAME, name)}"
     return ["scontrol", "update", named, f"licenses={build_license_list(licenses)}"]
 
 
 def build_renew_reservation(name: str) -> list[str]:
-    """Lets a reservation last for 365 days from now on: ``duration`` counts from its start, and is 365 at most."""
+    """Extend a reservation to 365 days from now: ``duration`` counts from its start, and is 365 days at most."""
     return ["scontrol", "update", f"reservationname={_checked(_NAME, name)}", "endtime=now+365days"]
 
 
 def build_delete_reservation(name: str) -> list[str]:
-    """Removes a reservation."""
+    """Remove a reservation."""
     return ["scontrol", "delete", f"reservationname={_checked(_NAME, name)}"]
 
 
 def build_reservations() -> list[str]:
-    """Lists all reservations: asked for by name, one that is missing is told like an error."""
+    """List all reservations; when asked for one by name, Slurm reports a missing one as an error."""
     return ["scontrol", "show", "reservation", "--oneliner"]
 
 
 def parse_reservations(answer: bytes) -> dict[str, LicenseReservation]:
-    """The reservations by name.
+    """Return the reservations by name.
 
     Raises:
         MooringsError: ``slurm.unreadable``.
@@ -550,7 +551,7 @@ def parse_reservations(answer: bytes) -> dict[str, LicenseReservation]:
 
 @dataclass(frozen=True, slots=True)
 class SinfoNode:
-    """A node; ``version`` is its slurmd's, empty before it has told."""
+    """A node; ``version`` is its slurmd's, empty until slurmd has reported it."""
 
     name: str
     host: str
@@ -569,12 +570,12 @@ _NODE = (
 
 
 def build_nodes() -> list[str]:
-    """Lists the nodes, one a line."""
+    """List the nodes, one a line."""
     return ["sinfo", "--noheader", "--all", "--Node", f"--Format={build_format(_NODE)}"]
 
 
 def parse_nodes(answer: bytes) -> list[SinfoNode]:
-    """The nodes, each once (sinfo tells one for each of its partitions).
+    """Return the nodes, each once (sinfo lists a node once for each of its partitions).
 
     Raises:
         MooringsError: ``slurm.unreadable``.
@@ -587,12 +588,12 @@ def parse_nodes(answer: bytes) -> list[SinfoNode]:
 
 
 def build_drain(nodes: Sequence[str], why: str) -> list[str]:
-    """Lets no more jobs start on nodes; ``why`` is for people, in one line."""
+    """Drain nodes; ``why`` is for people, in one line."""
     return ["scontrol", "update", f"nodename={join_names(nodes)}", "state=drain", f"reason={why}"]
 
 
 def join_names(nodes: Sequence[str]) -> str:
-    """Nodes as one argument.
+    """Return nodes as one argument.
 
     Raises:
         MooringsError: ``name.invalid``.
@@ -601,26 +602,26 @@ def join_names(nodes: Sequence[str]) -> str:
 
 
 def build_config() -> list[str]:
-    """Shows the configuration that slurmctld runs with."""
+    """Show slurmctld's running configuration."""
     return ["scontrol", "show", "config"]
 
 
 def parse_config(answer: bytes) -> dict[str, str]:
-    """The settings by Slurm's names; what is not set is empty."""
+    """Return the settings by Slurm's names; an unset one is empty."""
     return {
         found[1]: value_or_empty(found[2].strip()) for line in _lines(answer) if (found := _SETTING.fullmatch(line))
     }
 
 
 def build_history(job: int) -> list[str]:
-    """Shows an ended job in the accounting: one line, without any word of the user's."""
+    """Show an ended job in the accounting: one line, without text of the user."""
     fields = "JobIDRaw,State,ExitCode,Submit,Start,End"
     return ["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={int(job)}", f"--format={fields}"]
 
 
 @dataclass(frozen=True, slots=True)
 class AccountedJob:
-    """What the accounting knows of a job."""
+    """A job's accounting record."""
 
     job_id: int
     state: str
@@ -630,7 +631,7 @@ class AccountedJob:
 
 
 def parse_history(answer: bytes) -> list[AccountedJob]:
-    """The jobs that ``build_history`` shows; none where there is no accounting of it.
+    """Return the jobs in the output of ``build_history``; none without accounting of the job.
 
     Raises:
         MooringsError: ``slurm.unreadable``.
@@ -651,7 +652,7 @@ def _lines(answer: bytes) -> list[str]:
 
 
 def _entries(line: str) -> dict[str, str]:
-    """``Key=Value`` pairs; the first of a key counts, for what an admin wrote freely stands at the end."""
+    """Return ``Key=Value`` pairs. The first of a key counts, because free text of admins stands at the end."""
     found: dict[str, str] = {}
     for entry in _ENTRY.finditer(line):
         found.setdefault(entry[1], entry[2])
@@ -659,7 +660,7 @@ def _entries(line: str) -> dict[str, str]:
 
 
 def _checked(form: re.Pattern[str], text: str | None) -> str:
-    """``text``, which goes into an argument list.
+    """Return ``text`` after a check, for an argument list.
 
     Raises:
         MooringsError: ``name.invalid``.

@@ -1,9 +1,9 @@
-"""Tables of Slurm's commands with columns of fixed width, so that nothing a user wrote can look like another record.
+"""Tables of Slurm's commands with columns of fixed width, so that text of a user cannot look like another record.
 
-Job names, comments and (without accounting) account names may hold any character, line ends too: ``scontrol show job
--o`` and ``squeue -o '%i|%j'`` can be made to print records that do not exist. ``squeue -O 'Name:64|'`` cuts and pads by
-bytes, on 22.05, 24.11 and 26.05 alike, so each record is as long as the others and a field is found by its place. JSON
-was refused: it ignores filters, and changes its shape with the release.
+Job names, comments and (without accounting) account names may hold any character, also line ends. ``scontrol show job
+-o`` and ``squeue -o '%i|%j'`` can therefore print records that do not exist. ``squeue -O 'Name:64|'`` cuts and pads by
+bytes, on 22.05, 24.11 and 26.05 alike, so all records have one length and each field has a fixed place. JSON
+was refused: it ignores filters and changes its shape between releases.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SPAN = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 @dataclass(frozen=True, slots=True)
 class FixedColumn:
-    """One column: our name, Slurm's, and its width in bytes."""
+    """A column: our name, Slurm's, and its width in bytes."""
 
     name: str
     field: str
@@ -36,27 +36,27 @@ class FixedColumn:
 
 
 def build_format(columns: Sequence[FixedColumn]) -> str:
-    """The value of ``-O`` for these columns."""
+    """Return the value of ``-O`` for these columns."""
     return ",".join(f"{column.field}:{column.width}{_SEPARATOR}" for column in columns)
 
 
 def parse_rows(answer: bytes, columns: Sequence[FixedColumn], *, source: str) -> Iterator[dict[str, str]]:
-    """Each record's fields (``read_row``) by our names.
+    """Yield each record's fields (``read_row``) by our names.
 
     Args:
-        answer: what the command wrote.
-        columns: those it was asked for.
+        answer: the command's output.
+        columns: the columns in the request.
         source: the command's name, for messages.
 
     Raises:
-        MooringsError: ``slurm.unreadable``; no record is given out before all of them have been looked at.
+        MooringsError: ``slurm.unreadable``; no record is yielded before all are checked.
     """
     for row in cut_rows(answer, columns, source=source):
         yield read_row(row, columns)
 
 
 def cut_rows(answer: bytes, columns: Sequence[FixedColumn], *, source: str) -> list[bytes]:
-    """The records, each in the form asked for; arguments and errors are those of ``parse_rows``."""
+    """Return the records after a check of their form; arguments and errors are those of ``parse_rows``."""
     record = _record(tuple(columns))
     if len(answer) % record.size:
         _raise_unreadable(source, f"wrote {len(answer)} bytes, which is no multiple of {record.size}")
@@ -68,7 +68,7 @@ def cut_rows(answer: bytes, columns: Sequence[FixedColumn], *, source: str) -> l
 
 
 def read_row(row: bytes, columns: Sequence[FixedColumn]) -> dict[str, str]:
-    """The fields of one record, by our names, without the blanks that pad them."""
+    """Return the fields of one record by our names, without padding."""
     texts = _record(tuple(columns)).unpack(row)[::2]
     names = (column.name for column in columns)
     return {name: text.decode("utf-8", "replace").rstrip(" ") for name, text in zip(names, texts, strict=False)}
@@ -80,26 +80,26 @@ def _record(columns: tuple[FixedColumn, ...]) -> struct.Struct:
 
 
 def value_or_empty(text: str) -> str:
-    """``text``, or nothing where Slurm says in one of its ways that there is nothing."""
+    """Return ``text``, or an empty string for one of Slurm's words for nothing."""
     return "" if text in _NOTHING else text
 
 
 def is_whole(text: str, width: int) -> bool:
-    """Whether a field was not cut: one that fills its column may have been."""
+    """Whether a field was not cut: a field that fills its column may be cut."""
     return len(text.encode()) < width
 
 
 def join_first(names: Iterable[object]) -> str:
-    """Names for a sentence: the first few, and how many more there are."""
+    """Return the first few names for a sentence, and the count of the rest."""
     shown = [str(name) for name in names]
     return ", ".join(shown[:SHOWN_MAX]) + (f" and {len(shown) - SHOWN_MAX} more" if len(shown) > SHOWN_MAX else "")
 
 
 def expand_hostlist(folded: str, hosts_max: int = HOSTS_MAX) -> tuple[str, ...]:
-    """The hosts of a list as Slurm folds it: ``n[1-2,05],gpu1`` are ``n1 n2 n05 gpu1``.
+    """Return the hosts of a folded list: ``n[1-2,05],gpu1`` are ``n1 n2 n05 gpu1``.
 
     Raises:
-        MooringsError: ``slurm.unreadable``: no such list, or more hosts than ``hosts_max``.
+        MooringsError: ``slurm.unreadable``: not a list of hosts, or more than ``hosts_max``.
     """
     found: list[str] = []
     for part in _parts(folded):
@@ -108,7 +108,7 @@ def expand_hostlist(folded: str, hosts_max: int = HOSTS_MAX) -> tuple[str, ...]:
 
 
 def _parts(folded: str) -> Iterator[str]:
-    """The parts between commas that stand outside of brackets."""
+    """Yield the parts between commas outside of brackets."""
     depth, begun = 0, ""
     for char in folded:
         depth += (char == "[") - (char == "]")

@@ -1,7 +1,7 @@
-"""Munge credentials, by which the agent and the nodes know each other: who made a message, and that it is fresh.
+"""Munge credentials, which authenticate the agent and the nodes to each other and show that a message is fresh.
 
-Through ``libmunge.so.2``, which is wherever Slurm's ``auth/munge`` is. Its command ``munge`` was refused: two processes
-a message, and one that a site need not have installed.
+``libmunge.so.2`` is present wherever Slurm's ``auth/munge`` is. The command ``munge`` was refused: it costs two
+processes a message, and a site need not have it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from moorings.core.errors import MooringsError
 LIBRARY = "libmunge.so.2"
 CREDENTIAL_BYTES_MAX = 1 << 20  # munged refuses a larger message
 
-# munge.h: enum munge_opt and enum munge_err, which its ABI keeps
+# munge.h: enum munge_opt and enum munge_err; stable in its ABI
 _OPTION_SOCKET = 8
 _OPTION_UID_RESTRICTION = 9
 _SUCCESS = 0
-_UNAVAILABLE = frozenset({1, 5, 6, 7})  # SNAFU, NO_MEMORY, SOCKET, TIMEOUT: munged or the machine, not the credential
+_UNAVAILABLE = frozenset({1, 5, 6, 7})  # SNAFU, NO_MEMORY, SOCKET, TIMEOUT: munged or machine, not credential
 _VOID = ctypes.c_void_p
 _INT = ctypes.c_int
 _UID = ctypes.c_uint32
@@ -27,11 +27,11 @@ _UID = ctypes.c_uint32
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """What a credential says.
+    """The content of a credential.
 
     Attributes:
         payload: the message.
-        uid: the effective user id of the process that made it, as the munged of its machine saw it.
+        uid: the effective user id of its maker, as seen by the munged of that machine.
         gid: its effective group id.
     """
 
@@ -42,22 +42,24 @@ class Credential:
 
 @dataclass(frozen=True, slots=True)
 class Munge:
-    """Makes and reads credentials. Both calls block (milliseconds; seconds while munged is away) and may be threaded.
+    """Encodes and decodes credentials, also from threads. Both calls block.
+
+    They take milliseconds, and seconds while munged is down.
 
     Attributes:
         socket: munged's socket; empty: libmunge's own default.
-        library: what is given to the loader, which honours ``LD_LIBRARY_PATH`` for a name without a folder.
+        library: name for the loader; it searches ``LD_LIBRARY_PATH`` for a name without a folder.
     """
 
     socket: str = ""
     library: str = LIBRARY
 
     def encode(self, payload: bytes, *, for_uid: int | None = None) -> str:
-        """A credential of ``payload``: one line of ASCII.
+        """Return a credential of ``payload``: one line of ASCII.
 
         Args:
             payload: the message.
-            for_uid: the one user who may decode it; None: anybody with the site's key.
+            for_uid: the only user allowed to decode it; None: anyone with the site's key.
 
         Raises:
             MooringsError: ``munge.unavailable``; ``munge.invalid``: the payload is too large.
@@ -77,11 +79,11 @@ class Munge:
             library.munge_ctx_destroy(context)
 
     def decode(self, credential: str) -> Credential:
-        """What ``credential`` says.
+        """Return the content of ``credential``.
 
         Raises:
-            MooringsError: ``munge.unavailable``; ``munge.invalid``: it is no credential of this site, is for another
-                user, has expired, or was decoded before.
+            MooringsError: ``munge.unavailable``; ``munge.invalid``: not a credential of this site, for another user,
+                expired, or decoded before.
         """
         if "\0" in credential or not credential.isascii() or len(credential) > CREDENTIAL_BYTES_MAX:
             raise _invalid("it is no credential")
@@ -97,7 +99,7 @@ class Munge:
                 ctypes.byref(uid),
                 ctypes.byref(gid),
             )
-            if code != _SUCCESS:  # an expired or replayed one is decoded all the same: it counts for nothing here
+            if code != _SUCCESS:  # munge also decodes an expired or replayed one: it is invalid here
                 raise _failure(library, code)
             text = ctypes.string_at(payload.value, length.value) if payload.value else b""
             return Credential(text, uid.value, gid.value)
@@ -124,7 +126,7 @@ def _load(name: str) -> ctypes.CDLL:
     library.munge_ctx_create.argtypes = []
     library.munge_ctx_destroy.restype = None
     library.munge_ctx_destroy.argtypes = [_VOID]
-    library.munge_ctx_set.argtypes = [_VOID, _INT]  # what follows is variadic
+    library.munge_ctx_set.argtypes = [_VOID, _INT]  # the rest is variadic
     library.munge_encode.argtypes = [_VOID, _VOID, ctypes.c_char_p, _INT]
     library.munge_decode.argtypes = [ctypes.c_char_p, _VOID, _VOID, _VOID, _VOID, _VOID]
     library.munge_strerror.restype = ctypes.c_char_p

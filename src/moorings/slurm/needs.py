@@ -1,8 +1,8 @@
-"""What IPU jobs need of nodes, and what jobs without IPUs leave them there.
+"""Node requirements of IPU jobs, and the CPUs that jobs without IPUs leave.
 
-Slurm says ``Licenses`` of a job also when its nodes are taken, for it looks at licenses first. Asked every few seconds,
-in narrow tables, while IPU jobs wait; the two tables one right after the other, for what one knows of a node is taken
-from what the other does.
+Slurm checks licenses first, so it says ``Licenses`` of a job also when its nodes are taken. While IPU jobs wait, both
+tables are listed every few seconds, in narrow columns. They are listed one right after the other, because the counts of
+one are subtracted from the other.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _NOT_SHARED = ("NO", "EXCLUSIVE")
 
 @dataclass(frozen=True, slots=True)
 class JobNodeRequirements:
-    """What a job asks of nodes.
+    """A job's requirements of nodes.
 
     Attributes:
-        required: the nodes that it named; none: any would do, or the list was cut.
-        cpus: how many in all, at least; None: Slurm did not say.
-        nodes_max: on how many nodes at most; None: Slurm did not say.
-        words: all that Slurm says of it, to see that it has changed.
+        required: the nodes in its request; none: any node will do, or the list was cut.
+        cpus: minimum number of CPUs in all; None: Slurm did not say.
+        nodes_max: maximum number of nodes; None: Slurm did not say.
+        words: the whole text of Slurm, to detect a change.
     """
 
     required: tuple[str, ...]
@@ -55,12 +55,12 @@ class JobNodeRequirements:
 
 @dataclass(frozen=True, slots=True)
 class NodeRequirements:
-    """What the IPU jobs need.
+    """The requirements of all IPU jobs.
 
     Attributes:
-        jobs: by number.
-        left: by node, the CPUs that IPU jobs have there or could get; a node that is away or drained has none. Nodes of
-            which that is not known are missing.
+        jobs: by job id.
+        left: by node, the CPUs that IPU jobs have there or could get; 0 for a node that is down or drained. Nodes with
+            an unknown count are missing.
     """
 
     jobs: Mapping[int, JobNodeRequirements] = field(default_factory=dict)
@@ -68,17 +68,17 @@ class NodeRequirements:
 
 
 def build_needs() -> list[str]:
-    """Lists what each IPU job that has not ended needs, and where it runs."""
+    """List the requirements of each IPU job that has not ended, and its nodes."""
     return ["squeue", "--noheader", "--all", f"--licenses={LICENSE}", f"--Format={build_format(_NEEDS)}"]
 
 
 def build_cpus() -> list[str]:
-    """Lists the nodes' CPUs."""
+    """List the nodes' CPUs."""
     return ["sinfo", "--noheader", "--all", "--Node", f"--Format={build_format(_CPUS)}"]
 
 
 def parse_needs(jobs: bytes, cpus: bytes) -> NodeRequirements:
-    """What the two list.
+    """Return the requirements in the output of both commands.
 
     Raises:
         MooringsError: ``slurm.unreadable``.
@@ -97,12 +97,12 @@ def parse_needs(jobs: bytes, cpus: bytes) -> NodeRequirements:
             is_known = False
             continue
         for node in expand_hostlist(value_or_empty(nodes)):
-            ours[node] += job.cpus  # of several nodes all on each: rather too many, for then nothing is withheld
+            ours[node] += job.cpus  # all on each of several nodes: a count too high only means that nothing is withheld
     return NodeRequirements(needs, _cpus_left(cpus, ours) if is_known else {})
 
 
 def _cpus_left(cpus: bytes, ours: Mapping[str, int]) -> dict[str, int]:
-    """By node, its CPUs but for those of jobs without IPUs. Where jobs may share a CPU, counts say nothing."""
+    """Return the CPUs of each node without those of jobs without IPUs; a node with shared CPUs has no count."""
     left: dict[str, int] = {}
     unknown = set()
     for row in parse_rows(cpus, _CPUS, source="sinfo"):

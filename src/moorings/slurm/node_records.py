@@ -1,4 +1,4 @@
-"""Nodes as ``scontrol`` shows them: ``sinfo`` does not tell when a slurmd was started."""
+"""Nodes as ``scontrol`` shows them, because ``sinfo`` does not show the start time of a slurmd."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from moorings.core.instants import Timestamp
 from moorings.slurm.formats import join_names, parse_instant
 from moorings.slurm.listings import value_or_empty
 
-# The words of a reason are an admin's; they stand at the end of a line, so the first of a field counts.
+# A reason is an admin's text at the end of a line, so the first of each field counts.
 _FIELD = re.compile(r"(?:^| )(NodeName|NodeHostName|State|AvailableFeatures|SlurmdStartTime)=(\S*)")
 _REASON = re.compile(r" Reason=(.*)")
 _OFF = (
@@ -26,11 +26,11 @@ class NodeRecord:
 
     Attributes:
         name: its NodeName.
-        host: the name of its machine.
+        host: its machine's name.
         state: as ``IDLE``, ``MIXED+DRAIN`` or ``DOWN*+DRAIN``.
-        reason: why it is drained or down, with who said so.
-        features: those that slurm.conf gives it.
-        started: when its slurmd was started, by the node's clock, in whole seconds; None: slurmctld has not been told.
+        reason: why it is drained or down, and the author.
+        features: its features in slurm.conf.
+        started: start time of its slurmd by the node's clock, in whole seconds; None: slurmctld does not know it.
     """
 
     name: str
@@ -42,27 +42,27 @@ class NodeRecord:
 
     @property
     def names(self) -> frozenset[str]:
-        """All that its slurmd may call it: NodeName, the name of its machine, and both without their domain."""
+        """Return all names its slurmd may use: NodeName, its machine's name, and both without their domain."""
         return frozenset({self.name, self.host, self.name.partition(".")[0], self.host.partition(".")[0]})
 
     @property
     def is_drained(self) -> bool:
-        """Whether it gets no new jobs until somebody takes it back."""
+        """Whether it gets no new jobs until an admin resumes it."""
         return "DRAIN" in self.state
 
     @property
     def is_off(self) -> bool:
-        """Whether it is switched off to save power, or about to be switched on or off."""
+        """Whether it is powered off to save power, or about to be powered off or on."""
         return any(word in self.state for word in _OFF)
 
 
 def build_show_nodes() -> list[str]:
-    """Shows all nodes, one a line."""
+    """Show all nodes, one a line."""
     return ["scontrol", "show", "node", "--oneliner"]
 
 
 def parse_show_nodes(answer: bytes) -> list[NodeRecord]:
-    """The nodes.
+    """Return the nodes.
 
     Raises:
         MooringsError: ``slurm.unreadable``.
@@ -79,7 +79,7 @@ def parse_show_nodes(answer: bytes) -> list[NodeRecord]:
             name, features = fields["NodeName"], value_or_empty(fields["AvailableFeatures"])
             record = NodeRecord(
                 name=name,
-                host=fields.get("NodeHostName", name),  # one in the cloud has none while it is off
+                host=fields.get("NodeHostName", name),  # a cloud node has none while it is off
                 state=fields["State"],
                 reason=reason[1].strip() if reason else "",
                 features=tuple(filter(None, features.split(","))),
@@ -94,7 +94,7 @@ def parse_show_nodes(answer: bytes) -> list[NodeRecord]:
 
 
 def build_undrain(nodes: Sequence[str]) -> list[str]:
-    """Takes nodes back that were drained; one that is down stays down.
+    """Undrain nodes; a node that is down stays down.
 
     Raises:
         MooringsError: ``name.invalid``.

@@ -1,7 +1,7 @@
-"""Slurm's own text files, read for what its commands do not tell: ``slurm.conf`` and ``plugstack.conf``.
+"""Reads Slurm's own text files for facts its commands do not show: ``slurm.conf`` and ``plugstack.conf``.
 
-``scontrol show config`` is the truth where it answers. It does not on a site that still names ``select/vipu``, which no
-stock Slurm can load, and it says nothing of plugstack files. Nothing here ever writes one.
+``scontrol show config`` is the truth where it works. It does not work on a site that still names ``select/vipu``,
+because no stock Slurm can load that plugin, and it does not show plugstack files. This module never writes one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _OF_LISTS = ("nodename", "partitionname", "nodeset", "downnodes", "frontendname"
 
 
 def parse_slurm_conf(text: str) -> dict[str, str]:
-    """The plain settings of a ``slurm.conf``, by their names in lower case; the last of a name counts.
+    """Return the plain settings of a ``slurm.conf``, by names in lower case; the last of a name counts.
 
     Lines about nodes and partitions are left out; ``Include`` is not followed.
     """
@@ -30,13 +30,13 @@ def parse_slurm_conf(text: str) -> dict[str, str]:
 
 
 def included_files(text: str, folder: str) -> list[str]:
-    """The patterns of files that a ``plugstack.conf`` takes in; one that is not absolute counts from ``folder``."""
+    """Return the file patterns that a ``plugstack.conf`` includes; a relative one is resolved against ``folder``."""
     lines = (line.split() for line in _lines(text))
     return [str(PurePosixPath(folder) / words[1]) for words in lines if words[0].lower() == "include" and words[1:]]
 
 
 def plugstack_includes(text: str, path: str, folder: str) -> bool:
-    """Whether a ``plugstack.conf`` takes the file ``path`` (absolute) in; ``folder`` is where it lies itself."""
+    """Whether a ``plugstack.conf`` in ``folder`` includes the file ``path`` (absolute)."""
     return any(
         PurePosixPath(pattern).parent == PurePosixPath(path).parent and fnmatch.fnmatchcase(path, pattern)
         for pattern in included_files(text, folder)
@@ -44,7 +44,7 @@ def plugstack_includes(text: str, path: str, folder: str) -> bool:
 
 
 def plugstack_lines(text: str, name: str) -> list[tuple[str, dict[str, str]]]:
-    """Path and arguments, for each line that loads the plugin whose file is called ``name``."""
+    """Return path and arguments of each line that loads the plugin file ``name``."""
     found = []
     for line in _lines(text):
         words = line.split()

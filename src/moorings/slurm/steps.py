@@ -1,7 +1,7 @@
-"""What Slurm says of jobs' steps, and of the nodes of jobs and steps where a list cuts them.
+"""Steps of jobs, and the nodes of jobs and steps where a list is cut.
 
-Asked seldom: of a job whose steps want the same GCDs, of jobs with a node that has not asked for its partition, and
-of the one in a thousand that has more nodes than a list shows.
+These commands run seldom: for a job whose steps request the same GCDs, for jobs with a node that has not requested its
+partition, and for the one job in a thousand with more nodes than a list shows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from moorings.core.errors import MooringsError
 from moorings.slurm.listings import FixedColumn, build_format, expand_hostlist, is_whole, parse_rows, value_or_empty
 
-_NUMBER = re.compile(r"([0-9]{1,10})(\+|$)")  # 7, and 7+1 of a step of several programs
+_NUMBER = re.compile(r"([0-9]{1,10})(\+|$)")  # 7, and 7+1 for a step of several programs
 _BATCH = "batch"
 _STEP = (
     FixedColumn("job_id", "JobID", 12),
@@ -26,12 +26,12 @@ _NODES_OF_JOB = (FixedColumn("job_id", "JobID", 12), FixedColumn("nodes", "NodeL
 
 @dataclass(frozen=True, slots=True)
 class TaskStep:
-    """A step that runs tasks.
+    """A step with tasks.
 
     Attributes:
-        job_id: of its job.
+        job_id: its job.
         number: in the job; None: the batch script.
-        nodes: where it runs; none, if the list of them was cut: ask with ``build_nodes_of``.
+        nodes: its nodes; none if their list was cut: use ``build_nodelist``.
     """
 
     job_id: int
@@ -40,15 +40,15 @@ class TaskStep:
 
 
 def build_steps(jobs: Iterable[int]) -> list[str]:
-    """Lists the steps of jobs that have not ended."""
+    """List the steps of jobs that have not ended."""
     which = f"--jobs={','.join(str(int(job)) for job in jobs)}"
     return ["squeue", "--noheader", "--all", "--steps", which, f"--Format={build_format(_STEP)}"]
 
 
 def parse_steps(answer: bytes) -> list[TaskStep]:
-    """The steps that run tasks: neither the shell of salloc, nor the ones in which Slurm keeps processes from outside.
+    """Return the steps with tasks: neither salloc's shell, nor Slurm's steps for outside processes.
 
-    Of an array's first task those of all its tasks are listed.
+    For an array's first task, Slurm lists the steps of all its tasks.
 
     Raises:
         MooringsError: ``slurm.unreadable``.
@@ -65,7 +65,7 @@ def parse_steps(answer: bytes) -> list[TaskStep]:
 
 
 def build_nodelist(job: int, step: int | None = None) -> list[str]:
-    """Lists the nodes of a job, or of a step of it."""
+    """List the nodes of a job, or of one of its steps."""
     if step is None:
         return ["squeue", "--noheader", "--all", f"--jobs={int(job)}", f"--Format={build_format(_NODES_OF_JOB)}"]
     which = f"--steps={int(job)}.{int(step)}"
@@ -73,7 +73,7 @@ def build_nodelist(job: int, step: int | None = None) -> list[str]:
 
 
 def parse_nodes_of(answer: bytes, job: int, step: int | None = None) -> tuple[str, ...]:
-    """The nodes, in Slurm's order: the first task is on the first; none: Slurm does not know it.
+    """Return the nodes in Slurm's order, with the first task on the first; none: Slurm does not know the job.
 
     Raises:
         MooringsError: ``slurm.unreadable``.

@@ -1,9 +1,9 @@
-# The batch script of a run, after the lines that name: attempt (its folder), tasks, cpus, limit, warn, grace (seconds;
+# The batch script of a run, after the lines that set: attempt (its folder), tasks, cpus, limit, warn, grace (seconds;
 # empty: none), warn_signal. POSIX shell: a node needs neither Python nor anything of Moorings.
 #
-# It claims the attempt, starts the tasks as one step, stops them for the first reason there is (a task failed, somebody
-# asked, its time is over, Slurm ends the job) with TERM, the grace period and KILL, and writes down which it was.
-# Everything else about the end stands in files of the tasks, or is Slurm's to say.
+# It claims the attempt and starts the tasks as one step. It stops them for the first reason to come (a task failed, a
+# cancel, the time limit, Slurm ends the job) with TERM, the grace period and KILL, and records that reason.
+# Everything else about the end is in files of the tasks, or comes from Slurm.
 usual=$(umask)
 umask 077
 cd "$attempt" || exit 1
@@ -19,7 +19,7 @@ trap 'over=1' ALRM
 trap 'killing=1' VTALRM
 trap ':' WINCH
 
-# The job that begins first has the attempt, should it ever have been submitted twice. `ln` is atomic on NFS, too.
+# If the attempt was submitted twice, the job that begins first gets it. `ln` is atomic on NFS, too.
 echo "$SLURM_JOB_ID" > "claim.$SLURM_JOB_ID"
 ln "claim.$SLURM_JOB_ID" claimed 2> /dev/null
 rm -f "claim.$SLURM_JOB_ID"
@@ -29,11 +29,11 @@ if [ "$owner" != "$SLURM_JOB_ID" ]; then
     exit 0
 fi
 
-finish() { # why it was stopped
+finish() { # reason of the stop
     printf 'restart=%s\nstop=%s\n' "$restart" "$1" > done.draft && mv -f done.draft done
 }
 
-# Requeued after its end: nothing is done twice.
+# Requeued after its end: do nothing twice.
 [ -e end.json ] && exit 0
 if [ -e done ]; then
     grep -q '^stop=slurm$' done || exit 0
@@ -46,7 +46,7 @@ if [ -e cancel ]; then
     exit 0
 fi
 
-later() { # seconds, signal: what this shell gets then
+later() { # seconds, signal for this shell
     (
         trap 'kill "$nap" 2> /dev/null; exit' TERM
         sleep "$1" & nap=$!
@@ -55,7 +55,7 @@ later() { # seconds, signal: what this shell gets then
     timers="$timers $!"
 }
 
-again() { # seconds: a look now and then, as a signal between a look and `wait` wakes nobody
+again() { # seconds: wake up regularly, because a signal between a check and `wait` is not noticed
     (
         trap 'kill "$nap" 2> /dev/null; exit' TERM
         while :; do
@@ -78,7 +78,7 @@ act() {
     fi
     [ -n "$stop" ] || return
     if [ -z "$ended" ]; then
-        if [ "$stop" = slurm ]; then ended=1 # Slurm tells the tasks itself
+        if [ "$stop" = slurm ]; then ended=1 # Slurm signals the tasks itself
         elif scancel --signal=TERM "$SLURM_JOB_ID"; then
             ended=1
             later "$grace" VTALRM
@@ -87,8 +87,8 @@ act() {
     [ -z "$killing" ] || scancel --signal=KILL "$step"
 }
 
-# srun tells on stderr of each task that does not end well, at once. The tasks' own output goes to their logs, which they
-# open themselves: Slurm would write "STEP CANCELLED" into it.
+# srun reports each failed task on stderr, at once. The tasks open their logs themselves: Slurm would write
+# "STEP CANCELLED" into their output.
 {
     (
         umask "$usual"
@@ -120,8 +120,8 @@ left_alone() { # whether every task ended by itself
     [ "$n_left" -eq "$tasks" ]
 }
 
-# Who was asked to make room and leaves with another code than 0 goes on later. By what the agent noted of the job this is
-# told from the warning before a time limit.
+# A job that ends with a code other than 0 after a request to yield resumes later. The agent's record of the request
+# tells it from the warning before a time limit.
 must_yield() {
     case $(squeue --noheader --jobs="$SLURM_JOB_ID" --Format=admin_comment:200) in
     *" asked=$restart@"*) ;;
@@ -134,7 +134,7 @@ case $stop in
         finish slurm
         if scontrol requeue "$SLURM_JOB_ID"; then
             kill $timers 2> /dev/null
-            while [ -z "$slurm" ]; do # Slurm ends us now
+            while [ -z "$slurm" ]; do # Slurm ends this script now
                 sleep 1 & wait "$!"
             done
             exit 1
@@ -143,8 +143,8 @@ case $stop in
     ;;
 esac
 
-# Where Slurm ends a job (requeue, node down) the tasks may be gone before this shell hears of it, and (24.11) before
-# Slurm itself says so: it is asked, if a signal ended one after a moment.
+# If Slurm ends a job (requeue, node down) the tasks may be gone before this shell gets a signal, and (24.11) before
+# Slurm itself says so. So if a signal ended a task, wait a moment, then ask Slurm.
 case $stop in
 '' | failed)
     left_alone || { sleep 1 & wait "$!"; }

@@ -1,8 +1,8 @@
 """The engine ``slurm``, as the controller sees it.
 
-Nothing is remembered here that is not in the runs' folders or in Slurm: an engine made anew finds what the old one
-left. That a run is submitted once rests on three things: the door of its folder, a look for its job by its comment
-after an answer was lost, and the script, which claims its attempt before it starts anything.
+All its state is in the runs' folders or in Slurm, so a new engine continues from there. Three things make sure that a
+run is submitted once: the lock (``door``) of its folder, a search for its job by comment after a lost answer, and the
+script, which claims its attempt before it starts anything.
 """
 
 from __future__ import annotations
@@ -61,28 +61,28 @@ from moorings.workloads.runs import RunId, RunPhase, RunStatus
 
 log = logging.getLogger("moorings.slurm.engine")
 
-LOCK_WAIT_S = 30.0  # a submission may take as long as sbatch is given
+LOCK_WAIT_S = 30.0  # a submission may take the timeout of sbatch
 DOOR_POLL_S = 0.05
 CHANGED_S = 1.0
-SETTLE_S = 2.0  # a node's last words may come after Slurm's: NFS
-STUCK_S = 60.0  # beyond its grace period a run that is to stop is given to Slurm
+SETTLE_S = 2.0  # the node's last files may arrive after Slurm's end of the job: NFS
+STUCK_S = 60.0  # after its grace period and this, Slurm ends a run that must stop
 STOP = "USR2"
 
 
 class StartFence(Protocol):
-    """Which controller may start runs in a folder: the one that began to lead last."""
+    """Which controller may start runs in a folder: the latest leader."""
 
     def set(self, epoch: Epoch, wait_s: float) -> None:
-        """From now on nothing is started under an earlier epoch."""
+        """Refuse starts under an earlier epoch from now on."""
         ...
 
     def passed(self, epoch: Epoch, wait_s: float) -> AbstractContextManager[None]:
-        """Nobody begins to lead until the end of the block; raises if another leads by now."""
+        """Keep other controllers from becoming leader until the end of the block; raise if another leads already."""
         ...
 
 
 class UserJobs:
-    """Our user's jobs, as Slurm told them at one moment."""
+    """Our user's jobs, as Slurm listed them at one moment."""
 
     def __init__(self, jobs: Sequence[JobRecord]) -> None:
         self.by_id = {job.job_id: job for job in jobs}
@@ -91,24 +91,24 @@ class UserJobs:
             self.by_comment.setdefault(job.comment, []).append(job)
 
     def of(self, run: RunId, attempt: SlurmAttempt, facts: SlurmAttemptState) -> JobRecord | None:
-        """The job of an attempt; None: there is none. Ids come again after a crash of slurmctld, comments do not."""
+        """Return the job of an attempt; None: there is none. After a crash slurmctld reuses ids, but not comments."""
         jobs = self.by_comment.get(comment_of(run, attempt.number), ())
         return next((job for job in jobs if facts.job in (None, job.job_id)), None)
 
     def has_another(self, facts: SlurmAttemptState) -> bool:
-        """Whether the id of an attempt's job, which is not there, is another's by now."""
+        """Whether another job has the id of an attempt's missing job."""
         return facts.job in self.by_id
 
 
 class SlurmEngine:
-    """Runs jobs as batch jobs of a Slurm cluster, as the user this process runs as.
+    """Runs jobs as batch jobs of a Slurm cluster, as the user of this process.
 
     Args:
-        settings: the cluster, and where jobs go in it.
+        settings: the cluster, and the target of jobs in it.
         slurm: its commands.
-        clock: the time of ends that nobody recorded, and waiting.
-        fence: of ``settings.folder``.
-        read: reads logs (file, prefix of each line) to their ends, or on until it is told that nothing will be added.
+        clock: for waiting, and for ends without a recorded time.
+        fence: the fence of ``settings.folder``.
+        read: reads logs (file, prefix of each line) to their ends, or follows them until they are complete.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class SlurmEngine:
         return str(job)
 
     async def _submitted(self, folder: SlurmRunFolder, order: RunSubmission) -> int:
-        """The job of this order or of a later one; with the door held."""
+        """Return the job of this submission or a later one; the caller holds the door."""
         held = await asyncio.to_thread(folder.newest)
         if held is not None:
             facts = await asyncio.to_thread(held.facts)
@@ -180,7 +180,7 @@ class SlurmEngine:
             try:
                 answer = await self._slurm.ask(build_submit(order, self._settings.place_of(job.project), attempt.path))
             except MooringsError as error:
-                if not error.retryable:  # Slurm has not taken it
+                if not error.retryable:  # Slurm refused it
                     (attempt.path / "asked").unlink(missing_ok=True)
                 raise explain_refusal(error, self._settings.place_of(job.project)) or _of_engine(error) from error
             number = parse_submit(answer)
@@ -193,7 +193,7 @@ class SlurmEngine:
     @asynccontextmanager
     async def _at_door(self, folder: SlurmRunFolder, order: RunSubmission) -> AsyncIterator[None]:
         give_up = time.monotonic() + LOCK_WAIT_S
-        # Not waited for in a thread: a crowd there would keep whoever holds the door from getting one.
+        # Not waited for in a thread: with a crowd of them the holder of the door would get none.
         while (door := await asyncio.to_thread(folder.take_door)) is None:
             if time.monotonic() >= give_up:
                 raise unavailable_error(f"run {order.run}: another controller is at it")
@@ -214,12 +214,12 @@ class SlurmEngine:
             except MooringsError as error:
                 log.warning("slurm.unseen", extra={"code": error.code, "detail": error.detail})
                 away = f"Slurm cannot be asked: {error.detail}"
-            found = await asyncio.to_thread(self._survey, runs)  # what is said of an end must not be older than that
+            found = await asyncio.to_thread(self._survey, runs)  # news of an end must not be older
         seen = [await self._sighting(run, *found[run], listing) for run in runs]
         return [replace(one, reason=away) if one.phase is RunPhase.UNKNOWN and away else one for one in seen]
 
     def _survey(self, runs: Sequence[RunId]) -> dict[RunId, tuple[SlurmAttempt | None, SlurmAttemptState | None]]:
-        """The newest attempt of each run with what its folder says; no facts: it cannot be read."""
+        """Return the newest attempt of each run and its folder's state; no state: the folder cannot be read."""
         found: dict[RunId, tuple[SlurmAttempt | None, SlurmAttemptState | None]] = {}
         for run in runs:
             folder = SlurmRunFolder.of(self._folder, run)
@@ -260,7 +260,7 @@ class SlurmEngine:
     async def _conclude(
         self, run: RunId, attempt: SlurmAttempt, facts: SlurmAttemptState, job: JobRecord | JobEnd | None
     ) -> RunStatus:
-        """Write down how a run ended."""
+        """Record how a run ended."""
         end = JobEnd(job.job_id, job.state, job.ends) if isinstance(job, JobRecord) else job
         now = self._clock.now()
         if facts.claimed and not has_ended(facts) and facts.done is None:
@@ -285,17 +285,19 @@ class SlurmEngine:
     async def _look_into_the_past(
         self, run: RunId, attempt: SlurmAttempt, facts: SlurmAttemptState, *, known: bool
     ) -> RunStatus:
-        """A job that Slurm does not list: it ended long ago, or was lost. One listing proves nothing.
+        """Return the status of a job that Slurm does not list: it ended long ago, or was lost.
+
+        One listing proves nothing.
 
         Args:
-            run: whose.
-            attempt: its newest.
-            facts: what that folder says.
-            known: the accounting may know it: its id has not been given to another job.
+            run: its run.
+            attempt: the newest attempt.
+            facts: the state in its folder.
+            known: whether the accounting may know it: no other job has its id.
         """
         assert facts.job is not None
         lost = self._missing.again(run, self._clock.now())
-        with contextlib.suppress(MooringsError):  # there is no accounting, or it is away
+        with contextlib.suppress(MooringsError):  # there is no accounting, or it is down
             for past in parse_history(await self._slurm.ask(build_history(facts.job))) if known else ():
                 if past.job_id == facts.job and past.ended is not None:
                     return await self._conclude(run, attempt, facts, JobEnd(past.job_id, past.state, past.ended))
@@ -305,7 +307,7 @@ class SlurmEngine:
         return RunStatus(run, RunPhase.UNKNOWN)
 
     async def _list(self) -> UserJobs:
-        """Our user's jobs.
+        """Return our user's jobs.
 
         Raises:
             MooringsError: ``slurm.*``.
@@ -337,7 +339,7 @@ class SlurmEngine:
         raise rejected_error(f"run {run} yields when Slurm says so")
 
     async def _stop(self, run: RunId, attempt: SlurmAttempt, facts: SlurmAttemptState, listing: UserJobs) -> None:
-        """Have the script stop the tasks, where there is one that does; all else is Slurm's to end."""
+        """Have the script stop its tasks, if it runs; all else is left to Slurm."""
         ours = listing.of(run, attempt, facts)
         jobs = {job.job_id: job for job in listing.by_comment.get(comment_of(run, attempt.number), ())}
         if ours is not None:
@@ -351,7 +353,7 @@ class SlurmEngine:
                 await self._slurm.ask(build_cancel(job.job_id))
 
     async def saved_at(self, folder: str) -> Timestamp | None:
-        return None  # its scheduler decides who has to yield
+        return None  # Slurm decides which run yields
 
     async def signal(self, run: RunId, signal_name: str) -> None:
         name = signal_of(signal_name)
@@ -366,7 +368,7 @@ class SlurmEngine:
     # -- output --------------------------------------------------------------------------------------------------------
 
     async def logs(self, run: RunId, *, task: int | None, follow: bool) -> AsyncIterator[bytes]:
-        """The output of a run's newest attempt; nothing, at once, of a run that was never submitted.
+        """Yield the output of a run's newest attempt; nothing, at once, for a run that was never submitted.
 
         Raises:
             MooringsError: ``engine.rejected``, ``engine.unavailable``.
@@ -377,7 +379,7 @@ class SlurmEngine:
         if facts is None:
             raise unavailable_error(f"run {run} cannot be looked at now")
         files = log_files_of_tasks(run, facts.asked.tasks, task, attempt.log)
-        # The folder is looked at often, Slurm is not.
+        # The folder is read often, Slurm is asked seldom.
         is_over = rate_limited(lambda: self._is_over(run), self._clock, CHANGED_S)
 
         async def ended() -> bool:
@@ -394,7 +396,7 @@ class SlurmEngine:
         await wait_for_change(self._news, self._clock, CHANGED_S)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to close."""
 
 
 def _own_name() -> str:
@@ -415,7 +417,7 @@ def _as_unavailable(what: str) -> Iterator[None]:
 
 
 def _of_engine(error: MooringsError) -> MooringsError:
-    """What an error of Slurm's means for a run."""
+    """Return the engine's error for an error of Slurm."""
     if not error.code.startswith("slurm."):
         return error
     if error.code in ("slurm.refused", "slurm.denied"):

@@ -1,7 +1,7 @@
-"""Which runs' folders may go for their age.
+"""Which runs' folders are old enough to delete.
 
-A run has ended here if that stands in its folder, or if Slurm was never asked for it or never began it and nothing was
-written there for as long.
+A run has ended if its folder says so, or if Slurm was never asked for it or never began it and nothing was written
+there for as long.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from moorings.workloads.runs import RunId
 
 @contextlib.contextmanager
 def hold_ended(runs: Path, run: RunId, before: Timestamp) -> Iterator[bool]:
-    """Hold a run's door, so that it is not submitted; yields whether it ended before an instant.
+    """Lock a run's door against submission; yield whether the run ended before a time.
 
     Raises:
         OSError: its folder cannot be read or written.
@@ -45,5 +45,5 @@ def _ended_before(folder: SlurmRunFolder, before: Timestamp) -> bool:
         return facts.end.ended_at is not None and facts.end.ended_at < before
     if facts is not None and facts.job is not None:
         return False
-    touched = newest.path if newest is not None else folder.path / "door"  # where that is not, it is no run's folder
+    touched = newest.path if newest is not None else folder.path / "door"  # without that file it is not a run's folder
     return touched.stat().st_mtime < before / SECOND

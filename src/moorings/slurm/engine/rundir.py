@@ -1,26 +1,26 @@
-"""A run's folder, which controller and nodes share; made by the controller, 0700.
+"""A run's folder, shared by controller and nodes; the controller makes it, 0700.
 
 ::
 
     <run id>/
-        door                   lock: held by a controller that submits
+        door                   lock: held by the submitting controller
         <attempt>/
-            batch.sh task.sh environment    what runs, and what it is given
-            order.json         what was asked, of which anything is needed later
+            batch.sh task.sh environment    the scripts, and the tasks' variables
+            order.json         the submitted job, as far as it is needed later
             asked              sbatch was, or is about to be, called
-            job                the job's id, as sbatch told it
-            cancel             why it is to stop; the first reason stays
-            claimed            the id of the job that began: its word counts if there are two
+            job                the job's id, from sbatch
+            cancel             why it must stop; the first reason stays
+            claimed            the id of the job that began; of two jobs only this one counts
             began.<restart>    the first task began
             tasks/<rank>       a task's exit code; ``<rank>.why``: why it could not be started
-            done               the script's last word: restart, and why it stopped the tasks
+            done               the script's last record: restart, and why it stopped the tasks
             logs/<rank>.log    output
-            job.log step.log   what Slurm and srun had to say of the script, and of the tasks
+            job.log step.log   output of Slurm and srun about the script, and about the tasks
             srun               srun's exit code
-            end.json           how it ended; ours, and the last word
+            end.json           how it ended; ours, and final
 
-Files of the nodes are small, and made whole or not believed. Times are those of the files: one clock for all nodes, the
-file server's. Each look opens the folder anew, so that NFS asks its server.
+Files of the nodes are small, and an incomplete one does not count. Times are those of the files: one clock for all
+nodes, the file server's. Each read opens the folder again, so that NFS asks its server.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _DONE = re.compile(r"restart=([0-9]{1,9})\nstop=([a-z]{1,10})\n")
 
 @dataclass(frozen=True, slots=True)
 class SubmittedSlurmJob:
-    """What was asked of Slurm, as far as it is needed later."""
+    """The submitted job, as far as it is needed later."""
 
     tasks: int
     grace_s: float
@@ -56,7 +56,7 @@ class SubmittedSlurmJob:
 
 @dataclass(frozen=True, slots=True)
 class ScriptEnd:
-    """The batch script's last word: in which start of the job, and why it stopped the tasks (``none``: it did not)."""
+    """The batch script's last record: start of the job, and reason to stop the tasks (``none``: it did not)."""
 
     restart: int
     stop: str
@@ -65,7 +65,7 @@ class ScriptEnd:
 
 @dataclass(frozen=True, slots=True)
 class TaskEnd:
-    """How a task ended: exit code, when, and why it could not be started, if so."""
+    """How a task ended: exit code, time, and the reason if it could not start."""
 
     code: int
     at: Timestamp
@@ -74,18 +74,18 @@ class TaskEnd:
 
 @dataclass(frozen=True, slots=True)
 class SlurmAttemptState:
-    """What an attempt's folder says.
+    """The state in an attempt's folder.
 
     Attributes:
-        asked: what was asked.
+        asked: the submitted job.
         submitting: sbatch was called, or is about to be.
-        job: the job that has the attempt; None: that is not known.
+        job: the attempt's job; None: unknown.
         claimed: its script has begun.
-        cancel: why it is to stop; None: nobody wants that.
+        cancel: why it must stop; None: it need not.
         cancelled_at: since when.
-        began: when the first task began, by start of the job.
-        done: the script's last word.
-        end: how the attempt ended; the last word.
+        began: when the first task began, by restart count of the job.
+        done: the script's last record.
+        end: how the attempt ended; final.
     """
 
     asked: SubmittedSlurmJob
@@ -100,16 +100,16 @@ class SlurmAttemptState:
 
 
 class SlurmRunFolder(RunFolder["SlurmAttempt"]):
-    """One run's folder; need not exist."""
+    """One run's folder; it need not exist."""
 
     ids = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
     def attempt(self, number: int) -> SlurmAttempt:
-        """That attempt."""
+        """Return that attempt."""
         return SlurmAttempt(self.path / str(number), number)
 
     def take_door(self) -> int | None:
-        """A descriptor that holds the door, the folder made if it was not there; None: another holds it.
+        """Return a descriptor with the door's lock, in a folder made if missing; None: another process has the lock.
 
         Raises:
             OSError: the folder cannot be written.
@@ -131,10 +131,10 @@ class SlurmAttempt(AttemptFolder):
     """One attempt of a run."""
 
     def facts(self) -> SlurmAttemptState:
-        """What the folder says now.
+        """Return the folder's state now.
 
         Raises:
-            OSError, ValueError: it cannot be read, or holds what nobody of ours wrote.
+            OSError, ValueError: it cannot be read, or holds foreign data.
         """
         names = _names(self.path)
         claimed = _integer(self.path / "claimed") if "claimed" in names else None
@@ -152,7 +152,7 @@ class SlurmAttempt(AttemptFolder):
         )
 
     def tasks(self, asked: SubmittedSlurmJob) -> tuple[TaskEnd | None, ...]:
-        """How each task of the last start ended, by rank.
+        """Return how each task of the last start ended, by rank.
 
         Raises:
             OSError: the folder cannot be read.
@@ -165,11 +165,11 @@ class SlurmAttempt(AttemptFolder):
         return tuple(_task(folder, str(rank), names) if str(rank) in names else None for rank in range(asked.tasks))
 
     def complaint(self) -> str:
-        """The last line that Slurm had to say of the tasks, else of the script; empty: there is none."""
+        """Return the last line of srun's output for the tasks, else of the script's; empty: there is none."""
         return _last_line(self.path / "step.log") or _last_line(self.path / "job.log")
 
     def save_order(self, asked: SubmittedSlurmJob, files: Mapping[str, bytes]) -> None:
-        """Write what the nodes read, then that this attempt was ordered."""
+        """Write the files for the nodes, then the record that this attempt was submitted."""
         self.path.mkdir(mode=0o700, exist_ok=True)
         (self.path / "logs").mkdir(mode=0o700, exist_ok=True)
         for name, content in files.items():
@@ -188,7 +188,7 @@ def _names(folder: Path) -> frozenset[str]:
 def _task(folder: Path, name: str, names: frozenset[str]) -> TaskEnd | None:
     text = _text(folder / name).strip()
     if not text.isdecimal():
-        return None  # it was killed while it wrote
+        return None  # it was killed while writing
     why = _text(folder / f"{name}.why").strip() if f"{name}.why" in names else ""
     return TaskEnd(int(text), _at(folder / name), why)
 
@@ -211,6 +211,6 @@ def _integer(path: Path) -> int | None:
 
 
 def _text(path: Path) -> str:
-    # The job may have put a pipe or a link in its place: neither wait for it nor follow it.
+    # The job may have replaced it by a pipe or a link: do not wait for one or follow one.
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
         return file.read(TEXT_BYTES_MAX).decode("utf-8", "surrogateescape")

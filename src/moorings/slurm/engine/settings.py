@@ -1,4 +1,4 @@
-"""What an admin says of the cluster that runs are submitted to: the table ``[slurm]`` of the controller's settings."""
+"""An admin's settings of the cluster for runs: the table ``[slurm]`` of the controller's settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LISTS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}(,[A-Za-z0-9][A-Za-z0-9._-]
 
 @dataclass(frozen=True, slots=True)
 class SubmitTarget:
-    """Where in Slurm a job goes; empty: Slurm's own default."""
+    """Where a job goes in Slurm; empty: Slurm's own default."""
 
     account: str = ""
     partition: str = ""
@@ -28,11 +28,12 @@ class SlurmEngineSettings:
     """The cluster.
 
     Attributes:
-        folder: of the runs; controller and nodes see it under this path, and the controller's user may write there.
-        conf: slurm.conf of the cluster; None: where Slurm's commands look for it.
-        usual: where jobs go.
-        projects: where those of a project go, whatever differs from ``usual``. A project that is not named has the
-            account of its name, the project ``default`` the user's own.
+        folder: the runs' folder; controller and nodes see it under this path, and the controller's user can write
+            there.
+        conf: the cluster's slurm.conf; None: the default of Slurm's commands.
+        usual: the default target of jobs.
+        projects: the target of a project's jobs, where it differs from ``usual``. The account of a project not listed
+            is the project's name; for the project ``default`` it is the user's own.
     """
 
     folder: Path
@@ -42,7 +43,7 @@ class SlurmEngineSettings:
 
     @classmethod
     def read(cls, table: TomlTable) -> SlurmEngineSettings:
-        """The settings of a table ``[slurm]``.
+        """Return the settings of a table ``[slurm]``.
 
         Raises:
             MooringsError: with the table's code, naming file and line.
@@ -61,7 +62,7 @@ class SlurmEngineSettings:
         return cls(Path(folder), Path(conf) if conf is not None else None, usual, projects)
 
     def place_of(self, project: str) -> SubmitTarget:
-        """Where the jobs of a project go."""
+        """Return the target of a project's jobs."""
         if project in self.projects:
             return self.projects[project]
         account = self.usual.account or ("" if project == "default" else project)

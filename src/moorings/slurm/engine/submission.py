@@ -1,7 +1,7 @@
-"""What Slurm is told of a run: sbatch's words, the scripts and the file that the tasks read. Pure.
+"""A run's submission to Slurm: sbatch's arguments, the scripts and the file for the tasks. Pure.
 
-Words on a command line are numbers and checked names: whoever lists processes sees neither the command nor a variable.
-Those stand in a file of the run's folder, 0600, which the tasks read themselves.
+The arguments are numbers and checked names only: a list of processes shows neither the command nor a variable. Those
+stand in a file of the run's folder, 0600; the tasks read it themselves.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from moorings.workloads.jobs import JobSpec
 from moorings.workloads.runs import RunId
 
 SCRIPTS = Path(__file__).parent
-MARGIN_S = 60.0  # of Slurm's own limit beyond ours: it counts from the script's start, and stops with less grace
-WARN_S_MAX = 65_535  # what --signal takes
+MARGIN_S = 60.0  # Slurm's limit beyond ours: it counts from the script's start, and stops with less grace
+WARN_S_MAX = 65_535  # the maximum of --signal
 NICE_MAX = 2_147_483_645
 MIB = 1 << 20
 
-# What a POSIX shell, or bash as one, does not let others set.
+# Variables that a POSIX shell, or bash as one, does not let others set.
 _SHELLS_OWN = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "GROUPS", "LINENO", "OPTIND", "PPID", "SHELLOPTS", "UID"})
 _COMPLAINT = re.compile(r"\bsbatch: (?:error: )?")
 _JOB = re.compile(rb"([0-9]{1,10})(;[A-Za-z0-9._-]+)?\s*")
 
 
 def check_job(job: JobSpec) -> None:
-    """Nothing, if Slurm can run it.
+    """Raise if Slurm cannot run the job.
 
     Raises:
         MooringsError: ``engine.rejected``.
@@ -60,12 +60,12 @@ def check_job(job: JobSpec) -> None:
 
 
 def describe_differences(job: JobSpec, place: SubmitTarget, user: str) -> tuple[str, ...]:
-    """What a job file does not mean on Slurm as it does on one machine; sentences for whoever starts the job.
+    """Return sentences for the user on what a job file means differently on Slurm than on one machine.
 
     Args:
-        job: what was checked.
-        place: where it goes.
-        user: as whom it runs there.
+        job: the checked job.
+        place: its target.
+        user: its user there.
     """
     where = {"account": place.account, "partition": place.partition, "QOS": place.qos}
     named = "".join(f", {key} {value}" for key, value in where.items() if value)
@@ -84,7 +84,7 @@ def describe_differences(job: JobSpec, place: SubmitTarget, user: str) -> tuple[
 
 
 def signal_of(name: str) -> str:
-    """The signal as Slurm calls it: ``USR1``.
+    """Return Slurm's name of the signal: ``USR1``.
 
     Raises:
         MooringsError: ``engine.rejected``.
@@ -94,15 +94,15 @@ def signal_of(name: str) -> str:
 
 
 def comment_of(run: RunId, attempt: int) -> str:
-    """The comment by which a job is found whose id was lost on the way."""
+    """Return the comment that finds a job after its id was lost."""
     return f"moorings:{run}/{attempt}"
 
 
 def build_submit(order: RunSubmission, place: SubmitTarget, attempt: Path) -> list[str]:
-    """The command that submits a run.
+    """Return the command that submits a run.
 
     Args:
-        order: what was checked.
+        order: the checked submission.
         place: account, partition and QOS.
         attempt: the folder of this attempt, absolute.
     """
@@ -123,7 +123,8 @@ def build_submit(order: RunSubmission, place: SubmitTarget, attempt: Path) -> li
     if job.time_limit_s is not None:
         words.append(f"--time={math.ceil((job.time_limit_s + contract.grace_s + MARGIN_S) / 60)}")
     if contract.warn_s > 0:
-        # For a limit of the partition, or one that an admin changed; where there is ours, our own warning comes first.
+        # For a limit of the partition, or one that an admin changed. Under a limit of ours, our own warning comes
+        # first.
         early_s = min(math.ceil(contract.warn_s + contract.grace_s), WARN_S_MAX)
         words.append(f"--signal=B:USR1@{early_s}")
     if job.priority < 0:
@@ -133,7 +134,7 @@ def build_submit(order: RunSubmission, place: SubmitTarget, attempt: Path) -> li
 
 
 def _memory_mib(job: JobSpec) -> int:
-    """Of each CPU."""
+    """Return the memory of each CPU."""
     return math.ceil((job.resources.memory_bytes or 0) / job.resources.cpus / MIB)
 
 
@@ -142,7 +143,7 @@ def _nice(job: JobSpec) -> int:
 
 
 def parse_submit(answer: bytes) -> int:
-    """The job's id.
+    """Return the job's id.
 
     Raises:
         MooringsError: ``slurm.unreadable``.
@@ -154,7 +155,7 @@ def parse_submit(answer: bytes) -> int:
 
 
 def explain_refusal(error: MooringsError, place: SubmitTarget) -> MooringsError | None:
-    """What a person is told of a job that Slurm did not take; None: it may take it yet."""
+    """Return the error for a job that Slurm refused; None: Slurm may still accept it."""
     if error.code not in ("slurm.refused", "slurm.denied"):
         return None
     words = "; ".join(part.strip() for part in _COMPLAINT.split(error.detail)[1:] if part.strip()) or error.detail
@@ -165,7 +166,7 @@ def explain_refusal(error: MooringsError, place: SubmitTarget) -> MooringsError 
 
 
 def build_files(order: RunSubmission, attempt: Path) -> dict[str, bytes]:
-    """The files that the nodes read, by name."""
+    """Return the files for the nodes, by name."""
     job, contract = order.job, order.job.checkpoint
     warn_s = job.time_limit_s - contract.warn_s if job.time_limit_s is not None else 0.0
     batch = {
@@ -185,7 +186,7 @@ def build_files(order: RunSubmission, attempt: Path) -> dict[str, bytes]:
 
 
 def _environment(order: RunSubmission) -> str:
-    """Shell words that export the job's variables and make its command the arguments."""
+    """Return shell commands that export the job's variables and set its command as the arguments."""
     job = order.job
     lines = [f"export {name}={shlex.quote(value)}" for name, value in job_environment(order).items()]
     lines += [f"_moorings_workdir={shlex.quote(job.workdir)}", f"set -- {shlex.join(job.command)}"]
@@ -198,5 +199,5 @@ def _script(name: str, values: dict[str, str]) -> bytes:
 
 
 def _seconds(length_s: float | None) -> str:
-    """For sleep(1); no exponent, which it does not know everywhere."""
+    """Return a length for sleep(1), without exponent: not every sleep(1) reads one."""
     return "" if length_s is None else f"{length_s:.3f}"

@@ -1,14 +1,14 @@
-# One task of a run, after the line that names: _moorings_attempt (its folder). The argument: how often Slurm has
-# restarted the job. Our names begin so that none of the job's variables is one of them.
+# One task of a run, after the line that sets: _moorings_attempt (its folder). The argument: how many times Slurm has
+# restarted the job. Our names have a prefix, so that they collide with none of the job's variables.
 #
 # Its files: began.<restart> (of the first task to begin), tasks/<rank> (the exit code), tasks/<rank>.why (a sentence,
-# if the command could not be started). Only what a shell can do itself is done: PATH is the job's, or not there at all.
+# if the command could not be started). Only shell builtins are used: PATH is the job's, or missing.
 _moorings_umask=$(umask)
 _moorings_restart=$1
 _moorings_mine=$_moorings_attempt/tasks/$SLURM_PROCID
 umask 077
 _moorings_log=$_moorings_attempt/logs/$SLURM_PROCID.log
-exec 2> /dev/null # a shell says "Terminated" there
+exec 2> /dev/null # a shell prints "Terminated" there
 
 _moorings_end() { # exit code
     echo "$1" > "$_moorings_mine"
@@ -28,7 +28,7 @@ if ! command -v "$1" > /dev/null; then
     _moorings_refuse 127 "$1 was not found"
 fi
 [ -e "$_moorings_attempt/began.$_moorings_restart" ] || echo > "$_moorings_attempt/began.$_moorings_restart"
-# Signals are for the command; this shell hears them when the command has ended, and tells how it did.
+# Signals are for the command; this shell handles them when the command has ended, and records how it ended.
 trap : HUP INT QUIT USR1 USR2 PIPE ALRM TERM TSTP TTIN TTOU XCPU VTALRM PROF WINCH
 (
     umask "$_moorings_umask"

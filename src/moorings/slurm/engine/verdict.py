@@ -1,7 +1,7 @@
-"""What is seen of a run, and how it ended, from what its folder and Slurm say. Pure.
+"""A run's state and its end, from its folder and from Slurm. Pure.
 
-The script's own word comes first: it tells a task's failure from a stop. Where there is none, or Slurm ended the job,
-Slurm's word on the job counts; a job that was requeued has not ended, whatever its earlier start wrote down.
+The script's own record comes first: it tells a task's failure from a stop. Without one, or if Slurm ended the job,
+Slurm's record of the job counts. A requeued job has not ended, whatever its earlier start recorded.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _BY_STOP = {
 
 
 class RunObservation(StrEnum):
-    """What a look says of a run."""
+    """The state of a run as observed."""
 
     ABSENT = "absent"  # Slurm was never asked
     WAITING = "waiting"  # no task runs yet
     RUNNING = "running"
-    OVER = "over"  # it has ended, and that can be written down
+    OVER = "over"  # it has ended, and the end can be recorded
     MISSING = "missing"  # Slurm does not list its job
-    ENDED = "ended"  # that was written down
+    ENDED = "ended"  # the end is recorded
 
 
 _PHASES = {
@@ -57,7 +57,7 @@ _PHASES = {
 
 @dataclass(frozen=True, slots=True)
 class JobEnd:
-    """What Slurm says of a job that has ended; ``state`` is empty if it knows nothing of it any more."""
+    """Slurm's record of an ended job; ``state`` is empty if Slurm has none any more."""
 
     job_id: int
     state: str
@@ -65,23 +65,23 @@ class JobEnd:
 
 
 def has_ended(facts: SlurmAttemptState) -> bool:
-    """Whether the folder alone says that it is over: Slurm need not be asked."""
+    """Whether the folder alone says that it has ended: Slurm need not be asked."""
     return facts.end is not None or (facts.done is not None and facts.done.stop in _BY_STOP)
 
 
 def observe_run(facts: SlurmAttemptState, job: JobRecord | None) -> RunObservation:
-    """What is seen of a run.
+    """Return the state of a run.
 
     Args:
-        facts: its folder, read after Slurm's listing.
-        job: its job in a good listing; None: it is not there.
+        facts: its folder's state, read after Slurm's listing.
+        job: its job in a complete listing; None: not listed.
     """
     if facts.end is not None:
         return RunObservation.ENDED
     if has_ended(facts):
         return RunObservation.OVER
     if not facts.submitting or (job is None and facts.job is None):
-        return RunObservation.ABSENT  # should its submission still be under way: two jobs do not both run it
+        return RunObservation.ABSENT  # a submission may still be under way, but never do two jobs run the attempt
     if job is None:
         return RunObservation.MISSING
     if job.phase is JobPhase.ENDED:
@@ -92,12 +92,12 @@ def observe_run(facts: SlurmAttemptState, job: JobRecord | None) -> RunObservati
 
 
 def phase_of(seen: RunObservation) -> RunPhase:
-    """The same in the words of every engine."""
+    """Return the same as a phase of every engine."""
     return _PHASES[seen]
 
 
 def reason_of(seen: RunObservation, job: JobRecord | None) -> str:
-    """Why a run waits, in Slurm's own words."""
+    """Return why a run waits, in Slurm's own words."""
     if job is None or seen is not RunObservation.WAITING:
         return ""
     if job.phase is not JobPhase.WAITING:
@@ -108,14 +108,14 @@ def reason_of(seen: RunObservation, job: JobRecord | None) -> str:
 def build_end_record(
     facts: SlurmAttemptState, tasks: Sequence[TaskEnd | None], job: JobEnd | None, complaint: str, now: Timestamp
 ) -> EndRecord:
-    """How a run ended that is over.
+    """Return how a run ended.
 
     Args:
-        facts: its folder.
+        facts: its folder's state.
         tasks: how its tasks ended, by rank.
-        job: Slurm's word on the job; None: it was not asked, for the script's own says all.
-        complaint: the last line that Slurm or srun had to say.
-        now: the time of an end that nobody wrote down.
+        job: Slurm's record of the job; None: not asked, because the script's own record suffices.
+        complaint: the last line of output of Slurm or srun.
+        now: the time of an end without a record.
     """
     done = facts.done
     restart = done.restart if done is not None else max(facts.began, default=0)
@@ -124,7 +124,7 @@ def build_end_record(
     if ending is None:
         ending = _BY_STATE.get(job.state, EndReason.LOST) if job is not None else EndReason.LOST
     if ending is EndReason.EXITED and facts.cancel is not None and not any(tasks):
-        ending = EndReason.CANCELLED  # stopped before it could say so
+        ending = EndReason.CANCELLED  # stopped before it could record that
     failed = [(task.at, rank, task) for rank, task in enumerate(tasks) if task is not None and task.code != 0]
     first = min(failed, default=None, key=lambda one: one[:2])
     codes = tuple(task.code if task is not None else SIGKILL_EXIT_CODE if began is not None else None for task in tasks)

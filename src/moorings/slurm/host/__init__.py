@@ -1,1 +1,1 @@
-"""What runs beside slurmctld and what it says to the nodes: vipu.conf, the nodes' protocol, install, doctor, agent."""
+"""The part beside slurmctld, and its protocol with the nodes: vipu.conf, install, doctor, agent."""

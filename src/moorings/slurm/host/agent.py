@@ -1,8 +1,8 @@
-"""The agent of one Slurm cluster, beside slurmctld: looks, has ``plan`` decide, does what it says, and answers nodes.
+"""The agent of one Slurm cluster, beside slurmctld: observes, carries out what ``plan`` decides, and answers nodes.
 
-Slurm is the authority for what runs, the controller for who holds what; the agent remembers nothing that it could not
-learn anew from the two, or that it did not write down (``steps``), so it may be killed at any moment. What it does
-follows from levels, not from messages: lists of jobs and claims every second or few, the offer as it changes.
+Slurm is the authority on running jobs, the controller on the holders of devices. The agent can learn all its state
+again from these two or from its files (``steps``), so a kill at any moment does no harm. It is level-triggered: it acts
+on lists of jobs and claims, every second or few, and on each change of the offer.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ from moorings.wire.shapes import ClaimBody
 log = logging.getLogger("moorings.slurm.agent")
 
 LIST_S = 1.0  # between two lists of jobs
-LIST_PAUSE_S = 0.1  # at least, whoever asks: a list of a large queue keeps slurmctld busy
+LIST_PAUSE_S = 0.1  # minimum pause: a list of a large queue keeps slurmctld busy
 CLAIMS_S = 5.0  # between two lists of claims
-NEEDS_S = 2.0  # between two looks at what waiting jobs need of nodes
-NEEDS_PAUSE = 20.0  # at least, as a multiple of what such a look takes: a list of a large queue is long
-RULES_S = 60.0  # a changed slurm.conf or QOS counts after so long
-GATE_S = 5.0  # between two looks at the gate, if nothing happens
-GATE_PAUSE_S = 0.1  # at least, whatever happens: each look and each change is a command of its own
+NEEDS_S = 2.0  # between two lists of what waiting jobs need of nodes
+NEEDS_PAUSE = 20.0  # minimum pause, as a multiple of the time of such a list: a list of a large queue is long
+RULES_S = 60.0  # between two reads of slurm.conf and QOS
+GATE_S = 5.0  # between two checks of the gate without an event
+GATE_PAUSE_S = 0.1  # minimum pause: each check and each change is a command of its own
 RENEW_S = 86_400.0  # Slurm ends a reservation after 365 days, "infinite" or not
 PAUSE_S = 0.5
 FAILED_PAUSE_S = 1.0
@@ -85,17 +85,17 @@ FAILED_PAUSE_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:
-    """What an agent serves.
+    """An agent's settings.
 
     Attributes:
         cluster: Slurm's ClusterName.
-        instance: which Slurm of that name it is.
-        pool: to place jobs in; empty: any of the kind.
+        instance: the id of this Slurm among those of that name.
+        pool: for its jobs; empty: any of the kind.
         folder: IpuofDir; empty: jobs get variables.
         patience_s: how long a started job may wait for its partition.
-        steps_folder: where it is written down what the steps of jobs hold; None: nowhere.
-        nodes_file: where it is written down which nodes have the plugin; None: nowhere.
-        admins: who may ask of others' jobs, by number.
+        steps_folder: where the allocations of steps are recorded; None: nowhere.
+        nodes_file: where the nodes with the plugin are recorded; None: nowhere.
+        admins: uids of users allowed to ask about others' jobs.
     """
 
     cluster: str
@@ -109,7 +109,7 @@ class AgentSettings:
 
 
 class SlurmAgent:
-    """One cluster's agent; ``serve`` runs it, ``answer`` is what the door asks."""
+    """One cluster's agent: ``serve`` runs it, ``answer`` answers the server for nodes."""
 
     def __init__(self, settings: AgentSettings, slurm: SlurmCommands, calls: ControllerClient) -> None:
         self._settings = settings
@@ -146,7 +146,7 @@ class SlurmAgent:
     # -- its life ----------------------------------------------------------------------------------------------------
 
     async def serve(self) -> None:
-        """Work until cancelled; the gate is closed then, for nobody would see to what starts."""
+        """Work until cancelled; then close the gate, because no agent would serve the next starts."""
         offers = self._offers
         try:
             async with asyncio.TaskGroup() as group:
@@ -172,7 +172,7 @@ class SlurmAgent:
                 await self._set_gate()
 
     def _act(self) -> tuple[AgentAction, ...]:
-        """Have decided what follows from what is known now, and do it; what is to be done to the gate is left."""
+        """Decide from the current state and carry out the actions, except for the gate."""
         berths, offers = self._berths, self._offers
         view = replace(
             self._view,
@@ -220,12 +220,12 @@ class SlurmAgent:
                 level = logging.ERROR if act.is_error else logging.WARNING
                 log.log(level, act.event, extra={**fields, "detail": act.detail, "hint": act.hint})
             case UpdateReservation():
-                pass  # by who lists the licenses, before they are listed again
+                pass  # the caller that listed the licenses does it, before the next list
             case _:
                 self._doer.do(act)
 
     def _serve(self, job: JobRecord) -> asyncio.Task[Binding]:
-        """The binding of a start; of one without a claim nobody else can have answered a node."""
+        """Return the binding of a start. Without a claim, no earlier agent can have answered a node for it."""
         assert job.order is not None
         start = JobStart.of(job, job.order)
         if start.owner(self._home) not in self._berths.claims:
@@ -244,7 +244,7 @@ class SlurmAgent:
     # -- Slurm's jobs ------------------------------------------------------------------------------------------------
 
     async def _watch_jobs(self) -> None:
-        await self._accounts_known.wait()  # nothing is claimed or told in the name of an account that may be forged
+        await self._accounts_known.wait()  # no claim or report names an account that may be forged
         wanted = self._listing.wanted
         while True:
             begun = _now()
@@ -258,7 +258,7 @@ class SlurmAgent:
 
     async def _list_jobs(self) -> None:
         listing, accepted = self._listing, self._offers.accepted
-        # What comes while the list is made is judged by the next one, and so are all claims if they come meanwhile.
+        # What arrives during a listing is judged by the next one; so are all claims if they arrive then.
         was_ready = accepted.is_set() and self._claims_listed.is_set()
         known = dict(self._berths.claims) if was_ready else {}
 
@@ -280,7 +280,7 @@ class SlurmAgent:
     async def _list_steps(self, jobs: Sequence[int]) -> None:
         steps = parse_steps(await self._slurm.ask(build_steps(jobs)))
         for place, step in enumerate(steps):
-            if not step.nodes:  # there are too many for a list of steps
+            if not step.nodes:  # too many for a list of steps
                 answer = await self._slurm.ask(build_nodelist(step.job_id, step.number))
                 steps[place] = replace(step, nodes=parse_nodes_of(answer, step.job_id, step.number))
         self._view = replace(self._view, steps=steps)
@@ -295,7 +295,7 @@ class SlurmAgent:
 
     async def _read_rules(self) -> PreemptionRules:
         config = parse_config(await self._slurm.ask(build_config()))
-        # Whatever becomes of the rest: sacctmgr fails while slurmdbd is away, and jobs start all the same.
+        # Set even if the rest fails: sacctmgr fails while slurmdbd is down, and jobs start all the same.
         self._listing.accounts = enforces_accounts(config)
         self._accounts_known.set()
         partitions = await self._slurm.ask(build_partitions())
@@ -327,7 +327,7 @@ class SlurmAgent:
         found = {c.owner: c for c in await self._calls(lambda client: client.claims(ClaimFilter(owner_prefix=prefix)))}
         for owner in {*before, *found}:
             if berths.claims.get(owner) is not before.get(owner):
-                continue  # somebody touched it while the list was made
+                continue  # it changed during the listing
             claim = found.get(owner)
             if claim is None or claim.state in ENDED_STATES:
                 berths.drop(owner)
@@ -371,25 +371,26 @@ class SlurmAgent:
         self._berths.drop(claim.owner)
 
     async def _release_if_gone(self, claim: ClaimBody, why: str) -> None:
-        """Ask Slurm for that very job before its partition goes: an admin may have changed what the list goes by."""
+        """Ask Slurm for this one job before its partition goes: an admin may have changed what lists filter by."""
         start = start_of(claim.owner)
         if start is not None:
             found = await self._listing.ask([start.job_id])
             if any(job.job_id == start.job_id and may_be_running(start, job) for job in found):
                 return
-        if self._offers.accepted.is_set() and not self._offers.contested:  # still, for Slurm may have taken its time
+        if self._offers.accepted.is_set() and not self._offers.contested:  # check again: Slurm may have taken its time
             self._release(claim, why)
 
     async def _give_up(self, job: JobRecord, message: str) -> bool:
-        """Whether a job that waited for its partition in vain is back in the queue, or may be told that it gets none.
+        """Give up a job that waited too long; return whether it is requeued, or its node may refuse it.
 
-        Of one that is back the claim goes when Slurm says that this start is over. One that cannot go back ends by what
-        its node is told, and so does a step of srun or salloc: cancelled, it would end without a word to its user.
+        The claim of a requeued job is released when Slurm says that this start has ended. A job that cannot be requeued
+        ends by the refusal at its node, and so does a step of srun or salloc: a cancelled one would end without a
+        message.
         """
         assert job.order is not None
         owner = JobStart.of(job, job.order).owner(self._home)
         claim = self._berths.claims.get(owner)
-        # Its claim has no devices: on the licenses it gives back the next one would wait in vain, too.
+        # Its claim has no devices: on the licenses it releases the next job would wait in vain, too.
         self._berths.settled_at.pop(owner, None)
         with self._troubles.told("job.give_up") as good:
             await self._set_gate()
@@ -434,15 +435,15 @@ class SlurmAgent:
     # -- what is asked of it -----------------------------------------------------------------------------------------
 
     async def answer(self, request: BindRequest) -> BindReply:
-        """The answer to a node."""
+        """Answer a node."""
         return await self._answers.answer(request)
 
     def note_plugin(self, hello: PluginHeartbeat) -> bool:
-        """Whether it is noted that a node's slurmd has loaded the plugin."""
+        """Record that a node's slurmd has loaded the plugin; return whether that is done."""
         return self._nodes.note(hello)
 
     def explain(self, uid: int, job: int) -> str | None:
-        """Why a job waits, for the user who asks; None: there is none, or it is not his."""
+        """Return why a job waits, for that user; None: no such job, or another user's."""
         jobs = self._listing.jobs
         people = UserNames(self._home.cluster, {} if self._view.rules.private else jobs)
         withheld = withheld_reasons(self._view.memory.standings)

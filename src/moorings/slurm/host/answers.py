@@ -1,4 +1,4 @@
-"""What the agent says to a node that asks for a step: not yet, never, or its part of the partition."""
+"""The agent's answers to a node's request for a step: not yet, never, or its part of the partition."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from moorings.slurm.host.steps import StepAllocations, first_port
 from moorings.slurm.listings import expand_hostlist
 from moorings.slurm.steps import build_nodelist, build_steps, parse_nodes_of, parse_steps
 
-LONG_POLL_S = 20.0  # a question is held so long
+LONG_POLL_S = 20.0  # the longest wait for an answer
 
 
 class BindHandler:
-    """Answers nodes.
+    """Answers requests of nodes.
 
     Args:
         slurm: its commands.
-        listing: of the jobs.
-        offers: whether the controller believes this Slurm.
-        steps: who has asked, and what steps hold.
+        listing: the jobs of Slurm.
+        offers: whether the controller accepts this Slurm.
+        steps: which nodes have asked, and the allocations of steps.
         claims_listed: set once the controller's claims are known.
-        serve: gives the binding of a start.
+        serve: returns the binding of a start.
         folder: IpuofDir; empty: jobs get variables.
     """
 
@@ -53,7 +53,7 @@ class BindHandler:
         self._folder = folder
 
     async def answer(self, request: BindRequest) -> BindReply:
-        """The answer to a node."""
+        """Answer a node's request."""
         try:
             async with asyncio.timeout(LONG_POLL_S):
                 job = await self._listing.find(request)
@@ -77,18 +77,18 @@ class BindHandler:
             return BindReply(BindStatus.RETRY, "the job has ended, or is asked for anew")
         except NoPartitionError as error:
             return BindReply(BindStatus.REFUSED, error.detail)
-        except MooringsError as error:  # other steps have what it needs, or Slurm does not answer: it asks again
+        except MooringsError as error:  # other steps have its GCDs, or Slurm does not answer: the node asks again
             return BindReply(BindStatus.RETRY, error.detail)
         return reply_for(binding, meeting, self._folder, gcds)
 
     async def _share(
         self, job: JobRecord, request: BindRequest, n_gcds: int
     ) -> tuple[Rendezvous, tuple[int, ...] | None]:
-        """Where the tasks of a step meet, and which GCDs it gets; None: all.
+        """Return the rendezvous of a step's tasks, and the GCDs of the step; None: all.
 
         Raises:
-            RefusedError: the job does not run on that node.
-            MooringsError: the step has to wait for others, or Slurm does not answer.
+            NoPartitionError: the job does not run on that node.
+            MooringsError: the step must wait for others, or Slurm does not answer.
         """
         assert job.order is not None
         start = JobStart.of(job, job.order)

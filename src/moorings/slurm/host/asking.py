@@ -1,4 +1,4 @@
-"""Asks the agent why a job waits, as its user, from any machine where Slurm's commands work."""
+"""Asks the agent why a job waits, as the job's user, from any machine with Slurm's commands."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from moorings.slurm.host.site import Site
 from moorings.slurm.host.why import WaitReasonQuery, build_request, parse_reply
 from moorings.slurm.munge import Munge
 
-ANSWER_S = 5.0  # from one of the agent's addresses
+ANSWER_S = 5.0  # timeout of each of the agent's addresses
 _LINE_BYTES_MAX = 16 << 10
 
 
 async def get_wait_reason(commands: SlurmCommands, job: int, cluster: str = "") -> tuple[str, str]:
-    """The cluster's name, and why a job of its waits.
+    """Return the cluster's name, and why one of its jobs waits.
 
     Args:
         commands: Slurm's.
-        job: its number.
-        cluster: that it is of; empty: this machine's.
+        job: its id.
+        cluster: its cluster; empty: this machine's.
 
     Raises:
-        MooringsError: ``slurm.job_unknown``: there is none, or it is another user's; ``slurm.unavailable``: no agent
-            answers; and what asking Slurm and munge can end in.
+        MooringsError: ``slurm.job_unknown``: no such job, or another user's; ``slurm.unavailable``: no agent
+        answers; and the errors of Slurm's commands and munge.
     """
     site = await find_site(commands)
     if cluster not in ("", site.cluster):

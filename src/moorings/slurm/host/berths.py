@@ -1,4 +1,4 @@
-"""One started job on its way to its partition: claim, wait until it may be used, fetch the binding."""
+"""A started job's way to its partition: claim, wait until it is usable, fetch the binding."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from moorings.wire.shapes import BindingBody, ClaimBody
 
 log = logging.getLogger("moorings.slurm.agent")
 
-HELD_S = 15.0  # for so long one call waits for the partition
+HELD_S = 15.0  # the longest wait of one call
 PAUSE_S, PAUSE_S_MAX = 0.25, 2.0
 AGAIN_S = 5.0  # between two tries to give a job up
 WAITING_STATES = ("PENDING", "GRANTED")
@@ -37,16 +37,16 @@ class ClaimTable:
 
     Args:
         calls: to the controller.
-        home: of the jobs.
-        pool: to place them in; empty: the controller chooses.
+        home: the jobs' cluster.
+        pool: for the jobs; empty: the controller chooses.
         patience_s: how long a start may wait for its partition.
-        give_up: what is done with a job that has waited in vain; false: it could not be done, and the job waits on.
-        settled: told whenever it is known what became of a start's claim.
+        give_up: ends a job that has waited too long; false: that failed, and the job keeps waiting.
+        settled: called whenever the outcome of a start's claim is known.
 
     Attributes:
-        known: what gives the binding of a start; kept, so that every step of the job is answered from it.
-        claims: the unended claims, as last seen.
-        settled_at: since when a start has its claim, or is known to get none; by the loop's clock.
+        known: the tasks that return the binding of a start; kept to answer every step of the job.
+        claims: the claims that have not ended, as last listed.
+        settled_at: when a start got its claim, or its final refusal; by the loop's clock.
     """
 
     calls: ControllerClient
@@ -60,9 +60,9 @@ class ClaimTable:
     settled_at: dict[str, float] = field(default_factory=dict)
 
     def serve(self, job: JobRecord) -> asyncio.Task[Binding]:
-        """The binding of a start, when there is one; asked twice, it is worked for once.
+        """Return the task that gets the binding of a start; a second call returns the same task.
 
-        The task raises RefusedError.
+        The task raises NoPartitionError.
         """
         assert job.order is not None
         owner = JobStart.of(job, job.order).owner(self.home)
@@ -73,14 +73,14 @@ class ClaimTable:
         return work
 
     def forget(self, owner: str) -> None:
-        """Its start is over: nothing is asked for it any more."""
+        """Forget a start that has ended; stop all work for it."""
         self.settled_at.pop(owner, None)
         work = self.known.pop(owner, None)
         if work is not None:
             work.cancel()
 
     def tidy(self, jobs: Mapping[int, JobRecord]) -> None:
-        """Forget what is over by a good listing: of a job that gets no partition there is no claim to release."""
+        """Forget the starts that have ended by a complete listing: they may have no claim to release."""
         for owner in [*self.known, *(self.settled_at.keys() - self.known.keys())]:
             start = start_of(owner)
             if start is None:
@@ -91,21 +91,21 @@ class ClaimTable:
                 self.forget(owner)
 
     def note(self, claim: ClaimBody) -> None:
-        """Take in a claim as it is now. A binding is good as long as its claim holds the partition."""
+        """Record a claim as it is now. A binding is valid as long as its claim holds the partition."""
         self.claims[claim.owner] = claim
         if claim.state not in USABLE:
             self._unbind(claim.owner)
         self._settle(claim.owner)
 
     def drop(self, owner: str) -> None:
-        """A claim has ended."""
+        """Remove a claim that has ended."""
         self.claims.pop(owner, None)
         self._unbind(owner)
 
     def _unbind(self, owner: str) -> None:
         work = self.known.get(owner)
         if work is not None and work.done() and not work.cancelled() and work.exception() is None:
-            del self.known[owner]  # the next step gets another answer
+            del self.known[owner]  # the next step gets a new answer
 
     def _settle(self, owner: str) -> None:
         if owner not in self.settled_at:
@@ -118,13 +118,13 @@ class ClaimTable:
             binding, why = await self._try(owner, job, patience_s)
             if binding is not None:
                 return binding
-            if self._holds(owner):  # law 3: its processes may have run for days, and this be one more step of it
+            if self._holds(owner):  # law 3: its processes may have run for days, and this may be one more step
                 log.warning("binding.awaited", extra={"owner": owner, "detail": why})
                 patience_s = AGAIN_S
                 continue
             message = f"no partition within {self.patience_s:g} s: {why}"
             self._settle(owner)
-            if await self.give_up(job, message):  # first, or the job would end by our refusal
+            if await self.give_up(job, message):  # first, or our refusal would end the job
                 log.warning("start.given_up", extra={"owner": owner, "detail": message})
                 raise NoPartitionError("wait.timeout", message)
             patience_s = AGAIN_S
@@ -134,7 +134,7 @@ class ClaimTable:
         return claim is not None and claim.state in USABLE
 
     async def _try(self, owner: str, job: JobRecord, patience_s: float) -> tuple[Binding | None, str]:
-        """The binding; none if the time is over, and why."""
+        """Return the binding; after the timeout none, and why."""
         until = _now() + patience_s
         long_name = False
         pause_s = PAUSE_S
@@ -142,7 +142,7 @@ class ClaimTable:
         while (left := until - _now()) > 0:
             body = None
             try:
-                # Made by a call that does not wait: what is made must be known, to be counted and to be released.
+                # Create it without a wait: the agent must know the claim to count it and to release it.
                 claim = self.claims.get(owner) or await self._make(owner, job, long_name)
                 if claim.state in WAITING_STATES:
                     body, claim = await self._await(claim, min(HELD_S, left))
@@ -161,9 +161,9 @@ class ClaimTable:
                 if isinstance(error, NoPartitionError):
                     raise
                 if error.code == "claim.name_taken" and not long_name:
-                    long_name = True  # an older job of this id is not gone yet, or another cluster has one
+                    long_name = True  # an older job of this id still has the name, or another cluster's
                     continue
-                if not error.retryable and not error.code.startswith("auth."):  # of our key, not of the job
+                if not error.retryable and not error.code.startswith("auth."):  # the key's errors are not the job's
                     self._settle(owner)
                     told = f"no partition for this job: {error.detail}"
                     raise NoPartitionError(error.code, told, hint=error.hint) from error
@@ -173,10 +173,10 @@ class ClaimTable:
         return None, why
 
     async def _make(self, owner: str, job: JobRecord, long_name: bool) -> ClaimBody:
-        """The claim of a start; asked again, and after a lost answer, it is the same one.
+        """Return the claim of a start; a retry, also after a lost answer, returns the same claim.
 
-        A slurmctld that was killed starts a job again that has ended since its last save, and counts no restart: the
-        claim that an agent released for it is not what this run asks for.
+        A slurmctld that was killed restarts a job that ended after its last save, and counts no restart. A claim that
+        an agent released for the earlier run is not the claim of this one.
         """
         assert job.order is not None
         first = JobStart.of(job, job.order).key(self.home) + ("/long" if long_name else "")
@@ -188,7 +188,7 @@ class ClaimTable:
             except MooringsError as error:
                 if error.code != "key.conflict":
                     raise
-                # The job's time limit has changed since: by an admin, or as 26.05 does that runs it again.
+                # The job's time limit changed: by an admin, or by 26.05, which runs it again.
                 made = await self.calls(lambda client: client.claims(ClaimFilter(owner_prefix=owner, all=True)))
                 if not made:
                     raise
@@ -202,7 +202,7 @@ class ClaimTable:
         return claim
 
     async def _await(self, claim: ClaimBody, wait_s: float) -> tuple[BindingBody | None, ClaimBody]:
-        """The binding of a claim that waits, in one call with that wait; none if it is over. And the claim by then."""
+        """Return the binding of a waiting claim, from one long call, or none after the timeout; and the claim then."""
         body, refusal = None, None
         if self.calls.full:
             await asyncio.sleep(PAUSE_S_MAX)
@@ -211,7 +211,7 @@ class ClaimTable:
                 body = await self.calls(lambda client: client.binding(claim.id, wait_s=wait_s), waits=True)
             except MooringsError as error:
                 if error.code == "controller.unreachable":
-                    raise  # else the claim is asked for, which may have come to hold its partition
+                    raise  # else the claim is read: it may hold its partition by now
                 refusal = error
         if body is not None:
             found = replace(claim, state="READY", position=None, reason=None)
@@ -219,7 +219,7 @@ class ClaimTable:
             found = await self.calls(lambda client: client.claim(claim.id))
         self._see(found)
         if refusal is not None and refusal.code != NOT_READY:
-            raise refusal  # the next try must not come at once
+            raise refusal  # the next try must not follow at once
         return body, found
 
     def _see(self, claim: ClaimBody) -> None:
@@ -230,7 +230,7 @@ class ClaimTable:
 
 
 def released_by_agent(claim: ClaimBody) -> bool:
-    """Whether who made a claim ended it, too; one that an admin ended stays ended."""
+    """Whether the creator of a claim also released it; a claim that an admin ended stays ended."""
     return (
         claim.state in ENDED_STATES
         and claim.reason is not None
@@ -239,7 +239,7 @@ def released_by_agent(claim: ClaimBody) -> bool:
 
 
 def binding_of(body: BindingBody) -> Binding:
-    """A binding as the controller told it."""
+    """Return a binding from the controller's body."""
     gcds = tuple(
         GcdBinding(gcd.gcd, tuple(map(DeviceId, gcd.devices)), gcd.file_name, gcd.file_text, gcd.environment)
         for gcd in body.gcds
@@ -252,7 +252,7 @@ def _failed(work: asyncio.Task[Binding]) -> bool:
 
 
 def _consume_result(work: asyncio.Task[Binding]) -> None:
-    """Take note of how it ended: no step may ever ask for it."""
+    """Retrieve the result: it may happen that no step ever asks for it."""
     if not work.cancelled():
         work.exception()
 

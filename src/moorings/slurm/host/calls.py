@@ -1,4 +1,4 @@
-"""The agent's calls to the controller: the typed client, in threads, so that many may wait at the same time."""
+"""The agent's calls to the controller: the typed client in threads, so that many calls can wait at the same time."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from moorings.client.transport import Endpoint, Transport
 
 T = TypeVar("T")
 
-WAITERS_MAX = 64  # calls that the controller may hold at once
-_SPARE = 8  # of them, for who has no other way to wait: the offer's watch, and calls nobody waits for any more
+WAITERS_MAX = 64  # long calls to the controller at once
+_SPARE = 8  # reserved among them: for the watch of the offer, and abandoned calls
 _QUICK = 4
 
 
 class ControllerClient:
-    """One controller, asked by many tasks; each thread keeps a connection of its own."""
+    """One controller, called by many tasks; each thread has its own connection."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -32,20 +32,20 @@ class ControllerClient:
 
     @property
     def full(self) -> bool:
-        """Whether so many calls are held that another one had better ask again and again."""
+        """Whether so many long calls are open that another one must poll instead."""
         return self._held >= WAITERS_MAX - _SPARE
 
     async def __call__(self, ask: Callable[[Client], T], *, waits: bool = False) -> T:
-        """What ``ask`` gives; with ``waits`` it may take long, and must not hold up those that do not.
+        """Return the result of ``ask``; with ``waits`` it may take long, and does not delay other calls.
 
         Raises:
-            MooringsError: what the controller answered, or ``controller.unreachable``.
+            MooringsError: the controller's error, or ``controller.unreachable``.
         """
         threads = self._threads if waits else self._quick
         done = threads.submit(lambda: ask(self._client()))
         if waits:
             self._count(1)
-            done.add_done_callback(lambda _: self._count(-1))  # in its thread: a call nobody waits for goes on
+            done.add_done_callback(lambda _: self._count(-1))  # in its thread: an abandoned call still runs
         return await asyncio.wrap_future(done)
 
     def _count(self, by: int) -> None:
@@ -53,7 +53,7 @@ class ControllerClient:
             self._held += by
 
     def close(self) -> None:
-        """Let go; calls under way are not waited for."""
+        """Close the connections, without a wait for calls in progress."""
         for threads in (self._threads, self._quick):
             threads.shutdown(wait=False, cancel_futures=True)
         for client in self._clients:

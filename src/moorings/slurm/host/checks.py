@@ -1,7 +1,7 @@
-"""What ``moor slurm doctor`` judges: findings, from what was seen of Slurm, munge, agent and controller.
+"""The findings of ``moor slurm doctor``, from observations of Slurm, munge, agent and controller.
 
-The ids are for ever, like error codes; ``docs/how-to/slurm-install.md`` tells more of each. They stand apart from
-those of ``moor doctor``, which also runs where there is no Slurm.
+The ids are stable, like error codes; ``docs/how-to/slurm-install.md`` explains each. They are separate from those of
+``moor doctor``, which also runs without Slurm.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from moorings.wire.shapes import ClaimBody, FindingBody, PoolBody, ProjectBody, 
 MANUAL = "docs/how-to/slurm-install.md"
 MAPPING = "docs/how-to/slurm-from-select-vipu.md"
 UNIT = "moorings-slurm-agent"
-CONTESTED_S = 600  # a rival that was refused longer ago than this has gone
+CONTESTED_S = 600  # a rival refused longer ago than this no longer counts
 PASS, WARN, FAIL, SKIP = "PASS", "WARN", "FAIL", "SKIP"
 
 CHECKS: dict[str, str] = {
@@ -73,17 +73,17 @@ CHECKS: dict[str, str] = {
 
 
 def docs_of(check: str) -> str:
-    """Where the manual tells more of a check: file and anchor."""
+    """Return the manual's place for a check: file and anchor."""
     return MAPPING if check == "slurm.select" else f"{MANUAL}#{check.replace('.', '')}"
 
 
 def failed_finding(check: str, error: MooringsError) -> FindingBody:
-    """The finding for an error that a check met."""
+    """Return the finding for an error during a check."""
     return FindingBody(id=check, verdict=FAIL, evidence=error.detail, fix=error.hint)
 
 
 def skipped(checks: Iterable[str], why: str) -> list[FindingBody]:
-    """Findings for checks that could not be made."""
+    """Return findings for checks that could not run."""
     return [FindingBody(id=check, verdict=SKIP, evidence=why) for check in checks]
 
 
@@ -96,7 +96,7 @@ def _found(check: str, verdict: str, evidence: str, fix: str = "") -> FindingBod
 
 
 def check_select(select_type: str, conf: Path) -> FindingBody:
-    """Whether the site still has the select plugin; ``select_type`` as slurm.conf has it, empty if it does not say."""
+    """Whether the site still has the select plugin; ``select_type`` as in slurm.conf, empty if it names none."""
     if select_type.lower() == "select/vipu":
         fix = f"'moor slurm install --plan' prints the lines that take its place; {MAPPING} tells the rest"
         return _found("slurm.select", FAIL, f"{conf} has SelectType=select/vipu, which needs a patched Slurm", fix)
@@ -104,7 +104,7 @@ def check_select(select_type: str, conf: Path) -> FindingBody:
 
 
 def check_release(site: Site, commands: str, nodes: Sequence[SinfoNode]) -> FindingBody:
-    """Whether one release runs everywhere; ``commands`` is the version of this machine's."""
+    """Whether one release runs everywhere; ``commands`` is the version of this machine's commands."""
     others = [node for node in nodes if node.version and release_of(node.version) != site.release]
     fix = "a SPANK plugin is for one release: install it on each machine for what runs there"
     if release_of(commands) != site.release:
@@ -120,7 +120,7 @@ def check_release(site: Site, commands: str, nodes: Sequence[SinfoNode]) -> Find
 
 
 def check_conf(site: Site, differing: Collection[str], *, log_seen: bool) -> FindingBody:
-    """Whether all have the same slurm.conf; ``differing`` are nodes that slurmctld's log complains of."""
+    """Whether slurm.conf is the same everywhere; ``differing`` are the nodes named in slurmctld's log."""
     fix = "copy the file, then 'scontrol reconfigure'; run this doctor on the nodes, too"
     if site.conf_hash.startswith("Different"):
         return _found("slurm.conf", FAIL, f"{site.slurm_conf} is not what slurmctld runs with", fix)
@@ -135,7 +135,7 @@ _READ_ANEW = re.compile(r"slurmctld version \S+ started|Processing Reconfigurati
 
 
 def parse_differing(log: str) -> set[str]:
-    """The nodes that slurmctld's log complains of since it read its configuration last."""
+    """Return the nodes named in slurmctld's log since it last read its configuration."""
     found: set[str] = set()
     for line in log.split("\n"):
         if _READ_ANEW.search(line):
@@ -146,7 +146,7 @@ def parse_differing(log: str) -> set[str]:
 
 
 def check_user(site: Site, here: int | None) -> FindingBody:
-    """Whether SlurmUser is the same everywhere; ``here`` is its number on this machine, None: it does not exist."""
+    """Whether SlurmUser is the same everywhere; ``here`` is its uid on this machine, None: it does not exist."""
     name, uid = site.slurm_user
     if here == uid:
         return _found("slurm.user", PASS, f"SlurmUser {name} is {uid} here and at slurmctld")
@@ -161,13 +161,13 @@ _INSTALL = "moor slurm install --plan"
 
 
 def check_plugin(site: Site, lines: Sequence[PluginLine], image: bytes | None, *, fetched: bool = False) -> FindingBody:
-    """Whether the plugin that plugstack names is there, of this release and loaded once, also on configless nodes.
+    """Whether plugstack's plugin exists, fits this release and is loaded once, also on configless nodes.
 
     Args:
-        site: as this machine has it.
-        lines: those that load it.
-        image: what the first of them loads; None: it is not there.
-        fetched: Slurm's commands fetch plugstack.conf from slurmctld, so that it cannot be seen here.
+        site: as seen from this machine.
+        lines: the lines that load it.
+        image: the file that the first line loads; None: missing.
+        fetched: Slurm's commands fetch plugstack.conf from slurmctld, so it cannot be seen here.
     """
     if fetched:
         told = "Slurm's commands fetch plugstack.conf from slurmctld each time, and nothing is to be seen here"
@@ -196,7 +196,7 @@ def check_plugin(site: Site, lines: Sequence[PluginLine], image: bytes | None, *
 
 
 def check_options(help_text: str) -> FindingBody:
-    """Whether srun knows the options, which it only does once it has loaded the plugin."""
+    """Whether srun has the options, which it only has with the plugin loaded."""
     if "--ipus" in help_text:
         return _found("slurm.options", PASS, "'srun --help' has --ipus")
     fix = "see slurm.plugin; 'srun -v --help' tells what it loads"
@@ -234,12 +234,12 @@ def check_limits(site: Site, limits: bytes | None) -> FindingBody:
 
 
 def check_nodes(nodes: Sequence[NodeRecord], notes: NodeState, limits: bytes | None, at_s: float) -> FindingBody:
-    """Whether IPU jobs are kept to nodes whose slurmd has loaded the plugin.
+    """Whether IPU jobs only run on nodes whose slurmd has loaded the plugin.
 
     Args:
         nodes: all of the cluster.
-        notes: what slurmds told of their plugin, as the agent wrote it down.
-        limits: the submit script's file of limits; None: there is none.
+        notes: slurmds' reports of their plugin, as the agent recorded them.
+        limits: the submit script's file of limits; None: missing.
         at_s: when the nodes were listed, in epoch seconds.
     """
     declared = [node for node in nodes if FEATURE in node.features]
@@ -264,7 +264,7 @@ def check_nodes(nodes: Sequence[NodeRecord], notes: NodeState, limits: bytes | N
 
 
 def check_licenses(site: Site, pools: Sequence[PoolBody], largest_allowed: int) -> FindingBody:
-    """Whether Slurm's licenses fit the pools that the cluster's jobs are placed in."""
+    """Whether Slurm's licenses fit the pools of the cluster's jobs."""
     if not pools:
         return _found("slurm.licenses", FAIL, "the controller has no pool of IPUs", "see Pool in vipu.conf")
     ipus, largest = shape_of(pools, largest_allowed)
@@ -278,13 +278,13 @@ def check_licenses(site: Site, pools: Sequence[PoolBody], largest_allowed: int) 
 
 
 def shape_of(pools: Sequence[PoolBody], largest_allowed: int) -> tuple[int, int]:
-    """Devices of the pools, and the largest partition a job of Slurm may have of them: a power of two."""
+    """Return the devices of the pools, and the largest partition for a job of Slurm: a power of two."""
     largest = min(max((pool.topology.max_block for pool in pools), default=0), largest_allowed)
     return sum(pool.devices for pool in pools), 1 << (max(largest, 1).bit_length() - 1)
 
 
 def check_accounting(site: Site) -> FindingBody:
-    """Whether sacct and limits know of IPUs."""
+    """Whether sacct and limits count IPUs."""
     if not site.accounting:
         return _found("slurm.accounting", SKIP, "there is no slurmdbd", "sacct and limits need one")
     if f"license/{LICENSE}" in site.tres:
@@ -294,7 +294,7 @@ def check_accounting(site: Site) -> FindingBody:
 
 
 def check_accounts(site: Site, projects: Sequence[ProjectBody]) -> FindingBody:
-    """Whether what accounts stand for is what they are taken for: without enforcement anybody names any with ``-A``."""
+    """Whether an account proves a project: without enforcement any user can name any account with ``-A``."""
     check = "slurm.accounts"
     if site.enforces_accounts:
         return _found(check, PASS, "Slurm enforces accounts, so a job's account is its project")
@@ -326,7 +326,7 @@ def check_backfill(site: Site) -> FindingBody:
 
 
 def check_requeue(site: Site) -> FindingBody:
-    """Whether a batch job that no agent answered in time may wait again."""
+    """Whether a batch job is requeued if no agent answers in time."""
     if is_requeued(site, REQUEUE_EXIT_CODE):
         return _found("slurm.requeue", PASS, f"RequeueExit has {REQUEUE_EXIT_CODE}")
     told = f"RequeueExit lacks {REQUEUE_EXIT_CODE}: while the agent is away, a batch job that starts fails"
@@ -338,12 +338,12 @@ def check_waits(arguments: Mapping[str, str] | None, patience_s: int | None) -> 
 
     Args:
         arguments: of the plugin; None: no line loads it.
-        patience_s: ApiTimeout; None: not known.
+        patience_s: ApiTimeout; None: unknown.
     """
     check, mend = "slurm.waits", "set ApiTimeout in vipu.conf, or 'moor slurm install --wait S' on all machines"
     if arguments is None:
         return _found(check, SKIP, "no line that loads the plugin is to be seen", "see slurm.plugin")
-    wait = arguments.get("wait", "60")  # the plugin's own
+    wait = arguments.get("wait", "60")  # the plugin's default
     if patience_s is None:
         return _found(check, SKIP, f"nodes wait {wait} s; vipu.conf cannot be used here", "see slurm.vipu")
     if wait.isdecimal() and int(wait) > patience_s:
@@ -357,13 +357,13 @@ def check_waits(arguments: Mapping[str, str] | None, patience_s: int | None) -> 
 
 @dataclass(frozen=True, slots=True)
 class AgentProbe:
-    """What came of asking one of the agent's addresses.
+    """The result of a request to one of the agent's addresses.
 
     Attributes:
-        host: that was asked.
-        uid: of whom the answer is; None: there is none, or it was not looked at.
-        told: what it says; without an answer, why there is none.
-        listens: somebody is there.
+        host: the address.
+        uid: the user of the answering process; None: no answer, or not checked.
+        told: its message; without an answer, why there is none.
+        listens: whether a process listens there.
     """
 
     host: str
@@ -373,17 +373,17 @@ class AgentProbe:
 
 
 def parse_agents(address: str) -> tuple[list[str], str]:
-    """Hosts and port of the plugin's ``agent=``, as it reads them itself: the port may be missing."""
+    """Return hosts and port of the plugin's ``agent=``, as the plugin parses it: the port is optional."""
     hosts, colon, port = address.rpartition(":")
-    if not colon or "]" in port:  # of an IPv6 address
-        hosts, port = address, str(AGENT_PORT)  # the plugin's own
+    if not colon or "]" in port:  # inside an IPv6 address
+        hosts, port = address, str(AGENT_PORT)  # the plugin's default
     return [host.strip("[]") for host in hosts.split(",") if host], port
 
 
 def check_agent(site: Site, address: str, answers: Sequence[AgentProbe], agent_uid: int) -> FindingBody:
-    """Whether the agent answers as nodes ask it, as a user whose word they take: root, or the plugin's ``agent_uid=``.
+    """Whether the agent answers nodes, as a user they trust: root, or the plugin's ``agent_uid=``.
 
-    An answer with nobody's uid was not looked at, for only root can.
+    An answer without uid was not checked: only root can.
     """
     check = "slurm.agent"
     strangers = [answer for answer in answers if answer.uid not in (None, 0, agent_uid)]
@@ -411,7 +411,7 @@ def check_agent(site: Site, address: str, answers: Sequence[AgentProbe], agent_u
 
 
 def check_instance(cluster: str, queue: QueueBody, now: Timestamp) -> FindingBody:
-    """Whether this Slurm alone tells of its queue, as the controller told it for its own instance."""
+    """Whether only this Slurm reports its queue, from the controller's answer for its instance."""
     check, fix = "slurm.instance", "give one of the two another ClusterName, and a key of its own"
     if queue.contested_at is not None and seconds_between(parse_time(queue.contested_at), now) < CONTESTED_S:
         told = f"another Slurm called {cluster} was refused at {queue.contested_at}: claims of unknown jobs are kept"
@@ -422,7 +422,7 @@ def check_instance(cluster: str, queue: QueueBody, now: Timestamp) -> FindingBod
 def check_reservation(
     licenses: Mapping[str, License], reservation: LicenseReservation | None, pools: Sequence[PoolBody]
 ) -> FindingBody:
-    """Whether Slurm's free licenses are no more than what the pools could give now, size by size."""
+    """Whether Slurm's free licenses are no more than what the pools can give now, size by size."""
     check, fix = "slurm.reservation", "is the agent running? It sets the reservation again within a second"
     if reservation is None:
         return _found(
@@ -452,7 +452,7 @@ _BY_HAND = "'moor delete claim NAME'"
 
 
 def unmatched_claims(claims: Iterable[ClaimBody], jobs: Iterable[JobRecord]) -> dict[JobStart, ClaimBody]:
-    """The claims for jobs of Slurm that none of ``jobs`` accounts for."""
+    """Return the claims for jobs of Slurm without a live job in ``jobs``."""
     alive = {
         (job.job_id, job.order.nonce) for job in jobs if job.order is not None and job.phase is not SlurmJobPhase.ENDED
     }
@@ -463,13 +463,13 @@ def unmatched_claims(claims: Iterable[ClaimBody], jobs: Iterable[JobRecord]) -> 
 def check_orphans(
     cluster: str, orphans: Mapping[JobStart, ClaimBody], claims: int, *, all_ours: bool = True
 ) -> FindingBody:
-    """Whether claims are left over.
+    """Whether there are claims without a job.
 
     Args:
-        cluster: whose jobs they are for.
-        orphans: those left over.
-        claims: how many were looked at.
-        all_ours: False: which of them are another Slurm's of this name is not known.
+        cluster: the jobs' cluster.
+        orphans: the claims without a job.
+        claims: number of claims checked.
+        all_ours: False: some may be another Slurm's of this name.
     """
     if not orphans:
         return _found("slurm.orphans", PASS, f"{claims} claims of {queue_of(cluster)}, each with its job")
@@ -480,7 +480,7 @@ def check_orphans(
 
 
 def check_foreign(home: ClusterIdentity | None, claims: Sequence[ClaimBody]) -> FindingBody:
-    """Whether there are claims that no agent of this Slurm ever releases; ``home`` is None if its id is not known."""
+    """Whether there are claims that this Slurm's agent never releases; ``home`` is None if its id is unknown."""
     check = "slurm.foreign"
     if home is None:
         return _found(check, SKIP, "which claims are another Slurm's cannot be told", "see slurm.instance")

@@ -1,8 +1,8 @@
-"""Looks at a site's Slurm for ``moor slurm doctor``: asks, reads, and hands what it saw to ``checks``. Changes nothing.
+"""Observes a site's Slurm for ``moor slurm doctor`` and passes the observations to ``checks``. It changes nothing.
 
-It runs beside slurmctld, where everything can be seen, and on any other machine of the cluster, where what cannot be
-seen is told as such. Everything is bounded: parts that are apart are asked at the same time, and whatever hangs costs
-its own checks and no others.
+It runs beside slurmctld, which sees everything, and on any other machine of the cluster, where it reports what it
+cannot see. Everything has a time limit: independent parts run at the same time, and a hanging part only costs its own
+checks.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from moorings.wire.shapes import ClaimBody, FindingBody, PoolBody
 P = ParamSpec("P")
 T = TypeVar("T")
 
-PART_S = 4.6  # one part; there are two rounds of them, and the promise is 10 s in all
+PART_S = 4.6  # timeout of one part; there are two rounds of parts, and 10 s in all are promised
 COMMAND_S = 4.0
-LOOK_AGAIN_S = 1.5  # the agent looks every second, so what it only has not seen yet is gone by then
+LOOK_AGAIN_S = 1.5  # the agent lists every second, so a mere delay is over by then
 LOG_BYTES_MAX = 4 << 20
 AGENT_S = 4.0
-NO_JOB = 4_294_967_290  # above Slurm's MaxJobId: the agent says that there is no such job
+NO_JOB = 4_294_967_290  # above Slurm's MaxJobId: the agent answers that there is no such job
 _REPLY_BYTES_MAX = 1 << 20
 
 ClientOf = Callable[[VipuConf], Client]
@@ -68,14 +68,14 @@ _POOL = (
 
 @dataclass(frozen=True, slots=True)
 class DoctorContext:
-    """Where the doctor stands: this machine's variables, and how it reaches a controller with the agent's key."""
+    """The doctor's surroundings: this machine's variables, and a client with the agent's key."""
 
     environment: Mapping[str, str]
     client_of: ClientOf
 
 
 async def examine(place: DoctorContext) -> list[FindingBody]:
-    """What is found, in the order of ``checks.CHECKS``, within 10 seconds."""
+    """Return the findings in the order of ``checks.CHECKS``, within 10 seconds."""
     commands = SlurmCommands(place.environment, timeout_s=COMMAND_S)
     conf = slurm_conf_path(place.environment)
     seen = _Discovered()
@@ -101,11 +101,11 @@ async def examine(place: DoctorContext) -> list[FindingBody]:
 
 @dataclass(slots=True)
 class _Discovered:
-    """What the first parts saw, and the others go by."""
+    """Results of the first parts, for the others."""
 
     site: Site | None = None
     conf: VipuConf | None = None
-    asked: asyncio.Event = field(default_factory=asyncio.Event)  # slurmctld was, whatever it said
+    asked: asyncio.Event = field(default_factory=asyncio.Event)  # set: slurmctld was asked
 
 
 def _site_parts(
@@ -119,7 +119,7 @@ def _site_parts(
 
 
 async def _part(ids: tuple[str, ...], work: Awaitable[list[FindingBody]]) -> list[FindingBody]:
-    """The findings of one part; what fails or hangs costs this part alone."""
+    """Return the findings of one part; an error or a timeout costs this part alone."""
     try:
         async with asyncio.timeout(PART_S):
             return await work
@@ -132,18 +132,18 @@ async def _part(ids: tuple[str, ...], work: Awaitable[list[FindingBody]]) -> lis
 
 
 async def _in_daemon_thread(work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
-    """What ``work`` gives, in a thread that nobody waits for once the time is up: munge or a disk may hang."""
+    """Return the result of ``work`` in a thread that is abandoned at the timeout: munge or a disk may hang."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
     def run() -> None:
         try:
             result = work(*args, **named)
-        except Exception as error:  # whatever it is, it belongs to whoever waits
+        except Exception as error:  # any error belongs to the waiting caller
             settle: Callable[[], None] = partial(done.set_exception, error)
         else:
             settle = partial(done.set_result, result)
-        with contextlib.suppress(RuntimeError):  # everybody has gone
+        with contextlib.suppress(RuntimeError):  # the loop has closed
             loop.call_soon_threadsafe(lambda: None if done.done() else settle())
 
     threading.Thread(target=run, daemon=True).start()
@@ -177,7 +177,7 @@ async def _release(commands: SlurmCommands, site: Site) -> list[FindingBody]:
 
 
 async def _nodes(commands: SlurmCommands, site: Site) -> list[FindingBody]:
-    """Beside slurmctld alone, where the agent writes down which nodes told of their plugin."""
+    """Check nodes beside slurmctld alone, where the agent records their reports of the plugin."""
     if not await _in_daemon_thread(os.access, site.state_folder, os.R_OK | os.X_OK):
         return checks.skipped(("slurm.nodes",), f"{site.state_folder} is not seen here: ask beside slurmctld, as root")
     notes = await _in_daemon_thread(load_node_state, site.state_folder / NODES)
@@ -199,7 +199,7 @@ def _tail(path: Path) -> str | None:
         with path.open("rb") as file:
             file.seek(max(os.fstat(file.fileno()).st_size - LOG_BYTES_MAX, 0))
             return file.read(LOG_BYTES_MAX).decode("utf-8", "replace")
-    except OSError:  # the log is on another machine, or not for this user
+    except OSError:  # the log is on another machine, or not readable for this user
         return None
 
 
@@ -211,7 +211,7 @@ def _number_of(user: str) -> int | None:
 
 
 async def _munge(conf: Path) -> list[FindingBody]:
-    """Without munge slurmctld answers nobody, so its socket is looked up in the file."""
+    """Check munge. Without it slurmctld does not answer, so the socket's path comes from slurm.conf."""
     text = await _in_daemon_thread(read_file, conf) or b""
     socket = munge_socket_of(parse_slurm_conf(text.decode("utf-8", "replace")).get("authinfo", ""))
 
@@ -229,7 +229,7 @@ async def _munge(conf: Path) -> list[FindingBody]:
 
 
 def plugin_line(site: Site) -> PluginLine | None:
-    """The line that loads the plugin, from plugstack.conf or a file that it takes in."""
+    """Return the line that loads the plugin, from plugstack.conf or an included file."""
     return next(iter(plugin_lines(load_plugstack(site.plugstack))), None)
 
 
@@ -262,7 +262,7 @@ async def _submitting(site: Site) -> list[FindingBody]:
 
 
 async def _vipu(path: Path, slurm_conf: Path, seen: _Discovered) -> list[FindingBody]:
-    if not await _in_daemon_thread(path.exists):  # it is for the agent's machine alone
+    if not await _in_daemon_thread(path.exists):  # only the agent's machine needs it
         fix = "beside slurmctld: 'moor slurm install --apply' makes one to fill in"
         return [FindingBody(id="slurm.vipu", verdict=checks.SKIP, evidence=f"there is no {path}", fix=fix)]
     content = await _in_daemon_thread(read_file, path) if os.geteuid() == 0 else None
@@ -279,7 +279,7 @@ async def _vipu(path: Path, slurm_conf: Path, seen: _Discovered) -> list[Finding
 
 
 async def _agent(site: Site) -> list[FindingBody]:
-    """Asks the agent for a job that cannot be, just as a node asks for one that is, at each of its addresses."""
+    """Ask the agent at each of its addresses about an impossible job, as a node asks about a real one."""
     line = await _in_daemon_thread(plugin_line, site)
     arguments = line.arguments if line else {}
     address = arguments.get("agent") or ",".join(site.controllers)
@@ -300,13 +300,13 @@ async def _answer(host: str, port: str, site: Site) -> checks.AgentProbe:
                 writer.close()
     except MooringsError as error:
         return checks.AgentProbe(host, None, error.detail, listens=False)
-    except (OSError, ValueError, OverflowError) as error:  # also a port that is none; TimeoutError is an OSError
+    except (OSError, ValueError, OverflowError) as error:  # also for an invalid port; TimeoutError is an OSError
         return checks.AgentProbe(host, None, str(error) or "it took too long", listens=False)
     return checks.AgentProbe(host, uid, told, listens=True)
 
 
 async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, site: Site) -> tuple[int, str]:
-    """Whose the answer is, and what it says."""
+    """Return the uid of the answering process, and its message."""
     request = BindRequest(job=NO_JOB, step=BATCH_STEP, node="doctor", restart=0, nonce=secrets.token_hex(8))
     munge = Munge(site.munge_socket)
     writer.write((await _in_daemon_thread(munge.encode, build_request(request))).encode() + b"\n")
@@ -355,9 +355,9 @@ async def _pool(place: DoctorContext, commands: SlurmCommands, site: Site, conf:
 
 
 async def _instance(client: Client, site: Site) -> tuple[ClusterIdentity | None, FindingBody]:
-    """Asks for the offer as the agent does, by the id that lies with Slurm's state; also whose jobs it judges.
+    """Request the offer as the agent does, with the id from Slurm's state folder; return also our identity.
 
-    None: it has no id here, or one that cannot be read.
+    None: there is no readable id here.
     """
     check, home = "slurm.instance", None
     try:
@@ -375,7 +375,7 @@ async def _instance(client: Client, site: Site) -> tuple[ClusterIdentity | None,
 
 
 async def _confirm_twice(*looks: Callable[[], Awaitable[list[FindingBody]]]) -> list[FindingBody]:
-    """What is found; what is wrong must be wrong twice: a job may have started or ended just now."""
+    """Return the findings; a bad one must be seen twice, because a job may have started or ended just now."""
     first = [await look() for look in looks]
     if any(finding.verdict != checks.PASS for found in first for finding in found):
         await asyncio.sleep(LOOK_AGAIN_S)
@@ -393,7 +393,7 @@ def _claims(client: Client, cluster: str) -> list[ClaimBody]:
 
 
 async def _jobs(commands: SlurmCommands, claims: list[ClaimBody]) -> list[JobRecord]:
-    """The jobs with IPUs, and those of claims whose licenses somebody took away."""
+    """Return the jobs with IPUs, and the jobs of claims whose licenses were removed."""
     jobs = formats.parse_jobs(await commands.ask(formats.build_jobs(license_name=LICENSE, ended=False)))
     rest = sorted(start.job_id for start in checks.unmatched_claims(claims, jobs))
     if rest:

@@ -1,7 +1,7 @@
-"""Doing what a plan says about Slurm's jobs: AdminComments, signals, requeues, cancellations.
+"""Carries out a plan's actions on Slurm's jobs: AdminComments, signals, requeues, cancellations.
 
-What is slow with one job holds up no other. What was done is to be seen in the list of jobs a little later, and is not
-done again before.
+A slow action on one job delays no other job. An action shows in the list of jobs a little later, and is not repeated
+before.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from moorings.slurm.host.troubles import FailureLog
 
 log = logging.getLogger("moorings.slurm.agent")
 
-AGAIN_S = 10.0  # what was done is to be seen in the list by then; else it is done again
+AGAIN_S = 10.0  # the action shows in the list by then; else it is repeated
 SIGNAL_TRIES, PAUSE_S = 5, 1.0
-SIGNALS_MAX = 2  # at a time: of a job that is not running any more, scancel tells for minutes that it tries again
-FOR_GOOD = ("slurm.denied", "slurm.job_unknown", "slurm.refused")  # what is asked again is refused again
+SIGNALS_MAX = 2  # at a time: for a job that no longer runs, scancel retries for minutes
+FOR_GOOD = ("slurm.denied", "slurm.job_unknown", "slurm.refused")  # a retry would be refused again
 PUT_BACK_NOTE = "it was started on devices that are kept for a job of their owner, so it waits again"
 UNLOCKED = "requeue=0 was taken back: the job runs on devices that others are guaranteed and now need"
 
@@ -56,12 +56,12 @@ JobAct = WarnJob | AllowRequeue | RequeueJob | CancelJob | PutBackJob | StopUnbo
 
 
 class SlurmExecutor:
-    """Does acts on jobs, and knows what came of them.
+    """Carries out actions on jobs, and records their outcomes.
 
     Args:
         slurm: its commands.
         calls: to the controller.
-        troubles: where it is told what fails.
+        troubles: the log of failures.
     """
 
     def __init__(self, slurm: SlurmCommands, calls: ControllerClient, troubles: FailureLog) -> None:
@@ -69,27 +69,27 @@ class SlurmExecutor:
         self._calls = calls
         self._troubles = troubles
         self._acts: asyncio.Queue[JobAct] = asyncio.Queue()
-        self._done_at: dict[tuple[int, int, type], float] = {}  # by job, start and kind of act
+        self._done_at: dict[tuple[int, int, type], float] = {}  # by job, start and kind of action
         self._under_way: set[tuple[int, int, type]] = set()
         self._requeues: dict[tuple[int, int], int] = {}
-        self._unlocked: dict[tuple[int, int], int] = {}  # by start, how often
+        self._unlocked: dict[tuple[int, int], int] = {}  # number of times, by start
         self._locked: set[tuple[int, int]] = set()
         self._drained: dict[tuple[int, int], frozenset[str]] = {}  # by start
-        self._refusals: dict[tuple[int, int], int] = {}  # by start, how often Slurm refused to put it back
+        self._refusals: dict[tuple[int, int], int] = {}  # number of refused requeues, by start
         self._notes: dict[int, tuple[str, Timestamp]] = {}
         self._jobs: Mapping[int, JobRecord] = {}
-        self._warned: dict[int, int] = {}  # by job, which start of it
+        self._warned: dict[int, int] = {}  # the start, by job
         self._writes: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)  # by job
         self._signals = asyncio.Semaphore(SIGNALS_MAX)
         self._one_note = asyncio.Lock()
 
     def do(self, act: JobAct) -> None:
-        """Have it done, unless it is under way or was just done."""
+        """Carry out an action, unless it is in progress or was just done."""
         self._acts.put_nowait(act)
 
     @property
     def outcomes(self) -> ActionOutcomes:
-        """What came of the acts so far."""
+        """Return the outcomes of the actions so far."""
         return ActionOutcomes(
             locked=frozenset(self._locked),
             requeues=dict(self._requeues),
@@ -98,7 +98,7 @@ class SlurmExecutor:
         )
 
     def see(self, jobs: Mapping[int, JobRecord]) -> None:
-        """Take in a good list of jobs: what is known of others is forgotten."""
+        """Take in a complete list of jobs, and forget all others."""
         self._jobs = jobs
         self._notes = {job: known for job, known in self._notes.items() if job in jobs}
         self._warned = {job: start for job, start in self._warned.items() if job in jobs}
@@ -111,7 +111,7 @@ class SlurmExecutor:
             del self._writes[job]
 
     async def serve(self) -> None:
-        """Do what ``do`` is given, for ever."""
+        """Carry out the actions passed to ``do``, forever."""
         async with asyncio.TaskGroup() as group:
             while True:
                 self._begin(group, await self._acts.get())
@@ -127,7 +127,7 @@ class SlurmExecutor:
 
         def end(_: asyncio.Task[None]) -> None:
             self._under_way.discard(key)
-            if not isinstance(act, PreemptJobs | WriteNote):  # their plan knows when again
+            if not isinstance(act, PreemptJobs | WriteNote):  # the plan decides when to repeat these
                 self._done_at[key] = _now()
 
         group.create_task(self._do(act)).add_done_callback(end)
@@ -158,7 +158,7 @@ class SlurmExecutor:
         self._warned[job.job_id] = job.restarts
         async with self._writes[job.job_id]:
             with self._troubles.told("job.note") as good:
-                # First: an agent that is killed behind it warns nobody twice, and the time runs all the same.
+                # First: if the agent is killed after it, no job is warned twice, and the time still runs.
                 await self._slurm.ask(build_comment_update(job.target, order, warning.asked, note))
         if not good:
             return
@@ -170,7 +170,7 @@ class SlurmExecutor:
             await asyncio.sleep(PAUSE_S)
 
     async def _signal(self, job: JobRecord, signal: str) -> bool:
-        """Whether nothing more can be done to send it."""
+        """Return whether the signal is sent, or cannot be."""
         whom, _, name = signal.rpartition(":")
         refused = False
         with self._troubles.told("job.warn") as sent:
@@ -187,7 +187,7 @@ class SlurmExecutor:
         return known is not None and known.restarts == job.restarts and known.phase is SlurmJobPhase.LIVE
 
     async def _unlock(self, job: JobRecord) -> None:
-        """Let a job be requeued that may not: only an admin can have said so, and the devices are others'."""
+        """Allow requeue of a job. Only an admin can have forbidden it, and the devices are others'."""
         start = (job.job_id, job.restarts)
         with self._troubles.told("job.unlock"):
             try:
@@ -198,7 +198,7 @@ class SlurmExecutor:
                 raise
             self._unlocked[start] = self._unlocked.get(start, 0) + 1
             if self._unlocked[start] >= TRIES_MAX:
-                self._locked.add(start)  # somebody undoes it again and again
+                self._locked.add(start)  # an admin undoes it again and again
             log.warning("job.unlocked", extra={"job": job.job_id, "detail": UNLOCKED})
 
     async def _cancel(self, job: JobRecord, why: str) -> None:
@@ -209,7 +209,7 @@ class SlurmExecutor:
             log.warning("job.cancelled", extra={"job": job.job_id, "detail": why})
 
     async def _tell(self, job: JobRecord, why: str) -> None:
-        """Write why something was done into a job's AdminComment, if nobody else has written there."""
+        """Write the reason of an action into a job's AdminComment, unless an admin has written there."""
         assert job.order is not None
         note = why if job.note_is_ours else job.note
         async with self._writes[job.job_id]:
@@ -223,7 +223,7 @@ class SlurmExecutor:
         if act.nodes:
             with self._troubles.told("node.drain"):
                 states = {node.name: node.state for node in parse_nodes(await self._slurm.ask(build_nodes()))}
-                ready = [node for node in act.nodes if "drain" not in states.get(node, "")]  # else it has a reason
+                ready = [node for node in act.nodes if "drain" not in states.get(node, "")]  # skip drained ones
                 if ready:
                     await self._slurm.ask(build_drain(ready, f"moorings: {act.why}"))
                     log.error("node.drained", extra={"nodes": ",".join(ready), "detail": act.why})
@@ -240,7 +240,7 @@ class SlurmExecutor:
                 raise
         if good:
             log.warning("job.put_back", extra={"job": job.job_id, "detail": act.why})
-        elif self._refusals[start] >= TRIES_MAX:  # it must not go on without its partition
+        elif self._refusals[start] >= TRIES_MAX:  # it must not run without its partition
             await self._cancel(job, f"cancelled, for Slurm does not requeue it: {act.why}")
 
     async def _requeue(self, job: JobRecord, why: str) -> None:
@@ -252,7 +252,7 @@ class SlurmExecutor:
             log.info("job.yielded", extra={"job": job.job_id, "detail": why})
 
     async def _set_aside(self, claim: str, job: JobRecord) -> None:
-        """Put a job that was started in another's place back into the queue, with its own place there."""
+        """Requeue a job that was started in another's place; it keeps its own place in the queue."""
         with self._troubles.told("job.aside"):
             found = await self._calls(lambda client: client.claim(claim))
             order, since = job.order, queued_since(job)
@@ -270,7 +270,7 @@ class SlurmExecutor:
         async with self._one_note, self._writes[job.job_id]:
             listed = job.asked.restarts if job.asked is not None else None
             if self._warned.get(job.job_id) == job.restarts != listed:
-                return  # it was warned since it was listed, and that must not be written over
+                return  # it was warned after it was listed: do not overwrite that
             with self._troubles.told("job.remark") as good:
                 await self._slurm.ask(build_comment_update(job.target, job.order, job.asked, text))
         if good:
@@ -285,7 +285,7 @@ class SlurmExecutor:
 
 
 def wall_clock() -> Timestamp:
-    """The wall clock's time."""
+    """Return the wall clock's time."""
     return Timestamp(int(time.time() * SECOND))
 
 

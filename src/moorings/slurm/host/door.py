@@ -1,8 +1,8 @@
-"""Where the nodes ask: one line in, one line out, both munge credentials.
+"""The server for nodes: one line in, one line out, both munge credentials.
 
-Whoever can connect may send anything, so everything is bounded: connections, in all and of one machine, the line, the
-time it may take, and what is logged of it. Only root of a node that the job runs on gets a binding, and only root can
-read it. Why a job waits may be asked by every user (``why``); that is answered at once, and only he can read it.
+Any client that can connect may send anything, so everything is bounded: connections, in total and per machine, the
+line, its time, and the log lines about it. Only root of one of the job's nodes gets a binding, and only root can read
+it. Every user may ask why a job waits (``why``); that is answered at once, for that user's eyes only.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from moorings.slurm.host.troubles import RateLimitedWarnings
 from moorings.slurm.munge import Munge
 
 CONNECTIONS_MAX = 2048
-# Each slurmstepd that starts asks once, for all its tasks, and again if nobody listens: several jobs for each core.
+# Each slurmstepd asks once at its start, for all its tasks, and again if no agent listens: several jobs a core.
 CONNECTIONS_PER_ADDRESS_MAX = 256
-LINE_S_MAX = 5.0  # a line is sent at once, and taken at once
+LINE_S_MAX = 5.0  # a line is sent at once, and received at once
 COMPLAIN_S = 1.0
 ROOT = 0
 
 Answer = Callable[[BindRequest], Awaitable[BindReply]]
 Why = Callable[[int, int], str | None]
-"""Of a user, by munge, and the number of a job: why it waits; None: there is none for him."""
+"""Arguments: the user's uid, by munge, and the job id. Result: why it waits; None: nothing for this user."""
 Note = Callable[[hello.PluginHeartbeat], bool]
-"""Whether it is noted that a node's slurmd has loaded the plugin."""
+"""Result: whether it is recorded that a node's slurmd has loaded the plugin."""
 
 
 def _of_none(_uid: int, _job: int) -> None:
@@ -47,16 +47,16 @@ def _not_noted(_told: hello.PluginHeartbeat) -> bool:
 
 
 class BindServer:
-    """Listens for nodes and hands their questions to ``answer``.
+    """Listens for nodes and passes their requests to ``answer``.
 
     Args:
-        munge: reads and makes credentials.
-        answer: to a question.
-        explain: why a job waits, to who asks.
-        note: that a node has the plugin.
-        connections_max: at the same time, in all.
+        munge: decodes and makes credentials.
+        answer: answers a request.
+        explain: returns why a job waits, for a user.
+        note: records that a node has the plugin.
+        connections_max: at the same time, in total.
         per_address_max: of them from one address.
-        complain_s: of what is refused for the same reason one line is logged in so many seconds.
+        complain_s: seconds between two log lines of refusals for the same reason.
     """
 
     def __init__(
@@ -79,10 +79,10 @@ class BindServer:
         self._server: asyncio.Server | None = None
 
     async def open(self, host: str | None, port: int) -> int:
-        """Listen; the port.
+        """Listen; return the port.
 
         Raises:
-            MooringsError: ``config.invalid``: that address cannot be had.
+            MooringsError: ``config.invalid``: the address is not available.
         """
         try:
             self._server = await asyncio.start_server(
@@ -94,7 +94,7 @@ class BindServer:
         return int(self._server.sockets[0].getsockname()[1])
 
     def close(self) -> None:
-        """Listen no longer."""
+        """Stop listening."""
         if self._server is not None:
             self._server.close()
 
@@ -109,9 +109,9 @@ class BindServer:
             if gone is not writer:
                 await self._talk(reader, writer)
         except (OSError, EOFError, ValueError, TimeoutError, asyncio.LimitOverrunError):
-            pass  # it has gone, or sends no line: nothing is owed to it
+            pass  # the client has gone, or sends no line: it gets no answer
         except asyncio.CancelledError:
-            pass  # the agent stops: the node asks again; asyncio would log a cancelled handler as its own failure
+            pass  # the agent stops and the node asks again; asyncio would log a cancelled handler as a failure
         except MooringsError as error:
             self._complaints.tell(error.code, f"{error.detail}, from {address}")
         finally:
@@ -139,7 +139,7 @@ class BindServer:
         reply = await self._answer(request)
         try:
             payload = build_reply(request, reply)
-        except MooringsError as error:  # a driver gave what no node would take
+        except MooringsError as error:  # the driver returned something that no node accepts
             payload = build_reply(request, BindReply(BindStatus.REFUSED, f"the binding cannot be used: {error.detail}"))
         await self._seal(writer, payload, ROOT)
 
@@ -149,7 +149,7 @@ class BindServer:
 
 
 async def _end(writer: asyncio.StreamWriter) -> None:
-    """Close a connection when what was written is sent, or has not been taken in time."""
+    """Close a connection once the reply is sent, or its timeout is over."""
     writer.close()
     try:
         async with asyncio.timeout(LINE_S_MAX):
@@ -157,9 +157,9 @@ async def _end(writer: asyncio.StreamWriter) -> None:
     except (OSError, TimeoutError):
         pass
     finally:
-        writer.transport.abort()  # nothing, if it is closed
+        writer.transport.abort()  # does nothing if it is closed
 
 
 def _address_of(writer: asyncio.StreamWriter) -> str:
-    peer = writer.get_extra_info("peername")  # None: it has gone already
+    peer = writer.get_extra_info("peername")  # None: already disconnected
     return str(peer[0]) if peer else ""

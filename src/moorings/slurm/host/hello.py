@@ -1,6 +1,6 @@
-"""What a node's slurmd says to the agent when it has loaded the plugin: ``deploy/slurm/moorings_hello.h`` says it.
+"""A slurmd's report to the agent that it has loaded the plugin; ``deploy/slurm/moorings_hello.h`` sends it.
 
-One line each way, as when a step asks (``nodes``), with the payload::
+One line each way, as in a step's request (``nodes``), with the payload::
 
     moorings 1 hello
     node=n1
@@ -25,13 +25,13 @@ _REQUEST = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class PluginHeartbeat:
-    """That a slurmd has loaded the plugin. It says so again every minute, for as long as it lives.
+    """A slurmd's report that it has loaded the plugin, repeated every minute while it lives.
 
     Attributes:
         node: its NodeName, or its machine's name where it was started without one.
-        run: 16 hexadecimal digits that name this slurmd, and none before or after it.
-        age_ms: how long ago it loaded the plugin. No time of day: the node's clock may be wrong.
-        nonce: 16 hexadecimal digits, new for each.
+        run: 16 hexadecimal digits that identify this run of slurmd.
+        age_ms: time since it loaded the plugin; not a time of day, because the node's clock may be wrong.
+        nonce: 16 hexadecimal digits, new for each report.
     """
 
     node: str
@@ -41,14 +41,14 @@ class PluginHeartbeat:
 
 
 def build_request(hello: PluginHeartbeat) -> bytes:
-    """The payload of a node's credential."""
+    """Return the payload of a node's credential."""
     return GREETING + f"node={hello.node}\nrun={hello.run}\nage_ms={hello.age_ms}\nnonce={hello.nonce}\n".encode(
         "ascii"
     )
 
 
 def parse_request(payload: bytes) -> PluginHeartbeat:
-    """What a node says.
+    """Return a node's report.
 
     Raises:
         MooringsError: ``node.invalid``.
@@ -61,6 +61,6 @@ def parse_request(payload: bytes) -> PluginHeartbeat:
 
 
 def build_reply(hello: PluginHeartbeat, *, noted: bool) -> bytes:
-    """The payload of the agent's credential; not ``noted``: the node is to say it again."""
+    """Return the payload of the agent's credential; not ``noted``: the node must repeat its report."""
     status = "ok" if noted else "retry"
     return f"node={hello.node}\nnonce={hello.nonce}\nstatus={status}\n".encode("ascii")

@@ -1,8 +1,8 @@
-"""Installs what Slurm needs for IPU jobs, and takes it away again: compiles, reads, writes, removes; decides nothing.
+"""Installs and removes the parts that Slurm needs for IPU jobs: compiles, reads, writes, removes; decides nothing.
 
-What to do is ``installation``'s; here it is done: each file whole or not at all, never through a link, the manifest
-first. Run as root on every machine of the cluster (submit hosts and nodes need the plugin too); where they share the
-configuration folder, the second machine finds it done.
+``installation`` decides. Files are written whole or not at all, never through a link, the manifest first. Run it as
+root on every machine of the cluster (submit hosts and nodes need the plugin too). Where machines share the
+configuration folder, the second one finds it done.
 """
 
 from __future__ import annotations
@@ -48,17 +48,18 @@ COMPILE_S = 60.0
 FILE_BYTES_MAX = 16 << 20
 PLUGSTACK_FILES_MAX = 100
 SOURCE = "moorings_spank.c"
-PARTS = ("moorings_step.h", "moorings_ask.h", "moorings_folders.h", "moorings_hello.h")  # of it
+PARTS = ("moorings_step.h", "moorings_ask.h", "moorings_folders.h", "moorings_hello.h")  # its included headers
 _HEADERS = (
     "install Slurm's headers of the release that runs (Debian: libslurm-dev), and gcc; CPATH names another folder"
 )
 
 
 async def find_site(commands: SlurmCommands) -> Site:
-    """The Slurm that this machine's commands reach, with the files that they read.
+    """Return the Slurm that this machine's commands reach, with the files that they read.
 
     Raises:
-        MooringsError: ``slurm.missing``, ``slurm.unavailable``, ``slurm.unreadable`` and what else asking can end in.
+        MooringsError: ``slurm.missing``, ``slurm.unavailable``, ``slurm.unreadable`` and other errors of Slurm's
+            commands.
     """
     site = parse_site(parse_config(await commands.ask(build_config())))
     conf = slurm_conf_path(commands.environment, site.slurm_conf)
@@ -66,17 +67,17 @@ async def find_site(commands: SlurmCommands) -> Site:
 
 
 async def find_feature(commands: SlurmCommands) -> str:
-    """The feature that jobs of IPUs have to ask for; empty: slurm.conf gives it to no node.
+    """Return the feature for IPU jobs to request; empty: slurm.conf gives it to no node.
 
     Raises:
-        MooringsError: what asking can end in.
+        MooringsError: an error of Slurm's commands.
     """
     nodes = parse_show_nodes(await commands.ask(build_show_nodes()))
     return FEATURE if any(FEATURE in node.features for node in nodes) else ""
 
 
 def load_sources() -> dict[str, bytes]:
-    """The plugin's source and the Lua files, by name: out of the package, or out of the checkout it is run from.
+    """Return the plugin's source and the Lua files, by name, from the package or the checkout.
 
     Raises:
         MooringsError: ``slurm.missing``.
@@ -91,12 +92,12 @@ def load_sources() -> dict[str, bytes]:
 
 
 def build_compile(compiler: str) -> list[str]:
-    """Compiles the plugin in the present folder; names without a folder make the object the same wherever that is."""
+    """Return the command that compiles the plugin in the current folder; relative names make the build reproducible."""
     return [compiler, "-std=c99", "-shared", "-fPIC", "-O2", "-o", "moorings_spank.so", SOURCE, "-ldl"]
 
 
 def compile_plugin(sources: Mapping[str, bytes], version: str, environment: Mapping[str, str]) -> bytes:
-    """The plugin for a version of Slurm, from its source and the parts of it, by name.
+    """Return the plugin for a version of Slurm, compiled from its source and headers, by name.
 
     Raises:
         MooringsError: ``slurm.missing`` (no compiler), ``slurm.not_built``: also if the headers are another release's.
@@ -132,7 +133,7 @@ def compile_plugin(sources: Mapping[str, bytes], version: str, environment: Mapp
 
 
 def digest_files(paths: Iterable[Path]) -> dict[Path, str | None]:
-    """The digest of what lies at each path; None: no plain file; a path at which nothing lies is left out.
+    """Return the digest of the file at each path; None: not a regular file; missing files are left out.
 
     Raises:
         MooringsError: ``slurm.denied``.
@@ -149,7 +150,7 @@ def digest_files(paths: Iterable[Path]) -> dict[Path, str | None]:
 
 
 def read_file(path: Path) -> bytes | None:
-    """The content of a file; None: there is none.
+    """Return the content of a file; None: there is no file.
 
     Raises:
         MooringsError: ``slurm.denied``.
@@ -166,7 +167,7 @@ def read_file(path: Path) -> bytes | None:
 
 
 def load_plugstack(path: Path) -> dict[Path, str]:
-    """The texts of a plugstack.conf and of the files that it takes in, and these in turn; empty if there is none.
+    """Return the texts of a plugstack.conf and of all files it includes, also indirectly; empty if there is none.
 
     Raises:
         MooringsError: ``slurm.denied``.
@@ -187,7 +188,7 @@ def _matching(pattern: str) -> list[Path]:
 
 
 def load_stack(site: Site, manifest: InstallManifest, *, force: bool = False) -> PlugstackFiles:
-    """What there is of plugstack files, and which of them are ours; with ``force`` also one that was changed by hand.
+    """Return the plugstack files and which we may replace; with ``force`` also an edited one.
 
     Raises:
         MooringsError: ``slurm.denied``.
@@ -201,7 +202,7 @@ def load_stack(site: Site, manifest: InstallManifest, *, force: bool = False) ->
 
 
 def load_manifest(library: Path) -> InstallManifest:
-    """What we wrote on this machine; empty if nothing.
+    """Return the manifest of this machine; empty if we wrote no file.
 
     Raises:
         MooringsError: ``slurm.unreadable``, ``slurm.denied``.
@@ -216,10 +217,10 @@ def load_manifest(library: Path) -> InstallManifest:
 
 @contextlib.contextmanager
 def exclusive_install(library: Path) -> Iterator[None]:
-    """Only one installation on this machine at a time; the lock goes with the process.
+    """Allow one installation on this machine at a time; the lock ends with the process.
 
     Raises:
-        MooringsError: ``slurm.changed`` if another is at work; ``slurm.denied``.
+        MooringsError: ``slurm.changed`` if another is running; ``slurm.denied``.
     """
     try:
         _make_folder(library)
@@ -236,10 +237,10 @@ def exclusive_install(library: Path) -> Iterator[None]:
 
 
 def apply_install(steps: Sequence[InstallStep], manifest: InstallManifest, library: Path) -> None:
-    """Write what is to be written, in order, then remove what is retired; after a kill it ends in the same.
+    """Write the planned files in order, then remove retired ones; a repeat after a kill has the same result.
 
     Raises:
-        MooringsError: ``slurm.changed`` if a file is not what it was when the plan was made; ``slurm.denied``.
+        MooringsError: ``slurm.changed`` if a file has changed since the plan was made; ``slurm.denied``.
     """
     todo = [step for step in steps if step.action in (FileAction.CREATE, FileAction.UPDATE)]
     known = with_steps(manifest, steps)
@@ -258,7 +259,7 @@ def apply_install(steps: Sequence[InstallStep], manifest: InstallManifest, libra
 
 
 def apply_uninstall(steps: Sequence[InstallStep], manifest: InstallManifest, library: Path) -> None:
-    """Remove what is to be removed, then the manifest, and our folders if they are empty.
+    """Remove the planned files, then the manifest, and our folders if they are empty.
 
     Raises:
         MooringsError: ``slurm.changed``, ``slurm.denied``.
@@ -274,17 +275,17 @@ def apply_uninstall(steps: Sequence[InstallStep], manifest: InstallManifest, lib
         _write(library / MANIFEST, build_manifest(rest), 0o644)
     else:
         (library / MANIFEST).unlink(missing_ok=True)
-    for folder in (library, library.parent):  # `/usr/local/lib/moorings/slurm`, and the folder we made for it
+    for folder in (library, library.parent):  # `/usr/local/lib/moorings/slurm`, and its parent folder
         with contextlib.suppress(OSError):  # it is not empty, or mounted
             folder.rmdir()
 
 
 def _write(path: Path, content: bytes, mode: int, owner: int | None = None) -> None:
-    """Put a file in place, whole or not at all, with that mode whatever the umask is; root gives it to ``owner``."""
+    """Replace a file, whole or not at all, with that mode whatever the umask is; root sets the ``owner``."""
     draft = _draft(path)
     try:
         _make_folder(path.parent)
-        draft.unlink(missing_ok=True)  # of one that was killed
+        draft.unlink(missing_ok=True)  # left by a killed installation
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             with os.fdopen(descriptor, "wb") as file:
@@ -303,7 +304,7 @@ def _write(path: Path, content: bytes, mode: int, owner: int | None = None) -> N
 
 
 def _remove(path: Path, manifest: InstallManifest) -> None:
-    """Remove a file that is as we wrote it."""
+    """Remove a file that is unchanged since we wrote it."""
     if digest_files([path]).get(path) not in manifest.digests[path]:
         raise MooringsError("slurm.changed", f"{path} was changed since the plan was made")
     try:
@@ -313,12 +314,12 @@ def _remove(path: Path, manifest: InstallManifest) -> None:
 
 
 def _draft(path: Path) -> Path:
-    """Where a file is written before it is put in place; always the same, so that a kill leaves no heap of them."""
+    """Return the path of a file's draft; it is always the same, so that kills leave one draft only."""
     return path.with_name(f".{path.name}.moorings-new")
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder that everybody can read, and those above it, whatever the umask is."""
+    """Make a world-readable folder and its parents, whatever the umask is."""
     if not folder.is_dir():
         _make_folder(folder.parent)
         folder.mkdir(exist_ok=True)

@@ -1,9 +1,8 @@
-"""What an installation for Slurm consists of, as decisions: which files, with which content, and what to do about each.
+"""The decisions of an installation for Slurm: which files, with which content, and which action on each.
 
-Every file is ours alone or missing before: a file of the site's is never rewritten, nor is one of ours that somebody
-changed by hand. Where the line that loads the plugin belongs, ``plugstack`` tells. The manifest knows a file of ours by
-its digests: the one it had, and the one it is about to get, so that a kill between the two leaves nothing that looks
-like somebody else's.
+Each file is ours alone, or was missing before. A file of the site is never rewritten, nor is an edited file of ours.
+``plugstack`` decides where the line that loads the plugin belongs. The manifest identifies a file of ours by its
+digests: the current one and the next one, so that after a kill between the two every file of ours is still recognized.
 """
 
 from __future__ import annotations
@@ -32,33 +31,33 @@ from moorings.slurm.host.vipu_conf import AGENT_PORT, FILE_NAME
 SUBMIT, LIMITS, JOB_SUBMIT = "moorings_submit.lua", "moorings_limits.lua", "job_submit.lua"
 MANIFEST = "installed.json"
 MANIFEST_BYTES_MAX = 1 << 20
-WAIT_MAX_S = 3600  # more than ApiTimeout may be
+WAIT_MAX_S = 3600  # more than the maximum of ApiTimeout
 _MADE = "Made by 'moor slurm install'"
 
 
 class FileAction(StrEnum):
-    """What is done about one file."""
+    """The action on one file."""
 
     CREATE = "create"
     UPDATE = "update"
     SAME = "same"
-    KEEP = "keep"  # it is the site's, or was changed by hand
+    KEEP = "keep"  # it is the site's, or was edited
     REMOVE = "remove"
-    GONE = "gone"  # it was ours and is not there any more
+    GONE = "gone"  # it was ours and no longer exists
 
 
 @dataclass(frozen=True, slots=True)
 class DesiredFile:
-    """A file as it should be.
+    """The desired state of a file.
 
     Attributes:
         path: absolute.
-        content: all of it.
-        why: what it is for.
+        content: the whole content.
+        why: its purpose.
         mode: permission bits.
-        once: made if it is missing, and never touched again: the site fills it in.
-        owner: number of the user it is given to when it is made; None: whoever makes it.
-        yields: only for a site that has no such file: its own is left alone, whatever is said.
+        once: created if missing, and never changed afterwards: the site fills it in.
+        owner: uid of its owner when created; None: the creating user.
+        yields: only for a site without such a file: the site's own is left alone, also with --force.
     """
 
     path: Path
@@ -72,7 +71,7 @@ class DesiredFile:
 
 @dataclass(frozen=True, slots=True)
 class InstallStep:
-    """What is done about one file, and why; ``wanted`` is what to write."""
+    """The action on one file, and its reason; ``wanted`` is the file to write."""
 
     action: FileAction
     path: Path
@@ -82,23 +81,23 @@ class InstallStep:
 
 @dataclass(frozen=True, slots=True)
 class InstallManifest:
-    """What we wrote: for each path the digests by which a file is known as ours, and what else should be known."""
+    """The manifest of files that we wrote: for each path the digests that identify a file as ours."""
 
     digests: Mapping[Path, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstallOptions:
-    """What an admin chose.
+    """An admin's choices.
 
     Attributes:
         library: folder of the plugin and the manifest, the same on all machines.
-        agent: ``HOST[,HOST2]:PORT`` where nodes find the agent.
-        agent_uid: under which the agent runs; nodes take nobody else's word, but root's.
-        ipus: devices of the pool; ``largest``: of its largest partition that one job may have; ``domain``: wired as
-            one, of which a larger partition needs a task each (None: not known, and not checked at submit).
+        agent: ``HOST[,HOST2]:PORT`` where nodes reach the agent.
+        agent_uid: the agent's uid; nodes only trust it and root.
+        ipus: devices of the pool; ``largest``: of the largest partition for one job; ``domain``: devices wired as
+        one; a larger partition needs a task for each domain (None: unknown, and not checked at submit).
         wait_s: how long a job's start waits for its partition.
-        feature: that the nodes of IPU jobs have in slurm.conf; empty: none has it, and jobs do not ask for it.
+        feature: the feature of nodes for IPU jobs in slurm.conf; empty: no node has it, and jobs do not request it.
     """
 
     library: Path
@@ -112,7 +111,7 @@ class InstallOptions:
 
 
 def digest_of(content: bytes) -> str:
-    """How a file's content is known."""
+    """Return the digest that identifies a file's content."""
     return hashlib.sha256(content).hexdigest()
 
 
@@ -123,11 +122,11 @@ def build_files(
     sources: Mapping[str, bytes],
     stack: PlugstackFiles | None = None,
 ) -> list[DesiredFile]:
-    """The files of an installation, in the order they are written: nothing names one that comes after it.
+    """Return the files of an installation in the order of writing: no file refers to a later one.
 
     Args:
-        site: what it is for.
-        choices: of the admin.
+        site: the Slurm to install for.
+        choices: the admin's.
         plugin: the compiled plugin.
         sources: the Lua files, by name.
         stack: the plugstack files of this machine; None: there are none.
@@ -146,7 +145,7 @@ def build_files(
 
 
 def build_plugin_file(site: Site, library: Path, plugin: bytes) -> DesiredFile:
-    """The plugin: all there is to install where slurmctld hands out the rest."""
+    """Return the plugin's file: the only one to install where slurmctld distributes the others."""
     return DesiredFile(library / PLUGIN, plugin, f"--ipus and --num-replicas, for Slurm {site.version}", 0o755)
 
 
@@ -157,21 +156,21 @@ def _plugstack_files(site: Site, choices: InstallOptions, stack: PlugstackFiles)
     why = f"loads the plugin; the agent runs as {agent}"
     place = choose_location(site, stack)
     files = [DesiredFile(include_file_of(site), line, why)] if place is LineLocation.FOLDER else []
-    if place is LineLocation.FOLDER and site.plugstack in stack.replaceable:  # it takes others' files in, too
+    if place is LineLocation.FOLDER and site.plugstack in stack.replaceable:  # it includes others' files, too
         return [*files, DesiredFile(site.plugstack, stack.texts[site.plugstack].encode(), "takes plugstack.conf.d in")]
     return [*files, DesiredFile(site.plugstack, line, why, yields=True)]
 
 
 def retired_files(site: Site, stack: PlugstackFiles) -> list[Path]:
-    """What earlier installations wrote and this one does without: our line, where another loads the plugin."""
+    """Return our files of earlier installations without use in this one: our line, if another line loads the plugin."""
     loader, place = include_file_of(site), choose_location(site, stack)
     elsewhere = any(line.file != loader for line in plugin_lines(stack.texts))
     return [loader] if place is LineLocation.FILE or (place is LineLocation.SITE and elsewhere) else []
 
 
 def build_plugin_line(site: Site, choices: InstallOptions) -> str:
-    """The line that loads the plugin, with its arguments. Everybody can read it: no secret is in it."""
-    # `optional`: an object of another release costs an error message; `required` would break every command.
+    """Return the line that loads the plugin, with its arguments. It is world-readable and holds no secret."""
+    # `optional`: an object of another release only costs an error message; `required` would break every command.
     words = (f"{name}={value}" for name, value in _arguments(site, choices).items())
     return f"optional {choices.library / PLUGIN} {' '.join(words)}"
 
@@ -183,13 +182,13 @@ def _arguments(site: Site, choices: InstallOptions) -> dict[str, str]:
 
 
 def build_limits(site: Site, choices: InstallOptions) -> bytes:
-    """The Lua table that the submit script reads its limits from."""
+    """Return the Lua table with the limits of the submit script."""
     sizes = ", ".join(str(size) for size in sizes_up_to(choices.largest))
     entries = [f"max = {choices.largest},", f"sizes = {{ {sizes} }},"]
     entries += [f"domain = {choices.domain},"] if choices.domain is not None else []
     entries += [] if site.job_requeue else ["requeue = false,"]
-    entries += [f'feature = "{choices.feature}",'] if choices.feature else []  # of the nodes that have the plugin
-    entries.append(f"admins = {{ {site.slurm_user[1]} }},")  # who may change such jobs, besides root
+    entries += [f'feature = "{choices.feature}",'] if choices.feature else []  # of the nodes with the plugin
+    entries.append(f"admins = {{ {site.slurm_user[1]} }},")  # allowed to change such jobs, besides root
     lines = "".join(f"    {entry}\n" for entry in entries)
     return f"-- {_MADE}.\nreturn {{\n{lines}}}\n".encode()
 
@@ -198,7 +197,7 @@ _ONCE = re.compile(rb"\brequeue\s*=\s*false\b")
 
 
 def parse_requeue(limits: bytes) -> bool:
-    """Whether a batch job that does not say may start again, as that table tells the submit script."""
+    """Whether a batch job without --requeue or --no-requeue may start again, by the submit script's table."""
     return not any(_ONCE.search(line.split(b"--")[0]) for line in limits.split(b"\n"))
 
 
@@ -206,7 +205,7 @@ _FEATURE = re.compile(rb"\bfeature\s*=\s*\"")
 
 
 def parse_feature(limits: bytes) -> bool:
-    """Whether that table has the submit script keep IPU jobs to nodes with a feature."""
+    """Whether that table limits IPU jobs to nodes with a feature."""
     return any(_FEATURE.search(line.split(b"--")[0]) for line in limits.split(b"\n"))
 
 
@@ -229,19 +228,19 @@ _PORT = re.compile(rb"AgentPort=[0-9]{1,5}\n")
 
 
 def build_vipu_conf(choices: InstallOptions) -> bytes:
-    """The vipu.conf to fill in: its agent listens where nodes look for it."""
+    """Return the vipu.conf to fill in; its agent listens on the port that nodes use."""
     port = choices.agent.rpartition(":")[2]
     return VIPU_CONF if port == str(AGENT_PORT) else VIPU_CONF + f"AgentPort={port}\n".encode()
 
 
 def is_template(conf: bytes) -> bool:
-    """Whether a vipu.conf is as the installation made it."""
+    """Whether a vipu.conf is still as installed."""
     return conf.startswith(VIPU_CONF) and (conf == VIPU_CONF or bool(_PORT.fullmatch(conf[len(VIPU_CONF) :])))
 
 
 @dataclass(frozen=True, slots=True)
 class OwnLine:
-    """What a site must add to a file of its own that we found and leave alone."""
+    """Lines that a site must add to an existing file of its own."""
 
     file: Path
     lines: tuple[str, ...]
@@ -249,11 +248,11 @@ class OwnLine:
 
 
 def lines_for_site(site: Site, choices: InstallOptions, script: bytes | None, stack: PlugstackFiles) -> list[OwnLine]:
-    """What is to be added by hand to ``job_submit.lua`` and ``plugstack.conf``, where the site has its own.
+    """Return the lines for the admin to add to the site's own ``job_submit.lua`` and ``plugstack.conf``.
 
     Args:
-        site: what it is for.
-        choices: of the admin.
+        site: the Slurm to install for.
+        choices: the admin's.
         script: its ``job_submit.lua``; None: there is none.
         stack: its plugstack files.
     """
@@ -269,7 +268,7 @@ def lines_for_site(site: Site, choices: InstallOptions, script: bytes | None, st
 
 
 def calls_our_script(script: bytes) -> bool:
-    """Whether a job_submit.lua brings our script in."""
+    """Whether a job_submit.lua loads our script."""
     return any(
         SUBMIT.removesuffix(".lua").encode() in line.split(b"--")[0] for line in script.replace(b"\r", b"").split(b"\n")
     )
@@ -298,14 +297,14 @@ def plan_install(
     force: bool = False,
     retired: Sequence[Path] = (),
 ) -> list[InstallStep]:
-    """What to do about each file, in order: at last those that are needed no more are removed.
+    """Return the action on each file, in order; removals of unneeded files come last.
 
     Args:
         wanted: the files.
-        on_disk: the digest of what lies at each path now; None: something that is no plain file. Missing: nothing.
-        manifest: what we wrote before.
-        force: also replace files that were changed by hand, and others' at our paths.
-        retired: files of an earlier installation.
+        on_disk: the digest of each existing file; None: not a regular file.
+        manifest: the files that we wrote before.
+        force: also replace edited files, and others' files at our paths.
+        retired: unneeded files of an earlier installation.
     """
     steps = [_step(file, on_disk, manifest.digests.get(file.path, ()), force=force) for file in wanted]
     return steps + [_away(path, on_disk, manifest) for path in retired if path in manifest.digests]
@@ -342,7 +341,7 @@ def _step(file: DesiredFile, on_disk: Mapping[Path, str | None], ours: tuple[str
 
 
 def plan_uninstall(on_disk: Mapping[Path, str | None], manifest: InstallManifest) -> list[InstallStep]:
-    """What to do about each file that we wrote, the last first: nothing names one that is gone."""
+    """Return the action on each file that we wrote, in reverse order: no file refers to a removed one."""
     steps = []
     for path, ours in reversed([*manifest.digests.items()]):
         if path not in on_disk:
@@ -357,7 +356,7 @@ def plan_uninstall(on_disk: Mapping[Path, str | None], manifest: InstallManifest
 
 
 def check_uninstall(job_submit: Sequence[str], script: bytes | None, conf: Path) -> None:
-    """See that slurmctld does not need what is removed: without its script it refuses every job.
+    """Raise if slurmctld still needs a file to remove: without its script it refuses every job.
 
     Raises:
         MooringsError: ``slurm.refused``.
@@ -372,12 +371,12 @@ def check_uninstall(job_submit: Sequence[str], script: bytes | None, conf: Path)
 
 
 def check_wait(wait_s: int, patience_s: int, conf: Path) -> None:
-    """See that the agent gives a job up before its node does, so that the node hears why.
+    """Raise unless the agent gives a job up before its node does, so that the node learns why.
 
     Args:
-        wait_s: of the plugin.
+        wait_s: the plugin's.
         patience_s: ApiTimeout.
-        conf: the vipu.conf that says so.
+        conf: the path of vipu.conf.
 
     Raises:
         MooringsError: ``config.invalid``.
@@ -392,12 +391,12 @@ def check_wait(wait_s: int, patience_s: int, conf: Path) -> None:
 
 
 def with_steps(manifest: InstallManifest, steps: Sequence[InstallStep]) -> InstallManifest:
-    """The manifest before the steps are done: it knows each file as it is and as it will be."""
+    """Return the manifest from before the steps: it has each file's current and next digest."""
     digests = dict(manifest.digests)
     for step in steps:
         if step.wanted is not None and step.action in (FileAction.CREATE, FileAction.UPDATE):
             new = digest_of(step.wanted.content)
-            # Written anew at the end, so that the order is that of the last installation.
+            # Appended again, so that the order is that of the last installation.
             digests[step.path] = (*[old for old in digests.pop(step.path, ()) if old != new][-2:], new)
         elif step.wanted is not None and step.path in digests:
             digests[step.path] = digests.pop(step.path)
@@ -405,18 +404,18 @@ def with_steps(manifest: InstallManifest, steps: Sequence[InstallStep]) -> Insta
 
 
 def without_files(manifest: InstallManifest, gone: Collection[Path]) -> InstallManifest:
-    """The manifest without these files."""
+    """Return the manifest without these files."""
     return InstallManifest({path: ours for path, ours in manifest.digests.items() if path not in gone})
 
 
 def build_manifest(manifest: InstallManifest) -> bytes:
-    """The manifest as a file."""
+    """Return the manifest as a file's content."""
     files = [{"path": str(path), "sha256": list(ours)} for path, ours in manifest.digests.items()]
     return (json.dumps({"version": 1, "files": files}, indent=1) + "\n").encode()
 
 
 def parse_manifest(content: bytes, source: str) -> InstallManifest:
-    """The manifest in a file.
+    """Parse a manifest file.
 
     Raises:
         MooringsError: ``slurm.unreadable``.

@@ -1,8 +1,8 @@
-"""Which Slurm this is: an id in its StateSaveLocation, where what it knows of its jobs lies.
+"""The identity of a Slurm: an id in its StateSaveLocation, beside its state of jobs.
 
-ClusterName does not tell two Slurms apart: a cloned head node has the same one, and the same access key. Whoever has
-another memory of jobs must not judge by it what the other one's are. So the id lies with that memory: it outlives
-restarts, moves with a backup controller that shares the folder, and a folder made anew gets another one.
+ClusterName does not tell two Slurms apart: a cloned head node has the same name, and the same access key. A Slurm with
+another state of jobs must not judge the jobs of the first. So the id lies with that state: it survives restarts, moves
+with a backup controller that shares the folder, and is new in a new folder.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HINT = (
 
 
 def read_instance(folder: Path) -> str | None:
-    """The id of the Slurm that keeps its state in ``folder``; None: it has none yet.
+    """Return the id of the Slurm with its state in ``folder``; None: it has none yet.
 
     Raises:
         MooringsError: ``slurm.unreadable``.
@@ -53,9 +53,9 @@ def read_instance(folder: Path) -> str | None:
 
 
 def ensure_instance(folder: Path, fresh: str) -> str:
-    """The id of the Slurm that keeps its state in ``folder``: ``fresh``, if it has none yet.
+    """Return the id of the Slurm with its state in ``folder``; store ``fresh`` if it has none yet.
 
-    It is there whole or not at all: a half-written one would hold the agent up until somebody removes it.
+    It is written whole or not at all: a half-written id would block the agent until an admin removes it.
 
     Raises:
         MooringsError: ``slurm.unreadable``.
@@ -70,11 +70,11 @@ def ensure_instance(folder: Path, fresh: str) -> str:
         file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             os.write(file, f"{fresh}\n".encode())
-            if os.geteuid() == 0:  # the next agent may run as SlurmUser, whose folder it is
+            if os.geteuid() == 0:  # the next agent may run as SlurmUser, the folder's owner
                 with contextlib.suppress(PermissionError):  # a unit may leave root no CAP_CHOWN, and root can read it
                     os.fchown(file, owner.st_uid, owner.st_gid)
             os.fsync(file)
-            os.link(draft, path)  # unlike a rename, it replaces nothing that another agent has just made
+            os.link(draft, path)  # unlike a rename, a link replaces no file that another agent has just made
         finally:
             os.close(file)
             draft.unlink()
@@ -90,16 +90,16 @@ def ensure_instance(folder: Path, fresh: str) -> str:
 
 
 def lock_instance(folder: Path) -> int | None:
-    """Be the one agent of the Slurm that keeps its state in ``folder``, until this process ends; the open file.
+    """Lock ``folder`` for the one agent of its Slurm, until this process ends; return the open file.
 
-    None: another agent is. It also holds between machines that share the folder by NFS.
+    None: another agent has the lock. The lock also works between machines that share the folder by NFS.
 
     Raises:
         MooringsError: ``slurm.unreadable``.
     """
     path = folder / FILE
     try:
-        file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)  # NFS locks only what may be written
+        file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)  # NFS only locks files opened for writing
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -114,7 +114,7 @@ def lock_instance(folder: Path) -> int | None:
 
 
 def _save(folder: Path) -> None:
-    """Have the folder on disk, with what was made in it."""
+    """Sync the folder and its new entries to disk."""
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(file)

@@ -1,8 +1,8 @@
-"""Whose partition is whose: Slurm's IPU jobs beside the controller's claims, as decisions.
+"""Matches Slurm's IPU jobs with the controller's claims, as decisions.
 
-A claim belongs to one start of one job: its owner names cluster, job, the nonce that ``job_submit`` drew (job ids come
-again after a crash) and the number of restarts. It is released when Slurm *says* that this start is over; a job that is
-merely missing must be missing for long (law 3).
+A claim belongs to one start of one job: its owner names cluster, job, the nonce from ``job_submit`` (job ids are reused
+after a crash) and the number of restarts. It is released when Slurm *says* that this start has ended. A missing job
+must be missing for long (law 3).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from moorings.wire.shapes import ClaimBody, ClaimRequest, QueuedJobShape, QueueR
 
 KIND = "ipu"
 _PROJECT = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
-STARTED = ("RUNNING", "CONFIGURING")  # states in which a job needs its partition
+STARTED = ("RUNNING", "CONFIGURING")  # a job needs its partition in these states
 COMPLETING = "COMPLETING"
-# What a waiting job that is told of waits for. All other reasons mean something that is not ours to give (nodes, a
-# dependency, a limit), and nothing must be kept for it.
+# What a reported pending job waits for. All other reasons are not ours to solve (nodes, a dependency, a limit), and no
+# block may be reserved for them.
 REASON_LICENSES = "Licenses"
 REASONS_NONE = ("None", "")
 REASON_PRIORITY = "Priority"
@@ -33,9 +33,9 @@ _STARTS = 6  # parts of an owner: slurm, cluster, job, nonce, restarts, instance
 
 @dataclass(frozen=True, slots=True)
 class ClusterIdentity:
-    """Whose jobs they are: a Slurm, by its ClusterName and by the id of what it remembers of its jobs.
+    """The identity of a Slurm: its ClusterName and the id of its state of jobs.
 
-    The name alone would not do: of two Slurms of one name each would take the other's claims for leftovers.
+    The name alone does not suffice: of two Slurms with one name, each would take the other's claims for leftovers.
     """
 
     cluster: str
@@ -43,11 +43,11 @@ class ClusterIdentity:
 
     @property
     def queue(self) -> str:
-        """All owners of its claims begin so."""
+        """Return the prefix of all owners of its claims."""
         return queue_of(self.cluster)
 
     def may_judge(self, owner: str) -> bool:
-        """Whether what this Slurm knows of its jobs says anything of a claim."""
+        """Whether this Slurm's state of jobs can prove anything about a claim."""
         return start_of(owner) is None or owner.rpartition("/")[2] == self.instance
 
 
@@ -61,30 +61,30 @@ class JobStart:
 
     @classmethod
     def of(cls, job: JobRecord, order: SubmittedOptions) -> JobStart:
-        """The present start of a job, or its next one if it waits."""
+        """Return the current start of a job, or the next one if it is pending."""
         return cls(job.job_id, order.nonce, job.restarts)
 
     def owner(self, home: ClusterIdentity) -> str:
-        """The owner of its claim."""
+        """Return the owner of its claim."""
         return f"{home.queue}/{self.job_id}/{self.nonce}/{self.restarts}/{home.instance}"
 
     def key(self, home: ClusterIdentity) -> str:
-        """The idempotency key of its claim."""
+        """Return the idempotency key of its claim."""
         return f"{home.cluster}/{self.job_id}/{self.nonce}/{self.restarts}/{home.instance}"
 
     def names(self) -> tuple[str, str]:
-        """What its partition is called: as users of the V-IPU plugin know it; if that is taken, by the nonce too."""
+        """Return two names of its partition: the V-IPU plugin's form, and with the nonce if that is taken."""
         short = f"slurm_{self.job_id}" + (f"_r{self.restarts}" if self.restarts else "")
         return short[:NAME_CHARS_MAX], f"{short}_{self.nonce}"[:NAME_CHARS_MAX]
 
 
 def queue_of(cluster: str) -> str:
-    """The queue of a cluster: all owners of its claims begin so."""
+    """Return the queue of a cluster: the prefix of all owners of its claims."""
     return f"slurm/{cluster}"
 
 
 def start_of(owner: str) -> JobStart | None:
-    """The start that an owner names; None: it names none."""
+    """Return the start that an owner names; None: it names none."""
     parts = owner.split("/")
     if len(parts) != _STARTS or not parts[2].isdecimal() or not parts[4].isdecimal():
         return None
@@ -92,7 +92,7 @@ def start_of(owner: str) -> JobStart | None:
 
 
 def request_for(job: JobRecord, home: ClusterIdentity, pool: str, *, long_name: bool = False) -> ClaimRequest:
-    """What a started job asks the controller for."""
+    """Return the claim request of a started job."""
     assert job.order is not None
     order, start = job.order, JobStart.of(job, job.order)
     return ClaimRequest(
@@ -110,9 +110,10 @@ def request_for(job: JobRecord, home: ClusterIdentity, pool: str, *, long_name: 
 
 
 def project_of(job: JobRecord) -> str:
-    """The project a job asks for: its account, which the controller may know by another name.
+    """Return the project of a job: its account; the controller may have it as an alias.
 
-    Where Slurm does not enforce accounts no job has one here (``formats.parse_jobs``), for ``sbatch -A`` may name any.
+    Where Slurm does not enforce accounts, jobs have none here (``formats.parse_jobs``), because ``sbatch -A`` can name
+    any.
     """
     return job.account if _PROJECT.fullmatch(job.account) else "default"
 
@@ -126,23 +127,23 @@ def build_queue_payload(
     withheld: Collection[str] = (),
     on_trial: Collection[str] = (),
 ) -> QueueRequest:
-    """The first jobs that wait for IPUs, in Slurm's order: by the tier of their partitions, then by priority.
+    """Report the first pending jobs with IPUs in Slurm's order: by the tier of their partitions, then by priority.
 
-    One that stands behind others is told only if one before it in a partition waits for IPUs. Measured on 22.05, 24.11
-    and 26.05: a job that waits for licenses holds up nobody, so ``Priority`` means behind one that waits for nodes (or,
-    since 24.11, new), and blocks would be kept for jobs that cannot start.
+    A job behind others is reported only if one before it in a partition waits for IPUs. Measured on 22.05, 24.11 and
+    26.05: a job that waits for licenses delays no other, so ``Priority`` means that it is behind one that waits for
+    nodes (or, since 24.11, that it is new), and blocks would be reserved for jobs that cannot start.
 
     Args:
-        jobs: a good listing.
-        home: whose jobs they are.
-        pool: to place them in; empty: any of the kind.
-        believed_s: for how long this is believed.
+        jobs: a complete listing.
+        home: the jobs' cluster.
+        pool: for the jobs; empty: any of the kind.
+        believed_s: how long the report is valid.
         tier: of a job's partitions.
-        withheld: owners of next claims for whose jobs no devices are to be kept.
-        on_trial: owners of next claims of jobs that may start at this moment: told of whatever Slurm says.
+        withheld: owners of next claims of jobs without a right to reserved devices.
+        on_trial: owners of next claims of jobs that may start now: reported whatever Slurm says.
     """
     asked = [job for job in jobs.values() if job.order is not None and job.phase is SlurmJobPhase.WAITING]
-    first: dict[str, tuple[int, int]] = {}  # by partition, who waits there for IPUs before all others
+    first: dict[str, tuple[int, int]] = {}  # by partition, the first job there that waits for IPUs
     for job in asked:
         if job.reason == REASON_LICENSES:
             for name in job.partition.split(","):
@@ -176,7 +177,7 @@ def build_queue_payload(
 
 
 def queued_since(job: JobRecord) -> Timestamp | None:
-    """Since when a job has its place: one that made room has the place of its first start, which Slurm forgets."""
+    """Return since when a job has its place; after a yield, the time of its first start, which Slurm forgets."""
     since = job.eligible or job.submitted
     if job.asked is not None:
         return min(job.asked.since, since) if since is not None else job.asked.since
@@ -190,7 +191,7 @@ def _is_announced(job: JobRecord, first: Mapping[str, tuple[int, int]]) -> bool:
 
 
 def queue_order(job: JobRecord) -> tuple[int, int]:
-    """Where a job stands among those of a partition: the least is first."""
+    """Return a job's sort key among those of a partition: the least is first."""
     return -job.priority, job.job_id
 
 
@@ -204,13 +205,13 @@ def _limit(job: JobRecord) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class ClaimReview:
-    """What follows from one good listing.
+    """The consequences of one complete listing.
 
     Attributes:
         starts: jobs that need a partition and have no claim.
-        releases: claims whose start is over, by id, with the reason.
-        lost: claims of which nothing is known for long, by id, with the reason; Slurm is to be asked for their jobs.
-        doubts: claims of which the listing knows nothing, by owner; remembered for the next.
+        releases: claims of ended starts, by id, with the reason.
+        lost: claims without a known job for long, by id, with the reason; next, ask Slurm for their jobs.
+        doubts: claims without a job in the listing, by owner; kept for the next.
     """
 
     starts: tuple[JobRecord, ...] = ()
@@ -226,14 +227,14 @@ def review_claims(
     home: ClusterIdentity,
     apart_s: float,
 ) -> ClaimReview:
-    """What a good listing says of claims and jobs.
+    """Judge claims and jobs by a complete listing.
 
     Args:
         jobs: the listing: all IPU jobs that have not ended, and those of ``claims`` that Slurm still knows.
-        claims: of this cluster, unended, and known *before* the listing was begun.
-        doubts: of the listing before.
-        home: whose jobs they are; of claims of another Slurm of this name nothing is said.
-        apart_s: seconds since the listing before, at least.
+        claims: the cluster's, not ended, and known *before* the listing began.
+        doubts: from the previous listing.
+        home: the jobs' cluster; claims of another Slurm of this name are not judged.
+        apart_s: minimum seconds since the previous listing.
     """
     releases: dict[str, str] = {}
     lost: dict[str, str] = {}
@@ -262,10 +263,10 @@ def review_claims(
 
 
 def _over(start: JobStart | None, job: JobRecord | None) -> str:
-    """Why a start is certainly over; empty: that is not certain."""
+    """Return why a start has certainly ended; empty: it is not certain."""
     if start is None or job is None or job.order is None or job.order.nonce != start.nonce:
         return ""
-    if job.state == COMPLETING:  # requeued, it has its next number already while its processes are being killed
+    if job.state == COMPLETING:  # requeued, it has its next count while processes are being killed
         return ""
     if job.restarts > start.restarts:
         return f"job {start.job_id} was requeued"
@@ -275,17 +276,17 @@ def _over(start: JobStart | None, job: JobRecord | None) -> str:
 
 
 def may_be_running(start: JobStart, job: JobRecord) -> bool:
-    """Whether this may be the job of that start, and run; an admin may have written over what tells jobs apart."""
+    """Whether this may be the job of that start, and run; an admin may have overwritten its nonce."""
     same = job.order is None or job.order.nonce == start.nonce
     restarts = (start.restarts, start.restarts + 1) if job.state == COMPLETING else (start.restarts,)
     return same and job.phase is SlurmJobPhase.LIVE and job.restarts in restarts
 
 
 def has_ended(start: JobStart, jobs: Mapping[int, JobRecord]) -> bool:
-    """Whether a start is certainly over, by a good listing."""
+    """Whether a start has certainly ended, by a complete listing."""
     return bool(_over(start, jobs.get(start.job_id)))
 
 
 def uses_licenses(job: JobRecord) -> bool:
-    """Whether a job has its licenses; Slurm takes them back when it begins to end."""
+    """Whether a job has its licenses; Slurm takes them back when it begins to complete."""
     return job.phase is SlurmJobPhase.LIVE and job.state != COMPLETING

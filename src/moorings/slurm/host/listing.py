@@ -1,4 +1,4 @@
-"""Slurm's IPU jobs as last listed, and one of them as it is now for a node that asks."""
+"""The table of Slurm's IPU jobs as last listed, and a current look at one of them for a node's request."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class JobTable:
     """The list of jobs.
 
     Attributes:
-        jobs: the last good one, by number.
-        listed_at: when it was asked for, by the loop's clock; None: there was none.
-        wanted: somebody waits for another one.
+        jobs: the last complete listing, by job id.
+        listed_at: when it began, by the loop's clock; None: there was none.
+        wanted: set: another listing is needed.
         accounts: whether Slurm checks that a job's account is its user's; else jobs are read without one.
     """
 
@@ -37,10 +37,10 @@ class JobTable:
     async def refresh(self, starts: Callable[[], Iterable[JobStart]]) -> None:
         """List the jobs that have not ended, and those of ``starts`` that Slurm still knows.
 
-        Of those that ended only these: a busy cluster remembers thousands for minutes.
+        Of ended jobs only these are listed: a busy cluster remembers thousands for minutes.
 
         Args:
-            starts: asked once the list is there, for some begin meanwhile.
+            starts: called after the first list, because some begin in the meantime.
 
         Raises:
             MooringsError: Slurm did not answer.
@@ -56,7 +56,7 @@ class JobTable:
             self._listed.notify_all()
 
     async def ask(self, jobs: Sequence[int]) -> list[JobRecord]:
-        """These jobs as they are now; none that Slurm does not know."""
+        """Return these jobs as they are now, without ids that Slurm does not know."""
         try:
             return parse_jobs(await self._slurm.ask(build_jobs(jobs=jobs)), accounts=self.accounts)
         except MooringsError as error:
@@ -65,16 +65,16 @@ class JobTable:
             return []
 
     async def find(self, request: BindRequest) -> JobRecord | None:
-        """The running job that a node asks for; None: Slurm, asked after the node asked us, knows no such job.
+        """Return the running job of a node's request; None: a listing after the request has no such job.
 
-        One that is ending is none: requeued, it would get the claim of its next start. What a node says of the restarts
-        is no proof, for the user may have had a say in it; that it does not fit is a reason to ask Slurm.
+        A completing job does not count: requeued, it would get the claim of its next start. The node's restart count
+        proves nothing, because the user can influence it; a mismatch is a reason to list again.
         """
         begun = _now()
         while True:
             job = self.jobs.get(request.job)
             seen = self.listed_at
-            late_s = begun - seen if seen is not None else math.inf  # by how much the question came after the list
+            late_s = begun - seen if seen is not None else math.inf  # seconds from the listing to the request
             if job is not None and _may_ask(job, request):
                 if late_s <= 0 or (late_s <= FRESH_S and job.restarts == request.restart):
                     return job

@@ -1,4 +1,4 @@
-"""What the agent writes down of nodes' slurmds: a restarted agent goes on with it, and the doctor reads it."""
+"""The agent's saved state of nodes' slurmds: a restarted agent resumes from it, and the doctor reads it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ FILE_BYTES_MAX = 16 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeState:
-    """What is written down.
+    """The saved state.
 
     Attributes:
-        hellos: the last report of each slurmd, by the name that it gave; its time is not saved.
-        starts: by node, the start of its slurmd that was seen last.
+        hellos: the last report of each slurmd, by the name in it; its time is not saved.
+        starts: by node, the last observed start of its slurmd.
         drained: by node, the SlurmdStartTime for which it was drained.
     """
 
@@ -31,7 +31,7 @@ class NodeState:
 
 
 def encode_node_state(notes: NodeState) -> bytes:
-    """The file's content: a repeated report does not change it."""
+    """Return the file's content: a repeated report does not change it."""
     return json.dumps(
         {
             "hellos": {name: [told.run, told.loaded_s] for name, told in notes.hellos.items()},
@@ -45,7 +45,7 @@ def encode_node_state(notes: NodeState) -> bytes:
 
 
 def save_notes(file: Path, content: bytes) -> None:
-    """Write it, whole or not at all.
+    """Write the file, whole or not at all.
 
     Raises:
         MooringsError: ``slurm.unreadable``.
@@ -58,7 +58,7 @@ def save_notes(file: Path, content: bytes) -> None:
 
 
 def load_node_state(file: Path | None) -> NodeState:
-    """What was written down; nothing, if there is no file.
+    """Return the saved state; empty without a file.
 
     Raises:
         MooringsError: ``slurm.unreadable``.

@@ -1,7 +1,7 @@
-"""Drains nodes whose slurmd lacks the plugin, and takes them back: lists, has ``plugged`` decide, does it.
+"""Drains nodes whose slurmd lacks the plugin, and resumes them: lists nodes, and carries out what ``plugged`` decides.
 
-Nodes are listed for at most a thirtieth of the time, every two seconds on a small cluster. The reports of slurmds are
-saved after each list; each slurmd reports every minute, so a lost one comes again.
+Listing takes at most a thirtieth of the time: every two seconds on a small cluster. The reports of slurmds are saved
+after each list; each slurmd reports every minute, so a lost report is repeated.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from moorings.slurm.node_records import NodeRecord, build_show_nodes, build_undr
 
 log = logging.getLogger("moorings.slurm.agent")
 
-LIST_S, LIST_SHARE = 2.0, 30  # between two lists; and so many times what the last one took
+LIST_S, LIST_SHARE = 2.0, 30  # seconds between two lists; at least this multiple of the last one's time
 IDLE_S = 60.0  # where slurm.conf gives no node the feature
-LAPSE_S = 180.0  # without a report, of which a slurmd makes one within 75 s: it is gone, or its plugin is
-UNKNOWN_MAX = 100  # names that no node has, each logged once
+LAPSE_S = 180.0  # a slurmd reports within 75 s: without a report for this long, it or its plugin is gone
+UNKNOWN_MAX = 100  # unknown node names, each logged once
 NODES_PER_COMMAND = 500
 _MEND = "install the plugin for the Slurm that runs there, and restart slurmd: the node is taken back then"
 _MOST = (
@@ -49,12 +49,12 @@ _UNKNOWN = "is that the name of the machine, and slurm.conf has another in NodeH
 
 
 class NodeMonitor:
-    """The nodes that may have IPU jobs.
+    """The nodes for IPU jobs.
 
     Args:
         slurm: its commands.
-        troubles: where it is told what fails.
-        file: where it is written down; None: nowhere.
+        troubles: the log of failures.
+        file: the file of saved state; None: none.
     """
 
     def __init__(self, slurm: SlurmCommands, troubles: FailureLog, file: Path | None) -> None:
@@ -67,20 +67,20 @@ class NodeMonitor:
         self._names: frozenset[str] = frozenset()
         self._unknown: set[str] = set()
         self._plugged: frozenset[str] = frozenset()
-        self._begun_s = math.inf  # when the reports of the agent before were read; by the loop's clock, as the next one
-        self._heard_s: dict[str, float] = {}  # by name, when it was reported last
+        self._begun_s = math.inf  # when the previous agent's reports were loaded; the loop's clock, as below
+        self._heard_s: dict[str, float] = {}  # by name, time of the last report
         self._memory = PluginState()
         self._told = asyncio.Event()
         self._pause_s = LIST_S
 
     @property
     def n_nodes(self) -> int:
-        """How many the cluster had when they were listed last."""
+        """Return how many nodes the cluster had in the last list."""
         return len(self._nodes)
 
     @property
     def lapsed(self) -> frozenset[str]:
-        """The nodes whose slurmd has reported, and has not for long."""
+        """Return the nodes whose slurmd has reported before, but not for long."""
         hellos, now = self._hellos or {}, _now()
         names = {name for name in hellos if now - self._heard_s.get(name, self._begun_s) > LAPSE_S}
         return frozenset(
@@ -91,16 +91,16 @@ class NodeMonitor:
 
     @property
     def plugged(self) -> frozenset[str]:
-        """The nodes whose slurmd had reported the plugin when they were listed last, and still reports it.
+        """Return the nodes whose slurmd had reported the plugin at the last list, and still reports it.
 
-        None before each slurmd has had the time to report to this agent: what was said to the one before may be lost.
+        Empty until each slurmd has had the time to report to this agent: reports to the previous one may be lost.
         """
         if _now() - self._begun_s < AGAIN_S:
             return frozenset()
         return self._plugged - self.lapsed
 
     async def serve(self) -> None:
-        """Drain and resume nodes, for ever."""
+        """Drain and resume nodes, forever."""
         while True:
             begun = _now()
             self._told.clear()
@@ -110,17 +110,17 @@ class NodeMonitor:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(self._pause_s, LIST_SHARE * took_s) if good else LIST_S):
                     await self._told.wait()
-            await asyncio.sleep(min(took_s, LIST_S))  # many nodes that start at the same time are one list
+            await asyncio.sleep(min(took_s, LIST_S))  # so that nodes starting at the same time share one list
 
     def note(self, hello: PluginHeartbeat) -> bool:
-        """Record the report of a slurmd; false: no node of that name is known yet, and it is to report again."""
+        """Record the report of a slurmd; false: no node of that name is known yet, and it must report again."""
         if self._hellos is None or not self._names:
             return False
         if hello.node not in self._names:
             if hello.node not in self._unknown and len(self._unknown) < UNKNOWN_MAX:
                 self._unknown.add(hello.node)
                 log.warning("node.unknown", extra={"node": hello.node, "hint": _UNKNOWN})
-            return False  # a new node is known at the next look
+            return False  # a new node is known after the next list
         self._heard_s[hello.node] = _now()
         now_s = time.time()
         loaded_s = now_s - hello.age_ms / 1000
@@ -151,7 +151,7 @@ class NodeMonitor:
         self._memory = replace(found.memory, drained=self._memory.drained, most_lack=self._memory.most_lack)
         try:
             await self._do(found)
-            self._memory = found.memory  # only now: what failed is done at the next look
+            self._memory = found.memory  # last, so that a failed action is repeated
         finally:
             self._save()
 

@@ -1,6 +1,6 @@
-"""What a node and the agent say to each other: the pure half; the other is ``deploy/slurm/moorings_spank.c``.
+"""The protocol of a node and the agent: the pure half; the other is ``deploy/slurm/moorings_spank.c``.
 
-A node connects and sends one line, a munge credential made by root, with the payload::
+A node connects and sends one line, a munge credential of root, with the payload::
 
     moorings 1 bind
     job=1234
@@ -12,11 +12,11 @@ A node connects and sends one line, a munge credential made by root, with the pa
     nodes=2
 
 The agent answers with one line, a munge credential that only root may decode, with lines ``key=value``: ``job``,
-``step`` and ``nonce`` of the request (so that an answer cannot be sent on to another node), ``status`` and what
-belongs to it.
+``step`` and ``nonce`` of the request (so that an answer cannot be forwarded to another node), ``status`` and the
+fields of that status.
 
-Every value is checked on both sides against the same limits: the agent does not say what the plugin would refuse. JSON
-was refused: the other side is C that runs as root, where a line is cut at its first ``=`` and nothing more.
+Both sides check every value against the same limits: the agent sends nothing that the plugin would refuse. JSON was
+refused: the other side is C that runs as root, where a line is only cut at its first ``=``.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from moorings.core.errors import MooringsError
 GREETING = "moorings 1 bind"
 REQUEST_BYTES_MAX = 512
 CREDENTIAL_REQUEST_BYTES_MAX = 2048  # the node's whole line
-PAYLOAD_BYTES_MAX = 700_000  # with munge's own framing and base64 this stays below the line's 1 MiB
+PAYLOAD_BYTES_MAX = 700_000  # with munge's framing and base64 below the line's 1 MiB
 ENTRIES_MAX = 4096  # env, genv and file lines together
 GCDS_MAX = 4096
 MESSAGE_CHARS_MAX = 500
 
-REQUEUE_EXIT_CODE = 122  # how a batch script ends that waited in vain: RequeueExit lets its job wait in the queue again
+REQUEUE_EXIT_CODE = 122  # of a batch script that waited in vain: with RequeueExit its job is requeued
 
 BATCH_STEP = 4294967291  # slurm.h: SLURM_BATCH_SCRIPT
 INTERACTIVE_STEP = 4294967290
@@ -56,8 +56,8 @@ _FOLDER_CHARS_MAX = 3000
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,9}")
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f]+")
 
-# A loader's, an interpreter's, a shell's or Slurm's own variables: no binding needs them, and a task of root's must not
-# be given them by whoever speaks for a driver. The plugin has the same list.
+# Variables of a loader, an interpreter, a shell or Slurm itself. No binding needs them, and a driver's answer must not
+# give them to a task of root. The plugin has the same list.
 _FAMILIES = (
     *("LD_", "SLURM_", "SLURMD_", "SPANK_", "_SLURM_", "BASH_", "GCONV_", "GLIBC_", "MALLOC_"),
     *("PYTHON", "PERL", "RUBY", "NODE_", "JAVA_"),
@@ -72,7 +72,7 @@ _NAMES = frozenset(
 
 
 class BindStatus(StrEnum):
-    """What the agent says to a request."""
+    """The agent's answer to a request."""
 
     OK = "ok"
     RETRY = "retry"
@@ -81,16 +81,16 @@ class BindStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BindRequest:
-    """A node's question: what does this step of this job get?
+    """A node's request: the part of the partition for this step of this job.
 
     Attributes:
         job: the Slurm job's id (an array task's own).
-        step: the step's id; ``BATCH_STEP`` and ``INTERACTIVE_STEP`` among them.
-        node: its NodeName. Whether the job runs there is for the agent to check.
-        restart: how often the job was requeued, as far as the node knows: the user may have a say in it.
+        step: the step's id; also ``BATCH_STEP`` or ``INTERACTIVE_STEP``.
+        node: its NodeName. The agent checks whether the job runs there.
+        restart: number of requeues, as far as the node knows: the user can influence it.
         nonce: 16 hexadecimal digits, new for each request.
-        tasks: of the step, on all its nodes; None: the plugin of an older release does not say.
-        nodes: how many these are; likewise.
+        tasks: of the step, on all its nodes; None: not sent by the plugin of an older release.
+        nodes: number of the step's nodes; likewise.
     """
 
     job: int
@@ -108,12 +108,12 @@ class BindReply:
 
     Attributes:
         status: whether there is a binding.
-        message: one line for the human; for every status but OK.
+        message: one line for the user; for every status but OK.
         partition: the partition's name.
         folder: where the nodes write the files (IpuofDir); empty: there are no files.
         environment: variables of every task.
         gcds: for each GCD its own variables and its files (name, content).
-        master: where task 0 listens.
+        master: address and port of task 0.
     """
 
     status: BindStatus
@@ -127,25 +127,25 @@ class BindReply:
 
 @dataclass(frozen=True, slots=True)
 class GcdReply:
-    """What the tasks of one GCD get beyond ``BindReply.environment``."""
+    """The additions to ``BindReply.environment`` for the tasks of one GCD."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def gcd_of(rank: int, tasks: int, gcds: int) -> int:
-    """The GCD that the task with the global number ``rank`` of a step of ``tasks`` tasks uses."""
+    """Return the GCD of the task with global rank ``rank`` in a step of ``tasks`` tasks."""
     return rank * gcds // tasks
 
 
 def reply_for(binding: Binding, meeting: Rendezvous, folder: str, numbers: Sequence[int] | None = None) -> BindReply:
-    """The answer that hands ``binding``, or a part of it, to a step.
+    """Return the reply that gives a step all or part of ``binding``.
 
     Args:
-        binding: what the driver gave.
-        meeting: where task 0 listens.
+        binding: the driver's.
+        meeting: address and port of task 0.
         folder: IpuofDir; empty: API form.
-        numbers: of the GCDs that the step gets, in the order of its tasks; None: all.
+        numbers: the step's GCDs, in the order of its tasks; None: all.
     """
     files = bool(folder) and any(gcd.file_name for gcd in binding.gcds)
     common = {"MOORINGS_PARTITION_ID": binding.partition} | ({} if files else dict(binding.api))
@@ -167,7 +167,7 @@ def reply_for(binding: Binding, meeting: Rendezvous, folder: str, numbers: Seque
 
 
 def build_request(request: BindRequest) -> bytes:
-    """The payload of a node's credential."""
+    """Return the payload of a node's credential."""
     return (
         f"{GREETING}\njob={request.job}\nstep={request.step}\nnode={request.node}\n"
         f"restart={request.restart}\nnonce={request.nonce}\n"
@@ -180,10 +180,10 @@ def build_request(request: BindRequest) -> bytes:
 
 
 def parse_request(payload: bytes) -> BindRequest:
-    """A node's question.
+    """Parse a node's request.
 
     Raises:
-        MooringsError: ``node.invalid``: it is none that this release understands.
+        MooringsError: ``node.invalid``: not a request that this release understands.
     """
     text = _text(payload, REQUEST_BYTES_MAX)
     greeting, *lines = text.split("\n")
@@ -202,10 +202,10 @@ def parse_request(payload: bytes) -> BindRequest:
 
 
 def build_reply(request: BindRequest, reply: BindReply) -> bytes:
-    """The payload of the agent's credential, which a plugin of this release takes.
+    """Return the payload of the agent's credential for a plugin of this release.
 
     Raises:
-        MooringsError: ``node.invalid``: it has a value that no node would take.
+        MooringsError: ``node.invalid``: it has a value that nodes refuse.
     """
     lines = [f"job={request.job}", f"step={request.step}", f"nonce={request.nonce}", f"status={reply.status}"]
     if reply.status is BindStatus.OK:
@@ -219,10 +219,10 @@ def build_reply(request: BindRequest, reply: BindReply) -> bytes:
 
 
 def parse_reply(payload: bytes, request: BindRequest) -> BindReply:
-    """The agent's answer to ``request``; reads what the plugin reads, and refuses what it refuses.
+    """Parse the agent's answer to ``request``; accept and refuse the same as the plugin.
 
     Raises:
-        MooringsError: ``node.invalid``: it is no answer to this request, or has a value that is not allowed.
+        MooringsError: ``node.invalid``: not an answer to this request, or with a forbidden value.
     """
     entries: list[tuple[str, str]] = []
     plain: list[str] = []
@@ -291,7 +291,7 @@ def _binding(values: Mapping[str, str], entries: Iterable[tuple[str, str]]) -> B
 
 
 def _check(reply: BindReply) -> None:
-    """Raises unless the plugin takes all of a binding."""
+    """Raise unless the plugin accepts the whole binding."""
     _require(0 < len(reply.gcds) <= GCDS_MAX, f"{len(reply.gcds)} GCDs: 1 to {GCDS_MAX} are allowed")
     _require(bool(_PARTITION.fullmatch(reply.partition)), f"the partition's name {reply.partition!r} is not allowed")
     _require(bool(_HOST.fullmatch(reply.master.address)), f"the address {reply.master.address!r} is not allowed")
@@ -317,7 +317,7 @@ def _check(reply: BindReply) -> None:
 
 
 def variable_allowed(name: str) -> bool:
-    """Whether a job may be given a variable of that name."""
+    """Whether a job may get a variable of that name."""
     return bool(_VARIABLE.fullmatch(name)) and not name.startswith(_FAMILIES) and name not in _NAMES
 
 
@@ -327,7 +327,7 @@ def _check_variable(name: str, value: str) -> None:
 
 
 def _fields(lines: Iterable[str], needed: set[str], known: set[str] | None = None) -> dict[str, str]:
-    """The fields of ``key=value`` lines; a newer release's key says nothing to us, one that comes twice is refused."""
+    """Return the fields of ``key=value`` lines; ignore keys of newer releases, refuse duplicates."""
     values: dict[str, str] = {}
     for line in lines:
         key, equals, value = line.partition("=")

@@ -1,10 +1,10 @@
-"""What the controller offers this cluster, as it changes, and what the controller is told of the cluster's queue.
+"""Exchanges reports with the controller: its offer to this cluster, and the pending jobs of this cluster's queue.
 
-An offer says what may be started *beside* what has been claimed. So it counts for the gate only together with the
-moment since which it is good: a start that was claimed later is not in it yet.
+An offer says what may start *in addition to* claimed devices. So the gate needs it together with its time: a start
+claimed later is not counted in it yet.
 
-The controller believes one Slurm of a name. Whoever is refused for another's sake is given no offer, and must not judge
-what the other one's jobs are.
+The controller accepts one Slurm of a name. A Slurm refused in favour of another gets no offer, and must not judge the
+other's jobs.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from moorings.wire.shapes import QueueBody, QueueRequest, ReasonBody
 
 log = logging.getLogger("moorings.slurm.agent")
 
-WAIT_S = 5.0  # one call is held so long; a network that swallows everything is noticed by its end
-LOST_S = 3.0  # while no call has gone well for so long, nothing may start; a restart of the controller is shorter
-TELL_S = 30.0  # a queue in which nothing changes is told so often
+WAIT_S = 5.0  # length of one call; a network that drops all packets is detected at its end
+LOST_S = 3.0  # without a good call for so long, no job may start; the controller restarts faster
+TELL_S = 30.0  # interval of reports of an unchanged queue
 PAUSE_S = 0.5
-AGAIN_S = 10.0  # who was refused for another's sake tells its list so often, for the other one to learn of it
-# A controller that was started anew knows of neither. Who was refused before lets the other speak first for so long.
+AGAIN_S = 10.0  # interval of reports of a refused Slurm, to show the other one that it exists
+# A newly started controller knows neither. One that was refused before lets the other report first for so long.
 YIELD_S = 5.0
-CONTESTED_S = 150.0  # a rival's word is noted once a minute, and heard of a little later
+CONTESTED_S = 150.0  # a rival's report is recorded once a minute, and shown a little later
 QUEUE_TAKEN, UNKNOWN = "queue.taken", "queue.unknown"
 
 
@@ -38,23 +38,23 @@ class QueueSync:
     """The offer to one queue.
 
     Attributes:
-        counts: how many partitions of each size may be started; None: nothing is known, so nothing may.
-        asked_at: the loop's time; every claim that was made before is counted.
-        held: how many partitions of each size its claims held when it was offered ``counts``.
-        alone: whether nobody but this queue's jobs waits for what it is offered.
-        reasons: why each of the jobs told last waits, by owner, in order.
-        offered: the owners of the jobs told last whose devices are kept for them, free.
-        accepted: whether the controller has taken a list of this Slurm, and has not refused one since.
-        refused: why it believes another Slurm of this name instead; empty: it does not.
+        counts: how many partitions of each size may start; None: unknown, so none may.
+        asked_at: the loop's time; every claim made before it is counted.
+        held: how many partitions of each size its claims held at the time of ``counts``.
+        alone: whether only this queue's jobs wait for the offered devices.
+        reasons: by owner, in order, why each of the last reported jobs waits.
+        offered: the owners of the last reported jobs with free devices reserved for them.
+        accepted: set: the controller has accepted a report of this Slurm, and has not refused one since.
+        refused: why it accepts another Slurm of this name instead; empty: it does not.
 
     Args:
         calls: to the controller.
         queue: ``slurm/<cluster>``.
-        instance: which Slurm of that name this is.
-        pool: to look at; empty: all of the kind.
+        instance: the id of this Slurm among those of that name.
+        pool: to watch; empty: all of the kind.
         changed: called when ``counts`` or ``asked_at`` has changed.
         taken: called when ``accepted`` becomes true.
-        troubles: where it is told what fails.
+        troubles: the log of failures.
     """
 
     def __init__(
@@ -75,9 +75,9 @@ class QueueSync:
         self.offered: frozenset[str] = frozenset()
         self.accepted = asyncio.Event()
         self.refused = ""
-        self._quiet_until = 0.0  # of who was refused
-        self._unknown = False  # whether the controller knew of no list when it was asked last
-        self._contested_at = ""  # as the controller told it
+        self._quiet_until = 0.0  # used after a refusal
+        self._unknown = False  # whether the controller had no report at the last request
+        self._contested_at = ""  # as the controller reported it
         self._contested_until = 0.0
         self._calls = calls
         self._queue = queue
@@ -87,7 +87,7 @@ class QueueSync:
         self._taken = taken
         self._troubles = troubles
         self._version = ""
-        self._lost_at: float | None = None  # when nothing is believed any more; None: the last call went well
+        self._lost_at: float | None = None  # when the offer expires; None: the last call went well
         self._recount = asyncio.Event()
         self._recount_at = 0.0
         self._news: QueueRequest | None = None
@@ -95,13 +95,13 @@ class QueueSync:
         self._telling = asyncio.Event()
 
     def tell(self, queue: QueueRequest) -> None:
-        """Have the controller told what waits now, if that is news."""
+        """Report the pending jobs to the controller if they have changed."""
         self._news = replace(queue, instance=self._instance)
         if self._news != self._told:
             self._telling.set()
 
     def snapshot(self) -> QueueOffer:
-        """What is offered at this moment."""
+        """Return the current offer."""
         return QueueOffer(
             counts=self.counts,
             asked_at=self.asked_at,
@@ -114,16 +114,16 @@ class QueueSync:
 
     @property
     def contested(self) -> bool:
-        """Whether another Slurm of this name was refused a little while ago: unknown jobs may be that one's."""
+        """Whether another Slurm of this name was refused recently: unknown jobs may belong to that one."""
         return _now() < self._contested_until
 
     def recount(self) -> None:
-        """A claim was made: have the offer asked for anew, so that the claim is counted."""
+        """Request a new offer, because a claim was made and must be counted."""
         self._recount_at = _now()
         self._recount.set()
 
     async def serve_telling(self) -> None:
-        """Tell what ``tell`` is given, for ever."""
+        """Send the reports passed to ``tell``, forever."""
         told_at = 0.0
         while True:
             try:
@@ -152,7 +152,7 @@ class QueueSync:
             raise
 
     async def serve_watching(self) -> None:
-        """Keep ``counts``, for ever."""
+        """Keep ``counts`` current, forever."""
         while True:
             try:
                 await self._watch()
@@ -162,13 +162,13 @@ class QueueSync:
             await asyncio.sleep(PAUSE_S)
 
     def _miss(self, error: MooringsError) -> None:
-        """Take in why there is no offer."""
+        """Record why there is no offer."""
         if error.code == QUEUE_TAKEN:
             self._refuse(error)
         elif self.refused and not (self._unknown and error.code == UNKNOWN):
-            self._quiet_until = _now() + YIELD_S  # it is away, or has just come back
+            self._quiet_until = _now() + YIELD_S  # it is down, or has just restarted
         self._unknown = error.code == UNKNOWN
-        if error.code in (QUEUE_TAKEN, UNKNOWN):  # it was started anew, or hears of us for the first time
+        if error.code in (QUEUE_TAKEN, UNKNOWN):  # it has restarted, or does not know us yet
             self._told = None
             self._telling.set()
         self._lost_at = self._lost_at or _now() + LOST_S
@@ -181,7 +181,7 @@ class QueueSync:
         return bool(self.refused) and _now() < self._quiet_until
 
     def _refuse(self, error: MooringsError) -> None:
-        """Another Slurm of this name is believed: from now on this one gives nothing out, and takes nothing back."""
+        """Stop starts and releases: the controller accepts another Slurm of this name."""
         self.refused = f"{error.detail}; {error.hint}"
         self.accepted.clear()
         if self.counts is not None:
@@ -205,9 +205,9 @@ class QueueSync:
         self._changed()
 
     async def _watch(self) -> None:
-        """Wait for another offer; meanwhile ask again whenever a claim was made.
+        """Wait for another offer; meanwhile request it again after each new claim.
 
-        Of two answers the older may come last. It does no lasting harm: the next call waits for another version than
+        Of two answers the older may arrive last. It does no lasting harm: the next call waits for a version other than
         that one's, and is answered at once.
         """
         asked_at, version = _now(), self._version or None
@@ -236,7 +236,7 @@ class QueueSync:
         if counts != self.counts:
             log.debug("offer.taken", extra={"offer": str(counts)})
         if body.version == self._version:
-            asked_at = max(asked_at, self.asked_at)  # the same answer as to a later question
+            asked_at = max(asked_at, self.asked_at)  # the same answer as to a later request
         self._lost_at = None
         self._version = body.version
         self.counts, self.asked_at = counts, asked_at

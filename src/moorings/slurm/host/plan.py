@@ -1,8 +1,8 @@
-"""What a cluster's agent does next: a function of what was listed, what is claimed and offered, and ``now``.
+"""The agent's next actions: a function of the lists, the claims, the offer and ``now``.
 
-Level-triggered: it may be asked at any moment, and goes on from what it finds. A list of jobs and a list of licenses
-are each acted on once, for what is missing from a list is counted; ``PlanState`` says which were. Of the two clocks the
-loop's, in seconds, measures what lies apart (a wall clock that jumps must end nothing); ``now`` is for people.
+Level-triggered: it may be called at any moment, and continues from the observed state. Each list of jobs and each list
+of licenses is acted on once, because missing entries are counted; ``PlanState`` records which were. Of the two clocks
+the loop's, in seconds, measures intervals (a jump of the wall clock must end nothing); ``now`` is for people.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from moorings.slurm.needs import NodeRequirements
 from moorings.slurm.steps import TaskStep
 from moorings.wire.shapes import ClaimBody, DeviceBody, PoolBody, QueueRequest
 
-FRESH_S = 5.0  # an older list says nothing: ids come again when slurmctld has lost its state
-BELIEVED_S = 120.0  # what is announced of the queue is believed for so long
-REMARKS_S = 10.0  # between two looks at what waiting jobs are told
-ASIDE_S = 5.0  # for so long a job must have stood in another's way: starts and listings pass each other
-TRIES_MAX = 3  # to put a job back that has ended by itself, and to let one be requeued that may not
+FRESH_S = 5.0  # an older list proves nothing: ids are reused when slurmctld has lost its state
+BELIEVED_S = 120.0  # how long a report of the queue is valid
+REMARKS_S = 10.0  # between two updates of the notes of pending jobs
+ASIDE_S = 5.0  # how long a job must have blocked another: lists of starts may cross
+TRIES_MAX = 3  # to requeue a job that ended by itself, and to allow a job's requeue
 _CANNOT_YIELD = "it is warned, and cancelled when its time is over; with requeue=1 it would go on later"
 _LACKS = "moor slurm install --plan shows the line"
 _NO_PLUGIN = "'moor slurm doctor' on the node tells; then 'scontrol update nodename=... state=resume'"
@@ -62,11 +62,11 @@ _OF_ANOTHER = "if that Slurm is gone for good, 'moor slurm doctor' lists them an
 
 @dataclass(frozen=True, slots=True)
 class DeviceHolders:
-    """Who holds which devices, as the controller answered.
+    """The holders of devices, from the controller.
 
     Attributes:
-        pools: those that jobs of the cluster may be placed in, with their devices.
-        next_up: by pool, the owner of the job that gets what becomes free there next.
+        pools: the pools for jobs of the cluster, with their devices.
+        next_up: by pool, the owner of the job that gets the next free devices there.
     """
 
     pools: Sequence[tuple[PoolBody, Sequence[DeviceBody]]]
@@ -75,13 +75,13 @@ class DeviceHolders:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionOutcomes:
-    """What came of earlier acts on jobs; a start is a job's number and its restarts.
+    """The outcomes of earlier actions on jobs; a start is a job's id and its restarts.
 
     Attributes:
-        locked: starts that Slurm does not let be requeued.
-        requeues: how often a requeue of a start was tried.
-        drained: by start, the nodes that were drained for it: an admin who resumes one is not overruled.
-        notes: by job, what was written into its AdminComment last, and when.
+        locked: starts that Slurm does not let us requeue.
+        requeues: number of tries to requeue a start.
+        drained: by start, the nodes drained for it: an admin who resumes one is not overruled.
+        notes: by job, the last note in its AdminComment, and its time.
     """
 
     locked: frozenset[tuple[int, int]] = frozenset()
@@ -92,19 +92,19 @@ class ActionOutcomes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanState:
-    """What one plan leaves for the next.
+    """The state that one plan leaves for the next.
 
     Attributes:
-        listed_at: of the last list of jobs that was acted on.
-        licenses_at: of the last list of licenses that was acted on.
-        judged_at: of the last list by which claims were judged; None: none.
-        doubts: claims of which that list knew nothing, by owner.
-        blocking_since: by claim, since when its job holds the licenses of one for which devices are kept.
-        largest: the size of the largest job announced.
-        standings: of jobs that did not start when they could, or cannot, by the owner of the next claim.
-        remarked_at: when waiting jobs were last told why.
+        listed_at: of the last list of jobs acted on.
+        licenses_at: of the last list of licenses acted on.
+        judged_at: of the last list used to judge claims; None: none.
+        doubts: claims without a job in that list, by owner.
+        blocking_since: by claim, since when its job holds the licenses of a job with reserved devices.
+        largest: the size of the largest reported job.
+        standings: of jobs that cannot start, or did not when they could, by the owner of the next claim.
+        remarked_at: time of the last update of pending jobs' notes.
         silence: of nodes that did not ask.
-        reported: what was reported and is so still.
+        reported: the reports that still apply.
     """
 
     listed_at: float | None = None
@@ -121,34 +121,34 @@ class PlanState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterState:
-    """All that a plan is made from. Times are the loop's, in seconds.
+    """The whole input of a plan. Times are the loop's, in seconds.
 
     Attributes:
-        home: whose jobs they are.
-        pool: to place jobs in; empty: any of the kind.
-        at_s: when this was put together.
-        jobs: the last good list: all IPU jobs that have not ended, and those of claims that Slurm still knows.
-        listed_at: when it was asked for; None: there was none.
-        claims_before: claims that were known before that list was asked for, by owner; what came since is not judged.
-        accepted: whether the controller had believed this Slurm and told its claims by then, and believes it now; else
-            they may be another one's claims.
-        claims: the unended claims, by owner.
-        claims_listed: whether that is all there is.
-        releasing: ids of claims that are being released.
-        settled_at: by owner, since when a start has its claim or is known to get none.
-        offer: of the controller.
+        home: the jobs' cluster.
+        pool: for the jobs; empty: any of the kind.
+        at_s: when this was composed.
+        jobs: the last complete list: all IPU jobs that have not ended, and those of claims that Slurm still knows.
+        listed_at: when it began; None: there was none.
+        claims_before: claims known before that list began, by owner; later claims are not judged.
+        accepted: whether the controller had accepted this Slurm and listed its claims by then, and accepts it now; else
+        they may be another Slurm's claims.
+        claims: the claims that have not ended, by owner.
+        claims_listed: whether that is all of them.
+        releasing: ids of claims being released.
+        settled_at: by owner, when a start got its claim, or its final refusal.
+        offer: the controller's.
         licenses: as last listed.
         licenses_at: when they were listed; None: never.
         rules: of preemption.
-        needs: what the jobs need of nodes; None: that is not known.
-        devices: who holds which; None: that was not asked for.
-        asked: the nodes that have asked for a start's partition; starts of which that is not known are missing.
-        steps: of the jobs of which not every node has asked; None: that was not asked for.
-        plugged: nodes whose slurmd reports that it has the plugin.
-        lapsed: nodes whose slurmd reported and does so no more.
+        needs: the jobs' requirements of nodes; None: unknown.
+        devices: their holders; None: not requested.
+        asked: by start, the nodes that have asked for its partition; starts of an earlier agent are missing.
+        steps: of the jobs with a node that has not asked; None: not requested.
+        plugged: nodes whose slurmd reports the plugin.
+        lapsed: nodes whose slurmd reported it before, and no longer does.
         n_nodes: of the cluster.
-        outcomes: what came of earlier acts.
-        memory: of the plan before.
+        outcomes: of earlier actions.
+        memory: from the previous plan.
     """
 
     home: ClusterIdentity
@@ -179,14 +179,14 @@ class ClusterState:
 
 @dataclass(frozen=True, slots=True)
 class ServeJob:
-    """Claim a partition for a started job, and have its binding ready."""
+    """Claim a partition for a started job, and fetch its binding."""
 
     job: JobRecord
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseJobClaim:
-    """Release a claim: its start is over."""
+    """Release a claim: its start has ended."""
 
     claim: ClaimBody
     why: str
@@ -194,7 +194,7 @@ class ReleaseJobClaim:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseIfJobGone:
-    """Release a claim, unless Slurm, asked for that very job, knows it."""
+    """Release a claim, unless Slurm still knows its job when asked for it alone."""
 
     claim: ClaimBody
     why: str
@@ -202,14 +202,14 @@ class ReleaseIfJobGone:
 
 @dataclass(frozen=True, slots=True)
 class AllowRequeue:
-    """Let a job be requeued that may not."""
+    """Allow requeue of a job."""
 
     job: JobRecord
 
 
 @dataclass(frozen=True, slots=True)
 class RequeueJob:
-    """Put a job back into the queue."""
+    """Requeue a job."""
 
     job: JobRecord
     why: str
@@ -225,7 +225,7 @@ class CancelJob:
 
 @dataclass(frozen=True, slots=True)
 class PutBackJob:
-    """Put a job back that holds another's licenses, if its claim still has no devices; it keeps its place."""
+    """Requeue a job that holds another's licenses, if its claim still has no devices; it keeps its place."""
 
     claim: str
     job: JobRecord
@@ -233,7 +233,7 @@ class PutBackJob:
 
 @dataclass(frozen=True, slots=True)
 class WriteNote:
-    """Write for people into a job's AdminComment."""
+    """Write a note for people into a job's AdminComment."""
 
     job: JobRecord
     text: str
@@ -241,7 +241,7 @@ class WriteNote:
 
 @dataclass(frozen=True, slots=True)
 class PreemptJobs:
-    """Preempt jobs for a waiting one of higher rank, in this order; the truth beside each: it is requeued."""
+    """Preempt jobs for a pending one of higher rank, in this order; true beside a job: requeue it."""
 
     waiting: JobRecord
     victims: tuple[tuple[JobRecord, bool], ...]
@@ -249,19 +249,19 @@ class PreemptJobs:
 
 @dataclass(frozen=True, slots=True)
 class ListDevices:
-    """Ask the controller who holds which devices: a job may have to be preempted."""
+    """Request the holders of devices from the controller: a job may have to be preempted."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListSteps:
-    """Ask Slurm for the steps of these jobs: a node of theirs has not asked for their partition."""
+    """List the steps of these jobs: one of their nodes has not asked for their partition."""
 
     jobs: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StopUnboundJob:
-    """Drain these nodes, then put back a job that ran there without its partition; cancel one that cannot be."""
+    """Drain these nodes, then requeue a job that ran there without its partition; cancel it if that is not possible."""
 
     job: JobRecord
     nodes: tuple[str, ...]
@@ -270,14 +270,14 @@ class StopUnboundJob:
 
 @dataclass(frozen=True, slots=True)
 class AnnounceQueue:
-    """Announce to the controller which jobs wait, if that is news."""
+    """Report the pending jobs to the controller, if they have changed."""
 
     queue: QueueRequest
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateReservation:
-    """Set what the reservation holds; ``closed``: what it holds if it must be made first."""
+    """Set the reservation's licenses; ``closed``: its licenses if it must be created first."""
 
     licenses: Mapping[str, int]
     closed: Mapping[str, int]
@@ -285,7 +285,7 @@ class UpdateReservation:
 
 @dataclass(frozen=True, slots=True)
 class LogWarning:
-    """Log what an admin should know, once: an event with its detail and a hint, an error if ``is_error``."""
+    """Log a warning for an admin, once: an event with its detail and a hint, an error if ``is_error``."""
 
     event: str
     detail: str
@@ -316,7 +316,7 @@ AgentAction = (
 
 @dataclass(frozen=True, slots=True)
 class AgentPlan:
-    """What is to be done now, and what is remembered of it; ``judged``: claims were held against the list of jobs."""
+    """The actions to take now, and the next state; ``judged``: claims were compared with the list of jobs."""
 
     acts: tuple[AgentAction, ...]
     memory: PlanState
@@ -324,10 +324,10 @@ class AgentPlan:
 
 
 def plan(view: ClusterState, now: Timestamp) -> AgentPlan:
-    """What is to be done now.
+    """Return the actions to take now.
 
     Args:
-        view: what is known.
+        view: the observed state.
         now: the wall clock's time.
     """
     acts: list[AgentAction] = []
@@ -369,7 +369,7 @@ def plan(view: ClusterState, now: Timestamp) -> AgentPlan:
 def _follow_jobs(
     view: ClusterState, memory: PlanState, listed_at: float, now: Timestamp, acts: list[AgentAction]
 ) -> PlanState:
-    """Add what a good list of jobs demands for the claims that were known before it; what is remembered then."""
+    """Add the consequences of a complete list of jobs for the claims known before it; return the new state."""
     known = view.claims_before.values()
     people = UserNames(view.home.cluster, {} if view.rules.private else view.jobs)
     room = plan_yields(view.jobs, known, view.home, now, view.rules.kill_wait_s, view.outcomes.locked, people)
@@ -387,10 +387,10 @@ def _follow_jobs(
     acts += map(ServeJob, judged.starts)
     for claim in known:
         if claim.owner not in view.claims:
-            continue  # it went while the list was made
+            continue  # it was released during the listing
         why = judged.releases.get(claim.id)
         start = room.kept.get(claim.id)
-        waits = start is not None and view.outcomes.requeues.get(start, 0) < TRIES_MAX  # for its job to be requeued
+        waits = start is not None and view.outcomes.requeues.get(start, 0) < TRIES_MAX  # for its job's requeue
         if why is not None and not waits:
             acts.append(ReleaseJobClaim(claim, why))
         elif claim.id in judged.lost and not view.offer.contested:
@@ -407,7 +407,7 @@ def _follow_jobs(
 
 
 def _report(memory: PlanState, event: str, found: Sequence[LogWarning], acts: list[AgentAction]) -> PlanState:
-    """Add what is new of the reports of that event."""
+    """Add the new reports of that event."""
     acts += [report for report in found if report not in memory.reported]
     others = {report for report in memory.reported if report.event != event}
     return replace(memory, reported=frozenset(others.union(found)))
@@ -435,7 +435,7 @@ def _look_for_silent(view: ClusterState, memory: PlanState, acts: list[AgentActi
 def _stop_unbound(
     view: ClusterState, memory: PlanState, steps: Sequence[TaskStep], acts: list[AgentAction]
 ) -> PlanState:
-    """Add what is to be done where tasks run that did not wait for their partition."""
+    """Add the actions on nodes where tasks run that did not wait for their partition."""
     nodes = (view.plugged, view.lapsed)
     silence, found = find_unbound(memory.silence, view.jobs.values(), view.asked, steps, *nodes, view.at_s)
     reports = [LogWarning("node.silent", _told_of(one), _NO_PLUGIN) for one in found]
@@ -473,14 +473,14 @@ def _queue(view: ClusterState) -> WaitingJobs:
 
 
 def _to_reserve(view: ClusterState, memory: PlanState) -> dict[str, int]:
-    """What the reservation must hold, as far as offer and lists know."""
+    """Return the licenses that the reservation must hold, by the offer and the lists."""
     if memory.silence.is_general(view.n_nodes):
         return to_reserve(view.licenses, None)
     offer, live, counted = view.offer, set(), []
     for job in view.jobs.values():
         if job.order is not None and uses_licenses(job):
             owner = JobStart.of(job, job.order).owner(view.home)
-            if LICENSE in job.licenses:  # an admin may have taken them
+            if LICENSE in job.licenses:  # an admin may have removed them
                 live.add(owner)
             settled_at = view.settled_at.get(owner)
             if settled_at is not None and settled_at <= offer.asked_at:

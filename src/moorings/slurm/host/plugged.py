@@ -1,18 +1,18 @@
-"""Which nodes may run IPU jobs: those whose slurmd has loaded the plugin. A pure decision.
+"""Decides which nodes may run IPU jobs: those whose slurmd has loaded the plugin.
 
 A site gives its nodes of IPU jobs a feature in slurm.conf (``Feature=moorings``), and the submit script adds it to the
-constraint of each such job: no other node gets one. A node with the feature is drained if its slurmd has not reported
-that it loaded the plugin, and resumed once it has.
+constraint of each such job, so no other node gets one. A node with the feature is drained if its slurmd has not
+reported that it loaded the plugin, and resumed once it has.
 
-The agent does not set the feature itself, as measured on 22.05, 24.11 and 26.05. A feature that ``scontrol`` adds is
-lost when slurmctld starts or is reconfigured: new jobs are refused then (``Invalid feature specification``), and
-pending ones held (``BadConstraints``). One that ``scontrol`` removes is back then, and jobs start on such a node before
-it can be removed again; meanwhile jobs that need this node are refused or held. A drained node stays drained, and jobs
-wait for it.
+The agent does not set the feature itself, for reasons measured on 22.05, 24.11 and 26.05. A feature added by
+``scontrol`` is lost when slurmctld starts or is reconfigured: then new jobs are refused (``Invalid feature
+specification``), and pending ones held (``BadConstraints``). A removed one returns at the same time, and jobs start on
+such a node before it can be removed again; while it is removed, jobs that need this node are refused or held. A drained
+node stays drained, and jobs wait for it.
 
 SlurmdStartTime does not tell which slurmd reported: it is set when slurmd registers, minutes later if a program for
-health checks runs first or slurmctld is away. All times here are the agent's: when it saw that SlurmdStartTime had
-changed, when a slurmd reported last, and when that one had loaded the plugin.
+health checks runs first or slurmctld is down. All times here are the agent's: of an observed change of SlurmdStartTime,
+of a slurmd's last report, and of its load of the plugin.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from moorings.slurm.node_records import NodeRecord
 
 FEATURE = "moorings"
 REASON = "moorings: its slurmd has not loaded the plugin"
-GRACE_S = 3.0  # a slurmd that has just started reports at once
-AWAY_S = 15.0  # or, where the agent was away, after its next pause, which is 10 s at most
+GRACE_S = 3.0  # a newly started slurmd reports at once
+AWAY_S = 15.0  # or after its next pause (10 s at most) if the agent was down
 AGAIN_S = 90.0  # one that started before the agent may have reported to another: it reports again within 75 s
-SURE_S = 180.0  # a report from before slurmd registered counts for so long, unless another follows
+SURE_S = 180.0  # how long a report from before slurmd's registration counts without another
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class LastHeartbeat:
 
     Attributes:
         run: the id of that slurmd.
-        loaded_s: when it had loaded the plugin, in epoch seconds by the agent's clock.
-        heard_s: when it reported last.
+        loaded_s: when it loaded the plugin, in epoch seconds by the agent's clock.
+        heard_s: time of its last report.
     """
 
     run: str
@@ -51,9 +51,9 @@ class SlurmdStart:
     """A start of a slurmd, as Slurm lists it.
 
     Attributes:
-        started_s: SlurmdStartTime, in epoch seconds by the node's clock: only whether it differs is looked at.
-        seen_s: when the agent saw it first, in epoch seconds by the agent's clock.
-        before_s: when it saw the one before it first; None: it saw none.
+        started_s: SlurmdStartTime, in epoch seconds by the node's clock; only compared for equality.
+        seen_s: when the agent first observed it, in epoch seconds by the agent's clock.
+        before_s: when it first observed the previous start; None: there was none.
         sure: a report came after ``seen_s``.
     """
 
@@ -65,13 +65,13 @@ class SlurmdStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginState:
-    """What one plan leaves for the next.
+    """The state that one plan leaves for the next.
 
     Attributes:
-        begun_s: when this agent made its first one, in epoch seconds; None: it made none.
-        starts: by node, the start of its slurmd that was seen last.
-        drained: by node, the SlurmdStartTime for which it was drained: an admin who resumes it is not overruled.
-        most_lack: it was reported that most nodes lack the plugin.
+        begun_s: time of this agent's first plan, in epoch seconds; None: none yet.
+        starts: by node, the last observed start of its slurmd.
+        drained: by node, its SlurmdStartTime when drained: an admin's resume is not overruled.
+        most_lack: whether the lack of the plugin on most nodes was reported.
     """
 
     begun_s: float | None = None
@@ -82,15 +82,15 @@ class PluginState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginPlan:
-    """What is to be done now.
+    """The actions to take now.
 
     Attributes:
-        drain: nodes that are to get no new jobs.
-        take_back: nodes that we drained, and that may have jobs again.
-        lacking: all that have the feature, and whose slurmd has not reported.
-        declared: how many have the feature.
-        report: to be reported now: they are so many that none is drained.
-        plugged: all whose slurmd has reported, with that feature or without.
+        drain: nodes to drain.
+        take_back: nodes that we drained, to resume.
+        lacking: all nodes with the feature whose slurmd has not reported.
+        declared: number of nodes with the feature.
+        report: whether to report now that so many lack the plugin that none is drained.
+        plugged: all nodes whose slurmd has reported, with or without the feature.
     """
 
     drain: tuple[str, ...]
@@ -105,16 +105,16 @@ class PluginPlan:
 def has_plugin(
     node: NodeRecord, hellos: Mapping[str, LastHeartbeat], starts: Mapping[str, SlurmdStart], at_s: float
 ) -> bool | None:
-    """Whether the slurmd that runs on a node has reported that it loaded the plugin; None: it, or one before it.
+    """Whether a node's running slurmd has reported that it loaded the plugin; None: it, or a previous one, has.
 
-    It has if a report came after its start was seen, since slurmds before it had ended by then. A report from shortly
-    before also counts, if that slurmd loaded the plugin after the previous one had registered. A slurmctld that has
-    just started does not know when slurmds started.
+    A report after its start was observed is proof, because earlier slurmds had ended by then. A report from shortly
+    before also counts, if that slurmd loaded the plugin after the previous one had registered. A newly started
+    slurmctld does not know when slurmds started.
 
     Args:
         node: as Slurm lists it.
         hellos: the last report, by one of a node's names.
-        starts: as the plan before left them.
+        starts: from the previous plan.
         at_s: when the nodes were listed, in epoch seconds.
     """
     reports = _reports(node, hellos)
@@ -130,16 +130,16 @@ def has_plugin(
 def plan_node_drains(
     nodes: Sequence[NodeRecord], hellos: Mapping[str, LastHeartbeat], memory: PluginState, at_s: float
 ) -> PluginPlan:
-    """Which nodes are drained or taken back.
+    """Decide which nodes to drain or to resume.
 
-    A node that lost its feature is resumed: it is no node of IPU jobs any more. A node that is powered down is left
-    alone: Slurm would never power up a drained one. If most nodes lack the plugin they probably cannot reach the agent,
-    and none is drained.
+    A node that lost its feature is resumed: it no longer is for IPU jobs. A node that is powered down is left alone:
+    Slurm would never power up a drained one. If most nodes lack the plugin they probably cannot reach the agent, and
+    none is drained.
 
     Args:
         nodes: all of the cluster.
         hellos: see ``has_plugin``.
-        memory: of the plan before.
+        memory: from the previous plan.
         at_s: when the nodes were listed, in epoch seconds.
     """
     declared = [node for node in nodes if FEATURE in node.features]
@@ -154,7 +154,7 @@ def plan_node_drains(
     most = bool(lacking) and len(lacking) * 2 > len(declared)
 
     def is_overdue(node: NodeRecord) -> bool:
-        grace_s = GRACE_S if _reports(node, hellos) else 0.0  # one that never reported is new
+        grace_s = GRACE_S if _reports(node, hellos) else 0.0  # a node without any report is new
         start = starts.get(node.name)
         seen_s = start.seen_s if start is not None else began_s
         is_later = start is not None and start.before_s is not None and start.seen_s > began_s
@@ -185,8 +185,8 @@ def plan_node_drains(
 
 
 def is_drained_by_us(node: NodeRecord) -> bool:
-    """Whether the agent drained a node because it lacked the plugin, and Slurm would take it back."""
-    return node.is_drained and node.reason.startswith(REASON) and node.started is not None  # refused else
+    """Whether the agent drained a node for a missing plugin, and Slurm would resume it."""
+    return node.is_drained and node.reason.startswith(REASON) and node.started is not None  # else refused
 
 
 def _reports(node: NodeRecord, hellos: Mapping[str, LastHeartbeat]) -> list[LastHeartbeat]:

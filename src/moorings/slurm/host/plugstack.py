@@ -1,9 +1,9 @@
-"""Where the line stands that loads the plugin: in ``plugstack.conf`` itself, or in a file that it takes in.
+"""The place of the line that loads the plugin: ``plugstack.conf`` itself, or an included file.
 
-Configless Slurm (``enable_configless``) hands out ``plugstack.conf`` and no folder that it takes in, so the line stands
-in the file itself wherever that file is ours. A site's own is left alone: where it takes ``plugstack.conf.d`` in, as
-Debian's does, our line goes there. It must never be read twice, not for a moment: whoever says ``--ipus`` then makes
-srun crash (22.05 to 26.05).
+Configless Slurm (``enable_configless``) distributes ``plugstack.conf``, but no included folder. So the line stands in
+the file itself wherever that file is ours. A site's own file is left alone: if it includes ``plugstack.conf.d``, as
+Debian's does, our line goes there. The line must never be read twice, not even for a moment: then ``--ipus`` makes srun
+crash (22.05 to 26.05).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ PLUGSTACK_FOLDER = "plugstack.conf.d"
 class LineLocation(StrEnum):
     """Where the line that loads the plugin belongs."""
 
-    FILE = "file"  # into plugstack.conf, which is ours
-    FOLDER = "folder"  # into a file of ours, which plugstack.conf takes in
-    SITE = "site"  # into the site's own plugstack.conf: the site writes it
+    FILE = "file"  # in plugstack.conf, which is ours
+    FOLDER = "folder"  # in a file of ours, included by plugstack.conf
+    SITE = "site"  # in the site's own plugstack.conf: the site writes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class PluginLine:
     """A line that loads the plugin.
 
     Attributes:
-        file: where it stands.
-        path: of the plugin.
-        arguments: that it gives.
+        file: its file.
+        path: the plugin's.
+        arguments: of the plugin.
     """
 
     file: Path
@@ -47,11 +47,11 @@ class PluginLine:
 
 @dataclass(frozen=True, slots=True)
 class PlugstackFiles:
-    """What there is of plugstack files on a machine.
+    """The plugstack files of a machine.
 
     Attributes:
-        texts: of plugstack.conf, and of the files that it takes in.
-        replaceable: of these, and of others at our paths, those that we wrote and nobody changed.
+        texts: of plugstack.conf and its included files.
+        replaceable: files of ours, among these or at our paths, that are unchanged.
     """
 
     texts: Mapping[Path, str] = field(default_factory=dict)
@@ -59,19 +59,19 @@ class PlugstackFiles:
 
 
 def include_file_of(site: Site) -> Path:
-    """Our own file with the line, in the folder that plugstack.conf may take in."""
+    """Return our own file with the line, in the folder that plugstack.conf may include."""
     return site.folder / PLUGSTACK_FOLDER / PLUGSTACK_FILE
 
 
 def plugin_lines(texts: Mapping[Path, str]) -> list[PluginLine]:
-    """The lines that load the plugin: one, where all is well."""
+    """Return the lines that load the plugin: one, if all is well."""
     return [PluginLine(file, *line) for file, text in texts.items() for line in plugstack_lines(text, PLUGIN)]
 
 
 def installed_arguments(texts: Mapping[Path, str]) -> tuple[str, int]:
-    """Where nodes find the agent, and how many seconds they wait, as the line that loads the plugin has it.
+    """Return the agent's address and the wait of nodes in seconds, from the line that loads the plugin.
 
-    Empty, and 0: there is no such line, or it does not say.
+    Empty, and 0: there is no such line, or it has no such argument.
     """
     arguments = next((line.arguments for line in plugin_lines(texts)), {})
     wait = arguments.get("wait", "")
@@ -79,7 +79,7 @@ def installed_arguments(texts: Mapping[Path, str]) -> tuple[str, int]:
 
 
 def agent_uid_of(site: Site, line: PluginLine | None) -> int:
-    """Whose word nodes take for the agent's, besides root's; where no line is seen SlurmUser's, as it is installed."""
+    """Return the agent's uid that nodes trust besides root; without a visible line it is SlurmUser's, the default."""
     if line is None:
         return max(site.slurm_user[1], 0)
     told = line.arguments.get("agent_uid", "0")
@@ -87,21 +87,21 @@ def agent_uid_of(site: Site, line: PluginLine | None) -> int:
 
 
 def is_handed_out(site: Site, line: PluginLine) -> bool:
-    """Whether configless Slurm gives the line to its nodes: plugstack.conf beside slurm.conf, and nothing it takes in.
+    """Whether configless Slurm gives the line to its nodes: only plugstack.conf beside slurm.conf, no included file.
 
-    24.11 and 26.05 also hand out a file that is taken in by its mere name; 22.05 does not.
+    24.11 and 26.05 also distribute a file included by its bare name; 22.05 does not.
     """
     return line.file == site.folder / "plugstack.conf"
 
 
 def choose_location(site: Site, stack: PlugstackFiles) -> LineLocation:
-    """Where the line belongs, so that it is read once, whatever is done about the site's own files."""
+    """Return where the line belongs so that it is read once, whatever happens to the site's own files."""
     loader = include_file_of(site)
     if site.plugstack not in stack.texts:
         return LineLocation.FILE
     takes_in = any(plugstack_includes(text, str(loader), str(file.parent)) for file, text in stack.texts.items())
     if site.plugstack in stack.replaceable:
-        others = stack.texts.keys() - {site.plugstack, loader}  # theirs, which nothing else may take in
+        others = stack.texts.keys() - {site.plugstack, loader}  # others' files, which only this one includes
         changed = loader in stack.texts and loader not in stack.replaceable
         return LineLocation.FOLDER if takes_in and (others or changed) else LineLocation.FILE
     elsewhere = any(line.file != loader for line in plugin_lines(stack.texts))
@@ -110,13 +110,13 @@ def choose_location(site: Site, stack: PlugstackFiles) -> LineLocation:
 
 
 def why_to_write(site: Site, stack: PlugstackFiles, path: Path, arguments: Mapping[str, str]) -> str:
-    """Why the site must write the line into its own plugstack.conf; empty: it need not.
+    """Return why the site must write the line into its own plugstack.conf; empty: it need not.
 
     Args:
         site: with that file.
-        stack: what is there.
-        path: of the plugin as it should be loaded.
-        arguments: as it should have them; more than these are the site's own business.
+        stack: its plugstack files.
+        path: the plugin's desired path.
+        arguments: the desired ones; more are the site's own choice.
     """
     place, lines = choose_location(site, stack), plugin_lines(stack.texts)
     if place is LineLocation.FILE:

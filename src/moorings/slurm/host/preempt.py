@@ -1,9 +1,9 @@
-"""Whom a job of higher rank displaces: a decision on Slurm's jobs, its rules and the controller's devices.
+"""Chooses the jobs that a job of higher rank preempts, from Slurm's jobs, its rules and the controller's devices.
 
-Slurm never displaces a job for a license, so it would let a job of the highest tier wait for IPUs behind all others.
-One waiting job is helped at a time, the first in Slurm's order, with the block whose holders have lost least: the
-holder that ran longest decides. Where a block is free or being freed already, nobody is displaced; nor where somebody
-else waits before the job, for that is who would get the block.
+Slurm never preempts a job for a license, so a job of the highest tier would wait for IPUs behind all others. One
+pending job is helped at a time, the first in Slurm's order, with the block whose holders have lost least: the
+longest-running holder decides. No job is preempted where a block is free or being freed; nor where a claim of another
+owner waits before the job, because that claim would get the block.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _FREEING = Timestamp(0)
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """A waiting job and those that make room for it."""
+    """A pending job and the jobs to preempt for it."""
 
     waiting: JobRecord
     victims: tuple[JobRecord, ...]
 
 
 def waiting_in_order(jobs: Iterable[JobRecord], rules: PreemptionRules) -> list[JobRecord]:
-    """The jobs that wait for nothing but IPUs, in Slurm's order."""
+    """Return the jobs that only wait for IPUs, in Slurm's order."""
     found = [
         job
         for job in jobs
@@ -41,7 +41,7 @@ def waiting_in_order(jobs: Iterable[JobRecord], rules: PreemptionRules) -> list[
 
 
 def may_preempt_any(jobs: Mapping[int, JobRecord], rules: PreemptionRules, now: Timestamp) -> bool:
-    """Whether any waiting job may displace any running one, whoever holds what."""
+    """Whether any pending job may preempt any running one, whatever they hold."""
     waiting = waiting_in_order(jobs.values(), rules)
     running = [job for job in jobs.values() if uses_licenses(job)] if waiting else []
     return any(rules.may_displace(high, low, now) for high in waiting for low in running)
@@ -55,13 +55,13 @@ def choose_victims(
     rules: PreemptionRules,
     now: Timestamp,
 ) -> Preemption | None:
-    """Who has to go now, and for whom; None: nobody.
+    """Return the jobs to preempt now, and for which job; None: no preemption.
 
     Args:
-        jobs: a good listing.
-        pools: those that jobs of the cluster may be placed in, with their devices.
-        next_up: by pool, the owner of the job to which the controller gives what becomes free there next.
-        home: whose jobs they are.
+        jobs: a complete listing.
+        pools: the pools for jobs of the cluster, with their devices.
+        next_up: by pool, the owner of the job that gets the next free devices from the controller.
+        home: the jobs' cluster.
         rules: of the cluster.
         now: the time.
     """
@@ -90,7 +90,7 @@ def choose_victims(
 
 
 def topology_of(pool: PoolBody) -> Topology:
-    """How a pool is wired, as a value."""
+    """Return a pool's topology as a value."""
     shape = pool.topology
     if shape.type == "any-subset":
         return AnySubset(pool.devices, shape.max_block)
@@ -115,7 +115,7 @@ def _hold(
     rules: PreemptionRules,
     now: Timestamp,
 ) -> HeldBlock:
-    """A held device: until never, or, as the time when it will be free, what its holder would lose."""
+    """Return a held device: until never, or with its holder's loss in the place of a release time."""
     block = Block(range(device.index, device.index + 1))
     start = start_of(device.owner or "")
     job = jobs.get(start.job_id) if start is not None else None

@@ -1,12 +1,12 @@
-"""Which jobs must make room, and what is done about it: decisions on claims that were asked to yield.
+"""Decides which jobs must yield, and how: from claims that the controller asked to yield.
 
-The controller asks a claim (RECLAIMING, with the time by which); its job is warned once, and put back into Slurm's
-queue before that time is over, early enough for Slurm to kill what does not hear TERM. What was done stands in the
-job's AdminComment, so an agent that was killed in between goes on and warns nobody twice. A job that ends with another
-exit code than 0 after it was warned is put back, too: whoever does not know the signal ends by it.
+The controller reclaims a claim (RECLAIMING, with a deadline). The claim's job is warned once, and requeued before the
+deadline, early enough for Slurm to kill processes that ignore TERM. Each action is recorded in the job's AdminComment,
+so an agent restarted in between continues and warns no job twice. A job that ends with an exit code other than 0 after
+its warning is requeued, too: without a handler the signal ends it.
 
-No job keeps the devices that it was asked for: who may not be requeued is made so, and where Slurm will not have that,
-the job is warned all the same and cancelled when its time is over.
+No job keeps reclaimed devices: requeue is allowed for a job that forbids it, and if Slurm refuses that, the job is
+still warned, and cancelled at the deadline.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ from moorings.wire.codec import parse_time
 from moorings.wire.shapes import ClaimBody, ReasonBody
 
 RECLAIMING = "RECLAIMING"
-FAILED = "FAILED"  # Slurm's word for another exit code than 0, or a signal
+FAILED = "FAILED"  # Slurm's state for an exit code other than 0, or a signal
 MARGIN_S = 3.0  # for the list of jobs, and for Slurm's messages to its nodes
-NOTE_CHARS_MAX = 1000  # longer than any sentence of the controller's; Slurm itself keeps any length
-WRITES_MAX = 20  # at a time: each is a command, and makes slurmctld look at the job anew
-REMARK_AGAIN_S = 60.0  # a job's remark changes so often at most
+NOTE_CHARS_MAX = 1000  # longer than any sentence of the controller; Slurm itself has no limit
+WRITES_MAX = 20  # at a time: each is a command, and makes slurmctld reconsider the job
+REMARK_AGAIN_S = 60.0  # minimum interval of changes of a job's note
 _OWNER = re.compile(r"slurm/([A-Za-z0-9_.-]+)/([0-9]+)/[0-9a-f]{16}/[0-9]+/[0-9a-f]{16}")
 _JOB = re.compile(r"job ([0-9]{1,10}) on slurm/([A-Za-z0-9_.-]+)")
 
 
 @dataclass(frozen=True, slots=True)
 class UserNames:
-    """Whose the jobs are, for sentences: the users' names of a cluster's own; of others' jobs the cluster is told.
+    """Names of jobs' users for sentences: the user's name for this cluster's jobs, the cluster for others.
 
     Attributes:
         cluster: ClusterName.
-        jobs: a good listing; none, where users are to see nothing of each other's jobs.
+        jobs: a complete listing; empty where users must not see each other's jobs.
     """
 
     cluster: str
     jobs: Mapping[int, JobRecord] = field(default_factory=dict)
 
     def name(self, text: str) -> str:
-        """A sentence of the controller's, with jobs called as Slurm's users know them."""
+        """Return a sentence of the controller with Slurm's names of the jobs."""
         return _JOB.sub(self._name, _OWNER.sub(r"job \2 on slurm/\1", text))
 
     def _name(self, found: re.Match[str]) -> str:
@@ -66,7 +66,7 @@ class UserNames:
 
 @dataclass(frozen=True, slots=True)
 class WarnJob:
-    """Warn a job that it has to make room: what is noted of it first, and what its users read."""
+    """Warn a job to yield: first record the request, with a note for its users."""
 
     job: JobRecord
     asked: YieldNotice
@@ -75,16 +75,15 @@ class WarnJob:
 
 @dataclass(frozen=True, slots=True)
 class YieldPlan:
-    """What is to be done about the jobs of claims that were asked to yield.
+    """The actions on jobs of reclaimed claims.
 
     Attributes:
-        warnings: jobs that were not warned yet.
-        requeues: jobs whose time is over, and jobs that ended because they were warned; with what is logged.
-        unlocks: jobs that must be allowed a second start before they are warned.
-        cancels: jobs whose time is over and that cannot be requeued; with what is logged.
-        kept: claims, by id, that are not released before their job, which has ended, is back in the queue: that job's
-            number and start.
-        stuck: claims, by id, whose jobs cannot make room and go on later, with the reason.
+        warnings: jobs without a warning yet.
+        requeues: jobs past their deadline, and jobs that ended because of the warning; with the text to log.
+        unlocks: jobs whose requeue must be allowed before the warning.
+        cancels: jobs past their deadline that cannot be requeued; with the text to log.
+        kept: claims, by id, to keep until their ended job is requeued: that job's id and start.
+        stuck: claims, by id, whose jobs cannot yield and resume later, with the reason.
     """
 
     warnings: tuple[WarnJob, ...] = ()
@@ -104,16 +103,16 @@ def plan_yields(
     locked: Collection[tuple[int, int]] = (),
     people: UserNames | None = None,
 ) -> YieldPlan:
-    """What the claims that were asked to yield demand of their jobs.
+    """Return the actions on jobs of reclaimed claims.
 
     Args:
-        jobs: a good listing, with the ended jobs of ``claims``.
-        claims: of this cluster, unended.
-        home: whose jobs they are.
+        jobs: a complete listing, with the ended jobs of ``claims``.
+        claims: the cluster's, not ended.
+        home: the jobs' cluster.
         now: the time.
-        kill_wait_s: seconds that Slurm leaves a job between TERM and KILL.
-        locked: starts, by number and restarts of their job, that Slurm does not let be requeued.
-        people: whose the jobs are, for what is noted; None: that is not told.
+        kill_wait_s: seconds from Slurm's TERM to its KILL.
+        locked: starts, by job id and restarts, that Slurm does not let us requeue.
+        people: names of users for the notes; None: no names.
     """
     people = people or UserNames(home.cluster)
     warnings: list[WarnJob] = []
@@ -158,15 +157,15 @@ def find_blocking_jobs(
     offered: Collection[str],
     licenses: Mapping[str, License],
 ) -> dict[str, JobRecord]:
-    """The started jobs, by the id of their claim, that hold the licenses of a job for which devices are kept.
+    """Return the started jobs, by the id of their claim, that hold the licenses of a job with reserved devices.
 
-    Slurm does not know for which of its jobs an offer is, and may start another one on it: that one gets no devices,
+    Slurm does not know which of its jobs an offer is for, and may start another one on it. That job gets no devices,
     and the owner of the devices cannot start beside it.
 
     Args:
-        jobs: a good listing.
-        claims: of this cluster, unended.
-        offered: the owners of the jobs for which devices are kept, free.
+        jobs: a complete listing.
+        claims: the cluster's, not ended.
+        offered: the owners of the jobs with free devices reserved for them.
         licenses: as Slurm has them.
     """
     sizes = [job.order.ipus for job in _starting(jobs, offered) if job.order is not None]
@@ -192,7 +191,7 @@ def find_blocking_jobs(
 
 
 def _starting(jobs: Mapping[int, JobRecord], owners: Collection[str]) -> Iterator[JobRecord]:
-    """The jobs of these next claims that only wait for licenses."""
+    """Yield the jobs of these next claims that only wait for licenses."""
     for start in map(start_of, owners):
         job = jobs.get(start.job_id) if start is not None else None
         if job is not None and job.phase is SlurmJobPhase.WAITING and job.reason == REASON_LICENSES:
@@ -226,13 +225,13 @@ def _whole(at: Timestamp) -> Timestamp:
 
 
 def clock_text(at: Timestamp) -> str:
-    """The time of day."""
+    """Return the time of day."""
     second = at // SECOND
     return f"{second // 3600 % 24:02d}:{second // 60 % 60:02d}:{second % 60:02d} UTC"
 
 
 def format_note(text: str, people: UserNames) -> str:
-    """A sentence of the controller's for an AdminComment: one line, bounded, jobs called as Slurm's users know them."""
+    """Return a sentence of the controller for an AdminComment: one bounded line, with Slurm's names of jobs."""
     text = people.name(" ".join(text.split()))
     text = "".join(char if char.isascii() and char.isprintable() else "?" for char in text)
     return text if len(text) <= NOTE_CHARS_MAX else f"{text[: NOTE_CHARS_MAX - 3]}..."
@@ -247,16 +246,16 @@ BEHIND = (
 
 
 def wait_note(reason: ReasonBody, people: UserNames) -> str:
-    """Why a job waits, as its users read it in squeue."""
+    """Return why a job waits, as shown in squeue."""
     return format_note(reason.sentence, people)
 
 
 def default_wait_note(job: JobRecord, *, crowded: bool) -> str:
-    """Why a job waits of which the controller says nothing; empty: that is not known yet.
+    """Return why a job waits without a reason from the controller; empty: not known yet.
 
     Args:
-        job: that waits.
-        crowded: whether the controller is told of no more jobs than it is.
+        job: the pending job.
+        crowded: whether the report to the controller is full.
     """
     if job.reason in REASONS_NONE:
         return ""
@@ -275,21 +274,21 @@ def plan_wait_notes(
     people: UserNames,
     withheld: Mapping[str, str] | None = None,
 ) -> list[tuple[JobRecord, str]]:
-    """The jobs that are to have another remark, with it; few at a time, those first that come first.
+    """Return the jobs that need a new note, with it; few at a time, in order of urgency.
 
     Args:
-        jobs: a good listing.
-        reasons: why each of the first that wait does, by the owner of its next claim, in the queue's order.
-        written: by job, what was written last, and when.
+        jobs: a complete listing.
+        reasons: why each of the first pending jobs waits, by the owner of its next claim, in the queue's order.
+        written: by job, the last note and its time.
         now: the time.
-        people: whose the jobs are.
-        withheld: why no devices are kept for a job, by the owner of its next claim; it goes before other reasons.
+        people: names of the jobs' users.
+        withheld: why no devices are reserved for a job, by the owner of its next claim; it precedes other reasons.
     """
     found = []
     for job, text in _wait_reasons(jobs, reasons, written, people, withheld or {}):
         if not job.note_is_ours or job.is_cut_array:
-            continue  # a note could be written only to all of its array, and over what the started ones were asked
-        known, at = written.get(job.job_id, (job.note, None))  # what the column has cut is written once more
+            continue  # only the whole array could get a note, and it would overwrite the requests to its started tasks
+        known, at = written.get(job.job_id, (job.note, None))  # a note cut by the column is written again
         young = at is not None and seconds_between(at, now) < REMARK_AGAIN_S
         if known != text and not young:
             found.append((job, text))
@@ -307,7 +306,7 @@ def _wait_reasons(
     people: UserNames,
     withheld: Mapping[str, str],
 ) -> Iterator[tuple[JobRecord, str]]:
-    """Every job that waits for IPUs, with the reason: in the queue's order, then who was told nothing for longest."""
+    """Yield every job that waits for IPUs, with the reason: in the queue's order, then by the age of its last note."""
     explained = set()
     sentences = {owner: wait_note(reason, people) for owner, reason in reasons.items() if owner not in withheld}
     for owner, text in {**sentences, **withheld}.items():

@@ -1,8 +1,9 @@
-"""Who may be connected to the agent's door: room for every node, whatever one machine does.
+"""The limit of connections to the agent: room for every node, whatever one machine does.
 
-Whoever reaches the port may connect and say nothing. So there is a limit in all and one for each address; where it is
-reached, the newcomer gets the seat of who has been silent longest: a node sends its line at once, and holds its seat
-for good from there. With limits alone a user who connects again and again would keep his own node's jobs from starting.
+Any client that reaches the port may connect and send nothing. So there is a limit in total and one per address. At a
+limit a new connection replaces the one that has been silent longest: a node sends its line at once, and keeps its
+connection from then on. With limits alone, a user who reconnects again and again would keep the jobs of his own node
+from starting.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ GuestT = TypeVar("GuestT", bound=Hashable)
 
 
 class ConnectionLimit(Generic[GuestT]):
-    """The guests, by address.
+    """The connections, by address.
 
     Args:
-        total: seats in all.
-        per_address: of them for one address.
+        total: limit in total.
+        per_address: limit of one address.
     """
 
     def __init__(self, total: int, per_address: int) -> None:
@@ -27,13 +28,13 @@ class ConnectionLimit(Generic[GuestT]):
         self._per_address = per_address
         self._taken: dict[GuestT, str] = {}
         self._held: Counter[str] = Counter()
-        self._silent: dict[str, dict[GuestT, None]] = {}  # who has not shown yet who he is, first to come first
+        self._silent: dict[str, dict[GuestT, None]] = {}  # not identified yet, in order of arrival
 
     def __len__(self) -> int:
         return len(self._taken)
 
     def take(self, address: str, guest: GuestT) -> GuestT | None:
-        """Give a newcomer a seat; who has to go: None: nobody; the newcomer himself: there is no seat for him."""
+        """Admit a connection; return the one to close, None if there is room, or the new one if it is refused."""
         crowded = address if self._held[address] >= self._per_address else None
         if crowded is None and len(self._taken) >= self._total:
             crowded = max(self._silent, key=lambda one: len(self._silent[one]), default=address)
@@ -49,14 +50,14 @@ class ConnectionLimit(Generic[GuestT]):
         return gone
 
     def keep(self, guest: GuestT) -> bool:
-        """Let a guest stay until he leaves; False: his seat is another's."""
+        """Protect a connection until it leaves; False: it was already replaced."""
         address = self._taken.get(guest)
         if address is not None:
             self._speak(address, guest)
         return address is not None
 
     def leave(self, guest: GuestT) -> None:
-        """Take a seat back; one who has none is no error."""
+        """Remove a connection; an unknown one is not an error."""
         address = self._taken.pop(guest, None)
         if address is None:
             return

@@ -1,14 +1,14 @@
-"""Nodes that run tasks of an IPU job and have not asked for its partition: the plugin is not at work there (law 4).
+"""Finds nodes that run tasks of an IPU job without a request for its partition: no plugin works there (law 4).
 
-The plugin holds a job's tasks back until the agent has answered. A node without it, or with one that slurmd cannot
-load, runs them at once, and the agent sees only that it does not ask. Such a node is drained and its job stopped. Many
-such nodes at once point to an agent that no node can reach, so none is drained then.
+The plugin holds a job's tasks until the agent has answered. A node without it, or with one that slurmd cannot load,
+runs them at once, and the agent only sees that no request comes. Such a node is drained and its job stopped. Many such
+nodes at once mean that nodes cannot reach the agent; then none is drained.
 
 Silence alone is no proof. Slurm lists a step before the node's prolog has ended, a container may be fetched before the
-plugin is called, and a step from another shell (``srun --jobid``) does not always ask. A node that has the plugin (its
-slurmd reports, or it has asked for another job) is therefore only logged. So are all nodes while no slurmd reports:
-their plugin may be of a release that does not. A slurmd whose plugin is removed stops reporting, and what its node
-asked before counts no more.
+plugin is called, and a step from another shell (``srun --jobid``) does not always ask. So a node with the plugin (its
+slurmd reports, or it has asked for another job) is only logged. So are all nodes while no slurmd reports: their plugin
+may be of a release without reports. A slurmd whose plugin is removed stops reporting, and earlier requests of its node
+no longer count.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from moorings.slurm.steps import TaskStep
 
 SILENT_S = 60.0
 LOOK_S = 10.0  # between two lists of steps
-NODES_MAX = 2  # more at once, and more than one in NODES_IN, are not believed
+NODES_MAX = 2  # more at once, and more than one in NODES_IN, are a fault of the agent
 NODES_IN = 20
 AT_ONCE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnboundNodes:
-    """What is remembered of nodes that did not ask; times are the loop's, in seconds.
+    """The state of nodes that did not ask; times are the loop's, in seconds.
 
     Attributes:
-        since: by start and node, since when tasks run there and the node has not asked.
+        since: by start and node, since when tasks run there without a request.
         found_at: by node, when it was last found silent.
-        looked_at: when the last list of steps was asked for.
+        looked_at: time of the last list of steps.
     """
 
     since: Mapping[tuple[JobStart, str], float] = field(default_factory=dict)
@@ -49,12 +49,12 @@ class UnboundNodes:
 
 @dataclass(frozen=True, slots=True)
 class UnboundJob:
-    """A job with tasks on nodes that have not asked.
+    """A job with tasks on nodes the nodes that have not asked.
 
     Attributes:
         job: as listed.
         nodes: that have not asked.
-        proven: whether the plugin is not there.
+        proven: whether the plugin is certainly missing.
     """
 
     job: JobRecord
@@ -63,7 +63,7 @@ class UnboundJob:
 
 
 def jobs_missing_binds(jobs: Iterable[JobRecord], asked: Mapping[JobStart, Collection[str]]) -> list[JobRecord]:
-    """The running jobs of which not every node has asked; those that an agent before this one served are not judged.
+    """Return the running jobs with a node that has not asked; jobs of an earlier agent are not judged.
 
     Args:
         jobs: as listed.
@@ -88,15 +88,15 @@ def find_unbound(
     lapsed: Collection[str],
     at_s: float,
 ) -> tuple[UnboundNodes, list[UnboundJob]]:
-    """Find the nodes that run tasks and have not asked; what to remember, and what was found.
+    """Find the nodes that run tasks and have not asked; return the new state, and the findings.
 
     Args:
-        before: what was remembered.
+        before: the previous state.
         jobs: as listed.
         asked: the nodes that have asked, by start.
         steps: of the suspects.
-        plugged: nodes whose slurmd reports that it has the plugin.
-        lapsed: nodes whose slurmd reported and does so no more.
+        plugged: nodes whose slurmd reports the plugin.
+        lapsed: nodes whose slurmd reported it before, and no longer does.
         at_s: the loop's time.
     """
     with_tasks: dict[int, set[str]] = {}

@@ -1,4 +1,4 @@
-"""What is known of a site's Slurm, from ``scontrol show config``, and what a ``slurm.conf`` should say for IPU jobs."""
+"""A site's Slurm, from ``scontrol show config``, and the lines of ``slurm.conf`` for IPU jobs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from moorings.slurm.host.spank_object import release_of
 
 _TRIED = ("22.05", "24.11", "26.05")
 
-# What Slurm counts by itself; AccountingStorageTRES adds to it.
+# Slurm counts these by itself; AccountingStorageTRES adds to them.
 _TRES = ("cpu", "mem", "energy", "node", "billing", "fs/disk", "vmem", "pages")
-# Each of these words makes Slurm refuse an account that is not the user's (slurm.conf(5)); else ``-A`` may name any.
+# With any of these words Slurm refuses an account that is not the user's (slurm.conf(5)); else ``-A`` may name any.
 _ENFORCING = frozenset({"associations", "limits", "qos", "safe", "all"})
 _USER = re.compile(r"(.+)\(([0-9]+)\)")
 _HOST = re.compile(r"([^()]+)(?:\((.+)\))?")
@@ -31,21 +31,21 @@ class Site:
     Attributes:
         version: as ``22.05.8``.
         cluster: its name.
-        slurm_conf: the file its commands read, here or (``parse_site``) at slurmctld; the others lie beside it.
-        plugstack: where Slurm looks for plugstack.conf.
-        controllers: addresses of the machines of slurmctld.
-        slurm_user: name and number of SlurmUser.
+        slurm_conf: the file that its commands read, here or (``parse_site``) at slurmctld; the others lie beside it.
+        plugstack: path of plugstack.conf.
+        controllers: addresses of slurmctld's machines.
+        slurm_user: name and uid of SlurmUser.
         conf_hash: ``Match``, or how this machine's slurm.conf differs from slurmctld's.
-        munge_socket: of AuthInfo; empty: munge's own.
-        tres: what the accounting counts.
+        munge_socket: from AuthInfo; empty: munge's default.
+        tres: the resources that the accounting counts.
         accounting: whether there is a slurmdbd.
-        enforces_accounts: whether a job's account is one that its user may use.
-        job_requeue: whether a batch job that does not say may start again.
-        requeue_exit: exit codes and ranges of them (``3-5``) with which a batch job goes back into the queue.
-        log_file: of slurmctld, on its machine; empty: it has none.
-        state_folder: where slurmctld keeps what it knows, on its machine.
-        configless: whether slurmctld hands its files out to machines that have none.
-        has_files: whether this machine has files of its own; False: slurmctld hands them out.
+        enforces_accounts: whether Slurm checks that a user may use a job's account.
+        job_requeue: whether a batch job without --requeue or --no-requeue may start again.
+        requeue_exit: exit codes and ranges of them (``3-5``) that requeue a batch job.
+        log_file: slurmctld's, on its machine; empty: none.
+        state_folder: slurmctld's StateSaveLocation, on its machine.
+        configless: whether slurmctld distributes its files to machines without any.
+        has_files: whether this machine has files of its own; False: slurmctld distributes them.
     """
 
     version: str
@@ -72,22 +72,22 @@ class Site:
 
     @property
     def folder(self) -> Path:
-        """Where slurm.conf and what belongs to it lie."""
+        """Return the folder of slurm.conf and its related files."""
         return self.slurm_conf.parent
 
     @property
     def release(self) -> str:
-        """As ``22.05``."""
+        """Return the release, as ``22.05``."""
         return release_of(self.version)
 
     @property
     def was_tried(self) -> bool:
-        """Whether our tests have run on this release."""
+        """Whether our tests run on this release."""
         return self.release in _TRIED
 
 
 def parse_site(config: Mapping[str, str]) -> Site:
-    """The site that a configuration describes (``formats.parse_config``), as slurmctld has it.
+    """Return the site of a configuration (``formats.parse_config``), as seen from slurmctld.
 
     Raises:
         MooringsError: ``slurm.unreadable``.
@@ -122,7 +122,7 @@ def parse_site(config: Mapping[str, str]) -> Site:
 
 
 def at_machine(site: Site, conf: Path, *, has_files: bool) -> Site:
-    """The site as a machine has it whose commands read the file ``conf``."""
+    """Return the site as seen from a machine whose commands read the file ``conf``."""
     beside = site.plugstack == site.folder / "plugstack.conf"
     plugstack = conf.with_name("plugstack.conf") if beside else site.plugstack
     return replace(site, slurm_conf=conf, plugstack=plugstack, has_files=has_files)
@@ -134,7 +134,7 @@ def has_accounting(config: Mapping[str, str]) -> bool:
 
 
 def enforces_accounts(config: Mapping[str, str]) -> bool:
-    """Whether Slurm refuses a job whose user may not use the account that it names; it does not, as it comes.
+    """Whether Slurm refuses a job with an account that its user may not use; not by default.
 
     Args:
         config: ``formats.parse_config``.
@@ -144,12 +144,12 @@ def enforces_accounts(config: Mapping[str, str]) -> bool:
 
 
 def has_private_jobs(config: Mapping[str, str]) -> bool:
-    """Whether users see nothing of others' jobs, or of each other (``PrivateData``)."""
+    """Whether users must not see others' jobs, or each other (``PrivateData``)."""
     return not {"jobs", "users", "all"}.isdisjoint(word.lower() for word in _words(config.get("PrivateData", "")))
 
 
 def munge_socket_of(auth_info: str) -> str:
-    """The socket that AuthInfo names; empty: munge's own."""
+    """Return the socket in AuthInfo; empty: munge's default."""
     socket = _SOCKET.search(auth_info)
     return socket[1] if socket else ""
 
@@ -170,7 +170,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ConfLine:
-    """A line for one of the site's own files, which nobody writes but the site."""
+    """A line for one of the site's own files; only the site writes it."""
 
     file: Path
     line: str
@@ -178,12 +178,12 @@ class ConfLine:
 
 
 def sizes_up_to(largest: int) -> tuple[int, ...]:
-    """The sizes of partitions: powers of two up to ``largest``."""
+    """Return the sizes of partitions: powers of two up to ``largest``."""
     return tuple(1 << power for power in range(max(largest, 0).bit_length()))
 
 
 def licenses_wanted(ipus: int, largest: int) -> dict[str, int]:
-    """What ``Licenses`` should hold for a pool of ``ipus`` devices whose largest partition has ``largest``."""
+    """Return the desired ``Licenses`` for a pool of ``ipus`` devices whose largest partition has ``largest``."""
     return {LICENSE: ipus} | {f"{LICENSE}_{size}": ipus for size in sizes_up_to(largest)} | {GATE: 1}
 
 
@@ -193,7 +193,7 @@ def is_our_license(name: str) -> bool:
 
 
 def conf_lines(site: Site, ipus: int, largest: int) -> list[ConfLine]:
-    """The lines of slurm.conf that are missing or differ, with what stands there already kept."""
+    """Return the missing or different lines of slurm.conf; they keep the site's other values."""
     wanted = licenses_wanted(ipus, largest)
     found = []
     if {name: count for name, count in site.licenses.items() if is_our_license(name)} != wanted:
@@ -221,21 +221,21 @@ def conf_lines(site: Site, ipus: int, largest: int) -> list[ConfLine]:
 
 
 def is_requeued(site: Site, code: int) -> bool:
-    """Whether a batch job that ends with this exit code goes back into the queue."""
+    """Whether Slurm requeues a batch job with this exit code."""
     ends = ([int(end) for end in word.split("-")] for word in site.requeue_exit if _RANGE.fullmatch(word))
     return any(found[0] <= code <= found[-1] for found in ends)
 
 
 def uses_select_vipu(settings: Mapping[str, str]) -> bool:
-    """Whether a ``slurm.conf`` (``slurm_conf.parse_slurm_conf``) is one for the V-IPU select plugin."""
+    """Whether a ``slurm.conf`` (``slurm_conf.parse_slurm_conf``) has the V-IPU select plugin."""
     return settings.get("selecttype", "").lower() == "select/vipu"
 
 
 def without_select_vipu(settings: Mapping[str, str], conf: Path) -> Sequence[ConfLine]:
-    """The lines that take the place of those for the V-IPU select plugin."""
+    """Return the lines that replace those for the V-IPU select plugin."""
     parameters = [word.strip() for word in settings.get("selecttypeparameters", "").split(",") if word.strip()]
     under = next((word.lower().removeprefix("other_") for word in parameters if word.lower().startswith("other_")), "")
-    chosen = "select/linear" if under == "linear" else "select/cons_tres"  # cons_res is gone from Slurm since 23.11
+    chosen = "select/linear" if under == "linear" else "select/cons_tres"  # Slurm has no cons_res since 23.11
     rest = ",".join(word for word in parameters if not word.lower().startswith("other_"))
     lines = [ConfLine(conf, f"SelectType={chosen}", "no stock Slurm has select/vipu; IPUs are licenses now")]
     if rest:

@@ -1,6 +1,6 @@
-"""Which release of Slurm a compiled SPANK plugin is for, read from the file itself.
+"""Reads the Slurm release of a compiled SPANK plugin from the file itself.
 
-Slurm refuses an object of another release, and only says so where a user sees it. Loading it to ask was refused: it
+Slurm refuses an object of another release, and only reports it where a user sees it. Loading the object was refused: it
 needs symbols of Slurm's own programs, and reading 4 bytes should not run a plugin's code.
 """
 
@@ -17,19 +17,19 @@ _TABLE_MAX = 100_000
 
 
 def release_of(version: str) -> str:
-    """The release of a version, which is what Slurm compares: ``22.05`` of ``22.05.8``."""
+    """Return the release of a version, the part that Slurm compares: ``22.05`` of ``22.05.8``."""
     return ".".join(version.split("-")[0].split(".")[:2])
 
 
 def parse_version(image: bytes, source: str) -> str:
-    """The version of Slurm's headers that a plugin was compiled with, as ``22.05.8``.
+    """Return the version of the Slurm headers that a plugin was compiled with, as ``22.05.8``.
 
     Args:
         image: the shared object.
         source: its name, for messages.
 
     Raises:
-        MooringsError: ``slurm.unreadable``: it is no plugin of a 64-bit machine.
+        MooringsError: ``slurm.unreadable``: not a plugin of a 64-bit machine.
     """
     try:
         number = _number(image)
@@ -39,7 +39,7 @@ def parse_version(image: bytes, source: str) -> str:
 
 
 def _number(image: bytes) -> int:
-    """The value of the symbol; 22.05.8 is the bytes 22, 5 and 8."""
+    """Return the value of the symbol; 22.05.8 is the bytes 22, 5 and 8."""
     if image[:5] != b"\x7fELF\x02":
         raise ValueError("no 64-bit ELF file")
     order = "<" if image[5] == 1 else ">"
@@ -52,7 +52,7 @@ def _number(image: bytes) -> int:
 
 
 def _addresses(image: bytes, order: str) -> Iterator[int]:
-    """Where the symbol's value is in memory."""
+    """Yield the symbol's addresses in memory."""
     (at,) = struct.unpack_from(f"{order}Q", image, 40)
     size, count = struct.unpack_from(f"{order}HH", image, 58)
     form = f"{order}IIQQQQIIQQ"
@@ -68,7 +68,7 @@ def _addresses(image: bytes, order: str) -> Iterator[int]:
 
 
 def _loaded(image: bytes, order: str) -> Iterator[tuple[int, int, int]]:
-    """Address, length and place in the file of each part that is loaded."""
+    """Yield address, length and file offset of each loaded part."""
     (at,) = struct.unpack_from(f"{order}Q", image, 32)
     size, count = struct.unpack_from(f"{order}HH", image, 54)
     for number in range(count):

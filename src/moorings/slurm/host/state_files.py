@@ -1,4 +1,4 @@
-"""Files of the agent in StateSaveLocation."""
+"""The agent's files in StateSaveLocation."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ DRAFT = ".draft"
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all, readable by its owner alone.
+    """Replace a file, whole or not at all, readable by its owner alone.
 
-    No fsync: a power cut that loses this has ended slurmctld, too, which saves no sooner.
+    No fsync: a power cut that loses this file also ends slurmctld, which saves no sooner.
 
     Raises:
         OSError: nothing was replaced.

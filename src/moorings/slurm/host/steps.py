@@ -1,12 +1,12 @@
-"""What each step of a job gets of the job's partition: GCDs, and the address and port where its tasks meet.
+"""Allocates a partition's GCDs to the steps of its job, with an address and a port where each step's tasks meet.
 
-A step of T tasks on a partition of G GCDs gets min(T, G) of them, one for each task, or for T > G all, each for several
-tasks. It holds them until it ends. They are those that it would get alone (task r: GCD r * G // T), else the first that
-no step holds; where too few are left it waits for other steps to end. A batch script and the shell of salloc are one
-task and compute beside their steps: they hold nothing, as far as anybody can know.
+A step of T tasks on a partition of G GCDs gets min(T, G) of them: one for each task, or, for T > G, all of them, each
+for several tasks. It holds them until it ends. They are the ones it would get alone (task r: GCD r * G // T), else the
+first free ones; if too few are free, it waits for other steps to end. A batch script and the shell of salloc are one
+task and may compute beside their steps: the agent cannot know, so they hold nothing.
 
-Which steps have ended is asked of Slurm only where a step would have to wait: most jobs have one after the other.
-What steps hold, and which nodes have asked, is written to a file: a restarted agent cannot ask a node for either.
+Slurm is only asked which steps have ended when a step would have to wait: most jobs run one step after the other. The
+allocations, and the nodes that have asked, are saved in a file: a restarted agent cannot ask a node for either.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from moorings.slurm.host.state_files import DRAFT, replace_file
 
 FOLDER = "moorings_steps"  # in StateSaveLocation, beside the instance's id
 PORT_FIRST, PORTS = 20_000, 20_000
-PORT_STRIDE = 7919  # no divisor of PORTS: the ports of a job's steps are spread over all
-LOOK_S = 1.0  # between two questions which steps of a job have ended
+PORT_STRIDE = 7919  # coprime to PORTS: the ports of a job's steps are spread over all
+LOOK_S = 1.0  # between two lists of a job's steps
 FILE_BYTES_MAX = 1 << 20
 STEPS_SHOWN_MAX = 5
 _NAME = re.compile(r"([0-9]{1,10})-([0-9a-f]{16})-([0-9]{1,10})(?:\.draft)?")
@@ -38,13 +38,13 @@ log = logging.getLogger("moorings.slurm.agent")
 
 @dataclass(frozen=True, slots=True)
 class StepAllocation:
-    """What a step holds.
+    """The allocation of a step.
 
     Attributes:
         step: its number in the job.
         gcds: numbers of GCDs of the partition, in the order of the step's tasks.
         master: the node of its first task.
-        port: where that task listens; no other step of the job has it.
+        port: that task's port; no other step of the job has it.
     """
 
     step: int
@@ -54,12 +54,12 @@ class StepAllocation:
 
 
 def first_port(job_id: int) -> int:
-    """The port of a job's first step, and of its shells: by job, so that two jobs of a node do not collide."""
+    """Return the port of a job's first step and of its shells: by job, so that two jobs of a node do not collide."""
     return PORT_FIRST + job_id % PORTS
 
 
 def choose_gcds(tasks: int, n_gcds: int, held: Collection[StepAllocation]) -> tuple[int, ...] | None:
-    """The GCDs that a step gets beside what others hold; None: too few are left.
+    """Return a step's GCDs, apart from those that others hold; None: too few are free.
 
     Args:
         tasks: of the step, on all its nodes.
@@ -75,7 +75,7 @@ def choose_gcds(tasks: int, n_gcds: int, held: Collection[StepAllocation]) -> tu
 
 
 def free_port(job_id: int, held: Collection[StepAllocation]) -> int:
-    """A port that no other step of the job has."""
+    """Return a port that no other step of the job has."""
     ports, port = {share.port for share in held}, first_port(job_id)
     while port in ports:
         port = PORT_FIRST + (port - PORT_FIRST + PORT_STRIDE) % PORTS
@@ -83,43 +83,43 @@ def free_port(job_id: int, held: Collection[StepAllocation]) -> int:
 
 
 class BusyError(MooringsError):
-    """The step has to wait for other steps of its job."""
+    """The step must wait for other steps of its job."""
 
 
 class StepAllocations:
-    """What the nodes of all starts of jobs asked for, and what their steps hold.
+    """The nodes that have asked, and the allocations of steps, by start of a job.
 
     Args:
-        folder: where that is written down, a file for each start of a job; None: nowhere.
+        folder: of saved state, a file for each start; None: none.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._asked: dict[JobStart, frozenset[str]] = {}
-        self._early: dict[JobStart, set[str]] = {}  # who asked before ``track``
+        self._early: dict[JobStart, set[str]] = {}  # the nodes that asked before ``track``
         self._unsaved: set[JobStart] = set()
-        self._shares: dict[JobStart, dict[int, StepAllocation]] = {}  # by number of the step
+        self._shares: dict[JobStart, dict[int, StepAllocation]] = {}  # by step number
         self._turns: dict[JobStart, asyncio.Lock] = {}
         self._looked_at: dict[JobStart, float] = {}
         self._nodes: dict[JobStart, tuple[str, ...]] = {}
         self._written = self._find()
         for start in self._written:
-            with contextlib.suppress(MooringsError):  # told when a step of it asks
+            with contextlib.suppress(MooringsError):  # logged when a step of it asks
                 self._load(start)
 
     @property
     def asked(self) -> Mapping[JobStart, frozenset[str]]:
-        """The nodes that have asked, by start: of those that ``track`` was called for."""
+        """Return the nodes that have asked, by start; only of starts passed to ``track``."""
         return dict(self._asked)
 
     def track(self, start: JobStart) -> None:
-        """From now on it is noted which nodes ask for that start, which has no partition yet."""
+        """Record from now on which nodes ask for that start, which has no partition yet."""
         if start not in self._asked:
             self._asked[start] = frozenset(self._early.pop(start, ()))
             self._unsaved.add(start)
 
     def record_request(self, start: JobStart, node: str) -> None:
-        """A node has asked."""
+        """Record a node's request."""
         known = self._asked.get(start)
         if known is None:
             self._early.setdefault(start, set()).add(node)
@@ -128,7 +128,7 @@ class StepAllocations:
             self._unsaved.add(start)
 
     def save(self) -> None:
-        """Write down who asked since the last time. Where that cannot be done nobody is judged by it, now or later."""
+        """Save new requests. A start whose save fails is no longer tracked, so no node is judged by it."""
         for start in self._unsaved & self._asked.keys():
             shares = self._shares.get(start, {})
             try:
@@ -141,7 +141,7 @@ class StepAllocations:
         self._unsaved.clear()
 
     async def nodes(self, start: JobStart, find: Callable[[], Awaitable[tuple[str, ...]]]) -> tuple[str, ...]:
-        """The nodes of a start of a job, which stay the same: asked for once, however many of them ask.
+        """Return the nodes of a start; they never change, so Slurm is asked once.
 
         Raises:
             MooringsError: Slurm does not answer.
@@ -160,18 +160,18 @@ class StepAllocations:
         find_master: Callable[[], Awaitable[str]],
         find_running: Callable[[], Awaitable[Collection[int]]],
     ) -> StepAllocation:
-        """What a step holds from now on, or already does: each of its nodes asks.
+        """Allocate to a step, or return its allocation: each of its nodes asks.
 
         Args:
             start: of the job.
             step: its number.
             tasks: of the step, on all its nodes.
             n_gcds: of the partition.
-            find_master: gives the node of its first task.
-            find_running: gives the numbers of the job's steps that Slurm has now.
+            find_master: returns the node of its first task.
+            find_running: returns the numbers of the job's current steps.
 
         Raises:
-            BusyError: it has to wait.
+            BusyError: the step must wait.
             MooringsError: Slurm does not answer.
         """
         async with self._turns.setdefault(start, asyncio.Lock()):
@@ -185,7 +185,7 @@ class StepAllocations:
             if gcds is None and now - self._looked_at.get(start, -LOOK_S) >= LOOK_S:
                 self._looked_at[start] = now
                 running = await find_running()
-                if step in running:  # the one that asks lives: a list without it is old, or not whole
+                if step in running:  # the requesting step is alive: a list without it is old, or incomplete
                     for ended in held.keys() - set(running):
                         del held[ended]
                 gcds = choose_gcds(tasks, n_gcds, held.values())
@@ -197,7 +197,7 @@ class StepAllocations:
             return share
 
     def keep_only(self, starts: Collection[JobStart]) -> None:
-        """Forget other starts: they are over."""
+        """Forget other starts: they have ended."""
         for known in (self._turns, self._looked_at, self._nodes, self._early, self._asked, self._shares):
             for start in known.keys() - set(starts):
                 known.pop(start)
@@ -205,7 +205,7 @@ class StepAllocations:
             self._remove(start)
 
     def _find(self) -> set[JobStart]:
-        """The starts of which something is written down."""
+        """Return the starts with a saved file."""
         try:
             names = os.listdir(self._folder) if self._folder is not None else []  # noqa: PTH208 - names are all we need
         except OSError:
@@ -224,7 +224,7 @@ class StepAllocations:
             ]
             asked = frozenset(map(str, told["asked"])) if told["asked"] is not None else None
         except FileNotFoundError:
-            shares, asked = [], None  # a draft alone, or nothing
+            shares, asked = [], None  # only a draft, or no file
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise MooringsError(
                 "slurm.unreadable",
@@ -266,7 +266,7 @@ def _name(start: JobStart) -> str:
 
 
 def _busy_reason(wanted: int, n_gcds: int, held: Iterable[StepAllocation]) -> str:
-    """Why a step waits, for its user."""
+    """Return why a step waits, for its user."""
     holders = sorted((share for share in held if share.gcds), key=lambda share: share.step)
     words = [f"step {one.step} has {', '.join(map(str, one.gcds))}" for one in holders[:STEPS_SHOWN_MAX]]
     if len(holders) > STEPS_SHOWN_MAX:

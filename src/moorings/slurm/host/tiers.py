@@ -1,7 +1,7 @@
-"""Slurm's own rules of who comes before whom and who may displace whom, read from its commands.
+"""Slurm's own rules of priority and preemption, read from its commands.
 
 Slurm orders its queue by the tier of a job's partition first. With ``PreemptType=preempt/partition_prio`` a higher tier
-may displace a lower one, with ``preempt/qos`` a QOS those that it names.
+may preempt a lower one, with ``preempt/qos`` a QOS those in its list.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from moorings.slurm.listings import FixedColumn, build_format, parse_rows, value
 
 
 class PreemptType(StrEnum):
-    """What ``PreemptType`` says."""
+    """The values of ``PreemptType``."""
 
     NONE = "preempt/none"
     TIERS = "preempt/partition_prio"
     QOS = "preempt/qos"
 
 
-# Other modes (OFF, GANG, SUSPEND, WITHIN) leave a job its devices, or are about one QOS: nobody is displaced by them.
+# Other modes (OFF, GANG, SUSPEND, WITHIN) leave a job its devices, or are about one QOS: they preempt no job.
 _MODES = ("REQUEUE", "CANCEL")
-KILL_WAIT_S = 30.0  # slurm.conf(5)
+KILL_WAIT_S = 30.0  # the default in slurm.conf(5)
 _KILL_WAIT = re.compile(r"([0-9]{1,6})(?: sec)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Qos:
-    """A QOS: whom it may displace, and how its own jobs are displaced (empty: as the cluster says)."""
+    """A QOS: the ones it may preempt, and how its own jobs are preempted (empty: as the cluster's)."""
 
     displaces: frozenset[str] = frozenset()
     mode: str = ""
@@ -44,7 +44,7 @@ class Qos:
 
 @dataclass(frozen=True, slots=True)
 class SlurmPartition:
-    """A partition's tier, and how its jobs are displaced."""
+    """A partition's tier, and how its jobs are preempted."""
 
     tier: int
     mode: str
@@ -55,13 +55,13 @@ class PreemptionRules:
     """A cluster's rules.
 
     Attributes:
-        by: what decides who may displace whom.
+        by: the setting that decides which jobs may preempt others.
         mode: PreemptMode of the cluster.
-        exempt_s: for so long after its start nobody is displaced.
+        exempt_s: seconds from its start until a job can be preempted.
         partitions: by name.
         qos: by name; empty without accounting.
-        kill_wait_s: so long after TERM comes KILL.
-        private: whether users are to see nothing of others' jobs; until that is known, they are.
+        kill_wait_s: seconds from TERM to KILL.
+        private: whether users must not see others' jobs; true until that is known.
     """
 
     by: PreemptType = PreemptType.NONE
@@ -73,12 +73,12 @@ class PreemptionRules:
     private: bool = True
 
     def tier(self, job: JobRecord) -> int:
-        """The tier of a job: of the best of its partitions, if it names several."""
+        """Return the tier of a job: the highest of its partitions, if it names several."""
         tiers = [self.partitions[name].tier for name in job.partition.split(",") if name in self.partitions]
         return max(tiers, default=1)
 
     def may_displace(self, waiting: JobRecord, running: JobRecord, now: Timestamp) -> bool:
-        """Whether a job may take the place of a running one now."""
+        """Whether a job may preempt a running one now."""
         exempt_s = self.exempt_s
         if self.by is PreemptType.TIERS:
             its = self.partitions.get(running.partition)
@@ -92,7 +92,7 @@ class PreemptionRules:
         return allowed and running.started is not None and now - running.started >= exempt_s * SECOND
 
     def is_requeued(self, running: JobRecord) -> bool:
-        """Whether a job that is displaced goes back into the queue; else it is cancelled."""
+        """Whether a preempted job is requeued; else it is cancelled."""
         if self.by is PreemptType.QOS:
             mode = self.qos.get(running.qos, Qos()).mode or self.mode
         else:
@@ -109,18 +109,18 @@ _PARTITION = (
 
 
 def build_partitions() -> list[str]:
-    """Lists the partitions."""
+    """List the partitions."""
     return ["sinfo", "--noheader", "--all", f"--Format={build_format(_PARTITION)}"]
 
 
 def build_qos() -> list[str]:
-    """Lists the QOS of the accounting."""
+    """List the QOS of the accounting."""
     fields = "Name,Preempt,PreemptMode,PreemptExemptTime"
     return ["sacctmgr", "--noheader", "--parsable2", "show", "qos", f"format={fields}"]
 
 
 def parse_rules(config: Mapping[str, str], partitions: bytes, qos: bytes = b"") -> PreemptionRules:
-    """The rules, from ``formats.parse_config`` and the answers to ``build_partitions`` and ``build_qos``.
+    """Return the rules, from ``formats.parse_config`` and the output of ``build_partitions`` and ``build_qos``.
 
     Raises:
         MooringsError: ``slurm.unreadable``.
@@ -149,7 +149,7 @@ def _qos(line: str) -> tuple[str, Qos]:
 
 
 def _mode(text: str) -> str:
-    """``GANG,SUSPEND`` is told as one text; GANG says only that CPUs are shared."""
+    """Slurm shows ``GANG,SUSPEND`` as one text; GANG only means that CPUs are shared."""
     return ",".join(part for part in text.upper().split(",") if part not in ("GANG", ""))
 
 

@@ -1,4 +1,4 @@
-"""What goes wrong again and again: in a loop told when it begins and when it is over, of strangers once in a while."""
+"""Logs repeated failures: in a loop at their begin and end, by strangers at a limited rate."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ log = logging.getLogger("moorings.slurm.agent")
 
 
 class FailureLog:
-    """The steps that fail now, by name."""
+    """The steps that currently fail, by name."""
 
     def __init__(self) -> None:
         self._codes: dict[str, str] = {}
 
     @contextlib.contextmanager
     def told(self, what: str) -> Iterator[list[str]]:
-        """A step that may fail and is tried again; what it yields is true once it has gone well."""
+        """Run a step that may fail and is retried; the yielded list is true after a success."""
         good: list[str] = []
         try:
             yield good
@@ -36,7 +36,7 @@ class FailureLog:
 
 
 class RateLimitedWarnings:
-    """Warnings that strangers can cause: of each cause one line in so many seconds, with the number of the others.
+    """Warnings that strangers can cause: one line per cause and interval, with the number of the others.
 
     Args:
         event: the lines' name.
@@ -46,7 +46,7 @@ class RateLimitedWarnings:
     def __init__(self, event: str, apart_s: float) -> None:
         self._event = event
         self._apart_s = apart_s
-        self._more: dict[str, tuple[str, int]] = {}  # by code: the last detail since its line, and how many there were
+        self._more: dict[str, tuple[str, int]] = {}  # by code: the last detail since its line, and their number
 
     def tell(self, code: str, detail: str) -> None:
         """Log it now, or count it for the next line of its cause."""

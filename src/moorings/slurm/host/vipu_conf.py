@@ -1,10 +1,9 @@
-"""``vipu.conf`` beside ``slurm.conf``: how the agent reaches the controller, and what jobs may ask for.
+"""``vipu.conf`` beside ``slurm.conf``: the agent's way to the controller, and the limits of jobs.
 
 The keys, their defaults and the secure mode are those of the V-IPU plugin's manual (V-IPU user guide, section 5.2), in
-the syntax of Slurm's own files, so a site's old file works as it is. Keys of our own are few: ``ApiAccessKeyFile`` (a
-secret may stand in a file that is rolled by itself), ``Pool`` (a controller may have several), ``AgentPort`` (where the
-nodes ask). Only the agent reads the file, and root who looks after it: it holds a key, and the SPANK plugin runs as the
-user, too.
+the syntax of Slurm's own files, so a site's old file works unchanged. We add few keys: ``ApiAccessKeyFile`` (a secret
+in a file of its own, for rotation), ``Pool`` (a controller may have several), ``AgentPort`` (the port for the nodes).
+Only the agent and root read the file: it holds a key, and the SPANK plugin also runs as the user.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ FILE_NAME = "vipu.conf"
 AGENT_PORT = 8091
 TIMEOUT_S = 50
 DEFAULT_SLURM_CONF = Path("/etc/slurm/slurm.conf")
-CACHED_SLURM_CONF = Path("/run/slurm/conf/slurm.conf")  # what slurmd or sackd was handed out
+CACHED_SLURM_CONF = Path("/run/slurm/conf/slurm.conf")  # slurmd's or sackd's copy from slurmctld
 BYTES_MAX = 64 << 10
 IPUS_MAX = 65_536
 
@@ -42,19 +41,19 @@ _WORDS = {"yes": True, "true": True, "on": True, "1": True, "no": False, "false"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VipuConf:
-    """What the file says.
+    """The file's values.
 
     Attributes:
         api_host: of the controller; ``api_port`` is its TCP port.
-        ipuof_dir: where nodes keep a job's IPUoF files; None: jobs get variables instead of files.
-        max_ipus: the most devices one job may ask for.
-        timeout_s: how long a started job may wait for its partition; less than what its node waits.
-        secure: whether to speak TLS, with the certificate and key of ``client_cert`` and ``client_key``.
-        user: whose access key it is; the client certificate bears the same name.
-        access_key: the key itself; empty if it stands in ``access_key_file``, or nowhere.
-        server_cert: what the controller's certificate is checked with.
-        pool: the pool jobs are placed in; empty: the controller chooses.
-        agent_port: TCP port on which nodes ask the agent.
+        ipuof_dir: folder of a job's IPUoF files on nodes; None: jobs get variables instead of files.
+        max_ipus: maximum number of devices of one job.
+        timeout_s: how long a started job may wait for its partition; less than its node's wait.
+        secure: whether to use TLS, with the certificate and key of ``client_cert`` and ``client_key``.
+        user: owner of the access key; the client certificate has the same name.
+        access_key: the key itself; empty if it is in ``access_key_file``, or missing.
+        server_cert: the CA certificate to verify the controller's.
+        pool: for jobs; empty: the controller chooses.
+        agent_port: TCP port of the agent for nodes.
     """
 
     api_host: str
@@ -74,12 +73,12 @@ class VipuConf:
 
     @property
     def server(self) -> str:
-        """The controller's address, as a URL."""
+        """Return the controller's URL."""
         host = f"[{self.api_host}]" if ":" in self.api_host else self.api_host
         return f"{'https' if self.secure else 'http'}://{host}:{self.api_port}"
 
     def endpoint(self, timeout_s: float) -> Endpoint:
-        """How the controller is reached, by the agent and by whoever looks at it in the agent's place."""
+        """Return the endpoint of the controller for the agent and for tools that check in its place."""
         return Endpoint(
             server=self.server,
             access_key=self.access_key,
@@ -91,11 +90,11 @@ class VipuConf:
 
 
 def slurm_conf_path(environment: Mapping[str, str], told: Path = DEFAULT_SLURM_CONF) -> Path:
-    """The ``slurm.conf`` that Slurm's own commands read, found as they find it.
+    """Return the ``slurm.conf`` that Slurm's own commands read, found in their way.
 
     Args:
         environment: of the commands.
-        told: where slurmctld has it. Where no file is, the commands fetch it anew each time, and this is the answer.
+        told: slurmctld's path. Without any file, the commands fetch it each time, and this path is the result.
     """
     if named := environment.get("SLURM_CONF"):
         return Path(named)
@@ -103,18 +102,18 @@ def slurm_conf_path(environment: Mapping[str, str], told: Path = DEFAULT_SLURM_C
 
 
 def is_own_conf(conf: Path) -> bool:
-    """Whether a ``slurm.conf`` is the machine's own; not if slurmctld hands it out (configless) to slurmd or sackd."""
+    """Whether a ``slurm.conf`` is the machine's own, not slurmctld's copy (configless) of slurmd or sackd."""
     cached = conf.parent == CACHED_SLURM_CONF.parent or conf.resolve().parent.name == "conf-cache"
     return conf.exists() and not cached
 
 
 def vipu_conf_path(environment: Mapping[str, str]) -> Path:
-    """Where the file is looked for: beside ``slurm.conf``."""
+    """Return the path of the file: beside ``slurm.conf``."""
     return slurm_conf_path(environment).with_name(FILE_NAME)
 
 
 def slurm_uid(conf: Path) -> int:
-    """The number of SlurmUser as a ``slurm.conf`` has it, for when slurmctld cannot be asked; 0 if it does not tell."""
+    """Return SlurmUser's uid from a ``slurm.conf``, for when slurmctld cannot be asked; 0 if unknown."""
     try:
         user = parse_slurm_conf(conf.read_text("utf-8", "replace")).get("slurmuser", "root")
         return int(user) if user.isdecimal() else pwd.getpwnam(user).pw_uid
@@ -123,15 +122,15 @@ def slurm_uid(conf: Path) -> int:
 
 
 def load_vipu_conf(path: Path, slurm_user: int = 0) -> VipuConf:
-    """The file's values; its access key is read from ``ApiAccessKeyFile`` if that is where it stands.
+    """Return the file's values, with an access key in ``ApiAccessKeyFile``.
 
     Args:
-        path: of the file.
-        slurm_user: number of SlurmUser, whose file root takes, too: the agent runs as that user.
+        path: the file's.
+        slurm_user: uid of SlurmUser; root accepts its files, too, because the agent runs as that user.
 
     Raises:
-        MooringsError: ``config.invalid``, naming file, line, key and what is allowed; ``credentials.unsafe`` if others
-            than root, this user and (for root) SlurmUser could have read or written it.
+        MooringsError: ``config.invalid``, naming file, line, key and what is allowed; ``credentials.unsafe`` if users
+            other than root, this one and (for root) SlurmUser can read or write it.
     """
     owners = {0, os.geteuid()} | ({slurm_user} if os.geteuid() == 0 else set())
     conf = parse_vipu_conf(_read_private(path, owners), str(path))
@@ -144,10 +143,10 @@ def load_vipu_conf(path: Path, slurm_user: int = 0) -> VipuConf:
 
 
 def parse_vipu_conf(text: str, source: str) -> VipuConf:
-    """The values of a ``vipu.conf``.
+    """Return the values of a ``vipu.conf``.
 
     Args:
-        text: of the file.
+        text: the file's.
         source: its name, for messages.
 
     Raises:
@@ -176,7 +175,7 @@ def parse_vipu_conf(text: str, source: str) -> VipuConf:
 class _ConfKey:
     name: str
     field: str
-    read: Callable[[str], str | int | bool | Path | None]  # None: not allowed
+    read: Callable[[str], str | int | bool | Path | None]  # None: invalid
     allowed: str
     secret: bool = False
 
@@ -247,7 +246,7 @@ def _check_whole(values: Mapping[str, object], lines: Mapping[str, int], source:
 
 
 def _pairs(text: str, source: str) -> Iterator[tuple[int, str, str]]:
-    """Line, key and value of each setting, by Slurm's rules: several a line, quotes, comments, lines that go on."""
+    """Yield line, key and value of each setting, by Slurm's rules: several a line, quotes, comments, continuations."""
     for number, line in _whole_lines(text):
         at = 0
         while line[at:].strip():
@@ -265,7 +264,7 @@ def _pairs(text: str, source: str) -> Iterator[tuple[int, str, str]]:
 
 
 def _whole_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines without comments, each joined with those that a backslash at its end makes part of it."""
+    """Yield lines without comments, each joined with its continuation lines after a backslash."""
     begun, start = "", 0
     for number, line in enumerate(text.split("\n"), start=1):
         start = start or number
@@ -281,7 +280,7 @@ def _whole_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _name_of(uid: int) -> str:
-    """A user's name, for a command to be typed; the number if it has none."""
+    """Return a user's name for a command to type; the uid without one."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -293,7 +292,7 @@ def _raise_invalid(source: str, line: int, problem: str, hint: str) -> NoReturn:
 
 
 def _read_private(path: Path, owners: Collection[int]) -> str:
-    """The text of a file that only its owner, one of these users, and root can read or change.
+    """Return the text of a file that only its owner, one of these users, and root can read or change.
 
     Raises:
         MooringsError: ``config.invalid``, ``credentials.unsafe``.

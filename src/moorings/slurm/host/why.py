@@ -1,8 +1,8 @@
-"""Why a job waits, asked by its user on any machine of the cluster: what he and the agent say, and who may ask.
+"""Why a job waits, asked by its user on any machine of the cluster: the messages, and the rights.
 
-One line each, as between a node and the agent (``nodes``): munge tells the agent who asks, so no access key is needed,
-and only he can read the answer. He hears of his own jobs. Of others' root and SlurmUser hear; whoever else asks is told
-what he would be told of a job that does not exist.
+One line each way, as between a node and the agent (``nodes``). Munge tells the agent the user, so no access key is
+needed, and only that user can read the answer. Users may ask about their own jobs, root and SlurmUser about all. For
+another user's job the answer is the same as for a job that does not exist.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _REPLY = re.compile(rb"job=([0-9]+)\nnonce=([0-9a-f]{16})\nknown=([01])\nwhy=([ 
 
 @dataclass(frozen=True, slots=True)
 class WaitReasonQuery:
-    """A question: the number of a job, and 16 hexadecimal digits, new for each."""
+    """A request: the id of a job, and 16 hexadecimal digits, new for each."""
 
     job: int
     nonce: str
 
 
 def build_request(request: WaitReasonQuery) -> bytes:
-    """The payload of a user's credential."""
+    """Return the payload of a user's credential."""
     return GREETING + f"job={request.job}\nnonce={request.nonce}\n".encode("ascii")
 
 
 def parse_request(payload: bytes) -> WaitReasonQuery:
-    """A user's question.
+    """Parse a user's request.
 
     Raises:
         MooringsError: ``node.invalid``.
@@ -50,15 +50,15 @@ def parse_request(payload: bytes) -> WaitReasonQuery:
 
 
 def build_reply(request: WaitReasonQuery, why: str | None) -> bytes:
-    """The payload of the agent's credential; None: there is no such job for who asks."""
+    """Return the payload of the agent's credential; None: no such job for this user."""
     return f"job={request.job}\nnonce={request.nonce}\nknown={why is not None:d}\nwhy={why or ''}\n".encode("ascii")
 
 
 def parse_reply(payload: bytes, request: WaitReasonQuery) -> str | None:
-    """The answer to ``request``; None: there is no such job for who asks.
+    """Parse the answer to ``request``; None: no such job for this user.
 
     Raises:
-        MooringsError: ``node.invalid``: it is no answer to this question.
+        MooringsError: ``node.invalid``: not an answer to this request.
     """
     found = _REPLY.fullmatch(payload)
     if found is None or (int(found[1]), found[2].decode()) != (request.job, request.nonce):
@@ -75,16 +75,16 @@ def find_wait_reason(
     people: UserNames,
     withheld: Mapping[str, str] | None = None,
 ) -> str | None:
-    """Why a job waits, for who asks; None: it is not his, or there is none.
+    """Return why a job waits, for a user; None: no such job, or another user's.
 
     Args:
-        job: of a good listing; None: it is in none.
-        uid: who asks, by munge.
-        admins: who may ask of others' jobs.
-        reasons: of those that the controller is told of, by the owner of their next claims.
-        home: of the jobs.
-        people: whose the jobs are.
-        withheld: why no devices are kept for a job, by the owner of its next claim.
+        job: of a complete listing; None: not listed.
+        uid: the user's, by munge.
+        admins: uids of users allowed to ask about others' jobs.
+        reasons: of the jobs reported to the controller, by the owner of their next claims.
+        home: the jobs' cluster.
+        people: names of the jobs' users.
+        withheld: why no devices are reserved for a job, by the owner of its next claim.
     """
     if job is None or job.order is None or (uid != job.uid and uid not in admins):
         return None

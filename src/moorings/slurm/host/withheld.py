@@ -1,13 +1,13 @@
-"""For which waiting jobs nothing is kept, as they cannot start or did not start when they could: decisions.
+"""Decides for which pending jobs no IPUs are reserved, because they cannot start, or did not start when they could.
 
 Slurm looks at licenses first, and says ``Licenses`` of a job also when its nodes or another license are missing. IPUs
-kept for such a job are of no use to anybody. What is known exactly decides at once: another license in use, required
-nodes whose CPUs belong to jobs without IPUs. Everything else is learned by trying: after Slurm could have started a job
-and did not, none are kept for it for a while, each time for twice as long. Such a job has its place in the queue all
-the same, and Slurm may start it when it finds enough; so nothing here needs to survive a restart of the agent.
+reserved for such a job would idle. Known facts decide at once: another license in use, required nodes whose CPUs belong
+to jobs without IPUs. Everything else is learned by trying: after Slurm could have started a job and did not, none are
+reserved for it for a while, each time for twice as long. Such a job keeps its place in the queue, and Slurm may start
+it when it finds enough; so this state need not survive a restart of the agent.
 
-That an offer was withdrawn says nothing of the job: another cluster may have claimed, or a device failed. What its user
-may change at will must not buy it another trial each time, or one job would idle the pool for good.
+A withdrawn offer proves nothing about the job: another cluster may have claimed, or a device failed. A change that the
+job's user can make at will must not start another trial each time, or one job could keep the pool idle.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from moorings.slurm.host.ledger import (
 from moorings.slurm.host.reclaim import clock_text
 from moorings.slurm.needs import NodeRequirements
 
-REFUSED_S = 5.0  # beside free IPUs Slurm says for so long that something is missing: a node may just be cleared
-UNSEEN_S = 60.0  # it says nothing: its backfill looks at a long queue every 30 s
-STEP_S_MAX = 3.0  # of the time between two listings so much counts: while slurmctld is away it starts nothing
+REFUSED_S = 5.0  # how long Slurm must report a missing resource beside free IPUs: a node may be about to be cleared
+UNSEEN_S = 60.0  # without such a report: its backfill looks at a long queue every 30 s
+STEP_S_MAX = 3.0  # counted at most between two listings: while slurmctld is down it starts nothing
 PAUSE_S, PAUSE_MAX_S = 60.0, 900.0  # the first pause, and the longest
 DOUBLINGS_MAX = 4  # enough for the longest
-REMEMBERED_S = 3600.0  # what came of a job that is gone counts for so long
-REMEMBERED_MAX = 300  # of so many such jobs
+REMEMBERED_S = 3600.0  # how long the outcome of a vanished job counts
+REMEMBERED_MAX = 300  # number of such jobs
 NOT_ITS_TURN = ("JobHeldUser", "JobHeldAdmin", "Dependency", "DependencyNeverSatisfied", "BeginTime")
 _SAYS_NOTHING = (REASON_LICENSES, REASON_PRIORITY, *REASONS_NONE)
 
 
 @dataclass(frozen=True, slots=True)
 class JobDemand:
-    """What a user's job asks Slurm for, as far as that decides whether it can start; its time limit does not count.
+    """A user's job's demand of Slurm, as far as it decides whether the job can start; without its time limit.
 
     Attributes:
         uid: the user.
         ipus: its size.
         asked: its partition, QOS and licenses.
-        words: what it needs of nodes; empty: not known.
+        words: its requirements of nodes; empty: unknown.
     """
 
     uid: int
@@ -59,30 +59,30 @@ class JobDemand:
     words: tuple[str, ...] = ()
 
     def differs(self, other: JobDemand) -> bool:
-        """Whether it is certainly another one."""
+        """Whether it certainly is another demand."""
         known = bool(self.words and other.words)
         return replace(self, words=()) != replace(other, words=()) or (known and self.words != other.words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartBackoff:
-    """What came of keeping IPUs for a waiting job, or for one that is gone. Times are the loop's, in seconds.
+    """The outcome of reserving IPUs for a pending job, or for a vanished one. Times are the loop's, in seconds.
 
     Attributes:
-        demand: what it asks Slurm for.
+        demand: its demand of Slurm.
         limit_s: its time limit; ``inf``: none.
-        refused: how often it could have started, for all we know, and did not.
+        refused: how many times it could have started, as far as we know, and did not.
         free_since: since when IPUs are free for it and Slurm may start it; None: they are not.
-        free_at: the same moment by the wall clock, or that of the trial before.
+        free_at: the same moment by the wall clock, or that of the previous trial.
         is_open: whether the gate was open for it when licenses were last listed.
-        seen_at: up to when ``open_s`` was counted.
-        open_s: for how long in all Slurm could start it in this trial.
-        again_at: none are kept for it before.
-        hurried: whether a change of it has cut the last pause short, or begun the trial anew; once is enough.
-        refusal: what came of the last trial, as a sentence; empty: nothing yet.
-        of: the other job of which that sentence is, for it asks for the same; 0: it is its own.
-        gone_at: since when it waits no more; None: it waits.
-        why: why none are kept for it now; empty: they are.
+        seen_at: until when ``open_s`` was counted.
+        open_s: total time in this trial in which Slurm could start it.
+        again_at: none are reserved for it before.
+        hurried: whether a change of it has cut the last pause short, or restarted the trial; allowed once.
+        refusal: the outcome of the last trial, as a sentence; empty: none yet.
+        of: the other job with that outcome and the same demand; 0: it is its own.
+        gone_at: since when it no longer waits; None: it waits.
+        why: why none are reserved for it now; empty: they are.
     """
 
     demand: JobDemand
@@ -103,15 +103,15 @@ class StartBackoff:
 
 @dataclass(frozen=True, slots=True)
 class WaitingJobs:
-    """What is decided from.
+    """The input of the decision.
 
     Attributes:
-        home: whose jobs they are.
-        jobs: a good listing.
-        offered: the owners of the jobs for which devices are kept, free.
+        home: the jobs' cluster.
+        jobs: a complete listing.
+        offered: the owners of the jobs with free devices reserved for them.
         licenses: as last listed.
-        needs: what the jobs need of nodes; None: not known, or not to be gone by, where jobs may be preempted.
-        aside: the numbers of jobs that hold another's licenses and are to be put back.
+        needs: the jobs' requirements of nodes; None: unknown, or not applicable, because jobs may be preempted.
+        aside: the ids of jobs that hold another's licenses and will be requeued.
         tier: of a job's partitions.
     """
 
@@ -124,29 +124,29 @@ class WaitingJobs:
     tier: Callable[[JobRecord], int] = lambda _: 1
 
     def waiting(self) -> Iterator[tuple[JobRecord, SubmittedOptions]]:
-        """The jobs that wait, with what was asked for."""
+        """Yield the pending jobs with their submitted options."""
         for job in self.jobs.values():
             if job.order is not None and job.phase is SlurmJobPhase.WAITING:
                 yield job, job.order
 
     def new(self, job: JobRecord, order: SubmittedOptions) -> StartBackoff:
-        """How a job stands of which nothing is known."""
+        """Return the initial standing of a job."""
         needs = self.needs.jobs.get(job.job_id) if self.needs is not None else None
         asked = (job.partition, job.qos, tuple(sorted(job.licenses.items())))
         demand = JobDemand(job.uid, order.ipus, asked, needs.words if needs is not None else ())
         return StartBackoff(demand=demand, limit_s=inf if job.limit_s is None else job.limit_s)
 
     def place(self, job: JobRecord) -> tuple[int, ...]:
-        """Where a job stands in Slurm's order: the least is first."""
+        """Return a job's sort key in Slurm's order: the least is first."""
         return (-self.tier(job), *queue_order(job))
 
 
 def open_trials(
     queue: WaitingJobs, before: Mapping[str, StartBackoff], reserved: Mapping[str, int], at_s: float, now: Timestamp
 ) -> Mapping[str, StartBackoff]:
-    """How the jobs stand once the reservation holds ``reserved``: which of those offered IPUs Slurm may start.
+    """Return the standings once the reservation holds ``reserved``: which jobs with offered IPUs Slurm may start.
 
-    The offer alone does not tell: other jobs may have started on it a moment ago.
+    The offer alone does not tell: other jobs may have just started on it.
     """
     sizes = {size: queue.licenses[name] for size, name in gate_licenses(queue.licenses).items() if name in reserved}
     room = {size: one.total - one.used - reserved[f"{LICENSE}_{size}"] for size, one in sizes.items()}
@@ -168,14 +168,14 @@ def open_trials(
 def update_backoffs(
     queue: WaitingJobs, before: Mapping[str, StartBackoff], listed_at: float, at_s: float, now: Timestamp
 ) -> dict[str, StartBackoff]:
-    """How the waiting jobs stand by a new listing, by the owner of the next claim; of most there is nothing to say.
+    """Return the standings of pending jobs by a new listing, by the owner of the next claim; most jobs have none.
 
-    Jobs that are gone are remembered for a while, for the next one of the user that asks for the same.
+    Vanished jobs are remembered for a while, for the user's next job with the same demand.
 
     Args:
         queue: with the new listing.
-        before: what ``open_for`` and this said last.
-        listed_at: when the listing was asked for; the loop's time.
+        before: the last result of ``open_trials`` and of this function.
+        listed_at: when the listing began; the loop's time.
         at_s: the loop's time.
         now: the wall clock's, for people.
     """
@@ -191,7 +191,7 @@ def update_backoffs(
     for job, order in queue.waiting():
         lacks = _lacking_licenses(job, others) or _lacking_cpus(job, queue.needs)
         if not lacks and not before:
-            continue  # of a queue of thousands there is nothing to say, and it is listed each second
+            continue  # a queue of thousands is listed each second, and most of its jobs have no standing
         owner = JobStart.of(job, order).owner(queue.home)
         known, alike = left.get(owner), tried.get((job.uid, order.ipus), ())
         if known is None and not lacks and not alike:
@@ -203,7 +203,7 @@ def update_backoffs(
             if other != owner and other in left and _applies_to(left[other], known):
                 known = _inherit_backoff(known, left[other], other)
                 if left[other].gone_at is not None:
-                    del left[other]  # this one has its place
+                    del left[other]  # this job takes its place
         if lacks:
             stands = replace(known, free_since=None, why=f"no IPUs are kept for it, for it also needs {lacks}")
         else:
@@ -216,7 +216,7 @@ def update_backoffs(
 def _update_backoff(
     queue: WaitingJobs, job: JobRecord, known: StartBackoff, owner: str, listed_at: float, at_s: float, now: Timestamp
 ) -> StartBackoff:
-    """How a job stands that lacks nothing that is known of."""
+    """Return the standing of a job that lacks nothing as far as known."""
     is_offered = owner in queue.offered
     if known.free_since is not None and listed_at > known.seen_at:
         step_s = min(listed_at - known.seen_at, STEP_S_MAX) if known.is_open and is_offered else 0.0
@@ -227,7 +227,7 @@ def _update_backoff(
     if known.free_since is None or listed_at <= known.free_since:
         return replace(known, why="")
     if job.reason in NOT_ITS_TURN:
-        return replace(known, free_since=None, why="")  # or who holds it for a moment would begin anew
+        return replace(known, free_since=None, why="")  # else a short hold would restart the trial
     if is_offered:
         is_refused = known.is_open and known.open_s >= _patience_s(job)
         return _fail_trial(known, job, at_s, now) if is_refused else replace(known, why="")
@@ -241,7 +241,7 @@ def _patience_s(job: JobRecord) -> float:
 
 
 def _is_passed_over(queue: WaitingJobs, job: JobRecord, at: Timestamp) -> bool:
-    """Whether Slurm has started a job behind this one since: it looked at its queue, and at this one first."""
+    """Whether Slurm has started a job behind this one since: it looked at its queue, and at this job first."""
     behind = queue.place(job)
     return any(
         other.order is not None
@@ -258,7 +258,7 @@ def _has_run(job: JobRecord) -> bool:
 
 
 def _is_since(job: JobRecord, at: Timestamp) -> bool:
-    """Whether a job started in that second or later: Slurm tells whole ones."""
+    """Whether a job started in that second or later: Slurm shows whole seconds."""
     return job.started is not None and job.started >= at // SECOND * SECOND
 
 
@@ -290,7 +290,7 @@ def _fail_trial(known: StartBackoff, job: JobRecord, at_s: float, now: Timestamp
 
 
 def _change(known: StartBackoff, new: StartBackoff) -> StartBackoff:
-    """How a job stands with what it asks for now: once, a change begins a trial anew; its refusals still count."""
+    """Return the standing of a job with a changed demand: once, a change restarts the trial; refusals still count."""
     if not known.demand.differs(new.demand):
         demand = new.demand if new.demand.words else known.demand
         return replace(known, demand=demand, limit_s=new.limit_s, gone_at=None)
@@ -303,7 +303,7 @@ def _change(known: StartBackoff, new: StartBackoff) -> StartBackoff:
 
 
 def _applies_to(tried: StartBackoff, known: StartBackoff) -> bool:
-    """Whether what came of another job counts for this one: the same demand, and no limit of less than half."""
+    """Whether another job's outcome applies to this one: same demand, and no time limit of less than half."""
     if not known.demand.words or tried.demand != known.demand or 2 * known.limit_s < tried.limit_s:
         return False
     open_s = tried.open_s if tried.gone_at is not None else 0.0
@@ -311,7 +311,7 @@ def _applies_to(tried: StartBackoff, known: StartBackoff) -> bool:
 
 
 def _inherit_backoff(known: StartBackoff, tried: StartBackoff, owner: str) -> StartBackoff:
-    """How a job stands that goes on from where another one is or was."""
+    """Return the standing of a job that continues from another one's."""
     start = start_of(owner)
     return replace(
         known,
@@ -325,7 +325,7 @@ def _inherit_backoff(known: StartBackoff, tried: StartBackoff, owner: str) -> St
 
 
 def _demands_started(queue: WaitingJobs, before: Mapping[str, StartBackoff]) -> set[JobDemand]:
-    """What was asked for by those jobs that have started, tasks of arrays among them: no refusal counts any more."""
+    """Return the demands of jobs that have started, also of array tasks: their refusals no longer count."""
     found = set()
     starts = {start.job_id: (start, stands) for owner, stands in before.items() if (start := start_of(owner))}
     for job in queue.jobs.values() if starts else ():
@@ -343,7 +343,7 @@ def _demands_started(queue: WaitingJobs, before: Mapping[str, StartBackoff]) -> 
 
 
 def _remember(gone: Mapping[str, StartBackoff], at_s: float) -> dict[str, StartBackoff]:
-    """Of jobs that wait no more those that were tried a little while ago, the last of them."""
+    """Return the standings of vanished jobs that were tried recently, the latest of them."""
     kept = {}
     for owner, stands in gone.items():
         gone_at = at_s if stands.gone_at is None else stands.gone_at
@@ -354,12 +354,12 @@ def _remember(gone: Mapping[str, StartBackoff], at_s: float) -> dict[str, StartB
 
 
 def withheld_reasons(standings: Mapping[str, StartBackoff]) -> dict[str, str]:
-    """Why no IPUs are kept for jobs that wait, by the owner of the next claim."""
+    """Return why no IPUs are reserved for pending jobs, by the owner of the next claim."""
     return {owner: stands.why for owner, stands in standings.items() if stands.why}
 
 
 def on_trial(standings: Mapping[str, StartBackoff]) -> set[str]:
-    """The owners of jobs for which IPUs are free: they stay announced for a moment, whatever Slurm says meanwhile."""
+    """Return the owners of jobs with free IPUs: they stay reported for a moment, whatever Slurm says."""
     return {owner for owner, stands in standings.items() if stands.free_since is not None}
 
 
@@ -368,7 +368,7 @@ def _is_ours(license_name: str) -> bool:
 
 
 def _lacking_licenses(job: JobRecord, others: Mapping[str, License]) -> str:
-    """Which other license is in use; what reservations hold is not counted, for a job may run in one of them."""
+    """Return another license that is in use; reserved ones are not counted, because a job may run in a reservation."""
     for name, one in others.items():
         count, left = job.licenses.get(name, 0), max(one.total - one.used, 0)
         if left < count:
@@ -377,7 +377,7 @@ def _lacking_licenses(job: JobRecord, others: Mapping[str, License]) -> str:
 
 
 def _lacking_cpus(job: JobRecord, needs: NodeRequirements | None) -> str:
-    """Which required nodes have too few CPUs, even if no IPU job ran there."""
+    """Return the required nodes with too few CPUs, even without any IPU job there."""
     asked = needs.jobs.get(job.job_id) if needs is not None else None
     if needs is None or asked is None or not asked.required:
         return ""

@@ -1,4 +1,4 @@
-"""What is said to Slurm of the job we are in; in a thread of our own, for a client's main thread is not ours."""
+"""Requests to Slurm about our own job, from a thread of ours: a client's main thread belongs to the client."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ ASK_S = 20.0
 
 
 def load_job(environment: Mapping[str, str], job: int) -> JobRecord:
-    """The job as Slurm knows it now.
+    """Return the job as Slurm lists it now.
 
     Raises:
         MooringsError: ``slurm.job_unknown``, or one of ``SlurmCommands.ask``.
     """
     answer = asyncio.run(SlurmCommands(environment, timeout_s=ASK_S).ask(build_jobs(jobs=[job])))
-    for record in parse_jobs(answer):  # one id may stand for the tasks of an array, or a job's components
+    for record in parse_jobs(answer):  # one id may list the tasks of an array, or a job's components
         if record.job_id == job:
             return record
     raise MooringsError(
@@ -29,7 +29,7 @@ def load_job(environment: Mapping[str, str], job: int) -> JobRecord:
 
 
 def remove_step(environment: Mapping[str, str], job: int, step: int) -> None:
-    """End a step of the job; one that has ended is no error.
+    """End a step of the job; an ended one is not an error.
 
     Raises:
         MooringsError: one of ``SlurmCommands.run``.

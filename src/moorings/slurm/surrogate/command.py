@@ -1,4 +1,4 @@
-"""A command of this machine, shown as a step while it runs: whatever starts work elsewhere and waits for it."""
+"""A command of this machine, shown as a step while it runs: for programs that start work elsewhere and wait for it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _OF_TERMINALS = (signal.SIGINT, signal.SIGQUIT)
 
 
 def run_command(argv: Sequence[str], *, mirror: Mirror, name: str, grace_s: float, note: Callable[[str], None]) -> int:
-    """Run it to its end, in the main thread; its exit code, 128 + N after signal N.
+    """Run a command to its end, in the main thread; return its exit code, 128 + N after signal N.
 
-    It has a process group of its own, which every signal is for; except in the foreground of a terminal, where it has
-    to stay in the terminal's, and Ctrl-C reaches it anyway.
+    It has a process group of its own, and every signal goes to that group. In the foreground of a terminal it must stay
+    in the terminal's group, where Ctrl-C reaches it anyway.
 
     Args:
         argv: the command.
         mirror: where it is shown.
-        name: as which it is shown.
+        name: the name of its step.
         grace_s: between TERM and KILL, if the step is cancelled.
-        note: is told of a cancel.
+        note: called with a sentence on a cancel.
 
     Raises:
         OSError: it cannot be started.

@@ -1,8 +1,8 @@
-"""Whether this process is in a Slurm job whose steps it may make: a batch script, or a shell of salloc.
+"""Whether this process is in a Slurm job and may make steps of it: a batch script, or a shell of salloc.
 
-By its variables, which whoever starts us chooses: that the job is of our user is asked of Slurm, in ``mirror``. Not by
-them alone: a job that a step submits has the step's ``SLURM_STEP_ID`` among its own variables, so where a slurmstepd
-is an ancestor of ours, its title decides.
+The variables say so, and our caller chooses them: ``mirror`` asks Slurm whether the job is our user's. The variables
+alone do not suffice: a job submitted by a step has the step's ``SLURM_STEP_ID`` among its own variables. So where a
+slurmstepd is an ancestor, its title decides.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-_SPECIAL_STEPS = 0xFFFFFFFA  # from here on: the interactive step of salloc, the batch script, and others of Slurm's own
+_SPECIAL_STEPS = 0xFFFFFFFA  # from here on: salloc's interactive step, the batch script, and others of Slurm's own
 _ID = re.compile(r"[1-9][0-9]{0,9}")
 _STEPD = re.compile(r"slurmstepd: \[([0-9]+)(?:\+[0-9]+)?\.([a-z0-9]+)")
 
 
 @dataclass(frozen=True, slots=True)
 class NotInJob:
-    """Why no step is made here, and what would help."""
+    """Why no step can be made here, and a hint."""
 
     why: str
     hint: str

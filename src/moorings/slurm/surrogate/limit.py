@@ -1,4 +1,4 @@
-"""The time limit of the job we are in, for a client whose work has no step yet that Slurm could warn."""
+"""The time limit of our job, for a client whose work has no step yet for Slurm to warn."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ LOOK_S = 60.0  # an admin may change the limit
 
 
 class TimeLimitWatch:
-    """Asks Slurm when the job ends, now and every minute, and tells in time.
+    """Asks Slurm for the end of the job, now and every minute, and calls back in time.
 
     Args:
-        environment: the way to Slurm.
+        environment: the variables needed to reach Slurm.
         job: its id.
         on_cancel: called once at most.
         lead_s: how long before the limit; seconds.
@@ -45,7 +45,7 @@ class TimeLimitWatch:
             except MooringsError as error:
                 if error.code == "slurm.job_unknown" and known is not None:
                     return self._tell("the Slurm job has ended")
-                # Slurm is away: what it said last holds, and it is asked again.
+                # Slurm is down: its last answer holds, and it is asked again.
             left_s = LOOK_S if known is None else time_left_s(known.ends, self._lead_s, time.time())
             if left_s <= 0:
                 return self._tell("the time limit of the Slurm job is near")
@@ -59,5 +59,5 @@ class TimeLimitWatch:
 
 
 def time_left_s(ends: Timestamp | None, lead_s: float, now_s: float) -> float:
-    """Seconds until work in the job has to end, ``lead_s`` before the job does; infinite if the job has no limit."""
+    """Return seconds until work in the job must end, ``lead_s`` before the job does; infinite without a time limit."""
     return float("inf") if ends is None else ends / SECOND - lead_s - now_s

@@ -1,7 +1,7 @@
 """The port ``Mirror`` on Slurm: a step for as long as the work runs.
 
-srun's input is the lifeline. While we live it is open; we write how the work ended, and whoever kills us closes it, and
-the step has FAILED. Everything that could take time happens in a thread of each step's own.
+srun's input is the lifeline. It stays open while we live. At the end of the work we write the result. If we are killed,
+it closes and the step is FAILED. Everything slow happens in a thread of each step's own.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from moorings.slurm.surrogate.step import (
     parse_line,
 )
 
-BEGIN_S = 10.0  # until the placeholder speaks; a step waits only for a slurmctld or a node that is away
-AGAIN_S = 60.0  # until another try to make a step that could not be made
-END_S = 5.0  # for the step to end once it was told to
-KILL_S = 2.0  # for srun to take its step down
-BEAT_S = 3.0  # how late a placeholder may tell of a signal, at worst
-TICK_S = 0.5  # srun may have ended while somebody of its family still holds its output
+BEGIN_S = 10.0  # until the placeholder's first line; a step only waits for a slurmctld or a node that is down
+AGAIN_S = 60.0  # between two tries to make a step
+END_S = 5.0  # for the step to end after the result was written
+KILL_S = 2.0  # for srun to end its step
+BEAT_S = 3.0  # how late a placeholder may report a signal, at worst
+TICK_S = 0.5  # srun may end while another process still holds its output
 TOLD_LINES_MAX = 20
 LINE_BYTES_MAX = 4096
 
@@ -48,10 +48,10 @@ Warn = Callable[[str], None]
 
 
 def find_mirror(environment: Mapping[str, str], warn: Warn) -> Mirror:
-    """A mirror of the Slurm job we are in; one that shows nothing where we are in none, or under srun.
+    """Return a mirror of our Slurm job; outside of one, or under srun, a mirror that shows nothing.
 
     Args:
-        environment: of this process.
+        environment: this process's variables.
         warn: called with a sentence if work cannot be shown; from another thread.
     """
     job = find_job(environment, load_ancestors())
@@ -62,7 +62,7 @@ class SlurmMirror:
     """Shows work as steps of a job.
 
     Args:
-        environment: the way to Slurm.
+        environment: the variables needed to reach Slurm.
         job: its id.
         warn: called with a sentence if work cannot be shown.
     """
@@ -72,7 +72,7 @@ class SlurmMirror:
         self._job = job
         self._warn = warn
         self._lock = threading.Lock()
-        self._ours: bool | None = None  # not asked yet
+        self._ours: bool | None = None  # None: not asked yet
 
     def begin(self, name: str, on_cancel: OnCancel) -> MirroredWork:
         argv = build_step(self._job, check_name(name), load_placeholder())
@@ -84,10 +84,10 @@ class SlurmMirror:
     # -- for its steps, in their threads -------------------------------------------------------------------------------
 
     def check_ours(self) -> None:
-        """Nothing, if the job is of our user: root could make steps in anybody's. Asked once.
+        """Raise if the job is another user's: root could make steps in any job. Asked once.
 
         Raises:
-            MooringsError: ``slurm.denied``, or what kept Slurm from answering.
+            MooringsError: ``slurm.denied``, or why Slurm did not answer.
         """
         with self._lock:
             if self._ours is None:
@@ -96,7 +96,7 @@ class SlurmMirror:
             raise MooringsError("slurm.denied", f"job {self._job} is another user's")
 
     def start(self, argv: list[str], lifeline: int) -> subprocess.Popen[bytes]:
-        """srun, with this as its input."""
+        """Start srun with this as its input."""
         return subprocess.Popen(
             argv,
             stdin=lifeline,
@@ -104,16 +104,16 @@ class SlurmMirror:
             stderr=subprocess.STDOUT,
             env=build_environment(self._environment),
             cwd="/",
-            start_new_session=True,  # a Ctrl-C is the client's to answer
+            start_new_session=True,  # the client handles Ctrl-C
         )
 
     def remove(self, step: int) -> None:
-        """End a step that nobody holds any more."""
-        with contextlib.suppress(MooringsError):  # Slurm is away: the step ends with its job
+        """End a step without a holder."""
+        with contextlib.suppress(MooringsError):  # Slurm is down: the step ends with its job
             remove_step(self._environment, self._job, step)
 
     def warn(self, text: str) -> None:
-        """Tell the client's user."""
+        """Warn the client's user."""
         self._warn(text)
 
 
@@ -121,16 +121,16 @@ _lifelines: weakref.WeakSet[_Lifeline] = weakref.WeakSet()
 
 
 class _Lifeline:
-    """A pipe whose other end tells, by its end, that we are dead: no child of ours may hold it, forked or started."""
+    """A pipe; its end tells the other side that we are dead. No child of ours may hold it, forked or started."""
 
     def __init__(self) -> None:
         self.reading, self._writing = os.pipe()
-        os.set_blocking(self._writing, False)  # whoever should read may hang
+        os.set_blocking(self._writing, False)  # the reader may hang
         self._open = True
         _lifelines.add(self)
 
     def write(self, word: bytes) -> None:
-        """Say something, if it is not cut; nobody may be there to hear it."""
+        """Write a word if the pipe is open; it may have no reader."""
         if self._open:
             with contextlib.suppress(OSError):
                 os.write(self._writing, word)
@@ -150,7 +150,7 @@ os.register_at_fork(after_in_child=_cut_all)
 
 
 class _MirroredStep:
-    """One step: made, followed and ended by a thread; ``end`` only says the word and waits."""
+    """One step: a thread makes, follows and ends it; ``end`` only writes the result and waits."""
 
     def __init__(self, mirror: SlurmMirror, argv: list[str], on_cancel: OnCancel) -> None:
         self._mirror = mirror
@@ -159,7 +159,7 @@ class _MirroredStep:
         self._lock = threading.Lock()
         self._lifeline = _Lifeline()
         self._process: subprocess.Popen[bytes] | None = None
-        self._told = threading.Event()  # how the work ended
+        self._told = threading.Event()  # set: the result of the work is written
         self._given_up = False
         self._cancelled = False
         self._warned = False
@@ -172,10 +172,10 @@ class _MirroredStep:
                 self._told.set()
                 self._lifeline.write(COMPLETED if ok else FAILED)
                 self._lifeline.cut()
-        if self._thread is threading.current_thread():  # whoever is told of a cancel ends the work at once
+        if self._thread is threading.current_thread():  # a callback for a cancel ends the work at once
             return
         self._thread.join(END_S)
-        if self._thread.is_alive():  # Slurm is away, or hangs
+        if self._thread.is_alive():  # Slurm is down, or hangs
             self._given_up = True
             self._signal(signal.SIGTERM)
             self._thread.join(KILL_S)
@@ -186,13 +186,13 @@ class _MirroredStep:
     def _run(self) -> None:
         try:
             while not self._attempt():
-                if self._told.wait(AGAIN_S):  # nothing is left to be shown
+                if self._told.wait(AGAIN_S):  # nothing is left to show
                     return
         finally:
             os.close(self._lifeline.reading)
 
     def _attempt(self) -> bool:
-        """Make the step and see it to its end; False: there was none."""
+        """Make the step and follow it to its end; False: it could not be made."""
         try:
             self._mirror.check_ours()
             process = self._process = self._mirror.start(self._argv, self._lifeline.reading)
@@ -202,7 +202,7 @@ class _MirroredStep:
         except OSError as error:
             self._tell(f"srun cannot be run: {error.strerror or error}")
             return False
-        if self._given_up:  # meanwhile
+        if self._given_up:  # in the meantime
             process.kill()
         told: deque[str] = deque(maxlen=TOLD_LINES_MAX)
         step = self._follow(process, told)
@@ -217,7 +217,7 @@ class _MirroredStep:
         return step is not None
 
     def _follow(self, process: subprocess.Popen[bytes], told: deque[str]) -> int | None:
-        """Hear srun out, until it ends; the step's number, if it ever began."""
+        """Read srun's output until it ends; return the step's number, if it began."""
         step: int | None = None
         deadline = time.monotonic() + BEGIN_S
         beat = time.monotonic()
@@ -239,7 +239,7 @@ class _MirroredStep:
         return step
 
     def _reap(self, process: subprocess.Popen[bytes]) -> None:
-        """See that srun is gone; one that made no step in time takes back what it has asked for."""
+        """Make sure that srun has ended; without a step in time, srun cancels its request."""
         assert process.stdout is not None
         process.stdout.close()
         if process.poll() is None:
@@ -255,7 +255,7 @@ class _MirroredStep:
             process.send_signal(number)
 
     def _tell(self, why: str) -> None:
-        """Say, once, that there is no step."""
+        """Warn, once, that there is no step."""
         if not self._warned and not self._told.is_set():
             self._warned = True
             self._mirror.warn(f"no Slurm step shows this work, which goes on: {why}")
@@ -269,7 +269,7 @@ class _MirroredStep:
 
 
 def _lines(process: subprocess.Popen[bytes]) -> Iterator[str]:
-    """What it writes, line by line, until it has ended; an empty line now and then."""
+    """Yield its output line by line until it has ended, and an empty line now and then."""
     assert process.stdout is not None
     output = process.stdout.fileno()
     poll = select.poll()

@@ -1,7 +1,7 @@
-# Stands for work that runs elsewhere. It ends as its first line of input says: 0 is COMPLETED, anything else FAILED; so
-# is the end of the input, for then the client has died. Signals are told to the client, which ends the work, and with
-# it this. Two weaknesses of shells: a signal may cut a line in two, and the part before it be lost, so the line comes
-# twice; and one that comes just before a read blocks is handled after it, so now and then an empty line comes.
+# Stands for work elsewhere. The first line of input sets its end: 0 is COMPLETED, anything else FAILED. The end of the
+# input is also FAILED, because then the client has died. It reports signals to the client; the client ends the work,
+# and then this script. Two weaknesses of shells: a signal may cut a line in two and lose the part before it, so the line
+# comes twice; and a signal just before a blocking read is handled after it, so an empty line comes now and then.
 tell() {
     told=1
     echo "moorings:$1"

@@ -1,7 +1,7 @@
-"""The step that stands for work elsewhere: what srun is told, and what comes back of it.
+"""The step for work elsewhere: srun's arguments, and the placeholder's replies.
 
-The placeholder travels in srun's command line, so nothing of ours has to be installed, or readable, on the node: the
-shell of salloc may be on a login node with a virtual environment of its own.
+The placeholder travels in srun's command line, so the node needs nothing of ours, installed or readable: the shell of
+salloc may be on a login node with a virtual environment of its own.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Signalled:
-    """The placeholder got a signal (``TERM``), and goes on."""
+    """The placeholder got a signal (``TERM``), and continues."""
 
     signal: str
 
 
 def check_name(name: str) -> str:
-    """The name, if Slurm's listings can show it as it is.
+    """Return the name if Slurm's listings can show it unchanged.
 
     Raises:
         MooringsError: ``name.invalid``.
@@ -48,23 +48,23 @@ def check_name(name: str) -> str:
 
 
 def build_name(command: str) -> str:
-    """A name for the step of a command: its program's, made to fit."""
+    """Return a name for the step of a command: its program's, with other characters replaced."""
     fitting = re.sub(r"[^A-Za-z0-9._@:+-]", "_", Path(command).name)[:128].lstrip("._@:+-")
     return fitting or "surrogate"
 
 
 def load_placeholder() -> str:
-    """The script that runs in the step, without its comments."""
+    """Return the script that runs in the step, without its comments."""
     lines = _SCRIPT.read_text(encoding="utf-8").splitlines()
     return "\n".join(line for line in lines if not line.startswith("#"))
 
 
 def build_step(job: int, name: str, placeholder: str) -> list[str]:
-    """The command that makes the step and stays until it has ended. Its input goes to the placeholder.
+    """Return the command that makes the step and stays until its end; its input goes to the placeholder.
 
-    It takes nothing from the job's other steps (``--overlap``, no memory, no GRES), waits for none, and runs on the
-    job's first node, where a batch script runs. Where the job's variables give options to srun, ours must win: it is
-    run without them, and finds the job by ``--jobid``.
+    The step takes nothing from the job's other steps (``--overlap``, no memory, no GRES), waits for none, and runs on
+    the job's first node, where a batch script runs. The job's variables may give options to srun, but ours must win:
+    srun runs without those variables, and finds the job by ``--jobid``.
     """
     return [
         *("srun", f"--jobid={int(job)}", "--overlap", "--nodes=1", "--ntasks=1", "--relative=0", "--mem=0"),
@@ -74,12 +74,12 @@ def build_step(job: int, name: str, placeholder: str) -> list[str]:
 
 
 def build_remove(job: int, step: int) -> list[str]:
-    """The command that ends a step whose srun can no longer do it."""
+    """Return the command that ends a step whose srun no longer can."""
     return ["scancel", f"{int(job)}.{int(step)}"]
 
 
 def parse_line(line: str) -> Begun | Signalled | None:
-    """What the placeholder tells; None: the line is srun's, or a site's prolog's."""
+    """Return the placeholder's report; None: the line is from srun or a site's prolog."""
     found = _TOLD.fullmatch(line.strip())
     if found is None:
         return None
