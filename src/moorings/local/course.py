@@ -1,8 +1,8 @@
-"""What a supervisor does next: a pure function of what it knows, so that every order of events can be tested at once.
+"""Decides a supervisor's next action: a pure function of its observations, so that tests can try every order of events.
 
-A run stops for the first of these reasons and keeps it: a task failed, somebody asked, its time is over, its devices
-are needed elsewhere. For the last it is warned first, and a task that then leaves does not stop the others: they may
-still be writing their checkpoint.
+A run stops for the first of these reasons, and keeps it: a failed task, a cancel, its time limit, or a request to
+yield. Before a yield it is warned, and a task that then exits does not stop the others: they may still be writing their
+checkpoint.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from moorings.workloads.runs import EndReason
 
 
 class SupervisorAction(StrEnum):
-    """What to do now."""
+    """The action to take now."""
 
-    WAIT = "WAIT"  # nothing, until ``SupervisorDecision.within_s`` or until something happens
+    WAIT = "WAIT"  # do nothing until ``SupervisorDecision.within_s`` or an event
     WARN = "WARN"  # send the warning of the checkpoint contract
     STOP = "STOP"  # TERM to everything; the grace period begins
-    KILL = "KILL"  # KILL to everything that is left, and look again
-    FINISH = "FINISH"  # nothing is left: record the end
+    KILL = "KILL"  # KILL to every remaining process, then decide again
+    FINISH = "FINISH"  # no process is left: record the end
 
 
 @dataclass(frozen=True, slots=True)
 class RunLimits:
-    """How long a run may take: seconds since its tasks were started, of a clock that nobody sets."""
+    """The time limits of a run: seconds since its tasks were started, by a monotonic clock."""
 
     time_limit_s: float | None
     warn_s: float
@@ -34,7 +34,7 @@ class RunLimits:
 
     @property
     def warn_at_s(self) -> float | None:
-        """When to warn, or None: there is no limit, or it is over before there is anything to warn of."""
+        """Return when to warn, or None: there is no limit, or it ends before the time to warn."""
         if self.time_limit_s is None or self.warn_s <= 0 or self.warn_s >= self.time_limit_s:
             return None
         return self.time_limit_s - self.warn_s
@@ -42,12 +42,12 @@ class RunLimits:
 
 @dataclass(frozen=True, slots=True)
 class YieldState:
-    """The run is to make room: seconds as those of ``RunLimits``.
+    """A request to yield; seconds as those of ``RunLimits``.
 
     Attributes:
         reason: why, as a sentence.
-        since_s: when that was heard.
-        by_s: when nothing of it may run any more.
+        since_s: when the supervisor read it.
+        by_s: when no process of the run may be left.
         warned: the warning was sent.
     """
 
@@ -57,21 +57,21 @@ class YieldState:
     warned: bool = False
 
     def stop_at_s(self, grace_s: float) -> float:
-        """When TERM is sent: the grace period before the end, but at least half of the time is for the warning."""
+        """Return when to send TERM: the grace period before the end, with at least half of the time for the warning."""
         return self.by_s - min(grace_s, max(self.by_s - self.since_s, 0.0) / 2)
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedRun:
-    """What a supervisor knows.
+    """A supervisor's observations.
 
     Attributes:
         elapsed_s: seconds since the tasks were started.
         tasks_left: tasks that have not ended.
         childless: no process of the run is left at all.
-        failure: a sentence about the first task that failed, if one did.
-        cancel: the reason somebody gave for stopping the run, if one did.
-        asked: to make room, if it was.
+        failure: a sentence about the first failed task, if any.
+        cancel: the reason of a request to stop the run, if any.
+        asked: the request to yield, if any.
         warned: the warning was sent.
         stopping_since_s: when TERM was sent, or None.
     """
@@ -88,12 +88,12 @@ class ObservedRun:
 
 @dataclass(frozen=True, slots=True)
 class SupervisorDecision:
-    """One act.
+    """A supervisor's next action.
 
     Attributes:
-        act: what to do.
-        within_s: for WAIT: when to look again at the latest; None: only when something happens.
-        ending: for STOP: how the run will have ended.
+        act: the action.
+        within_s: for WAIT: when to decide again at the latest; None: only after an event.
+        ending: for STOP: the run's end reason.
         detail: for STOP: why, as a sentence.
     """
 
@@ -104,7 +104,7 @@ class SupervisorDecision:
 
 
 def decide_next(now: ObservedRun, limits: RunLimits) -> SupervisorDecision:
-    """What to do now."""
+    """Return the action to take now."""
     if now.childless:
         return SupervisorDecision(SupervisorAction.FINISH)
     if now.stopping_since_s is not None:
@@ -120,7 +120,7 @@ def decide_next(now: ObservedRun, limits: RunLimits) -> SupervisorDecision:
     if now.tasks_left == 0:
         return SupervisorDecision(
             SupervisorAction.KILL
-        )  # every task has ended: what it left in the background had its time
+        )  # every task has ended, and its background processes had their time
     if now.failure is not None and now.asked is None:
         return SupervisorDecision(SupervisorAction.STOP, ending=EndReason.EXITED, detail=now.failure)
     if now.cancel is not None:

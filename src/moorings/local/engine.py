@@ -1,13 +1,12 @@
 """The embedded engine, as the controller sees it.
 
-Nothing here is remembered that is not in the runs' folders: an engine made anew after a crash finds what the old one
-left. What is kept in memory is a cache, checked against the files' inodes and times, and one pidfd a live run, which
-wakes the controller when a supervisor dies.
+All its state is in the runs' folders, so a new engine after a crash continues from there. Memory only holds a cache,
+validated by the files' inodes and times, and one pidfd a live run, which wakes the controller when a supervisor dies.
 
-The life lock passes from the submitting controller to the supervisor by inheritance, so there is no moment between
-"ordered" and "supervised" at which a crash or a second caller could not tell which it is, and no grace period to be
-guessed. Doubtful runs are settled in a thread, never inside ``observe``. Only a run without a folder makes ``observe``
-wait for a look at the machine's processes, once: nothing else can tell "never submitted" from "its folder was moved".
+The supervisor inherits the life lock from the submitting controller. So a crash or a second caller finds no moment
+between "submitted" and "supervised" in which the state is ambiguous, and no grace period need be guessed. Doubtful runs
+are finalized in a thread, never inside ``observe``. Only for a run without a folder ``observe`` waits for a scan of the
+machine's processes, once: nothing else can tell "never submitted" from "its folder was moved".
 """
 
 from __future__ import annotations
@@ -69,18 +68,19 @@ from moorings.workloads.runs import RunId, RunPhase, RunStatus
 log = logging.getLogger("moorings.local")
 
 SUBMIT_LOCK_WAIT_S = 10.0
-START_WAIT_S = 10.0  # after that a start is reported as taken, and observed like any other
-EXIT_WAIT_S = 10.0  # for a supervisor that has recorded the end and has only to exit
+START_WAIT_S = 10.0  # after that a start is reported as accepted, and observed like any other
+EXIT_WAIT_S = 10.0  # for a supervisor that has recorded the end, to exit
 POLL_S = 1.0
 STARTING_POLL_S = 0.1
 FINALIZE_RETRY_S = 0.1
 CACHED_RUNS_MAX = 10_000
-YIELD_S_MIN = 2.0  # whoever is told late to make room has at least this long: half of it for the warning
+YIELD_S_MIN = 2.0  # minimum time to yield for a late request: half of it for the warning
 YIELD_OVERDUE_S = (
-    10.0  # so long after its time a run that has not made room is cancelled: its supervisor is an older one
+    10.0  # seconds past its deadline after which a run that has not yielded is cancelled: its supervisor is older
 )
 
-# A supervisor gets what Python needs to start and to read file names as we do, and none of the controller's secrets.
+# A supervisor gets the variables that Python needs to start and to read file names as we do, and none of the
+# controller's secrets.
 _INHERITED = (
     *("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE"),
     *("PYTHONPATH", "PYTHONHOME", "PYTHONUTF8", "PYTHONPYCACHEPREFIX", "PYTHONDONTWRITEBYTECODE"),
@@ -88,38 +88,38 @@ _INHERITED = (
 
 
 def supervisor_command(run: Path, life: int, ready: int, output_bytes_max: int = 0) -> list[str]:
-    """The command of a supervisor; ``-P`` keeps a ``json.py`` in some folder from being imported."""
+    """Return a supervisor's command; ``-P`` keeps a ``json.py`` in some folder from being imported."""
     words = (run, life, ready, output_bytes_max)
     return [sys.executable, "-P", "-m", "moorings.local.supervisor", *map(str, words)]
 
 
 @dataclass(slots=True)
 class _TrackedRun:
-    """What is known of one run, as of the files with these stamps."""
+    """The state of one run, as of the files with these stamps."""
 
     folder: LocalRunFolder
     stamps: RecordVersions
     extent: AttemptExtent
-    status: SupervisorStatus | None  # the last that was whole
+    status: SupervisorStatus | None  # the last undamaged one
     end: AttemptEnd | None
     damage: tuple[str, ...] = ()
-    settled: bool = False  # nothing supervises it and nothing of it is left, so its end counts despite the damage
+    settled: bool = False  # no process is left, so its end counts despite the damage
     pidfd: int | None = None
-    held: bool = False  # an earlier watch had a pidfd of its supervisor until just now
-    gone: bool = False  # its supervisor is not there (any more)
-    witnessed: bool = False  # and we saw it go
+    held: bool = False  # an earlier entry had a pidfd of its supervisor until just now
+    gone: bool = False  # its supervisor is not running (any more)
+    witnessed: bool = False  # and we saw it end
     never_started: bool = False
-    settle_not_before: float = 0.0  # of the event loop's clock
+    settle_not_before: float = 0.0  # by the event loop's clock
     settling: asyncio.Task[None] | None = field(default=None, repr=False)
 
 
 @dataclass(slots=True)
 class _RunWithoutRecords:
-    """A run without a folder, or with one that says nothing.
+    """A run without a folder, or with an empty one.
 
     Attributes:
         known: it had a folder, or processes.
-        clear: nothing of it is left.
+        clear: no process of it is left.
     """
 
     known: bool
@@ -132,9 +132,9 @@ class LocalEngine:
     """Runs jobs as processes of this machine.
 
     Args:
-        folder: where the runs' folders are; made if missing. On a local disk: locks must pass on to child processes.
-        clock: the time of ends that no supervisor recorded, and waiting.
-        output_bytes_max: how much the tasks of a run may write to their logs, together; 0: no limit.
+        folder: of the runs' folders; made if missing. On a local disk: child processes must inherit locks.
+        clock: for waiting, and for ends that no supervisor recorded.
+        output_bytes_max: maximum log size of all tasks of a run together; 0: no limit.
     """
 
     def __init__(self, folder: Path, clock: Clock, output_bytes_max: int = 0) -> None:
@@ -146,7 +146,7 @@ class LocalEngine:
         self._fence = FileFence(self._folder)
         self._watches: dict[RunId, _TrackedRun] = {}
         self._absences: dict[RunId, _RunWithoutRecords] = {}
-        self._told: dict[RunId, dict[str, str]] = {}  # what was logged of a run: the detail, by event
+        self._told: dict[RunId, dict[str, str]] = {}  # last logged detail of a run, by event
         self._looks = CheckpointScans()
         self._news = asyncio.Event()
 
@@ -182,7 +182,7 @@ class LocalEngine:
                 hint=f"look at {folder.path}: is the disk full, or a record damaged?",
                 retryable=True,
             ) from error
-        self._absences.pop(order.run, None)  # what was seen meanwhile was seen too early
+        self._absences.pop(order.run, None)  # observations in the meantime were too early
         self._see(order.run)  # from now on its end wakes ``changed``
         self._news.set()
         return f"{order.run}/{order.attempt}"
@@ -194,7 +194,7 @@ class LocalEngine:
             return seen
         for run in doubtful:
             await self._look_for_left(run)
-        return [self._see(run) for run in runs]  # all at one moment: an old sighting must not follow a new submit
+        return [self._see(run) for run in runs]  # all at one moment: an old status must not follow a new submission
 
     async def cancel(self, run: RunId, reason: str) -> None:
         folder = LocalRunFolder.of(self._folder, run)
@@ -241,7 +241,7 @@ class LocalEngine:
             raise unavailable_error(f"run {run}: {error}") from error
 
     async def logs(self, run: RunId, *, task: int | None, follow: bool) -> AsyncIterator[bytes]:
-        """The output of a run, attempt by attempt; nothing, at once, of a run that was never submitted.
+        """Yield the output of a run, attempt by attempt; nothing, at once, for a run that was never submitted.
 
         Raises:
             MooringsError: ``run.unknown`` (its folder is gone), ``engine.rejected``, ``engine.unavailable``.
@@ -270,12 +270,12 @@ class LocalEngine:
             async for chunk in read_logs(logs, ended=ended if follow else None, pause=self._clock.sleep):
                 yield chunk
         except OSError as error:
-            self._see(run)  # the folder may have gone between a look and a read
+            self._see(run)  # the folder may have vanished before the read
             self._refuse_if_gone(run)
             raise unavailable_error(f"the output of run {run} cannot be read: {error}") from error
 
     async def changed(self) -> None:
-        # Of a run that another controller has just started there is no supervisor yet to wait for.
+        # A run that another controller has just started has no supervisor yet to wait for.
         starting = any(
             w.status is None and w.end is None and not w.never_started and not w.damage for w in self._watches.values()
         )
@@ -301,7 +301,7 @@ class LocalEngine:
                 raise not_startable_error(order, "another controller is at it")
             held = folder.survey()
             if held is not None and held.extent.attempt >= order.attempt and held.status is not None:
-                return  # it was started: what became of it is for ``observe`` to say
+                return  # it was started: ``observe`` reports its state
             leaving = held is not None and held.end is not None
             life = folder.take_life(wait_s=EXIT_WAIT_S if leaving else 0)
             if life is None:
@@ -314,10 +314,10 @@ class LocalEngine:
                         folder.save_order(order)
                         _launch(folder, order, life, self._output_bytes_max)
             finally:
-                os.close(life)  # only our copy: if a supervisor was started, it holds the lock now
+                os.close(life)  # only our copy: a started supervisor holds the lock now
 
     def _may_start(self, folder: LocalRunFolder, held: RunRecords | None, order: RunSubmission) -> bool:
-        """With the life lock free: whether this order was never started, and nothing of an earlier one is left."""
+        """With the life lock held: whether the submission never started, and no process of an earlier one is left."""
         if held is None:
             return True
         verdict = finalize_locked_run(folder, order.run, held, self._clock.now())
@@ -345,7 +345,7 @@ class LocalEngine:
             return RunStatus(run, RunPhase.UNKNOWN)
 
     def _without_records(self, run: RunId, folder: LocalRunFolder) -> RunPhase:
-        """ABSENT once it is known that nothing of it is left."""
+        """Return ABSENT once it is certain that no process of the run is left."""
         if _folder_identity(self._folder) != self._place:
             hint = "put it back (is its disk mounted?), or restart the controller if it was replaced on purpose"
             self._tell(run, "runs.folder_gone", f"{self._folder}, the folder of all runs, is gone", hint)
@@ -368,16 +368,16 @@ class LocalEngine:
         return RunPhase.UNKNOWN
 
     def _must_look(self, run: RunId) -> bool:
-        """Whether it has no folder, and nobody here knows whether it ever had one."""
+        """Whether the run has no folder, and it is unknown whether it ever had one."""
         absence = self._absences.get(run)
         return absence is not None and not absence.known and not absence.clear
 
     async def _look_for_left(self, run: RunId) -> None:
-        """See whether anything is left of such a run."""
+        """Look for processes of such a run."""
         folder, absence = LocalRunFolder.of(self._folder, run), self._absences.get(run)
         if folder is None or absence is None or _folder_identity(self._folder) != self._place:
             return
-        with contextlib.suppress(OSError):  # it stays in doubt, and is tried again
+        with contextlib.suppress(OSError):  # it stays in doubt, and is retried
             absence.known = await asyncio.to_thread(has_processes, folder, run)
             absence.clear = not absence.known
 
@@ -391,7 +391,7 @@ class LocalEngine:
             )
 
     def _tell(self, run: RunId, event: str, detail: str, hint: str) -> None:
-        """Log what is wrong with a run, once and not at each look."""
+        """Log a problem of a run once, not at each look."""
         if len(self._told) >= CACHED_RUNS_MAX and run not in self._told:
             self._told.clear()
         told = self._told.setdefault(run, {})
@@ -449,7 +449,7 @@ class LocalEngine:
         return RunStatus(run, watch.status.phase, watch.status.started_at, attempt=watch.extent.attempt)
 
     def _attach(self, run: RunId, watch: _TrackedRun, status: SupervisorStatus) -> None:
-        """Have the event loop tell us when the supervisor ends."""
+        """Watch the supervisor's end in the event loop."""
         if watch.pidfd is not None or watch.gone:
             return
         if status.boot != boot_id():
@@ -458,7 +458,7 @@ class LocalEngine:
         try:
             watch.pidfd = open_pidfd(status.supervisor.pid, status.supervisor.ticks)
         except OSError:
-            return  # no descriptors left: nothing follows; it is tried again at the next look
+            return  # out of descriptors: conclude nothing, and retry at the next look
         if watch.pidfd is None:
             watch.gone, watch.witnessed = True, watch.held
             return
@@ -474,7 +474,7 @@ class LocalEngine:
             return
         asyncio.get_running_loop().remove_reader(watch.pidfd)
         with contextlib.suppress(ChildProcessError):
-            # In a container where we are process 1 the supervisor became our child, and nobody else would reap it.
+            # In a container where we are process 1 the supervisor became our child, and only we can reap it.
             os.waitid(os.P_PIDFD, watch.pidfd, os.WEXITED | os.WNOHANG)
         os.close(watch.pidfd)
         watch.pidfd = None
@@ -491,9 +491,9 @@ class LocalEngine:
         memory = LastKnownRun(watch.extent, watch.status, watch.witnessed)
         try:
             verdict = await asyncio.to_thread(finalize_run, watch.folder, run, self._clock.now(), memory)
-        except (OSError, RecordUnreadableError) as error:  # it stays in doubt, and is tried again
+        except (OSError, RecordUnreadableError) as error:  # it stays in doubt, and is retried
             hint = f"see that {watch.folder.path} can be written and its disk has room"
-            # Without the draft's name, which is another at each try: what is the same is told once.
+            # Without the draft's name, which differs at each try: log the same problem once.
             why = (isinstance(error, OSError) and error.strerror) or str(error)
             self._tell(run, "run.unsettled", f"its end cannot be recorded: {why}", hint)
             return
@@ -508,7 +508,7 @@ class LocalEngine:
             absence.clearing = asyncio.get_running_loop().create_task(task, name=f"clear {run}")
 
     async def _clear(self, run: RunId, folder: LocalRunFolder, absence: _RunWithoutRecords) -> None:
-        with contextlib.suppress(OSError):  # no descriptors, say: it is tried again
+        with contextlib.suppress(OSError):  # out of descriptors, for example: it is retried
             if await asyncio.to_thread(stop_leftovers, folder, run, absence.status, witnessed=False):
                 absence.clear = True
                 self._told.pop(run, None)
@@ -517,7 +517,7 @@ class LocalEngine:
 
 
 def check_launch(order: RunSubmission) -> None:
-    """Nothing, if this engine can run it.
+    """Raise if this engine cannot run the job.
 
     Raises:
         MooringsError: ``engine.rejected``.
@@ -540,7 +540,7 @@ def _supervisor_identity(watch: _TrackedRun) -> tuple[int, ProcessIdentity] | No
 
 
 def _folder_identity(folder: Path) -> tuple[int, int] | None:
-    """What names a folder, whatever is put in its place; None if there is none."""
+    """Return the identity of a folder, to notice a replacement; None if it does not exist."""
     try:
         found = folder.stat()
     except OSError:
@@ -549,10 +549,10 @@ def _folder_identity(folder: Path) -> tuple[int, int] | None:
 
 
 def _save_cancel(folder: LocalRunFolder, reason: str, memory: LastKnownRun) -> None:
-    """Leave the wish to stop, keeping the first reason, and tell the supervisor.
+    """Record a request to stop, keeping the first reason, and notify the supervisor.
 
-    Neither damaged records nor a full disk, which its own output may have filled, must keep a run from being stopped:
-    its supervisor is then looked for, and told outright.
+    A run must be stoppable despite damaged records or a full disk (its own output may have filled it): then its
+    supervisor is searched for, and gets TERM.
     """
     found = folder.survey(remembered=memory.extent)
     if found is None:
@@ -578,10 +578,10 @@ def _save_cancel(folder: LocalRunFolder, reason: str, memory: LastKnownRun) -> N
 
 
 def _save_yield(folder: LocalRunFolder, order: YieldRecord, memory: LastKnownRun) -> None:
-    """Leave the wish that a run makes room, keeping the first, and tell the supervisor.
+    """Record a request to yield, keeping the first, and notify the supervisor.
 
     Raises:
-        OSError, UnreadableError: it could not be left.
+        OSError, RecordUnreadableError: it could not be recorded.
     """
     found = folder.survey(remembered=memory.extent)
     if found is None or found.end is not None or found.extent.attempt != order.attempt:
@@ -599,7 +599,7 @@ def _save_yield(folder: LocalRunFolder, order: YieldRecord, memory: LastKnownRun
 
 
 def _signal_supervisor(status: SupervisorStatus, signum: int) -> bool:
-    """Send a signal to a supervisor; whether it was there."""
+    """Send a signal to a supervisor; return whether it was running."""
     if status.boot != boot_id():
         return False
     pidfd = open_pidfd(status.supervisor.pid, status.supervisor.ticks)
@@ -615,11 +615,11 @@ def _signal_supervisor(status: SupervisorStatus, signum: int) -> bool:
 
 
 def _launch(folder: LocalRunFolder, order: RunSubmission, life: int, output_bytes_max: int) -> None:
-    """Start a supervisor that inherits the life lock; returns when its tasks run, or never will.
+    """Start a supervisor that inherits the life lock; return when its tasks run, or never will.
 
     Raises:
         OSError: it could not be started.
-        MooringsError: ``engine.unavailable``: it died before it could start anything.
+        MooringsError: ``engine.unavailable``: it died before it could start its tasks.
     """
     ready, ready_inside = os.pipe()
     try:
@@ -638,7 +638,7 @@ def _launch(folder: LocalRunFolder, order: RunSubmission, life: int, output_byte
                 )
         finally:
             os.close(ready_inside)
-        starter.wait()  # it forks and ends: a supervisor is nobody's child
+        starter.wait()  # it forks and exits, so a supervisor is not our child
         waiting = select.poll()
         waiting.register(ready, select.POLLIN | select.POLLHUP)
         told = waiting.poll(START_WAIT_S * 1000)

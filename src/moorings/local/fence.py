@@ -1,9 +1,9 @@
-"""Which controller may start runs here: the one that began to lead last.
+"""Decides which controller may start runs here: the latest leader.
 
-The database refuses what a replaced controller saves, but a start is no save: one that was stopped between its last
-look and the start would start a run whose partition its successor has given away (law 4). So a leader raises the epoch
-in a file before it does anything else with runs, and a start happens under a lock that keeps it from being raised in
-the middle. Asking the database once more before a start was refused: it makes the gap smaller and leaves it there.
+The database refuses the saves of a replaced controller, but a start is not a save. A controller suspended between its
+last check and the start would start a run whose partition its successor has given away (law 4). So a leader raises the
+epoch in a file before any other work on runs, and a start holds a lock that keeps the epoch from being raised
+meanwhile. Another query of the database before a start was refused: it only makes the gap smaller.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class FileFence:
         self._path = folder / EPOCH_FILE
 
     def set(self, epoch: Epoch, wait_s: float) -> None:
-        """From now on nothing is started under an earlier epoch.
+        """Refuse starts under an earlier epoch from now on.
 
         Raises:
-            MooringsError: ``engine.unavailable``: a start under an earlier one has not come to its end.
+            MooringsError: ``engine.unavailable``: a start under an earlier epoch is still in progress.
             OSError: the file cannot be written.
         """
         with self._locked(fcntl.LOCK_EX, wait_s) as file:
@@ -43,10 +43,10 @@ class FileFence:
 
     @contextmanager
     def passed(self, epoch: Epoch, wait_s: float) -> Iterator[None]:
-        """Nobody begins to lead until the end of the block.
+        """Keep other controllers from becoming leader until the end of the block.
 
         Raises:
-            MooringsError: ``engine.unavailable``: another controller leads by now.
+            MooringsError: ``engine.unavailable``: another controller leads already.
             OSError: the file cannot be read.
         """
         with self._locked(fcntl.LOCK_SH, wait_s) as file:
@@ -78,7 +78,7 @@ class FileFence:
 
 
 def read_epoch(folder: Path) -> Epoch:
-    """The epoch of the last leader that fenced the runs in ``folder``; 0: there was none.
+    """Return the epoch of the last leader that fenced the runs in ``folder``; 0: there was none.
 
     Raises:
         OSError: the file cannot be read.
@@ -92,7 +92,7 @@ def read_epoch(folder: Path) -> Epoch:
 
 def _read_epoch(file: int) -> int:
     text = os.pread(file, _DIGITS_MAX, 0)
-    return int(text) if text.isdigit() else 0  # an empty file: nobody has led
+    return int(text) if text.isdigit() else 0  # an empty file: no leader yet
 
 
 def _fence_busy_error() -> MooringsError:

@@ -1,8 +1,8 @@
-"""Reading the tasks' output while it is being written.
+"""Reads the tasks' output while it is being written.
 
-No inotify: it misses nothing that a look at the size five times a second would not find, and it has limits a user of
-a shared machine cannot raise. Nothing is held between two reads but an offset a file, so memory does not depend on
-how long a line or a log is.
+No inotify: it finds nothing that a check of the size five times a second misses, and its limits cannot be raised by a
+user of a shared machine. Between two reads only an offset a file is kept, so memory does not depend on the length of a
+line or a log.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class TaskLog:
 
     Args:
         path: the file; one that is missing is empty.
-        prefix: put before each line; then only whole lines are given, and one longer than ``CHUNK_BYTES`` is broken.
-        complete: nothing will be added to it.
+        prefix: for each line; then only whole lines are returned, and a line longer than ``CHUNK_BYTES`` is broken.
+        complete: the file no longer grows.
     """
 
     def __init__(self, path: Path, prefix: bytes = b"", *, complete: bool = False) -> None:
@@ -32,22 +32,22 @@ class TaskLog:
         self._offset = 0
 
     def size(self) -> int:
-        """Bytes there are now."""
+        """Return the current size in bytes."""
         try:
             return self._path.stat().st_size
         except FileNotFoundError:
             return 0
 
     def unread(self) -> bool:
-        """Whether there is more than was read."""
+        """Whether the file has more than was read."""
         return self.size() > self._offset
 
     def read(self, until: int, *, final: bool) -> bytes:
-        """The next piece, empty if there is none before the byte ``until``.
+        """Return the next piece; empty if there is none before the byte ``until``.
 
         Args:
             until: a size of the file.
-            final: nothing will be added: what looks unfinished is given too.
+            final: the file no longer grows: return an incomplete end, too.
         """
         data = self._raw(min(CHUNK_BYTES, until - self._offset))
         full = len(data) == CHUNK_BYTES
@@ -64,7 +64,7 @@ class TaskLog:
     def _raw(self, length: int) -> bytes:
         if length <= 0:
             return b""
-        # The job may have put a pipe or a link in its log's place: neither wait for it nor follow it.
+        # The job may have replaced its log by a pipe or a link: do not wait for one or follow one.
         fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             return os.pread(fd, length, self._offset)
@@ -73,17 +73,17 @@ class TaskLog:
 
 
 def complete_utf8_length(data: bytes) -> int:
-    """How many bytes of ``data`` there are without a UTF-8 character that is cut off at its end."""
+    """Return the length of ``data`` in bytes without a cut UTF-8 character at its end."""
     for back in range(1, min(4, len(data) + 1)):
         byte = data[-back]
-        if byte & 0xC0 != 0x80:  # not a continuation: the character begins here
+        if byte & 0xC0 != 0x80:  # not a continuation byte: the character begins here
             length = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
             return len(data) if back >= length else len(data) - back
     return len(data)
 
 
 def prefix_lines(data: bytes, prefix: bytes) -> bytes:
-    """``data`` with ``prefix`` before each line, the last one ended; as it is if the prefix is empty."""
+    """Return ``data`` with ``prefix`` before each line, and a final line end; unchanged with an empty prefix."""
     if not prefix or not data:
         return data
     lines = data.removesuffix(b"\n").split(b"\n")
@@ -93,18 +93,18 @@ def prefix_lines(data: bytes, prefix: bytes) -> bytes:
 async def read_logs(
     logs: Sequence[TaskLog], *, ended: Callable[[], Awaitable[bool]] | None, pause: Callable[[float], Awaitable[None]]
 ) -> AsyncIterator[bytes]:
-    """What is in the logs, and with ``ended`` what is added until it says that nothing will be any more.
+    """Yield the content of the logs, and with ``ended`` also later output until the run has ended.
 
     Args:
-        logs: of the tasks to be read.
-        ended: whether the run has ended; None: read what there is.
+        logs: the tasks' logs.
+        ended: whether the run has ended; None: read the current content only.
         pause: waits so many seconds.
     """
     while True:
-        final = ended is None or await ended()  # asked before the last reading, so nothing can come between
+        final = ended is None or await ended()  # checked before the last read, so no output can be missed
         for log in logs:
             if log.unread():
-                until = log.size()  # not further in this turn: one chatty task must not silence the others
+                until = log.size()  # only up to here in this turn: a verbose task must not delay the others
                 while chunk := await asyncio.to_thread(log.read, until, final=final or log.complete):
                     yield chunk
         if final:

@@ -1,8 +1,8 @@
-"""How much a run writes: the output of its tasks is cut at a limit, so that no job fills the disk for all others.
+"""Limits a run's output: its tasks' logs are cut at a maximum size, so that no job fills the disk for all others.
 
-Tasks write straight to their files. So what is beyond the limit is taken away again while the job runs on, and a line
-in the file says so. A pipe through the supervisor was refused: the job would break when that does. So was a limit of
-the kernel on files (``RLIMIT_FSIZE``): it would cut checkpoints, too.
+Tasks write directly to their files. So output beyond the limit is removed while the job runs on, and a line in the file
+says so. A pipe through the supervisor was refused: the job would break when the supervisor does. So was a kernel limit
+on files (``RLIMIT_FSIZE``): it would cut checkpoints, too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from moorings.core.quantities import amount_text
 
-CHECK_S, CHECK_NEAR_LIMIT_S = 1.0, 0.1  # between two looks; where the limit is near, or was passed
+CHECK_S, CHECK_NEAR_LIMIT_S = 1.0, 0.1  # seconds between two checks; near the limit, or beyond it
 TASK_BYTES_MIN = 4096
 
 
@@ -33,7 +33,7 @@ class OutputLimiter:
 
     Args:
         logs: the file of each task.
-        bytes_max: of all together; each has the same part of it. 0: there is no limit.
+        bytes_max: of all together, in equal parts. 0: no limit.
     """
 
     def __init__(self, logs: Sequence[Path], bytes_max: int) -> None:
@@ -42,7 +42,7 @@ class OutputLimiter:
         self._looked_s = time.monotonic()
 
     def look(self) -> float:
-        """Cut what is too long; in how many seconds to look again."""
+        """Cut logs that are too long; return seconds until the next check."""
         if not self._most:
             return CHECK_S
         now_s = time.monotonic()
@@ -50,7 +50,7 @@ class OutputLimiter:
         near = False
         for log in self._logs:
             before = log.size
-            with contextlib.suppress(OSError):  # it is not there yet, or the job has put something else in its place
+            with contextlib.suppress(OSError):  # it does not exist yet, or the job has replaced it
                 self._look_at(log)
             ahead = (log.size - before) / passed_s * 2 * CHECK_S
             near = near or log.size + ahead > self._most

@@ -1,8 +1,8 @@
-"""Processes of this machine, as ``/proc`` shows them (proc(5)), and signals that cannot hit a stranger.
+"""Processes of this machine, from ``/proc`` (proc(5)), and signals that cannot hit another process.
 
-A process id alone names nobody for long: identity here is the id *and* the start time, and a signal goes through a
-pidfd that was checked after it was opened. psutil does much of this, but not the last part, and it would be an import
-of every supervisor.
+A process id is reused: an identity here is the id *and* the start time, and a signal goes through a pidfd that was
+checked after it was opened. psutil does much of this, but not the last part, and every supervisor would have to import
+it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Process:
 
     Attributes:
         pid: its id, for as long as it lives.
-        ticks: when it started, in clock ticks since the boot.
+        ticks: its start time, in clock ticks since the boot.
         parent: its parent's id.
         group: its process group.
         session: its session.
-        state: one letter; ``Z`` is a zombie, which runs no more.
+        state: one letter; ``Z`` is a zombie.
     """
 
     pid: int
@@ -43,7 +43,7 @@ class Process:
 
     @property
     def dead(self) -> bool:
-        """Whether it has ended, though its entry is still there."""
+        """Whether it has ended, though its entry still exists."""
         return self.state in _DEAD
 
 
@@ -52,12 +52,12 @@ ProcessTable = Mapping[int, Process]
 
 @cache
 def boot_id() -> str:
-    """What names this boot of the machine."""
+    """Return the id of this boot of the machine."""
     return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
 def parse_stat(text: bytes) -> Process:
-    """The process of a ``/proc/<pid>/stat``; its second field, the name, may hold spaces and parentheses."""
+    """Parse ``/proc/<pid>/stat``; its second field, the name, may hold spaces and parentheses."""
     head, _, tail = text.rpartition(b")")
     fields = tail.split()
     return Process(
@@ -71,19 +71,19 @@ def parse_stat(text: bytes) -> Process:
 
 
 def read_process(pid: int) -> Process | None:
-    """The process with that id now, or None."""
+    """Return the process that has that id now, or None."""
     text = _read_proc_file(pid, "stat")
     return parse_stat(text) if text else None
 
 
 def list_processes() -> dict[int, Process]:
-    """Every process of the machine that has not ended, by id."""
+    """Return every process of the machine that has not ended, by id."""
     found = (read_process(int(name)) for name in os.listdir(_PROC) if name.isdecimal())  # noqa: PTH208 - names are all we need
     return {process.pid: process for process in found if process is not None and not process.dead}
 
 
 def descendants(ancestors: Iterable[int], table: ProcessTable) -> list[Process]:
-    """Those of ``table`` that descend from any of ``ancestors`` (who are not in the list), parents first."""
+    """Return the descendants of ``ancestors`` in ``table``, without the ancestors, parents first."""
     children: dict[int, list[Process]] = {}
     for process in table.values():
         children.setdefault(process.parent, []).append(process)
@@ -99,10 +99,10 @@ def descendants(ancestors: Iterable[int], table: ProcessTable) -> list[Process]:
 
 
 def find_signal_receivers(task: int, signum: int, table: ProcessTable) -> list[Process]:
-    """Who of a task is to be told something by a signal: on each branch the first process that listens for it.
+    """Return the processes of a task that should get a signal: on each branch the first with a handler.
 
-    A shell script that starts the training program does not listen, so the program is told. Its data loaders inherited
-    its handler, but stand behind it, so they are not told.
+    A shell script that starts the training program has no handler, so the program gets the signal. Its data loaders
+    inherited the handler, but stand behind it, so they do not.
     """
     children: dict[int, list[Process]] = {}
     for process in table.values():
@@ -118,9 +118,9 @@ def find_signal_receivers(task: int, signum: int, table: ProcessTable) -> list[P
 
 
 def handles_signal(pid: int, signum: int) -> bool:
-    """Whether the process has a handler for a signal, or its main thread holds it back, so that another can fetch it.
+    """Whether the process has a handler for a signal, or its main thread blocks it, so that another can fetch it.
 
-    One whose main thread is itself inside ``sigwait`` is not seen: the kernel shows nothing held back meanwhile.
+    A process whose main thread itself waits in ``sigwait`` is missed: meanwhile the kernel shows no blocked signal.
     """
     bit = 1 << (signum - 1)
     for line in _read_proc_file(pid, "status").splitlines():
@@ -131,17 +131,17 @@ def handles_signal(pid: int, signum: int) -> bool:
 
 
 def has_variable(pid: int, name: str, value: str) -> bool:
-    """Whether the process was started with that variable; False also if we may not know (another user's process)."""
+    """Whether the process was started with that variable; False also if that is unreadable (another user's process)."""
     return f"{name}={value}".encode() in _read_proc_file(pid, "environ").split(b"\0")
 
 
 def read_command_line(pid: int) -> list[bytes]:
-    """The command line of a process; empty if it has ended."""
+    """Return the command line of a process; empty if it has ended."""
     return _read_proc_file(pid, "cmdline").split(b"\0")[:-1]
 
 
 def has_file_open_below(pid: int, folder: Path) -> bool:
-    """Whether the process has a file below ``folder`` open for writing (readers, a ``tail -f``, do not count)."""
+    """Whether the process has a file below ``folder`` open for writing (readers, as ``tail -f``, do not count)."""
     inside = f"{folder}{os.sep}"
     try:
         for name in os.listdir(_PROC / str(pid) / "fd"):  # noqa: PTH208
@@ -158,16 +158,16 @@ def has_file_open_below(pid: int, folder: Path) -> bool:
 
 
 def open_pidfd(pid: int, ticks: int) -> int | None:
-    """A pidfd of that very process, or None if it has ended; readable once it ends.
+    """Return a pidfd of exactly that process, or None if it has ended; it is readable once the process ends.
 
     Raises:
-        OSError: no descriptors are left.
+        OSError: out of descriptors.
     """
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
         return None
-    process = read_process(pid)  # the id cannot change hands any more without our seeing it: checked after opening
+    process = read_process(pid)  # checked after opening: from now on a reuse of the id cannot go unnoticed
     if process is not None and process.ticks == ticks and not process.dead:
         return fd
     os.close(fd)
@@ -175,10 +175,10 @@ def open_pidfd(pid: int, ticks: int) -> int | None:
 
 
 def send_signal(process: Process, signum: int) -> bool:
-    """Send a signal to that very process; whether it was there and we may signal it.
+    """Send a signal to exactly that process; return whether it was running and we were allowed to.
 
     Raises:
-        OSError: no descriptors are left.
+        OSError: out of descriptors.
     """
     fd = open_pidfd(process.pid, process.ticks)
     if fd is None:
@@ -193,7 +193,7 @@ def send_signal(process: Process, signum: int) -> bool:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent dies, also of those that made themselves daemons.
+    """Become the parent of every descendant whose own parent dies, also of daemons.
 
     Raises:
         OSError: the kernel refused.
@@ -202,9 +202,9 @@ def adopt_orphans() -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel KILL this process when its parent dies; ends it at once if ``parent`` is dead already.
+    """Have the kernel KILL this process when its parent dies; end it at once if ``parent`` is already dead.
 
-    To be called between fork and exec. It is not passed on to children, and lost by an exec of a set-uid program.
+    Call it between fork and exec. Children do not inherit it, and an exec of a set-uid program clears it.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -220,7 +220,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _read_proc_file(pid: int, name: str) -> bytes:
-    """A file of a process; empty if it has ended or is not ours to read."""
+    """Return a file of a process; empty if it has ended or is not readable for us."""
     try:
         with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:  # noqa: PTH123 - the whole machine is read this way
             return file.readall()

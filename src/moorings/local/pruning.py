@@ -1,4 +1,4 @@
-"""Which runs' folders may go for their age: those whose end is recorded, and whose locks are free."""
+"""Which runs' folders are old enough to delete: those with a recorded end and free locks."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from moorings.workloads.runs import RunId
 
 @contextlib.contextmanager
 def hold_ended(runs: Path, run: RunId, before: Timestamp) -> Iterator[bool]:
-    """Hold a run's door and life, so that nothing of it begins; yields whether it ended before an instant.
+    """Lock a run's door and life, so that no process of it starts; yield whether it ended before a time.
 
     Raises:
-        OSError: its folder cannot be read, or its locks not be taken.
+        OSError: its folder cannot be read, or its locks cannot be taken.
     """
     folder = LocalRunFolder.of(runs, run)
     if folder is None or not _ended_before(folder, before):

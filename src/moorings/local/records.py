@@ -1,7 +1,7 @@
-"""What a run's folder says, as values, and their JSON.
+"""The records of a run's folder, as values and their JSON.
 
-The supervisor outlives an upgrade of the controller, hence ``core.records``; what is not as expected is
-``RecordDamagedError``: a torn or foreign file must never be taken for an end.
+The supervisor survives an upgrade of the controller, hence ``core.records``; an unexpected content is
+``RecordDamagedError``: a torn or foreign file must never count as an end.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ RecordT = TypeVar("RecordT")
 
 
 class RecordUnreadableError(Exception):
-    """A file of a run's folder cannot be read or does not hold what it should: nothing follows from it."""
+    """A file of a run's folder cannot be read or has the wrong content: conclude nothing from it."""
 
 
 class RecordDamagedError(RecordUnreadableError):
-    """It can be read and is no such record, and trying again will not make it one."""
+    """The file is readable and not such a record, and a retry will not change that."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """What names one process for as long as the machine is up.
+    """The identity of a process until the next boot.
 
     Attributes:
         pid: its id.
-        ticks: when it was started, in clock ticks since the boot: the id alone is given to others later.
+        ticks: its start time, in clock ticks since the boot: ids are reused.
     """
 
     pid: int
@@ -40,14 +40,14 @@ class ProcessIdentity:
 
 @dataclass(frozen=True, slots=True)
 class SupervisorStatus:
-    """What a supervisor says of itself.
+    """A supervisor's own record.
 
     Attributes:
-        attempt: which start of the run this is.
+        attempt: the attempt of the run.
         phase: STARTING (saved before the first task is started) or RUNNING (all have been started).
-        boot: ``/proc/sys/kernel/random/boot_id``: process ids mean nothing after a restart of the machine.
-        supervisor: the process that says this.
-        tasks: the tasks, by rank; each leads a session of its process id.
+        boot: ``/proc/sys/kernel/random/boot_id``: process ids are invalid after a restart of the machine.
+        supervisor: its own process.
+        tasks: the tasks, by rank; each is the leader of a session.
     """
 
     attempt: int
@@ -68,7 +68,7 @@ class AttemptEnd:
 
 @dataclass(frozen=True, slots=True)
 class CancelRecord:
-    """Somebody's wish that one attempt stops."""
+    """A request to stop one attempt."""
 
     attempt: int
     reason: str
@@ -76,11 +76,11 @@ class CancelRecord:
 
 @dataclass(frozen=True, slots=True)
 class YieldRecord:
-    """One attempt is to make room.
+    """A request that one attempt yields.
 
     Attributes:
         reason: why, as a sentence.
-        by_s: when nothing of it may run any more, in seconds of ``time.monotonic``, which is one for all processes.
+        by_s: when no process of it may be left, in seconds of ``time.monotonic``, the same for all processes.
     """
 
     attempt: int
@@ -89,15 +89,15 @@ class YieldRecord:
 
 
 def to_json(record: object) -> str:
-    """A record as JSON, in ASCII: file names and variables that are not UTF-8 survive as lone surrogates."""
+    """Return a record as JSON, in ASCII: file names and variables that are not UTF-8 survive as lone surrogates."""
     return json.dumps(to_plain(record))
 
 
 def from_json(kind: type[RecordT], text: str | bytes) -> RecordT:
-    """The record a JSON text holds.
+    """Parse a record from JSON.
 
     Raises:
-        DamagedError: it is not JSON, or not of that kind.
+        RecordDamagedError: it is not JSON, or not of that kind.
     """
     try:
         return from_plain(kind, json.loads(text))

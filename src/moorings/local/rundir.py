@@ -1,26 +1,25 @@
-"""A run's folder: the one thing the controller and a run's supervisor share.
+"""A run's folder: all that the controller and a run's supervisor share.
 
 ::
 
     <run id>/               0700
-        door                lock: held briefly by a controller that submits or settles this run
-        life                lock: held by the supervisor for as long as it lives
-        order.json          what to run, and which attempt it is
+        door                lock: held briefly by a controller that submits or finalizes this run
+        life                lock: held by the supervisor until its end
+        order.json          what to run, and the attempt
         status.json         the supervisor's identity and phase; on disk before the first task starts
-        cancel.json         somebody wants that attempt to stop
-        yield.json          its devices are needed elsewhere: that attempt is to make room until then
+        cancel.json         a request to stop that attempt
+        yield.json          a request that that attempt yields, with a deadline: its devices are needed elsewhere
         end.json            how that attempt ended
         ipuof/              files of the binding, while the run lives
         logs/<attempt>/<rank>.log
-        supervisor.log      what a supervisor had to complain about
+        supervisor.log      errors of supervisors
 
-Every record names its attempt; one that names another attempt than ``order.json`` is history. Files are replaced
-whole, by rename, so a reader sees the old or the new one. Locks are ``flock``: they go with the last process that has
-them open, however it dies, and pass on to a child without a gap; a file with a process id in it does neither. A
-socket between controller and supervisor was refused: it would be one more thing to lose, and says nothing once the
-supervisor is dead.
+Every record names its attempt; a record of another attempt than ``order.json`` is history. Files are replaced
+whole, by rename, so a reader sees the old or the new one. Locks are ``flock``: they end with the last process that has
+them open, however it dies, and a child inherits them without a gap; a file with a process id does neither. A
+socket between controller and supervisor was refused: it could be lost, and a dead supervisor would not answer on it.
 
-Only whoever holds ``door`` may try ``life``. So, with ``door`` held, a ``life`` that is taken means one thing: a
+A process may try ``life`` only while it holds ``door``. So, with ``door`` held, a locked ``life`` means one thing: a
 supervisor lives.
 """
 
@@ -51,7 +50,7 @@ from moorings.local.records import (
 from moorings.ports.engine import RunSubmission
 from moorings.workloads.runs import RunId
 
-RECORD_BYTES_MAX = 64 << 20  # an order of 4096 tasks with the longest environment is far below
+RECORD_BYTES_MAX = 64 << 20  # an order of 4096 tasks with the longest environment is far smaller
 LOCK_POLL_S = 0.01
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -64,7 +63,7 @@ RecordVersions = tuple[FileVersion, FileVersion, FileVersion, FileVersion]
 
 @dataclass(frozen=True, slots=True)
 class AttemptExtent:
-    """Which start of a run it is, and of how many tasks."""
+    """An attempt of a run, and its number of tasks."""
 
     attempt: int
     tasks: int
@@ -72,13 +71,13 @@ class AttemptExtent:
 
 @dataclass(frozen=True, slots=True)
 class RunRecords:
-    """What a run's folder says of its newest attempt, as far as its records are whole.
+    """The newest attempt in a run's folder, as far as its records are undamaged.
 
     Attributes:
-        extent: that attempt; the best guess if ``order.json`` cannot tell it.
-        status: its supervisor's word, if there is one.
+        extent: that attempt; the best guess if ``order.json`` is unreadable.
+        status: its supervisor's record, if there is one.
         end: its recorded end, if there is one.
-        damage: a sentence, with the path, about each record that cannot be understood, or the order if it is missing.
+        damage: a sentence, with the path, about each damaged record, or about a missing order.
     """
 
     extent: AttemptExtent
@@ -91,7 +90,7 @@ class LocalRunFolder:
     """One run's folder.
 
     Args:
-        path: the folder; need not exist.
+        path: the folder; it need not exist.
     """
 
     def __init__(self, path: Path) -> None:
@@ -106,15 +105,15 @@ class LocalRunFolder:
 
     @classmethod
     def of(cls, runs: Path, run: RunId) -> LocalRunFolder | None:
-        """The folder of that run below ``runs``; None if the id cannot be one of ours (it would leave the folder)."""
+        """Return the folder of that run below ``runs``; None for an invalid id (it would leave the folder)."""
         return cls(runs / run) if _RUN_ID.fullmatch(run) else None
 
     def log(self, attempt: int, rank: int) -> Path:
-        """Where a task's output goes."""
+        """Return the path of a task's output."""
         return self.path / "logs" / str(attempt) / f"{rank}.log"
 
     def earlier(self, attempt: int) -> list[int]:
-        """The attempts before that one which have output, the oldest first."""
+        """Return the earlier attempts with output, the oldest first."""
         return sorted(
             extent.attempt for extent in _attempts_with_output(self.path / "logs") if extent.attempt < attempt
         )
@@ -126,10 +125,10 @@ class LocalRunFolder:
             fsync_folder(self.path.parent)
 
     def stamps(self) -> RecordVersions:
-        """What tells whether order, status, cancel or end have changed: equal stamps, equal contents.
+        """Return stamps of order, status, cancel and end to detect changes: equal stamps mean equal contents.
 
         Raises:
-            OSError: the folder cannot be looked into.
+            OSError: the folder cannot be read.
         """
         return (
             _file_version(self.order),
@@ -141,14 +140,14 @@ class LocalRunFolder:
     def survey(
         self, *, order: AttemptExtent | None = None, remembered: AttemptExtent | None = None
     ) -> RunRecords | None:
-        """What the records say together, or None if there is neither order nor status nor end.
+        """Return all records together, or None if there is neither order nor status nor end.
 
         Args:
-            order: what ``order.json`` says, if the caller has read it before.
-            remembered: what it said before it was damaged, if the caller knows.
+            order: the content of ``order.json``, if the caller has read it before.
+            remembered: its content before it was damaged, if known.
 
         Raises:
-            UnreadableError: a record is there and cannot be read now; nothing follows.
+            RecordUnreadableError: a record exists and cannot be read now; conclude nothing.
         """
         damage: list[str] = []
         if order is None:
@@ -171,29 +170,29 @@ class LocalRunFolder:
             tuple(damage),
         )
 
-    # -- records: None if there is none; UnreadableError if there is one that cannot be understood
+    # -- records: None if missing; RecordUnreadableError if unreadable or damaged
 
     def read_order(self) -> RunSubmission | None:
-        """The newest order."""
+        """Return the newest order."""
         return _read_record(self.order, RunSubmission)
 
     def read_status(self, attempt: int) -> SupervisorStatus | None:
-        """What that attempt's supervisor says."""
+        """Return the record of that attempt's supervisor."""
         status = _read_record(self.status, SupervisorStatus)
         return status if status is not None and status.attempt == attempt else None
 
     def read_cancel(self, attempt: int) -> CancelRecord | None:
-        """The wish that that attempt stops."""
+        """Return the request to stop that attempt."""
         cancel = _read_record(self.cancel, CancelRecord)
         return cancel if cancel is not None and cancel.attempt == attempt else None
 
     def read_yield(self, attempt: int) -> YieldRecord | None:
-        """The wish that that attempt makes room."""
+        """Return the request that that attempt yields."""
         order = _read_record(self.yielding, YieldRecord)
         return order if order is not None and order.attempt == attempt else None
 
     def read_end(self, attempt: int) -> AttemptEnd | None:
-        """The recorded end of that attempt."""
+        """Return the recorded end of that attempt."""
         end = _read_record(self.end, AttemptEnd)
         return end if end is not None and end.attempt == attempt else None
 
@@ -202,19 +201,19 @@ class LocalRunFolder:
         write_atomically(self.order, to_json(order).encode(), durable=True)
 
     def save_status(self, status: SupervisorStatus, *, durable: bool) -> None:
-        """Save what a supervisor says."""
+        """Save a supervisor's record."""
         write_atomically(self.status, to_json(status).encode(), durable=durable)
 
     def save_cancel(self, cancel: CancelRecord) -> None:
-        """Save the wish that a run stops, durably."""
+        """Save a request to stop a run, durably."""
         write_atomically(self.cancel, to_json(cancel).encode(), durable=True)
 
     def save_yield(self, order: YieldRecord) -> None:
-        """Save the wish that a run makes room, durably."""
+        """Save a request to yield, durably."""
         write_atomically(self.yielding, to_json(order).encode(), durable=True)
 
     def save_end(self, end: AttemptEnd) -> None:
-        """Save an end, durably. What others who were killed left half-written goes before it."""
+        """Save an end, durably, after removing the drafts of killed processes."""
         for draft in self.path.iterdir():
             if _DRAFT.fullmatch(draft.name):
                 draft.unlink(missing_ok=True)
@@ -223,10 +222,10 @@ class LocalRunFolder:
     # -- the binding's files
 
     def write_bindings(self, order: RunSubmission) -> Path | None:
-        """Write the files of a binding, 0600; their folder, or None if there are none (the binding is in API form).
+        """Write the files of a binding, 0600; return their folder, or None without files (a binding in API form).
 
         Raises:
-            UnreadableError: a file's name would lead out of the folder.
+            RecordUnreadableError: a file's name would lead out of the folder.
         """
         files = {gcd.file_name: gcd.file_text for gcd in order.binding.gcds if gcd.file_name}
         if not files:
@@ -239,9 +238,9 @@ class LocalRunFolder:
         return self.bindings
 
     def remove_bindings(self) -> None:
-        """Remove the files of the binding; none is no error.
+        """Remove the files of the binding; missing ones are not an error.
 
-        A job may have put anything in their place, for it runs as the same user: a link is removed, never followed.
+        A job runs as the same user and may have put anything in their place: a link is removed, never followed.
         """
         if self.bindings.is_symlink():
             self.bindings.unlink(missing_ok=True)
@@ -250,14 +249,14 @@ class LocalRunFolder:
             for entry in os.scandir(self.bindings):
                 if not entry.is_dir(follow_symlinks=False):
                     Path(entry.path).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # a folder of the job's own is left where it is
+            with contextlib.suppress(OSError):  # a folder that the job made is left alone
                 self.bindings.rmdir()
 
     # -- locks
 
     @contextlib.contextmanager
     def at_door(self, *, wait_s: float) -> Iterator[bool]:
-        """Hold the door; yields False if another had it for all of ``wait_s`` seconds."""
+        """Lock the door; yield False if another process holds it for all of ``wait_s`` seconds."""
         fd = _acquire_lock(self.path / "door", wait_s)
         try:
             yield fd is not None
@@ -266,21 +265,21 @@ class LocalRunFolder:
                 os.close(fd)
 
     def take_life(self, *, wait_s: float = 0) -> int | None:
-        """A descriptor that holds the life lock, or None if a supervisor lives. Only with the door held.
+        """Return a descriptor with the life lock, or None if a supervisor lives. Call it only with the door held.
 
         Args:
-            wait_s: how long to wait for a supervisor that is known to be leaving.
+            wait_s: how long to wait for a supervisor that is about to exit.
         """
         return _acquire_lock(self.path / "life", wait_s)
 
 
 def write_atomically(path: Path, content: bytes, *, durable: bool) -> None:
-    """Replace a file by ``content``, 0600: a reader sees all of the old or all of the new.
+    """Replace a file by ``content``, 0600: a reader sees all of the old or all of the new content.
 
     Args:
         path: the file; its folder exists.
-        content: all of it.
-        durable: it survives a power cut once this returns.
+        content: the whole content.
+        durable: it survives a power cut after the return.
 
     Raises:
         OSError: nothing was replaced.
@@ -303,10 +302,10 @@ def write_atomically(path: Path, content: bytes, *, durable: bool) -> None:
 
 
 def fsync_folder(folder: Path) -> None:
-    """Make durable what was made, renamed or removed in a folder.
+    """Make a folder's new, renamed and removed entries durable.
 
     Raises:
-        OSError: it cannot be.
+        OSError: that failed.
     """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -316,7 +315,7 @@ def fsync_folder(folder: Path) -> None:
 
 
 def _open_nonblocking(path: str, flags: int) -> int:
-    """A job may have put a pipe in the place of a record: to open it waits for whoever writes."""
+    """Open without blocking: a job may have put a pipe in the place of a record."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
@@ -341,7 +340,7 @@ def _read_record(path: Path, kind: type[RecordT]) -> RecordT | None:
 
 
 def _read_or_note_damage(path: Path, kind: type[RecordT], damage: list[str]) -> RecordT | None:
-    """The record of that file, or None: there is none, or it is damaged and ``damage`` now says so."""
+    """Return the record in that file, or None: it is missing, or damaged and added to ``damage``."""
     try:
         return _read_record(path, kind)
     except RecordDamagedError as error:
@@ -350,7 +349,7 @@ def _read_or_note_damage(path: Path, kind: type[RecordT], damage: list[str]) -> 
 
 
 def _attempts_with_output(logs: Path) -> list[AttemptExtent]:
-    """The attempts that have output."""
+    """Return the attempts with output."""
     with contextlib.suppress(OSError):
         return [AttemptExtent(int(of.name), len(list(of.iterdir()))) for of in logs.iterdir() if of.name.isdecimal()]
     return []
@@ -362,7 +361,7 @@ def _infer_extent(
     remembered: AttemptExtent | None,
     logged: list[AttemptExtent],
 ) -> AttemptExtent:
-    """The newest attempt of which anything is known."""
+    """Return the newest known attempt."""
     known = [*logged, remembered] if remembered is not None else [*logged]
     if status is not None:
         known.append(AttemptExtent(status.attempt, len(status.tasks)))
@@ -380,7 +379,7 @@ def _file_version(path: Path) -> FileVersion:
 
 
 def _acquire_lock(path: Path, wait_s: float) -> int | None:
-    """A descriptor that holds the lock; None if another held it for ``wait_s`` seconds."""
+    """Return a descriptor with the lock; None if another process held it for ``wait_s`` seconds."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     give_up = time.monotonic() + wait_s
     try:
@@ -388,9 +387,7 @@ def _acquire_lock(path: Path, wait_s: float) -> int | None:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return fd
-            except (
-                BlockingIOError
-            ):  # flock has no wait with an end, and a wait without one could hang a thread for ever
+            except BlockingIOError:  # flock has no timeout, and a wait without one could block a thread forever
                 if time.monotonic() >= give_up:
                     os.close(fd)
                     return None

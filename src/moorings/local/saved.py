@@ -1,4 +1,4 @@
-"""When a job last saved something, from what lies in its checkpoint folder."""
+"""The time of a job's last checkpoint, from the entries of its checkpoint folder."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Final
 
 from moorings.core.instants import SECOND, Timestamp
 
-ENTRIES_MAX: Final = 10_000  # of a folder; beyond, the newest may be overlooked
-AHEAD_S_MAX: Final = 60  # so far another machine's clock may be ahead of ours
-SCANS_MAX: Final = 256  # under way at once, most of them at disks that do not answer
-NANOSECONDS: Final = 1_000_000_000 // SECOND  # of one unit of an instant
+ENTRIES_MAX: Final = 10_000  # of a folder; with more entries the newest may be missed
+AHEAD_S_MAX: Final = 60  # how far another machine's clock may be ahead of ours
+SCANS_MAX: Final = 256  # at once; most of them wait for disks that do not answer
+NANOSECONDS: Final = 1_000_000_000 // SECOND  # in one unit of a timestamp
 
 
 class CheckpointScans:
-    """Looks into checkpoint folders.
+    """Scans checkpoint folders.
 
-    A folder is where its user says: on a server that is down, or on a disk that the user's own program makes up. A look
-    there may never return, so each has a thread of its own, which nobody waits for, also not when the process ends.
+    The user chooses the folder: it may be on a server that is down, or on a disk that the user's own program provides.
+    A scan may never return, so each has a thread of its own; nothing waits for that thread, not even the process's end.
     """
 
     def __init__(self) -> None:
         self._under_way = 0
 
     async def saved_at(self, folder: str, now: Timestamp) -> Timestamp | None:
-        """As the function; also None while too many looks have not returned.
+        """Like ``last_checkpoint_at``; also None while too many scans have not returned.
 
-        The thread of a look that is cancelled counts until it returns.
+        The thread of a cancelled scan counts until it returns.
         """
         if self._under_way >= SCANS_MAX:
             return None
@@ -49,9 +49,9 @@ class CheckpointScans:
             at, fault = None, None
             try:
                 at = last_checkpoint_at(folder, now)
-            except Exception as error:  # told where it is waited for
+            except Exception as error:  # raised in the waiting caller
                 fault = error
-            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(returned, at, fault)
 
         Thread(target=look, name="checkpoints", daemon=True).start()
@@ -60,11 +60,11 @@ class CheckpointScans:
 
 
 def last_checkpoint_at(folder: str, now: Timestamp) -> Timestamp | None:
-    """When something was last put into a folder; None: nothing is in it, or it cannot be read.
+    """Return when a folder last got a new entry; None: it is empty, or cannot be read.
 
-    Only its own entries are looked at: a checkpoint is a file, or a folder that is written and then renamed. The folder
-    belongs to the job's user, so nothing in it is opened or followed, and what is said to be of the future does not
-    count: it would be new at every look.
+    Only its own entries count: a checkpoint is a file, or a folder that is written and then renamed. The folder belongs
+    to the job's user, so no entry is opened or followed. Times in the future do not count: such an entry would be new
+    at every scan.
     """
     newest: int | None = None
     latest = (now + AHEAD_S_MAX * SECOND) * NANOSECONDS

@@ -1,12 +1,11 @@
-"""The end of a run whose supervisor has gone without recording one.
+"""Ends a run whose supervisor died without recording the end.
 
-The kernel has KILLed the tasks with the supervisor; what they had started has become somebody else's child. It is
-found by its marks and KILLed, and only when none is left does the run count as ended: its partition is taken away
-after that, never before.
+The kernel has KILLed the tasks with the supervisor; the tasks' children have another parent now. They are found by
+their marks and KILLed. The run counts as ended when none is left; its partition is removed after that, never before.
 
-Where the records are damaged or gone, a free life lock proves less (somebody may have removed the lock with them), so
-a supervisor is looked for by its command line as well, and told to stop: it knows best what belongs to its run.
-Leaving such runs in doubt until somebody repairs the folder was refused: it would keep their partitions for ever.
+Where the records are damaged or missing, a free life lock proves less (it may have been removed with them). So a
+supervisor is also searched for by its command line, and gets TERM: it knows best which processes belong to its run.
+Leaving such runs in doubt until an admin repairs the folder was refused: they would keep their partitions forever.
 """
 
 from __future__ import annotations
@@ -39,27 +38,27 @@ from moorings.local.rundir import AttemptExtent, LocalRunFolder, RunRecords
 from moorings.workloads.runs import EndReason, EndRecord, RunId, exit_code
 
 KILL_WAIT_S = 5.0
-EMPTY_SCANS = 2  # a process may fork past one look at /proc
+EMPTY_SCANS = 2  # a process may fork during one scan of /proc
 
 
 class FinalizeResult(StrEnum):
-    """What became of a run without a recorded end."""
+    """The outcome for a run without a recorded end."""
 
-    BUSY = "BUSY"  # another controller is at it
+    BUSY = "BUSY"  # another controller works on it
     ALIVE = "ALIVE"  # its supervisor lives
-    NEVER_STARTED = "NEVER_STARTED"  # there is an order, and no task was ever started for it: it may be submitted again
+    NEVER_STARTED = "NEVER_STARTED"  # it was submitted, and no task ever started: it may be submitted again
     LEFT = "LEFT"  # its supervisor is dead, but processes are left that could not be killed yet
     ENDED = "ENDED"  # its end is recorded
 
 
 @dataclass(frozen=True, slots=True)
 class LastKnownRun:
-    """What somebody who looked at a run before still knows of it.
+    """A caller's earlier observations of a run.
 
     Attributes:
         extent: its newest attempt.
-        status: what its supervisor said of itself.
-        witnessed: the supervisor was seen to die just now, so process ids in its status name nobody else yet.
+        status: its supervisor's own record.
+        witnessed: the supervisor was just seen to die, so the process ids in its status are not reused yet.
     """
 
     extent: AttemptExtent | None = None
@@ -73,17 +72,17 @@ NOTHING_KNOWN = LastKnownRun()
 def finalize_run(
     folder: LocalRunFolder, run: RunId, now: Timestamp, memory: LastKnownRun = NOTHING_KNOWN
 ) -> FinalizeResult:
-    """See what became of a run, and record its end if its supervisor is dead.
+    """Determine the outcome of a run, and record its end if its supervisor is dead.
 
     Args:
         folder: the run's folder.
         run: its id.
-        now: what is recorded as its end.
-        memory: what the caller knows of it.
+        now: the time to record as its end.
+        memory: the caller's earlier observations.
 
     Raises:
         OSError: the folder cannot be used.
-        UnreadableError: a record in it cannot be read; nothing follows.
+        RecordUnreadableError: a record in it cannot be read; conclude nothing.
     """
     with folder.at_door(wait_s=0) as ours:
         if not ours:
@@ -103,7 +102,7 @@ def finalize_run(
 def finalize_locked_run(
     folder: LocalRunFolder, run: RunId, found: RunRecords, now: Timestamp, memory: LastKnownRun = NOTHING_KNOWN
 ) -> FinalizeResult:
-    """As ``settle``, for one who holds door and life and has looked at the records."""
+    """Like ``finalize_run``, for a caller that holds door and life and has read the records."""
     if found.end is not None:
         return FinalizeResult.ENDED
     if found.damage:
@@ -128,7 +127,7 @@ def finalize_locked_run(
 def _finalize_damaged(
     folder: LocalRunFolder, run: RunId, found: RunRecords, now: Timestamp, memory: LastKnownRun
 ) -> FinalizeResult:
-    """Nobody can tell any more what was started: everything with a mark of the run goes, and it is lost."""
+    """Kill every process with a mark of the run, and record it as lost: its records no longer tell what was started."""
     status = found.status or memory.status
     if not stop_leftovers(folder, run, status, witnessed=memory.witnessed):
         return FinalizeResult.LEFT
@@ -158,12 +157,12 @@ def _save_end(
 
 
 def find_supervisors(path: Path, table: ProcessTable, status: SupervisorStatus | None = None) -> list[Process]:
-    """Those of ``table`` that supervise the run of that folder, wherever the folder is now.
+    """Return the processes of ``table`` that supervise the run of that folder, wherever it is now.
 
     Args:
-        path: what the folder was called when they were started.
-        table: who to look at.
-        status: what one said of itself, if that is known.
+        path: the folder's path when they were started.
+        table: the processes to search.
+        status: a supervisor's own record, if known.
     """
     module = [b"-m", b"moorings.local.supervisor", os.fsencode(path)]
     known = status.supervisor if status is not None and status.boot == boot_id() else None
@@ -176,7 +175,7 @@ def find_supervisors(path: Path, table: ProcessTable, status: SupervisorStatus |
 
 
 def has_processes(folder: LocalRunFolder, run: RunId, status: SupervisorStatus | None = None) -> bool:
-    """Whether anything of a run is left, its supervisor included."""
+    """Whether a process of a run is left, including its supervisor."""
     for _ in range(EMPTY_SCANS):
         table = list_processes()
         if find_supervisors(folder.path, table, status) or find_leftovers(folder, run, status, table, witnessed=False):
@@ -185,15 +184,15 @@ def has_processes(folder: LocalRunFolder, run: RunId, status: SupervisorStatus |
 
 
 def stop_leftovers(folder: LocalRunFolder, run: RunId, status: SupervisorStatus | None, *, witnessed: bool) -> bool:
-    """Stop what is left of a run whose records are damaged or gone; whether nothing is.
+    """Stop the remaining processes of a run whose records are damaged or missing; return whether none is left.
 
-    A supervisor is told to stop its run, grace period and all, for it misses nobody; so this is to be called again
-    and again. One that has nobody left and stays (it cannot record the end) is KILLed.
+    A supervisor gets TERM and stops its run, with the grace period, because it misses no process; so call this again
+    and again. A supervisor without children that stays (it cannot record the end) is KILLed.
 
     Args:
-        folder: where the run's folder is or was.
+        folder: the current or former folder of the run.
         run: its id.
-        status: what its supervisor said, if that is known.
+        status: its supervisor's record, if known.
         witnessed: see ``LastKnownRun``.
     """
     table = list_processes()
@@ -215,12 +214,12 @@ def kill_leftovers(
     witnessed: bool,
     patience_s: float = KILL_WAIT_S,
 ) -> bool:
-    """KILL what is left of a run; whether nothing is.
+    """KILL the remaining processes of a run; return whether none is left.
 
     Args:
         folder: the run's folder.
         run: its id.
-        status: what its dead supervisor said, if that is known.
+        status: its dead supervisor's record, if known.
         witnessed: see ``LastKnownRun``.
         patience_s: how long to try.
     """
@@ -237,10 +236,10 @@ def kill_leftovers(
 def find_leftovers(
     folder: LocalRunFolder, run: RunId, status: SupervisorStatus | None, table: ProcessTable, *, witnessed: bool
 ) -> list[Process]:
-    """Those of ``table`` that belong to a run whose supervisor is dead.
+    """Return the processes of ``table`` that belong to a run whose supervisor is dead.
 
-    Marks: the variable every task was given, a log of the run open for writing, the session of a task, and descent
-    from a process with a mark. Who has shed all four is not found; while the supervisor lives, it is.
+    Marks: the variable of every task, a log of the run open for writing, the session of a task, and descent from a
+    process with a mark. A process that has lost all four is missed; a live supervisor finds it.
     """
     tasks = status.tasks if status is not None and status.boot == boot_id() else ()
     sessions = {task.pid for task in tasks if (table[task.pid].ticks == task.ticks if task.pid in table else witnessed)}
@@ -255,7 +254,7 @@ def find_leftovers(
 
 
 def _kill(found: Sequence[Process], give_up: float) -> bool:
-    """KILL them all and wait until they are dead; False if one still is not at ``give_up`` (monotonic seconds)."""
+    """KILL them all and wait until they are dead; False if one is still alive at ``give_up`` (monotonic seconds)."""
     waiting = select.poll()
     pidfds = set()
     try:

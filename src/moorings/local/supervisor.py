@@ -2,13 +2,12 @@
 
 ``python -m moorings.local.supervisor RUN_DIR LIFE_FD READY_FD [OUTPUT_BYTES_MAX]``
 
-It starts the tasks, keeps the limits, and records the end when nothing of the run is left. It is no child of the
-controller, so a controller may be killed and started anew; supervising from inside the controller was refused for
-that reason. It has one thread and blocks every signal, fetching them one by one: there is no handler, and so no
-moment at which one could strike.
+It starts the tasks, enforces the limits, and records the end when no process of the run is left. It is not a child of
+the controller, so the controller may be killed and restarted; supervising inside the controller was refused for
+that reason. It has one thread, blocks every signal and fetches them one by one, so no handler can interrupt it.
 
-What it never does: record an end while a process of the run is left. One that cannot be killed (it hangs in the
-kernel, or is another user's) keeps the run RUNNING and its partition taken.
+It never records an end while a process of the run is left. A process that cannot be killed (it hangs in the
+kernel, or is another user's) keeps the run RUNNING and its partition held.
 """
 
 from __future__ import annotations
@@ -41,18 +40,18 @@ from moorings.local.tasks import NOT_EXECUTABLE, TaskNotStartedError, choose_ren
 from moorings.ports.engine import RunSubmission
 from moorings.workloads.runs import EndReason, EndRecord, RunPhase, exit_code
 
-POLL_S = 1.0  # how often orders are looked for even if nobody nudges: a nudge needs a process id, a file does not
-KILL_RETRY_S = 0.02  # doubled each time, up to LOOK_S: what does not die at once may be beyond us
+POLL_S = 1.0  # interval to look for requests even without a signal: a signal needs a process id, a file does not
+KILL_RETRY_S = 0.02  # doubled each time, up to POLL_S: a process that survives may be beyond our reach
 SAVE_RETRY_S = 1.0
 
-WAKEUP_SIGNAL = signal.SIGRTMIN  # "look at the files with orders"
+WAKEUP_SIGNAL = signal.SIGRTMIN  # "read the request files"
 FORWARDED_SIGNAL_MAX = (
     signal.SIGRTMAX - signal.SIGRTMIN
-)  # SIGRTMIN + N asks to pass signal N on; real-time signals queue up
+)  # SIGRTMIN + N requests to forward signal N; real-time signals queue up
 
 
 def forwarding_signal(signum: int) -> int:
-    """The signal that asks a supervisor to pass ``signum`` (1 to ``RELAY_MAX``) on to the tasks."""
+    """Return the signal that asks a supervisor to forward ``signum`` (1 to ``FORWARDED_SIGNAL_MAX``) to the tasks."""
     assert 1 <= signum <= FORWARDED_SIGNAL_MAX, signum
     return signal.SIGRTMIN + signum
 
@@ -75,7 +74,7 @@ class Supervisor:
     Args:
         folder: the run's folder.
         order: what to run.
-        output_bytes_max: how much its tasks may write to their logs, together; 0: no limit.
+        output_bytes_max: maximum log size of all tasks together; 0: no limit.
     """
 
     def __init__(self, folder: LocalRunFolder, order: RunSubmission, output_bytes_max: int = 0) -> None:
@@ -99,10 +98,10 @@ class Supervisor:
         self._detail = ""
 
     def begin(self) -> None:
-        """Say that this supervisor exists, then start the tasks unless the run is to stop already.
+        """Record this supervisor, then start the tasks unless the run must already stop.
 
         Raises:
-            OSError: nothing could be said, so nothing was started.
+            OSError: the record could not be written, so no task was started.
         """
         self._save_status(RunPhase.STARTING, durable=True)
         self._look_for_orders()
@@ -121,7 +120,7 @@ class Supervisor:
         self._try_save_running()
 
     def watch(self) -> None:
-        """Returns when nothing of the run is left."""
+        """Supervise the run; return when no process of it is left."""
         pause_s = KILL_RETRY_S
         while True:
             self._reap()
@@ -141,12 +140,12 @@ class Supervisor:
                     pause_s = min(pause_s * 2, POLL_S)
 
     def finish(self) -> None:
-        """Remove the binding's files and record the end, however long the disk refuses it."""
+        """Remove the binding's files and record the end, retrying for as long as the disk refuses it."""
         self._output.look()
         codes = tuple(task.code for task in self._tasks)
         missing = (None,) * (self._order.job.tasks - len(codes))
         if self._asked is not None and self._failure is not None and self._stopping_since_s is None:
-            self._ending, self._detail = EndReason.YIELDED, self._asked.reason  # it left before it had to
+            self._ending, self._detail = EndReason.YIELDED, self._asked.reason  # it exited before it had to
         end = EndRecord(
             ending=self._ending,
             exit_code=exit_code(self._ending, self._failure[0] if self._failure else None),
@@ -161,7 +160,7 @@ class Supervisor:
                 self._folder.save_end(AttemptEnd(self._order.attempt, end))
                 return
             except FileNotFoundError:
-                return  # somebody removed the whole folder: nobody will read it
+                return  # the whole folder was removed: the end has no reader
             except OSError as error:
                 _log_error(f"the end cannot be recorded, trying again: {error}")
                 time.sleep(SAVE_RETRY_S)
@@ -184,7 +183,7 @@ class Supervisor:
             self._tasks.append(SupervisedTask(rank, start_task(job.command, job.workdir, environment, log)))
 
     def _try_save_running(self) -> None:
-        """Say that the tasks run. A full disk must not end a job, so it is said later if it cannot be said now."""
+        """Record that the tasks run. A full disk must not end a job, so a failed write is retried later."""
         try:
             self._save_status(RunPhase.RUNNING, durable=False)
         except OSError as error:
@@ -217,7 +216,7 @@ class Supervisor:
         return time.monotonic() - self._started_s
 
     def _reap(self) -> None:
-        """Take note of who has ended: tasks, and orphans that became our children."""
+        """Record ended processes: tasks, and orphans that became our children."""
         tasks = {task.process.pid: task for task in self._tasks}
         failed = []
         try:
@@ -233,15 +232,15 @@ class Supervisor:
         except ChildProcessError:
             self._childless = True
         if failed and self._failure is None:
-            first = min(failed, key=lambda task: task.rank)  # seen at one look: nobody can say who was first
+            first = min(failed, key=lambda task: task.rank)  # found at the same time: their order is unknown
             assert first.code is not None
             self._failure = (first.code, describe_failure(first.rank, first.process.returncode))
 
     def _listen(self, within_s: float) -> None:
-        """Wait for a signal, and do what it asks."""
+        """Wait for a signal, and act on it."""
         news = signal.sigtimedwait(_FETCHED, max(within_s, 0.0))
         if news is not None:
-            self._look_for_orders()  # first: who says why and then sends TERM is to be quoted
+            self._look_for_orders()  # first: after a reason and then TERM, the reason counts
             if news.si_signo == signal.SIGTERM and self._cancel is None:
                 self._cancel = "its supervisor was told to stop (SIGTERM)"
             elif news.si_signo > signal.SIGRTMIN:
@@ -263,11 +262,11 @@ class Supervisor:
                     self._asked = YieldState(order.reason, now_s, now_s + order.by_s - time.monotonic())
 
     def _running(self) -> list[int]:
-        """Process ids of the tasks that we have not reaped, so that nobody else can have them."""
+        """Return process ids of the tasks that we have not reaped, so that their ids are not reused."""
         return [task.process.pid for task in self._tasks if task.code is None]
 
     def _warn(self) -> None:
-        """Tell those who listen that they will be stopped. Nobody else: most programs die of a USR1."""
+        """Warn the processes with a handler that they will be stopped. No others: most programs die of a USR1."""
         self._warned = True
         if self._asked is not None:
             self._asked = replace(self._asked, warned=True)
@@ -278,7 +277,7 @@ class Supervisor:
                 send_signal(process, signum)
 
     def _pass_on(self, signum: int) -> None:
-        """Send a signal that somebody asked for: to those who listen, else to the task itself, whatever it does."""
+        """Forward a signal: to the processes with a handler, else to the task itself, whatever it does."""
         table = list_processes()
         for pid in self._running():
             told = find_signal_receivers(pid, signum, table)
@@ -296,8 +295,8 @@ class Supervisor:
     def _send_all(self, signum: int) -> None:
         """Send a signal once to each process of the run.
 
-        A task's own group is hit in one stroke, so that none can slip away by forking; what has left it is found by
-        descent, for every orphan is our child.
+        A task's own group is signalled in one call, so that no process can escape by forking. Processes outside the
+        group are found by descent, because every orphan is our child.
         """
         groups = self._running()
         for group in groups:
@@ -309,7 +308,7 @@ class Supervisor:
 
 
 def describe_failure(rank: int, returncode: int) -> str:
-    """How a task failed, as a sentence; ``returncode`` is negative for a signal."""
+    """Return how a task failed, as a sentence; ``returncode`` is negative for a signal."""
     if returncode >= 0:
         return f"task {rank} exited with {returncode}"
     try:
@@ -330,19 +329,19 @@ def _now() -> Timestamp:
 
 
 def _log_error(text: str) -> None:
-    """Write to ``supervisor.log``, if the disk takes it."""
+    """Write to ``supervisor.log``, if the disk accepts it."""
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}\n")
         sys.stderr.flush()
 
 
 def supervise(path: Path, ready: int, output_bytes_max: int = 0) -> None:
-    """Run what the folder orders; returns when its end is recorded.
+    """Run the order in the folder; return when its end is recorded.
 
     Args:
         path: the run's folder; the caller holds its life lock.
         ready: a descriptor that is closed once the tasks run or never will.
-        output_bytes_max: how much the tasks may write to their logs.
+        output_bytes_max: maximum log size of all tasks together; 0: no limit.
     """
     signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
     adopt_orphans()
@@ -357,19 +356,19 @@ def supervise(path: Path, ready: int, output_bytes_max: int = 0) -> None:
 
 
 def main() -> None:
-    """Detach from whoever started us, and supervise."""
+    """Detach from the starting process, and supervise."""
     path, life, ready = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     output_bytes_max = int(sys.argv[4]) if len(sys.argv) > 4 else 0
     if os.fork() != 0:
-        os._exit(0)  # whoever started us has nobody to wait for any more: the rest belongs to init
+        os._exit(0)  # the starting process need not wait any longer: init adopts the child
     for fd in (life, ready):
         os.set_inheritable(fd, False)
     try:
         supervise(path, ready, output_bytes_max)
     except BaseException:
         _log_error(traceback.format_exc())
-        os._exit(1)  # the kernel KILLs the tasks; the controller finds no end, and settles the rest
-    os._exit(0)  # at once: nothing needs tidying, and a next attempt may be waiting for the life lock
+        os._exit(1)  # the kernel KILLs the tasks; the controller finds no end, and finalizes the run
+    os._exit(0)  # at once: nothing needs cleanup, and the next attempt may wait for the life lock
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Starting one process of a job: its environment, its output, its session, and the command without a shell."""
+"""Starts one process of a job: its environment, its output, its session, and the command without a shell."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from moorings.engines.orders import checkpoint_environment
 from moorings.local.processes import die_with_parent
 from moorings.ports.engine import RunSubmission
 
-NOT_EXECUTABLE = 126  # what shells end with
+NOT_EXECUTABLE = 126  # as shells exit
 NOT_FOUND = 127
 
 _SETTABLE = frozenset(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP}
@@ -24,8 +24,8 @@ class TaskNotStartedError(Exception):
     """A task could not be started.
 
     Args:
-        code: what the run exits with, as shells have it: 127 if the program was not found, else 126.
-        detail: a sentence that names what was in the way.
+        code: the run's exit code, as in shells: 127 if the program was not found, else 126.
+        detail: a sentence that names the cause.
     """
 
     def __init__(self, code: int, detail: str) -> None:
@@ -35,9 +35,9 @@ class TaskNotStartedError(Exception):
 
 
 def choose_rendezvous() -> Rendezvous:
-    """Where task 0 may listen: a port of this machine that is free now.
+    """Return a rendezvous for task 0: a port of this machine that is free now.
 
-    It is not held until task 0 takes it: a program that binds without SO_REUSEADDR could not have it then.
+    The port is not held until task 0 binds it: a held one would be refused to a program without SO_REUSEADDR.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -45,13 +45,13 @@ def choose_rendezvous() -> Rendezvous:
 
 
 def task_environment_of(order: RunSubmission, rank: int, meeting: Rendezvous, bindings: Path | None) -> dict[str, str]:
-    """All variables of one task: the job's own, its binding's and Moorings'; nothing of the controller's.
+    """Return all variables of one task: the job's own, its binding's and Moorings'; none of the controller's.
 
     Args:
         order: the run.
-        rank: which task.
-        meeting: where task 0 listens.
-        bindings: where the binding's files are; None for API form.
+        rank: the task's rank.
+        meeting: the address and port of task 0.
+        bindings: the folder of the binding's files; None for API form.
     """
     variables = dict(order.job.environment)
     variables |= task_environment(
@@ -65,17 +65,17 @@ def start_task(
 ) -> subprocess.Popen[bytes]:
     """Start one task in a session of its own; the kernel KILLs it if the caller dies.
 
-    Its output goes straight to the file, not through a pipe, so that it does not break when the supervisor does.
-    The caller reaps the process itself and sets ``returncode``: a Popen that reaped on its own would steal the answer.
+    Its output goes directly to the file, not through a pipe, so that it does not break when the supervisor does. The
+    caller reaps the process itself and sets ``returncode``: a Popen that reaps would take the exit status away.
 
     Raises:
-        NotStartedError: the program, its folder or its log cannot be used.
+        TaskNotStartedError: the program, its folder or its log cannot be used.
     """
     parent = os.getpid()
 
     def before_exec() -> None:
         die_with_parent(parent)
-        for signum in _SETTABLE:  # a controller under nohup ignores HUP, and exec would pass that on
+        for signum in _SETTABLE:  # a controller under nohup ignores HUP, and exec would keep that
             signal.signal(signum, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
 

@@ -1,7 +1,7 @@
-"""Which partitions this machine's processes use, as the runs' own folders tell: also of runs that no record knows.
+"""The partitions in use by this machine's processes, from the runs' own folders: also of runs without a record.
 
-After a backup was restored, jobs may run whose claims were made since. The database does not know them, but their
-folders and supervisors do, and a partition under a living job is never removed (law 3).
+After a restore of a backup, jobs may run whose claims were made after the backup. The database does not know them, but
+their folders and supervisors do, and a partition under a live job is never removed (law 3).
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from moorings.local.settle import has_processes
 from moorings.ports.engine import RunSubmission
 from moorings.workloads.runs import RunId
 
-ATTEMPT_MAX = 2**31 - 1  # of the database's column
+ATTEMPT_MAX = 2**31 - 1  # maximum of the database's column
 
 
 def partitions_in_use(runs: Path) -> frozenset[str]:
-    """Names of the partitions of runs that have not ended.
+    """Return the names of the partitions of runs that have not ended.
 
     Raises:
-        OSError, UnreadableError: it cannot be told; nothing follows, and nothing may be removed.
+        OSError, RecordUnreadableError: unknown; conclude nothing, and remove nothing.
     """
     return frozenset(order.binding.partition for order, _ in list_live_runs(runs)) - {""}
 
 
 def list_live_runs(runs: Path, known: Collection[RunId] = ()) -> list[tuple[RunSubmission, RunRecords]]:
-    """The runs that have not ended, but for those that are ``known``: what was ordered, and how each stands.
+    """Return the runs that have not ended, without ``known`` ones: each one's order and records.
 
     Raises:
-        OSError, UnreadableError: it cannot be told.
+        OSError, RecordUnreadableError: unknown.
     """
     found = []
     with contextlib.suppress(FileNotFoundError):
@@ -47,10 +47,10 @@ def list_live_runs(runs: Path, known: Collection[RunId] = ()) -> list[tuple[RunS
 
 
 def find_started(runs: Path, run: RunId) -> RunRecords | None:
-    """What the folder of a run says that was started here; None: it was not.
+    """Return the records of a run if it was started here; None: it was not.
 
     Raises:
-        OSError, UnreadableError: it cannot be told.
+        OSError, RecordUnreadableError: unknown.
     """
     folder = LocalRunFolder.of(runs, run)
     found = folder.survey() if folder is not None and folder.path.is_dir() else None
@@ -61,10 +61,10 @@ def find_started(runs: Path, run: RunId) -> RunRecords | None:
 
 
 def read_last_order(runs: Path, run: RunId) -> RunSubmission | None:
-    """What was ordered of a run last; None: nothing was, or it is damaged.
+    """Return a run's last order; None: there is none, or it is damaged.
 
     Raises:
-        OSError, UnreadableError: it cannot be told.
+        OSError, RecordUnreadableError: unknown.
     """
     folder = LocalRunFolder.of(runs, run)
     with contextlib.suppress(RecordDamagedError):
@@ -79,17 +79,17 @@ def _live_run(folder: LocalRunFolder, run: RunId) -> list[tuple[RunSubmission, R
     try:
         order = _check_order(folder.read_order(), run)
     except RecordDamagedError as error:
-        if _is_live(folder, run):  # and nobody can tell on what
+        if _is_live(folder, run):  # and its partition is unknown
             raise RecordUnreadableError(str(error)) from error
         return []
     return [(order, found)] if order is not None and _is_live(folder, run) else []
 
 
 def _check_order(order: RunSubmission | None, run: RunId) -> RunSubmission | None:
-    """An order that may be believed of a run that no record knows: jobs may write there.
+    """Check the order of a run without a record: jobs may have written it.
 
     Raises:
-        DamagedError: it is another run's, or of no attempt.
+        RecordDamagedError: it is another run's, or has no valid attempt.
     """
     if order is not None and (order.run != run or not 0 <= order.attempt <= ATTEMPT_MAX):
         raise RecordDamagedError(f"the order of run {run} is of {order.run[:40]!r}, attempt {str(order.attempt)[:20]}")
@@ -97,10 +97,10 @@ def _check_order(order: RunSubmission | None, run: RunId) -> RunSubmission | Non
 
 
 def _is_live(folder: LocalRunFolder, run: RunId) -> bool:
-    """Whether a supervisor of the run lives, or anything else of it."""
+    """Whether a supervisor or another process of the run lives."""
     with folder.at_door(wait_s=0) as ours:
         if not ours:
-            return True  # somebody is at it at this moment
+            return True  # another process works on it at this moment
         life = folder.take_life()
         if life is None:
             return True
