@@ -1,8 +1,8 @@
-"""What engines share, whoever runs the processes.
+"""The shared part of all engines.
 
-Here: ``rundir`` (a run's folder with a folder for each attempt, and how files are made in it), ``orders`` (what every
-engine makes of an order, and how it says no), ``looks`` (waiting for news, and what looks in a row say together).
+Here: ``rundir`` (a run's folder with a folder for each attempt, and how files are written there), ``orders`` (what
+every engine derives from a submission, and its errors), ``looks`` (waiting for news, and missed listings).
 
-Not here: anything that one engine alone needs, and anything that runs a process: those live in ``local``, ``slurm`` and
+Not here: parts that only one engine needs, and parts that run a process: they are in ``local``, ``slurm`` and
 ``kubernetes``, which do not know each other. Start reading at ``rundir``.
 """

@@ -1,4 +1,4 @@
-"""Waiting for news of runs, and what looks in a row say together."""
+"""Waiting for news of runs, and counting missed listings."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from moorings.core.reconcile import LISTINGS_REQUIRED, Streak
 from moorings.ports.clock import Clock
 from moorings.workloads.runs import RunId
 
-# Reads logs (file, prefix of each line) to their ends, or on until it is told that nothing will be added.
+# Reads logs (file, prefix of each line) to their ends, or follows them until they are complete.
 LogReader = Callable[[Sequence[tuple[Path, bytes]], Callable[[], Awaitable[bool]] | None], AsyncIterator[bytes]]
 
 
 async def wait_for_change(news: asyncio.Event, clock: Clock, longest_s: float) -> None:
-    """Returns when there is news, which then is none any more, or after so many seconds."""
+    """Return when there is news, which is then cleared, or after so many seconds."""
     waits = {asyncio.ensure_future(news.wait()), asyncio.ensure_future(clock.sleep(longest_s))}
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -27,7 +27,7 @@ async def wait_for_change(news: asyncio.Event, clock: Clock, longest_s: float) -
 
 
 def rate_limited(ask: Callable[[], Awaitable[bool]], clock: Clock, every_s: float) -> Callable[[], Awaitable[bool]]:
-    """``ask`` for whoever asks more often than a scheduler should be: False until ``every_s`` seconds have passed."""
+    """Return ``ask`` with a limited rate, to spare a scheduler: False until ``every_s`` seconds have passed."""
     asked_at = clock.now()
 
     async def asked() -> bool:
@@ -41,18 +41,18 @@ def rate_limited(ask: Callable[[], Awaitable[bool]], clock: Clock, every_s: floa
 
 
 class MissedListings:
-    """Runs whose job a scheduler did not know when it was asked last: one good listing ends nothing (law 3)."""
+    """Runs whose job was missing in a scheduler's last listing: one good listing ends nothing (law 3)."""
 
     def __init__(self) -> None:
         self._streaks: dict[RunId, tuple[Streak, Timestamp]] = {}
 
     def again(self, run: RunId, now: Timestamp) -> bool:
-        """Its job is missing in one more good listing; whether that is proof by now."""
+        """Count one more good listing without the run's job; return whether that is proof by now."""
         streak, before = self._streaks.get(run, (Streak(), now))
         streak = streak.longer(max(seconds_between(before, now), 0.0))
         self._streaks[run] = streak, now
         return streak.is_proof(LISTINGS_REQUIRED)
 
     def forget(self, run: RunId) -> None:
-        """Its job is there, or its end is known."""
+        """Reset a run: its job is listed, or its end is known."""
         self._streaks.pop(run, None)

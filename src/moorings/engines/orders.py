@@ -1,4 +1,4 @@
-"""What every engine makes of an order, and how it says no."""
+"""What every engine derives from a submission, and its errors."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from moorings.workloads.runs import RunId
 
 
 def rejected_error(detail: str, hint: str = "") -> MooringsError:
-    """What is never done."""
+    """Return the error for a request that will never be accepted."""
     return MooringsError("engine.rejected", detail, hint=hint)
 
 
 def unavailable_error(detail: str, hint: str = "") -> MooringsError:
-    """What is not done now."""
+    """Return the error for a request that cannot be carried out now."""
     return MooringsError("engine.unavailable", detail, hint=hint, retryable=True)
 
 
 def not_startable_error(order: RunSubmission, why: str) -> MooringsError:
-    """An order that is not carried out now."""
+    """Return the error for a submission that cannot start now."""
     return unavailable_error(f"run {order.run}, attempt {order.attempt}, cannot be started now: {why}")
 
 
 def parse_signal(name: str, most: int = signal.SIGRTMIN - 1) -> signal.Signals:
-    """A signal (``USR1`` or ``SIGUSR1``) up to the number ``most``.
+    """Parse a signal (``USR1`` or ``SIGUSR1``) up to the number ``most``.
 
     Raises:
         MooringsError: ``engine.rejected``.
@@ -39,7 +39,7 @@ def parse_signal(name: str, most: int = signal.SIGRTMIN - 1) -> signal.Signals:
 
 
 def checkpoint_environment(order: RunSubmission) -> dict[str, str]:
-    """What a job is told of its checkpoints."""
+    """Return a job's variables for its checkpoints."""
     variables = {}
     if order.job.checkpoint_directory is not None:
         variables["MOORINGS_CHECKPOINT_DIR"] = order.job.checkpoint_directory
@@ -49,7 +49,7 @@ def checkpoint_environment(order: RunSubmission) -> dict[str, str]:
 
 
 def job_environment(order: RunSubmission) -> dict[str, str]:
-    """A job's own variables, and what it is told of its run; those of its partition are for others to add."""
+    """Return a job's own variables and those of its run; callers add those of its partition."""
     named = {"MOORINGS_RUN_ID": order.run, "MOORINGS_JOB_ID": order.run}
     return {**order.job.environment, **named, **checkpoint_environment(order)}
 
@@ -57,13 +57,13 @@ def job_environment(order: RunSubmission) -> dict[str, str]:
 def log_files_of_tasks(
     run: RunId, tasks: int, task: int | None, log: Callable[[int], Path]
 ) -> list[tuple[Path, bytes]]:
-    """The files with the output of one task, or of all, each with what is put before its lines.
+    """Return the files with the output of one task, or of all, each with the prefix of its lines.
 
     Args:
-        run: whose.
-        tasks: how many it has.
-        task: which one; None: all.
-        log: the file of a task.
+        run: its run.
+        tasks: its number of tasks.
+        task: the rank of one; None: all.
+        log: returns the file of a task.
 
     Raises:
         MooringsError: ``engine.rejected``: there is no such task.

@@ -1,13 +1,13 @@
-"""A run's folder with a folder for each attempt: what is alike of it, whoever's scheduler the run is in.
+"""A run's folder with a folder for each attempt: the part that is the same for every scheduler.
 
 ::
 
     <run id>/<attempt>/
-        order.json        what was asked; an attempt without it was not ordered
+        order.json        the submission; an attempt without it was not submitted
         logs/<rank>.log   output
-        end.json          how the attempt ended; the last word
+        end.json          how the attempt ended; final
 
-Files are 0600, made whole and durably, and a record's first word stays.
+Files are 0600 and written whole and durably, and the first record stays.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ class AttemptFolder:
     number: int
 
     def log(self, rank: int) -> Path:
-        """Where a task's output goes."""
+        """Return the path of a task's output."""
         return self.path / "logs" / f"{rank}.log"
 
     def write(self, name: str, content: bytes) -> None:
-        """Make or replace a file, whole and durably.
+        """Create or replace a file, whole and durably.
 
         Raises:
-            OSError: it was not.
+            OSError: that failed.
         """
         path = self.path / name
         _write_temporary(path, content).rename(path)
 
     def write_once(self, name: str, content: bytes) -> None:
-        """Make a file, unless it is there.
+        """Create a file, unless it exists.
 
         Raises:
-            OSError: it could not be made.
+            OSError: it could not be created.
         """
         path = self.path / name
         draft = _write_temporary(path, content)
@@ -61,7 +61,7 @@ class AttemptFolder:
             draft.unlink(missing_ok=True)
 
     def save_end(self, end: EndRecord) -> None:
-        """Write how the attempt ended; the first word stays."""
+        """Record how the attempt ended; the first record stays."""
         self.write_once("end.json", to_json(end))
 
 
@@ -69,20 +69,20 @@ AttemptT = TypeVar("AttemptT", bound=AttemptFolder)
 
 
 class RunFolder(ABC, Generic[AttemptT]):
-    """One run's folder; need not exist."""
+    """One run's folder; it need not exist."""
 
-    ids: ClassVar[re.Pattern[str]]  # of runs that the engine can have
+    ids: ClassVar[re.Pattern[str]]  # the ids of runs that the engine can have
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
     def of(cls, runs: Path, run: RunId) -> Self | None:
-        """The folder of that run below ``runs``; None if the id cannot be one of ours (it would leave the folder)."""
+        """Return the folder of that run below ``runs``; None for an invalid id (it would leave the folder)."""
         return cls(runs / run) if cls.ids.fullmatch(run) else None
 
     def newest(self) -> AttemptT | None:
-        """The newest attempt that was ordered; None: there is none.
+        """Return the newest submitted attempt; None: there is none.
 
         Raises:
             OSError: the folder cannot be read.
@@ -96,16 +96,16 @@ class RunFolder(ABC, Generic[AttemptT]):
 
     @abstractmethod
     def attempt(self, number: int) -> AttemptT:
-        """That attempt."""
+        """Return that attempt."""
 
 
 def to_json(record: object) -> bytes:
-    """A record as JSON."""
+    """Return a record as JSON."""
     return json.dumps(to_plain(record)).encode()
 
 
 def _write_temporary(path: Path, content: bytes) -> Path:
-    """A file beside ``path``, whole and on the disk."""
+    """Write a file beside ``path``, whole and durably; return its path."""
     draft = path.with_name(f".{path.name}.{os.getpid()}-{time.monotonic_ns()}")
     file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(file, "wb") as opened:
