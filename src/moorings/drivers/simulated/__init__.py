@@ -1,6 +1,6 @@
-"""Simulated accelerators: a machine with a realistic life, and with every trouble real ones give.
+"""Simulated accelerators: a machine with a realistic life, and with all the failures of real ones.
 
-``partition`` says what a partition's state is at an instant, ``hardware`` is the machine that outlives us, ``vendor``
-takes orders for it, ``faults`` and ``faults_file`` are what troubles it, ``happenings`` what befalls it without an
-order, ``binding`` is what jobs are given, ``driver`` joins them behind the port. Start reading there.
+``partition`` gives a partition's state at any time, ``hardware`` is the machine, which outlives our process, ``vendor``
+carries out requests on it, ``faults`` and ``faults_file`` are its faults, ``happenings`` are changes without a request,
+``binding`` makes bindings for jobs, ``driver`` joins them behind the port. Start reading there.
 """

@@ -1,9 +1,9 @@
-"""What a job on a simulated partition is given; made from values alone.
+"""The binding of a job on a simulated partition, made from values alone.
 
 IPUs get IPUoF files and the V-IPU variables, GPUs get ``CUDA_VISIBLE_DEVICES``. The schema of an IPUoF file is not
-public (facts: vipu section 8): file name, ``attributes`` as strings and ``devices`` are as PopTorch reads them, the
-rest is the nearest guess. ``simulated`` is ours: the file on which a job locks the device, so that a second job on it
-would be noticed.
+public (facts: vipu section 8): file name, ``attributes`` as strings and ``devices`` are as in PopTorch's reader, the
+rest is the nearest guess. ``simulated`` is ours: a job locks the device on that file, so that a second job on it is
+noticed.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from moorings.core.topology import Block, Catalogue, Pool, PowerOfTwo
 from moorings.drivers.simulated.faults import AGENT_DEVICES
 from moorings.drivers.simulated.settings import SimulatedSettings
 
-IPUOF_PORT = 50_052  # where IPU-Machines serve IPUoF on their RDMA address (facts: vipu section 1)
+IPUOF_PORT = 50_052  # the IPUoF port of IPU-Machines on their RDMA address (facts: vipu section 1)
 
 _SUBNET = 250  # IPU-Machines for each last octet, .1 to .250
 _NETWORK = _SUBNET * 256  # IPU-Machines for each second octet
 
 
 class DeviceLayout:
-    """Where the devices of a pool are: their clusters, IPU-Machines and domains."""
+    """The location of a pool's devices: their clusters, IPU-Machines and domains."""
 
     def __init__(self, pool: Pool, clusters: int) -> None:
         self._pool = pool
@@ -37,7 +37,7 @@ class DeviceLayout:
 
     @property
     def problem(self) -> str:
-        """Why the pool cannot be divided among that many clusters; empty if it can."""
+        """Return why the pool cannot be divided among that many clusters; empty if it can."""
         topology = self._pool.topology
         if self._clusters == 1:
             return ""
@@ -53,18 +53,18 @@ class DeviceLayout:
         return "" if inside else f"some blocks would lie in two of the {self._clusters} clusters"
 
     def cluster(self, index: int) -> str:
-        """The name of the cluster a device belongs to."""
+        """Return the name of a device's cluster."""
         return f"c{index // self._cluster_size}"
 
     def host(self, index: int) -> str:
-        """The RDMA address of the IPU-Machine a device sits in: ``10.<cluster>.<x>.<y>``."""
+        """Return the RDMA address of a device's IPU-Machine: ``10.<cluster>.<x>.<y>``."""
         cluster, within = divmod(index, self._cluster_size)
         network, agent = divmod(within // AGENT_DEVICES, _NETWORK)
         third, last = divmod(agent, _SUBNET)
         return f"10.{1 + cluster * self._networks + network}.{third}.{last + 1}"
 
     def shape(self, block: Block) -> dict[str, str]:
-        """How the IPU-Links of a partition on ``block`` are configured, in the vendor's words.
+        """Return the IPU-Link configuration of a partition on ``block``, in the vendor's words.
 
         A whole link domain is closed to a torus, a slice of one is a mesh (facts: vipu section 2).
         """
@@ -85,14 +85,14 @@ def build_binding(
     wiring: DeviceLayout,
     device_file: Callable[[int], Path],
 ) -> Binding:
-    """The binding of the partition that ``order`` made.
+    """Return the binding of a partition.
 
     Args:
         order: the partition.
-        pool: its pool; the kind decides what is given.
-        settings: where the vendor's controller is said to be.
-        wiring: where the pool's devices are.
-        device_file: where a job attaches to the device with that index.
+        pool: its pool; the kind decides the form of the binding.
+        settings: with the address of the vendor's controller.
+        wiring: the location of the pool's devices.
+        device_file: returns the file on which a job locks the device with that index.
     """
     shares = list(enumerate(gcd_blocks(order.block, order.gcds)))
     match pool.kind:

@@ -1,7 +1,7 @@
-"""The driver of simulated accelerators: the port in front, the vendor's controller behind, and between them the faults.
+"""The driver of simulated accelerators: it puts faults between the port and the vendor's controller.
 
-Refused: a simulated controller behind a real socket. It would add a process to start and nothing that the port shows:
-what a network does to an order (lost, late, spoilt, done all the same) is a fault here.
+Refused: a simulated controller behind a real socket. It would add a process to start and show nothing more through the
+port: the effects of a network on a request (lost, late, spoilt, still carried out) are faults here.
 """
 
 from __future__ import annotations
@@ -29,11 +29,9 @@ from moorings.ports.clock import Clock
 
 FAULTS_FILE = "faults.toml"
 FAULTS_POLL_US = (
-    50_000  # microseconds between looks at the faults file: soon for a human, nothing beside 1,000 orders/s
+    50_000  # microseconds between checks of the faults file: soon for a human, cheap beside 1,000 requests/s
 )
-CLOCK_JUMP_US = (
-    3_600_000_000  # microseconds; nothing takes so long: the clock was set back while no controller was there
-)
+CLOCK_JUMP_US = 3_600_000_000  # microseconds; no action takes so long: the clock was set back while no controller ran
 
 _LOST = "deadline exceeded: no answer"
 
@@ -43,17 +41,16 @@ _FAILS = {VendorCall.RESET: FaultKind.RESET_FAILS, VendorCall.REMOVE: FaultKind.
 
 
 class SimulatedDriver:
-    """One pool of simulated accelerators, whose state lives in ``folder``.
+    """One pool of simulated accelerators, with its state in ``folder``.
 
     Args:
-        pool: which devices there are.
-        settings: how they behave.
-        folder: the machine; made if need be. Any number of processes may drive it, as a vendor's controller has any
-            number of clients.
-        clock: the time it lives by.
+        pool: the devices.
+        settings: their behaviour.
+        folder: the machine; made if missing. Any number of processes may drive it, as with a vendor's controller.
+        clock: its time.
 
     Attributes:
-        faults: the troubles in force; those of ``<folder>/faults.toml`` come and go with that file.
+        faults: the active faults; those of ``<folder>/faults.toml`` follow that file.
 
     Raises:
         MooringsError: ``driver.unavailable`` (the folder cannot be used, or is damaged), ``pools.invalid`` (clusters).
@@ -71,7 +68,7 @@ class SimulatedDriver:
         self._faults_file = FaultsFile(self._machine.folder / FAULTS_FILE)
         self._vendor = VendorController(pool, settings, self._machine, self.faults)
         self._looked_at = -FAULTS_POLL_US
-        self._ahead = 0  # microseconds by which the hardware's time is ahead of the clock, since that was set back
+        self._ahead = 0  # microseconds by which the hardware's time is ahead of the clock, after that was set back
         self._latest = self._machine.latest if self._machine.latest - clock.now() > CLOCK_JUMP_US else Timestamp(0)
 
     @property
@@ -85,11 +82,11 @@ class SimulatedDriver:
 
     @property
     def machine(self) -> SimulatedHardware:
-        """The hardware itself, for who judges what was done to it; what the driver says of it may be troubled."""
+        """Return the hardware itself, for tests of its state; faults may affect the driver's answers."""
         return self._machine
 
     def adopt(self, held: Sequence[PartitionSpec]) -> None:
-        """Nothing to do: this hardware keeps our mark beside each partition."""
+        """Do nothing: this hardware keeps our mark beside each partition."""
 
     async def create(self, order: PartitionSpec) -> DriverResult:
         return await self._obey(VendorCall.CREATE, order.name, order.block, partial(self._vendor.create, order))
@@ -126,7 +123,7 @@ class SimulatedDriver:
     async def close(self) -> None:
         self._machine.close()
 
-    # ---- one order, from its arrival to its answer
+    # ---- one request, from its arrival to its answer
 
     async def _obey(
         self, call: VendorCall, name: str, block: Block | None, do: Callable[[Timestamp], DriverResult]
@@ -145,7 +142,7 @@ class SimulatedDriver:
     def _troubled(
         self, call: VendorCall, name: str, block: Block | None, do: Callable[[Timestamp], DriverResult], now: Timestamp
     ) -> tuple[DriverResult, float]:
-        """The answer that arrives, and after how many seconds."""
+        """Return the answer that arrives, and its delay in seconds."""
         held = self._machine.find(name, now)
         block = block if held is None else held.block
         answer = self._prevented(call, name, block, held, now) or self._spoilt(call, name, block, do(now))
@@ -154,7 +151,7 @@ class SimulatedDriver:
     def _prevented(
         self, call: VendorCall, name: str, block: Block | None, held: SimulatedPartition | None, now: Timestamp
     ) -> DriverResult | None:
-        """The answer of the fault that keeps this order from being done, or None."""
+        """Return the answer of a fault that prevents this request, or None."""
         shown = None if held is None else self._vendor.shown(held, now)
         seen = ObservedState.ABSENT if shown is None else parse_state(shown)
         down = self.faults.agent_down(block) if block is not None and shown != VendorState.REMOVING else None
@@ -172,7 +169,7 @@ class SimulatedDriver:
         return None
 
     def _spoilt(self, call: VendorCall, name: str, block: Block | None, answer: DriverResult) -> DriverResult:
-        """The answer as it arrives, of an order that was done."""
+        """Return the answer as it arrives, for a request that was carried out."""
         if answer.verdict is not ResultCode.OK:
             return answer
         if self.faults.strike(FaultKind.TIMEOUT_AFTER_SUCCESS, call, name, block):
@@ -218,10 +215,10 @@ class SimulatedDriver:
                 retryable=True,
             )
 
-    # ---- what happens by itself
+    # ---- changes without a request
 
     def _begin(self) -> Timestamp:
-        """The time at which a call arrives, after everything that happened until then.
+        """Return a call's time of arrival, after applying all changes until then.
 
         Raises:
             MooringsError: ``driver.unavailable``.
@@ -237,14 +234,14 @@ class SimulatedDriver:
         return now
 
     def _time(self) -> Timestamp:
-        """The hardware's time: it never goes back, for no machine undoes what it did because somebody set our clock."""
+        """Return the hardware's time: it never goes back, because machines undo nothing when our clock is set."""
         clock = self._clock.now()
         self._ahead = max(self._ahead, self._latest - clock)
         self._latest = Timestamp(clock + self._ahead)
         return self._latest
 
     def _look(self) -> None:
-        """Follow the faults file."""
+        """Follow changes of the faults file."""
         before = self._faults_file.complaint
         faults = self._faults_file.changed()
         complaint = self._faults_file.complaint

@@ -1,8 +1,8 @@
-"""Faults: what goes wrong with simulated hardware, how often, to whom; switchable while it runs.
+"""Faults of simulated hardware: what fails, how often, on which partitions; switchable at run time.
 
-Each fault in force decides by itself whether it strikes, from the pool's seed, its own words and how often it was
-asked: same seed, same calls, same trouble, whatever other faults are in force. Refused: one shared ``random.Random``,
-with which adding a fault would change all the others, and a restarted process would meet the same chances again.
+Each active fault decides by itself whether it strikes, from the pool's seed, its own words and its number of chances:
+same seed, same calls, same failures, whatever other faults are active. Refused: one shared ``random.Random``, with
+which a new fault would change all the others, and a restarted process would repeat the same chances.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ AGENT_DEVICES = 4  # an IPU-Machine: four IPUs behind one V-IPU agent (facts: vi
 
 
 class VendorCall(StrEnum):
-    """What can be asked of the vendor's controller."""
+    """A call to the vendor's controller."""
 
     CREATE = "create"
     RESET = "reset"
@@ -35,50 +35,50 @@ ORDERS = frozenset({VendorCall.CREATE, VendorCall.RESET, VendorCall.REMOVE})
 
 
 class FaultKind(StrEnum):
-    """What can go wrong."""
+    """A kind of fault."""
 
-    TIMEOUT_BEFORE = "timeout_before"  # nothing is done, no answer comes
-    TIMEOUT_AFTER_SUCCESS = "timeout_after_success"  # it is done, no answer comes
-    ERROR_ON_RESULT = "error_on_result"  # it is done, the answer is a gateway's 502
-    REJECT = "reject"  # it is refused
+    TIMEOUT_BEFORE = "timeout_before"  # the request is not carried out, and gets no answer
+    TIMEOUT_AFTER_SUCCESS = "timeout_after_success"  # the request is carried out, and gets no answer
+    ERROR_ON_RESULT = "error_on_result"  # the request is carried out, and the answer is a gateway's 502
+    REJECT = "reject"  # the request is refused
     NAME_TOO_LONG = "name_too_long"  # names over ``chars`` are refused, whatever the capability promises
     AGENT_DOWN = "agent_down"  # IPU-Machines are unreachable for as long as the fault is in force
-    SLOW = "slow"  # making, resetting or removing takes ``factor`` times as long
-    HANG = "hang"  # the answer comes ``seconds`` later than what it tells
-    LYING_UNKNOWN = "lying_unknown"  # a state nobody knows is shown
+    SLOW = "slow"  # creation, reset or removal takes ``factor`` times as long
+    HANG = "hang"  # the answer arrives ``seconds`` after the state it reports
+    LYING_UNKNOWN = "lying_unknown"  # an unknown state is shown
     LISTING_FAILS = "listing_fails"
     LISTING_EMPTY = "listing_empty"  # a listing is empty although partitions exist
     LISTING_PARTIAL = "listing_partial"  # a partition is missing in a listing
-    BREAKS_WHILE_PROVISIONING = "breaks_while_provisioning"  # a new partition never gets ready
-    BREAKS_WHILE_ACTIVE = "breaks_while_active"  # a partition breaks ``seconds`` after it got ready
-    VANISHES = "vanishes"  # a partition disappears ``seconds`` after it got ready
+    BREAKS_WHILE_PROVISIONING = "breaks_while_provisioning"  # a new partition never becomes ready
+    BREAKS_WHILE_ACTIVE = "breaks_while_active"  # a partition breaks ``seconds`` after it became ready
+    VANISHES = "vanishes"  # a partition disappears ``seconds`` after it became ready
     REMOVAL_FAILS = "removal_fails"  # the partition stays, broken
     RESET_FAILS = "reset_fails"  # the partition stays, broken
-    RESTART = "restart"  # the vendor's controller is away for ``seconds``, and may come back knowing nothing
-    STRAY = "stray"  # somebody makes a partition by hand; it goes after ``seconds``, if that is not zero
+    RESTART = "restart"  # the vendor's controller is down for ``seconds``, and may come back without its state
+    STRAY = "stray"  # a partition is made by hand; it disappears after ``seconds``, unless that is zero
 
 
-_ONCE = frozenset({FaultKind.RESTART, FaultKind.STRAY})  # without end they would fill the pool, or never let it answer
+_ONCE = frozenset({FaultKind.RESTART, FaultKind.STRAY})  # they would fill the pool, or block it forever
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One fault: what, how often, and to whom.
+    """One fault: what, how often, and on which partitions.
 
     Attributes:
-        kind: what goes wrong.
-        calls: the calls it troubles, for kinds that trouble calls.
+        kind: what fails.
+        calls: the affected calls, for kinds that affect calls.
         names: patterns of partition names, as in ``slurm-*``; empty: every name. For a stray: its name.
-        devices: only what touches one of these; None: any. For a stray: its devices.
-        probability: how likely it strikes each time it could, 0 to 1. Fates (``breaks_*``, ``vanishes``) are drawn once
-            for each partition, an agent's being down once for each IPU-Machine.
-        times: how often it strikes at most; None: endless, except for ``restart`` and ``stray``, which strike once.
+        devices: only partitions with one of these; None: any. For a stray: its devices.
+        probability: that it strikes at each chance, 0 to 1. Fates (``breaks_*``, ``vanishes``) are drawn once
+        for each partition, an agent's being down once for each IPU-Machine.
+        times: how often it strikes at most; None: no limit, except for ``restart`` and ``stray``, which strike once.
         seconds: see the kind.
         factor: of ``slow``.
         chars: longest name, of ``name_too_long``.
-        raw: the state shown, of ``lying_unknown``.
-        state: what ``restart`` leaves of the controller's state; None: what the pool's settings say.
-        answer: how orders that touch its devices are answered, of ``agent_down``.
+        raw: the shown state, of ``lying_unknown``.
+        state: what ``restart`` does to the controller's state; None: as in the pool's settings.
+        answer: the answer to requests that touch its devices, of ``agent_down``.
     """
 
     kind: FaultKind
@@ -99,9 +99,9 @@ class Fault:
             object.__setattr__(self, "times", 1)
 
     def meets(self, call: VendorCall | None, name: str, block: Block | None) -> bool:
-        """Whether it concerns that call (None: no call) for a partition of that name on that block."""
+        """Whether it applies to that call (None: no call) for a partition of that name on that block."""
         if self.kind is FaultKind.STRAY:
-            return True  # its names and devices are what it makes
+            return True  # its names and devices are those of the new partition
         if self.kind is FaultKind.NAME_TOO_LONG and len(name) <= self.chars:
             return False
         if call is not None and call not in self.calls:
@@ -111,7 +111,7 @@ class Fault:
         return self.devices is None or (block is not None and self.devices.overlaps(block))
 
     def words(self) -> str:
-        """It in one line, without what is as usual: equal faults have equal words."""
+        """Return the fault in one line, without default values: equal faults have equal words."""
         told = []
         for field in fields(self):
             value = getattr(self, field.name)
@@ -123,7 +123,7 @@ class Fault:
 @dataclass(slots=True)
 class _ActiveFault:
     fault: Fault
-    key: str  # its words, numbered if there are equal ones: what its chance and its count hang on
+    key: str  # its words, numbered for equal faults: the key of its chance and its count
     struck: int
     counts: bool  # whether its strikes must outlive the process
     asked: int = 0
@@ -134,12 +134,12 @@ class _ActiveFault:
 
 
 class VendorFaults:
-    """The faults in force: those given here by Python, and those of a faults file.
+    """The active faults: those added in Python, and those of a faults file.
 
     Args:
-        seed: what all chance comes from.
-        opening: how often the machine was opened: a new process meets new chances, the same ones each time it is tried.
-        counted: told the key of a counted fault of the file each time it has struck, so that it is not forgotten.
+        seed: the seed of all chances.
+        opening: how often the machine was opened: a new process gets new chances, the same ones in each repetition.
+        counted: called with the key of a counted fault of the file at each strike, to save it.
 
     Attributes:
         struck: how often each kind has struck.
@@ -162,7 +162,7 @@ class VendorFaults:
         return kind in self._by_kind
 
     def add(self, *faults: Fault) -> None:
-        """Put faults in force, each with all its ``times`` left."""
+        """Activate faults, each with all its ``times`` left."""
         for fault in faults:
             words = fault.words()
             nth = self._given_before[words] = self._given_before.get(words, 0) + 1
@@ -170,21 +170,21 @@ class VendorFaults:
         self._arrange()
 
     def remove(self, fault: Fault) -> None:
-        """Take out every fault equal to this one that was added here; none is no error."""
+        """Remove every fault equal to this one that was added here; none is not an error."""
         self._given = [one for one in self._given if one.fault != fault]
         self._arrange()
 
     def clear(self) -> None:
-        """Take out every fault that was added here; those of the file stay."""
+        """Remove every fault that was added here; those of the file stay."""
         self._given.clear()
         self._arrange()
 
     def of_file(self, faults: tuple[Fault, ...], struck: Mapping[str, int]) -> tuple[str, ...]:
-        """Replace the faults of the file; their keys.
+        """Replace the faults of the file; return their keys.
 
         Args:
-            faults: what the file holds now.
-            struck: how often each has struck, by key: an unchanged fault goes on counting.
+            faults: the file's current faults.
+            struck: how often each has struck, by key: an unchanged fault continues its count.
         """
         asked = {one.key: one.asked for one in self._of_file}
         times_met: dict[str, int] = {}
@@ -201,7 +201,7 @@ class VendorFaults:
     def strike(
         self, kind: FaultKind, call: VendorCall | None = None, name: str = "", block: Block | None = None
     ) -> Fault | None:
-        """The fault of that kind that strikes this call now, or None."""
+        """Return the fault of that kind that strikes this call now, or None."""
         for one in self._by_kind.get(kind, ()):
             if one.spent or not one.fault.meets(call, name, block):
                 continue
@@ -212,7 +212,7 @@ class VendorFaults:
         return None
 
     def doom(self, kind: FaultKind, name: str, block: Block, serial: int) -> Fault | None:
-        """The fault of that kind that is the fate of this partition, or None; drawn once for each serial number."""
+        """Return the fault of that kind that is this partition's fate, or None; drawn once for each serial number."""
         for one in self._by_kind.get(kind, ()):
             if not one.spent and one.fault.meets(None, name, block) and self._likely(one, f"fate/{serial}"):
                 self._count(one)
@@ -220,7 +220,7 @@ class VendorFaults:
         return None
 
     def agent_down(self, block: Block) -> Fault | None:
-        """The fault that has put down an IPU-Machine which ``block`` touches, or None."""
+        """Return the fault that has stopped an IPU-Machine of ``block``, or None."""
         for one in self._by_kind.get(FaultKind.AGENT_DOWN, ()):
             if any(self._is_down(one, agent) for agent in dict.fromkeys(index // AGENT_DEVICES for index in block)):
                 self.struck[one.fault.kind] += 1
@@ -228,7 +228,7 @@ class VendorFaults:
         return None
 
     def chance(self, *what: object) -> float:
-        """A number in [0, 1) that is always the same for the same seed and the same words."""
+        """Return a number in [0, 1) that is always the same for the same seed and the same words."""
         words = "/".join(map(str, (self._seed, *what)))
         return int.from_bytes(blake2b(words.encode(), digest_size=8).digest(), "big") / 2**64
 

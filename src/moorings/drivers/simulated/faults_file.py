@@ -1,4 +1,4 @@
-"""The faults file: troubles a running controller's simulated hardware, by editing a text.
+"""The faults file: a text to edit, which adds faults to a running controller's simulated hardware.
 
 ::
 
@@ -11,8 +11,8 @@
     kind = "agent_down"
     devices = "0-3"
 
-It is looked at when its time, size or inode changed. A file that cannot be used changes nothing but what is told of it:
-troubling the hardware by mistake must not take it away. Refused: a command or a signal, which not every test can send.
+It is read when its time, size or inode has changed. An invalid file only changes the reported complaint: a mistake in
+it must not take the hardware away. Refused: a command or a signal, because not every test can send one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CHANCE = ("probability", "times")
 _WHOM = ("names", "devices")
 _CALL = ("calls", *_WHOM, *_CHANCE)
 
-# Which keys a kind takes, besides ``kind``: a key that would change nothing is a mistake, and is told.
+# The keys of each kind, besides ``kind``: a key without effect is a mistake, and reported.
 _KEYS: dict[FaultKind, tuple[str, ...]] = {
     FaultKind.TIMEOUT_BEFORE: _CALL,
     FaultKind.TIMEOUT_AFTER_SUCCESS: _CALL,
@@ -58,7 +58,7 @@ _KEYS: dict[FaultKind, tuple[str, ...]] = {
     FaultKind.RESTART: ("seconds", "state", *_CHANCE),
     FaultKind.STRAY: ("seconds", *_WHOM, *_CHANCE),
 }
-# Calls that are no orders can only be lost or late: there is nothing to be done, refused or spoilt.
+# Calls other than create, reset and remove can only be lost or late: they have no effect to refuse or spoil.
 _ALSO: dict[FaultKind, frozenset[VendorCall]] = {
     FaultKind.TIMEOUT_BEFORE: frozenset({VendorCall.BINDING}),
     FaultKind.HANG: frozenset({VendorCall.LIST, VendorCall.BINDING}),
@@ -66,10 +66,10 @@ _ALSO: dict[FaultKind, frozenset[VendorCall]] = {
 
 
 class FaultsFile:
-    """A faults file that is followed as it changes.
+    """A faults file, read again after each change.
 
     Attributes:
-        complaint: what is wrong with the file as it stands; empty if nothing is.
+        complaint: the problem of the current file; empty if none.
     """
 
     def __init__(self, path: Path) -> None:
@@ -78,7 +78,7 @@ class FaultsFile:
         self.complaint = ""
 
     def changed(self) -> tuple[Fault, ...] | None:
-        """The faults in the file if it was changed since the last call and can be used; else None."""
+        """Return the faults of the file if it has changed since the last call and is valid; else None."""
         try:
             status = self._path.stat()
             now = (status.st_mtime_ns, status.st_size, status.st_ino)
@@ -100,7 +100,7 @@ class FaultsFile:
 
 
 def parse_faults(text: str, *, source: str = "faults.toml") -> tuple[Fault, ...]:
-    """The faults of a faults file, in its order.
+    """Return the faults of a faults file, in its order.
 
     Raises:
         MooringsError: ``config.invalid``; the message names file, line and key.

@@ -1,7 +1,7 @@
-"""What befalls simulated hardware without an order: restarts, partitions made by hand, breaking, vanishing.
+"""Changes of simulated hardware without a request: restarts, partitions made by hand, breaking, vanishing.
 
-It happens when somebody looks, with the moments it would have had: a machine nobody asks has no observer to trouble.
-Refused: a thread or task of its own, whose timing no seed could repeat.
+They are applied at the next call, with the times they would have had: without a call no observer can tell. Refused: a
+thread or task of its own, because no seed could repeat its timing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FATES = (FaultKind.BREAKS_WHILE_PROVISIONING, FaultKind.BREAKS_WHILE_ACTIVE, Fa
 def apply_spontaneous_faults(
     machine: SimulatedHardware, pool: Pool, faults: VendorFaults, restart: RestartState, now: Timestamp
 ) -> None:
-    """Let the faults strike that need no order; ``restart`` is what one leaves of the state if it does not say.
+    """Apply the faults that need no request; ``restart``: the effect on the state of a fault without one.
 
     Raises:
         MooringsError: ``driver.unavailable``: the machine's journal cannot be written.
@@ -38,7 +38,7 @@ def apply_spontaneous_faults(
 
 
 def with_provisioning_fault(made: SimulatedPartition, faults: VendorFaults, now: Timestamp) -> SimulatedPartition:
-    """A partition that is being made, with the moment on the way at which it breaks, if it is to."""
+    """Return a new partition with the time at which it breaks during provisioning, if it does."""
     if not faults.doom(FaultKind.BREAKS_WHILE_PROVISIONING, made.name, made.block, made.serial):
         return made
     share = faults.chance("break", made.serial)
@@ -46,7 +46,7 @@ def with_provisioning_fault(made: SimulatedPartition, faults: VendorFaults, now:
 
 
 def _with_faults(partition: SimulatedPartition, faults: VendorFaults, now: Timestamp) -> SimulatedPartition:
-    """A partition with what is to become of it."""
+    """Return a partition with its fate."""
     if partition.gone_at is not None:
         return partition
     if now < partition.ready_at:
@@ -78,7 +78,7 @@ def _make_stray(machine: SimulatedHardware, pool: Pool, faults: VendorFaults, no
     blocks = [fault.devices] if fault.devices is not None else _smallest_blocks(pool, faults.chance("stray", serial))
     block = next((block for block in blocks if machine.holder(block, now) is None), None)
     if block is None or machine.find(name, now) is not None:
-        return  # whoever tried it was refused
+        return  # its creator was refused
     stray = SimulatedPartition(
         serial=serial,
         name=name,
@@ -93,7 +93,7 @@ def _make_stray(machine: SimulatedHardware, pool: Pool, faults: VendorFaults, no
 
 
 def _smallest_blocks(pool: Pool, share: float) -> list[Block]:
-    """The pool's smallest blocks, in order, beginning at that share of them."""
+    """Return the pool's smallest blocks, in order, beginning at that share of them."""
     topology = pool.topology
     if isinstance(topology, Catalogue):
         blocks = [block for block in topology.blocks if len(block) == topology.sizes[0]]

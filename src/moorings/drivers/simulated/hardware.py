@@ -1,7 +1,7 @@
-"""The machine: which partitions exist, on which devices. It lives in a folder, so it outlives the controller's process.
+"""The machine: its partitions and their devices. It lives in a folder, so it outlives the controller's process.
 
-It only remembers and isolates. What may go wrong is ``faults``, what is answered is ``driver``. Refused: hardware held
-in the controller's memory. A ``kill -9`` would wipe it, and no test could show that nothing leaks across one.
+It only remembers and isolates. ``faults`` holds the faults, ``driver`` the answers. Refused: hardware in the
+controller's memory. A ``kill -9`` would wipe it, and no test could show that nothing leaks across one.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from moorings.drivers.simulated.partition import (
 )
 
 JOURNAL_VERSION = 1
-RECORDS_MAX = 20_000  # then the journal, some 4 MB, is compacted to what exists
+RECORDS_MAX = 20_000  # then the journal, some 4 MB, is compacted to the existing partitions
 
 
 class SimulatedHardware:
-    """The hardware of one pool, as its folder tells; several processes may drive it, one ``turn`` at a time.
+    """The hardware of one pool, in its folder; several processes may drive it, one ``turn`` at a time.
 
-    Changes are written before they count, so what was answered is never forgotten.
+    Changes are written before they take effect, so no answered change is ever lost.
 
     Attributes:
-        openings: how often some process has begun to drive it; 1 is the first time.
+        openings: how often a process has opened it; 1 is the first time.
         down_until: until when the vendor's controller does not answer.
         struck: how often each counted fault of the faults file has struck.
 
@@ -65,7 +65,7 @@ class SimulatedHardware:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """The machine as it is now, which no other process changes until the end of the block.
+        """Read the machine's current state, and keep other processes from changing it until the end of the block.
 
         Raises:
             MooringsError: ``driver.unavailable``.
@@ -77,12 +77,12 @@ class SimulatedHardware:
             yield
 
     def find(self, name: str, now: Timestamp) -> SimulatedPartition | None:
-        """The partition of that name, if it exists at ``now``."""
+        """Return the partition of that name, if it exists at ``now``."""
         partition = self._partitions.get(name)
         return partition if partition is not None and partition.state(now) is not None else None
 
     def holder(self, block: Block, now: Timestamp) -> SimulatedPartition | None:
-        """Some partition that has a device of ``block`` at ``now``, or None if they are all free."""
+        """Return a partition with a device of ``block`` at ``now``, or None if all are free."""
         holders = self._holders
         for index in block:
             if index not in holders:
@@ -94,43 +94,43 @@ class SimulatedHardware:
         return None
 
     def partitions(self, now: Timestamp) -> list[SimulatedPartition]:
-        """Every partition that exists at ``now``, in the order of their making."""
+        """Return every partition that exists at ``now``, in the order of creation."""
         for partition in [one for one in self._partitions.values() if one.state(now) is None]:
             self._forget(partition)
         return list(self._partitions.values())
 
     @property
     def latest(self) -> Timestamp:
-        """When the last thing that is under way will be done, or the last of those that are done was; 0: nothing is."""
+        """Return when the last pending or finished action ends; 0: there is none."""
         return max((one.gone_at or one.ready_at for one in self._partitions.values()), default=Timestamp(0))
 
     def next_serial(self) -> int:
-        """A number no partition of this machine has had; it counts once such a partition is ``put``."""
+        """Return a number that no partition of this machine has had; ``put`` of such a partition takes it."""
         return self._serial + 1
 
     def put(self, partition: SimulatedPartition, why: str) -> None:
-        """Remember a new or changed partition; ``why`` is for who reads the journal."""
+        """Record a new or changed partition; ``why`` is for readers of the journal."""
         self._write({"is": "partition", "why": why, **partition.record()})
         self._remember(partition)
 
     def drop(self, partition: SimulatedPartition) -> None:
-        """Forget a partition: nothing is left of it, its devices are free."""
+        """Remove a partition, and free its devices."""
         self._write({"is": "gone", "name": partition.name})
         self._forget(partition)
 
     def lose_all(self) -> None:
-        """Forget every partition, as a vendor's controller does that comes back without its storage file."""
+        """Forget every partition, as a vendor's controller that restarts without its storage file."""
         self._write({"is": "lost"})
         self._partitions.clear()
         self._holders.clear()
 
     def go_down(self, until: Timestamp) -> None:
-        """The vendor's controller does not answer until then."""
+        """Stop the vendor's controller's answers until then."""
         self._write({"is": "down", "until": until})
         self.down_until = until
 
     def strike(self, fault: str) -> None:
-        """Count that a fault has struck, so that a new process goes on counting."""
+        """Count a fault's strike, so that a new process continues the count."""
         self._write({"is": "strike", "fault": fault})
         self.struck[fault] = self.struck.get(fault, 0) + 1
 
@@ -143,11 +143,11 @@ class SimulatedHardware:
         self.struck = kept
 
     def device_file(self, index: int) -> Path:
-        """Where a job attaches to a device, by holding ``flock(LOCK_EX)`` on that (empty) file."""
+        """Return a device's (empty) file; a job attaches to the device by ``flock(LOCK_EX)`` on it."""
         return self.folder / "devices" / str(index)
 
     def make_device_files(self, indices: Iterable[int]) -> None:
-        """Make the devices' files, 0600; those that exist stay, and so do the locks on them.
+        """Create the devices' files, 0600; existing ones stay, with their locks.
 
         Raises:
             MooringsError: ``driver.unavailable``.
@@ -162,7 +162,7 @@ class SimulatedHardware:
             raise MooringsError("driver.unavailable", f"no device files: {error}", retryable=True) from error
 
     def close(self) -> None:
-        """Let go of the folder; everything in it stays as it is."""
+        """Close the folder; its content stays."""
         self._journal.close()
         self.closed = True
 
@@ -185,7 +185,7 @@ class SimulatedHardware:
         self._serial = max(self._serial, partition.serial)
 
     def _check(self, partition: SimulatedPartition) -> None:
-        """Refuse a record by which a device would be in two partitions: TypeError."""
+        """Refuse a record with a device in two partitions: TypeError."""
         before = self._partitions.get(partition.name)
         if before is not None and before.serial == partition.serial and before.block != partition.block:
             raise TypeError(f"partition {partition.name!r:.80} has moved from {before.block} to {partition.block}")
@@ -193,7 +193,7 @@ class SimulatedHardware:
             other = self._partitions.get(self._holders.get(index, partition.name))
             if other is None or other.name == partition.name:
                 continue
-            if other.gone_at is None and other.vanishes_at is None:  # else it may be gone, which nobody writes down
+            if other.gone_at is None and other.vanishes_at is None:  # else it may be gone, which is not written down
                 raise TypeError(f"device {index} of {partition.name!r:.80} is held by {other.name!r:.80}")
 
     def _forget(self, partition: SimulatedPartition) -> None:
@@ -216,7 +216,7 @@ class SimulatedHardware:
             yield {"is": "partition", "why": "kept", **partition.record()}
 
     def _catch_up(self) -> None:
-        """Take in what other processes have written."""
+        """Apply the records that other processes have written."""
         anew, line, records = self._journal.news()
         if anew:
             self._clear()

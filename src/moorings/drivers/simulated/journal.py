@@ -1,8 +1,8 @@
-"""The machine's memory: an append-only file of JSON lines that one process at a time writes, and others then read.
+"""The machine's memory: an append-only file of JSON lines, written by one process at a time and read by the others.
 
-Each record is one write to the page cache, so a killed process loses nothing that was answered; only a power cut could,
-and simulated hardware does not survive that. Refused: SQLite (twenty times the cost of an append, and a benchmark makes
-a thousand partitions a second here) and rewriting a state file (a kill in the middle loses all of it).
+Each record is one write to the page cache, so a killed process loses no answered change; only a power cut could lose
+one, and simulated hardware does not survive that. Refused: SQLite (twenty times the cost of an append, and a benchmark
+makes a thousand partitions a second here) and rewriting a state file (a kill in the middle loses all of it).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from moorings.core.errors import MooringsError
 
 Record = dict[str, object]
 
-LOCK_TRIES, LOCK_PAUSE_S = 50, 0.001  # orders take far less; who waits longer is told, and asks again
+LOCK_TRIES, LOCK_PAUSE_S = 50, 0.001  # a request takes far less; after this long it fails, and is retried
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class HardwareJournal:
-    """The journal in ``folder`` (0700, made if need be).
+    """The journal in ``folder`` (0700, made if missing).
 
     Raises:
         MooringsError: ``driver.unavailable``: the folder cannot be used.
@@ -45,10 +45,10 @@ class HardwareJournal:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Nobody else writes until the end of the block.
+        """Keep other processes from writing until the end of the block.
 
         Raises:
-            MooringsError: ``driver.unavailable``: another process does not let go, because it was stopped just there.
+            MooringsError: ``driver.unavailable``: another process holds the lock, because it was stopped at this point.
         """
         for _ in range(LOCK_TRIES):
             try:
@@ -65,9 +65,9 @@ class HardwareJournal:
                 fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def news(self) -> tuple[bool, int, list[Record]]:
-        """What others have written since the last look: whether all is new, the number of the first line, the records.
+        """Return the news of other processes: whether all is new, the number of the first line, the records.
 
-        A torn last line (its process was killed while it wrote it) is cut off. The journal must be ``held``.
+        A torn last line (its process was killed during the write) is cut off. The journal must be ``held``.
 
         Raises:
             MooringsError: ``driver.unavailable``: the file cannot be read, or is damaged before its end.
@@ -93,7 +93,7 @@ class HardwareJournal:
         return anew, first, records
 
     def _size(self) -> int | None:
-        """The bytes of the journal; None if what we have open is not it: another process has rewritten it."""
+        """Return the bytes of the journal; None if our open file is outdated: another process has rewritten it."""
         if self._file < 0:
             return None
         mine = os.fstat(self._file)
@@ -115,7 +115,7 @@ class HardwareJournal:
         return record
 
     def damaged(self, line: int, problem: str) -> MooringsError:
-        """The error that says that a line cannot be understood."""
+        """Return the error for an unreadable line."""
         return MooringsError(
             "driver.unavailable",
             f"{self.path}:{line}: the simulated machine's journal is damaged: {problem}",
@@ -138,7 +138,7 @@ class HardwareJournal:
         self.length += 1
 
     def rewrite(self, records: Iterable[Record]) -> None:
-        """Replace the whole content, atomically, and go on appending to it.
+        """Replace the whole content, atomically; later appends follow it.
 
         Raises:
             MooringsError: ``driver.unavailable``: the old content stays.
@@ -161,7 +161,7 @@ class HardwareJournal:
         self._file, self._bytes, self.length = file, len(content), len(lines)
 
     def close(self) -> None:
-        """Let go of file and lock; a second call does nothing."""
+        """Close file and lock; a second call does nothing."""
         for descriptor in (self._file, self._lock):
             if descriptor >= 0:
                 os.close(descriptor)

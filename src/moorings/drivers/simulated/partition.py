@@ -1,7 +1,7 @@
-"""One partition of the simulated machine: what was ordered, when things happen to it, and its state at any instant.
+"""A partition of the simulated machine: its request, the times of its changes, and its state at any time.
 
-All moments are absolute and known beforehand, so the state is a function of record and clock. Refused: timers that
-change a stored state. They would stop with our process, and real hardware goes on without us.
+All times are absolute and known beforehand, so the state is a function of record and clock. Refused: timers that change
+a stored state. They would stop with our process, and real hardware does not.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from moorings.core.topology import Block
 
 
 class VendorState(StrEnum):
-    """The vendor's words for a state; only ``PS_ACTIVE`` is public (facts: vipu section 1), the rest are ours."""
+    """The vendor's states; only ``PS_ACTIVE`` is public (facts: vipu section 1), the others are ours."""
 
     PROVISIONING = "PS_PROVISIONING"
     ACTIVE = "PS_ACTIVE"
@@ -26,16 +26,16 @@ class VendorState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedPartition:
-    """What the machine knows of a partition.
+    """The machine's record of a partition.
 
     Attributes:
-        serial: unlike every other partition this machine ever made.
-        mark: whose it is; empty if somebody made it by hand.
-        ready_at: when it is, or was, ready for use.
-        was_reset: whether the time until ``ready_at`` is a reset rather than the making.
+        serial: unique on this machine, forever.
+        mark: its owner's mark; empty if it was made by hand.
+        ready_at: when it becomes, or became, ready for use.
+        was_reset: whether the time until ``ready_at`` is a reset, not the creation.
         breaks_at: when it breaks, if it does.
-        vanishes_at: when it disappears without an order, if it does.
-        gone_at: when its removal is done, once that was ordered.
+        vanishes_at: when it disappears without a request, if it does.
+        gone_at: when its removal is done, once requested.
     """
 
     serial: int
@@ -51,7 +51,7 @@ class SimulatedPartition:
     gone_at: Timestamp | None = None
 
     def state(self, now: Timestamp) -> VendorState | None:
-        """Its state at ``now``; None if it is there no more."""
+        """Return its state at ``now``; None if it no longer exists."""
         if self.vanishes_at is not None and now >= self.vanishes_at:
             return None
         if self.gone_at is not None:
@@ -63,7 +63,7 @@ class SimulatedPartition:
         return VendorState.ACTIVE
 
     def record(self) -> dict[str, object]:
-        """It as a JSON object; what is None is left out."""
+        """Return it as a JSON object without None values."""
         record: dict[str, object] = {
             "serial": self.serial,
             "name": self.name,
@@ -82,7 +82,7 @@ class SimulatedPartition:
 
 
 def parse_partition(record: Mapping[str, object]) -> SimulatedPartition:
-    """The partition that ``record`` gave.
+    """Parse a partition from the output of ``record``.
 
     Raises:
         MooringsError: ``block.invalid``.
@@ -104,7 +104,7 @@ def parse_partition(record: Mapping[str, object]) -> SimulatedPartition:
 
 
 def parse_text(record: Mapping[str, object], key: str) -> str:
-    """The string under ``key``; TypeError if it is none."""
+    """Return the string under ``key``; TypeError if it is none."""
     value = record.get(key)
     if not isinstance(value, str):
         raise TypeError(f"{key:.80} is {value!r:.80}, not a string")
@@ -112,7 +112,7 @@ def parse_text(record: Mapping[str, object], key: str) -> str:
 
 
 def parse_whole(record: Mapping[str, object], key: str) -> int:
-    """The whole number under ``key``; TypeError if it is none."""
+    """Return the whole number under ``key``; TypeError if it is none."""
     value = record.get(key)
     if not isinstance(value, int):
         raise TypeError(f"{key:.80} is {value!r:.80}, not a whole number")

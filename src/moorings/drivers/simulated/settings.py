@@ -1,7 +1,7 @@
 """Settings of a simulated pool: the table ``[pool.simulated]`` of the pools file.
 
-The times grow with the partition, as the field reports of real pods (large ones take minutes); the defaults are about a
-hundred times quicker, so that a demo on a laptop shows every state without making anybody wait.
+The times grow with the partition, as reported from real pods (large ones take minutes); the defaults are about a
+hundred times shorter, so that a demo on a laptop shows every state without a wait.
 """
 
 from __future__ import annotations
@@ -23,23 +23,24 @@ _HOST = re.compile(r"[A-Za-z0-9.:_-]{1,253}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedSettings:
-    """How a simulated pool behaves when nothing is wrong.
+    """The behaviour of a simulated pool without faults.
 
     Attributes:
-        provision_s: seconds until a new partition is ACTIVE; with all three ``*_s`` and ``*_per_device_s`` of an order
-            zero, it is done when the order returns. A third of a second is seen by eye, and does not bore.
+        provision_s: seconds until a new partition is ACTIVE; with both ``*_s`` and ``*_per_device_s`` of a request
+            zero, it is done when the request returns. A third of a second is visible and short.
         provision_per_device_s: further seconds for each of its devices: 64 take about a second by default.
         reset_s: seconds until a reset partition is ACTIVE again.
         reset_per_device_s: further seconds for each of its devices.
         remove_s: seconds until a removed partition is gone and its devices are free.
         remove_per_device_s: further seconds for each of its devices.
-        seed: what all chance of this pool's faults comes from.
-        restart: whether the vendor's controller still knows its partitions after a ``restart`` fault that does not say.
-        api_host: where the vendor's controller would listen; appears in bindings only.
+        seed: the seed of all chances of this pool's faults.
+        restart: whether the vendor's controller still knows its partitions after a ``restart`` fault without ``state``.
+        api_host: the address of the vendor's controller; only used in bindings.
         api_port: its port; 8090 is V-IPU's.
         api_timeout_s: how long the vendor's runtime may wait for it, in whole seconds; poprun's default.
-        clusters: V-IPU clusters the devices are divided among, in equal groups of neighbours. A partition lies in one.
-        name_chars_max: longest partition name it takes; longer ones make V-IPU fail with a misleading device error.
+        clusters: number of V-IPU clusters; the devices are divided into equal groups of neighbours. A partition lies in
+            one cluster.
+        name_chars_max: longest allowed partition name; longer ones make V-IPU fail with a misleading device error.
     """
 
     provision_s: float = 0.3
@@ -58,7 +59,7 @@ class SimulatedSettings:
 
     @classmethod
     def read(cls, table: TomlTable) -> SimulatedSettings:
-        """The settings a pool's table holds.
+        """Return the settings in a pool's table.
 
         Raises:
             MooringsError: the table's code (``pools.invalid``); the message names file, line and key.
@@ -84,7 +85,7 @@ class SimulatedSettings:
 
 
 def read_time_s(table: TomlTable, key: str, default: float) -> float:
-    """The seconds a key of the table holds, between 0 and a day."""
+    """Return the seconds under a key of the table, between 0 and a day."""
     value = table.number(key, default)
     if not 0 <= value <= TIME_S_MAX:  # refuses nan and inf too, which TOML can write
         table.complain(key, f"{key} = {value} is not between 0 and {TIME_S_MAX:.0f} seconds")
@@ -92,7 +93,7 @@ def read_time_s(table: TomlTable, key: str, default: float) -> float:
 
 
 def read_restart_state(table: TomlTable, key: str, default: RestartState) -> RestartState:
-    """What a key of the table says becomes of the state in a restart."""
+    """Return the effect of a restart on the state, from a key of the table."""
     value = table.text(key, default)
     if value == "kept":
         return "kept"

@@ -1,7 +1,7 @@
-"""The simulated vendor's controller: takes orders for the machine, refuses what real ones refuse, shows states.
+"""The simulated vendor's controller: carries out requests on the machine, refuses like a real one, shows states.
 
-What it shows passes through the faults (an agent that is down, a state nobody knows); what becomes of an order on its
-way here and back is ``driver``.
+Faults (an agent that is down, an unknown state) change the shown states here; ``driver`` handles faults of requests and
+answers on their way.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _SEEN: dict[str, ObservedState] = {
 
 
 def parse_state(shown: str) -> ObservedState:
-    """Our word for a state the vendor shows; what we do not know is UNKNOWN: not ready, not gone (law 4)."""
+    """Return our state for a vendor's; an unknown one is UNKNOWN: not ready, not gone (law 4)."""
     return _SEEN.get(shown, ObservedState.UNKNOWN)
 
 
 class VendorController:
-    """Orders for one machine; each takes effect at ``now``, at once and as a whole."""
+    """Requests for one machine; each takes effect at ``now``, at once and as a whole."""
 
     def __init__(
         self, pool: Pool, settings: SimulatedSettings, machine: SimulatedHardware, faults: VendorFaults
@@ -79,7 +79,7 @@ class VendorController:
         return self._present(held, now)
 
     def _refusal(self, order: PartitionSpec) -> str:
-        """Why the vendor's controller refuses to make this partition; empty if it does not."""
+        """Return why the vendor's controller refuses to create this partition; empty if it does not."""
         size, topology = len(order.block), self._pool.topology
         too_long = self._faults.strike(FaultKind.NAME_TOO_LONG, VendorCall.CREATE, order.name, order.block)
         if too_long or len(order.name) > self._settings.name_chars_max:
@@ -127,7 +127,7 @@ class VendorController:
         return DriverResult(ResultCode.OK, ObservedState.REMOVING)
 
     def _ours(self, name: str, mark: str, now: Timestamp) -> SimulatedPartition | None:
-        """The partition of that name, if it carries the mark: a stranger's is never touched."""
+        """Return the partition of that name if it carries the mark: another owner's is never touched."""
         held = self._machine.find(name, now)
         return held if held is not None and held.mark == mark else None
 
@@ -136,7 +136,7 @@ class VendorController:
         return 1.0 if fault is None else fault.factor
 
     def _present(self, held: SimulatedPartition, now: Timestamp) -> DriverResult:
-        """The answer that tells how far a partition is that was made, now or before."""
+        """Return the answer with the progress of a partition, created now or before."""
         seen = parse_state(self.shown(held, now))
         if seen is ObservedState.ERROR:
             return DriverResult(ResultCode.BROKEN, seen, f"partition {held.name} is in error")
@@ -145,7 +145,7 @@ class VendorController:
         return DriverResult(ResultCode.OK, seen)
 
     def shown(self, partition: SimulatedPartition, now: Timestamp) -> str:
-        """The state it shows for a partition; empty if that is no more."""
+        """Return the shown state of a partition; empty if it no longer exists."""
         state = partition.state(now)
         if state is None:
             return ""

@@ -1,17 +1,17 @@
-"""Every call of the ``vipu`` command as words, and every answer as a value: pairs of ``build_*`` and ``parse_*``, pure.
+"""Calls of the ``vipu`` command as arguments, and answers as values: pairs of ``build_*`` and ``parse_*``, pure.
 
-What public texts show (facts: vipu sections 2, 3 and 8) and what was guessed:
+Shown by public texts (facts: vipu sections 2, 3 and 8), or guessed:
 
 - ``--showjson`` before the verb makes the command print JSON; partitions are ``[].partition.{id, spec}`` with
   ``spec.ipus[]``, ``spec.num_gcds``, ``spec.num_replicas``; clusters are ``[].spec.ipu_link_domains[].ipus[]``. Where
-  the state stands in that JSON, and what an IPU looks like, is not public: the state is looked for beside ``id``, in
-  ``spec`` and in ``status``, an IPU is any JSON value and only compared.
-- Tables are lines of columns between ``|``, their order differs from release to release: columns are found by the words
-  of the header, never by their number. Only the state is ever read from one.
-- ``ACTIVE`` is the one state the texts name (``PS_ACTIVE`` in logs). The other words are guesses, which can only make
-  a partition *less* ready; every word that is not known is UNKNOWN.
+  the state is in that JSON, and the form of an IPU, are not public: the state is searched for beside ``id``, in
+  ``spec`` and in ``status``; an IPU is any JSON value and only compared.
+- Tables are lines of columns between ``|``, in an order that differs between releases: columns are found by the words
+  of the header, never by their number. Only the state is read from a table.
+- ``ACTIVE`` is the one state in the texts (``PS_ACTIVE`` in logs). The other words are guesses; a wrong guess can only
+  make a partition *less* ready, and every unknown word is UNKNOWN.
 
-An answer that is not understood is an ``VipuParseError``, never an empty one: half a listing must not pass for a short
+An answer that cannot be parsed is a ``VipuParseError``, never an empty one: half a listing must not look like a short
 one.
 """
 
@@ -25,7 +25,7 @@ from typing import Any
 from moorings.core.hardware import ObservedState, PartitionSpec
 from moorings.drivers.vipu.settings import VipuSettings
 
-NAME_CHARS_MAX = 36  # longer partition names make Poplar fail with a misleading device error (facts: vipu section 10)
+NAME_CHARS_MAX = 36  # Poplar fails with a misleading device error on longer names (facts: vipu section 10)
 
 _STATES: dict[str, ObservedState] = {
     "ACTIVE": ObservedState.ACTIVE,
@@ -39,23 +39,23 @@ _STATES: dict[str, ObservedState] = {
     "FAILED": ObservedState.ERROR,
 }
 
-# Words of gRPC and of sockets for "I did not hear"; the vendor's own are not public.
+# Words of gRPC and of sockets for a lost answer; the vendor's own are not public.
 _LOST = ("deadline", "timed out", "timeout", "time out", "unavailable", "connection", "cancel", "no answer", "eof")
 
 
 class VipuParseError(ValueError):
-    """An answer that is not understood."""
+    """An answer that cannot be parsed."""
 
 
 @dataclass(frozen=True, slots=True)
 class VendorPartition:
-    """A partition as the vendor shows it.
+    """A partition as the vendor lists it.
 
     Attributes:
         name: its id.
-        state: the vendor's word; empty if this answer has none.
-        ipus: what names each of its IPUs, in the vendor's order.
-        gcds: how many GCDs; None if not said.
+        state: the vendor's word; empty if missing in this answer.
+        ipus: the identity of each of its IPUs, in the vendor's order.
+        gcds: number of GCDs; None if missing.
     """
 
     name: str
@@ -65,15 +65,15 @@ class VendorPartition:
 
 
 def parse_state(state: str) -> ObservedState:
-    """Our word for a vendor's state; what we do not know is UNKNOWN: not ready, not gone (law 4)."""
+    """Return our state for a vendor's; an unknown one is UNKNOWN: not ready, not gone (law 4)."""
     return _STATES.get(state.strip().upper().removeprefix("PS_"), ObservedState.UNKNOWN)
 
 
-# ---- orders
+# ---- requests
 
 
 def build_create(order: PartitionSpec, settings: VipuSettings) -> tuple[str, ...]:
-    """The words that make a partition."""
+    """Return the arguments that create a partition."""
     size = len(order.block)
     words = ["create", "partition", order.name, "--size", str(size)]
     if settings.allocation:
@@ -99,17 +99,17 @@ def _substitute(word: str, values: Mapping[str, str]) -> str:
 
 
 def build_delete(name: str) -> tuple[str, ...]:
-    """The words that remove a partition."""
+    """Return the arguments that remove a partition."""
     return ("delete", "partition", name)
 
 
 def build_reset(name: str) -> tuple[str, ...]:
-    """The words that reset a partition."""
+    """Return the arguments that reset a partition."""
     return ("reset", "partition", name)
 
 
 def is_ambiguous_failure(told: str) -> bool:
-    """Whether a failure may mean only that the answer got lost: the vendor may still do what was asked."""
+    """Whether a failure may only mean a lost answer: the vendor may still carry out the request."""
     return any(word in told.lower() for word in _LOST)
 
 
@@ -117,15 +117,15 @@ def is_ambiguous_failure(told: str) -> bool:
 
 
 def build_partitions() -> tuple[str, ...]:
-    """The words that list partitions as JSON."""
+    """Return the arguments that list partitions as JSON."""
     return ("--showjson", "list", "partitions")
 
 
 def parse_partitions(text: str, ipu_keys: Sequence[str] = ()) -> tuple[VendorPartition, ...]:
-    """The partitions of a JSON listing.
+    """Return the partitions of a JSON listing.
 
     Raises:
-        UnreadableError: it is not such a listing, as a whole and in every entry.
+        VipuParseError: it is not such a listing, as a whole and in every entry.
     """
     found: dict[str, VendorPartition] = {}
     for entry in _entries(text):
@@ -154,7 +154,7 @@ def _partition(value: Mapping[str, Any], entry: Mapping[str, Any], ipu_keys: Seq
 
 
 def _ipu(value: object, keys: Sequence[str]) -> str:
-    """What names an IPU: all that is said of it, or the keys that are to count."""
+    """Return an IPU's identity: its whole JSON value, or the given keys of it."""
     if keys and isinstance(value, dict):
         missing = [key for key in keys if key not in value]
         if missing:
@@ -164,20 +164,20 @@ def _ipu(value: object, keys: Sequence[str]) -> str:
 
 
 def build_states() -> tuple[str, ...]:
-    """The words that list partitions as a table."""
+    """Return the arguments that list partitions as a table."""
     return ("list", "partitions")
 
 
 def parse_states(text: str) -> dict[str, str]:
-    """The state of each partition of a table.
+    """Return the state of each partition of a table.
 
     Raises:
-        UnreadableError: there is no table with columns Partition and State, or a line does not fit its header.
+        VipuParseError: there is no table with columns Partition and State, or a line does not fit its header.
     """
     header: list[str] | None = None
     found: dict[str, str] = {}
     for line in text.splitlines():
-        if not line.strip(" \t-+|="):  # a rule, or nothing
+        if not line.strip(" \t-+|="):  # a rule, or an empty line
             continue
         cells = [cell.strip() for cell in line.split("|")]
         if header is None:
@@ -206,20 +206,20 @@ def _header(cells: Sequence[str]) -> list[str]:
 
 
 def build_clusters() -> tuple[str, ...]:
-    """The words that list clusters as JSON."""
+    """Return the arguments that list clusters as JSON."""
     return ("--showjson", "list", "clusters")
 
 
 def parse_clusters(text: str, cluster: str, ipu_keys: Sequence[str] = ()) -> tuple[str, ...]:
-    """What names each IPU of a cluster, in the order of its link domains: the order of our device numbers.
+    """Return the identity of each IPU of a cluster, in the order of its link domains: our device numbers.
 
     Args:
         text: the JSON listing.
         cluster: the cluster's id; empty: the only one.
-        ipu_keys: keys by which an IPU is known.
+        ipu_keys: the keys that identify an IPU.
 
     Raises:
-        UnreadableError: it is no such listing, does not have that cluster, or two IPUs cannot be told apart.
+        VipuParseError: not such a listing, without that cluster, or with two IPUs of the same identity.
     """
     entries = [(entry, _inner(entry, "cluster")) for entry in _entries(text)]
     names = [str(inner.get("id", entry.get("id", ""))) for entry, inner in entries]
@@ -242,21 +242,21 @@ def parse_clusters(text: str, cluster: str, ipu_keys: Sequence[str] = ()) -> tup
     return tuple(ipus)
 
 
-# ---- what a job is given
+# ---- bindings of jobs
 
 
 def build_ipuof(name: str, gcd: int, settings: VipuSettings) -> tuple[str, ...]:
-    """The words that print the IPUoF file of one GCD."""
+    """Return the arguments that print the IPUoF file of one GCD."""
     return ("get", "partition", name, "--gcd", str(gcd), settings.ipuof_option)
 
 
 def parse_ipuof(text: str, gcd: int, n_devices: int) -> str:
-    """The IPUoF file, as it was printed.
+    """Return the IPUoF file unchanged, after a check.
 
-    PopTorch reads ``devices`` and ``attributes["GCD Id"]`` (facts: vipu section 8); the rest is the vendor's business.
+    PopTorch reads ``devices`` and ``attributes["GCD Id"]`` (facts: vipu section 8); the rest belongs to the vendor.
 
     Raises:
-        UnreadableError: it is no IPUoF file, or one of another GCD or another number of devices.
+        VipuParseError: not an IPUoF file, or one of another GCD or another number of devices.
     """
     value = _json(text)
     devices = value.get("devices") if isinstance(value, dict) else None
@@ -274,10 +274,10 @@ def parse_ipuof(text: str, gcd: int, n_devices: int) -> str:
 
 
 def build_configuration(settings: VipuSettings, access_key: str) -> str:
-    """The text of the configuration file that ``vipu --config`` reads: one ``name="value"`` a line.
+    """Return the text of the configuration file for ``vipu --config``: one ``name="value"`` a line.
 
-    ``api-host`` and ``api-port`` are known from sites' files; the other names are the command's options without their
-    dashes, or guesses (the three of the certificates): a site whose release has other ones gives its own file.
+    ``api-host`` and ``api-port`` are known from sites' files. The other names are the command's options without their
+    dashes, or guesses (the three of the certificates): a site whose release has other names provides its own file.
     """
     values = {
         "api-host": settings.api_host,
@@ -292,7 +292,7 @@ def build_configuration(settings: VipuSettings, access_key: str) -> str:
 
 
 def _quoted(value: str) -> str:
-    """A string of HCL, in which ``${`` and ``%{`` would begin a template."""
+    """Return a string of HCL; unescaped, ``${`` and ``%{`` would begin a template."""
     escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("${", "$${").replace("%{", "%%{")
     return f'"{escaped}"'
 
@@ -302,7 +302,7 @@ def _quoted(value: str) -> str:
 
 def _entries(text: str) -> list[dict[str, Any]]:
     value = _json(text)
-    if value is None:  # an empty list, as programs in Go print it
+    if value is None:  # an empty list, as printed by programs in Go
         return []
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
         raise VipuParseError(f"that is no list of objects: {text[:120]!r}")
@@ -310,7 +310,7 @@ def _entries(text: str) -> list[dict[str, Any]]:
 
 
 def _inner(entry: dict[str, Any], name: str) -> dict[str, Any]:
-    """What an entry wraps: some listings have ``{"partition": {...}}``, others the object itself."""
+    """Return an entry's inner object: some listings wrap it as ``{"partition": {...}}``, others do not."""
     inner = entry.get(name, entry)
     if not isinstance(inner, dict):
         raise VipuParseError(f"an entry's {name!r} is no object")

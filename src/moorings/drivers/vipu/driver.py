@@ -1,18 +1,18 @@
 """The driver of a real V-IPU controller, through its ``vipu`` command.
 
-Each order is *look, write down, order, look*: the listing says what is there (an order that was done before is not
-given again), our order is on the disk before the vendor hears of it (``orders``), and what the command says of itself
-is believed only as far as the next listing shows it. A command that fails, hangs or prints what nobody understands is
-*unavailable*: its order may or may not have been done, and is asked again. *Rejected* is only what we know without
-asking, because the words of the vendor's refusals are not public.
+Each request is *list, record, request, list*. The first listing shows the current state (a request that was carried out
+before is not repeated). Our request is on the disk before the vendor gets it (``orders``). The command's own output
+only counts as far as the next listing confirms it. A command that fails, hangs or prints unknown output is
+*unavailable*: its request may or may not have been carried out, and is retried. *Rejected* is only what we know without
+the vendor, because the words of the vendor's refusals are not public.
 
-The command may wait until a partition is ready, which takes minutes. An order is answered as soon as a listing shows
-that it was taken, or after ``PATIENCE_S``; the command runs on behind, and while it does, an old ACTIVE of a partition
-that is being reset or removed is not believed.
+The command may wait until a partition is ready, which takes minutes. A request is answered as soon as a listing shows
+that it was accepted, or after ``ANSWER_WAIT_S``. The command runs on in the background; until it ends, an old ACTIVE of
+a partition under reset or removal does not count.
 
 Refused: telling the vendor by default which IPUs to take. ``--index`` exists, but no public text says what it counts;
-``create_arguments`` is there for sites that know. What is made elsewhere than ordered is seen and undone (``sight``),
-and where that goes on, the block is given up or the claim refused (``misses``): no claim waits for it for ever.
+``create_arguments`` is there for sites that know. A partition on other IPUs than requested is noticed and removed
+(``sight``), and if that repeats, the block is marked broken or the claim rejected (``misses``): no claim waits forever.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from moorings.drivers.vipu.sight import (
 from moorings.drivers.vipu.tool import VipuCli, VipuCommandError, VipuNotStartedError
 from moorings.ports.clock import Clock
 
-ANSWER_WAIT_S = 2.0  # an order that is still under way by then is answered as taken, if it is seen to be
+ANSWER_WAIT_S = 2.0  # a request still in progress by then is answered as accepted, if a listing shows it
 CLUSTERS_BYTES_MAX = 16 << 20
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # never an option of the command
@@ -67,7 +67,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _RunningCommand:
-    """A command that is being carried out: what it turns its partition into, and on which devices."""
+    """A running command: the state of its partition meanwhile, and its devices."""
 
     seen: ObservedState
     block: Block
@@ -78,9 +78,9 @@ class VipuDriver:
     """One pool behind a V-IPU controller.
 
     Args:
-        pool: which devices there are; one cluster of the vendor's.
-        settings: how the controller is reached.
-        folder: where our orders and the command's configuration are kept; made if need be.
+        pool: the devices; one cluster of the vendor's.
+        settings: the controller's address and options.
+        folder: for our requests and the command's configuration; made if missing.
         clock: the time.
 
     Raises:
@@ -99,14 +99,14 @@ class VipuDriver:
         self._clock = clock
         self._tool = VipuCli(settings, folder)
         self._orders = IntentLog(folder)
-        self._places: dict[str, int] = {}  # of the cluster's IPUs; empty until it has been asked
-        self._strange: set[str] = set()  # IPUs seen that are not the cluster's: another pool's
+        self._places: dict[str, int] = {}  # index of the cluster's IPUs; empty until listed
+        self._strange: set[str] = set()  # listed IPUs outside the cluster: another pool's
         self._jobs: dict[str, _RunningCommand] = {}
         self._misses = Misplacements(steered=bool(settings.create_arguments))
         self._rests_until = clock.now()
-        self._creating: set[str] = set()  # names whose order has not been answered yet
-        self._held: dict[str, PartitionSpec] = {}  # by name; perhaps ordered by a controller on another machine
-        self._turn = asyncio.Lock()  # one order at a time decides by what is there
+        self._creating: set[str] = set()  # names with a request in progress
+        self._held: dict[str, PartitionSpec] = {}  # by name; a controller on another machine may have requested them
+        self._turn = asyncio.Lock()  # one request at a time decides by the listing
 
     @property
     def capability(self) -> Capability:
@@ -117,7 +117,7 @@ class VipuDriver:
         }
         return Capability(name_chars_max=NAME_CHARS_MAX, facts=facts)
 
-    # ---- orders
+    # ---- requests
 
     def adopt(self, held: Sequence[PartitionSpec]) -> None:
         self._held = {order.name: order for order in held}
@@ -174,9 +174,9 @@ class VipuDriver:
                     return DriverResult(
                         ResultCode.UNAVAILABLE, ObservedState.ABSENT, f"{_OWN_CHOICE}; next try in {rest_s:.0f} s"
                     )
-                self._rests_until = add_seconds(now, self._misses.pause_s)  # where one is asked for, the others rest
+                self._rests_until = add_seconds(now, self._misses.pause_s)  # while one is tried, the others pause
                 await asyncio.to_thread(self._orders.write, PartitionIntent(order))
-                self._held.pop(order.name, None)  # from now on it is ours by this record, or not at all
+                self._held.pop(order.name, None)  # from now on only this record makes it ours
                 words = commands.build_create(order, self._settings)
                 job = self._start(
                     order.name, _RunningCommand(ObservedState.PROVISIONING, order.block, self._command(words))
@@ -199,9 +199,9 @@ class VipuDriver:
         return self._created(order, seen[order.name])
 
     async def _adopt(self, order: PartitionSpec, made: VipuPartition) -> dict[str, VipuPartition]:
-        """What is there, when the vendor said that it did an order and made a partition of another shape.
+        """Return the listing after the vendor reported success and made a partition of another shape.
 
-        It is ours: the name was nobody's before, and a vendor that finds it taken says so.
+        The partition is ours: the name was free before, and a vendor that finds it taken says so.
         """
         record = (await asyncio.to_thread(self._orders.all)).get(order.name)
         if record is not None and record.order == order:
@@ -209,7 +209,7 @@ class VipuDriver:
         return await self._look()
 
     def _created(self, order: PartitionSpec, sight: VipuPartition) -> DriverResult:
-        """The answer for a partition that is there under the ordered name."""
+        """Return the answer for an existing partition with the requested name."""
         if sight.record is None or sight.record.order.mark != order.mark:
             return DriverResult(
                 ResultCode.UNAVAILABLE, detail=f"partition {order.name} already exists and is not yours"
@@ -229,7 +229,7 @@ class VipuDriver:
         )
 
     def _holder(self, block: Block, seen: dict[str, VipuPartition]) -> str:
-        """Who has some of these devices: a partition that is there, or one that is just being made."""
+        """Return the holder of some of these devices: an existing partition, or one in creation."""
         others = [(name, sight.sighting.block) for name, sight in seen.items()]
         others += [(name, job.block) for name, job in self._jobs.items()]
         return next((f"partition {name}" for name, other in others if other.overlaps(block)), "")
@@ -263,9 +263,9 @@ class VipuDriver:
             sight = (await self._look()).get(name)
             job = self._jobs.get(name)
             if job is not None and job.seen is ObservedState.PROVISIONING:
-                if sight is None:  # it may be there the next moment
+                if sight is None:  # it may exist the next moment
                     return DriverResult(ResultCode.UNAVAILABLE, detail=f"partition {name} is just being made")
-                await _stop(job)  # the command only waits for it to get ready
+                await _stop(job)  # the command only waits until it is ready
                 job = None
             ordered = mark.removesuffix(MISPLACED)
             if sight is None or sight.record is None or sight.record.order.mark != ordered:
@@ -276,7 +276,7 @@ class VipuDriver:
                 job is not None and job.seen is ObservedState.REMOVING
             ):
                 return DriverResult(ResultCode.OK, ObservedState.REMOVING)
-            if job is not None:  # a reset that nobody waits for any more
+            if job is not None:  # a reset that is no longer needed
                 await _stop(job)
             broken = sight.sighting.seen is ObservedState.ERROR
             job = self._start(
@@ -291,7 +291,7 @@ class VipuDriver:
             if after_all is not None and broken and after_all.sighting.seen is ObservedState.ERROR:
                 return DriverResult(ResultCode.BROKEN, ObservedState.ERROR, error.detail)
             if after_all is not None:
-                raise  # else it had gone by itself
+                raise  # else it has disappeared by itself
         if not job.task.done():
             return DriverResult(ResultCode.OK, ObservedState.REMOVING)
         if name in await self._look():
@@ -299,7 +299,7 @@ class VipuDriver:
         await asyncio.to_thread(self._orders.gone, name, ordered, self._clock.now())
         return DriverResult(ResultCode.OK, ObservedState.ABSENT)
 
-    # ---- commands under way
+    # ---- running commands
 
     def _command(self, words: Sequence[str]) -> asyncio.Task[str]:
         return asyncio.create_task(self._tool.run(words, self._settings.timeout_s), name=f"vipu-{'-'.join(words[:3])}")
@@ -317,11 +317,11 @@ class VipuDriver:
         return job
 
     async def _wait(self, job: _RunningCommand, taken: Callable[[dict[str, VipuPartition]], bool] | None) -> None:
-        """Returns when the command has ended, or when its order is seen to be taken and ``PATIENCE_S`` have passed.
+        """Return when the command has ended, or when its request was accepted and ``ANSWER_WAIT_S`` have passed.
 
         Args:
             job: the command.
-            taken: what shows that the order was taken; None: that it runs.
+            taken: whether a listing shows that the request was accepted; None: accepted if it runs.
 
         Raises:
             MooringsError: the command failed.
@@ -334,22 +334,22 @@ class VipuDriver:
             raise _unavailable("the command was cancelled by a newer request")
         job.task.result()
 
-    # ---- looking
+    # ---- listing
 
     async def list_partitions(self) -> Sequence[ListedPartition]:
-        # One that was made elsewhere is not shown before its order is answered: whoever reads listings would take it
-        # for a stranger, and the order for one that was overtaken, and never hear what became of it.
+        # A misplaced partition is not listed before its request is answered. Otherwise a reader of listings would take
+        # it for a stranger's and the request for outdated, and would never learn the outcome.
         unanswered = frozenset(self._creating)
         seen = await self._look()
         return [sight.sighting for name, sight in seen.items() if not (sight.misplaced and name in unanswered)]
 
     async def _look(self) -> dict[str, VipuPartition]:
-        """What is there, by name.
+        """Return the existing partitions by name.
 
         Raises:
             MooringsError: ``driver.unavailable``.
         """
-        # Jobs and orders as they were when the listing was begun: one that ends meanwhile may still show in it.
+        # Commands and requests from the begin of the listing: one that ends meanwhile may still show in it.
         jobs, orders = dict(self._jobs), await asyncio.to_thread(self._orders.all)
         parse = partial(commands.parse_partitions, ipu_keys=self._settings.ipu_keys)
         partitions = await self._ask(commands.build_partitions(), parse)
@@ -368,7 +368,7 @@ class VipuDriver:
         return seen
 
     async def _take_over(self, partitions: Sequence[VendorPartition], orders: Mapping[str, PartitionIntent]) -> None:
-        """Write down what was ordered from another machine, as far as it is there."""
+        """Record the requests of another machine whose partitions exist."""
         news = find_unrecorded_orders(partitions, self._places, self._held, orders)
         if news:
             await asyncio.to_thread(self._orders.adopt, news)
@@ -376,7 +376,7 @@ class VipuDriver:
         self._held = {name: order for name, order in self._held.items() if order not in known}
 
     async def _survey(self, used: set[str]) -> None:
-        """Know where the cluster's IPUs are; asked once, and again when one turns up that is not known."""
+        """Learn the positions of the cluster's IPUs; list them once, and again when an unknown one appears."""
         if self._places and used <= self._places.keys() | self._strange:
             return
         settings = self._settings
@@ -399,7 +399,7 @@ class VipuDriver:
         text = await self._tool.run(words, self._settings.question_timeout_s)
         return _read(parse, text, f"vipu {' '.join(words)}")
 
-    # ---- what a job is given
+    # ---- bindings of jobs
 
     async def binding(self, order: PartitionSpec) -> Binding:
         sight = (await self._look()).get(order.name)
@@ -447,7 +447,7 @@ async def _stop(job: _RunningCommand) -> None:
 
 
 def _misplacement_text(order: PartitionSpec, sight: VipuPartition) -> str:
-    """What was made, and what was asked."""
+    """Return what was made, and what was requested."""
     made, asked = f"on {sight.sighting.block}", f"on {order.block}"
     if sight.elsewhere:
         made = "on IPUs that are not the pool's (see cluster, allocation and ipu_keys)"
@@ -457,7 +457,7 @@ def _misplacement_text(order: PartitionSpec, sight: VipuPartition) -> str:
 
 
 def _answer_for(sight: VipuPartition) -> DriverResult:
-    """The answer that tells how far a partition of ours is."""
+    """Return the answer with the progress of a partition of ours."""
     sighting = sight.sighting
     if sighting.seen is ObservedState.ERROR:
         return DriverResult(

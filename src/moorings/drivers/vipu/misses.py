@@ -1,16 +1,18 @@
-"""Partitions that the vendor made on other IPUs than were ordered: what is remembered of them, and what follows.
+"""Counts partitions that the vendor made on other IPUs than requested, and decides the consequences.
 
-One is bad luck: it is removed, and the claim tries again (``UNAVAILABLE``). What does not end by itself is ended:
+One is bad luck: it is removed, and the claim retries (``UNAVAILABLE``). Repetitions are ended:
 
-- The same block twice, though the vendor is told which IPUs are meant (``create_arguments``): it will not give these,
-  whatever the reason. The block is ``BROKEN``: out of service, with words for the admin, and the claim gets another.
-- ``REJECTED_FROM`` in a row, whatever blocks: the vendor follows no order. Taking blocks out of service would empty the
-  pool and mend nothing, so the claim whose turn it was fails, and says what was asked and what was made. From
-  ``RESTS_FROM`` on there are pauses, each twice as long, in which nobody asks: so the hardware has some rest, and a
-  queue of claims is not failed in a second for what an admin mends in a minute.
+- The same block twice, although our request names the IPUs (``create_arguments``): the vendor will not give these,
+  whatever the reason. The block is ``BROKEN``: out of service, with a message for the admin, and the claim gets another
+  one.
+- ``REJECTED_FROM`` in a row, on any blocks: the vendor ignores our requests. Taking blocks out of service would empty
+  the pool and mend nothing, so the current claim fails, with the request and the result in its message. From
+  ``RESTS_FROM`` on there are pauses without requests, each twice as long as the last. They spare the hardware, and keep
+  a queue of claims from failing in a second for a fault that an admin mends in a minute.
 
-One partition on the ordered IPUs ends such a row. Without ``create_arguments`` the vendor chooses, and hits by chance:
-then no block is ever given up. Forgotten when the controller stops: an admin who changes the pools file begins anew.
+One partition on the requested IPUs ends such a row. Without ``create_arguments`` the vendor chooses, and hits by
+chance: then no block is ever marked broken. The counts end with the controller: after a change of the pools file they
+begin at zero.
 """
 
 from __future__ import annotations
@@ -25,40 +27,40 @@ PAUSE_S, PAUSE_S_MAX = 2.0, 120.0
 
 
 class Misplacements:
-    """What is remembered of one pool.
+    """The misplaced partitions of one pool.
 
     Args:
-        steered: whether the vendor is told which IPUs are meant.
+        steered: whether our requests name the IPUs.
     """
 
     def __init__(self, *, steered: bool) -> None:
         self._steered = steered
-        self._in_a_row: set[str] = set()  # names, so that one that is looked at twice counts once
+        self._in_a_row: set[str] = set()  # names, so that one listed twice counts once
         self._by_block: dict[Block, set[str]] = {}
 
     def missed(self, name: str, ordered: Block) -> None:
-        """A partition was made elsewhere."""
+        """Count a partition made elsewhere."""
         self._in_a_row.add(name)
         self._by_block.setdefault(ordered, set()).add(name)
 
     def hit(self, block: Block) -> None:
-        """A partition was made where it was ordered."""
+        """Record a partition made as requested; it ends the row."""
         self._in_a_row.clear()
         self._by_block = {other: names for other, names in self._by_block.items() if not other.overlaps(block)}
 
     @property
     def in_a_row(self) -> int:
-        """How many were made elsewhere since one was not."""
+        """Return how many were made elsewhere since the last one that was not."""
         return len(self._in_a_row)
 
     @property
     def pause_s(self) -> float:
-        """How long to rest after the next order, in seconds; 0: not at all."""
+        """Return the pause after the next request, in seconds; 0: none."""
         beyond = self.in_a_row - RESTS_FROM
         return 0.0 if beyond < 0 else min(PAUSE_S * 2.0 ** min(beyond, 16), PAUSE_S_MAX)
 
     def verdict(self, ordered: Block) -> ResultCode:
-        """What an order of that block, which was made elsewhere, comes to."""
+        """Return the result of a request for that block that was made elsewhere."""
         if self.in_a_row >= REJECTED_FROM:
             return ResultCode.REJECTED
         if self._steered and len(self._by_block.get(ordered, ())) >= BLOCK_TRIES:

@@ -1,27 +1,27 @@
-"""What we ordered of the vendor: the file ``orders.json`` that makes our partitions recognisable as ours.
+"""The log of our requests to the vendor: the file ``orders.json`` identifies our partitions.
 
-V-IPU has no text of ours to keep beside a partition, and its names are the user's own (``p64`` may be a stranger's). So
-each order is written down, whole and on the disk, *before* it is given, and is forgotten only when the partition is
-known to have gone. A partition is ours if, and only if, an order of that name is written down and the partition has its
-size and its GCDs (or those that the vendor made of it, where it said that it had done our order):
+V-IPU cannot store our mark beside a partition, and partition names are free (``p64`` may be a stranger's). So
+each request is recorded, whole and on the disk, *before* it is sent, and forgotten only when its partition is
+known to be gone. A partition is ours if, and only if, a request of that name is recorded and the partition has its
+size and its GCDs (or those of the vendor's partition, if the vendor reported our request as done):
 
-- Killed before the file was written: nothing was ordered. Killed after: the order is found again, whether it was done
-  or not, and so are its name, its mark and its devices.
-- A stranger's partition is never taken for ours: its name was not in the listing when we wrote ours down, or we would
-  not have ordered; and the vendor takes a name only once.
-- What is left is a stranger who makes one of our name, size and GCDs after an order of ours was lost on the way (its
-  fate is not known, so it is remembered for ``LATE_S``, in case the vendor does it late), or in place of ours while our
-  claim lives. Names of runs and of schedulers' jobs hold their ids, and are never made by hand.
+- After a kill before the write, nothing was requested. After a kill behind it, the record has the request's name, mark
+  and devices, whether it was carried out or not.
+- A stranger's partition is never taken for ours: if its name had been in the listing, we would not have recorded a
+  request; and the vendor accepts a name only once.
+- One case is left: a stranger makes a partition of our name, size and GCDs after a request of ours was lost (its
+  outcome is unknown, so it is kept for ``LATE_S``, in case the vendor carries it out late), or in place of ours while
+  our claim lives. Names of runs and of schedulers' jobs hold their ids, and are never made by hand.
 
-Each machine has a file of its own. A controller that begins to lead tells its drivers what the database holds
-(``adopt``), and a partition that is there under such a name, on just these IPUs, is ours whoever ordered it. One that
-another machine ordered, and the vendor made on other IPUs, passes for a stranger's: nobody is given its IPUs, and it is
-left to an admin. Refused: to take it by its name and size alone, as here; in a moment between two leaders a stranger
-may have made it.
+Each machine has a file of its own. A new leader passes the database's partitions to its drivers
+(``adopt``), and an existing partition of such a name, on exactly these IPUs, is ours, whichever machine requested it. A
+partition that another machine requested, and the vendor made on other IPUs, counts as a stranger's: its IPUs are not
+granted, and an admin must remove it. Refused: to accept it by name and size alone, as here; between two leaders a
+stranger may have made it.
 
-Refused: a mark in the name (jobs see the name, it has 36 characters and is a promise to the claim), one allocation a
-partition (admins only), and the controller's database (a driver knows no store, and the order must be on the disk
-before the vendor hears of it).
+Refused: a mark in the name (jobs see the name, it has 36 characters and is promised to the claim), one allocation a
+partition (admins only), and the controller's database (a driver knows no store, and the request must be on the disk
+before the vendor gets it).
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ from moorings.core.instants import Timestamp
 from moorings.core.topology import Block
 
 FILE = "orders.json"
-LATE_S = 3600.0  # as long as sites let the vendor's controller take (facts: vipu section 7)
+LATE_S = 3600.0  # the maximum time that sites allow the vendor's controller (facts: vipu section 7)
 FILE_BYTES_MAX = 64 << 20
 
 _Stamp = tuple[int, int, int]  # inode, size, mtime (ns)
-Shape = tuple[int, int | None]  # how many IPUs a partition has, and how many GCDs, if that is known
+Shape = tuple[int, int | None]  # a partition's number of IPUs, and of GCDs, if known
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionIntent:
-    """One order.
+    """One request.
 
     Attributes:
-        order: as it was given.
-        settled: whether its fate is known (it was listed, or the vendor said no): then absence is the end of it.
-        given_up_at: when it was removed without being settled; it may still be made late.
-        made: the shape in which the vendor made it, where that is not the ordered one.
+        order: as requested.
+        settled: whether its outcome is known (it was listed, or the vendor refused): then an absent partition is gone.
+        given_up_at: when it was removed without a known outcome; the vendor may still create it late.
+        made: the shape of the vendor's partition, if it differs from the requested one.
     """
 
     order: PartitionSpec
@@ -66,7 +66,7 @@ class PartitionIntent:
 
 
 class IntentLog:
-    """The orders written down in ``folder`` (0700, made if need be).
+    """The recorded requests in ``folder`` (0700, made if missing).
 
     Any number of processes may use one folder, and any number of threads one object.
 
@@ -87,11 +87,11 @@ class IntentLog:
             raise _unavailable(f"the folder {folder} of a V-IPU pool cannot be used: {error}") from error
 
     def all(self) -> dict[str, PartitionIntent]:
-        """Every order, by name.
+        """Return every request, by name.
 
         Raises:
             MooringsError: ``driver.unavailable``: the file cannot be read, or is damaged. It never counts as empty: our
-                partitions would pass for strangers'.
+                partitions would look like strangers'.
         """
         with self._mutex:
             self._follow()
@@ -113,7 +113,7 @@ class IntentLog:
             ) from error
 
     def write(self, record: PartitionIntent) -> None:
-        """Write an order down, in place of one of the same name; it is on the disk when this returns.
+        """Record a request, replacing one of the same name; it is on the disk at the return.
 
         Raises:
             MooringsError: ``driver.unavailable``: it was not written.
@@ -122,7 +122,7 @@ class IntentLog:
             records[record.order.name] = record
 
     def adopt(self, orders: Iterable[PartitionSpec]) -> None:
-        """Write down orders that were given from another machine and done, in place of what is left of these names.
+        """Record completed requests of another machine, replacing records of these names.
 
         Raises:
             MooringsError: ``driver.unavailable``: they were not written.
@@ -131,7 +131,7 @@ class IntentLog:
             records.update((order.name, PartitionIntent(order, settled=True)) for order in orders)
 
     def settle(self, names: Iterable[str]) -> None:
-        """Note that the fate of these orders is known.
+        """Record that the outcome of these requests is known.
 
         Raises:
             MooringsError: ``driver.unavailable``: it was not written.
@@ -145,7 +145,7 @@ class IntentLog:
                         records[name] = replace(records[name], settled=True, given_up_at=None)
 
     def gone(self, name: str, mark: str, now: Timestamp) -> None:
-        """Forget an order whose partition is not there; one whose fate is not known is kept a while.
+        """Forget a request without a partition; without a known outcome it is kept for a while.
 
         Raises:
             MooringsError: ``driver.unavailable``: it was not written.
@@ -163,7 +163,7 @@ class IntentLog:
                 records[name] = replace(known, given_up_at=now)
 
     def forget(self, name: str) -> None:
-        """Forget an order that was never given.
+        """Forget a request that was never sent.
 
         Raises:
             MooringsError: ``driver.unavailable``: it was not written.
@@ -172,7 +172,7 @@ class IntentLog:
             records.pop(name, None)
 
     def close(self) -> None:
-        """Let go of the lock; a second call does nothing."""
+        """Release the lock; a second call does nothing."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -194,7 +194,7 @@ class IntentLog:
 
 
 def is_readable(path: Path) -> bool:
-    """Whether a file is a list of orders that can be read; raises ``OSError`` if it cannot be looked at."""
+    """Whether a file is a readable list of requests; raise ``OSError`` if it cannot be read."""
     content = path.read_bytes()
     try:
         _parse(content)
@@ -205,7 +205,7 @@ def is_readable(path: Path) -> bool:
 
 def _write(path: Path, records: dict[str, PartitionIntent]) -> None:
     text = json.dumps({"version": 1, "orders": [_to_json(record) for record in records.values()]}, indent=1)
-    draft = path.with_name(f".{path.name}.tmp")  # the lock is held: nobody else writes it
+    draft = path.with_name(f".{path.name}.tmp")  # the lock is held: no other process writes it
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text + "\n")
@@ -214,7 +214,7 @@ def _write(path: Path, records: dict[str, PartitionIntent]) -> None:
     draft.replace(path)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(folder)  # or a power cut would take the new name away
+        os.fsync(folder)  # else a power cut could lose the new name
     finally:
         os.close(folder)
 

@@ -1,7 +1,7 @@
 """Settings of a pool behind a V-IPU controller: the table ``[pool.vipu]`` of the pools file.
 
-Where public texts do not say how a release of the ``vipu`` command behaves, there is a setting for it (which IPUs a
-partition gets, how an IPU is named, which option prints an IPUoF file), so that a site can correct what we guessed.
+Where public texts do not tell the behaviour of a release of the ``vipu`` command, there is a setting for it (the IPUs
+of a partition, the identity of an IPU, the option that prints an IPUoF file), so that a site can correct our guess.
 """
 
 from __future__ import annotations
@@ -28,35 +28,37 @@ _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VipuSettings:
-    """How a pool's V-IPU controller is reached, and how its release of ``vipu`` is to be spoken to.
+    """The address of a pool's V-IPU controller, and the usage of its release of ``vipu``.
 
     Attributes:
-        api_host: where the V-IPU controller listens; also told to jobs in the API form of a binding.
+        api_host: the V-IPU controller's address; also part of a binding in API form.
         api_port: its port for users.
         command: the `vipu` command, by name or absolute path.
-        timeout_s: seconds an order (create, reset, delete) may take before the command is killed; poprun's default.
-        question_timeout_s: seconds a question (list, get) may take.
+        timeout_s: seconds before a command that changes a partition (create, reset, delete) is killed; poprun's
+            default.
+        question_timeout_s: seconds before a command that reads (list, get) is killed.
         parallel: how many `vipu` processes may run at once; a hung controller must not fill the machine with them.
-        config: a configuration file of the vendor's (as `vipu-admin create user` writes), used as it is, in place of
-            the one Moorings makes from `api_host`, `api_port` and the five keys of secure mode. Must be private: 0600.
+        config: a configuration file of the vendor's (as `vipu-admin create user` writes), used unchanged, in place of
+            the one that Moorings makes from `api_host`, `api_port` and the five keys of secure mode. Must be private:
+            0600.
         api_user: user id in secure mode; with `api_key_file`.
         api_key_file: file with that user's access key alone; must be private: 0600.
         client_cert_file: our certificate (PEM) in secure mode; with `client_key_file`.
         client_key_file: its key; must be private: 0600.
-        server_cert_file: certificate by which the V-IPU controller is known.
-        allocation: the allocation partitions are made in; empty: the controller chooses.
+        server_cert_file: certificate to verify the V-IPU controller.
+        allocation: the allocation for partitions; empty: the controller chooses.
         cluster: the V-IPU cluster that this pool is; may be empty where the controller shows only one.
-        clusters_file: file that holds what `vipu-admin --showjson list clusters` prints, for controllers that show
-            clusters to admins only; empty: `vipu` is asked.
-        ipu_keys: keys by which an IPU is known in the vendor's JSON; empty: an IPU is all that stands there.
-        reconfigurable: make partitions of one GCD with `--reconfigurable`.
-        create_arguments: further words for `vipu create partition`; `{name}`, `{start}`, `{end}` (first and last
-            device), `{size}` and `{index}` (which block of that size: start / size) are filled in.
-        ipuof: `"file"`: jobs get an IPUoF file for each GCD, or the API form where there is no folder for files;
-            `"api"`: always the API form.
+        clusters_file: file with the output of `vipu-admin --showjson list clusters`, for controllers that show clusters
+            to admins only; empty: ask `vipu`.
+        ipu_keys: the keys that identify an IPU in the vendor's JSON; empty: its whole value.
+        reconfigurable: create partitions of one GCD with `--reconfigurable`.
+        create_arguments: further arguments for `vipu create partition`; `{name}`, `{start}`, `{end}` (first and last
+            device), `{size}` and `{index}` (number of the block among those of that size: start / size) are replaced.
+        ipuof: `"file"`: jobs get an IPUoF file for each GCD, or the API form without a folder for files; `"api"`:
+            always the API form.
         ipuof_option: the option of `vipu get partition` that prints a GCD's IPUoF file.
-        ipuof_timeout_s: how long a job's runtime may wait for the V-IPU controller, in whole seconds; poprun's
-            default. Large partitions need up to 3600.
+        ipuof_timeout_s: how long a job's runtime may wait for the V-IPU controller, in whole seconds; poprun's default.
+            Large partitions need up to 3600.
     """
 
     api_host: str = "127.0.0.1"
@@ -83,7 +85,7 @@ class VipuSettings:
 
     @classmethod
     def read(cls, table: TomlTable) -> VipuSettings:
-        """The settings a pool's table holds.
+        """Return the settings in a pool's table.
 
         Raises:
             MooringsError: the table's code (``pools.invalid``); the message names file, line and key.
@@ -120,7 +122,7 @@ class VipuSettings:
 
     @property
     def secret_files(self) -> dict[str, str]:
-        """The files that nobody else may read, by key."""
+        """Return the files that other users must not be able to read, by key."""
         files = {
             "config": self.config,
             "api_key_file": self.api_key_file,

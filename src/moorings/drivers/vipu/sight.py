@@ -1,11 +1,11 @@
-"""What the vendor shows, in our words: whose a partition is, on which of our devices, and how far it is; pure.
+"""Translates the vendor's listing: each partition's owner, our devices under it, and its progress; pure.
 
-Device ``i`` of the pool is the ``i``-th IPU of the vendor's cluster. The vendor chooses the IPUs of a partition, so it
-is looked at, each time, where a partition really is. One of ours that is not on the devices that were ordered is shown
-where it is, with a mark that nobody holds (``<mark>/misplaced``). What follows is what follows from every such sighting
-without a line in the controller: its devices are given to nobody, the claim that waits for it tries another block under
-another name, and the partition is removed. Refused: to take such a block for the ordered one (the controller's map of
-free devices would be wrong from then on), and to delete it at once (the same order would go to the same IPUs for ever).
+Device ``i`` of the pool is the ``i``-th IPU of the vendor's cluster. The vendor chooses the IPUs of a partition, so
+each listing is checked for its real place. A partition of ours on other devices than requested is listed at its real
+place, with a mark that no claim holds (``<mark>/misplaced``). The controller then treats it like any such listing: its
+devices are not granted, the waiting claim tries another block under another name, and the partition is removed.
+Refused: to take such a block for the requested one (the controller's map of free devices would be wrong from then on),
+and to delete it at once (a retry would get the same IPUs forever).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ MISPLACED = "/misplaced"
 
 @dataclass(frozen=True, slots=True)
 class VipuPartition:
-    """A partition as it stands.
+    """A partition as last listed.
 
     Attributes:
         sighting: in the port's words.
-        record: our order, if it is ours.
-        elsewhere: IPUs of it that are none of the pool's.
-        shape: how many IPUs it has, and how many GCDs (None if not said).
+        record: our request, if it is ours.
+        elsewhere: number of its IPUs outside the pool.
+        shape: its number of IPUs, and of GCDs (None if unknown).
     """
 
     sighting: ListedPartition
@@ -39,19 +39,19 @@ class VipuPartition:
 
     @property
     def misplaced(self) -> bool:
-        """Whether it is ours, and not on the devices that were ordered."""
+        """Whether it is ours, and not on the requested devices."""
         return self.record is not None and self.sighting.mark.endswith(MISPLACED)
 
 
 def match_listing(
     partitions: Sequence[VendorPartition], places: Mapping[str, int], records: Mapping[str, PartitionIntent]
 ) -> dict[str, VipuPartition]:
-    """What is seen of a pool, by name.
+    """Return a pool's partitions by name.
 
     Args:
         partitions: the vendor's listing.
-        places: the index in the pool of each IPU, by what names it.
-        records: our orders.
+        places: the index in the pool of each IPU, by its identity.
+        records: our requests.
     """
     seen = {partition.name: _match(partition, places, records.get(partition.name)) for partition in partitions}
     return {name: sight for name, sight in seen.items() if sight.record is not None or len(sight.sighting.block)}
@@ -63,15 +63,15 @@ def find_unrecorded_orders(
     held: Mapping[str, PartitionSpec],
     records: Mapping[str, PartitionIntent],
 ) -> list[PartitionSpec]:
-    """Orders of partitions that are there as ordered, and were written down on another machine.
+    """Return the requests recorded on another machine whose partitions exist as requested.
 
-    A record of the same name may be left here from before that one led; the database says whose the name is now.
+    An older record of the same name may be left on this machine; the database tells the name's owner now.
 
     Args:
         partitions: the vendor's listing.
-        places: the index in the pool of each IPU, by what names it.
-        held: the orders that the database holds, by name.
-        records: our orders, as they are written down on this machine.
+        places: the index in the pool of each IPU, by its identity.
+        held: the requests in the database, by name.
+        records: our requests, as recorded on this machine.
     """
     news = []
     for partition in partitions:
@@ -98,7 +98,7 @@ def _match(partition: VendorPartition, places: Mapping[str, int], record: Partit
 
 
 def matches_intent(partition: VendorPartition, record: PartitionIntent) -> bool:
-    """Whether a partition of that name can have come of our order: by its size and its GCDs, as ordered or as made."""
+    """Whether our request can have made a partition of that name: by size and GCDs, as requested or as made."""
     same_size = len(partition.ipus) == len(record.order.block)
     return (same_size and partition.gcds in (None, record.order.gcds)) or _shape(partition) == record.made
 
@@ -108,12 +108,12 @@ def _shape(partition: VendorPartition) -> Shape:
 
 
 def with_states(partitions: Sequence[VendorPartition], states: Mapping[str, str]) -> list[VendorPartition]:
-    """The partitions with the states of a table, where they have none of their own."""
+    """Return the partitions with the states of a table, where they have none of their own."""
     return [one if one.state else replace(one, state=states.get(one.name, "")) for one in partitions]
 
 
 def with_pending_state(sight: VipuPartition, seen: ObservedState) -> VipuPartition:
-    """The same while an order to it is still being carried out: a state from before the order is not believed."""
+    """Return a partition under a running command: a state from before the command does not count."""
     if sight.sighting.seen is ObservedState.ACTIVE:
         return replace(sight, sighting=replace(sight.sighting, seen=seen))
     return sight

@@ -1,9 +1,9 @@
-"""Runs the ``vipu`` command: the only place that starts processes, keeps secrets, and waits.
+"""Runs the ``vipu`` command: the only module that starts processes, reads secrets, and waits.
 
-What is run is bounded in every way: how many at once, how long, how much it may print. A command that hangs is killed
-with all it started. No secret stands on a command line, which everybody on the machine can read: the access key goes
-into a configuration file (0600) that is named by ``--config``. The command gets an environment of its own, because
-``VIPU_CLI_*`` variables of whoever started the controller would send it elsewhere.
+Commands are limited in number, time and output. A command that hangs is killed with all its children. Command lines are
+readable for every user of the machine, so they hold no secret: the access key is in a configuration file (0600), named
+by ``--config``. The command gets an environment of its own, because the controller may have inherited ``VIPU_CLI_*``
+variables for another server.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from moorings.core.errors import MooringsError
 from moorings.drivers.vipu.commands import build_configuration
 from moorings.drivers.vipu.settings import VipuSettings
 
-OUTPUT_BYTES_MAX = 16 << 20  # a listing of 4,096 IPUs in JSON is far below
+OUTPUT_BYTES_MAX = 16 << 20  # a listing of 4,096 IPUs in JSON is far smaller
 ERRORS_BYTES_MAX = 64 << 10
 MESSAGE_CHARS_MAX = 300
 SECRET_BYTES_MAX = 64 << 10
@@ -32,19 +32,19 @@ _AGAIN = "Moorings asks again by itself"
 
 
 class VipuNotStartedError(MooringsError):
-    """The command was not started: nothing can have come of it."""
+    """The command was not started, so it has had no effect."""
 
 
 class VipuCommandError(MooringsError):
-    """The command ran to its end and said that it failed."""
+    """The command ran to its end and reported a failure."""
 
 
 class VipuCli:
     """The ``vipu`` command of one pool.
 
     Args:
-        settings: how to reach the V-IPU controller.
-        folder: where the configuration file is written.
+        settings: the V-IPU controller's address and options.
+        folder: for the configuration file.
 
     Raises:
         MooringsError: ``pools.invalid`` (a secret file is missing, or others can read it), ``driver.unavailable`` (the
@@ -67,17 +67,17 @@ class VipuCli:
         self._seats = asyncio.Semaphore(settings.parallel)
 
     async def run(self, words: Sequence[str], timeout_s: float) -> str:
-        """What the command prints.
+        """Run the command and return its output.
 
         Args:
             words: verb, noun, name, options.
-            timeout_s: seconds after which it is killed.
+            timeout_s: seconds until it is killed.
 
         Raises:
-            NotStartedError: it could not be started.
-            FailedError: it failed.
-            MooringsError: ``driver.unavailable``: it took too long, was killed, or printed too much or no text; it may
-                or may not have been done.
+            VipuNotStartedError: it could not be started.
+            VipuCommandError: it failed.
+            MooringsError: ``driver.unavailable``: a timeout, a kill, or too much output or no text; its effect is
+                unknown.
         """
         said = " ".join(("vipu", *words))
         try:
@@ -119,20 +119,20 @@ class VipuCli:
             ) from error
         try:
             await hearing.over
-        except BaseException:  # also when we are told to stop
+        except BaseException:  # also on cancellation
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(transport.get_pid(), signal.SIGKILL)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(hearing.exited.wait(), KILLED_WITHIN_S)
             raise
         finally:
-            transport.close()  # what fled from the group may hold the pipes open
+            transport.close()  # a process outside the group may hold the pipes open
         status = transport.get_returncode()
         assert status is not None
         return bytes(hearing.said[1]), bytes(hearing.said[2]), status
 
     def _told(self, output: bytes) -> str:
-        """The vendor's words on one line, without our key."""
+        """Return the vendor's words on one line, without our key."""
         words = " ".join(output[: 4 * MESSAGE_CHARS_MAX].decode(errors="replace").split())
         words = "".join(char if char.isprintable() else "?" for char in words)
         if self._key:
@@ -141,7 +141,7 @@ class VipuCli:
 
 
 class _OutputCollector(asyncio.SubprocessProtocol):
-    """Hears what a command prints, up to a limit; ``over`` when it has exited and nobody can print any more."""
+    """Collects a command's output, up to a limit; ``over`` is set when it has exited and closed its pipes."""
 
     def __init__(self, words: str, over: asyncio.Future[None]) -> None:
         self.over = over
@@ -165,7 +165,7 @@ class _OutputCollector(asyncio.SubprocessProtocol):
 
 
 def _read_secret(key: str, path: Path) -> str:
-    """The text of a file that nobody else may read.
+    """Return the text of a file that no other user can read.
 
     Raises:
         MooringsError: ``pools.invalid``.
