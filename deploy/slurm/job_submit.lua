@@ -1,4 +1,4 @@
--- A ready job_submit.lua for a site that has none of its own. One that has keeps it: moorings_submit.lua says what to add.
+-- A complete job_submit.lua for a site without one. A site with one keeps it and adds the lines in moorings_submit.lua.
 package.path = (debug.getinfo(1, "S").source:match("^@(.*/)") or "/etc/slurm/") .. "?.lua;" .. package.path
 local moorings = require("moorings_submit")
 

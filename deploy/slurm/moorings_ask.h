@@ -1,4 +1,4 @@
-/* Asks the agent for a step's binding: a munge credential over TCP, and an answer that is checked to the last byte. */
+/* Asks the agent for a step's binding: sends a munge credential over TCP, and checks the answer to the last byte. */
 #ifndef MOORINGS_ASK_H
 #define MOORINGS_ASK_H
 
@@ -6,7 +6,7 @@
 
 /* ---------------------------------------------------------------------------------------------------------- munge */
 
-/* libmunge is on every node that uses auth/munge; its development package is not, so what is used is declared here. */
+/* libmunge is on every node with auth/munge; its development package is not, so its functions are declared here. */
 enum { MUNGE_OK = 0, MUNGE_OPTION_SOCKET = 8 };
 
 static struct {
@@ -46,7 +46,7 @@ static void *munge_context(void)
 	return context;
 }
 
-/* The credential of `text`, to be freed; NULL with `why` filled in. */
+/* Returns the credential of `text`; free it after use. NULL: see `why`. */
 static char *munge_text(const char *text, char *why, size_t size)
 {
 	char *credential = NULL;
@@ -62,7 +62,7 @@ static char *munge_text(const char *text, char *why, size_t size)
 	return credential;
 }
 
-/* The length of the agent's payload, copied to `text`; -1 with `why` filled in. Expired and replayed ones are errors. */
+/* Copies the agent's payload to `text` and returns its length; -1: see `why`. Expired and replayed ones are errors. */
 static long unmunge_text(const char *credential, char *text, size_t size, char *why, size_t why_size)
 {
 	void *payload = NULL;
@@ -107,10 +107,10 @@ static int connect_within(const struct addrinfo *to, long long until)
 	return -1;
 }
 
-/* A connection to the first agent that takes one; -1.
+/* Returns a connection to the first agent that accepts one; -1: none does.
  *
- * Neither `until` nor ended() bounds the search for a name: with silent name servers glibc takes some 10 s for each of
- * them (resolv.conf says how often and how long), and SIGKILL alone ends it. An address is not searched for at all. */
+ * Neither `until` nor ended() limits the search for a name: with silent name servers glibc takes some 10 s for each of
+ * them (resolv.conf sets retries and timeout), and only SIGKILL ends it. An address needs no search. */
 static int connect_agent(long long until)
 {
 	char list[sizeof settings.agents];
@@ -153,7 +153,7 @@ static bool send_all(int fd, const char *data, size_t length, long long until)
 	return true;
 }
 
-/* A line without its end, in `line`; false: it did not come whole, in time, or fit. */
+/* Reads a line without its end into `line`; false: incomplete, late or too long. */
 static bool read_line(int fd, char *line, size_t size, long long until)
 {
 	size_t length = 0;
@@ -173,7 +173,7 @@ static bool read_line(int fd, char *line, size_t size, long long until)
 	return false;
 }
 
-/* Whether the agent's line, in `line`, came in answer to `question`; `why` is filled in if not. */
+/* Sends `question` and reads the agent's line into `line`; false: see `why`. */
 static bool exchange(const char *question, char *line, size_t line_size, long long until, char *why, size_t size)
 {
 	bool good = false;
@@ -182,7 +182,7 @@ static bool exchange(const char *question, char *line, size_t line_size, long lo
 		(void)snprintf(why, size, "no agent answers at %.200s port %s", settings.agents, settings.port);
 		return false;
 	}
-	/* Only now: a credential has a time to live, and names may take theirs to be found. */
+	/* Only now: a credential has a limited lifetime, and a search for names takes time. */
 	char *credential = munge_text(question, why, size);
 	long long limit = now_ms() + READ_MS;
 	limit = limit < until ? limit : until;
@@ -197,7 +197,7 @@ static bool exchange(const char *question, char *line, size_t line_size, long lo
 	return good;
 }
 
-/* The length of the agent's payload in `text`; -1 with `why` filled in: try again. */
+/* Returns the length of the agent's payload in `text`; -1: see `why`, and retry. */
 static long ask_once(const struct job *job, char *line, char *text, long long until, char *why, size_t size)
 {
 	char question[512];
@@ -212,7 +212,7 @@ static long ask_once(const struct job *job, char *line, char *text, long long un
 
 /* ------------------------------------------------------------------------------------------------ reading the answer */
 
-/* A name of a variable that a job may be given. Root asks for it, but a loader's or a shell's own it need never be. */
+/* Whether a job may get a variable of that name. It is set as root, and no binding needs a loader's or a shell's own. */
 static bool variable_allowed(const char *name)
 {
 	static const char *const families[] = {"LD_", "SLURM_", "SLURMD_", "SPANK_", "_SLURM_", "BASH_", "GCONV_",
@@ -236,7 +236,7 @@ static bool file_allowed(const char *name)
 	return only(name, LETTERS DIGITS "._-", NAME_MAX_BYTES) && name[0] != '.';
 }
 
-/* An absolute path without "." and ".." and double slashes. */
+/* Whether it is an absolute path without ".", ".." and double slashes. */
 static bool folder_allowed(const char *path)
 {
 	size_t length = strlen(path);
@@ -245,7 +245,7 @@ static bool folder_allowed(const char *path)
 	       (length < 3 || strcmp(path + length - 3, "/.."));
 }
 
-/* Decodes base64 in place; the length of what comes out, -1: it is none. */
+/* Decodes base64 in place; returns the decoded length, or -1 if it is not base64. */
 static long decode_base64(char *text)
 {
 	static const char alphabet[] = LETTERS DIGITS "+/";
@@ -346,12 +346,12 @@ static bool parse_answer(struct answer *answer)
 			shared->master = offset;
 		else if (!strcmp(key, "port"))
 			shared->port = offset;
-		/* A key of a newer agent says nothing to us. */
+		/* Keys of newer agents are ignored. */
 	}
 	return true;
 }
 
-/* Whether an `ok` can be carried out: all that will be used of it is there. */
+/* Whether an `ok` is complete: every field in use is there. */
 static bool answer_whole(void)
 {
 	const char *text = shared->text;
@@ -367,7 +367,7 @@ static bool answer_whole(void)
 
 enum outcome { OUTCOME_OK, OUTCOME_RETRY, OUTCOME_REFUSED };
 
-/* What the agent says to this question; `why` in its words, or in ours where it says nothing of use. */
+/* Judges the agent's answer to this request; `why` is its message, or ours if it has no useful one. */
 static enum outcome judge(const struct job *job, char *why, size_t size)
 {
 	struct answer answer = {"", "", "", "", ""};
@@ -375,7 +375,7 @@ static enum outcome judge(const struct job *job, char *why, size_t size)
 	(void)snprintf(id, sizeof id, "%lu", (unsigned long)job->id);
 	(void)snprintf(step, sizeof step, "%lu", (unsigned long)job->step);
 	shared->gcds = shared->n_entries = shared->dir = shared->partition = shared->master = shared->port = 0;
-	/* An answer of root's to another question, sent on by somebody on the wire, is none to this one. */
+	/* Refuse root's answer to another request, replayed on the network. */
 	if (!parse_answer(&answer) || strcmp(answer.job, id) || strcmp(answer.step, step) || strcmp(answer.nonce, job->nonce)) {
 		(void)snprintf(why, size, "the agent's answer cannot be used");
 		return OUTCOME_RETRY;
@@ -390,7 +390,7 @@ static enum outcome judge(const struct job *job, char *why, size_t size)
 	return strcmp(answer.status, "refused") ? OUTCOME_RETRY : OUTCOME_REFUSED;
 }
 
-/* Asks until there is an answer, the time is over or the job ends. READY: shared holds the binding. */
+/* Asks until there is an answer, a timeout, or the job ends. READY: shared holds the binding. */
 static enum state fetch_binding(struct job *job)
 {
 	long long wait_ms = settings.wait_s * 1000;

@@ -1,14 +1,14 @@
-/* What a step has on its node's disk: a folder for the job's files, and a note that it has its partition.
+/* A step's files on its node: a folder for the job's files, and a note that the step has its partition.
  *
- * Both are root's, are locked for as long as slurmstepd lives, and go with it; what one that was killed left behind is
- * swept by the next.
+ * Both belong to root, are locked until slurmstepd ends, and are then removed. The next step removes those that a killed
+ * one left behind.
  */
 #ifndef MOORINGS_FOLDERS_H
 #define MOORINGS_FOLDERS_H
 
 #include "moorings_step.h"
 
-/* A folder which only root can write; with `make` it is made if only its last part is missing. -1 with errno. */
+/* Opens a folder that only root can write; with `make`, creates its last part if missing. -1 with errno. */
 static int open_base(const char *path, bool make)
 {
 	struct stat status;
@@ -21,7 +21,7 @@ static int open_base(const char *path, bool make)
 		errno = EPERM;
 		return -1;
 	}
-	/* Whatever the umask is; of what was opened, as another folder or a link may lie at the path by now. */
+	/* Whatever the umask is; on the open folder, because the path may be another folder or a link by now. */
 	if (fd >= 0 && made && fchmod(fd, 0711) != 0) {
 		int error = errno;
 		(void)close(fd);
@@ -31,7 +31,7 @@ static int open_base(const char *path, bool make)
 	return fd;
 }
 
-/* Removes a step's folder, which holds nothing but plain files. */
+/* Removes a step's folder, which only holds regular files. */
 static void remove_folder(int base, const char *name)
 {
 	int fd = openat(base, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
@@ -49,7 +49,7 @@ static void remove_folder(int base, const char *name)
 		slurm_error("moorings: %s cannot be removed: %s", name, strerror(errno));
 }
 
-/* <job>.<step>.<node>: several nodes may share the folder, and each sweeps its own alone. */
+/* Whether `name` is <job>.<step>.<node>: several nodes may share the folder, and each only sweeps its own. */
 static bool folder_of_node(const char *name, const char *node)
 {
 	size_t job = strspn(name, DIGITS);
@@ -59,10 +59,10 @@ static bool folder_of_node(const char *name, const char *node)
 	return step && name[job + 1 + step] == '.' && !strcmp(name + job + 1 + step + 1, node);
 }
 
-/* Removes what steps of this node left behind when they were killed: folders whose lock nobody holds any more. */
+/* Removes folders of killed steps of this node: those with a free lock. */
 static void sweep(int base, const char *node)
 {
-	int again = openat(base, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC); /* closedir() takes its descriptor with it */
+	int again = openat(base, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC); /* closedir() also closes the descriptor */
 	DIR *list = again < 0 ? NULL : fdopendir(again);
 	if (!list) {
 		if (again >= 0)
@@ -101,7 +101,7 @@ static bool write_file(int folder, const struct entry *entry, const struct job *
 	return close(fd) == 0 && good;
 }
 
-/* Leaves `fd` in the step's own socket: the lock that it holds ends with slurmstepd, whichever way that ends. */
+/* Leaves `fd` in the step's own socket, so that its lock ends with slurmstepd, however that ends. */
 static bool park(int fd)
 {
 	char byte = 0;
@@ -120,7 +120,7 @@ static bool park(int fd)
 	return sendmsg(parking[0], &message, MSG_NOSIGNAL | MSG_DONTWAIT) == 1;
 }
 
-/* Whether `fd` could be locked; others hold such a lock for a moment only. */
+/* Locks `fd`; returns false on failure. Others hold such a lock only for a moment. */
 static bool lock_soon(int fd)
 {
 	long long until = now_ms() + LOCK_MS;
@@ -133,18 +133,18 @@ static bool lock_soon(int fd)
 	return true;
 }
 
-/* This step's own folder below `base`, locked for as long as slurmstepd lives; its name in `name`. -1 with errno. */
+/* Makes this step's folder below `base`, locked until slurmstepd ends; sets `name`. -1 with errno. */
 static int make_folder(int base, const struct job *job, char *name)
 {
 	int folder = -1;
 	char made[NAME_MAX];
 	int length = snprintf(made, sizeof made, "%lu.%lu.%s", (unsigned long)job->id, (unsigned long)job->step, job->node);
-	/* While one is made nobody sweeps: it is without its lock for a moment. */
+	/* No process sweeps while a folder is made: it has no lock for a moment. */
 	int lock = openat(base, ".lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
 	if (lock >= 0 && length > 0 && (size_t)length < sizeof made && lock_soon(lock)) {
 		sweep(base, job->node);
 		if (mkdirat(base, made, 0711) == 0) {
-			memcpy(name, made, sizeof made); /* from here on it is ours, to be removed */
+			memcpy(name, made, sizeof made); /* from here on we must remove it */
 			folder = openat(base, made, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 		}
 	}
@@ -180,7 +180,7 @@ static bool write_files(const struct job *job)
 	return good;
 }
 
-/* Notes on this node that the step has its partition. Without the note later steps need --ipus; the job runs as well. */
+/* Notes on this node that the step has its partition. Without the note the job runs, but later steps need --ipus. */
 static void write_note(const struct job *job)
 {
 	int base = open_base(settings.run_dir, true);
@@ -193,8 +193,8 @@ static void write_note(const struct job *job)
 		(void)close(base);
 }
 
-/* Whether a step of that job that lives on this node has its partition. A plain job pays for one open(), and for a look
- * through the folder if IPU jobs have made one: a name for each of their steps that live on this node. */
+/* Whether a live step of that job on this node has its partition. A plain job costs one open(), and a scan of the folder
+ * if IPU jobs have made one: a name for each of their live steps on this node. */
 static bool find_note(uint32_t id, const char *node)
 {
 	bool found = false;

@@ -1,8 +1,8 @@
-/* Tells the agent that a node's slurmd could load this plugin: else the agent drains the node.
+/* Reports to the agent that a node's slurmd has loaded this plugin; without a report the agent drains the node.
  *
- * A thread of slurmd does it, and again every minute for as long as slurmd lives: nothing hangs on one message, or on the
- * notes of one agent. A process of its own was refused: slurmd reaps no child that it does not know, systemd's
- * KillMode=process would leave it behind, and of a fork of a program with threads neither malloc nor getaddrinfo may be used.
+ * A thread of slurmd sends the report, every minute while slurmd lives, so a lost message or a new agent does no harm.
+ * A process of its own was refused: slurmd reaps no unknown child, systemd's KillMode=process would leave it behind, and
+ * after a fork of a program with threads neither malloc nor getaddrinfo may be used.
  */
 #ifndef MOORINGS_HELLO_H
 #define MOORINGS_HELLO_H
@@ -12,13 +12,13 @@
 #include "moorings_ask.h"
 
 enum {
-	HELLO_MS = 10000,           /* one try, but for the search for a name */
-	HELLO_PAUSE_MS = 250,       /* after the first try that failed, and twice that after each more, to HELLO_PAUSE_MS_MAX */
+	HELLO_MS = 10000,           /* one try, without the search for a name */
+	HELLO_PAUSE_MS = 250,       /* after the first failed try; doubled after each further one, to HELLO_PAUSE_MS_MAX */
 	HELLO_PAUSE_MS_MAX = 10000,
-	HELLO_AGAIN_MS = 45000,     /* after one that succeeded, and up to HELLO_SPREAD_MS more: a thousand nodes start at once */
-	HELLO_SPREAD_MS = 30000,    /* src/moorings/slurm/host/plugged.py goes by the sum */
-	FORK_MS = 60000,            /* so long after it loaded its plugins slurmd may yet go into the background */
-	FORK_PAUSE_MS = 1000,       /* a thread that may end there holds no lock meanwhile */
+	HELLO_AGAIN_MS = 45000,     /* after a success, plus up to HELLO_SPREAD_MS: a thousand nodes start at once */
+	HELLO_SPREAD_MS = 30000,    /* src/moorings/slurm/host/plugged.py depends on the sum */
+	FORK_MS = 60000,            /* for this long after it loaded its plugins slurmd may go into the background */
+	FORK_PAUSE_MS = 1000,       /* meanwhile a thread that a fork may end holds no lock */
 	FORK_LOOK_MS = 100,
 };
 
@@ -29,13 +29,13 @@ struct hello {
 
 static struct {
 	long long loaded_ms; /* when slurmd loaded the plugin */
-	const char *file;    /* the plugin, which each step loads anew */
-	char run[17];        /* names this slurmd */
+	const char *file;    /* the plugin; each step loads it again */
+	char run[17];        /* identifies this slurmd */
 	bool forks;          /* it may go into the background, or has */
-	pid_t forker;        /* who forked last: in a child, its parent */
+	pid_t forker;        /* the process that forked last: in a child, its parent */
 } greeter;
 
-/* What follows a flag on slurmd's command line, as in -DvN NODE and -NNODE; NULL: it is not there. */
+/* Returns the text after a flag on slurmd's command line, as in -DvN NODE and -NNODE; NULL: no such flag. */
 static char *find_flag(char wanted)
 {
 	static char line[8192];
@@ -50,7 +50,7 @@ static char *find_flag(char wanted)
 		if (word[0] != '-' || word[1] == '-')
 			continue;
 		char *flag = word + 1;
-		while (*flag && *flag != wanted && strchr("bcCDGMsvVZ", *flag)) /* those of slurmd that take no word */
+		while (*flag && *flag != wanted && strchr("bcCDGMsvVZ", *flag)) /* slurmd's flags without argument */
 			flag++;
 		if (*flag == wanted)
 			return flag + 1;
@@ -73,18 +73,18 @@ static bool make_noise(char text[17])
 	return good;
 }
 
-/* The name of slurmd's node, or where it was not told on its command line, of its machine: the agent knows both. */
+/* The name of slurmd's node from its command line, else of its machine: the agent knows both. */
 static bool name_own_node(char *node, size_t size)
 {
 	if (!name_given(node, size)) {
 		if (gethostname(node, size - 1) != 0)
 			return false;
-		node[strcspn(node, ".")] = '\0'; /* as slurmd cuts it */
+		node[strcspn(node, ".")] = '\0'; /* slurmd cuts it the same way */
 	}
 	return only(node, LETTERS DIGITS "._-", size - 1);
 }
 
-/* Whether the agent has noted it; `why` is filled in if not. */
+/* Whether the agent has recorded the report; sets `why` if not. */
 static bool say_hello(const struct hello *hello, char *why, size_t size)
 {
 	char question[512], wanted[600], line[4096], text[1024];
@@ -101,7 +101,7 @@ static bool say_hello(const struct hello *hello, char *why, size_t size)
 	return length >= 0;
 }
 
-/* Whether this process is slurmd, and not one that slurmd forked and that will soon be another program. */
+/* Whether this process is slurmd, and not a fork of it that will soon exec another program. */
 static bool in_slurmd(void)
 {
 	while (greeter.forker && getppid() == greeter.forker) {
@@ -148,7 +148,7 @@ static void *keep_saying_hello(void *unused)
 	return NULL;
 }
 
-/* Starts that thread; it gets none of slurmd's signals. */
+/* Starts the thread; it gets none of slurmd's signals. */
 static bool start_thread(void)
 {
 	sigset_t all, before;
@@ -176,15 +176,15 @@ static void in_child(void)
 		(void)start_thread();
 }
 
-/* Once in a slurmd. Without -D one of 22.05 loads its plugins and only then forks, twice, to go into the background: no
- * thread comes along, so each child has one, which ends where its parent does not. */
+/* Runs once in a slurmd. Without -D, slurmd of 22.05 loads its plugins and only then forks, twice, to go into the
+ * background. A fork keeps no thread, so each child starts one; it ends in a child whose parent stays. */
 static void begin_hello(void)
 {
 	static char anchor;
 	Dl_info here;
 	greeter.loaded_ms = now_ms();
 	greeter.forks = !find_flag('D');
-	/* Its code stays even where slurmd unloads its plugins. */
+	/* The code stays loaded even if slurmd unloads its plugins. */
 	bool good = make_noise(greeter.run) && load_munge() && dladdr(&anchor, &here) &&
 		    dlopen(here.dli_fname, RTLD_NOW | RTLD_NODELETE) && (greeter.file = strdup(here.dli_fname)) &&
 		    (!greeter.forks || pthread_atfork(before_fork, NULL, in_child) == 0) && start_thread();

@@ -1,29 +1,30 @@
-/* SPANK plugin of Moorings: --ipus, --num-replicas and --ipu-preemptible, and no task of an IPU job starts before its partition is ACTIVE.
+/* SPANK plugin of Moorings: adds --ipus, --num-replicas and --ipu-preemptible, and holds each task of an IPU job until
+ * the job's partition is ACTIVE.
  *
  *     gcc -std=c99 -shared -fPIC -O2 -o moorings_spank.so moorings_spank.c -ldl
  *
- * Here are the options and Slurm's calls; the parts of this file are moorings_step.h, moorings_ask.h, moorings_folders.h
- * and moorings_hello.h, which is all that is done in slurmd itself.
+ * This file has the options and Slurm's calls. The other parts are moorings_step.h, moorings_ask.h, moorings_folders.h
+ * and moorings_hello.h; only the last one runs in slurmd itself.
  *
- * plugstack.conf, on submit hosts and nodes (readable by all: no secrets here):
+ * plugstack.conf, on submit hosts and nodes (world-readable: no secrets here):
  *
  *     optional /usr/lib/.../moorings_spank.so agent=HOST[,HOST2]:8091 max=256 wait=60 munge_socket=PATH agent_uid=UID
  *         run_dir=PATH
  *
- * sbatch, srun and salloc only check the words. In slurmstepd the tasks' own processes wait, in task_init_privileged,
+ * sbatch, srun and salloc only check the options. In slurmstepd each task's own process waits, in task_init_privileged,
  * and not the step before it forks them. Measured on 22.05: a step that waits in init or user_init leaves every signal
- * in its queue, so a cancelled job stays COMPLETING until the wait ends, and its program then runs all the same.
- * While the tasks wait the step counts as running: nothing timed out in 80 s, a time limit and scancel are obeyed
- * within a second, and what is said here reaches the job's stderr (in init it does not).
+ * in its queue, so a cancelled job stays COMPLETING until the wait ends, and then its program still runs.
+ * While the tasks wait, the step counts as running: nothing timed out in 80 s, a time limit and scancel take effect
+ * within a second, and our messages reach the job's stderr (in init they do not).
  *
- * The first task of a node asks the agent and writes the files; the others find its answer in shared memory.
+ * The first task of a node asks the agent and writes the files; the others read its answer in shared memory.
  *
- * A task that must not start ends with 121. A batch script whose time to wait is over ends with 122: nothing of its job
- * has run, and with RequeueExit=122 in slurm.conf Slurm puts it back into the queue. A step from another shell, known as
- * an IPU job's by a note of this node alone, starts without a binding where it gets none.
+ * A task that must not start exits with 121. A batch script exits with 122 if its wait is over: no part of its job
+ * has run, and with RequeueExit=122 in slurm.conf Slurm requeues it. A step from another shell, identified as an IPU
+ * job's only by a note on this node, starts without a binding if it gets none.
  *
- * All of this runs as root: nothing is executed, nothing here is inherited by a task, and the agent's answer is bounded
- * and checked to the last byte. src/moorings/slurm/host/nodes.py has the other half of the protocol.
+ * All of this runs as root: it executes no program, a task inherits nothing from it, and it limits the agent's answer
+ * and checks it to the last byte. src/moorings/slurm/host/nodes.py has the other half of the protocol.
  */
 #define _GNU_SOURCE
 #include "moorings_ask.h"
@@ -45,7 +46,7 @@ static int take_ipus(int val, const char *text, int remote)
 		ipus = number;
 		return 0;
 	}
-	if (remote) /* the agent knows the job's size; that there was an option is all that counts here */
+	if (remote) /* the agent knows the job's size; here only the presence of the option counts */
 		ipus = 1;
 	else
 		slurm_error("--ipus=%.40s: the number of IPUs must be a power of two from 1 to %ld (1, 2, 4, 8, ...)",
@@ -64,11 +65,11 @@ static int take_replicas(int val, const char *text, int remote)
 	return -1;
 }
 
-/* How the job is warned before its devices go back to whom they are guaranteed: in the words of --signal, USR1 or B:USR1.
- * Here only the words are checked; the submit script records them, for a batch job that may be requeued. */
+/* The signal that warns the job before its devices are reclaimed for their guarantee, as in --signal: USR1 or B:USR1.
+ * It is only checked here; the submit script records it, for a batch job that may be requeued. */
 static int take_preemptible(int val, const char *text, int remote)
 {
-	/* What scancel knows and a program can catch; moorings_submit.lua has the same list. */
+	/* The signals that scancel knows and a program can catch; moorings_submit.lua has the same list. */
 	static const char known[] = "HUP INT QUIT ABRT ALRM TERM USR1 USR2 URG CONT TSTP TTIN TTOU XCPU";
 	const char *name = text && strncmp(text, "B:", 2) == 0 ? text + 2 : text;
 	(void)val;
@@ -115,13 +116,13 @@ static struct spank_option option_preemptible = {
 
 /* -------------------------------------------------------------------------------------------------- a task's variables */
 
-/* The submit script leaves it in the environment of a job with --no-requeue: RequeueExit of 22.05 does not ask for that
- * (24.11 and 26.05 do). Whoever takes it out has his own job started again, of which nothing has run. */
+/* The submit script sets it in the environment of a job with --no-requeue, because RequeueExit of 22.05 ignores that
+ * option (24.11 and 26.05 do not). A user who unsets it only has his own job restarted, and no part of it has run. */
 #define NO_REQUEUE "MOORINGS_NO_REQUEUE"
-#define PARTITION "MOORINGS_PARTITION_ID" /* every binding has it; RANK alone may be anybody's */
+#define PARTITION "MOORINGS_PARTITION_ID" /* every binding has it; others may also set RANK */
 
-/* All that a binding consists of. Two forms of it do not go together: a program that finds both the API's variables and a
- * file fails. */
+/* All variables of a binding. Its two forms cannot be combined: a program fails if it finds both the API's variables and
+ * a file. */
 static const char *const of_binding[] = {
 	"IPUOF_CONFIG_PATH", "IPUOF_VIPU_API_HOST", "IPUOF_VIPU_API_PORT", "IPUOF_VIPU_API_PARTITION_ID",
 	"IPUOF_VIPU_API_GCD_ID", "IPUOF_VIPU_API_TIMEOUT", PARTITION, "MOORINGS_DEVICES", "RANK", "LOCAL_RANK",
@@ -149,7 +150,7 @@ static bool set_variables(spank_t sp, const struct job *job)
 	char path[2 * PATH_MAX];
 	int local = 0;
 	bool good = true;
-	for (int i = 0; of_binding[i]; i++) /* a batch script hands its own on to its steps, and a profile may set them too */
+	for (int i = 0; of_binding[i]; i++) /* inherited from a batch script, or set by a profile */
 		(void)spank_unsetenv(sp, of_binding[i]);
 	(void)spank_unsetenv(sp, NO_REQUEUE);
 	for (uint32_t i = 0; good && i < shared->n_entries; i++) {
@@ -168,7 +169,7 @@ static bool set_variables(spank_t sp, const struct job *job)
 	return good;
 }
 
-/* A step that gets none keeps none either: what its shell brought along may be another job's. */
+/* Clear inherited variables of a step without a binding: those of its shell may be another job's. */
 static void go_unbound(spank_t sp)
 {
 	char text[8];
@@ -191,8 +192,8 @@ static const char *const inherited[] = {
 int slurm_spank_init(spank_t sp, int argc, char **argv)
 {
 	spank_context_t context = spank_context();
-	if (context == S_CTX_SLURMD) { /* the daemon itself, as it starts; there are no options here */
-		if (!greeter.loaded_ms) { /* else its thread lives, and reads the settings */
+	if (context == S_CTX_SLURMD) { /* the daemon itself, at its start; there are no options here */
+		if (!greeter.loaded_ms) { /* else its thread is alive, and reads the settings */
 			parse_settings(argc, argv);
 			begin_hello();
 		}
@@ -201,12 +202,12 @@ int slurm_spank_init(spank_t sp, int argc, char **argv)
 	if (context != S_CTX_LOCAL && context != S_CTX_ALLOCATOR && context != S_CTX_REMOTE)
 		return 0;
 	parse_settings(argc, argv);
-	/* Slurm hands a job's options on in its environment: right for its steps, but an sbatch in the script of an IPU
-	 * job would take IPUs for every job it submits. */
+	/* Slurm passes a job's options on in its environment: right for its steps, but an sbatch in the script of an IPU
+	 * job would request IPUs for every job it submits. */
 	bool new_job = context == S_CTX_ALLOCATOR || (context == S_CTX_LOCAL && !getenv("SLURM_JOB_ID"));
 	for (size_t i = 0; new_job && i < sizeof inherited / sizeof *inherited; i++)
 		(void)unsetenv(inherited[i]);
-	/* Nor may it compute on the partition of the job whose script submits it: there it would not be counted. */
+	/* Nor may it compute on the partition of the job whose script submits it: it would not be counted there. */
 	bool brought = new_job && getenv(PARTITION);
 	for (int i = 0; brought && of_binding[i]; i++)
 		(void)unsetenv(of_binding[i]);
@@ -236,8 +237,8 @@ int slurm_spank_init_post_opt(spank_t sp, int argc, char **argv)
 	if (spank_remote(sp) != 1 || spank_get_item(sp, S_JOB_ID, &id) != ESPANK_SUCCESS ||
 	    spank_get_item(sp, S_JOB_STEPID, &step) != ESPANK_SUCCESS || step == EXTERN_STEP)
 		return 0;
-	/* `srun --jobid=ID` from another shell than the job's brings no option along, and nothing else that could be
-	 * trusted: SLURM_JOB_LICENSES, from 24.11 on, is put in by slurmstepd only after all that runs as root. */
+	/* `srun --jobid=ID` from another shell than the job's passes no option, and no other trustworthy sign:
+	 * slurmstepd sets SLURM_JOB_LICENSES (24.11 and later) only after all root parts have run. */
 	if (!ipus && step != BATCH_STEP && name_node(node, sizeof node) && find_note(id, node)) {
 		ipus = 1;
 		by_note = true;
@@ -250,13 +251,13 @@ int slurm_spank_init_post_opt(spank_t sp, int argc, char **argv)
 		void *memory = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED, shared_fd, 0);
 		shared = memory == MAP_FAILED ? NULL : memory;
 	}
-	/* A failure is told in the tasks, which must not start then: from here nothing reaches the user. */
+	/* The tasks report a failure, and then must not start: from here no message reaches the user. */
 	if (!shared || socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0, parking) != 0 || !load_munge())
 		slurm_error("moorings: no memory, no socket or no libmunge.so.2: the tasks of this step will not start");
 	return 0;
 }
 
-/* The first task to come asks for all; the others wait for it at the lock, which a task that is killed lets go. */
+/* The first task asks for all; the others wait for its lock, which a killed task releases. */
 static bool binding_here(struct job *job)
 {
 	struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
@@ -292,7 +293,7 @@ static bool describe_job(spank_t sp, struct job *job)
 	    spank_get_item(sp, S_JOB_NNODES, &job->nodes) != ESPANK_SUCCESS)
 		return false;
 	if (job->step == BATCH_STEP || job->step == INTERACTIVE_STEP) {
-		job->rank = 0; /* one process, whatever the job asked for: Slurm says 0 tasks here, or the job's */
+		job->rank = 0; /* one process in any job: Slurm reports 0 tasks here, or the job's */
 		job->tasks = 1;
 		job->nodes = 1;
 	}
@@ -300,8 +301,8 @@ static bool describe_job(spank_t sp, struct job *job)
 		return false;
 	if (spank_get_item(sp, S_SLURM_RESTART_COUNT, &job->restart) != ESPANK_SUCCESS)
 		job->restart = 0;
-	/* Measured on 22.05: a batch script is said to be at its first run at every run, and a step has it in its
-	 * environment, where the user could change it. The agent goes by Slurm's own record. */
+	/* Measured on 22.05: Slurm reports the first run at every run of a batch script, and a step has the count in its
+	 * environment, where the user can change it. The agent uses Slurm's own record. */
 	if (!job->restart && spank_getenv(sp, "SLURM_RESTART_COUNT", text, sizeof text) == ESPANK_SUCCESS) {
 		long number = parse_number(text, INT_MAX);
 		job->restart = number > 0 ? (uint32_t)number : 0;
@@ -309,7 +310,7 @@ static bool describe_job(spank_t sp, struct job *job)
 	return name_node(job->node, sizeof job->node);
 }
 
-/* Whether the job may go back into the queue: nothing of it has run, and nobody said --no-requeue. */
+/* Whether the job may be requeued: no part of it has run, and it has no --no-requeue. */
 static bool may_come_again(spank_t sp, const struct job *job)
 {
 	char text[8];
@@ -327,7 +328,7 @@ int slurm_spank_task_init_privileged(spank_t sp, int argc, char **argv)
 	if (!ipus)
 		return 0;
 	hold_signals(&before);
-	/* proctrack/linuxproc signals no process that is called slurmstepd; the program's own name comes with it. */
+	/* proctrack/linuxproc signals no process named slurmstepd; the program later sets its own name. */
 	(void)prctl(PR_SET_NAME, "moorings-wait");
 	if (settings.bad || !settings.agents[0])
 		tell("the plugin's settings in plugstack.conf are wrong: agent=HOST:PORT is needed; the node's log says more");
@@ -340,13 +341,13 @@ int slurm_spank_task_init_privileged(spank_t sp, int argc, char **argv)
 		return 0;
 	} else if (may_come_again(sp, &job))
 		code = LATE_EXIT;
-	/* A look into a job that runs. It computes on nothing, so nobody need be asked first. */
+	/* A user looks into a running job. The step computes on no device, so it needs no binding. */
 	if (by_note && !ended() && (!shared || shared->state != STATE_READY)) {
 		go_unbound(sp);
 		(void)sigprocmask(SIG_SETMASK, &before, NULL);
 		return 0;
 	}
-	_exit(code); /* an error of a plugin that is `optional` would be passed over */
+	_exit(code); /* Slurm ignores an error of an `optional` plugin */
 }
 
 int slurm_spank_exit(spank_t sp, int argc, char **argv)

@@ -1,6 +1,6 @@
-/* What all of the plugin knows of its step: settings, the memory that the tasks of a node share, the clock and signals.
+/* The common part of the plugin: settings, the shared memory of a node's tasks, the clock and signals.
  *
- * The plugin is one translation unit: nothing of it but Slurm's own calls may be seen by slurmstepd's loader.
+ * The plugin is one translation unit: slurmstepd's loader may see no symbol of it except Slurm's own calls.
  */
 #ifndef MOORINGS_STEP_H
 #define MOORINGS_STEP_H
@@ -32,26 +32,26 @@
 #include <slurm/spank.h>
 
 enum {
-	REFUSED_EXIT = 121,       /* exit status of a task that must not start */
-	LATE_EXIT = 122,          /* of a batch script that waited in vain: its job may go back into the queue */
-	LINE_MAX_BYTES = 1 << 20, /* the agent's line; munged takes no more either */
+	REFUSED_EXIT = 121,       /* exit code of a task that must not start */
+	LATE_EXIT = 122,          /* of a batch script that waited in vain: its job may be requeued */
+	LINE_MAX_BYTES = 1 << 20, /* the agent's line; also munged's maximum */
 	ENTRIES_MAX = 4096,
 	NAME_MAX_BYTES = 128,
 	GCDS_MAX = 4096,
 	REPLICAS_MAX = 65536,
 	AGENTS_MAX = 8,
 	WAIT_MAX_S = 3600,
-	LOOK_IN_MS = 5000,     /* a step that is known by a note alone waits no longer for its binding */
-	LOOK_MS = 50,          /* how often a wait looks for a signal */
+	LOOK_IN_MS = 5000,     /* the longest wait of a step identified by a note alone */
+	LOOK_MS = 50,          /* interval at which a wait checks for a signal */
 	CONNECT_MS = 3000,
 	READ_MS = 25000,       /* the agent may hold a request for 20 s */
 	PAUSE_MS_MAX = 1000,   /* between two tries */
-	TELL_MS = 5000,        /* a wait longer than this is told */
+	TELL_MS = 5000,        /* a longer wait is reported to the user */
 	LOCK_MS = 5000,        /* for a lock that others hold for a moment */
 	LOCK_PAUSE_MS = 5,
 };
 
-/* slurm.h has these, and much else: SLURM_EXTERN_CONT, SLURM_BATCH_SCRIPT, SLURM_INTERACTIVE_STEP. */
+/* From slurm.h, without the rest of it: SLURM_EXTERN_CONT, SLURM_BATCH_SCRIPT, SLURM_INTERACTIVE_STEP. */
 #define EXTERN_STEP 0xfffffffcU /* has no tasks */
 #define BATCH_STEP 0xfffffffbU
 #define INTERACTIVE_STEP 0xfffffffaU
@@ -61,15 +61,15 @@ enum {
 static struct {
 	char agents[1024]; /* "host,host2" */
 	char port[8];
-	char munge_socket[PATH_MAX]; /* empty: libmunge's own */
-	char run_dir[PATH_MAX];      /* where a node notes which jobs have their partition; root's, one for each cluster */
+	char munge_socket[PATH_MAX]; /* empty: libmunge's default */
+	char run_dir[PATH_MAX];      /* a node's notes of jobs with their partition; root's, one for each cluster */
 	long max;
 	long wait_s;
 	long agent_uid;
 	bool bad;
 } settings = {.port = "8091", .run_dir = "/run/moorings", .max = 256, .wait_s = 60};
 
-/* The number in `text` if it is written in decimal digits alone and lies in 1..max; else -1. */
+/* Returns the number in `text` if it has only decimal digits and is in 1..max; else -1. */
 static long parse_number(const char *text, long max)
 {
 	long number = 0;
@@ -89,7 +89,7 @@ static bool copy_text(char *to, size_t size, const char *from)
 	return length >= 0 && (size_t)length < size;
 }
 
-/* agent=HOST[,HOST2]:PORT; the port may be missing, an IPv6 address stands in brackets. */
+/* agent=HOST[,HOST2]:PORT; the port is optional, an IPv6 address has brackets. */
 static bool parse_agents(const char *text)
 {
 	const char *colon = strrchr(text, ':');
@@ -146,7 +146,7 @@ static bool only(const char *text, const char *allowed, size_t max)
 	return length > 0 && length <= max && strspn(text, allowed) == length;
 }
 
-/* ---------------------------------------------------------------------------------------- what the tasks of a node share */
+/* ---------------------------------------------------------------------------------- shared memory of a node's tasks */
 
 enum entry_kind { ENTRY_ENV, ENTRY_GENV, ENTRY_FILE };
 
@@ -160,14 +160,14 @@ struct entry {
 
 enum state { STATE_NEW, STATE_REFUSED, STATE_LATE, STATE_READY };
 
-/* The agent's answer. Visible to the step and its tasks until they start their program, never to the program. */
+/* The agent's answer. The step and its tasks can read it until they start their program; the program never can. */
 struct shared {
 	uint32_t state;
 	uint32_t gcds;
 	uint32_t n_entries;
 	uint32_t dir, partition, master, port; /* offsets in text */
 	char base[PATH_MAX];   /* the folder for files; empty: there are none */
-	char folder[NAME_MAX]; /* this step's folder in it; empty: there is none to remove */
+	char folder[NAME_MAX]; /* this step's folder in it; empty: none to remove */
 	char note[NAME_MAX];   /* and in run_dir */
 	struct entry entries[ENTRIES_MAX];
 	char text[LINE_MAX_BYTES + 1]; /* text[0] is 0: offset 0 is "" */
@@ -175,9 +175,9 @@ struct shared {
 
 static struct shared *shared;
 static int shared_fd = -1;
-static int parking[2] = {-1, -1}; /* a socket in which the locks of its folders lie for as long as the step lives */
+static int parking[2] = {-1, -1}; /* a socket that keeps the locks of the step's folders until the step ends */
 static pid_t step_pid;
-static bool by_note; /* its command had no --ipus, a note of this node told: it may start without a binding */
+static bool by_note; /* identified by a note, not by --ipus: it may start without a binding */
 
 struct job {
 	uint32_t id, step, restart, rank, tasks, nodes; /* tasks and nodes of the step */
@@ -189,7 +189,7 @@ struct job {
 
 static void tell(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* One line for the human, without what would play with his terminal. */
+/* Prints one line for the user, without control characters. */
 static void tell(const char *format, ...)
 {
 	char line[1024];
@@ -212,7 +212,7 @@ static long long now_ms(void)
 
 static const int endings[] = {SIGTERM, SIGINT, SIGQUIT, SIGHUP};
 
-/* From here on what would end the task waits until it is looked for: 22.05 has it so, 24.11 lets it be ignored. */
+/* Blocks the signals that end a task until ended() checks them: 22.05 already blocks them, 24.11 ignores them. */
 static void hold_signals(sigset_t *before)
 {
 	sigset_t set;
@@ -222,7 +222,7 @@ static void hold_signals(sigset_t *before)
 	(void)sigprocmask(SIG_BLOCK, &set, before);
 }
 
-/* Whether the job was cancelled, has come to its limit or lost its srun. */
+/* Whether the job was cancelled, reached its time limit or lost its srun. */
 static bool ended(void)
 {
 	sigset_t set;
@@ -233,7 +233,7 @@ static bool ended(void)
 	return found;
 }
 
-/* Whether `fd` (or nothing, if negative: a pause) is ready before `until`; never longer than a signal takes to be seen. */
+/* Whether `fd` is ready before `until` (a pause if negative); returns at the latest LOOK_MS after a signal. */
 static bool ready(int fd, short events, long long until)
 {
 	struct pollfd one = {.fd = fd, .events = events};

@@ -1,7 +1,7 @@
 --[[
-job_submit/lua of Moorings: what a job with --ipus asks for becomes licenses, and nobody writes such licenses himself.
+job_submit/lua of Moorings: turns the options of a job with --ipus into licenses, and refuses such licenses by hand.
 
-From a site's own job_submit.lua (Lua 5.1 and later):
+Use in a site's own job_submit.lua (Lua 5.1 and later):
 
     package.path = "/etc/slurm/?.lua;" .. package.path
     local moorings = require("moorings_submit")
@@ -18,11 +18,11 @@ From a site's own job_submit.lua (Lua 5.1 and later):
     end
 
 `ipu` is tracked: accounting and limits count it. The twins `ipu_k` count devices in free blocks of at least k, so that
-Slurm itself keeps a job PENDING (Licenses) until its partition can be formed. What was asked for is kept in
-AdminComment, which only an operator can change: the agent believes nothing else.
+Slurm itself keeps a job PENDING (Licenses) until its partition can be formed. The options are recorded in
+AdminComment, because only an operator can change it: the agent trusts nothing else.
 
-slurmctld holds its locks while this runs: no command is started here, and a plain job costs a few table look-ups.
-Nothing raises: a bug of ours may refuse a job with --ipus, never another.
+slurmctld holds its locks while this runs: this script starts no command, and a plain job costs a few table look-ups.
+No error leaves it: a bug of ours may refuse a job with --ipus, never another.
 --]]
 
 local M = {}
@@ -30,10 +30,10 @@ local M = {}
 local OPTION = "^_SLURM_SPANK_OPTION_moorings_([%w_]+)=(.*)$"
 local RECORD = "moorings:"
 local NUMBER_MAX = 65536
-local UNSET = 65533 -- NO_VAL, NO_VAL16 and INFINITE are all above it, and no job has so many tasks on a node
+local UNSET = 65533 -- NO_VAL, NO_VAL16 and INFINITE are all above it, and no job has as many tasks on a node
 
 local folder = (debug.getinfo(1, "S").source:match("^@(.*/)") or "./")
-local limits = { max = 256 } -- until the file beside this one has been read
+local limits = { max = 256 } -- until moorings_limits.lua is read
 
 -- The limits in moorings_limits.lua, read at each use: slurmctld would not notice a change of that file.
 local function load_limits()
@@ -74,7 +74,7 @@ local function sizes_allowed(bounds)
     return sizes
 end
 
--- The options of the plugin: {ipus = "4", num_replicas = "8"}, as text; nil: there are none.
+-- Return the options of the plugin as text: {ipus = "4", num_replicas = "8"}; nil: there are none.
 local function options_of(desc)
     local n = desc.spank_job_env_size
     if not n or n == 0 or n > UNSET then return nil end
@@ -89,7 +89,7 @@ local function options_of(desc)
     return found
 end
 
--- A name of a license that only this file may write: ipu, ipu_16, moorings_gate, also ipu@server.
+-- Whether only this file may write a license of that name: ipu, ipu_16, moorings_gate, also ipu@server.
 local function is_ours(license)
     local name = license:lower():gsub("^[%s(]+", ""):match("^[^:=@*%s]*") or ""
     return name == "ipu" or name:match("^ipu_%d+$") ~= nil or name:match("^moorings") ~= nil
@@ -102,7 +102,7 @@ local function first_of_ours(licenses)
     return nil
 end
 
--- Newer releases take licenses as trackable resources, too.
+-- Newer releases accept licenses as trackable resources, too.
 local function tres_of_ours(desc)
     for _, field in ipairs({ "tres_per_job", "tres_per_node", "tres_per_socket", "tres_per_task" }) do
         for resource in (desc[field] or ""):gmatch("[^,;]+") do
@@ -117,7 +117,7 @@ local function set_number(value)
     return type(value) == "number" and value >= 1 and value <= UNSET
 end
 
--- The GCDs: --ntasks, else what Slurm itself would start.
+-- Return the number of GCDs: --ntasks, else the number of tasks that Slurm itself would start.
 local function tasks_of(desc)
     if set_number(desc.num_tasks) then return desc.num_tasks end
     local nodes = set_number(desc.min_nodes) and desc.min_nodes or 1
@@ -125,7 +125,7 @@ local function tasks_of(desc)
     return nodes * per_node
 end
 
--- ipu:4,ipu_1:4,ipu_2:4,ipu_4:4: s of each twin up to s.
+-- Return ipu:4,ipu_1:4,ipu_2:4,ipu_4:4: s of each twin up to s.
 local function licenses_for(ipus)
     local names = { "ipu:" .. ipus }
     local twin = 1
@@ -145,16 +145,16 @@ local function make_nonce()
     return (noise:gsub(".", function(byte) return ("%02x"):format(byte:byte()) end))
 end
 
--- Whether the job may start a second time: as it says, else as JobRequeue in slurm.conf says (the limits know that).
+-- Whether the job may be requeued: by its own option, else by JobRequeue in slurm.conf (from the limits).
 local function may_requeue(desc, bounds)
     if type(desc.requeue) == "number" and desc.requeue <= UNSET then return desc.requeue ~= 0 end
     return bounds.requeue ~= false
 end
 
--- What scancel knows and a program can catch; moorings_spank.c has the same list.
+-- The signals that scancel knows and a program can catch; moorings_spank.c has the same list.
 local SIGNALS = "HUP INT QUIT ABRT ALRM TERM USR1 USR2 URG CONT TSTP TTIN TTOU XCPU"
 
--- The signal of --ipu-preemptible, as --signal has it: USR1 for the steps, B:USR1 for the batch script.
+-- Return the signal of --ipu-preemptible, in the form of --signal: USR1 for the steps, B:USR1 for the batch script.
 local function signal_of(text)
     if text == "" or text == "(null)" then return "USR1" end
     local name = text:match("^B:(.*)$") or text
@@ -164,7 +164,7 @@ local function signal_of(text)
     return nil
 end
 
--- Why a job cannot be asked to make room, as a sentence; nil: it can.
+-- Return why a job cannot be asked to yield, as a sentence; nil: it can.
 local function wrong_preemptible(text, desc, bounds)
     if not signal_of(text) then
         return ("--ipu-preemptible=%s: say which signal warns its steps (USR1), or its batch script (B:USR1); one of %s")
@@ -179,12 +179,12 @@ local function wrong_preemptible(text, desc, bounds)
     return nil
 end
 
--- Tells the plugin of --no-requeue: RequeueExit of 22.05 goes before it. Only a batch job has an environment here.
+-- Pass --no-requeue to the plugin, because RequeueExit of 22.05 overrides it. Only a batch job has an environment here.
 local function mark_no_requeue(desc)
     if desc.environment then desc.environment["MOORINGS_NO_REQUEUE"] = "1" end
 end
 
--- What is wrong with a job's wish, as a sentence that says what is allowed; nil: nothing.
+-- Return the error in a job's options, as a sentence with the allowed values; nil: none.
 local function wrong(ipus, tasks, replicas, options, desc, bounds)
     local sizes = table.concat(sizes_allowed(bounds), ", ")
     local named = {}
@@ -210,10 +210,10 @@ local function wrong(ipus, tasks, replicas, options, desc, bounds)
     return nil
 end
 
--- A constraint with our feature too; nil and a sentence if it cannot have it. Slurm reads & and | from left to right and
--- (measured on 22.05, 24.11 and 26.05) so does what is added at the end: a|b&moorings is (a|b)&moorings, and [a|b]&moorings
--- means what it seems to. With counts of nodes it does not: 22.05 gives a*2&moorings nodes without it, later releases
--- refuse it.
+-- Return a constraint with our feature added; nil and a sentence if that is not possible. Slurm reads & and | from left to
+-- right, also with our addition at the end (measured on 22.05, 24.11 and 26.05): a|b&moorings is (a|b)&moorings, and
+-- [a|b]&moorings is ([a|b])&moorings. With counts of nodes it fails: 22.05 gives a*2&moorings nodes without the feature,
+-- later releases refuse it.
 local function with_feature(constraint, feature)
     if not constraint or constraint == "" then return feature end
     if constraint == feature or constraint:sub(-#feature - 1) == "&" .. feature then return constraint end
@@ -224,14 +224,14 @@ local function with_feature(constraint, feature)
     return constraint .. "&" .. feature
 end
 
--- The sentence if the job's constraints cannot have the feature of nodes that have the plugin; else they have it.
+-- Add the feature of nodes with the plugin to the job's constraints; return a sentence if that is not possible.
 local function keep_to_feature(desc, feature, constraint)
     local features, prefer, sentence
     if constraint then
         features, sentence = with_feature(constraint, feature)
         if not features then return sentence end
     end
-    if desc.prefer and desc.prefer ~= "" then -- it takes the place of the constraint, while there are such nodes
+    if desc.prefer and desc.prefer ~= "" then -- it replaces the constraint while there are such nodes
         prefer, sentence = with_feature(desc.prefer, feature)
         if not prefer then return sentence end
     end
@@ -240,7 +240,7 @@ local function keep_to_feature(desc, feature, constraint)
     return nil
 end
 
--- The refusal as a sentence, nil: the job is as it should be. Changes `desc` for a job with --ipus.
+-- Return the refusal as a sentence; nil: accepted. Changes `desc` of a job with --ipus.
 local function submit(desc)
     local license = first_of_ours(desc.licenses) or tres_of_ours(desc)
     if license then
@@ -264,7 +264,7 @@ local function submit(desc)
     if not sentence and preemptible then sentence = wrong_preemptible(preemptible, desc, bounds) end
     if sentence then return sentence end
     local own = desc.licenses
-    if own and own:find("|", 1, true) then -- 26.05: one or the other; it takes no list that has both this and ','
+    if own and own:find("|", 1, true) then -- 26.05: '|' means one or the other; a list with both '|' and ',' is refused
         return ("--ipus with the licenses '%s': one or the other ('|') cannot be had beside IPUs; ask for them with ','")
             :format(own:sub(1, 40))
     end
@@ -291,8 +291,8 @@ local function is_of_ours(job)
     return (job.admin_comment or ""):sub(1, #RECORD) == RECORD
 end
 
--- A changed constraint gets the feature, whoever changes it. The mark of --no-requeue stays as it is: a change brings no
--- environment along, and none is taken.
+-- A changed constraint gets the feature, also from an admin. The mark of --no-requeue stays: a change has no
+-- environment to set it in.
 local function modify(desc, job, uid)
     local record, licenses, tasks = desc.admin_comment, desc.licenses, desc.num_tasks
     local changes_tasks = type(tasks) == "number" and tasks <= UNSET
@@ -323,8 +323,8 @@ local function refuse(sentence, code)
     return code or slurm.ERROR
 end
 
--- Runs `decide`; what goes wrong in it is our fault and refuses only what has to do with IPUs. Where not even that can
--- be told, `closed` says which way to err: a job without our licenses and record gets no IPUs, so submit lets it pass.
+-- Run `decide`. An error in it is our fault and refuses only jobs with IPUs. If not even that can be
+-- determined, `closed` decides: a job without our licenses and record gets no IPUs, so submit accepts it.
 local function answer(code, decide, concerns_us, closed, ...)
     local good, sentence = pcall(decide, ...)
     if good then
@@ -336,15 +336,15 @@ local function answer(code, decide, concerns_us, closed, ...)
     return refuse("an error of its own, which slurmctld's log tells: jobs with --ipus are not taken now", code)
 end
 
---- slurm.SUCCESS, or slurm.ERROR after a sentence to the user. For slurm_job_submit.
+--- Return slurm.SUCCESS, or slurm.ERROR after a sentence to the user. For slurm_job_submit.
 function M.submit(desc, _, _)
     return answer(slurm.ERROR, submit, wants_ipus, false, desc)
 end
 
---- slurm.SUCCESS, or an error after a sentence to the user. For slurm_job_modify.
+--- Return slurm.SUCCESS, or an error after a sentence to the user. For slurm_job_modify.
 function M.modify(desc, job, _, uid)
     local function concerns_us() return is_of_ours(job) end
-    -- scontrol of 22.05 does not show what log_user says: "Access/permission denied" tells more than "Unspecified error".
+    -- scontrol of 22.05 does not show log_user's text: "Access/permission denied" tells more than "Unspecified error".
     return answer(slurm.ESLURM_ACCESS_DENIED or slurm.ERROR, function() return modify(desc, job, uid) end, concerns_us, true)
 end
 
