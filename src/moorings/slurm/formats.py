@@ -521,7 +521,7 @@ def build_delete_reservation(name: str) -> list[str]:
 
 
 def build_reservations() -> list[str]:
-    """List all reservations; when asked for one by name, Slurm reports a missing one as an error."""
+    """List all reservations; a request for a missing one by name is an error."""
     return ["scontrol", "show", "reservation", "--oneliner"]
 
 

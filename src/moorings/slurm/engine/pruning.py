@@ -1,7 +1,6 @@
 """Which runs' folders are old enough to delete.
 
-A run has ended if its folder says so, or if Slurm was never asked for it or never began it and nothing was written
-there for as long.
+A run has ended if its folder says so, or if no job of it is known and its folder has not changed for as long.
 """
 
 from __future__ import annotations

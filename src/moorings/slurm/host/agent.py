@@ -73,7 +73,7 @@ log = logging.getLogger("moorings.slurm.agent")
 LIST_S = 1.0  # between two lists of jobs
 LIST_PAUSE_S = 0.1  # minimum pause: a list of a large queue keeps slurmctld busy
 CLAIMS_S = 5.0  # between two lists of claims
-NEEDS_S = 2.0  # between two lists of what waiting jobs need of nodes
+NEEDS_S = 2.0  # between two lists of waiting jobs' requirements of nodes
 NEEDS_PAUSE = 20.0  # minimum pause, as a multiple of the time of such a list: a list of a large queue is long
 RULES_S = 60.0  # between two reads of slurm.conf and QOS
 GATE_S = 5.0  # between two checks of the gate without an event
@@ -143,7 +143,7 @@ class SlurmAgent:
         self._devices_wanted = asyncio.Event()
         self._view = ClusterState(home=home, pool=settings.pool)
 
-    # -- its life ----------------------------------------------------------------------------------------------------
+    # -- lifetime ----------------------------------------------------------------------------------------------------
 
     async def serve(self) -> None:
         """Work until cancelled; then close the gate, because no agent would serve the next starts."""
@@ -371,7 +371,7 @@ class SlurmAgent:
         self._berths.drop(claim.owner)
 
     async def _release_if_gone(self, claim: ClaimBody, why: str) -> None:
-        """Ask Slurm for this one job before its partition goes: an admin may have changed what lists filter by."""
+        """Ask Slurm for this one job before its partition goes: an admin may have changed the fields that lists use."""
         start = start_of(claim.owner)
         if start is not None:
             found = await self._listing.ask([start.job_id])
@@ -432,7 +432,7 @@ class SlurmAgent:
             log.warning("gate.made", extra={"detail": f"the reservation {RESERVATION} was missing: {answer.complaint}"})
             self._gate.set()
 
-    # -- what is asked of it -----------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------------------------
 
     async def answer(self, request: BindRequest) -> BindReply:
         """Answer a node."""

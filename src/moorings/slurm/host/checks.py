@@ -155,7 +155,7 @@ def check_user(site: Site, here: int | None) -> FindingBody:
     return _found("slurm.user", FAIL, f"SlurmUser {name} {told} here, and is {uid} at slurmctld", fix)
 
 
-# -- what was installed ------------------------------------------------------------------------------------------------
+# -- the installation --------------------------------------------------------------------------------------------------
 
 _INSTALL = "moor slurm install --plan"
 
@@ -352,7 +352,7 @@ def check_waits(arguments: Mapping[str, str] | None, patience_s: int | None) -> 
     return _found(check, WARN, told, mend)
 
 
-# -- what runs ---------------------------------------------------------------------------------------------------------
+# -- running parts -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,7 +225,7 @@ async def _munge(conf: Path) -> list[FindingBody]:
     ]
 
 
-# -- what was installed ------------------------------------------------------------------------------------------------
+# -- the installation --------------------------------------------------------------------------------------------------
 
 
 def plugin_line(site: Site) -> PluginLine | None:
@@ -258,7 +258,7 @@ async def _submitting(site: Site) -> list[FindingBody]:
     ]
 
 
-# -- what runs ---------------------------------------------------------------------------------------------------------
+# -- running parts -----------------------------------------------------------------------------------------------------
 
 
 async def _vipu(path: Path, slurm_conf: Path, seen: _Discovered) -> list[FindingBody]:

@@ -142,7 +142,7 @@ class ClusterState:
         rules: of preemption.
         needs: the jobs' requirements of nodes; None: unknown.
         devices: their holders; None: not requested.
-        asked: by start, the nodes that have asked for its partition; starts of an earlier agent are missing.
+        asked: by start, the nodes that have requested its partition; untracked starts are missing.
         steps: of the jobs with a node that has not asked; None: not requested.
         plugged: nodes whose slurmd reports the plugin.
         lapsed: nodes whose slurmd reported it before, and no longer does.
@@ -194,7 +194,7 @@ class ReleaseJobClaim:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseIfJobGone:
-    """Release a claim, unless Slurm still knows its job when asked for it alone."""
+    """Release a claim, unless a list of its job alone shows that Slurm still knows it."""
 
     claim: ClaimBody
     why: str
@@ -254,7 +254,7 @@ class ListDevices:
 
 @dataclass(frozen=True, slots=True)
 class ListSteps:
-    """List the steps of these jobs: one of their nodes has not asked for their partition."""
+    """List the steps of these jobs: one of their nodes has not requested their partition."""
 
     jobs: tuple[int, ...]
 

@@ -165,7 +165,7 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(filter(None, (word.strip() for word in text.split(","))))
 
 
-# -- what it should say ------------------------------------------------------------------------------------------------
+# -- desired lines -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
