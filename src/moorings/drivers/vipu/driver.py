@@ -6,9 +6,9 @@ only counts as far as the next listing confirms it. A command that fails, hangs 
 *unavailable*: its request may or may not have been carried out, and is retried. *Rejected* is only what we know without
 the vendor, because the words of the vendor's refusals are not public.
 
-The command may wait until a partition is ready, which takes minutes. A request is answered as soon as a listing shows
-that it was accepted, or after ``ANSWER_WAIT_S``. The command runs on in the background; until it ends, an old ACTIVE of
-a partition under reset or removal does not count.
+The command may wait until a partition is ready, which takes minutes. A request is answered when its command ends, or
+once a listing shows that it was accepted; that is checked every ``ANSWER_WAIT_S``. Then the command runs on in the
+background; until it ends, an old ACTIVE of a partition under reset or removal does not count.
 
 Refused: telling the vendor by default which IPUs to take. ``--index`` exists, but no public text says what it counts;
 ``create_arguments`` is there for sites that know. A partition on other IPUs than requested is noticed and removed
@@ -317,7 +317,7 @@ class VipuDriver:
         return job
 
     async def _wait(self, job: _RunningCommand, taken: Callable[[dict[str, VipuPartition]], bool] | None) -> None:
-        """Return when the command has ended, or when its request was accepted and ``ANSWER_WAIT_S`` have passed.
+        """Return when the command has ended, or when a listing, made every ``ANSWER_WAIT_S``, shows its acceptance.
 
         Args:
             job: the command.
