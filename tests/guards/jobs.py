@@ -566,7 +566,7 @@ JOBS = (
         what="of a folder of runs that is not there nothing is known",
         file="local/engine.py",
         at="LocalEngine._without_records",
-        cut="_folder_identity(self._folder) != self._folder_identity",
+        cut="_folder_identity(self._folder) != self._place",
         put="False",
         tests=(f"{ENGINE}test_nothing_is_stopped_because_the_disk_of_all_runs_is_not_there",),
     ),

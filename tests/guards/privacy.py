@@ -184,7 +184,7 @@ PRIVACY = (
         what="nothing but health and version is open to who shows no key",
         file="api/security.py",
         at="parse_bearer",
-        cut='scheme.lower() != b"parse_bearer"',
+        cut='scheme.lower() != b"bearer"',
         put="False",
         tests=(f"{SECURITY}test_nothing_of_the_api_is_open",),
     ),

@@ -189,7 +189,7 @@ async def test_what_a_killed_process_left_half_written_is_cut_off_by_the_next(in
 async def test_one_that_was_stopped_in_an_order_holds_the_others_up_and_they_say_so(instant, other):
     with instant.driver._machine.turn():
         answer = await other.driver.create(order("p", "0-3"))
-        assert (answer.verdict, "in the middle of an order" in answer.detail) == (ResultCode.UNAVAILABLE, True)
+        assert (answer.verdict, "another process holds the lock" in answer.detail) == (ResultCode.UNAVAILABLE, True)
         with pytest.raises(MooringsError) as caught:
             await other.driver.list_partitions()
         assert caught.value.code == "driver.unavailable"
