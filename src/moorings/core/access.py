@@ -1,4 +1,4 @@
-"""Who may do what: decided from the key a caller proved to hold, never from what the caller says it is (law 10)."""
+"""Access rights, decided from the key a caller proved to hold, never from what the caller claims to be (law 10)."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from enum import StrEnum
 from moorings.core.errors import MooringsError
 from moorings.core.instants import Timestamp, add_seconds
 
-SUBJECT_URI = "moorings:subject/"  # in a certificate, before the subject whose it is
-CONTROLLER_URI = "moorings:controller"  # in a certificate that a controller shows to another
-# What the owners of runs' claims begin with: of this controller's engines, and of an appliance's jobs.
-EXTERNAL_OWNER_PREFIXES = ("slurm/", "kubernetes/")  # of jobs of other schedulers, whose agents ask for them
+SUBJECT_URI = "moorings:subject/"  # in a certificate, before the name of its subject
+CONTROLLER_URI = "moorings:controller"  # in the certificate that a controller shows to another controller
+# Owner prefixes of runs' claims: those of this controller's engines, and those of an appliance's jobs.
+EXTERNAL_OWNER_PREFIXES = ("slurm/", "kubernetes/")  # jobs of other schedulers; their agents submit the claims
 RUN_OWNER_PREFIXES = (LOCAL_OWNER_PREFIX, APPLIANCE_OWNER_PREFIX) = ("local/", "appliance/")
 SUBJECT_CHARS_MAX = 64
 DAY_S = 86_400.0
 LIFETIME_S_MIN = 60.0
 LIFETIME_DAYS_MAX = 3660
-GRACE_S = DAY_S  # in which the secret that a rotation replaced still works: time to bring the new one everywhere
+GRACE_S = DAY_S  # a rotated secret still works for so long: time to distribute the new one
 GRACE_S_MAX = 30 * DAY_S
 _SUBJECT_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._@+-")
 
@@ -26,20 +26,20 @@ class Role(StrEnum):
     """What the holder of an access key may do."""
 
     ADMIN = "admin"  # everything
-    USER = "user"  # reads all; makes and ends its own claims and runs
-    AGENT = "agent"  # reads all; makes and ends claims of the owner prefix its key names
+    USER = "user"  # reads all; creates and ends its own claims and runs
+    AGENT = "agent"  # reads all; creates and ends claims with the owner prefix of its key
     VIEWER = "viewer"  # reads all
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls, as the access key proves it.
+    """The caller, as its access key proves it.
 
     Attributes:
-        subject: who the key speaks for.
-        owner_prefix: owners it may act for begin with it.
+        subject: the name the key authenticates.
+        owner_prefix: it may act for owners with this prefix.
         key_id: public id of the key, for logs.
-        key_expires_at: when the secret that was shown stops working; None: never.
+        key_expires_at: when the presented secret expires; None: never.
         key_replaced: whether a rotation has replaced that secret.
     """
 
@@ -52,7 +52,7 @@ class Caller:
 
 
 def check_subject(subject: str) -> None:
-    """Nothing, if access keys and certificates may name it.
+    """Check that access keys and certificates may carry this subject.
 
     Raises:
         MooringsError: ``key.invalid``.
@@ -67,12 +67,12 @@ def check_subject(subject: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who a client's certificate names, once the TLS layer has found it good.
+    """The identity in a client's certificate, after the TLS layer has verified it.
 
     Attributes:
-        subject: whose certificate it is; empty: nobody's.
-        controller: whether it is a controller's own, which may hand on what others asked it.
-        expires_s: when it ends, in seconds since 1970.
+        subject: subject of the certificate; empty: it names none.
+        controller: whether it is a controller's certificate; a controller may forward requests of others.
+        expires_s: when it expires, in seconds since 1970.
     """
 
     subject: str
@@ -81,7 +81,7 @@ class Peer:
 
 
 def default_owner_prefix(role: Role, subject: str) -> str:
-    """The owner prefix of a role that does not choose its own."""
+    """The owner prefix of a key created without one."""
     return "" if role is Role.ADMIN else f"user/{subject}"
 
 
@@ -89,10 +89,10 @@ def key_expiry(role: Role, asked_s: float | None, usual_s: float, now: Timestamp
     """When a new key expires; None: never.
 
     Args:
-        role: of the key. An agent's expires only if that was asked for: no site's jobs should stop on some day.
-        asked_s: the lifetime that was asked for, in seconds; 0: for ever; None: the usual one.
-        usual_s: the usual lifetime, in seconds; 0: for ever.
-        now: when it is made.
+        role: of the key. An agent's key expires only on request: an expiry date must not stop a site's jobs.
+        asked_s: the requested lifetime, in seconds; 0: unlimited; None: the default.
+        usual_s: the default lifetime, in seconds; 0: unlimited.
+        now: when the key is created.
 
     Raises:
         MooringsError: ``key.invalid``.
@@ -103,7 +103,7 @@ def key_expiry(role: Role, asked_s: float | None, usual_s: float, now: Timestamp
 
 
 def check_lifetime(lifetime_s: float) -> None:
-    """Nothing, if a key may live for so many seconds; 0: for ever.
+    """Check the lifetime of a key, in seconds; 0: unlimited.
 
     Raises:
         MooringsError: ``key.invalid``.
@@ -117,12 +117,12 @@ def check_lifetime(lifetime_s: float) -> None:
 
 
 def renewed_expiry(begun: Timestamp, expires_at: Timestamp | None, now: Timestamp) -> Timestamp | None:
-    """When a key expires that gets a new secret now: it lives as long again as it was to when it began, no longer."""
+    """The expiry of a key rotated now: it gets the same lifetime again, counted from now."""
     return None if expires_at is None else Timestamp(now + expires_at - begun)
 
 
 def grace_end(expires_at: Timestamp | None, grace_s: float, now: Timestamp) -> Timestamp:
-    """Until when a secret works that is replaced now; never for longer than it would have.
+    """When a secret replaced now stops working; never later than its own expiry.
 
     Raises:
         MooringsError: ``key.invalid``.
@@ -138,13 +138,13 @@ def grace_end(expires_at: Timestamp | None, grace_s: float, now: Timestamp) -> T
 
 
 def check_certificate_binding(caller: Caller, peer: Peer | None, *, handed_on: bool = False) -> None:
-    """Nothing, if the access key came over a connection that its subject's certificate opened.
+    """Check that the access key came over a connection with a certificate of the same subject.
 
     Args:
-        caller: who holds the access key.
-        peer: whom the connection's certificate names; None: this controller asks for none.
-        handed_on: whether the request says that another controller hands it on. That alone is anybody's word: only a
-            controller's own certificate makes it count. That controller has checked the caller's certificate.
+        caller: holder of the access key.
+        peer: identity in the connection's certificate; None: this controller requires no certificates.
+        handed_on: whether the request says that another controller forwards it. Any client can say so: it counts only
+            with a controller's own certificate. The forwarding controller has checked the caller's certificate.
 
     Raises:
         MooringsError: ``auth.certificate_mismatch``.
@@ -161,7 +161,7 @@ def check_certificate_binding(caller: Caller, peer: Peer | None, *, handed_on: b
 
 
 def check_admin(caller: Caller, what: str) -> None:
-    """Nothing, if the caller is an admin.
+    """Check that the caller is an admin.
 
     Raises:
         MooringsError: ``auth.denied``.
@@ -171,7 +171,7 @@ def check_admin(caller: Caller, what: str) -> None:
 
 
 def check_owner_access(caller: Caller, owner: str, subject: str, what: str) -> None:
-    """Nothing, if the caller may change something that belongs to ``owner`` and was made by ``subject``.
+    """Check that the caller may change an object that belongs to ``owner`` and was created by ``subject``.
 
     An owner prefix matches whole parts: ``user/ann`` covers ``user/ann`` and ``user/ann/x``, not ``user/anna``.
 

@@ -1,11 +1,12 @@
-"""Ageing: who has waited for long is passed by no higher priority any more (law 7).
+"""Ageing: no higher priority passes a claim that has waited too long (law 7).
 
-It counts as of the highest priority that waits for its kind of devices, if that one could be served; between the two
-fair share and arrival decide. The ranks of all others stay as they are: who waits in vain changes nobody's order.
+An aged claim counts with the highest priority pending for its kind of devices, if a claim of that priority can be
+served; fair share and arrival then decide between the two. All other ranks stay as they are: a claim that cannot be
+served changes no order.
 
-Refused: a priority that grows while a claim waits (who has thousands waiting would pass whoever comes later, whatever
-they have used); to serve the oldest first (likewise); to let no higher priority count while it waits (an urgent claim
-would stand behind all that came before it, and one that waits for long would do that to a whole pool).
+Refused: a priority that grows while a claim waits (a user with thousands of pending claims would pass every later user,
+whatever they have used); to serve the oldest claim first (likewise); to ignore higher priorities while an aged claim
+waits (an urgent claim would stand behind all earlier ones, and one old claim would do that to a whole pool).
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from moorings.core.lines import ClassKey, PendingClassReader
 from moorings.core.policy import Policy
 
 ClassHead = tuple[Claim, ClassKey, PendingClassReader, list[PoolState]]
-"""Who is first in a line, the line, and the pools that could serve it."""
+"""The first claim of a pending class, the class's key and reader, and the pools that could serve it."""
 
 
 def ageing_cutoff(policy: Policy, now: Timestamp) -> Timestamp | None:
-    """Who came by then has waited so long that no higher priority passes it; None: nobody ever has.
+    """Claims that arrived by then have aged: no higher priority passes them; None: ageing is off.
 
     Args:
-        policy: says how long.
+        policy: gives the time after which a claim has aged.
         now: the turn's time.
     """
     return None if policy.ageing_s is None else add_seconds(now, -policy.ageing_s)
@@ -38,15 +39,15 @@ def find_aged_classes(
     now: Timestamp,
     may_be_served: Callable[[Claim, Sequence[PoolState]], bool],
 ) -> Iterator[tuple[Claim, ClassKey, PendingClassReader, list[PoolState], int]]:
-    """The lines in which somebody has waited for long: of these the first to come, and last what each counts as.
+    """The pending classes with aged claims: the oldest claim of each, and last the priority it counts with.
 
-    What it costs is a matter of the lines, not of those who wait in them.
+    The cost depends on the number of classes, not on the number of claims in them.
 
     Args:
-        lines: all that wait.
-        policy: says how long.
+        lines: all pending classes.
+        policy: gives the time after which a claim has aged.
         now: the turn's time.
-        may_be_served: whether a claim may be served some day, as things stand.
+        may_be_served: whether a claim can be served some day, in the present situation.
     """
     by = ageing_cutoff(policy, now)
     if by is None:
@@ -70,7 +71,7 @@ def find_aged_classes(
 def _highest_priorities(
     lines: Sequence[ClassHead], may_be_served: Callable[[Claim, Sequence[PoolState]], bool]
 ) -> dict[str, int]:
-    """Of each kind of devices the highest priority that waits for it and may be served."""
+    """For each kind of devices, the highest pending priority that may be served."""
     found: dict[str, int] = {}
     for claim, _, _, able in sorted(lines, key=lambda line: -line[0].spec.priority):
         kind = claim.spec.kind

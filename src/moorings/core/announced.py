@@ -1,13 +1,15 @@
-"""Demand that another scheduler's queue holds, and what that scheduler may start now.
+"""The queue of another scheduler as its agent reports it, and what that scheduler may start now.
 
-A job that waits in Slurm is no claim: Slurm decides when it starts, and only then is a partition asked for. But whoever
-shares the hardware must know of it, or the jobs of one side would starve those of the other. So the other side's agent
-tells the first jobs of its queue, in its own order, again and again; a list replaces the one before, and is believed
-for a while. The jobs stand in our queue as ANNOUNCED claims (in memory only: nothing of them can leak): they get blocks
-kept, and are never granted. What is kept for them, and what nobody waits for, is the queue's **offer**.
+A job that waits in Slurm has no claim: Slurm decides when it starts, and only then requests a partition. But all users
+of shared hardware must see that demand; otherwise the jobs of one side would starve those of the other. So the other
+scheduler's agent reports the first jobs of its queue repeatedly, in that queue's order. A report replaces the previous
+one and expires after a while. Its jobs stand in our queue as ANNOUNCED claims (in memory only, so they cannot leak):
+blocks are reserved for them, but they are never granted. The queue's **offer** is what is reserved for them and what no
+claim waits for.
 
-A queue has one teller. Two schedulers of one name (a cloned head node, say) would take each other's claims for
-leftovers of their own, so each tells under the id of its own **instance**; while one is believed, others are refused.
+Only one agent may report a queue. Two schedulers of one name (after cloning a head node, say) would take each other's
+claims for leftovers of their own. So each reports under its own **instance** id; while its report is valid, reports of
+other instances are refused.
 """
 
 from __future__ import annotations
@@ -21,21 +23,21 @@ from moorings.core.errors import MooringsError
 from moorings.core.events import Event, canonical_json
 from moorings.core.instants import SECOND, Timestamp
 
-QUEUE_JOBS_MAX = 64  # of one list; those behind them are told when they have come forward
-REPORT_RENEW_S = 60  # a list that says nothing new is taken only if it counts for so much longer
-CONFLICT_EVENT_S = 60  # a rival that tells again and again is noted so often
+QUEUE_JOBS_MAX = 64  # of one report; later jobs are reported when they have moved up
+REPORT_RENEW_S = 60  # an unchanged report is saved only if it extends the validity by at least so much
+CONFLICT_EVENT_S = 60  # a rival's repeated reports make at most one event in this time
 INSTANCE_ID_CHARS = 16
 _INSTANCE_CHARS = frozenset("0123456789abcdef")
 
 
 @dataclass(frozen=True, slots=True)
 class QueuedJob:
-    """A job that waits elsewhere.
+    """A job that waits in another scheduler's queue.
 
     Attributes:
-        owner: of the claim that will be made when it starts: ``<queue>/<job>...``.
-        spec: what that claim will ask for.
-        since: when it began to wait.
+        owner: of the claim to be created when it starts: ``<queue>/<job>...``.
+        spec: the request of that claim.
+        since: when the job began to wait.
     """
 
     owner: str
@@ -45,16 +47,16 @@ class QueuedJob:
 
 @dataclass(frozen=True, slots=True)
 class QueueReport:
-    """What another queue tells of itself.
+    """Another scheduler's report of its queue.
 
     Attributes:
         queue: ``<kind>/<cluster>``: the owners of its claims begin with it.
-        accelerator: the kind of devices its jobs take.
-        jobs: the first that wait, in that queue's own order.
-        until: when it is no longer believed, if it has not been told again.
-        instance: of the scheduler that tells it; empty: it did not say.
-        since: when that instance's first list was taken.
-        rival: when a list of another instance was refused last, to ``RIVAL_S``; None: none was.
+        accelerator: the kind of devices its jobs request.
+        jobs: the first pending jobs, in that queue's own order.
+        until: when the report expires, unless it is renewed.
+        instance: of the reporting scheduler; empty: it gave none.
+        since: when the first report of that instance was accepted.
+        rival: when a report of another instance was last refused, to ``CONFLICT_EVENT_S``; None: never.
     """
 
     queue: str
@@ -66,18 +68,18 @@ class QueueReport:
     rival: Timestamp | None = None
 
     def is_taken_from(self, instance: str, now: Timestamp) -> bool:
-        """Whether this list keeps another instance from telling the queue, and from its offer."""
+        """Whether this report bars another instance from reporting the queue, and from its offer."""
         return self.until > now and self.instance not in ("", instance)
 
     def owns(self, owner: str) -> bool:
-        """Whether a claim is one of this queue's, and of the instance that tells it, if that said who it is.
+        """Whether a claim belongs to this queue, and to the reporting instance if the report names one.
 
-        The owner's last part is the instance, by agreement with the agents that say so.
+        The last part of the owner is the instance, by agreement with the agents that send one.
         """
         return owner.startswith(f"{self.queue}/") and (not self.instance or owner.endswith(f"/{self.instance}"))
 
     def claims(self) -> Iterator[Claim]:
-        """Its jobs as claims: as a whole they wait since they came, among themselves in their queue's order."""
+        """Its jobs as claims. The jobs' arrival times stay as a set; the queue's own order assigns them to jobs."""
         arrivals = sorted(job.since for job in self.jobs)
         for number, (job, arrival) in enumerate(zip(self.jobs, arrivals, strict=True)):
             yield Claim(
@@ -91,12 +93,12 @@ class QueueReport:
             )
 
     def place(self) -> Timestamp | None:
-        """Where in our queue a job of this queue stands that its scheduler has started: before all that wait there."""
+        """The arrival of a job that this queue's scheduler has started: before all its jobs that still wait."""
         return Timestamp(min(job.since for job in self.jobs) - 1) if self.jobs else None
 
 
 class QueueConflictError(MooringsError):
-    """A queue is told by another instance; ``told`` is what that one tells."""
+    """Another instance reports this queue; ``told`` is its report."""
 
     def __init__(self, told: QueueReport) -> None:
         super().__init__("queue.taken", f"another instance tells what waits in {told.queue}")
@@ -104,7 +106,7 @@ class QueueConflictError(MooringsError):
 
 
 def check_instance_id(instance: str) -> None:
-    """Nothing, if it is the id of an instance.
+    """Check the form of an instance id.
 
     Raises:
         MooringsError: ``queue.invalid``.
@@ -116,7 +118,7 @@ def check_instance_id(instance: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """How many partitions of each size another queue's scheduler could start in a pool now: ``(size, count)``."""
+    """How many partitions of each size another queue's scheduler may start in a pool now: ``(size, count)``."""
 
     queue: str
     pool: PoolName
@@ -124,11 +126,11 @@ class Offer:
 
 
 class QueueReportOverlay:
-    """What other queues told, as one turn has it: an overlay, like all of a turn.
+    """The queue reports of one turn, as an overlay, like all state of a turn.
 
     Attributes:
-        changes: lists that this turn replaced; None: its queue is silent.
-        events: what to tell of it.
+        changes: reports that this turn replaced; None: the queue's report has expired.
+        events: the events that follow.
     """
 
     def __init__(self, known: Mapping[str, QueueReport], now: Timestamp) -> None:
@@ -138,15 +140,15 @@ class QueueReportOverlay:
         self.events: list[Event] = []
 
     def take(self, told: QueueReport, started: Timestamp | None = None) -> None:
-        """A list replaces the one before; the same list again only counts for longer.
+        """Replace the report of a queue; an identical report only extends the validity.
 
         Args:
-            told: the list.
-            started: where the last of the queue's own claims stands that wait: its scheduler has started that job, and
-                starts none of the list before it has ended. A block kept for one of them would be nobody's.
+            told: the report.
+            started: arrival of the last pending claim of this queue: its scheduler has started that job, and starts
+                none of the reported jobs before that claim has ended. A block reserved for one of them would be unused.
 
         Raises:
-            TakenError: another instance is believed.
+            QueueConflictError: the report of another instance is valid.
         """
         before = self._known.get(told.queue)
         if before is not None and before.is_taken_from(told.instance, self._now):
@@ -160,22 +162,22 @@ class QueueReportOverlay:
         told = replace(told, since=before.since if before else self._now, rival=before.rival if before else None)
         if before is not None and before.jobs == told.jobs and before.accelerator == told.accelerator:
             if told.until - before.until < REPORT_RENEW_S * SECOND:
-                return  # not each word of an agent that has nothing new to say needs a place in the log
+                return  # an unchanged report of an agent need not fill the log
         else:
             first = told.jobs[0].owner if told.jobs else None
             self._tell("queue.told", {"queue": told.queue, "jobs": len(told.jobs), "first": first})
         self._known[told.queue] = self.changes[told.queue] = told
 
     def _note_rival(self, told: QueueReport, instance: str) -> None:
-        """Who is believed must know of it: what it takes for a leftover may be its rival's."""
+        """Record the rival: what the reporting instance takes for a leftover may be the rival's."""
         if told.rival is None or self._now - told.rival >= CONFLICT_EVENT_S * SECOND:
             self._known[told.queue] = self.changes[told.queue] = replace(told, rival=self._now)
             self._tell("queue.contested", {"queue": told.queue, "refused": instance})
 
     def start(self, owner: str) -> Timestamp | None:
-        """Where a claim stands that another scheduler has started; None for all others: they come last.
+        """The arrival of a claim that another scheduler has started; None for all others: they come last.
 
-        Its job had its place, and from now on must not stand there beside it.
+        The claim takes its job's place in the queue, so the job is removed from the report.
         """
         told = next((told for told in self._known.values() if owner.startswith(f"{told.queue}/")), None)
         if told is None:
@@ -186,7 +188,7 @@ class QueueReportOverlay:
         return told.place()
 
     def believed(self) -> list[QueueReport]:
-        """The lists that still count, by the queues' names; of the others it is told once that they are silent."""
+        """The valid reports, by queue name; for each expired one, an event is written and the report is dropped."""
         for queue, told in list(self._known.items()):
             if told.until <= self._now:
                 del self._known[queue]

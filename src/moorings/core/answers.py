@@ -1,4 +1,4 @@
-"""What drivers say of partitions, and what becomes of these and their claims by it."""
+"""Results from drivers, and the moves of partitions and claims that follow."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from moorings.core.reasons import Reason
 
 
 class DriverTurn(TurnState):
-    """The part of a turn that hears drivers."""
+    """The part of a turn that handles driver results."""
 
     def answered(self, given: DriverResultReceived) -> Partition | None:
         partition = self.partition(given.partition)
         if partition is None or given.answer.verdict is ResultCode.UNAVAILABLE or partition.version != given.version:
-            return partition  # nothing is known, or it is about a state that has passed
+            return partition  # it says nothing new, or it is about a past state
         handle = {
             PartitionState.PROVISIONING: self._while_provisioning,
             PartitionState.ACTIVE: self._while_active,
@@ -104,7 +104,7 @@ class DriverTurn(TurnState):
                 self._freed(claim)
             elif claim is not None and claim.state is ClaimState.YIELDING:
                 self._requeue(claim)
-        elif answer.seen is ObservedState.ABSENT and order == "remove":  # a listing may be bad
+        elif answer.seen is ObservedState.ABSENT and order == "remove":  # a listing may be wrong
             self._gone(partition)
             if claim is not None and claim.state is ClaimState.RELEASING:
                 self._freed(claim)
@@ -113,7 +113,7 @@ class DriverTurn(TurnState):
 
 
 def _is_stale_result(state: PartitionState, order: str) -> bool:
-    """Whether an answer belongs to an order that a later state has overtaken (a late ``create`` while REMOVING)."""
+    """Whether a later state has overtaken the order of this result (a late ``create`` while REMOVING)."""
     wanted = {
         PartitionState.PROVISIONING: ("create", "list"),
         PartitionState.ACTIVE: ("list",),

@@ -1,8 +1,8 @@
-"""How much waits, and how much may: a quota for each subject, and for each project with its parts.
+"""How much is pending, and the limits on it: of each subject, and of each project with its subprojects.
 
-What waits costs the controller memory and the database space, whether or not it will ever be served. Without a quota
-one access key could fill both for everybody. The counts are kept as claims and runs change, so that a turn need not
-walk over what waits.
+A pending claim costs memory in the controller and space in the database, even if it is never served. Without limits one
+access key could fill both. The counts are updated as claims and runs change, so a turn need not walk over everything
+that is pending.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from moorings.core.projects import Projects
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """How many wait, and how many bytes the bodies of their jobs have."""
+    """How many are pending, and the size of their jobs' bodies in bytes."""
 
     count: int = 0
     body_bytes: int = 0
@@ -34,9 +34,9 @@ NO_AMOUNT = Amount()
 
 
 class Backlog:
-    """How much waits of each subject, and in the name of each project and its parts.
+    """How much is pending of each subject, and in each project with its subprojects.
 
-    In a turn under way one holds what the turn has changed: amounts may be negative there.
+    A turn in progress keeps its changes in another one: amounts may be negative there.
     """
 
     def __init__(self) -> None:
@@ -54,17 +54,17 @@ class Backlog:
         return f"Backlog({self._subjects}, {self._projects})"
 
     def add(self, subject: str, project: str, amount: Amount) -> None:
-        """So much more waits; a negative amount: so much less."""
+        """Add an amount; it may be negative."""
         _add(self._subjects, subject, amount)
         for name in _ancestors(project):
             _add(self._projects, name, amount)
 
     def of_subject(self, subject: str) -> Amount:
-        """What waits of a subject."""
+        """The pending amount of a subject."""
         return self._subjects.get(subject, NO_AMOUNT)
 
     def of_project(self, project: str) -> Amount:
-        """What waits in the name of a project and its parts."""
+        """The pending amount of a project and its subprojects."""
         return self._projects.get(project, NO_AMOUNT)
 
 
@@ -77,7 +77,7 @@ def _add(amounts: dict[str, Amount], name: str, amount: Amount) -> None:
 
 
 def _ancestors(project: str) -> Iterator[str]:
-    """The project, and all those above it, defined or not: what waits is counted before it is known who has a limit."""
+    """The project and all its ancestors, defined or not: amounts are counted before limits are looked up."""
     yield project
     for at, character in enumerate(project):
         if character == "/":
@@ -86,11 +86,11 @@ def _ancestors(project: str) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class BacklogEntry:
-    """Something new that would wait.
+    """A new object that would be pending.
 
     Attributes:
-        role: of who asks. Only what users ask for is limited: an agent's jobs have limits in their own scheduler, an
-            admin sets these, and in logs of before (None) there were none.
+        role: of the caller. Only users are limited: an agent's jobs have limits in their own scheduler, an admin sets
+            the limits, and logs without roles (None) had none.
         what: ``claims`` or ``runs``, for messages.
     """
 
@@ -104,13 +104,13 @@ class BacklogEntry:
 def check_backlog_limits(
     asked: BacklogEntry, of_subject: Amount, of_project: Callable[[str], Amount], projects: Projects, policy: Policy
 ) -> None:
-    """Nothing, if one more may wait.
+    """Check that one more may be pending.
 
     Args:
-        asked: what is asked for.
-        of_subject: what waits of its subject.
-        of_project: what waits in the name of a project.
-        projects: their own limits, and those of the projects above them, count.
+        asked: the new object.
+        of_subject: the pending amount of its subject.
+        of_project: the pending amount of a project.
+        projects: their own limits and those of their ancestors apply.
         policy: has the limits of each subject.
 
     Raises:

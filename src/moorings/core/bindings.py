@@ -1,8 +1,8 @@
-"""Bindings: what a job is given so that it reaches its partition and nothing else.
+"""Bindings: what a job gets in order to reach its partition and nothing else.
 
-A driver says what its hardware needs (``Binding``); ``task_environment`` turns that into one task's variables. File
-form if a folder for files is given, else API form, never half of both: a PopTorch program that finds
-``IPUOF_VIPU_API_HOST`` beside a config file fails (facts: vipu section 7).
+A driver says what its hardware needs (``Binding``); ``task_environment`` turns that into one task's variables. They are
+in file form if a folder for files is given, else in API form, never mixed: a PopTorch program fails if it finds
+``IPUOF_VIPU_API_HOST`` beside a config file (facts: vipu section 7).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from moorings.core.devices import DeviceId
 
 @dataclass(frozen=True, slots=True)
 class GcdBinding:
-    """What one GCD (one task) is given.
+    """What one GCD (one task) gets.
 
     Attributes:
         gcd: its number in the partition.
@@ -34,7 +34,7 @@ class GcdBinding:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What a whole partition's job is given.
+    """What the job of a whole partition gets.
 
     Attributes:
         partition: the partition's name.
@@ -47,13 +47,13 @@ class Binding:
     gcds: tuple[GcdBinding, ...]
 
 
-NO_BINDING = Binding("", {}, ())  # of a run whose engine's scheduler sees to the partition
-NO_DEVICES_BINDING = Binding("", {}, (GcdBinding(0, ()),))  # of a run that asked for none: it is one task
+NO_BINDING = Binding("", {}, ())  # of a run whose partition the engine's scheduler arranges
+NO_DEVICES_BINDING = Binding("", {}, (GcdBinding(0, ()),))  # of a run without devices: it is one task
 
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where the tasks of a job find each other."""
+    """The address where the tasks of a job meet."""
 
     address: str
     port: int
@@ -65,7 +65,7 @@ def task_environment(
     """The binding's variables for the task ``rank`` (its GCD has the same number).
 
     Args:
-        binding: what the driver gave.
+        binding: from the driver.
         rank: the task.
         meeting: where task 0 listens.
         run: the run's id (or the job id of another scheduler).

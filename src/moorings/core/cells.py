@@ -1,12 +1,12 @@
-"""Cells: the blocks that projects are guaranteed, and where they lie now.
+"""Cells: the guaranteed blocks of projects, and where they lie now.
 
-A promise of so many blocks is kept by *cells*. While nobody uses it a cell lies nowhere: its devices are lent. The
-first claim that uses it binds it to a block, an aligned one of the promised size, and the claims within one cell stay
-inside that block; with the last of them it is free again. So whatever ends, in whatever order, a cell that is given
-back is whole.
+A guarantee of so many blocks is kept as *cells*. An unused cell is not bound to devices: its devices are lent. The
+first claim in a cell binds it to an aligned block of the guaranteed size, and all claims in that cell stay inside that
+block; the cell is unbound when the last of them ends. So a cell that is given back is whole, in whatever order claims
+end.
 
 **Lending check** (after HiveD, OSDI 2020): at any time all unbound cells must fit beside what is *firm*: bound cells,
-claims that nobody may ask to yield, and devices out of service. Borrowers that can be asked do not count: they yield.
+claims that cannot be preempted, and devices out of service. Borrowers that can be preempted do not count: they yield.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from moorings.core.plans import Holder
 from moorings.core.projects import parent_of
 from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo
 
-SEARCH_STEPS_MAX: Final = 20_000  # of a search for disjoint blocks of a catalogue; beyond, it counts as not found
+SEARCH_STEPS_MAX: Final = 20_000  # of a search for disjoint blocks of a catalogue; beyond it the result is "not found"
 UsableGuarantees = Sequence[tuple[str, int, int]]  # (owner, size, count)
 
 
 @dataclass(frozen=True, slots=True)
 class GuaranteedPlacement:
-    """Where a claim could go within a guarantee: ``block`` inside ``cell``, one of ``owner``'s."""
+    """A possible place of a claim within a guarantee: ``block`` inside a ``cell`` of ``owner``."""
 
     owner: str
     cell: Block
@@ -37,7 +37,7 @@ class GuaranteedPlacement:
 
 @dataclass(slots=True)
 class _BoundBlock:
-    """A cell that is used: by whom."""
+    """A bound cell and the claims in it."""
 
     owner: str
     cell: Block
@@ -45,12 +45,12 @@ class _BoundBlock:
     _covered: dict[int | None, int] = field(default_factory=dict)
 
     def add(self, tenant: Holder) -> None:
-        """Somebody goes in."""
+        """Add a claim to the cell."""
         self.within.append(tenant)
         self._covered.clear()
 
     def covered(self, priority: int | None) -> int:
-        """Which of its devices, a range, are not to be had for that priority: as bits, the first is the lowest."""
+        """Devices of the cell, a range, that this priority cannot get, as a bit mask; the lowest bit is the first."""
         known = self._covered.get(priority)
         if known is None:
             firm = (one.block for one in self.within if priority is None or not _is_preemptible_by(one, priority))
@@ -63,42 +63,42 @@ class GuaranteeMap(ABC):
 
     def __init__(self, cells: Mapping[str, Sequence[tuple[int, int]]]) -> None:
         self._left = {(owner, size): count for owner, sizes in cells.items() for size, count in sizes}
-        self.strays: set[ClaimId] = set()  # claims in cells that their projects are not owed any more: they borrowed
+        self.strays: set[ClaimId] = set()  # claims in cells that their projects no longer own: they borrowed
 
     @abstractmethod
     def may_use(self, open_cells: UsableGuarantees, size: int, priority: int | None) -> bool:
-        """Whether a claim is within these cells; ``priority``: those below it may be asked to make room there."""
+        """Whether a claim fits in these cells; with ``priority``, lower priorities there may be preempted."""
 
     @abstractmethod
     def places(self, open_cells: UsableGuarantees, size: int, priority: int | None) -> Iterator[GuaranteedPlacement]:
-        """Every place for it, whoever else is there that may be asked to yield."""
+        """Every place for it, including places of claims that may be preempted."""
 
     @abstractmethod
     def place_of(self, open_cells: UsableGuarantees, block: Block) -> GuaranteedPlacement | None:
-        """Whether a borrowed block could be within these cells, where it lies."""
+        """The place of a borrowed block within these cells, without moving it; None if it cannot be in one."""
 
     @abstractmethod
     def bind(self, place: GuaranteedPlacement, tenant: Holder) -> None:
-        """It goes there."""
+        """Record that a claim takes this place."""
 
     @abstractmethod
     def owners_of(self, tenant: Holder) -> Mapping[str, int]:
-        """How many devices of whose cells somebody uses; of a borrower nothing."""
+        """How many devices of which owners' cells a holder uses; empty for a borrower."""
 
     @abstractmethod
     def may_hold(self, block: Block) -> bool:
-        """Whether a borrower that cannot be asked to yield may have a block: the lending check.
+        """Whether a borrower that cannot be preempted may have a block: the lending check.
 
-        Of an empty block: whether every guarantee can be kept as things stand.
+        For an empty block: whether every guarantee can be kept at present.
         """
 
     @abstractmethod
     def could_hold(self, block: Block) -> bool:
-        """Whether such a borrower may have a block once all that are in it have left, and nobody else has."""
+        """Whether such a borrower may have a block once all holders in it, and no others, have left."""
 
     @abstractmethod
     def hold(self, block: Block) -> None:
-        """Such a borrower has it."""
+        """Record that such a borrower holds a block."""
 
 
 def build_guarantee_map(
@@ -108,14 +108,14 @@ def build_guarantee_map(
     out: Iterable[int],
     owners: Mapping[str, Sequence[str]],
 ) -> GuaranteeMap:
-    """The cells of a pool as its tenants use them.
+    """The cells of a pool and their use by its holders.
 
     Args:
-        pool: which.
+        pool: the pool.
         cells: each project's own, ``(size, count)``.
-        tenants: who holds what in it.
-        out: devices that nobody can have: out of service, or in partitions made outside.
-        owners: of each project, whose cells it may use: its own, then its parents'.
+        tenants: the holders in that pool.
+        out: unusable devices: out of service, or in foreign partitions.
+        owners: for each project, the projects whose cells it may use: itself, then its ancestors.
     """
     topology = pool.topology
     ordered = sorted(tenants, key=lambda tenant: tenant.claim)
@@ -125,11 +125,11 @@ def build_guarantee_map(
 
 
 class DeviceCountMap(GuaranteeMap):
-    """Any set of devices is a block: a guarantee is a number of devices.
+    """For pools where any set of devices is a block: a guarantee is a number of devices.
 
-    A claim uses its own project's devices first, then those of the projects above it. One may stand on the numbers of
-    several: reckoned whole, in another order than they came, claims that fit together would not (4, then 2 and 3, fit
-    4 and 5).
+    A claim uses its own project's devices first, then those of its ancestors; it may use numbers of several owners.
+    Counting each claim against one owner as a whole, in another order than the claims came, would refuse claims that
+    fit together (4, then 2 and 3, fit 4 and 5).
     """
 
     def __init__(
@@ -141,8 +141,8 @@ class DeviceCountMap(GuaranteeMap):
     ) -> None:
         super().__init__(cells)
         self._parts: dict[ClaimId, dict[str, int]] = {}
-        self._users: dict[str, list[tuple[Holder, int]]] = {}  # of each owner's devices
-        self._held: list[Block] = []  # by borrowers that nobody can ask to yield
+        self._users: dict[str, list[tuple[Holder, int]]] = {}  # by owner of the used devices
+        self._held: list[Block] = []  # by borrowers that cannot be preempted
         taken = set(out)
         for tenant in tenants:
             if tenant.cell is not None and self._left_of(_ancestors(tenant.project)) >= len(tenant.block):
@@ -164,7 +164,7 @@ class DeviceCountMap(GuaranteeMap):
                 self._left[owner, 1] -= used
                 parts[owner] = used
                 left -= used
-        if left:  # it takes the place of others that have not gone yet
+        if left:  # it takes the place of preempted claims that have not left yet
             first = next(owner for owner in _ancestors(tenant.project) if (owner, 1) in self._left)
             self._left[first, 1] -= left
             parts[first] = parts.get(first, 0) + left
@@ -186,7 +186,7 @@ class DeviceCountMap(GuaranteeMap):
         return bool(open_cells) and left >= size
 
     def places(self, open_cells: UsableGuarantees, size: int, priority: int | None) -> Iterator[GuaranteedPlacement]:
-        nowhere = Block(())  # which devices is all the same
+        nowhere = Block(())  # any devices will do
         if self.may_use(open_cells, size, priority):
             yield GuaranteedPlacement(open_cells[0][0], nowhere, nowhere)
 
@@ -196,7 +196,7 @@ class DeviceCountMap(GuaranteeMap):
         )
 
     def within(self, open_cells: UsableGuarantees, priority: int) -> list[tuple[Holder, int]]:
-        """Those who may be asked to make room for that priority, and how many of these cells' devices each uses."""
+        """Claims that this priority may preempt, and how many devices of these cells each uses."""
         found: dict[ClaimId, tuple[Holder, int]] = {}
         for owner in sorted({owner for owner, _, _ in open_cells}):
             for tenant, used in self._users.get(owner, ()):
@@ -205,7 +205,7 @@ class DeviceCountMap(GuaranteeMap):
         return [found[ident] for ident in sorted(found)]
 
     def left(self, open_cells: UsableGuarantees) -> int:
-        """Devices of these cells that nobody uses."""
+        """Unused devices of these cells."""
         return self._left_of(owner for owner, _, _ in open_cells)
 
     def owners_of(self, tenant: Holder) -> Mapping[str, int]:
@@ -219,7 +219,7 @@ class DeviceCountMap(GuaranteeMap):
         return self._room - len(block) >= self._owed
 
     def could_hold(self, block: Block) -> bool:
-        freed = sum(len(other) for other in self._held if other.overlaps(block))  # what is in cells is owed again then
+        freed = sum(len(other) for other in self._held if other.overlaps(block))  # a cell's devices stay guaranteed
         return self._room + freed - len(block) >= self._owed
 
     def hold(self, block: Block) -> None:
@@ -228,19 +228,19 @@ class DeviceCountMap(GuaranteeMap):
 
 
 def _ancestors(project: str) -> Iterator[str]:
-    """A project and those above it, which are part of its name."""
+    """A project and its ancestors, which are part of its name."""
     while project:
         yield project
         project = parent_of(project)
 
 
 def _is_firm(tenant: Holder) -> bool:
-    """Whether nobody can ask it to leave."""
+    """Whether it cannot be preempted and is not leaving."""
     return not (tenant.preemptible or tenant.leaving)
 
 
 class _BlockMap(GuaranteeMap):
-    """Power-of-two blocks, or those of a catalogue: a guarantee is so many blocks of each size."""
+    """For power-of-two blocks and catalogues: a guarantee is a number of blocks of each size."""
 
     def __init__(
         self,
@@ -254,7 +254,7 @@ class _BlockMap(GuaranteeMap):
         self._topology = topology
         self._firm = free_map_for(topology)
         self._bound: dict[Block, _BoundBlock] = {}
-        self._sorted: list[_BoundBlock] | None = None  # the same, smallest first
+        self._sorted: list[_BoundBlock] | None = None  # the bound cells, smallest first
         for index in sorted(out):
             self._take(Block(range(index, index + 1)))
         used: dict[Block, list[Holder]] = {}
@@ -267,9 +267,9 @@ class _BlockMap(GuaranteeMap):
             self._settle(cell, within, [owners.get(tenant.project, (tenant.project,)) for tenant in within])
 
     def _settle(self, cell: Block, within: list[Holder], lineages: Sequence[Sequence[str]]) -> None:
-        """A cell is of the nearest project that all in it are part of; theirs are none that nobody is owed any more.
+        """Bind a cell to the nearest common ancestor of its claims; if no such project owns one, its claims are strays.
 
-        Were it called the nearest to one of them, the others would stand in a guarantee that is not theirs.
+        The nearest owner for one of them might not be an owner for the others.
         """
         own, *others = lineages
         common = (owner for owner in own if all(owner in lineage for lineage in others))
@@ -330,13 +330,13 @@ class _BlockMap(GuaranteeMap):
             yield Block(range(start, start + size))
 
     def _free_cells(self, owner: str, size: int) -> Iterator[Block]:
-        """Where an unbound cell could be bound, so that the others still fit."""
+        """Blocks to which an unbound cell can be bound so that the other cells still fit."""
         for block in _blocks_of(self._topology, size):
             if self._firm.is_free(block) and self._fits_beside(block, (owner, size)):
                 yield block
 
     def _fits_beside(self, block: Block, without: tuple[str, int] | None, more: Iterable[int] = ()) -> bool:
-        """Whether all unbound cells (but one of ``without``) and ``more`` fit once ``block`` is taken, too."""
+        """Whether all unbound cells (but one of ``without``) and ``more`` still fit after taking ``block``."""
         owed: dict[int, int] = {}
         for size in more:
             owed[size] = owed.get(size, 0) + 1
@@ -357,7 +357,7 @@ class _BlockMap(GuaranteeMap):
 
     def _pack(self, owed: Mapping[int, int]) -> bool:
         if isinstance(self._firm, BuddyMap):
-            # Sizes that divide each other pack without waste, largest first: so a sum for each size is enough.
+            # Sizes that divide each other pack without waste, largest first: one sum for each size is enough.
             wanted = 0
             for size in sorted(owed, reverse=True):
                 wanted += size * owed[size]
@@ -401,7 +401,7 @@ class _BlockMap(GuaranteeMap):
         return self._fits_beside(block, None)
 
     def could_hold(self, block: Block) -> bool:
-        emptied = [len(cell) for cell in self._bound if cell.overlaps(block)]  # owed again by then
+        emptied = [len(cell) for cell in self._bound if cell.overlaps(block)]  # guaranteed again by then
         return self._fits_beside(block, None, emptied)
 
     def hold(self, block: Block) -> None:
@@ -409,12 +409,12 @@ class _BlockMap(GuaranteeMap):
 
 
 def _size_first(one: tuple[int, str]) -> int:
-    """Of one size the nearest owner's stay first: what is the parents' is for all their children."""
+    """Sort by size only, so that the nearest owner's cells stay first: an ancestor's are for all its children."""
     return one[0]
 
 
 def _covered_mask(cell: Block, blocks: Iterable[Block]) -> int:
-    """Which devices of a cell, a range, are in these blocks: as bits, the cell's first device is the lowest."""
+    """The devices of a cell, a range, that are in these blocks, as a bit mask; the lowest bit is the first device."""
     covered, end = 0, cell.start + len(cell)
     for block in blocks:
         members = block.members
@@ -446,7 +446,7 @@ def _blocks_of(topology: PowerOfTwo | Catalogue, size: int) -> Iterator[Block]:
 
 
 def has_disjoint_blocks(blocks: Sequence[Block], sizes: Sequence[int]) -> bool:
-    """Whether disjoint blocks of these sizes can be chosen; False, too, where the search takes too long."""
+    """Whether disjoint blocks of these sizes can be chosen; False also if the search takes too long."""
     by_size: dict[int, list[frozenset[int]]] = {}
     for block in sorted(blocks, key=lambda one: (one.start, tuple(one))):
         by_size.setdefault(len(block), []).append(frozenset(block))

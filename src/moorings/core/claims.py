@@ -1,7 +1,7 @@
-"""Claims: somebody's wish for a partition, and then their lease on it.
+"""Claims: a request for a partition, and then the lease on it.
 
-The claim is the unit of queueing, quota and ownership; it outlives the partitions made for it (an attempt each). This
-file holds what may be asked (``ClaimSpec`` and its limits), the record (``Claim``) and the one table of its states.
+The claim is the unit of queueing, quota and ownership; it outlives its partitions (one for each attempt). This file
+holds the request (``ClaimSpec`` and its limits), the record (``Claim``) and the one table of its states.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ ClaimId = NewType("ClaimId", str)
 PartitionId = NewType("PartitionId", str)
 
 NAME_CHARS_MAX = 36  # facts: V-IPU partition names over 36 characters fail with a misleading device error
-SIZE_MAX = 1 << 20  # no pool is larger; keeps arithmetic and messages sane for hostile sizes
+SIZE_MAX = 1 << 20  # no pool is larger; bounds arithmetic and messages for hostile sizes
 PRIORITY_MAX = 1_000_000
 TIME_LIMIT_S_MAX = 366 * 86_400
 LEASE_S_MIN, LEASE_S_MAX = 5, 7 * 86_400
-BROKEN_BLOCKS_LIMIT = 3  # so many blocks may break under one claim before it is failed
+BROKEN_BLOCKS_LIMIT = 3  # a claim fails after so many broken blocks
 OWNER_CHARS_MAX = 200
 KEY_CHARS_MAX = 200
 
@@ -42,16 +42,16 @@ OWNER_KINDS = ("user", "local", "slurm", "kubernetes", "appliance")
 
 
 class ClaimState(StrEnum):
-    """Where a claim stands."""
+    """The state of a claim."""
 
-    ANNOUNCED = "ANNOUNCED"  # demand another queue holds; counted everywhere, never granted by itself
+    ANNOUNCED = "ANNOUNCED"  # demand in another scheduler's queue; counted everywhere, never granted by itself
     PENDING = "PENDING"  # waits in our queue; holds nothing
-    GRANTED = "GRANTED"  # a block is its own; the partition is being made
+    GRANTED = "GRANTED"  # holds a block; the partition is being created
     READY = "READY"  # the partition is ACTIVE; the job may run
-    RECLAIMING = "RECLAIMING"  # its holder was asked to checkpoint and give back; still holds the partition
+    RECLAIMING = "RECLAIMING"  # its job was asked to checkpoint and yield; still holds the partition
     YIELDING = "YIELDING"  # the job has stopped for a reclaim; the partition is being removed
-    LOST = "LOST"  # the partition vanished under it; the block stays its own until the job ends
-    RELEASING = "RELEASING"  # its owner is done; the partition is being removed
+    LOST = "LOST"  # the partition vanished; the claim holds the block until its job ends
+    RELEASING = "RELEASING"  # its owner released it; the partition is being removed
     RELEASED = "RELEASED"  # ended: held a block, holds nothing now
     CANCELLED = "CANCELLED"  # ended: never held anything
     FAILED = "FAILED"  # ended: could not be served (rejected, or too many blocks broke)
@@ -72,7 +72,7 @@ class ClaimEvent(StrEnum):
     FREED = "freed"
 
 
-# An ANNOUNCED claim is made anew in each turn that counts it, and never saved: it has no moves.
+# An ANNOUNCED claim is created in each turn that counts it and never saved, so it has no moves.
 NEXT: dict[ClaimState, dict[ClaimEvent, ClaimState]] = {
     ClaimState.PENDING: {
         ClaimEvent.GRANT: ClaimState.GRANTED,
@@ -112,12 +112,12 @@ NEXT: dict[ClaimState, dict[ClaimEvent, ClaimState]] = {
 ENDED = terminal_states(NEXT)
 WAITING = frozenset({ClaimState.ANNOUNCED, ClaimState.PENDING})
 USABLE = frozenset({ClaimState.READY, ClaimState.RECLAIMING})  # its job may use its partition
-SERVED = USABLE | {ClaimState.GRANTED}  # its partition works, or is being made
+SERVED = USABLE | {ClaimState.GRANTED}  # its partition works, or is being created
 LEAVING = frozenset({ClaimState.RECLAIMING, ClaimState.YIELDING, ClaimState.RELEASING})  # its devices will be free soon
 
 
 class QueueMode(StrEnum):
-    """What to do when there is no room now."""
+    """What to do if no block is free now."""
 
     WAIT = "wait"
     NEVER = "never"
@@ -125,10 +125,10 @@ class QueueMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointContract:
-    """What the job promises about stopping and going on.
+    """What the job promises about stopping and resuming.
 
     Attributes:
-        resumable: a new attempt continues from the newest whole checkpoint.
+        resumable: a new attempt resumes from the newest complete checkpoint.
         warn_signal: signal name (without SIG) sent before a stop.
         warn_s: seconds between the warning and the time limit.
         grace_s: seconds between TERM and KILL.
@@ -142,7 +142,7 @@ class CheckpointContract:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimSpec:
-    """What is asked for.
+    """The request of a claim.
 
     Attributes:
         kind: kind of accelerator (``ipu``, ``gpu``, ``csx``), as in the pools file.
@@ -151,12 +151,12 @@ class ClaimSpec:
         replicas_per_gcd: model replicas inside one GCD; divides the devices of one GCD.
         pool: only this pool, or any pool of the kind.
         resources: secondary resources by name, in base units (``memory`` in bytes).
-        project: who pays.
+        project: the project it is charged to.
         priority: higher is first.
-        time_limit_s: how long it may hold, or None: endless.
+        time_limit_s: how long it may hold its partition; None: unlimited.
         preemptible: may be asked to yield.
         checkpoint: what its job promises.
-        lease_s: its owner renews within this time, or the claim is released; None: no lease.
+        lease_s: the claim is released unless its owner renews it within this time; None: no lease.
         queue: wait, or be refused at once.
     """
 
@@ -185,14 +185,14 @@ class PoolBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """One claim, as it stands.
+    """The record of one claim.
 
     ``version`` counts its saves (optimistic locking); ``arrival`` orders equals in the queue and is strictly
     increasing; ``attempt`` counts earlier grants that ended in a requeue; ``broken`` counts blocks that broke under it.
 
-    ``cell`` is the block of its project's guarantee that its own lies in (None: it holds nothing, or borrowed it);
-    ``checkpoint_at`` is when its job last saved its state, as far as we heard; ``asked_until``
-    is by when it was asked to yield; ``kept`` is where it goes on after a move.
+    ``cell`` is the guaranteed block that contains its own block (None: it holds nothing, or borrows);
+    ``checkpoint_at`` is the last reported checkpoint of its job; ``asked_until`` is the deadline of a request to yield;
+    ``kept`` is the block where it resumes after a move.
     """
 
     id: ClaimId
@@ -224,17 +224,17 @@ class Claim:
 
     @property
     def user(self) -> str:
-        """Who counts for limits of users; empty: a job of another scheduler, of which only its agent is known here."""
+        """The user for limits of users; empty for another scheduler's job: only its agent is known here."""
         return "" if self.owner.startswith(EXTERNAL_OWNER_PREFIXES) else self.subject
 
     @property
     def has_yielded(self) -> bool:
-        """Whether it gave devices back for others: what only broke under it does not count."""
+        """Whether it has yielded its devices to others; attempts on broken blocks do not count."""
         return self.attempt > self.broken
 
     @property
     def ended(self) -> bool:
-        """Whether nothing can happen to it any more."""
+        """Whether no event can happen to it any more."""
         return self.state in ENDED
 
 
@@ -242,7 +242,7 @@ def step(claim: Claim, event: ClaimEvent, now: Timestamp, reason: Reason | None 
     """The claim after ``event``.
 
     Raises:
-        IllegalMoveError: the table has no such move.
+        IllegalTransitionError: the table has no such move.
     """
     state = transition(NEXT, "claim", claim.id, claim.state, event, lambda: _history(claim))
     changed: dict[str, Any] = {"state": state, "reason": reason, "version": claim.version + 1}
@@ -267,7 +267,7 @@ def _history(claim: Claim) -> tuple[str, ...]:
 
 
 def external_job_name(owner: str) -> str:
-    """A job of another scheduler as its users know it, by the owner of its claim; empty: it is none."""
+    """The name that users of another scheduler know its job by, from the owner of its claim; empty: no such job."""
     parts = owner.split("/")
     if parts[0] == "slurm" and len(parts) > 2:
         return f"job {parts[2]} on slurm/{parts[1]}"
@@ -277,7 +277,7 @@ def external_job_name(owner: str) -> str:
 
 
 def check_name(name: str, *, what: str = "claim") -> str:
-    """``name`` if a vendor's controller would take it.
+    """``name``, if a vendor's controller accepts it.
 
     Raises:
         MooringsError: ``name.invalid``.
@@ -298,7 +298,7 @@ def check_name(name: str, *, what: str = "claim") -> str:
 
 
 def check_new_name(name: str, *, what: str = "claim") -> str:
-    """``name`` if somebody may choose it: not one that could be taken for the id of another claim or run.
+    """``name``, if a user may choose it: it must not have the form of a claim's or run's id.
 
     Raises:
         MooringsError: ``name.invalid``.
@@ -326,7 +326,7 @@ def check_owner(owner: str) -> str:
 
 
 def check_spec(spec: ClaimSpec) -> ClaimSpec:
-    """``spec`` if it makes sense whatever the pools are; whether a pool can serve it is asked of its topology.
+    """``spec``, if it is valid for any pool; a pool's topology decides whether that pool can serve it.
 
     Raises:
         MooringsError: ``claim.size_invalid``, ``claim.gcds_invalid``, ``claim.replicas_invalid``, ``claim.invalid``.

@@ -1,4 +1,4 @@
-"""Room on demand: which claims an admin's order has go on elsewhere, whatever the policy does by itself."""
+"""Defragmentation on demand: which claims an admin's order moves to free a block, whatever the policy does itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from moorings.core.policy import Policy
 from moorings.core.room import Relocation, find_relocation
 from moorings.core.serving import eligible_pools
 
-NO_CLAIM = ClaimId("")  # room that is made for no claim
+NO_CLAIM = ClaimId("")  # a block freed for no claim
 POOLS_SHOWN_MAX: Final = 3
 
 
@@ -30,16 +30,16 @@ def plan_defragmentation(
     now: Timestamp,
     moves_max: int,
 ) -> MovePlan:
-    """Who would go where so that the room that was ordered becomes free, at the lowest cost that was found.
+    """Which claims to move, and where, so that the ordered block becomes free; the cheapest plan found.
 
     Args:
         given: the order.
-        claim: the one that it names, if it names one and there is one.
-        scene: pools, tenants, projects and those that move already.
-        reservations: what is kept for others; nobody is moved there, and no room made of it.
-        policy: tells what a move costs.
-        now: what is lost is reckoned to it.
-        moves_max: at most so many claims are moved.
+        claim: the claim that it names, if it names one and that exists.
+        scene: pools, holders, projects and claims that move already.
+        reservations: blocks reserved for others; no claim is moved there, and they are not part of the freed block.
+        policy: gives the cost of a move.
+        now: lost work is counted up to then.
+        moves_max: move at most so many claims.
 
     Raises:
         MooringsError: ``claim.unknown``, ``claim.held``, ``claim.*``, ``pool.unknown``, ``kind.unknown``,
@@ -86,7 +86,7 @@ def plan_defragmentation(
 def _candidate_pools(
     given: DefragmentPool, claim: Claim | None, scene: SchedulingSnapshot
 ) -> tuple[Sequence[PoolState], int]:
-    """The pools in which the room may be, and its size."""
+    """The pools that may provide the block, and its size."""
     if given.claim is None:
         if given.pool is not None and given.pool not in scene.pools:
             raise MooringsError("pool.unknown", f"there is no pool {given.pool!r}", hint="moor get pools")
@@ -122,7 +122,7 @@ def _sizes_hint(size: int, states: Sequence[PoolState]) -> str:
 
 
 def _pool_obstacle(claim: Claim | None, state: PoolState, scene: SchedulingSnapshot) -> tuple[str, str] | None:
-    """Why no room is looked for in a pool, and what to do; None: it is."""
+    """Why a pool cannot provide the block, and what to do; None: it can."""
     if state.problem:
         return "its driver does not answer", f"see 'moor describe pool {state.pool.name}'"
     if claim is not None and not claim.spec.preemptible and scene.projects.cells(state.pool.name):
@@ -134,15 +134,15 @@ def _pool_obstacle(claim: Claim | None, state: PoolState, scene: SchedulingSnaps
 def _explain_shortage(
     state: PoolState, size: int, free: int, left: int, policy: Policy, moves_max: int
 ) -> tuple[str, str]:
-    """Why no room was found in a pool, and what to do.
+    """Why no block could be freed in a pool, and what to do.
 
     Args:
         state: the pool.
-        size: devices that are needed.
-        free: devices that are free there.
-        left: those of them that are kept for nobody.
-        policy: tells how many claims may be moved in an hour.
-        moves_max: how many still may.
+        size: devices needed.
+        free: free devices there.
+        left: those of them that are not reserved.
+        policy: gives the number of moves in an hour.
+        moves_max: moves left in this hour.
     """
     if left < size:
         kept = f" ({free - left} of them are kept for others)" if left < free else ""
@@ -173,7 +173,7 @@ def _find_relocation(
     state: PoolState, size: int, scene: SchedulingSnapshot, policy: Policy, now: Timestamp, moves_max: int
 ) -> Relocation | None:
     name = state.pool.name
-    guaranteed = bool(scene.projects.cells(name))  # who is in a cell, or cannot be asked, stays where he was counted
+    guaranteed = bool(scene.projects.cells(name))  # a holder in a cell, or not preemptible, must stay where it counts
     tenants = [
         replace(one, movable=False) if guaranteed and one.is_firm else one
         for one in scene.tenants()

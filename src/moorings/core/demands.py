@@ -1,4 +1,4 @@
-"""What people, admins and agents demand of a turn, and what follows from that at once."""
+"""Requests of users, admins and agents in a turn, and their direct effects."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ from moorings.core.topology import Block
 
 
 class InputTurn(DriverTurn):
-    """The part of a turn that does as it is told."""
+    """The part of a turn that handles requests."""
 
     def create(self, given: CreateClaim) -> Claim:
         given = self._paid(given)
         most = self._ceiling(given.spec, given.role)
         if given.role is Role.AGENT and most is not None and given.spec.priority > most:
-            # Its scheduler has started the job: it waits behind, and is not refused.
+            # Its scheduler has started the job: lower the priority, do not refuse.
             given = replace(given, spec=replace(given.spec, priority=most))
         check_priority(given.spec.priority, most, given.spec.project)
         eligible_pools(given.spec, self.fleet.pools)
@@ -81,14 +81,14 @@ class InputTurn(DriverTurn):
         return self._save_claim(claim, new=True)
 
     def _paid(self, given: CreateClaim) -> CreateClaim:
-        """The request with the project it belongs to, if its subject may ask in that one's name."""
+        """The request with its resolved project, if its subject may use that project."""
         projects = self.projects
         if not projects:
             return given
         name = projects.resolve(given.spec.project, given.owner)
         elsewhere = given.owner.startswith(
             EXTERNAL_OWNER_PREFIXES
-        )  # that scheduler knows who may use the account; we know its agent
+        )  # that scheduler knows who may use the account; we only know its agent
         if not elsewhere and not projects.may(name, given.subject):
             raise MooringsError(
                 "project.not_member",
@@ -106,7 +106,7 @@ class InputTurn(DriverTurn):
         return max_priority(role, spec.project, self.projects, self.policy)
 
     def _check_quotas(self, given: CreateClaim) -> None:
-        """See that one more may wait; what comes in the same turn waits until the end of it."""
+        """Check that one more claim may be pending; claims of the same turn count as pending until the turn ends."""
 
         def of_project(name: str) -> Amount:
             return self.fleet.backlog.of_project(name) + self._backlog.of_project(name)
@@ -116,7 +116,7 @@ class InputTurn(DriverTurn):
         check_backlog_limits(asked, waits, of_project, self.projects, self.policy)
 
     def _started(self, told: QueueReport) -> Timestamp | None:
-        """Where the last of a queue's claims that wait stands; None: none of them waits."""
+        """Arrival of the last pending claim of a queue; None: it has none."""
         waited = (order[2] for order in self.fleet.queue)
         claims = filter(None, map(self.claim, (*waited, *self.changes.claims)))
         own = (claim for claim in claims if claim.state is ClaimState.PENDING and told.owns(claim.owner))
@@ -151,7 +151,7 @@ class InputTurn(DriverTurn):
         return self.release(ReleaseClaim(claim.id, given.why))
 
     def give_way(self, given: YieldClaim) -> Claim:
-        """Its job has stopped, as it was asked: it waits in its old place, to go on from its checkpoint."""
+        """Its job has stopped as asked: the claim keeps its place in the queue, and resumes from its checkpoint."""
         claim = self.claim(given.claim)
         if claim is None or claim.ended:
             raise MooringsError("claim.ended", f"claim {given.claim} has ended; it has nothing to give back")
@@ -218,7 +218,7 @@ class InputTurn(DriverTurn):
         stored = self.fleet.projects.get(name)
         expected = before[1] if before is not None else stored.version if stored is not None else None
         if project is None and expected is None:
-            del self.changes.projects[name]  # made in this very turn
+            del self.changes.projects[name]  # created in this turn
         else:
             self.changes.projects[name] = (project, expected)
 
@@ -271,7 +271,7 @@ class InputTurn(DriverTurn):
     def foreign(self, given: ForeignPartitionsListed) -> None:
         known = self.fleet.pools[given.pool].foreign
         n_devices = self.fleet.pools[given.pool].pool.topology.n_devices
-        ordered = sorted(given.blocks.items())  # a driver lists them as it likes (law 9)
+        ordered = sorted(given.blocks.items())  # drivers list in any order (law 9)
         inside = {name: Block.of([i for i in block if i < n_devices]) for name, block in ordered}
         blocks = {name: block for name, block in inside.items() if len(block)}
         if known == blocks:
@@ -286,7 +286,7 @@ class InputTurn(DriverTurn):
                 self._tell("partition.foreign_gone", given.pool, {"name": name, "devices": str(block)})
 
     def _occupied(self, pool: PoolName, name: str, block: Block) -> None:
-        """Give way to a partition made outside: ours that were about to be made on its devices try elsewhere."""
+        """Yield to a foreign partition: claims whose partitions were about to be created on its devices try again."""
         free, on_trial = self.fleet.pools[pool].free, self._trials[pool]
         for index in block:
             alone = Block(range(index, index + 1))

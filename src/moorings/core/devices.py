@@ -1,7 +1,7 @@
 """Devices: single accelerators, and whether they may be used.
 
 A device is known by its pool and its index in the pool; its id is ``<pool>:<index>``. Only devices that are *not* in
-service have a record: a pool of 65,536 devices in good health costs nothing to load.
+service have a record: a healthy pool of 65,536 devices costs nothing to load.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ def parse_device_id(text: str) -> tuple[PoolName, int]:
 
 
 class DeviceState(StrEnum):
-    """Whether a device may be given out."""
+    """Whether a device may be used."""
 
     IN_SERVICE = "IN_SERVICE"  # may be part of a new partition
-    QUARANTINED = "QUARANTINED"  # a partition broke on it; not given out until an admin resumes it
-    DRAINED = "DRAINED"  # an admin took it out, or its partition could not be removed; not given out until resumed
+    QUARANTINED = "QUARANTINED"  # a partition broke on it; not used until an admin resumes it
+    DRAINED = "DRAINED"  # an admin drained it, or its partition could not be removed; not used until resumed
 
 
 class DeviceEvent(StrEnum):
@@ -80,7 +80,7 @@ NEXT: dict[DeviceState, dict[DeviceEvent, DeviceState]] = {
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What is known of one device that is, or was, out of service."""
+    """The record of one device that is, or was, out of service."""
 
     pool: PoolName
     index: int
@@ -98,7 +98,7 @@ def step(device: Device, event: DeviceEvent, reason: str, now: Timestamp) -> Dev
     """The device after ``event``; a repeated event keeps the first reason.
 
     Raises:
-        IllegalMoveError: resuming a device that is in service.
+        IllegalTransitionError: resuming a device that is in service.
     """
     state = transition(NEXT, "device", device.id, device.state, event, lambda: filter(None, (device.reason,)))
     if state is device.state:

@@ -1,8 +1,8 @@
-"""When what is held will be free: for each pool, the end of every hold, kept so that the soonest block is found fast.
+"""Release times: for each pool, when each held device is expected to be free, indexed to find the soonest block fast.
 
-The companion of the free map: that says what is free now, this when the rest should be. Values are ends of holds:
-``FREE``, an instant, ``NEVER`` (no limit is known, or it passed in vain) or ``OUT_OF_SERVICE``. Like the free map it is
-canonical, a function of what is held and until when; a plan tries on it, and undoes.
+The companion of the free map, which says what is free now. Values are the release times of holds: ``FREE``, a
+timestamp, ``NO_RELEASE`` (no limit is known, or it has passed) or ``OUT_OF_SERVICE``. Like the free map it is
+canonical, a function of what is held and until when; a plan changes it under a savepoint and rolls back.
 """
 
 from __future__ import annotations
@@ -14,81 +14,80 @@ from moorings.core.instants import Timestamp
 from moorings.core.topology import AnySubset, Block, Catalogue, PowerOfTwo, Topology
 
 FREE: Final = Timestamp(-1)
-EarliestBlock = tuple[Block, Timestamp, int]  # the block, when it should be empty, how many of its devices are held
+EarliestBlock = tuple[Block, Timestamp, int]  # the block, its release time, how many of its devices are held
 
 
 class ReleaseTimes(Protocol):
-    """The ends of all holds of one pool."""
+    """The release times of all holds of one pool."""
 
     def put(self, block: Block, until: Timestamp) -> None:
-        """The devices of a block are held until then (``FREE``: they are not); whatever was said of them before."""
+        """Set the release time of a block's devices (``FREE``: they are free), replacing what was set before."""
         ...
 
     def soonest(self, size: int) -> EarliestBlock | None:
         """The block of a size that can be emptied soonest; None: there is no such block.
 
-        Soonest is the block whose last holder ends first; then the one with the fewest devices held; then the lowest
-        address.
+        Order: the earliest release time of the last holder; then the fewest devices held; then the lowest address.
         """
         ...
 
     def freed_by(self, size: int) -> tuple[Timestamp, int] | None:
-        """When at least so many devices should be free, wherever they are, and how many are free then."""
+        """When at least so many devices should be free, anywhere in the pool, and how many are free then."""
         ...
 
     def until(self, index: int) -> Timestamp:
-        """The end of the hold on a device."""
+        """The release time of a device."""
         ...
 
     def read(self, block: Block) -> list[tuple[Block, Timestamp]]:
-        """The ends of a block's devices: of all at once where they are the same."""
+        """The release times of a block's devices: one entry if they are equal, else one for each device."""
         ...
 
 
 class ReleaseTimesSavepoint:
-    """Ends that are written down only for now."""
+    """Release times that can be rolled back."""
 
     def __init__(self, ends: ReleaseTimes) -> None:
         self.ends = ends
         self._before: list[tuple[Block, Timestamp]] = []
 
     def put(self, block: Block, until: Timestamp) -> None:
-        """As ``ReleaseTimes.put``, for now."""
+        """As ``ReleaseTimes.put``, until ``undo``."""
         self._before += self.ends.read(block)
         self.ends.put(block, until)
 
     def undo(self) -> None:
-        """Put everything back as it was."""
+        """Restore all values."""
         while self._before:
             self.ends.put(*self._before.pop())
 
 
 class DeferredReleaseTimes(ReleaseTimesSavepoint):
-    """The same, but written down only when somebody reads them: most plans write ends that nobody reads."""
+    """The same, but applied only on ``read``: most plans write release times that are never read."""
 
     def __init__(self, ends: ReleaseTimes) -> None:
         super().__init__(ends)
         self._late: list[tuple[Block, Timestamp]] = []
 
     def put(self, block: Block, until: Timestamp) -> None:
-        """As ``ReleaseTimes.put``, for now, as ``read`` shows it."""
+        """As ``ReleaseTimes.put``, until ``undo``; applied by ``read``."""
         self._late.append((block, until))
 
     def read(self) -> ReleaseTimes:
-        """The ends with all that was put."""
+        """The release times with all deferred changes applied."""
         for block, until in self._late:
             super().put(block, until)
         self._late.clear()
         return self.ends
 
     def undo(self) -> None:
-        """As ``ReleaseTimesSavepoint.undo``; what nobody has read is forgotten."""
+        """As ``ReleaseTimesSavepoint.undo``; deferred changes are dropped."""
         self._late.clear()
         super().undo()
 
 
 def release_times_for(topology: Topology) -> ReleaseTimes:
-    """The ends of a pool in which every device is free."""
+    """The release times of a pool in which every device is free."""
     if isinstance(topology, PowerOfTwo):
         return BuddyReleaseTimes(topology)
     if isinstance(topology, AnySubset):
@@ -97,7 +96,7 @@ def release_times_for(topology: Topology) -> ReleaseTimes:
 
 
 class _ReleaseCounts:
-    """How many devices are held until when, in order."""
+    """How many devices have each release time, in order."""
 
     def __init__(self, n_devices: int) -> None:
         self._counts: dict[Timestamp, int] = {FREE: n_devices}
@@ -123,7 +122,7 @@ class _ReleaseCounts:
 
 
 class SubsetReleaseTimes:
-    """Any set of devices is a block."""
+    """For pools where any set of devices is a block."""
 
     def __init__(self, n_devices: int) -> None:
         self._until = [FREE] * n_devices
@@ -138,7 +137,7 @@ class SubsetReleaseTimes:
                 self._until[index] = until
 
     def soonest(self, size: int) -> EarliestBlock | None:
-        """Of the devices that are free by then, those that are held longest: what is free now may be used till then."""
+        """Of the devices free by then, those with the latest release times: free devices stay usable until then."""
         freed = self._ordered.freed_by(size)
         if freed is None:
             return None
@@ -159,7 +158,7 @@ class SubsetReleaseTimes:
 
 
 class BuddyReleaseTimes:
-    """Aligned power-of-two blocks: of each, the last end inside and how many devices are held, level by level."""
+    """For aligned power-of-two blocks: level by level, each block's last release time and number of held devices."""
 
     def __init__(self, topology: PowerOfTwo) -> None:
         self._n_devices = topology.n_devices
@@ -175,7 +174,7 @@ class BuddyReleaseTimes:
             if level <= self._top:
                 self._put(level, block.start >> level, until)
                 return
-        for index in block:  # a partition made outside need not be a block of ours
+        for index in block:  # a foreign partition need not be one of our blocks
             self._put(0, index, until)
 
     def _put(self, level: int, at: int, until: Timestamp) -> None:
@@ -229,7 +228,7 @@ class BuddyReleaseTimes:
 
 
 class CatalogueReleaseTimes:
-    """The blocks of a list."""
+    """For the blocks of a catalogue."""
 
     def __init__(self, topology: Catalogue) -> None:
         self._until = [FREE] * topology.n_devices

@@ -1,7 +1,7 @@
-"""Failed demands.
+"""Errors of failed requests.
 
-An expected "no" is a value (a ``reasons.Reason``); a demand that cannot be met raises ``MooringsError``. The table that
-maps a code to an HTTP status and to an exit code stands in ``wire.errors``: core neither serves HTTP nor exits.
+An expected "no" is a value (a ``reasons.Reason``); a request that cannot be met raises ``MooringsError``. The table
+from codes to HTTP statuses and exit codes is in ``wire.errors``: core neither serves HTTP nor exits.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Iterable
 
 
 class MooringsError(Exception):
-    """A failed demand with a stable ``code``, a sentence, a hint and whether trying again can help.
+    """A failed request with a stable ``code``, a sentence, a hint and whether a retry can help.
 
     Args:
-        code: ``noun.problem``, stable for ever; must stand in ``wire.errors.ERRORS``.
+        code: ``noun.problem``, never changed; must be in ``wire.errors.ERRORS``.
         detail: one sentence that says what failed, with the values that matter.
         hint: what the caller can do next; may be empty.
-        retryable: whether the same demand may succeed later without a change.
+        retryable: whether the same request may succeed later without a change.
     """
 
     def __init__(self, code: str, detail: str, *, hint: str = "", retryable: bool = False) -> None:
@@ -28,7 +28,7 @@ class MooringsError(Exception):
 
 
 class IllegalTransitionError(MooringsError):
-    """A state machine was asked for a move its table does not have; carries the story of that object."""
+    """The state table has no such move; the message has the history of that object."""
 
     def __init__(self, kind: str, ident: str, state: str, event: str, story: Iterable[str] = ()) -> None:
         told = "; ".join(story)

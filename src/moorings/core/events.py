@@ -84,5 +84,5 @@ class Event:
 
 
 def canonical_json(data: Mapping[str, object]) -> str:
-    """``data`` as canonical JSON, in ASCII (also what is not valid Unicode survives): equal values give equal bytes."""
+    """``data`` as canonical JSON in ASCII, which also carries invalid Unicode: equal values give equal bytes."""
     return _CANONICAL.encode(data)

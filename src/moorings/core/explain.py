@@ -1,4 +1,4 @@
-"""Why a claim waits: in words, from the same maps and reservations that its turn saw (law 8)."""
+"""Why a claim waits, in words, from the same maps and reservations as its turn used (law 8)."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ _NO_AGEING = Policy()
 
 @dataclass(frozen=True, slots=True)
 class WaitExplanation:
-    """Why a claim waits: its place (1 is next), and every reason, the weightiest first."""
+    """Why a claim waits: its position (1 is next), and all reasons, the most important first."""
 
     position: int
     reasons: tuple[Reason, ...]
 
 
 def explain_wait(fleet: Fleet, claim: Claim, now: Timestamp, policy: Policy = _NO_AGEING) -> WaitExplanation:
-    """Why a pending claim of the fleet waits, from the same maps and reservations its turn saw.
+    """Why a pending claim of the fleet waits, from the same maps and reservations as its turn used.
 
     Args:
         fleet: as the turn left it.
-        claim: which.
+        claim: the pending claim.
         now: the time.
         policy: the one in force.
     """
@@ -70,7 +70,7 @@ def explain_wait(fleet: Fleet, claim: Claim, now: Timestamp, policy: Policy = _N
 def _behind_aged(
     fleet: Fleet, claim: Claim, able: Collection[PoolName], by: Timestamp, ageing_s: float
 ) -> Iterator[Reason]:
-    """That a claim of lower priority comes first, because it came by then and still waits."""
+    """The reason if a claim of lower priority comes first, because it arrived by then and still waits."""
     for kept in fleet.reservations:
         first = fleet.claims.get(kept.claim) or _announced(fleet, kept.claim)
         if kept.pool not in able or first is None or kept.claim == claim.id:
@@ -87,22 +87,22 @@ def _announced(fleet: Fleet, ident: ClaimId) -> Claim | None:
 
 
 def find_limit_reason(fleet: Fleet, claim: Claim, by: Timestamp | None = None) -> Reason | None:
-    """The limit of a project that keeps a claim from what is free; None: there is none.
+    """The project limit that bars a claim from free devices; None: there is none.
 
-    ``by``: no priority passes those that came by then.
+    ``by``: no priority passes claims that arrived by then.
     """
     return _limit_reason(fleet, claim, by) or _guarantee_limit_reason(fleet, claim)
 
 
 def _limit_reason(fleet: Fleet, claim: Claim, by: Timestamp | None, *, whoever: bool = False) -> Reason | None:
-    """The limit of a project that stands against a claim.
+    """The project limit that bars a claim.
 
     Args:
         fleet: as its last turn left it.
-        claim: that waits.
-        by: no priority passes those that came by then.
-        whoever: it fits, and that turn did not serve it: what is left is kept for one that came later, and is served
-            before it, since its project used less.
+        claim: the pending claim.
+        by: no priority passes claims that arrived by then.
+        whoever: the claim fits and the turn did not serve it. So what is left under the limit is reserved for a later
+            claim that comes first because its project used less.
     """
     projects, size = fleet.projects, claim.spec.size
     if not projects or not size:
@@ -132,7 +132,7 @@ def _limit_reason(fleet: Fleet, claim: Claim, by: Timestamp | None, *, whoever: 
 
 
 def _guarantee_limit_reason(fleet: Fleet, claim: Claim) -> Reason | None:
-    """The limit under which what is not guaranteed is held by claims that cannot be asked to yield."""
+    """The project limit on devices that are not guaranteed and held by claims that cannot be preempted."""
     projects, spec = fleet.projects, claim.spec
     if not projects or not spec.size or spec.preemptible:
         return None
@@ -169,7 +169,7 @@ def _first_under(
     *,
     whoever: bool,
 ) -> ClaimId | None:
-    """Who waits for room under a limit of a project (or of a subject in it), and is served before a claim."""
+    """The claim that waits under a limit of a project (or of a subject in it) and is served before this one."""
     if most is None:
         return None
     for other in _all_waiting(fleet) if whoever else _claims_ahead(fleet, claim, by):
@@ -181,7 +181,7 @@ def _first_under(
 
 
 def _claims_ahead(fleet: Fleet, claim: Claim, by: Timestamp | None) -> Iterator[Claim]:
-    """Those that came before a claim, or have a higher priority, or are passed by none."""
+    """The claims with a higher priority or an earlier arrival, and the aged claims."""
     place = bisect_left(fleet.queue, claim.order)
     passed = fleet.queue[place + 1 :] if by is not None and claim.arrival > by else ()
     aged = (order for order in passed if by is not None and order[1] <= by)
@@ -202,12 +202,12 @@ def _limit(claim: Claim, who: str, held: int, most: int, holders: Sequence[Holde
 
 
 def list_holders(fleet: Fleet) -> list[Holder]:
-    """Who holds what in a fleet."""
+    """All holders of a fleet."""
     return list_holders_of(fleet.partitions.values(), fleet.claims.get)
 
 
 def is_guaranteed_to_others(fleet: Fleet, claim: Claim, state: PoolState) -> bool:
-    """Whether what is free may not be lent to a claim that cannot be asked to yield."""
+    """Whether free devices may not be lent to this claim because it is not preemptible."""
     block = state.free.find(claim.spec.size)
     if claim.spec.preemptible or block is None:
         return False
@@ -216,17 +216,17 @@ def is_guaranteed_to_others(fleet: Fleet, claim: Claim, state: PoolState) -> boo
 
 
 def _could_ever_be_lent(fleet: Fleet, claim: Claim, state: PoolState) -> bool:
-    """Whether a pool that nobody uses would have a block for it beside all that is guaranteed."""
+    """Whether an unused pool would have a block for it beside all guarantees."""
     estate, topology, size = _guarantee_map(fleet, state, ()), state.pool.topology, claim.spec.size
     if estate is None:
         return True
     if isinstance(topology, Catalogue):
         return any(estate.may_hold(block) for block in topology.blocks if len(block) == size)
-    return estate.may_hold(Block(range(size)))  # where it lies is all the same there
+    return estate.may_hold(Block(range(size)))  # any aligned block will do there
 
 
 def _guarantee_map(fleet: Fleet, state: PoolState, tenants: Sequence[Holder]) -> GuaranteeMap | None:
-    """The cells of a pool as its tenants use them; None: nobody is guaranteed anything there."""
+    """The cells of a pool and their use by its holders; None: there are no guarantees."""
     cells = fleet.projects.cells(state.pool.name)
     if not cells:
         return None
@@ -236,7 +236,7 @@ def _guarantee_map(fleet: Fleet, state: PoolState, tenants: Sequence[Holder]) ->
 
 
 def unreachable_reason(state: PoolState) -> Reason:
-    """Why nothing goes on in a pool whose driver does not answer."""
+    """Why a pool serves no claims while its driver does not answer."""
     name = state.pool.name
     hint = f"its admins find out with 'moor describe pool {name}' and 'moor doctor'"
     return Reason("pool.unreachable", f"pool {name} cannot be reached: {state.problem}", hint=hint)
@@ -267,7 +267,7 @@ def _why(fleet: Fleet, claim: Claim, state: PoolState) -> Reason:
 
 
 def _resource_shortage(state: PoolState, spec: ClaimSpec) -> str | None:
-    """Which secondary resource a pool has too little left of, in words; None: of none."""
+    """The secondary resource that a pool lacks, in words; None: none."""
     name = next((name for name, amount in spec.resources.items() if not state.room({name: amount})), None)
     if name is None:
         return None
@@ -288,9 +288,10 @@ def _devices(count: int) -> str:
 
 
 def _claim_label(fleet: Fleet, ident: ClaimId) -> str:
-    """A claim as a human knows it: the job of another scheduler, else its name, and whose it is.
+    """The name that users know a claim by: the job of another scheduler, else its name and subject.
 
-    The subject of another scheduler's job is its agent's, who is nobody; that of an announced job is the owner itself.
+    The subject of another scheduler's job is its agent's, which tells a user nothing; that of an announced job is its
+    owner.
     """
     claim = fleet.claims.get(ident)
     if claim is None:
@@ -335,7 +336,7 @@ def _reservation_reason(fleet: Fleet, mine: ReservedBlock, now: Timestamp) -> Re
         limit = ", asked to yield" if len(asked) == len(holders) else f", {len(asked)} of them asked to yield"
         if len(asked) == len(holders):
             until = max(asked) if now < max(asked) else None
-    elif endless and mine.until < NO_RELEASE:  # who has no time limit leaves in time only if he is asked to
+    elif endless and mine.until < NO_RELEASE:  # a holder without a time limit leaves in time only when asked to
         limit = ", to be asked to yield" if len(endless) == len(holders) else ", some of them to be asked to yield"
     elif endless:
         limit = " (no time limit)" if len(endless) == len(holders) else " (some without a time limit)"
@@ -344,12 +345,12 @@ def _reservation_reason(fleet: Fleet, mine: ReservedBlock, now: Timestamp) -> Re
 
 
 def _is_before(other: ReservedBlock, mine: ReservedBlock) -> bool:
-    """Whether what is kept for one is kept for another until that one has ended."""
+    """Whether another claim's reservation comes first: until it has ended, mine cannot be emptied."""
     return other.pool == mine.pool and mine.until >= NO_RELEASE > other.until and other.block.overlaps(mine.block)
 
 
 def _unheld_reason(fleet: Fleet, mine: ReservedBlock) -> str:
-    """What is kept and held by no claim: it waits for other resources, is being freed, or is in others' partitions."""
+    """A reserved block that no claim holds: it lacks other resources, is being freed, or is in foreign partitions."""
     claim, pool = fleet.claims.get(mine.claim), fleet.pools[mine.pool]
     short = _resource_shortage(pool, claim.spec) if claim is not None else None
     if not len(mine.block):
@@ -367,7 +368,7 @@ def _unheld_reason(fleet: Fleet, mine: ReservedBlock) -> str:
 
 
 def _holders(fleet: Fleet, mine: ReservedBlock) -> Sequence[ClaimId]:
-    """The unended claims on the devices that are kept."""
+    """The unended claims on the reserved devices."""
     return sorted(
         partition.claim
         for partition in fleet.partitions.values()

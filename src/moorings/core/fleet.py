@@ -1,8 +1,8 @@
 """The fleet: everything that has not ended, as one value that a turn decides on.
 
-``Fleet`` is owned by the scheduling loop. A turn reads it and leaves it as it was; ``apply`` changes it, only after the
-database has taken the turn's changes. Rebuilt from the database it is the same fleet, because the free maps are
-canonical. ``check`` lists every way in which a fleet could break a law.
+``Fleet`` is owned by the scheduling loop. A turn reads it and does not change it; ``apply`` changes it, only after the
+database has taken the turn's changes. A fleet rebuilt from the database is equal, because the free maps are canonical.
+``core.laws`` finds every law that a fleet breaks.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from moorings.core.placement import NO_RELEASE, OUT_OF_SERVICE, FreeMap, HeldBlo
 from moorings.core.projects import Project, Projects, ProjectUsage
 from moorings.core.topology import Block, Pool
 
-ONE_CLAIM: Final = Amount(1)  # of what waits, a claim
+ONE_CLAIM: Final = Amount(1)  # of the backlog
 
 
 @dataclass(frozen=True, slots=True)
 class ReservedBlock:
-    """The block kept free for the first claim that must wait in a pool; ``until`` is when it should be empty.
+    """The block reserved for the first claim that must wait in a pool; ``until`` is when it should be empty.
 
-    An empty block: it asked for no devices, or its devices are kept as a number, for claims will be moved then.
+    The block is empty if the claim asked for no devices, or if a number of devices is reserved: claims are moved then.
     """
 
     claim: ClaimId
@@ -47,14 +47,14 @@ class PoolState:
 
     Attributes:
         out: devices out of service, by index.
-        foreign: blocks of partitions made outside Moorings, by name.
+        foreign: blocks of foreign partitions (made outside Moorings), by name.
         used: secondary resources held by claims.
         problem: why its driver cannot be reached; empty if it can.
-        holds: its partitions, and when the time limit of each ends, passed or not.
-        ends: when what is not free should be free.
-        due: the ends that have not passed yet, as a heap.
-        overdue: those of ``holds`` whose end has passed in vain.
-        passed: the time to which that was last looked at.
+        holds: its partitions and the expected end of each, passed or not.
+        ends: release times of devices that are not free.
+        due: expected ends that have not passed yet, as a heap.
+        overdue: partitions in ``holds`` whose expected end has passed.
+        passed: the time up to which ``due`` was processed.
     """
 
     pool: Pool
@@ -74,7 +74,7 @@ class PoolState:
         return has_resources_left(self.pool, self.used, wanted)
 
     def hold(self, ident: PartitionId, hold: HeldBlock) -> None:
-        """A partition is held until then."""
+        """Record that a partition is held, and until when."""
         self.holds[ident] = hold
         self.overdue.discard(ident)
         if 0 < hold.until < NO_RELEASE:
@@ -82,7 +82,7 @@ class PoolState:
         self.mark(hold.block, hold.until)
 
     def mark(self, block: Block, until: Timestamp) -> None:
-        """Write down when devices should be free, but for those that are out of service or were taken outside."""
+        """Set when devices should be free, except devices out of service or in foreign partitions."""
         self.ends.put(block, until)
         for index in block if self.out else ():
             if index in self.out:
@@ -94,7 +94,7 @@ class PoolState:
                         self.ends.put(Block(range(index, index + 1)), NO_RELEASE)
 
     def pass_time(self, now: Timestamp) -> None:
-        """Expect nothing any more of ends that have passed in vain; expect it again where the clock was set back."""
+        """Give up expected ends that have passed; restore them if the clock was set back."""
         if now < self.passed:
             for ident in [one for one in self.overdue if self.holds[one].until > now]:
                 self.hold(ident, self.holds[ident])
@@ -137,17 +137,17 @@ class Fleet:
         self.names: dict[str, ClaimId] = {}
         self.partition_names: dict[str, PartitionId] = {}
         self.queue: list[QueueKey] = []
-        self.lines: dict[ClassKey, PendingClass] = {}  # the queue once more, so that a turn need not walk all of it
+        self.lines: dict[ClassKey, PendingClass] = {}  # the queue by pending class, so a turn need not walk all of it
         self.backlog = Backlog()
-        self.leases: list[tuple[Timestamp, ClaimId]] = []  # by when they run out
+        self.leases: list[tuple[Timestamp, ClaimId]] = []  # by expiry
         self.last_arrival = Timestamp(0)
         self.reservations: tuple[ReservedBlock, ...] = ()
         self.announced: dict[str, QueueReport] = {}
         self.offers: tuple[Offer, ...] = ()
         self.projects = Projects((), (state.pool for state in self.pools.values()))
         self.usage: dict[str, ProjectUsage] = {}
-        self.moving: set[ClaimId] = set()  # those that were asked to move and have not gone on yet
-        self.asked: set[ClaimId] = set()  # those that were asked to yield and have not yet
+        self.moving: set[ClaimId] = set()  # claims asked to move that have not resumed yet
+        self.asked: set[ClaimId] = set()  # claims asked to yield that have not yielded yet
         self.moved: tuple[Timestamp, ...] = ()  # when claims were asked to move, in the last hour
 
     @classmethod
@@ -160,7 +160,7 @@ class Fleet:
         projects: Iterable[Project] = (),
         usage: Iterable[ProjectUsage] = (),
     ) -> Fleet:
-        """The fleet that a database's unended records make."""
+        """The fleet of a database's unended records."""
         fleet = cls(pools)
         changes = FleetChanges()
         changes.projects = {project.name: (project, None) for project in projects}
@@ -177,7 +177,7 @@ class Fleet:
         return fleet
 
     def apply(self, changes: FleetChanges) -> None:
-        """Take over what a turn changed. Called only when the database holds it."""
+        """Apply the changes of a turn. Call it only after the database has saved them."""
         if changes.projects:
             self._projects(changes.projects)
         self.usage.update(changes.usage)
@@ -199,7 +199,7 @@ class Fleet:
         self._beside(changes)
 
     def _beside(self, changes: FleetChanges) -> None:
-        """Take over what is in no record."""
+        """Apply changes to what no record holds."""
         for queue, told in changes.announced.items():
             if told is not None:
                 self.announced[queue] = told
@@ -213,7 +213,7 @@ class Fleet:
             self.moved = changes.moved
 
     def beside_the_records(self) -> FleetChanges:
-        """What is known here and in no database: what drivers say, and the last turn's reservations."""
+        """State that no database holds: what drivers report, and the last turn's reservations."""
         return FleetChanges(
             foreign={name: dict(state.foreign) for name, state in self.pools.items()},
             problems={name: state.problem for name, state in self.pools.items()},
@@ -224,12 +224,12 @@ class Fleet:
         )
 
     def pass_time(self, now: Timestamp) -> None:
-        """What should have ended by now, and has not, is not reckoned with any more."""
+        """Stop counting on expected ends that have passed."""
         for state in self.pools.values():
             state.pass_time(now)
 
     def line_of(self, claim: Claim) -> ClassKey:
-        """The line of the queue a claim stands in."""
+        """The pending class of a claim."""
         return class_key(claim, self.projects)
 
     def _projects(self, changed: Mapping[str, tuple[Project | None, int | None]]) -> None:
@@ -239,7 +239,7 @@ class Fleet:
             if project is None:
                 self.usage.pop(name, None)
         self.projects = projects
-        self.lines = {}  # who stands in one line is a matter of projects
+        self.lines = {}  # pending classes depend on projects
         for claim in self.waiting():
             self.lines.setdefault(self.line_of(claim), PendingClass()).add(claim.order, backfill_limit_s(claim))
 
@@ -256,7 +256,7 @@ class Fleet:
                 state.free.take(block)
 
     def _holds(self, changes: FleetChanges) -> None:
-        """Bring what is held, and until when, up to date with changed partitions and claims."""
+        """Update holds and their ends after changes of partitions and claims."""
         for ident in changed_partition_ids(changes):
             partition = self.partitions.get(ident)
             state = self.pools.get(partition.pool) if partition is not None else None
@@ -287,7 +287,7 @@ class Fleet:
         state.mark(alone, self._until(state, device.index))
 
     def _until(self, state: PoolState, index: int) -> Timestamp:
-        """When a device should be free, but for what stands against that beside a partition."""
+        """When a device should be free, as far as its partition decides that."""
         holder = self.holder(state.pool.name, index)
         hold = state.holds.get(holder.id) if holder is not None else None
         if holder is None or hold is None:
@@ -303,7 +303,7 @@ class Fleet:
                 if not self.holder(state.pool.name, index):
                     release_usable_devices(state, Block(range(index, index + 1)), state.free)
         for block in blocks.values():
-            for index in block:  # a foreign partition need not be a block of ours
+            for index in block:  # a foreign partition need not be one of our blocks
                 alone = Block(range(index, index + 1))
                 if state.free.is_free(alone):
                     state.free.take(alone)
@@ -341,7 +341,7 @@ class Fleet:
             insort(self.leases, (claim.lease_until, claim.id))
 
     def _leave(self, claim: Claim) -> None:
-        """Take a claim, as it was, out of everything that is kept in order."""
+        """Remove a claim, in its former state, from all ordered indexes."""
         if claim.state is ClaimState.PENDING:
             del self.queue[bisect_left(self.queue, claim.order)]
             self.backlog.add(claim.subject, claim.spec.project, -ONE_CLAIM)
@@ -374,12 +374,12 @@ def add_amounts(used: dict[str, int], resources: Mapping[str, int], sign: int) -
 
 
 def changed_partition_ids(changes: FleetChanges) -> set[PartitionId]:
-    """The partitions of which it may have changed until when they are held; some may be gone."""
+    """The partitions whose expected release may have changed; some may be gone."""
     return {*changes.partitions} | {claim.partition for claim, _ in changes.claims.values() if claim.partition}
 
 
 def expected_release(partition: Partition, claim: Claim | None) -> Timestamp:
-    """When a partition's devices should be free: 0 if they are being freed, ``NEVER`` if no limit is known."""
+    """When a partition's devices should be free: 0 if they are being freed, ``NO_RELEASE`` if no limit is known."""
     if partition.state is PartitionState.REMOVING:
         return Timestamp(0)
     if claim is None or claim.partition != partition.id:  # it broke, and its claim holds another one by now
@@ -393,7 +393,7 @@ def expected_release(partition: Partition, claim: Claim | None) -> Timestamp:
 
 
 def release_usable_devices(state: PoolState, block: Block, target: FreeMap | Savepoint) -> None:
-    """Release a block, except its devices that are out of service or used by others."""
+    """Release a block, except its devices that are out of service or in foreign partitions."""
     if not state.out and not state.foreign:
         target.release(block)
         return

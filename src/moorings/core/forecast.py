@@ -1,7 +1,8 @@
-"""When a claim would start: the live queue played on, with everybody running to their time limits.
+"""Estimate when a claim would start: simulate the live queue, with every job running to its time limit.
 
-An estimate is the latest start, as things stand: jobs that end early bring it forward, and only claims that come first
-later (a higher priority, a guarantee) can push it back. Where somebody in the way has no time limit there is no answer.
+An estimate is the latest start in the present situation. Jobs that end early bring it forward; only claims that are
+served first and come later (a higher priority, a guarantee) can delay it. There is no estimate if a claim ahead has no
+time limit.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from moorings.core.simulate import Simulation
 from moorings.core.topology import Block
 
 HORIZON_S: Final = 30 * 86_400
-SIMULATED_TURNS_MAX: Final = 4_000  # bounds the time that one answer may take
-_STEP: Final = 16  # turns between two looks whether to go on
+SIMULATED_TURNS_MAX: Final = 4_000  # bounds the time of one estimate
+_STEP: Final = 16  # turns between two checks of the time left
 
 
 @dataclass(frozen=True, slots=True)
 class StartEstimate:
-    """When a claim would start.
+    """The estimated start of a claim.
 
     Attributes:
-        starts_at: the turn's time: now; None: nobody can say.
-        why: why nobody can say, in a sentence; empty if somebody can.
+        starts_at: the start; the turn's time if it can start now; None: unknown.
+        why: why it is unknown, in a sentence; else empty.
     """
 
     starts_at: Timestamp | None
@@ -41,14 +42,14 @@ class StartEstimate:
 def estimate_start(
     fleet: Fleet, policy: Policy, now: Timestamp, wanted: Claim, go_on: Callable[[], bool] = lambda: True
 ) -> StartEstimate:
-    """When ``wanted`` would start; it need not be in the fleet, and then comes last among its equals.
+    """Estimate when ``wanted`` would start; if it is not in the fleet, it comes last among its equals.
 
     Args:
-        fleet: as it is now; it is left as it is.
+        fleet: the live fleet; not changed.
         policy: the one in force.
-        now: from when on it is played.
-        wanted: a claim that waits.
-        go_on: asked between turns; once it says no, nobody can say.
+        now: start of the simulation.
+        wanted: a pending claim.
+        go_on: called between turns; the estimate is unknown once it returns False.
     """
     played = simulate_fleet(fleet, policy, now)
     if wanted.id not in fleet.claims:
@@ -77,7 +78,7 @@ def estimate_start(
 
 
 def copy_fleet(fleet: Fleet) -> Fleet:
-    """The fleet as it is now, to be read here while the other one goes on: what an estimate looks at is copied."""
+    """A copy of the fleet for reading while the original changes: it copies what an estimate reads."""
     still = copy(fleet)
     still.claims, still.partitions = dict(fleet.claims), dict(fleet.partitions)
     still.queue, still.usage = list(fleet.queue), dict(fleet.usage)
@@ -89,7 +90,7 @@ def copy_fleet(fleet: Fleet) -> Fleet:
 
 
 def simulate_fleet(fleet: Fleet, policy: Policy, now: Timestamp) -> Simulation:
-    """The live fleet as a simulation that begins now."""
+    """A simulation that begins now, from the live fleet."""
     played = Simulation((state.pool for state in fleet.pools.values()), policy, fleet.projects, now)
     for name, state in fleet.pools.items():
         mine = played.pools[name]

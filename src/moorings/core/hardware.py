@@ -1,7 +1,7 @@
 """What passes between the controller and a driver, as values.
 
-A driver's word is never trusted further than it goes: *unknown* is none of the good states, a lost answer is
-*unavailable*, and one bad listing ends nothing (laws 2 to 4).
+A driver is trusted only as far as its words go: *unknown* is none of the good states, a lost response is *unavailable*,
+and one bad listing ends nothing (laws 2 to 4).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from moorings.core.topology import Block
 class ResultCode(StrEnum):
     """How a driver answers an order."""
 
-    OK = "ok"  # taken; ``seen`` tells how far it is
-    REJECTED = "rejected"  # it will never do this; nothing exists because of the order
-    UNAVAILABLE = "unavailable"  # no answer, or not now; it may or may not have been done
-    BROKEN = "broken"  # the hardware under it failed
+    OK = "ok"  # accepted; ``seen`` gives the progress
+    REJECTED = "rejected"  # it will never do this; the order created nothing
+    UNAVAILABLE = "unavailable"  # no answer, or not now; the order may or may not have been executed
+    BROKEN = "broken"  # the hardware failed
 
 
 class ObservedState(StrEnum):
-    """What a driver sees of a partition, in our words."""
+    """A partition's state as its driver sees it, in our terms."""
 
     PROVISIONING = "PROVISIONING"
     ACTIVE = "ACTIVE"
@@ -36,7 +36,7 @@ class ObservedState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PartitionSpec:
-    """A partition a driver is to make. ``mark`` makes it recognisable as ours: only what carries it is ever removed."""
+    """A partition for a driver to create. ``mark`` identifies it as ours: only partitions with it are ever removed."""
 
     name: str
     block: Block
@@ -50,8 +50,8 @@ class DriverResult:
     """A driver's answer to one order.
 
     Attributes:
-        verdict: how it took the order.
-        seen: the partition's state after it, where it says so.
+        verdict: the result of the order.
+        seen: the partition's state afterwards, if the driver reports it.
         detail: the vendor's words, for humans.
     """
 
@@ -77,7 +77,7 @@ class Capability:
 
     Attributes:
         name_chars_max: longest partition name.
-        can_reset: whether a partition can be reset without being made anew.
+        can_reset: whether it can reset a partition without creating it again.
         lists_marks: whether listings carry our mark.
         facts: further facts for ``moor describe pool``.
     """

@@ -1,4 +1,4 @@
-"""What can come into a turn, as values: demands of people, words of drivers, decisions of admins."""
+"""The inputs of a turn, as values: requests of users and admins, results of drivers, reports of agents."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from moorings.core.topology import Block
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateClaim:
-    """Somebody asks for a partition; the id is fresh, everything else was checked for form."""
+    """Request a partition; the id is fresh, everything else was checked for form."""
 
     id: ClaimId
     name: str
@@ -26,14 +26,14 @@ class CreateClaim:
     subject: str
     spec: ClaimSpec
     role: Role | None = field(default=None, metadata=OMIT_IF_DEFAULT)
-    """Whose priority is limited; None: nobody's, as in logs of before."""
+    """The caller's role, which limits the priority; None: no limit, as in logs of before."""
     since: Timestamp | None = field(default=None, metadata=OMIT_IF_DEFAULT)
-    """Its place in the queue is that of a claim made then; None: of one that is made now."""
+    """The claim's place in the queue is that of one created then; None: of one created now."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseClaim:
-    """Its owner is done, or it is cancelled; ``why`` is for the log."""
+    """Release or cancel a claim; ``why`` is for the log."""
 
     claim: ClaimId
     why: str
@@ -41,9 +41,9 @@ class ReleaseClaim:
 
 @dataclass(frozen=True, slots=True)
 class CancelPendingClaim:
-    """Its owner needs it no more, unless it holds something by now; ``why`` is for the log.
+    """Cancel a claim only if it still holds nothing; ``why`` is for the log.
 
-    An input of its own, not a flag of ``ReleaseClaim``: that would change the bytes of every log written before.
+    It is a separate input and not a flag of ``ReleaseClaim``, which would change the bytes of all earlier logs.
     """
 
     claim: ClaimId
@@ -52,14 +52,14 @@ class CancelPendingClaim:
 
 @dataclass(frozen=True, slots=True)
 class RenewClaim:
-    """Its owner is alive."""
+    """Renew the lease of a claim."""
 
     claim: ClaimId
 
 
 @dataclass(frozen=True, slots=True)
 class SetPriority:
-    """Somebody who may has it served earlier or later; higher is first."""
+    """Change the priority of a claim; higher is first."""
 
     claim: ClaimId
     priority: int
@@ -68,16 +68,16 @@ class SetPriority:
 
 @dataclass(frozen=True, slots=True)
 class ResetPartition:
-    """Its owner wants it in a clean state."""
+    """Reset a partition to a clean state, at its owner's request."""
 
     partition: PartitionId
 
 
 @dataclass(frozen=True, slots=True)
 class DriverResultReceived:
-    """What a driver said of a partition: in answer to an order, or in a listing (``order`` is ``list``).
+    """A driver's result for a partition: the answer to an order, or a listing (``order`` is ``list``).
 
-    ``version`` is the record's, when it was asked: what is said of a state that has passed means nothing.
+    ``version`` is the record's at the time of the order: a result about a past state means nothing.
     """
 
     partition: PartitionId
@@ -88,14 +88,14 @@ class DriverResultReceived:
 
 @dataclass(frozen=True, slots=True)
 class RetryRemoval:
-    """A partition in ERROR that nobody may use any more is to be removed again."""
+    """Remove a partition in ERROR again, if no claim may use it any more."""
 
     partition: PartitionId
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignPartitionsListed:
-    """The partitions of a pool that were made outside Moorings: all of them, by name."""
+    """All partitions of a pool that were made outside Moorings, by name."""
 
     pool: PoolName
     blocks: Mapping[str, Block]
@@ -103,7 +103,7 @@ class ForeignPartitionsListed:
 
 @dataclass(frozen=True, slots=True)
 class StrayPartitionFound:
-    """A partition with our mark that nobody holds; the driver is told to remove it."""
+    """A partition with our mark that no claim holds; the driver gets an order to remove it."""
 
     pool: PoolName
     name: str
@@ -119,7 +119,7 @@ class PoolReachability:
 
 @dataclass(frozen=True, slots=True)
 class DrainDevice:
-    """An admin takes a device out of service (after the partition it is in, if any)."""
+    """Take a device out of service (after the partition it is in, if any)."""
 
     pool: PoolName
     index: int
@@ -128,7 +128,7 @@ class DrainDevice:
 
 @dataclass(frozen=True, slots=True)
 class ResumeDevice:
-    """An admin puts a device back into service."""
+    """Put a device back into service."""
 
     pool: PoolName
     index: int
@@ -136,14 +136,14 @@ class ResumeDevice:
 
 @dataclass(frozen=True, slots=True)
 class QueueReported:
-    """Another scheduler's agent tells what waits in its queue."""
+    """An agent reports what waits in its scheduler's queue."""
 
     told: QueueReport
 
 
 @dataclass(frozen=True, slots=True)
 class YieldClaim:
-    """The job of a claim that was asked to yield has stopped, and waits to go on; ``why`` is for the log."""
+    """The job of a claim that was asked to yield has stopped and waits to resume; ``why`` is for the log."""
 
     claim: ClaimId
     why: str
@@ -151,7 +151,7 @@ class YieldClaim:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSaved:
-    """The job of a claim has saved its state: what it did before ``at`` is not lost if it is stopped."""
+    """The job of a claim has saved a checkpoint: work done before ``at`` is not lost if it stops."""
 
     claim: ClaimId
     at: Timestamp
@@ -159,7 +159,7 @@ class CheckpointSaved:
 
 @dataclass(frozen=True, slots=True)
 class SetProject:
-    """An admin makes a project, or changes it: ``version`` is the one that is changed (None: there must be none)."""
+    """Create or change a project: ``version`` is the one to change (None: it must not exist)."""
 
     project: Project
     version: int | None
@@ -167,20 +167,20 @@ class SetProject:
 
 @dataclass(frozen=True, slots=True)
 class DeleteProject:
-    """An admin removes a project that nobody uses."""
+    """Delete a project that is not in use."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class DefragmentPool:
-    """An admin has claims go on elsewhere, so that a block becomes free: of that size, or for a claim that waits.
+    """Move claims so that a block becomes free: of a given size, or for a pending claim.
 
     Attributes:
-        size: devices; what is asked for by ``claim``, if that is given.
-        pool: only there.
-        claim: for which the room is.
-        cost_max: only if no more device-seconds are lost by it.
+        size: devices; taken from ``claim`` if that is given.
+        pool: only in this pool.
+        claim: the claim that the block is for.
+        cost_max: only if the moves lose at most so many device-seconds.
     """
 
     size: int = 0

@@ -1,4 +1,4 @@
-"""Moments as whole microseconds since 1970 UTC.
+"""Timestamps: whole microseconds since 1970 UTC.
 
 Integers, not floats or datetimes: they survive JSON and databases to the last digit, so a replayed log gives the same
 bytes, and they compare and add at the speed of integers. ``wire`` alone renders them for humans.
@@ -14,7 +14,7 @@ SECOND = 1_000_000
 
 
 def add_seconds(start: Timestamp, duration_s: float) -> Timestamp:
-    """The instant ``duration_s`` seconds after ``start``."""
+    """The timestamp ``duration_s`` seconds after ``start``."""
     return Timestamp(start + round(duration_s * SECOND))
 
 

@@ -1,4 +1,4 @@
-"""What is kept for those who must wait, during one pass over the queue, and who may use it meanwhile."""
+"""Reserved blocks during one pass over the queue, and which claims may use them meanwhile (backfill)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from moorings.core.topology import Block, Catalogue, PowerOfTwo
 
 
 class BackfillWindow:
-    """A block that is kept: what of it is free may be used by those that end before it is needed.
+    """A reserved block: claims that end before it is needed may use what is free of it.
 
-    Kept as a number (an empty block, ``spare`` given): claims will be moved when so many devices are free. Then who
-    does not end before may use no more than what is left over.
+    It may be a number of devices (an empty block, with ``spare``): claims will be moved when so many devices are free.
+    A claim that does not end before may then use no more than ``spare``.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class BackfillWindow:
         self.reservation = reservation
         self.spare = spare
         self._making_s = making_s
-        self._window = (Timestamp(-1), 0.0)  # when it was asked for last, and what it was
+        self._window = (Timestamp(-1), 0.0)  # time and result of the last ``window_s``
         self._topology = state.pool.topology
         self._parts = state.free.free_within(reservation.block) if len(reservation.block) else []
         for part in self._parts:
@@ -35,7 +35,7 @@ class BackfillWindow:
         self._most = self._largest()
 
     def window_s(self, now: Timestamp) -> float:
-        """Who ends within this time may use it; 0: nobody may."""
+        """Claims that end within this time, in seconds, may use it; 0: none."""
         asked, window = self._window
         if asked != now:
             until = self.reservation.until
@@ -60,7 +60,7 @@ class BackfillWindow:
         return min(fitting, key=lambda block: (block.start, tuple(block)), default=None)
 
     def take(self, block: Block) -> None:
-        """Somebody uses a block inside it."""
+        """Record that a claim uses a block inside it."""
         left: list[Block] = []
         for part in self._parts:
             left += _subtract_block(part, block)
@@ -68,13 +68,13 @@ class BackfillWindow:
         self._most = self._largest()
 
     def _largest(self) -> int:
-        """No block of more devices than this can be inside."""
+        """An upper bound of the size of a block inside it."""
         sizes = [len(part) for part in self._parts]
         return max(sizes, default=0) if isinstance(self._topology, PowerOfTwo) else sum(sizes)
 
 
 def _subtract_block(part: Block, block: Block) -> list[Block]:
-    """A part without a block that is in it, or that it has nothing of, as blocks."""
+    """A part without a block, which is inside it or does not overlap it, as blocks."""
     if not part.overlaps(block):
         return [part]
     members, taken = part.members, block.members
@@ -92,17 +92,17 @@ def _subtract_block(part: Block, block: Block) -> list[Block]:
 def reserve_device_count(
     ends: ReleaseTimes, size: int, block: Block, until: Timestamp, now: Timestamp
 ) -> tuple[Block, Timestamp, int | None]:
-    """What is kept as a number of devices, if enough are free sooner than a block: then claims will be moved.
+    """Reserve a number of devices instead of a block, if enough are free sooner: claims will be moved then.
 
     Args:
-        ends: of the pool.
-        size: devices that are wanted.
-        block: the one that can be emptied soonest.
-        until: when that should be.
-        now: where enough are free already the block is kept.
+        ends: release times of the pool.
+        size: devices requested.
+        block: the block that can be emptied soonest.
+        until: when that block should be empty.
+        now: if enough devices are free already, the block is reserved.
 
     Returns:
-        An empty block, when enough are free and how many are left over then; or the block as it was, and None.
+        An empty block, when enough are free, and how many are left over then; or the block as given, and None.
     """
     freed = ends.freed_by(size)
     if freed is None or freed[0] >= until or freed[0] <= now:

@@ -1,7 +1,7 @@
 """The laws, as a check of a fleet: what must be true after every turn, whoever decided it.
 
-Run after every step of the property tests and at the end of every test of the whole controller. A finding
-names the law (design section 5) and the objects, so that a human can act on it.
+It runs after every step of the property tests and at the end of every test of the whole controller. A violation names
+the law (design section 5) and the objects, so that a human can act on it.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _queue(fleet: Fleet) -> Iterator[Violation]:
 
 
 def _free_map(fleet: Fleet, state: PoolState) -> Iterator[Violation]:
-    """The free map is what the records say, however it came about."""
+    """The free map agrees with the records."""
     fresh = free_map_for(state.pool.topology)
     taken = {i for p in fleet.partitions.values() if p.pool == state.pool.name for i in p.block}
     taken |= set(state.out) | {index for block in state.foreign.values() for index in block}
@@ -131,7 +131,7 @@ def _free_map(fleet: Fleet, state: PoolState) -> Iterator[Violation]:
 
 
 def _resources(fleet: Fleet, state: PoolState) -> Iterator[Violation]:
-    """Secondary resources are held by claims and by nothing else."""
+    """Secondary resources are held only by claims."""
     held: dict[str, int] = {}
     for claim in fleet.claims.values():
         if claim.pool == state.pool.name:

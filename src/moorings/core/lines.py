@@ -1,12 +1,12 @@
-"""Lines: claims that wait for the same, in the queue's order, so that a turn need not walk over all that wait.
+"""Pending classes: pending claims that are alike, in the queue's order, so that a turn need not walk over all of them.
 
-Who asks for the same devices in the name of the same project and subject stands in one line: where the first gets
-nothing, those behind it get nothing either, unless they end sooner. So a line can also be asked for the next of its
-claims that ends within some time (backfill), which it finds by the shortest limit of each of its chunks.
+A class holds the claims for the same devices, of the same project and subject. If the first of them gets nothing, the
+later ones get nothing either, unless they end sooner. So a class can also return its next claim that ends within some
+time (backfill); it finds that by the shortest time limit of each of its chunks.
 
-A line is kept twice: in the queue's order, and by arrival alone, for those that have waited so long that priority
-counts no more (ageing). Lines told apart by priority were refused: a user could make as many as there are priorities,
-and a limit of a project bars a line, so an old log would be decided otherwise.
+A class has two orders: the queue's, and arrival alone, for claims that have waited so long that priority no longer
+counts (ageing). Separate classes for each priority were refused: a user could create as many as there are priorities,
+and a limit of a project bars a class, so an old log would be decided otherwise.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from moorings.core.instants import Timestamp
 from moorings.core.projects import Projects
 
 QueueKey = tuple[int, Timestamp, ClaimId]
-AccountKey = tuple[str, str, bool]  # project, subject, whether it may be asked to yield
+AccountKey = tuple[str, str, bool]  # project, subject, whether it is preemptible
 DeviceKey = tuple[str, PoolName | None, int, int, QueueMode]
 ClassKey = tuple[DeviceKey, AccountKey, tuple[tuple[str, int], ...]]
 
@@ -35,7 +35,7 @@ _NOBODY: Final[AccountKey] = ("", "", False)
 
 
 def class_key(claim: Claim, projects: Projects) -> ClassKey:
-    """The line of the queue a claim stands in; who pays matters only where there are projects."""
+    """The pending class of a claim; project and subject matter only if projects are defined."""
     spec = claim.spec
     payer = _NOBODY
     if projects:
@@ -46,19 +46,19 @@ def class_key(claim: Claim, projects: Projects) -> ClassKey:
 
 
 def backfill_limit_s(claim: Claim) -> float:
-    """The time after which its job is ended, in seconds; infinite: nobody ends it.
+    """The time after which its job is ended, in seconds; infinite: never.
 
-    What a person claims by hand ends when that person says so, whatever time was told.
+    A claim made by a user ends when the user releases it, whatever its time limit.
     """
     limit_s = claim.spec.time_limit_s
     return limit_s if limit_s is not None and not claim.owner.startswith(USER_OWNER_PREFIX) else NO_LIMIT_S
 
 
 class PendingClass:
-    """The orders of a line's claims and their time limits, first to last.
+    """The queue keys and time limits of a class's claims, first to last.
 
     Attributes:
-        arrivals: the same claims by arrival, whatever their priority; None: it is itself that of another line.
+        arrivals: the same claims by arrival, whatever their priority; None: this is itself the one by arrival.
     """
 
     __slots__ = ("_chunks", "_count", "_firsts", "_shortest", "arrivals")
@@ -77,15 +77,15 @@ class PendingClass:
         return (order for chunk in self._chunks for order, _ in chunk)
 
     def first(self) -> QueueKey | None:
-        """Who comes first."""
+        """The first claim."""
         return self._firsts[0] if self._firsts else None
 
     def last(self) -> QueueKey | None:
-        """Who comes last: nobody in it has a lower priority."""
+        """The last claim: none in the class has a lower priority."""
         return self._chunks[-1][-1][0] if self._chunks else None
 
     def add(self, order: QueueKey, limit_s: float) -> None:
-        """Put a claim in."""
+        """Add a claim."""
         if self.arrivals is not None:
             self.arrivals.add(_by_arrival(order), limit_s)
         self._count += 1
@@ -106,7 +106,7 @@ class PendingClass:
             self._shortest[at : at + 1] = [_shortest(chunk[:half]), _shortest(chunk[half:])]
 
     def remove(self, order: QueueKey) -> None:
-        """Take a claim out; it is in."""
+        """Remove a claim, which must be in the class."""
         if self.arrivals is not None:
             self.arrivals.remove(_by_arrival(order))
         at = self._chunk_of(order)
@@ -124,7 +124,7 @@ class PendingClass:
             self._shortest[at] = _shortest(chunk)
 
     def next(self, after: QueueKey, limit_s: float = NO_LIMIT_S) -> QueueKey | None:
-        """The first behind ``after`` whose time limit is at most ``limit_s``."""
+        """The first after ``after`` whose time limit is at most ``limit_s``."""
         if not self._chunks:
             return None
         at = self._chunk_of(after)
@@ -156,25 +156,25 @@ def _shortest(chunk: list[tuple[QueueKey, float]]) -> float:
 
 
 class PendingClassReader(Protocol):
-    """A line as a turn has it."""
+    """A pending class as a turn sees it."""
 
     def first(self) -> Claim | None:
-        """Who comes first."""
+        """The first claim."""
         ...
 
     def next(self, after: QueueKey, limit_s: float = NO_LIMIT_S) -> Claim | None:
-        """The first behind ``after`` whose time limit, in seconds, is at most ``limit_s``."""
+        """The first after ``after`` whose time limit, in seconds, is at most ``limit_s``."""
         ...
 
     def aged(self, by: Timestamp, below: int) -> PendingClassReader | None:
-        """Those that came by then, first come first; None: there is none, or none here has a priority below that."""
+        """The claims that arrived by then, by arrival; None: there are none, or none here has a priority below that."""
         ...
 
 
 class PendingClassView:
-    """A line of the fleet without those that a turn has changed, and with those that it has put in.
+    """A pending class of the fleet without the claims that a turn has changed, and with those that it has added.
 
-    ``by``: only those of its claims that came by then, in the order of their arrival.
+    ``by``: only the claims that arrived by then, by arrival.
     """
 
     __slots__ = ("_added", "_by", "_claims", "_gone", "_line")
@@ -194,11 +194,11 @@ class PendingClassView:
         self._added = sorted(((self._place(claim), claim) for claim in added), key=lambda pair: pair[0])
 
     def first(self) -> Claim | None:
-        """Who comes first."""
+        """The first claim."""
         return self.next(QUEUE_START)
 
     def next(self, after: QueueKey, limit_s: float = NO_LIMIT_S) -> Claim | None:
-        """The first behind ``after`` whose time limit, in seconds, is at most ``limit_s``."""
+        """The first after ``after`` whose time limit, in seconds, is at most ``limit_s``."""
         after = after if self._by is None else _by_arrival(after)
         order = self._line.next(after, limit_s) if self._line is not None else None
         while order is not None and order[2] in self._gone:
@@ -214,7 +214,7 @@ class PendingClassView:
         return found if found is None or self._by is None or found.arrival <= self._by else None
 
     def aged(self, by: Timestamp, below: int) -> PendingClassView | None:
-        """Those that came by then, first come first; None: there is none, or none here has a priority below that."""
+        """The claims that arrived by then, by arrival; None: there are none, or none here has a priority below that."""
         added = [claim for _, claim in self._added]
         line = self._line
         by_arrival = line.arrivals if line is not None else None

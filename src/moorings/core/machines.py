@@ -1,8 +1,8 @@
-"""State tables: ``NEXT[state][event]`` and the one function that reads them.
+"""State machines: ``NEXT[state][event]`` and the one function that reads such a table.
 
-One table a file, each beside its states, each state with a comment that says what is true and what is held. Only the
-``step`` functions built on ``advance`` change a state. The diagrams in ``docs/reference/states.md`` are made from the
-same tables, so they cannot drift.
+Each table has its own file, beside its states; a comment at each state says what is true and what is held. Only the
+``step`` functions built on ``transition`` change a state. The diagrams in ``docs/reference/states.md`` are made from
+the same tables, so they cannot drift.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def transition(
     """The state that follows ``state`` on ``event``.
 
     Raises:
-        IllegalMoveError: the table has no such move; the message holds the object's story (only then is it asked for).
+        IllegalTransitionError: the table has no such move; the message has the object's history, made only then.
     """
     try:
         return table[state][event]
@@ -37,5 +37,5 @@ def transition(
 
 
 def terminal_states(table: Mapping[StateT, Mapping[EventT, StateT]]) -> frozenset[StateT]:
-    """The states nothing follows."""
+    """The states without a next state."""
     return frozenset(state for state, moves in table.items() if not moves)

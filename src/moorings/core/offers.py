@@ -1,4 +1,4 @@
-"""What other schedulers are told: what they may start, who is next, what their claims hold, and who else waits."""
+"""What other schedulers need to know: what they may start, which claim is next, what they hold, and who else waits."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def build_offers(
     lent: Sequence[ReservedBlock],
     guarded: Collection[PoolName],
 ) -> Iterator[Offer]:
-    """What each queue's scheduler may start: what is kept for its jobs, and for the first queue what is left.
+    """What each queue's scheduler may start: what is reserved for its jobs, and for the first queue what is left.
 
-    No device is offered twice. Of one queue's own jobs the order does not matter here: its scheduler chooses. Where
-    shares are guaranteed nothing is left to anybody: who starts what nobody announced could not be asked to yield.
+    No device is offered twice. The order among one queue's own jobs does not matter here: its scheduler chooses. In
+    pools with guarantees nothing is left for any queue: a job that was not announced could not be preempted.
 
     Args:
         announced: the queues.
         pools: as the plan leaves them.
         lent: free blocks of announced jobs.
-        guarded: the pools in which shares are guaranteed.
+        guarded: the pools with guarantees.
     """
     for number, told in enumerate(announced):
         for name, state in pools.items():
@@ -51,24 +51,24 @@ def build_offers(
 
 
 def free_blocks(state: PoolState) -> list[Block]:
-    """All that is free in a pool, as blocks that can be taken."""
+    """All free devices of a pool, as blocks that can be taken."""
     n_devices, step = state.pool.topology.n_devices, state.pool.topology.max_block
     starts = range(0, n_devices, step)
     return [block for at in starts for block in state.free.free_within(Block(range(at, min(at + step, n_devices))))]
 
 
 def next_claim_by_pool(fleet: Fleet, policy: Policy, now: Timestamp) -> dict[PoolName, Claim]:
-    """Who gets what becomes free next in each pool, if it is large enough: nobody who could use it waits before them.
+    """The claim that gets the next large enough free block in each pool: no claim that could use it waits before it.
 
-    Announced jobs count like claims, also those that have only to be started: until then their block looks free, and
-    is not. Who waits for devices of which some are out of service, whatever the block, could use nothing.
+    Announced jobs count like claims, even if they only have to be started: until then their block looks free, and is
+    not. A claim is left out if every block for it has devices out of service: it could use nothing.
 
     Args:
         fleet: as the last turn left it.
-        policy: the one in force: who has waited for long comes before higher priorities.
+        policy: the one in force: aged claims come before higher priorities.
         now: the time.
     """
-    waiting = [fleet.claims[next(iter(line))[2]] for line in fleet.lines.values()]  # those behind ask for the same
+    waiting = [fleet.claims[next(iter(line))[2]] for line in fleet.lines.values()]  # later ones request the same
     waiting += [claim for told in fleet.announced.values() for claim in told.claims()]
     by, counts_as = ageing_cutoff(policy, now), dict[str, int]()
     if by is not None:
@@ -92,9 +92,10 @@ def next_claim_by_pool(fleet: Fleet, policy: Policy, now: Timestamp) -> dict[Poo
 
 
 def held_counts(fleet: Fleet, told: QueueReport) -> dict[PoolName, dict[int, int]]:
-    """How many partitions of each size a queue's claims hold, of those that can be had again at once.
+    """How many partitions of each size a queue's claims hold, counting those that could be used again at once.
 
-    So none that is being removed or lost, none with a device that goes out of service, none while its driver is away.
+    It leaves out partitions being removed or lost, those with a device going out of service, and those of a pool whose
+    driver is away.
     """
     held: dict[PoolName, dict[int, int]] = {}
     for partition in fleet.partitions.values():
@@ -109,7 +110,7 @@ def held_counts(fleet: Fleet, told: QueueReport) -> dict[PoolName, dict[int, int
 
 
 def contended_pools(fleet: Fleet, told: QueueReport) -> tuple[PoolName, ...]:
-    """The pools for whose devices somebody waits who is not of that queue, whether or not he comes first."""
+    """The pools for which a claim outside that queue waits, whether or not it comes first."""
     waiting = [
         next((claim for order in line if not told.owns((claim := fleet.claims[order[2]]).owner)), None)
         for line in fleet.lines.values()
@@ -120,14 +121,14 @@ def contended_pools(fleet: Fleet, told: QueueReport) -> tuple[PoolName, ...]:
 
 
 def _is_for(spec: ClaimSpec, state: PoolState) -> bool:
-    """Whether a pool could serve it if it were empty."""
+    """Whether an empty pool could serve it."""
     if spec.kind != state.pool.kind or spec.pool not in (None, state.pool.name):
         return False
     return ineligible_reason(spec, state) is None
 
 
 def _could_use(spec: ClaimSpec, state: PoolState) -> bool:
-    """Whether a claim waits for devices of a pool, and a block there could be emptied for it."""
+    """Whether a claim waits for devices of a pool, and a block there can be emptied for it."""
     if not spec.size or state.problem or not _is_for(spec, state):
         return False
     found = state.ends.soonest(spec.size)

@@ -1,4 +1,4 @@
-"""What would let a waiting claim start now: asked of the same plan that serves it, with one thing changed (law 8)."""
+"""What would let a pending claim start now: the same plan as serves it, with one thing changed (law 8)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class StartOption:
 
 
 def list_start_options(fleet: Fleet, policy: Policy, now: Timestamp, claim: Claim) -> tuple[StartOption, ...]:
-    """The ways, the least trouble first; none: it can only wait."""
+    """The options, the least trouble first; empty: it can only wait."""
     try:
         able = [state for state in eligible_pools(claim.spec, fleet.pools) if not state.problem]
     except MooringsError:
@@ -43,7 +43,7 @@ def list_start_options(fleet: Fleet, policy: Policy, now: Timestamp, claim: Clai
 
 
 def _smaller(fleet: Fleet, claim: Claim, able: list[PoolState], by: Timestamp | None) -> Iterator[StartOption]:
-    """With fewer devices, outside of what is kept for those before it."""
+    """With fewer devices, outside the blocks reserved for earlier claims."""
     best = 0
     for state in able:
         with savepoint(state.free) as only:
@@ -59,7 +59,7 @@ def _smaller(fleet: Fleet, claim: Claim, able: list[PoolState], by: Timestamp | 
 
 
 def _is_allowed(fleet: Fleet, claim: Claim, state: PoolState, size: int, by: Timestamp | None) -> bool:
-    """Whether neither limits nor guarantees of others keep it from so many devices."""
+    """Whether neither limits nor guarantees of others bar it from so many devices."""
     smaller = replace(claim, spec=replace(claim.spec, size=size))
     return find_limit_reason(fleet, smaller, by) is None and not is_guaranteed_to_others(fleet, smaller, state)
 
@@ -67,7 +67,7 @@ def _is_allowed(fleet: Fleet, claim: Claim, state: PoolState, size: int, by: Tim
 def _relocation_options(
     fleet: Fleet, policy: Policy, now: Timestamp, claim: Claim, able: list[PoolState]
 ) -> Iterator[StartOption]:
-    """If others went on elsewhere, who could: told whether or not the policy moves anybody."""
+    """With other claims moved, which ones: suggested whether or not the policy moves claims."""
     size = claim.spec.size
     for state in able:
         if not size or isinstance(state.pool.topology, AnySubset) or state.free.find(size) is not None:

@@ -1,7 +1,7 @@
-"""A turn under way: the fleet's records with the turn's own changes over them.
+"""A turn in progress: the fleet's records with the turn's own changes over them.
 
-The fleet is as it was when the turn is done; the caller applies the changes when the database holds them. Free maps and
-ends are tried on, and put back.
+The turn leaves the fleet unchanged; the caller applies the changes when the database holds them. Changes to free maps
+and release times are made under savepoints and rolled back.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _DEVICE_EVENTS = {
 
 
 class TurnState:
-    """What all parts of a turn share: records as the turn has them, events to tell, and moves of one state machine."""
+    """The state all parts of a turn share: records as the turn sees them, its events, and moves of state machines."""
 
     def __init__(self, fleet: Fleet, policy: Policy, now: Timestamp) -> None:
         self.fleet = fleet
@@ -51,7 +51,7 @@ class TurnState:
         self._partition_names: dict[str, PartitionId | None] = {}
         self._new: list[ClaimId] = []
         self._arrival = fleet.last_arrival
-        self._backlog = Backlog()  # what the turn has changed of it
+        self._backlog = Backlog()  # the turn's changes
         self._elsewhere = QueueReportOverlay(fleet.announced, now)
         self._stack = ExitStack()
         self._trials: dict[PoolName, Savepoint] = {}
@@ -73,12 +73,12 @@ class TurnState:
     # -- what the turn sees: its own changes over the fleet's records ------------------------------------------------
 
     def claim(self, ident: ClaimId) -> Claim | None:
-        """The claim as this turn has it."""
+        """The claim as this turn sees it."""
         changed = self.changes.claims.get(ident)
         return changed[0] if changed is not None else self.fleet.claims.get(ident)
 
     def partition(self, ident: PartitionId | None) -> Partition | None:
-        """The partition as this turn has it; None once it is removed."""
+        """The partition as this turn sees it; None once it is removed."""
         if ident is None or ident in self.changes.removed:
             return None
         changed = self.changes.partitions.get(ident)
@@ -115,19 +115,19 @@ class TurnState:
 
     @property
     def projects(self) -> Projects:
-        """Who pays, as the turn has it."""
+        """The projects as the turn sees them."""
         projects = self.fleet.projects
         for name, (project, _) in sorted(self.changes.projects.items()):
             projects = projects.replaced(project) if project is not None else projects.without(name)
         return projects
 
     def usage(self, project: str) -> ProjectUsage:
-        """What a project has used, as the turn has it."""
+        """The usage of a project, as the turn sees it."""
         known = self.changes.usage.get(project) or self.fleet.usage.get(project)
         return known if known is not None else ProjectUsage(project, 0, self.now)
 
     def _charge(self, claim: Claim, partition: Partition) -> None:
-        """Reckon what a claim has used of a partition that it gives back."""
+        """Charge a claim's project for the partition that it gives back."""
         began = claim.ready_at or claim.granted_at
         if began is None or not self.projects:
             return
@@ -164,7 +164,7 @@ class TurnState:
         )
 
     def _used(self, state: PoolState) -> dict[str, int]:
-        """The pool's secondary resources held by claims, as this turn has them."""
+        """The pool's secondary resources held by claims, as this turn sees them."""
         used = dict(state.used)
         for claim, _ in self.changes.claims.values():
             if claim.spec.resources:
@@ -197,7 +197,7 @@ class TurnState:
         return claim
 
     def _requeue(self, claim: Claim) -> Claim:
-        """It has given its devices back, and waits again with its old place."""
+        """The claim has yielded its devices, and waits again in its old place."""
         claim = self._step_claim(claim, ClaimEvent.REQUEUE)
         self._tell("claim.requeued", claim, {"attempt": claim.attempt})
         return claim
@@ -225,7 +225,7 @@ class TurnState:
         return device
 
     def _try_device(self, state: PoolState, device: Device) -> None:
-        """Show a device's change of service to this turn's plan."""
+        """Apply a device's change of service to the maps of this turn's plan."""
         alone, on_trial = Block(range(device.index, device.index + 1)), self._trials[device.pool]
         if device.state is not DeviceState.IN_SERVICE:
             if state.free.is_free(alone):

@@ -1,7 +1,7 @@
-"""Partitions: blocks a driver has configured and isolated. They exist in hardware and have a state.
+"""Partitions: blocks that a driver has configured and isolated. They exist in hardware and have a state.
 
-A record exists from the moment a claim is granted until the driver has said that nothing is left; removed partitions
-have no record (their story is in the event log).
+A record exists from the grant of a claim until the driver reports that nothing is left; removed partitions have no
+record (their history is in the event log).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from moorings.core.topology import Block
 
 
 class PartitionState(StrEnum):
-    """Where a partition stands, as far as we know."""
+    """The state of a partition, as far as we know."""
 
-    PROVISIONING = "PROVISIONING"  # wanted; the driver may or may not know of it yet
+    PROVISIONING = "PROVISIONING"  # requested; the driver may or may not know of it yet
     ACTIVE = "ACTIVE"  # isolated and usable: the only state in which a job may run on it
     RESETTING = "RESETTING"  # being reset; not usable
     ERROR = "ERROR"  # broken, vanished, or not removable; its devices are out of service
-    REMOVING = "REMOVING"  # nobody wants it; the driver may still have it, so its devices are not free
-    REMOVED = "REMOVED"  # the driver has said that nothing is left
+    REMOVING = "REMOVING"  # no longer needed; the driver may still have it, so its devices are not free
+    REMOVED = "REMOVED"  # the driver has reported that nothing is left
 
 
 class PartitionEvent(StrEnum):
@@ -67,9 +67,9 @@ NEXT: dict[PartitionState, dict[PartitionEvent, PartitionState]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """One partition, as it stands.
+    """The record of one partition.
 
-    ``id`` is never used twice; ``name`` is what the vendor's controller calls it, unique among those that exist.
+    ``id`` is never used twice; ``name`` is its name in the vendor's controller, unique among existing partitions.
     """
 
     id: PartitionId
@@ -94,7 +94,7 @@ def step(partition: Partition, event: PartitionEvent, now: Timestamp, reason: st
     """The partition after ``event``.
 
     Raises:
-        IllegalMoveError: the table has no such move.
+        IllegalTransitionError: the table has no such move.
     """
     state = transition(NEXT, "partition", partition.id, partition.state, event, lambda: _history(partition))
     return replace(partition, state=state, since=now, reason=reason, version=partition.version + 1)

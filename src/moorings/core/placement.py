@@ -1,12 +1,12 @@
 """Placement: which free devices a partition gets, and how many more could be formed.
 
-A ``FreeMap`` is core's one kind of mutable value. It is canonical: what it holds is a function of the set of devices
-taken, never of the order in which that came about, so memory can be rebuilt from the database at any time and the same
-log gives the same blocks (law 9). Three maps serve three topologies by one interface: buddies (best fit, lowest
-address), any subset (lowest addresses) and a catalogue (the block that spoils the fewest others).
+A ``FreeMap`` is core's one kind of mutable value. It is canonical: its content is a function of the set of taken
+devices, never of the order of changes, so memory can be rebuilt from the database at any time and the same log gives
+the same blocks (law 9). Three maps serve three topologies by one interface: buddies (best fit, lowest address), any
+subset (lowest addresses) and a catalogue (the block that spoils the fewest others).
 
-A plan places on the real map and undoes it before it returns (``trial``): copying a map of 65,536 devices at each turn
-would cost more than the whole turn.
+A plan changes the real map and rolls back before it returns (``savepoint``): copying a map of 65,536 devices in each
+turn would cost more than the whole turn.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Protocol
 from moorings.core.instants import Timestamp
 from moorings.core.topology import AnySubset, Block, Catalogue, PowerOfTwo, Topology
 
-NO_RELEASE = Timestamp(1 << 62)  # an endless claim: its end is not known
+NO_RELEASE = Timestamp(1 << 62)  # the end of its holder is not known
 OUT_OF_SERVICE = Timestamp(NO_RELEASE + 1)  # no claim's end will free it
 
 
 @dataclass(frozen=True, slots=True)
 class HeldBlock:
-    """Devices that are not free, and when they are expected to be (``NEVER``, ``OUT_OF_SERVICE``)."""
+    """Devices that are not free, and their release time (also ``NO_RELEASE``, ``OUT_OF_SERVICE``)."""
 
     block: Block
     until: Timestamp
@@ -49,11 +49,11 @@ class FreeMap(Protocol):
         ...
 
     def take(self, block: Block) -> None:
-        """Make the devices of ``block`` not free (they are: an assertion)."""
+        """Mark the devices of ``block`` as taken; asserts that they are free."""
         ...
 
     def release(self, block: Block) -> None:
-        """Make the devices of ``block`` free (they are not: an assertion)."""
+        """Mark the devices of ``block`` as free; asserts that they are taken."""
         ...
 
     def count(self, size: int) -> int:
@@ -71,15 +71,15 @@ class FreeMap(Protocol):
     def soonest(self, size: int, holds: Iterable[HeldBlock]) -> tuple[Block, Timestamp] | None:
         """The block of ``size`` that can be emptied soonest, and when; None if there is no such block.
 
-        Soonest is the block whose last holder ends first; then the one with the fewest devices held; then the lowest
-        address. A chosen block that nobody new may enter only gets better, so the choice stays (law 7).
+        Order: the earliest release time of the last holder; then the fewest devices held; then the lowest address. A
+        chosen block without new holders only gets better, so the choice stays (law 7).
         """
         ...
 
 
 @contextmanager
 def savepoint(free_map: FreeMap) -> Iterator[Savepoint]:
-    """A trial of takes and releases that is undone at the end."""
+    """A savepoint that is rolled back at the end."""
     attempt = Savepoint(free_map)
     try:
         yield attempt
@@ -88,24 +88,24 @@ def savepoint(free_map: FreeMap) -> Iterator[Savepoint]:
 
 
 class Savepoint:
-    """Takes and releases on a map, remembered so that they can be undone."""
+    """Takes and releases on a map that can be rolled back."""
 
     def __init__(self, free_map: FreeMap) -> None:
         self.map = free_map
         self._done: list[tuple[bool, Block]] = []
 
     def take(self, block: Block) -> None:
-        """Take, for now."""
+        """Take a block until ``undo``."""
         self.map.take(block)
         self._done.append((True, block))
 
     def release(self, block: Block) -> None:
-        """Release, for now."""
+        """Release a block until ``undo``."""
         self.map.release(block)
         self._done.append((False, block))
 
     def undo(self) -> None:
-        """Put the map back as it was."""
+        """Restore the map."""
         while self._done:
             taken, block = self._done.pop()
             if taken:
@@ -212,7 +212,7 @@ class BuddyMap:
         return 0
 
     def free_within(self, block: Block) -> list[Block]:
-        if self.is_free(block):  # it may be a part of a larger free block
+        if self.is_free(block):  # it may be part of a larger free block
             return [block]
         found: list[Block] = []
         pending = [(len(block).bit_length() - 1, block.start)]
@@ -237,7 +237,7 @@ class BuddyMap:
                 last[candidate] = max(until, last.get(candidate, until))
         if not whole:
             return None
-        if len(last) < whole:  # some candidate holds nobody
+        if len(last) < whole:  # some candidate has no holder
             candidate = next(index for index in range(whole) if index not in last)
             return Block(range(candidate * size, (candidate + 1) * size)), Timestamp(0)
         until, _, candidate = min((until, held[index], index) for index, until in last.items())
@@ -303,7 +303,7 @@ class SubsetMap:
 
 
 class CatalogueMap:
-    """The blocks of a list, and no others; of the free ones, the one that spoils the fewest free others is taken."""
+    """The blocks of a list, and no others; it takes the free block that spoils the fewest other free blocks."""
 
     def __init__(self, topology: Catalogue) -> None:
         self._blocks = sorted(topology.blocks, key=lambda block: (len(block), block.start, tuple(block)))
@@ -369,7 +369,7 @@ class CatalogueMap:
 
 
 def _spans(holds: Iterable[HeldBlock]) -> Iterator[tuple[range, Timestamp]]:
-    """What is held, as neighbouring devices: a partition made outside need not be a block of ours."""
+    """Held devices as contiguous ranges: a foreign partition need not be one of our blocks."""
     for hold in holds:
         members = hold.block.members
         if isinstance(members, range):
@@ -388,9 +388,9 @@ def _mask(block: Block) -> int:
 def _most_disjoint(masks: list[int]) -> int:
     """The largest number of masks of which no two share a bit: a maximum set packing, by branch and bound.
 
-    Masks are taken group by group (those that conflict, directly or not). Within a group the lowest device decides:
-    either one of the blocks that hold it is used, or it stays unused. Contiguous blocks never branch: the one that ends
-    first is always a best choice.
+    Masks are taken group by group (those that conflict, directly or indirectly). Within a group the lowest device
+    decides: either one of its blocks is used, or the device stays unused. Contiguous blocks never branch: the one that
+    ends first is always a best choice.
     """
     total = 0
     for group in _conflict_groups(masks):

@@ -1,4 +1,4 @@
-"""What a turn is planned from, and what a plan says: values between the turn, the queue and those who ask "what if"."""
+"""The input and output of a plan: values between the turn, the queue, and estimates and simulations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from moorings.core.topology import Block
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A claim gets a block (None: it asked for no devices); ``cell``: of its project's guarantee, around it."""
+    """A claim gets a block (None: it asked for no devices); ``cell``: the guaranteed block around it, if any."""
 
     claim: ClaimId
     pool: PoolName
@@ -31,7 +31,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Reclaim:
-    """The holder of ``claim`` is asked to yield, for the sake of ``by``; ``to``: it is moved there (None: it waits)."""
+    """``claim`` is asked to yield so that ``by`` can be served; ``to``: the block it moves to (None: it waits)."""
 
     claim: ClaimId
     by: ClaimId
@@ -40,13 +40,13 @@ class Reclaim:
 
 @dataclass(frozen=True, slots=True)
 class MovePlan:
-    """What would have to move to make room for a claim: suggested, not done.
+    """The moves that would free a block for a claim: suggested, not done.
 
     Attributes:
-        claim: for whom.
-        spot: the room that this would make.
-        moves: who would go where.
-        cost: device-seconds that this would lose.
+        claim: the claim that the block is for.
+        spot: the block that would be free.
+        moves: which claims would move where.
+        cost: device-seconds that would be lost.
     """
 
     claim: ClaimId
@@ -63,26 +63,26 @@ class SchedulePlan:
     reservations: tuple[ReservedBlock, ...]
     offers: tuple[Offer, ...] = ()
     reclaims: tuple[Reclaim, ...] = ()
-    adopted: tuple[tuple[ClaimId, Block | None], ...] = ()  # who is within a guarantee from now on, or (None) no more
+    adopted: tuple[tuple[ClaimId, Block | None], ...] = ()  # claims that enter a cell, or (None) leave one
     suggested: tuple[MovePlan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds a block, as far as it matters to those who want it.
+    """A claim that holds a block, with the facts that matter to claims that need it.
 
     Attributes:
         project: its claim's.
         subject: its claim's user.
         priority: its claim's.
-        cell: the cell of a guarantee that it is in; None: it borrowed its block.
+        cell: its guaranteed block; None: it borrowed its block.
         preemptible: may be asked to yield, once its partition is ready.
-        movable: may be asked to go on elsewhere: it goes on from its checkpoint.
+        movable: may be asked to move: it resumes from its checkpoint.
         resumable: is movable, or will be once it is ready.
         leaving: is asked already, or has ended.
-        since: when its claim got the block ready; None: it has not.
-        saved: when its job last saved its state; None: never.
-        waited_s: how long its claim had waited when it got the block; 0: it had yielded before.
+        since: when its block was ready; None: it is not yet.
+        saved: when its job last saved a checkpoint; None: never.
+        waited_s: how long its claim had waited when it was granted; 0: it had yielded before.
     """
 
     claim: ClaimId
@@ -102,28 +102,28 @@ class Holder:
 
     @property
     def is_firm(self) -> bool:
-        """Whether its block counts as taken for every guarantee: it cannot be asked, or is within its own."""
+        """Whether its block counts as taken for every guarantee: it cannot be preempted, or is within its own."""
         return self.cell is not None or not (self.preemptible or self.leaving)
 
     def lasting(self, ageing_s: float | None) -> Holder:
-        """As those see it that look for a lower priority than theirs: who waited that long for its block keeps it.
+        """This holder, with the highest priority if it had waited that long for its block, so that none preempts it.
 
-        Else a higher priority would pass it after all.
+        Otherwise a higher priority would still pass an aged claim, after its grant.
         """
         return self if ageing_s is None or self.waited_s < ageing_s else replace(self, priority=PRIORITY_MAX)
 
     def lost(self, now: Timestamp) -> float:
-        """Device-seconds of work since its last checkpoint, which are lost if it stops now."""
+        """Device-seconds of work since its last checkpoint, lost if it stops now."""
         since = max(self.since or now, self.saved or Timestamp(0))
         return len(self.block) * (now - since) / SECOND if since < now else 0.0
 
 
-# A started job of Slurm has its claim for one start: it cannot go on in it elsewhere.
+# A claim of Slurm belongs to one start of its job: it cannot resume elsewhere under that claim.
 MOVABLE_OWNER_PREFIXES = (LOCAL_OWNER_PREFIX, "kubernetes/")
 
 
 def holder_from_claim(claim: Claim, pool: PoolName, block: Block) -> Holder:
-    """How a claim that holds a block looks to those who want it."""
+    """The holder of a block, from its claim."""
     runs = claim.state is ClaimState.READY and claim.kept is None
     spec = claim.spec
     resumable = spec.checkpoint.resumable and claim.owner.startswith(MOVABLE_OWNER_PREFIXES)
@@ -151,7 +151,7 @@ def waited_s(claim: Claim, granted_at: Timestamp | None) -> float:
 
 
 def list_holders_of(partitions: Iterable[Partition], claim_of: Callable[[ClaimId], Claim | None]) -> list[Holder]:
-    """Who holds what, by the partitions there are and the claims that have them."""
+    """The holders of these partitions, by their claims."""
     found = ((claim_of(partition.claim), partition) for partition in partitions)
     return [
         holder_from_claim(claim, partition.pool, partition.block)
@@ -166,20 +166,20 @@ def _no_tenants() -> Sequence[Holder]:
 
 @dataclass(slots=True)
 class SchedulingSnapshot:
-    """What a plan looks at; it leaves all of it as it was.
+    """The input of a plan, which does not change it.
 
     Attributes:
-        pools: the pools as the turn has them.
-        lines: who waits, line by line.
-        announced: what other schedulers' queues told; their jobs stand in ``lines``.
-        projects: who pays.
-        shares: of each project, its decayed use for its weight; who has less is served first.
-        tenants: who holds what; asked for only if somebody may have to yield or move.
-        kept: claims that were asked to move: their new places are theirs.
+        pools: the pools as the turn sees them.
+        lines: the pending classes.
+        announced: reports of other schedulers' queues; their jobs are in ``lines``.
+        projects: all projects.
+        shares: of each project, its decayed usage divided by its weight; the smaller is served first.
+        tenants: finds the holders; called only if a claim may have to yield or move.
+        kept: claims that were asked to move: their new blocks are reserved for them.
         moves_left: so many claims may still be asked to move now.
-        movable: pools of which every tenant can be moved.
-        resumable: pools of which every tenant can be, or will be once it is ready.
-        able: which pools could serve what, as far as it was asked: the same as long as the pools are the same.
+        movable: pools in which every holder can be moved.
+        resumable: pools in which every holder can be moved, or can be once it is ready.
+        able: cache of eligible pools by request; valid as long as the pools are the same.
     """
 
     pools: Mapping[PoolName, PoolState]
@@ -196,11 +196,11 @@ class SchedulingSnapshot:
 
     @property
     def guarded(self) -> frozenset[PoolName]:
-        """The pools in which shares are guaranteed."""
+        """The pools with guarantees."""
         return frozenset(name for name in self.pools if self.projects.cells(name))
 
     def pools_of(self, spec: ClaimSpec) -> list[PoolState]:
-        """``pools_for`` without the refusal: a waiting claim's pool may have gone from the pools file."""
+        """``eligible_pools`` without the error: a pending claim's pool may have gone from the pools file."""
         key = (spec.kind, spec.pool, spec.size, spec.gcds, tuple(spec.resources.items()) if spec.resources else ())
         known = self.able.get(key)
         if known is None:

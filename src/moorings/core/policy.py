@@ -1,24 +1,24 @@
-"""What an admin may choose about the queue: the order, what is lent and taken back, and when jobs are moved.
+"""What an admin may configure about the queue: the order, lending and reclaiming, and when jobs are moved.
 
-In a file (``policy.toml``), of which every line may be missing; these are the defaults::
+In a file (``policy.toml``), in which every line is optional; these are the defaults::
 
-    reserve = true           # keep a block for the first claim that must wait
-    backfill = true          # let claims with a time limit use what is kept, if they end before it is needed
-    making = "30s"           # so much sooner, for a partition takes time to make: up to 1 hour
+    reserve = true           # reserve a block for the first claim that must wait
+    backfill = true          # let claims use a reserved block if their time limit ends before it is needed
+    making = "30s"           # they must end so much earlier, because a partition takes time to create: up to 1 hour
     fair_share = true        # among equal priorities, serve first the project that used least for its weight
-    half_life = "7d"         # after which use counts half: 1 minute to 3660 days
-    min_run = "5m"           # so long a borrower runs before it is asked to yield: up to 7 days
-    yield = "2m"             # so long it has to save its state and stop: 1 second to 1 day
-    preempt = true           # within a guarantee, take the place of the project's own claims of lower priority
+    half_life = "7d"         # after which usage counts half: 1 minute to 3660 days
+    min_run = "5m"           # a borrower runs at least so long before it is asked to yield: up to 7 days
+    yield = "2m"             # time to save a checkpoint and stop, when asked to yield: 1 second to 1 day
+    preempt = true           # within a guarantee, preempt the project's own claims of lower priority
     defragment = "off"       # "off", "suggest" (say what would be moved) or "on"
-    move = "2m"              # what a move costs the claim that is moved: up to 1 day
-    moves_per_hour = 60      # at most so many claims are moved in an hour
-    patience = "7d"          # so long it lets others pass where nobody says when devices come free: up to 3660 days
-    user_priority_max = 0    # the highest priority that users may ask for, but where a project says otherwise
-    agent_priority_max = 1000000    # the same of the agents of other schedulers, which have limits of their own
-    waiting_max = 10000      # so many claims, and so many runs, a user has waiting at most; 0: any number
-    waiting_bytes_max = "64M"    # so large the jobs of these are, together, at most; 0: any size
-    ageing = "7d"            # who has waited so long is passed by no higher priority: 1 minute to 3660 days, or "off"
+    move = "2m"              # what a move costs the moved claim: up to 1 day
+    moves_per_hour = 60      # move at most so many claims in an hour
+    patience = "7d"          # a claim lets others pass so long if no release time is known: up to 3660 days
+    user_priority_max = 0    # the highest priority for users, unless a project sets its own
+    agent_priority_max = 1000000    # the same for agents of other schedulers, which have limits of their own
+    waiting_max = 10000      # pending claims of one user, and pending runs, at most; 0: unlimited
+    waiting_bytes_max = "64M"    # total size of the jobs of these runs, at most; 0: unlimited
+    ageing = "7d"            # after so long no higher priority passes a claim: 1 minute to 3660 days, or "off"
 
 Lengths of time are texts (``30s``, ``5m``, ``2h``, ``1d``, ``1:30:00``) or numbers of seconds.
 """
@@ -51,38 +51,38 @@ PATIENCE_S_MAX: Final = 3660 * DAY_S
 
 
 class DefragmentMode(StrEnum):
-    """What to do for a claim for which enough devices are free, but no block."""
+    """What to do for a claim if enough devices are free, but no block of them."""
 
     OFF = "off"  # nothing: it waits until a block empties by itself
-    SUGGEST = "suggest"  # work out which claims would have to move, and tell it; move none
+    SUGGEST = "suggest"  # find out which claims would have to move, and report it; move none
     ON = "on"  # move them, if that costs less than waiting
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What an admin may choose.
+    """What an admin may configure.
 
     Attributes:
-        reserve: keep a block for the first claim that must wait. Off, small claims may starve a large one.
-        backfill: let claims with a time limit use what is kept, if they end before it is needed.
-        making_s: so long, at most, hardware takes to make a partition: who uses what is kept must end sooner by that,
-            for its time limit counts from when its partition is ready.
+        reserve: reserve a block for the first claim that must wait. Without it, small claims may starve a large one.
+        backfill: let claims use a reserved block if their time limit ends before it is needed.
+        making_s: hardware needs at most so long to create a partition. A backfilled claim must end so much earlier,
+            because its time limit counts from when its partition is ready.
         fair_share: among equal priorities, serve first the project that used least for its weight.
-        half_life_s: after which use counts half.
-        min_run_s: so long a borrower runs, at least, before it is asked to yield; 0: no time.
-        yield_s: so long the holder of a claim has, from when it is asked, to save its state and stop.
-        preempt: claims within a guarantee may take the place of others of their own project with lower priority.
-        defragment: whether claims are moved to make room.
-        move_s: what a move costs the claim that is moved, in seconds, beside the work since its last checkpoint.
+        half_life_s: after which usage counts half.
+        min_run_s: a borrower runs at least so long before it is asked to yield; 0: no time.
+        yield_s: time for a job to save a checkpoint and stop, when asked to yield.
+        preempt: claims within a guarantee may preempt claims of their own project with lower priority.
+        defragment: whether claims are moved to free a block.
+        move_s: what a move costs the moved claim, in seconds, beside the work since its last checkpoint.
         moves_per_hour: at most so many claims are moved in an hour.
-        patience_s: where no end is known, so long a claim waits until others are moved for it ahead of those behind it,
-            and a block is kept empty for it; 0: it waits for nothing, and so it was before there was patience.
-        user_priority_max: the highest priority that users may ask for, but where their project says otherwise.
-        agent_priority_max: the same of agents of other schedulers.
-        waiting_max: so many claims, and so many runs, one user has waiting at most; 0: any number.
-        waiting_bytes_max: so many bytes the jobs of these runs have together, at most; 0: any number.
-        ageing_s: who has waited so long counts as of the highest priority that waits for its kind; None: nobody does,
-            and so it was before there was ageing.
+        patience_s: if no release time is known, a claim waits so long until others are moved for it before later claims
+            are served, and a block is kept empty for it; 0: no wait, as in logs of before.
+        user_priority_max: the highest priority for users, unless their project sets its own.
+        agent_priority_max: the same for agents of other schedulers.
+        waiting_max: pending claims of one user, and pending runs, at most; 0: unlimited.
+        waiting_bytes_max: total size in bytes of the jobs of these runs, at most; 0: unlimited.
+        ageing_s: a claim that has waited so long counts with the highest priority pending for its kind; None: off, as
+            in logs of before.
     """
 
     reserve: bool = True
@@ -111,16 +111,16 @@ class Policy:
 
     @property
     def bound_s(self) -> float:
-        """Within which a guaranteed claim has its devices, but for the time the hardware takes (law 6)."""
+        """Within this time a guaranteed claim gets its devices, plus the time the hardware takes (law 6)."""
         return self.min_run_s + self.yield_s
 
 
 DEFAULT_POLICY: Final = Policy(patience_s=PATIENCE_S, waiting_max=10_000, waiting_bytes_max=64 << 20, ageing_s=AGEING_S)
-"""What holds where nobody chose. Not the fields' defaults: these are what logs meant before a field came."""
+"""The policy without a policy file. The fields' own defaults differ: they keep the meaning of older logs."""
 
 
 def parse_policy(text: str, *, source: str = "policy.toml") -> Policy:
-    """The policy a policy file says; what it does not say is the default.
+    """The policy in a policy file; missing keys take the default.
 
     Raises:
         MooringsError: ``policy.invalid``; the message names file, line and key.

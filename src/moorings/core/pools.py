@@ -1,4 +1,4 @@
-"""The pools file: which devices there are, how they are wired, and which driver talks to them.
+"""The pools file: which devices exist, how they are wired, and which driver controls them.
 
 ::
 
@@ -31,7 +31,7 @@ _KIND = re.compile(r"[a-z][a-z0-9-]{0,31}")
 
 @dataclass(frozen=True)
 class PoolEntry:
-    """One ``[[pool]]``: the pool, and the table its driver reads."""
+    """One ``[[pool]]``: the pool, and the settings of its driver."""
 
     pool: Pool
     settings: TomlTable

@@ -1,4 +1,4 @@
-"""Who may be first: the highest priority that somebody may ask for."""
+"""The highest priority that a caller may request."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from moorings.core.projects import Projects
 
 
 def max_priority(role: Role | None, project: str, projects: Projects, policy: Policy) -> int | None:
-    """The highest priority that may be asked for; None: there is no limit.
+    """The highest priority that may be requested; None: unlimited.
 
     Args:
-        role: of who asks; None: it was let in before there were limits, or the controller itself asks.
-        project: in whose name.
-        projects: whose own ceiling, or that of the next one above it, takes the place of the role's.
-        policy: knows the roles'.
+        role: of the caller; None: the claim is from before there were limits, or of the controller itself.
+        project: the project of the request.
+        projects: the project's own maximum, or that of its nearest ancestor, replaces the role's.
+        policy: has the maximum of each role.
     """
     if role is None or role is Role.ADMIN:
         return None
@@ -26,7 +26,7 @@ def max_priority(role: Role | None, project: str, projects: Projects, policy: Po
 
 
 def check_priority(asked: int, most: int | None, project: str) -> None:
-    """Nothing, if a priority is at most ``most``.
+    """Check that a priority is at most ``most``.
 
     Raises:
         MooringsError: ``priority.denied``.

@@ -1,12 +1,12 @@
-"""Projects: who pays. A tree of guaranteed shares, weights, limits and members.
+"""Projects: a tree of guaranteed shares, weights, limits and members, to which claims are charged.
 
-A project's name is its path: ``lab/vision`` is a child of ``lab``. What a project is guaranteed includes what its
-children are. A guarantee is a promise of *partitions*, not of a number of devices: sixteen devices in sixteen corners
-are no partition of 16. So a share names blocks, and shares are taken only if all their blocks fit the pool at once
-(``shares`` says when they do).
+A project's name is its path: ``lab/vision`` is a child of ``lab``. A project's guarantee includes its children's. A
+guarantee is a promise of *partitions*, not of a number of devices: sixteen devices in sixteen corners are no partition
+of 16. So a share names blocks, and shares are accepted only if all their blocks fit the pool at once (``shares`` says
+when they do).
 
-Where no project is defined nobody is asked for one. As soon as there is one, a claim names a project that is defined,
-or ``default``, which everybody always has and which is guaranteed nothing until somebody defines it.
+If no project is defined, a claim may name any. Once one is defined, a claim must name a defined project or ``default``,
+which is open to all and has no guarantee until it is defined.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ LIMIT_BYTES_MAX: Final = 1 << 40
 MEMBERS_MAX: Final = 1000
 MEMBER_CHARS_MAX: Final = 120
 ALIASES_MAX: Final = 256
-ALIAS_KINDS: Final = ("slurm", "kubernetes")  # of these owners the project is what their own scheduler calls it
+ALIAS_KINDS: Final = ("slurm", "kubernetes")  # for these owners, the project is an account or namespace
 
-SIMILAR_NAME_CHARS: Final = 8  # names are near that differ so much in length
-SIMILAR_NAMES_MAX: Final = 500  # so many are compared at most: anybody can ask for a wrong name, again and again
+SIMILAR_NAME_CHARS: Final = 8  # similar names differ at most so much in length
+SIMILAR_NAMES_MAX: Final = 500  # compare at most so many: any caller can send wrong names again and again
 
-_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,62}[A-Za-z0-9])?")  # as a claim may name it
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,62}[A-Za-z0-9])?")  # as in a claim
 _ALIAS = re.compile(
     r"(slurm|kubernetes)/(?!\.{1,2}/)[A-Za-z0-9._@+-]{1,120}/[A-Za-z0-9]([A-Za-z0-9._/-]{0,62}[A-Za-z0-9])?"
 )
@@ -61,11 +61,11 @@ _ALIAS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ProjectShare:
-    """What a project is guaranteed in one pool, at any time.
+    """A project's guarantee in one pool, at any time.
 
     Attributes:
-        pool: in which pool.
-        blocks: ``(size, count)`` by ascending size. In a pool whose devices go in any subset, single devices:
+        pool: the pool.
+        blocks: ``(size, count)`` by ascending size. In a pool where any subset is a block, single devices:
             ``((1, n),)``.
     """
 
@@ -78,21 +78,21 @@ class ProjectShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Project:
-    """One project, as it stands.
+    """The record of one project.
 
     Attributes:
         name: its path.
-        shares: what it is guaranteed, at most one share a pool, by the pool's name.
-        weight: for the order among those who borrow: who has twice the weight may use twice as much.
-        devices_max: so many devices it and its children hold at once, at most, in all pools together; None: no limit.
-        user_devices_max: so many devices one subject holds in it and its children, at most; None: no limit.
-        priority_max: the highest priority that may be asked for in its name, but by admins; None: as above it, else as
-            the policy says for the role.
-        waiting_max: when so many claims, or so many runs, wait in it and its children, users may add none; None: no
+        shares: its guarantees, at most one share a pool, by the pool's name.
+        weight: for the order among borrowers: twice the weight may use twice as much.
+        devices_max: devices that it and its children hold at once, at most, in all pools together; None: no limit.
+        user_devices_max: devices that one subject holds in it and its children, at most; None: no limit.
+        priority_max: the highest priority for its claims, except those of admins; None: as its nearest ancestor, else
+            as the policy says for the role.
+        waiting_max: with so many claims, or so many runs, pending in it and its children, users may add none; None: no
             limit.
-        waiting_bytes_max: so many bytes the jobs of these runs have together, at most; None: no limit.
-        members: the subjects that may ask in its name, beside those of its parents; if neither has any, everybody.
-        aliases: what other schedulers call it: ``slurm/<cluster>/<account>``, ``kubernetes/<cluster>/<namespace>``.
+        waiting_bytes_max: total size of the jobs of these runs, in bytes, at most; None: no limit.
+        members: the subjects that may use it, beside its ancestors' members; if none of these has members, all may.
+        aliases: its names in other schedulers: ``slurm/<cluster>/<account>``, ``kubernetes/<cluster>/<namespace>``.
         version: counts its saves.
     """
 
@@ -116,7 +116,7 @@ class Project:
 
 @dataclass(frozen=True, slots=True)
 class ProjectUsage:
-    """What a project's ended attempts have used: device-microseconds, decayed as of ``at``."""
+    """The usage of a project's ended attempts: device-microseconds, decayed as of ``at``."""
 
     project: str
     used: int
@@ -124,11 +124,11 @@ class ProjectUsage:
 
 
 class Projects:
-    """All projects, as one value; empty: there are none, and whoever may ask at all may name any.
+    """All projects, as one value; empty: none is defined, and a claim may name any.
 
     Args:
         projects: in any order.
-        pools: the pools whose cells are asked for.
+        pools: the pools for which ``cells`` works.
     """
 
     def __init__(self, projects: Iterable[Project] = (), pools: Iterable[Pool] = ()) -> None:
@@ -159,11 +159,11 @@ class Projects:
         return MappingProxyType(dict(sorted(self._by_name.items())))
 
     def get(self, name: str) -> Project | None:
-        """The project of that name, or None."""
+        """The project of that name; None: there is none."""
         return self._by_name.get(name)
 
     def replaced(self, project: Project) -> Projects:
-        """All projects, with this one in the place of the one of its name, if there is one."""
+        """All projects, with this one added or replacing the one of its name."""
         return Projects((self._by_name | {project.name: project}).values(), self._pools.values())
 
     def without(self, name: str) -> Projects:
@@ -178,20 +178,20 @@ class Projects:
         return found
 
     def children(self, name: str) -> tuple[Project, ...]:
-        """The projects right below that one; of the empty name: those that have no parent."""
+        """The direct children of a project; for the empty name, the projects without a parent."""
         return tuple(self._children.get(name, ()))
 
     def lineage(self, name: str) -> tuple[str, ...]:
-        """The name itself, then the projects above it up to the root.
+        """The name itself, then its ancestors up to the root.
 
-        The name itself is there even if no such project is defined; all others are defined.
+        The name itself is included even if no such project is defined; all others are defined.
         """
         known = self._lineages.get(name)
         if known is None:
             parts = name.split("/")
             above = ("/".join(parts[:depth]) for depth in range(len(parts) - 1, 0, -1))
             known = (name, *(one for one in above if one in self._by_name))
-            if name in self._by_name:  # of others there may be any number
+            if name in self._by_name:  # there is no bound on undefined names
                 self._lineages[name] = known
         return known
 
@@ -200,15 +200,14 @@ class Projects:
         return {alias: project.name for project in self._by_name.values() for alias in project.aliases}
 
     def of_alias(self, alias: str) -> str | None:
-        """The project another scheduler calls so, or None."""
+        """The project with that alias; None: there is none."""
         return self._aliases.get(alias)
 
     def resolve(self, project: str, owner: str) -> str:
-        """The project that a claim of ``owner`` belongs to which names ``project``.
+        """The project of a claim of ``owner`` that names ``project``.
 
-        Owners of Slurm and Kubernetes name what their own scheduler has, an account or a namespace: an alias comes
-        first, and what means nothing here goes to ``default``, for a stock scheduler's jobs must not fail because
-        nobody has mapped an account.
+        Owners of Slurm and Kubernetes name an account or a namespace of their own scheduler. An alias comes first, and
+        an unknown name goes to ``default``: a stock scheduler's jobs must not fail because an account is not mapped.
 
         Raises:
             MooringsError: ``project.unknown``.
@@ -228,7 +227,7 @@ class Projects:
         raise self.unknown(project)
 
     def unknown(self, name: str) -> MooringsError:
-        """The error for a name that no project has; its hint has the names that are near."""
+        """The error for an unknown name; its hint has similar names."""
         near = _similar_names(name, self.by_name)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
         return MooringsError(
@@ -236,9 +235,9 @@ class Projects:
         )
 
     def may(self, project: str, subject: str) -> bool:
-        """Whether a subject may ask in a project's name: as a member of it, or of one above it.
+        """Whether a subject may use a project: as a member of it or of an ancestor.
 
-        Where none of these has members, everybody may.
+        If none of these has members, every subject may.
         """
         open_to_all = True
         for name in self.lineage(project):
@@ -258,17 +257,17 @@ class Projects:
         return known
 
     def guaranteed(self, name: str) -> int:
-        """Devices that a project and its parts are guaranteed, in all pools together."""
+        """Devices guaranteed to a project and its subprojects, in all pools together."""
         project = self._by_name.get(name)
         return guaranteed_device_count(project) if project is not None else 0
 
     def limits_users(self, name: str) -> bool:
-        """Whether it or one above it limits what one subject holds."""
+        """Whether it or an ancestor limits what one subject holds."""
         known = map(self._by_name.get, self.lineage(name))
         return any(project is not None and project.user_devices_max is not None for project in known)
 
     def priority_max(self, name: str) -> int | None:
-        """The highest priority that may be asked for in a project's name: its own word, or the next one's above it."""
+        """The highest priority for a project's claims: its own setting, or its nearest ancestor's."""
         for one in self.lineage(name):
             project = self._by_name.get(one)
             if project is not None and project.priority_max is not None:
@@ -276,12 +275,12 @@ class Projects:
         return None
 
     def never_fits(self, name: str, size: int, *, of_user: bool = True) -> tuple[str, int] | None:
-        """The project whose limit a claim of ``size`` could never keep, and that limit; None: there is none.
+        """The project whose limit is below ``size``, and that limit; None: there is none.
 
         Args:
             name: the claim's project.
             size: devices.
-            of_user: whether limits of users count for it.
+            of_user: whether limits of users apply to the claim.
         """
         for one in self.lineage(name):
             project = self._by_name.get(one)
@@ -293,9 +292,9 @@ class Projects:
     def cells(self, pool: PoolName) -> Mapping[str, BlockCounts]:
         """The own cells of each project that has some: ``(size, count)`` by ascending size.
 
-        Own is what is left of a share when those of the children were cut out. In a pool that is not known nobody has
-        any. Where a pool has shrunk since the shares were taken, sizes that it has no more are no cells, and the cells
-        together may be more than there is room for.
+        A project's own cells are what is left of its share after its children's. An unknown pool has none. If a pool
+        has shrunk since the shares were accepted, sizes that it no longer has are left out, and the cells together may
+        be more than fit.
         """
         known = self._cells.get(pool)
         if known is None:
@@ -320,7 +319,7 @@ class Projects:
         return {name: blocks for name, blocks in own if blocks}
 
     def open_cells(self, project: str, pool: PoolName) -> tuple[tuple[str, int, int], ...]:
-        """The cells that a claim of ``project`` may use: (whose, size, count), its own first, then those above it."""
+        """The cells that a claim of ``project`` may use: (owner, size, count), its own first, then its ancestors'."""
         known = self._open.get((project, pool))
         if known is None:
             cells = self.cells(pool)
@@ -331,25 +330,25 @@ class Projects:
 
 
 def parent_of(name: str) -> str:
-    """The name of the project right above; empty: there is none."""
+    """The name of the parent project; empty: there is none."""
     return name.rpartition("/")[0]
 
 
 def guaranteed_blocks_in(project: Project, pool: PoolName) -> BlockCounts:
-    """What a project is guaranteed in a pool; empty: nothing."""
+    """A project's guarantee in a pool; empty: none."""
     return next((share.blocks for share in project.shares if share.pool == pool), ())
 
 
 def guaranteed_device_count(project: Project) -> int:
-    """Devices that a project is guaranteed, in all pools together."""
+    """Devices guaranteed to a project, in all pools together."""
     return sum(size * count for share in project.shares for size, count in share.blocks)
 
 
-# -- may it stand beside the others? -------------------------------------------------------------------------------
+# -- checks of one project against the others ----------------------------------------------------------------------
 
 
 def check_project(project: Project, projects: Projects, pools: Mapping[PoolName, Pool]) -> None:
-    """Nothing, if ``project`` is valid in itself and can stand beside ``projects``, in the place of its old self.
+    """Check that ``project`` is valid in itself and beside ``projects``, where it replaces the one of its name.
 
     Raises:
         MooringsError: ``project.invalid``, ``project.unknown`` (its parent), ``pool.unknown``,
@@ -381,7 +380,7 @@ def check_project(project: Project, projects: Projects, pools: Mapping[PoolName,
 
 
 def check_project_name(name: str) -> None:
-    """Nothing, if a project may be called so.
+    """Check the name of a project.
 
     Raises:
         MooringsError: ``project.invalid``.
@@ -399,7 +398,7 @@ def check_project_name(name: str) -> None:
 
 
 def check_deletable(name: str, projects: Projects) -> None:
-    """Nothing, if a project can go, as far as the others are concerned.
+    """Check that no other project depends on this one.
 
     Raises:
         MooringsError: ``project.unknown``, ``project.has_children``.
@@ -511,7 +510,7 @@ def _check_share(project: Project, share: ProjectShare, pools: Mapping[PoolName,
 
 
 def _check_room_above(project: Project, projects: Projects, pools: Mapping[PoolName, Pool]) -> None:
-    """Its shares fit beside those of its siblings into what its parent has, or into the pool."""
+    """Check that its shares and those of its siblings fit into its parent's, or into the pool."""
     before = projects.get(project.name)
     parent = projects.get(parent_of(project.name))
     siblings = [one for one in projects.children(parent_of(project.name)) if one.name != project.name]
@@ -520,7 +519,7 @@ def _check_room_above(project: Project, projects: Projects, pools: Mapping[PoolN
         if before is not None and not shortfall_within(
             topology, share.blocks, guaranteed_blocks_in(before, share.pool)
         ):
-            continue  # no more than it had: also when the pool has become too small, a share can be made smaller
+            continue  # no more than before: even if the pool has become too small, a share can be reduced
         others = add_counts(guaranteed_blocks_in(one, share.pool) for one in siblings)
         every = add_counts([others, share.blocks])
         if parent is None:
@@ -535,7 +534,7 @@ def _check_room_above(project: Project, projects: Projects, pools: Mapping[PoolN
             if left is not None:
                 most = (
                     largest_fitting(topology, left, share.blocks) or left
-                )  # of what it asked for; of that nothing: all else
+                )  # of the requested blocks; if none fits, all that is left
                 fits = f"beside the others {project.name!r} may have {blocks_text(topology, most)}"
             raise _not_feasible(
                 f"{what} if {project.name!r} has {blocks_text(topology, share.blocks)}: {lack}",
@@ -544,7 +543,7 @@ def _check_room_above(project: Project, projects: Projects, pools: Mapping[PoolN
 
 
 def _check_room_below(project: Project, projects: Projects, pools: Mapping[PoolName, Pool]) -> None:
-    """The shares of its children fit into its own."""
+    """Check that the shares of its children fit into its own."""
     children = projects.children(project.name)
     for name in sorted({share.pool for child in children for share in child.shares}):
         pool = pools.get(name)
@@ -577,10 +576,10 @@ def _not_feasible(detail: str, hint: str) -> MooringsError:
     return MooringsError("project.not_feasible", detail, hint=hint)
 
 
-# -- use that fades ------------------------------------------------------------------------------------------------
+# -- decay of usage ------------------------------------------------------------------------------------------------
 #
-# In whole numbers, for the powers of a floating-point library differ in their last digit from machine to machine, and
-# a log must give the same decisions on all of them. 2**-x is looked up in pieces of eight binary digits of x.
+# In integers, because floating-point powers differ in their last digit from machine to machine, and a log must give the
+# same decisions on all of them. 2**-x is looked up in pieces of eight binary digits of x.
 
 _ONE: Final = 1 << 64
 _LN2: Final = 12_786_308_645_202_655_660  # of _ONE: rounded
@@ -605,9 +604,9 @@ _POWERS: Final = _powers()
 
 
 def decayed_usage(usage: ProjectUsage, now: Timestamp, half_life_s: float) -> int:
-    """What ``usage`` counts at ``now``, in device-microseconds: half after each half-life.
+    """``usage`` decayed to ``now``, in device-microseconds: half after each half-life.
 
-    Where the clock was set back, as much as it counted when it was noted.
+    If the clock was set back, it is not decayed.
     """
     whole, factor = _decay_factor(now - usage.at, half_life_s)
     return usage.used * factor >> (64 + whole)
@@ -621,8 +620,8 @@ def add_usage(
 ) -> ProjectUsage:
     """``usage`` as of ``ended``, with ``devices`` used since ``began``.
 
-    What was used earlier in that time has faded more by its end: of ``t`` seconds ``half_life / ln 2 * (1 - 2**-(t /
-    half_life))`` are left. So it does not matter whether a long job is counted once or piece by piece.
+    Earlier use in that time has decayed more by its end: of ``t`` seconds ``half_life / ln 2 * (1 - 2**-(t /
+    half_life))`` are left. So it does not matter whether a long job is counted at once or piece by piece.
     """
     whole, factor = _decay_factor(ended - began, half_life_s)
     left = ((_ONE << whole) - factor) * _half_life(half_life_s) // (_LN2 << whole)

@@ -17,8 +17,8 @@ def parse_duration_s(text: str, *, bare_s: float = 60.0) -> float:
 
     Args:
         text: as a person wrote it.
-        bare_s: what a number without a unit counts, in seconds: a minute in time limits, as Slurm has it; a second
-            (1.0) where people think of timeouts.
+        bare_s: what a number without a unit counts, in seconds: a minute for time limits, as in Slurm; a second (1.0)
+            for timeouts.
 
     Raises:
         MooringsError: ``duration.invalid``.
@@ -58,7 +58,7 @@ def duration_text(seconds: float) -> str:
 
 
 def age_text(seconds: float) -> str:
-    """A length of time at a glance, as kubectl writes ages: ``40s``, ``12m``, ``3d22h``."""
+    """A duration in short form, as kubectl prints ages: ``40s``, ``12m``, ``3d22h``."""
     whole = max(0, int(seconds))
     if whole < 120:
         return f"{whole}s"
@@ -71,7 +71,7 @@ def age_text(seconds: float) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes in a size: ``512``, ``4G``, ``4GiB``, ``1.5T`` (powers of 1024, as Slurm counts).
+    """Bytes in a size: ``512``, ``4G``, ``4GiB``, ``1.5T`` (powers of 1024, as in Slurm).
 
     Raises:
         MooringsError: ``size.invalid``.
@@ -84,7 +84,7 @@ def parse_bytes(text: str) -> int:
 
 
 def amount_text(amount: int) -> str:
-    """An amount of a resource for people: counts as they are, what only bytes can be with a unit (``64 GiB``)."""
+    """An amount of a resource for people: large amounts, which can only be bytes, with a unit (``64 GiB``)."""
     for power, unit in ((30, "GiB"), (20, "MiB")):
         if amount >= 1 << power:
             return f"{round(amount / (1 << power), 1):g} {unit}"

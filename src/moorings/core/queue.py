@@ -1,18 +1,18 @@
-"""The queue: who is next, what they get, what is kept for those who must wait, and who has to yield for it.
+"""The queue: which claim is next, what it gets, what is reserved for claims that wait, and which claims must yield.
 
-``plan`` is the one decision function: the scheduler applies its grants, ``explain`` words its waits, a replay repeats
-it, a simulation runs it. Claims within a guarantee come first; then priority, fair share and arrival decide.
+``plan_schedule`` is the one decision function: the scheduler applies its grants, ``explain`` words its waits, a replay
+repeats it, a simulation runs it. Claims within a guarantee come first; then priority, fair share and arrival decide.
 
-- Who is within a guarantee and finds its devices lent has them back: borrowers are asked to yield (law 6).
-- The first of the others that does not fit gets a reservation: the block that can be emptied soonest is chosen for it.
-  Nobody later may enter it, but those that end before it is needed (law 7).
-- Where enough devices are free, but no block of them, claims may be moved; where no end is known, at first only into
-  what those behind have left.
-- Who has waited for long counts as of the highest priority that waits for its kind (law 7, ``core.ageing``).
+- If the devices of a claim within a guarantee are lent, it gets them back: borrowers are asked to yield (law 6).
+- The first other claim that does not fit gets a reservation: the block that can be emptied soonest is chosen for it.
+  Only claims that end before the reservation starts may use it (law 7).
+- If enough devices are free but no block of them, claims may be moved; if no release time is known, at first only with
+  what later claims have left.
+- A claim that has waited too long counts with the highest priority pending for its kind (law 7, ``core.ageing``).
 
-A turn must cost what it decides, not what waits: claims that ask for the same stand in one line, and a line is left as
-soon as the rest of it can get nothing. Refused: a walk over the whole queue. It decides the same (the tests compare the
-two), but took milliseconds a turn with 10,000 waiting, and seconds where every large block has a broken device.
+A turn must cost what it decides, not what is pending: like claims form one pending class, and the pass leaves a class
+as soon as the rest of it can get nothing. Refused: a walk over the whole queue. It decides the same (the tests compare
+the two), but took milliseconds a turn with 10,000 pending claims, and seconds if every large block had a broken device.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ from moorings.core.topology import AnySubset, Block, PowerOfTwo
 
 _NOTHING: Final = Block(())
 _Rank = tuple[int, int, float, Timestamp, ClaimId]
-# Who is next in a line, and how it ranks; last, the priority that it counts as, if it has waited for long.
+# The next claim of a class: rank, number, claim, class, pools; last, the priority that an aged claim counts with.
 _Head = tuple[_Rank, int, Claim, ClassKey, PendingClassReader, list[PoolState], int | None]
 
 
 class _VisitResult(Enum):
     """What a claim got when it was visited."""
 
-    SERVED = "served"  # a block, or one that is kept for it
-    NOTHING = "nothing"  # those behind it may still get something, if they end sooner
-    BARRED = "barred"  # a limit of its project stands against it, and against all behind it
-    LATER = "later"  # nothing of what its project is guaranteed; it may borrow when all others have theirs
+    SERVED = "served"  # a block, or a reservation
+    NOTHING = "nothing"  # later claims of the class may still get something, if they end sooner
+    BARRED = "barred"  # a limit of its project bars it and all later claims of the class
+    LATER = "later"  # nothing of its project's guarantee; it may borrow after all others have theirs
 
 
 class _SchedulingPass:
-    """One pass over the queue on trial maps."""
+    """One pass over the queue, on maps under savepoints."""
 
     def __init__(
         self, scene: SchedulingSnapshot, policy: Policy, now: Timestamp, trials: Mapping[PoolName, Savepoint]
@@ -74,32 +74,32 @@ class _SchedulingPass:
         self.suggested: list[MovePlan] = []
         self.adopted: list[tuple[ClaimId, Block | None]] = []
         self.reservations: dict[tuple[PoolName, bool], ReservedBlock] = {}  # one for devices, one for resources alone
-        self.promised: list[ReservedBlock] = []  # for those within a guarantee, and for those that are moved
-        self.lent: list[ReservedBlock] = []  # free blocks of announced jobs, which their own scheduler may start
+        self.promised: list[ReservedBlock] = []  # for claims within a guarantee, and for moved claims
+        self.lent: list[ReservedBlock] = []  # free blocks for announced jobs, which their own scheduler may start
         self.used = {name: dict(state.used) for name, state in scene.pools.items() if state.used}
         self._kept: dict[PoolName, list[BackfillWindow]] = {}
         self._open_windows: dict[tuple[object, ...], list[float]] = {}
-        self._hopeless: set[tuple[PoolName, int]] = set()  # sizes of which no block will ever be empty, as it looks now
-        self._priced: dict[PoolName, ReclaimCosts] = {}  # what tenants cost
-        self._vain: set[tuple[PoolName, str, int, int | None]] = set()  # who found nobody to ask, and nobody will
-        self._filled: set[tuple[PoolName, str, int]] = set()  # who found no free place within its guarantee
+        self._hopeless: set[tuple[PoolName, int]] = set()  # sizes of which no block will be empty, as things stand
+        self._priced: dict[PoolName, ReclaimCosts] = {}  # costs of reclaiming from holders
+        self._vain: set[tuple[PoolName, str, int, int | None]] = set()  # requests without holders to reclaim from
+        self._filled: set[tuple[PoolName, str, int]] = set()  # requests without a free place within their guarantee
         self._asked: set[ClaimId] = set()
-        self._done: dict[ClaimId, _VisitResult] = {}  # what was visited: who has waited for long stands in two lines
+        self._done: dict[ClaimId, _VisitResult] = {}  # visited claims: an aged claim is in two classes
         self._moves_left = scene.moves_left
-        self._patient: list[tuple[Claim, Sequence[PoolState]]] = []  # for whom claims are moved into what is left over
+        self._patient: list[tuple[Claim, Sequence[PoolState]]] = []  # claims that let others pass, to move for last
         self._pays = bool(scene.projects)
         self._estates: dict[PoolName, GuaranteeMap] = {}
-        self._seen: dict[PoolName, dict[ClaimId, Holder]] = {}  # where shares are guaranteed: who is in which cell
+        self._seen: dict[PoolName, dict[ClaimId, Holder]] = {}  # in pools with guarantees: holders with their cells
         self._within: dict[tuple[PoolName, str, int, int], bool] = {}
         self._limits = ProjectLimits(scene.projects)
         self._tenants: list[Holder] = []
         if self._pays:
             self._survey()
 
-    # -- who holds what ----------------------------------------------------------------------------------------------
+    # -- holders -----------------------------------------------------------------------------------------------------
 
     def _survey(self) -> None:
-        """Reckon what projects hold, and where their cells lie; take borrowers into cells that came free."""
+        """Count what projects hold, find where their cells lie, and take borrowers into free cells."""
         projects, limits = self.scene.projects, self._limits
         by_pool: dict[PoolName, list[Holder]] = {}
         moving = {claim.id for claim in self.scene.kept}
@@ -116,7 +116,7 @@ class _SchedulingPass:
                 out = {*state.out, *(index for block in state.foreign.values() for index in block)}
                 estate = self._estates[name] = build_guarantee_map(state.pool, cells, tenants, out, owners)
                 tenants = [replace(one, cell=None) if one.claim in estate.strays else one for one in tenants]
-                # A cell that is owed no more is nobody's: else who is in it would be taken for one of its next owner's.
+                # A cell that is no longer owed has no owner: else its claims would count for its next owner.
                 self.adopted += [(ident, None) for ident in sorted(estate.strays)]
             for tenant in tenants:
                 if tenant.is_firm:
@@ -128,7 +128,7 @@ class _SchedulingPass:
             self._tenants += tenants
 
     def _adopt(self, state: PoolState, estate: GuaranteeMap) -> None:
-        """Take borrowers into cells that came free."""
+        """Take borrowers into free cells."""
         name, seen = state.pool.name, self._seen[state.pool.name]
         borrowers = [one for one in seen.values() if not one.is_firm and not one.leaving]
         for tenant in sorted(borrowers, key=lambda one: (-one.priority, one.since or self.now, one.claim)):
@@ -140,11 +140,11 @@ class _SchedulingPass:
                 self.adopted.append((tenant.claim, place.cell))
 
     def _cells(self, project: str, pool: PoolName, size: int) -> UsableGuarantees:
-        """The cells that a claim of so many devices may use, as far as its project's limits go."""
+        """The cells that a claim of so many devices may use under its project's limits."""
         return self._limits.reach(project, size, self.scene.projects.open_cells(project, pool))
 
     def is_within(self, claim: Claim, state: PoolState) -> bool:
-        """Whether a claim is within what its project is guaranteed in a pool."""
+        """Whether a claim is within its project's guarantee in a pool."""
         name, spec = state.pool.name, claim.spec
         estate = self._estates.get(name)
         if estate is None or not spec.size:
@@ -158,13 +158,14 @@ class _SchedulingPass:
         return known
 
     def _over(self, claim: Claim) -> int | None:
-        """Those of its own project with a priority below this may be asked to make room for it."""
+        """Claims of its own project with a priority below this may be preempted for it; None: none."""
         return claim.spec.priority if self.policy.preempt else None
 
     def _rank(self, claim: Claim, counts_as: int | None = None) -> _Rank:
-        """Where it stands; ``counts_as``: the priority that it counts as, for it has waited for long.
+        """The rank of a claim; ``counts_as``: the priority that an aged claim counts with.
 
-        Not within a guarantee, if it has yielded: it would take back what it yielded to a higher priority.
+        An aged claim that has yielded is not within a guarantee: it would take back what it yielded to a higher
+        priority.
         """
         within = self._pays and any(self.is_within(claim, state) for state in self.scene.pools_of(claim.spec))
         priority = claim.spec.priority
@@ -176,7 +177,7 @@ class _SchedulingPass:
         return (0 if within else 1, -priority, share, claim.arrival, claim.id)
 
     def _may_be_served(self, claim: Claim, able: Iterable[PoolState]) -> bool:
-        """Whether it may be some day, as things stand: no limit is against it, and a block could be emptied for it."""
+        """Whether it may be served some day, as things stand: no limit bars it, and a block can be emptied for it."""
         usable, size = [state.pool.name for state in able if not state.problem], claim.spec.size
         found = (self.ends[name].read().soonest(size) if size else None for name in usable)
         empties = bool(usable) if not size else any(one is not None and one[1] < OUT_OF_SERVICE for one in found)
@@ -185,20 +186,20 @@ class _SchedulingPass:
     # -- the pass ----------------------------------------------------------------------------------------------------
 
     def serve(self) -> None:
-        """Visit the claims of all lines in the queue's order, but leave a line once the rest of it can get nothing.
+        """Visit the claims of all classes in the queue's order, but leave a class once the rest can get nothing.
 
-        What is free only shrinks during a pass, and what is kept only grows: who asks for no less than one who got
-        nothing gets nothing.
+        During a pass the free devices only shrink and the reservations only grow: a claim that requests no less than
+        one that got nothing gets nothing.
         """
         self._settle_moves()
         heads = self._heads()
         heapify(heads)
-        none_left: set[DeviceKey] = set()  # whatever else is asked for with them
-        in_vain: set[object] = set()  # who got nothing: others of the project that ask for the same get nothing either
+        none_left: set[DeviceKey] = set()  # whatever resources are requested with them
+        in_vain: set[object] = set()  # requests that got nothing: equal ones of the same project get nothing either
         while heads:
             rank, number, claim, key, line, able, counts_as = heads[0]
             if not rank[0] and (now_rank := self._rank(claim, counts_as)) != rank:
-                # Its project's cells have gone meanwhile.
+                # Its project's cells have been used meanwhile.
                 heapreplace(heads, (now_rank, number, claim, key, line, able, counts_as))
                 continue
             (devices, (project, _, preemptible), resources), following = key, None
@@ -224,7 +225,7 @@ class _SchedulingPass:
             self._move_into_rest(patient, pools)
 
     def _heads(self) -> list[_Head]:
-        """Who is first in each line; then those who have waited for long, once more."""
+        """The first claim of each class; then the aged claims, once more."""
         lines = ((claim, key, line) for key, line in self.scene.lines if (claim := line.first()) is not None)
         first: list[ClassHead] = [(claim, key, line, self.scene.pools_of(claim.spec)) for claim, key, line in lines]
         aged = find_aged_classes(first, self.policy, self.now, self._may_be_served)
@@ -232,13 +233,13 @@ class _SchedulingPass:
         return [(self._rank(one[0], one[4]), number, *one) for number, one in enumerate(every)]
 
     def _look(self, claim: Claim, able: Sequence[PoolState], *, first: bool, in_vain: bool) -> _VisitResult:
-        """``_visit``, in short where that is enough.
+        """``_visit``, or its short form if that is enough.
 
         Args:
-            claim: which.
+            claim: the claim.
             able: the pools that could serve it.
             first: it is within a guarantee.
-            in_vain: another of its project, who asked for the same, got nothing: nor does it, but by ending sooner.
+            in_vain: an equal claim of its project got nothing: nor does this one, unless it ends sooner.
         """
         done = self._done.get(claim.id)
         if done is not None:
@@ -248,7 +249,7 @@ class _SchedulingPass:
         return self._visit(claim, able, first=first)
 
     def _next_shorter(self, claim: Claim, line: PendingClassReader, able: Sequence[PoolState]) -> Claim | None:
-        """The next in line that ends soon enough to use what is kept for others."""
+        """The next of the class that ends soon enough to use what is reserved for others."""
         spec = claim.spec
         if not self.policy.backfill or not spec.size or not self._kept:
             return None
@@ -257,7 +258,7 @@ class _SchedulingPass:
         return line.next(claim.order, window) if window else None
 
     def _windows(self, claim: Claim, able: Sequence[PoolState]) -> list[float]:
-        """Within which times one has to end to use what is kept for others, if it is large enough."""
+        """The times within which a claim must end to use reserved blocks large enough for it."""
         size = claim.spec.size
         if not size:
             return []
@@ -274,7 +275,7 @@ class _SchedulingPass:
         return state.free.free >= size if kept.spare is not None else kept.find(size) is not None
 
     def _settle_moves(self) -> None:
-        """Those that were asked to move have their new places: let them go on there, or keep the places."""
+        """Claims that were asked to move have their new blocks: grant these, or keep them reserved."""
         for claim in self.scene.kept:
             spot = claim.kept
             state = self.pools.get(spot.pool) if spot is not None else None
@@ -287,10 +288,10 @@ class _SchedulingPass:
                 self._keep(claim, state, spot.block, Timestamp(0))
 
     def _visit(self, claim: Claim, able: Sequence[PoolState], *, first: bool) -> _VisitResult:
-        """Grant it a block, or keep one for it; what it got.
+        """Grant a claim a block, or reserve one for it; returns what it got.
 
-        Who is within a guarantee (``first``) does not borrow before all others that are have theirs: what yields to one
-        of them would be lent at once to the next, and in a pool that guarantees nothing it would pass those before it.
+        A claim within a guarantee (``first``) does not borrow before all others within one have theirs: what yields to
+        one of them would be lent at once to the next, and in a pool without guarantees it would pass earlier claims.
         """
         spec, enough_free = claim.spec, False
         if self._pays and spec.size:
@@ -318,9 +319,9 @@ class _SchedulingPass:
         return _VisitResult.SERVED if self.policy.reserve and self._reserve(claim, able) else _VisitResult.NOTHING
 
     def _visit_barred(self, claim: Claim, able: Sequence[PoolState], *, first: bool) -> _VisitResult | None:
-        """What becomes of a claim that a limit stands against: within a guarantee it has borrowers under that yield.
+        """Handle a claim that a limit bars: if it is within a guarantee, borrowers under that limit must yield.
 
-        None: none stands against it.
+        None: no limit bars it.
         """
         spec, waits = claim.spec, claim.spec.queue is QueueMode.WAIT
         if not self._limits.bars(claim):
@@ -333,7 +334,7 @@ class _SchedulingPass:
         return _VisitResult.BARRED
 
     def _may_be_had(self, spec: ClaimSpec) -> bool:
-        """Whether who asks for the same devices and other resources may get what this one did not."""
+        """Whether a claim for the same devices but other resources may get what this one did not."""
         reserves = self.policy.reserve and spec.queue is QueueMode.WAIT
         return not spec.size or any(
             not state.problem
@@ -354,7 +355,7 @@ class _SchedulingPass:
     def _used(self, state: PoolState) -> dict[str, int]:
         return self.used.setdefault(state.pool.name, {})
 
-    # -- blocks that are free ----------------------------------------------------------------------------------------
+    # -- free blocks -------------------------------------------------------------------------------------------------
 
     def _fit_within(self, claim: Claim, state: PoolState) -> bool:
         """Grant it a free block within its project's guarantee."""
@@ -376,7 +377,7 @@ class _SchedulingPass:
         return False
 
     def _fit(self, claim: Claim, state: PoolState) -> bool:
-        """Grant it a free block that nobody is kept from by it."""
+        """Grant it a free block that is not needed for a guarantee or a reservation."""
         spec, name = claim.spec, state.pool.name
         if not self._usable(state, spec):
             return False
@@ -392,12 +393,12 @@ class _SchedulingPass:
         return True
 
     def _may_borrow(self, claim: Claim, state: PoolState, block: Block) -> bool:
-        """The lending check: what cannot be asked back must leave room for every guarantee."""
+        """The lending check: a claim that cannot be preempted must leave room for every guarantee."""
         estate = self._estates.get(state.pool.name)
         return estate is None or claim.spec.preemptible or estate.may_hold(block)
 
     def _fits_numbers(self, claim: Claim, pool: PoolName, *, take: bool = True) -> bool:
-        """Whether what is kept as a number allows it: it ends before, or enough is left over."""
+        """Whether reservations by number allow it: it ends before, or enough devices are left over."""
         limit, size = backfill_limit_s(claim), claim.spec.size
         numbers = [kept for kept in self._kept.get(pool, ()) if kept.spare is not None]
         over = [kept for kept in numbers if not (self.policy.backfill and limit <= kept.window_s(self.now))]
@@ -408,7 +409,7 @@ class _SchedulingPass:
         return True
 
     def _fit_inside(self, claim: Claim, state: PoolState) -> bool:
-        """Grant it a part of what is kept for another, if it ends before that is needed."""
+        """Grant it a part of a block reserved for another, if it ends before that is needed."""
         spec = claim.spec
         if not self.policy.backfill or spec.time_limit_s is None:
             return False
@@ -431,7 +432,7 @@ class _SchedulingPass:
         *,
         taken: bool = False,
     ) -> None:
-        """It gets the block: granted now, or, if another scheduler has it, lent to that one until it starts it."""
+        """Give it the block: a grant, or, for another scheduler's job, a loan until that scheduler starts it."""
         name, spec = state.pool.name, claim.spec
         self._open_windows.clear()
         cell = None
@@ -448,7 +449,7 @@ class _SchedulingPass:
             self.grants.append(Grant(claim.id, name, block, cell))
 
     def _tie(self, claim: Claim, state: PoolState, block: Block, place: GuaranteedPlacement | None) -> Block | None:
-        """Reckon a block as its project's; the cell it is in."""
+        """Count a block as its project's; returns its cell."""
         if not self._pays:
             return None
         project, limits = claim.spec.project, self._limits
@@ -469,7 +470,7 @@ class _SchedulingPass:
         return cell
 
     def _tighten(self) -> None:
-        """Something of the guarantees is used: who was not within one is not now either, the others are asked again."""
+        """Part of a guarantee is used: claims outside one stay outside; those within one are checked again."""
         self._within = {key: known for key, known in self._within.items() if not known}
 
     def _use(self, spec: ClaimSpec, pool: PoolName, sign: int = 1) -> None:
@@ -477,15 +478,15 @@ class _SchedulingPass:
             used = self.used.setdefault(pool, {})
             used[name] = used.get(name, 0) + sign * amount
 
-    # -- blocks that are not -----------------------------------------------------------------------------------------
+    # -- blocks that are not free ------------------------------------------------------------------------------------
 
     def _take_back(self, claim: Claim, able: Sequence[PoolState], owed: LimitDeficits) -> bool:
-        """Have borrowers yield to a claim within its guarantee, and keep the block for it until they have.
+        """Have borrowers yield to a claim within its guarantee, and reserve the block for it until then.
 
         Args:
-            claim: which.
+            claim: the claim.
             able: the pools that could serve it.
-            owed: what has to be given back under limits of projects, too.
+            owed: what must also be given back under limits of projects.
         """
         best: tuple[ReclaimCandidate, PoolState] | None = None
         for state in able:
@@ -543,12 +544,12 @@ class _SchedulingPass:
         name = state.pool.name
         reservation = ReservedBlock(claim.id, name, block, until)
         self.promised.append(reservation)
-        # Nobody may use it meanwhile: who came in would run for a time before it is asked, and so would the next.
+        # No claim may use it meanwhile: it would run for a time before it may be asked, and so would the next.
         self._kept.setdefault(name, []).append(BackfillWindow(reservation, state, self.trials[name], NO_LIMIT_S))
         self.ends[name].put(block, NO_RELEASE)
 
     def _make_room(self, claim: Claim, able: Sequence[PoolState]) -> bool:
-        """Have claims go on elsewhere for it; where it lets others pass not before they had what is free."""
+        """Move other claims for it; in pools where it lets others pass, only after they had what is free."""
         patient = {state.pool.name for state in able if self._lets_pass(claim, state)}
         if self._move(claim, [state for state in able if state.pool.name not in patient]):
             return True
@@ -557,7 +558,7 @@ class _SchedulingPass:
         return False
 
     def _move(self, claim: Claim, able: Sequence[PoolState]) -> bool:
-        """Have claims go on elsewhere, where enough is free but no block; suggested only, if the policy says so."""
+        """Move claims if enough devices are free but no block of them; only suggest it, if the policy says so."""
         mode = self.policy.defragment
         if mode is DefragmentMode.OFF or (mode is DefragmentMode.ON and self._moves_left < 1):
             return False
@@ -593,7 +594,7 @@ class _SchedulingPass:
         return passable and is_bypassable(claim, state, self.ends[state.pool.name].read(), self.policy, self.now)
 
     def _move_into_rest(self, claim: Claim, able: Sequence[PoolState]) -> None:
-        """Make room for one that let others pass, of what they have left."""
+        """Free a block for a claim that let others pass, out of what they have left."""
         mine = next(((key, one) for key, one in self.reservations.items() if one.claim == claim.id), None)
         if mine is not None and len(mine[1].block):
             return  # it has a block in another pool, or one that is being emptied
@@ -608,13 +609,13 @@ class _SchedulingPass:
             self._use(claim.spec, mine[1].pool)
 
     def _room(self, claim: Claim, state: PoolState) -> Relocation | None:
-        """Room for it in a pool, if that is worth what it costs: less than it would wait for."""
+        """A block to free for it in a pool, if that costs less than its wait."""
         spec, name = claim.spec, state.pool.name
         if not self._usable(state, spec) or state.free.free < spec.size or isinstance(state.pool.topology, AnySubset):
             return None
         if self.policy.defragment is DefragmentMode.SUGGEST and (name, True) in self.reservations:
-            return None  # told for the first that waits
-        guaranteed = name in self._estates  # who is in a cell, or cannot be asked, stays where he was counted
+            return None  # suggested for the first pending claim only
+        guaranteed = name in self._estates  # a holder in a cell, or not preemptible, must stay where it counts
         if not self._fits_numbers(claim, name, take=False) or (guaranteed and not spec.preemptible):
             return None
         soonest = self.ends[name].read().soonest(spec.size)
@@ -629,14 +630,14 @@ class _SchedulingPass:
         return room if room is not None and room.cost < spec.size * wait_s else None
 
     def _keeps(self, state: PoolState, size: int) -> bool:
-        """Whether a pool can keep nothing more for claims of a size: it does so already, or no block would empty."""
+        """Whether a pool can reserve nothing more for a size: it has a reservation, or no block would empty."""
         name = state.pool.name
         return (name, size > 0) in self.reservations or (name, size) in self._hopeless
 
     def _reserve(self, claim: Claim, able: Iterable[PoolState]) -> bool:
-        """Keep a block for it in the pool where that is soonest, of those that keep none yet.
+        """Reserve a block for it in the pool where that is soonest, among pools without a reservation.
 
-        Who asks for no devices keeps only the resources: it must not take the place of one who waits for a block.
+        A claim without devices reserves only resources: it must not take the place of one that waits for a block.
         """
         best: tuple[Timestamp, int, PoolState, Block, int | None] | None = None
         for state in able:
@@ -653,7 +654,7 @@ class _SchedulingPass:
             block, until, held = found
             estate = self._estates.get(state.pool.name)
             if size and estate is not None and not (claim.spec.preemptible or estate.could_hold(block)):
-                continue  # a guarantee would stand against it when the block is empty: nobody else could use it
+                continue  # a guarantee would bar it when the block is empty, and no other claim could use the block
             spare = None
             moving = any(one.kept is not None and one.kept.pool == state.pool.name for one in self.scene.kept)
             if size and not moving and self._lets_pass(claim, state):
@@ -680,17 +681,17 @@ class _SchedulingPass:
         return True
 
     def undo(self) -> None:
-        """Put back what was written down for now."""
+        """Roll back the release times."""
         for ends in self.ends.values():
             ends.undo()
 
 
 def plan_schedule(scene: SchedulingSnapshot, policy: Policy, now: Timestamp) -> SchedulePlan:
-    """Who gets which block now, what is kept for those who must wait, and who is asked to yield or to move.
+    """Which claims get which blocks now, what is reserved for those that wait, and which must yield or move.
 
     Args:
-        scene: pools, lines, projects and tenants, as the turn has them.
-        policy: what the admin chose.
+        scene: pools, pending classes, projects and holders, as the turn sees them.
+        policy: the policy in force.
         now: the turn's time, from which the time limits of new grants count.
     """
     trials = {name: Savepoint(state.free) for name, state in scene.pools.items()}

@@ -1,4 +1,4 @@
-"""Quotas: what each project is guaranteed, and what it holds, borrows and waits for."""
+"""Quotas: each project's guarantee, and what it holds, borrows and waits for."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ HOUR_S = 3600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProjectQuota:
-    """One project in one pool, with all projects below it (but for ``used_device_hours``).
+    """One project in one pool, with all its descendants (except ``used_device_hours``).
 
     Attributes:
         project: its path.
-        pool: in which pool; empty: it has nothing in any.
-        blocks: what it is guaranteed, ``(size, count)`` by ascending size.
-        held: devices it holds within a guarantee, its own or that of a project above it.
+        pool: the pool; empty: it has nothing in any.
+        blocks: its guarantee, ``(size, count)`` by ascending size.
+        held: devices it holds within a guarantee, its own or an ancestor's.
         borrowed: devices it holds beside that.
-        waiting: claims that wait and may be served there; one that names no pool waits in all that could serve it.
-        waiting_devices: devices these ask for.
-        used_device_hours: what its own claims used in all pools, faded, with what they use now.
-        weight: the more, the more it may use before others come first.
-        devices_max: so many devices it holds at once, at most, in all pools together; None: no limit.
+        waiting: pending claims that may be served there; one that names no pool counts in all that could serve it.
+        waiting_devices: devices these request.
+        used_device_hours: decayed usage of its own claims in all pools, with present use.
+        weight: the larger, the more it may use before others come first.
+        devices_max: devices it holds at once, at most, in all pools together; None: no limit.
     """
 
     project: str
@@ -47,7 +47,7 @@ class ProjectQuota:
 
     @property
     def guaranteed(self) -> int:
-        """Devices it is guaranteed."""
+        """Guaranteed devices."""
         return count_devices(self.blocks)
 
 
@@ -60,9 +60,9 @@ class _Counts:
 
 
 def quota_rows(fleet: Fleet, now: Timestamp, policy: Policy) -> list[ProjectQuota]:
-    """What each project has, by project and pool: every project that is defined, and others that hold or wait.
+    """The quota of each project and pool: of all defined projects, and of others that hold or wait.
 
-    A project has a row for each pool in which it is guaranteed, holds or waits for something, but at least one.
+    A project has a row for each pool in which it has a guarantee, holds or waits for something, but at least one.
     """
     projects = fleet.projects
     tenants = list_holders(fleet)
@@ -102,21 +102,21 @@ def quota_rows(fleet: Fleet, now: Timestamp, policy: Policy) -> list[ProjectQuot
 
 
 def _waiting(fleet: Fleet) -> Iterator[tuple[str, PoolName, int, int]]:
-    """What waits: (project, pool, devices of each claim, claims)."""
+    """Pending claims: (project, pool, devices of each claim, claims)."""
     for ((kind, named, size, _, _), (project, _, _), _), line in fleet.lines.items():
         able = [
             state.pool.name
             for state in fleet.pools.values()
             if state.pool.kind == kind and named in (None, state.pool.name)
         ]
-        # Where there are no projects those of several names stand in one line.
+        # Without projects, one class may hold claims of several names.
         parts = [(project, len(line))] if project else [(fleet.claims[order[2]].spec.project, 1) for order in line]
         for pool in able:
             yield from ((name, pool, size, count) for name, count in parts)
 
 
 def _usage_hours(fleet: Fleet, tenants: list[Holder], now: Timestamp, policy: Policy) -> dict[str, float]:
-    """Device-hours, by project: as the order among those who borrow has them."""
+    """Device-hours by project, as in the order among borrowers."""
     used = {name: float(decayed_usage(usage, now, policy.half_life_s)) for name, usage in fleet.usage.items()}
     for tenant in tenants:
         if tenant.since is not None:

@@ -1,4 +1,4 @@
-"""Why something waits or is refused: the answer to ``moor explain``, in one shape everywhere."""
+"""Reasons for a wait or a refusal: the answer to ``moor explain``, in one shape everywhere."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Reclaim: which borrowers have to yield so that a guaranteed claim has its devices, and lose least by it.
+"""Reclaim: which borrowers must yield so that a guaranteed claim gets its devices, with the least lost work.
 
-Whole claims are asked, never parts of one. Asked may be who borrowed (is in no cell) and said that it can yield, and
-within the claim's own guarantee who has a lower priority. Of all places for the claim the one is taken that can be had
-soonest (nobody is asked before it has run ``min_run_s``), then the one where the fewest device-seconds of work are
-lost: each tenant's devices, times the time since its last checkpoint and what starting anew costs. One number decides,
-not the count of claims: four claims of one device that have just saved lose less than one that did not.
+Whole claims are asked to yield, never parts of one. Eligible are preemptible borrowers (in no cell), and, within the
+claim's own guarantee, claims of lower priority. Of all places for the claim, the one free soonest is taken (no claim is
+asked before it has run ``min_run_s``), then the one that loses the fewest device-seconds of work: each holder's
+devices, times the time since its last checkpoint plus the cost of a restart. One number decides, not the count of
+claims: four claims of one device that have just saved lose less than one that did not.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from moorings.core.plans import Holder
 from moorings.core.policy import Policy
 from moorings.core.topology import Block
 
-CHOICES_MAX: Final = 200_000  # tenants times devices; beyond, those that are cheapest one by one are taken
-MAKING_S_MIN: Final = 1.0  # nobody is asked before there is something to give back
+CHOICES_MAX: Final = 200_000  # holders times devices; beyond it, the cheapest are taken one by one
+MAKING_S_MIN: Final = 1.0  # no claim is asked to yield before it has something to give back
 
 
 @dataclass(frozen=True, slots=True)
 class ReclaimCandidate:
-    """A place, who has to leave it, when all of them may be asked, and the device-seconds that are lost."""
+    """A place, the holders that must leave it, when all of them may be asked, and the device-seconds lost."""
 
     place: GuaranteedPlacement
     victims: tuple[Holder, ...]
@@ -36,16 +36,16 @@ class ReclaimCandidate:
 
     @property
     def cost(self) -> tuple[Timestamp, float, int, int]:
-        """What is compared: the least is best."""
+        """The sort key: the least is best."""
         return (self.when, self.lost, len(self.place.cell), self.place.block.start if len(self.place.block) else 0)
 
 
 class ReclaimCosts:
-    """What is reckoned once a turn of the tenants of a pool.
+    """The costs of reclaiming from the holders of a pool, computed once a turn.
 
     Attributes:
         now: the turn's time.
-        holders: who holds each device, but those that were asked already; None: not reckoned.
+        holders: the holder of each device, except holders already asked; None: not computed yet.
     """
 
     def __init__(self, policy: Policy, now: Timestamp) -> None:
@@ -55,7 +55,7 @@ class ReclaimCosts:
         self._prices: dict[ClaimId, tuple[Timestamp, float]] = {}
 
     def price(self, tenant: Holder) -> tuple[Timestamp, float]:
-        """When a tenant may be asked, and the device-seconds it loses."""
+        """When a holder may be asked, and the device-seconds it loses."""
         found = self._prices.get(tenant.claim)
         if found is None:
             found = self._prices[tenant.claim] = _reclaim_cost(tenant, self._policy, self.now)
@@ -67,8 +67,8 @@ class LimitDeficit:
     """What must be given back under limits of projects before a claim may have its devices, wherever they are.
 
     Attributes:
-        owed: (project, devices): so many by whomever borrowed in that project, the nearest first.
-        tenants: who holds what, in all pools.
+        owed: (project, devices) that borrowers in that project must give back, the nearest first.
+        tenants: the holders in all pools.
     """
 
     owed: tuple[tuple[str, int], ...]
@@ -88,20 +88,20 @@ def find_cheapest_reclaim(
     known: ReclaimCosts | None = None,
     overdraft: LimitDeficit | None = None,
 ) -> ReclaimCandidate | None:
-    """The place in a pool that a guaranteed claim of ``size`` should be given; None: there is none.
+    """The place in a pool that a guaranteed claim of ``size`` should get; None: there is none.
 
     Args:
         estate: the pool's cells.
-        open_cells: those the claim may use.
-        state: the pool; what is kept for others is taken in its free map.
+        open_cells: the cells that the claim may use.
+        state: the pool; blocks reserved for others are taken in its free map.
         size: devices.
-        over: tenants within these cells with a priority below this may be asked; None: none of them.
-        tenants: who holds what in the pool.
-        asked: those that yield for somebody else already.
-        policy: how long borrowers run at least, and what it costs to start anew.
+        over: holders within these cells with a priority below this may be asked; None: none of them.
+        tenants: the holders in the pool.
+        asked: holders that already yield for another claim.
+        policy: gives the minimum run time of borrowers and the cost of a restart.
         now: the turn's time.
-        known: what was reckoned for the same tenants in this pool before, in the same turn.
-        overdraft: what must be given back besides; None: no limit stands against the claim.
+        known: costs computed earlier in this turn for the same holders in this pool.
+        overdraft: what must also be given back under limits; None: no limit bars the claim.
     """
     known = known if known is not None else ReclaimCosts(policy, now)
     due = _DeficitVictims(overdraft, asked, known) if overdraft is not None else None
@@ -120,7 +120,7 @@ def find_cheapest_reclaim(
         inside = sum(1 for tenant in victims for index in tenant.block if index in place.block)
         free = sum(len(part) for part in state.free.free_within(place.block))
         if free + inside < size:
-            continue  # something in it is kept for others, or out of service
+            continue  # something in it is reserved for others, or out of service
         more = due.beside(victims) if due is not None else []
         if more is None:
             continue
@@ -132,7 +132,7 @@ def find_cheapest_reclaim(
 
 
 def holders_by_device(tenants: Iterable[Holder], asked: Collection[ClaimId]) -> dict[int, Holder]:
-    """Who holds each device of a pool, but those that were asked already."""
+    """The holder of each device of a pool, except holders already asked."""
     found: dict[int, Holder] = {}
     for tenant in tenants:
         if tenant.claim not in asked:
@@ -141,10 +141,10 @@ def holders_by_device(tenants: Iterable[Holder], asked: Collection[ClaimId]) -> 
 
 
 def _reclaim_cost(tenant: Holder, policy: Policy, now: Timestamp) -> tuple[Timestamp, float]:
-    """When a tenant may be asked, and the device-seconds it loses."""
+    """When a holder may be asked, and the device-seconds it loses."""
     if tenant.leaving:
         return now, 0.0
-    if tenant.since is None:  # its partition is being made
+    if tenant.since is None:  # its partition is being created
         when = add_seconds(now, max(policy.min_run_s, MAKING_S_MIN))
     else:
         when = max(now, add_seconds(tenant.since, policy.min_run_s))
@@ -152,7 +152,7 @@ def _reclaim_cost(tenant: Holder, policy: Policy, now: Timestamp) -> tuple[Times
 
 
 class _DeficitVictims:
-    """Who else has to yield for the sake of limits."""
+    """Holders that must also yield because of limits."""
 
     def __init__(self, overdraft: LimitDeficit, asked: Collection[ClaimId], known: ReclaimCosts) -> None:
         self._owed = overdraft.owed
@@ -161,7 +161,7 @@ class _DeficitVictims:
         self._able = sorted(able, key=lambda one: (*known.price(one), one.claim))
 
     def beside(self, victims: Iterable[Holder]) -> list[Holder] | None:
-        """Those that must yield beside ``victims``, as few and cheap as they are; None: they are not enough."""
+        """The cheapest holders that must yield beside ``victims``; None: they are not enough."""
         chosen = {tenant.claim: tenant for tenant in victims}
         more: list[Holder] = []
         for project, devices in self._owed:
@@ -209,7 +209,7 @@ def _cheapest_by_count(
     known: ReclaimCosts,
     due: _DeficitVictims | None,
 ) -> ReclaimCandidate | None:
-    """Where any devices do: the cheapest claims that together hold enough."""
+    """The cheapest claims that together hold enough, if any devices will do."""
     best: ReclaimCandidate | None = None
     held = {tenant.claim: tenant for tenant in tenants}
     for place in estate.places(open_cells, size, over):
@@ -247,12 +247,12 @@ def _all(state: PoolState) -> Block:
 
 
 def _cheapest(tenants: Sequence[Holder], needed: int, known: ReclaimCosts) -> list[Holder] | None:
-    """Those that together hold enough, can be asked soonest, and lose least; None: all are too few.
+    """The holders that together hold enough, can be asked soonest, and lose least; None: all together are too few.
 
     Args:
-        tenants: those that leave anyway, then the others by price.
+        tenants: those already leaving, then the others by cost.
         needed: devices.
-        known: of each, when it may be asked and what it loses.
+        known: for each, when it may be asked and what it loses.
     """
     worth = {tenant.claim: len(tenant.block) for tenant in tenants}
     few = _enough(tenants, needed, worth)
@@ -262,7 +262,7 @@ def _cheapest(tenants: Sequence[Holder], needed: int, known: ReclaimCosts) -> li
     last = max(known.price(tenant)[0] for tenant in few)
     able = [one for one in tenants if not one.leaving and known.price(one)[0] <= last]
     needed -= sum(worth[tenant.claim] for tenant in gone)
-    # For each number of devices, up to what is needed: the least that is lost for them, and by whom (as bits).
+    # For each number of devices, up to the needed one: the least loss, and by which holders (as bits).
     least: list[tuple[float, int] | None] = [(0.0, 0), *(None for _ in range(needed))]
     for number, tenant in enumerate(able):
         for have in range(needed - 1, -1, -1):
@@ -280,7 +280,7 @@ def _cheapest(tenants: Sequence[Holder], needed: int, known: ReclaimCosts) -> li
 
 
 def _enough(tenants: Sequence[Holder], needed: int, worth: Mapping[ClaimId, int]) -> list[Holder] | None:
-    """The first of them that together are worth enough, without those that are not needed; None: all are too few."""
+    """The first holders that together are worth enough, without superfluous ones; None: all together are too few."""
     chosen: list[Holder] = []
     have = 0
     for tenant in tenants:

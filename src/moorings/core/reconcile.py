@@ -1,8 +1,8 @@
-"""Reconciliation: what is wanted against what is there, as decisions.
+"""Reconciliation: the desired state against the observed one, as decisions.
 
-``judge`` compares our partitions with one good listing of a driver. ``orphans`` compares claims with what a scheduler
-says is alive. Both end nothing on one listing: what is missing must be missing several times in a row (law 3), and only
-what carries our mark is ever removed (law 2).
+``reconcile_listing`` compares our partitions with one good listing of a driver. ``find_orphans`` compares claims with
+what a scheduler reports alive. One listing ends nothing: a missing object must be missing several times in a row
+(law 3), and only partitions with our mark are ever removed (law 2).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from moorings.core.partitions import Partition, PartitionState
 from moorings.core.topology import Block
 
 LISTINGS_REQUIRED = 3
-# For so long, too, before a job loses its partition: while something is made, listings come ten a second, and the
-# controller of the hardware may restart and show nothing for a while. Late costs nothing: a job without devices fails.
+# A job loses its partition only after this time, too: while a partition is created, listings come ten a second, and a
+# restarted hardware controller may list nothing for a while. Being late costs nothing: a job without devices fails.
 MISSING_S_MIN = 30.0
-ERRORS_NEEDED = 5  # in a row, before a live job's partition counts as broken: an agent that is down comes back
+ERRORS_NEEDED = 5  # in a row, before a live job's partition counts as broken: an agent may be down and come back
 
 _SIGNIFICANT_STATES: dict[PartitionState, frozenset[ObservedState]] = {
     PartitionState.PROVISIONING: frozenset({ObservedState.ACTIVE, ObservedState.ERROR}),
@@ -29,35 +29,35 @@ _SIGNIFICANT_STATES: dict[PartitionState, frozenset[ObservedState]] = {
 
 
 def mark_for(installation: str, partition: PartitionId) -> str:
-    """The mark by which a driver's partition is known as ours, and as which."""
+    """The mark on a driver's partition that identifies it as ours, and which one it is."""
     return f"moorings/{installation}/{partition}"
 
 
 @dataclass(frozen=True, slots=True)
 class Streak:
-    """The same bad word in ``times`` listings in a row, the first of them ``lasted_s`` seconds ago."""
+    """The same bad state in ``times`` listings in a row, the first of them ``lasted_s`` seconds ago."""
 
     times: int = 0
     lasted_s: float = 0.0
 
     def longer(self, apart_s: float) -> Streak:
-        """With one more listing, so many seconds after the last."""
+        """The streak with one more listing, so many seconds after the last."""
         return Streak(self.times + 1, self.lasted_s + apart_s if self.times else 0.0)
 
     def is_proof(self, times: int) -> bool:
-        """Whether it is enough to end something by."""
+        """Whether it is enough evidence to end something."""
         return self.times >= times and self.lasted_s >= MISSING_S_MIN
 
 
 @dataclass(slots=True)
 class ListingHistory:
-    """What is remembered from listing to listing of one pool.
+    """The memory from one listing of a pool to the next.
 
     Attributes:
-        missing: in how many good listings in a row a partition was not, and for how long.
-        strays: how many good listings in a row a partition with our mark, that nobody holds, was in.
+        missing: in how many good listings in a row a partition was missing, and for how long.
+        strays: in how many good listings in a row there was a partition with our mark that no claim holds.
         errors: in how many good listings in a row an ACTIVE or RESETTING partition was in ERROR, and for how long.
-        unmoved: how many good listings in a row a partition was there as if its removal had not been ordered.
+        unmoved: in how many good listings in a row a partition was there as if its removal had not been ordered.
     """
 
     missing: dict[PartitionId, Streak] = field(default_factory=dict)
@@ -68,14 +68,14 @@ class ListingHistory:
 
 @dataclass(frozen=True, slots=True)
 class ReconcileResult:
-    """What follows from a listing.
+    """The consequences of a listing.
 
     Attributes:
-        answers: what it says of partitions, where that matters.
-        again: partitions whose order the driver must be given again (it does not know them any more).
-        strays: partitions with our mark that nobody holds: to be removed.
-        foreign: blocks that are used and not by our claims (of strangers, and of strays), by name. A stray's too, from
-            its first sighting: to end something takes several listings, to give nothing away takes one.
+        answers: what it says of partitions, if that matters.
+        again: partitions whose order must be sent again (the driver no longer knows it).
+        strays: partitions with our mark that no claim holds: to be removed.
+        foreign: blocks used by others than our claims (foreign partitions and strays), by name. A stray counts from its
+            first listing: ending something takes several listings, withholding devices takes one.
         memory: for the next listing.
     """
 
@@ -94,14 +94,14 @@ def reconcile_listing(
     installation: str,
     apart_s: float,
 ) -> ReconcileResult:
-    """What one good listing says.
+    """The consequences of one good listing.
 
     Args:
-        partitions: ours in that pool, as they were when the listing was *begun* and are still.
-        ordered: those whose present order the driver took before the listing was begun.
-        sightings: the listing, without partitions of ours that changed while it was made.
-        memory: of the listing before.
-        installation: our id; marks hold it.
+        partitions: ours in that pool that did not change since the listing *began*.
+        ordered: those whose present order the driver accepted before the listing began.
+        sightings: the listing, without partitions of ours that changed during it.
+        memory: from the listing before.
+        installation: our id, part of our marks.
         apart_s: seconds since the listing before, at least.
     """
     ours = mark_for(installation, PartitionId(""))
@@ -126,7 +126,7 @@ def reconcile_listing(
 
 
 class _ListingReconciler:
-    """One listing's word on one partition after the other; nothing follows from seeing something once."""
+    """Compares one listing with our partitions, one after the other; a single observation ends nothing."""
 
     def __init__(self, before: ListingHistory, ordered: frozenset[PartitionId], apart_s: float) -> None:
         self._before = before
@@ -143,14 +143,14 @@ class _ListingReconciler:
             self._still_there(partition, sighting)
         elif sighting.seen in _SIGNIFICANT_STATES.get(partition.state, ()):
             if partition.state is PartitionState.RESETTING and partition.id not in self._ordered:
-                return  # it shows the state before the reset
+                return  # it is the state before the reset
             self._told(partition, sighting)
 
     def _missing(self, partition: Partition) -> None:
         streak = self._before.missing.get(partition.id, Streak()).longer(self._apart_s)
         self.memory.missing[partition.id] = streak
         if partition.state is PartitionState.REMOVING and partition.id in self._ordered:
-            self.again.append(partition.id)  # the driver's own answer to another removal is what counts
+            self.again.append(partition.id)  # only the driver's own answer to another removal counts
         elif partition.state is PartitionState.PROVISIONING:
             if streak.times >= LISTINGS_REQUIRED and partition.id in self._ordered:
                 self.again.append(partition.id)
@@ -179,12 +179,12 @@ class _ListingReconciler:
 
 
 def find_orphans(claims: Iterable[Claim], prefix: str, alive: Sequence[frozenset[str]]) -> tuple[ClaimId, ...]:
-    """The claims whose owner begins with ``prefix`` and is in none of the last listings of what is alive.
+    """The claims whose owner begins with ``prefix`` and is in none of the last listings of live owners.
 
     Args:
         claims: all that have not ended.
-        prefix: whose claims: ``local/``, ``slurm/alpha/``.
-        alive: owners alive, one set a good listing, in order; fewer than ``LISTINGS_NEEDED`` end nothing.
+        prefix: of the owners: ``local/``, ``slurm/alpha/``.
+        alive: live owners, one set a good listing, in order; fewer than ``LISTINGS_REQUIRED`` end nothing.
     """
     recent = alive[-LISTINGS_REQUIRED:]
     if len(recent) < LISTINGS_REQUIRED:

@@ -1,9 +1,8 @@
-"""Values of ours as plain data and back: for what is written today and read by another release.
+"""Our values as plain data and back: for data that is written today and read by another release.
 
-A reader passes over fields it does not know and takes the default of those that are missing; everything else that is
-not as expected is an error, for half a record must never be taken for one. Devices stand in their text form. The codec
-of ``wire`` was not taken: it is a promise to other machines, in camelCase and without enums, and may change for their
-sake.
+A reader ignores unknown fields and takes the default of missing ones; any other mismatch is an error, because half a
+record must never pass for a whole one. Devices are in their text form. The codec of ``wire`` was refused: it is a
+promise to other machines, in camelCase and without enums, and may change for their sake.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from moorings.core.topology import Block
 RecordT = TypeVar("RecordT")
 
 OMIT_IF_DEFAULT: Final = {"later": True}
-"""Marks a field that came after the first release: it is not written while it has its default, so that what was written
-before it came is the same bytes when it is written again (law 9)."""
+"""Marks a field added after the first release: it is not written while it has its default. So data written before it
+came has the same bytes when it is written again (law 9)."""
 
 
 def to_plain(value: object) -> object:
@@ -49,7 +48,7 @@ def to_plain(value: object) -> object:
 
 
 def to_plain_without_defaults(value: object) -> object:
-    """Like ``plain``, without what has its default: a field that a later release adds does not change it."""
+    """Like ``to_plain``, without fields that have their default: a field that a later release adds changes nothing."""
     if is_dataclass(value) and not isinstance(value, Block):
         return {
             item.name: to_plain_without_defaults(getattr(value, item.name))
@@ -65,10 +64,10 @@ def _is_default(value: object, item: Field[object]) -> bool:
 
 
 def from_plain(kind: type[RecordT], data: object) -> RecordT:
-    """The value of that kind that ``data`` stands for.
+    """The value of that kind in ``data``.
 
     Raises:
-        ValueError: it stands for none.
+        ValueError: ``data`` is not such a value.
     """
     return cast("RecordT", _revive(kind, data))
 
@@ -78,7 +77,7 @@ _ATOMS = frozenset({str, int, float, bool, type(None)})
 
 @cache
 def _names(kind: type) -> tuple[str, ...]:
-    """The fields of a dataclass; none of anything else."""
+    """The fields of a dataclass; empty for any other type."""
     return tuple(item.name for item in fields(kind)) if is_dataclass(kind) else ()
 
 
@@ -93,7 +92,7 @@ def _hints(kind: type) -> dict[str, object]:
 
 
 def _revive(hint: object, value: object) -> object:
-    """``value`` (parsed JSON) as the type ``hint`` says; ValueError if it is something else."""
+    """``value`` (parsed JSON) as the type ``hint``; raises ValueError if it does not match."""
     if isinstance(hint, NewType):
         return _revive(hint.__supertype__, value)
     origin = get_origin(hint)
@@ -127,7 +126,7 @@ def _revive_plain(hint: type, value: object) -> object:
 
 def _revive_block(text: str) -> Block:
     try:
-        return Block.parse(text) if text else Block.of([])  # of a stranger's partition no device may be known
+        return Block.parse(text) if text else Block.of([])  # a foreign partition's devices may be unknown
     except MooringsError as error:
         raise ValueError(error.detail) from error
 

@@ -1,9 +1,9 @@
-"""Room: which claims would have to go on elsewhere so that a block becomes free, and what that would lose.
+"""Relocation: which claims would have to move so that a block becomes free, and what that would lose.
 
-Only where enough devices are free, but no block of them. Candidates are the blocks of that size whose tenants are all
-smaller than it and can all be moved; the cheapest dozen are tried, with best-fit places outside for their tenants. If
-none of them works all movable tenants are packed anew, largest first: power-of-two sizes pack without waste, so with
-nobody in the way this always succeeds (Coffman, Garey and Johnson 1987).
+It applies if enough devices are free, but no block of them. Candidates are the blocks of that size whose holders are
+all smaller than it and can all be moved; the cheapest dozen are tried, with best-fit places outside for their holders.
+If none of them works, all movable holders are packed again, largest first: power-of-two sizes pack without waste, so
+without immovable holders this always succeeds (Coffman, Garey and Johnson 1987).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CANDIDATES_MAX = 12
 
 @dataclass(frozen=True, slots=True)
 class Relocation:
-    """A block that could be made free: who goes where, and the device-seconds that are lost by it."""
+    """A block that could be freed: which holders move where, and the device-seconds lost."""
 
     block: Block
     moves: tuple[tuple[Holder, Block], ...]
@@ -35,15 +35,15 @@ class Relocation:
 def find_relocation(
     state: PoolState, size: int, tenants: Iterable[Holder], now: Timestamp, move_s: float, moves_max: int
 ) -> Relocation | None:
-    """The cheapest way found to make a free block of ``size`` in a pool; None: none was found.
+    """The cheapest way found to free a block of ``size`` in a pool; None: none was found.
 
     Args:
-        state: the pool; what may not be used is taken in its free map, which is as it was when this returns.
+        state: the pool; unusable devices are taken in its free map, which is unchanged on return.
         size: devices.
-        tenants: who holds what in this pool.
-        now: what is lost is reckoned to it.
-        move_s: what a move costs beside the work since the last checkpoint, in seconds.
-        moves_max: at most so many claims are moved.
+        tenants: the holders in this pool.
+        now: lost work is counted up to then.
+        move_s: the cost of a move beside the work since the last checkpoint, in seconds.
+        moves_max: move at most so many claims.
     """
     topology = state.pool.topology
     if not isinstance(topology, PowerOfTwo | Catalogue) or state.free.free < size or moves_max < 1:
@@ -69,7 +69,7 @@ def _cost(tenant: Holder, now: Timestamp, move_s: float) -> float:
 def _candidates(
     state: PoolState, size: int, costs: Sequence[tuple[Holder, float]]
 ) -> list[tuple[float, Block, list[Holder]]]:
-    """Blocks whose tenants could all be moved, the cheapest first."""
+    """Blocks whose holders can all be moved, the cheapest first."""
     topology = state.pool.topology
     at: dict[int, list[int]] = {}  # numbers of blocks in a catalogue, by device
     if isinstance(topology, Catalogue):
@@ -95,14 +95,14 @@ def _candidates(
         for number in touched:
             total[number] += loss
             inside[number].append(tenant)
-            # In a catalogue a block may be partly in another.
+            # In a catalogue a block may partly overlap another.
             held[number] += sum(index in blocks[number] for index in block) if at else n_devices
     able = [number for number, cost in enumerate(total) if cost < float("inf") and inside[number]]
     able.sort(key=lambda number: (total[number], blocks[number].start))
     found: list[tuple[float, Block, list[Holder]]] = []
     for number in able:
         free = sum(len(part) for part in state.free.free_within(blocks[number]))
-        if free + held[number] == size:  # nothing in it is out of service, kept or a stranger's
+        if free + held[number] == size:  # nothing in it is out of service, reserved or in foreign partitions
             found.append((total[number], blocks[number], inside[number]))
             if len(found) == CANDIDATES_MAX:
                 break
@@ -112,7 +112,7 @@ def _candidates(
 def _relocate_holders(
     state: PoolState, block: Block, inside: Sequence[Holder]
 ) -> tuple[tuple[Holder, Block], ...] | None:
-    """Where the tenants of a block would go; None: not all of them find a place outside."""
+    """The places where the holders of a block would go; None: some find no place outside."""
     moves: list[tuple[Holder, Block]] = []
     with savepoint(state.free) as only:
         for part in state.free.free_within(block):
@@ -129,7 +129,7 @@ def _relocate_holders(
 def _repack(
     state: PoolState, topology: PowerOfTwo, size: int, costs: Sequence[tuple[Holder, float]], moves_max: int
 ) -> Relocation | None:
-    """All movable tenants packed anew, largest first; those that need not move stay, if the rest finds room then."""
+    """All movable holders packed again, largest first; holders stay in place if the rest still fits."""
     movable = sorted((tenant for tenant, _ in costs if tenant.movable), key=_largest_first)
     fresh = _map_without(state, topology, movable)
     larger = [tenant for tenant in movable if len(tenant.block) > size]
@@ -145,7 +145,7 @@ def _repack(
         fresh.take(tenant.block)
     stay = {tenant.claim for tenant in staying}
     placed = _place_all(fresh, [tenant for tenant in smaller if tenant.claim not in stay])
-    if placed is None:  # those that stay are in the way: nobody stays
+    if placed is None:  # the staying holders are in the way: none may stay
         for tenant in staying:
             fresh.release(tenant.block)
         placed = _place_all(fresh, smaller)
@@ -161,7 +161,7 @@ def _largest_first(tenant: Holder) -> tuple[int, int]:
 
 
 def _map_without(state: PoolState, topology: PowerOfTwo, movable: Sequence[Holder]) -> FreeMap:
-    """The pool's map as if all of them were gone."""
+    """The pool's map as if these holders were gone."""
     fresh = free_map_for(topology)
     usable = {index for tenant in movable for index in tenant.block}
     for start in range(0, topology.n_devices, topology.max_block):
@@ -174,7 +174,7 @@ def _map_without(state: PoolState, topology: PowerOfTwo, movable: Sequence[Holde
 
 
 def _place_all(free: FreeMap, tenants: Sequence[Holder]) -> list[tuple[Holder, Block]] | None:
-    """A best-fit place for each, in order; None: not all find one, and nothing is taken."""
+    """A best-fit place for each, in order; None: some find none, and nothing is taken."""
     placed: list[tuple[Holder, Block]] = []
     for tenant in tenants:
         block = free.find(len(tenant.block))
@@ -188,7 +188,7 @@ def _place_all(free: FreeMap, tenants: Sequence[Holder]) -> list[tuple[Holder, B
 
 
 def is_bypassable(claim: Claim, state: PoolState, ends: ReleaseTimes, policy: Policy, now: Timestamp) -> bool:
-    """Whether a claim for which others could be moved lets those behind it have what is free, for now."""
+    """Whether a claim for which others could be moved lets later claims use what is free, for now."""
     if not policy.patience_s or policy.defragment is not DefragmentMode.ON:
         return False
     if isinstance(state.pool.topology, AnySubset) or now >= add_seconds(claim.arrival, policy.patience_s):

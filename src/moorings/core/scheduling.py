@@ -1,4 +1,4 @@
-"""The end of a turn: what is decided of the queue, and what follows from that."""
+"""The end of a turn: scheduling the queue, and applying the plan."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class ScheduleTurn(InputTurn):
     """The part of a turn that serves the queue."""
 
     def lapse(self, since: Timestamp, in_use: Callable[[ClaimId], bool] = lambda _: False) -> list[Claim]:
-        """Release every claim whose lease has run out, but those that are in use; these.
+        """Release every claim whose lease has expired, except claims in use; returns the latter.
 
         Args:
-            since: from when on owners could renew: while the controller was down, or its database away, no lease runs.
-                From ``now`` on, where the time before is in doubt; then leases that run longer than their owners asked
-                for, because the clock was set back, are begun anew.
-            in_use: whether a job still runs on a claim's partition: it is stopped first (law 3).
+            since: from when on owners could renew: leases do not run while the controller or its database is down.
+                ``now``, if the time before is in doubt; then leases longer than requested, because the clock was set
+                back, are shortened.
+            in_use: whether a job still runs on a claim's partition: the job is stopped first (law 3).
         """
         if since >= self.now:
             self._shorten_leases()
@@ -75,7 +75,7 @@ class ScheduleTurn(InputTurn):
                 self.renew(RenewClaim(ident))
 
     def _begin_anew(self) -> None:
-        """Though the clock was set back, nobody runs longer before it may be asked, nor has longer to yield."""
+        """After the clock was set back, keep minimum run times and yield deadlines from growing."""
         latest = add_seconds(self.now, self.policy.yield_s)
         for ident in sorted({partition.claim for partition in self._partitions()}):
             claim = self.claim(ident)
@@ -90,12 +90,12 @@ class ScheduleTurn(InputTurn):
                 self._save_claim(replace(claim, ready_at=ready_at, asked_until=until, version=claim.version + 1))
 
     def schedule(self, in_use: Callable[[ClaimId], bool] = lambda _: False) -> list[tuple[ClaimId, MooringsError]]:
-        """Grant what fits; the claims that would not wait and found no room (they leave no trace).
+        """Grant what fits; returns the claims that would not wait and did not fit (they leave no trace).
 
-        ``decided`` has the decision then.
+        Afterwards ``decided`` has the decision.
 
         Args:
-            in_use: whether a job of ours runs on a claim's partition: it is stopped first (law 3).
+            in_use: whether a job of ours runs on a claim's partition: the job is stopped first (law 3).
         """
         for ident in filter(lambda ident: not in_use(ident), self._overdue()):
             self.give_way(YieldClaim(ident, "its time to yield is over"))
@@ -123,7 +123,7 @@ class ScheduleTurn(InputTurn):
         return refused
 
     def scene(self, announced: Sequence[QueueReport] = ()) -> SchedulingSnapshot:
-        """What the queue is planned from, as this turn has it."""
+        """The input of the plan, as this turn sees it."""
         self._expect()
         projects = self.projects
         pools = {name: self._seen(state) for name, state in self.fleet.pools.items()}
@@ -149,7 +149,7 @@ class ScheduleTurn(InputTurn):
         )
 
     def _expect(self) -> None:
-        """Write down for this turn what it has changed of what is held, and until when."""
+        """Set the release times that this turn has changed."""
         for name, blocks in self.changes.foreign.items():
             state = self.fleet.pools[name]
             for index in {i for block in (*blocks.values(), *state.foreign.values()) for i in block}:
@@ -190,7 +190,7 @@ class ScheduleTurn(InputTurn):
         return list_holders_of(self._partitions(), self.claim)
 
     def _kept(self) -> list[Claim]:
-        """The claims that were asked to move, and have not gone on yet."""
+        """The claims that were asked to move and have not resumed yet."""
         found = (claim for claim in map(self.claim, sorted(self._moving())) if claim is not None and not claim.ended)
         return [claim for claim in found if claim.kept is not None and claim.state in _MOVING]
 
@@ -203,7 +203,7 @@ class ScheduleTurn(InputTurn):
         return tuple(at for at in self.changes.moved or self.fleet.moved if 0 <= self.now - at < HOUR_S * SECOND)
 
     def _shares(self) -> dict[str, float]:
-        """Of each project what it used for its weight, with what it is using now."""
+        """Of each project, its usage divided by its weight, with present use."""
         half_life_s = self.policy.half_life_s
         used: dict[str, float] = {}
         for name, known in sorted({**self.fleet.usage, **self.changes.usage}.items()):
@@ -218,9 +218,9 @@ class ScheduleTurn(InputTurn):
         return {name: amount / weights.get(name, 1.0) for name, amount in used.items()}
 
     def _overdue(self) -> list[ClaimId]:
-        """The claims of people, not of jobs, that were asked to yield and have not in time.
+        """The claims of users, not of jobs, that were asked to yield and missed the deadline.
 
-        Who asks by hand that its claim may be reclaimed has agreed to that; of a job its engine says when it has ended.
+        A user who makes a preemptible claim has agreed to that; the end of a job is reported by its engine.
         """
         found = (claim for claim in map(self.claim, sorted(self.fleet.asked)) if claim is not None)
         return [
@@ -233,13 +233,13 @@ class ScheduleTurn(InputTurn):
         ]
 
     def _lines(self, announced: Sequence[QueueReport] = ()) -> Iterator[tuple[ClassKey, PendingClassView]]:
-        """The queue as this turn has it, line by line; then what other queues announced."""
+        """The pending classes as this turn sees them; then the announced jobs of other queues."""
         projects, changed = self.projects, self.changes.claims
         new: dict[ClassKey, list[Claim]] = {}
         for claim, _ in changed.values():
             if claim.state is ClaimState.PENDING:
                 new.setdefault(class_key(claim, projects), []).append(claim)
-        if self.changes.projects:  # who stands in one line is a matter of projects
+        if self.changes.projects:  # pending classes depend on projects
             for claim in self.fleet.waiting():
                 if claim.id not in changed:
                     new.setdefault(class_key(claim, projects), []).append(claim)
@@ -262,7 +262,7 @@ class ScheduleTurn(InputTurn):
         self._tell("claim.covered", covered, {"cell": str(cell) if cell is not None else None})
 
     def _reclaim(self, reclaim: Reclaim) -> None:
-        """Ask a claim's holder to yield."""
+        """Ask a claim to yield."""
         claim, by = self.claim(reclaim.claim), self.claim(reclaim.by) or self._announced_job(reclaim.by)
         assert claim is not None
         until = add_seconds(self.now, self.policy.yield_s)
@@ -280,7 +280,7 @@ class ScheduleTurn(InputTurn):
         self._tell("claim.reclaiming", claim, told)
 
     def make_room(self, given: DefragmentPool) -> MovePlan:
-        """Ask claims to go on elsewhere, as an admin orders; no more in an hour than the policy allows."""
+        """Ask claims to move, on an admin's order; no more in an hour than the policy allows."""
         claim = self.claim(given.claim) if given.claim is not None else None
         left = max(0, self.policy.moves_per_hour - len(self._moved()))
         found = plan_defragmentation(given, claim, self.scene(), self.fleet.reservations, self.policy, self.now, left)
@@ -289,7 +289,7 @@ class ScheduleTurn(InputTurn):
         return found
 
     def _announced_job(self, ident: ClaimId) -> Claim | None:
-        """A job that waits in another scheduler's queue, with the project that pays for it."""
+        """A job that waits in another scheduler's queue, with its resolved project."""
         claim = next((one for told in self._elsewhere.believed() for one in told.claims() if one.id == ident), None)
         if claim is None:
             return None
@@ -329,21 +329,21 @@ class ScheduleTurn(InputTurn):
         self._names[claim.name] = None
         self.events = [event for event in self.events if event.claim != ident]
         reason = explain_wait(self.fleet, claim, self.now, self.policy).reasons[0]
-        if reason.code == "queue.next_turn":  # it was so before this turn's grants
+        if reason.code == "queue.next_turn":  # it was true before this turn's grants
             reason = Reason(reason.code, f"waits for {claim.spec.size} devices: others came first")
         detail = reason.message.replace("waits for", "no room for", 1)
         hint = reason.hint or "try again later, or let it wait in the queue"
         return MooringsError("claim.no_room", detail, hint=hint, retryable=True)
 
     def name_taken(self, name: str) -> bool:
-        """Whether a partition that exists has that name, ours or one made outside."""
+        """Whether an existing partition has that name, ours or a foreign one."""
         held = self._partition_names.get(name, self.fleet.partition_names.get(name))
         foreign = (self.changes.foreign.get(pool, state.foreign) for pool, state in self.fleet.pools.items())
         return held is not None or any(name in blocks for blocks in foreign)
 
 
 class _LazyHolders:
-    """The tenants, worked out when somebody asks for them, and once."""
+    """The holders, computed once on first use."""
 
     def __init__(self, find: Callable[[], list[Holder]]) -> None:
         self._find = find
@@ -356,7 +356,7 @@ class _LazyHolders:
 
 
 class _UsedNames:
-    """The partition names in use, as ``name_for`` asks for them."""
+    """The partition names in use, as ``unique_partition_name`` needs them."""
 
     def __init__(self, turn: ScheduleTurn) -> None:
         self._turn = turn

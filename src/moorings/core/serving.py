@@ -1,4 +1,4 @@
-"""Which pools could serve what is asked for, if they were empty."""
+"""Which pools could serve a request if they were empty."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def eligible_pools(spec: ClaimSpec, pools: Mapping[PoolName, PoolState]) -> list
 
 
 def ineligible_reason(spec: ClaimSpec, state: PoolState) -> Reason | None:
-    """Why a pool could not serve it even if it were empty, or None."""
+    """Why a pool could not serve it even if it were empty; None: it could."""
     if spec.size:
         miss = state.pool.topology.why_not(spec.size, spec.gcds)
         if miss is not None:

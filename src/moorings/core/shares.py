@@ -1,16 +1,16 @@
-"""Shares: whether promised blocks fit, and what is left when some of them are cut out.
+"""Shares: whether guaranteed blocks fit, and what is left after some of them are subtracted.
 
-A promise is a multiset of blocks, ``(size, count)`` by ascending size. Nothing here has an address: where a promised
-block will lie is decided when a claim is granted. So a promise is taken only if there is room for all at once, in an
-empty pool or in the share it is a part of, and the rules below say when there is:
+A promise is a multiset of blocks, ``(size, count)`` by ascending size. It has no addresses: a grant decides where a
+guaranteed block lies. So a promise is accepted only if all its blocks fit at once, in an empty pool or in the parent's
+share, by these rules:
 
 - *power of two*: largest first always works. When a block of ``k`` is placed, only blocks of ``k`` and more were placed
   before; sizes divide each other, so they fill whole aligned blocks of ``k``, and one of these is free as long as fewer
   devices are used than lie in whole aligned blocks of ``k``. So it is enough, for every size ``k``, that the devices
   promised in blocks of ``k`` and more are no more than those.
 - *any subset*: devices are counted.
-- *catalogue*: nothing short of a search is exact, for listed blocks overlap as they like. Within a share nothing is
-  cut in parts: a child gets whole blocks of its parent's.
+- *catalogue*: only a search is exact, because listed blocks may overlap in any way. Within a share nothing is split: a
+  child gets whole blocks of its parent's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from moorings.core.topology import AnySubset, Block, Catalogue, PowerOfTwo, Topo
 BlockCounts = tuple[tuple[int, int], ...]
 
 SEARCH_STEPS_MAX: Final = 200_000
-_BITS_A_STEP: Final = 512  # a step on a catalogue of more parts costs as much as several
+_BITS_A_STEP: Final = 512  # a step on a catalogue of more parts counts as several
 
 
 def add_counts(promises: Iterable[BlockCounts]) -> BlockCounts:
@@ -52,15 +52,15 @@ def blocks_text(topology: Topology | None, blocks: BlockCounts) -> str:
 
 
 def guaranteeable_sizes(topology: Topology) -> tuple[int, ...]:
-    """Sizes that a share may name, ascending: where any subset is a block, devices are promised one by one."""
+    """Sizes that a share may name, ascending; single devices, if any subset is a block."""
     return (1,) if isinstance(topology, AnySubset) else topology.sizes
 
 
 def subtract_blocks(topology: Topology, room: BlockCounts, promised: BlockCounts) -> BlockCounts:
-    """What is left of the blocks ``room`` when ``promised`` is cut out; what does not fit is not cut.
+    """What is left of the blocks ``room`` after subtracting ``promised``; blocks that do not fit are ignored.
 
-    Power of two: the largest first, each out of the smallest block that holds it, halved as buddies are, so that the
-    largest blocks are left. Catalogue: blocks of the same size. Any subset: so many devices.
+    Power of two: the largest first, each from the smallest block that holds it, halved as buddies are, so that the
+    largest blocks are left. Catalogue: blocks of the same size. Any subset: the number of devices.
     """
     left = Counter(dict(room))
     if isinstance(topology, PowerOfTwo):
@@ -79,7 +79,7 @@ def _halve(left: Counter[int], size: int, count: int) -> None:
         used = min(count, opened * parts)
         left[whole] -= opened
         count -= used
-        spare = opened * parts - used  # of the last block that was opened; its buddies are as large as can be
+        spare = opened * parts - used  # of the last opened block; its buddies are as large as possible
         for level in range(spare.bit_length()):
             if spare >> level & 1:
                 left[size << level] += 1
@@ -99,7 +99,7 @@ def remaining_in_pool(topology: Topology, promised: BlockCounts) -> BlockCounts 
 
 
 def largest_fitting(topology: Topology | None, room: BlockCounts, wanted: BlockCounts) -> BlockCounts:
-    """As many of the blocks ``wanted`` as the blocks ``room`` have place for, the largest first."""
+    """As many of the blocks ``wanted`` as fit into the blocks ``room``, the largest first."""
     fits: list[tuple[int, int]] = []
     for size, count in reversed(wanted):
         if isinstance(topology, PowerOfTwo):
@@ -113,9 +113,9 @@ def largest_fitting(topology: Topology | None, room: BlockCounts, wanted: BlockC
 
 
 def shortfall_within(topology: Topology | None, promised: BlockCounts, room: BlockCounts) -> str:
-    """What is missing if ``promised`` is to be cut out of the blocks ``room``; empty: nothing is.
+    """What is missing to take ``promised`` out of the blocks ``room``; empty: nothing.
 
-    Of a pool that is no more (``topology`` is None) whole blocks are compared.
+    For a pool that no longer exists (``topology`` is None) whole blocks are compared.
     """
     if isinstance(topology, AnySubset):
         return _lack(count_devices(promised), count_devices(room), "devices")
@@ -131,7 +131,7 @@ def shortfall_within(topology: Topology | None, promised: BlockCounts, room: Blo
 
 
 def shortfall_in_pool(topology: Topology, promised: BlockCounts) -> str:
-    """What is missing if ``promised`` is to fit an empty pool; empty: nothing is."""
+    """What is missing to fit ``promised`` into an empty pool; empty: nothing."""
     if isinstance(topology, AnySubset):
         return _lack(count_devices(promised), topology.n_devices, "devices")
     if isinstance(topology, PowerOfTwo):
@@ -163,14 +163,14 @@ def _lack_in_catalogue(topology: Catalogue, promised: BlockCounts) -> str:
 
 
 class _Packing:
-    """A search for listed blocks of the promised sizes of which no two share a device.
+    """A search for listed blocks of the promised sizes without a common device.
 
-    Lowest device first: each device at which blocks begin either begins one of those that are free, or none. Two ways
-    to one state (what is used above, what is still to be found) are walked once. ``spare`` counts the devices that may
+    Lowest device first: at each device where blocks begin, either one of the free ones is used, or none. Two ways to
+    one state (what is used above, what is still to be found) are searched once. ``spare`` counts the devices that may
     still stay unused; a way that leaves more is given up.
 
-    Devices that no block tells apart are one bit of a mask (``_bits``), so that a catalogue of a million devices costs
-    no more than its blocks do.
+    Devices that every block either has or lacks together are one bit of a mask (``_bits``), so a catalogue of a million
+    devices costs no more than its blocks do.
     """
 
     def __init__(self, topology: Catalogue, promised: BlockCounts) -> None:
@@ -209,13 +209,13 @@ class _Packing:
             gone = self._reach[at] & ~self._reach[at + 1]
             ways = [(kind, used | mask) for kind, mask in self._begin[at] if wanted[kind] and not mask & used]
             pending.append((at + 1, used, wanted, spare - self._weight(gone & ~used)))
-            for kind, taken in ways:  # what comes last is walked first: the largest
+            for kind, taken in ways:  # the last is searched first: the largest
                 fewer = (*wanted[:kind], wanted[kind] - 1, *wanted[kind + 1 :])
                 pending.append((at + 1, taken, fewer, spare - self._weight(gone & ~taken)))
         return False
 
     def _ahead(self) -> tuple[list[int], list[tuple[int, ...]]]:
-        """For each step: which devices the blocks from there on reach, and how many of each size can begin there."""
+        """For each step: which devices later blocks reach, and how many blocks of each size can still begin."""
         reach, places = [0], [(0,) * len(self._sizes)]
         for beginning in reversed(self._begin):
             mask = reach[-1]
@@ -240,7 +240,7 @@ class _Packing:
 
 
 def _runs(block: Block) -> list[range]:
-    """A block as neighbouring devices."""
+    """A block as contiguous ranges."""
     if isinstance(block.members, range):
         return [block.members]
     runs: list[range] = []

@@ -1,8 +1,8 @@
-"""A stretch of jobs served by the queue, on virtual time: what each waited, and how full the pools were.
+"""Simulation: jobs served by the queue in virtual time; how long each waited, and how full the pools were.
 
-The same ``plan`` that serves live claims decides here; only what hardware and engines do takes no time: a partition is
-there at once, and who is asked to yield or to move does so at once and pays with ``Policy.move_s``. A month of jobs
-takes seconds.
+It decides by the same ``plan_schedule`` as for live claims, but hardware and engines take no time: a partition is there
+at once, and a claim asked to yield or move does so at once and pays with ``Policy.move_s``. A month of jobs takes
+seconds.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from moorings.core.topology import AnySubset, Block, Pool
 
 BEGAN: Final = Timestamp(SECOND)
 HOUR: Final = 3600 * SECOND
-ROUNDS_MAX: Final = 64  # of one instant: each follows on a claim that had to go
+ROUNDS_MAX: Final = 64  # at one timestamp: each follows a claim that had to leave
 _NOTHING: Final = Block(())
 _RESUMABLE: Final = CheckpointContract(resumable=True)
 
@@ -46,17 +46,17 @@ class SimulatedJob:
     """A job of a trace.
 
     Attributes:
-        name: unlike all others.
+        name: unique.
         arrives_s: when it is submitted, in seconds since the trace began.
-        runs_s: how long it runs, if it is left alone.
+        runs_s: how long it runs without interruption.
         size: devices.
         kind: of accelerator.
-        project: who pays.
+        project: the project it is charged to.
         subject: who submits it.
         priority: higher is first.
-        limit_s: its time limit; None: it told none.
+        limit_s: its time limit; None: it has none.
         preemptible: may be asked to yield.
-        resumable: goes on from where it was.
+        resumable: resumes where it stopped.
     """
 
     name: str
@@ -74,7 +74,7 @@ class SimulatedJob:
 
 @dataclass(slots=True)
 class JobOutcome:
-    """What became of a job: instants are seconds since the trace began."""
+    """The outcome of a job: times are seconds since the trace began."""
 
     job: SimulatedJob
     started_s: float | None = None
@@ -88,13 +88,13 @@ class JobOutcome:
 
     @property
     def wait_s(self) -> float | None:
-        """Until it first started; None: it never did."""
+        """Seconds until it first started; None: it never did."""
         return None if self.started_s is None else self.started_s - self.job.arrives_s
 
 
 @dataclass(frozen=True, slots=True)
 class UsageLevel:
-    """How things stood from an instant on: devices in use, and devices that were waited for."""
+    """The load from a time on: devices in use, and devices requested by pending claims."""
 
     at_s: float
     busy: int
@@ -103,7 +103,7 @@ class UsageLevel:
 
 @dataclass(slots=True)
 class SimulationResult:
-    """What came out of a simulation."""
+    """The result of a simulation."""
 
     courses: list[JobOutcome]
     levels: list[UsageLevel]
@@ -114,7 +114,7 @@ class SimulationResult:
     suggested: int = 0
 
     def utilisation(self, until_s: float | None = None) -> float:
-        """The share of device time in use, from the first job's arrival until then (the last job's end)."""
+        """The share of device time in use, from the first job's arrival to ``until_s`` (None: the last job's end)."""
         if len(self.levels) < 2 or not self.n_devices:
             return 0.0
         last = self.levels[-1].at_s if until_s is None else until_s
@@ -135,23 +135,23 @@ class _Running:
 
 @dataclass(slots=True)
 class _SimulatedClass:
-    """A line with its claims: what a plan reads of it."""
+    """A pending class with its claims, as a plan reads it."""
 
     line: PendingClass
     claims: Mapping[ClaimId, Claim]
 
     def first(self) -> Claim | None:
-        """Who comes first."""
+        """The first claim."""
         order = self.line.first()
         return self.claims[order[2]] if order is not None else None
 
     def next(self, after: QueueKey, limit_s: float = NO_LIMIT_S) -> Claim | None:
-        """The first behind ``after`` whose time limit is at most that."""
+        """The first after ``after`` whose time limit is at most ``limit_s``."""
         order = self.line.next(after, limit_s)
         return self.claims[order[2]] if order is not None else None
 
     def aged(self, by: Timestamp, below: int) -> PendingClassReader | None:
-        """Those that came by then, if anybody here has a priority below that."""
+        """The claims that arrived by then, if any here has a priority below that."""
         return PendingClassView(self.line, self.claims, {}).aged(by, below)
 
 
@@ -172,13 +172,13 @@ class Simulation:
         self._claims: dict[ClaimId, Claim] = {}
         self._lines: dict[ClassKey, _SimulatedClass] = {}
         self._running: dict[ClaimId, _Running] = {}
-        self._left: dict[ClaimId, int] = {}  # of those that yielded, in microseconds
+        self._left: dict[ClaimId, int] = {}  # microseconds left to run
         self._ends: list[tuple[Timestamp, ClaimId]] = []
         self._moved: list[Timestamp] = []
         self._usage: dict[str, ProjectUsage] = {}
         self._able: dict[tuple[object, ...], list[PoolState]] = {}
         self._busy = self._waiting = 0
-        self._arrival = Timestamp(0)  # of the last that arrived
+        self._arrival = Timestamp(0)  # of the last arrival
         self._levels: list[UsageLevel] = []
         self._all = frozenset(
             name for name, state in self.pools.items() if not isinstance(state.pool.topology, AnySubset)
@@ -186,7 +186,7 @@ class Simulation:
         self._fixed = self._staying = 0  # running jobs that cannot be moved: now, and ever
 
     def take_in(self, claim: Claim, tenant: Holder, until: Timestamp) -> None:
-        """A claim that holds its block already, until then (``NEVER``: nobody knows)."""
+        """Add a claim that holds its block already, until then (``NO_RELEASE``: unknown)."""
         state = self.pools[tenant.pool]
         for part in state.free.free_within(tenant.block):
             state.free.take(part)
@@ -203,14 +203,14 @@ class Simulation:
             heappush(self._ends, (until, claim.id))
 
     def wait_for(self, claim: Claim) -> None:
-        """A claim that waits already; without a time limit it never ends once it runs."""
+        """Add a pending claim; without a time limit it never ends once it runs."""
         self.courses[claim.id] = JobOutcome(_job_of(claim))
         limit_s = claim.spec.time_limit_s
         self._left[claim.id] = round(limit_s * SECOND) if limit_s is not None else NO_RELEASE
         self._queue(claim)
 
     def until_started(self, claim: ClaimId, horizon: Timestamp, turns_max: int) -> Timestamp | None:
-        """When a waiting claim starts, if all others run to their limits; None: not by then."""
+        """When a pending claim starts, if all others run to their limits; None: not by the horizon."""
         course = self.courses[claim]
         while True:
             self._turn()
@@ -223,7 +223,7 @@ class Simulation:
                 self._end(heappop(self._ends))
 
     def play_on(self, horizon: Timestamp, turns_max: int) -> None:
-        """Serve what is there until nothing ends any more, or so long."""
+        """Serve the queue until no job ends any more, or the horizon or ``turns_max`` is reached."""
         while True:
             self._turn()
             if not self._lines or not self._ends or self._ends[0][0] > horizon or self.turns > turns_max:
@@ -252,7 +252,7 @@ class Simulation:
         return SimulationResult(courses, self._levels, n_devices, self.turns, self.moves, self.yields, self.suggested)
 
     def _may_be_asked(self) -> Timestamp:
-        """When the next borrower has run so long that it may be asked to yield, if anybody could ask."""
+        """When the next borrower reaches its minimum run time, if any claim could reclaim from it."""
         if not self._lines or not self.projects:
             return NO_RELEASE
         min_run = round(self.policy.min_run_s * SECOND)
@@ -279,7 +279,7 @@ class Simulation:
             preemptible=job.preemptible,
             checkpoint=_RESUMABLE if job.resumable else CheckpointContract(),
         )
-        # Those who arrive at one time stay in the order of the trace.
+        # Jobs that arrive at one time stay in the order of the trace.
         arrival = self._arrival = Timestamp(max(self._instant(job.arrives_s), self._arrival + 1))
         self._left[ident] = round(job.runs_s * SECOND)
         self._queue(
@@ -330,7 +330,7 @@ class Simulation:
             self._make_way(decided.reclaims)
 
     def _may_serve(self) -> bool:
-        """Whether a plan may do anything: without guarantees it cannot where no pool has devices enough free."""
+        """Whether a plan could do anything: without guarantees, some pool needs enough free devices."""
         least = min(size for (_, _, size, _, _), _, _ in self._lines)
         return bool(self.projects) or any(state.free.free >= least for state in self.pools.values())
 
@@ -420,7 +420,7 @@ class Simulation:
             self._usage[tenant.project] = add_usage(used, len(tenant.block), running.began, self.now, half_life_s)
 
     def _make_way(self, reclaims: Sequence[Reclaim]) -> None:
-        """Who is asked goes at once, and pays."""
+        """Claims that were asked to yield or move do so at once, and pay."""
         going = [(reclaim, self._running[reclaim.claim]) for reclaim in reclaims]
         for reclaim, running in going:
             if reclaim.to is not None:
@@ -450,7 +450,7 @@ class Simulation:
             self._moved.append(self.now)
 
     def use(self, usage: Mapping[str, ProjectUsage]) -> None:
-        """What projects have used before."""
+        """Set the earlier usage of projects."""
         self._usage = dict(usage)
 
     def started_at(self, claim: ClaimId) -> Timestamp | None:
@@ -476,7 +476,7 @@ class Simulation:
 def simulate(
     pools: Iterable[Pool], jobs: Sequence[SimulatedJob], policy: Policy, projects: Projects | None = None
 ) -> SimulationResult:
-    """Serve all jobs; what became of each."""
+    """Serve all jobs, and return the outcome of each."""
     return Simulation(pools, policy, projects).run(jobs)
 
 

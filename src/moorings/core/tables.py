@@ -1,7 +1,7 @@
-"""Reading TOML strictly: every key known, every type right, every complaint with its file and line.
+"""Strict reading of TOML: every key is known, every type right, and every error names its file and line.
 
-``tomllib`` gives values without positions, so a second, plain pass over the text finds the line a key stands on. A
-schema library would do the types but not the lines, and core may import nothing foreign.
+``tomllib`` gives values without positions, so a second, simple pass over the text finds the line of each key. A schema
+library would check the types but not give the lines, and core may import only the standard library.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _positions(text: str) -> dict[Path, int]:
     lines: dict[Path, int] = {}
     counts: dict[Path, int] = {}
     here: Path = ()
-    for number, line in enumerate(text.split("\n"), start=1):  # as TOML counts; `splitlines` knows other ends of lines
+    for number, line in enumerate(text.split("\n"), start=1):  # as in TOML; `splitlines` knows other line ends
         header = _HEADER.fullmatch(line.strip())
         if header:
             here = ()
@@ -62,12 +62,12 @@ def _check_keys(text: str, source: str, code: str) -> None:
 
 
 class TomlTable:
-    """One TOML table being read; take what is known with the typed getters, then call ``finish``.
+    """One TOML table being read: read the known keys with the typed getters, then call ``finish``.
 
     Args:
         values: the table.
         source: name of the file, for messages.
-        code: the error code of every complaint (``pools.invalid``, ``job.invalid``).
+        code: the error code of every error (``pools.invalid``, ``job.invalid``).
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class TomlTable:
         return cls(values, source, code, _positions(text), ())
 
     def where(self, key: str | None = None) -> str:
-        """``file:line`` of a key of this table, or of the nearest thing around it."""
+        """``file:line`` of a key of this table, or of the nearest enclosing element."""
         path: Path = self._path if key is None else (*self._path, key)
         while path:
             if path in self._lines:
@@ -108,12 +108,12 @@ class TomlTable:
         return self._source
 
     def complain(self, key: str | None, problem: str, hint: str = "") -> NoReturn:
-        """Raise what is wrong with ``key`` (or with the table), with file and line."""
+        """Raise an error about ``key`` (or about the table), with file and line."""
         told = problem if len(problem) <= PROBLEM_CHARS_MAX else f"{problem[:PROBLEM_CHARS_MAX]}..."
         raise MooringsError(self._code, f"{self.where(key)}: {told}", hint=hint)
 
     def has(self, key: str) -> bool:
-        """Whether the key is given; from now on it is known."""
+        """Whether the key is present; it counts as known from then on."""
         self._seen.add(key)
         return key in self._values
 
@@ -125,7 +125,7 @@ class TomlTable:
         return value
 
     def matched(self, key: str, form: re.Pattern[str], what: str) -> str:
-        """A string of that form, which ``what`` says in words."""
+        """A string that matches a pattern; ``what`` describes the pattern."""
         text = self.text(key)
         if not form.fullmatch(text):
             self.complain(key, f"{key} {text[:80]!r} is not {what}")
@@ -167,7 +167,7 @@ class TomlTable:
         return self._take(key, None)
 
     def table(self, key: str) -> TomlTable:
-        """A table inside this one; empty if it is not given."""
+        """A table inside this one; empty if it is missing."""
         value = self._take(key, {})
         if not isinstance(value, dict):
             self.complain(key, f"{key} must be a table, not {_kind(value)}")
@@ -184,11 +184,11 @@ class TomlTable:
         )
 
     def keys(self) -> tuple[str, ...]:
-        """The keys given, in order."""
+        """The keys present, in order."""
         return tuple(self._values)
 
     def finish(self) -> None:
-        """Complain about the first key that nobody asked for."""
+        """Raise an error about the first unknown key."""
         for key in self._values:
             if key not in self._seen:
                 self.complain(key, f"{key!r} is not known here", hint=f"known: {', '.join(sorted(self._seen))}")

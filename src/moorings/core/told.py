@@ -1,4 +1,4 @@
-"""Claims and decisions as the event log holds them: data for canonical JSON, the same bytes for ever (law 9)."""
+"""Payloads of claims and decisions in the event log: data for canonical JSON, always the same bytes (law 9)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from moorings.core.plans import SchedulePlan
 
 
 def claim_created_payload(claim: Claim) -> dict[str, object]:
-    """The whole request, as ``claim.created`` holds it."""
+    """The whole request, as in ``claim.created``."""
     told = {"name": claim.name, "owner": claim.owner, "subject": claim.subject, "arrival": claim.arrival}
     return told | claim_spec_payload(claim.spec)
 
 
 def claim_spec_payload(spec: ClaimSpec) -> dict[str, object]:
-    """What is asked for, as data that canonical JSON can hold."""
+    """A claim's specification, as data for canonical JSON."""
     contract = spec.checkpoint
     return {
         "kind": spec.kind,
@@ -33,7 +33,7 @@ def claim_spec_payload(spec: ClaimSpec) -> dict[str, object]:
 
 
 def plan_payload(decided: SchedulePlan) -> dict[str, object]:
-    """A decision, as ``turn.decided`` holds it."""
+    """A decision, as in ``turn.decided``."""
     told: dict[str, object] = {
         "grants": [[g.claim, g.pool, str(g.block) if g.block is not None else None] for g in decided.grants],
         "reservations": [[r.claim, r.pool, str(r.block), r.until] for r in decided.reservations],

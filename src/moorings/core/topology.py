@@ -1,8 +1,8 @@
 """Topologies: which sets of a pool's devices are valid blocks.
 
-Three kinds cover the machines in sight (facts: IPU pods, HGX boards, NVL72 racks, wafers): power-of-two buddies in
-domains, any subset, and a catalogue an admin or a vendor lists. They share one interface, so that the queue never asks
-which one it has. How free devices are kept and chosen is ``placement``; a topology is a value and knows no state.
+Three kinds cover the known machines (facts: IPU pods, HGX boards, NVL72 racks, wafers): power-of-two buddies in
+domains, any subset, and a catalogue listed by an admin or a vendor. They share one interface, so the queue need not
+know which one it has. ``placement`` keeps and chooses free devices; a topology is a value without state.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Block:
 
     @classmethod
     def of(cls, members: range | tuple[int, ...] | list[int]) -> Block:
-        """The block with these members; contiguous ones are held as a range, so equal sets are equal values."""
+        """The block with these members; contiguous ones are stored as a range, so equal sets are equal values."""
         if isinstance(members, range) and members.step == 1 and members:
             return cls(members)
         ordered = tuple(sorted(members))
@@ -40,7 +40,7 @@ class Block:
 
     @classmethod
     def parse(cls, text: str) -> Block:
-        """The block a text form names.
+        """The block of a text form.
 
         Raises:
             MooringsError: ``block.invalid``.
@@ -64,11 +64,11 @@ class Block:
 
     @property
     def start(self) -> int:
-        """Its lowest device: its address."""
+        """Its lowest device."""
         return self.members[0] if self.members else 0
 
     def overlaps(self, other: Block) -> bool:
-        """Whether some device is in both."""
+        """Whether they have a device in common."""
         mine, theirs = self.members, other.members
         if isinstance(mine, range) and isinstance(theirs, range):
             return mine.start < theirs.stop and theirs.start < mine.stop
@@ -136,7 +136,7 @@ class PowerOfTwo:
         return tuple(1 << level for level in range(self.max_block.bit_length()))
 
     def why_not(self, size: int, gcds: int) -> Reason | None:
-        """Why no partition of that shape can ever be formed here, or None."""
+        """Why no partition of that shape can ever be formed here; None: it can."""
         if size < 1 or size & (size - 1):
             lower = 1 << max(size.bit_length() - 1, 0)
             tries = f"{lower} or {lower * 2}" if lower * 2 <= self.max_block else f"{min(lower, self.max_block)}"
@@ -191,7 +191,7 @@ class AnySubset:
         return range(1, self.max_block + 1)
 
     def why_not(self, size: int, gcds: int) -> Reason | None:
-        """Why no partition of that shape can ever be formed here, or None."""
+        """Why no partition of that shape can ever be formed here; None: it can."""
         if size < 1:
             return Reason("claim.size_not_allowed", f"a partition of {size} devices is none", hint="ask for 1 or more")
         if size > self.max_block:
@@ -207,7 +207,7 @@ class AnySubset:
         return 1 <= len(block) <= self.max_block and 0 <= block.start and max(block) < self.n_devices
 
     def domain_of(self, index: int) -> int:
-        """The domain a device is wired into: all in one."""
+        """The domain a device is wired into: there is only one."""
         return 0
 
 
@@ -215,7 +215,7 @@ class AnySubset:
 class Catalogue:
     """The blocks of a list, and no others: a rack of 18 trays, MIG profiles, torus slices.
 
-    ``blocks`` may overlap; those that do conflict.
+    ``blocks`` may overlap; overlapping blocks conflict.
     """
 
     n_devices: int
@@ -247,7 +247,7 @@ class Catalogue:
         return frozenset(self.blocks)
 
     def why_not(self, size: int, gcds: int) -> Reason | None:
-        """Why no partition of that shape can ever be formed here, or None."""
+        """Why no partition of that shape can ever be formed here; None: it can."""
         if size > self.max_block:
             return Reason(
                 "claim.too_large",
@@ -267,7 +267,7 @@ class Catalogue:
         return block in self._known
 
     def domain_of(self, index: int) -> int:
-        """The domain a device is wired into: all in one."""
+        """The domain a device is wired into: there is only one."""
         return 0
 
 
@@ -281,7 +281,7 @@ class Pool:
     Attributes:
         name: unique in the pools file.
         kind: kind of accelerator, lower case.
-        driver: which driver talks to it (``simulated``, later ``vipu``, ...).
+        driver: which driver controls it (``simulated``, ``vipu``).
         topology: which blocks are valid.
         resources: secondary resources it offers, in base units.
     """

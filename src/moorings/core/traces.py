@@ -1,12 +1,12 @@
-"""Traces of jobs: read from CSV, and what came of them told in numbers.
+"""Traces of jobs: read from CSV, and the results of a simulation in numbers.
 
-A trace has a header and a line a job. Columns, in any order, those of a name in brackets may be missing::
+A trace has a header and a line for each job. Columns are in any order; those in brackets are optional::
 
     arrives        seconds (from any beginning), or a time as 2026-01-31T12:00:00Z
-    runs           seconds, or a length of time as 30m or 1:30:00
+    runs           seconds, or a duration as 30m or 1:30:00
     size           devices
-    [name]         unlike all others
-    [project]      who pays
+    [name]         unique
+    [project]      the project it is charged to
     [user]         who submits it
     [priority]     higher is first
     [limit]        time limit, as `runs`; a job ends there at the latest
@@ -14,8 +14,8 @@ A trace has a header and a line a job. Columns, in any order, those of a name in
     [preemptible]  yes or no
     [resumable]    yes or no
 
-The columns ``timestamp``, ``duration`` and ``num_gpus`` of published traces mean the first three; other columns are
-passed over.
+The columns ``timestamp``, ``duration`` and ``num_gpus`` of published traces stand for the first three; other columns
+are ignored.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from moorings.core.quantities import parse_duration_s
 from moorings.core.simulate import JobOutcome, SimulatedJob, SimulationResult
 
 SPAN_S_MAX: Final = 100 * 366 * 86_400.0
-SIZES_SHOWN_MAX: Final = 12  # of more different sizes, neighbours are put together
+SIZES_SHOWN_MAX: Final = 12  # with more different sizes, neighbours are grouped
 COLUMN_ALIASES: Final = {"timestamp": "arrives", "duration": "runs", "num_gpus": "size"}
 REQUIRED_COLUMNS: Final = ("arrives", "runs", "size")
 _WORDS: Final = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
@@ -48,8 +48,8 @@ def parse_trace(
     Args:
         text: CSV.
         source: name of the file, for messages.
-        kind: of accelerator, of jobs that name none.
-        projects: one of which a job must name, if there are any.
+        kind: of accelerator, for jobs that name none.
+        projects: if any are defined, a job must name one of them.
 
     Raises:
         MooringsError: ``trace.invalid``; the message names file, line and column.
@@ -70,7 +70,7 @@ def parse_trace(
 
 
 def _rows(text: str, source: str) -> Iterator[tuple[int, list[str]]]:
-    """The rows that are not empty, with their line."""
+    """The rows that are not empty, with their line numbers."""
     reader = csv.reader(text.removeprefix("\ufeff").split("\n"), strict=True)
     try:
         yield from ((reader.line_num, row) for row in reader if row)
@@ -105,7 +105,7 @@ def _line(number: int, row: Sequence[str], header: Sequence[str], columns: Mappi
 
 @dataclass(frozen=True, slots=True)
 class _TraceRow:
-    """One line being read."""
+    """One line of a trace."""
 
     source: str
     number: int
@@ -115,7 +115,7 @@ class _TraceRow:
         raise _invalid(f"{self.source}:{self.number}: {column} {self.values.get(column, '')[:40]!r} {problem}", hint)
 
     def time(self, column: str) -> tuple[float, bool]:
-        """Seconds since 1970 or since anything, and whether it was written as a time."""
+        """Seconds since 1970 or since any beginning, and whether it was written as a time."""
         text = self.values[column]
         try:
             found = float(text)
@@ -132,7 +132,7 @@ class _TraceRow:
         return found, False
 
     def arrival(self, *, as_time: bool) -> float:
-        """Seconds, written as the first line has it."""
+        """Seconds, in the form of the first line."""
         found, mine = self.time("arrives")
         if mine is not as_time:
             self.complain("arrives", "is not written as in the first line", "write all as times, or all as seconds")
@@ -204,18 +204,18 @@ def _invalid(detail: str, hint: str) -> MooringsError:
     return MooringsError("trace.invalid", detail, hint=hint)
 
 
-# -- what came of it -------------------------------------------------------------------------------------------------
+# -- results -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class WaitStatistics:
-    """How long jobs of some sizes waited, in seconds; of those that started.
+    """The waits of jobs of some sizes, in seconds; only jobs that started.
 
     Attributes:
         least: the smallest size among them.
         most: the largest.
         jobs: how many started.
-        mean_s: and so on: None if none started.
+        mean_s: like the fields below: None if none started.
     """
 
     least: int
@@ -234,22 +234,22 @@ class WaitStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSummary:
-    """What came of a trace under a policy.
+    """The results of a trace under a policy.
 
     Attributes:
         waits: by size, ascending.
         every: of all sizes together.
-        guaranteed: of those that first started within a guarantee.
-        projects: by project; empty if there is one only.
+        guaranteed: of jobs that first started within a guarantee.
+        projects: by project; empty if there is only one.
         jobs: of the trace.
         refused: jobs of a kind or of a size that no pool has.
-        unknown_kind: those of them that are of a kind that no pool has.
+        unknown_kind: those of them of a kind that no pool has.
         unstarted: others that never started.
         n_devices: of all pools.
         utilisation: the share of device time in use until the last job ended.
-        utilisation_arriving: the same until the last job arrived: what comes later is only the rest running out.
-        moves: how many jobs were moved, a hundred jobs.
-        yields: how often jobs yielded, a hundred jobs.
+        utilisation_arriving: the same until the last job arrived: afterwards the remaining jobs only run out.
+        moves: moves per hundred jobs.
+        yields: yields per hundred jobs.
         span_s: from the first arrival to the last end.
     """
 
@@ -302,7 +302,7 @@ def summarize(simulated: SimulationResult) -> TraceSummary:
 
 
 def size_classes(sizes: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """Sizes as classes (least, most): each its own, or, of many, those up to the next power of two together."""
+    """Sizes as classes (least, most): each its own, or, if there are many, grouped by the next power of two."""
     known = sorted(set(sizes))
     if len(known) <= SIZES_SHOWN_MAX:
         return tuple((size, size) for size in known)
@@ -327,5 +327,5 @@ def _waits(least: int, most: int, courses: Iterable[JobOutcome]) -> WaitStatisti
 
 
 def _rank(ordered: Sequence[float], share: float) -> float:
-    """The least value that ``share`` of all are not above."""
+    """The least value such that ``share`` of all values are at most it."""
     return ordered[max(0, ceil(share * len(ordered)) - 1)]

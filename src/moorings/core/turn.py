@@ -1,8 +1,8 @@
 """One turn: inputs and a fleet in, changes and events out. The whole life of claims and partitions is decided here.
 
-``Turn`` works on an overlay: the fleet is as it was when the turn is done, and the caller applies the changes when the
-database holds them. Nothing here waits, fails half way or asks the world; an input that cannot be met is answered with
-its error and changes nothing.
+``Turn`` works on an overlay: it leaves the fleet unchanged, and the caller applies the changes when the database holds
+them. Nothing here waits, fails half way or does IO; an input that cannot be met is answered with its error and changes
+nothing.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ Reply = Claim | Partition | Device | Project | MovePlan | MooringsError | None
 
 
 class Turn(ScheduleTurn):
-    """A turn under way: ``take`` each input, then ``schedule`` once; read ``changes`` and ``events``."""
+    """A turn in progress: ``take`` each input, then ``schedule`` once; read ``changes`` and ``events``."""
 
     def take(self, given: Input) -> Reply:
-        """Work one input in; what its sender is to be told.
+        """Process one input and return the reply to its sender.
 
-        An error is returned, not raised: the other inputs of the turn go on.
+        An error is returned, not raised: the other inputs of the turn are not affected.
         """
         try:
             return self._handle(given)

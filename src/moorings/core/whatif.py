@@ -1,4 +1,4 @@
-"""What another policy would change: the live queue played on under both, side by side."""
+"""What another policy would change: the live queue simulated under both, side by side."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from moorings.core.instants import SECOND, Timestamp
 from moorings.core.policy import Policy
 from moorings.core.simulate import JobOutcome, Simulation
 
-CLAIMS_MAX: Final = 1_000  # the first of the queue: those behind them wait for these
-_STEP: Final = 16  # turns between two looks whether to go on
+CLAIMS_MAX: Final = 1_000  # the first of the queue: later claims wait for these
+_STEP: Final = 16  # turns between two checks of the time left
 
 
 @dataclass(frozen=True, slots=True)
 class StartComparison:
-    """When a waiting claim would start under the policy in force, and under the other one; None: nobody can say."""
+    """When a pending claim would start under the policy in force, and under the other one; None: unknown."""
 
     claim: ClaimId
     size: int
@@ -41,13 +41,13 @@ class PolicyComparison:
     """What another policy would change.
 
     Attributes:
-        claims: the first that wait, in their order.
+        claims: the first pending claims, in their order.
         yields: how often claims would be asked to yield, under the policy in force and under the other.
         moves: how often claims would be asked to move, likewise.
-        asked: who would be asked, likewise.
-        utilisation: the share of all devices' time that is in use within ``window_s``, likewise.
+        asked: which claims would be asked, likewise.
+        utilisation: the share of all devices' time in use within ``window_s``, likewise.
         window_s: seconds from now until the last of ``claims`` has started under both, as far as they do.
-        whole: whether it was played to the end under both; else what is not known may still start.
+        whole: whether both simulations reached their end; else claims without a start may still start.
     """
 
     claims: tuple[StartComparison, ...]
@@ -59,7 +59,7 @@ class PolicyComparison:
     whole: bool = True
 
     def mean_wait_s(self, now: Timestamp) -> dict[int, tuple[float, float, int]]:
-        """By size: the mean wait from now under both, in seconds, of those that start under both, and how many."""
+        """By size: the mean wait from now under both, in seconds, of claims that start under both, and their number."""
         found: dict[int, list[tuple[int, int]]] = {}
         for one in self.claims:
             if one.now_at is not None and one.then_at is not None:
@@ -78,14 +78,14 @@ def _mean(waits: Iterable[int]) -> float:
 def compare_policies(
     fleet: Fleet, now: Timestamp, policy: Policy, other: Policy, go_on: Callable[[], bool] = lambda: True
 ) -> PolicyComparison:
-    """When those who wait would start, under the policy in force and under another.
+    """When pending claims would start, under the policy in force and under another.
 
     Args:
-        fleet: as it is now; it is left as it is.
-        now: from when on it is played.
+        fleet: the live fleet; not changed.
+        now: start of the simulation.
         policy: the one in force.
-        other: the one that is tried.
-        go_on: asked between turns; once it says no, what is known by then is the answer.
+        other: the one to try.
+        go_on: called between turns; once it returns False, the answer is what is known by then.
     """
     waiting = [claim for _, claim in zip(range(CLAIMS_MAX), fleet.waiting(), strict=False)]
     here, there = simulate_fleet(fleet, policy, now), simulate_fleet(fleet, other, now)
@@ -108,9 +108,9 @@ def compare_policies(
 
 
 def _run_both(both: Sequence[Simulation], waiting: Sequence[Claim], now: Timestamp, go_on: Callable[[], bool]) -> bool:
-    """Serve both queues, by turns, until all of these have started or nothing ends any more; whether that was reached.
+    """Simulate both queues in alternation until all of these have started or no job ends; whether that was reached.
 
-    By turns, so that of both about the same is known when there is no more time.
+    They alternate so that about the same is known of both when the time is up.
     """
     horizon, ended = Timestamp(now + HORIZON_S * SECOND), True
     playing_on = [(played, list(waiting)) for played in both if waiting]
@@ -138,14 +138,14 @@ def _asked(played: Simulation) -> tuple[YieldCount, ...]:
 
 
 def _in_use(played: Simulation, window_s: float) -> float:
-    """The share of device time in use from now until then; of this moment, if that is now."""
+    """The share of device time in use within the window; at this moment, if the window is empty."""
     n_devices = sum(state.pool.topology.n_devices for state in played.pools.values())
     used = sum(_used(course, window_s, played.policy.move_s) for course in played.courses.values())
     return used / (n_devices * (window_s or 1.0)) if n_devices else 0.0
 
 
 def _used(course: JobOutcome, window_s: float, move_s: float) -> float:
-    """Device-seconds of a claim within the window; who yielded did not run all the time from its start to its end."""
+    """Device-seconds of a claim within the window; a claim that yielded did not run all of its time."""
     job, started_s = course.job, course.started_s
     if started_s is None or started_s > window_s:
         return 0.0
