@@ -1,8 +1,8 @@
-"""What the controller finds when it looks at itself: for ``moor doctor`` and for whoever watches an installation.
+"""The controller's checks of itself, for ``moor doctor`` and for monitoring.
 
-Checks only read. Judging is apart from asking: ``check_*`` are functions from values to findings, and ``Doctor`` asks:
-memory at once, the database for a bounded time. What can be seen only on the controller's machine (files, disks,
-processes) is looked at there, by ``app.doctor``; what only a client can see, by ``moor doctor`` itself.
+Checks only read. Judging is separate from reading: ``check_*`` are functions from values to findings, and ``Doctor``
+reads: memory at once, the database for a bounded time. ``app.doctor`` checks what is visible only on the controller's
+machine (files, disks, processes), and ``moor doctor`` itself what is visible only to a client.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ Record = Claim | Partition | Run
 
 PASS, WARN, FAIL, SKIP = "PASS", "WARN", "FAIL", "SKIP"
 
-QUERY_TIMEOUT_S = 2.0  # for each question to the database
-STUCK_S = 600.0  # a partition on its way, or a run that starts or stops, for longer is stuck
-YIELD_LATE_S = 120.0  # after the time a holder has to yield: engines stop jobs with a grace of their own
-MEMORY_READS = 3  # memory may be ahead of what was read: a record must differ in so many looks in a row
-LAG_MAX = 1000  # events; keys are made beside the loop, so a few are always possible
+QUERY_TIMEOUT_S = 2.0  # for each query to the database
+STUCK_S = 600.0  # a partition in transition, or a run that starts or stops, is stuck after this time
+YIELD_LATE_S = 120.0  # after the deadline to yield: engines stop jobs with a grace time of their own
+MEMORY_READS = 3  # memory may be ahead of what was read: a record must differ in so many reads in a row
+LAG_MAX = 1000  # events; keys are created beside the loop, so a few are always possible
 SHOWN_MAX = 5
-SAFE_COMMITS = ("on", "remote_apply")  # with remote_write a standby whose machine fails, too, has lost what it was sent
+SAFE_COMMITS = ("on", "remote_apply")  # with remote_write a standby whose machine also fails loses what it received
 SLOTS_WARN_RATIO = 0.8
 KEY_WARN_DAYS = 14
 KEY_WARN_S = KEY_WARN_DAYS * DAY_S
 
 
 def make_finding(check: str, verdict: str, evidence: str, fix: str = "") -> FindingBody:
-    """A finding, with the place in the manual that tells more."""
+    """A finding, with a link to its section in the manual."""
     return FindingBody(id=check, verdict=verdict, evidence=evidence, fix=fix, docs=docs_link(check))
 
 
@@ -57,7 +57,7 @@ def make_finding(check: str, verdict: str, evidence: str, fix: str = "") -> Find
 
 
 def check_laws(fleet: Fleet) -> FindingBody:
-    """Whether what is in memory keeps the laws."""
+    """Check that the fleet in memory keeps the laws."""
     broken = laws.find_violations(fleet)
     if not broken:
         return make_finding(
@@ -70,7 +70,7 @@ def check_laws(fleet: Fleet) -> FindingBody:
 
 
 def check_history(problem: str) -> FindingBody:
-    """Whether what is old leaves the database; ``problem``: why it could not the last time."""
+    """Check that old records leave the database; ``problem``: why the last attempt failed."""
     if problem:
         fix = "the database grows until it can: see the setting 'archive', that folder's disk and its owner"
         return make_finding("history", WARN, f"old events and records stay in the database: {problem}", fix)
@@ -78,7 +78,7 @@ def check_history(problem: str) -> FindingBody:
 
 
 def check_pools(states: Iterable[PoolState]) -> Iterator[FindingBody]:
-    """Whether each pool's driver answers."""
+    """Check that each pool's driver answers."""
     for state in states:
         name = state.pool.name
         if state.problem:
@@ -89,7 +89,7 @@ def check_pools(states: Iterable[PoolState]) -> Iterator[FindingBody]:
 
 
 def check_devices(states: Iterable[PoolState]) -> Iterator[FindingBody]:
-    """Whether devices are quarantined; FAIL where a pool has none left in service."""
+    """Check for quarantined devices; FAIL if a pool has no device in service."""
     for state in states:
         name, n_devices = state.pool.name, state.pool.topology.n_devices
         broken = [device for device in state.out.values() if device.state is DeviceState.QUARANTINED]
@@ -104,7 +104,7 @@ def check_devices(states: Iterable[PoolState]) -> Iterator[FindingBody]:
 
 
 def check_partitions(partitions: Iterable[Partition], now: Timestamp) -> Iterator[FindingBody]:
-    """Partitions that are on their way for too long, and such as could not be removed."""
+    """Check for partitions stuck in transition or in ERROR."""
     moving = (PartitionState.PROVISIONING, PartitionState.RESETTING, PartitionState.REMOVING)
     known = list(partitions)
     late = [p for p in known if p.state in moving and seconds_between(p.since, now) > STUCK_S]
@@ -128,7 +128,7 @@ def check_partitions(partitions: Iterable[Partition], now: Timestamp) -> Iterato
 def check_unrecorded_partitions(
     states: Iterable[PoolState], strays: Sequence[str], spared: Sequence[str]
 ) -> Iterator[FindingBody]:
-    """What is in the hardware and in no record."""
+    """Check for partitions in the hardware that no record knows."""
     foreign = [f"{state.pool.name}/{name}" for state in states for name in state.foreign]
     strangers = [name for name in foreign if name.partition("/")[2] not in {*strays, *spared}]
     if strays:
@@ -147,7 +147,7 @@ def check_unrecorded_partitions(
 
 
 def check_runs(runs: Iterable[Run], since: Mapping[str, Timestamp], now: Timestamp) -> FindingBody:
-    """Runs that start or stop for too long; ``since`` tells when each began to."""
+    """Check for runs that start or stop for too long; ``since``: when each began to."""
     late = [run for run in runs if run.id in since and seconds_between(since[run.id], now) > STUCK_S]
     if not late:
         return make_finding("runs.moving", PASS, f"no run starts or stops for more than {STUCK_S:.0f} s")
@@ -157,7 +157,7 @@ def check_runs(runs: Iterable[Run], since: Mapping[str, Timestamp], now: Timesta
 
 
 def check_queue(fleet: Fleet) -> FindingBody:
-    """Whether claims wait for what no pool can ever give: a pools file that shrank, say."""
+    """Check for claims that no pool can ever serve, because the pools file shrank, say."""
     never: list[tuple[Claim, str]] = []
     known: dict[tuple[object, ...], str] = {}
     waiting = list(fleet.waiting())
@@ -177,7 +177,7 @@ def check_queue(fleet: Fleet) -> FindingBody:
 
 
 def check_guarantees(fleet: Fleet) -> Iterator[FindingBody]:
-    """Whether the cells of all projects still fit into the devices that are in service."""
+    """Check that the cells of all projects still fit into the devices in service."""
     projects = fleet.projects
     for name, state in fleet.pools.items() if projects else ():
         cells = projects.cells(name)
@@ -195,7 +195,7 @@ def check_guarantees(fleet: Fleet) -> Iterator[FindingBody]:
 
 
 def check_reclaims(fleet: Fleet, now: Timestamp) -> FindingBody:
-    """Whether holders that were asked to yield let others wait."""
+    """Check for claims that were asked to yield and are late."""
     asked = [claim for claim in map(fleet.claims.get, sorted(fleet.asked)) if claim is not None]
     late = [
         claim
@@ -219,7 +219,7 @@ def _why_never(fleet: Fleet, claim: Claim) -> str:
 
 
 def check_keys(keys: Iterable[AccessKey], now: Timestamp) -> FindingBody:
-    """Whether access keys expire soon; such as have expired of late are told beside."""
+    """Check for access keys that expire soon; recently expired keys are listed, too."""
     expiring = sorted(
         ((key.expires_at, key) for key in keys if key.revoked_at is None and key.expires_at is not None),
         key=lambda one: one[0],
@@ -235,7 +235,7 @@ def check_keys(keys: Iterable[AccessKey], now: Timestamp) -> FindingBody:
 
 
 def check_log(in_memory: Seq, in_store: Seq) -> FindingBody:
-    """Whether memory and database agree how far the event log has come."""
+    """Check that memory and database agree on the end of the event log."""
     if in_store < in_memory:
         evidence = f"the database ends at event {in_store}, and {in_memory} were told: it was replaced under us"
         return make_finding(
@@ -250,7 +250,7 @@ def check_log(in_memory: Seq, in_store: Seq) -> FindingBody:
 
 
 def check_replication(how: Replication | None) -> FindingBody:
-    """Whether a standby that is promoted would have every commit that was answered."""
+    """Check that a promoted standby would have every acknowledged commit."""
     if how is None:
         return make_finding("replication", PASS, "the database is a file of this machine, which nothing follows")
     if not how.standbys and not how.names:
@@ -264,7 +264,7 @@ def check_replication(how: Replication | None) -> FindingBody:
 
 
 def check_memory(differing: Sequence[str], compared: int) -> FindingBody:
-    """Whether memory is what the database holds."""
+    """Check that memory agrees with the database."""
     if differing:
         fix = "restart the controller: it believes the database; then report it with a 'moor diag'"
         return make_finding("memory", FAIL, f"{len(differing)} of {compared} records differ: {_listed(differing)}", fix)
@@ -272,7 +272,7 @@ def check_memory(differing: Sequence[str], compared: int) -> FindingBody:
 
 
 def check_slots(kind: str, taken: int, total: int) -> FindingBody:
-    """Whether clients may soon be turned away."""
+    """Check for free connection slots."""
     evidence = f"{taken} of {total} are taken"
     if taken >= total:
         return make_finding(
@@ -288,25 +288,25 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:SHOWN_MAX]) + more
 
 
-# -- asking -----------------------------------------------------------------------------------------------------------
+# -- reading ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class _RecordDifference:
-    """Records that differ between memory and database, with the two versions of each, look after look."""
+    """Records that differ between memory and database in one read, with the two versions of each."""
 
     suspects: dict[str, tuple[int, int]] = field(default_factory=dict)
     compared: int = 0
 
 
 class Doctor:
-    """Looks at one controller.
+    """Checks one controller.
 
     Args:
-        loop: whose memory.
+        loop: its turn loop, with the memory.
         store: its database.
         clock: the time.
-        strays: gives the partitions with our mark that nobody holds, by pool, and those that are spared.
+        strays: returns the partitions with our mark that no claim holds, by pool, and those that are spared.
     """
 
     def __init__(
@@ -318,7 +318,7 @@ class Doctor:
         self._strays = strays
 
     async def look(self) -> list[FindingBody]:
-        """Everything it finds, within some seconds."""
+        """All findings, within some seconds."""
         loop, now = self._loop, self._clock.now()
         fleet = loop.fleet
         strays, spared = self._strays()
@@ -340,7 +340,7 @@ class Doctor:
         return [*(await asked), *told]
 
     async def _ask(self, check: str, call: Callable[..., T], *args: object) -> T | FindingBody:
-        """The answer of the database, or the finding that there is none."""
+        """The result of a query, or the finding that it failed."""
         try:
             async with asyncio.timeout(QUERY_TIMEOUT_S):
                 return await asyncio.to_thread(call, *args)
@@ -374,7 +374,7 @@ class Doctor:
         return answer if isinstance(answer, FindingBody) else check_keys(answer, now)
 
     async def _runs(self, now: Timestamp) -> FindingBody:
-        """Since when runs start or stop stands in the event log."""
+        """The event log has the time when a run began to start or stop."""
         moving = [run for run in self._loop.runs.by_id.values() if run.state in (RunState.STARTING, RunState.STOPPING)]
         answer = await self._ask("runs.moving", self._since, [run.id for run in moving[: SHOWN_MAX * 10]])
         return answer if isinstance(answer, FindingBody) else check_runs(moving, answer, now)
@@ -388,7 +388,7 @@ class Doctor:
         return since
 
     async def _memory(self) -> FindingBody:
-        """Compare until no record is under suspicion, or some stay so with the same versions: those differ."""
+        """Compare until no record differs, or some keep differing with the same versions: those are reported."""
         before: dict[str, tuple[int, int]] | None = None
         suspects: dict[str, tuple[int, int]] = {}
         compared = 0
@@ -411,7 +411,7 @@ class Doctor:
 
 
 def compare_records(loop: TurnLoop, saved: StoredState) -> _RecordDifference:
-    """What differs between a controller's memory and one reading of its database."""
+    """The differences between a controller's memory and one reading of its database."""
     seen = _RecordDifference()
     fleet = loop.fleet
     pairs: tuple[tuple[Iterable[Record], Iterable[Record]], ...] = (

@@ -1,7 +1,7 @@
 """Forecasts, one at a time, in a thread beside the turns: who may wait for one, and when one is given up.
 
-A forecast of a long queue takes seconds, and everybody who has a key may ask for one. So each takes so long at most,
-few wait, a subject has one place among them, and one whose asker has gone ends.
+A forecast of a long queue takes seconds, and every holder of a key may request one. So each has a time limit, few may
+wait, a subject has one place among them, and a forecast ends when its caller has gone.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ T = TypeVar("T")
 
 
 class ForecastQueue:
-    """Where forecasts of one kind are played, first come first served.
+    """A queue for forecasts of one kind, first come, first served.
 
     Args:
-        what: what is played here, in the plural, for refusals.
-        waiting_max: how many may wait besides the one that is played.
+        what: the forecasts, in the plural, for error messages.
+        waiting_max: how many may wait besides the running one.
     """
 
     def __init__(self, what: str, waiting_max: int) -> None:
         self._what = what
         self._waiting_max = waiting_max
-        self._subjects: set[str] = set()  # who wait, and whose is played
+        self._subjects: set[str] = set()  # of the waiting forecasts and the running one
         self._free = asyncio.Lock()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forecast")
 
     async def play(self, subject: str, limit_s: float, begin: Callable[[], Callable[[Callable[[], bool]], T]]) -> T:
-        """What a forecast finds out.
+        """Run a forecast and return its result.
 
         Args:
-            subject: who asks.
-            limit_s: seconds that it is played at most; the wait before it does not count.
-            begin: called here, when its turn has come; what it returns is called in the thread, with a question to be
-                asked again and again: whether to go on.
+            subject: of the caller.
+            limit_s: time limit in seconds; the wait before it does not count.
+            begin: called when the forecast starts; its result is called in the thread, with a function that says
+                whether to continue.
 
         Raises:
             MooringsError: ``forecast.busy``, or what the forecast raises.
@@ -68,7 +68,7 @@ class ForecastQueue:
             except BaseException:
                 self._free.release()
                 raise
-            work.add_done_callback(lambda _: self._free.release())  # also after its asker has gone: one at a time
+            work.add_done_callback(lambda _: self._free.release())  # also after its caller has gone: one at a time
             return await asyncio.shield(work)
         finally:
             given_up.set()

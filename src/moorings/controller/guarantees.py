@@ -1,4 +1,4 @@
-"""How guarantees stand, in numbers, counted when somebody asks: what projects hold, and who is owed something."""
+"""Metrics of guarantees, counted on demand: what projects hold, and which claims are owed devices."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from moorings.core.plans import Holder
 from moorings.core.policy import Policy
 from moorings.core.quotas import quota_rows
 
-PROJECTS_MEASURED_MAX: Final = 128  # labels must stay few: those highest in the tree
+PROJECTS_MEASURED_MAX: Final = 128  # labels must stay few: the projects highest in the tree
 
 
 @dataclass(frozen=True, slots=True)
 class GuaranteeMetrics:
-    """The numbers; every pool is there.
+    """The metrics; every pool is there.
 
     Attributes:
-        devices: by (project, pool, ``guaranteed|held|borrowed``); of projects that are defined, with their parts.
-        overdue: claims that were asked to yield or move and have not in time, by pool.
-        owed: waiting claims that are within what their projects are guaranteed, each looked at alone, by pool.
-        oldest_s: how long the one of them waits that came first, by pool; 0 if there is none.
-        bound_s: within which such a claim has its devices, but for the time the hardware takes.
+        devices: by (project, pool, ``guaranteed|held|borrowed``); of defined projects, with their subprojects.
+        overdue: claims that were asked to yield or move and missed the deadline, by pool.
+        owed: pending claims within their projects' guarantees, each counted by itself, by pool.
+        oldest_s: how long the first of them has waited, by pool; 0 if there is none.
+        bound_s: the time within which such a claim gets its devices, plus the time the hardware takes.
     """
 
     devices: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class GuaranteeMetrics:
 
 
 def collect_guarantee_metrics(fleet: Fleet, policy: Policy, now: Timestamp) -> GuaranteeMetrics:
-    """The numbers of this moment."""
+    """The metrics of this moment."""
     overdue = dict.fromkeys(map(str, fleet.pools), 0)
     for claim in map(fleet.claims.get, fleet.asked):
         if claim is not None and claim.pool in overdue and _is_overdue(claim, now):

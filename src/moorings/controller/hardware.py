@@ -1,7 +1,7 @@
-"""Acts on drivers: gives each partition the order its state stands for, and brings back what drivers say.
+"""Acts on drivers: gives each partition the order that its state requires, and returns the drivers' results.
 
-Level-triggered: what is to be done follows from the partitions' states alone, so after a crash the first look starts
-every unfinished order again (orders are idempotent). At most one order a partition is under way at a time.
+Level-triggered: the partitions' states alone decide what to do, so after a crash every unfinished order starts again
+(orders are idempotent). At most one order a partition is in progress at a time.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from moorings.ports.store import LogPosition
 
 log = logging.getLogger("moorings.controller")
 
-ORDER_TIMEOUT_S = 60.0  # an order that has not been answered by then counts as unavailable
+ORDER_TIMEOUT_S = 60.0  # an order without an answer by then counts as unavailable
 LISTING_TIMEOUT_S = 30.0
-POLL_BUSY_S = 0.1  # while a partition is on its way
+POLL_BUSY_S = 0.1  # while a partition is in transition
 POLL_IDLE_S = 3.0
 RETRY_S, RETRY_S_MAX = 0.25, 15.0
-SPARED_S = 5.0  # how often it is asked whether a stray is still in use
-REMOVAL_RETRY_S = 30.0  # for partitions in ERROR that nobody holds
+SPARED_S = 5.0  # between two checks whether a stray is still in use
+REMOVAL_RETRY_S = 30.0  # for partitions in ERROR that no claim holds
 
 _STRAY = "stray-"
 _OPERATION_BY_STATE = {
@@ -54,7 +54,7 @@ _TARGET_STATE = {
 
 
 def partition_spec(partition: Partition, installation: str) -> PartitionSpec:
-    """The order by which a driver makes, or knows, a partition."""
+    """The order by which a driver creates, or recognises, a partition."""
     return PartitionSpec(
         name=partition.name,
         block=partition.block,
@@ -69,11 +69,11 @@ class _PoolMonitor:
     """What is known of a pool from its listings.
 
     Attributes:
-        driver: gives them.
-        memory: what ``judge`` remembers.
+        driver: lists the partitions.
+        memory: what ``reconcile_listing`` remembers.
         unheld: names of partitions with our mark that no record holds, by mark, as in the last listing.
-        found: marks of those that the log has told of.
-        spared: marks of those that are left alone, because somebody may be using them.
+        found: marks of those that were logged.
+        spared: marks of those that are left alone because they may be in use.
     """
 
     driver: Driver
@@ -82,20 +82,20 @@ class _PoolMonitor:
     found: set[str] = field(default_factory=set)
     spared: set[str] = field(default_factory=set)
     nudged: asyncio.Event = field(default_factory=asyncio.Event)
-    apart_s: float = POLL_IDLE_S  # between the last two listings, at least; not by a clock, which somebody may set
+    apart_s: float = POLL_IDLE_S  # between the last two listings, at least; a clock could be set meanwhile
 
 
 class DriverManager:
-    """Keeps drivers doing what the partitions' states ask.
+    """Makes drivers do what the partitions' states require.
 
     Args:
         loop: decides.
         drivers: of each pool.
         clock: the time.
-        installation: our id; marks hold it.
+        installation: our id, part of our marks.
         in_use: whether processes may use a partition, by its name, though no record knows it (law 3).
-        note: returns once it is known, whatever becomes of the database, how far that had come when a partition was
-            ordered, or a reset of one.
+        note: records, independent of the database, how far the database had come when a partition or its reset was
+            ordered; returns once that is durable.
     """
 
     def __init__(
@@ -113,24 +113,24 @@ class DriverManager:
         self._installation = installation
         self._watches = {pool: _PoolMonitor(driver) for pool, driver in drivers.items()}
         self._orders: dict[PartitionId, asyncio.Task[None]] = {}
-        self._ordered: dict[PartitionId, int] = {}  # version whose order the driver has taken
+        self._ordered: dict[PartitionId, int] = {}  # version whose order the driver has accepted
         self._strays: dict[tuple[PoolName, str], asyncio.Task[None]] = {}
         self._in_use = in_use
         self._note = note
         self._closing = False
         self.delays: dict[PartitionId, str] = {}
-        """Why an order to a driver takes long, in the driver's words; for those who wait."""
+        """Why an order to a driver takes long, in the driver's words; shown to waiting callers."""
         loop.listen(self._follow)
 
     def strays(self) -> tuple[list[str], list[str]]:
-        """Names of partitions with our mark that no record holds: those that are to be removed, and the spared."""
+        """Names of partitions with our mark that no record holds: those to be removed, and those spared."""
         known = [
             (mark in watch.spared, name) for watch in self._watches.values() for mark, name in watch.unheld.items()
         ]
         return sorted(name for spared, name in known if not spared), sorted(name for spared, name in known if spared)
 
     def unheld(self, pool: PoolName) -> frozenset[str]:
-        """Names of a pool's partitions that carry our mark and that no record holds."""
+        """Names of a pool's partitions that have our mark and that no record holds."""
         watch = self._watches.get(pool)
         return frozenset(watch.unheld.values()) if watch is not None else frozenset()
 
@@ -149,7 +149,7 @@ class DriverManager:
             await asyncio.gather(*orders, return_exceptions=True)
 
     def _follow(self, change: CommittedChange) -> None:
-        if change.reloaded:  # another controller may have given the orders, and a driver know only its own
+        if change.reloaded:  # another controller may have given the orders; a driver knows only its own
             held = self._loop.fleet.partitions.values()
             for pool, driver in self.drivers.items():
                 driver.adopt([partition_spec(one, self._installation) for one in held if one.pool == pool])
@@ -159,7 +159,7 @@ class DriverManager:
     # -- orders ------------------------------------------------------------------------------------------------------
 
     def _give(self, partition: Partition) -> None:
-        """Give the driver the order this state stands for, unless one is under way for the partition."""
+        """Give the driver the order of this state, unless one is in progress for the partition."""
         if self._closing or partition.pool not in self._watches:
             return
         if partition.state in _OPERATION_BY_STATE and partition.id not in self._orders:
@@ -174,7 +174,7 @@ class DriverManager:
         if partition is None:
             self._ordered.pop(ident, None)
         elif self._ordered.get(ident) != partition.version:
-            self._give(partition)  # its state moved on while the last order was under way
+            self._give(partition)  # its state changed while the last order was in progress
 
     async def _carry_out(self, ident: PartitionId) -> None:
         pause_s = RETRY_S
@@ -200,7 +200,7 @@ class DriverManager:
         self._loop.meters.add_order(pool, order, result, time.perf_counter() - begun)
 
     async def _pass_on(self, partition: Partition, order: str, answer: DriverResult) -> None:
-        """Tell the loop what matters; for the rest the pool is polled until it is done."""
+        """Post a result that matters to the loop; otherwise the pool is polled until the order is done."""
         if answer.verdict is ResultCode.OK and answer.seen not in (_TARGET_STATE[partition.state], ObservedState.ERROR):
             self._watches[partition.pool].nudged.set()
             return
@@ -222,8 +222,8 @@ class DriverManager:
                 if order in ("create", "reset") and self._note is not None:
                     await self._note(known)
                 if order == "reset":
-                    # One that was replaced while it slept would wipe a partition under a job that runs by now. The
-                    # other orders may come late: what is created is found to be a stray, what is removed stays so.
+                    # A controller that was replaced while it slept would wipe a partition under a running job. Other
+                    # orders may come late: a created partition is found to be a stray, a removed one stays removed.
                     await self._loop.confirm()
                 return await calls[order]()
         except TimeoutError:
@@ -254,7 +254,7 @@ class DriverManager:
             watch.apart_s = await self._pause(watch, pause_s)
 
     async def _pause(self, watch: _PoolMonitor, pause_s: float) -> float:
-        """Sleep, but not past a nudge; how long at least."""
+        """Sleep until the time is over or a nudge comes; returns for how long, at least."""
         if pause_s <= POLL_BUSY_S:
             await self._clock.sleep(pause_s)
             return pause_s
@@ -270,7 +270,7 @@ class DriverManager:
         return any(p.pool == pool and p.state in _OPERATION_BY_STATE for p in self._loop.fleet.partitions.values())
 
     async def _look(self, pool: PoolName, watch: _PoolMonitor) -> str:
-        """Take one listing and pass on what follows from it; the problem, if the driver gave none."""
+        """Take one listing and post what follows; returns the problem if the driver gave none."""
         before = {p.id: p.version for p in self._loop.fleet.partitions.values() if p.pool == pool}
         ordered = dict(self._ordered)
         try:
@@ -322,7 +322,7 @@ class DriverManager:
                 self._strays[pool, stray.mark] = task
 
     async def _remove_stray(self, pool: PoolName, stray: ListedPartition) -> None:
-        """Remove what nobody holds, once the database has agreed that we lead.
+        """Remove a partition that no record holds, after the database has confirmed that we lead.
 
         A controller that was replaced while it slept would take the new leader's partitions for strays.
         """
@@ -344,7 +344,7 @@ class DriverManager:
             self._strays.pop((pool, stray.mark), None)
 
     async def _spare(self, pool: PoolName, stray: ListedPartition) -> bool:
-        """Whether somebody may be using it: then it stays, and its devices are given to nobody."""
+        """Whether it may be in use: then it stays, and its devices are not given out."""
         spared = self._watches[pool].spared
         if self._in_use is None or not await self._in_use(stray.name):
             spared.discard(stray.mark)

@@ -1,4 +1,4 @@
-"""Idempotency keys: what a caller may send, and what tells the same request from another."""
+"""Idempotency keys: their form, and the digest that recognises the same request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from moorings.core.events import canonical_json
 
 
 def check_idempotency_key(key: str) -> str:
-    """``key`` if it may be one.
+    """``key``, if it is valid.
 
     Raises:
         MooringsError: ``key.invalid``.
@@ -26,5 +26,5 @@ def check_idempotency_key(key: str) -> str:
 
 
 def request_digest(asked: Mapping[str, object]) -> str:
-    """The same for the same request."""
+    """A digest that is equal for equal requests."""
     return hashlib.sha256(canonical_json(asked).encode()).hexdigest()

@@ -1,12 +1,12 @@
-"""Access keys: made once, shown once, stored as a digest; they expire, and are given a new secret (rotated).
+"""Access keys: created once, shown once, stored as a digest; they expire, and rotation gives them a new secret.
 
-``moor_<id>_<secret>``: the id finds the record, the secret is 32 random bytes. The digest is HMAC-SHA256 under a pepper
-that is kept outside the database, so a stolen database opens nothing. A slow password hash would add nothing: the
-secret has 256 bits (and argon2 would cost 190 ms a request).
+``moor_<id>_<secret>``: the id finds the record, the secret is 32 random bytes. The digest is HMAC-SHA256 with a pepper
+stored outside the database, so a stolen database opens nothing. A slow password hash would add nothing: the secret has
+256 bits (and argon2 would cost 190 ms a request).
 
-A rotation keeps the key and replaces its secret; the old one works for a grace. Refused: a second key beside the first,
-of which whoever revokes "bert's key" would forget one, and of which one could become many. So a key has two secrets at
-most, each rotation ends the one before the last, and only the newest rotates.
+A rotation keeps the key and replaces its secret; the old one still works for a grace time. Refused: a second key beside
+the first, because an admin revoking "bert's key" would forget one, and one could become many. So a key has at most two
+secrets, each rotation ends the one before the last, and only the newest rotates.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ _ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 
 
 class AccessKeyManager:
-    """Makes, checks, rotates and revokes access keys.
+    """Creates, checks, rotates and revokes access keys.
 
     Args:
-        store: where they are kept.
-        clock: says which have expired.
-        pepper: what digests are made with.
-        lifetime_s: of a new key for which none is asked, in seconds; 0: it never expires.
+        store: stores them.
+        clock: decides which have expired.
+        pepper: the secret of the digests.
+        lifetime_s: default of a new key, in seconds; 0: it never expires.
     """
 
     def __init__(self, store: Store, clock: Clock, pepper: bytes, lifetime_s: float = 0.0) -> None:
@@ -60,21 +60,21 @@ class AccessKeyManager:
         self._lifetime_s = lifetime_s
         self._proved: dict[bytes, Caller] = {}
         self._changes = 0  # keys revoked and rotated
-        self._unused: set[str] = set()  # ids of keys rotated by their holder, whose new secret nobody has shown yet
+        self._unused: set[str] = set()  # ids of keys rotated by their holder, whose new secret was not used yet
 
     async def authenticate(self, secret: str, *, after_expiry: bool = False) -> Caller:
-        """Who holds this key.
+        """The caller that holds this key.
 
-        A key that was good is remembered by the hash of its text until it is revoked or rotated, so a request costs no
-        read; whether it has expired is asked each time.
+        A valid key is cached by the hash of its text until it is revoked or rotated, so a request costs no read; its
+        expiry is checked each time.
 
         Args:
-            secret: what was shown.
-            after_expiry: take a key that has expired, too, but no secret that was replaced.
+            secret: the presented secret.
+            after_expiry: also accept an expired key, but no replaced secret.
 
         Raises:
-            MooringsError: ``auth.invalid``, without saying what is wrong with it; ``auth.expired``, which only who
-                holds a right secret is told.
+            MooringsError: ``auth.invalid``, without saying what is wrong with it; ``auth.expired``, only for a correct
+                secret.
         """
         known = hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
         caller = self._proved.get(known)
@@ -83,10 +83,10 @@ class AccessKeyManager:
             proved = await asyncio.to_thread(self._prove, secret)
             if len(self._proved) >= CACHE_MAX:
                 self._proved.clear()
-            self._proved[known] = proved  # first: a change that is not seen below then finds it here, and takes it out
+            self._proved[known] = proved  # first: a change not noticed below then finds it here, and removes it
             if changes == self._changes:
                 caller = proved
-            else:  # it may have been read before, and revoked or rotated since
+            else:  # it may have been read before it was revoked or rotated
                 self._proved.pop(known, None)
         if after_expiry and not caller.key_replaced:
             return caller
@@ -112,14 +112,14 @@ class AccessKeyManager:
     def create(
         self, subject: str, role: Role, owner_prefix: str | None, by: str, lifetime_s: float | None = None
     ) -> tuple[AccessKey, str]:
-        """A new key and its secret, which nobody can read again.
+        """A new key and its secret, which cannot be read again.
 
         Args:
-            subject: whom it speaks for.
-            role: what it may do.
-            owner_prefix: of an agent: owners it may act for begin with it.
-            by: who makes it.
-            lifetime_s: seconds until it expires; 0: it never does; None: as is usual for its role.
+            subject: the name it authenticates.
+            role: its rights.
+            owner_prefix: of an agent: it may act for owners with this prefix.
+            by: who creates it.
+            lifetime_s: seconds until it expires; 0: never; None: the default of its role.
 
         Raises:
             MooringsError: ``key.invalid``, ``owner.invalid``, ``store.unavailable``.
@@ -148,16 +148,16 @@ class AccessKeyManager:
     def rotate(
         self, ident: str, caller: Caller, shown: str, grace_s: float | None = None, lifetime_s: float | None = None
     ) -> tuple[AccessKey, str]:
-        """A key with a new secret, which nobody can read again; it lives as long again as it was to live before.
+        """A key with a new secret, which cannot be read again; it gets the same lifetime again.
 
-        A holder whose answer was lost may ask again with the old secret, for as long as nobody has shown the new one.
+        If the response was lost, the holder may ask again with the old secret, until the new one was used.
 
         Args:
             ident: of the key.
             caller: an admin, or its holder,
             shown: and the secret that proved it.
             grace_s: seconds for which the old secret still works; None: a day.
-            lifetime_s: another lifetime, which only an admin may give; 0: it never expires.
+            lifetime_s: another lifetime, only for admins; 0: it never expires.
 
         Raises:
             MooringsError: ``auth.denied``, ``key.unknown``, ``key.invalid``, ``key.replaced``, ``store.unavailable``.
@@ -193,9 +193,9 @@ class AccessKeyManager:
         return new, secret
 
     def _asks_again(self, key: AccessKey, shown: str) -> bool:
-        """Whether a holder shows the secret before the newest one, and may: its answer may have been lost.
+        """Whether a holder rotates again with the secret before the newest, as it may if the response was lost.
 
-        Looked up now, not when the request began: meanwhile its secret may have been replaced.
+        Looked up now, not when the request began: its secret may have been replaced meanwhile.
 
         Raises:
             MooringsError: ``key.replaced``.
@@ -208,7 +208,7 @@ class AccessKeyManager:
         raise _replaced(key.id)
 
     def revoke(self, ident: str, by: str) -> None:
-        """Make a key worth nothing, at once, with all its secrets.
+        """Revoke a key with all its secrets, at once.
 
         Raises:
             MooringsError: ``key.unknown``.
@@ -221,7 +221,7 @@ class AccessKeyManager:
 
     def _forget(self, ident: str) -> None:
         self._changes += 1
-        # Made anew, not changed: this is another thread than the one that looks things up in it.
+        # Replaced, not changed: another thread looks things up in it.
         self._proved = {known: caller for known, caller in list(self._proved.items()) if caller.key_id != ident}
 
 

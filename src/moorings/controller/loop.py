@@ -1,8 +1,8 @@
-"""The loop: one turn at a time, each saved before anybody hears of it.
+"""The loop: one turn at a time, each saved before any caller hears of it.
 
-Inputs gather while a turn is being saved, so the next turn takes them all and one fsync serves them all (group commit);
-no timer is needed for it. Memory changes only after the commit. When the database's answer is lost or another writer
-got in between, memory is thrown away and read again: the database is the arbiter.
+Inputs gather while a turn is being saved, so the next turn takes them all and one fsync serves them all (group commit),
+without a timer. Memory changes only after the commit. If the database's answer is lost or another writer came first,
+memory is discarded and read again: the database is the arbiter.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ T = TypeVar("T")
 log = logging.getLogger("moorings.controller")
 
 INPUTS_A_TURN_MAX = 256
-IDLE_TURN_S = 1.0  # leases are looked at this often when nothing happens
-TURN_GAP_S_MAX = 2.5  # between two good turns: longer than that nobody could be heard, or the clock was set
+IDLE_TURN_S = 1.0  # without inputs, leases are checked this often
+TURN_GAP_S_MAX = 2.5  # between two good turns; after a longer gap, no owner could be heard, or the clock was set
 TRIES_MAX = 5
-LOGGED_EVENTS = frozenset(EVENTS) - {  # the rest is what every claim goes through; it stands in the event log
+LOGGED_EVENTS = frozenset(EVENTS) - {  # every claim goes through the others; they are in the event log
     *("claim.created", "claim.granted", "claim.ready", "claim.renewed", "claim.releasing", "claim.released"),
     *("claim.cancelled", "partition.active", "partition.removed", "run.starting", "turn.decided"),
 }
@@ -59,7 +59,7 @@ FATAL_ERROR_CODES = frozenset(
     {"store.fenced", "store.turned_back", "store.removed"}
 )  # this memory is of no use any more
 RETRY_S, RETRY_S_MAX = 0.1, 5.0
-REQUEST_HOLD_S_MAX = 1.0  # a request is rather held than refused for this long while the database is away
+REQUEST_HOLD_S_MAX = 1.0  # while the database is away, hold a request for this long before refusing it
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class _QueuedInput:
 
 @dataclass(frozen=True, slots=True)
 class CommittedChange:
-    """What a committed turn changed, for those who act on it; or, ``reloaded``, everything there is."""
+    """What a committed turn changed, for its listeners; with ``reloaded``, all records."""
 
     claims: Sequence[Claim]
     partitions: Sequence[Partition]
@@ -80,7 +80,7 @@ class CommittedChange:
 
 
 class TurnLoop:
-    """Owns the fleet and the runs in memory; ``post`` puts an input in, ``serve`` runs turns until it is stopped."""
+    """Owns the fleet and the runs in memory; ``post`` submits an input, ``serve`` runs turns until it is stopped."""
 
     def __init__(self, store: Store, pools: Sequence[Pool], policy: Policy, clock: Clock, epoch: Epoch) -> None:
         self.store = store
@@ -96,7 +96,7 @@ class TurnLoop:
         """Why old events and records could not leave the database; empty: they could."""
         self.meters = Counters()
         self.rounds = 0
-        """How often it has gone round, also in vain: it stands still only if the loop hangs."""
+        """Number of rounds, including failed ones: it stands still only if the loop hangs."""
         self._pools = pools
         self._epoch = epoch
         self._closed = False
@@ -106,19 +106,19 @@ class TurnLoop:
         self._listeners: list[Callable[[CommittedChange], None]] = []
         self._changed: asyncio.Future[None] | None = None
         self._stale = True
-        self._remembered: VolatileState | None = None  # until a turn was saved; from then on a replay has it, too
+        self._remembered: VolatileState | None = None  # until a turn was saved; then a replay has it, too
         self._heard_since = clock.now()
         self._turn_at: Timestamp | None = None
         self._gap_told: Timestamp | None = None
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store-writer")
 
-    # -- for those who ask -------------------------------------------------------------------------------------------
+    # -- for callers -------------------------------------------------------------------------------------------------
 
     async def post(self, given: AnyInput, key: IdempotencyRecord | None = None) -> AnyReply:
-        """Put an input in; its reply, once the database holds what follows from it.
+        """Submit an input, and return its reply once the database has saved the result.
 
         Raises:
-            MooringsError: what core answers, ``store.*``, or ``controller.unreachable`` once the loop was closed.
+            MooringsError: core's answer, ``store.*``, or ``controller.unreachable`` once the loop is closed.
         """
         if self._closed:
             raise _stopping_error()
@@ -133,7 +133,7 @@ class TurnLoop:
         return answer
 
     def tell(self, given: AnyInput) -> None:
-        """Put an input in that nobody waits for."""
+        """Submit an input without waiting for a reply."""
         self._mail.append(_QueuedInput(KeyedInput(given), None))
         self._wake.set()
 
@@ -151,11 +151,11 @@ class TurnLoop:
 
     @property
     def epoch(self) -> Epoch:
-        """Under which this controller leads, or led."""
+        """The epoch under which this controller leads, or led."""
         return self._epoch
 
     async def confirm(self) -> None:
-        """Returns if the database agrees that this controller leads: before what no later leader could put right.
+        """Return if the database confirms that this controller leads. Call it before anything irreversible.
 
         Raises:
             MooringsError: ``store.fenced``, ``store.turned_back``, ``store.unavailable``.
@@ -163,16 +163,16 @@ class TurnLoop:
         await self._in_writer(self.store.commit, self._epoch, Changes(), self.seq)
 
     async def forget_events(self, archive: Archive, limit: int) -> int:
-        """Between two turns, remove some of the events that an archive has; how many. 0: none of them is left.
+        """Between two turns, remove some events that are in the archive; returns how many. 0: none is left.
 
         Raises:
             MooringsError: as ``Store.forget_events``.
         """
-        self.archived = max(self.archived, archive.last)  # before: whoever reads meanwhile is not told half of them
+        self.archived = max(self.archived, archive.last)  # first: a concurrent reader must not get half of them
         return await self._in_writer(self.store.forget_events, self._epoch, archive, limit, self.seq)
 
     async def forget_ended(self, ended: EndedRecords, limit: int) -> None:
-        """Between turns, remove ended records: the runs, then the claims, so many in a transaction.
+        """Between turns, remove ended records: the runs, then the claims, at most ``limit`` in a transaction.
 
         Raises:
             MooringsError: as ``Store.forget_ended``.
@@ -208,9 +208,9 @@ class TurnLoop:
         """Run turns until cancelled.
 
         Raises:
-            MooringsError: ``store.fenced``: another controller leads; this one must end. ``store.turned_back``: nothing
-                may be decided from this database before it was made ready (``app.turned_back``). ``store.removed``:
-                what it saves nobody will find.
+            MooringsError: ``store.fenced``: another controller leads; this one must end. ``store.turned_back``: the
+                database must be prepared before decisions are made from it (``app.turned_back``). ``store.removed``:
+                the database's files were removed, so saves are lost.
         """
         pause_s = RETRY_S
         while True:
@@ -222,7 +222,7 @@ class TurnLoop:
                 away = False
                 await self.turn()
                 if not self._under_way:
-                    self.store.check_place()  # a look at two files; each save looks, too
+                    self.store.check_place()  # checks two files; each save checks, too
             except MooringsError as error:
                 if error.code in FATAL_ERROR_CODES:
                     raise
@@ -238,7 +238,7 @@ class TurnLoop:
                 await self._wait_for_mail()
 
     async def _sit_out(self, pause_s: float, error: MooringsError, *, away: bool) -> None:
-        """Wait before the next try; if the database is away, who asks is told so, at once if the wait is long."""
+        """Wait before the next try; if the database is away, refuse requests, at once if the wait is long."""
         if away:
             self._refuse_all(error)
         nap = self._nap(pause_s)
@@ -256,7 +256,7 @@ class TurnLoop:
         self._mail = []
 
     async def _recover(self) -> None:
-        """After a failed save: see that the database can be written again, and believe only what it holds."""
+        """After a failed save: check that the database is writable, and read memory from it again."""
         if self.problem:
             await self._in_writer(self.store.ping)
         await self.load()
@@ -278,7 +278,7 @@ class TurnLoop:
         return nap
 
     async def turn(self) -> None:
-        """Take what has gathered, decide, save, apply, answer.
+        """Take the queued inputs, decide, save, apply, answer.
 
         Raises:
             MooringsError: ``store.*``: nothing of the turn is in memory; its callers have been answered or will be by
@@ -288,7 +288,7 @@ class TurnLoop:
         try:
             letters = await self._without_known(letters)
             demanded = [letter.demanded for letter in letters]
-            begun = time.perf_counter()  # only ever counted: nothing is decided by it
+            begun = time.perf_counter()  # for metrics only: it decides nothing
             outcome = self.decide(demanded)
             decided = time.perf_counter()
             self.meters.turns.add(decided - begun)
@@ -309,37 +309,37 @@ class TurnLoop:
             _answer(letter, reply)
 
     def decide(self, demanded: Sequence[KeyedInput]) -> TurnOutcome:
-        """What follows from these inputs now; memory stays as it is. A method so that a simulator can look on."""
+        """The outcome of these inputs now; memory does not change. A method so that a simulator can observe it."""
         now = self.clock.now()
         self._mind_gaps(now)
         return decide_turn(self.fleet, self.runs, demanded, self.occasion(now))
 
     def occasion(self, now: Timestamp) -> TurnContext:
-        """What a turn at ``now`` is decided from, beside inputs and memory."""
+        """The input of a turn at ``now``, beside inputs and memory."""
         return TurnContext(now, self._heard_since, self.policy, self._remembered)
 
     def _mind_gaps(self, now: Timestamp) -> None:
-        """Count no lease over a time in which no turn was taken, and saved.
+        """Count no lease over a time without a saved turn.
 
-        There was no controller, the clock was set, or this process or its machine stood still: in none of these could
-        an owner have renewed. A monotonic clock would not do: it runs on while the process is stopped.
+        There was no controller, the clock was set, or this process or its machine stood still: an owner could not have
+        renewed. A monotonic clock would not do: it runs on while the process is stopped.
         """
         before = self._turn_at
         if before is not None and 0 <= now - before <= TURN_GAP_S_MAX * 1_000_000:
             return
         self._heard_since = now
         if before is not None and before != self._gap_told:
-            self._gap_told = before  # once, however often its turn has to be tried
+            self._gap_told = before  # once, even if the turn is tried again
             log.warning("clock.jumped", extra={"detail": f"{(now - before) / 1e6:.1f} s lie between two turns"})
 
     def _take_mail(self) -> list[_QueuedInput]:
-        """The letters of this turn; one that was in a turn that failed gets a turn of its own."""
+        """The inputs of this turn; an input from a failed turn gets a turn of its own."""
         count = 1 if self._mail and self._mail[0].tries else INPUTS_A_TURN_MAX
         letters, self._mail = self._mail[:count], self._mail[count:]
         return letters
 
     async def _without_known(self, letters: list[_QueuedInput]) -> list[_QueuedInput]:
-        """The letters whose idempotency key is new; the others are answered with what their key made before."""
+        """The inputs with a new idempotency key; the others are answered with the earlier result of their key."""
         keyed: dict[tuple[str, str], _QueuedInput] = {}
         fresh: list[_QueuedInput] = []
         for letter in letters:
@@ -377,9 +377,9 @@ class TurnLoop:
         return None
 
     def _give_up(self, letters: Sequence[_QueuedInput], error: MooringsError) -> None:
-        """After a failed turn: try again what may have failed for another's sake, answer the others.
+        """After a failed turn: retry inputs that may have failed because of others, answer the rest.
 
-        What drivers and engines said is dropped: they are asked anew.
+        Results of drivers and engines are dropped: they are asked again.
         """
         again = error.code == "store.conflict" or (error.code == "internal.error" and len(letters) > 1)
         for letter in letters:
@@ -414,31 +414,31 @@ class TurnLoop:
         return await asyncio.get_running_loop().run_in_executor(self._writer, call, *args)
 
     async def settle(self, timeout_s: float) -> bool:
-        """Whether the database has answered everything it was asked, within that time."""
+        """Whether the database has answered all requests, within that time."""
         idle = asyncio.get_running_loop().run_in_executor(self._writer, _nothing)
         done, _ = await asyncio.wait([idle], timeout=timeout_s)
         return bool(done)
 
     def abandon(self) -> None:
-        """Let go of a loop that never served: the writer ends when it has its answer."""
+        """Give up a loop that never served: the writer ends when it has its answer."""
         self._closed = True
         self._writer.shutdown(wait=False)
 
     def hang_up(self) -> None:
-        """Answer everybody who still waits, now and from now on."""
+        """Answer all waiting callers, now and from now on."""
         self._closed = True
         for letter in (*self._under_way, *self._mail):
             _answer(letter, _stopping_error())
         self._under_way = self._mail = []
 
     def close(self) -> None:
-        """Answer everybody who still waits, and let the writer go."""
+        """Answer all waiting callers, and end the writer."""
         self.hang_up()
         self._writer.shutdown(wait=True)
 
 
 def _nothing() -> None:
-    """What a writer does that has nothing to do."""
+    """Does nothing; its end shows that the writer is idle."""
 
 
 def _stopping_error() -> MooringsError:
@@ -446,7 +446,7 @@ def _stopping_error() -> MooringsError:
 
 
 def _archived_error(use: IdempotencyRecord) -> MooringsError:
-    """What to say to a key whose record has left the database: never does it make a second one (law 5)."""
+    """The error for a key whose record has left the database: the key never makes a second one (law 5)."""
     hint = "use a new key for a new request"
     if use.run is not None:
         return MooringsError("run.archived", f"the key made run {use.run}, which ended long ago", hint=hint)
@@ -465,7 +465,7 @@ def _answer(letter: _QueuedInput, reply: AnyReply) -> None:
 
 
 def _check_pools(pools: Sequence[Pool], saved: StoredState) -> None:
-    """Refuse a pools file that no longer holds a partition that exists.
+    """Refuse a pools file that lacks the block of an existing partition.
 
     Raises:
         MooringsError: ``pools.invalid``.

@@ -1,7 +1,7 @@
-"""How a controller stands, in numbers: counted from memory when somebody asks, never kept beside it.
+"""Metrics of a controller: counted from memory on demand, never kept beside it.
 
-Gauges that every turn would have to keep right were refused: they drift when a turn is given up half way, and memory
-is there to be counted. Ten thousand claims take some milliseconds, once a scrape.
+Gauges updated by every turn were refused: they drift when a turn is given up half way, and memory can be counted. Ten
+thousand claims take some milliseconds, once a scrape.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from moorings.workloads.runs import ENDED as ENDED_RUNS
 from moorings.workloads.runs import RunState
 from moorings.workloads.turn import RunRegistry
 
-ANY_POOL = "any"  # of claims that leave the pool to us, until they are placed
+ANY_POOL = "any"  # of claims that name no pool, until they are placed
 _USUAL = Policy()
 SIZES_MAX = 64  # of one pool: labels must stay few
 
 
 @dataclass(frozen=True, slots=True)
 class ControllerMetrics:
-    """The numbers; keys are pools and states in lower case, every state of every pool is there.
+    """The metrics; keys are pools and states in lower case, every state of every pool is there.
 
     Attributes:
         claims: unended ones by (pool, state).
         devices: by (pool, ``free|held|foreign|quarantined|drained``).
         partitions: by (pool, state).
         possible: partitions that could be formed now, by (pool, size).
-        largest: devices of the largest block that is free, by pool.
-        waiting: claims in the queue, by pool.
-        oldest_wait_s: how long the one that came first has waited, by pool; 0 if none waits.
+        largest: devices of the largest free block, by pool.
+        waiting: pending claims, by pool.
+        oldest_wait_s: how long the claim that came first has waited, by pool; 0 if none waits.
         reachable: whether the driver answers, by pool.
         runs: unended ones by state.
-        strays: partitions with our mark that nobody holds.
+        strays: partitions with our mark that no claim holds.
         ready: whether changes can be saved.
         seq: the last sequence number of the event log.
-        meters: what was counted since this controller leads.
-        guarantees: how they stand.
+        meters: counters since this controller leads.
+        guarantees: the metrics of guarantees.
     """
 
     claims: Mapping[tuple[str, str], int]
@@ -76,7 +76,7 @@ def collect_metrics(
     seq: int,
     policy: Policy = _USUAL,
 ) -> ControllerMetrics:
-    """The numbers of this moment."""
+    """The metrics of this moment."""
     pools = list(fleet.pools.values())
     names = [*fleet.pools, ANY_POOL]
     waiting, oldest = _queue(fleet, names, now)
@@ -125,7 +125,7 @@ def _devices(state: PoolState) -> dict[str, int]:
 
 def _sizes(state: PoolState) -> list[int]:
     topology = state.pool.topology
-    if isinstance(topology, AnySubset):  # every number is a size of it: the powers of two tell enough
+    if isinstance(topology, AnySubset):  # every number is a size; the powers of two are enough
         return [1 << power for power in range(topology.max_block.bit_length())]
     return list(topology.sizes)[:SIZES_MAX]
 
@@ -135,7 +135,7 @@ def _queue(fleet: Fleet, names: list[str], now: Timestamp) -> tuple[dict[str, in
     first: dict[str, Timestamp] = {}
     for claim in fleet.waiting():
         name = claim.spec.pool or ANY_POOL
-        waiting[name] = waiting.get(name, 0) + 1  # a pool that the pools file no longer has may still be asked for
+        waiting[name] = waiting.get(name, 0) + 1  # a claim may name a pool that has left the pools file
         first[name] = min(first.get(name, claim.arrival), claim.arrival)
     return waiting, {name: max(now - first[name], 0) / 1e6 if name in first else 0.0 for name in waiting}
 

@@ -1,4 +1,4 @@
-"""The use cases of projects: who they are, what each has, and when a claim would start."""
+"""The use cases of projects and forecasts: definitions, quotas, and when a claim would start."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from moorings.ports.clock import Clock
 
 T = TypeVar("T")
 
-# So long a forecast is played at most, and so many others wait for theirs: who waits has an answer in half a minute,
-# which is how long ``moor`` waits for one.
+# An estimate runs at most so long, and at most so many others wait for theirs: so a caller has an answer in half a
+# minute, the time that ``moor`` waits for one.
 ESTIMATE_S_MAX: Final = 3.0
 ESTIMATES_WAITING_MAX: Final = 8
-WHAT_IF_S_MAX: Final = 10.0  # what is known by then is the answer
+WHAT_IF_S_MAX: Final = 10.0  # then the answer is what is known so far
 WHAT_IFS_WAITING_MAX: Final = 2
 _LIMIT_REASONS = ("project.limit", "project.guaranteed")
 _ESTIMATE_CLAIM_ID = ClaimId("estimate")  # never the id of a claim
 
 
 class ProjectService:
-    """What can be asked of projects and of the queue they share."""
+    """The use cases of projects and of the queue they share."""
 
     def __init__(self, loop: TurnLoop, clock: Clock) -> None:
         self._loop = loop
@@ -65,7 +65,7 @@ class ProjectService:
         return project
 
     async def set(self, caller: Caller, project: Project, version: int | None) -> Project:
-        """The project as it is saved: a new one, or ``version`` of it changed.
+        """Create a project, or change ``version`` of it; returns it as saved.
 
         Raises:
             MooringsError: ``auth.denied``, ``project.*``, ``pool.unknown``.
@@ -76,7 +76,7 @@ class ProjectService:
         return saved
 
     async def delete(self, caller: Caller, name: str) -> None:
-        """Remove a project.
+        """Delete a project.
 
         Raises:
             MooringsError: ``auth.denied``, ``project.unknown``, ``project.has_children``, ``project.in_use``.
@@ -85,11 +85,11 @@ class ProjectService:
         await self._loop.post(DeleteProject(name))
 
     def quotas(self) -> Sequence[ProjectQuota]:
-        """What each project is guaranteed, holds, borrows and waits for, by project and pool."""
+        """Each project's guarantee, and what it holds, borrows and waits for, by project and pool."""
         return quota_rows(self._loop.fleet, self._clock.now(), self._loop.policy)
 
     async def estimate(self, caller: Caller, spec: ClaimSpec) -> EstimateView:
-        """When a claim of the caller's would start that was made now; whether it may use the project is not asked.
+        """Estimate when a claim submitted now would start; the caller's right to use the project is not checked.
 
         Raises:
             MooringsError: ``claim.*``, ``pool.unknown``, ``kind.unknown``, ``project.unknown``, ``forecast.busy``.
@@ -114,7 +114,7 @@ class ProjectService:
         return await self.when(caller, claim)
 
     async def when(self, caller: Caller, claim: Claim) -> EstimateView:
-        """When a claim would start that waits, or that could.
+        """Estimate when a pending or hypothetical claim would start.
 
         Raises:
             MooringsError: ``forecast.busy``.
@@ -128,13 +128,13 @@ class ProjectService:
         found = await self._estimates.play(caller.subject, ESTIMATE_S_MAX, self._of_now(played))
         if found.starts_at is not None:
             return found
-        # A project's rules may keep it waiting for ever, whoever leaves: that comes first.
+        # A project's limits may keep it waiting forever, whatever ends: that reason comes first.
         reasons = explain_wait(self._loop.fleet, claim, self._clock.now(), self._loop.policy).reasons
         ruled = next((reason for reason in reasons if reason.code in _LIMIT_REASONS), None)
         return replace(found, why=f"{ruled.message}; {found.why}") if ruled is not None else found
 
     async def what_if(self, caller: Caller, other: Policy) -> WhatIfView:
-        """What another policy would change for those who wait now.
+        """What another policy would change for the pending claims.
 
         Raises:
             MooringsError: ``forecast.busy``.
@@ -150,14 +150,14 @@ class ProjectService:
         return await self._what_ifs.play(caller.subject, WHAT_IF_S_MAX, self._of_now(played))
 
     async def make_room(self, caller: Caller, order: DefragmentPool, *, dry_run: bool) -> MovesView:
-        """What moves so that the room that is ordered becomes free; for a dry run what would, and nothing does.
+        """Move claims so that the ordered block becomes free; a dry run only returns the moves.
 
         Raises:
             MooringsError: ``auth.denied``, ``claim.unknown``, ``claim.held``, ``pool.unknown``, ``room.*``.
         """
         if not dry_run:
             check_admin(caller, "move claims")
-        if order.claim is not None:  # it may be named
+        if order.claim is not None:  # an id or a name
             order = replace(order, claim=self._loop.fleet.names.get(order.claim, order.claim))
         if not dry_run:
             return self._moves_view(await self._loop.post(order))
@@ -177,5 +177,5 @@ class ProjectService:
     def _of_now(
         self, played: Callable[[Fleet, Policy, Timestamp, Callable[[], bool]], T]
     ) -> Callable[[], Callable[[Callable[[], bool]], T]]:
-        """A forecast that begins with the fleet as it is when its turn comes."""
+        """A forecast that begins with the fleet as it is when the forecast starts."""
         return lambda: partial(played, copy_fleet(self._loop.fleet), self._loop.policy, self._clock.now())

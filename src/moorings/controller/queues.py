@@ -1,4 +1,4 @@
-"""Other schedulers' queues: what their agents tell, and what these schedulers may start (``core.announced``)."""
+"""Other schedulers' queues: the reports of their agents, and what these schedulers may start (``core.announced``)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REPORT_TTL_S_MIN, REPORT_TTL_S_MAX = 5.0, 600.0
 
 @dataclass(frozen=True, slots=True)
 class QueuedJobView:
-    """A job that waits elsewhere; ``offered``: a block is kept for it, and its scheduler may start it."""
+    """A job in another scheduler's queue; ``offered``: a block is reserved for it, and its scheduler may start it."""
 
     job: QueuedJob
     offered: bool
@@ -35,12 +35,12 @@ class QueuedJobView:
 
 @dataclass(frozen=True, slots=True)
 class QueueView:
-    """A queue, and how many partitions of each size its scheduler could start in each pool.
+    """A queue, and how many partitions of each size its scheduler may start in each pool.
 
-    ``next_up`` are the owners of those of its jobs that get what becomes free next in a pool. ``held`` is how many
-    partitions of each size its claims hold, at the same moment as the offer. In the pools of ``others_wait`` somebody
-    who is not of this queue waits for devices. ``version`` changes whenever the offer or one of the last two does; a
-    controller that takes over gives the same one.
+    ``next_up`` are the owners of those of its jobs that get the next free block in a pool. ``held`` is how many
+    partitions of each size its claims hold, at the same moment as the offer. In the pools of ``others_wait``, claims or
+    jobs outside this queue wait for devices. ``version`` changes whenever the offer or one of the last two does; a
+    controller that takes over returns the same one.
     """
 
     told: QueueReport
@@ -75,7 +75,7 @@ class QueueService:
         *,
         instance: str | None = None,
     ) -> QueueView:
-        """Take a queue's list in the place of the one before.
+        """Replace the report of a queue.
 
         Raises:
             MooringsError: ``owner.invalid``, ``owner.denied``, ``queue.invalid``, ``queue.taken``, ``claim.*``.
@@ -117,9 +117,9 @@ class QueueService:
         version: str | None = None,
         instance: str | None = None,
     ) -> QueueView:
-        """A queue; waits up to ``wait_s`` until its offer is another than ``version``.
+        """A queue; waits up to ``wait_s`` seconds until its version differs from ``version``.
 
-        Whoever acts on the offer says as which instance; without one it is for onlookers.
+        An agent that acts on the offer gives its instance; without one the result is for observers.
 
         Raises:
             MooringsError: ``owner.invalid``, ``owner.denied``, ``queue.invalid``, ``queue.unknown``, ``queue.taken``.
@@ -136,7 +136,7 @@ class QueueService:
         return self._view(queue, instance)
 
     def all(self) -> list[QueueReport]:
-        """What is told of queues, and believed now; by their names."""
+        """The valid reports, by queue name."""
         now = self._clock.now()
         return [told for _, told in sorted(self._loop.fleet.announced.items()) if told.until > now]
 
@@ -162,7 +162,7 @@ class QueueService:
         return self.view(self._told(queue, instance))
 
     def view(self, told: QueueReport) -> QueueView:
-        """A queue as it is told, with why each of its jobs waits and what it is offered."""
+        """A reported queue, with why each of its jobs waits and its offer."""
         fleet = self._loop.fleet
         free = {kept.claim for kept in fleet.reservations if not kept.until}
         now = self._clock.now()
@@ -170,7 +170,7 @@ class QueueService:
             QueuedJobView(job, claim.id in free, explain_wait(fleet, claim, now, self._loop.policy).reasons[0])
             for job, claim in zip(told.jobs, told.claims(), strict=True)
         ]
-        own = {job.owner for job in told.jobs} - free  # who has his block wants no other
+        own = {job.owner for job in told.jobs} - free  # a job with a reserved block needs no other
         first: dict[str, str] = {
             name: claim.owner
             for name, claim in next_claim_by_pool(fleet, self._loop.policy, now).items()
@@ -180,7 +180,7 @@ class QueueService:
         return QueueView(told, offer, jobs, first, held, others, _version_of(offer, held, others))
 
     async def _next(self) -> None:
-        """Returns after the next turn that changed something."""
+        """Return after the next turn that changed something."""
         if self._changed is None or self._changed.done():
             self._changed = asyncio.get_running_loop().create_future()
         await asyncio.shield(self._changed)  # others wait for it, too

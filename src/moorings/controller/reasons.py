@@ -1,4 +1,4 @@
-"""Why a claim is where it is, as everybody who asks is told: what core explains, and what a driver has said."""
+"""Why a claim is in its state, the same for all callers: core's explanation, and the driver's problem."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ NO_PARTITION = PartitionId("")  # never an id
 
 
 def partition_of(claim: Claim) -> PartitionId:
-    """The partition it holds, or what is no partition's id."""
+    """The partition it holds; else an id that no partition has."""
     return claim.partition or NO_PARTITION
 
 
 class ReasonService:
-    """Explains claims from what the controller knows now."""
+    """Explains claims from the controller's present state."""
 
     def __init__(self, loop: TurnLoop, hardware: DriverManager, clock: Clock) -> None:
         self._loop = loop
@@ -26,7 +26,7 @@ class ReasonService:
         self._clock = clock
 
     def delay(self, claim: Claim) -> Reason | None:
-        """Why a granted claim's partition takes long, where that is known."""
+        """Why a granted claim's partition takes long, if that is known."""
         state = self._loop.fleet.pools.get(claim.pool) if claim.pool is not None else None
         if claim.state is not ClaimState.GRANTED or state is None:
             return None
@@ -38,7 +38,7 @@ class ReasonService:
         )
 
     def wait(self, claim: Claim) -> WaitExplanation | None:
-        """Its place in the queue, and why it waits; None: it does not."""
+        """Its position in the queue, and why it waits; None: it does not wait."""
         if claim.state is not ClaimState.PENDING or claim.id not in self._loop.fleet.claims:
             return None
         return explain_wait(self._loop.fleet, claim, self._clock.now(), self._loop.policy)

@@ -1,7 +1,8 @@
-"""What a turn was decided from, as ``turn.decided`` keeps it, so that it can be decided again (law 9).
+"""The input of a turn, as ``turn.decided`` records it for replay (law 9).
 
 Canonical JSON in the outbox, beside what followed: the audit trail, the watch stream and the replay log are one table.
-A job is kept without its environment and folder: nothing is decided by them, and everybody may read the log (law 10).
+A job is recorded without its environment and folder: nothing is decided by them, and every user may read the log
+(law 10).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from moorings.workloads.turn import CancelRun, CreateRun, LabelRun, RunInput, Ru
 
 AnyInput = inputs.Input | RunInput
 
-# The names are the log's for ever; the classes may be renamed.
+# These names stay in the log forever; the classes may be renamed.
 INPUTS: Final[dict[str, type[AnyInput]]] = {
     "create_claim": inputs.CreateClaim,
     "release_claim": inputs.ReleaseClaim,
@@ -60,17 +61,17 @@ _NAMES = {kind: name for name, kind in INPUTS.items()}
 
 @dataclass(frozen=True, slots=True)
 class VolatileState:
-    """What a controller knew beside the records when it had read them from the database.
+    """What a controller knew beside the records after reading them from the database.
 
-    A replay cannot work it out: where the answer to a save was lost, memory has less than the log.
+    A replay cannot derive it: if the answer to a save was lost, memory has less than the log.
 
     Attributes:
-        foreign: partitions made outside, by pool and name.
+        foreign: foreign partitions (made outside Moorings), by pool and name.
         problems: of pools whose driver does not answer.
         reservations: of the last turn.
-        last_arrival: nobody arrives before it.
-        pools: as the pools file had them, each as a text that tells two apart.
-        announced: what other schedulers' queues told.
+        last_arrival: no claim arrives before it.
+        pools: as in the pools file, each as a text that identifies it.
+        announced: the reports of other schedulers' queues.
         moved: when claims were asked to move, in the last hour.
     """
 
@@ -84,7 +85,7 @@ class VolatileState:
 
     @classmethod
     def of(cls, fleet: Fleet) -> VolatileState:
-        """What a fleet holds beside the records."""
+        """The state of a fleet that no record holds."""
         known = fleet.beside_the_records()
         pools = (state.pool for state in fleet.pools.values())
         return cls(
@@ -98,7 +99,7 @@ class VolatileState:
         )
 
     def recall(self, fleet: Fleet) -> None:
-        """Let a fleet that was made from records alone know it, too."""
+        """Restore this state in a fleet that was built from records alone."""
         beside = FleetChanges(
             foreign={pool: dict(blocks) for pool, blocks in self.foreign.items()},
             problems=dict(self.problems),
@@ -112,13 +113,13 @@ class VolatileState:
 
 @dataclass(frozen=True, slots=True)
 class TurnContext:
-    """Everything beside the fleet and the runs that a turn is decided from.
+    """The input of a turn beside the fleet and the runs.
 
     Attributes:
         now: the turn's time.
         since: from when on callers could be heard (for leases).
         policy: of the scheduler.
-        loaded: if memory was read from the database since the last turn in the log: what it held beside that.
+        loaded: the state beside the records, if memory was read from the database since the last turn in the log.
     """
 
     now: Timestamp
@@ -128,7 +129,7 @@ class TurnContext:
 
 
 def build_turn_event(occasion: TurnContext, given: Sequence[AnyInput], decided: SchedulePlan) -> Event:
-    """The event that keeps a turn: what it was decided from, and what was granted and reserved."""
+    """The event that records a turn: its input, and what was granted and reserved."""
     data = {
         "now": occasion.now,
         "since": occasion.since,
@@ -141,7 +142,7 @@ def build_turn_event(occasion: TurnContext, given: Sequence[AnyInput], decided: 
 
 
 def parse_turn_event(text: str) -> tuple[TurnContext, tuple[AnyInput, ...]]:
-    """What a turn was decided from.
+    """The input of a recorded turn.
 
     Raises:
         MooringsError: ``log.unreadable``.
@@ -150,7 +151,7 @@ def parse_turn_event(text: str) -> tuple[TurnContext, tuple[AnyInput, ...]]:
         data = json.loads(text)
         return from_plain(TurnContext, data), tuple(from_plain(INPUTS[name], one) for name, one in data["inputs"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        why = f": {error!s:.200}" if type(error) is ValueError else ""  # the others' words are those of a program
+        why = f": {error!s:.200}" if type(error) is ValueError else ""  # the others' messages are technical
         raise MooringsError(
             "log.unreadable",
             f"a turn in the log cannot be read{why}",

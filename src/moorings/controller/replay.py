@@ -1,6 +1,6 @@
-"""The log decided again: the same turns from the same beginning must give the same events, byte for byte (law 9).
+"""Replay: deciding a log again. The same turns from the same start must give the same events, byte for byte (law 9).
 
-Where the database was turned back, its records learned something between two turns: they learn it here, too.
+If the database was turned back, its records were corrected between two turns; a replay corrects them, too.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from moorings.ports.store import EventRow, Seq
 from moorings.workloads.turn import RunRegistry
 
 TURN_EVENT = "turn.decided"
-_NON_TURN_PREFIXES = ("key.", "controller.")  # written by no turn
+_NON_TURN_PREFIXES = ("key.", "controller.")  # events outside turns
 
 
 @dataclass(frozen=True, slots=True)
 class TurnDifference:
-    """A turn that was decided otherwise this time.
+    """A turn that a replay decides differently.
 
     Attributes:
         seq: of its last event in the log.
-        logged: its events as the log has them.
-        decided: its events as they were decided now.
+        logged: its events in the log.
+        decided: its events in the replay.
     """
 
     seq: Seq
@@ -40,7 +40,7 @@ class TurnDifference:
 
 @dataclass(slots=True)
 class Replay:
-    """Decides a log again, turn by turn, from a fleet and runs as they were at its beginning."""
+    """Decides a log again, turn by turn, from the fleet and runs at its start."""
 
     pools: Sequence[Pool]
     fleet: Fleet = field(init=False)
@@ -52,7 +52,7 @@ class Replay:
         self.fleet = Fleet(self.pools)
 
     def take(self, rows: Iterable[EventRow]) -> Iterator[TurnDifference]:
-        """The differences found in these rows, which follow on those taken before.
+        """The differences found in these rows, which follow those taken before.
 
         Raises:
             MooringsError: ``log.unreadable``.
@@ -78,7 +78,7 @@ class Replay:
         return tuple(outcome.changes.events)
 
     def _turn_back(self, event: Event) -> tuple[Event, ...]:
-        """What is told to a database that was turned back; the next turn is that of a controller which reads it."""
+        """Apply the correction of a database that was turned back; the next turn is of a controller that read it."""
         partitions = sorted(self.fleet.partitions.values(), key=lambda partition: partition.id)
         unended = sorted(self.runs.by_id.values(), key=lambda run: (run.created_at, run.id))
         changes = plan_recovery(self._claims(), partitions, unended, parse_recovered_state(event.data))
@@ -92,11 +92,11 @@ class Replay:
         return tuple(changes.events)
 
     def _claims(self) -> list[Claim]:
-        """Those that have not ended, as a database gives them."""
+        """The claims that have not ended, in a database's order."""
         return sorted(self.fleet.claims.values(), key=lambda claim: (claim.arrival, claim.id))
 
     def _load(self, remembered: VolatileState) -> None:
-        """What a controller does when it reads the database."""
+        """Do what a controller does when it reads the database."""
         if remembered.pools and remembered.pools != tuple(map(str, self.pools)):
             raise MooringsError(
                 "log.unreadable",

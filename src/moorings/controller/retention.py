@@ -1,13 +1,13 @@
-"""What is old leaves the database: first it is kept in an archive, then its rows go.
+"""Retention: old events and records leave the database, after they were written to an archive.
 
-Events leave in stretches of whole turns, always from the oldest on, so that archives and database together are one log
-from its first event. Records leave when they have ended and nothing refers to them; their idempotency keys stay, as
-digests (law 5). Rows go in small transactions of the loop's own writer, between turns, each under the epoch: the
-longest that a turn waits is one of them, and a leader that was replaced removes nothing.
+Events leave in stretches of whole turns, always the oldest first, so archives and database together are one log from
+its first event. Records leave when they have ended and nothing refers to them; their idempotency keys stay, as digests
+(law 5). Rows are deleted in small transactions of the loop's own writer, between turns, each under the epoch: a turn
+waits for at most one of them, and a leader that was replaced removes nothing.
 
-Killed anywhere, it loses nothing: what has no archive is in the database, and a stretch is written to the same file
-again. Refused: one large deletion (nobody is granted anything meanwhile), and partitions of the table by time (SQLite
-has none).
+A kill loses nothing at any point: events without an archive are in the database, and a stretch is written to the same
+file again. Refused: one large deletion (no claim is granted meanwhile), and partitions of the table by time (SQLite has
+none).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PAGE = 500
 
 @dataclass(frozen=True, slots=True)
 class RemovedCounts:
-    """How much left."""
+    """How many rows left the database."""
 
     events: int = 0
     runs: int = 0
@@ -39,16 +39,16 @@ class RemovedCounts:
 
 
 class Retention:
-    """Lets go of what is older than ``keep_days``.
+    """Archives and removes what is older than ``keep_days``.
 
     Args:
         loop: of the controller that leads.
         store: its database.
-        archives: where what leaves is kept.
+        archives: writes the archives.
         clock: the time.
         holder: the controller's name.
         keep_days: since an event happened or a record ended; more than 0.
-        events_a_file: how many events leave at once, at least; None: as many as is usual.
+        events_a_file: how many events leave at once, at least; None: the default.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class Retention:
         self._events_a_file = events_a_file or EVENTS_A_FILE
 
     async def sweep(self) -> RemovedCounts:
-        """Let all go that may; how much did.
+        """Archive and remove everything that is due; returns how much.
 
         Raises:
-            MooringsError: ``archive.failed``, ``store.*``: what has not left is there, and leaves the next time.
+            MooringsError: ``archive.failed``, ``store.*``: the rest is still in the database, and leaves the next time.
         """
         runs, claims = await self._sweep_records()
         return RemovedCounts(await self._sweep_events(), runs, claims)

@@ -1,6 +1,6 @@
-"""What can be asked of the controller about runs: start, follow, stop, label, serve earlier or later.
+"""The use cases of runs: start, follow, stop, label, change the priority.
 
-As in ``service``: form and caller are checked before anything is queued, and nothing is written but through the loop.
+As in ``service``: form and caller are checked before anything is queued, and only the loop writes.
 """
 
 from __future__ import annotations
@@ -68,18 +68,18 @@ class RunService:
         within: str | None = None,
         key: str | None = None,
     ) -> RunView:
-        """A new run, or the one this caller's ``key`` made before.
+        """A new run, or the earlier run of this caller's ``key``.
 
         Args:
-            caller: who asks.
-            job: what is to run.
-            engine: where.
-            within: a claim of the caller's; the run uses its partition, and leaves it as it is when it ends.
+            caller: who submits it.
+            job: the job to run.
+            engine: the engine to run it.
+            within: a claim of the caller's; the run uses its partition, and does not release it at the end.
             key: idempotency key.
 
         Raises:
-            MooringsError: ``job.invalid``, ``claim.*``, ``engine.unknown``, ``engine.rejected`` and what else an engine
-                says of a job that it can never run, ``auth.denied``, ``owner.denied``, ``priority.denied``,
+            MooringsError: ``job.invalid``, ``claim.*``, ``engine.unknown``, ``engine.rejected`` and other errors of an
+                engine about a job that it can never run, ``auth.denied``, ``owner.denied``, ``priority.denied``,
                 ``quota.waiting``, ``key.*``.
         """
         if caller.role not in (Role.ADMIN, Role.USER):
@@ -115,11 +115,11 @@ class RunService:
         )
         run = await self._loop.post(given, use)
         assert isinstance(run, Run)
-        view = self._head_view(run) if run.id == ident else await self._run_view(run)  # its key had made one before
+        view = self._head_view(run) if run.id == ident else await self._run_view(run)  # an earlier run of its key
         return replace(view, notes=notes, job=view.job or job)
 
     async def _claim_for(self, caller: Caller, engine: str, within: str | None) -> ClaimId | None:
-        """The claim of a new run: a new one, that of ``within``, or none where another scheduler has it."""
+        """The claim of a new run: a new one, that of ``within``, or none if another scheduler makes it."""
         if within is None:
             return None if self._engines[engine].schedules else ClaimId(self._ids.new("claim"))
         if self._engines[engine].schedules:
@@ -133,7 +133,7 @@ class RunService:
         return claim.id
 
     async def _priority(self, caller: Caller, part: WorkflowPart, asked: int) -> int:
-        """The priority of a new job of an appliance: that which its workflow has by now, or what is asked for."""
+        """The priority of a new job of an appliance: its workflow's present one, else the requested one."""
         jobs = await asyncio.to_thread(self._jobs_of, part.workflow)
         if any(run.subject != caller.subject for run in jobs):
             raise MooringsError("owner.denied", f"workflow {part.workflow} is somebody else's")
@@ -160,7 +160,7 @@ class RunService:
         return jobs
 
     async def label(self, caller: Caller, ident: str, changes: Mapping[str, str | None]) -> RunView:
-        """The run with other labels; None takes one away.
+        """Change labels of a run; None removes one.
 
         Raises:
             MooringsError: ``run.unknown``, ``run.ended``, ``owner.denied``, ``label.invalid``.
@@ -174,7 +174,7 @@ class RunService:
         raise MooringsError("run.ended", f"run {run.id} is {run.state}; its labels stay as they are")
 
     async def prioritise(self, caller: Caller, ident: str, priority: int) -> RunView:
-        """The run, to be served earlier or later; with it all jobs of its workflow that have not ended.
+        """Change the priority of a run, and of all unended jobs of its workflow.
 
         Raises:
             MooringsError: ``run.unknown``, ``run.ended``, ``run.queued_elsewhere``, ``owner.denied``,
@@ -228,9 +228,9 @@ class RunService:
         subject: str | None = None,
         part: ApplianceJobQuery | None = None,
     ) -> Sequence[RunView]:
-        """Runs by creation, without their reasons and places in the queue: these cost more than all the rest.
+        """Runs by creation, without their reasons and queue positions, which cost more than all the rest.
 
-        Those that have not ended are all in memory: a page of a thousand from the database costs three times as much.
+        Unended runs are all in memory: reading a page of a thousand from the database takes three times as long.
         """
         if states is not None and not states & ENDED:
             return [self._brief(run) for run in await self._unended(page, states, subject, part)]
@@ -261,11 +261,11 @@ class RunService:
         return RunView(run, claim, partition, None, None)
 
     async def cancel(self, caller: Caller, ident: str, *, wait_s: float = 0) -> RunView:
-        """The run, asked to stop; waits up to ``wait_s`` for its end. A run that has ended stays as it is.
+        """Ask a run to stop; waits up to ``wait_s`` for its end. A run that has ended does not change.
 
         Raises:
-            MooringsError: ``run.unknown``, ``owner.denied``, ``store.unavailable``: its processes were told to stop,
-                and that is not recorded yet.
+            MooringsError: ``run.unknown``, ``owner.denied``, ``store.unavailable``: its processes were asked to stop,
+                but that is not saved yet.
         """
         run = await self._find_run(ident, caller)
         check_owner_access(caller, f"local/{run.id}", run.subject, "cancel a run")
@@ -281,9 +281,9 @@ class RunService:
         return await self._run_view(await self._run_until_ended(run, wait_s))
 
     async def _stopped_unsaved(self, run: Run, why: str, error: MooringsError) -> MooringsError:
-        """Tell its processes to stop though that cannot be saved: they may be what fills the disk. What to say of it.
+        """Stop its processes although that cannot be saved, because they may fill the disk; returns the error.
 
-        Nothing is removed by this: its partition goes when its end is saved.
+        This removes nothing: its partition goes when its end is saved.
         """
         engine = self._engines.get(run.engine)
         if error.code != "store.unavailable" or engine is None or run.state not in RUNNING_STATES:
@@ -312,17 +312,17 @@ class RunService:
 
     async def _logs(self, run: Run, task: int | None, follow: bool) -> AsyncIterator[bytes]:
         waiting = (RunState.WAITING, RunState.STARTING)
-        while follow and run.state in waiting and run.started_at is None:  # one that was requeued has output
+        while follow and run.state in waiting and run.started_at is None:  # a requeued run has output
             run = await self._run_change(run)
         again = follow and run.attempt > 0 and run.state in waiting
         going = follow and not run.ended and not again
         async for chunk in self._engines[run.engine].logs(run.id, task=task, follow=going):
             yield chunk
-        while again and run.state in waiting:  # then it ends: who follows asks again, and has what was added
+        while again and run.state in waiting:  # then it ends: the client asks again, and gets what was added
             run = await self._run_change(run)
 
     async def _run_change(self, run: Run) -> Run:
-        """The run once it has moved on since ``run`` was read."""
+        """The run in a newer version than ``run``."""
         while True:
             held = self._loop.runs.by_id.get(run.id)
             if held is None:  # it has ended
@@ -341,9 +341,9 @@ class RunService:
         return run
 
     async def _find_run(self, ident: str, caller: Caller | None = None) -> Run:
-        """The run with that id, or the newest with that job name: of the caller's own, where something is to be done.
+        """The run with that id, or the newest with that job name; with ``caller``, only among the caller's own.
 
-        Job names are not unique; what changes or shows a run must not reach a namesake of somebody else.
+        Job names are not unique: what changes or shows a run must not reach another user's run of that name.
         """
         run = self._loop.runs.by_id.get(RunId(ident))
         if run is None:

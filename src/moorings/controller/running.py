@@ -1,8 +1,8 @@
-"""Acts on engines: starts runs whose partition is ACTIVE, stops those that are to stop, brings back what engines see.
+"""Acts on engines: starts runs whose partition is ACTIVE, stops runs, and returns what engines observe.
 
-Level-triggered like ``hardware``: the runs' states say what is to be done, one thing a run at a time, again and again
-until the engine's sightings say it is done. Starting is exactly-once because engines make it so. A run on an engine
-that schedules is submitted as soon as it is known: what it waits for is its scheduler's to give.
+Level-triggered like ``hardware``: the runs' states say what to do, one action a run at a time, repeated until the
+engine's observations say it is done. Starting is exactly-once because engines make it so. A run on an engine with its
+own scheduler is submitted as soon as it is known: that scheduler provides what it waits for.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ log = logging.getLogger("moorings.controller")
 RETRY_S, RETRY_S_MAX = 0.25, 10.0
 STOP_AGAIN_S = 5.0
 ORPHAN_SWEEP_S = 10.0
-CHECKPOINT_PROBE_S = 5.0  # so long a look at a checkpoint folder is waited for before the subject's next one
+CHECKPOINT_PROBE_S = 5.0  # wait so long for one look at a checkpoint folder before the subject's next one
 HUNG_PROBES_MAX = 2  # of one subject; while so many have not returned, its other folders are not looked at
 CHECKPOINT_INTERVAL_S = (
-    15.0  # between two looks at checkpoint folders, and at least between two checkpoints of a claim that are told
+    15.0  # between two looks at checkpoint folders, and at least between two reported checkpoints of a claim
 )
 
 RUNNING_STATES = (RunState.STARTING, RunState.RUNNING, RunState.YIELDING, RunState.STOPPING)
 
 
 class RunManager:
-    """Keeps engines doing what the runs' states ask."""
+    """Makes engines do what the runs' states require."""
 
     def __init__(
         self, loop: TurnLoop, engines: Mapping[str, Engine], hardware: DriverManager, clock: Clock, installation: str
@@ -54,7 +54,7 @@ class RunManager:
         self._installation = installation
         self._acts: dict[RunId, asyncio.Task[None]] = {}
         self._submitting: set[RunId] = set()
-        self._looks: dict[RunId, tuple[str, asyncio.Task[None]]] = {}  # by whom, those that have not returned
+        self._looks: dict[RunId, tuple[str, asyncio.Task[None]]] = {}  # by run: subject, and look in progress
         self._lookers: dict[str, asyncio.Task[None]] = {}  # by subject
         self._fenced = {name: asyncio.Event() for name in engines}
         self._closing = False
@@ -94,7 +94,7 @@ class RunManager:
             self._act(run)  # it was asked to stop while the last act was ending
 
     async def _carry_out(self, ident: RunId) -> None:
-        """Start or stop it, until the state asks for nothing more."""
+        """Start or stop it, until its state requires nothing more."""
         pause_s = RETRY_S
         submitted = False
         while True:
@@ -102,7 +102,7 @@ class RunManager:
             if run is None or not _needs_action(run):
                 return
             engine = self.engines.get(run.engine)
-            if engine is None:  # it was taken out of the settings: its runs wait until it is back
+            if engine is None:  # it was removed from the settings: its runs wait until it is back
                 return
             try:
                 if run.state is RunState.STOPPING:
@@ -110,9 +110,9 @@ class RunManager:
                     await self._clock.sleep(STOP_AGAIN_S)
                 elif run.state is RunState.YIELDING:
                     await self._make_room(engine, run)
-                    return  # the engine has written it down, and is asked again at the next look
+                    return  # the engine has saved the request, and gets it again at the next look
                 elif submitted:
-                    return  # the engine has it; its sightings tell how it goes on
+                    return  # the engine has accepted it; its observations show the progress
                 else:
                     submitted = await self._start(engine, run)
                     continue
@@ -135,7 +135,7 @@ class RunManager:
         await engine.ask_to_yield(run.id, run.attempt, why, self._clock.now() if by is None else by)
 
     async def _start(self, engine: Engine, run: Run) -> bool:
-        """Start it, if its partition is ACTIVE at this moment (law 4); whether the engine has taken it."""
+        """Start it, if its partition is ACTIVE at this moment (law 4); returns whether the engine accepted it."""
         await self._fenced[engine.name].wait()
         if run.claim is None:
             return await self._submit(engine, run, NO_BINDING)
@@ -152,7 +152,7 @@ class RunManager:
 
     async def _submit(self, engine: Engine, run: Run, binding: Binding, on: PartitionId | None = None) -> bool:
         job = (await asyncio.to_thread(self._loop.store.jobs, [run.id])).get(run.id)
-        if job is None:  # the database was turned back, which the next turn finds out
+        if job is None:  # the database was turned back; the next turn detects that
             await self._clock.sleep(RETRY_S)
             return False
         if self._loop.runs.by_id.get(run.id) != run:
@@ -168,13 +168,13 @@ class RunManager:
         claim = self._loop.fleet.claims.get(run.claim) if run.claim is not None else None
         return self._loop.fleet.partitions.get(claim.partition) if claim is not None and claim.partition else None
 
-    # -- sightings ---------------------------------------------------------------------------------------------------
+    # -- observations ------------------------------------------------------------------------------------------------
 
     async def _watch(self, engine: Engine) -> None:
         while True:
             try:
                 if not self._fenced[engine.name].is_set():
-                    # An earlier leader that stands still, or does not know yet, starts nothing from now on.
+                    # An earlier leader that stands still, or does not know yet, can start nothing from now on.
                     await engine.fence(self._loop.epoch)
                     self._fenced[engine.name].set()
                 await self._look(engine)
@@ -203,7 +203,7 @@ class RunManager:
         for before, seen in zip(watched, looked, strict=True):
             run = self._loop.runs.by_id.get(seen.run)
             if run is None or run.version != before.version:
-                continue  # the look is older than what is known
+                continue  # the observation is older than the record
             seen = _of_this_attempt(run, seen)
             if seen.phase is RunPhase.ABSENT and seen.run in submitting | self._submitting:
                 continue  # it is being started at this moment
@@ -217,9 +217,9 @@ class RunManager:
             self._loop.runs.explain(seen.run, seen.reason, keep=seen.phase is RunPhase.ABSENT)
 
     async def _watch_checkpoints(self) -> None:
-        """Tell when jobs that may be stopped have saved their state: those that lose least by it are asked first.
+        """Report new checkpoints of preemptible jobs: the jobs that lose least are preempted first.
 
-        A folder is where its user says, also on a disk that never answers: then that user's looks wait, and no others.
+        A user names the folder, which may be on a disk that never answers: then only that user's looks wait.
         """
         while True:
             await self._clock.sleep(CHECKPOINT_INTERVAL_S)
@@ -272,7 +272,7 @@ class RunManager:
             self._loop.tell(CheckpointSaved(claim.id, Timestamp(min(at, self._clock.now()))))
 
     async def _sweep_orphans(self) -> None:
-        """Release claims of runs that no record knows: a net under the transactions that make both together."""
+        """Release claims of runs that no record knows: a safety net, because one transaction makes both."""
         alive: list[frozenset[str]] = []
         while True:
             await self._clock.sleep(ORPHAN_SWEEP_S)
@@ -284,19 +284,19 @@ class RunManager:
 
 
 def _needs_action(run: Run) -> bool:
-    """Whether its state asks for something to be done."""
+    """Whether its state requires an action."""
     return run.state in (RunState.STARTING, RunState.YIELDING, RunState.STOPPING) or run.is_unsubmitted
 
 
 def _of_this_attempt(run: Run, seen: RunStatus) -> RunStatus:
-    """What was seen of the run's attempt: of one that has not begun an engine still sees the end of the one before."""
+    """The status of the run's own attempt: before it begins, an engine still reports the end of the previous one."""
     if seen.phase is RunPhase.ABSENT or (seen.phase is RunPhase.ENDED and seen.attempt < run.attempt):
         return RunStatus(run.id, RunPhase.ABSENT, reference=seen.reference, reason=seen.reason, attempt=run.attempt)
     return seen
 
 
 def _is_significant(run: Run, seen: RunStatus) -> bool:
-    """Whether a sighting changes anything."""
+    """Whether an observation changes anything."""
     if seen.reference is not None and seen.reference != run.reference:
         return True
     if seen.phase is RunPhase.RUNNING:

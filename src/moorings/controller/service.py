@@ -1,7 +1,7 @@
-"""What can be asked of the controller: one method a use case; every door (HTTP, and later others) calls these.
+"""The use cases of a controller, one method each; every interface (HTTP, and later others) calls these.
 
-Each checks the demand's form and who asks (before anything is queued), puts an input into the loop, and answers with a
-view. Nothing is decided here and nothing is written but through the loop.
+Each checks form and caller (before anything is queued), submits an input to the loop, and returns a view. Nothing is
+decided here, and only the loop writes.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Controller:
     # -- waiting -----------------------------------------------------------------------------------------------------
 
     def _tell_waiting(self, change: CommittedChange) -> None:
-        """Wake those who wait for what has changed; after a reload everybody, for some of it may have ended unseen."""
+        """Wake the callers that wait for a change; after a reload all, because claims may have ended unseen."""
         self._claim_waits.wake(None if change.reloaded else [claim.id for claim in change.claims])
 
     async def _claim_until(self, claim: Claim, states: frozenset[ClaimState], wait_s: float) -> Claim:
@@ -137,7 +137,7 @@ class Controller:
     # -- identity ----------------------------------------------------------------------------------------------------
 
     async def authenticate(self, secret: str, *, after_expiry: bool = False) -> Caller:
-        """Who holds this access key; with ``after_expiry`` also if it has expired.
+        """The holder of this access key; with ``after_expiry`` also if it has expired.
 
         Raises:
             MooringsError: ``auth.invalid``, ``auth.expired``.
@@ -158,7 +158,7 @@ class Controller:
         wait_s: float = 0,
         until: str = "READY",
     ) -> ClaimView:
-        """A new claim, or the one this caller's ``key`` made before; waits up to ``wait_s`` for the state ``until``.
+        """A new claim, or the earlier one of this caller's ``key``; waits up to ``wait_s`` for the state ``until``.
 
         Raises:
             MooringsError: ``claim.*``, ``name.invalid``, ``owner.*``, ``pool.unknown``, ``kind.unknown``, ``key.*``,
@@ -197,7 +197,7 @@ class Controller:
     async def release_claim(
         self, caller: Caller, ident: str, *, wait_s: float = 0, only_waiting: bool = False
     ) -> ClaimView:
-        """The claim once its release is durable; waits up to ``wait_s`` until nothing is left of it.
+        """Release a claim, durably; waits up to ``wait_s`` until nothing is left of it.
 
         With ``only_waiting`` it is released only if it holds nothing; the turn that may grant it decides that, too.
 
@@ -214,7 +214,7 @@ class Controller:
         return self._claim_view(await self._claim_until(claim, ENDED, wait_s))
 
     async def renew_claim(self, caller: Caller, ident: str) -> ClaimView:
-        """The claim with its lease renewed.
+        """Renew the lease of a claim.
 
         Raises:
             MooringsError: ``claim.unknown``, ``claim.no_lease``, ``owner.denied``.
@@ -228,7 +228,7 @@ class Controller:
         return self._claim_view(renewed)
 
     async def yield_claim(self, caller: Caller, ident: str, why: str) -> ClaimView:
-        """The claim, giving back its partition as it was asked to; it waits in its old place then.
+        """Give back the partition of a claim that was asked to yield; the claim then waits in its old place.
 
         Raises:
             MooringsError: ``claim.unknown``, ``claim.ended``, ``claim.not_asked``, ``claim.held_by_run``,
@@ -244,7 +244,7 @@ class Controller:
         return self._claim_view(yielded)
 
     async def checkpoint(self, caller: Caller, ident: str, at: Timestamp | None = None) -> ClaimView:
-        """The claim whose job has saved its state at that time, or now.
+        """Record that a claim's job has saved a checkpoint at that time, or now.
 
         Raises:
             MooringsError: ``claim.unknown``, ``owner.denied``.
@@ -283,7 +283,7 @@ class Controller:
         return [self._claim_view(self._newer(claim)) for claim in found]
 
     async def explain_claim(self, ident: str, *, when_for: Caller | None = None) -> Explanation:
-        """Why a claim is where it is; for somebody who asks ``when`` also when it would start, if it waits.
+        """Why a claim is in its state; with ``when_for``, the caller, also when a pending claim would start.
 
         Raises:
             MooringsError: ``claim.unknown``, ``forecast.busy``.
@@ -298,11 +298,11 @@ class Controller:
             starts = await self.projects.when(when_for, claim)
             now_is = self._loop.fleet.claims.get(claim.id)
             ways: Sequence[StartOption] = ()
-            if now_is is not None and now_is.state is ClaimState.PENDING:  # it may have got its devices meanwhile
+            if now_is is not None and now_is.state is ClaimState.PENDING:  # it may have been granted meanwhile
                 ways = list_start_options(self._loop.fleet, self._loop.policy, self._clock.now(), now_is)
             told = tuple(way.message for way in ways)
             return Explanation(claim, wait.reasons[0].message, wait.position, wait.reasons, starts, told)
-        if claim.state is ClaimState.PENDING:  # the answer to its save was lost: memory is being read anew
+        if claim.state is ClaimState.PENDING:  # the answer to its save was lost: memory is being read again
             soon = Reason("controller.reloading", "it was saved a moment ago, and the next turn takes it up")
             return Explanation(claim, soon.message, None, (soon,))
         reason = self._reasons.delay(claim) or claim.reason
@@ -312,15 +312,15 @@ class Controller:
         )
 
     async def await_binding(self, caller: Caller, ident: str, wait_s: float) -> None:
-        """Returns when there may be a binding of the claim, or never will be, or after ``wait_s``.
+        """Return when the claim may have a binding, or never will have, or after ``wait_s``.
 
         Raises:
-            MooringsError: ``claim.unknown``, ``owner.denied``: who may not see the binding waits for nothing.
+            MooringsError: ``claim.unknown``, ``owner.denied``: at once, if the caller may not see the binding.
         """
         await self._claim_until(await self._claim_to_bind(caller, ident), WAIT_TARGETS["READY"], wait_s)
 
     async def claim_binding(self, caller: Caller, ident: str) -> Binding:
-        """What the claim's job is given; only its owner and admins may see it.
+        """The binding for the claim's job; only its owner and admins may see it.
 
         Raises:
             MooringsError: ``claim.unknown``, ``owner.denied``, ``claim.not_ready``, ``partition.not_active``,
@@ -335,7 +335,7 @@ class Controller:
                 hint="wait until it is READY",
                 retryable=not claim.ended,
             )
-        if partition.state is not PartitionState.ACTIVE:  # the driver may not have heard of the reset yet
+        if partition.state is not PartitionState.ACTIVE:  # the driver may not know of the reset yet
             raise MooringsError(
                 "partition.not_active",
                 f"partition {partition.name} is {partition.state}",
@@ -350,10 +350,10 @@ class Controller:
         return claim
 
     async def _find_again(self, claim: Claim) -> Claim:
-        """A claim that a turn did not know, as the database has it: it has ended, or another controller made it.
+        """A claim that a turn did not know, from the database: it has ended, or another controller made it.
 
         Raises:
-            MooringsError: ``store.fenced``: another one leads, and nothing was done for the caller here.
+            MooringsError: ``store.fenced``: another controller leads, and nothing was done for the caller here.
         """
         await self._loop.confirm()
         return await self._find_claim(claim.id)
@@ -368,7 +368,7 @@ class Controller:
         return self._newer(claim)
 
     def _newer(self, claim: Claim) -> Claim:
-        """The claim as memory has it, if that is newer than what was read."""
+        """The claim in memory, if that is newer than what was read."""
         held = self._loop.fleet.claims.get(claim.id)
         return held if held is not None and held.version > claim.version else claim
 
@@ -385,7 +385,7 @@ class Controller:
     # -- partitions, pools, devices ----------------------------------------------------------------------------------
 
     def list_partitions(self) -> Sequence[PartitionView]:
-        """Partitions that exist, by pool and address."""
+        """Existing partitions, by pool and address."""
         found = sorted(self._loop.fleet.partitions.values(), key=lambda p: (p.pool, p.block.start, p.id))
         return [partition_view(self._loop.fleet, partition) for partition in found]
 
@@ -398,7 +398,7 @@ class Controller:
         return partition_view(self._loop.fleet, self._find_partition(ident))
 
     async def reset_partition(self, caller: Caller, ident: str) -> PartitionView:
-        """The partition, being reset.
+        """Reset a partition.
 
         Raises:
             MooringsError: ``partition.unknown``, ``partition.not_active``, ``owner.denied``, ``claim.held_by_run``.
@@ -491,7 +491,7 @@ class Controller:
         return device_view(self._loop.fleet, state, index, held.get(index), unheld)
 
     async def drain_device(self, caller: Caller, ident: str, reason: str) -> DeviceView:
-        """The device, out of service once the partition it is in (if any) has gone.
+        """Take a device out of service, after the partition it is in (if any) has gone.
 
         Raises:
             MooringsError: ``auth.denied``, ``device.unknown``, ``body.invalid`` (no reason).
@@ -504,7 +504,7 @@ class Controller:
         return self.get_device(ident)
 
     async def resume_device(self, caller: Caller, ident: str) -> DeviceView:
-        """The device, back in service.
+        """Put a device back into service.
 
         Raises:
             MooringsError: ``auth.denied``, ``device.unknown``, ``state.illegal_move`` (it is in service).
@@ -533,15 +533,15 @@ class Controller:
         names: Sequence[str] = (),
         whole: bool = False,
     ) -> Sequence[EventRow]:
-        """Rows of the event log after a sequence number (0: from the oldest there is).
+        """Rows of the event log after a sequence number (0: from the oldest one left).
 
-        With ``whole`` it is refused if events between that number and the first row have left.
+        With ``whole`` it is an error if events between that number and the first row have left the database.
 
         Raises:
             MooringsError: ``events.gone``: some of them have left the database.
         """
         rows = await asyncio.to_thread(self._store.events, after, limit, claim=claim, run=run, names=names)
-        if whole and LOG_START < after < self._loop.archived:  # looked at after the read: what left meanwhile counts
+        if whole and LOG_START < after < self._loop.archived:  # checked after the read: what left meanwhile counts
             raise MooringsError(
                 "events.gone",
                 f"events {after + 1} to {self._loop.archived} have left the database",
@@ -550,7 +550,7 @@ class Controller:
         return rows
 
     async def wait_events(self, after: Seq, timeout_s: float) -> None:
-        """Returns when the log may have gone beyond ``after``, or the time is up."""
+        """Return when the log may have gone beyond ``after``, or the time is up."""
         await self._loop.changed(after, timeout_s)
 
     def last_seq(self) -> Seq:
@@ -562,7 +562,7 @@ class Controller:
     async def create_key(
         self, caller: Caller, subject: str, role: Role, owner_prefix: str | None, lifetime_s: float | None = None
     ) -> tuple[AccessKey, str]:
-        """A new access key, and its secret; without ``lifetime_s`` it lives as long as is usual, with 0 for ever.
+        """A new access key and its secret; without ``lifetime_s`` it gets the default lifetime, with 0 none.
 
         Raises:
             MooringsError: ``auth.denied``, ``key.invalid``.
@@ -573,7 +573,7 @@ class Controller:
     async def rotate_key(
         self, caller: Caller, secret: str, ident: str, grace_s: float | None = None, lifetime_s: float | None = None
     ) -> tuple[AccessKey, str]:
-        """An access key with a new secret, and that; ``secret`` is what the caller showed.
+        """Rotate an access key; returns it and the new secret. ``secret`` is what the caller presented.
 
         Raises:
             MooringsError: ``auth.denied``, ``key.unknown``, ``key.invalid``, ``key.replaced``.
@@ -590,7 +590,7 @@ class Controller:
         return await asyncio.to_thread(self._store.access_keys)
 
     async def revoke_key(self, caller: Caller, ident: str) -> None:
-        """Make a key worth nothing.
+        """Revoke a key.
 
         Raises:
             MooringsError: ``auth.denied``, ``key.unknown``.
@@ -601,13 +601,13 @@ class Controller:
     # -- health ------------------------------------------------------------------------------------------------------
 
     def readiness(self) -> Reason | None:
-        """Why requests that change something would fail now; None if they would not."""
+        """Why requests that change something would fail now; None: they would not."""
         if self._loop.problem:
             return Reason("store.unavailable", f"the database cannot be used: {self._loop.problem}")
         return None
 
     async def findings(self, caller: Caller) -> FindingsBody:
-        """What it finds when it looks at itself, and its time.
+        """The controller's checks of itself, and its time.
 
         Raises:
             MooringsError: ``auth.denied``.
@@ -616,7 +616,7 @@ class Controller:
         return FindingsBody(at=format_time(self._clock.now()), items=tuple(await self._doctor.look()))
 
     def measures(self) -> ControllerMetrics:
-        """How it stands, in numbers."""
+        """The metrics of the controller."""
         loop, strays = self._loop, sum(map(len, self._hardware.strays()))
         ready = not loop.problem
         now, policy = self._clock.now(), loop.policy

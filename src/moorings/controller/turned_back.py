@@ -1,15 +1,15 @@
-"""A database that was turned back is made fit to be led from: what its records must know of the world before.
+"""Recovery of a database that was turned back (by a restore, say): correct its records before a controller leads.
 
-Its records are those of an earlier moment, and the world went on: who waited then was served, what was reset then
-computes. A controller that took the records at their word would make partitions under ids that exist, reset what a job
-uses, start what has run, and tell new events under numbers that were told.
+Its records are of an earlier moment, and much has happened since: runs that waited then have started, partitions being
+reset then are in use. A controller that trusted the records would create partitions under ids that exist, reset what a
+job uses, start runs again, and write new events under used numbers.
 
-It is a leader like any other: it raises the epoch, so whoever led before is fenced off, and its changes are one commit.
-SQL of its own was refused: it would be a second writer of the records, for two kinds of database. What is known of the
-world, and where it is written down, is the caller's (``app.turned_back``).
+The recovery is a leader like any other: it raises the epoch, so every earlier leader is fenced off, and its changes are
+one commit. SQL of its own was refused: it would be a second writer of the records, for two kinds of database. What is
+known from outside the database, and where it is recorded, is the caller's business (``app.turned_back``).
 
-What the records learn is no input of any turn, so it is in the log as an event of its own, and a replay lets its
-records learn it, too (law 9).
+The corrections are no input of any turn, so the log has them as an event of its own, and a replay applies them, too
+(law 9).
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from moorings.workloads.runs import Run, RunEvent, RunId, RunState
 log = logging.getLogger("moorings.controller")
 
 CONTROLLER_NAME = "moor restore"
-SEQ_GAP = 1000  # above the last event that is known to have been told
-BLIND_GAP = 1_000_000  # where nobody knows any more how far numbers had come
+SEQ_GAP = 1000  # above the last event known to have been published
+BLIND_GAP = 1_000_000  # if it is unknown how far the numbers had come
 BLIND_RATE = (
-    100  # events a second: the same backup, restored blindly twice, gives other numbers as long as there are less
+    100  # events a second: the same backup, restored twice without that knowledge, gives other numbers up to this rate
 )
 ATTEMPT_GAP = 1000
 ATTEMPT_EPOCH = Timestamp(1_577_836_800 * SECOND)  # 2020: seconds since then fit into an attempt's column until 2088
@@ -48,13 +48,13 @@ _WHY = "it was served after the moment that was restored: its run has started, o
 
 @dataclass(frozen=True, slots=True)
 class StartedRun:
-    """What is left of a run that was started.
+    """The traces of a run that was started.
 
     Attributes:
         attempt: the newest.
         since: when it began to run, if that is known.
-        partition: on which; None: it was started by a release that did not write it down, or its order is damaged.
-        name: what that partition is called; empty: it has none, or nobody can tell.
+        partition: its partition; None: an old release started it without recording that, or its order is damaged.
+        name: name of that partition; empty: it has none, or it is unknown.
     """
 
     attempt: int
@@ -63,7 +63,7 @@ class StartedRun:
     name: str = ""
 
     def is_on(self, partition: Partition | None) -> bool:
-        """Whether it may be on that partition; of what is damaged nobody can tell more than that it is its claim's."""
+        """Whether it may be on that partition; a damaged one may be on any partition of its claim."""
         if self.partition is None and not self.name:
             return True
         if partition is None:
@@ -73,12 +73,12 @@ class StartedRun:
 
 @dataclass(frozen=True, slots=True)
 class LiveRun:
-    """A run whose processes live.
+    """A run with live processes.
 
     Attributes:
-        job: what it runs.
-        engine: where.
-        started: how it stands.
+        job: its job.
+        engine: its engine.
+        started: its traces.
     """
 
     run: RunId
@@ -89,7 +89,7 @@ class LiveRun:
 
 @dataclass(frozen=True, slots=True)
 class UnrecordedRun:
-    """A run that no record knows, alive in a partition that one knows: its claim was there before, and it came since.
+    """A run that no record knows, alive in a recorded partition: its claim was there before, and the run came later.
 
     ``body_bytes``: of the job, of which the log has only a part.
     """
@@ -104,14 +104,14 @@ class UnrecordedRun:
 
 @dataclass(frozen=True, slots=True)
 class RecoveredState:
-    """What the records learn of the world: everything that their changes follow from.
+    """What the records must learn: everything that their corrections follow from.
 
     Attributes:
-        now: when.
-        epoch: of the leader who saves it.
-        after: number of the last event that the records are of.
-        started: what is left of the runs that wait or ran then, and have been started (again) since.
-        within: the runs that were made since in a claim that is known.
+        now: the time.
+        epoch: of the leader that saves it.
+        after: number of the last event in the records.
+        started: traces of the runs that waited or ran in the records, and have been started (again) since.
+        within: the runs that were created since in a recorded claim.
     """
 
     now: Timestamp
@@ -123,12 +123,12 @@ class RecoveredState:
 
 @dataclass(frozen=True, slots=True)
 class EngineObservations:
-    """What the records of a database that was turned back do not know.
+    """What engines know and the records of a database that was turned back do not.
 
     Attributes:
-        started: what is left of a run where it was started; None: it was not.
-        living: the runs whose processes live, but for these.
-        fenced: the epoch of the last leader that engines have heard of.
+        started: the traces of a run on its engine; None: it was not started.
+        living: the runs with live processes, except these.
+        fenced: the epoch of the last leader that engines know of.
     """
 
     started: Callable[[RunId], StartedRun | None]
@@ -144,21 +144,21 @@ def begin_leading(
     now: Timestamp,
     url: str = "",
 ) -> Epoch:
-    """Begin to lead, once it is noted that somebody does.
+    """Begin to lead, after the epoch was noted outside the database.
 
-    A database that goes back to before that would give the same epoch to the next leader: nobody could tell the two
-    apart, and whoever led before would not be refused.
+    If the database later goes back to before that, it would give the same epoch to the next leader: the two could not
+    be told apart, and the earlier one would not be refused.
 
     Args:
         store: the database.
-        known: how far it had come when it was looked at last.
-        note: returns when it is known, whatever becomes of the database, how far that has come.
+        known: how far it had come at the last check.
+        note: records, independent of the database, how far that has come; returns once that is durable.
         holder: the leader's name.
         now: the time.
-        url: where it can be reached.
+        url: the leader's address.
 
     Raises:
-        MooringsError: ``store.*``; ``store.turned_back``: it went back since it was looked at.
+        MooringsError: ``store.*``; ``store.turned_back``: it went back since it was checked.
     """
     epoch = store.lead(holder, now, url)
     at = store.high_water()
@@ -178,17 +178,17 @@ def recover_if_rewound(
     *,
     unready: bool,
 ) -> None:
-    """See that nobody leads from a database that has come less far than is known of it before it was made ready.
+    """Recover a database that is behind its known position, so that no controller leads from it before.
 
     Args:
-        store: that database; nobody leads from it.
+        store: that database; no controller leads from it.
         known: how far it had come.
         world: what its records do not know.
         now: the time.
-        spare: writes down why partitions that no record knows are left alone from now on, and whether the database was
-            made ready.
-        note: as of ``lead``.
-        unready: whether it was written down that it went back, and was not made ready: its maker died.
+        spare: records why partitions that no record knows are left alone from now on, and whether the database was
+            recovered.
+        note: as in ``begin_leading``.
+        unready: whether an earlier recovery is recorded as begun and not finished: its process died.
 
     Raises:
         MooringsError: ``store.*``.
@@ -211,20 +211,20 @@ def recover(
     above: LogPosition | None = None,
     note: Callable[[LogPosition], None] = lambda _: None,
 ) -> RecoveredState:
-    """Make a database that was turned back fit to be led from; what its records have learned.
+    """Recover a database that was turned back; returns what its records learned.
 
-    Done twice it does no harm.
+    Repeating it does no harm.
 
     Args:
-        store: that database; nobody leads from it.
+        store: that database; no controller leads from it.
         world: what its records do not know.
-        last: how far the replaced database had come; None: nobody knows, and numbers go on far above.
+        last: how far the replaced database had come; None: unknown, and numbers continue far above.
         now: the time.
-        above: the least that the replaced database had come to, where ``last`` is not known.
-        note: as of ``lead``.
+        above: the least that the replaced database had come to, if ``last`` is unknown.
+        note: as in ``begin_leading``.
 
     Raises:
-        MooringsError: ``store.*``; nothing but numbers was changed.
+        MooringsError: ``store.*``; only numbers were changed.
     """
     saved = store.load()
     started = {
@@ -246,7 +246,7 @@ def recover(
 
 
 def _since(run: Run, found: StartedRun) -> bool:
-    """Whether it was started since: an earlier attempt has yielded, and tells nothing of the one that waits."""
+    """Whether it was started since: an earlier attempt has yielded, and says nothing of the one that waits."""
     if run.state is RunState.WAITING:
         return found.attempt >= run.attempt
     return run.state in (RunState.STARTING, RunState.RUNNING, RunState.YIELDING) and found.attempt > run.attempt
@@ -255,11 +255,11 @@ def _since(run: Run, found: StartedRun) -> bool:
 def _within(
     store: Store, living: Iterable[LiveRun], claimed: Iterable[Claim], held: Iterable[Partition]
 ) -> Iterable[UnrecordedRun]:
-    """The runs that live in a claim of the records, and that no record knows."""
+    """The runs that no record knows and that live in a recorded claim."""
     on = {claim.partition: claim.id for claim in claimed if claim.state in SERVED}
     used = [partition for partition in held if partition.id in on]
     for one in sorted(living, key=lambda living: living.run):
-        # By its id alone: a name may have been given to another's partition since.
+        # By its id alone: its name may have been given to another partition since.
         on_it = [part for part in used if part.id == one.started.partition]
         known = store.run(one.run) if on_it else None
         if on_it and (known is None or known.id != one.run):  # else its job has that name
@@ -267,12 +267,12 @@ def _within(
 
 
 def raise_numbers(store: Store, fenced: Epoch, last: LogPosition | None, now: Timestamp) -> None:
-    """Let numbers only ever rise: whoever watches takes new events for old ones else, and fences refuse the leader.
+    """Raise the numbers: otherwise watchers would take new events for old ones, and fences would refuse the leader.
 
     Args:
-        store: a database that was turned back, or begins anew.
-        fenced: the epoch of the last leader that engines have heard of.
-        last: how far the replaced database had come; None: nobody knows, and numbers leap.
+        store: a database that was turned back, or begins empty.
+        fenced: the epoch of the last leader that engines know of.
+        last: how far the replaced database had come; None: unknown, and numbers leap.
         now: the time.
     """
     if last is not None:
@@ -290,13 +290,13 @@ def _age_s(now: Timestamp) -> int:
 def plan_recovery(
     claimed: Iterable[Claim], held: Iterable[Partition], unended: Iterable[Run], learned: RecoveredState
 ) -> Changes:
-    """What the records have to become by what they learn; the last event tells all that it follows from.
+    """The corrections of the records; the last event has everything that they follow from.
 
     Args:
         claimed: every claim that has not ended, in the order of ``Store.load``; so are
         held: the partitions,
         unended: and the runs.
-        learned: what they learn.
+        learned: what the records learn.
     """
     learning = _RecordRecovery(claimed, held, learned)
     taken = {within.claim for within in learned.within}
@@ -311,7 +311,7 @@ def plan_recovery(
 
 
 def parse_recovered_state(text: str) -> RecoveredState:
-    """What records learned, as the event tells it.
+    """What the records learned, from the event.
 
     Raises:
         MooringsError: ``log.unreadable``.
@@ -327,7 +327,7 @@ def parse_recovered_state(text: str) -> RecoveredState:
 
 
 class _RecordRecovery:
-    """The records as they change."""
+    """The records, with their corrections so far."""
 
     def __init__(self, claimed: Iterable[Claim], held: Iterable[Partition], learned: RecoveredState) -> None:
         self._before = {claim.id: claim for claim in claimed}
@@ -339,7 +339,7 @@ class _RecordRecovery:
         self._changes = Changes()
 
     def restart(self, run: Run, started: StartedRun) -> None:
-        """It runs, or has ended since: the first look at it says so. Its claim is what it is on, or of no use to it."""
+        """It runs, or has ended since: its first observation says so. Its claim holds what it is on, or is useless."""
         assert run.claim is not None
         waiting = run
         if run.state is not RunState.WAITING:
@@ -359,13 +359,13 @@ class _RecordRecovery:
             self._served(claim)
 
     def wait(self, run: Run) -> None:
-        """Nothing is left of its start, and another run is on its claim by now: it is not started beside that one."""
+        """Nothing is left of its start, and another run is on its claim now: it must not start beside that one."""
         waiting = runs.requeue_yielded(runs.step(run, RunEvent.STARTED, self._now), self._now)
         self._changes.runs.append((waiting, ExpectedVersion(run.version)))
         self._tell("run.requeued", run=run.id, claim=run.claim)
 
     def take(self, within: UnrecordedRun) -> None:
-        """It is in the records again, within its claim, and as that one's subject's."""
+        """Record it again, within its claim, with that claim's subject."""
         claim, started = self._claims[within.claim], within.started
         run = Run(
             id=within.run,
@@ -387,9 +387,9 @@ class _RecordRecovery:
         self._ready(claim)
 
     def _ready(self, claim: Claim) -> None:
-        """A run was started on its partition, so that was ACTIVE: to make it again might fail, and end the run.
+        """A run was started on its partition, so that was ACTIVE: creating it again might fail, and end the run.
 
-        If it is there no more, listings tell.
+        If it is gone, listings will show that.
         """
         if claim.partition is not None:
             self._active(self._partitions[claim.partition])
@@ -404,7 +404,7 @@ class _RecordRecovery:
             self._tell("partition.active", claim=partition.claim, partition=partition.id, pool=partition.pool)
 
     def _served(self, claim: Claim) -> None:
-        """Its run has what it asked for, elsewhere: what it has, or would get, would be in nobody's use."""
+        """Release it: its run has its devices elsewhere, so this claim's would be unused."""
         if claim.state is ClaimState.RELEASING:
             return
         why = Reason("claim.released", _WHY)
@@ -420,9 +420,9 @@ class _RecordRecovery:
             self._partitions[partition.id] = removing
 
     def changes(self) -> Changes:
-        """What is to be saved."""
+        """The changes to save."""
         for ident in self._held:
-            # A reset was done, or never will be: by now a job may compute where it would wipe. Listings tell.
+            # A reset was done, or never will be: by now it could wipe a running job. Listings will show it.
             if self._partitions[ident].state is PartitionState.RESETTING:
                 self._active(self._partitions[ident])
         for claim, before in self._before.items():
@@ -432,7 +432,7 @@ class _RecordRecovery:
         for ident, partition in self._held.items():
             if self._partitions[ident] != partition:
                 self._changes.partitions.append((self._partitions[ident], ExpectedVersion(partition.version)))
-        # A job's environment and folder stay out of the log, as in a turn's: everybody may read it (law 10).
+        # A job's environment and folder stay out of the log, as in a turn's: every user may read it (law 10).
         within = [replace(one, job=replace(one.job, environment={}, workdir="")) for one in self._learned.within]
         told = to_plain(replace(self._learned, within=tuple(within)))
         assert isinstance(told, dict)
@@ -455,10 +455,10 @@ class _RecordRecovery:
 
 
 def _skip_attempts(claim: Claim, now: Timestamp, epoch: Epoch) -> Claim:
-    """The claim, its next partition unlike all that were made for it since: ids and marks hold the attempt.
+    """The claim, with an attempt that gives its next partition a new id and mark: both contain the attempt.
 
-    By the clock, for the same copy may be put back twice. Where the clock is behind, by the leader's number, which is
-    another each time.
+    The attempt is taken from the clock, because the same copy may be restored twice; if the clock is behind, from the
+    leader's epoch, which differs each time.
     """
     age_s = _age_s(now)
     attempt = age_s if age_s > claim.attempt else claim.attempt + ATTEMPT_GAP + epoch % ATTEMPT_GAP

@@ -1,7 +1,7 @@
 """One turn of the controller as a function: inputs, fleet and runs in; changes to save and replies out.
 
-Joins core's turn (claims, partitions) and workloads' (runs) so that both are saved in one transaction. It decides
-nothing itself, waits for nothing, and leaves fleet and runs as they were.
+It joins core's turn (claims, partitions) and that of ``workloads`` (runs), so that both are saved in one transaction.
+It decides nothing itself, waits for nothing, and does not change fleet or runs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class KeyedInput:
 
 @dataclass(slots=True)
 class TurnOutcome:
-    """What a turn decided: ``changes`` go to the database, the rest to memory once they are there.
+    """The decisions of a turn: ``changes`` go to the database, the rest to memory once they are saved.
 
     ``replies`` answers each input, in order; ``at`` is the turn's time.
     """
@@ -48,7 +48,7 @@ class TurnOutcome:
 
 
 def decide_turn(fleet: Fleet, runs: RunRegistry, inputs: Sequence[KeyedInput], occasion: TurnContext) -> TurnOutcome:
-    """The outcome of a turn over ``inputs``; ``turn.decided``, its last event, tells what it was decided from."""
+    """The outcome of a turn over ``inputs``; its last event, ``turn.decided``, records the turn's input."""
     policy, now = occasion.policy, occasion.now
     with Turn(fleet, policy, now) as turn:
         run_turn = RunTurn(runs, turn.claim, now, policy, lambda: turn.projects)
@@ -94,7 +94,7 @@ def _handle(turn: Turn, run_turn: RunTurn, given: AnyInput) -> AnyReply:
 
 
 def _refusal(turn: Turn, run_turn: RunTurn, given: Input) -> MooringsError | None:
-    """Why nobody may take that claim or partition away now: a run is on it, perhaps since this turn (law 4)."""
+    """Why that claim or partition cannot be taken away now: a run is on it, perhaps since this turn (law 4)."""
     if isinstance(given, ResetPartition):
         partition = turn.partition(given.partition)
         claim = partition.claim if partition is not None else None
@@ -116,7 +116,7 @@ def _new_claim_id(given: AnyInput) -> ClaimId | None:
 
 
 def _current_reply(turn: Turn, run_turn: RunTurn, reply: AnyReply) -> AnyReply:
-    """The reply as the end of the turn has it: a claim may have been granted after it was created."""
+    """The reply at the end of the turn: a claim may have been granted after it was created."""
     if isinstance(reply, Run):
         return run_turn.run(reply.id)
     if isinstance(reply, Claim):

@@ -1,4 +1,4 @@
-"""What a caller is shown: records joined with what stands around them. Values; ``api`` gives them their wire form."""
+"""Views: records joined with related ones, as values; ``api`` gives them their wire form."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ANY_SUBSET_SIZES_SHOWN = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 @dataclass(frozen=True, slots=True)
 class ClaimView:
-    """A claim, the partition it holds, its place in the queue (1 is next) and why it waits or ended."""
+    """A claim, the partition it holds, its queue position (1 is next) and why it waits or ended."""
 
     claim: Claim
     partition: Partition | None
@@ -32,10 +32,10 @@ class ClaimView:
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """A run and what its claim has come to.
+    """A run and the state of its claim.
 
     Attributes:
-        notes: what its engine does otherwise than the job file says.
+        notes: where its engine deviates from the job file.
         job: the whole job; None in a list of heads.
     """
 
@@ -66,7 +66,7 @@ class PoolView:
 
 @dataclass(frozen=True, slots=True)
 class PartitionView:
-    """A partition and whose it is."""
+    """A partition and its owner."""
 
     partition: Partition
     owner: str
@@ -75,7 +75,7 @@ class PartitionView:
 
 @dataclass(frozen=True, slots=True)
 class DeviceView:
-    """A device, where it is wired, and who holds it (names, not ids, of the partition)."""
+    """A device, where it is wired, and its holder (names, not ids, of the partition)."""
 
     device: Device
     kind: str
@@ -88,7 +88,7 @@ class DeviceView:
 
 @dataclass(frozen=True, slots=True)
 class EstimateView:
-    """When a claim would start, at the latest; ``starts_at`` is None where nobody can say, and ``why`` tells why."""
+    """When a claim would start, at the latest; ``starts_at`` is None if unknown, and ``why`` gives the reason."""
 
     starts_at: Timestamp | None
     starts_now: bool = False
@@ -97,7 +97,7 @@ class EstimateView:
 
 @dataclass(frozen=True, slots=True)
 class WhatIfView:
-    """What another policy would change from ``at`` on, with the claims that are named in it."""
+    """What another policy would change from ``at`` on, with the claims that it names."""
 
     at: Timestamp
     found: PolicyComparison
@@ -106,7 +106,7 @@ class WhatIfView:
 
 @dataclass(frozen=True, slots=True)
 class MovesView:
-    """Room that is made, what that loses (device-seconds), and who moves: claim, from, to."""
+    """The block to be freed, the loss (device-seconds), and the moves: claim, from, to."""
 
     spot: PoolBlock
     cost: float
@@ -115,7 +115,7 @@ class MovesView:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why a claim is where it is, and when it would start, if that was asked."""
+    """Why a claim is in its state, and when it would start, if that was requested."""
 
     claim: Claim
     summary: str
@@ -126,7 +126,7 @@ class Explanation:
 
 
 def pool_view(fleet: Fleet, state: PoolState) -> PoolView:
-    """A pool and how full it is."""
+    """A pool and its use."""
     pool = state.pool
     topology = pool.topology
     sizes = (
@@ -153,7 +153,7 @@ def pool_view(fleet: Fleet, state: PoolState) -> PoolView:
 
 
 def partitions_by_device(fleet: Fleet, state: PoolState) -> dict[int, Partition]:
-    """The partition that holds each device of a pool that is held."""
+    """The partition of each held device of a pool."""
     return {
         index: partition
         for partition in fleet.partitions.values()
@@ -165,7 +165,7 @@ def partitions_by_device(fleet: Fleet, state: PoolState) -> dict[int, Partition]
 def device_view(
     fleet: Fleet, state: PoolState, index: int, partition: Partition | None, unheld: Container[str] = ()
 ) -> DeviceView:
-    """A device of a pool, and the partition that holds it; ``unheld``: names of those with our mark and no record."""
+    """A device of a pool, and its partition; ``unheld``: names of partitions with our mark and without a record."""
     pool = state.pool
     device = state.out.get(index) or Device(pool.name, index, DeviceState.IN_SERVICE, "", Timestamp(0))
     claim = fleet.claims.get(partition.claim) if partition is not None else None
@@ -185,13 +185,13 @@ def device_view(
 
 
 def partition_view(fleet: Fleet, partition: Partition) -> PartitionView:
-    """A partition and whose it is."""
+    """A partition and its owner."""
     claim = fleet.claims.get(partition.claim)
     return PartitionView(partition, claim.owner if claim is not None else "", fleet.pools[partition.pool].pool.kind)
 
 
 def describe_claim(claim: Claim, partition: Partition | None) -> str:
-    """How a claim stands, in a sentence."""
+    """The state of a claim, in a sentence."""
     if partition is not None:
         return (
             f"claim {claim.name} is {claim.state}: partition {partition.name} ({partition.state}), "

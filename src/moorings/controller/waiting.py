@@ -1,4 +1,4 @@
-"""Callers who wait for a record to change: woken by the turn that changes it, never by a timer."""
+"""Callers that wait for a record to change: the turn that changes it wakes them, never a timer."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ IdT = TypeVar("IdT", bound=str)
 
 
 class Waiters(Generic[IdT]):
-    """Those who wait, by the id of what they wait for."""
+    """The waiting callers, by the id of the record."""
 
     def __init__(self) -> None:
         self._futures: dict[IdT, list[asyncio.Future[None]]] = {}
 
     def __len__(self) -> int:
-        """How many records are waited for."""
+        """How many records have waiting callers."""
         return len(self._futures)
 
     def wake(self, idents: Iterable[IdT] | None = None) -> None:
-        """Wake those who wait for one of these; None: everybody."""
+        """Wake the callers that wait for one of these; None: all."""
         named = list(self._futures) if idents is None else idents
         for future in [one for ident in named for one in self._futures.pop(ident, ())]:
             if not future.done():
                 future.set_result(None)
 
     async def next(self, ident: IdT) -> None:
-        """Returns the next time that ``ident`` is woken."""
+        """Return the next time that ``ident`` is woken."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         joined = self._futures.setdefault(ident, [])
         joined.append(future)
