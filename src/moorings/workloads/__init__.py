@@ -1,7 +1,7 @@
-"""Decisions about AI work: what a job asks for, how a run goes on; pure like ``core``.
+"""Decisions about AI work: what a job requests, how a run proceeds; pure like ``core``.
 
 Here: the job file (``jobs``), runs and their states (``runs``). Later: sweeps, pipelines, checkpoints.
 
-Not here: starting processes (``local``, and later ``slurm`` and ``kubernetes``), saving (``store``), anything that
-knows nothing of training (``core``).
+Not here: starting processes (``local``, ``slurm``, ``kubernetes``), saving (``store``), anything that does not depend
+on training (``core``).
 """

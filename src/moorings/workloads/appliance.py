@@ -1,8 +1,8 @@
-"""Jobs of a wafer-scale appliance: their part in a workflow, their priorities and what people call their states.
+"""Jobs of a wafer-scale appliance: their part in a workflow, their priorities and the names of their states.
 
 One start of a user's program is one workflow: jobs that compile, which need no system, and jobs that execute, which
-need N of them. Each is a run with a claim like any other, called ``wsjob-`` and 22 letters and digits. Names, states
-and priorities are those that the users of such appliances know.
+need N of them. Each is a run with a claim like any other, named ``wsjob-`` and 22 letters and digits. Names, states and
+priorities are those that the users of such appliances know.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Final
 from moorings.core.errors import MooringsError
 
 APPLIANCE_KIND: Final = "csx"  # of its accelerators, in the pools file
-NAME_CHARS = 22  # behind the prefix
+NAME_CHARS = 22  # after the prefix
 _WORKFLOW = re.compile(r"wflow-[a-z0-9]{22}")
 
 
 class ApplianceJobType(StrEnum):
-    """What a job of an appliance is for."""
+    """The type of an appliance's job."""
 
     COMPILE = "compile"
     EXECUTE = "execute"
 
 
 class AppliancePhase(StrEnum):
-    """Where a job stands, in the words that users of such appliances know."""
+    """The state of a job, in the words that users of such appliances know."""
 
     QUEUED = "QUEUED"
     SCHEDULED = "SCHEDULED"
@@ -38,12 +38,12 @@ class AppliancePhase(StrEnum):
     CANCELLED = "CANCELLED"
 
 
-_PHASES: Final[Mapping[str, AppliancePhase]] = {  # by the state of the run, which this module may not import
+_PHASES: Final[Mapping[str, AppliancePhase]] = {  # by the state of the run, whose module may not be imported here
     "WAITING": AppliancePhase.QUEUED,
     "STARTING": AppliancePhase.SCHEDULED,
     "RUNNING": AppliancePhase.RUNNING,
     "YIELDING": AppliancePhase.RUNNING,
-    "STOPPING": AppliancePhase.RUNNING,  # its processes may still be there, and so are its systems
+    "STOPPING": AppliancePhase.RUNNING,  # its processes may still be there, and it still holds its systems
     "SUCCEEDED": AppliancePhase.SUCCEEDED,
     "FAILED": AppliancePhase.FAILED,
     "CANCELLED": AppliancePhase.CANCELLED,
@@ -56,8 +56,8 @@ def appliance_phase(state: str, *, scheduled: bool) -> str:
     """The phase of a job whose run is in that state.
 
     Args:
-        state: of the run; one of a newer peer stands for itself.
-        scheduled: whether its claim was granted: what it asked for is its own, though it may still be made ready.
+        state: of the run; an unknown one (from a newer peer) is returned unchanged.
+        scheduled: whether its claim was granted; its partition may still be in creation.
     """
     phase = _PHASES.get(state)
     if phase is None:
@@ -70,7 +70,7 @@ class WorkflowPart:
     """A job's part in a workflow.
 
     Attributes:
-        kind: what it is for.
+        kind: the type of the job.
         workflow: ``wflow-`` and 22 letters and digits; its jobs belong to one subject.
     """
 
@@ -79,7 +79,7 @@ class WorkflowPart:
 
 
 def check_workflow_part(part: WorkflowPart) -> None:
-    """Nothing, if this may be a job's part.
+    """Check the form of a job's workflow.
 
     Raises:
         MooringsError: ``job.invalid``.
@@ -92,13 +92,13 @@ def check_workflow_part(part: WorkflowPart) -> None:
         )
 
 
-# -- priorities: the lower number comes first there, the higher one in our queue ---------------------------------------
+# -- priorities: the lower number is first there, the higher one in our queue ------------------------------------------
 
 BUCKETS: Final[Mapping[str, int]] = {"p1": 199, "p2": 299, "p3": 399}
 DEFAULT_PRIORITY: Final = -BUCKETS["p2"]
-ADMIN_PRIORITY_MAX: Final = 99  # numbers up to this one are P0, for admins alone
+ADMIN_PRIORITY_MAX: Final = 99  # numbers up to this one are P0, for admins only
 _LOWEST: Final = 399
-WORKFLOW_JOBS_MAX: Final = 1000  # it is one start of somebody's program
+WORKFLOW_JOBS_MAX: Final = 1000  # of one start of a user's program
 
 
 def parse_priority(text: str) -> int:
@@ -120,17 +120,17 @@ def parse_priority(text: str) -> int:
 
 
 def is_for_admins(priority: int) -> bool:
-    """Whether only an admin may give a job of an appliance this priority (of our queue): it is P0, or before that."""
+    """Whether only an admin may give this priority (of our queue) to an appliance's job: it is P0, or before that."""
     return priority >= -ADMIN_PRIORITY_MAX
 
 
 def appliance_priority(kind: str, asked: int, *, admin: bool) -> int:
-    """The priority of whatever asks for systems of an appliance beside its own jobs; of other kinds it is as asked.
+    """The priority of a claim for an appliance's systems outside its own jobs; for other kinds it is as requested.
 
-    Who says nothing (0) is in the bucket of those who say nothing there.
+    Without a priority (0) it gets the default bucket of an appliance.
 
     Raises:
-        MooringsError: ``priority.denied``: it is for admins.
+        MooringsError: ``priority.denied``: only admins may use it.
     """
     if kind != APPLIANCE_KIND or admin:
         return asked
@@ -141,7 +141,7 @@ def appliance_priority(kind: str, asked: int, *, admin: bool) -> int:
 
 
 def check_appliance_priority(priority: int, *, admin: bool) -> None:
-    """Nothing, if who asks may have this priority (of our queue) in an appliance's queue.
+    """Check that the caller may use this priority (of our queue) in an appliance's queue.
 
     Raises:
         MooringsError: ``priority.denied``.

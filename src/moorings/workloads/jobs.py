@@ -5,11 +5,11 @@
     name = "digits"
     command = ["python3", "train.py"]
     tasks = 2                     # processes; one GCD each
-    time = "10:00"                # limit, Slurm's spelling; none: endless
+    time = "10:00"                # limit, in Slurm's form; none: unlimited
     workdir = "."                 # relative to the job file
     project = "default"
     priority = 0
-    preemptible = false           # may be stopped for somebody who was guaranteed its devices, and goes on later
+    preemptible = false           # may be stopped for a guaranteed claim, and resumes later
 
     [accelerators]
     kind = "ipu"
@@ -68,10 +68,10 @@ RESERVED_NAMES = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "
 
 @dataclass(frozen=True, slots=True)
 class Accelerators:
-    """What the job needs of a pool: devices in all, and model replicas in all (None: one a task).
+    """What the job requests of a pool: devices in total, and model replicas in total (None: one a task).
 
-    ``resources`` are what else the pool has, in base units: ``memory`` of an appliance's management node, in bytes.
-    Without devices (``size`` 0) a job asks for these alone.
+    ``resources`` are secondary resources of the pool, in base units: ``memory`` of an appliance's management node, in
+    bytes. A job without devices (``size`` 0) requests only these.
     """
 
     kind: str = "ipu"
@@ -83,7 +83,7 @@ class Accelerators:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What one task needs of its host, and on how many hosts the job runs."""
+    """What one task needs of its host, and the number of hosts of the job."""
 
     cpus: int = 1
     memory_bytes: int | None = None
@@ -92,17 +92,17 @@ class Resources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """One job, complete: nothing of the submitter's surroundings is looked up later.
+    """One job, complete: nothing of the submitter's environment is looked up later.
 
     Attributes:
-        command: program and arguments of every task; no shell is put in between.
+        command: program and arguments of every task; no shell is involved.
         workdir: absolute working folder.
         environment: the variables of every task, before the binding is added; nothing else is inherited.
         tasks: processes, one a GCD.
         time_limit_s: wall-clock limit of the run, or None.
         checkpoint_directory: absolute folder, or None.
-        labels: as its owner likes; they may be changed.
-        lease_s: whoever started it renews its claim's lease within this time, or it is cancelled; None: no lease.
+        labels: chosen by its owner; they may be changed.
+        lease_s: the job is cancelled unless its claim's lease is renewed within this time; None: no lease.
         appliance: its part in a workflow of an appliance.
         preemptible: may be asked to yield: it is warned, stopped, and started again later.
     """
@@ -127,18 +127,18 @@ class JobSpec:
 
     @property
     def command_line(self) -> str:
-        """The command as one would type it."""
+        """The command as typed in a shell."""
         return shlex.join(self.command)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSummary:
-    """What is kept of a job in memory: what is decided by, and what lists show.
+    """The part of a job in memory: what decisions and lists need.
 
     Command, environment and the rest may be half a megabyte: they stay in the database until they are needed.
 
     Attributes:
-        body_bytes: of the whole job, as ``bytes_of`` counts them; 0: it was not counted.
+        body_bytes: size of the whole job, by ``job_size_bytes``; 0: it was not counted.
     """
 
     name: str
@@ -152,7 +152,7 @@ class JobSummary:
 
 
 def summarize_job(job: JobSpec, body_bytes: int = 0) -> JobSummary:
-    """The head of a job of so many bytes."""
+    """The summary of a job of so many bytes."""
     return JobSummary(
         name=job.name,
         tasks=job.tasks,
@@ -166,15 +166,15 @@ def summarize_job(job: JobSpec, body_bytes: int = 0) -> JobSummary:
 
 
 def job_size_bytes(job: JobSpec) -> int:
-    """How many bytes a job has as ASCII JSON, which is what a database keeps of it."""
+    """The size of a job in bytes as ASCII JSON, its form in the database."""
     return len(json.dumps(to_plain(job), separators=(",", ":")))
 
 
 def check_job(job: JobSpec) -> JobSpec:
-    """``job`` if it makes sense on every engine.
+    """``job``, if it is valid on every engine.
 
     Raises:
-        MooringsError: ``job.invalid``, or what ``core.claims.check_spec`` says of its claim.
+        MooringsError: ``job.invalid``, or an error of ``core.claims.check_spec`` about its claim.
     """
     if not _JOB_NAME.fullmatch(job.name):
         raise MooringsError(
@@ -220,10 +220,10 @@ def _check_environment(environment: Mapping[str, str]) -> None:
 
 
 def claim_spec_for(job: JobSpec) -> ClaimSpec:
-    """What the job asks of the queue: one GCD a task; replicas per GCD from the job's total.
+    """The request of the job's claim: one GCD a task; replicas per GCD from the job's total.
 
     Raises:
-        MooringsError: the replicas do not divide over the tasks, or what ``core.claims.check_spec`` says.
+        MooringsError: the replicas do not divide over the tasks, or an error of ``core.claims.check_spec``.
     """
     total = job.accelerators.replicas if job.accelerators.replicas is not None else job.tasks
     if total < 1 or total % job.tasks:
@@ -258,12 +258,12 @@ def parse_job(
     Args:
         text: the TOML text.
         source: the file's name, for messages.
-        folder: absolute folder that relative folders start from (the job file's own).
-        submitter: the submitter's environment, from which ``environment.pass`` takes.
-        default_name: the name, if the file gives none.
+        folder: absolute folder that relative paths start from (the job file's own).
+        submitter: the submitter's environment, from which ``environment.pass`` takes variables.
+        default_name: the name, if the file has none.
 
     Raises:
-        MooringsError: ``job.invalid`` (file and line named), or ``claim.*`` where the numbers cannot work.
+        MooringsError: ``job.invalid`` (file and line named), or ``claim.*`` if the numbers cannot work.
     """
     top = TomlTable.parse(text, source=source, code="job.invalid")
     accelerators, resources = _accelerators(top.table("accelerators")), _resources(top.table("resources"))
@@ -295,7 +295,7 @@ def parse_job(
 
 
 def _where(top: TomlTable, code: str) -> str:
-    """``file:line`` of the number that a complaint about the claim is about."""
+    """``file:line`` of the number that caused an error about the claim."""
     accelerators = top.table("accelerators")
     return {
         "claim.size_invalid": accelerators.where("size"),

@@ -1,4 +1,4 @@
-"""Labels: what owners write on runs so that they find them again."""
+"""Labels: words that owners put on runs to find them again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?)?")
 
 
 def check_labels(labels: Mapping[str, str]) -> None:
-    """Nothing, if these labels are allowed.
+    """Check that these labels are allowed.
 
     Raises:
         MooringsError: ``label.invalid``.
@@ -31,6 +31,6 @@ _HINT = "use up to 63 letters, digits, '.', '_', '/' and '-'; begin and end with
 
 
 def apply_label_changes(labels: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
-    """The labels after these changes; None takes one away."""
+    """The labels after these changes; None removes one."""
     merged = {**labels, **changes}
     return {key: value for key, value in sorted(merged.items()) if value is not None}

@@ -1,9 +1,9 @@
-"""Runs: jobs the ML user started, from the wish to the recorded end.
+"""Runs: jobs started by a user, from submission to the recorded end.
 
-A run's claim decides when it may start (law 4); the engine's record decides when it has ended (law 3). One whose claim
-is asked to yield is stopped, gives its partition back once nothing of it runs, and waits for its next attempt. On an
-engine that schedules (Slurm) a run has no claim of its own: that scheduler's queue decides when it starts, and its
-agent sees to the partition. This file holds the record, its states, and what the engine may report of it.
+A run's claim decides when it may start (law 4); the engine's record decides when it has ended (law 3). If its claim is
+asked to yield, the run is stopped, its partition is given back once none of its processes is left, and it waits for its
+next attempt. On an engine with its own scheduler (Slurm) a run has no claim: that scheduler's queue decides when it
+starts, and its agent arranges the partition. This file holds the record, its states, and the reports of engines.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ RunId = NewType("RunId", str)
 
 
 class RunState(StrEnum):
-    """Where a run stands."""
+    """The state of a run."""
 
     WAITING = "WAITING"  # its claim is not READY, or it waits in another scheduler's queue (again); no process exists
     STARTING = "STARTING"  # the partition is ACTIVE; the engine was, or is about to be, asked to start it
     RUNNING = "RUNNING"  # the engine reports its processes
-    YIELDING = "YIELDING"  # its devices are needed elsewhere: it was warned and is being stopped; they stay its own
-    STOPPING = "STOPPING"  # it was asked to stop; processes may still run; the partition stays its own
+    YIELDING = "YIELDING"  # its devices are needed elsewhere: it was warned and is being stopped; it still holds them
+    STOPPING = "STOPPING"  # it was asked to stop; processes may still run; it still holds the partition
     SUCCEEDED = "SUCCEEDED"  # ended: every task exited 0
     FAILED = "FAILED"  # ended: a task failed, it could not be started, or its claim failed
-    CANCELLED = "CANCELLED"  # ended: somebody cancelled it
+    CANCELLED = "CANCELLED"  # ended: cancelled on request, or because its lease expired
     TIMED_OUT = "TIMED_OUT"  # ended: its time limit
     LOST = "LOST"  # ended: its supervisor died without a record (machine restart, kill -9), or its scheduler lost it
 
@@ -40,10 +40,10 @@ class RunState(StrEnum):
 class RunEvent(StrEnum):
     """What can happen to a run."""
 
-    BERTH = "berth"  # its claim became READY, or another scheduler has given it its partition
+    BERTH = "berth"  # its claim became READY, or another scheduler gave it a partition
     STARTED = "started"
     YIELD = "yield"  # its claim was asked to yield
-    REQUEUE = "requeue"  # nothing of it runs, and it waits again: it has yielded, or its engine's scheduler stopped it
+    REQUEUE = "requeue"  # nothing of it runs, and it waits again: it yielded, or its engine's scheduler stopped it
     STOP = "stop"
     SUCCEED = "succeed"
     FAIL = "fail"
@@ -63,10 +63,10 @@ _RESULTS = {
 NEXT: dict[RunState, dict[RunEvent, RunState]] = {
     RunState.WAITING: {
         RunEvent.BERTH: RunState.STARTING,
-        RunEvent.STOP: RunState.STOPPING,  # where another scheduler has it, only that can say when it is over
+        RunEvent.STOP: RunState.STOPPING,  # if another scheduler has it, only that can say when it has stopped
         RunEvent.FAIL: RunState.FAILED,  # it could not be served
         RunEvent.CANCEL: RunState.CANCELLED,
-        RunEvent.LOSE: RunState.LOST,  # the scheduler that had it has not
+        RunEvent.LOSE: RunState.LOST,  # its scheduler no longer knows it
     },
     RunState.STARTING: {
         RunEvent.STARTED: RunState.RUNNING,
@@ -93,15 +93,15 @@ ENDED = terminal_states(NEXT)
 
 
 class EndReason(StrEnum):
-    """How an engine says a run ended."""
+    """How a run ended, as its engine reports it."""
 
     EXITED = "EXITED"  # every task ended by itself (or was stopped because another failed)
-    CANCELLED = "CANCELLED"  # stopped because it was asked to
-    YIELDED = "YIELDED"  # it left with another code than 0, or was stopped, after it was asked to yield
+    CANCELLED = "CANCELLED"  # stopped on request
+    YIELDED = "YIELDED"  # it exited with another code than 0, or was stopped, after it was asked to yield
     TIMED_OUT = "TIMED_OUT"  # stopped at its time limit
     NOT_STARTED = "NOT_STARTED"  # the command could not be started
     LOST = "LOST"  # no record: the supervisor died
-    NO_PARTITION = "NO_PARTITION"  # stopped because its partition was lost under it; said by the controller
+    NO_PARTITION = "NO_PARTITION"  # stopped because its partition was lost; set by the controller
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +109,11 @@ class EndRecord:
     """The recorded end of a run.
 
     Attributes:
-        ending: how.
-        exit_code: what ``moor run`` exits with: the code of the task that failed first (128 + N for signal N); 0 only
-            if all ended with 0. A run that was stopped never has 0.
-        task_codes: each task's own code, by rank; None where it never started.
-        detail: a sentence, where there is something to say.
+        ending: the reason.
+        exit_code: the exit code of ``moor run``: that of the task that failed first (128 + N for signal N); 0 only if
+            all ended with 0. A run that was stopped never has 0.
+        task_codes: each task's own code, by rank; None if it never started.
+        detail: a sentence; may be empty.
     """
 
     ending: EndReason
@@ -124,9 +124,9 @@ class EndRecord:
     detail: str = ""
 
 
-SIGTERM_EXIT_CODE, SIGKILL_EXIT_CODE = 128 + 15, 128 + 9  # what a shell makes of TERM and KILL
-TIMEOUT_EXIT_CODE = 124  # what timeout(1) ends with
-CANNOT_START, NOT_FOUND = 126, 127  # what a shell ends with
+SIGTERM_EXIT_CODE, SIGKILL_EXIT_CODE = 128 + 15, 128 + 9  # a shell's codes for TERM and KILL
+TIMEOUT_EXIT_CODE = 124  # the code of timeout(1)
+CANNOT_START, NOT_FOUND = 126, 127  # a shell's codes
 
 _CODE_IF_NO_TASK_FAILED = {
     EndReason.EXITED: 0,
@@ -142,30 +142,30 @@ _CODE_IF_NO_TASK_FAILED = {
 def exit_code(ending: EndReason, first_failure: int | None) -> int:
     """The run's exit code: that of the task that failed first; without one, 0 only if it was not stopped.
 
-    A job that saved its checkpoint and left with 0 when it was stopped is not done, and ``moor run a && moor run b``
-    must not go on as if it were.
+    A job that saves its checkpoint and exits with 0 when it is stopped has not finished, so ``moor run a && moor run
+    b`` must not continue with b.
     """
     return first_failure if first_failure is not None else _CODE_IF_NO_TASK_FAILED[ending]
 
 
 class RunPhase(StrEnum):
-    """What an engine sees of a run."""
+    """The phase of a run, as its engine reports it."""
 
     ABSENT = "ABSENT"  # the engine knows nothing of it
     STARTING = "STARTING"  # accepted; its tasks do not run yet
     RUNNING = "RUNNING"  # its tasks run
-    ENDED = "ENDED"  # nothing of it runs; ``end`` tells how it ended
-    UNKNOWN = "UNKNOWN"  # the engine could not tell; nothing follows from it
+    ENDED = "ENDED"  # nothing of it runs; ``end`` has the reason
+    UNKNOWN = "UNKNOWN"  # the engine could not tell; it changes nothing
 
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """What an engine sees of one run.
+    """An engine's report of one run.
 
     Attributes:
-        reference: what the engine's own scheduler calls it; None: it has none, or none yet.
+        reference: its id in the engine's own scheduler; None: it has none, or none yet.
         reason: why it does not run yet, in that scheduler's words.
-        attempt: which start of it was seen; what is seen of an earlier one says nothing of the run.
+        attempt: the observed attempt; a report of an earlier one says nothing of the run.
     """
 
     run: RunId
@@ -179,16 +179,16 @@ class RunStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run, as it stands.
+    """The record of one run.
 
     Attributes:
-        job: what memory keeps of it; the whole is in the database.
-        claim: what it waits for, then holds; None: its engine schedules, and the claim is that scheduler's.
-        within: the claim is somebody else's (a workflow keeps it between its jobs), and stays when the run has ended.
-        reference: what its engine's scheduler calls it.
-        labels: as they are now.
-        attempt: how often it has yielded, and so which start of it this is.
-        started_at: when its first attempt did.
+        job: the part in memory; the whole job is in the database.
+        claim: the claim that it waits for, then holds; None: its engine's scheduler has the claim.
+        within: the claim is not its own (a workflow keeps it between its jobs), and stays after the run's end.
+        reference: its id in the engine's scheduler.
+        labels: the present ones.
+        attempt: how often it has yielded; the number of its present attempt.
+        started_at: when its first attempt started.
     """
 
     id: RunId
@@ -212,7 +212,7 @@ class Run:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing can happen to it any more."""
+        """Whether no event can happen to it any more."""
         return self.state in ENDED
 
     @property
@@ -222,7 +222,7 @@ class Run:
 
     @property
     def is_unsubmitted(self) -> bool:
-        """Whether its engine is to be asked to take it; one that was there must not run a second time."""
+        """Whether its engine must submit it; a run that was in that queue must not run a second time."""
         return self.is_queued and self.reference is None
 
 
@@ -230,7 +230,7 @@ def step(run: Run, event: RunEvent, now: Timestamp, detail: str = "") -> Run:
     """The run after ``event``.
 
     Raises:
-        IllegalMoveError: the table has no such move.
+        IllegalTransitionError: the table has no such move.
     """
 
     def story() -> Iterable[str]:
@@ -249,7 +249,7 @@ def apply_end(run: Run, end: EndRecord, now: Timestamp) -> Run:
     """The run after the engine's record of its end."""
     event = {
         EndReason.CANCELLED: RunEvent.CANCEL,
-        EndReason.YIELDED: RunEvent.CANCEL,  # and it cannot go on: somebody cancelled it since, or its claim is gone
+        EndReason.YIELDED: RunEvent.CANCEL,  # it cannot resume: it was cancelled since, or its claim is gone
         EndReason.TIMED_OUT: RunEvent.TIME_OUT,
         EndReason.NOT_STARTED: RunEvent.FAIL,
         EndReason.NO_PARTITION: RunEvent.FAIL,
@@ -268,12 +268,12 @@ def apply_end(run: Run, end: EndRecord, now: Timestamp) -> Run:
 
 
 def requeue_yielded(run: Run, now: Timestamp) -> Run:
-    """The run as it waits for its next attempt: nothing of this one is left."""
+    """The run, waiting for its next attempt: nothing of this one is left."""
     return replace(step(run, RunEvent.REQUEUE, now), attempt=run.attempt + 1)
 
 
 def with_external_id(run: Run, reference: str) -> Run:
-    """The run with what its engine's scheduler calls it."""
+    """The run with its id in the engine's scheduler."""
     return replace(run, reference=reference, version=run.version + 1)
 
 
@@ -283,5 +283,5 @@ def with_labels(run: Run, labels: Mapping[str, str]) -> Run:
 
 
 def with_start_time(run: Run, now: Timestamp) -> Run:
-    """The run with the moment its processes were first seen."""
+    """The run with the time when its processes were first observed."""
     return replace(run, started_at=run.started_at or now)

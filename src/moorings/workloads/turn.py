@@ -1,8 +1,8 @@
-"""The runs' part of a turn: what becomes of runs when people, their claims and their engines speak.
+"""The runs' part of a turn: how runs change on requests of users, on changes of claims, and on reports of engines.
 
-A run never touches the fleet: it puts demands (``CreateClaim``, ``ReleaseClaim``, ``YieldClaim``) that the same turn
-hands to core, and reads what became of its claim. So run and claim change in one transaction, and core knows nothing of
-training. A run on an engine that schedules has no claim, and follows what that engine sees.
+A run never touches the fleet: it makes requests (``CreateClaim``, ``ReleaseClaim``, ``YieldClaim``) that the same turn
+passes to core, and reads the result in its claim. So run and claim change in one transaction, and core does not depend
+on training. A run on an engine with its own scheduler has no claim, and follows that engine's reports.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ COMMAND_EVENT_CHARS_MAX = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateRun:
-    """Somebody starts a job; the ids are fresh, the job was checked.
+    """Submit a job; the ids are fresh, the job was checked.
 
-    ``claim`` is None for an engine that schedules: the run waits in that scheduler's queue. ``within``: the claim is
-    there already, and stays when the run has ended. ``body_bytes``: of the job, of which the log has only a part.
+    ``claim`` is None for an engine with its own scheduler: the run waits in that scheduler's queue. ``within``: the
+    claim exists already, and stays after the run's end. ``body_bytes``: of the job, of which the log has only a part.
     """
 
     id: RunId
@@ -49,7 +49,7 @@ class CreateRun:
 
 @dataclass(frozen=True, slots=True)
 class LabelRun:
-    """Its owner changes labels of it; None takes one away."""
+    """Change labels of a run; None removes one."""
 
     run: RunId
     changes: Mapping[str, str | None]
@@ -57,7 +57,7 @@ class LabelRun:
 
 @dataclass(frozen=True, slots=True)
 class CancelRun:
-    """Somebody wants it stopped."""
+    """Stop a run."""
 
     run: RunId
     why: str
@@ -65,7 +65,7 @@ class CancelRun:
 
 @dataclass(frozen=True, slots=True)
 class RunRejected:
-    """The engine will never start it."""
+    """The engine will never start the run."""
 
     run: RunId
     why: str
@@ -78,11 +78,11 @@ _RESUMABLE_END_REASONS = (
     EndReason.YIELDED,
     EndReason.CANCELLED,
     EndReason.LOST,
-)  # of one that was asked to yield: it goes on later
+)  # of a run that was asked to yield: it resumes later
 
 
 class RunRegistry:
-    """The runs that have not ended, and which claim belongs to which."""
+    """The runs that have not ended, by id and by claim."""
 
     def __init__(self, unended: Iterable[Run] = ()) -> None:
         self._reasons: dict[RunId, str] = {}
@@ -93,7 +93,7 @@ class RunRegistry:
         self.apply(unended)
 
     def apply(self, changed: Iterable[Run]) -> None:
-        """Take over changed runs, once the database holds them."""
+        """Apply changed runs, once the database has saved them."""
         for run in changed:
             _count(self.backlog, self.by_id.get(run.id), run)
             if run.job.appliance is not None:
@@ -109,7 +109,7 @@ class RunRegistry:
                     self.by_claim[run.claim] = run.id
 
     def _leave(self, claim: ClaimId, *, within: bool) -> None:
-        """The run on that claim has ended: in a database that went back another one may be within it by now."""
+        """The run on that claim has ended: if the database was turned back, another run may be within it by now."""
         del self.by_claim[claim]
         if within:
             self.by_claim.update((claim, other.id) for other in self.by_id.values() if other.claim == claim)
@@ -128,12 +128,12 @@ class RunRegistry:
         return [self.by_id[ident] for ident in self._by_workflow.get(workflow, ())]
 
     def explain(self, ident: RunId, reason: str, *, keep: bool = False) -> None:
-        """Take over why a run waits in its engine's queue; for people, nothing is decided by it.
+        """Set why a run waits in its engine's queue; it is only for display and decides nothing.
 
         Args:
-            ident: which run.
+            ident: the run.
             reason: a sentence; empty: there is none now.
-            keep: an empty one does not take the place of what was said before.
+            keep: an empty reason does not replace the previous one.
         """
         if reason and ident in self.by_id:
             self._reasons[ident] = reason
@@ -141,13 +141,13 @@ class RunRegistry:
             self._reasons.pop(ident, None)
 
     def reason_of(self, run: Run) -> Reason | None:
-        """Why a run waits in its engine's queue; None: it does not, or nothing was heard yet."""
+        """Why a run waits in its engine's queue; None: it does not, or there is no report yet."""
         told = self._reasons.get(run.id) if run.is_queued else None
         return Reason("engine.waiting", told) if told else None
 
 
 class RunTurn:
-    """The runs' part of one turn: an overlay on ``RunRegistry``, the demands it puts, the events it tells."""
+    """The runs' part of one turn: an overlay on ``RunRegistry``, its requests to core, its events."""
 
     def __init__(
         self,
@@ -160,25 +160,25 @@ class RunTurn:
         self._known = known
         self._policy = policy
         self._projects = projects
-        self._backlog = Backlog()  # what the turn has changed of it
+        self._backlog = Backlog()  # the turn's changes
         self._claim_of = claim_of
         self._claims: dict[ClaimId, RunId] = {}
         self.now = now
         self.changed: dict[RunId, tuple[Run, int | None]] = {}
-        self.jobs: dict[RunId, JobSpec] = {}  # of the new ones, whole
+        self.jobs: dict[RunId, JobSpec] = {}  # the whole jobs of new runs
         self.events: list[Event] = []
 
     def run(self, ident: RunId) -> Run | None:
-        """The run as this turn has it."""
+        """The run as this turn sees it."""
         changed = self.changed.get(ident)
         return changed[0] if changed is not None else self._known.by_id.get(ident)
 
     def take(self, given: RunInput) -> list[ClaimInput]:
-        """Work one input in; what it demands of core. Inputs about runs that have ended change nothing.
+        """Process one input and return its requests to core. Inputs about ended runs change nothing.
 
         Raises:
-            MooringsError: ``claim.held_by_run``, ``claim.ended``, ``claim.other_shape``: a run cannot be made within a
-                claim; ``owner.denied``: its workflow is somebody else's; ``quota.waiting``: too much waits already;
+            MooringsError: ``claim.held_by_run``, ``claim.ended``, ``claim.other_shape``: a run cannot be created within
+                that claim; ``owner.denied``: its workflow is another subject's; ``quota.waiting``: too much is pending;
                 ``run.ended``, ``label.invalid``: its labels cannot be changed so.
         """
         if isinstance(given, CreateRun):
@@ -205,7 +205,7 @@ class RunTurn:
         self.events = [event for event in self.events if event.run != ident]
 
     def follow(self, claims: Iterable[Claim]) -> list[ClaimInput]:
-        """Work in what this turn made of the claims of runs; what it demands of core."""
+        """Process this turn's changes of runs' claims; returns the requests to core."""
         demands: list[ClaimInput] = []
         for claim in claims:
             run = self.run_on(claim.id)
@@ -220,7 +220,7 @@ class RunTurn:
         return run if run is not None and not run.ended else None
 
     def holds(self, claim: ClaimId) -> bool:
-        """Whether a run that has not ended is on that claim."""
+        """Whether an unended run is on that claim."""
         return self.run_on(claim) is not None
 
     def uses(self, claim: ClaimId) -> bool:
@@ -229,7 +229,7 @@ class RunTurn:
         return run is not None and run.state is not RunState.WAITING
 
     def lapse(self, claims: Iterable[Claim]) -> list[ClaimInput]:
-        """Stop the runs of claims whose lease has run out; what that demands of core."""
+        """Stop the runs of claims whose lease has expired; returns the requests to core."""
         demands: list[ClaimInput] = []
         for claim in claims:
             run = self.run_on(claim.id)
@@ -289,8 +289,8 @@ class RunTurn:
         ]
 
     def _check_workflow(self, given: CreateRun) -> None:
-        """Of two who begin the same workflow at once it is his who came first; the caller has looked at the past."""
-        if given.job.appliance is None or given.role is None:  # in logs of before it was not looked at
+        """If two subjects begin the same workflow at once, the first gets it; the caller has checked earlier jobs."""
+        if given.job.appliance is None or given.role is None:  # logs without roles had no such check
             return
         workflow = given.job.appliance.workflow
         made = [run for run, _ in self.changed.values() if run.job.appliance and run.job.appliance.workflow == workflow]
@@ -298,7 +298,7 @@ class RunTurn:
             raise MooringsError("owner.denied", f"workflow {workflow} is somebody else's", hint="begin one of your own")
 
     def _check_quotas(self, given: CreateRun) -> None:
-        """See that one more may wait, also in another scheduler's queue."""
+        """Check that one more run may be pending, also in another scheduler's queue."""
         known, changed = self._known.backlog, self._backlog
 
         def of_project(name: str) -> Amount:
@@ -339,7 +339,7 @@ class RunTurn:
         return []
 
     def _cancel(self, run: Run, why: str) -> list[ClaimInput]:
-        if run.is_queued:  # whether it is over, or runs by now, is for the engine to say
+        if run.is_queued:  # only the engine can say whether it has ended, or runs by now
             self._move(run, RunEvent.STOP, "run.stopping", {"why": why}, why)
             return []
         if run.state is RunState.WAITING:
@@ -374,7 +374,7 @@ class RunTurn:
         return []
 
     def _yielding(self, run: Run, seen: RunStatus) -> list[ClaimInput]:
-        """What an engine sees of a run that was asked to yield: it goes on later, unless it ended on its own."""
+        """Process a report of a run that was asked to yield: it resumes later, unless it ended by itself."""
         claim = self._claim_of(run.claim) if run.claim is not None else None
         asked = claim is not None and claim.state is ClaimState.RECLAIMING
         if seen.phase is RunPhase.ENDED and seen.end is not None:
@@ -396,7 +396,7 @@ class RunTurn:
         return [YieldClaim(claim.id, f"run {run.id} has stopped")]
 
     def _followed(self, run: Run, seen: RunStatus) -> Run:
-        """The run after what another scheduler has made of it: it has a name there, and its partition."""
+        """The run after another scheduler's changes: its id there, and its partition."""
         if seen.reference is not None and seen.reference != run.reference:
             queued = runs.with_external_id(run, seen.reference)
             self._save(queued, run)
@@ -416,7 +416,7 @@ class RunTurn:
             and claim is not None
             and claim.state is ClaimState.LOST
         ):
-            end = replace(end, ending=EndReason.NO_PARTITION, detail=_reason(claim))  # nobody wanted it stopped
+            end = replace(end, ending=EndReason.NO_PARTITION, detail=_reason(claim))  # no caller asked it to stop
         ended = runs.apply_end(run, end, self.now)
         self._save(ended, run)
         data = {"state": ended.state, "exit_code": ended.exit_code, "task_codes": list(ended.task_codes)}
@@ -445,24 +445,24 @@ class RunTurn:
 
 
 def _count(backlog: Backlog, before: Run | None, after: Run | None) -> None:
-    """Bring a backlog up to date with a run: None: it is not there."""
+    """Update a backlog for a changed run; None: it does not exist."""
     for run, sign in ((before, -1), (after, 1)):
         if run is not None and run.state is RunState.WAITING:
             backlog.add(run.subject, run.job.project, Amount(sign, sign * run.job.body_bytes))
 
 
 def claim_owner(run: RunId, job: JobSpec | JobSummary) -> str:
-    """Whose claim a run's own is."""
+    """The owner of a run's own claim."""
     return f"{LOCAL_OWNER_PREFIX if job.appliance is None else APPLIANCE_OWNER_PREFIX}{run}"
 
 
 def _shortened(command: str) -> str:
-    """A command for the event log; all of it stands in the run. The log is sent to everybody who watches."""
+    """A command for the event log, which all watchers receive; the run has the whole command."""
     return command if len(command) <= COMMAND_EVENT_CHARS_MAX else f"{command[:COMMAND_EVENT_CHARS_MAX]}..."
 
 
 def _was_submitted(run: Run) -> bool:
-    """Whether it waits in a queue that had it: one that was lost there may have run, and is not started anew."""
+    """Whether it was in its scheduler's queue: if it was lost there it may have run, and must not start again."""
     return run.is_queued and not run.is_unsubmitted
 
 
