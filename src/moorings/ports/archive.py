@@ -1,4 +1,4 @@
-"""Where the controller puts what leaves its database."""
+"""The archive for events and records that leave the controller's database."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ JobsOf = Callable[[Sequence[RunId]], Mapping[RunId, JobSpec]]
 
 
 class ArchiveWriter(Protocol):
-    """A place that keeps what it was given; its calls return once that survives a power cut."""
+    """A durable archive; its calls return once the data survives a power cut."""
 
     def write_events(self, first: Seq, last: Seq, rows: Iterable[EventRow]) -> str:
-        """Keep a stretch of the event log; its digest. The same stretch may be given again, and is kept once.
+        """Archive a stretch of the event log; returns its digest. Archiving the same stretch again is idempotent.
 
         Raises:
             MooringsError: ``archive.failed``.
@@ -24,7 +24,7 @@ class ArchiveWriter(Protocol):
         ...
 
     def write_ended(self, ended: EndedRecords, jobs: JobsOf) -> None:
-        """Keep records as they were last; ``jobs`` gives the jobs of runs, of which the records have the heads alone.
+        """Archive ended records; ``jobs`` returns the whole jobs of runs, of which the records have only summaries.
 
         Raises:
             MooringsError: ``archive.failed``.

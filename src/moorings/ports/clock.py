@@ -1,4 +1,4 @@
-"""What the controller needs of time. Only ``app`` (the real one) and ``testing`` (seeded ones) implement it."""
+"""The clock and the id generator. Only ``app`` (real ones) and ``testing`` (seeded ones) implement them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from moorings.core.instants import Timestamp
 
 
 class Clock(Protocol):
-    """The time, and waiting for it."""
+    """The time, and sleeping."""
 
     def now(self) -> Timestamp:
         """Microseconds since 1970 UTC."""
         ...
 
     async def sleep(self, seconds: float) -> None:
-        """Wait that long."""
+        """Sleep for so many seconds."""
         ...
 
 
 class Ids(Protocol):
-    """Fresh identifiers: ``new("claim")`` gives something never given before, lower-case letters and digits."""
+    """Generates ids: ``new("claim")`` returns one never used before, in lower-case letters and digits."""
 
     def new(self, kind: str) -> str:
         """A fresh id, ``<prefix>-<12 characters of a-z2-7>``."""

@@ -1,4 +1,4 @@
-"""What the controller needs of hardware."""
+"""The driver: the controller's interface to hardware."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ from moorings.core.hardware import Capability, DriverResult, ListedPartition, Pa
 
 
 class Driver(Protocol):
-    """One pool's hardware.
+    """The hardware of one pool.
 
-    Orders are idempotent: ``create`` of a name that exists with the same mark answers for the existing partition; with
-    another mark, or on devices that are in use, it is *unavailable* (whoever has them shows in the listing, and the
-    controller looks for another name and block); ``remove`` of an absent partition is OK and ABSENT. An order never
-    raises for what the hardware does: it answers *unavailable* when no answer came (it may have been done all the
-    same).
-    No order waits for the partition to get ready: it returns when the order is taken; ``list_partitions`` tells.
+    Orders are idempotent: ``create`` of a name that exists with the same mark returns the existing partition; with
+    another mark, or on devices in use, the result is *unavailable* (the listing shows who uses them, and the controller
+    tries another name and block); ``remove`` of an absent partition is OK and ABSENT. An order never raises for a
+    hardware failure: the result is *unavailable* if no answer came (the order may still have been executed).
+    No order waits until the partition is ready: it returns when the order is accepted; ``list_partitions`` shows the
+    progress.
     """
 
     @property
     def capability(self) -> Capability:
-        """What this driver can do."""
+        """The capabilities of this driver."""
         ...
 
     def adopt(self, held: Sequence[PartitionSpec]) -> None:
-        """Know these orders as ours, whichever controller, on whatever machine, gave them: the database holds them.
+        """Accept these partitions as ours, whichever controller, on whatever machine, ordered them: they are recorded.
 
-        Called before a controller that begins to lead orders anything, and when it has read its database again.
+        Called before a new leader orders anything, and after it has read its database again.
         """
         ...
 
     async def create(self, order: PartitionSpec) -> DriverResult:
-        """Make a partition."""
+        """Create a partition."""
         ...
 
     async def reset(self, name: str, mark: str) -> DriverResult:
-        """Reset the partition of that name and mark: its devices are put into a clean state, it stays."""
+        """Reset the partition of that name and mark: its devices get into a clean state, the partition stays."""
         ...
 
     async def remove(self, name: str, mark: str) -> DriverResult:
-        """Remove the partition of that name and mark. One with another mark is not touched: ours is ABSENT then."""
+        """Remove the partition of that name and mark. One with another mark is not touched: then ours is ABSENT."""
         ...
 
     async def list_partitions(self) -> Sequence[ListedPartition]:
-        """Every partition the hardware has, ours or not.
+        """All partitions of the hardware, ours or not.
 
         Raises:
             MooringsError: ``driver.unavailable``; an incomplete listing is never returned.
@@ -53,7 +53,7 @@ class Driver(Protocol):
         ...
 
     async def binding(self, order: PartitionSpec) -> Binding:
-        """What a job on that ACTIVE partition is given.
+        """The binding for a job on that ACTIVE partition.
 
         Raises:
             MooringsError: ``driver.unavailable``, or ``partition.not_active``.
@@ -61,5 +61,5 @@ class Driver(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let go of connections and files; the hardware stays as it is."""
+        """Close connections and files; the hardware is not affected."""
         ...

@@ -1,4 +1,4 @@
-"""What the controller needs of whatever runs processes."""
+"""The engine: the controller's interface to a system that runs processes."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from moorings.workloads.runs import RunId, RunStatus
 
 @dataclass(frozen=True, slots=True)
 class RunSubmission:
-    """A run to be started on a partition that is ACTIVE.
+    """A run to be started on an ACTIVE partition.
 
     Attributes:
-        run: its id; an order for a run that was started before starts nothing anew.
+        run: its id; submitting a run again does not start it again.
         attempt: 0 for the first start.
         job: the job, complete.
-        binding: what the driver gave for its partition; empty for an engine that schedules, which gets one itself.
-        resume_from: path of a checkpoint to continue from, or None.
-        epoch: of the controller that orders it.
-        partition: the id of its partition; None: it has none, or an engine that schedules sees to it.
+        binding: from the driver of its partition; empty for an engine with its own scheduler, which gets one itself.
+        resume_from: path of a checkpoint to resume from, or None.
+        epoch: of the submitting controller.
+        partition: the id of its partition; None: it has none, or the engine's own scheduler arranges it.
     """
 
     run: RunId
@@ -38,7 +38,7 @@ class RunSubmission:
 
 
 class Engine(Protocol):
-    """Runs jobs' processes. One contract and one conformance suite for every engine."""
+    """Runs the processes of jobs. All engines have one contract and one conformance suite."""
 
     @property
     def name(self) -> str:
@@ -47,11 +47,11 @@ class Engine(Protocol):
 
     @property
     def schedules(self) -> bool:
-        """Whether it has a scheduler of its own, which sees to partitions: runs are submitted without a claim."""
+        """Whether it has its own scheduler, which arranges partitions: runs are submitted without a claim."""
         ...
 
     def check(self, job: JobSpec) -> Sequence[str]:
-        """What is different here from what the job file says, as sentences for whoever starts it; asks nobody.
+        """How this engine deviates from the job file, as sentences for the user; a check without IO.
 
         Raises:
             MooringsError: ``engine.rejected`` or a code of the engine's own: it can never run such a job.
@@ -59,7 +59,7 @@ class Engine(Protocol):
         ...
 
     async def fence(self, epoch: Epoch) -> None:
-        """From now on start nothing for a controller that began to lead before this epoch.
+        """From now on reject submissions of controllers that began to lead before this epoch.
 
         Raises:
             MooringsError: ``engine.unavailable`` (retryable).
@@ -67,7 +67,7 @@ class Engine(Protocol):
         ...
 
     async def submit(self, order: RunSubmission) -> str:
-        """Start a run, once, however often it is asked; the engine's reference to it.
+        """Start a run, exactly once however often it is submitted; returns the engine's reference to it.
 
         Raises:
             MooringsError: ``engine.unavailable`` (retryable; also if a later controller has fenced this one off) or
@@ -76,7 +76,7 @@ class Engine(Protocol):
         ...
 
     async def observe(self, runs: Sequence[RunId]) -> Sequence[RunStatus]:
-        """What is seen of each of these runs, in their order."""
+        """The status of each of these runs, in their order."""
         ...
 
     async def cancel(self, run: RunId, reason: str) -> None:
@@ -84,18 +84,18 @@ class Engine(Protocol):
         ...
 
     async def ask_to_yield(self, run: RunId, attempt: int, reason: str, by: Timestamp) -> None:
-        """Have it make room: the warning of its contract now, TERM its grace period before ``by``, KILL at ``by``.
+        """Make it yield: its contract's warning now, TERM a grace period before ``by``, KILL at ``by``.
 
         Returns at once; idempotent, the first ``by`` stays. Runs that are unknown, have ended or are at another attempt
-        are no error. An engine that schedules is never asked: who yields there is for its scheduler to say.
+        are no error. Never called for an engine with its own scheduler, which decides about preemption itself.
 
         Raises:
-            MooringsError: ``engine.unavailable`` (retryable) or ``engine.rejected`` (it schedules).
+            MooringsError: ``engine.unavailable`` (retryable) or ``engine.rejected`` (it has its own scheduler).
         """
         ...
 
     async def saved_at(self, folder: str) -> Timestamp | None:
-        """When a job last put something into its checkpoint folder; None: nothing is there, or it cannot be seen."""
+        """When a job last wrote to its checkpoint folder; None: the folder is empty, or cannot be read."""
         ...
 
     async def signal(self, run: RunId, signal_name: str) -> None:
@@ -109,14 +109,14 @@ class Engine(Protocol):
     def logs(self, run: RunId, *, task: int | None, follow: bool) -> AsyncIterator[bytes]:
         """The output of one task, or of all with each line prefixed ``[rank] `` if there are several.
 
-        With ``follow`` it goes on until the run has ended; chunks are of whole lines where possible.
+        With ``follow`` it continues until the run has ended; chunks are whole lines if possible.
         """
         ...
 
     async def changed(self) -> None:
-        """Returns when something about some run may have changed (at the latest after about a second)."""
+        """Return when the status of some run may have changed (at the latest after about a second)."""
         ...
 
     async def close(self) -> None:
-        """Let go; the runs go on."""
+        """Close the connection; the runs are not affected."""
         ...

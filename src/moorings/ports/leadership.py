@@ -1,4 +1,4 @@
-"""Who of several controllers on one database schedules. The others serve the API through the one that does.
+"""Leadership: which of several controllers on one database schedules. The others forward API requests to it.
 
 Leadership only saves useless work: what keeps two leaders from harm is the store's fencing epoch, which ``Store.lead``
 raises and every save checks. So losing it late is safe, and gaining it early is.
@@ -11,26 +11,26 @@ from typing import Protocol
 
 
 class Leadership(Protocol):
-    """This controller's standing among those on the same database."""
+    """This controller's leadership among the controllers on the same database."""
 
     alone: bool
     """Whether no other controller can ever use this database."""
 
     async def gain(self) -> None:
-        """Returns once this controller may lead; waits as long as another one does, or the database is away."""
+        """Return once this controller may lead; waits while another one does, or the database is away."""
         ...
 
     async def lost(self) -> str:
-        """Returns once it may lead no longer: why, as a sentence."""
+        """Return once it may lead no longer: the reason, as a sentence."""
         ...
 
     async def resign(self) -> None:
-        """Let another one lead, at once. May be called at any time, also twice."""
+        """Give up the leadership at once. May be called at any time, also twice."""
         ...
 
 
 class SingleController:
-    """The standing of a controller whose database can have no other: SQLite, under the lock of the data folder."""
+    """The leadership of a controller whose database can have no other: SQLite, under the lock of the data folder."""
 
     alone = True
 

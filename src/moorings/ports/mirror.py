@@ -1,7 +1,7 @@
-"""What shows work that runs elsewhere in the scheduler of the job it was started from.
+"""The mirror: shows work that runs elsewhere as a step of the scheduler's job that started it.
 
-Synchronous, and nothing here fails with the scheduler or waits for one that hangs: the work is what counts, not its
-reflection.
+Synchronous. It never fails with the scheduler and never waits for a hanging one: the work matters more than its
+display.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-OnCancel = Callable[[str], None]  # is told why, as a clause ("Slurm sent its step SIGTERM"); from another thread
+OnCancel = Callable[[str], None]  # gets the reason as a clause ("Slurm sent its step SIGTERM"); from another thread
 
 
 class MirroredWork(Protocol):
-    """Work that is being shown."""
+    """Work that is shown."""
 
     def end(self, ok: bool) -> None:
         """Show that the work has ended, well or not; returns when that is shown, within seconds. Idempotent."""
@@ -21,10 +21,10 @@ class MirroredWork(Protocol):
 
 
 class WatchHandle(Protocol):
-    """Something that is kept an eye on."""
+    """A handle of a watch."""
 
     def stop(self) -> None:
-        """Look no more; what is found from now on is not told. Idempotent."""
+        """Stop watching; later findings are not reported. Idempotent."""
         ...
 
 
@@ -32,11 +32,11 @@ class Mirror(Protocol):
     """Shows work from its start to its end."""
 
     def begin(self, name: str, on_cancel: OnCancel) -> MirroredWork:
-        """Show that work of this name runs from now on; returns at once, it may show a moment later.
+        """Show work of this name from now on; returns at once, it may show a moment later.
 
         Args:
-            name: as people shall see it.
-            on_cancel: called once at most, and never after ``end``, when somebody ended from outside what is shown.
+            name: the displayed name.
+            on_cancel: called at most once, and never after ``end``, when the shown step was ended from outside.
 
         Raises:
             MooringsError: ``name.invalid``.
@@ -44,17 +44,17 @@ class Mirror(Protocol):
         ...
 
     def watch_limit(self, on_cancel: OnCancel, lead_s: float) -> WatchHandle:
-        """See to the time limit of the job around us, for work that is not shown yet since it still waits.
+        """Watch the time limit of the surrounding job, for work that still waits and so is not shown yet.
 
         Args:
-            on_cancel: called once at most, ``lead_s`` before the limit, or when the job has ended.
+            on_cancel: called at most once, ``lead_s`` before the limit, or when the job has ended.
             lead_s: seconds.
         """
         ...
 
 
 class NoMirror:
-    """Where there is nothing to show work in: nothing happens."""
+    """The mirror outside any scheduler's job: it does nothing."""
 
     def begin(self, name: str, on_cancel: OnCancel) -> MirroredWork:
         return _Nothing()

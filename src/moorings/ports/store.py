@@ -1,4 +1,4 @@
-"""What the controller needs of a database. The database is the arbiter: memory only caches what it holds.
+"""The store: the controller's interface to a database. The database is the arbiter: memory only caches its content.
 
 Implementations are synchronous and used from one worker thread of the controller (and from others for reads); they
 raise ``MooringsError`` only, never a driver's own exception.
@@ -30,7 +30,7 @@ LOG_START = Seq(0)
 
 @dataclass(frozen=True, slots=True)
 class LogPosition:
-    """How far a database has come: only ever further, unless somebody turned it back.
+    """How far a database has come: it only increases, unless the database is turned back.
 
     Attributes:
         seq: the number of its last event.
@@ -41,16 +41,16 @@ class LogPosition:
     epoch: Epoch
 
     def is_reached_by(self, other: LogPosition) -> bool:
-        """Whether a database that stands at ``other`` may be the one that stood here."""
+        """Whether a database at ``other`` may be the one that was at this position."""
         return other.seq >= self.seq and other.epoch >= self.epoch
 
     def raised_to(self, other: LogPosition) -> LogPosition:
-        """The higher of both."""
+        """The higher of both positions."""
         return LogPosition(max(self.seq, other.seq), max(self.epoch, other.epoch))
 
 
 def rewound_error(known: LogPosition, at: LogPosition) -> MooringsError:
-    """What to say of a database that has come less far than is known of it."""
+    """The error for a database that is behind its known position."""
     return MooringsError(
         "store.turned_back",
         f"the database was turned back: it is at event {at.seq} of epoch {at.epoch}, and was at {known.seq} of "
@@ -62,17 +62,17 @@ def rewound_error(known: LogPosition, at: LogPosition) -> MooringsError:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedVersion:
-    """Which version of a record a save replaces; None: the record is new."""
+    """The version of a record that a save replaces; None: the record is new."""
 
     expected: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class IdempotencyRecord:
-    """The use of an idempotency key: ``subject`` and ``key`` are unique for ever.
+    """The use of an idempotency key: ``subject`` and ``key`` are unique forever.
 
     Attributes:
-        digest: of the request body; empty: what it made has left the database, and its request is not known any more.
+        digest: of the request body; empty: the record it made has left the database, and the request is unknown.
     """
 
     subject: str
@@ -89,13 +89,13 @@ class Changes:
     Attributes:
         claims: changed and new claims with the version they replace.
         partitions: changed and new partitions with the version they replace.
-        removed: partitions whose record goes (nothing is left of them), with the version it had.
+        removed: partitions whose record is deleted (nothing is left of them), with the version it had.
         devices: devices whose state changed; those IN_SERVICE need no record.
         runs: changed and new runs with the version they replace.
         jobs: the whole job of each new run.
         projects: changed and new projects with the version they replace.
-        projects_removed: projects that go, each by its name, with the version it had; what they used is forgotten.
-        usage: what projects have used by now, whether or not it was known before.
+        projects_removed: names of deleted projects, with the version they had; their usage is deleted, too.
+        usage: the present usage of projects, whether or not it was known before.
         keys: idempotency keys used by the new records.
         events: the outbox rows, in order.
     """
@@ -118,9 +118,9 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class StoredState:
-    """Everything that has not ended, as the database holds it, and the last sequence number it reflects.
+    """Everything that has not ended, from the database, and the last sequence number it reflects.
 
-    Projects, and what they used, stand by the projects' names.
+    Projects, and their usage, are ordered by the projects' names.
 
     Attributes:
         archived: number of the last event that has left for an archive; 0: none has.
@@ -146,7 +146,7 @@ class EventRow:
 
 @dataclass(frozen=True, slots=True)
 class PageQuery:
-    """How much of a list is wanted: at most ``limit`` after the item ``after`` (its id)."""
+    """A page of a list: at most ``limit`` items after the item ``after`` (its id)."""
 
     limit: int = 100
     after: str | None = None
@@ -154,13 +154,13 @@ class PageQuery:
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """Who began to lead last.
+    """The last controller that began to lead.
 
     Attributes:
-        holder: its name; empty if nobody ever led.
-        url: where it can be reached; empty if it did not say.
-        epoch: its fencing epoch; 0 if nobody ever led.
-        led_at: when it began; None if nobody ever led.
+        holder: its name; empty if none ever led.
+        url: its address; empty if it gave none.
+        epoch: its fencing epoch; 0 if none ever led.
+        led_at: when it began; None if none ever led.
     """
 
     holder: str
@@ -175,8 +175,8 @@ class Replication:
 
     Attributes:
         standbys: how many are connected.
-        names: those that a commit waits for, in PostgreSQL's words (``synchronous_standby_names``).
-        commit: what it waits for (``synchronous_commit``), as our own sessions have it.
+        names: the standbys that a commit waits for, as in PostgreSQL's ``synchronous_standby_names``.
+        commit: what it waits for, as in ``synchronous_commit`` of our own sessions.
     """
 
     standbys: int
@@ -190,10 +190,10 @@ class AccessKey:
 
     Attributes:
         id: public part, in logs and listings.
-        subject: who it speaks for.
-        owner_prefix: claims it may make and release belong to owners that begin with it.
-        digest: HMAC-SHA256 of the secret under the installation's pepper, hex.
-        expires_at: from when on the secret is worth nothing; None: never.
+        subject: the name it authenticates.
+        owner_prefix: it may create and release claims of owners with this prefix.
+        digest: HMAC-SHA256 of the secret with the installation's pepper, hex.
+        expires_at: when the secret stops working; None: never.
         rotated_at: when it got this secret, if that is not its first.
         old_digest: of the secret before,
         old_until: which works until then.
@@ -214,14 +214,14 @@ class AccessKey:
 
 @dataclass(frozen=True, slots=True)
 class ApplianceJobQuery:
-    """Which of an appliance's jobs: of a kind, of a workflow, with all these labels; nothing given: all."""
+    """A selection of an appliance's jobs: by kind, by workflow, by all these labels; without any: all."""
 
     kind: ApplianceJobType | None = None
     workflow: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def takes(self, part: WorkflowPart | None, labels: Mapping[str, str]) -> bool:
-        """Whether a run with that part in a workflow (None: it has none) and these labels is one of them."""
+        """Whether a run with that part in a workflow (None: it has none) and these labels is selected."""
         return (
             part is not None
             and self.kind in (None, part.kind)
@@ -238,8 +238,8 @@ class Archive:
         first: number of its first event.
         last: number of its last event, which ends a turn.
         digest: SHA-256 of the file, hex.
-        holder: the controller that wrote it; the file is on that one's machine.
-        at: when that was.
+        holder: the controller that wrote it; the file is on its machine.
+        at: when it was written.
     """
 
     first: Seq
@@ -251,7 +251,7 @@ class Archive:
 
 @dataclass(frozen=True, slots=True)
 class EndedRecords:
-    """Records that ended long ago, and that nothing else refers to."""
+    """Records that ended long ago, and that no other record refers to."""
 
     runs: Sequence[Run] = ()
     claims: Sequence[Claim] = ()
@@ -261,19 +261,19 @@ class EndedRecords:
 
 
 class Store(Protocol):
-    """A database that holds one installation."""
+    """The database of one installation."""
 
     def installation(self) -> str:
-        """The id this installation got when its database was made; part of every mark."""
+        """The id of this installation, made with its database; part of every mark."""
         ...
 
     def lead(self, holder: str, now: Timestamp, url: str = "") -> Epoch:
         """Begin to lead: raises the fencing epoch, so every earlier leader's saves fail from now on.
 
         Args:
-            holder: the name of this controller, unique among those of the installation.
-            now: told as ``led_at``.
-            url: where the others can reach it.
+            holder: the name of this controller, unique in the installation.
+            now: saved as ``led_at``.
+            url: its address for the other controllers.
         """
         ...
 
@@ -282,7 +282,7 @@ class Store(Protocol):
         ...
 
     def leader(self) -> Leader:
-        """Who began to lead last; whether it still does is for nobody to know."""
+        """The last controller that began to lead; whether it still does is unknown."""
         ...
 
     def load(self) -> StoredState:
@@ -290,13 +290,12 @@ class Store(Protocol):
         ...
 
     def commit(self, epoch: Epoch, changes: Changes, after: Seq = LOG_START) -> Seq:
-        """Save all of it in one durable transaction; the last sequence number given.
+        """Save all changes in one durable transaction; returns the last sequence number used.
 
         Args:
             epoch: under which the caller leads.
-            changes: what is saved.
-            after: the last sequence number that the caller knows of; a database that has not come so far was turned
-                back.
+            changes: the changes.
+            after: the last sequence number that the caller knows; a database that has not come so far was turned back.
 
         Raises:
             MooringsError: ``store.fenced`` (another controller leads), ``store.turned_back``, ``store.removed``,
@@ -306,7 +305,7 @@ class Store(Protocol):
         ...
 
     def keys_used(self, pairs: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], IdempotencyRecord]:
-        """The uses of these (subject, key) pairs that exist."""
+        """The existing uses of these (subject, key) pairs."""
         ...
 
     def claim(self, ident: str) -> Claim | None:
@@ -336,11 +335,11 @@ class Store(Protocol):
         subject: str | None = None,
         part: ApplianceJobQuery | None = None,
     ) -> Sequence[Run]:
-        """Runs by creation, then id; with ``part`` only jobs of an appliance, and of these as it says."""
+        """Runs by creation, then id; with ``part`` only the selected jobs of an appliance."""
         ...
 
     def jobs(self, idents: Sequence[RunId]) -> Mapping[RunId, JobSpec]:
-        """The whole jobs of these runs; those that there are not are missing."""
+        """The whole jobs of these runs; unknown runs are left out."""
         ...
 
     def events(
@@ -350,32 +349,32 @@ class Store(Protocol):
         ...
 
     def last_seq(self) -> Seq:
-        """The last sequence number given."""
+        """The last sequence number used."""
         ...
 
     def high_water(self) -> LogPosition:
-        """How far it has come."""
+        """How far the database has come."""
         ...
 
     def archives(self) -> Sequence[Archive]:
-        """The stretches of the event log that have left, oldest first."""
+        """The archived stretches of the event log, oldest first."""
         ...
 
     def stretch(self, n_events: int, before: Timestamp) -> tuple[Seq, Seq] | None:
-        """First and last of the oldest events: so many, and then up to the end of a turn; the same each time.
+        """First and last of the oldest ``n_events`` events, extended to the end of a turn; the same each time.
 
-        None: there are not so many, or the last one happened at ``before`` or later.
+        None: there are fewer, or the last one happened at ``before`` or later.
         """
         ...
 
     def forget_events(self, epoch: Epoch, archive: Archive, limit: int, after: Seq = LOG_START) -> int:
-        """Remove at most ``limit`` of the events that stand in an archive; how many. 0: none of them is left.
+        """Remove at most ``limit`` of an archive's events; returns how many. 0: none of them is left.
 
-        The first call, with the oldest events there are, also saves that they have left.
+        The first call, with the oldest events in the database, also records that they have left.
 
         Args:
             epoch: under which the caller leads.
-            archive: written, and on the disk.
+            archive: written, and durable.
             limit: so that the database is not busy for long.
             after: as in ``commit``.
 
@@ -387,26 +386,26 @@ class Store(Protocol):
     def ended(self, before: Timestamp, limit: int) -> EndedRecords:
         """At most ``limit`` runs, and as many claims, that ended before that, the oldest first.
 
-        A run with a claim of its own comes when that has ended, too; a claim when no run and no partition refers to it
-        any more; jobs of a workflow when the last of them may.
+        A run with a claim of its own is listed when that has ended, too; a claim when no run and no partition refers to
+        it any more; jobs of a workflow when the last of them may leave.
         """
         ...
 
     def forget_ended(self, epoch: Epoch, ended: EndedRecords, after: Seq = LOG_START) -> None:
-        """Remove them; their idempotency keys stay, spent.
+        """Remove these records; their idempotency keys stay, spent.
 
         Args:
             epoch: under which the caller leads.
-            ended: as ``ended`` gave them.
+            ended: from ``ended``.
             after: as in ``commit``.
 
         Raises:
-            MooringsError: as ``commit``; ``store.conflict``: something refers to one of them.
+            MooringsError: as ``commit``; ``store.conflict``: a record refers to one of them.
         """
         ...
 
     def replication(self) -> Replication | None:
-        """How its server keeps standbys; None: it is a file."""
+        """How its server replicates to standbys; None: it is a file."""
         ...
 
     def add_access_key(self, key: AccessKey, event: Event) -> None:
@@ -430,11 +429,11 @@ class Store(Protocol):
         ...
 
     def revoke_access_key(self, ident: str, event: Event) -> bool:
-        """Revoke it; False if there is none or it was revoked before."""
+        """Revoke a key; False if it does not exist or was revoked before."""
         ...
 
     def ping(self) -> None:
-        """Returns if a write could be made now.
+        """Return if a write is possible now.
 
         Raises:
             MooringsError: ``store.unavailable``.
@@ -442,7 +441,7 @@ class Store(Protocol):
         ...
 
     def check_place(self) -> None:
-        """See that what is written is found by the next controller.
+        """Check that the next controller will find what is written.
 
         Raises:
             MooringsError: ``store.removed``: the database's file is no longer where it was opened.
@@ -450,7 +449,7 @@ class Store(Protocol):
         ...
 
     def check_room(self) -> None:
-        """See that there is room for new work; what ends work has a reserve.
+        """Check that there is room for new work; a reserve is kept for ending work.
 
         Raises:
             MooringsError: ``store.nearly_full``.
@@ -458,7 +457,7 @@ class Store(Protocol):
         ...
 
     def keep_reserve(self) -> None:
-        """Keep that reserve; called now and then.
+        """Fill up that reserve; called now and then.
 
         Raises:
             MooringsError: ``store.unavailable``.
@@ -466,9 +465,9 @@ class Store(Protocol):
         ...
 
     def abort(self) -> None:
-        """End the calls that wait for the database now, in whatever threads; they fail with ``store.unavailable``."""
+        """End the calls that wait for the database now, in any thread; they fail with ``store.unavailable``."""
         ...
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the database."""
         ...
