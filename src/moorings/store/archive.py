@@ -1,10 +1,10 @@
-"""What leaves the database, as files: stretches of the event log, and records that ended long ago.
+"""Archives of events and ended records, as files.
 
-Files, not tables of another database: they never change, any tool can copy them and read them, and the log packs to a
-tenth of its size. A file of events is named by its first and last, and is the same bytes whenever it is written from
-the same events; so a writer that was killed is followed by one that writes it again, and nothing is in two files.
+Files, not tables of another database: they never change, any tool can copy and read them, and the log packs to a tenth
+of its size. A file of events is named by its first and last event, and has the same bytes whenever it is written from
+the same events; so after a kill the next writer writes it again, and no event is in two files.
 
-No SQL here: ``moor replay`` reads them where the server's libraries are not installed.
+No SQL here: ``moor replay`` reads archives where the server's libraries are not installed.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ class ArchiveFile:
 
 
 class ArchiveFolder:
-    """A folder of archives, 0700, its files 0600; made when the first one is written."""
+    """A folder of archives, 0700, its files 0600; created with the first file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def write_events(self, first: Seq, last: Seq, rows: Iterable[EventRow]) -> str:
-        """The digest of the file of these events, which is on the disk then; one that is there already stays.
+        """Write the file of these events, durably, unless it exists; returns its digest.
 
         Raises:
-            MooringsError: ``archive.failed``: it cannot be written, or another one of that name is there.
+            MooringsError: ``archive.failed``: it cannot be written, or a different file of that name exists.
         """
         name = f"events-{first:019d}-{last:019d}.jsonl.gz"
         seen: list[Seq] = []
@@ -72,7 +72,7 @@ class ArchiveFolder:
         return digest
 
     def write_ended(self, ended: EndedRecords, jobs: JobsOf) -> None:
-        """Write records as they were last, a line each, a run with its whole job.
+        """Write ended records, a line each, a run with its whole job.
 
         Raises:
             MooringsError: ``archive.failed``.
@@ -92,7 +92,7 @@ class ArchiveFolder:
     def _write(self, name_of: Callable[[str], str], lines: Iterable[str]) -> str:
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for draft in self.path.glob(".draft-*"):  # of one that was killed: one controller writes here at a time
+            for draft in self.path.glob(".draft-*"):  # of a killed writer: one controller writes here at a time
                 draft.unlink()
             descriptor, draft_name = tempfile.mkstemp(dir=self.path, prefix=".draft-")
             draft = Path(draft_name)
@@ -118,7 +118,7 @@ def list_archive_files(folder: Path) -> list[ArchiveFile]:
     """The files of events in a folder, by their first event.
 
     Raises:
-        MooringsError: ``archive.failed``: the folder cannot be read; one that is not there has none.
+        MooringsError: ``archive.failed``: the folder cannot be read; a missing folder has no files.
     """
     found: list[ArchiveFile] = []
     try:
@@ -133,7 +133,7 @@ def list_archive_files(folder: Path) -> list[ArchiveFile]:
 
 
 def read_events(stretch: ArchiveFile) -> Iterator[EventRow]:
-    """The events of a file, exactly as they were.
+    """The events of a file, exactly as they were in the log.
 
     Raises:
         MooringsError: ``log.unreadable``.

@@ -1,7 +1,7 @@
-"""What to say when the database refused a commit: which record, and what of it was taken.
+"""The errors of a rejected commit: which record caused it, and which of its values was taken.
 
-Drivers tell it in their own words, and only the name of a constraint; so it is looked up again, from the rows that were
-refused, after the transaction was rolled back. That costs something only when something went wrong.
+Database drivers report this in their own words, with only the name of a constraint. So after the rollback it is looked
+up again from the rejected rows. That costs something only after an error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from moorings.core.errors import MooringsError
 from moorings.store import tables
 from moorings.store.rows import RowTuple, Value
 
-_CHUNK = 200  # values in one question; SQLite of old allows 999 parameters
+_CHUNK = 200  # values in one query; old SQLite allows 999 parameters
 
 _TAKEN = {
     tables.claims.c.id: "there is a claim with the id {0}",
@@ -39,7 +39,7 @@ _TAKEN = {
 
 
 class CommitRejectedError(Exception):
-    """The database refused a commit; ``explain`` says why, after the rollback."""
+    """The database rejected a commit; ``explain`` finds the reason, after the rollback."""
 
     def explain(self, connection: Connection) -> MooringsError:
         """The ``store.conflict`` that names what was taken or stale."""
@@ -47,7 +47,7 @@ class CommitRejectedError(Exception):
 
 
 class UniqueViolationError(CommitRejectedError):
-    """A constraint refused one of these new rows."""
+    """A constraint rejected one of these new rows."""
 
     def __init__(self, table: Table, rows: Sequence[RowTuple]) -> None:
         super().__init__(table.name)
@@ -62,7 +62,7 @@ class VersionConflictError(CommitRejectedError):
     """One of these records does not have the version (or the identity) that a save expects.
 
     Args:
-        table: where they are.
+        table: the table of the records.
         guards: id (of a project its name) and expected version of each save.
     """
 
@@ -110,7 +110,7 @@ def _what_is_taken(connection: Connection, table: Table, rows: Sequence[RowTuple
             (element,) = key.elements
             named = [row[place[element.parent.name]] for row in rows]
             absent = _absent(connection, element.column, named)
-            if absent:  # those that the same commit was to make are absent too, after the rollback
+            if absent:  # after the rollback, this also lists rows that the same commit was to insert
                 one_of = "one of " if len(absent) > 1 else ""
                 return f"{one_of}{element.parent.name} {', '.join(map(str, absent[:5]))} does not exist"
     return f"a row of {table.name} is not allowed"
@@ -125,7 +125,7 @@ def _first_present(
     connection: Connection, columns: Sequence[Column[Value]], values: Sequence[RowTuple]
 ) -> RowTuple | None:
     for start in range(0, len(values), _CHUNK):
-        # Not `(pool, name) IN (VALUES ...)`: SQLite compares those without the columns' types, and so without an index.
+        # Not `(pool, name) IN (VALUES ...)`: SQLite compares those without the columns' types, so without an index.
         wanted = (
             and_(*(column == part for column, part in zip(columns, value, strict=True)))
             for value in values[start : start + _CHUNK]

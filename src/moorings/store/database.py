@@ -1,8 +1,8 @@
 """A kind of database: how its transactions begin and what its errors mean. Everything else is the same SQL.
 
-A transaction here ends in one of three ways: committed, rolled back with the caller's error, or, when the database
-itself failed, rolled back with ``store.unavailable`` or ``store.corrupt`` and its connection thrown away: whether a
-connection is fit for use after such an error depends on the database, its version and the error, so none is trusted.
+A transaction ends in one of three ways: committed; rolled back with the caller's error; or, if the database itself
+failed, rolled back with ``store.unavailable`` or ``store.corrupt`` and its connection closed. Whether a connection is
+usable after such an error depends on the database, its version and the error, so none is trusted.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ REPORT_HINT = "please report this"
 
 
 class Database(ABC):
-    """An engine and the few things that are different for each kind of database."""
+    """An engine and the few differences between kinds of databases."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        # Writers of this process queue here, where they wake at once, and not in the database, where some only poll.
+        # Writers of this process queue here, where they wake at once, not in the database, where some only poll.
         self._writing = threading.Lock()
 
     @abstractmethod
@@ -44,25 +44,25 @@ class Database(ABC):
 
     @abstractmethod
     def begin_upgrade(self, connection: Connection) -> None:
-        """Begin a transaction beside which no other one changes the schema."""
+        """Begin a transaction during which no other one changes the schema."""
 
     @abstractmethod
     def before_upgrade(self, connection: Connection, revision: str, head: str) -> None:
-        """Keep a way back, in the transaction that will change the schema, or say that there is none.
+        """Keep a way back, in the transaction that will change the schema, or log that there is none.
 
         Raises:
-            MooringsError: ``store.unavailable``: there is to be one and it cannot be had; nothing was changed.
+            MooringsError: ``store.unavailable``: the way back cannot be kept; nothing was changed.
         """
 
-    def check_room(self) -> None:  # noqa: B027 - a server's disk is not seen from here
-        """See that there is room for new work.
+    def check_room(self) -> None:  # noqa: B027 - a server's disk is not visible from here
+        """Check that there is room for new work.
 
         Raises:
             MooringsError: ``store.nearly_full``.
         """
 
-    def keep_reserve(self) -> None:  # noqa: B027 - nor kept room on
-        """Keep room for what ends work, for when the disk is full.
+    def keep_reserve(self) -> None:  # noqa: B027 - nor can room be kept on it
+        """Keep room for ending work when the disk is full.
 
         Raises:
             MooringsError: ``store.unavailable``.
@@ -70,9 +70,9 @@ class Database(ABC):
 
     @abstractmethod
     def explain(self, error: DBAPIError) -> MooringsError:
-        """What a driver's error means: ``store.unavailable`` or ``store.corrupt``.
+        """The meaning of a driver's error: ``store.unavailable`` or ``store.corrupt``.
 
-        Also ``internal.error``, if it refuses a value: whoever lets such a value in must be mended, the store is well.
+        Also ``internal.error``, if it rejects a value: the code that lets such a value in has a bug, the store is well.
         """
 
     @contextmanager
@@ -136,7 +136,7 @@ class Database(ABC):
             raise
         except DBAPIError as error:
             raise self.explain(error) from error
-        except UnicodeEncodeError as error:  # half of a surrogate pair: no database takes that
+        except UnicodeEncodeError as error:  # half of a surrogate pair: no database accepts that
             raise MooringsError("internal.error", f"a record cannot be saved: {error}", hint=REPORT_HINT) from error
         except NoConnectionError as error:
             raise MooringsError(
@@ -146,20 +146,20 @@ class Database(ABC):
                 retryable=True,
             ) from error
 
-    def check_place(self) -> None:  # noqa: B027 - a server's is where it says
-        """See that it is still where it was opened.
+    def check_place(self) -> None:  # noqa: B027 - a server's place is its own business
+        """Check that the database is still where it was opened.
 
         Raises:
             MooringsError: ``store.removed``.
         """
 
     def replication(self) -> Replication | None:
-        """How its server keeps standbys; None: it is no server."""
+        """How its server replicates to standbys; None: it is no server."""
         return None
 
     def abort(self) -> None:  # noqa: B027 - a file answers by itself, or the system does
-        """End the calls under way, if they can hang."""
+        """End the calls in progress, if they can hang."""
 
     def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         self.engine.dispose()

@@ -1,11 +1,11 @@
-"""How far an installation's database is known to have come: on disk beside what was ordered of the hardware.
+"""The high-water mark: how far an installation's database is known to have come, on disk beside the hardware orders.
 
-A database can go back without a word: a standby that lagged is promoted, a disk's snapshot is put in its place. Its
-records then know nothing of the partitions made since, and a controller that took them at their word would remove
-those under live jobs (laws 2, 3). So, before hardware is told to make or reset a partition, the number of the last
-event and the leader's epoch are written here, where no database tool reaches; ``controller.turned_back`` compares.
+A database can go back silently: a lagging standby is promoted, or a disk's snapshot is restored. Its records then know
+nothing of the partitions created since, and a controller that trusted them would remove those under live jobs (laws 2,
+3). So, before hardware is ordered to create or reset a partition, the number of the last event and the leader's epoch
+are written here, out of reach of database tools; ``controller.turned_back`` compares.
 
-A file of each pool's driver was refused: the folders of all drivers lie beside this file, and are put back with it or
+A file for each pool's driver was refused: the folders of all drivers lie beside this file, and are restored with it or
 not at all.
 """
 
@@ -21,17 +21,17 @@ from moorings.core.errors import MooringsError
 from moorings.ports.store import Epoch, LogPosition, Seq
 
 LOG_POSITION_FILE = "high-water"
-_BYTES = 256  # of one sector: it is there whole or not at all
+_BYTES = 256  # within one sector: written whole or not at all
 
 
 class LogPositionFile:
-    """The highest that is known of an installation's database.
+    """The highest known position of an installation's database.
 
-    It only rises, also where two controllers of one folder write.
+    It only rises, even if two controllers of one folder write.
 
     Args:
         folder: the installation's, beside the drivers' own.
-        installation: whose database.
+        installation: of the database.
     """
 
     def __init__(self, folder: Path, installation: str) -> None:
@@ -40,13 +40,13 @@ class LogPositionFile:
         self._seen: LogPosition | None = None
         self._kept: LogPosition | None = None
         self._writing = threading.Lock()
-        self._noting = asyncio.Lock()  # fair: first come, first on
+        self._noting = asyncio.Lock()  # fair: first come, first served
 
     def known(self) -> LogPosition | None:
         """The higher of what this process has seen and what the file says; None: the file says nothing.
 
-        What was seen alone proves nothing: a controller that is new to the database may have seen it go on from where
-        it was turned back to.
+        What was only seen proves nothing: a controller that is new to the database may have seen it continue after it
+        was turned back.
 
         Raises:
             MooringsError: ``store.unavailable``: the file cannot be read.
@@ -61,13 +61,13 @@ class LogPositionFile:
         return None if on_disk is None else _higher(self._seen, on_disk)
 
     def see(self, at: LogPosition) -> None:
-        """Remember it as long as this process lives."""
+        """Remember this position while this process lives."""
         self._seen = _higher(self._seen, at)
 
     async def note(self, at: LogPosition) -> None:
-        """Returns once it is on the disk; those who wait for one write share it, and go on in the order they came.
+        """Return once the position is durable; callers waiting for one write share it, and continue in their order.
 
-        The order matters: a vendor that chooses the devices itself takes partitions as they come.
+        The order matters: a vendor's controller that chooses the devices itself handles orders as they come.
 
         Raises:
             MooringsError: ``store.unavailable``: it cannot be written.
@@ -78,7 +78,7 @@ class LogPositionFile:
                 await asyncio.to_thread(self.keep, at)
 
     def keep(self, at: LogPosition) -> None:
-        """As ``note``, for who may wait.
+        """As ``note``, for callers that may block.
 
         Raises:
             MooringsError: ``store.unavailable``.
@@ -107,7 +107,7 @@ class LogPositionFile:
         return highest
 
     def _parse(self, text: str) -> LogPosition | None:
-        """What a file says of this installation; None: nothing that can be read."""
+        """The position in a file of this installation; None: the file has none that can be read."""
         words = text.split()
         if len(words) != 3 or words[0] != self._installation or not (words[1] + words[2]).isdecimal():
             return None

@@ -1,7 +1,7 @@
-"""What is found in a long history without reading all of it, and how the oldest part of it leaves.
+"""Queries on a long history that do not read all of it, and the removal of its oldest part.
 
-Statements of ``sql``, which begins the transactions. A statement here may touch many rows only where a limit says how
-many: whoever decides meanwhile waits for the database.
+These are statements of ``sql``, which begins the transactions. A statement here may touch many rows only up to a limit:
+meanwhile the deciding turn waits for the database.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from moorings.workloads.runs import ENDED as ENDED_RUNS
 T = TypeVar("T")
 
 TURN: Final = "turn.decided"  # the last event of every turn
-_AT_ONCE: Final = 200  # values in one statement; SQLite of old allows 999 parameters
+_AT_ONCE: Final = 200  # values in one statement; old SQLite allows 999 parameters
 _DIGEST_BYTES: Final = 16
 _ENDED_CLAIMS = sorted(state.value for state in ENDED_CLAIMS)
 _ENDED_RUNS = sorted(state.value for state in ENDED_RUNS)
 _earlier_runs = runs.alias("earlier")
 _LAST_ARCHIVED = select(func.max(archives.c.last))
 
-# The names that are in the log, one step of the index each. Not ``DISTINCT``: that reads all of it.
+# The names in the log, one step of the index each. Not ``DISTINCT``: that reads the whole log.
 _first_name = select(func.min(outbox.c.name).label("name")).cte("names", recursive=True)
 _NAMES = _first_name.union_all(
     select(select(func.min(outbox.c.name)).where(outbox.c.name > _first_name.c.name).scalar_subquery()).where(
@@ -62,15 +62,14 @@ def select_by_names(
 ) -> Select[*tuple[Any, ...]] | None:
     """The statement that reads the events of these names after ``after``, at most ``limit``; names may end in ``.*``.
 
-    None: there are no events of these names. A list a name, each in the order of its index, merged: one list of several
-    names would be all of them, sorted. So names that are meant by a beginning are looked up before, in the same
-    snapshot.
+    None: there are no such events. It merges one list for each name, each in the order of its index: one list of
+    several names would read and sort all of them. So prefixes are expanded to names first, in the same snapshot.
     """
     exact = {name for name in wanted if not name.endswith(".*")}
     begins = tuple(name[:-1] for name in wanted if name.endswith(".*"))
     if begins:
         exact.update(name for name in connection.execute(_ALL_NAMES).scalars() if name.startswith(begins))
-    # Each in order by itself: PostgreSQL merges only such lists, and sorts all of others.
+    # Each ordered by itself: PostgreSQL merges only such lists, and sorts all others completely.
     ordered = [
         select(outbox.c.seq).where(outbox.c.name == name, outbox.c.seq > after).order_by(outbox.c.seq).subquery()
         for name in sorted(exact)
@@ -83,17 +82,17 @@ def select_by_names(
 
 
 def last_archived_seq(connection: Connection) -> Seq:
-    """Number of the last event that has left."""
+    """Number of the last archived event."""
     return Seq(connection.execute(_LAST_ARCHIVED).scalar_one() or LOG_START)
 
 
 def list_archives(connection: Connection) -> Sequence[Archive]:
-    """The stretches that have left, oldest first."""
+    """The archived stretches, oldest first."""
     return [rows.parse_archive(*row) for row in connection.execute(select(archives).order_by(archives.c.last))]
 
 
 def next_archive_range(connection: Connection, n_events: int, before: Timestamp) -> tuple[Seq, Seq] | None:
-    """First and last of the oldest events that no archive has: so many, and up to the end of a turn."""
+    """First and last of the oldest ``n_events`` unarchived events, extended to the end of a turn."""
     oldest = (
         select(outbox.c.seq, outbox.c.at).where(outbox.c.seq > last_archived_seq(connection)).order_by(outbox.c.seq)
     )
@@ -107,7 +106,7 @@ def next_archive_range(connection: Connection, n_events: int, before: Timestamp)
 
 
 def delete_archived_events(connection: Connection, archive: Archive, limit: int) -> int:
-    """Remove some of the events in an archive, and save that they have left; how many were removed.
+    """Remove some events of an archive, and record that they have left; returns how many were removed.
 
     Raises:
         MooringsError: ``store.conflict``.
@@ -133,13 +132,13 @@ def delete_archived_events(connection: Connection, archive: Archive, limit: int)
 
 
 def list_ended(connection: Connection, before: Timestamp, limit: int) -> EndedRecords:
-    """Runs and claims that ended before that, and that nothing else refers to."""
+    """Runs and claims that ended before that, and that no other record refers to."""
     other = _earlier_runs.c
     younger = exists().where(other.workflow == runs.c.workflow, or_(other.ended_at.is_(None), other.ended_at >= before))
     own = exists().where(claims.c.id == runs.c.claim, or_(claims.c.ended_at.is_(None), claims.c.ended_at >= before))
     old_runs = select(runs).where(
         runs.c.ended_at < before,
-        literal("").concat(runs.c.state).in_(_ENDED_RUNS),  # so that it is not found by the state: most have ended
+        literal("").concat(runs.c.state).in_(_ENDED_RUNS),  # so that no index on the state is used: most have ended
         or_(runs.c.workflow.is_(None), ~younger),
         or_(runs.c.claim.is_(None), runs.c.within == 1, ~own),
     )
@@ -155,10 +154,10 @@ def list_ended(connection: Connection, before: Timestamp, limit: int) -> EndedRe
 
 
 def delete_ended(connection: Connection, gone: EndedRecords) -> None:
-    """Remove them, and leave of their keys what is needed to know them again.
+    """Remove these records, and keep digests of their keys.
 
     Raises:
-        IntegrityError: something refers to one of them.
+        IntegrityError: a record refers to one of them.
     """
     for table, column, idents in (
         (runs, idempotency_keys.c.run, [run.id for run in gone.runs]),
@@ -187,7 +186,7 @@ def _spend(connection: Connection, chosen: ColumnElement[bool]) -> None:
 def find_spent_keys(
     connection: Connection, pairs: Iterable[tuple[str, str]]
 ) -> dict[tuple[str, str], IdempotencyRecord]:
-    """Those of the (subject, key) pairs that were used for something that has left."""
+    """The (subject, key) pairs whose records have left."""
     found: dict[tuple[str, str], IdempotencyRecord] = {}
     for part in _parts([(key_digest(*pair), pair) for pair in pairs]):
         meant = dict(part)
@@ -198,7 +197,7 @@ def find_spent_keys(
 
 
 def key_digest(subject: str, key: str) -> bytes:
-    """What is kept of a key for ever: 16 bytes; nobody can find a key of somebody else's digest."""
+    """The permanent trace of a key: 16 bytes; a key with another's digest cannot be found."""
     return hashlib.sha256(canonical_json({"key": key, "subject": subject}).encode()).digest()[:_DIGEST_BYTES]
 
 

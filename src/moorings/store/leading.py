@@ -1,9 +1,9 @@
 """Leadership by an advisory lock of PostgreSQL, held by a session of its own.
 
 The lock goes when its session does, and a session goes when its process is killed (at once), when its machine is cut
-off (the server's keepalive probes) and when its controller hangs (it asks nothing for ``SILENCE_S``, so the server ends
-it): in each case another controller leads within seconds, and nobody has to compare clocks. A lease in a row with a
-heartbeat was refused: it needs the clocks of two machines to agree, and a write to disk every second for ever.
+off (the server's keepalive probes) and when its controller hangs (it sends nothing for ``SILENCE_S``, so the server
+ends it): in each case another controller leads within seconds, and no clocks are compared. A lease in a row with a
+heartbeat was refused: it needs two machines with equal clocks, and a write to disk every second.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("moorings.store")
 
-ADVISORY_LOCK_ID = 0x6D6F6F72  # "moor": advisory locks are a database's own, and so is ours
-TRY_S = 0.3  # how often one that stands by tries
-HEARTBEAT_S = 0.5  # how often one that leads shows that it lives
-SILENCE_S = 2.5  # after that long without a sign the server lets the lock go
+ADVISORY_LOCK_ID = 0x6D6F6F72  # "moor": advisory locks belong to one database, and that is ours
+TRY_S = 0.3  # how often a standby tries
+HEARTBEAT_S = 0.5  # how often the leader shows that it is alive
+SILENCE_S = 2.5  # after this silence the server releases the lock
 
-ANSWER_S = 2.5  # a server that takes longer to answer has let the lock go, for all we know
+ANSWER_S = 2.5  # a server that takes longer to answer may have released the lock
 
-# For the machine that is cut off: the server notices after idle + interval * count = 3 s.
+# If the machine is cut off: the server notices after idle + interval * count = 3 s.
 _SESSION = (
     f"SET idle_session_timeout = '{SILENCE_S:g}s'",
     "SET tcp_keepalives_idle = 1",
@@ -49,7 +49,7 @@ class LeaderLock:
     def __init__(self, url: str) -> None:
         self._url = url
         self._session: psycopg.Connection[Any] | None = None
-        self._using = threading.Lock()  # a thread whose caller was cancelled goes on
+        self._using = threading.Lock()  # a thread whose caller was cancelled continues
         self._told = ""
 
     async def gain(self) -> None:
@@ -72,7 +72,7 @@ class LeaderLock:
             self._end()
 
     def _try(self) -> bool:
-        """Whether the lock is ours now."""
+        """Whether we hold the lock now."""
         with self._using:
             return self._try_alone()
 
@@ -97,7 +97,7 @@ class LeaderLock:
         return row is not None and bool(row[0])
 
     def _beat(self) -> str:
-        """Show that we live; why we lead no longer, if so."""
+        """Show that we are alive; returns why we lead no longer, if so."""
         import psycopg
 
         with self._using:
@@ -112,7 +112,7 @@ class LeaderLock:
     def _end(self) -> None:
         session, self._session = self._session, None
         if session is not None:
-            with suppress(Exception):  # it may be broken: then the server lets go by itself
+            with suppress(Exception):  # it may be broken: then the server releases the lock by itself
                 session.close()
 
     def _tell(self, problem: str) -> None:

@@ -1,12 +1,12 @@
 """PostgreSQL: a database that several controllers share, on a server of its own.
 
-Isolation is READ COMMITTED: every write begins by locking the installation's row, so writes come one after the other
-and what one read is what it changes. SERIALIZABLE was refused: it would add retries and prevent nothing. Reads of
-several statements are REPEATABLE READ, so they see one state.
+Isolation is READ COMMITTED: every write begins by locking the installation's row, so writes are serial and each changes
+what it has read. SERIALIZABLE was refused: it would add retries and prevent nothing. Reads of several statements are
+REPEATABLE READ, so they see one state.
 
-A session is never trusted after an error, and one that the server has closed meanwhile is replaced before it is used.
-What cannot be known is whether a commit was carried out whose answer was lost: that is ``store.unavailable``, and the
-database, read again, has the truth.
+A session is never trusted after an error, and one that the server has closed meanwhile is replaced before use. If the
+answer to a commit is lost, it is unknown whether the commit was executed: that is ``store.unavailable``, and reading
+the database again gives the truth.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 IDLE_SESSIONS: Final = 4  # kept open: one writes, the others read
 SESSIONS_MAX: Final = 16  # a controller; a server has 100 by default, for all
-UPGRADE_LOCK: Final = 0x6D6F6F7275706772  # "moorupgr": advisory locks are a database's own, and so is ours
-UPGRADE_ANSWER_S: Final = 3600.0  # a step over large tables takes as long as it takes
-UPGRADE_IDLE_S: Final = 60.0  # between two statements of it: alembic is imported there
+UPGRADE_LOCK: Final = 0x6D6F6F7275706772  # "moorupgr": advisory locks belong to one database, and that is ours
+UPGRADE_ANSWER_S: Final = 3600.0  # a step over large tables takes long
+UPGRADE_IDLE_S: Final = 60.0  # between two of its statements: alembic is imported there
 
 _REPLICATION: Final = (
     "SELECT (SELECT count(*) FROM pg_stat_replication), current_setting('synchronous_standby_names'), "
@@ -55,21 +55,21 @@ class PostgresqlDatabase(Database):
         self._server = server
         self._lock_s = lock_s
         engine = create_engine(
-            URL.create("postgresql+psycopg", database=server.database or None),  # its name only: sessions are made here
+            URL.create("postgresql+psycopg", database=server.database or None),  # name only: ``creator`` makes sessions
             creator=server.connect,
             poolclass=QueuePool,
             pool_size=IDLE_SESSIONS,
             max_overflow=SESSIONS_MAX - IDLE_SESSIONS,
             pool_timeout=lock_s,
-            paramstyle="format",  # places, in order: ``saving`` gives values row by row
+            paramstyle="format",  # positional: ``saving`` gives values row by row
             use_native_hstore=False,
-            hide_parameters=True,  # values of rows are nobody's business in a traceback
+            hide_parameters=True,  # values of rows must not be in a traceback
         )
         event.listen(engine, "checkout", self._see_whether_alive)
         super().__init__(engine)
 
     def _see_whether_alive(self, session: PgSession, _entry: ConnectionPoolEntry, _proxy: object) -> None:
-        # Not the pool's "pre-ping": a question to the server for every transaction, and the turn waits for its answer.
+        # Not the pool's "pre-ping": it costs a round trip for every transaction, and the turn waits for it.
         if session.has_ended():
             raise DisconnectionError
         self._server.forgive(session)
@@ -94,8 +94,8 @@ class PostgresqlDatabase(Database):
         connection.exec_driver_sql("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
         connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
         connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = '{UPGRADE_IDLE_S:g}s'")
-        # However long another controller upgrades; but no table is waited for longer than by any statement, because
-        # whoever asks for that table next waits behind us.
+        # Wait as long as another controller upgrades; but wait for a table no longer than any statement does, because
+        # the next users of that table wait behind us.
         connection.exec_driver_sql("SET LOCAL lock_timeout = 0")
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({UPGRADE_LOCK})")
         connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{self._lock_s:g}s'")
@@ -119,13 +119,13 @@ class PostgresqlDatabase(Database):
 
 
 def open_postgresql(url: str, *, installation: str | None = None, patience: DatabaseTimeouts | None = None) -> SqlStore:
-    """The store in that database, made or upgraded if need be.
+    """The store in that database, created or upgraded if necessary.
 
     Args:
         url: in one of libpq's forms (``postgresql://user@host/name``, ``service=name``); its password, best kept in a
-            passfile, is never told.
-        installation: the id a new installation gets; None: 12 random letters and digits.
-        patience: how long the server is waited for.
+            passfile, is never shown.
+        installation: the id of a new installation; None: 12 random letters and digits.
+        patience: timeouts of the server.
 
     Raises:
         MooringsError: ``config.invalid`` (the URL, the server, or the driver is missing), ``store.too_new``,
@@ -144,10 +144,10 @@ def open_postgresql(url: str, *, installation: str | None = None, patience: Data
 
 
 def open_session(url: str, patience: DatabaseTimeouts | None = None) -> psycopg.Connection[Any]:
-    """A session of its own on that database, outside of any store; each statement is a transaction.
+    """A session on that database, outside any store; each statement is a transaction.
 
     Raises:
-        psycopg.Error: no session could be had, or its server is a standby.
+        psycopg.Error: no session could be opened, or its server is a standby.
         MooringsError: ``config.invalid``.
     """
     return _server(url, patience).connect()

@@ -1,10 +1,10 @@
 """Records to rows and back, exactly.
 
-A row is a tuple in the order of its table's columns, because that is what drivers take and give fastest; the readers
-take a row's values as arguments, so that the types of columns are written down once, here. Pure: no database is asked.
+A row is a tuple in the order of its table's columns, because drivers take and give that fastest; the parsers take a
+row's values as arguments, so that the types of columns are written down once, here. Pure: no database access.
 
-Text that others wrote (reasons, jobs, vendors' words) is kept as ASCII JSON: a lone surrogate from a file name that is
-not UTF-8, or a NUL, is then no reason for a commit to fail, and with it every other record of the same group.
+Text from outside (reasons, jobs, vendors' words) is stored as ASCII JSON: then a lone surrogate from a file name that
+is not UTF-8, or a NUL, does not make a commit fail with all other records of its group.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def parse_claim(
 
 
 def _spec_text(spec: ClaimSpec) -> str:
-    # By hand, not dataclasses.asdict: that takes four times as long, and every save of a claim comes here.
+    # Written out, not by dataclasses.asdict, which takes four times as long in every save of a claim.
     return _encode(
         {
             "checkpoint": _contract(spec.checkpoint),
@@ -261,7 +261,7 @@ def parse_device(pool: str, index: int, state: str, reason: str, since: int) -> 
 
 
 def run_row(run: Run, job: JobSpec | None) -> RowTuple:
-    """The row of ``runs``; with the whole job if the run is new, for it is written once."""
+    """The row of ``runs``; with the whole job if the run is new, because the job is written once."""
     return (
         run.id,
         run.job.name,
@@ -289,20 +289,20 @@ def run_row(run: Run, job: JobSpec | None) -> RowTuple:
 
 
 def labels_text(labels: Mapping[str, str]) -> str:
-    """Labels as the database has them; what it says of one label is a part of it, whatever others there are."""
+    """Labels as stored; the text of one label is a substring, whatever other labels there are."""
     return _encode(labels)
 
 
 def parse_run(
     ident: str,
-    name: str,  # the job has it too; its column is there to be searched
+    name: str,  # the job has it too; its column is there for searches
     engine: str,
     subject: str,
     created_at: int,
     within: int,
     kind: str | None,  # the job has these two, too
     workflow: str | None,
-    job: str | None,  # only of a row that has no head
+    job: str | None,  # only of a row without a head
     head: str | None,
     claim: str | None,
     state: str,
@@ -379,9 +379,7 @@ def _head_of(head: str | None, job: str | None) -> JobSummary:
     if head is not None:
         return from_plain(JobSummary, json.loads(head))
     assert job is not None, "a run has a job"
-    return summarize_job(
-        parse_job_text(job)
-    )  # its bytes count as none: the log, which is decided again, has none either
+    return summarize_job(parse_job_text(job))  # its size counts as 0: the log, which replays read, has none either
 
 
 def parse_job_text(text: str) -> JobSpec:
@@ -429,7 +427,7 @@ def event_row(seq: int, event: Event) -> RowTuple:
     """The row of ``outbox``."""
     data = event.data
     if not data.isascii():
-        # A lone surrogate, which no database takes, becomes the JSON escape that means the same.
+        # A lone surrogate, which no database accepts, becomes the JSON escape that means the same.
         data = data.encode(errors="backslashreplace").decode()
     return (
         seq,
@@ -454,7 +452,7 @@ def parse_event(
     run: str | None,
     pool: str | None,
     device: str | None,
-    version: int,  # there is one version so far; the next one translates older data here
+    version: int,  # there is only one version so far; the next one will translate older data here
     data: str,
 ) -> Numbered:
     """The numbered event of a row of ``outbox``."""
@@ -493,7 +491,7 @@ def parse_archive(last: int, first: int, digest: str, holder: str, at: int) -> A
 
 
 def parse_leader(holder: str, url: str, url_epoch: int, epoch: int, led_at: int | None) -> Leader:
-    """The leader of the row of ``installation``; an address of another epoch is another leader's."""
+    """The leader in the row of ``installation``; an address of another epoch is another leader's."""
     return Leader(holder, url if url_epoch == epoch else "", Epoch(epoch), _instant(led_at))
 
 

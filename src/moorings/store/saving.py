@@ -1,9 +1,9 @@
 """The statements of one commit.
 
-Each statement takes many rows, in a few fixed numbers of rows, so that it is compiled and parsed once and then only
-given values. The alternatives were measured. A SQLAlchemy statement a row costs ten times what SQLite needs for it. The
-driver's ``executemany`` is as fast alone, but gives up the interpreter's lock for every row: beside a busy event loop
-each row can then wait for a turn of 5 ms, and a commit of thirty claims took up to 1.5 s.
+Each statement takes many rows, in a few fixed numbers of rows, so that it is compiled and parsed only once. The
+alternatives were measured. A SQLAlchemy statement for each row costs ten times what SQLite needs for it. The driver's
+``executemany`` is as fast by itself, but releases the interpreter's lock for every row: beside a busy event loop each
+row can then wait 5 ms for the lock, and a commit of thirty claims took up to 1.5 s.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ ROWS_A_STATEMENT_MAX = 32  # and every smaller power of two
 
 
 class ChangeWriter:
-    """Carries out the changes of a turn, in one order that every constraint allows."""
+    """Saves the changes of a turn, in an order that every constraint allows."""
 
     def __init__(self, dialect: Dialect) -> None:
         self._claims = _VersionedTable(tables.claims, dialect)
@@ -63,12 +63,12 @@ class ChangeWriter:
         self._outbox = _InsertStatement(tables.outbox, dialect)
 
     def save(self, connection: Connection, changes: Changes, last: Seq) -> None:
-        """Save all of it, the last event as number ``last``.
+        """Save all changes, with ``last`` as the number of the last event.
 
         Raises:
-            RefusedError: the database stands against it; the transaction must be rolled back.
+            CommitRejectedError: the database rejected a change; the transaction must be rolled back.
         """
-        # Removals come first: what they give up may be taken anew by the same turn.
+        # Removals come first: the same turn may reuse what they give up.
         self._partitions.remove(connection, changes.removed)
         self._projects.remove(connection, changes.projects_removed)
         self._claims.save(connection, [(rows.claim_row(claim), save) for claim, save in changes.claims])
@@ -85,7 +85,7 @@ class ChangeWriter:
 
     def _save_devices(self, connection: Connection, devices: Sequence[Device]) -> None:
         latest = {(device.pool, device.index): device for device in devices}
-        # Away with the old row in any case: shorter than an upsert, and the same SQL everywhere.
+        # Delete the old row in any case: shorter than an upsert, and the same SQL everywhere.
         self._in_service.run(connection, list(latest))
         out = [device for device in latest.values() if device.state is not DeviceState.IN_SERVICE]
         self._devices.add(connection, [rows.device_row(device) for device in out])
@@ -115,10 +115,10 @@ class _VersionedTable:
         self._remove = _delete(table, [key.name, "version"], dialect)
 
     def save(self, connection: Connection, saves: Iterable[tuple[RowTuple, ExpectedVersion]]) -> None:
-        """Insert the new ones and update the others.
+        """Insert the new records and update the others.
 
         Raises:
-            RefusedError: an id or a name is taken, or a version differs.
+            CommitRejectedError: an id or a name is taken, or a version differs.
         """
         new: list[RowTuple] = []
         changed: list[RowTuple] = []
@@ -141,7 +141,7 @@ class _VersionedTable:
         """Delete records, each with the version it must have.
 
         Raises:
-            StaleError: one of them has another version, or is gone.
+            VersionConflictError: one of them has another version, or is gone.
         """
         if self._remove.run(connection, guards) != len(guards):
             raise VersionConflictError(self._table, guards)
@@ -158,7 +158,7 @@ class _InsertStatement:
         """Insert new rows.
 
         Raises:
-            TakenError: a constraint stands against one of them.
+            UniqueViolationError: a constraint rejected one of them.
         """
         try:
             self._insert.run(connection, new)
@@ -170,7 +170,7 @@ class _Statement:
     """A statement that takes any number of rows.
 
     Args:
-        build: the statement for so many rows; its parameters are made by ``_place``.
+        build: the statement for a number of rows; ``_place`` makes its parameters.
         dialect: of the database.
     """
 
@@ -180,7 +180,7 @@ class _Statement:
         self._texts: dict[int, str] = {}
 
     def run(self, connection: Connection, given: Sequence[RowTuple]) -> int:
-        """How many rows of the database it changed."""
+        """Execute the statement; returns how many rows of the database it changed."""
         n_changed = start = 0
         while start < len(given):
             n_rows = min(1 << (len(given) - start).bit_length() - 1, ROWS_A_STATEMENT_MAX)
@@ -217,7 +217,7 @@ def _insert(table: Table, dialect: Dialect) -> _Statement:
 def _update(
     table: Table, changing: Sequence[Column[Value]], fixed: Sequence[Column[Value]], dialect: Dialect
 ) -> _Statement:
-    """Takes the new values of what changes, then those of what stays, then the version expected."""
+    """Takes the new values of changing columns, then those of fixed columns, then the expected version."""
     kept = [*fixed, table.c.version]
 
     def line(row: int) -> Select[*tuple[Value, ...]]:
@@ -240,7 +240,7 @@ def _update(
 
 
 def _delete(table: Table, names: Sequence[str], dialect: Dialect) -> _Statement:
-    """Takes values of the named columns, which together say what goes."""
+    """Takes values of the named columns, which identify the rows to delete."""
 
     def build(n_rows: int) -> Delete:
         # Not `(id, version) IN (VALUES ...)`: SQLite finds no index for that.

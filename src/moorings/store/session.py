@@ -1,8 +1,8 @@
-"""One session on a PostgreSQL server, set up so that no call on it can hang and none of its errors tells a secret.
+"""One session on a PostgreSQL server, set up so that no call on it can hang and no error reveals a secret.
 
-The only module that needs psycopg, an extra, to be loaded: ``postgresql`` loads it when a database is opened. A bare
-psycopg connection was refused, because it waits for ever when a server takes a statement and never answers: the
-server's timeouts are the server's, and a stopped one, or a firewall that forgets, sends nothing at all.
+The only module that imports psycopg, an extra: ``postgresql`` loads it when a database is opened. A bare psycopg
+connection was refused, because it waits forever if a server takes a statement and never answers: the server's timeouts
+run on the server, and a stopped server, or a firewall that drops the connection, sends nothing at all.
 """
 
 from __future__ import annotations
@@ -30,11 +30,9 @@ ResultT = TypeVar("ResultT")
 
 log = logging.getLogger("moorings.store")
 
-MIN_SERVER_VERSION: Final = (
-    14  # the oldest release that its makers support; idle_session_timeout, which leadership needs
-)
+MIN_SERVER_VERSION: Final = 14  # the oldest supported release; leadership needs idle_session_timeout
 PREPARED_STATEMENTS: Final = 256  # a session; every statement of a commit stays planned
-_WAIT_S: Final = 0.1  # psycopg's own interval of looking up while it waits
+_WAIT_S: Final = 0.1  # psycopg's own polling interval
 
 _URL_HINT = (
     "a URL of libpq: postgresql://USER@HOST/DATABASE, or service=NAME; the password belongs into ~/.pgpass "
@@ -46,15 +44,15 @@ _SHOWN: Final = ("host", "hostaddr", "port", "dbname", "service")
 
 @dataclass(frozen=True, slots=True)
 class DatabaseTimeouts:
-    """How long the database is waited for, in seconds.
+    """Timeouts of the database, in seconds.
 
     Attributes:
         connect_s: for one server of the URL to accept a session.
-        lock_s: for a lock that another one holds; as long as SQLite's.
-        statement_s: for one statement, told by the server.
-        answer_s: for any answer at all; longer than all before, since what the server tells says more.
-        idle_in_transaction_s: until the server ends a session that holds locks and asks nothing. A controller that was
-            stopped in a commit blocks the next leader that long.
+        lock_s: for a lock that another session holds; as long as SQLite's.
+        statement_s: for one statement, enforced by the server.
+        answer_s: for any answer at all; longer than those before, because the server's own errors say more.
+        idle_in_transaction_s: until the server ends a session that holds locks and sends nothing. A controller that was
+            stopped in a commit blocks the next leader for that long.
     """
 
     connect_s: float = 5.0
@@ -65,7 +63,7 @@ class DatabaseTimeouts:
 
 
 class UnusableServerError(psycopg.OperationalError):
-    """A server answered, but is not one to work on; ``error`` says why."""
+    """A server answered, but is not usable; ``error`` has the reason."""
 
     def __init__(self, error: MooringsError) -> None:
         super().__init__(error.detail)
@@ -73,16 +71,16 @@ class UnusableServerError(psycopg.OperationalError):
 
 
 class PgSession(psycopg.Connection[Any]):
-    """A connection whose every wait ends; transactions begin where we say."""
+    """A connection on which every wait ends; transactions begin only explicitly."""
 
     answer_s: float = DatabaseTimeouts().answer_s
 
     def wait(self, gen: PQGen[ResultT], interval: float = _WAIT_S, timeout: float | None = None) -> ResultT:
-        """What the server answers.
+        """Wait for the server's answer, and return it.
 
         Raises:
-            psycopg.OperationalError: not within ``answer_s``; the session is closed, for an answer that comes later
-                would be taken for that of the next statement.
+            psycopg.OperationalError: no answer within ``answer_s``; the session is closed, because a late answer would
+                be taken for that of the next statement.
         """
         within_s = self.answer_s if timeout is None else timeout
         try:
@@ -94,14 +92,14 @@ class PgSession(psycopg.Connection[Any]):
             raise
 
     def cut(self) -> None:
-        """Shut its connection, from any thread: whoever waits for an answer on it has an error at once."""
+        """Shut down its connection, from any thread: a call that waits for an answer on it fails at once."""
         with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(self.fileno())) as connection:
             connection.shutdown(socket.SHUT_RDWR)
 
     def has_ended(self) -> bool:
-        """Whether the server has closed it while nobody used it, without asking the server.
+        """Whether the server has closed it while it was idle, without asking the server.
 
-        Anything that came in unasked counts: mostly it is the server's goodbye, and a new session costs little.
+        Any unexpected input counts: mostly it is the server's goodbye, and a new session costs little.
         """
         if self.closed:
             return True
@@ -111,11 +109,11 @@ class PgSession(psycopg.Connection[Any]):
 
 
 class SessionFactory:
-    """Where sessions come from: a URL that was understood, and what every session is set to.
+    """Opens sessions: has the parsed URL and the settings of every session.
 
     Args:
-        url: in any of libpq's forms; may hold a password, and is never told.
-        patience: how long its sessions wait.
+        url: in any of libpq's forms; may contain a password, and is never shown.
+        patience: timeouts of its sessions.
 
     Raises:
         MooringsError: ``config.invalid``.
@@ -126,8 +124,8 @@ class SessionFactory:
         self._parameters = {**_read_url(url), "client_encoding": "utf8"}
         defaults = {
             "application_name": "moorings",
-            "connect_timeout": max(2, round(patience.connect_s)),  # libpq takes whole seconds, and 1 for 2
-            # A server that vanished, also in the middle of an answer, is noticed by the system.
+            "connect_timeout": max(2, round(patience.connect_s)),  # libpq takes whole seconds, and 1 as 2
+            # The system notices a server that vanished, even in the middle of an answer.
             "keepalives_idle": 5,
             "keepalives_interval": 2,
             "keepalives_count": 3,
@@ -139,7 +137,7 @@ class SessionFactory:
         self._sessions: WeakSet[PgSession] = WeakSet()
 
     def __str__(self) -> str:
-        """For people: the database and where it is; no user, no password."""
+        """For people: the database and its host; no user, no password."""
         given = self._parameters
         name = given.get("dbname") or (f"of service {given['service']}" if given.get("service") else "of PostgreSQL")
         place = given.get("host") or given.get("hostaddr")
@@ -151,10 +149,10 @@ class SessionFactory:
         return str(self._parameters.get("dbname") or "")
 
     def connect(self) -> PgSession:
-        """A new session, of a server that can be written and keeps what it has confirmed.
+        """A new session, on a writable server that keeps what it has confirmed.
 
         Raises:
-            psycopg.Error: no session could be had; ``UnusableServerError`` if the server is not one to work on.
+            psycopg.Error: no session could be opened; ``UnusableServerError`` if the server is not usable.
         """
         session = PgSession.connect(make_conninfo("", **self._parameters), autocommit=True)
         try:
@@ -169,12 +167,12 @@ class SessionFactory:
         return session
 
     def abort(self) -> None:
-        """End what its sessions wait for: a server that hangs must not keep a controller from ending."""
+        """End the waits of its sessions: a hanging server must not keep a controller from ending."""
         for session in list(self._sessions):
             session.cut()
 
     def forgive(self, session: PgSession) -> None:
-        """Set its patience back to what every session has."""
+        """Reset its timeout to the default of sessions."""
         session.answer_s = self._patience.answer_s
 
     def _check(self, session: PgSession) -> None:
@@ -198,7 +196,7 @@ class SessionFactory:
             )
 
     def _set_up(self, session: PgSession) -> None:
-        """Timeouts of the server's side, and durability: a commit that was answered is on the server's disk."""
+        """Set the server's timeouts, and durability: an acknowledged commit is on the server's disk."""
         timeouts = {
             "statement_timeout": self._patience.statement_s,
             "lock_timeout": self._patience.lock_s,
@@ -209,7 +207,7 @@ class SessionFactory:
         wanted.append(
             f"set_config('synchronous_commit', CASE {durable} WHEN 'off' THEN 'on' ELSE {durable} END, false)"
         )
-        wanted.append("set_config('jit', 'off', false)")  # compiling takes longer than any statement of ours runs
+        wanted.append("set_config('jit', 'off', false)")  # compiling takes longer than any of our statements runs
         with session.cursor(row_factory=scalar_row) as cursor:
             statement = f"SELECT pg_is_in_recovery(), {', '.join(wanted)}"
             if cursor.execute(statement.encode()).fetchone():
@@ -227,7 +225,7 @@ def _read_url(url: str) -> dict[str, Any]:
     parameters: dict[str, Any] | None = None
     with suppress(psycopg.Error):
         parameters = dict(conninfo_to_dict(url))
-    # Outside of the handler: what libpq says of a URL repeats parts of it, and the password may be among them.
+    # Outside the handler: libpq's error about a URL repeats parts of it, which may contain the password.
     if parameters is None or _is_cut(url, parameters):
         raise MooringsError("config.invalid", "the URL of the database cannot be read", hint=_URL_HINT)
     return parameters
@@ -236,20 +234,20 @@ def _read_url(url: str) -> dict[str, Any]:
 def _is_cut(url: str, parameters: dict[str, Any]) -> bool:
     """Whether libpq took an unescaped ``@`` or ``/`` of the password for its end, and the rest for host or database.
 
-    Both are shown to people, and sent to name servers.
+    Both would be shown to people, and sent to name servers.
     """
     scheme, separator, rest = url.partition("://")
     if separator and scheme in _SCHEMES:
         authority, _, behind = rest.partition("/")
         if authority.count("@") > 1 or "@" in behind.partition("?")[0]:
             return True
-        if "%40" in url:  # an escaped one is meant
+        if "%40" in url:  # it is escaped
             return False
-    # Behind the first character: a host that begins with it is a socket in the abstract namespace.
+    # After the first character: a host that begins with ``@`` is a socket in the abstract namespace.
     return any("@" in str(parameters.get(name) or "")[1:] for name in _SHOWN)
 
 
-# ----------------------------------------------------------------------------------------------------- what errors mean
+# ---------------------------------------------------------------------------------------------------- meaning of errors
 
 _CORRUPT = {
     "XX001": "its files are damaged",
@@ -278,9 +276,9 @@ _UNREACHABLE_HINT = (
 
 
 def explain_error(error: psycopg.Error, server: SessionFactory) -> MooringsError:
-    """What an error of a session on ``server`` means: ``store.*``, ``config.invalid`` or ``internal.error``.
+    """The meaning of an error of a session on ``server``: ``store.*``, ``config.invalid`` or ``internal.error``.
 
-    Only the first sentence of what the server said is told: its details hold values of rows.
+    Only the first sentence of the server's message is shown: its details contain values of rows.
     """
     if isinstance(error, UnusableServerError):
         return error.error

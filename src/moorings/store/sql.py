@@ -1,7 +1,7 @@
 """The store port in SQL.
 
-Nothing here is particular to one kind of database; that is in ``database`` and its subclasses. Lists are read in the
-order of an index and a page at a time, so their cost is the page's, not the history's.
+Nothing here depends on the kind of database; that is in ``database`` and its subclasses. Lists are read in the order of
+an index and a page at a time, so their cost is the page's, not the history's.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ from moorings.workloads.runs import Run, RunId, RunState
 
 _LIVE_CLAIMS = sorted(state.value for state in ClaimState if state not in ENDED_CLAIMS)
 _LIVE_RUNS = sorted(state.value for state in RunState if state not in ENDED_RUNS)
-# What SQLAlchemy gives for the columns of a whole table; ``rows`` says what each one is.
+# SQLAlchemy's types for all columns of a table; ``rows`` has the type of each.
 _AnySelect = Select[*tuple[Any, ...]]
 _AnyRow = Row[*tuple[Any, ...]]
 
@@ -89,7 +89,7 @@ _LEADER = select(
     *(installation.c[name] for name in ("holder", "url", "url_epoch", "epoch", "led_at")),
 )
 _PAIRS_AT_ONCE = 16
-# Not `(subject, key) IN (VALUES ...)`: SQLite compares those without the columns' types, and so without an index.
+# Not `(subject, key) IN (VALUES ...)`: SQLite compares those without the columns' types, so without an index.
 _KEYS_USED = select(idempotency_keys).where(
     or_(
         *(
@@ -102,12 +102,12 @@ _KEYS_USED = select(idempotency_keys).where(
     )
 )
 
-# The job, which may be half a megabyte, only of a row that has no head.
+# The job, which may be half a megabyte, only of rows without a head.
 _JOB_FOR_HEAD = case((runs.c.head.is_(None), runs.c.job)).label("job")
 _RUNS = select(*(_JOB_FOR_HEAD if column is runs.c.job else column for column in runs.c))
 
-_ALL = 1000  # more characters than any name of an event has
-_LAST_CHARACTER = "\U0010ffff"  # texts are compared by code points, see ``tables.Word``
+_ALL = 1000  # more characters than any event name has
+_LAST_CHARACTER = "\U0010ffff"  # texts are compared by code points, see ``tables.BytewiseText``
 
 
 class SqlStore:
@@ -170,7 +170,7 @@ class SqlStore:
             out = select(devices).order_by(devices.c.pool, devices.c.device)
             paying = select(projects).order_by(projects.c.name)
             used = select(project_usage).order_by(project_usage.c.project)
-            # Made into records after the transaction: a server ends one in which nothing is asked for seconds.
+            # Converted after the transaction: a server ends a transaction that is idle for seconds.
             found = [connection.execute(chosen).all() for chosen in (waiting, held, out, going, paying, used)]
             seq, archived = _last_seq(connection), history.last_archived_seq(connection)
         return StoredState(
@@ -186,16 +186,16 @@ class SqlStore:
 
     def keys_used(self, pairs: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], IdempotencyRecord]:
         found: list[IdempotencyRecord] = []
-        # No snapshot, which a server would have to be asked for: keys are only ever added.
+        # No snapshot, which would cost a round trip: keys are only ever added.
         with self._database.read() as connection:
             for start in range(0, len(pairs), _PAIRS_AT_ONCE):
                 part = pairs[start : start + _PAIRS_AT_ONCE]
                 wanted: dict[str, str] = {}
-                for place in range(_PAIRS_AT_ONCE):  # the last pair fills up the rest
+                for place in range(_PAIRS_AT_ONCE):  # the last pair fills the rest
                     pair = part[min(place, len(part) - 1)]
                     wanted[f"subject_{place}"], wanted[f"key_{place}"] = pair
                 found.extend(rows.parse_idempotency_record(*row) for row in connection.execute(_KEYS_USED, wanted))
-            # Afterwards: a key that is being moved from one table to the other is seen in one of them at least.
+            # Read last: a key that is moved meanwhile from one table to the other is then found in at least one.
             used = {(use.subject, use.key): use for use in found}
             used |= history.find_spent_keys(connection, [pair for pair in pairs if pair not in used])
         return used
@@ -277,7 +277,7 @@ class SqlStore:
         with self._database.read() as connection:
             return _high_water(connection)
 
-    # --------------------------------------------------------------------------------------------------- what may leave
+    # ------------------------------------------------------------------------------------------------------- retention
 
     def archives(self) -> Sequence[Archive]:
         with self._database.read() as connection:
@@ -351,7 +351,7 @@ class SqlStore:
     # ------------------------------------------------------------------------------------------------------- the whole
 
     def ping(self) -> None:
-        # A real commit: a transaction that is rolled back never touches the disk, and so never finds it full.
+        # A real commit: a rolled back transaction never touches the disk, so it would not find it full.
         with self._database.write() as connection:
             _allocate_seq(connection, 0)
 
@@ -386,7 +386,7 @@ class SqlStore:
         page: PageQuery,
         states: Collection[ClaimState | RunState] | None,
     ) -> Sequence[_AnyRow]:
-        """The page of those chosen, by ``moment`` and id; nothing if there is no item to begin after."""
+        """The page of the selection, by ``moment`` and id; empty if ``page.after`` does not exist."""
         limit = max(page.limit, 0)
         chosen = chosen.order_by(moment, table.c.id).limit(limit)
         with self._database.snapshot() as connection:
@@ -396,7 +396,7 @@ class SqlStore:
                 chosen = chosen.where(beyond)
             if states is None:
                 return connection.execute(chosen).all()
-            # A list a state, each in the order of its index: one list of several states would be all of them, sorted.
+            # One list for each state, in the order of its index: one list of several states would sort all of them.
             found = [
                 row for state in states for row in connection.execute(chosen.where(table.c.state == state.value)).all()
             ]
@@ -405,13 +405,13 @@ class SqlStore:
 
 
 def _allocate_seq(connection: Connection, n_events: int, known: LogPosition | None = None) -> Seq:
-    """The number of the last of so many new events.
+    """Allocate numbers for new events; returns the last.
 
-    The first statement of every write: it takes the write lock, so numbers are given in the order of commits.
+    The first statement of every write: it takes the write lock, so numbers are in the order of commits.
 
     Args:
         connection: in a transaction that writes.
-        n_events: how many there are.
+        n_events: the number of events.
         known: the epoch under which the caller leads, and how far it knows the database to have come.
 
     Raises:
@@ -438,7 +438,7 @@ def _part_conditions(part: ApplianceJobQuery) -> Iterator[ColumnElement[bool]]:
     yield runs.c.kind == part.kind.value if part.kind is not None else runs.c.kind.is_not(None)
     if part.workflow is not None:
         yield runs.c.workflow == part.workflow
-    for key, value in part.labels.items():  # canonical: one label is written in one way, and no value holds a quote
+    for key, value in part.labels.items():  # canonical: one label has one text, and no value contains a quote
         yield runs.c.labels.contains(rows.labels_text({key: value})[1:-1], autoescape=True)
 
 
@@ -457,6 +457,6 @@ def _prefix_condition(column: ColumnElement[str], prefix: str) -> ColumnElement[
 
 
 def _name_condition(name: str) -> ColumnElement[bool]:
-    # Of an expression, which has no index: SQLite may else take that of the names, and read events of all claims.
+    # On an expression without an index: SQLite could otherwise use that of the names, and read events of all claims.
     begin = name.removesuffix("*")
     return func.substr(outbox.c.name, 1, len(begin) if begin != name else _ALL) == begin

@@ -2,7 +2,7 @@
 
 WAL, so that readers never wait for the writer; ``synchronous=FULL``, because with NORMAL a power cut takes the last
 commits, and a granted partition would be forgotten; ``BEGIN IMMEDIATE``, because a transaction that reads first and
-writes later fails, unrepeatably, when another one has written in between.
+writes later fails, unpredictably, if another one has written in between.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ log = logging.getLogger("moorings.store")
 
 SQLITE_OLDEST = (3, 33)  # UPDATE ... FROM; August 2020
 BUSY_TIMEOUT_S = 10.0  # longer than any commit or checkpoint; a stopped process that holds the lock is noticed
-IDLE_CONNECTIONS = 8  # kept open; more are made when more threads read at once
-PAGE_BYTES = 4096  # of every file that SQLite makes since 2016
+IDLE_CONNECTIONS = 8  # kept open; more are made if more threads read at once
+PAGE_BYTES = 4096  # of every file that SQLite has made since 2016
 PREPARED_STATEMENTS = 256  # a connection; every statement of a commit stays parsed
 
-# For each connection. Larger caches were measured to change nothing: the system caches the file.
+# For each connection. Larger caches made no difference when measured: the system caches the file.
 _PRAGMAS = ("PRAGMA synchronous = FULL", "PRAGMA foreign_keys = ON")
 
-# Kept free inside the file and its log, so that ends, releases and cancels can be saved on a full disk: who fills one
-# takes in a moment what is given back to it, but not what is the database's already.
+# Kept free inside the file and its log, so that ends, releases and cancels can be saved on a full disk: the program
+# that fills a disk also takes all space that is freed, but not space inside the database.
 RESERVE_BYTES = 8 << 20  # some 5,000 claims' ends
-RESERVE_SHARE = 16  # and no more than this part of a small disk
-LOW_BYTES = 64 << 20  # with less than that left on the disk nothing new is taken on,
+RESERVE_SHARE = 16  # and at most this part of a small disk
+LOW_BYTES = 64 << 20  # with less than that free on the disk, new work is refused,
 LOW_SHARE = 50  # or with less than this part of a small one
-CHECKPOINT_PAGES = 1000  # SQLite's own choice; fewer where the log's reserve is small, for the log must not grow beyond
+CHECKPOINT_PAGES = 1000  # SQLite's default; fewer if the log's reserve is small, because the log must not outgrow it
 
 _Identity = tuple[int, int] | None  # device and inode of a file; None: there is none
 
@@ -78,12 +78,12 @@ class SqliteDatabase(Database):
         engine = create_engine(
             URL.create("sqlite", database=str(path)),
             poolclass=QueuePool,
-            hide_parameters=True,  # values of rows are nobody's business in a traceback
+            hide_parameters=True,  # values of rows must not be in a traceback
             pool_size=IDLE_CONNECTIONS,
             max_overflow=-1,  # the callers' threads are the limit
             connect_args={
                 "timeout": busy_timeout_s,
-                "isolation_level": None,  # transactions begin where we say, not where the driver guesses
+                "isolation_level": None,  # transactions begin explicitly, not where the driver guesses
                 "check_same_thread": False,  # the pool hands a connection to one thread at a time
                 "cached_statements": PREPARED_STATEMENTS,
             },
@@ -103,7 +103,7 @@ class SqliteDatabase(Database):
         connection.exec_driver_sql("BEGIN")
 
     def begin_upgrade(self, connection: Connection) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")  # not EXCLUSIVE: ``before_upgrade`` reads beside it
+        connection.exec_driver_sql("BEGIN IMMEDIATE")  # not EXCLUSIVE: ``before_upgrade`` reads during it
 
     def before_upgrade(self, connection: Connection, revision: str, head: str) -> None:
         copy = self._path.with_name(f"{self._path.name}.before-{head}")
@@ -136,7 +136,7 @@ class SqliteDatabase(Database):
         )
 
     def use_wal(self) -> None:
-        """Switch the file to a write-ahead log, for good: the mode is the file's, not a connection's.
+        """Switch the file to a write-ahead log, permanently: the mode belongs to the file, not to a connection.
 
         Raises:
             MooringsError: ``store.unavailable``, also if its file system cannot do that; ``store.corrupt``.
@@ -149,8 +149,8 @@ class SqliteDatabase(Database):
                 f"{self._path} cannot have a write-ahead log: its file system has no shared memory",
                 hint="put the database on a local disk, not on NFS or the like",
             )
-        # Open for good: when the last connection closes, SQLite removes the log and its index, and on a full disk not
-        # even a reader could make them again.
+        # Kept open: when the last connection closes, SQLite removes the log and its index, and on a full disk not even
+        # a reader could create them again.
         self._anchor = sqlite3.connect(self._path, check_same_thread=False)
         self._anchor.execute("SELECT count(*) FROM sqlite_schema").fetchone()
         self._files = {
@@ -158,7 +158,7 @@ class SqliteDatabase(Database):
         }
 
     def check_place(self) -> None:
-        """See that the file and its log are those that were opened: what is written to others is lost with us."""
+        """Check that the file and its log are the opened ones: writes to removed files are lost when we end."""
         for path, opened in self._files.items():
             if _identity(path, opened) != opened:
                 raise MooringsError(
@@ -181,10 +181,10 @@ class SqliteDatabase(Database):
             )
 
     def keep_reserve(self) -> None:
-        """Grow the file and its log, where what is free in them has been used up.
+        """Grow the file and its log, if the free space in them has been used up.
 
-        A table that is filled and dropped leaves free pages, which were written once: a file that is only made longer
-        has holes, for which a full disk has no room.
+        A table that is filled and dropped leaves free pages that were written once: a file that is only extended has
+        holes, for which a full disk has no room.
         """
         with self.write() as connection:
             free = connection.exec_driver_sql("PRAGMA freelist_count").scalar_one() * PAGE_BYTES
@@ -196,7 +196,7 @@ class SqliteDatabase(Database):
                 or left.f_bavail * left.f_frsize < 4 * self._reserve
             ):
                 return
-            connection.exec_driver_sql("DROP TABLE IF EXISTS reserve")  # of one that was killed here
+            connection.exec_driver_sql("DROP TABLE IF EXISTS reserve")  # of a process that was killed here
             connection.exec_driver_sql("CREATE TABLE reserve (filling BLOB)")
             connection.exec_driver_sql("INSERT INTO reserve VALUES (zeroblob(?))", (self._reserve,))
         with self.write() as connection:
@@ -231,13 +231,13 @@ def _has_no_room(folder: Path) -> bool:
 
 
 def open_sqlite(path: Path, *, installation: str | None = None, busy_timeout_s: float = BUSY_TIMEOUT_S) -> SqlStore:
-    """The store in that file, made or upgraded if need be.
+    """The store in that file, created or upgraded if necessary.
 
-    The file is made 0600, and its folder 0700 if there is none; SQLite gives its -wal and -shm files the same mode.
+    The file gets mode 0600, and a new folder 0700; SQLite gives its -wal and -shm files the same mode as the file.
 
     Args:
         path: the database's file.
-        installation: the id a new installation gets; None: 12 random letters and digits.
+        installation: the id of a new installation; None: 12 random letters and digits.
         busy_timeout_s: how long a write waits for another process's.
 
     Raises:
@@ -250,7 +250,7 @@ def open_sqlite(path: Path, *, installation: str | None = None, busy_timeout_s: 
     database = SqliteDatabase(path, busy_timeout_s)
     try:
         upgrade(database, installation or "".join(secrets.choice(_ID_ALPHABET) for _ in range(_ID_CHARS)))
-        database.use_wal()  # after the upgrade has made sure that the file is ours
+        database.use_wal()  # after the upgrade has checked that the file is ours
         return SqlStore(database)
     except BaseException:
         database.close()
@@ -258,7 +258,7 @@ def open_sqlite(path: Path, *, installation: str | None = None, busy_timeout_s: 
 
 
 def _copy(path: Path, to: Path) -> None:
-    """Copy a database, whole or not at all, beside a transaction in which nothing was changed yet.
+    """Copy a database, whole or not at all, during a transaction that has changed nothing yet.
 
     Raises:
         OSError: it cannot be copied.
@@ -277,13 +277,13 @@ def _copy(path: Path, to: Path) -> None:
     part.replace(to)
     folder = os.open(to.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(folder)  # before the upgrade is: after a power cut there is the old database, or the copy of it
+        os.fsync(folder)  # before the upgrade commits: after a power cut there is the old database, or its copy
     finally:
         os.close(folder)
 
 
 def _never_wait(status: int, _remaining: int, _total: int) -> None:
-    """Ends a copy that would be tried for ever: sqlite3 has no limit of its own."""
+    """End a copy that would be retried forever: sqlite3 has no limit of its own."""
     if status in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
         raise sqlite3.OperationalError("the database is locked")
 

@@ -1,15 +1,15 @@
-"""The tables, with as many of the laws as a database can keep by itself.
+"""The tables, with as many of the laws as a database can enforce by itself.
 
-Law 1 is the primary key of ``partition_devices``; that a partition belongs to a claim and a run has one are foreign
-keys; that a key is used once is a primary key. Code above may be wrong, or run twice: these stay true.
+Law 1 is the primary key of ``partition_devices``; foreign keys tie partitions and runs to claims; a primary key makes
+an idempotency key unique. Code above may be wrong, or run twice: these stay true.
 
-Every field of a record is a column, so that a person with an SQL shell can read and filter. What only we ask about
-(what was asked for, a whole job, reasons) is one JSON text. JSON types of databases were refused: SQLite has none, and
+Every field of a record is a column, so that a person with an SQL shell can read and filter. Data that only our code
+reads (the request, a whole job, reasons) is one JSON text. JSON types of databases were refused: SQLite has none, and
 PostgreSQL's reorders keys and cannot hold every text. One row a device, not a range of devices, because only single
 values can be a key; one table a record kind, not one of JSON documents, because constraints need columns.
 
-Columns stand in the order of life: what identifies a record and never changes, what is written once, what changes.
-``saving`` reads that order from the marks ``FIXED`` and ``ONCE``.
+Columns are in this order: what identifies a record and never changes, what is written once, what changes. ``saving``
+reads that order from the marks ``IMMUTABLE`` and ``WRITE_ONCE``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ IMMUTABLE: Final = {"fixed": True}  # never changes: a save that would change it
 WRITE_ONCE: Final = {"once": True}  # written with a new record, neither compared nor written again
 
 BytewiseText = Text().with_variant(Text(collation="C"), "postgresql")  # ids and names sort by bytes on every database
-Json = Text  # canonical and ASCII: whatever a user or a vendor wrote, the database can hold it
+Json = Text  # canonical and ASCII: the database can hold any text of users and vendors
 TimestampMicros = BigInteger  # microseconds since 1970 UTC
 RowNumber = BigInteger().with_variant(Integer, "sqlite")  # SQLite: INTEGER PRIMARY KEY is the row's own number
 
@@ -61,7 +61,7 @@ metadata = MetaData(
 )
 
 # One row. Every write begins by raising ``seq`` here: that takes the write lock, checks the epoch and numbers the
-# events, so they are numbered in the order of commits on every database (a sequence would not promise that).
+# events, so they are numbered in the order of commits on every database (a sequence would not guarantee that).
 installation = Table(
     "installation",
     metadata,
@@ -71,11 +71,11 @@ installation = Table(
     Column("epoch", BigInteger, nullable=False),
     Column("holder", BytewiseText, nullable=False),
     Column("led_at", TimestampMicros),
-    # Where the leader of ``url_epoch`` can be reached. A leader of release 0001 raises the epoch and knows no address:
-    # the one that stands here is then another's.
+    # The address of the leader of ``url_epoch``. A leader of release 0001 raises the epoch without an address: the one
+    # here is then another leader's.
     Column("url", BytewiseText, nullable=False, server_default=""),
     Column("url_epoch", BigInteger, nullable=False, server_default="0"),
-    CheckConstraint('"only" = 1', name="one_row"),  # quoted: a word of PostgreSQL's
+    CheckConstraint('"only" = 1', name="one_row"),  # quoted: a keyword of PostgreSQL
 )
 
 claims = Table(
@@ -110,7 +110,7 @@ Index("ix_claims_owner", claims.c.owner, claims.c.arrival, claims.c.id)
 Index("ix_claims_name", claims.c.name, claims.c.arrival, claims.c.id)
 _partial_index(claims.c.ended_at, claims.c.id)
 
-# Live ones only: a removed partition has no row, so its name and its devices are free.
+# Only live ones: a removed partition has no row, so its name and its devices are free.
 partitions = Table(
     "partitions",
     metadata,
@@ -129,7 +129,7 @@ partitions = Table(
 )
 Index("ix_partitions_claim", partitions.c.claim)
 
-# Law 1: a device is in at most one live partition, whoever asks.
+# Law 1: a device is in at most one live partition.
 partition_devices = Table(
     "partition_devices",
     metadata,
@@ -140,7 +140,7 @@ partition_devices = Table(
 )
 Index("ix_partition_devices_partition", partition_devices.c.partition)
 
-# Those out of service only.
+# Only devices out of service.
 devices = Table(
     "devices",
     metadata,
@@ -162,14 +162,14 @@ runs = Table(
     Column("created_at", TimestampMicros, nullable=False, info=IMMUTABLE),
     Column(
         "within", SmallInteger, nullable=False, server_default="0", info=IMMUTABLE
-    ),  # 1: in a claim of somebody else
+    ),  # 1: in a claim that is not its own
     Column(
         "kind", BytewiseText, info=WRITE_ONCE
-    ),  # of its part in a workflow of an appliance; these two only to be searched
+    ),  # of its part in an appliance's workflow; this and the next column are for searches
     Column("workflow", BytewiseText, info=WRITE_ONCE),
     Column("job", Json, nullable=False, info=WRITE_ONCE),
-    Column("head", Json, info=WRITE_ONCE),  # what memory keeps of the job; none: a release before 0006 wrote the row
-    Column("claim", BytewiseText, ForeignKey(claims.c.id)),  # none: its engine's scheduler has it
+    Column("head", Json, info=WRITE_ONCE),  # the part of the job in memory; null: a release before 0006 wrote the row
+    Column("claim", BytewiseText, ForeignKey(claims.c.id)),  # null: its engine's scheduler has it
     Column("state", BytewiseText, nullable=False),
     Column("version", BigInteger, nullable=False),
     Column("attempt", Integer, nullable=False),
@@ -190,7 +190,7 @@ Index("ix_runs_name", runs.c.name, runs.c.created_at, runs.c.id)
 _partial_index(runs.c.claim)
 _partial_index(runs.c.ended_at, runs.c.id)
 
-# Written by people, in a file or a command, and read as a whole: no column for what nobody asks the database about.
+# Written by admins, in a file or a command, and read as a whole: so no columns for fields that no query uses.
 projects = Table(
     "projects",
     metadata,
@@ -199,8 +199,8 @@ projects = Table(
     Column("project", Json, nullable=False),
 )
 
-# Not in the row of its project: every end of an attempt changes it, and a person who changes the project meanwhile has
-# no conflict with that. Without a foreign key: `default` is used whether or not it was defined.
+# Not in the row of its project: every end of an attempt changes it, and that must not conflict with an admin's change
+# of the project. Without a foreign key: `default` is used whether or not it is defined.
 project_usage = Table(
     "project_usage",
     metadata,
@@ -209,7 +209,7 @@ project_usage = Table(
     Column("at", TimestampMicros, nullable=False),
 )
 
-# Those of the records that are here. Once a record has left, its key stands in ``spent_keys``.
+# Of the records in the database. Once a record has left, its key is in ``spent_keys``.
 idempotency_keys = Table(
     "idempotency_keys",
     metadata,
@@ -223,8 +223,8 @@ idempotency_keys = Table(
 _partial_index(idempotency_keys.c.claim)
 _partial_index(idempotency_keys.c.run)
 
-# For ever (law 5), and so as small as can be: ``digest`` is of subject and key. Without foreign keys, for what the key
-# made has left. A table of its own: the release before reads and writes the other one as it always did.
+# Permanent (law 5), so as small as possible: ``digest`` is of subject and key. Without foreign keys, because the key's
+# record has left. A table of its own, because the previous release reads and writes the other one as before.
 spent_keys = Table(
     "spent_keys",
     metadata,
@@ -252,7 +252,7 @@ Index("ix_outbox_name", outbox.c.name, outbox.c.seq)
 _partial_index(outbox.c.claim, outbox.c.seq)
 _partial_index(outbox.c.run, outbox.c.seq)
 
-# Stretches of the event log that have left for a file; those of ``last`` and before are no longer promised here.
+# Stretches of the event log that have left for a file; events up to ``last`` may no longer be in the database.
 archives = Table(
     "archives",
     metadata,
@@ -273,7 +273,7 @@ access_keys = Table(
     Column("digest", BytewiseText, nullable=False),
     Column("created_at", TimestampMicros, nullable=False),
     Column("revoked_at", TimestampMicros),
-    Column("expires_at", TimestampMicros),  # none: never
+    Column("expires_at", TimestampMicros),  # null: never
     Column("rotated_at", TimestampMicros),
     Column("old_digest", BytewiseText),
     Column("old_until", TimestampMicros),

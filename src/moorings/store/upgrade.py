@@ -1,8 +1,8 @@
-"""From whatever tables a database has to those of this release.
+"""Upgrade of a database's tables to those of this release.
 
-Done whenever a store is opened, so that nobody has to remember it; alembic, which takes a while to import, is asked
-only if there is something to do. All steps are one transaction under the database's own lock: of two controllers that
-start together one upgrades and the other finds it done, and one that is killed has changed nothing.
+It runs whenever a store is opened, so it needs no admin; alembic, which takes a while to import, is loaded only if
+there is something to do. All steps are one transaction under the database's own lock: of two controllers that start
+together one upgrades and the other finds it done, and a killed one has changed nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SCRIPTS: Final = "moorings.store:migrations"  # package data: found however the
 
 
 def upgrade(database: Database, ident: str) -> None:
-    """Bring the tables up to date; a new database becomes the installation ``ident``.
+    """Upgrade the tables; a new database becomes the installation ``ident``.
 
     Raises:
         MooringsError: ``store.too_new``, ``store.corrupt``, ``store.unavailable``.
@@ -39,7 +39,7 @@ def _revision(connection: Connection) -> str | None:
     """The revision of the tables; None if there are none.
 
     Raises:
-        MooringsError: ``store.corrupt`` if they are somebody else's.
+        MooringsError: ``store.corrupt`` if they belong to another program.
     """
     present = inspect(connection).get_table_names()
     if not present:

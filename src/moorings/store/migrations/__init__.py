@@ -1,4 +1,4 @@
-"""Alembic's scripts: ``env.py`` joins them to a connection, ``versions`` holds one step each, oldest first.
+"""Alembic's scripts: ``env.py`` connects them to a connection, ``versions`` holds one step each, oldest first.
 
-Steps are written out by hand and never changed after a release: they say what was true then, not what ``tables`` says.
+Steps are written manually and never change after a release: they say what was true then, not what ``tables`` says.
 """

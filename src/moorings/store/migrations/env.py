@@ -1,4 +1,4 @@
-"""What alembic runs: the steps, in the transaction that ``store.upgrade`` has begun on the connection it passes."""
+"""Alembic's entry: runs the steps in the transaction that ``store.upgrade`` began on its connection."""
 
 from __future__ import annotations
 
