@@ -128,7 +128,7 @@ class ProjectService:
         found = await self._estimates.play(caller.subject, ESTIMATE_S_MAX, self._of_now(played))
         if found.starts_at is not None:
             return found
-        # A project's limits may keep it waiting forever, whatever ends: that reason comes first.
+        # A project's limits may keep it waiting even if all other claims end: that reason comes first.
         reasons = explain_wait(self._loop.fleet, claim, self._clock.now(), self._loop.policy).reasons
         ruled = next((reason for reason in reasons if reason.code in _LIMIT_REASONS), None)
         return replace(found, why=f"{ruled.message}; {found.why}") if ruled is not None else found

@@ -5,8 +5,8 @@ reset then are in use. A controller that trusted the records would create partit
 job uses, start runs again, and write new events under used numbers.
 
 The recovery is a leader like any other: it raises the epoch, so every earlier leader is fenced off, and its changes are
-one commit. SQL of its own was refused: it would be a second writer of the records, for two kinds of database. What is
-known from outside the database, and where it is recorded, is the caller's business (``app.turned_back``).
+one commit. SQL of its own was refused: it would be a second writer of the records, for two kinds of database. The
+caller (``app.turned_back``) provides what is known from outside the database.
 
 The corrections are no input of any turn, so the log has them as an event of its own, and a replay applies them, too
 (law 9).

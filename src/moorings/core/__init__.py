@@ -1,8 +1,8 @@
-"""Decisions on values: what fits where, who is next, what state may follow which.
+"""Decisions on values: which block a claim gets, which claim is next, which state may follow which.
 
 Here: devices, topologies and their blocks, free maps, claims, partitions, the queue, the turn that joins them.
 Everything is a function from values and ``now`` to values; standard library only; no IO, no clock, no randomness.
 
 Not here: anything that knows about training jobs (``workloads``), saves (``store``) or waits (``controller``).
-Start reading at ``claims.py`` (what is asked for), then ``queue.py`` (who gets it), then ``turn.py`` (what happens).
+Start reading at ``claims.py`` (requests), then ``queue.py`` (which claim gets what), then ``turn.py`` (all of a turn).
 """

@@ -3,7 +3,7 @@
 A job that waits in Slurm has no claim: Slurm decides when it starts, and only then requests a partition. But all users
 of shared hardware must see that demand; otherwise the jobs of one side would starve those of the other. So the other
 scheduler's agent reports the first jobs of its queue repeatedly, in that queue's order. A report replaces the previous
-one and expires after a while. Its jobs stand in our queue as ANNOUNCED claims (in memory only, so they cannot leak):
+one and expires after a while. Its jobs are in our queue as ANNOUNCED claims (in memory only, so they cannot leak):
 blocks are reserved for them, but they are never granted. The queue's **offer** is what is reserved for them and what no
 claim waits for.
 

@@ -146,7 +146,7 @@ class ClaimSpec:
 
     Attributes:
         kind: kind of accelerator (``ipu``, ``gpu``, ``csx``), as in the pools file.
-        size: devices wanted; 0 only with ``resources``.
+        size: devices; 0 only with ``resources``.
         gcds: graph compilation domains the partition is cut into; divides ``size``.
         replicas_per_gcd: model replicas inside one GCD; divides the devices of one GCD.
         pool: only this pool, or any pool of the kind.

@@ -1,7 +1,7 @@
 """Events: one row for every state change and for every input of a decision.
 
-They are the audit trail, the watch stream and the replay log at once. Names are ``noun.verb_past`` and all stand in
-``EVENTS``. ``data`` is canonical JSON (sorted keys, no spaces), so equal decisions are equal bytes (law 9).
+They are the audit trail, the watch stream and the replay log at once. Names are ``noun.verb_past``, and ``EVENTS`` has
+all of them. ``data`` is canonical JSON (sorted keys, no spaces), so equal decisions are equal bytes (law 9).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The laws, as a check of a fleet: what must be true after every turn, whoever decided it.
+"""The laws, as a check of a fleet: what must be true after every turn.
 
 It runs after every step of the property tests and at the end of every test of the whole controller. A violation names
 the law (design section 5) and the objects, so that a human can act on it.

@@ -5,7 +5,7 @@ rules prevent that (law 6):
 
 - If only a project's limit bars a claim within its guarantee, borrowers under that limit must yield.
 - A claim that cannot be preempted gets no more than the limit leaves beside all guarantees under it: the lending check
-  of limits. What it uses of an ancestor's guarantee counts like borrowing.
+  of limits. Its use of an ancestor's guarantee counts like borrowing.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ class LogPositionFile:
     def known(self) -> LogPosition | None:
         """The higher of what this process has seen and what the file says; None: the file says nothing.
 
-        What was only seen proves nothing: a controller that is new to the database may have seen it continue after it
-        was turned back.
+        A position that was only seen proves nothing: a controller that is new to the database may have seen it
+        continue after it was turned back.
 
         Raises:
             MooringsError: ``store.unavailable``: the file cannot be read.
