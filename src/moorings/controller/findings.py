@@ -63,9 +63,9 @@ def check_laws(fleet: Fleet) -> FindingBody:
         return make_finding(
             "laws", PASS, f"{len(fleet.claims)} claims and {len(fleet.partitions)} partitions keep the laws"
         )
-    told = "; ".join(f"law {finding.law}: {finding.message}" for finding in broken[:SHOWN_MAX])
+    text = "; ".join(f"law {finding.law}: {finding.message}" for finding in broken[:SHOWN_MAX])
     return make_finding(
-        "laws", FAIL, f"{len(broken)} broken: {told}", "this is a fault of ours: make a 'moor diag' and report it"
+        "laws", FAIL, f"{len(broken)} broken: {text}", "this is a fault of ours: make a 'moor diag' and report it"
     )
 
 
@@ -97,8 +97,8 @@ def check_devices(states: Iterable[PoolState]) -> Iterator[FindingBody]:
         if len(state.out) == n_devices:
             yield make_finding(f"quarantine.{name}", FAIL, f"all {n_devices} devices are out of service", fix)
         elif broken:
-            told = ", ".join(f"{device.index} ({device.reason})" for device in broken[:SHOWN_MAX])
-            yield make_finding(f"quarantine.{name}", WARN, f"{len(broken)} of {n_devices} are quarantined: {told}", fix)
+            text = ", ".join(f"{device.index} ({device.reason})" for device in broken[:SHOWN_MAX])
+            yield make_finding(f"quarantine.{name}", WARN, f"{len(broken)} of {n_devices} are quarantined: {text}", fix)
         else:
             yield make_finding(f"quarantine.{name}", PASS, f"no device of {n_devices} is quarantined")
 
@@ -110,17 +110,17 @@ def check_partitions(partitions: Iterable[Partition], now: Timestamp) -> Iterato
     late = [p for p in known if p.state in moving and seconds_between(p.since, now) > STUCK_S]
     broken = [p for p in known if p.state is PartitionState.ERROR]
     if late:
-        told = ", ".join(f"{p.name} ({p.state} for {seconds_between(p.since, now):.0f} s)" for p in late[:SHOWN_MAX])
+        text = ", ".join(f"{p.name} ({p.state} for {seconds_between(p.since, now):.0f} s)" for p in late[:SHOWN_MAX])
         fix = "look at the driver's log and 'moor explain claim'; the hardware does not do what it was told"
-        yield make_finding("partitions.moving", FAIL, f"{len(late)} are on their way for too long: {told}", fix)
+        yield make_finding("partitions.moving", FAIL, f"{len(late)} are on their way for too long: {text}", fix)
     else:
         yield make_finding(
             "partitions.moving", PASS, f"none of {len(known)} is on its way for more than {STUCK_S:.0f} s"
         )
     if broken:
-        told = ", ".join(f"{p.name} ({p.reason})" for p in broken[:SHOWN_MAX])
+        text = ", ".join(f"{p.name} ({p.reason})" for p in broken[:SHOWN_MAX])
         fix = "look at the hardware; Moorings tries to remove those that nobody holds again and again"
-        yield make_finding("partitions.broken", WARN, f"{len(broken)} are in ERROR: {told}", fix)
+        yield make_finding("partitions.broken", WARN, f"{len(broken)} are in ERROR: {text}", fix)
     else:
         yield make_finding("partitions.broken", PASS, "none is in ERROR")
 
@@ -151,9 +151,9 @@ def check_runs(runs: Iterable[Run], since: Mapping[str, Timestamp], now: Timesta
     late = [run for run in runs if run.id in since and seconds_between(since[run.id], now) > STUCK_S]
     if not late:
         return make_finding("runs.moving", PASS, f"no run starts or stops for more than {STUCK_S:.0f} s")
-    told = ", ".join(f"{run.id} ({run.state})" for run in late[:SHOWN_MAX])
+    text = ", ".join(f"{run.id} ({run.state})" for run in late[:SHOWN_MAX])
     fix = "'moor describe run ID' and the controller's log tell what the engine says"
-    return make_finding("runs.moving", FAIL, f"{len(late)} are stuck: {told}", fix)
+    return make_finding("runs.moving", FAIL, f"{len(late)} are stuck: {text}", fix)
 
 
 def check_queue(fleet: Fleet) -> FindingBody:
@@ -170,9 +170,9 @@ def check_queue(fleet: Fleet) -> FindingBody:
             never.append((claim, known[shape]))
     if not never:
         return make_finding("queue", PASS, f"each of {len(waiting)} waiting claims can be served one day")
-    told = "; ".join(f"{claim.name}: {why}" for claim, why in never[:SHOWN_MAX])
+    text = "; ".join(f"{claim.name}: {why}" for claim, why in never[:SHOWN_MAX])
     return make_finding(
-        "queue", FAIL, f"{len(never)} can never be served: {told}", "release them, or give the pools file back"
+        "queue", FAIL, f"{len(never)} can never be served: {text}", "release them, or give the pools file back"
     )
 
 
@@ -229,9 +229,9 @@ def check_keys(keys: Iterable[AccessKey], now: Timestamp) -> FindingBody:
     since = f"; expired of late: {_listed([f'{key.id} ({key.subject})' for key in gone])}" if gone else ""
     if not soon:
         return make_finding("keys", PASS, f"no access key expires within {KEY_WARN_DAYS} days{since}")
-    told = [f"{key.id} ({key.role} {key.subject}) in {age_text(seconds_between(now, at))}" for at, key in soon]
+    shown = [f"{key.id} ({key.role} {key.subject}) in {age_text(seconds_between(now, at))}" for at, key in soon]
     fix = "'moor rotate key ID' gives one a new secret, and as much time again; what its holder has goes on either way"
-    return make_finding("keys", WARN, f"{len(soon)} expire: {_listed(told)}{since}", fix)
+    return make_finding("keys", WARN, f"{len(soon)} expire: {_listed(shown)}{since}", fix)
 
 
 def check_log(in_memory: Seq, in_store: Seq) -> FindingBody:
@@ -306,7 +306,7 @@ class Doctor:
         loop: its turn loop, with the memory.
         store: its database.
         clock: the time.
-        strays: returns the partitions with our mark that no claim holds, by pool, and those that are spared.
+        strays: returns names of partitions with our mark that no record holds: those to be removed, and the spared.
     """
 
     def __init__(
@@ -326,7 +326,7 @@ class Doctor:
             self._writable(), self._log(), self._replication(), self._memory(), self._runs(now), self._keys(now)
         )
         states = list(fleet.pools.values())
-        told = [
+        findings = [
             check_laws(fleet),
             check_queue(fleet),
             check_history(loop.history_problem),
@@ -337,7 +337,7 @@ class Doctor:
             *check_partitions(fleet.partitions.values(), now),
             *check_unrecorded_partitions(states, strays, spared),
         ]
-        return [*(await asked), *told]
+        return [*(await asked), *findings]
 
     async def _ask(self, check: str, call: Callable[..., T], *args: object) -> T | FindingBody:
         """The result of a query, or the finding that it failed."""

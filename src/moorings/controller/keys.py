@@ -140,8 +140,8 @@ class AccessKeyManager:
         ident = "".join(secrets.choice(_ALPHABET) for _ in range(10))
         secret = _new_secret(ident)
         key = AccessKey(ident, subject, role, prefix, self._digest(secret), now, expires_at=expires_at)
-        told = canonical_json({"key": ident, "subject": subject, "role": role, "by": by, "expires_at": expires_at})
-        self._store.add_access_key(key, Event(name="key.created", at=now, data=told))
+        payload = canonical_json({"key": ident, "subject": subject, "role": role, "by": by, "expires_at": expires_at})
+        self._store.add_access_key(key, Event(name="key.created", at=now, data=payload))
         log.info("key.created", extra={"key": ident, "subject": subject, "role": role.value, "by": by})
         return key, secret
 
@@ -181,10 +181,10 @@ class AccessKeyManager:
                 key.old_until if again else key.expires_at, GRACE_S if grace_s is None else grace_s, now
             ),
         )
-        told = canonical_json(
+        payload = canonical_json(
             {"key": ident, "by": caller.subject, "expires_at": new.expires_at, "old_until": new.old_until}
         )
-        if not self._store.rotate_access_key(new, key.digest, Event(name="key.rotated", at=now, data=told)):
+        if not self._store.rotate_access_key(new, key.digest, Event(name="key.rotated", at=now, data=payload)):
             raise _replaced(ident)
         log.info("key.rotated", extra={"key": ident, "subject": key.subject, "by": caller.subject})
         if own:

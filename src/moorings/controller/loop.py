@@ -455,8 +455,8 @@ def _archived_error(use: IdempotencyRecord) -> MooringsError:
 
 def _log_fields(event: Event) -> dict[str, str]:
     about = {"claim": event.claim, "partition": event.partition, "run": event.run, "pool": event.pool}
-    told = {**about, "device": event.device, "data": event.data}
-    return {name: text for name, text in told.items() if text and text != "{}"}
+    values = {**about, "device": event.device, "data": event.data}
+    return {name: text for name, text in values.items() if text and text != "{}"}
 
 
 def _answer(letter: _QueuedInput, reply: AnyReply) -> None:

@@ -101,9 +101,9 @@ class QueueService:
                 raise MooringsError("queue.invalid", f"owner {job.owner[:80]!r} cannot stand there", hint=hint)
             seen.add(job.owner)
         past = tuple(QueuedJob(job.owner, job.spec, Timestamp(min(job.since, now))) for job in jobs)
-        told = QueueReport(queue, accelerator, past, add_seconds(now, believed_s), instance or "")
+        report = QueueReport(queue, accelerator, past, add_seconds(now, believed_s), instance or "")
         try:
-            await self._loop.post(QueueReported(told))
+            await self._loop.post(QueueReported(report))
         except QueueConflictError as error:
             raise _conflict_error(error.told) from error
         return self._view(queue, instance)
@@ -138,17 +138,17 @@ class QueueService:
     def all(self) -> list[QueueReport]:
         """The valid reports, by queue name."""
         now = self._clock.now()
-        return [told for _, told in sorted(self._loop.fleet.announced.items()) if told.until > now]
+        return [report for _, report in sorted(self._loop.fleet.announced.items()) if report.until > now]
 
     def _told(self, queue: str, instance: str | None) -> QueueReport:
-        told, now = self._loop.fleet.announced.get(queue), self._clock.now()
-        if told is not None and instance is not None and told.is_taken_from(instance, now):
-            raise _conflict_error(told)
-        if told is None or told.until <= now or instance not in (None, told.instance):
+        report, now = self._loop.fleet.announced.get(queue), self._clock.now()
+        if report is not None and instance is not None and report.is_taken_from(instance, now):
+            raise _conflict_error(report)
+        if report is None or report.until <= now or instance not in (None, report.instance):
             raise MooringsError(
                 "queue.unknown", f"nothing was heard of {queue[:80]}", hint="its agent tells it: is that running?"
             )
-        return told
+        return report
 
     def _offer(self, told: QueueReport) -> Mapping[PoolName, Mapping[int, int]]:
         offers = self._loop.fleet.offers

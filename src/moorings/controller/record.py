@@ -104,7 +104,7 @@ class VolatileState:
             foreign={pool: dict(blocks) for pool, blocks in self.foreign.items()},
             problems=dict(self.problems),
             reservations=self.reservations,
-            announced={told.queue: told for told in self.announced},
+            announced={report.queue: report for report in self.announced},
             moved=self.moved,
         )
         fleet.apply(beside)

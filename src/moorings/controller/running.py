@@ -180,8 +180,8 @@ class RunManager:
                 await self._look(engine)
                 await engine.changed()
             except MooringsError as error:
-                told = {"engine": engine.name, "code": error.code, "detail": error.detail}
-                log.warning("engine.unavailable", extra=told)
+                fields = {"engine": engine.name, "code": error.code, "detail": error.detail}
+                log.warning("engine.unavailable", extra=fields)
                 for run in self._loop.runs.by_id.values():
                     if run.engine == engine.name and run.is_queued:
                         self._loop.runs.explain(run.id, f"engine {engine.name} cannot be used now: {error.detail}")

@@ -300,8 +300,8 @@ class Controller:
             ways: Sequence[StartOption] = ()
             if now_is is not None and now_is.state is ClaimState.PENDING:  # it may have been granted meanwhile
                 ways = list_start_options(self._loop.fleet, self._loop.policy, self._clock.now(), now_is)
-            told = tuple(way.message for way in ways)
-            return Explanation(claim, wait.reasons[0].message, wait.position, wait.reasons, starts, told)
+            texts = tuple(way.message for way in ways)
+            return Explanation(claim, wait.reasons[0].message, wait.position, wait.reasons, starts, texts)
         if claim.state is ClaimState.PENDING:  # the answer to its save was lost: memory is being read again
             soon = Reason("controller.reloading", "it was saved a moment ago, and the next turn takes it up")
             return Explanation(claim, soon.message, None, (soon,))

@@ -197,5 +197,5 @@ def describe_claim(claim: Claim, partition: Partition | None) -> str:
             f"claim {claim.name} is {claim.state}: partition {partition.name} ({partition.state}), "
             f"devices {partition.block} of {partition.pool}"
         )
-    told = f": {claim.reason.message}" if claim.reason is not None else ""
-    return f"claim {claim.name} is {claim.state}{told}"
+    reason = f": {claim.reason.message}" if claim.reason is not None else ""
+    return f"claim {claim.name} is {claim.state}{reason}"

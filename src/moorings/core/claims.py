@@ -258,12 +258,12 @@ def step(claim: Claim, event: ClaimEvent, now: Timestamp, reason: Reason | None 
 
 
 def _history(claim: Claim) -> tuple[str, ...]:
-    told = [f"asked for {claim.spec.size} {claim.spec.kind} by {claim.owner}", f"attempt {claim.attempt}"]
+    parts = [f"asked for {claim.spec.size} {claim.spec.kind} by {claim.owner}", f"attempt {claim.attempt}"]
     if claim.partition is not None:
-        told.append(f"partition {claim.partition} in pool {claim.pool}")
+        parts.append(f"partition {claim.partition} in pool {claim.pool}")
     if claim.reason is not None:
-        told.append(claim.reason.message)
-    return tuple(told)
+        parts.append(claim.reason.message)
+    return tuple(parts)
 
 
 def external_job_name(owner: str) -> str:

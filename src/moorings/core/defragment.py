@@ -117,8 +117,8 @@ def _sizes_hint(size: int, states: Sequence[PoolState]) -> str:
         reason = state.pool.topology.why_not(max(size, 0), size)
         if reason is not None:
             known.setdefault(reason.hint, []).append(state.pool.name)
-    told = [hint if len(known) == 1 else f"in {names[0]} {hint}" for hint, names in known.items()]
-    return "; ".join(told[:POOLS_SHOWN_MAX]) or "moor get pools"
+    hints = [hint if len(known) == 1 else f"in {names[0]} {hint}" for hint, names in known.items()]
+    return "; ".join(hints[:POOLS_SHOWN_MAX]) or "moor get pools"
 
 
 def _pool_obstacle(claim: Claim | None, state: PoolState, scene: SchedulingSnapshot) -> tuple[str, str] | None:
@@ -146,11 +146,11 @@ def _explain_shortage(
     """
     if left < size:
         kept = f" ({free - left} of them are kept for others)" if left < free else ""
-        told = f"{free} of {state.pool.topology.n_devices} are free{kept}, {size} are needed"
-        return told, "wait until more claims end, or ask for a smaller block"
+        detail = f"{free} of {state.pool.topology.n_devices} are free{kept}, {size} are needed"
+        return detail, "wait until more claims end, or ask for a smaller block"
     if moves_max < 1:
-        told = f"as many claims as may be moved in an hour were moved ({policy.moves_per_hour})"
-        return told, "try again later, or raise moves_per_hour of the policy"
+        detail = f"as many claims as may be moved in an hour were moved ({policy.moves_per_hour})"
+        return detail, "try again later, or raise moves_per_hour of the policy"
     more = "1 more claim" if moves_max == 1 else f"{moves_max} more claims"
     return (
         f"{left} of {state.pool.topology.n_devices} are free, but those in the way cannot all go on elsewhere",
@@ -159,12 +159,12 @@ def _explain_shortage(
 
 
 def _not_found(size: int, states: Sequence[PoolState], lacks: Sequence[tuple[str, str]]) -> MooringsError:
-    told = [f"{state.pool.name}: {why}" for state, (why, _) in zip(states, lacks, strict=True)]
-    if len(told) > POOLS_SHOWN_MAX:
-        told = [*told[:POOLS_SHOWN_MAX], f"and so on in {len(told) - POOLS_SHOWN_MAX} more"]
+    reasons = [f"{state.pool.name}: {why}" for state, (why, _) in zip(states, lacks, strict=True)]
+    if len(reasons) > POOLS_SHOWN_MAX:
+        reasons = [*reasons[:POOLS_SHOWN_MAX], f"and so on in {len(reasons) - POOLS_SHOWN_MAX} more"]
     return MooringsError(
         "room.not_found",
-        f"no room for {size} devices can be made in {'; '.join(told) or 'any pool'}",
+        f"no room for {size} devices can be made in {'; '.join(reasons) or 'any pool'}",
         hint="; ".join(list(dict.fromkeys(hint for _, hint in lacks))[:POOLS_SHOWN_MAX]) or "moor get pools",
     )
 

@@ -31,10 +31,10 @@ class IllegalTransitionError(MooringsError):
     """The state table has no such move; the message has the history of that object."""
 
     def __init__(self, kind: str, ident: str, state: str, event: str, story: Iterable[str] = ()) -> None:
-        told = "; ".join(story)
+        history = "; ".join(story)
         super().__init__(
             "state.illegal_move",
-            f"{kind} {ident} is {state}: '{event}' is not possible" + (f" (story: {told})" if told else ""),
+            f"{kind} {ident} is {state}: '{event}' is not possible" + (f" (story: {history})" if history else ""),
         )
         self.kind = kind
         self.ident = ident

@@ -76,14 +76,14 @@ def _behind_aged(
         if kept.pool not in able or first is None or kept.claim == claim.id:
             continue
         if first.arrival <= by and first.spec.priority < claim.spec.priority:
-            told = f"{_claim_label(fleet, first.id)} comes first, whatever the priority: it has waited for"
+            text = f"{_claim_label(fleet, first.id)} comes first, whatever the priority: it has waited for"
             hint = "the policy's 'ageing' says for how long a higher priority goes first"
-            yield Reason("queue.aged", f"{told} {age_text(ageing_s)} or longer", (first.id,), hint=hint)
+            yield Reason("queue.aged", f"{text} {age_text(ageing_s)} or longer", (first.id,), hint=hint)
             return
 
 
 def _announced(fleet: Fleet, ident: ClaimId) -> Claim | None:
-    return next((one for told in fleet.announced.values() for one in told.claims() if one.id == ident), None)
+    return next((one for report in fleet.announced.values() for one in report.claims() if one.id == ident), None)
 
 
 def find_limit_reason(fleet: Fleet, claim: Claim, by: Timestamp | None = None) -> Reason | None:
@@ -126,8 +126,8 @@ def _limit_reason(fleet: Fleet, claim: Claim, by: Timestamp | None, *, whoever: 
             first = _first_under(fleet, claim, project, most, taken, subject, by, whoever=whoever)
             if first is not None:
                 left = f"what is left of the {most} devices of {whose}"
-                told = f"{left} is kept for {_claim_label(fleet, first)}, which comes first"
-                return Reason("project.limit", told, (first,))
+                text = f"{left} is kept for {_claim_label(fleet, first)}, which comes first"
+                return Reason("project.limit", text, (first,))
     return None
 
 
@@ -152,10 +152,10 @@ def _guarantee_limit_reason(fleet: Fleet, claim: Claim) -> Reason | None:
     kept = f"{promised} of the {most} devices that project {name} may hold at once are guaranteed in it"
     if spec.size + promised > most:
         left = f"ask for {most - promised} or fewer, or " if most > promised else ""
-        said = f"{kept}; beside them it never gets {spec.size} for a claim that cannot be asked to yield"
-        return Reason("project.guaranteed", said, hint=f"{left}let it be asked to yield (preemptible)")
-    said = f"{kept}; the others are only lent to claims that can be asked to yield, or are used"
-    return Reason("project.guaranteed", said, hint="let it be asked to yield (preemptible), or wait")
+        text = f"{kept}; beside them it never gets {spec.size} for a claim that cannot be asked to yield"
+        return Reason("project.guaranteed", text, hint=f"{left}let it be asked to yield (preemptible)")
+    text = f"{kept}; the others are only lent to claims that can be asked to yield, or are used"
+    return Reason("project.guaranteed", text, hint="let it be asked to yield (preemptible), or wait")
 
 
 def _first_under(
@@ -190,15 +190,15 @@ def _claims_ahead(fleet: Fleet, claim: Claim, by: Timestamp | None) -> Iterator[
 
 def _all_waiting(fleet: Fleet) -> Iterator[Claim]:
     yield from fleet.waiting()
-    for told in fleet.announced.values():
-        yield from told.claims()
+    for report in fleet.announced.values():
+        yield from report.claims()
 
 
 def _limit(claim: Claim, who: str, held: int, most: int, holders: Sequence[Holder]) -> Reason:
-    said = f"{who} holds {held} of the {most} devices it may hold at once, and {claim.spec.size} more were asked for"
+    text = f"{who} holds {held} of the {most} devices it may hold at once, and {claim.spec.size} more were asked for"
     blockers = tuple(sorted(tenant.claim for tenant in holders))[:BLOCKERS_SHOWN]
     hint = f"with {_devices(most - held)} or fewer it would not stand against it" if held < most else ""
-    return Reason("project.limit", said, blockers, hint=hint)
+    return Reason("project.limit", text, blockers, hint=hint)
 
 
 def list_holders(fleet: Fleet) -> list[Holder]:
@@ -322,10 +322,10 @@ def _reservation_reason(fleet: Fleet, mine: ReservedBlock, now: Timestamp) -> Re
     if not holders:
         first = next((r for r in fleet.reservations if r.claim != mine.claim and _is_before(r, mine)), None)
         if first is not None:
-            told = (
+            text = (
                 f"devices {mine.block} of {mine.pool} are kept for {_claim_label(fleet, first.claim)}, and then for it"
             )
-            return Reason("queue.reserved", told, (first.claim,))
+            return Reason("queue.reserved", text, (first.claim,))
         return Reason("queue.reserved", _unheld_reason(fleet, mine))
     shown = ", ".join(_claim_label(fleet, holder) for holder in holders[:BLOCKERS_SHOWN])
     shown += " and others" if len(holders) > BLOCKERS_SHOWN else ""

@@ -200,9 +200,9 @@ class Fleet:
 
     def _beside(self, changes: FleetChanges) -> None:
         """Apply changes to what no record holds."""
-        for queue, told in changes.announced.items():
-            if told is not None:
-                self.announced[queue] = told
+        for queue, report in changes.announced.items():
+            if report is not None:
+                self.announced[queue] = report
             else:
                 self.announced.pop(queue, None)
         if changes.reservations is not None:

@@ -66,14 +66,14 @@ def estimate_start(
             break
     held = sum(claim.spec.time_limit_s is None for claim in fleet.claims.values() if claim.partition is not None)
     if held:
-        told = "1 claim that holds devices has" if held == 1 else f"{held} claims that hold devices have"
-        return StartEstimate(None, f"{told} no time limit")
+        text = "1 claim that holds devices has" if held == 1 else f"{held} claims that hold devices have"
+        return StartEstimate(None, f"{text} no time limit")
     first = sum(course.started_s is not None and course.job.limit_s is None for course in played.courses.values())
     if first:
-        told = (
+        text = (
             "1 claim that waits and comes first has" if first == 1 else f"{first} claims that wait and come first have"
         )
-        return StartEstimate(None, f"{told} no time limit")
+        return StartEstimate(None, f"{text} no time limit")
     return StartEstimate(None, f"not within {HORIZON_S // 86_400} days, or too much comes first")
 
 

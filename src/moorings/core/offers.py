@@ -34,11 +34,11 @@ def build_offers(
         lent: free blocks of announced jobs.
         guarded: the pools with guarantees.
     """
-    for number, told in enumerate(announced):
+    for number, report in enumerate(announced):
         for name, state in pools.items():
-            if state.pool.kind != told.accelerator:
+            if state.pool.kind != report.accelerator:
                 continue
-            own = [r.block for r in lent if r.pool == name and r.claim.startswith(f"{told.queue}/")]
+            own = [r.block for r in lent if r.pool == name and r.claim.startswith(f"{report.queue}/")]
             with savepoint(state.free) as only:
                 if number or name in guarded:
                     for block in free_blocks(state):
@@ -47,7 +47,7 @@ def build_offers(
                     only.release(block)
                 sizes = () if state.problem else state.pool.topology.sizes
                 counts = tuple((size, count) for size in sizes if (count := state.free.count(size)))
-            yield Offer(told.queue, name, counts)
+            yield Offer(report.queue, name, counts)
 
 
 def free_blocks(state: PoolState) -> list[Block]:
@@ -69,7 +69,7 @@ def next_claim_by_pool(fleet: Fleet, policy: Policy, now: Timestamp) -> dict[Poo
         now: the time.
     """
     waiting = [fleet.claims[next(iter(line))[2]] for line in fleet.lines.values()]  # later ones request the same
-    waiting += [claim for told in fleet.announced.values() for claim in told.claims()]
+    waiting += [claim for report in fleet.announced.values() for claim in report.claims()]
     by, counts_as = ageing_cutoff(policy, now), dict[str, int]()
     if by is not None:
         oldest = (line.arrivals.first() for line in fleet.lines.values() if line.arrivals is not None)

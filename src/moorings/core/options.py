@@ -83,6 +83,6 @@ def _relocation_options(
             moved = tuple(tenant.claim for tenant, _ in room.moves)
             names = ", ".join(fleet.claims[ident].name for ident in moved)
             goes = "went on elsewhere" if len(moved) == 1 else "all went on elsewhere"
-            told = f"it would start now if {names} {goes}, which would lose {room.cost / 60:.0f} device-minutes"
-            yield StartOption("moved", told, moved)
+            text = f"it would start now if {names} {goes}, which would lose {room.cost / 60:.0f} device-minutes"
+            yield StartOption("moved", text, moved)
             return

@@ -101,8 +101,8 @@ def step(partition: Partition, event: PartitionEvent, now: Timestamp, reason: st
 
 
 def _history(partition: Partition) -> Iterable[str]:
-    told = (f"of claim {partition.claim}", f"devices {partition.block} of {partition.pool}", partition.reason)
-    return filter(None, told)
+    parts = (f"of claim {partition.claim}", f"devices {partition.block} of {partition.pool}", partition.reason)
+    return filter(None, parts)
 
 
 def unique_partition_name(claim_name: str, attempt: int, taken: Container[str]) -> str:

@@ -86,7 +86,7 @@ class _SchedulingPass:
         self._asked: set[ClaimId] = set()
         self._done: dict[ClaimId, _VisitResult] = {}  # visited claims: an aged claim is in two classes
         self._moves_left = scene.moves_left
-        self._patient: list[tuple[Claim, Sequence[PoolState]]] = []  # claims that let others pass, to move for last
+        self._patient: list[tuple[Claim, Sequence[PoolState]]] = []  # claims that let others pass; moved for last
         self._pays = bool(scene.projects)
         self._estates: dict[PoolName, GuaranteeMap] = {}
         self._seen: dict[PoolName, dict[ClaimId, Holder]] = {}  # in pools with guarantees: holders with their cells

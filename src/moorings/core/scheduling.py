@@ -247,9 +247,9 @@ class ScheduleTurn(InputTurn):
             for key, line in self.fleet.lines.items():
                 yield key, PendingClassView(line, self.fleet.claims, changed, new.pop(key, ()))
         yield from ((key, PendingClassView(None, {}, {}, added)) for key, added in new.items())
-        for told in announced:
+        for report in announced:
             elsewhere: dict[ClassKey, list[Claim]] = {}
-            for claim in told.claims():
+            for claim in report.claims():
                 spec = replace(claim.spec, project=projects.resolve(claim.spec.project, claim.owner))
                 claim = replace(claim, spec=spec) if spec.project != claim.spec.project else claim
                 elsewhere.setdefault(class_key(claim, projects), []).append(claim)
@@ -276,8 +276,8 @@ class ScheduleTurn(InputTurn):
         whose = (reclaim.by,) if reclaim.by else ()
         claim = self._step_claim(claim, ClaimEvent.RECLAIM, Reason("claim.reclaiming", why, whose, until))
         to = str(reclaim.to.block) if reclaim.to is not None else None
-        told = {"for": reclaim.by or None, "until": until, "to": to}
-        self._tell("claim.reclaiming", claim, told)
+        payload = {"for": reclaim.by or None, "until": until, "to": to}
+        self._tell("claim.reclaiming", claim, payload)
 
     def make_room(self, given: DefragmentPool) -> MovePlan:
         """Ask claims to move, on an admin's order; no more in an hour than the policy allows."""
@@ -290,7 +290,7 @@ class ScheduleTurn(InputTurn):
 
     def _announced_job(self, ident: ClaimId) -> Claim | None:
         """A job that waits in another scheduler's queue, with its resolved project."""
-        claim = next((one for told in self._elsewhere.believed() for one in told.claims() if one.id == ident), None)
+        claim = next((one for report in self._elsewhere.believed() for one in report.claims() if one.id == ident), None)
         if claim is None:
             return None
         project = self.projects.resolve(claim.spec.project, claim.owner)

@@ -120,14 +120,14 @@ def shortfall_within(topology: Topology | None, promised: BlockCounts, room: Blo
     if isinstance(topology, AnySubset):
         return _lack(count_devices(promised), count_devices(room), "devices")
     if isinstance(topology, PowerOfTwo):
-        told = (
+        lacks = (
             _lack(count_devices(promised, size), count_devices(room, size), f"devices in blocks of {size} and more")
             for size, _ in reversed(promised)
         )
     else:
         known = dict(room)
-        told = (_lack(count, known.get(size, 0), f"blocks of {size}") for size, count in reversed(promised))
-    return next(filter(None, told), "")
+        lacks = (_lack(count, known.get(size, 0), f"blocks of {size}") for size, count in reversed(promised))
+    return next(filter(None, lacks), "")
 
 
 def shortfall_in_pool(topology: Topology, promised: BlockCounts) -> str:
@@ -135,7 +135,7 @@ def shortfall_in_pool(topology: Topology, promised: BlockCounts) -> str:
     if isinstance(topology, AnySubset):
         return _lack(count_devices(promised), topology.n_devices, "devices")
     if isinstance(topology, PowerOfTwo):
-        told = (
+        lacks = (
             _lack(
                 count_devices(promised, size),
                 topology.n_devices // size * size,
@@ -143,7 +143,7 @@ def shortfall_in_pool(topology: Topology, promised: BlockCounts) -> str:
             )
             for size, _ in reversed(promised)
         )
-        return next(filter(None, told), "")
+        return next(filter(None, lacks), "")
     return _lack_in_catalogue(topology, promised)
 
 

@@ -109,8 +109,8 @@ class TomlTable:
 
     def complain(self, key: str | None, problem: str, hint: str = "") -> NoReturn:
         """Raise an error about ``key`` (or about the table), with file and line."""
-        told = problem if len(problem) <= PROBLEM_CHARS_MAX else f"{problem[:PROBLEM_CHARS_MAX]}..."
-        raise MooringsError(self._code, f"{self.where(key)}: {told}", hint=hint)
+        text = problem if len(problem) <= PROBLEM_CHARS_MAX else f"{problem[:PROBLEM_CHARS_MAX]}..."
+        raise MooringsError(self._code, f"{self.where(key)}: {text}", hint=hint)
 
     def has(self, key: str) -> bool:
         """Whether the key is present; it counts as known from then on."""

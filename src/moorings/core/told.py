@@ -8,8 +8,8 @@ from moorings.core.plans import SchedulePlan
 
 def claim_created_payload(claim: Claim) -> dict[str, object]:
     """The whole request, as in ``claim.created``."""
-    told = {"name": claim.name, "owner": claim.owner, "subject": claim.subject, "arrival": claim.arrival}
-    return told | claim_spec_payload(claim.spec)
+    payload = {"name": claim.name, "owner": claim.owner, "subject": claim.subject, "arrival": claim.arrival}
+    return payload | claim_spec_payload(claim.spec)
 
 
 def claim_spec_payload(spec: ClaimSpec) -> dict[str, object]:
@@ -34,14 +34,14 @@ def claim_spec_payload(spec: ClaimSpec) -> dict[str, object]:
 
 def plan_payload(decided: SchedulePlan) -> dict[str, object]:
     """A decision, as in ``turn.decided``."""
-    told: dict[str, object] = {
+    payload: dict[str, object] = {
         "grants": [[g.claim, g.pool, str(g.block) if g.block is not None else None] for g in decided.grants],
         "reservations": [[r.claim, r.pool, str(r.block), r.until] for r in decided.reservations],
     }
     if decided.adopted:
-        told["adopted"] = [[claim, str(cell) if cell is not None else None] for claim, cell in decided.adopted]
+        payload["adopted"] = [[claim, str(cell) if cell is not None else None] for claim, cell in decided.adopted]
     if decided.reclaims:
-        told["reclaims"] = [
+        payload["reclaims"] = [
             [r.claim, r.by, *([r.to.pool, str(r.to.block)] if r.to is not None else ())] for r in decided.reclaims
         ]
-    return told
+    return payload

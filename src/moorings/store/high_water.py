@@ -99,8 +99,8 @@ class LogPositionFile:
             before = self._parse(os.pread(file, _BYTES, 0).decode("ascii", "replace"))
             highest = _higher(before, at) or at
             if highest != before:
-                told = f"{self._installation} {highest.seq} {highest.epoch}"
-                os.pwrite(file, f"{told:<{_BYTES - 1}}\n".encode("ascii"), 0)
+                text = f"{self._installation} {highest.seq} {highest.epoch}"
+                os.pwrite(file, f"{text:<{_BYTES - 1}}\n".encode("ascii"), 0)
                 os.fdatasync(file)
         finally:
             os.close(file)

@@ -399,9 +399,9 @@ def parse_job_text(text: str) -> JobSpec:
 
 def project_row(project: Project) -> RowTuple:
     """The row of ``projects``."""
-    said = to_plain(project)
-    assert isinstance(said, dict)
-    rest = {name: value for name, value in said.items() if name not in ("name", "version")}
+    values = to_plain(project)
+    assert isinstance(values, dict)
+    rest = {name: value for name, value in values.items() if name not in ("name", "version")}
     return (project.name, project.version, _encode(rest))
 
 

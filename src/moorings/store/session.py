@@ -283,16 +283,16 @@ def explain_error(error: psycopg.Error, server: SessionFactory) -> MooringsError
     if isinstance(error, UnusableServerError):
         return error.error
     state = error.sqlstate or ""
-    said = error.diag.message_primary or str(error).strip().partition("\n")[0]
+    message = error.diag.message_primary or str(error).strip().partition("\n")[0]
     if state in _CORRUPT:
         return MooringsError(
             "store.corrupt",
-            f"{server} cannot be used, {_CORRUPT[state]}: {said}",
+            f"{server} cannot be used, {_CORRUPT[state]}: {message}",
             hint="see the server's log, and restore a backup",
         )
     if isinstance(error, psycopg.DataError):
-        return MooringsError("internal.error", f"a record cannot be saved: {said}", hint=REPORT_HINT)
+        return MooringsError("internal.error", f"a record cannot be saved: {message}", hint=REPORT_HINT)
     hint = next((_HINTS[state[:length]] for length in (5, 3, 2) if state[:length] in _HINTS), "")
     if not state and not hint:
         hint = _UNREACHABLE_HINT
-    return MooringsError("store.unavailable", f"{server} cannot be used now: {said}", hint=hint, retryable=True)
+    return MooringsError("store.unavailable", f"{server} cannot be used now: {message}", hint=hint, retryable=True)

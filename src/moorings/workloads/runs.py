@@ -256,8 +256,8 @@ def apply_end(run: Run, end: EndRecord, now: Timestamp) -> Run:
         EndReason.LOST: RunEvent.LOSE,
         EndReason.EXITED: RunEvent.SUCCEED if end.exit_code == 0 else RunEvent.FAIL,
     }[end.ending]
-    told = (run.stop_reason, end.detail) if end.ending is EndReason.YIELDED else (end.detail, run.stop_reason)
-    changed = step(run, event, now, told[0] or told[1])
+    details = (run.stop_reason, end.detail) if end.ending is EndReason.YIELDED else (end.detail, run.stop_reason)
+    changed = step(run, event, now, details[0] or details[1])
     return replace(
         changed,
         started_at=run.started_at or end.started_at,

@@ -142,8 +142,8 @@ class RunRegistry:
 
     def reason_of(self, run: Run) -> Reason | None:
         """Why a run waits in its engine's queue; None: it does not, or there is no report yet."""
-        told = self._reasons.get(run.id) if run.is_queued else None
-        return Reason("engine.waiting", told) if told else None
+        text = self._reasons.get(run.id) if run.is_queued else None
+        return Reason("engine.waiting", text) if text else None
 
 
 class RunTurn:
