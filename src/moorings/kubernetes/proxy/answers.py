@@ -1,4 +1,4 @@
-"""Answers over HTTP: JSON, and errors as RFC 9457 problems with the codes that stand in ``wire.errors``."""
+"""HTTP responses: JSON, and errors as RFC 9457 problems with the codes of ``wire.errors``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROBLEM = b"application/problem+json"
 
 @dataclass(frozen=True, slots=True)
 class ServerResponse:
-    """A whole answer."""
+    """A whole response."""
 
     status: int
     body: bytes = b""
@@ -34,12 +34,12 @@ class ServerResponse:
 
 
 def json_response(value: object, status: int = 200) -> ServerResponse:
-    """A shape, or plain data, as JSON."""
+    """A response of a shape, or plain data, as JSON."""
     return ServerResponse(status, json.dumps(encode(value), separators=(",", ":"), ensure_ascii=False).encode())
 
 
 def problem_response(error: MooringsError, request_id: str, status: int = 0) -> ServerResponse:
-    """What a client is told of an error."""
+    """The response for an error."""
     kind = error_kind(error.code)
     body = ProblemBody(
         title=kind.title,
@@ -56,6 +56,6 @@ def problem_response(error: MooringsError, request_id: str, status: int = 0) -> 
     if body.status == 503 or error.retryable:
         headers[b"retry-after"] = b"1"
     if error.code in ("body.too_large", "request.invalid", "request.not_private"):
-        headers[b"connection"] = b"close"  # the rest of the request may still be on its way
+        headers[b"connection"] = b"close"  # the rest of the request may still arrive
     data = json.dumps(encode(body), ensure_ascii=False).encode("utf-8", "backslashreplace")
     return ServerResponse(body.status, data, PROBLEM, headers)

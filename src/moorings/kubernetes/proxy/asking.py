@@ -1,6 +1,6 @@
-"""What the proxy asks a controller for, as values: owners, names, keys and the claims' requests.
+"""The proxy's requests to controllers, as values: owners, names, keys and claims.
 
-Nothing of it is remembered: everything follows from the job and from what the controller says of the owner's claims.
+Nothing of it is stored: it all follows from the job and from the controller's list of the owner's claims.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from moorings.kubernetes.proxy.shapes import PartitionRequest
 from moorings.wire.shapes import CheckpointShape, ClaimRequest
 
 HASH_CHARS = 6
-UID_HASH_CHARS = 8  # of names that tell clusters of one name apart: another's must not be taken for ours
+UID_HASH_CHARS = 8  # of names that distinguish clusters with one name: another's claim must not count as ours
 NAMES_MAX = 6  # tries with other names for one claim
 JOB_CHARS = 24
 INSTANCE_MAX = 99_999
 IPUS_MAX = 1 << 20
 PRIORITY_MAX = 1_000_000
 
-_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")  # RFC 1123, as a namespace is called
+_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")  # RFC 1123, the rule of namespaces
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _UID = re.compile(r"[A-Za-z0-9-]{1,64}")
 _CLUSTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
@@ -32,7 +32,7 @@ _CLUSTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 
 @dataclass(frozen=True, slots=True)
 class InstanceKey:
-    """Whose partition it is: one instance of one job."""
+    """The key of an instance of a job."""
 
     namespace: str
     job: str
@@ -45,12 +45,12 @@ class InstanceKey:
         return f"{self.namespace}/{self.job}"
 
     def owner(self, cluster: str) -> str:
-        """Who holds its claim."""
+        """The holder of its claim."""
         return owner(cluster, self.namespace, self.job, self.uid, self.instance)
 
 
 def check_cluster(cluster: str) -> str:
-    """``cluster`` if owners can name it.
+    """``cluster`` if it is valid in owners.
 
     Raises:
         MooringsError: ``config.invalid``.
@@ -65,12 +65,12 @@ def check_cluster(cluster: str) -> str:
 
 
 def prefix_of(cluster: str) -> str:
-    """What the owners of all claims of a cluster begin with."""
+    """The common prefix of the owners of all claims of a cluster."""
     return f"{OWNER_KIND}/{cluster}/"
 
 
 def parse_instance_key(owner_text: str, cluster: str) -> InstanceKey | None:
-    """Whose partition an owner's claim is for; None: it is none of this cluster's."""
+    """The instance of a claim's owner; None: it is not of this cluster."""
     parts = owner_text.removeprefix(prefix_of(cluster)).split("/")
     if not owner_text.startswith(prefix_of(cluster)) or len(parts) != 4:
         return None
@@ -81,7 +81,7 @@ def parse_instance_key(owner_text: str, cluster: str) -> InstanceKey | None:
 
 
 def check_instance_key(namespace: str, job: str, uid: str, instance: int) -> InstanceKey:
-    """The place, if it may be one.
+    """The key of an instance, if it is valid.
 
     Raises:
         MooringsError: ``body.invalid``.
@@ -98,7 +98,7 @@ def check_instance_key(namespace: str, job: str, uid: str, instance: int) -> Ins
 
 
 def check_request(request: PartitionRequest, cluster: str) -> InstanceKey:
-    """Whose partition is asked for, if the request makes sense; whether there are such partitions controllers say.
+    """The instance of a request, if the request is valid; the controllers decide whether such partitions exist.
 
     Raises:
         MooringsError: ``body.invalid``, ``owner.invalid``.
@@ -117,13 +117,13 @@ def check_request(request: PartitionRequest, cluster: str) -> InstanceKey:
 
 
 def claim_name(place: InstanceKey, cluster: str, attempt: int = 0, mark: str = "") -> str:
-    """A claim's name: the job's, cut, then what makes it one of its own over namespaces and clusters.
+    """A claim's name: the job's, cut, then a suffix that makes it unique across namespaces and clusters.
 
     Args:
-        place: whose it is.
-        cluster: where.
-        attempt: another number gives another name, where one is taken.
-        mark: what tells the cluster from others of its name; empty: nothing does.
+        place: the instance.
+        cluster: its cluster.
+        attempt: another number gives another name, if one is taken.
+        mark: distinguishes clusters of one name; empty: nothing does.
     """
     told = f"{cluster}/{place.namespace}/{place.uid}" + (f"/{attempt}" if attempt else "")
     told, chars = (f"{mark}/{told}", UID_HASH_CHARS) if mark else (told, HASH_CHARS)
@@ -132,9 +132,9 @@ def claim_name(place: InstanceKey, cluster: str, attempt: int = 0, mark: str = "
 
 
 def is_clusters_claim(name: object, place: InstanceKey, cluster: str, mark: str) -> bool:
-    """Whether a claim was made for this very cluster, as its name tells, and not for another one of the same name.
+    """Whether a claim was made for this very cluster, as its name shows, and not for another one of the same name.
 
-    One without any mark may be an earlier release's: it is ours, too.
+    A claim without any mark may be an earlier release's: it counts as ours, too.
     """
     return not mark or any(
         name == claim_name(place, cluster, attempt, one) for one in (mark, "") for attempt in range(NAMES_MAX)
@@ -142,7 +142,7 @@ def is_clusters_claim(name: object, place: InstanceKey, cluster: str, mark: str)
 
 
 def claim_key(owner_text: str, ended: int) -> str:
-    """The idempotency key of an owner's claim after so many that have ended."""
+    """The idempotency key of an owner's next claim, after ``ended`` claims that have ended."""
     digest = hashlib.sha256(f"{owner_text}\n{ended}".encode()).hexdigest()
     return f"kubernetes-{digest[:48]}-{ended}"
 
@@ -157,7 +157,7 @@ def claim_request(
     attempt: int = 0,
     mark: str = "",
 ) -> ClaimRequest:
-    """The claim to ask a controller for."""
+    """The claim to request from a controller."""
     return ClaimRequest(
         size=request.ipus,
         gcds=request.gcds,

@@ -1,16 +1,17 @@
-"""What is to be done for one instance, decided from what is known of its claims on every controller. Pure.
+"""Decides the actions for one instance from its known claims on every controller. Pure.
 
-Several controllers know nothing of each other, so that at most one partition of an instance is ever used hangs on one
-rule: *a binding is given out only when no other claim of its owner is left, or can be granted.* Whoever holds a claim
-looks at all other controllers afterwards; of two that hold one, the second sees the first. So the first to be granted
-wins, whoever decides, however old what he knows is (if the controllers' clocks agree better than the looks take).
+Controllers do not know each other. That at most one partition of an instance is ever used rests on one rule: *a binding
+is given out only when no other claim of its owner is left, or can be granted.* After a claim is granted, the proxy
+lists the owner's claims on all other controllers; of two granted claims, the list after the second one shows the first.
+So the claim that was granted first wins, in every process and with data of any age (if the controllers' clocks differ
+by less than the lists take).
 
-A controller that does not answer could hold a claim that nobody here has heard of. That is ruled out if this process
-has seen all its claims before, or if the job is younger than this process, and nothing was asked of it in vain. (Only
-here it matters that a cluster has one proxy at a time; two that overlap for a moment are safe while all answer.)
+A controller that does not respond could hold a claim that is unknown here. That is excluded if this process has seen
+all its claims before, or if the job is younger than this process and no request to that controller went unanswered.
+(Only here it matters that a cluster has one proxy at a time; two that overlap for a moment are safe while all respond.)
 
-A claim's id is its own over all controllers. Where one is known twice, its controller is known under two names: that is
-one claim, and none is let go for the sake of the other.
+A claim's id is unique over all controllers. If one is known twice, its controller is known under two names: it is one
+claim, and neither entry is released in favour of the other.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from moorings.kubernetes.proxy.shapes import PartitionRequest
 
 
 class DesiredState(StrEnum):
-    """What the operator said last; what was said before this process began is not known."""
+    """The operator's last wish; unknown if it came before this process began."""
 
     NOTHING = "nothing"
     WANTED = "wanted"
@@ -34,8 +35,8 @@ class DesiredState(StrEnum):
 class ActionType(StrEnum):
     """What can be done at a controller."""
 
-    TRY = "try"  # ask for it, to be refused if there is no room now
-    QUEUE = "queue"  # ask for it, and wait there
+    TRY = "try"  # request it, to be refused if no block is free now
+    QUEUE = "queue"  # request it, and wait there
     WITHDRAW = "withdraw"  # release a claim, if it still waits
     RELEASE = "release"
     LOOK = "look"  # list the owner's claims
@@ -43,7 +44,7 @@ class ActionType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ClaimAction:
-    """One thing to do: at which controller, and with which claim (its id; empty for none)."""
+    """One action: its controller and its claim (the id; empty for none)."""
 
     do: ActionType
     controller: str
@@ -52,13 +53,13 @@ class ClaimAction:
 
 @dataclass(frozen=True, slots=True)
 class ObservedController:
-    """How a controller stands, for all owners alike.
+    """The state of a controller, the same for all owners.
 
     Attributes:
-        name: ``host:port``; the order of the list is that of trying.
-        answers: whether it answers now.
-        gone: whether it has not answered for so long that nothing is on its way to it any more.
-        asked: whether it is asked for new partitions; one that was taken out of the list is not.
+        name: ``host:port``; they are tried in the order of the list.
+        answers: whether it responds now.
+        gone: whether it has not responded for so long that no request can still be on its way to it.
+        asked: whether it gets new requests; one that was taken out of the list does not.
         seen: whether this process has ever seen all its claims.
     """
 
@@ -71,22 +72,22 @@ class ObservedController:
 
 @dataclass(slots=True)
 class InstanceClaims:
-    """Everything that is known of one instance's claims.
+    """All known claims of one instance.
 
     Attributes:
         wish: what the operator wants.
-        request: what was asked for, as far as anybody knows.
-        young: whether no earlier process can have heard of its job.
+        request: the request, as far as it is known.
+        young: whether no earlier process can have seen its job.
         claims: those that have not ended, by controller and id.
-        learned: when each was heard of first, by our clock.
-        held_at: when it was first known that one of them is held; None: none is.
-        looked: when the last look at a controller began that told all the owner's claims.
-        doubts: controllers where a claim was asked for and no answer came.
-        full: controllers that had no room when they were tried.
+        learned: when each was first known, by our clock.
+        held_at: when one of them was first known to be held; None: none is.
+        looked: by controller, when the last list of all the owner's claims began.
+        doubts: controllers with a request for a claim and no response.
+        full: controllers that had no free block when they were tried.
         refused: controllers that can never serve it: code and message.
         given: the claim whose binding was given out.
-        had: whether there ever was a claim, as far as this process knows.
-        settled: claims that were READY long before this process began: an earlier one has given them out.
+        had: whether this process knows that there ever was a claim.
+        settled: claims that were READY long before this process began: an earlier process has given out their bindings.
     """
 
     wish: DesiredState = DesiredState.NOTHING
@@ -104,7 +105,7 @@ class InstanceClaims:
     settled: set[tuple[str, str]] = field(default_factory=set)
 
     def note(self, known: ObservedClaim, now: float) -> None:
-        """Take in what is known of one claim."""
+        """Apply the observed state of one claim."""
         key = (known.controller, known.id)
         before = self.claims.get(key)
         found = known if before is None else merge_observed(before, known)
@@ -115,7 +116,7 @@ class InstanceClaims:
             self.learned[key] = now
         self.had = True
         self.claims[key] = found
-        if before is not None and found.attempt > before.attempt:  # it gave its partition back, and waits for another
+        if before is not None and found.attempt > before.attempt:  # it released its partition, and waits for another
             self.settled.discard(key)
             if self.given == key:
                 self.given = None
@@ -125,7 +126,7 @@ class InstanceClaims:
             self.held_at = now
 
     def look(self, controller: str, began: float, found: Sequence[ObservedClaim], now: float) -> None:
-        """Take in a list of all the owner's claims on a controller that have not ended."""
+        """Apply a list of all the owner's claims on a controller that have not ended."""
         there = {known.id for known in found}
         for key, known in list(self.claims.items()):
             if key[0] == controller and key[1] not in there and self.learned[key] < began:
@@ -136,14 +137,14 @@ class InstanceClaims:
         self.doubts.discard(controller)
 
     def forget(self, controller: str) -> None:
-        """A controller is gone for good, and its claims with it."""
+        """Drop a controller that is gone permanently, and its claims."""
         for key, known in list(self.claims.items()):
             if key[0] == controller:
                 self._end(known)
         self.doubts.discard(controller)
 
     def rename(self, old: str, new: str) -> None:
-        """A controller is one that is known under another name: what was learned under the old one is that one's."""
+        """Join a controller's old name with its new name, including all that was learned under the old one."""
         for (at, ident), known in list(self.claims.items()):
             if at == old:
                 del self.claims[at, ident]
@@ -162,7 +163,7 @@ class InstanceClaims:
         self.refused.pop(old, None)
 
     def find(self, known: ObservedClaim) -> ObservedClaim | None:
-        """The same claim as it is known now, whatever its controller was called; None: it has ended."""
+        """The present state of the same claim, under any name of its controller; None: it has ended."""
         found = self.claims.get((known.controller, known.id))
         return found or next((one for one in self.claims.values() if one.id == known.id), None)
 
@@ -172,7 +173,7 @@ class InstanceClaims:
         self.learned.pop(key, None)
         if known.failed:
             self.refused[known.controller] = (known.code or "claim.failed", known.message)
-        if self.given == key:  # known twice, it goes on under its controller's other name
+        if self.given == key:  # a claim that is known twice stays under its controller's other name
             other = next((one for one in self.claims if one[1] == known.id), None)
             self.given = other
         if not any(one.held for one in self.claims.values()):
@@ -181,15 +182,15 @@ class InstanceClaims:
 
 @dataclass(frozen=True, slots=True)
 class InstancePlan:
-    """What follows.
+    """The plan of one instance.
 
     Attributes:
-        winner: the claim that is, or will be, the instance's partition; None: none holds anything.
+        winner: the claim that is, or will be, the instance's partition; None: no claim holds a block.
         give: whether its binding may be given out.
-        deeds: what is to be done now; all at the same time.
+        deeds: the actions, all concurrent.
         why: why a winner that is ready is not given out.
         over: whether nothing of it is left, and nothing is wanted.
-        failed: it can never be: code and message.
+        failed: no controller can ever serve it: code and message.
     """
 
     winner: ObservedClaim | None = None
@@ -201,7 +202,7 @@ class InstancePlan:
 
 
 def plan_instance(book: InstanceClaims, standings: Sequence[ObservedController]) -> InstancePlan:
-    """What is to be done for one instance now."""
+    """The plan of one instance."""
     if book.wish is DesiredState.OVER:
         return _end_all(book, standings)
     order = {standing.name: number for number, standing in enumerate(standings)}
@@ -212,7 +213,7 @@ def plan_instance(book: InstanceClaims, standings: Sequence[ObservedController])
     if waiting:
         return InstancePlan(deeds=_queue_everywhere(book, standings))
     if book.claims:
-        return InstancePlan()  # what was released goes first
+        return InstancePlan()  # first the released claims must be gone
     if book.had and not book.refused:
         return InstancePlan(over=not book.doubts, deeds=_list_actions(book.doubts, standings))
     if book.wish is not DesiredState.WANTED:
@@ -221,7 +222,7 @@ def plan_instance(book: InstanceClaims, standings: Sequence[ObservedController])
 
 
 def is_exclusive(book: InstanceClaims, standing: ObservedController) -> bool:
-    """Whether no claim of the owner is on a controller but those that are known."""
+    """Whether a controller has no unknown claim of the owner."""
     if book.looked.get(standing.name, -1.0) > (book.held_at if book.held_at is not None else 0.0):
         return True
     return standing.gone and standing.name not in book.doubts and (standing.seen or book.young)
@@ -243,7 +244,7 @@ def _keep_one(book: InstanceClaims, standings: Sequence[ObservedController], win
     by_name = {standing.name: standing for standing in standings}
     deeds, why = [], ""
     for known in book.claims.values():
-        if known.id == winner.id or known.phase is ClaimPhase.RELEASING:  # that one can never be used again
+        if known.id == winner.id or known.phase is ClaimPhase.RELEASING:  # a RELEASING claim can never be used again
             continue
         standing = by_name.get(known.controller)
         why = f"another claim of it, on {known.controller}, is not gone yet"
@@ -253,7 +254,7 @@ def _keep_one(book: InstanceClaims, standings: Sequence[ObservedController], win
             )
         else:
             why = f"{known.controller} has another claim of it, and does not answer"
-    if book.given is None:  # once given, what turns up elsewhere is released, and nothing more is to be found out
+    if book.given is None:  # once it is given out, other claims are released, and no more lists are needed
         for standing in standings:
             if standing.name == winner.controller or is_exclusive(book, standing):
                 continue

@@ -1,6 +1,6 @@
-"""What the operator speaks to the proxy with: a typed client, and a view of all partitions that follows the proxy's.
+"""The operator's access to the proxy: a typed client, and an informer of all partitions.
 
-What is in the view is fresh while it is ``standing``. Nothing may be concluded from what is missing unless it is
+The informer's partitions are fresh while it is ``standing``. A missing partition means something only if it is
 ``complete`` as well: every controller answers the proxy.
 """
 
@@ -28,22 +28,22 @@ from moorings.wire.codec import decode
 log = logging.getLogger("moorings.kubernetes.proxy.client")
 
 CALL_S = 20.0
-RESET_S = 150.0  # the proxy waits until it is clean
+RESET_S = 150.0  # the proxy responds only after the reset
 SILENCE_S = 45.0  # of a watch; the proxy sends a heartbeat every 10 s
 CONNECTIONS = 64
-KEPT_S = 30.0  # an idle connection
-TOKEN_S = 10.0  # how long a token that was read is used; the kubelet renews it long before its end
+KEPT_S = 30.0  # lifetime of an idle connection
+TOKEN_S = 10.0  # how long a token is used before it is read again; the kubelet renews it long before it expires
 PAUSE_S, PAUSE_S_MAX = 0.2, 5.0
-RELIST_S = 10.0  # while a controller does not answer, or one did not
+RELIST_S = 10.0  # between lists, while a controller did not respond at the last one
 
 
 class ProxyClient:
-    """The proxy, as an object.
+    """A typed client of the proxy.
 
     Args:
-        server: ``https://host:port``; nothing is believed there until ``trust`` says whom; or ``http://host:port``.
-        token_file: of the service account's token for the proxy; read again and again, for it is renewed.
-        token: gives the token instead, where there is no file.
+        server: ``https://host:port``, which no certificate satisfies until ``trust``; or ``http://host:port``.
+        token_file: of the service account's token for the proxy; read repeatedly, since it is renewed.
+        token: returns the token instead, if there is no file.
     """
 
     def __init__(self, server: str, token_file: Path | None = None, token: Callable[[], str] | None = None) -> None:
@@ -71,11 +71,11 @@ class ProxyClient:
         await self.close()
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close all connections."""
         await self._http.close()
 
     def trust(self, authorities: str) -> None:
-        """Believe certificates of these authorities (PEM), beside those believed before, from the next connection on.
+        """Trust certificates of these authorities (PEM), in addition to earlier ones, for all new connections.
 
         Raises:
             MooringsError: ``config.invalid``.
@@ -89,15 +89,15 @@ class ProxyClient:
             ) from error
 
     async def create(self, request: PartitionRequest) -> PartitionBody:
-        """The partition of an instance, as far as it has come; asked again, it is the same one.
+        """Request the partition of an instance, and return its present state; idempotent.
 
         Raises:
-            MooringsError: what the proxy answers, or ``controller.unreachable``.
+            MooringsError: the proxy's error, or ``controller.unreachable``.
         """
         return decode(PartitionBody, await self._call("POST", "/v1/partitions", build_body(request)))
 
     async def list(self, namespace: str = "", job: str = "") -> PartitionsBody:
-        """All partitions, or a job's.
+        """All partitions, or those of a job.
 
         Raises:
             MooringsError: as ``create``.
@@ -106,7 +106,7 @@ class ProxyClient:
         return decode(PartitionsBody, await self._call("GET", target))
 
     async def release(self, namespace: str, job: str, uid: str, instance: int) -> PartitionBody | None:
-        """Let a partition go; None: nothing is left of it.
+        """Release a partition; None: nothing is left of it.
 
         Raises:
             MooringsError: as ``create``.
@@ -115,7 +115,7 @@ class ProxyClient:
         return decode(PartitionBody, left) if left is not None else None
 
     async def give_way(self, namespace: str, job: str, uid: str, instance: int) -> PartitionBody:
-        """Give a partition back that is RECLAIMING: nothing runs on it any more, and its instance waits again.
+        """Release a partition that is RECLAIMING: nothing runs on it any more, and its instance waits again.
 
         Raises:
             MooringsError: as ``create``.
@@ -123,7 +123,7 @@ class ProxyClient:
         return decode(PartitionBody, await self._call("POST", f"{_target(namespace, job, uid, instance)}/yield"))
 
     async def reset(self, namespace: str, job: str, uid: str, instance: int) -> PartitionBody:
-        """The partition, clean.
+        """Reset a partition; returns it when it is clean.
 
         Raises:
             MooringsError: as ``create``.
@@ -135,7 +135,7 @@ class ProxyClient:
         """The changes after a version, each with its own version; ends when the proxy ends it.
 
         Raises:
-            MooringsError: ``watch.expired`` (list anew), or as ``create``.
+            MooringsError: ``watch.expired`` (list again), or as ``create``.
         """
         parser = EventParser()
         target = build_target("/v1/partitions/watch", since=since)
@@ -196,17 +196,17 @@ def _target(namespace: str, job: str, uid: str, instance: int) -> str:
 
 
 class PartitionInformer:
-    """All partitions, kept up to date by list and watch.
+    """All partitions, kept current by list and watch.
 
     Args:
         client: the proxy.
-        on_change: told ``namespace/job`` whenever something of that job's partitions has changed.
-        on_return: told whenever it is current again: who could not be served need not wait for the next try.
+        on_change: gets ``namespace/job`` after each change of that job's partitions.
+        on_return: called whenever it is current again: jobs that failed need not wait for their next try.
 
     Attributes:
-        listed: whether there was a list since it is served.
-        standing: whether the watch stands, so that what is known is fresh.
-        complete: whether every controller answered the proxy at the last list, so that what was missing there does
+        listed: whether there was a list since ``serve`` began.
+        standing: whether the watch is connected, so that the data is fresh.
+        complete: whether every controller answered the proxy at the last list, so that a partition missing there does
             not exist.
     """
 
@@ -225,11 +225,11 @@ class PartitionInformer:
 
     @property
     def current(self) -> bool:
-        """Whether what is missing here is not there: all controllers answer, and nothing can have been missed."""
+        """Whether a missing partition does not exist: all controllers respond, and no change can have been missed."""
         return self.complete and self.standing
 
     def get(self, namespace: str, job: str, uid: str = "") -> Mapping[int, PartitionBody]:
-        """A job's partitions by instance; with ``uid`` only that very job's."""
+        """A job's partitions by instance; with ``uid`` only those of the job with that uid."""
         found = self._jobs.get(f"{namespace}/{job}", {})
         return {instance: body for (of, instance), body in found.items() if uid in ("", of)}
 
@@ -242,22 +242,22 @@ class PartitionInformer:
         return [body for partitions in self._jobs.values() for body in partitions.values()]
 
     def note(self, body: PartitionBody) -> None:
-        """Take in the proxy's answer to a call about a partition, if the watch has not told as much or more yet."""
+        """Apply the proxy's response about a partition, unless the watch has shown that state or a later one."""
         if self._is_after(body.version, self._version) and not self._is_older(body, body.version):
             self._put(body)
 
     def note_gone(self, before: PartitionBody) -> None:
-        """Take in that nothing is left of a partition; ``before`` is what the view had before that was asked."""
+        """Apply that nothing is left of a partition; ``before`` is the state known here before that request."""
         found = self.get(before.namespace, before.job, before.uid).get(before.instance)
         if found is not None and found.version == before.version:
             self._drop(before)
 
     async def ready(self) -> None:
-        """Returns once there is a list."""
+        """Return once there is a list."""
         await self._first.wait()
 
     async def serve(self) -> None:
-        """Keep it up to date, until cancelled; what it knew before is not called current."""
+        """List and watch until cancelled; data from before counts as old."""
         self._end()
         try:
             await self._serve()
@@ -300,7 +300,7 @@ class PartitionInformer:
             self._on_return()
 
     async def _watch(self) -> None:
-        """Follow the changes, until the list has to be made anew."""
+        """Follow the changes, until a new list is needed."""
         until = time.monotonic() + (RELIST_S if not self.complete else 6 * RELIST_S)
         while time.monotonic() < until:
             try:
@@ -321,13 +321,13 @@ class PartitionInformer:
             self._put(body)
 
     def _is_older(self, body: PartitionBody, version: str) -> bool:
-        """Whether an answer has told more of this instance than what was true at a version."""
+        """Whether a response has already shown a later state of this instance than a version's."""
         known = self._jobs.get(f"{body.namespace}/{body.job}", {}).get((body.uid, body.instance))
         return known is not None and self._is_after(known.version, version)
 
     @staticmethod
     def _is_after(version: str, other: str) -> bool:
-        """Whether a version came after another of the same process; of another's nothing is known."""
+        """Whether a version is later than another of the same process; versions of two processes are not comparable."""
         boot, number = parse_version(version)
         other_boot, other_number = parse_version(other)
         return boot == other_boot and number > other_number

@@ -1,8 +1,8 @@
-"""Who asks, and what he may: service accounts by their tokens, which the API server reviews (TokenReview).
+"""Authentication and rights: service accounts by their tokens, which the API server reviews (TokenReview).
 
-The operator may do everything. The Pod of a job's launcher, by a token that is bound to it, may see that job's
-partitions and reset its own instance's; everybody else nothing. Tokens are never kept or logged: what was found is
-remembered for a minute. What tokens that are made up may cost is bounded in ``tokens``.
+The operator may do everything. The Pod of a job's launcher, by a token that is bound to it, may read that job's
+partitions and reset its own instance's; all others may do nothing. Tokens are never stored or logged: results of
+reviews are cached for a minute. ``tokens`` limits the cost of made-up tokens.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from moorings.kubernetes.names import account_name, launcher_name
 from moorings.kubernetes.proxy.shapes import AUDIENCE
 from moorings.kubernetes.tokens import CachedReview, ReviewCache, expiry_of, parse_claims
 
-REMEMBERED_S = 60.0  # who a good token's owner is; not beyond the token's end
-REFUSED_S = 10.0  # that a token is not good
+REMEMBERED_S = 60.0  # cache of a good token's account; at most until the token expires
+REFUSED_S = 10.0  # cache of a refusal
 ACCOUNT = "system:serviceaccount:"
 POD_NAME = "authentication.kubernetes.io/pod-name"
 
 
 @dataclass(frozen=True, slots=True)
 class ProxyCaller:
-    """Who asks: a service account, whether it is the operator's, and the Pod whose token it is; empty: none's."""
+    """The caller: a service account, whether it is the operator's, and the Pod of its token; empty: none."""
 
     user: str
     operator: bool
     pod: str = ""
 
     def may_see(self, namespace: str, job: str) -> bool:
-        """Whether it may see a job's partitions: a Pod under the name of one of its launchers."""
+        """Whether it may read a job's partitions: its Pod has the name of one of the job's launchers."""
         tail = self.pod.removeprefix(launcher_name(job, 0))
         number = tail.removeprefix("-")
         is_launcher = self.pod.startswith(launcher_name(job, 0)) and (
@@ -50,20 +50,20 @@ class ProxyCaller:
 
 @dataclass(frozen=True, slots=True)
 class ServiceAccount:
-    """Whose token it is: the account (empty: nobody's) and the Pod."""
+    """The owner of a token: the account (empty: not valid) and the Pod."""
 
     user: str
     pod: str = ""
 
 
 class TokenAuthenticator:
-    """Finds out who asks.
+    """Authenticates callers.
 
     Args:
         kube: reviews tokens.
         operators: service accounts that may do everything.
-        now: seconds, for how long what was found is remembered.
-        clock: seconds since 1970, by which tokens end.
+        now: a clock in seconds, for the age of results.
+        clock: seconds since 1970, for the expiry of tokens.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class TokenAuthenticator:
         self._reviews: ReviewCache[ServiceAccount] = ReviewCache(now)
 
     async def visitor(self, authorization: str, address: str = "") -> ProxyCaller:
-        """Who sends this header.
+        """The caller with this header.
 
         Args:
             authorization: the header.
-            address: where it comes from, without the port.
+            address: of the client, without the port.
 
         Raises:
             MooringsError: ``auth.missing``, ``auth.invalid``, ``kubernetes.unreachable``, ``controller.busy``.
@@ -106,7 +106,7 @@ class TokenAuthenticator:
         return ProxyCaller(found.user, found.user in self._operators, found.pod)
 
     def _left_s(self, token: str) -> float:
-        """How long a token says that it goes on; 0: it says of itself that it is not for us, or is none."""
+        """Time until a token expires; 0: its own claims are not for us, or it is no token."""
         claims = parse_claims(token)
         audiences = claims.get("aud")
         if AUDIENCE not in (audiences if isinstance(audiences, list) else [audiences]) or not _is_account(claims):
@@ -115,7 +115,7 @@ class TokenAuthenticator:
         return 0.0 if end is None else end - self._clock()
 
     async def _review(self, token: str, left_s: float) -> CachedReview[ServiceAccount]:
-        """The account whose token it is, if it is anybody's, and for us."""
+        """The account of a token, if it is valid, and for us."""
         body = {
             "apiVersion": TOKEN_REVIEW.api_version,
             "kind": TOKEN_REVIEW.name,
@@ -126,7 +126,7 @@ class TokenAuthenticator:
         except KubeError as error:
             raise MooringsError(
                 "kubernetes.unreachable",
-                f"the API server did not review the token: {error.reason or error.status}",  # its words may repeat it
+                f"the API server did not review the token: {error.reason or error.status}",  # its message may repeat it
                 hint="may this service account create tokenreviews?" if error.status == 403 else "",
                 retryable=True,
             ) from None
@@ -147,7 +147,7 @@ class TokenAuthenticator:
 
 
 def _is_account(claims: Mapping[str, object]) -> bool:
-    """Whether claims are as Kubernetes writes a service account's: the same one in ``sub`` and in its own words."""
+    """Whether claims are those of a Kubernetes service account: the same one in ``sub`` and in Kubernetes' claim."""
     told = claims.get("kubernetes.io")
     account = told.get("serviceaccount") if isinstance(told, dict) else None
     if not isinstance(told, dict) or not isinstance(account, dict) or not claims.get("iss"):

@@ -1,8 +1,8 @@
-"""When what waits would start, as controllers reckon: asked beside everything else, rarely, and told when it is news.
+"""Start estimates of waiting claims: requested rarely and in the background, and published when they change.
 
-A forecast plays a controller's queue on, which takes it up to seconds, and everybody's forecasts take turns there. So
-one claim at a time is asked about on each controller, those longest unasked first, and the pauses between are so long
-that a tenth of that controller's time goes to it at most. What comes is kept until it is off by more than it tells.
+A forecast simulates a controller's queue, which takes it up to seconds, and it handles one forecast at a time. So each
+controller gets one request at a time, about the claim without a request for longest, and the pauses are so long that
+this takes at most a tenth of its time. An estimate is kept until the new one differs by a set part of the time left.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from moorings.wire.shapes import EstimateBody
 
 log = logging.getLogger("moorings.kubernetes.proxy")
 
-LOOK_S = 0.5  # between two looks for what is to be asked about
-FIRST_S = 2.0  # what is granted sooner is not asked about
-AGAIN_S = 60.0  # between two questions about one claim
-BUSY_S = 5.0  # after a refusal
-SHARE = 10  # so many times as long as an answer took nothing is asked
-NEWS_S, NEWS_PART = 60.0, 0.1  # an estimate that moved by less, of what is left of it, is no news
+LOOK_S = 0.5  # between two searches for the next claim to ask about
+FIRST_S = 2.0  # age of a claim before the first request: it may be granted sooner
+AGAIN_S = 60.0  # between two requests about one claim
+BUSY_S = 5.0  # pause after a refusal
+SHARE = 10  # pause after a response, as a multiple of its duration
+NEWS_S, NEWS_PART = 60.0, 0.1  # least change to publish: the larger of the seconds and the part of the time left
 
 
 @dataclass(frozen=True, slots=True)
 class EstimateQuery:
-    """Which claim is asked about, for which instance."""
+    """The next claim to ask about, and its instance."""
 
     record: ManagedInstance
     known: ObservedClaim
 
 
 class EstimateUpdater:
-    """Keeps the estimates of everything that waits.
+    """Keeps the estimates of all waiting instances current.
 
     Args:
         waiting: the instances that wait.
         links: the controllers, by name.
-        changed: is told the owner of which something new is known.
+        changed: called with the owner after each change.
         now: the wall clock, microseconds since 1970.
     """
 
@@ -64,7 +64,7 @@ class EstimateUpdater:
         self._asking: dict[str, asyncio.Task[None]] = {}
 
     async def serve(self) -> None:
-        """Ask until cancelled."""
+        """Send requests until cancelled."""
         try:
             while True:
                 await asyncio.sleep(LOOK_S)
@@ -99,7 +99,7 @@ class EstimateUpdater:
             found, quiet_s = None, BUSY_S
         ended = time.monotonic()
         self._quiet_until[link.name] = ended + max((ended - begun) * SHARE, quiet_s)
-        if found is None:  # what was known may be known for a while yet
+        if found is None:  # the previous estimate may hold for a while
             found = EstimatedStart(asked_at=begun) if before is None else before.asked_again(begun)
         news = has_changed(before, found, Timestamp(self._now()))
         question.record.estimates[key] = found if news or before is None else before.asked_again(begun)
@@ -110,15 +110,15 @@ class EstimateUpdater:
 def choose_queries(
     waiting: Iterable[ManagedInstance], controllers: Container[str], now: float, time_now: str
 ) -> dict[str, EstimateQuery]:
-    """What to ask about next on each controller: of what waits there, that which was not asked about for longest.
+    """The next requests, one for each controller: of the claims that wait there, the one without a request for longest.
 
-    Estimates of claims that do not wait any more are dropped.
+    Drops estimates of claims that no longer wait.
 
     Args:
         waiting: the instances that wait.
         controllers: those that may be asked.
         now: ``time.monotonic``.
-        time_now: the time (RFC 3339): what should have started by then is asked about first.
+        time_now: the time (RFC 3339): claims that should have started by then come first.
     """
     found: dict[str, tuple[float, EstimateQuery]] = {}
     for record in waiting:
@@ -140,9 +140,9 @@ def choose_queries(
 
 
 def parse_estimate(body: EstimateBody | None, asked_at: float) -> EstimatedStart | None:
-    """What a controller said; None: nothing.
+    """A controller's estimate; None: it gave none.
 
-    What a project's rules say stands before the last part, and may name another's claim: it is left out.
+    Drops all of ``why`` but its last part: text about a project's rules comes before it, and may name another's claim.
     """
     if body is None:
         return None
@@ -150,7 +150,7 @@ def parse_estimate(body: EstimateBody | None, asked_at: float) -> EstimatedStart
 
 
 def has_changed(before: EstimatedStart | None, found: EstimatedStart, now: Timestamp) -> bool:
-    """Whether an estimate says what the one before does not."""
+    """Whether an estimate differs from the previous one."""
     if before is None or bool(before.starts_at) is not bool(found.starts_at):
         return bool(found.starts_at or found.why)
     if not found.starts_at:

@@ -1,7 +1,7 @@
-"""The watch of partitions: changes in order, for everybody who asks what came after what he knows.
+"""The watch of partitions: an ordered log of changes, from which each watcher reads after its own version.
 
-Versions are ``<boot>-<number>``: numbers of another process mean nothing here, and whoever comes with one lists anew.
-There is no queue a watcher: each remembers how far he has read.
+Versions are ``<boot>-<number>``: numbers of another process mean nothing here, and a client with one must list again.
+There is no queue for each watcher: it remembers its own position.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _VERSION = re.compile(r"([0-9a-f]{1,32})-([0-9]{1,15})")
 
 
 def parse_version(version: str) -> tuple[str, int]:
-    """The process and the number of a version; of what is none: nothing, and -1."""
+    """The process and the number of a version; empty and -1 if it is no version."""
     match = _VERSION.fullmatch(version)
     return (match[1], int(match[2])) if match else ("", -1)
 
@@ -31,7 +31,7 @@ class WatchCache:
     """The last changes of one process.
 
     Args:
-        boot: what tells this process from others.
+        boot: distinguishes this process from others.
     """
 
     def __init__(self, boot: str) -> None:
@@ -43,21 +43,21 @@ class WatchCache:
 
     @property
     def version(self) -> str:
-        """Of everything so far."""
+        """The version of the last change."""
         return f"{self._boot}-{self._number}"
 
     @property
     def coming(self) -> str:
-        """Of the next change."""
+        """The version of the next change."""
         return f"{self._boot}-{self._number + 1}"
 
     @property
     def number(self) -> int:
-        """How many changes there were."""
+        """Number of changes so far."""
         return self._number
 
     def add(self, change: ChangeBody) -> None:
-        """Append a change, and wake who watches."""
+        """Append a change, and wake all watchers."""
         self._number += 1
         data = json.dumps(encode(change), separators=(",", ":"), ensure_ascii=False)
         event = f"id: {self.version}\nevent: partition\ndata: {data}\n\n".encode()
@@ -70,10 +70,10 @@ class WatchCache:
                 waiting.set_result(None)
 
     def number_of(self, version: str) -> int:
-        """How many changes a version stands for.
+        """The number of a version.
 
         Raises:
-            MooringsError: ``watch.expired``: it is not of this process, or too long ago.
+            MooringsError: ``watch.expired``: it is not of this process, or too old.
         """
         boot, number = parse_version(version)
         if boot != self._boot:
@@ -83,7 +83,7 @@ class WatchCache:
         return number
 
     def after(self, number: int, most: int = 500) -> list[bytes]:
-        """The changes after so many, as server-sent events; a part of them, if there are many.
+        """The changes after a number, as server-sent events; at most ``most`` of them.
 
         Raises:
             MooringsError: ``watch.expired``: some of them are gone.
@@ -95,7 +95,7 @@ class WatchCache:
         return [self._events[begin + index] for index in range(min(count, most))]
 
     async def news(self, number: int, wait_s: float) -> None:
-        """Returns once there are more changes than that, or after so long."""
+        """Return once there are more changes than that, or after ``wait_s``."""
         if self._number > number:
             return
         future = asyncio.get_running_loop().create_future()

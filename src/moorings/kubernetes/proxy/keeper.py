@@ -1,7 +1,7 @@
-"""The partitions of one Kubernetes cluster, on all controllers: keeps what is known, and does what ``choice`` decides.
+"""The partitions of one Kubernetes cluster on all controllers: tracks their state, and executes ``choice``'s plans.
 
-Level-triggered: an instance is looked at whenever something is heard of it, one at a time, until nothing more follows.
-Nothing is kept over a restart: the claims of the cluster's owners, which every controller lists, say everything.
+Level-triggered: each change wakes its instance, which is then planned and acted on until nothing more follows, one step
+at a time. Nothing is stored over a restart: the claims of the cluster's owners, as each controller lists them, suffice.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from moorings.wire.shapes import ClaimBody, EventBody
 
 log = logging.getLogger("moorings.kubernetes.proxy")
 
-ANSWER_S = 8.0  # for so long a request waits for what comes of it; it goes on without it
+ANSWER_S = 8.0  # how long a request waits for its result; the work continues after that
 PAUSE_S_MAX = 5.0
 RESET_S = 120.0
 RESET_POLL_S, RESET_POLL_S_MAX = 0.05, 0.5
-RETIRED_S = 60.0  # a controller that was taken out of the list, and never answered, is believed to be none
-SETTLED_S = 60  # what was ready for so long before this process began was given out by an earlier one
-ENDED_S = 300.0  # so long an answer may be on its way that tells of a claim as it was before it ended
+RETIRED_S = 60.0  # after it a controller that left the list and never responded is taken not to exist
+SETTLED_S = 60  # a binding that was READY for so long before this process began was given out by an earlier one
+ENDED_S = 300.0  # longest delay of a response that shows a claim as it was before its end
 INSTANCES_MAX = 50_000
-NAMESPACE_BOOKS_MAX = INSTANCES_MAX // 4  # else whoever may create IPUJobs in one could leave none to others
-TRIES_IN_A_ROW = 50  # far more than any case needs; a fault in deciding must not spin
+NAMESPACE_BOOKS_MAX = INSTANCES_MAX // 4  # else users of one namespace could leave no instances to others
+TRIES_IN_A_ROW = 50  # far more than any case needs; a faulty decision must not loop for ever
 
 
 class PartitionManager:
@@ -54,10 +54,10 @@ class PartitionManager:
 
     Args:
         cluster: its name.
-        projects: project of a namespace, where it is not called like it.
-        boot: what tells this process from others.
+        projects: project of a namespace, if their names differ.
+        boot: distinguishes this process from others.
         now: the wall clock, microseconds since 1970.
-        mark: what tells the cluster from others of its name; empty: nothing does.
+        mark: distinguishes clusters of one name; empty: nothing does.
     """
 
     def __init__(
@@ -75,9 +75,9 @@ class PartitionManager:
         self._by_job: dict[str, set[str]] = {}
         self._by_namespace: Counter[str] = Counter()
         self._owners: dict[tuple[str, str], str] = {}  # of claims, by controller and id
-        self._gone: dict[tuple[str, str], float] = {}  # claims, and when we heard of it; oldest first
-        self._missed: dict[str, list[EventBody]] = {}  # of claims that no list has told yet
-        self._disowned: frozenset[str] = frozenset()  # controllers of which the list says that they are gone for good
+        self._gone: dict[tuple[str, str], float] = {}  # ended claims, and when we learned it; oldest first
+        self._missed: dict[str, list[EventBody]] = {}  # of claims that no list has shown yet
+        self._disowned: frozenset[str] = frozenset()  # controllers that are marked in the list as gone permanently
         self._tasks: set[asyncio.Task[None]] = set()
         self._publisher = StatusPublisher(self.journal, self.usage, lambda: self.links, self._publish, now)
         self._closed = False
@@ -85,7 +85,7 @@ class PartitionManager:
     # -- controllers ---------------------------------------------------------------------------------------------------
 
     async def set_controllers(self, reaches: tuple[ControllerTarget, ...]) -> None:
-        """Ask these from now on, in this order. One that has gone is watched until nothing of ours is there."""
+        """Use these controllers, in this order. A dropped one is watched until it has no claims of this cluster."""
         wanted = {reach.entry.name: reach for reach in reaches if not reach.entry.gone}
         self._disowned = frozenset(reach.entry.name for reach in reaches if reach.entry.gone)
         old, self.links = self.links, {}
@@ -112,9 +112,9 @@ class PartitionManager:
             self.wake(owner)
 
     async def retire(self) -> None:
-        """Let go of controllers that are not in the list any more and have nothing of ours.
+        """Disconnect controllers that left the list and have no claims of this cluster.
 
-        One that is silent may be back: what is known to be there stays, unless the list says that it is gone for good.
+        A silent one may return: its known claims stay, unless the list marks it as gone permanently.
         """
         for name, link in list(self.links.items()):
             if link.asked:
@@ -133,14 +133,14 @@ class PartitionManager:
                 self.wake(owner)
 
     def _has(self, name: str) -> bool:
-        """Whether a controller has, or may have, claims of ours."""
+        """Whether a controller has, or may have, claims of this cluster."""
         return any(at == name for at, _ in self._owners) or any(
             name in record.book.doubts for record in self._records.values()
         )
 
     @property
     def complete(self) -> bool:
-        """Whether what is not known is not there: controllers answer, or get no claims, and have told theirs before."""
+        """Whether all claims are known: each controller responds, or gets no new ones and has listed its own before."""
         return all(
             link.seen and (link.answers or (not link.asked and link.gone))
             for link in self.links.values()
@@ -148,7 +148,7 @@ class PartitionManager:
         )
 
     def _find_aliases(self) -> None:
-        """Of entries that name one installation only the first is asked, and has all that is known of it."""
+        """Find entries of one installation: only the first is used, and has all the known claims."""
         first: dict[str, ControllerConnection] = {}
         for link in sorted(self.links.values(), key=lambda link: not link.asked):
             same = first.setdefault(link.installation, link) if link.installation else link
@@ -173,7 +173,7 @@ class PartitionManager:
             same.list_soon()
 
     def _at(self, link: ControllerConnection) -> str:
-        """What a controller is called in the books."""
+        """The controller's name in the claims."""
         return link.alias_of or link.name
 
     async def close(self) -> None:
@@ -186,10 +186,10 @@ class PartitionManager:
         for link in self.links.values():
             await link.close()
 
-    # -- what controllers tell -----------------------------------------------------------------------------------------
+    # -- reports by controllers ----------------------------------------------------------------------------------------
 
     def met(self, link: ControllerConnection, installation: str) -> str:
-        """An installation answers at a controller's address; why it is not believed to be that controller."""
+        """Check the installation that responds at a controller's address; returns why it is refused, or nothing."""
         if self.links.get(link.name) is not link or installation == link.installation:
             return ""
         if link.installation and self._has(link.name):
@@ -204,7 +204,7 @@ class PartitionManager:
         return ""
 
     def listed(self, link: ControllerConnection, began: float, claims: tuple[ClaimBody, ...]) -> None:
-        """All unended claims of the cluster on a controller."""
+        """Apply the list of all the cluster's unended claims on a controller."""
         if self.links.get(link.name) is not link or link.alias_of:
             return
         found: dict[str, list[ObservedClaim]] = {}
@@ -238,7 +238,7 @@ class PartitionManager:
         return owner in self._records or place is None or is_clusters_claim(name, place, self.cluster, self.mark)
 
     def _tell_foreign(self, link: ControllerConnection, foreign: list[ClaimBody]) -> None:
-        """Of another cluster's claims nothing is taken in: the operator would end them, for it knows no such jobs."""
+        """Report another cluster's claims. They are not tracked: the operator would end them, lacking such jobs."""
         if foreign and not link.foreign:
             log.error(
                 "cluster.name_shared",
@@ -255,13 +255,13 @@ class PartitionManager:
     def _look_into(
         self, record: ManagedInstance, link: ControllerConnection, began: float, found: list[ObservedClaim]
     ) -> None:
-        """Take in all of an owner's claims on a controller; what ended since it was asked is left out."""
+        """Apply the list of an owner's claims on a controller, without those that have ended since the request."""
         found = [known for known in found if (known.controller, known.id) not in self._gone]
         record.book.look(link.name, began, found, time.monotonic())
         self._index(record)
 
     def _index(self, record: ManagedInstance, *, ended: bool = True) -> None:
-        """Remember whose the claims of a record are, and which have ended (or are called differently now)."""
+        """Index a record's claims by owner, and record which have ended (or are under another name now)."""
         now = time.monotonic()
         held = record.book.claims.keys()
         for key in record.keys - held:
@@ -288,13 +288,13 @@ class PartitionManager:
             return False
 
     def happened(self, link: ControllerConnection, events: tuple[EventBody, ...]) -> None:
-        """What happened on a controller, in order."""
+        """Apply a controller's events, in order."""
         if self.links.get(link.name) is not link or link.alias_of:
             return
-        if not link.installation:  # whose they are is not known yet
+        if not link.installation:  # it is not known yet which installation they are of
             if link.listing:
                 self._missed.setdefault(link.name, []).extend(events)
-            else:  # the next list tells
+            else:  # the next list has the changes
                 self._missed.pop(link.name, None)
             return
         for event in events:
@@ -333,20 +333,20 @@ class PartitionManager:
             self._gone[known.controller, known.id] = time.monotonic()
         record.book.note(known, time.monotonic())
         self._index(record)
-        if record.worker is not None:  # a call of its may take long
+        if record.worker is not None:  # a call in its work may take long
             self._publisher.publish_soon(record)
 
     def changed(self, link: ControllerConnection) -> None:
-        """A controller answers, or does not any more: whatever may wait for it is looked at."""
+        """A controller began or ceased to respond: wake all instances that may wait for it."""
         for owner, record in list(self._records.items()):
             idle = record.choice.give and link.name not in record.book.doubts
             if not idle or any(at == link.name for at, _ in record.book.claims):
                 self.wake(owner)
 
-    # -- what is asked of the proxy ------------------------------------------------------------------------------------
+    # -- requests to the proxy -----------------------------------------------------------------------------------------
 
     async def create(self, request: PartitionRequest) -> PartitionBody:
-        """The partition of one instance, as far as it has come.
+        """Request the partition of one instance, and return its present state.
 
         Raises:
             MooringsError: ``body.invalid``, ``owner.invalid``, ``key.conflict``, ``controller.busy``,
@@ -381,7 +381,7 @@ class PartitionManager:
         return parse_time(request.job_created_at) >= self._began
 
     async def release(self, place: InstanceKey) -> PartitionBody | None:
-        """Let go of an instance's partition, wherever it is, now or as soon as can be; None: nothing is left of it."""
+        """Release an instance's partition on all controllers, now or as soon as possible; None: nothing is left."""
         record = self._records.get(place.owner(self.cluster))
         if record is None:
             return None
@@ -391,10 +391,10 @@ class PartitionManager:
         return self._told(record) if self._records.get(record.owner) is record else None
 
     async def give_way(self, place: InstanceKey) -> PartitionBody:
-        """Give a partition back as it was asked for, when nothing runs on it any more: its instance waits again.
+        """Release a partition that is RECLAIMING, when nothing runs on it any more: its instance waits again.
 
         Raises:
-            MooringsError: ``partition.unknown``, ``claim.not_asked``, or what the controller says.
+            MooringsError: ``partition.unknown``, ``claim.not_asked``, or the controller's error.
         """
         record = self._records.get(place.owner(self.cluster))
         if record is None:
@@ -411,7 +411,7 @@ class PartitionManager:
         except MooringsError as error:
             if error.code != "claim.not_asked":
                 raise
-            body = await link(lambda client: client.claim(ident))  # an answer was lost
+            body = await link(lambda client: client.claim(ident))  # a response was lost
         self._note(record, observe_body(winner.controller, body))
         self.wake(record.owner)
         await self._settled(record)
@@ -419,11 +419,11 @@ class PartitionManager:
         return self._told(record)
 
     async def reset(self, place: InstanceKey) -> PartitionBody:
-        """The partition, clean: READY again.
+        """Reset a partition; returns it when it is READY again.
 
         Raises:
-            MooringsError: ``partition.unknown``, ``partition.not_active``, ``wait.timeout``, or what the controller
-                says.
+            MooringsError: ``partition.unknown``, ``partition.not_active``, ``wait.timeout``, or the controller's
+                error.
         """
         record = self._records.get(place.owner(self.cluster))
         if record is None:
@@ -462,7 +462,7 @@ class PartitionManager:
         log.info("partition.reset", extra={"owner": record.owner, "partition": winner.partition})
 
     def partitions(self, namespace: str = "", job: str = "") -> PartitionsBody:
-        """All that have not ended; of a namespace or a job, if one is named."""
+        """All partitions that have not ended; with a namespace or a job only its own."""
         if namespace and job:
             owners = self._by_job.get(f"{namespace}/{job}", set())
             records = [self._records[owner] for owner in owners]
@@ -501,7 +501,7 @@ class PartitionManager:
         self._publisher.withdraw(record)
 
     def wake(self, owner: str) -> None:
-        """Look at an instance; if somebody does, again afterwards."""
+        """Work on an instance; if that is under way, once more afterwards."""
         record = self._records.get(owner)
         if record is None:
             return
@@ -520,7 +520,7 @@ class PartitionManager:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # who waits for it is told; a reset that nobody waits for is in the state
+            task.exception()  # its awaiter gets the error; a reset without one shows it in the state
 
     async def _settled(self, record: ManagedInstance) -> None:
         try:
@@ -546,7 +546,7 @@ class PartitionManager:
                 self.wake(record.owner)
 
     async def _step(self, record: ManagedInstance) -> bool:
-        """Do what is to be done for an instance now; whether anything was done."""
+        """Execute the plan of an instance once; whether anything was done."""
         choice = record.choice = plan_instance(record.book, self._standings())
         if choice.over and record.resetting is None:
             self._drop(record)
@@ -562,7 +562,7 @@ class PartitionManager:
         if fetch and winner is not None:
             works.append(self._fetch(record, winner))
         done = await asyncio.gather(*works)
-        if not all(done):  # what failed may pass
+        if not all(done):  # the failure may pass
             self._publisher.publish(record)
             record.idle.set()
             await asyncio.sleep(record.pause_s)
@@ -579,7 +579,7 @@ class PartitionManager:
         ]
 
     async def _try(self, record: ManagedInstance, deed: ClaimAction) -> bool:
-        """Do one thing; false: it could not be done, and may be later."""
+        """Execute one action; false: it failed, and may succeed later."""
         link = self.links.get(deed.controller)
         if link is None:
             return True
@@ -593,7 +593,7 @@ class PartitionManager:
                     await self._let_go(record, link, deed)
         except MooringsError as error:
             if not link.answers:
-                return True  # it is looked at again once it answers
+                return True  # it is planned again once the controller responds
             record.trouble = f"{link.name}: {error.detail}"
             log.warning(
                 "partition.delayed",
@@ -663,7 +663,7 @@ class PartitionManager:
             claim = await link(make)
         except MooringsError as error:
             if not link.answers:
-                if not doubted and not any(reached):  # it cannot hold what it was never asked for
+                if not doubted and not any(reached):  # it cannot hold a claim that never was requested
                     record.book.doubts.discard(self._at(link))
                 raise
             record.book.doubts.discard(self._at(link))
@@ -689,7 +689,7 @@ class PartitionManager:
             self._publisher.publish(record)
 
     def _told(self, record: ManagedInstance) -> PartitionBody:
-        """How an instance stands, as everybody else is told it."""
+        """The published state of an instance."""
         if self._records.get(record.owner) is record:
             self._publisher.publish(record)
             if record.shown is not None:

@@ -1,7 +1,7 @@
-"""What is known of one claim on one controller: from lists, answers and events, in whatever order these come.
+"""The observed state of one claim on one controller: from lists, responses and events, in any order.
 
-A claim's life goes one way within an attempt, so of two tidings the further one is the newer one, whichever came last;
-no tiding needs a question in return.
+A claim's phases are ordered within an attempt, so of two observations the further one is the newer one, whichever came
+last; no observation needs a request to confirm it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from moorings.wire.shapes import ClaimBody, EventBody
 
 
 class ClaimPhase(IntEnum):
-    """How far a claim is, within its attempt."""
+    """The phase of a claim within its attempt."""
 
     WAITING = 0
     GRANTED = 1
     READY = 2
     RECLAIMING = 3  # READY, and asked to yield
     LOST = 4
-    RELEASING = 5  # it ends then, or waits again
+    RELEASING = 5  # then it ends, or waits again
     ENDED = 6
 
 
@@ -59,19 +59,19 @@ class ObservedClaim:
     """One claim.
 
     Attributes:
-        controller: ``host:port`` of who has it.
+        controller: ``host:port`` of its controller.
         id: its id there.
-        owner: whose it is.
-        preemptible: it may be asked back; ``resumable``: its job goes on from a checkpoint.
+        owner: its holder.
+        preemptible: it may be reclaimed; ``resumable``: its job resumes from a checkpoint.
         time_limit_s: how long it holds its partition at most; None: no limit is known.
-        phase: how far it is, in its ``attempt``.
+        phase: its phase, within its ``attempt``.
         failed: whether it ended because it could not be served.
-        partition: what the vendor calls its partition; ``partition_id`` what the controller does.
-        granted_at: when it was granted, by the controller's clock; as text, whose order is that of time.
-        since: when it came to its phase.
-        code: why it is where it is; ``message`` says it.
-        until: when it was asked to yield: by when.
-        fresh: whether it was known before its attempt was READY, so that nobody can have used its partition by then.
+        partition: the vendor's name of its partition; ``partition_id`` is the controller's.
+        granted_at: when it was granted, by the controller's clock; as text, which sorts by time.
+        since: when its phase began.
+        code: the reason of its phase; ``message`` describes it.
+        until: if it was asked to yield: by when.
+        fresh: whether it was known before its attempt was READY, so that its partition cannot have been used before.
     """
 
     controller: str
@@ -94,7 +94,7 @@ class ObservedClaim:
     code: str = ""
     message: str = ""
     until: str = ""
-    fresh: bool = field(default=False, compare=False)  # how it came to be known, not how it stands
+    fresh: bool = field(default=False, compare=False)  # it says how the claim became known, not its state
 
     @property
     def held(self) -> bool:
@@ -103,8 +103,8 @@ class ObservedClaim:
 
 
 def observe_body(controller: str, body: ClaimBody) -> ObservedClaim:
-    """A claim as a controller showed it."""
-    phase = _PHASES.get(body.state, ClaimPhase.WAITING)  # a newer controller's state: nothing is given out for it
+    """A claim as a controller returned it."""
+    phase = _PHASES.get(body.state, ClaimPhase.WAITING)  # an unknown state of a newer controller: no binding for it
     times = {ClaimPhase.GRANTED: body.granted_at, ClaimPhase.READY: body.ready_at, ClaimPhase.ENDED: body.ended_at}
     return ObservedClaim(
         controller=controller,
@@ -132,7 +132,7 @@ def observe_body(controller: str, body: ClaimBody) -> ObservedClaim:
 
 
 def observe_created(controller: str, event: EventBody) -> ObservedClaim | None:
-    """The claim that ``claim.created`` tells of; None: it is not told as we know it."""
+    """The claim of a ``claim.created`` event; None: the event has another form than we know."""
     data = event.data
     owner, size = data.get("owner"), data.get("size")
     if event.claim is None or not isinstance(owner, str) or not isinstance(size, int):
@@ -194,12 +194,12 @@ def apply_event(known: ObservedClaim, event: EventBody) -> ObservedClaim:
 
 
 def merge_observed(old: ObservedClaim, new: ObservedClaim) -> ObservedClaim:
-    """What is known after both, whichever came first."""
+    """The state of a claim after two observations, whichever came first."""
     if (new.attempt, new.phase) < (old.attempt, old.phase):
         return old
     if new.attempt > old.attempt:
         return new
-    return replace(  # an answer to a call may leave out what an event told, and the other way about
+    return replace(  # a response may lack a field that an event has, and the reverse
         new,
         partition=new.partition or old.partition,
         partition_id=new.partition_id or old.partition_id,

@@ -1,7 +1,7 @@
-"""One controller, as the proxy sees it: calls to it, its claims as a list and as events, and whether it answers.
+"""One controller, as the proxy sees it: calls to it, its claims as a list and as events, and whether it responds.
 
-The typed client is a synchronous one, so calls run in a few threads, each with a connection of its own; one more thread
-reads the event stream. What comes is handed to the loop; nothing is decided here.
+The typed client is synchronous, so calls run in a few threads, each with its own connection; one more thread reads the
+event stream. Results are passed to the event loop; nothing is decided here.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ T = TypeVar("T")
 
 log = logging.getLogger("moorings.kubernetes.proxy")
 
-THREADS = 8  # calls at the same time; they are short
-LIST_S = 15.0  # between two lists while the events come: a net under them
-LIST_AWAY_S = 2.0  # while they do not, or the controller does not answer
+THREADS = 8  # concurrent calls; they are short
+LIST_S = 15.0  # between two lists while the event stream works, in case it loses something
+LIST_AWAY_S = 2.0  # while it does not, or the controller does not respond
 AGAIN_S = 1.0
-GONE_S = 15.0  # longer than any call of ours takes
-CALL_S = 10.0  # a controller that says nothing for so long is away
+GONE_S = 15.0  # longer than our longest call
+CALL_S = 10.0  # a controller that sends nothing for so long counts as away
 EVENTS = EventFilter(names=("claim.*",))
-_DENIED = ("auth.", "owner.denied")  # codes, or what they begin with
+_DENIED = ("auth.", "owner.denied")  # codes, or prefixes of codes
 _AWAY = ("controller.", "store.fenced", *_DENIED)
 
 
 class ClaimListener(Protocol):
-    """Who is told what comes from controllers, in the loop's thread."""
+    """Receives what controllers report, in the loop's thread."""
 
     def met(self, link: ControllerConnection, installation: str) -> str:
-        """An installation answers there; why nothing of it is to be taken in, or nothing."""
+        """An installation responds there; returns why none of its data is accepted, or nothing."""
         ...
 
     def listed(self, link: ControllerConnection, began: float, claims: tuple[ClaimBody, ...]) -> None:
-        """All unended claims of the cluster, from a list begun then (``time.monotonic``)."""
+        """All unended claims of the cluster, from a list that began at ``began`` (``time.monotonic``)."""
         ...
 
     def happened(self, link: ControllerConnection, events: tuple[EventBody, ...]) -> None:
@@ -53,13 +53,13 @@ class ClaimListener(Protocol):
         ...
 
     def changed(self, link: ControllerConnection) -> None:
-        """It answers now, or does not any more."""
+        """It began or ceased to respond."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ControllerTarget:
-    """How a controller is reached: where, and with what."""
+    """The address of a controller, and our credentials for it."""
 
     entry: ControllerEntry
     endpoint: Endpoint
@@ -69,22 +69,22 @@ class ControllerConnection:
     """One controller.
 
     Args:
-        reach: how it is reached.
-        prefix: of the owners whose claims matter.
-        listener: who is told.
+        reach: its address.
+        prefix: of the owners whose claims are listed.
+        listener: receives its reports.
 
     Attributes:
-        answers: whether it answered last.
+        answers: whether it responded to the last call.
         seen: whether all its claims were ever listed.
-        asked: whether it stands in the list of controllers; else it is only watched until nothing of ours is there.
-        listing: whether a list of its claims is on its way.
-        installation: of which installation it was when it answered; empty: it never did.
-        alias_of: the name under which it is asked, if it is one that another entry names already; else empty.
-        tried: whether its claims were asked for at least once, in vain or not.
-        problem: why it does not answer.
-        denies: whether it answers, but not to us: our access key is worth nothing there.
+        asked: whether it is in the list of controllers; else it is only watched until it has no claims of the cluster.
+        listing: whether a list of its claims is under way.
+        installation: its installation when it last responded; empty: it never did.
+        alias_of: the name under which it is used, if another entry names it already; else empty.
+        tried: whether its claims were requested at least once, with success or not.
+        problem: why it does not respond.
+        denies: whether it responds, but refuses our access key.
         foreign: how many claims under our owners are another cluster's there.
-        away_at: since when it has not answered (``time.monotonic``).
+        away_at: since when it has not responded (``time.monotonic``).
     """
 
     def __init__(self, reach: ControllerTarget, prefix: str, listener: ClaimListener) -> None:
@@ -114,7 +114,7 @@ class ControllerConnection:
 
     @property
     def gone(self) -> bool:
-        """Whether it has not answered for so long that nothing is on its way to it any more."""
+        """Whether it has not responded for so long that no request can still be on its way to it."""
         return not self.answers and time.monotonic() - self.away_at > GONE_S
 
     @property
@@ -129,7 +129,7 @@ class ControllerConnection:
         threading.Thread(target=self._stream, args=(loop,), name=f"events {self.name}", daemon=True).start()
 
     async def close(self) -> None:
-        """Let go; calls under way are not waited for."""
+        """Disconnect, without waiting for calls under way."""
         self._closed = True
         for task in self._tasks:
             task.cancel()
@@ -138,10 +138,10 @@ class ControllerConnection:
             client.close()
 
     async def __call__(self, ask: Callable[[Client], T]) -> T:
-        """What ``ask`` gives, asked in a thread.
+        """The result of ``ask``, run in a thread.
 
         Raises:
-            MooringsError: what the controller answered, or ``controller.unreachable``.
+            MooringsError: the controller's error, or ``controller.unreachable``.
         """
         try:
             done = self._threads.submit(lambda: ask(self._client()))
@@ -155,10 +155,10 @@ class ControllerConnection:
             raise
 
     async def ask_aside(self, ask: Callable[[Client], T]) -> T:
-        """What ``ask`` gives, asked one at a time; that it is late or refused says nothing of the controller.
+        """The result of ``ask``, one call at a time; a late or refused call does not mark the controller as away.
 
         Raises:
-            MooringsError: what the controller answered, or ``controller.unreachable``.
+            MooringsError: the controller's error, or ``controller.unreachable``.
         """
         if self._aside is None:
             self._aside = self._new_client()
@@ -212,7 +212,7 @@ class ControllerConnection:
     def _set_away(self, why: str, *, denies: bool = False) -> None:
         if self.answers or self.problem != why:
             log.warning("controller.away", extra={"controller": self.name, "detail": why})
-        news = self.answers or self.denies != denies  # it is told which of both it is
+        news = self.answers or self.denies != denies  # listeners also learn which of both it is
         self.problem, self.denies = why, denies
         if self.answers:
             self.answers = False
@@ -231,7 +231,7 @@ class ControllerConnection:
                     if self._is_closed():
                         return
             except MooringsError:
-                _call_in_loop(loop, self._broke_off)  # the lists tell why, if it lasts
+                _call_in_loop(loop, self._broke_off)  # the lists show the reason, if it lasts
             except Exception:
                 log.exception("controller.stream_failed", extra={"controller": self.name})
             time.sleep(AGAIN_S)
@@ -244,7 +244,7 @@ class ControllerConnection:
             return
         if batch:
             self._listener.happened(self, batch)
-        else:  # it stands now: what was missed is in a list
+        else:  # it is connected now: a list has the missed changes
             self._streams = True
             self.list_soon()
 

@@ -1,4 +1,4 @@
-"""Making an owner's claim on one controller, whatever was made, lost or ended before: the same one, however often."""
+"""Makes an owner's claim on one controller, whatever was made, lost or ended before; idempotent."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def make_claim(
     waits: bool,
     mark: str = "",
 ) -> ClaimBody:
-    """The owner's unended claim, made if there is none; in a thread. Asked again, it is the same one.
+    """The owner's unended claim; makes one if there is none. Runs in a thread; idempotent.
 
     Raises:
-        MooringsError: what the controller says.
+        MooringsError: the controller's error.
     """
     owner = place.owner(cluster)
     ended = attempt = 0

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 MEDIA = b"text/plain; version=0.0.4; charset=utf-8"
 FRESH_S = 2.0
-COST_PART = 50  # and it takes no more than such a part of the time
+COST_PART = 50  # it takes at most one part in so many of the time
 BOUNDS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0)
 
 
 class ProxyMetrics:
-    """The numbers of one proxy."""
+    """The metrics of one proxy."""
 
     def __init__(self, keeper: PartitionManager) -> None:
         self._text = b""
@@ -41,11 +41,11 @@ class ProxyMetrics:
         )
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
-        """Count an answer."""
+        """Count a response."""
         self.requests.labels(method, route, status).observe(seconds)
 
     def text(self) -> bytes:
-        """All of it, as it was a moment ago: it is open to all, and walks over all partitions."""
+        """The exposition, cached for a moment: the path is open to all, and each text visits all partitions."""
         now = time.monotonic()
         if now >= self._fresh_until:
             self._text = generate_latest(self._registry)
@@ -54,13 +54,13 @@ class ProxyMetrics:
 
 
 def families() -> list[MetricWrapperBase | Metric]:
-    """Every metric but those of the process, for the reference page; the numbers mean nothing."""
+    """Every metric but those of the process, for the reference page; the values mean nothing."""
     keeper = PartitionManager("", {}, "", int)
     return [ProxyMetrics(keeper).requests, *_ManagerCollector(keeper).collect()]
 
 
 class _ManagerCollector(Collector):
-    """What the keeper knows."""
+    """The metrics of a ``PartitionManager``."""
 
     def __init__(self, keeper: PartitionManager) -> None:
         self._keeper = keeper

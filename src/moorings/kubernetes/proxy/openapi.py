@@ -1,4 +1,4 @@
-"""The OpenAPI document of the proxy, made from the same dataclasses that are sent and read."""
+"""The OpenAPI document of the proxy, made from the dataclasses of its bodies."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def document() -> Schema:
 
 @cache
 def served() -> bytes:
-    """Its text."""
+    """The document as JSON text."""
     return json.dumps(document(), indent=2, ensure_ascii=False).encode() + b"\n"
 
 

@@ -1,8 +1,8 @@
-"""What the proxy answers without TLS, beside HTTPS: what is open to all where a site wants that, and never a token.
+"""The proxy's port without TLS, beside HTTPS: it serves open paths where a site wants that, and never a token.
 
-A token that comes this way was sent in clear; to serve it would have clients go on so. Who is refused may ask again: a
-launcher or an operator of the release before spoke no TLS, and waits until it is exchanged. A redirection was refused,
-since clients that follow one have sent their token by then.
+A token here was sent in clear text; serving it would let clients continue that. A refused client may retry: a launcher
+or an operator of the last release used no TLS, and waits until it is replaced.
+Rejected: a redirection, since clients that follow one have already sent their token.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class PlainRoutes:
 
     Args:
         routes: of the proxy.
-        is_open: whether what needs no token is served.
+        is_open: whether paths that need no token are served.
     """
 
     def __init__(self, routes: ProxyRoutes, *, is_open: bool) -> None:
@@ -32,7 +32,7 @@ class PlainRoutes:
         self._is_open = is_open
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, or say that it takes HTTPS."""
+        """Serve one request, or refuse it because it needs HTTPS."""
         has_token = any(name == b"authorization" for name, _ in scope["headers"])
         if self._is_open and not has_token and self._routes.is_open(scope["path"]):
             await self._routes(scope, receive, send)

@@ -1,7 +1,7 @@
-"""When what an instance's partition comes to is published, and the doing of it.
+"""Decides when the state of an instance's partition is published, and publishes it.
 
-States are published at once. Words alone may change with every grant of others, so they are published once in
-``WORDS_S`` at most: the first change at once, and what is so at the end of that time then. No change is lost.
+States are published at once. Messages may change with every grant to others, so they are published at most once in
+``WORDS_S``: the first change at once, and the message at the end of that time then. No change is lost.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class PublishDecision:
     """What to publish.
 
     Attributes:
-        body: to be published now; None: nothing.
-        again_s: look again after so many seconds; None: nothing is held back.
+        body: to publish now; None: nothing.
+        again_s: decide again after so many seconds; None: nothing is held back.
     """
 
     body: PartitionBody | None = None
@@ -41,9 +41,9 @@ def decide_publish(body: PartitionBody, shown: PartitionBody | None, shown_s: fl
     """What to publish of a partition. Pure.
 
     Args:
-        body: as it stands.
-        shown: as it was published last.
-        shown_s: when that was.
+        body: its present state.
+        shown: its last published state.
+        shown_s: when that was published.
         now_s: the time, of the same monotonic clock.
     """
     if shown is None:
@@ -54,19 +54,19 @@ def decide_publish(body: PartitionBody, shown: PartitionBody | None, shown_s: fl
     same = replace(body, message=shown.message, code=shown.code, starts_at=shown.starts_at, unsure=shown.unsure)
     only_words = body.state == WAITING and same == shown
     left_s = shown_s + WORDS_S - now_s
-    if only_words and shown.message and left_s > 0:  # the first words are published at once
+    if only_words and shown.message and left_s > 0:  # the first message is published at once
         return PublishDecision(again_s=left_s)
     return PublishDecision(body)
 
 
 class StatusPublisher:
-    """Publishes how instances stand: in the journal, and what they hold in the usage.
+    """Publishes the states of instances in the journal, and their IPUs in the usage.
 
     Args:
-        journal: takes the changes.
-        usage: takes what is held.
-        links: the controllers; asked for each time.
-        look: looks again at an instance of which something was held back, and publishes it.
+        journal: gets the changes.
+        usage: gets the number of held IPUs.
+        links: returns the controllers; called each time.
+        look: plans again an instance with a change that was held back, and publishes it.
         now: the wall clock, microseconds since 1970.
     """
 
@@ -85,7 +85,7 @@ class StatusPublisher:
         self._now = now
 
     def publish(self, record: ManagedInstance) -> None:
-        """Publish how an instance stands if that is news, now or when its words are due."""
+        """Publish the state of an instance if it has changed, now or when its message is due."""
         held = sum(known.size for known in record.book.claims.values() if known.phase in (*HELD, ClaimPhase.RELEASING))
         now_s = time.monotonic()
         self._usage.set(record.owner, record.place.namespace, held, now_s)
@@ -98,7 +98,7 @@ class StatusPublisher:
             self.publish_soon(record, report.again_s)
 
     def publish_soon(self, record: ManagedInstance, pause_s: float = WORDS_S) -> None:
-        """Publish how an instance stands after a pause, unless that is done before."""
+        """Publish the state of an instance after a pause, unless it is published before."""
         if record.telling is None:
             record.telling = asyncio.get_running_loop().call_later(pause_s, self._due, record)
 
@@ -110,11 +110,11 @@ class StatusPublisher:
             self._journal.add(ChangeBody(partition=replace(record.shown, binding=None), gone=True))
 
     def body(self, record: ManagedInstance) -> PartitionBody:
-        """How an instance stands, published or not."""
+        """The present state of an instance, published or not."""
         return build_body(record, self._links(), format_time(Timestamp(self._now())))
 
     def forget(self, record: ManagedInstance) -> None:
-        """Publish nothing later of what is held back."""
+        """Drop the change that is held back."""
         if record.telling is not None:
             record.telling.cancel()
             record.telling = None

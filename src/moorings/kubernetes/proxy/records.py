@@ -1,4 +1,4 @@
-"""What the keeper keeps of one instance, and what follows from that alone."""
+"""The proxy's record of one instance, and functions of that record alone."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ PAUSE_S = 0.1  # after the first failure
 
 @dataclass(frozen=True, slots=True)
 class EstimatedStart:
-    """When a claim would start, as its controller reckons.
+    """A controller's estimate of when a claim starts.
 
     Attributes:
-        starts_at: at the latest, as things stand (RFC 3339); empty: that is not known.
-        why: why the controller cannot say, in a sentence.
-        asked_at: when it was asked last (``time.monotonic``).
+        starts_at: the latest time, as things stand (RFC 3339); empty: unknown.
+        why: why the controller has no estimate, as a sentence.
+        asked_at: time of the last request (``time.monotonic``).
     """
 
     starts_at: str = ""
@@ -30,17 +30,17 @@ class EstimatedStart:
     asked_at: float = 0.0
 
     def asked_again(self, at: float) -> EstimatedStart:
-        """The same, asked later."""
+        """The same estimate with the time of a later request."""
         return replace(self, asked_at=at)
 
 
 @dataclass(slots=True)
 class ManagedInstance:
-    """One instance: what is known, what is published of it, and who works on it.
+    """One instance: its known claims, its published state, and the task that works on it.
 
     Attributes:
-        shown: what was published last, and ``shown_s`` when (``time.monotonic``).
-        telling: publishes what is held back.
+        shown: the last published state, and ``shown_s`` its time (``time.monotonic``).
+        telling: timer that publishes a change that is held back.
     """
 
     place: InstanceKey
@@ -71,7 +71,7 @@ class ManagedInstance:
 
 
 def check_unchanged(book: InstanceClaims, request: PartitionRequest) -> None:
-    """Raises ``key.conflict`` if something else was asked for this instance before."""
+    """Raise ``key.conflict`` if this instance was requested with other values before."""
     for known in book.claims.values():
         if (known.size, known.gcds, known.replicas_per_gcd) != (
             request.ipus,
@@ -89,7 +89,7 @@ def check_unchanged(book: InstanceClaims, request: PartitionRequest) -> None:
 
 
 def rebuild_request(record: ManagedInstance) -> PartitionRequest | None:
-    """What was asked for before this process began, as a claim of it says."""
+    """The request from before this process began, as one of its claims shows it."""
     known = next(iter(record.book.claims.values()), None)
     if known is None:
         return None

@@ -1,4 +1,4 @@
-"""The proxy's HTTP: which address does what, who may ask it, and bounds on what is taken in. A plain ASGI callable."""
+"""The proxy's HTTP routes: paths, rights, and limits on requests. A plain ASGI callable."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ class ProxyRoutes:
     """The ASGI application.
 
     Args:
-        keeper: of the partitions.
-        door: finds out who asks.
-        watch_s: how long one watch goes on; whoever watches goes on with another.
+        keeper: the partition manager.
+        door: authenticates callers.
+        watch_s: how long one watch lasts; its client continues with another one.
     """
 
     def __init__(self, keeper: PartitionManager, door: TokenAuthenticator, watch_s: float) -> None:
@@ -80,7 +80,7 @@ class ProxyRoutes:
         return path in self._open
 
     def close(self) -> None:
-        """The server stops: watches end."""
+        """End all watches: the server stops."""
         self._closing = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -113,7 +113,7 @@ class ProxyRoutes:
         await send({"type": "http.response.body", "body": answer.body})
 
     async def _answer(self, asked: ProxyRequest) -> tuple[str, ServerResponse]:
-        """The route's template, and the answer to an address that is not a stream."""
+        """The route's template, and the response of a path that is not a stream."""
         found = self._open.get(asked.path)
         if found is not None:
             _check_method(asked, found[0])
@@ -201,7 +201,7 @@ class ProxyRoutes:
         return json_response(await self._keeper.give_way(place))
 
     async def _watch(self, scope: Scope, headers: Mapping[bytes, bytes], request_id: str, send: Send) -> None:
-        """Send the changes after ``since`` as they come, for as long as one answer may take.
+        """Send the changes after ``since`` as they come, for as long as one response may take.
 
         Raises:
             MooringsError: before anything is sent.
@@ -223,7 +223,7 @@ class ProxyRoutes:
                 await journal.news(number, min(HEARTBEAT_S, left_s))
                 try:
                     events = journal.after(number)
-                except MooringsError:  # too slow: it is told so when it asks again
+                except MooringsError:  # too slow: its next request gets the error
                     break
                 number += len(events)
                 await send(
@@ -235,7 +235,7 @@ class ProxyRoutes:
 
 
 def _address(scope: Scope) -> str:
-    """Where a request comes from, as the kernel says it; headers that say something else count for nothing."""
+    """The address of the client, from the kernel; headers with another one are ignored."""
     client = scope.get("client")
     return client[0] if client else ""
 
@@ -275,7 +275,7 @@ def _query(text: bytes) -> dict[str, str]:
 
 
 def _request(body: bytes) -> PartitionRequest:
-    """What is asked for.
+    """The request in a body.
 
     Raises:
         MooringsError: ``body.*``.
@@ -295,7 +295,7 @@ def _request(body: bytes) -> PartitionRequest:
 
 
 async def _read_body(receive: Receive, headers: Mapping[bytes, bytes]) -> bytes:
-    """The body; how long it may take is the server's business.
+    """The body; the server limits how long it may take.
 
     Raises:
         MooringsError: ``body.too_large``, ``request.invalid``.

@@ -1,4 +1,4 @@
-"""One proxy, whole: keeper, routes, server, tracker, and the list of controllers that is read anew."""
+"""One whole proxy: manager, routes, server, tracker, and the list of controllers, which is reloaded."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ log = logging.getLogger("moorings.kubernetes.proxy")
 RELOAD_S = 2.0
 MARKING = "kube-system"
 MARK_S = 1.0
-DENIED_MAX = 10  # a right that was given a moment ago is not known everywhere yet
-WATCH_PART = 0.9  # of the time an answer may take; then a watch ends by itself
+DENIED_MAX = 10  # tries: a new right is not known everywhere at once
+WATCH_PART = 0.9  # part of the time limit of a response after which a watch ends by itself
 
 
 @dataclass(frozen=True, slots=True)
 class RunningProxy:
-    """A running proxy; ``tls_port`` is None where it speaks no TLS."""
+    """A running proxy; ``tls_port`` is None if it uses no TLS."""
 
     keeper: PartitionManager
     port: int
@@ -45,14 +45,14 @@ class RunningProxy:
 
 
 async def find_cluster_uid(kube: KubeApi, stopping: asyncio.Event) -> str:
-    """What tells this cluster from others of its name: the uid of a namespace that is as old, and is never removed.
+    """The uid of a namespace as old as the cluster, and never removed; it distinguishes clusters of one name.
 
-    Nothing is done before it is known, for what another cluster holds would be taken for this one's. A proxy that may
-    not read it goes on without: it knows no others.
+    Nothing else starts before it is known: another cluster's claims would count as this one's. A proxy without the
+    right to read it continues without, and cannot recognize other clusters' claims.
 
     Args:
-        kube: is asked, until it answers.
-        stopping: nobody waits for it any more.
+        kube: asked until it responds.
+        stopping: ends the wait.
     """
     denied = told = 0
     while not stopping.is_set():
@@ -82,14 +82,14 @@ async def run_proxy(
     mark: str,
     certificate: CertificateRotator | MountedCertificate | None = None,
 ) -> AsyncIterator[RunningProxy]:
-    """A proxy that serves until the block ends; every partition stays as it is then.
+    """A proxy that serves until the block ends; all partitions stay as they are then.
 
     Args:
-        settings: of it.
-        kube: reviews tokens and has the tracker.
-        boot: what tells this process from others: hexadecimal digits.
+        settings: of the proxy.
+        kube: reviews tokens and stores the tracker.
+        boot: distinguishes this process from others: hexadecimal digits.
         now: the wall clock, microseconds since 1970.
-        mark: what tells the cluster from others of its name (``find_mark``).
+        mark: distinguishes clusters of one name (``find_cluster_uid``).
         certificate: with ``settings.tls_port``; prepared.
 
     Raises:
@@ -139,7 +139,7 @@ def _read(settings: ProxySettings) -> tuple[ControllerTarget, ...]:
 
 
 async def _reload(settings: ProxySettings, keeper: PartitionManager, reaches: tuple[ControllerTarget, ...]) -> None:
-    """Take over what changes in the files; a list that cannot be used is told, and the old one stays."""
+    """Reload the files when they change; an invalid list is reported, and the old one stays."""
     told = ""
     while True:
         await asyncio.sleep(RELOAD_S)

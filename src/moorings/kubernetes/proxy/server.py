@@ -1,9 +1,9 @@
-"""The server under the routes: uvicorn, with the three time-outs of Table 6.1, and bounds on connections and heads.
+"""The server under the routes: uvicorn, with the three timeouts of Table 6.1, and limits on connections and heads.
 
-With TLS there are two: one for HTTPS, and one without TLS that serves no token.
+With TLS there are two servers: one for HTTPS, and one without TLS that serves no token.
 
 ``read``: from the first byte of a request (on a new connection: from its opening) to the end of its body. ``write``:
-from there until the answer has left us. ``idle``: between two requests. Whoever oversteps one loses the connection.
+from there until the response is sent. ``idle``: between two requests. A timeout closes the connection.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SHUTDOWN_S = 3
 
 @dataclass(frozen=True, slots=True)
 class ClientTimeouts:
-    """How long a client may take, in seconds, and how many may be connected."""
+    """Timeouts of a client, in seconds, and the limit of connections."""
 
     idle_s: float = 60.0
     read_s: float = 30.0
@@ -43,7 +43,7 @@ class ClientTimeouts:
 
 
 class ProxyProtocol(HttpToolsProtocol):
-    """One connection, which no client holds for longer than it may."""
+    """One connection; a timeout ends it when its client takes too long."""
 
     times: ClassVar[ClientTimeouts] = ClientTimeouts()
 
@@ -100,7 +100,7 @@ class ProxyProtocol(HttpToolsProtocol):
         if not self.transport.get_write_buffer_size():
             self._stop_writing()
         super().on_response_complete()
-        if self._busy and self._writing is None:  # one that was sent ahead
+        if self._busy and self._writing is None:  # a request that was sent ahead
             self._writing = self.loop.call_later(self.times.write_s, self._write_late)
 
     def _read_late(self) -> None:
@@ -131,7 +131,7 @@ class ProxyProtocol(HttpToolsProtocol):
             self.send_400_response(why)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what never became a request."""
+        """Respond to bytes that are no valid request."""
         error = MooringsError("request.invalid", f"the HTTP request cannot be read: {msg}")
         answer = problem_response(error, "")
         head = b"".join(name + b": " + value + b"\r\n" for name, value in answer.head(""))
@@ -140,13 +140,13 @@ class ProxyProtocol(HttpToolsProtocol):
 
 
 class ProxyServer(BoundedServer):
-    """uvicorn's server; who starts it sees to signals.
+    """uvicorn's server without its handling of signals.
 
     Args:
-        app: what is served.
-        times: how long a client may take.
-        closing: called when it stops, so that answers which would go on end.
-        context: speaks TLS; None: without.
+        app: the ASGI application.
+        times: the timeouts of a client.
+        closing: called when it stops, to end responses that would continue.
+        context: TLS context; None: no TLS.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class ProxyServer(BoundedServer):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket: of one address, or of all (IPv4 and, where there is one, IPv6).
+    """A listening socket on one address, or on all (IPv4 and, if the machine has it, IPv6).
 
     Raises:
         MooringsError: ``config.invalid``.
@@ -198,6 +198,6 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def set_on_termination(stopping: asyncio.Event) -> None:
-    """SIGTERM and SIGINT set ``stopping``."""
+    """Set ``stopping`` on SIGTERM and SIGINT."""
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)

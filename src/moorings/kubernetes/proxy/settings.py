@@ -1,4 +1,4 @@
-"""What an admin can set about the proxy, and the list of controllers, which is read anew when it changes."""
+"""The settings of the proxy, and the list of controllers, which is reloaded when it changes."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class ControllerEntry:
     Attributes:
         host: its name or address.
         port: its TCP port.
-        labels: of the nodes that reach its accelerators; none: every node does.
-        gone: it is gone for good (``!host:port``), and what it held is to be forgotten while it does not answer.
+        labels: of the nodes that reach its accelerators; empty: every node does.
+        gone: it is gone permanently (``!host:port``); its claims are dropped while it does not respond.
     """
 
     host: str
@@ -51,26 +51,26 @@ class ControllerEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class ProxySettings:
-    """Everything about one proxy.
+    """All settings of one proxy.
 
     Attributes:
-        cluster: what this Kubernetes cluster is called in owners of claims.
-        cluster_uid: what tells it from others of that name; empty: the API server is asked.
-        controllers_file: the list of controllers; read anew when it changes.
+        cluster: name of this Kubernetes cluster in owners of claims.
+        cluster_uid: distinguishes it from others of that name; empty: read from the API server.
+        controllers_file: the list of controllers; reloaded when it changes.
         keys_folder: of the access keys: ``<host>_<port>``, or ``access-key`` for all.
         ca_file: PEM file of the authority behind the controllers' certificates; None: plain HTTP.
         cert_file: PEM file of our own certificate, ``key_file`` of its key; for controllers that ask for one.
-        projects: project of a namespace, where it is not called like it.
+        projects: project of a namespace, if their names differ.
         host: address to listen on.
         port: TCP port for HTTP without TLS; 0: any free one.
         tls_port: TCP port for HTTPS, 0: any free one; None: there is no TLS, and ``port`` serves everything.
-        plain: whether ``port`` serves what is open to all beside TLS; else it only says where to go.
+        plain: whether ``port`` serves the open paths beside TLS; else it only points to HTTPS.
         operators: service accounts that may do everything: ``system:serviceaccount:<namespace>:<name>``.
         namespace: of the tracker ConfigMap; empty: none is written.
         tracker: its name.
         idle_s: how long an idle connection is kept.
         read_s: how long a request may take to arrive.
-        write_s: how long an answer may take to be read; a watch is ended then, and goes on with another request.
+        write_s: how long a client may take to read a response; a watch ends then, and continues with a new request.
         connections_max: open connections.
     """
 
@@ -96,7 +96,7 @@ class ProxySettings:
 
 
 def parse_controllers(text: str) -> tuple[ControllerEntry, ...]:
-    """The controllers of a list, in its order: entries between commas or on lines of their own.
+    """The controllers of a list, in its order: entries between commas or on their own lines.
 
     Raises:
         MooringsError: ``config.invalid``, naming the entry.
@@ -140,7 +140,7 @@ def _wrong(entry: str, why: str) -> MooringsError:
 
 
 def parse_projects(text: str) -> dict[str, str]:
-    """Projects by namespace: a JSON object, or ``namespace=project`` between commas or on lines of their own.
+    """Projects by namespace: a JSON object, or ``namespace=project`` between commas or on their own lines.
 
     Raises:
         MooringsError: ``config.invalid``.
@@ -175,7 +175,7 @@ def _no_project(told: str) -> MooringsError:
 
 
 def read_controllers(settings: ProxySettings) -> tuple[tuple[ControllerEntry, Endpoint], ...]:
-    """The controllers as their files say now, each with how it is reached.
+    """The controllers of the present files, each with its address and credentials.
 
     Raises:
         MooringsError: ``config.invalid``: the list or a key cannot be used.
@@ -184,7 +184,7 @@ def read_controllers(settings: ProxySettings) -> tuple[tuple[ControllerEntry, En
 
 
 def endpoint_of(settings: ProxySettings, entry: ControllerEntry, timeout_s: float = 10.0) -> Endpoint:
-    """How a controller is reached.
+    """The address of a controller, with our credentials.
 
     Raises:
         MooringsError: ``config.invalid``: its access key cannot be used.

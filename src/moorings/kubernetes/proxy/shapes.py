@@ -1,4 +1,4 @@
-"""What the proxy is asked and what it answers, version 1; JSON as everywhere (``wire.codec``)."""
+"""Request and response bodies of the proxy, version 1; JSON as everywhere (``wire.codec``)."""
 
 from __future__ import annotations
 
@@ -7,27 +7,28 @@ from dataclasses import dataclass, field
 
 from moorings.wire.shapes import BindingBody
 
-AUDIENCE = "moorings-proxy"  # of the service account tokens that it takes
+AUDIENCE = "moorings-proxy"  # of the service account tokens that it accepts
 
-# States of a partition, as the operator needs to know them.
+# States of a partition, as the operator needs them.
 WAITING = "WAITING"  # in a controller's queue, or in several
 PREPARING = "PREPARING"  # granted; the hardware is being configured
 READY = "READY"  # it has a binding
-RECLAIMING = "RECLAIMING"  # READY, and asked back: its Pods have until ``until`` to save their state and end
+RECLAIMING = "RECLAIMING"  # READY, and reclaimed: its Pods have until ``until`` to save their state and end
 LOST = "LOST"  # it vanished under its job; what is left of it is held until it is released
-FAILED = "FAILED"  # it can never be: message says why
+FAILED = "FAILED"  # it can never be made: message says why
 RELEASING = "RELEASING"  # being removed
-GIVEN_BACK = "partition.releasing"  # a code: it was given back for good; else it may wait again, when it only made room
+GIVEN_BACK = "partition.releasing"  # a code: its release is final; with others it may wait again, as after a reclaim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionRequest:
-    """``POST /v1/partitions``: the partition of one instance of a job; asking again is no second one.
+    """``POST /v1/partitions``: the partition of one instance of a job; idempotent.
 
-    ``job_created_at`` (RFC 3339) is when the job was made: of a younger job than the proxy itself, no earlier proxy can
-    have asked a controller that does not answer. ``preemptible``: it may be asked back; ``resumable``: its job goes on
-    from a checkpoint, so that it may also be moved. ``time_limit_s`` is how long the partition is wanted at most.
-    ``waiting_since`` (RFC 3339) is its place in the queue, where that is not the end.
+    ``job_created_at`` (RFC 3339) is the creation time of the job: if the job is younger than the proxy process, no
+    earlier process can have made a request for it to a controller that does not respond. ``preemptible``: it may be
+    reclaimed; ``resumable``: its job resumes from a checkpoint, so that it may also be moved. ``time_limit_s`` is the
+    longest time for which the partition is wanted. ``waiting_since`` (RFC 3339) is its place in the queue, if that is
+    not the end.
     """
 
     namespace: str
@@ -49,15 +50,15 @@ class PartitionRequest:
 class PartitionBody:
     """The partition of one instance.
 
-    ``controller`` is ``host:port`` of who holds it (empty while several are asked), ``node_selector`` the labels of the
-    nodes that reach it, ``name`` what the vendor calls it; names come again, ``claim`` is an id of its own over all
-    controllers. ``message`` is a sentence, ``code`` stable; ``binding`` is there exactly when ``state`` is READY,
-    ``until`` (RFC 3339) when it is RECLAIMING. ``fresh``: the proxy knew its claim before that was READY, so nobody
-    whom an earlier proxy gave a binding can have used it.
-    ``since`` is when the partition came to its present state (RFC 3339), ``version`` that of the change that told all
-    this (no part of what is compared; empty: nobody was told yet).
-    ``starts_at`` (RFC 3339) is there while it waits and its controller can say by when it has its devices, as things
-    stand; ``unsure`` says why it cannot; both are empty before it was asked.
+    ``controller`` is ``host:port`` of its controller (empty while several are asked), ``node_selector`` the labels of
+    the nodes that reach it, ``name`` the vendor's name of it; names are reused, ``claim`` is an id that is unique over
+    all controllers. ``message`` is a sentence, ``code`` stable; ``binding`` is present exactly when ``state`` is READY,
+    ``until`` (RFC 3339) when it is RECLAIMING. ``fresh``: the proxy knew its claim before that was READY, so no job
+    can have used it through a binding of an earlier proxy process.
+    ``since`` is when the present state began (RFC 3339), ``version`` that of the change that published all this (not
+    compared; empty: not published yet).
+    ``starts_at`` (RFC 3339) is present while it waits and its controller can estimate by when it gets its devices, as
+    things stand; ``unsure`` says why it cannot; both are empty before the first estimate.
     """
 
     namespace: str
@@ -83,9 +84,9 @@ class PartitionBody:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionsBody:
-    """``GET /v1/partitions``: all that have not ended; a watch goes on from ``version``.
+    """``GET /v1/partitions``: all that have not ended; a watch continues from ``version``.
 
-    ``complete`` is false while a controller does not answer: what is missing from the list may still exist.
+    ``complete`` is false while a controller does not respond: a partition that is missing here may still exist.
     """
 
     version: str
@@ -95,7 +96,7 @@ class PartitionsBody:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeBody:
-    """One event of ``GET /v1/partitions/watch`` (server-sent; ``id`` is its version): a partition as it is now.
+    """One event of ``GET /v1/partitions/watch`` (server-sent; ``id`` is its version): the new state of a partition.
 
     ``gone``: it has ended, and nothing of it is left.
     """
@@ -105,5 +106,5 @@ class ChangeBody:
 
 
 def is_given_back(partition: PartitionBody) -> bool:
-    """Whether the operator need do nothing more so that it ends."""
+    """Whether the partition is already being released permanently, so that the operator need not release it."""
     return partition.state == RELEASING and partition.code == GIVEN_BACK

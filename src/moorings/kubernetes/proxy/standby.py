@@ -1,8 +1,8 @@
-"""A replica of the proxy that does not lead: it hands each connection on to the one that does, byte by byte.
+"""A replica of the proxy that does not lead: it forwards each connection to the leader, byte by byte.
 
-Two proxies that decide at the same time could each end the claim that the other one has chosen, so one decides. The
-others are in the Service all the same: a Pod that is never Ready would keep a rollout from ending, and a Service of
-the leader alone would need somebody to label Pods. Nothing of it is read: TLS is between client and leader.
+Two proxies that decide at the same time could each end the claim that the other one has chosen, so only one decides.
+The others still belong to the Service: a Pod that is never Ready would block a rollout, and a Service of the leader
+alone would need a component that labels Pods. The bytes are not read: TLS is between client and leader.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ log = logging.getLogger("moorings.kubernetes.proxy.standby")
 CHUNK_BYTES = 64 << 10
 REACHED_S = 3.0
 LOOK_S = 5.0
-CONNECTIONS_MAX = 1024  # one address: half; to the leader all of them come from one, which has so many places there
+CONNECTIONS_MAX = 1024  # one address: half; the leader sees them all from one address, with as many slots there
 
 
 class ConnectionForwarder:
-    """Hands connections on.
+    """Forwards connections.
 
     Args:
-        leader: the address of the replica that leads; empty: nobody does.
+        leader: returns the address of the leading replica; empty: none leads.
         host: address to listen on; empty: all.
-        ports: those to listen on here and to reach there.
+        ports: ports to listen on here, and to connect to there.
     """
 
     def __init__(self, leader: Callable[[], str], host: str, ports: Sequence[int]) -> None:
@@ -41,7 +41,7 @@ class ConnectionForwarder:
         self._places = DynamicLimit(CONNECTIONS_MAX)
 
     async def serve(self) -> None:
-        """Until cancelled; then all that was handed on ends, for its clients to come again."""
+        """Forward until cancelled; then all connections end, and their clients connect again."""
         servers: list[asyncio.Server] = []
         try:
             for port in self._ports:
@@ -54,7 +54,7 @@ class ConnectionForwarder:
             for task in self._open:
                 task.cancel()
             await asyncio.gather(*self._open, return_exceptions=True)
-            await asyncio.sleep(0.05)  # the ports are free when the loop has turned
+            await asyncio.sleep(0.05)  # the ports are free after a turn of the loop
 
     def _met(self, port: int) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]:
         def met(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -91,7 +91,7 @@ async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, h
 
 
 async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-    """Hand on until one of the two ends; what was read before is written."""
+    """Copy until one of the two ends; what was read before is written."""
     with contextlib.suppress(OSError):
         while data := await source.read(CHUNK_BYTES):
             sink.write(data)
@@ -99,7 +99,7 @@ async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> Non
 
 
 async def lead_or_forward(elector: Elector, standby: ConnectionForwarder, work: Callable[[], Awaitable[None]]) -> None:
-    """Work while this replica leads, and stand by while another one does; returns when the work ends by itself."""
+    """Work while this replica leads, and forward while another one does; returns when the work ends by itself."""
     standing = asyncio.create_task(standby.serve())
 
     async def lead() -> None:
@@ -117,7 +117,7 @@ async def lead_or_forward(elector: Elector, standby: ConnectionForwarder, work: 
             if standing.done() and not standing.cancelled():
                 standing.result()  # it could not listen
             elif standing.done():
-                await asyncio.wait((leading,), timeout=LOOK_S)  # it works now
+                await asyncio.wait((leading,), timeout=LOOK_S)  # this replica works now
         leading.result()
     finally:
         await _stop(leading)

@@ -1,4 +1,4 @@
-"""``/stats`` and ``/query``: how many IPUs are used and could be, in the shapes of the vendor's proxy."""
+"""``/stats`` and ``/query``: used and available IPUs, in the shapes of the vendor's proxy."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from moorings.kubernetes.proxy.keeper import PartitionManager
 from moorings.kubernetes.proxy.links import ControllerConnection
 from moorings.wire.shapes import PoolBody
 
-FRESH_S = 1.0  # both are open to all: the controllers are asked no more often
+FRESH_S = 1.0  # both are open to all: least time between two requests to the controllers
 KIND = "ipu"
 
 
 class ProxyStats:
-    """What is used and free."""
+    """Used and free IPUs."""
 
     def __init__(self, keeper: PartitionManager) -> None:
         self._keeper = keeper
@@ -29,7 +29,7 @@ class ProxyStats:
         self._asking: asyncio.Task[tuple[PoolBody, ...] | None] | None = None
 
     async def stats(self) -> dict[str, dict[str, int]]:
-        """Used IPUs by namespace, beside those that it could still have; ``total`` is of all namespaces."""
+        """Used IPUs by namespace, beside those still available to it; ``total`` is of all namespaces."""
         free = sum(pool.free for pool in await self._all_pools() or ())
         used: Mapping[str, int] = self._keeper.usage.used
         found = {name: {"used": count, "available": free} for name, count in sorted(used.items())}
@@ -51,7 +51,7 @@ class ProxyStats:
         return json_response({"available": True, "numOfPartitions": count, "message": ""})
 
     async def _all_pools(self) -> tuple[PoolBody, ...] | None:
-        """The pools of all controllers that answer; None: none does."""
+        """The pools of all controllers that respond; None: none does."""
         if time.monotonic() < self._fresh_until:
             return self._pools
         if self._asking is None:
@@ -80,7 +80,7 @@ async def _pools_of(link: ControllerConnection) -> tuple[PoolBody, ...] | None:
 
 
 def _parse_size(body: bytes) -> int:
-    """The size that is asked for; ValueError says what is wrong."""
+    """The requested size; a ValueError has the problem."""
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""What is told of one instance's partition: its state, why it is in it, and who has it. Pure.
+"""The published state of one instance's partition: its state, the reason, and its controller. Pure.
 
-What a controller says of waiting claims names other people's jobs and changes with each grant; what is told of it here
-is a sentence that changes only with its code. All of it is at the controller (``moor explain``).
+A controller's text about waiting claims names other users' jobs and changes with each grant; the text here is a
+sentence that changes only with its code. The controller has all of it (``moor explain``).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _WAITS_ANYHOW = "it is in the queue"
 
 
 def build_body(record: ManagedInstance, links: Mapping[str, ControllerConnection], now: str) -> PartitionBody:
-    """An instance's partition as it stands; ``now`` (RFC 3339) is told of a state whose beginning nobody knows."""
+    """The present state of an instance's partition; ``now`` (RFC 3339) is its ``since`` if its beginning is unknown."""
     state, code, message = _state(record, links)
     book, winner = record.book, record.choice.winner
     known = winner or next(iter(book.claims.values()), None)
@@ -77,7 +77,7 @@ def build_body(record: ManagedInstance, links: Mapping[str, ControllerConnection
 
 
 def _estimate(record: ManagedInstance) -> tuple[str | None, str]:
-    """By when it starts, on whichever controller that is first; or why none can say."""
+    """By when it starts, on the controller with the earliest estimate; or why there is none."""
     told = [found for key, found in record.estimates.items() if key in record.book.claims]
     starts = min((found.starts_at for found in told if found.starts_at), default=None)  # as text they are in order
     return starts, "" if starts else next((found.why for found in told if found.why), "")
@@ -114,7 +114,7 @@ def _state(record: ManagedInstance, links: Mapping[str, ControllerConnection]) -
 
 
 def _describe_unreachable(silent: Sequence[str], links: Mapping[str, ControllerConnection]) -> str:
-    """Which controllers cannot be asked, and whether that is the proxy's own fault."""
+    """Which controllers do not respond, and whether the proxy's own access key is the reason."""
     denied = [name for name in silent if links[name].denies]
     away = [name for name in silent if not links[name].denies]
     told = [f"{', '.join(denied)} refuses the proxy's access key"] if denied else []
@@ -122,7 +122,7 @@ def _describe_unreachable(silent: Sequence[str], links: Mapping[str, ControllerC
 
 
 def _waiting_state(record: ManagedInstance, links: Mapping[str, ControllerConnection]) -> tuple[str, str, str]:
-    """Why it has no block: a place in the queue of a controller that answers counts before the silence of others."""
+    """Why it has no block: the queue of a controller that responds comes before the silence of others."""
     claims, refused = record.book.claims.values(), record.book.refused
     if claims and all(known.phase is ClaimPhase.RELEASING for known in claims):
         return RELEASING, "partition.removing", "the partition is being removed"

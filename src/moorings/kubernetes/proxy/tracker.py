@@ -1,7 +1,7 @@
-"""The tracker: a ConfigMap that says which job holds which partition, for people. A view, which nobody reads here.
+"""The tracker: a ConfigMap that shows people which job holds which partition. No program reads it.
 
-It is written only when it would say something else, at most every few seconds, and the larger it is the less often; it
-stays when the chart is removed.
+It is written only when its content changes, at most every few seconds, and the larger it is the less often; it stays
+when the chart is removed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from moorings.kubernetes.proxy.shapes import PartitionBody
 log = logging.getLogger("moorings.kubernetes.proxy")
 
 PAUSE_S, PAUSE_S_MAX = 2.0, 30.0
-BYTES_PER_S = 4 << 10  # written on average, while everything changes all the time
+BYTES_PER_S = 4 << 10  # average rate of writes during constant changes
 AGAIN_S = 15.0
 BYTES_MAX = 900 << 10  # a ConfigMap holds 1 MiB at most
 PARTITIONS, NOTE = "partitions", "note"
@@ -50,17 +50,17 @@ def build_data(partitions: Iterable[PartitionBody]) -> dict[str, str]:
 
 
 def pause_s(data: Mapping[str, str]) -> float:
-    """How long nothing is written after this was."""
+    """Seconds without a write after this data was written."""
     return min(max(PAUSE_S, sum(map(len, data.values())) / BYTES_PER_S), PAUSE_S_MAX)
 
 
 class TrackerConfigMap:
-    """Keeps the ConfigMap.
+    """Maintains the ConfigMap.
 
     Args:
-        kube: has it.
-        namespace: where it is, and ``name`` what it is called.
-        read: gives all partitions, and a number that changes when they do.
+        kube: the API server.
+        namespace: of the ConfigMap, and ``name`` its name.
+        read: returns a number that changes with the partitions, and all partitions.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Which authorities the proxy's certificate may be of: what the proxy tells in a ConfigMap, looked up again and again.
+"""The authorities of the proxy's certificate, read repeatedly from the ConfigMap in which the proxy publishes them.
 
-Mounted into the Pod it would come a minute later, at a start too. The Secret beside it holds keys, which are nobody's
-but the proxy's.
+A mounted ConfigMap would arrive a minute later, at a start too. The Secret beside it holds keys, which only the proxy
+may read.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from moorings.kubernetes.kube import CONFIG_MAP, KubeApi
 
 log = logging.getLogger("moorings.kubernetes.proxy.trust")
 
-LOOK_S = 20.0  # a certificate by an authority that nobody knew (its Secret was deleted) is believed so late
+LOOK_S = 20.0  # how late a certificate by an unknown new authority (its Secret was deleted) is trusted
 FIRST_S = 1.0
 
 
 class ProxyTrustInformer:
-    """Tells of the proxy's authorities whenever they have changed.
+    """Reports the proxy's authorities whenever they have changed.
 
     Args:
         kube: the API server.
@@ -38,10 +38,10 @@ class ProxyTrustInformer:
         self._told = ""
 
     async def look(self) -> None:
-        """Look once.
+        """Read them once.
 
         Raises:
-            MooringsError: the API server did not answer, or what it has cannot be read.
+            MooringsError: the API server did not respond, or its content cannot be read.
         """
         found = parse_authorities(await get_or_none(self._kube, CONFIG_MAP, self._name, self._namespace))
         if found and found != self._told:
@@ -50,7 +50,7 @@ class ProxyTrustInformer:
             log.info("proxy.trusted", extra={"configmap": self._name})
 
     async def serve(self) -> None:
-        """Look until cancelled."""
+        """Read them repeatedly until cancelled."""
         while True:
             try:
                 await self.look()

@@ -1,4 +1,4 @@
-"""IPUs that jobs hold, by namespace, and the IPU-seconds that add up; each change costs the same, however many hold."""
+"""IPUs held by jobs, by namespace, and their IPU-seconds; a change costs the same, however many jobs hold IPUs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 
 class IpuUsage:
-    """Who holds how many IPUs."""
+    """The number of IPUs that each owner holds."""
 
     def __init__(self) -> None:
         self._held: dict[str, tuple[str, int]] = {}
@@ -17,11 +17,11 @@ class IpuUsage:
 
     @property
     def used(self) -> Mapping[str, int]:
-        """IPUs held now, by namespace; those that hold none are left out."""
+        """IPUs held now, by namespace; without namespaces that hold none."""
         return {namespace: count for namespace, count in self._used.items() if count}
 
     def set(self, owner: str, namespace: str, ipus: int, now: float) -> None:
-        """An owner holds so many from ``now`` (seconds) on."""
+        """Set how many IPUs an owner holds from ``now`` (seconds) on."""
         _, before = self._held.get(owner, (namespace, 0))
         if before == ipus:
             return
