@@ -1,7 +1,7 @@
-"""What is asked of kubelets, through the API server: Pods' output and a process in a Pod.
+"""Calls to kubelets through the API server: a Pod's output, and commands in a Pod.
 
-Beside ``connection``: an output that is followed holds a connection for as long as the Pod runs, and there may be
-hundreds.
+They have their own client beside ``connection``: a followed output holds a connection for as long as the Pod runs, and
+there may be hundreds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EXEC_S = 30.0
 PROTOCOL = "v4.channel.k8s.io"
 OUTPUT_BYTES_MAX = 64 << 10
 
-# What kubelet puts at the end of an output, with status 200, when it has removed the container meanwhile.
+# Kubelet's text at the end of an output, with status 200, if it removed the container in between.
 _GONE = re.compile(
     rb"(?:unable to retrieve container logs for |rpc error: code = NotFound desc = )[^\n]*[0-9a-f]{64}[^\n]*\n?\Z"
 )
@@ -37,7 +37,7 @@ _STDOUT, _STDERR, _STATUS = 1, 2, 3
 
 
 class _Auth(httpx2.Auth):
-    """An ``TokenSource``, for httpx2."""
+    """A ``TokenSource``, for httpx2."""
 
     def __init__(self, identity: TokenSource) -> None:
         self._identity = identity
@@ -64,10 +64,10 @@ class PodStreams:
         )
 
     async def output(self, namespace: str, pod: str, container: str, *, follow: bool) -> AsyncIterator[bytes]:
-        """A container's output from its beginning, as far as its node keeps it; with ``follow`` until it has ended.
+        """A container's output from the beginning that its node still has; with ``follow`` until the container ends.
 
         Raises:
-            KubeError: 404 where there is no such Pod, 400 before there is such a container.
+            KubeError: 404 if there is no such Pod, 400 before there is such a container.
         """
         words = {"container": container, **({"follow": "true"} if follow else {})}
         url = f"{self._server}{build_path(POD, namespace, pod, 'log')}?{urlencode(words)}"
@@ -86,7 +86,7 @@ class PodStreams:
                 raise KubeError(404, "NotFound", held.decode("utf-8", "replace").strip())
 
     async def execute(self, namespace: str, pod: str, container: str, command: Sequence[str]) -> tuple[int, str]:
-        """Run a command in a container; its exit code and what it printed.
+        """Run a command in a container; returns its exit code and its output.
 
         Raises:
             KubeError: it could not be run.
@@ -108,12 +108,12 @@ class PodStreams:
                     return parse_status(content), printed.decode("utf-8", "replace").strip()
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close all connections."""
         await self._http.aclose()
 
 
 def parse_status(content: bytes) -> int:
-    """The exit code that the last message of an exec tells.
+    """The exit code in the last message of an exec.
 
     Raises:
         KubeError: the command was not run.
@@ -131,7 +131,7 @@ def parse_status(content: bytes) -> int:
 
 @asynccontextmanager
 async def _as_kube_error(server: str) -> AsyncIterator[None]:
-    """What keeps us from an answer, as a KubeError."""
+    """Raise transport failures as KubeErrors."""
     try:
         yield
     except Exception as raised:
@@ -151,7 +151,7 @@ _FAULTS = (httpx2.HTTPError, httpx2.StreamError, HTTPXWSException, ConfigError, 
 
 
 def _unwrap_group(error: BaseException) -> BaseException:
-    """The one error in a group of one: a WebSocket is read by tasks of its own."""
+    """The single error in nested groups of one: a WebSocket is read by its own tasks."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error

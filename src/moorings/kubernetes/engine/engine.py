@@ -1,9 +1,9 @@
 """The engine ``kubernetes``, as the controller sees it.
 
-What matters stands in the runs' folders and in Kubernetes: an engine made anew finds what the old one left. That a run
-is started once rests on the IPUJob's name, which is its attempt's, and on the folder, which says that the IPUJob was
-brought to life: one that is gone is not made a second time. A run is stopped by deleting its IPUJob, for then the
-operator gives the partition back when nothing of the run is left; so tasks' ends and output are kept as they come.
+All durable state is in the runs' folders and in Kubernetes: a new engine finds everything that an old one left. A run
+starts only once because of two things: the IPUJob's name belongs to its attempt, and the folder records that the IPUJob
+was activated, so a missing one is not created again. Deleting its IPUJob stops a run, since the operator then releases
+the partition when nothing of the run is left; so tasks' ends and output are stored as they come.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ from moorings.workloads.runs import RunId, RunPhase, RunStatus
 log = logging.getLogger("moorings.kubernetes.engine")
 
 CHANGED_S = 1.0
-SETTLE_S = 15.0  # an output that cannot be read to its end by then is left as it is
+SETTLE_S = 15.0  # an output that cannot be read to its end by then stays incomplete
 STOP_AGAIN_S = 5.0
 TIDY_S = 30.0
-FORGOTTEN_S = 3600.0  # an IPUJob that was never brought to life, of an earlier leader
+FORGOTTEN_S = 3600.0  # age of an IPUJob that an earlier leader created and never activated
 TRIES = 20
 LOOKS_AT_ONCE = 16
 
@@ -90,13 +90,13 @@ class KubernetesEngine:
     """Runs jobs as IPUJobs of a Kubernetes cluster.
 
     Args:
-        settings: the cluster, and where jobs go in it.
+        settings: the cluster, and the places of jobs in it.
         folder: of the runs, the same for all controllers of the installation.
-        installation: whose IPUJobs are ours.
+        installation: id of the installation; its IPUJobs are ours.
         kube: the API server.
         calls: its way to kubelets.
         clock: the time, and waiting.
-        read: reads logs (file, prefix of each line) to their ends, or on until it is told that nothing will be added.
+        read: reads logs (file, prefix of each line) to their ends, or follows them until they are complete.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class KubernetesEngine:
         return reference
 
     async def _submitted(self, order: RunSubmission, asked: SubmittedIPUJob, body: KubeObject) -> str:
-        """The IPUJob of this order or of a later one."""
+        """Submit: the reference of this order's IPUJob, or of a later one."""
         await self._fence.check(order.epoch)
         folder = KubernetesRunFolder(self._folder / order.run)
         held = await self._newest(order.run)
@@ -190,7 +190,7 @@ class KubernetesEngine:
         return _reference(facts.asked)
 
     async def _withdraw(self, order: RunSubmission, asked: SubmittedIPUJob) -> None:
-        """Delete the IPUJob of a submission that was refused half way, if it is not alive."""
+        """Delete the IPUJob of a submission that failed half way, unless it is active."""
         with contextlib.suppress(KubeError):  # else it is tidied away later
             found = await self._get(asked)
             ours = found is not None and is_attempts_job(found, order.run, order.attempt, self._installation)
@@ -198,7 +198,7 @@ class KubernetesEngine:
                 await self._kube.delete(IPU_JOB, asked.name, asked.namespace, uid=found["metadata"]["uid"])
 
     async def _make(self, order: RunSubmission, asked: SubmittedIPUJob, body: KubeObject) -> None:
-        """The IPUJob without an instance, and its Secret."""
+        """Create the IPUJob without an instance, and its Secret."""
         try:
             found = await self._kube.create(IPU_JOB, body, asked.namespace)
         except KubeError as error:
@@ -217,14 +217,14 @@ class KubernetesEngine:
             await self._kube.replace(SECRET, secret, asked.namespace)
 
     async def _bring_to_life(self, order: RunSubmission, attempt: KubernetesAttempt, asked: SubmittedIPUJob) -> None:
-        """Give the IPUJob its instance, if nobody leads by now who does not know of it (see ``fence``)."""
+        """Activate the IPUJob: give it its instance, unless a newer leader does not know of it (see ``fence``)."""
         for _ in range(TRIES):
             facts = await asyncio.to_thread(attempt.facts)
             try:
                 found = await self._kube.get(IPU_JOB, asked.name, asked.namespace)
             except KubeError as error:
                 if error.status == 404 and facts.alive:
-                    return  # it was there, and is not made a second time
+                    return  # it existed, and is not created a second time
                 raise _as_retryable(error) from error
             if is_active(found) or facts.stop is not None:
                 await asyncio.to_thread(attempt.save_alive)
@@ -253,7 +253,7 @@ class KubernetesEngine:
         """The newest attempt that the folder or Kubernetes knows.
 
         Raises:
-            KubeError, OSError: it cannot be told.
+            KubeError, OSError: it cannot be determined.
         """
         folder = KubernetesRunFolder.of(self._folder, run)
         if folder is None:
@@ -341,7 +341,7 @@ class KubernetesEngine:
             return None
 
     async def _look_at_unborn(self, run: RunId, attempt: KubernetesAttempt, facts: KubernetesAttemptState) -> RunStatus:
-        """It has no instance: its submission has not come to its end, or somebody scaled it down."""
+        """The status of a run whose IPUJob has no instance: its submission is incomplete, or a user scaled it down."""
         if facts.stop is None:
             return RunStatus(run, RunPhase.UNKNOWN if facts.alive else RunPhase.ABSENT)
         return await self._write_end(run, attempt, facts, LiveAttempt(), None)
@@ -349,7 +349,7 @@ class KubernetesEngine:
     async def _look_for_lost(
         self, run: RunId, attempt: KubernetesAttempt, facts: KubernetesAttemptState, life: LiveAttempt
     ) -> RunStatus:
-        """There is no IPUJob: it never was, was deleted, or the API server has forgotten it."""
+        """The status of a run without an IPUJob: it was never created, was deleted, or the API server lost it."""
         if not facts.alive:
             if facts.stop is None:
                 return RunStatus(run, RunPhase.ABSENT)
@@ -371,7 +371,7 @@ class KubernetesEngine:
         life: LiveAttempt,
         job: KubeObject | None,
     ) -> RunStatus | None:
-        """Write down how a run ended, if nothing of it runs and its output is here; None: not yet."""
+        """Record how a run ended, if nothing of it runs and its output is here; None: not yet."""
         asked = facts.asked
         labels = f"{names.JOB}={asked.name},{RUN}={run}"
         for pod in (await self._kube.list(POD, asked.namespace, labels=labels)).items:  # a watch may be a little late
@@ -391,7 +391,7 @@ class KubernetesEngine:
         life: LiveAttempt,
         job: KubeObject | None,
     ) -> RunStatus:
-        facts = await asyncio.to_thread(attempt.facts)  # it may have been cancelled meanwhile
+        facts = await asyncio.to_thread(attempt.facts)  # it may have been cancelled in between
         status = parse_status(job.get("status")) if job is not None else None
         record = build_end_record(facts.asked, life.tasks, facts.stop, status, life.deleted, self._clock.now())
         await asyncio.to_thread(attempt.save_end, record)
@@ -428,7 +428,7 @@ class KubernetesEngine:
     async def _stop(
         self, run: RunId, attempt: KubernetesAttempt, facts: KubernetesAttemptState, stop: StopRecord
     ) -> None:
-        """Delete its IPUJob and, should the operator be away, its Pods: TERM, the grace period, KILL."""
+        """Delete its IPUJob and, in case the operator is away, its Pods: TERM, the grace period, KILL."""
         await asyncio.to_thread(attempt.save_stop, stop)
         asked = facts.asked
         found = await self._get(asked)
@@ -441,7 +441,7 @@ class KubernetesEngine:
                 await self._kube.delete(POD, meta["name"], asked.namespace, uid=meta["uid"])
 
     async def saved_at(self, folder: str) -> Timestamp | None:
-        return None  # its scheduler decides who has to yield
+        return None  # its scheduler decides which run must yield
 
     async def signal(self, run: RunId, signal_name: str) -> None:
         parse_signal(signal_name)
@@ -456,10 +456,10 @@ class KubernetesEngine:
             raise MooringsError("run.not_running", f"run {run} has no processes")
 
     async def _send(self, asked: SubmittedIPUJob, signal_name: str, *, everybody: bool) -> int:
-        """Send a signal to all tasks that run; how many these were.
+        """Send a signal to all running tasks; returns their number.
 
         Raises:
-            KubeError: one could not be reached.
+            KubeError: a task could not be reached.
             MooringsError: ``engine.rejected``: the image has no shell.
         """
         number = parse_signal(signal_name)
@@ -475,7 +475,7 @@ class KubernetesEngine:
                     hint = "signals are sent by a shell in the task's container"
                     told = f"no signal can be sent to {pod}: {error.detail}"
                     raise rejected_error(told, hint) from error
-                if error.status in (404, 400):  # it has ended
+                if error.status in (404, 400):  # the task has ended
                     return False
                 raise
             if code in NO_SHELL:
@@ -488,10 +488,10 @@ class KubernetesEngine:
         sent = await asyncio.gather(*(send(pod["metadata"]["name"]) for pod in pods))
         return sum(sent)
 
-    # -- what it does by itself ----------------------------------------------------------------------------------------
+    # -- background work -----------------------------------------------------------------------------------------------
 
     async def _tend(self) -> None:
-        """Keep time limits, and tidy up."""
+        """Enforce time limits, and tidy up."""
         tidied = None
         while True:
             try:
@@ -505,12 +505,12 @@ class KubernetesEngine:
                             await self._tidy(job)
             except (MooringsError, OSError, ValueError) as error:
                 log.warning("kubernetes.untended", extra={"detail": str(error)})
-            except Exception:  # a fault must not end the keeping of time limits
+            except Exception:  # a fault must not end the enforcement of time limits
                 log.exception("engine.fault", extra={"engine": self.name})
             await self._clock.sleep(CHANGED_S / 2)
 
     async def _keep_time(self, job: KubeObject) -> None:
-        """Warn or stop a run whose time has come."""
+        """Warn or stop a run at its time limit."""
         run, number = _run_of(job), _attempt_of(job)
         life = self._keeping.known(run, number)
         began = began_at(life.tasks) if life is not None else None
@@ -536,7 +536,7 @@ class KubernetesEngine:
                 await self._send(asked, asked.warn_signal, everybody=False)
 
     async def _tidy(self, job: KubeObject) -> None:
-        """Delete an IPUJob whose run's end is recorded, or that an earlier leader made and never brought to life."""
+        """Delete an IPUJob whose run's end is recorded, or that an earlier leader created and never activated."""
         meta = job["metadata"]
         if meta.get("deletionTimestamp") is not None:
             return
@@ -554,7 +554,7 @@ class KubernetesEngine:
     # -- output --------------------------------------------------------------------------------------------------------
 
     async def logs(self, run: RunId, *, task: int | None, follow: bool) -> AsyncIterator[bytes]:
-        """The output of a run's newest attempt; nothing, at once, of a run that was never submitted.
+        """The output of a run's newest attempt; of a run that was never submitted: nothing, at once.
 
         Raises:
             MooringsError: ``engine.rejected``, ``engine.unavailable``.
@@ -598,7 +598,7 @@ def _reference(asked: SubmittedIPUJob) -> str:
 
 
 def _asked_in(job: KubeObject) -> SubmittedIPUJob | None:
-    """What was asked, as the IPUJob itself has it."""
+    """The order, as the IPUJob itself stores it."""
     text = (job["metadata"].get("annotations") or {}).get(SUBMITTED_JOB)
     return from_plain(SubmittedIPUJob, json.loads(text)) if text is not None else None
 

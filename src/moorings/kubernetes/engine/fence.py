@@ -1,10 +1,10 @@
-"""Which controller may bring IPUJobs to life: the one that began to lead last.
+"""Fencing: only the controller that became leader last may activate IPUJobs.
 
-The API server knows nothing of our leaders, and between a look at who leads and the making of a job a controller may
-stand still for an hour. So a job is made without an instance, which holds nothing, and comes to life by a change that
-names the version it was read in. Whoever begins to lead raises the epoch in a ConfigMap first, and then touches every
-job that is not alive yet: a change prepared before that fails on the job's version, one prepared later sees the epoch.
-An epoch in a Lease or ConfigMap alone was refused: nothing would tie it to the making of the job.
+The API server does not know our leaders, and between its check of leadership and the creation of a job a controller may
+be suspended for an hour. So a job is created without an instance, when it holds nothing, and activated by a change that
+names the version that was read. A new leader first raises the epoch in a ConfigMap, and then changes every job that is
+not active yet: an activation prepared before that fails on the job's version, a later one sees the epoch.
+Rejected: an epoch in a Lease or ConfigMap alone. Nothing would tie it to the creation of the job.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class ConfigMapFence:
 
     Args:
         kube: the API server.
-        namespaces: where its jobs may be; the ConfigMap is in the first one.
-        installation: whose.
+        namespaces: of its jobs; the ConfigMap is in the first one.
+        installation: id of the installation.
     """
 
     def __init__(self, kube: KubeApi, namespaces: Iterable[str], installation: str) -> None:
@@ -35,10 +35,10 @@ class ConfigMapFence:
         self._name = f"moorings-engine-{installation}"
 
     async def set(self, epoch: Epoch) -> None:
-        """From now on nothing comes to life under an earlier epoch.
+        """From now on no job is activated under an earlier epoch.
 
         Raises:
-            KubeError: that is not certain.
+            KubeError: this could not be ensured.
         """
         if await self._raise(epoch):
             for namespace in self._namespaces:
@@ -48,10 +48,10 @@ class ConfigMapFence:
                         await self._touch(job["metadata"]["name"], namespace, epoch)
 
     async def check(self, epoch: Epoch) -> None:
-        """Nothing, if nobody has begun to lead since.
+        """Return if no controller has become leader since.
 
         Raises:
-            KubeError: it cannot be told.
+            KubeError: it cannot be determined.
             MooringsError: ``engine.unavailable``: another controller leads by now.
         """
         try:
@@ -69,7 +69,7 @@ class ConfigMapFence:
             )
 
     async def _raise(self, epoch: Epoch) -> bool:
-        """Raise the epoch, unless it is higher; whether it is this one now."""
+        """Raise the epoch, unless it is higher; whether it has this value now."""
         home = self._namespaces[0]
         body = {"metadata": {"name": self._name, "namespace": home}, "data": {"epoch": str(epoch)}}
         for _ in range(TRIES):

@@ -1,7 +1,7 @@
-"""What is seen of runs' Pods, kept as it comes: how tasks stand and ended, and their output.
+"""Tracks runs' Pods and stores what they show at once: the tasks' states, their ends and their output.
 
-A Pod may be deleted at any moment, by the operator too (the others, when one task has failed), and takes its end and
-its output along. So ends are written down and outputs copied from the moment that a container runs.
+A Pod may be deleted at any moment, by the operator too (the others, when one task has failed), and its end and its
+output are lost with it. So ends are recorded and outputs copied from the moment that a container runs.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ COPIES_AT_ONCE = 1000
 
 @dataclass(slots=True)
 class LiveAttempt:
-    """What is known of an attempt that has not ended.
+    """The known state of an attempt that has not ended.
 
     Attributes:
         tasks: by rank.
-        asked: what was asked; None: that was not looked for yet.
-        restart: how often its job was started anew; tasks are those of the last start.
-        deleted: its IPUJob was seen to go.
-        warned: it was told that its time limit is near.
-        stopped_at: when it was told to stop last.
+        asked: its order; None: not read yet.
+        restart: number of its job's restarts; tasks are those of the last start.
+        deleted: the deletion of its IPUJob was seen.
+        warned: it was warned that its time limit is near.
+        stopped_at: when it was last told to stop.
     """
 
     tasks: dict[int, TaskStatus] = field(default_factory=dict)
@@ -55,13 +55,13 @@ AttemptKey = tuple[RunId, int]
 
 
 class AttemptTracker:
-    """Keeps what Pods show.
+    """Tracks the Pods of attempts.
 
     Args:
         folder: of the runs.
-        calls: where outputs come from.
-        clock: waiting.
-        news: called when something new is known.
+        calls: the source of outputs.
+        clock: for waiting.
+        news: called after each change.
     """
 
     def __init__(self, folder: Path, calls: PodStreams, clock: Clock, news: Callable[[], None]) -> None:
@@ -78,12 +78,12 @@ class AttemptTracker:
         self._room = asyncio.Semaphore(COPIES_AT_ONCE)
 
     def start(self) -> None:
-        """Begin, if that was not done."""
+        """Start, unless it has started."""
         if self._writer is None:
             self._writer = asyncio.create_task(self._write(), name="engine-ends")
 
     async def close(self) -> None:
-        """End; what was not copied is copied by the next one."""
+        """Stop; the next tracker copies the rest."""
         tasks = [task for _, task in self._copies.values()]
         if self._writer is not None:
             tasks.append(self._writer)
@@ -91,13 +91,13 @@ class AttemptTracker:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    # -- what is known -------------------------------------------------------------------------------------------------
+    # -- known state ---------------------------------------------------------------------------------------------------
 
     async def life(self, run: RunId, attempt: KubernetesAttempt) -> LiveAttempt:
-        """What is known of an attempt, with what an earlier controller wrote down.
+        """The known state of an attempt, including what an earlier controller recorded.
 
         Raises:
-            OSError, ValueError: that cannot be read.
+            OSError, ValueError: the record cannot be read.
         """
         which = (run, attempt.number)
         life = self._lives.setdefault(which, LiveAttempt())
@@ -108,11 +108,11 @@ class AttemptTracker:
         return life
 
     def known(self, run: RunId, number: int) -> LiveAttempt | None:
-        """The same, as far as it was asked for or seen."""
+        """The known state of an attempt, if it was read or seen before."""
         return self._lives.get((run, number))
 
     def forget(self, run: RunId, number: int) -> None:
-        """Its end is recorded."""
+        """Drop an attempt whose end is recorded."""
         which = (run, number)
         self._done.add(which)
         self._lives.pop(which, None)
@@ -135,16 +135,16 @@ class AttemptTracker:
         return seen is not None and not seen.task.over and seen.task.began_at is not None
 
     def age_s(self, found: KubeObject) -> float:
-        """How long an object has been there."""
+        """Age of an object in seconds."""
         try:
             return seconds_between(parse_time(found["metadata"]["creationTimestamp"]), self._clock.now())
         except (KeyError, MooringsError):
             return 0.0
 
-    # -- what comes ----------------------------------------------------------------------------------------------------
+    # -- events --------------------------------------------------------------------------------------------------------
 
     def take(self, pod: KubeObject) -> None:
-        """What a Pod shows now."""
+        """Apply the present state of a Pod."""
         seen = parse_task(pod)
         which = _which(pod)
         if seen is None or which is None or which in self._done:

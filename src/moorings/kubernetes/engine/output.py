@@ -1,9 +1,9 @@
-"""Pods' output, copied to the controller's disk while it is written: a Pod that is deleted takes its output along.
+"""Copies Pods' output to the controller's disk as it is written: deleting a Pod loses its output.
 
-What is written stands where it stands in the output, so that two who copy the same Pod write the same bytes in the same
-places; and who begins anew compares what is there. A node keeps the newest part of a long output only (10 MiB, by
-kubelet's default): where one that begins anew finds another beginning, the file says so and goes on with what there is.
-Kubelet's timestamps as a place to go on from were refused: older kubelets put them into the middle of long lines.
+Each byte has the same offset in the file as in the output, so two copiers of one Pod write the same bytes to the same
+offsets; a copier that starts again compares with the present content. A node keeps only the newest part of a long
+output (10 MiB, by kubelet's default): if a copier finds another beginning, the file says so and continues there.
+Rejected: resuming at kubelet's timestamps. Older kubelets put them into the middle of long lines.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ log = logging.getLogger("moorings.kubernetes.engine")
 
 OUTPUT_BYTES_MAX = 1 << 30
 AGAIN_S, AGAIN_S_MAX = 0.2, 5.0
-SOON_S = 3.0  # kubelet tells of an end that much later than the output ends
+SOON_S = 3.0  # kubelet reports the end of a task so much later than its output ends
 GAP = b"\n[moorings: some of the output is missing here]\n"
 FULL = b"\n[moorings: what follows is not kept: the output is longer than 1 GiB]\n"
 
 
 class LogCopyFile:
-    """A file that gets an output, from the output's beginning each time.
+    """A file for one output, which is always fed from its beginning.
 
     Args:
         path: the file.
-        shift: of places in the file against those in the output, as the copy before had it in the end.
+        shift: offset in the file minus offset in the output, as the last copy had it at its end.
     """
 
     def __init__(self, path: Path, shift: int) -> None:
         self.shift = shift
         self._path = path
-        self._place = 0  # in the output
-        self._known = path.stat().st_size if path.exists() else 0  # what stands there is compared
+        self._place = 0  # offset in the output
+        self._known = path.stat().st_size if path.exists() else 0  # bytes to compare with
 
     def take(self, chunk: bytes) -> None:
-        """The next piece.
+        """Take the next chunk.
 
         Raises:
             OSError: it cannot be written.
@@ -69,17 +69,17 @@ async def copy_output(
     over: Callable[[], bool],
     pause: Callable[[float], Awaitable[None]],
 ) -> None:
-    """Copy an output until it has ended.
+    """Copy an output until its end.
 
     Args:
-        open_output: the output from its beginning, until its end.
-        path: where it goes.
-        over: whether nothing will be added.
+        open_output: opens the output at its beginning.
+        path: the file.
+        over: whether the output is complete.
         pause: waits so many seconds.
     """
     pause_s, shift = AGAIN_S, 0
     while True:
-        final = over()  # asked first: what ended before we read is read to its end
+        final = over()  # checked before reading: a complete output is read to its end
         copy = await asyncio.to_thread(LogCopyFile, path, shift)
         try:
             async for chunk in open_output():
@@ -87,7 +87,7 @@ async def copy_output(
                 pause_s = AGAIN_S
         except KubeError as error:
             if error.status == 404 or (final and error.status == 400):
-                return  # the Pod, or its container, has gone
+                return  # the Pod, or its container, is gone
             log.debug("output.interrupted", extra={"file": str(path), "detail": error.detail})
         except OSError as error:
             log.warning("output.unwritten", extra={"file": str(path), "detail": str(error)})
@@ -101,7 +101,7 @@ async def copy_output(
 
 
 async def _ends_soon(over: Callable[[], bool], pause: Callable[[float], Awaitable[None]]) -> bool:
-    """Whether that is told within a few seconds."""
+    """Whether the output becomes complete within a few seconds."""
     for _ in range(round(SOON_S / AGAIN_S)):
         if over():
             return True

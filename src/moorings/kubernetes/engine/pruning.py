@@ -1,4 +1,4 @@
-"""Which runs' folders may go for their age: those whose end is recorded, or that never came to life."""
+"""Which runs' folders may be deleted for age: those whose end is recorded, or whose IPUJob was never activated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from moorings.workloads.runs import RunId
 
 @contextlib.contextmanager
 def hold_ended(runs: Path, run: RunId, before: Timestamp) -> Iterator[bool]:
-    """Yields whether a run ended before an instant. Nothing is held: only the controller that asks starts runs here.
+    """Yield whether a run ended before a time. Takes no lock: only the calling controller starts runs here.
 
     Raises:
         OSError: its folder cannot be read.

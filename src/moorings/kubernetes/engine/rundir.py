@@ -1,15 +1,15 @@
-"""What is kept of a run on the controller's disk, 0700: Kubernetes forgets Pods, their ends and their output.
+"""A run's files on the controller's disk, 0700: Kubernetes forgets Pods, their ends and their output.
 
 ::
 
     <run id>/<attempt>/
-        order.json        what was asked, of which anything is needed later
-        alive             the IPUJob was, or is about to be, brought to life: it is not made again
-        stop.json         why it is to stop; the first reason stays
-        warned            it was told that its time limit is near
+        order.json        the order, as far as it is needed later
+        alive             the IPUJob was, or is about to be, activated: it is not created again
+        stop.json         why it must stop; the first reason stays
+        warned            it was warned that its time limit is near
         tasks/<rank>.json how a task ended
         logs/<rank>.log   its output
-        end.json          how the attempt ended; the last word
+        end.json          how the attempt ended; final
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class SubmittedIPUJob:
-    """What was asked of Kubernetes, as far as it is needed later."""
+    """The order of an attempt, as far as it is needed later."""
 
     namespace: str
     name: str
@@ -43,7 +43,7 @@ class SubmittedIPUJob:
 
 @dataclass(frozen=True, slots=True)
 class StopRecord:
-    """Why a run is to stop: ``asked`` or ``limit``."""
+    """Why a run must stop: ``asked`` or ``limit``."""
 
     why: str
     detail: str
@@ -52,16 +52,16 @@ class StopRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskStatus:
-    """What is seen of a task.
+    """The observed state of a task.
 
     Attributes:
         began_at: when its process began; None: it did not.
-        ended_at: when it ended; None: it has not, or that is not known.
-        code: its exit code; None: it has not ended, or nobody knows it.
+        ended_at: when it ended; None: it has not, or the time is unknown.
+        code: its exit code; None: it has not ended, or the code is unknown.
         over: nothing of it runs any more.
         stopped: it was told to end before it did.
-        unstarted: its program could not be started; ``why`` says why.
-        why: kubelet's words about its end.
+        unstarted: its program could not be started; ``why`` has the reason.
+        why: kubelet's message about its end.
         cause: Kubernetes' reason for ending its Pod: ``Evicted``, ``NodeLost``...
     """
 
@@ -77,7 +77,7 @@ class TaskStatus:
 
 @dataclass(frozen=True, slots=True)
 class KubernetesAttemptState:
-    """What an attempt's folder says."""
+    """The content of an attempt's folder."""
 
     asked: SubmittedIPUJob
     alive: bool = False
@@ -89,10 +89,10 @@ class KubernetesAttemptState:
 class KubernetesRunFolder(RunFolder["KubernetesAttempt"]):
     """One run's folder; need not exist."""
 
-    ids = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")  # as a label's value has it
+    ids = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")  # the rule of a label's value
 
     def attempt(self, number: int) -> KubernetesAttempt:
-        """That attempt."""
+        """The attempt with this number."""
         return KubernetesAttempt(self.path / str(number), number)
 
 
@@ -101,10 +101,10 @@ class KubernetesAttempt(AttemptFolder):
     """One attempt of a run."""
 
     def facts(self) -> KubernetesAttemptState:
-        """What the folder says now.
+        """The present content of the folder.
 
         Raises:
-            OSError, ValueError: it cannot be read, or holds what nobody of ours wrote.
+            OSError, ValueError: it cannot be read, or has content that we did not write.
         """
         return KubernetesAttemptState(
             asked=from_plain(SubmittedIPUJob, json.loads((self.path / "order.json").read_bytes())),
@@ -115,7 +115,7 @@ class KubernetesAttempt(AttemptFolder):
         )
 
     def tasks(self) -> dict[int, TaskStatus]:
-        """How tasks ended, by rank, as far as that was written down.
+        """The recorded ends of tasks, by rank.
 
         Raises:
             OSError, ValueError: the folder cannot be read.
@@ -128,25 +128,25 @@ class KubernetesAttempt(AttemptFolder):
         return found
 
     def save_order(self, asked: SubmittedIPUJob) -> None:
-        """Write that this attempt was ordered."""
+        """Record the order of this attempt."""
         for folder in (self.path.parent, self.path, self.path / "logs", self.path / "tasks"):
             folder.mkdir(mode=0o700, exist_ok=True)
         self.write_once("order.json", to_json(asked))
 
     def save_alive(self) -> None:
-        """Write that its IPUJob is about to be brought to life."""
+        """Record that its IPUJob is about to be activated."""
         self.write_once("alive", b"")
 
     def save_stop(self, stop: StopRecord) -> None:
-        """Write why it is to stop; the first reason stays."""
+        """Record why it must stop; the first reason stays."""
         self.write_once("stop.json", to_json(stop))
 
     def save_warned(self) -> None:
-        """Write that it was warned."""
+        """Record that it was warned."""
         self.write_once("warned", b"")
 
     def save_task(self, rank: int, task: TaskStatus) -> None:
-        """Write how a task ended."""
+        """Record how a task ended."""
         self.write(f"tasks/{rank}.json", to_json(task))
 
 

@@ -1,4 +1,4 @@
-"""What an admin says of the cluster that runs go to: the table ``[kubernetes]`` of the controller's settings."""
+"""The settings of the cluster for runs: the table ``[kubernetes]`` of the controller's settings."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _ID_MAX = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """What tasks find under a path of their containers.
+    """A volume that tasks see at a path of their containers.
 
     Attributes:
-        path: where they find it; absolute.
+        path: where they see it; absolute.
         claim: a PersistentVolumeClaim of the run's namespace; empty: ``host_path``.
         host_path: a folder of every node; empty: ``claim``.
         read_only: whether they may only read.
@@ -37,7 +37,7 @@ class Volume:
 
     @property
     def origin(self) -> str:
-        """Where it comes from, in words."""
+        """Its source, in words."""
         return f"the claim {self.claim}" if self.claim else f"its node's {self.host_path}"
 
 
@@ -49,11 +49,11 @@ class KubernetesEngineSettings:
         namespace: of the IPUJobs.
         kubeconfig: a file; empty: as kubectl finds it.
         context: of the kubeconfig; empty: its current one.
-        projects: namespaces of projects that have one of their own.
-        volumes: what tasks find of the site's file systems.
-        user: id that tasks run as; None: the image's.
-        group: the same of their group.
-        request_cpus: whether a task's CPUs are asked of Kubernetes' scheduler.
+        projects: namespaces of projects with their own.
+        volumes: the site's file systems, as tasks see them.
+        user: user id of tasks; None: the image's.
+        group: their group id; None: the image's.
+        request_cpus: whether a task's CPUs are requested from Kubernetes' scheduler.
     """
 
     namespace: str
@@ -67,7 +67,7 @@ class KubernetesEngineSettings:
 
     @classmethod
     def read(cls, table: TomlTable) -> KubernetesEngineSettings:
-        """The settings of a table ``[kubernetes]``.
+        """Read the settings from a table ``[kubernetes]``.
 
         Raises:
             MooringsError: with the table's code, naming file and line.
@@ -93,16 +93,16 @@ class KubernetesEngineSettings:
         return found
 
     def namespace_of(self, project: str) -> str:
-        """Where the jobs of a project go."""
+        """The namespace of a project's jobs."""
         return self.projects.get(project, self.namespace)
 
     @property
     def namespaces(self) -> tuple[str, ...]:
-        """All of them."""
+        """The namespaces of all projects."""
         return tuple(dict.fromkeys((self.namespace, *self.projects.values())))
 
     def volume_of(self, folder: str) -> Volume | None:
-        """The volume that a folder of a task is in; None: it is in its container, and goes with it."""
+        """The volume with this folder of a task; None: the folder is in its container, and is lost with it."""
         holding = [volume for volume in self.volumes if volume.holds(folder)]
         return max(holding, key=lambda volume: len(volume.path), default=None)
 

@@ -1,7 +1,7 @@
-# Sends a signal to a task: $1 its name, $2 its number, $3 "listeners": only to processes that listen to it.
-# The words of `moor run` mean the same everywhere: whoever listens gets it, and if nobody does, the task's own process.
-# The Pod's processes share their process ids; those of this container have our root. Only what a shell can do itself is
-# done: an image may have no other program.
+# Sends a signal to a task: $1 its name, $2 its number, $3 "listeners": only to processes with a handler for it.
+# As on every engine, each process with a handler gets it, and if there is none, the task's own process.
+# The Pod's containers share their process ids; processes of this container have our root. It uses only the shell itself:
+# an image may have no other program.
 main='' told=''
 for dir in /proc/[0-9]*; do
     pid=${dir#/proc/}

@@ -1,8 +1,8 @@
-"""What Kubernetes is told of a run: an IPUJob without a launcher, and the Secret of its variables. Pure.
+"""Makes the objects of a run: an IPUJob without a launcher, and the Secret of its variables. Pure.
 
-The IPUJob is made with no instance, and brought to life by a change of that number: whoever leads by then can make that
-change fail (``fence``). Variables stand in a Secret, which fewer people may read than Pods, and whose values, unlike
-those of a Pod's own variables, are taken as they are.
+The IPUJob is created without an instance, and activated by a change of that number: a newer leader can make that change
+fail (``fence``). Variables stand in a Secret: fewer people may read Secrets than Pods, and unlike a Pod's own variables
+its values are not expanded.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _HASH_CHARS = 24
 
 
 def check_job(job: JobSpec) -> None:
-    """Nothing, if Kubernetes can run it.
+    """Raise unless Kubernetes can run the job.
 
     Raises:
         MooringsError: ``engine.rejected``.
@@ -66,7 +66,7 @@ def check_job(job: JobSpec) -> None:
 
 
 def describe_differences(job: JobSpec, settings: KubernetesEngineSettings) -> tuple[str, ...]:
-    """What a job file does not mean on Kubernetes as it does on one machine; sentences for whoever starts the job."""
+    """Parts of a job file that mean something else on Kubernetes than on one machine; sentences for its user."""
     told = [f"in Kubernetes it is an IPUJob of the namespace {settings.namespace_of(job.project)}, image {job.image}"]
     volume = settings.volume_of(job.workdir)
     if volume is None:
@@ -93,7 +93,7 @@ def describe_differences(job: JobSpec, settings: KubernetesEngineSettings) -> tu
 
 
 def name_of(run: RunId, attempt: int) -> str:
-    """What the IPUJob of an attempt is called: the run's id, or what a hash makes of one that is no such name."""
+    """Name of an attempt's IPUJob: the run's id, or a hash of it if the id is no valid name."""
     name = run if attempt == 0 else f"{run}-{attempt}"
     if _DNS_LABEL.fullmatch(name) and len(name) <= NAME_CHARS_MAX:
         return name
@@ -101,15 +101,15 @@ def name_of(run: RunId, attempt: int) -> str:
 
 
 def secret_name(job: str) -> str:
-    """The Secret with the variables of an IPUJob."""
+    """Name of the Secret with the variables of an IPUJob."""
     return f"{job}-environment"
 
 
 def build_submitted_job(order: RunSubmission, settings: KubernetesEngineSettings) -> SubmittedIPUJob:
-    """What has to be known of an order later.
+    """The part of an order that is needed later.
 
     Raises:
-        MooringsError: ``engine.rejected``: no run of Kubernetes' can have that id.
+        MooringsError: ``engine.rejected``: the id is not valid for a run on Kubernetes.
     """
     if not KubernetesRunFolder.ids.fullmatch(order.run):
         raise rejected_error(f"{order.run[:120]!r} cannot be the id of a run on Kubernetes")
@@ -164,7 +164,7 @@ def _pod_spec(order: RunSubmission, asked: SubmittedIPUJob, settings: Kubernetes
     if job.resources.memory_bytes is not None:
         requests["memory"] = limits["memory"] = str(job.resources.memory_bytes)
     found: KubeObject = {
-        # The tasks are not process 1, which hears no signal that it does not listen to, and whose orphans nobody reaps.
+        # The tasks are not process 1: that ignores signals without a handler, and its orphans are never reaped.
         "shareProcessNamespace": True,
         "terminationGracePeriodSeconds": max(math.ceil(asked.grace_s), 1),
         "automountServiceAccountToken": False,
@@ -200,12 +200,12 @@ def _pod_spec(order: RunSubmission, asked: SubmittedIPUJob, settings: Kubernetes
 
 
 def build_secret(order: RunSubmission, asked: SubmittedIPUJob, uid: str) -> KubeObject:
-    """The Secret with a job's variables, and what every engine adds to them.
+    """The Secret with a job's variables and those that every engine adds.
 
     Args:
-        order: whose.
-        asked: what was asked.
-        uid: of the IPUJob, with which it goes.
+        order: its order.
+        asked: the stored part of the order.
+        uid: of the IPUJob, its owner.
     """
     owner = {"apiVersion": API_VERSION, "kind": KIND, "name": asked.name, "uid": uid}
     return {
@@ -220,17 +220,17 @@ def build_secret(order: RunSubmission, asked: SubmittedIPUJob, uid: str) -> Kube
 
 
 def is_attempts_job(found: KubeObject, run: RunId, attempt: int, installation: str) -> bool:
-    """Whether an IPUJob is that attempt's of that run, made by this installation."""
+    """Whether an IPUJob belongs to that attempt of that run, created by this installation."""
     labels = found["metadata"].get("labels") or {}
     return (labels.get(RUN), labels.get(ATTEMPT), labels.get(INSTALLATION)) == (run, str(attempt), installation)
 
 
 def is_active(found: KubeObject) -> bool:
-    """Whether an IPUJob was brought to life."""
+    """Whether an IPUJob was activated."""
     return bool((found.get("spec") or {}).get("jobInstances", 1))
 
 
 def epoch_of(found: KubeObject) -> Epoch:
-    """Of the controller that made an IPUJob, or led when it was looked over last."""
+    """The epoch of the controller that created an IPUJob, or that led at its last fencing."""
     text = (found["metadata"].get("annotations") or {}).get(EPOCH, "")
     return Epoch(int(text) if text.isdecimal() else 0)

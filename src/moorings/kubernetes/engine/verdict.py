@@ -1,6 +1,6 @@
-"""What is seen of a run, and how it ended, from its IPUJob and its Pods. Pure.
+"""A run's observed state, and how it ended, from its IPUJob and its Pods. Pure.
 
-A task's own end comes first. A Pod's phase alone proves nothing: kubelets before 1.22 call a Pod Failed while its
+A task's own end comes first. A Pod's phase alone proves nothing: kubelets before 1.22 set it to Failed while its
 containers are still in their grace period.
 """
 
@@ -24,7 +24,7 @@ from moorings.workloads.runs import CANNOT_START, NOT_FOUND, SIGKILL_EXIT_CODE, 
 
 STOP_REQUESTED, LIMIT = "asked", "limit"
 
-# How containerd, CRI-O and Docker say that there is no such program.
+# How containerd, CRI-O and Docker report that there is no such program.
 _NO_PROGRAM = re.compile(r"not found|no such file", re.IGNORECASE)
 _UNSTARTED = frozenset({"StartError", "ContainerCannotRun"})
 
@@ -34,9 +34,9 @@ class ObservedTask:
     """A task, as its Pod shows it.
 
     Attributes:
-        rank: which task.
-        restart: how often its job had been started anew.
-        deleting: whether the Pod is to go.
+        rank: of the task.
+        restart: number of its job's restarts when the Pod was made.
+        deleting: whether the Pod is being deleted.
     """
 
     name: str
@@ -48,7 +48,7 @@ class ObservedTask:
 
 
 def parse_task(pod: KubeObject) -> ObservedTask | None:
-    """What a Pod shows; None: it is no worker of a job."""
+    """The task of a Pod; None: the Pod is no worker of a job."""
     meta, status = pod["metadata"], pod.get("status") or {}
     labels = meta.get("labels") or {}
     rank, restart = labels.get(names.WORKER, ""), labels.get(names.RESTART, "")
@@ -96,7 +96,7 @@ def _refused_code(why: str) -> int:
 
 
 def _deletion(meta: KubeObject) -> Timestamp | None:
-    """When a Pod was asked to go, to the second; None: nobody asked."""
+    """When the deletion of a Pod was requested, to the second; None: it was not."""
     until = _time(meta.get("deletionTimestamp"))
     if until is None:
         return None
@@ -114,7 +114,7 @@ def _time(text: object) -> Timestamp | None:
 
 
 def merge_task(old: TaskStatus | None, new: TaskStatus) -> TaskStatus:
-    """What is known of a task after another look: what was seen of its end stays."""
+    """The state of a task after another observation: a known end stays."""
     return old if old is not None and old.over and old.code is not None else new
 
 
@@ -124,12 +124,12 @@ def began_at(tasks: Mapping[int, TaskStatus]) -> Timestamp | None:
 
 
 def have_all_started(asked: SubmittedIPUJob, tasks: Mapping[int, TaskStatus]) -> bool:
-    """Whether every task runs, or has."""
+    """Whether every task runs, or has run."""
     return all(rank in tasks and tasks[rank].began_at is not None for rank in range(asked.tasks))
 
 
 def have_all_ended(asked: SubmittedIPUJob, tasks: Mapping[int, TaskStatus]) -> bool:
-    """Whether every task has ended, and how it did is known."""
+    """Whether nothing of any task runs any more."""
     return all(rank in tasks and tasks[rank].over for rank in range(asked.tasks))
 
 
@@ -141,15 +141,15 @@ def build_end_record(
     gone: bool,
     now: Timestamp,
 ) -> EndRecord:
-    """How a run ended that is over.
+    """How a run ended.
 
     Args:
-        asked: what was asked.
-        tasks: what was seen of them, by rank.
-        stop: why it was to stop; None: nobody wanted that.
-        status: of its IPUJob, as far as it is known.
+        asked: its order.
+        tasks: their observed states, by rank.
+        stop: why it was to stop; None: it was not.
+        status: of its IPUJob, if it is known.
         gone: somebody else has deleted the IPUJob.
-        now: the time of an end that nobody wrote down.
+        now: the end, if no time of it is recorded.
     """
     began = began_at(tasks)
     codes = tuple(_code(tasks.get(rank)) for rank in range(asked.tasks))
@@ -208,7 +208,7 @@ def _ending(
 
 
 def _code(task: TaskStatus | None) -> int | None:
-    """Its exit code; None: it never began. One that nobody saw end was killed."""
+    """Its exit code; None: it never began. A task whose end was not observed counts as killed."""
     if task is None or task.began_at is None:
         return task.code if task is not None else None
     return SIGKILL_EXIT_CODE if task.code is None else task.code

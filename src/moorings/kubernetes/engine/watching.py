@@ -1,4 +1,4 @@
-"""What the API server tells of our IPUJobs and their Pods: a copy that is kept up to date, in each namespace."""
+"""Informers of our IPUJobs and their Pods, in each namespace."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from moorings.kubernetes.ipujob import KubeObject
 from moorings.kubernetes.kube import IPU_JOB, POD, KubeApi
 
 SYNC_S = 10.0
-SILENT_S = 100.0  # a server that is there sends a bookmark every minute
+SILENT_S = 100.0  # a living server sends a bookmark every minute
 
 
 class RunInformers:
@@ -20,10 +20,10 @@ class RunInformers:
 
     Args:
         kube: the API server.
-        namespaces: where they may be.
-        installation: whose they are.
+        namespaces: of the IPUJobs.
+        installation: id of the installation.
         on_pod: called with each Pod that is new or has changed.
-        on_change: called after anything has changed.
+        on_change: called after each change.
     """
 
     def __init__(
@@ -55,19 +55,19 @@ class RunInformers:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Begin, if that was not done."""
+        """Start, unless they have started."""
         if not self._tasks:
             informers = (*self._jobs.values(), *self._pods.values())
             self._tasks = [asyncio.create_task(one.serve(), name="engine-informer") for one in informers]
 
     async def close(self) -> None:
-        """End."""
+        """Stop."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def synced(self) -> bool:
-        """Whether what is known is whole and not old; waits a little for the first time."""
+        """Whether the copy is complete and not old; waits a little for the first list."""
         informers = (*self._jobs.values(), *self._pods.values())
         try:
             async with asyncio.timeout(SYNC_S):
@@ -78,12 +78,12 @@ class RunInformers:
         return all(one.age_s < SILENT_S for one in informers)
 
     def job(self, namespace: str, name: str) -> KubeObject | None:
-        """An IPUJob of ours."""
+        """An IPUJob of this installation."""
         informer = self._jobs.get(namespace)
         return informer.get(namespace, name) if informer is not None else None
 
     def jobs(self) -> list[KubeObject]:
-        """All of them."""
+        """All IPUJobs of this installation."""
         return [job for informer in self._jobs.values() for job in informer]
 
     def pods(self, namespace: str, job: str) -> Sequence[KubeObject]:
