@@ -1,10 +1,10 @@
-"""Everything we say to Kubernetes, 1.20 and later: IPUJobs, who sees to them, and who asks the controllers for them.
+"""Everything we say to Kubernetes, 1.20 and later: IPUJobs, their operator, and the proxy to the controllers.
 
-Deciding, and pure: ``ipujob`` (an IPUJob as a value), ``crd`` (its definition for the API server), ``plan`` (what has
-to be done about one job), ``objects`` (the Pods and what stands beside them), ``status``. Doing: ``kube`` (the API
-server), ``informer``, ``workqueue``, ``election``, ``operator``, ``webhooks``, ``certificates``, ``launcher`` (in the
-job's own Pod), ``proxy/`` (between the operator and the controllers), ``engine/`` (we make IPUJobs).
+Pure decisions: ``ipujob`` (an IPUJob as a value), ``crd`` (its definition for the API server), ``plan`` (the actions
+for one job), ``objects`` (the Pods and the objects beside them), ``status``. IO: ``kube`` (the API server),
+``informer``, ``workqueue``, ``election``, ``operator``, ``webhooks``, ``certificates``, ``launcher`` (in the job's own
+Pod), ``proxy/`` (between the operator and the controllers), ``engine/`` (we make IPUJobs).
 
-Not here: what fits where and who is next (``core``), vendors' hardware (``drivers``), who owns a partition
-(``controller``): the operator asks for partitions over HTTP like everybody. Start reading at ``plan``.
+Not here: placement and scheduling (``core``), vendors' hardware (``drivers``), ownership of partitions
+(``controller``): the operator claims partitions over HTTP like every other client. Start reading at ``plan``.
 """

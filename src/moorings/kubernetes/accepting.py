@@ -1,7 +1,7 @@
-"""Accepts connections, bounded before TLS costs anything; one address leaves room for the others.
+"""Accepts connections and limits their number before TLS costs anything; one address gets at most half.
 
-Protocols see a connection when its handshake is done. Until then strangers could hold any number of them: asyncio and
-uvloop bound none, and uvloop calls no Python for a new one.
+Protocols see a connection only after its handshake. Until then strangers could hold any number of connections: asyncio
+and uvloop do not limit them, and uvloop calls no Python for a new one.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from moorings.kubernetes.shares import DynamicLimit
 log = logging.getLogger("moorings.kubernetes.connections")
 
 HANDSHAKE_S = 20.0
-ACCEPTS_PER_WAKEUP = 64  # taken in before those who are connected have a turn
-ACCEPT_RETRY_S = 1.0  # when there are no more files
+ACCEPTS_PER_WAKEUP = 64  # accepted before the open connections have a turn
+ACCEPT_RETRY_S = 1.0  # when the process has no more file descriptors
 
 
 class CountedSocket(socket.socket):
-    """A connection that gives its place back when it is closed, or forgotten."""
+    """A connection that frees its slot when it is closed or garbage collected."""
 
     def __init__(self, connection: socket.socket, places: DynamicLimit, host: str) -> None:
         super().__init__(fileno=connection.detach())
@@ -41,11 +41,11 @@ class CountedSocket(socket.socket):
 
 
 class LimitedListener(socket.socket):
-    """A listening socket whose connections are bounded.
+    """A listening socket with a connection limit.
 
     Args:
         listening: the socket.
-        connections: how many, of all addresses; one address: half of them.
+        connections: limit for all addresses together; one address gets half of it.
     """
 
     def __init__(self, listening: socket.socket, connections: int) -> None:
@@ -54,12 +54,12 @@ class LimitedListener(socket.socket):
 
 
 class Acceptor:
-    """Takes connections in; a server in uvicorn's eyes.
+    """Accepts connections; to uvicorn it is one of its servers.
 
     Args:
-        listening: where they come.
-        context: how TLS is spoken; None: without.
-        new_protocol: makes what serves a connection.
+        listening: the socket to accept from.
+        context: TLS context; None: no TLS.
+        new_protocol: makes the protocol of a connection.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Acceptor:
         self._loop.add_reader(listening.fileno(), self._accept)
 
     def close(self) -> None:
-        """Take in no more."""
+        """Stop accepting."""
         self._loop.remove_reader(self._listening.fileno())
         if self._again is not None:
             self._again.cancel()
@@ -83,7 +83,7 @@ class Acceptor:
             task.cancel()
 
     async def wait_closed(self) -> None:
-        """Returns once no handshake is under way."""
+        """Return once no handshake is under way."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _accept(self) -> None:
@@ -92,7 +92,7 @@ class Acceptor:
                 connection, address = self._listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError as error:  # no more files: what waits stays in the kernel's queue
+            except OSError as error:  # no more file descriptors: pending connections stay in the kernel's queue
                 log.warning("connection.not_accepted", extra={"detail": format_cause(error)})
                 self._loop.remove_reader(self._listening.fileno())
                 self._again = self._loop.call_later(ACCEPT_RETRY_S, self._go_on)
@@ -108,7 +108,7 @@ class Acceptor:
 
     async def _serve(self, connection: CountedSocket) -> None:
         limit: dict[str, Any] = {} if self._context is None else {"ssl_handshake_timeout": HANDSHAKE_S}
-        with contextlib.suppress(OSError, asyncio.CancelledError):  # ssl.SSLError and time-outs are of the first
+        with contextlib.suppress(OSError, asyncio.CancelledError):  # ssl.SSLError and timeouts are OSErrors
             await self._loop.connect_accepted_socket(self._new_protocol, connection, ssl=self._context, **limit)
             return
         connection.leave()  # the loop closes it
@@ -118,7 +118,7 @@ class Acceptor:
 
 
 class BoundedServer(uvicorn.Server):
-    """A server that bounds the connections of each ``LimitedListener``, and leaves signals to the program around it."""
+    """A server that limits the connections of each ``LimitedListener`` and leaves signals to the program around it."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""What can be done about one IPUJob: ``plan`` chooses, ``doing`` does it."""
+"""The possible actions for one IPUJob: ``plan`` chooses them, ``doing`` executes them."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class AddFinalizer:
-    """The job is not to go before its partitions."""
+    """Add our finalizer: the job must not be removed before its partitions."""
 
 
 @dataclass(frozen=True, slots=True)
 class DropFinalizer:
-    """The job may go."""
+    """Remove our finalizer: the job may be removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteJob:
-    """The job has ended and was kept for as long as it is to be."""
+    """Delete the job: it has ended, and its time to live is over."""
 
 
 @dataclass(frozen=True, slots=True)
 class AcquirePartition:
-    """Ask for the partition of an instance."""
+    """Request the partition of an instance."""
 
     instance: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReleasePartition:
-    """Give the partition of an instance back."""
+    """Release the partition of an instance."""
 
     instance: int
 
 
 @dataclass(frozen=True, slots=True)
 class FencePartition:
-    """Give the partition of an instance back though programs of it may run on these nodes, which are not Ready."""
+    """Release the partition of an instance although its programs may still run on these nodes, which are not Ready."""
 
     instance: int
     nodes: frozenset[str]
@@ -44,26 +44,26 @@ class FencePartition:
 
 @dataclass(frozen=True, slots=True)
 class CleanPartition:
-    """Have the partition of an instance cleaned; what follows of the instance waits for it."""
+    """Reset the partition of an instance; the instance's next actions wait for it."""
 
     instance: int
 
 
 @dataclass(frozen=True, slots=True)
 class YieldPartition:
-    """Give the partition of an instance back as it was asked for: the instance waits again, in its old place."""
+    """Release the partition of an instance on request: the instance waits again, in its old place of the queue."""
 
     instance: int
 
 
 @dataclass(frozen=True, slots=True)
 class EnsureJobObjects:
-    """What stands beside the Pods is as it must be: the launchers' ConfigMap and rights, or the workers' Service."""
+    """Make the objects beside the Pods current: the launchers' ConfigMap and rights, or the workers' Service."""
 
 
 @dataclass(frozen=True, slots=True)
 class CreateWorker:
-    """Make a worker Pod."""
+    """Create a worker Pod."""
 
     number: int
     restart: int
@@ -71,7 +71,7 @@ class CreateWorker:
 
 @dataclass(frozen=True, slots=True)
 class CreateLauncher:
-    """Make a launcher Pod; ``reset``: its partition may have been used."""
+    """Create a launcher Pod; ``reset``: its partition may have been used."""
 
     instance: int
     restart: int
@@ -80,7 +80,7 @@ class CreateLauncher:
 
 @dataclass(frozen=True, slots=True)
 class DeletePod:
-    """Delete that very Pod; ``grace_s``: it has so many seconds to end (None: what it says itself)."""
+    """Delete exactly this Pod; ``grace_s``: its grace period in seconds (None: the Pod's own)."""
 
     name: str
     uid: str

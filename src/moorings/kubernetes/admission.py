@@ -1,7 +1,7 @@
-"""What is let in: the defaults that are filled in, and everything that can be known to be wrong with an IPUJob. Pure.
+"""Admission of IPUJobs: fills in defaults and finds every error that the object alone shows. Pure.
 
-The schema refuses what is of the wrong kind, and CEL rules say more on newer servers; here stand all rules, for the
-webhook and for the operator (a job may have come while no webhook listened).
+The schema refuses wrong types, and CEL rules refuse more on newer servers. All rules stand here, for the webhook and
+for the operator (a job may have been created while no webhook listened).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from moorings.kubernetes.reading import FieldError, abbreviate, parse_ipujob, re
 from moorings.kubernetes.suspension import immutable_template, is_queued_by_kueue
 
 ERRORS_SHOWN_MAX = 8  # in one message
-GENERATED_CHARS = 5  # that the API server puts behind a `generateName`
+GENERATED_CHARS = 5  # that the API server appends to a `generateName`
 
-# What Moorings itself puts into Pods. A user's value would point the job at another partition, or break the launcher's
-# way to its workers. Other variables of the vendor (IPUOF_LOG_LEVEL, say) are the user's own.
+# What Moorings itself puts into Pods. A user's value would point the job at another partition, or keep the launcher
+# from its workers. Other variables of the vendor (IPUOF_LOG_LEVEL, say) are the user's own.
 OUR_PREFIX = "moorings-"  # of volumes and containers
 OUR_LABELS = f"{GROUP}/"  # labels and annotations below it
 OUR_VARIABLES = frozenset(
@@ -47,7 +47,7 @@ _BY_JOB = "leave it out: a worker is started again by spec.restartPolicy, with a
 _SET_BY_US = "Moorings sets it itself: leave it out"
 _TEMPLATE = "spec.workers.template"
 
-# Of what kind the fields of a template are that we read, or add to; the rest is the API server's to judge.
+# Types of the template fields that we read or add to; the API server checks the rest.
 _LIST, _OBJECT, _TEXTS = "a list of objects", "an object", "an object of strings"
 _OF_TEMPLATE = {"metadata": _OBJECT, "spec": _OBJECT}
 _OF_METADATA = {"labels": _TEXTS, "annotations": _TEXTS}
@@ -60,16 +60,16 @@ _OF_CONTAINER = {**dict.fromkeys(("env", "ports", "volumeMounts"), _LIST), "secu
 
 
 def default_ipujob(obj: KubeObject, limits: AdmissionLimits = NO_LIMITS) -> list[KubeObject]:
-    """A JSON patch that adds what a new job leaves out; nothing that was given is changed.
+    """A JSON patch that adds the defaults of a new job; it changes no given value.
 
-    The finalizer is among it, so that there is no moment without it. For a CREATE only: on an UPDATE it would put the
-    finalizer back that an uninstall takes away.
+    The patch adds the finalizer, so that the job never exists without it. For CREATE only: on UPDATE the patch would
+    add the finalizer again after an uninstall removes it.
     """
     patch: list[KubeObject] = []
     if limits.suspends_queued and is_queued_by_kueue(obj) and isinstance(obj.get("spec"), Mapping):
         patch.append(_add("/spec/suspend", True))
     finalizers = obj["metadata"].get("finalizers")
-    if parse_ipujob(obj).managed_elsewhere:  # it has no partitions of ours
+    if parse_ipujob(obj).managed_elsewhere:  # we give it no partitions
         pass
     elif finalizers is None:
         patch.append(_add("/metadata/finalizers", [FINALIZER]))
@@ -88,7 +88,7 @@ def _add(path: str, value: object) -> KubeObject:
 
 
 def _is_left_out(obj: KubeObject, field: CrdField) -> bool:
-    """Whether a field and its other spelling are missing, while there is something that it could stand in."""
+    """Whether a field and its other spelling are missing, while the object around the field exists."""
     holder = _at(obj, field.path.rpartition(".")[0])
     return isinstance(holder, Mapping) and all(_at(obj, path) is None for path in (field.path, field.alias) if path)
 
@@ -101,27 +101,26 @@ def _at(obj: KubeObject, path: str) -> object:
 
 
 def check_ipujob(obj: KubeObject, limits: AdmissionLimits = NO_LIMITS) -> IPUJob:
-    """The job, if nothing is wrong with it.
+    """The parsed job, if it has no errors.
 
     Raises:
-        MooringsError: ``ipujob.invalid``, naming each field that is wrong.
+        MooringsError: ``ipujob.invalid``, naming each wrong field.
     """
     _raise_errors(find_errors(obj, limits))
     return parse_ipujob(obj)
 
 
 def check_update(old: KubeObject, new: KubeObject, limits: AdmissionLimits = NO_LIMITS) -> IPUJob:
-    """The changed job, if it may be changed so.
+    """The changed job, if the change is allowed.
 
-    What was wrong already is no reason: rules may have become stricter since the job was made. A job that is being
-    deleted may be changed in any way, and so may metadata: a finalizer that could not be taken away would hold it for
-    ever.
+    Errors of the old job are no reason to refuse: rules may have become stricter since then. Any change of a job under
+    deletion is allowed, and any change of metadata: a finalizer that cannot be removed would keep the job for ever.
 
     Raises:
         MooringsError: ``ipujob.invalid``, naming the fields.
     """
     before, after = parse_ipujob(old), parse_ipujob(new)
-    if needs_class_value(new):  # as in the file that it was made of: what the webhook wrote beside it still holds
+    if needs_class_value(new):  # the user's file has no value: the one that the webhook wrote still holds
         after = replace(after, priority=before.priority)
     if after.deleted or old.get("spec") == new.get("spec"):
         return after
@@ -139,7 +138,7 @@ def check_update(old: KubeObject, new: KubeObject, limits: AdmissionLimits = NO_
 
 
 def _immutable_changes(before: IPUJob, after: IPUJob) -> Iterator[tuple[str, bool]]:
-    """What may not change, and whether it did; of values, so that another spelling of the same is no change."""
+    """Fields that may not change, and whether each did; compares values, so another spelling is no change."""
     yield "spec.ipusPerJobInstance", before.ipus != after.ipus
     yield "spec.workerPerJobInstance", before.workers != after.workers
     yield "spec.modelReplicasPerWorker", before.replicas != after.replicas
@@ -157,13 +156,13 @@ def _immutable_changes(before: IPUJob, after: IPUJob) -> Iterator[tuple[str, boo
 
 
 def find_errors(obj: KubeObject, limits: AdmissionLimits = NO_LIMITS) -> tuple[FieldError, ...]:
-    """Everything that can be known to be wrong with a job without asking anybody; one without faults can be built."""
+    """Every error that the job itself shows, without a request to any server; a job without errors can be built."""
     job, unread = read_ipujob(obj)
     found = [*_check_namespace(job, limits), *_name(job, obj), *unread, *_launcher(job), *_template(job)]
     found += find_priority_faults(obj, limits.value_of_class)
     if not limits.trusts(job.namespace):
         found += find_privileges(_TEMPLATE, job.template, job.launcher if job.has_launcher else {})
-    if not unread:  # else the numbers are defaults, and would be complained of in vain
+    if not unread:  # else the numbers are defaults, and errors about them would be wrong
         found += [*_split(job), *_pods(job), *_priority(job, limits)]
     return tuple(found)
 
@@ -238,7 +237,7 @@ def _launcher(job: IPUJob) -> Iterator[FieldError]:
 
 
 def _split(job: IPUJob) -> Iterator[FieldError]:
-    """The rules of every claim, which do not know what IPUJobs call their fields."""
+    """The rules of all claims, which do not know the field names of IPUJobs."""
     spec = ClaimSpec(kind="ipu", size=job.ipus, gcds=job.workers, replicas_per_gcd=job.replicas, priority=job.priority)
     try:
         check_spec(spec)
@@ -343,7 +342,7 @@ def _container(where: str, container: Mapping[str, Any], volumes: list[Any]) -> 
 def _launcher_container(
     launcher: Mapping[str, Any], worker: Mapping[str, Any], volumes: list[Any]
 ) -> Iterator[FieldError]:
-    """The launcher has the mounts of the workers' first container and its own, and where its tools are."""
+    """Check the launcher: it has the mounts of the workers' first container, its own, and the folder of its tools."""
     yield from _kinds("spec.launcher", launcher, _OF_CONTAINER)
     yield from _environment("spec.launcher", launcher)
     yield from _mounts("spec.launcher", launcher, volumes)
@@ -414,7 +413,7 @@ def _dict(found: object) -> Mapping[str, Any]:
 
 
 def _dicts(found: object) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """The objects in a list, with their places."""
+    """The objects in a list, with their indexes."""
     for index, each in enumerate(found if isinstance(found, list) else ()):
         if isinstance(each, Mapping):
             yield index, each

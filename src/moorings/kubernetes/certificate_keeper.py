@@ -1,7 +1,7 @@
-"""One replica's share in the certificate of webhooks or proxy: read, write, serve, and tell callers whom to believe.
+"""One replica's part in the certificate of webhooks or proxy: read, write, serve, and publish the trusted authorities.
 
-Every replica does the same, once a minute; a write is good only if nobody was quicker. That the leader alone should do
-it was refused: the replicas that do not lead serve too, and a first certificate must not wait for an election.
+Every replica does the same, once a minute; a write succeeds only if no other replica wrote first. Rejected: let only
+the leader do it. The other replicas serve too, and a first certificate must not wait for an election.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ CONFIGURATIONS = (MUTATING_WEBHOOK, VALIDATING_WEBHOOK)
 RECONCILE_S = 60.0
 PAUSE_S, PAUSE_S_MAX = 1.0, 30.0
 CA_FILE = "ca.crt"  # of a ConfigMap with authorities
-TRIES = 5  # of a write that others were quicker with
+TRIES = 5  # of a write that conflicts with other replicas
 
 
 async def get_or_none(kube: KubeApi, kind: ResourceType, name: str, namespace: str | None = None) -> KubeObject | None:
-    """An object, or None if there is none.
+    """The object, or None if it does not exist.
 
     Raises:
-        KubeError: anything else.
+        KubeError: any other failure.
     """
     try:
         return await kube.get(kind, name, namespace)
@@ -64,9 +64,9 @@ async def get_or_none(kube: KubeApi, kind: ResourceType, name: str, namespace: s
 async def patch_configuration(
     kube: KubeApi, kind: ResourceType, name: str, bundle: bytes, failure_policy: str = ""
 ) -> bool | None:
-    """Have a webhook configuration believe ``bundle``; whether it was changed, None if there is none.
+    """Make a webhook configuration trust ``bundle``; whether it changed, None if there is none.
 
-    Written as a whole with its version, and only when it differs: who may only get and update can do that.
+    Replaces the whole object with its version, and only when it differs: this needs only the rights to get and update.
 
     Raises:
         KubeError: it cannot be read or written.
@@ -88,27 +88,27 @@ async def patch_configuration(
     raise AssertionError("the last try returns or raises")
 
 
-# -- who believes it ---------------------------------------------------------------------------------------------------
+# -- trust stores ------------------------------------------------------------------------------------------------------
 
 
 class TrustStore(Protocol):
-    """Whoever calls the server, by what they read its authorities from; both calls raise KubeError."""
+    """Where the server's callers read the authorities that they trust; both calls raise KubeError."""
 
     async def read(self) -> list[bytes]:
-        """The bundles that are believed now, as PEM."""
+        """The bundles that callers trust now, as PEM."""
         ...
 
     async def tell(self, bundle: bytes) -> None:
-        """Have this one believed."""
+        """Make callers trust this bundle."""
         ...
 
 
 class WebhookTrustStore:
-    """The API server, which reads the two webhook configurations of a name.
+    """The API server, which reads the two webhook configurations of one name.
 
     Args:
         kube: the API server.
-        name: of the Mutating- and of the ValidatingWebhookConfiguration.
+        name: of the MutatingWebhookConfiguration and of the ValidatingWebhookConfiguration.
     """
 
     def __init__(self, kube: KubeApi, name: str) -> None:
@@ -140,7 +140,7 @@ class WebhookTrustStore:
 
 
 class ConfigMapTrustStore:
-    """Everybody who reads the authorities in a ConfigMap's ``ca.crt``.
+    """All readers of the authorities in a ConfigMap's ``ca.crt``.
 
     Args:
         kube: the API server.
@@ -181,7 +181,7 @@ def parse_authorities(found: KubeObject | None) -> str:
 
 
 def make_server_context() -> ssl.SSLContext:
-    """How a server speaks TLS; ``take`` gives it a certificate."""
+    """A TLS context of a server; ``load_certificate`` gives it a certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION
@@ -190,18 +190,18 @@ def make_server_context() -> ssl.SSLContext:
 
 
 def load_certificate(context: ssl.SSLContext, held: CertificateBundle) -> None:
-    """Serve a certificate to whoever connects from now on.
+    """Serve this certificate on all new connections.
 
     Raises:
-        MooringsError: ``webhook.invalid``: certificate and key cannot be used, and the context stays as it is.
+        MooringsError: ``webhook.invalid``: certificate and key cannot be used; the context is unchanged.
     """
-    # ssl reads files alone; this one never was on a disk, and a read-only root does not matter.
+    # ssl reads only files; a memory file keeps the key off the disk and works on a read-only root.
     memory = os.memfd_create("certificate")
     try:
         with open(memory, "wb", closefd=False) as file:
             file.write(held.cert.rstrip() + b"\n" + held.key)
         path = f"/proc/self/fd/{memory}"
-        make_server_context().load_cert_chain(path, password="")  # a context that failed would be half changed
+        make_server_context().load_cert_chain(path, password="")  # a failure would leave the context half changed
         context.load_cert_chain(path, password="")
     except OSError as error:  # ssl.SSLError is one
         hint = "delete the Secret: the operator makes a new one"
@@ -211,16 +211,16 @@ def load_certificate(context: ssl.SSLContext, held: CertificateBundle) -> None:
 
 
 class CertificateRotator:
-    """Keeps one replica's certificate, and what its callers believe, in step with the Secret.
+    """Keeps one replica's certificate, and its callers' trust, in step with the Secret.
 
     Args:
         kube: the API server.
         clock: the time.
         namespace: of the Secret.
         secret: its name.
-        callers: who must believe it.
-        names: what the certificate must be good for, as ``service_names`` gives them.
-        spread: until all callers believe what they were told.
+        callers: the trust store of its callers.
+        names: names that the certificate must be valid for, as ``service_names`` returns them.
+        spread: time until all callers trust a published authority.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class CertificateRotator:
         self._spread = spread
         self._served: CertificateBundle | None = None
         self.context = make_server_context()
-        """For the server: always the newest certificate."""
+        """For the server: always with the newest certificate."""
 
     @property
     def ready(self) -> bool:
@@ -251,10 +251,10 @@ class CertificateRotator:
         return self._served is not None
 
     async def prepare(self) -> None:
-        """Returns once there is a certificate; an API server that is away is waited for.
+        """Return once there is a certificate; wait while the API server is away.
 
         Raises:
-            MooringsError: the API server refuses what has to be done.
+            MooringsError: the API server refuses a needed call.
         """
         pause_s = PAUSE_S
         while True:
@@ -262,7 +262,7 @@ class CertificateRotator:
                 await self.look()
             except KubeError as error:
                 if self.ready:
-                    return  # to serve is what matters; ``run`` sees to the rest
+                    return  # serving matters most; ``run`` retries the rest
                 if not error.retryable:
                     raise self._refused(error) from error
                 log.warning("certificate.awaited", extra={"code": error.code, "detail": error.detail})
@@ -272,7 +272,7 @@ class CertificateRotator:
                 return
 
     async def run(self) -> None:
-        """Look every minute, until cancelled."""
+        """Run ``look`` every minute, until cancelled."""
         pause_s = PAUSE_S
         while True:
             try:
@@ -287,11 +287,11 @@ class CertificateRotator:
                 await self._clock.sleep(RECONCILE_S)
 
     async def look(self) -> None:
-        """Do now whatever is to be done.
+        """Bring certificate, Secret and trust store up to date.
 
         Raises:
-            KubeError: a call to the API server.
-            MooringsError: ``webhook.invalid``: what the Secret holds cannot be served.
+            KubeError: a call to the API server failed.
+            MooringsError: ``webhook.invalid``: the content of the Secret cannot be served.
         """
         held = await self._keep_secret(await self._callers.read())
         if self._served is None or (held.cert, held.key) != (self._served.cert, self._served.key):
@@ -302,7 +302,7 @@ class CertificateRotator:
         await self._callers.tell(held.ca)
 
     async def _keep_secret(self, believed: Sequence[bytes]) -> CertificateBundle:
-        """What the Secret holds, after what had to be changed; who loses a race takes the winner's."""
+        """The content of the Secret, after any needed change; on a conflict the other replica's content."""
         for tries_left in reversed(range(TRIES)):
             found = await get_or_none(self._kube, SECRET, self._secret, self._namespace)
             held = parse_secret(found) if found is not None else None

@@ -1,13 +1,13 @@
-"""The certificates of webhooks and proxy: made and renewed by themselves, each in a Secret. Pure but for fresh keys.
+"""The certificates of webhooks and proxy: made and renewed automatically, each in a Secret. Pure but for fresh keys.
 
-``renew`` decides: from what the Secret holds, what the API server believes and ``now`` to what the Secret should hold.
-``certificate_keeper`` does it.
+``plan_rotation`` decides what the Secret should hold, from its content, the callers' trusted bundles and ``now``.
+``certificate_keeper`` executes it.
 
-The Secret has the keys of kube-webhook-certgen, ``ca``, ``cert`` and ``key``, so the chart's patch job may make it; one
-of our own also has ``ca-key``. ``ca`` is a bundle: an authority comes into it before anything is signed by it, and
-leaves it long after the last certificate of it was replaced, so there is no moment at which a call would fail.
+The Secret has the keys of kube-webhook-certgen, ``ca``, ``cert`` and ``key``, so the chart's patch job may make it; our
+own Secrets also have ``ca-key``. ``ca`` is a bundle: an authority enters it before it signs anything, and leaves it
+long after its last certificate was replaced, so no call ever fails.
 
-cert-manager was refused as a condition: one more thing to install before the first job.
+Rejected: require cert-manager. It would be one more thing to install before the first job.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ AUTHORITY_LIFE = timedelta(days=3650)
 SERVING_LIFE = timedelta(days=365)
 SKEW = timedelta(hours=1)  # the API server's clock may be behind
 RENEW_BELOW_FRACTION = 3  # renewed when less than a third of a certificate's life is left
-PROPAGATION = timedelta(minutes=5)  # until every API server believes an authority that came into the bundle
-OVERLAP = timedelta(days=7)  # until every replica serves what came into the Secret
+PROPAGATION = timedelta(minutes=5)  # until every API server trusts a new authority of the bundle
+OVERLAP = timedelta(days=7)  # until every replica serves the new content of the Secret
 
 
 @dataclass(frozen=True, slots=True)
 class CertificateBundle:
-    """What the Secret holds, as PEM.
+    """The content of the Secret, as PEM.
 
     Attributes:
-        ca: whom callers believe; one authority or several.
-        cert: what is served.
+        ca: the authorities that callers trust, one or several.
+        cert: the certificate that is served.
         key: its private key.
-        ca_key: of one authority in ``ca``; empty: all of this was made by somebody else.
+        ca_key: private key of one authority in ``ca``; empty: Moorings did not make this Secret.
     """
 
     ca: bytes
@@ -59,11 +59,11 @@ class CertificateBundle:
     ca_key: bytes = b""
 
     def __repr__(self) -> str:
-        return "Certificates(...)"  # there are private keys in it
+        return "Certificates(...)"  # it holds private keys
 
 
 def service_names(service: str, namespace: str, more: Iterable[str] = ()) -> tuple[str, ...]:
-    """The names by which a Service is called, the API server's own first; ``more`` are hosts and addresses."""
+    """The names of a Service, the one that the API server uses first; ``more`` are hosts and addresses."""
     full = f"{service}.{namespace}.svc"
     return tuple(dict.fromkeys((full, service, f"{service}.{namespace}", f"{full}.cluster.local", *more)))
 
@@ -72,10 +72,10 @@ def service_names(service: str, namespace: str, more: Iterable[str] = ()) -> tup
 
 
 def make_certificates(names: Sequence[str], now: datetime) -> CertificateBundle:
-    """A new authority and a certificate of it.
+    """A new authority and a certificate signed by it.
 
     Raises:
-        MooringsError: ``webhook.invalid``: a name that is none.
+        MooringsError: ``webhook.invalid``: a name is not valid.
     """
     authority, key = _make_authority(now)
     return _issue(CertificateBundle(_pem(authority), b"", b"", _key_pem(key)), names, now)
@@ -84,7 +84,7 @@ def make_certificates(names: Sequence[str], now: datetime) -> CertificateBundle:
 def _make_authority(now: datetime) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     key = ec.generate_private_key(ec.SECP256R1())
     public, serial = key.public_key(), x509.random_serial_number()
-    # A name of its own: while an old and a new authority are both believed, nobody takes one for the other.
+    # A unique name: while an old and a new authority are both trusted, they cannot be confused.
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Moorings {serial:x}"[:40])])
     made = (
         x509.CertificateBuilder(name, name, public, serial, now - SKEW, now + AUTHORITY_LIFE)
@@ -97,7 +97,7 @@ def _make_authority(now: datetime) -> tuple[x509.Certificate, ec.EllipticCurvePr
 
 
 def _issue(held: CertificateBundle, names: Sequence[str], now: datetime) -> CertificateBundle:
-    """``held`` with a new certificate by the authority whose key it has."""
+    """``held`` with a new certificate, signed with its authority's key."""
     signing_key = _load_key(held.ca_key)
     signer = _current_authority(held)
     assert signer is not None, "the authority of the key is in the bundle"
@@ -122,7 +122,7 @@ def _issue(held: CertificateBundle, names: Sequence[str], now: datetime) -> Cert
 
 
 def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(  # an authority without it is refused by Python 3.13 and by Go
+    return x509.KeyUsage(  # Python 3.13 and Go refuse an authority without it
         digital_signature=not signs_certificates,
         content_commitment=False,
         key_encipherment=False,
@@ -156,25 +156,25 @@ def plan_rotation(
     now: datetime,
     spread: timedelta = PROPAGATION,
 ) -> CertificateBundle | None:
-    """What the Secret should hold instead; None: it is good as it is.
+    """The new content of the Secret; None: the present content is good.
 
-    An authority is replaced in three steps, days or minutes apart: a new one comes into the bundle; once it is
-    believed, a certificate is made of it; the old one leaves.
+    An authority is replaced in three steps, days or minutes apart: a new one enters the bundle; once callers trust it,
+    it signs a certificate; the old one leaves.
 
     Args:
-        held: what it holds; None: there is none, or nothing in it can be read.
-        names: what the certificate must be good for, the most important first.
-        believed: the bundle of each that would call us.
+        held: present content; None: there is none, or nothing in it can be read.
+        names: names that the certificate must be valid for, the most important first.
+        believed: the bundle that each caller trusts.
         now: the time.
-        spread: until everybody who calls us believes an authority that came into the bundle.
+        spread: time until all callers trust a new authority of the bundle.
     """
     if held is None:
         made = make_certificates(names, now)
-        # Somebody has deleted it, and other replicas serve what was in it until they look again.
+        # The Secret was deleted; other replicas serve its old content until they read it again.
         before = (one for each in believed for one in _parse_all(each))
         return replace(made, ca=_bundle([*before, *_parse_all(made.ca)], now))
     signer = _current_authority(held)
-    if not _is_servable(held, names[0], now):  # every call fails as it is: there is nothing to be careful about
+    if not _is_servable(held, names[0], now):  # every call fails already: no transition is needed
         if signer is None or now >= signer.not_valid_after_utc:
             made = make_certificates(names, now)
             return replace(made, ca=_bundle([*_parse_all(held.ca), *_parse_all(made.ca)], now))
@@ -201,12 +201,12 @@ def _add_authority(held: CertificateBundle, now: datetime) -> CertificateBundle:
 
 
 def expires_at(held: CertificateBundle) -> datetime:
-    """Until when the certificate is good; one that ``renew`` has let pass."""
+    """Until when the certificate is valid; for one that ``plan_rotation`` accepted."""
     return _parse(held.cert).not_valid_after_utc
 
 
 def _is_servable(held: CertificateBundle, name: str, now: datetime) -> bool:
-    """Whether a caller would take the certificate. One that is not good yet stays: a clock went back."""
+    """Whether a caller would accept the certificate. One that is not yet valid stays: a clock went back."""
     try:
         serving, key = _parse(held.cert), _load_key(held.key)
     except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -220,7 +220,7 @@ def _is_servable(held: CertificateBundle, name: str, now: datetime) -> bool:
 
 
 def _current_authority(held: CertificateBundle) -> x509.Certificate | None:
-    """The authority in the bundle whose key we have."""
+    """The authority in the bundle whose private key we have."""
     if not held.ca_key:
         return None
     try:
@@ -272,7 +272,7 @@ def _bundle(authorities: Iterable[x509.Certificate], now: datetime) -> bytes:
 
 
 def join_authorities(bundles: Iterable[bytes], now: datetime) -> bytes:
-    """One bundle of several, without what has expired; PEM."""
+    """One bundle of several, without expired authorities; PEM."""
     return _bundle((one for each in bundles for one in _parse_all(each)), now)
 
 
@@ -304,7 +304,7 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def parse_secret(found: KubeObject, ca: str = CA, cert: str = CERT, key: str = KEY) -> CertificateBundle | None:
-    """What a Secret holds; None if one of its three keys is missing or cannot be read."""
+    """The content of a Secret; None if one of its three keys is missing or cannot be read."""
     data = found.get("data") or {}
     try:
         plain = {name: base64.b64decode(data.get(name) or "", validate=True) for name in (ca, cert, key, CA_KEY)}
@@ -316,7 +316,7 @@ def parse_secret(found: KubeObject, ca: str = CA, cert: str = CERT, key: str = K
 
 
 def parse_bundle(found: KubeObject, ca: str = CA) -> bytes:
-    """The authorities of a Secret, as PEM; empty if there are none in it."""
+    """The authorities of a Secret, as PEM; empty if it has none."""
     try:
         plain = base64.b64decode((found.get("data") or {}).get(ca) or "", validate=True)
     except (binascii.Error, ValueError, TypeError):
@@ -337,12 +337,12 @@ def build_secret(namespace: str, name: str, data: Mapping[str, str]) -> KubeObje
 
 
 def with_ca_bundle(configuration: KubeObject, bundle: bytes, failure_policy: str = "") -> KubeObject | None:
-    """A webhook configuration whose webhooks believe ``bundle``; None: they do already.
+    """A webhook configuration whose webhooks trust ``bundle``; None: they already do.
 
     Args:
-        configuration: as the API server has it; not changed.
+        configuration: as the API server returned it; not changed.
         bundle: authorities, as PEM.
-        failure_policy: ``Fail`` or ``Ignore``; empty: as it is.
+        failure_policy: ``Fail`` or ``Ignore``; empty: unchanged.
     """
     wanted = {"caBundle": base64.b64encode(bundle).decode()}
     policy = {"failurePolicy": failure_policy} if failure_policy else {}

@@ -1,8 +1,7 @@
 """Conditions of an IPUJob in kubebuilder's style: ``Ready``, ``Admitted`` and ``Finished``. Pure.
 
-They stand beside the vendor's conditions, of which there is one for each state that the job was in. ``kubectl wait``
-reads them. A reason is one word of a fixed meaning: it changes only with what has to be done about it, the message with
-every word.
+They stand beside the vendor's conditions, one for each state that the job has had. ``kubectl wait`` reads them. A
+reason is one word with a fixed meaning: it changes only with the needed action; the message changes with every detail.
 """
 
 from __future__ import annotations
@@ -44,12 +43,12 @@ _REASONS = {
     "lost": "PartitionLost",
     "claim.lost": "PartitionLost",
 }
-_QUEUES = ("pool.", "queue.", "project.", "claim.")  # of codes whose meaning is a place in a queue
+_QUEUES = ("pool.", "queue.", "project.", "claim.")  # codes that mean a place in a queue
 
 
 @dataclass(frozen=True, slots=True)
 class _ConditionStatus:
-    holds: bool | None  # None: it is not known
+    holds: bool | None  # None: unknown
     reason: str
     message: str
 
@@ -66,10 +65,10 @@ def build_conditions(
     """The three conditions.
 
     Args:
-        job: with the conditions it has.
+        job: with its present conditions.
         state: its STATUS.
         message: its LASTMESSAGE.
-        instances: as they were judged.
+        instances: the planned instances, by number.
         pods: of the job.
         partitions: of the job.
         now: the time.
@@ -92,13 +91,13 @@ def build_conditions(
 
 
 def not_ready_conditions(job: IPUJob, reason: str, message: str, now: Timestamp) -> tuple[Condition, ...]:
-    """All conditions of a job that is not Ready any more, for a reason that nothing else of it tells."""
+    """All conditions of a job that is no longer Ready, for a reason that no other field shows."""
     ready = _condition(job, READY, _ConditionStatus(False, reason, message), now)
     return (*(one for one in job.status.conditions if one.type != READY), ready)
 
 
 def reason_of(code: str) -> str:
-    """A code as a reason in CamelCase; ``partition.preparing`` is ``PartitionPreparing``."""
+    """The CamelCase reason of a code; ``partition.preparing`` is ``PartitionPreparing``."""
     if code in _REASONS:
         return _REASONS[code]
     if code.startswith(_QUEUES):
@@ -126,12 +125,12 @@ def _admitted(live: Mapping[int, PlannedInstance], partitions: JobPartitions) ->
 
 
 def _is_granted(one: PlannedInstance, partition: shapes.PartitionBody | None) -> bool:
-    """Whether an instance has its partition; one that has its Pods has it, also while the proxy does not say so."""
+    """Whether an instance has its partition; an instance with Pods has one, even while the proxy does not list it."""
     return one.standing if partition is None else partition.state in _GRANTED
 
 
 def _admitted_before(job: IPUJob, state: str, message: str) -> _ConditionStatus:
-    """Whether a job that has ended was ever admitted."""
+    """The Admitted condition of a job that has ended: whether it was ever admitted."""
     before = find_condition(job.status.conditions, ADMITTED)
     if before is not None and before.status:
         return _ConditionStatus(True, before.reason, before.message)
@@ -144,7 +143,7 @@ def _admitted_before(job: IPUJob, state: str, message: str) -> _ConditionStatus:
 def _ready(
     live: Mapping[int, PlannedInstance], pods: Sequence[Pod], admitted: _ConditionStatus, message: str
 ) -> _ConditionStatus:
-    """Whether every instance runs, and every Pod that runs is Ready."""
+    """Whether every instance runs, and every running Pod is Ready."""
     if not live:
         return _ConditionStatus(False, admitted.reason, admitted.message)
     if not admitted.holds:
@@ -168,7 +167,7 @@ def _condition(job: IPUJob, kind: str, verdict: _ConditionStatus, now: Timestamp
         changed_at=now if before is None or before.status is not verdict.holds else before.changed_at,
         observed_generation=job.generation,
     )
-    # A definition of an earlier release drops the generation: that alone is no reason to write it again and again.
+    # A definition of an earlier release drops the generation: this alone is no reason to write it repeatedly.
     if before is not None and job.status.observed_generation == job.generation:
         same = replace(found, observed_generation=before.observed_generation)
         return before if same == before else found

@@ -1,7 +1,7 @@
-"""The API server over HTTPS: each call is made once, and whatever goes wrong is a ``KubeError``.
+"""The API server over HTTPS: each call is sent once, and every failure is a ``KubeError``.
 
-Paths and bodies are ours; lightkube's own client was measured and refused (ADR 0007). Nothing is tried again
-here, since only the caller knows whether its wish is still the same a moment later.
+Paths and bodies are ours; lightkube's own client was measured and rejected (ADR 0007). Nothing is retried here: only
+the caller knows whether it still wants the same a moment later.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from moorings.kubernetes.credentials import ClusterCredentials, load_credentials
 from moorings.kubernetes.ipujob import KubeObject
 from moorings.kubernetes.kube import SECRET, KubeError, ObjectList, ResourceType, WatchEvent
 
-PAGE = 500  # objects in one answer of a list, as client-go asks
+PAGE = 500  # objects in one page of a list, as client-go requests
 CONNECTIONS = 100
-KEPT_S = 60.0  # an idle connection; servers and balancers end theirs later
+KEPT_S = 60.0  # lifetime of an idle connection; servers and load balancers close theirs later
 RETRY_AFTER_MAX_S = 300.0
 WORDS_MAX = 1000
 
@@ -39,10 +39,10 @@ _NO_HEADERS: Mapping[str, str] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubeTimeouts:
-    """How long the API server is waited for, in seconds.
+    """Timeouts of requests to the API server, in seconds.
 
     Attributes:
-        call_s: for the whole answer to a call, or to one page of a list.
+        call_s: for the whole response to a call, or to one page of a list.
         watch_s: after which the server is asked to end a watch; up to a fifth less, so that not all end at once.
         silence_s: without a byte of a watch before it counts as dead. A server sends a bookmark every minute.
     """
@@ -59,13 +59,13 @@ def connect(
     context: str = "",
     patience: KubeTimeouts | None = None,
 ) -> KubeClient:
-    """A connection by a kubeconfig, or from inside a cluster; nothing is sent yet.
+    """A client from a kubeconfig, or from inside a cluster; sends nothing yet.
 
     Args:
         environment: of the process.
-        path: a kubeconfig; empty: ``KUBECONFIG``, then our Pod's account, then ``~/.kube/config``.
+        path: a kubeconfig; empty: ``KUBECONFIG``, then our Pod's service account, then ``~/.kube/config``.
         context: of the kubeconfig; empty: its current one.
-        patience: how long to wait.
+        patience: the timeouts.
 
     Raises:
         MooringsError: ``kubernetes.not_configured``.
@@ -77,9 +77,9 @@ class KubeClient:
     """A ``KubeApi``.
 
     Args:
-        credentials: where it is and who we are.
-        patience: how long to wait.
-        chance: a number from 0 to 1, anew each time.
+        credentials: address of the API server, and our identity.
+        patience: the timeouts.
+        chance: returns a random number from 0 to 1.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class KubeClient:
             tls=credentials.tls,
             connections=CONNECTIONS,
             kept_s=KEPT_S,
-            # The server would pack every long list, which costs it more than the network gains.
+            # Without this the server compresses every long list, which costs it more than the network gains.
             headers={
                 "User-Agent": f"moorings/{__version__}",
                 "Accept": "application/json",
@@ -117,7 +117,7 @@ class KubeClient:
         fields: str = "",
         trim: Callable[[KubeObject], KubeObject] | None = None,
     ) -> ObjectList:
-        # Without a resourceVersion: the newest state there is, in pages of one moment.
+        # Without a resourceVersion: the newest state, in pages of one moment.
         params = {"limit": str(PAGE), **_selector_params(labels, fields)}
         path = build_path(kind, namespace)
         items: list[KubeObject] = []
@@ -153,7 +153,7 @@ class KubeClient:
                     if answer.status == 401:
                         await self._authorization(sent)  # for the next watch
                     raise parse_status_error(answer.status, answer.headers, content, kind)
-                # Who waits knows by it that the watch stands.
+                # It tells the caller that the watch is established.
                 yield WatchEvent("BOOKMARK", {"metadata": {"resourceVersion": since}})
                 rest = b""
                 async for chunk in answer.chunks:
@@ -220,7 +220,7 @@ class KubeClient:
     async def close(self) -> None:
         await self._http.close()
 
-    # -- how -----------------------------------------------------------------------------------------------------------
+    # -- transport -----------------------------------------------------------------------------------------------------
 
     async def _call(
         self,
@@ -246,14 +246,14 @@ class KubeClient:
         return await self._http.call(method, target, headers=headers, body=body, timeout_s=self._patience.call_s)
 
     async def _authorization(self, refused: Mapping[str, str] = _NO_HEADERS) -> dict[str, str]:
-        """The headers that say who we are; others, if there are, than those that were refused."""
+        """The headers with our identity; others than the refused ones, if there are any."""
         if self._identity is None:
             return {}
         return {"Authorization": await self._identity.header(refused.get("Authorization", ""))}
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """What keeps us from an answer, as a KubeError."""
+        """Raise transport failures as KubeErrors."""
         try:
             yield
         except (TimeoutError, HttpTimeoutError) as error:
@@ -267,7 +267,7 @@ class KubeClient:
 
 
 def build_path(kind: ResourceType, namespace: str | None, name: str = "", subresource: str = "") -> str:
-    """The path of an object, or of all of a kind (in one namespace, or in all)."""
+    """The path of an object, or of all objects of a kind (in one namespace, or in all)."""
     parts = ["api", kind.version] if not kind.group else ["apis", kind.group, kind.version]
     if kind.namespaced and namespace is not None:
         parts += ["namespaces", namespace]
@@ -276,14 +276,14 @@ def build_path(kind: ResourceType, namespace: str | None, name: str = "", subres
 
 
 def _quoted(part: str) -> str:
-    return part if _PLAIN.fullmatch(part) else quote(part, safe="")  # names of objects are plain, and many
+    return part if _PLAIN.fullmatch(part) else quote(part, safe="")  # most names need no quoting, and there are many
 
 
 def parse_event(line: bytes, kind: ResourceType) -> WatchEvent:
     """One line of a watch.
 
     Raises:
-        KubeError: it says that the watch has failed, most often with 410, or it cannot be read.
+        KubeError: the event says that the watch has failed, most often with 410, or the line cannot be read.
     """
     event = _parse(line)
     if event["type"] == "ERROR":
@@ -293,7 +293,7 @@ def parse_event(line: bytes, kind: ResourceType) -> WatchEvent:
 
 
 def parse_status_error(status: int, headers: Mapping[str, str], content: bytes, kind: ResourceType) -> KubeError:
-    """What an answer that is no success says. What stands in front of an API server may answer in its place."""
+    """The error of a response without success. A proxy in front of the API server may have sent it."""
     try:
         said = msgspec.json.decode(content)
     except (ValueError, RecursionError):
@@ -305,7 +305,7 @@ def parse_status_error(status: int, headers: Mapping[str, str], content: bytes, 
 
 def _refusal(status: int, said: KubeObject, kind: ResourceType, retry_after_s: float) -> KubeError:
     reason = str(said.get("reason") or "")
-    # An API server may quote what it was given, and a Secret is nobody's to read in a log.
+    # An API server may quote the request, and the content of a Secret must not get into a log.
     message = str(said.get("message") or "")[:WORDS_MAX] if kind is not SECRET else f"a Secret was refused: {reason}"
     details = said.get("details")
     if not retry_after_s and isinstance(details, dict):
@@ -314,7 +314,7 @@ def _refusal(status: int, said: KubeObject, kind: ResourceType, retry_after_s: f
 
 
 def _retry_after(text: str) -> float:
-    """Seconds; the other form, a date, is used by no API server."""
+    """Seconds; no API server uses the other form, a date."""
     return min(float(text), RETRY_AFTER_MAX_S) if text.isascii() and text.isdigit() else 0.0
 
 
@@ -339,5 +339,5 @@ def _namespace(body: KubeObject) -> str | None:
 
 
 def _with_type_meta(kind: ResourceType, body: KubeObject) -> KubeObject:
-    """With what a list leaves out of its items."""
+    """Add the type fields that a list leaves out of its items."""
     return {"apiVersion": kind.api_version, "kind": kind.name, **body}

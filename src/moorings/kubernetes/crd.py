@@ -1,8 +1,8 @@
 """The definition of IPUJobs for the API server (apiextensions.k8s.io/v1), made from the table of fields.
 
-There are two of it. The one that every server takes has no CEL rules: kubectl refuses to apply a definition with
-`x-kubernetes-validations` where the server does not know them (before 1.25), instead of passing over them. The other
-has them, as a second line behind the webhook.
+There are two versions. The first has no CEL rules, so every server takes it: before 1.25, kubectl refuses to apply a
+definition with `x-kubernetes-validations`, instead of ignoring them. The second has them, as a second check behind the
+webhook.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def build_crd(*, rules: bool = False) -> KubeObject:
     """The CustomResourceDefinition of IPUJobs.
 
     Args:
-        rules: with CEL rules, which take a server (and nothing less than a server) of 1.25 or later.
+        rules: with CEL rules; they need a server (a client is not enough) of 1.25 or later.
     """
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
@@ -94,7 +94,7 @@ def build_schema(*, rules: bool = False) -> KubeObject:
 
 
 def _inside(node: KubeObject, path: str) -> KubeObject:
-    """What the properties of a path stand in: the node itself, its items or its values."""
+    """The schema node that holds the properties of a path: the node itself, its items or its values."""
     key = "items" if path.endswith("[]") else "additionalProperties" if path.endswith("{}") else ""
     return node.setdefault(key, {"type": "object"}) if key else node
 

@@ -1,7 +1,7 @@
-"""Where the API server is and who we are to it: from a kubeconfig, or from the Pod that we run in.
+"""The address of the API server and our identity, from a kubeconfig or from the Pod that we run in.
 
-lightkube reads the format and makes TLS contexts of it. Ours is what it lacks: the order of the places, several files
-in ``KUBECONFIG``, and exec plugins of version 1, which are asked once for many calls and again when their token ends.
+lightkube reads the format and makes TLS contexts. This file adds what it lacks: the search order, several files in
+``KUBECONFIG``, and exec plugins of version 1, which run once for many calls and again when their token expires.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from moorings.wire.codec import parse_time
 
 EXEC_VERSIONS = ("v1", "v1beta1", "v1alpha1")
 EXEC_S = 30.0  # a plugin may ask a cloud
-REFRESH_EARLY_S = 30.0  # a token is asked for anew so long before it ends
+REFRESH_EARLY_S = 30.0  # a token is renewed so long before it expires
 
 Doc = dict[str, Any]
 
 
 class TokenSource(Protocol):
-    """Who we are, as the ``Authorization`` header of our requests says it."""
+    """Our identity, as the ``Authorization`` header of our requests."""
 
     async def header(self, refused: str = "") -> str:
-        """The value of the header; anew where ``refused``, the one before, was answered with 401.
+        """The value of the header; a new one if the last one, ``refused``, got a 401.
 
         Raises:
             ConfigError: there is none.
@@ -48,7 +48,7 @@ class TokenSource(Protocol):
 
 
 class StaticToken:
-    """An ``TokenSource`` that stands in the kubeconfig."""
+    """A ``TokenSource`` with the token of the kubeconfig."""
 
     def __init__(self, value: str) -> None:
         self._value = value
@@ -58,7 +58,7 @@ class StaticToken:
 
 
 class FileTokenSource:
-    """An ``TokenSource`` by a token in a file, which is read again once the token is refused: the kubelet renews it."""
+    """A ``TokenSource`` with the token of a file; reads it again after a refusal, since the kubelet renews the file."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -80,8 +80,8 @@ class ClusterCredentials:
     Attributes:
         server: URL.
         namespace: of the context, or of our Pod.
-        tls: whom we believe, and our certificate if we have one.
-        identity: what is sent with each request; None: the certificate says it all.
+        tls: TLS context with the trusted authorities, and our certificate if we have one.
+        identity: the source of our token; None: the certificate is our identity.
     """
 
     server: str
@@ -93,13 +93,13 @@ class ClusterCredentials:
 def load_credentials(
     environment: Mapping[str, str], *, path: str = "", context: str = "", account: str = SERVICE_ACCOUNT
 ) -> ClusterCredentials:
-    """Credentials from ``path``, from ``KUBECONFIG``, from our Pod or from ``~/.kube/config``: the first that is there.
+    """Credentials from ``path``, ``KUBECONFIG``, our Pod or ``~/.kube/config``: the first that exists.
 
     Args:
         environment: of the process.
         path: a kubeconfig.
         context: of the kubeconfig; empty: its current one.
-        account: the folder in which a Pod has its service account.
+        account: the folder of a Pod's service account.
 
     Raises:
         MooringsError: ``kubernetes.not_configured``.
@@ -131,7 +131,7 @@ def load_credentials(
 
 
 def _cause(error: Exception) -> str:
-    """Never with a line of the file: keys stand in it."""
+    """The reason of a failure, never with a line of the file: it may be a key."""
     if isinstance(error, yaml.YAMLError):
         return "it is not YAML"
     if isinstance(error, KeyError):
@@ -172,7 +172,7 @@ def _from_account(environment: Mapping[str, str], account: Path) -> SingleConfig
     return _chosen(
         KubeConfig.from_one(
             cluster=Cluster(server=f"https://{authority}:{port}", certificate_auth=str(account / "ca.crt")),
-            user=User(token_file=str(account / "token")),  # rotates; it is read again
+            user=User(token_file=str(account / "token")),  # rotated; it is read again
             namespace=namespace.read_text().strip() if namespace.exists() else None,
         ),
         "",
@@ -180,7 +180,7 @@ def _from_account(environment: Mapping[str, str], account: Path) -> SingleConfig
 
 
 def _from_files(files: Sequence[Path], context: str) -> SingleConfig:
-    """As kubectl merges them: a name counts where it is met first; a file that is not there is left out, if not all."""
+    """Merge as kubectl does: the first definition of a name counts; missing files are skipped, unless all are."""
     there = [file for file in files if file.exists()] or list(files[:1])
     merged: Doc = {"clusters": [], "contexts": [], "users": []}
     for file in there:
@@ -196,12 +196,12 @@ def _from_files(files: Sequence[Path], context: str) -> SingleConfig:
 
 def _chosen(config: KubeConfig, context: str) -> SingleConfig:
     chosen = config.get(context or None)
-    assert chosen is not None  # it raises where there is none
+    assert chosen is not None  # ``get`` raises if there is none
     return chosen
 
 
 def _absolute(entry: Doc, folder: Path) -> Doc:
-    """An entry of a kubeconfig with its paths made absolute: they count from the file they stand in."""
+    """An entry of a kubeconfig with absolute paths: relative ones start at the folder of its file."""
     made = dict(entry)
     for part in ("cluster", "user"):
         values = made.get(part)
@@ -217,11 +217,11 @@ def _absolute(entry: Doc, folder: Path) -> Doc:
 
 
 class ExecCredentialPlugin:
-    """An ``TokenSource`` by the token that a program prints, kept until it ends or is refused.
+    """A ``TokenSource`` with the token that a program prints; kept until it expires or is refused.
 
     Args:
-        plugin: as the kubeconfig has it.
-        environment: what the program is given, beside what the kubeconfig adds.
+        plugin: from the kubeconfig.
+        environment: of the program; the kubeconfig adds to it.
     """
 
     def __init__(self, plugin: UserExec, environment: Mapping[str, str]) -> None:
@@ -236,11 +236,11 @@ class ExecCredentialPlugin:
             "KUBERNETES_EXEC_INFO": json.dumps(about),
         }
         self._value = ""
-        self._ends_at: int | None = None  # microseconds since 1970: what the program says, not how long we kept it
+        self._ends_at: int | None = None  # microseconds since 1970, as the program says
         self._asking = asyncio.Lock()
 
     async def header(self, refused: str = "") -> str:
-        async with self._asking:  # many wait for one run of the program
+        async with self._asking:  # concurrent calls share one run of the program
             over = self._ends_at is not None and time.time_ns() // 1000 > self._ends_at - REFRESH_EARLY_S * SECOND
             if over or self._value == refused:
                 token, self._ends_at = parse_exec(await self._run())
@@ -268,10 +268,10 @@ class ExecCredentialPlugin:
 
 
 def parse_exec(printed: bytes) -> tuple[str, int | None]:
-    """The token that a plugin printed, and when it ends (microseconds since 1970; None: it did not say).
+    """The token that a plugin printed, and its expiry (microseconds since 1970; None: not given).
 
     Raises:
-        ConfigError: it is no ExecCredential with a token.
+        ConfigError: the text is no ExecCredential with a token.
     """
     try:
         status = json.loads(printed)["status"]

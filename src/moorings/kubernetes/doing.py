@@ -1,6 +1,6 @@
-"""Doing what a plan says about one job: calls to the API server and to the proxy, in the plan's order.
+"""Executes the plan of one job: calls to the API server and to the proxy, in the plan's order.
 
-What was made is remembered until the watch tells of it, for the next plan may come sooner than the watch.
+It remembers created and deleted Pods until the watch shows them: the next plan may come before the watch event.
 """
 
 from __future__ import annotations
@@ -63,40 +63,40 @@ from moorings.wire.codec import format_time
 
 log = logging.getLogger("moorings.kubernetes.operator")
 
-RBAC_PROPAGATION_S = 10.0  # a right that was given a moment ago is not known to every API server yet
+RBAC_PROPAGATION_S = 10.0  # until every API server knows a new right
 GRANT_PAUSE_S = 0.1
-EXPECTATION_S = 15.0  # what was made and is not seen by then is not reckoned with any more
+EXPECTATION_S = 15.0  # a created Pod that no watch shows by then is forgotten
 
 
 class PartitionApi(Protocol):
-    """What is asked of the proxy; all raise MooringsError."""
+    """The calls to the proxy; all raise MooringsError."""
 
     async def create(self, request: PartitionRequest) -> PartitionBody:
-        """Ask for a partition, once however often."""
+        """Request a partition; idempotent."""
         ...
 
     async def release(self, namespace: str, job: str, uid: str, instance: int) -> PartitionBody | None:
-        """Give one back; what is left of it."""
+        """Release a partition; what is left of it."""
         ...
 
     async def give_way(self, namespace: str, job: str, uid: str, instance: int) -> PartitionBody:
-        """Give one back that was asked for; it waits again."""
+        """Release a partition on the scheduler's request; the instance waits again."""
         ...
 
     async def reset(self, namespace: str, job: str, uid: str, instance: int) -> PartitionBody:
-        """Clean one; the answer comes when it is done."""
+        """Reset a partition; returns when that is done."""
         ...
 
 
 @dataclass(slots=True)
 class UnobservedPods:
-    """Pods that were made or deleted and that the watch may not have told of yet: by uid, with their time."""
+    """Pods that were created or deleted but that the watch may not show yet: by uid, with their time."""
 
     created: dict[str, tuple[float, KubeObject]] = field(default_factory=dict)
     deleted: dict[str, float] = field(default_factory=dict)
 
     def beside(self, seen: Iterable[KubeObject], now: float) -> list[KubeObject]:
-        """The Pods there are: those seen, and those made since."""
+        """All present Pods: those that the watch shows, and those created since."""
         found = []
         for pod in seen:
             uid = pod["metadata"]["uid"]
@@ -125,15 +125,15 @@ class UnobservedPods:
 
 @dataclass(slots=True)
 class JobExecutor:
-    """Does what plans say.
+    """Executes plans.
 
     Attributes:
         kube: the API server.
         proxy: in front of the controllers.
         options: how Pods are made.
-        may: whether this operator still leads; asked before every act.
-        noted: what the proxy answered, to be reckoned with at once.
-        gone: of which it answered that nothing is left.
+        may: whether this operator still leads; checked before every action.
+        noted: takes the proxy's responses, so that the next plan counts with them at once.
+        gone: takes partitions of which the proxy says that nothing is left.
     """
 
     kube: KubeApi
@@ -149,13 +149,13 @@ class JobExecutor:
     async def do(
         self, job: IPUJob, acts: Iterable[JobAction], partitions: Mapping[int, PartitionBody], made: UnobservedPods
     ) -> list[ActionFailure]:
-        """Do all of it that can be done; what could not.
+        """Do all actions that can be done; returns the failures of the others.
 
         Args:
-            job: whose acts they are.
+            job: the job of the actions.
             acts: in their order.
             partitions: of the job, by instance.
-            made: takes what was made.
+            made: records the created and deleted Pods.
         """
         first: list[JobAction] = []
         by_instance: dict[int, list[JobAction]] = {}
@@ -173,7 +173,7 @@ class JobExecutor:
     async def _chain(
         self, job: IPUJob, acts: list[JobAction], partitions: Mapping[int, PartitionBody], made: UnobservedPods
     ) -> None:
-        """The acts of one instance: Pods at the same time, all else one after the other."""
+        """The actions of one instance: Pods concurrently, all others one after the other."""
         pods = [act for act in acts if isinstance(act, CreateWorker | CreateLauncher | DeletePod)]
         for act in acts:
             if act not in pods:
@@ -186,7 +186,7 @@ class JobExecutor:
             raise failed[0]
 
     async def _each(self, works: Sequence[Callable[[], Awaitable[None]]]) -> list[MooringsError | None]:
-        """Do all that can be done; the error of each."""
+        """Do all that can be done; returns the error of each."""
         if len(works) == 1:  # the usual case, without a task
             try:
                 await works[0]()
@@ -208,7 +208,7 @@ class JobExecutor:
                 await self._set_finalizers(job, (*job.finalizers, FINALIZER))
             case DropFinalizer():
                 await self._drop_finalizer(job)
-            case DeleteJob():  # as it was looked at: somebody may have given it more time
+            case DeleteJob():  # in the version that was planned on: a user may have extended its time
                 await self.kube.delete(IPU_JOB, job.name, job.namespace, uid=job.uid, version=job.resource_version)
             case AcquirePartition(instance):
                 self.noted(await self.proxy.create(build_partition_request(job, instance, self.options.max_priority)))
@@ -216,7 +216,7 @@ class JobExecutor:
                 await self._release(job, act, partitions.get(act.instance))
             case CleanPartition(instance):
                 await self._check_unused(job, instance, partitions.get(instance))
-                self._check_may()  # it took time to ask
+                self._check_may()  # the check took time
                 self.noted(await self.proxy.reset(job.namespace, job.name, job.uid, instance))
             case YieldPartition(instance):
                 await self._check_unused(job, instance, partitions.get(instance), workers_too=True)
@@ -259,14 +259,14 @@ class JobExecutor:
         workers_too: bool = False,
         lost: Collection[str] = (),
     ) -> None:
-        """Nothing, if no program of an instance runs: the API server's word, for what was watched may be old.
+        """Return if no program of an instance runs. Asks the API server, since the watch may be behind.
 
         Args:
-            job: which.
-            instance: of it.
+            job: the job.
+            instance: its instance.
             partition: of the instance, if it is known.
-            workers_too: whether workers count that a launcher led: what it started may outlive it.
-            lost: nodes on which programs may run, as long as these nodes are not Ready.
+            workers_too: whether workers under a launcher count: programs that it started may outlive it.
+            lost: nodes whose programs may still run, as long as these nodes are not Ready.
 
         Raises:
             MooringsError: ``ipujob.in_use`` (retryable).
@@ -293,7 +293,7 @@ class JobExecutor:
         except KubeError as error:
             if error.status != 404:
                 raise
-            return True  # nobody speaks for it any more
+            return True  # the node no longer exists
 
     async def _drop_finalizer(self, job: IPUJob) -> None:
         try:
@@ -309,7 +309,7 @@ class JobExecutor:
     async def _create_launcher(
         self, job: IPUJob, act: CreateLauncher, partition: PartitionBody, made: UnobservedPods
     ) -> None:
-        if act.instance:  # the first one's ConfigMap stands beside the job
+        if act.instance:  # the first instance's ConfigMap is already among the job's objects
             await self._have(job, CONFIG_MAP, build_config(job, act.instance))
         pod = build_launcher(job, act.instance, act.restart, partition, self.options, reset=act.reset)
         await self._create_pod(job, pod, made)
@@ -319,7 +319,7 @@ class JobExecutor:
             found = await self.kube.create(POD, pod, job.namespace)
         except KubeError as error:
             if error.reason != "AlreadyExists":
-                self.ensured.pop(job.uid, None)  # something beside it may be missing
+                self.ensured.pop(job.uid, None)  # one of the job's objects may be missing
                 raise
             found = await self.kube.get(POD, pod["metadata"]["name"], job.namespace)
             _check_owned(found, job, "Pod")
@@ -327,7 +327,7 @@ class JobExecutor:
 
     async def _ensure_beside(self, job: IPUJob) -> None:
         missed = sum(one.start.missed for one in job.status.instances.values())
-        edition = (job.generation, job.status.restart_count, missed)  # what was deleted is there for the next attempt
+        edition = (job.generation, job.status.restart_count, missed)  # the next attempt needs deleted objects again
         if self.ensured.get(job.uid) == edition:
             return
         if job.has_launcher:
@@ -335,7 +335,7 @@ class JobExecutor:
             account, role, binding = build_launcher_rbac(job)
             chains = [
                 [(SERVICE_ACCOUNT, account)],
-                [(ROLE, role), (ROLE_BINDING, binding)],  # the API server takes no binding to a role that is not there
+                [(ROLE, role), (ROLE_BINDING, binding)],  # a binding needs an existing role
                 [(CONFIG_MAP, build_config(job))],
             ]
         else:
@@ -344,7 +344,7 @@ class JobExecutor:
         self.ensured[job.uid] = edition
 
     async def _ensure(self, job: IPUJob, chain: Sequence[tuple[ResourceType, KubeObject]]) -> None:
-        """Have these objects, one after the other."""
+        """Make sure that these objects exist, one after the other."""
         for kind, body in chain:
             if kind is ROLE:
                 await self._have_role(job, body)
@@ -352,7 +352,7 @@ class JobExecutor:
                 await self._have(job, kind, body)
 
     async def _grant(self, namespace: str) -> None:
-        """Have the right that launchers' roles hand on, in a namespace: where such jobs are and nowhere else."""
+        """Get the right that launchers' roles pass on, in a namespace: only where such jobs are."""
         role, account = self.options.launcher_role, self.options.account
         if not role or namespace in self.granted:
             return
@@ -365,7 +365,7 @@ class JobExecutor:
         self.granted[namespace] = self.now()
 
     async def _have_role(self, job: IPUJob, body: KubeObject) -> None:
-        """Have a launchers' role; who was just given what it hands on may be refused for a moment."""
+        """Make sure that a launchers' role exists; right after ``_grant`` the API server may refuse it for a moment."""
         while True:
             try:
                 await self._have(job, ROLE, body)
@@ -374,14 +374,14 @@ class JobExecutor:
                 if error.status != 403 or since is None:
                     raise
                 if self.now() - since > RBAC_PROPAGATION_S:
-                    del self.granted[job.namespace]  # somebody may have taken it away
+                    del self.granted[job.namespace]  # the right may have been taken away
                     raise
                 await asyncio.sleep(GRANT_PAUSE_S)
             else:
                 return
 
     async def _have(self, job: IPUJob, kind: ResourceType, body: KubeObject) -> None:
-        """Have an object: made, or this job's. Of these only a role changes, when the job is scaled."""
+        """Make sure that this job's object exists. Only a role changes afterwards, when the job is scaled."""
         try:
             await self.kube.create(kind, body, job.namespace)
         except KubeError as error:
@@ -396,7 +396,7 @@ class JobExecutor:
 
 
 def build_partition_request(job: IPUJob, instance: int, max_priority: int) -> PartitionRequest:
-    """What is asked for an instance; a job from before a limit of priorities asks with the highest that is allowed."""
+    """The request of an instance; a job older than the priority limit asks with the highest allowed priority."""
     return PartitionRequest(
         namespace=job.namespace,
         job=job.name,
@@ -415,13 +415,13 @@ def build_partition_request(job: IPUJob, instance: int, max_priority: int) -> Pa
 
 
 def _has_missed(job: IPUJob, instance: int) -> bool:
-    """Whether an instance gave its partition back because it did not start in time, and asks again."""
+    """Whether an instance released its partition because it did not start in time, and requests one again."""
     record = job.status.instances.get(instance)
     return record is not None and record.start.missed > 0
 
 
 def is_owned(found: KubeObject, uid: str) -> bool:
-    """Whether an object is controlled by the job of that uid."""
+    """Whether an object is controlled by the job of this uid."""
     owners = found["metadata"].get("ownerReferences") or ()
     return any(one.get("uid") == uid and one.get("controller") for one in owners)
 
@@ -429,7 +429,7 @@ def is_owned(found: KubeObject, uid: str) -> bool:
 def may_use_partition(found: KubeObject, uid: str, partition: str) -> bool:
     """Whether a Pod may run on a partition: it has not ended, and it is the job's, or was made for that partition.
 
-    Its owner and its labels may have been taken away, as by a deletion with `--cascade=orphan`; its program runs on.
+    A deletion with `--cascade=orphan`, say, may have removed its owner and its labels; its program still runs.
 
     Args:
         found: the Pod.
@@ -443,7 +443,7 @@ def may_use_partition(found: KubeObject, uid: str, partition: str) -> bool:
 
 
 def _check_owned(found: KubeObject, job: IPUJob, kind: str) -> None:
-    """Nothing, if the object is this job's: a stranger's is neither used nor changed."""
+    """Raise unless the object is this job's: an object of another owner is neither used nor changed."""
     if is_owned(found, job.uid):
         return
     name = found["metadata"]["name"]
@@ -457,7 +457,7 @@ def _check_owned(found: KubeObject, job: IPUJob, kind: str) -> None:
 
 
 def _instance(job: IPUJob, act: JobAction) -> int | None:
-    """The instance that an act is about; None: the whole job."""
+    """The instance of an action; None: the whole job."""
     match act:
         case (
             AcquirePartition(instance)

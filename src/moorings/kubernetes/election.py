@@ -1,8 +1,8 @@
-"""Which of several replicas works: the one that holds a Lease, by the rules of client-go, so that tools understand it.
+"""Leader election among replicas: the leader holds a Lease, by the rules of client-go, so that tools understand it.
 
-``decide`` and the values around it are pure. A lease is over when *we* saw it unchanged for its length: other machines'
-clocks count for nothing. ``is_leading`` is true only while nobody else can think that the lease is over, by a clock
-that also runs while this process, or this machine, stands still.
+``decide_lease`` and the values around it are pure. A lease expires when *we* saw it unchanged for its length: other
+machines' clocks do not count. ``is_leading`` is true only while no other replica can consider the lease expired, by a
+clock that also runs while this process, or this machine, is suspended.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from moorings.wire.codec import format_time
 
 log = logging.getLogger("moorings.kubernetes.election")
 
-RELEASE_S = 5.0  # a stop does not wait longer for the API server
-JITTER = 1.2  # of the wait between two looks of those who stand by
+RELEASE_S = 5.0  # how long a shutdown waits for the API server
+JITTER = 1.2  # of the pause between two reads of a standby replica
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +33,9 @@ class LeaseTimes:
     """The times of an election, in seconds, as client-go names them.
 
     Attributes:
-        lease_s: an unchanged lease is over after this.
-        renew_s: who has not renewed for so long leads no more; less than ``lease_s``.
-        retry_s: between two renewals, or two looks at the lease; less than ``renew_s``.
+        lease_s: an unchanged lease expires after this.
+        renew_s: the leader stops leading after this time without a renewal; less than ``lease_s``.
+        retry_s: between two renewals, or two reads of the lease; less than ``renew_s``.
     """
 
     lease_s: float = 15.0
@@ -53,13 +53,13 @@ class LeaseTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRecord:
-    """What a Lease says.
+    """The content of a Lease.
 
     Attributes:
-        holder: whose it is; empty: nobody's.
-        lease_s: its length; 0: it does not say.
-        acquired: when the holder got it, in the holder's words.
-        transitions: how often it went to another.
+        holder: identity of its holder; empty: none.
+        lease_s: its length; 0: not given.
+        acquired: when the holder acquired it, as the holder wrote it.
+        transitions: how often the holder changed.
         version: resourceVersion; changes with every renewal.
     """
 
@@ -72,7 +72,7 @@ class LeaseRecord:
 
 @dataclass(frozen=True, slots=True)
 class ObservedLease:
-    """A record, and when we saw it first, by our own clock (seconds)."""
+    """A record, and when we first saw it, by our own clock (seconds)."""
 
     record: LeaseRecord
     at: float
@@ -86,7 +86,7 @@ class LeaseDecision(Enum):
 
 
 def parse_lease(found: KubeObject) -> LeaseRecord:
-    """What a Lease object says."""
+    """The record of a Lease object."""
     spec = found.get("spec") or {}
     return LeaseRecord(
         holder=spec.get("holderIdentity") or "",
@@ -98,19 +98,19 @@ def parse_lease(found: KubeObject) -> LeaseRecord:
 
 
 def observe_lease(seen: ObservedLease | None, record: LeaseRecord, now: float) -> ObservedLease:
-    """``seen``, if nothing has changed since."""
+    """``seen`` if the record is unchanged, else the new record."""
     return seen if seen is not None and seen.record == record else ObservedLease(record, now)
 
 
 def decide_lease(seen: ObservedLease, me: str, now: float, terms: LeaseTimes) -> LeaseDecision:
-    """Whether a lease may be taken: it is nobody's, ours, or was unchanged for longer than it lasts."""
+    """Whether we may take a lease: it has no holder, or we hold it, or it was unchanged for longer than its length."""
     record = seen.record
     free = record.holder in ("", me) or now > seen.at + (record.lease_s or terms.lease_s)
     return LeaseDecision.TAKE if free else LeaseDecision.WAIT
 
 
 def build_spec(me: str, before: LeaseRecord | None, terms: LeaseTimes, now: Timestamp) -> KubeObject:
-    """The spec of a lease that is ours from now on, or still."""
+    """The spec of a lease that we take or renew."""
     stays = before is not None and before.holder == me
     return {
         "holderIdentity": me,
@@ -122,7 +122,7 @@ def build_spec(me: str, before: LeaseRecord | None, terms: LeaseTimes, now: Time
 
 
 def build_released(before: LeaseRecord, now: Timestamp) -> KubeObject:
-    """The spec of a lease that is nobody's: whoever looks next takes it."""
+    """The spec of a released lease: the next replica that reads it takes it."""
     return {
         "holderIdentity": "",
         "leaseDurationSeconds": 1,
@@ -137,7 +137,7 @@ def _wall() -> Timestamp:
 
 
 def _elapsed() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)  # CLOCK_MONOTONIC stands still while the machine sleeps
+    return time.clock_gettime(time.CLOCK_BOOTTIME)  # CLOCK_MONOTONIC stops while the machine sleeps
 
 
 class Elector:
@@ -147,11 +147,11 @@ class Elector:
         kube: the API server.
         namespace: of the Lease.
         name: of the Lease.
-        identity: ours; no other process has it, and none will.
+        identity: ours; unique among all processes, past and future.
         terms: the times.
         elapsed: seconds of a clock that never stops.
         wall: the time that is written into the Lease, for people.
-        chance: a number from 0 to 1, anew each time.
+        chance: returns a random number from 0 to 1.
     """
 
     def __init__(
@@ -171,25 +171,25 @@ class Elector:
         self._terms = terms or LeaseTimes()
         self._elapsed, self._wall, self._chance = elapsed, wall, chance
         self._seen: ObservedLease | None = None
-        self._object: KubeObject | None = None  # the Lease as we saw or wrote it last
+        self._object: KubeObject | None = None  # the Lease as we last read or wrote it
         self._until = float("-inf")  # we lead until then, by `elapsed`
 
     @property
     def identity(self) -> str:
-        """Who we are."""
+        """Our identity."""
         return self._me
 
     @property
     def leader(self) -> str:
-        """Who led when we looked last; empty: nobody."""
+        """The leader at our last read; empty: none."""
         return "" if self._seen is None else self._seen.record.holder
 
     def is_leading(self) -> bool:
-        """Whether nobody else can lead at this moment."""
+        """Whether no other replica can lead at this moment."""
         return self._elapsed() < self._until
 
     def check(self) -> None:
-        """To be asked right before a write that only a leader may make.
+        """Raise unless we lead; call it right before a write that only a leader may make.
 
         Raises:
             MooringsError: ``kubernetes.not_leading``.
@@ -200,9 +200,9 @@ class Elector:
             )
 
     async def lead(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Wait for the lease, work while it is ours, cancel the work when it is lost, and wait again.
+        """Wait for the lease, work while we hold it, cancel the work when it is lost, and wait again.
 
-        When ``work`` ends by itself, or this is cancelled, the lease is given back for the next one to take at once.
+        When ``work`` ends by itself, or this call is cancelled, the lease is released for the next replica.
         """
         while True:
             try:
@@ -215,11 +215,11 @@ class Elector:
             log.warning("election.lost", extra={"lease": self._name, "leader": self.leader})
 
     async def _acquire(self) -> None:
-        while not await self._try():  # noqa: ASYNC110, it is the API server that is looked at
+        while not await self._try():  # noqa: ASYNC110, it polls the API server
             await asyncio.sleep(self._terms.retry_s * (1 + (JITTER - 1) * self._chance()))
 
     async def _hold(self, work: Callable[[], Awaitable[None]]) -> bool:
-        """Whether the work has ended by itself; what it raised is raised."""
+        """Whether the work ended by itself; raises what the work raised."""
         working = asyncio.ensure_future(work())
         keeping = asyncio.ensure_future(self._keep())
         try:
@@ -235,10 +235,10 @@ class Elector:
             await _end(working)
 
     async def _keep(self) -> None:
-        """Renew until that was not possible for too long."""
+        """Renew until renewals failed for too long."""
         while True:
             await asyncio.sleep(min(self._terms.retry_s, max(0.0, self._until - self._elapsed())))
-            if not self.is_leading():  # also if it was our process that stood still: another may have begun
+            if not self.is_leading():  # also if our process was suspended: another replica may lead
                 return
             kept = await self._try() or (self._object is None and await self._try())
             if not kept and self.leader not in ("", self._me):
@@ -246,7 +246,7 @@ class Elector:
                 return
 
     async def _try(self) -> bool:
-        """Take or renew the lease; whether it is ours now."""
+        """Take or renew the lease; whether we hold it now."""
         begun = self._elapsed()
         patience_s = self._until - begun if self._until > begun else self._terms.renew_s
         try:
@@ -256,11 +256,11 @@ class Elector:
             log.debug("election.failed", extra={"lease": self._name, "detail": "no answer in time"})
         except KubeError as error:
             if error.status in (404, 409):
-                self._object = None  # it is not as we thought: look
+                self._object = None  # it has changed: read it again
             log.debug("election.failed", extra={"lease": self._name, "status": error.status, "detail": error.detail})
         else:
             if self.leader == self._me:
-                # From before the question: whoever sees our renewal sees it later.
+                # Counted from before the request: other replicas see our renewal later than that.
                 self._until = begun + self._terms.renew_s
                 return self.is_leading()
         return False
@@ -288,15 +288,15 @@ class Elector:
         self._seen = observe_lease(self._seen, parse_lease(found), self._elapsed())
 
     async def _release(self) -> None:
-        """Give the lease back, if it is ours; a failure only costs the next one the rest of the lease."""
+        """Release the lease, if we hold it; after a failure the next replica waits for the rest of the lease."""
         self._until = float("-inf")
         with contextlib.suppress(KubeError, TimeoutError):
             async with asyncio.timeout(RELEASE_S):
                 if not await self._clear():
-                    await self._clear()  # a renewal whose answer did not come has changed the version in between
+                    await self._clear()  # a renewal without a response has changed the version in between
 
     async def _clear(self) -> bool:
-        """Whether the lease is not ours any more."""
+        """Release the lease; whether we no longer hold it."""
         self._see(await self._kube.get(LEASE, self._name, self._namespace))
         assert self._object is not None
         assert self._seen is not None
@@ -312,7 +312,7 @@ class Elector:
 
 
 async def _end(task: asyncio.Future[None]) -> None:
-    """Cancel a task and wait for its end; what it raises by then is nobody's answer."""
+    """Cancel a task and wait for its end; log what it raises."""
     if task.done():
         return
     task.cancel()

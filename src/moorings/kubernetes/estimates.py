@@ -1,7 +1,7 @@
-"""When a job that waits will start, from what the controllers estimate for its partitions. Pure.
+"""Estimate when a waiting job starts, from the controllers' estimates for its partitions. Pure.
 
-An estimate is the latest time, as things stand: those before it keep to their time limits, and none comes first later.
-Where the controllers cannot say, it is unknown, and they say why.
+An estimate is the latest time, as things stand: earlier claims keep to their time limits, and no later claim passes.
+Where the controllers have no estimate, it is unknown, and they say why.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from moorings.wire.codec import format_time, parse_time
 class Certainty(StrEnum):
     """How sure an estimate is."""
 
-    AT_LATEST = "AtLatest"  # as things stand: all keep to their time limits, and none comes first
-    UNKNOWN = "Unknown"  # the controllers were asked, and cannot say
+    AT_LATEST = "AtLatest"  # as things stand: all keep to their time limits, and no later claim passes
+    UNKNOWN = "Unknown"  # the controllers answered that they have no estimate
 
 
 _MINUTE = 60 * SECOND
 
 
 def latest_start(partitions: Iterable[PartitionBody]) -> tuple[Timestamp | None, Certainty | None]:
-    """By when all of these have what they wait for, and how sure that is; None: nothing is known of it."""
+    """The time by which all waiting partitions are granted, and its certainty; None: nothing is known."""
     waiting = [one for one in partitions if one.state == shapes.WAITING]
     if any(one.unsure and not one.starts_at for one in waiting):
         return None, Certainty.UNKNOWN
     times = [parse_time(one.starts_at) for one in waiting if one.starts_at]
-    if not times or len(times) < len(waiting):  # not all were asked yet
+    if not times or len(times) < len(waiting):  # some estimates have not arrived yet
         return None, None
     return _rounded_up(max(times), SECOND), Certainty.AT_LATEST  # as the API server keeps times
 
 
 def describe_start(partition: PartitionBody) -> str:
-    """What is told of one partition's estimate: half a sentence, or nothing."""
+    """One partition's estimate as half a sentence; empty: nothing is known."""
     if partition.starts_at:
         at = format_time(_rounded_up(parse_time(partition.starts_at), _MINUTE))
         return f"it starts by {at[:10]} {at[11:16]} UTC, unless others come first"

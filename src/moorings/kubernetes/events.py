@@ -1,6 +1,6 @@
-"""Events of Kubernetes (core/v1), shown by ``kubectl describe`` with their object. They tell people and decide nothing.
+"""Events of Kubernetes (core/v1): ``kubectl describe`` shows them with their object. They inform people, no decision.
 
-So they never keep a reconcile waiting: ``tell`` only notes, ``serve`` sends, and whatever is too much or fails is
+So they never delay a reconcile: ``tell`` only queues, ``serve`` sends, and events over a limit or with a failure are
 dropped and counted. The limits are those of client-go's recorder, which clusters are used to.
 """
 
@@ -21,14 +21,14 @@ from moorings.wire.codec import format_time
 
 log = logging.getLogger("moorings.kubernetes.events")
 
-BURST = 25  # events of one object and reason at once: a refusal that is told again and again hides no other news
+BURST = 25  # events of one object and reason at once: a repeated refusal hides no other event
 REFILL_S = 300.0  # and then one in so many seconds
 KNOWN_MAX = 4096  # objects and events remembered
 PENDING_MAX = 1000  # events not sent yet
 MESSAGE_MAX = 1024  # characters; the API server takes no more
 NAME_MAX = 200  # of an event's name, before what makes it unique
 SIMILAR_MAX = 10  # of one reason, with different words,
-SIMILAR_S = 600.0  # in so many seconds; what is more is told as one event
+SIMILAR_S = 600.0  # in so many seconds; further ones are combined into one event
 COMBINED = "(combined from similar events): "
 TRIES = 3
 PAUSE_S = 1.0
@@ -39,7 +39,7 @@ Level = Literal["Normal", "Warning"]
 
 @dataclass(frozen=True, slots=True)
 class EventKey:
-    """An event, as it is the same as another."""
+    """The identity of an event: two events with equal keys are the same."""
 
     api_version: str
     kind: str
@@ -52,16 +52,16 @@ class EventKey:
 
     @property
     def object(self) -> str:
-        """The object that it is about."""
+        """The object of the event."""
         return self.uid or f"{self.kind}/{self.namespace}/{self.name}"
 
 
 @dataclass(slots=True)
 class _Series:
-    """One Event of the API server, which counts how often the same was told.
+    """One Event of the API server, which counts its repetitions.
 
     Attributes:
-        message: the last words; of combined ones they change.
+        message: the last message; that of combined events changes.
     """
 
     name: str
@@ -73,7 +73,7 @@ class _Series:
 
 
 class EventRateLimit:
-    """How many events of a key may be sent: a bucket each, of as many as memory allows. Pure."""
+    """How many events of a key may be sent: a token bucket for each, up to a limit of keys. Pure."""
 
     def __init__(self, burst: int = BURST, refill_s: float = REFILL_S, known_max: int = KNOWN_MAX) -> None:
         self._burst, self._refill_s, self._known_max = burst, refill_s, known_max
@@ -91,16 +91,16 @@ class EventRateLimit:
 
 
 class EventAggregator:
-    """Combines events of one reason about one object whose words differ too often, as client-go does. Pure."""
+    """Combines events of one reason and one object whose messages differ too often, as client-go does. Pure."""
 
     def __init__(self, most: int = SIMILAR_MAX, within_s: float = SIMILAR_S, known_max: int = KNOWN_MAX) -> None:
         self._most, self._within_s, self._known_max = most, within_s, known_max
         self._seen: OrderedDict[EventKey, tuple[set[int], Timestamp]] = OrderedDict()
 
     def combine(self, about: EventKey, now: Timestamp) -> EventKey:
-        """The event that this one is counted with: itself, or that which stands for all of its reason."""
+        """The event that counts this one: itself, or the combined event of its reason."""
         key = replace(about, message="")
-        known, last = self._seen.pop(key, (set[int](), now))  # hashes: the words themselves may be long
+        known, last = self._seen.pop(key, (set[int](), now))  # hashes: the messages themselves may be long
         if seconds_between(last, now) > self._within_s:
             known = set()
         words = hash(about.message)
@@ -114,17 +114,17 @@ class EventAggregator:
 
 
 class EventRecorder:
-    """Notes events and sends them, one after the other, while ``serve`` runs.
+    """Queues events and sends them, one after the other, while ``serve`` runs.
 
     Args:
         kube: the API server.
-        component: who tells, such as ``ipu-operator``.
-        instance: which of its replicas.
+        component: the reporting program, such as ``ipu-operator``.
+        instance: its replica.
         wall: the time.
     """
 
     def __init__(self, kube: KubeApi, component: str, instance: str, wall: Callable[[], Timestamp]) -> None:
-        self.lost = 0  # neither sent nor going to be
+        self.lost = 0  # events that are dropped
         self._kube = kube
         self._component, self._instance = component, instance
         self._wall = wall
@@ -136,7 +136,7 @@ class EventRecorder:
         self._numbers = itertools.count()
 
     def tell(self, found: KubeObject, level: Level, reason: str, message: str) -> None:
-        """Note an event about an object.
+        """Queue an event about an object.
 
         Args:
             found: has ``apiVersion``, ``kind`` and ``metadata``.
@@ -175,7 +175,7 @@ class EventRecorder:
 
     async def _send(self, about: EventKey) -> None:
         series = self._known.get(about)
-        if series is None:  # so many others were told since
+        if series is None:  # dropped because of too many other events since
             self.lost += 1
             return
         for left in reversed(range(TRIES)):
@@ -192,7 +192,7 @@ class EventRecorder:
             await asyncio.sleep(pause_s)
 
     async def _write(self, about: EventKey, series: _Series) -> None:
-        namespace = about.namespace or "default"  # where events of what stands in no namespace are looked for
+        namespace = about.namespace or "default"  # where tools look for events of objects without a namespace
         if series.exists:
             body = {"count": series.count, "lastTimestamp": _second(series.last), "message": series.message}
             try:
@@ -204,7 +204,7 @@ class EventRecorder:
         try:
             await self._kube.create(EVENT, self._build(about, series, namespace), namespace)
         except KubeError as error:
-            if error.reason != "AlreadyExists":  # ours: the answer to the try before was lost
+            if error.reason != "AlreadyExists":  # ours: the response to the previous try was lost
                 raise
         series.exists = True
 

@@ -1,8 +1,8 @@
-"""Every field of an IPUJob, once: the API server's schema, the webhook's defaults and the reference page use it.
+"""Every field of an IPUJob, once: source of the API server's schema, the webhook's defaults and the reference page.
 
-A path has ``[]`` where the items of a list begin and ``{}`` where the values of a mapping do. Bounds are JSON schema's
-own keywords; what a schema cannot say, CEL rules say where the server knows them (1.25 and later), and ``admission``
-says always.
+A path has ``[]`` where the items of a list begin and ``{}`` where the values of a mapping begin. Bounds are keywords of
+JSON schema; CEL rules, where the server knows them (1.25 and later), add what a schema cannot express, and
+``admission`` always checks all of it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from moorings.kubernetes.ipujob import MANAGER, CleanPodPolicy, InstanceOutcome,
 from moorings.kubernetes.plan import COMPLETED, FAILED
 from moorings.kubernetes.suspension import MANAGED_BY
 
-PODS_MAX = 4096  # worker Pods of one job; keeps a slip of the finger from filling a cluster's database
+PODS_MAX = 4096  # worker Pods of one job; keeps a typing error from filling a cluster's database
 BACK_OFF_LIMIT = 3
 WAIT_S_MAX = TIME_LIMIT_S_MAX  # of a deadline
 BACK_OFF_LIMIT_MAX = 1_000_000
@@ -27,15 +27,15 @@ TTL_S_MAX = TIME_LIMIT_S_MAX
 DEADLINE_S_MAX = TIME_LIMIT_S_MAX  # a claim's own limit
 MANAGED_BY_CHARS_MAX = 63
 CLASS_CHARS_MAX = 253  # of a name in Kubernetes
-KEPT_S_MAX = (1 << 31) - 1  # as a Job's field has it
-WORDS_MAX, WORD_CHARS_MAX = 1024, 32_768  # of a command; together they bound what CEL rules about it may cost
-ENDED = (COMPLETED, FAILED)  # STATUS of a job that is not started anew any more
+KEPT_S_MAX = (1 << 31) - 1  # as in a Job's field
+WORDS_MAX, WORD_CHARS_MAX = 1024, 32_768  # of a command; together they limit the cost of its CEL rules
+ENDED = (COMPLETED, FAILED)  # STATUS of a job that is not started again
 
 DIGITS = len(str(SIZE_MAX))
 
 
 class FieldType(StrEnum):
-    """What a field holds."""
+    """The type of a field's value."""
 
     INTEGER = "integer"
     STRING = "string"
@@ -43,16 +43,14 @@ class FieldType(StrEnum):
     TIME = "time"  # RFC 3339, whole seconds
     NUMBER = "integer or string"  # people write "2" and 2
     OBJECT = "object"
-    OPEN = (
-        "open"  # an object whose further fields are kept as they are: Kubernetes' own, which change with its releases
-    )
+    OPEN = "open"  # an object whose other fields are preserved: Kubernetes' own, which change with its releases
     LIST = "list"
     MAP = "map"
 
 
 @dataclass(frozen=True, slots=True)
 class CelRule:
-    """A CEL rule: refused with ``message`` unless ``cel`` holds. With ``oldSelf`` it is looked at on changes only."""
+    """A CEL rule: refused with ``message`` unless ``cel`` holds. With ``oldSelf`` it is checked on changes only."""
 
     cel: str
     message: str
@@ -64,13 +62,13 @@ class CrdField:
 
     Attributes:
         path: from the top.
-        type: what it holds.
-        meaning: what ``kubectl explain`` says.
-        default: what it is if it is left out.
-        alias: path of another spelling of it: with that one given there is no default, so that no schema can know it.
-        schema: its bounds, as JSON schema has them.
-        required: whether it must be there, if what it stands in is there.
-        rules: CEL rules about it.
+        type: of its value.
+        meaning: the text of ``kubectl explain``.
+        default: its value if it is left out.
+        alias: path of its other spelling: with that one given there is no default, so no schema can state it.
+        schema: its bounds, as JSON schema.
+        required: whether it must be present, if the object around it is.
+        rules: its CEL rules.
     """
 
     path: str
@@ -89,14 +87,14 @@ class CrdField:
 
     @property
     def filled(self) -> bool:
-        """Whether the API server itself fills its default in."""
+        """Whether the API server itself fills in its default."""
         return self.default is not None and not self.alias
 
 
 _ANEW = "delete the job and create it anew"
 _SAME_NUMBER = CelRule("string(self) == string(oldSelf)", f"cannot be changed while the job exists: {_ANEW}")
 _SAME = CelRule("self == oldSelf", f"cannot be changed while the job exists: {_ANEW}")
-# A number that people also write in quotes. `maxLength` is for the cost that the API server reckons for CEL.
+# A number that people also write in quotes. `maxLength` limits the cost that the API server computes for CEL.
 _NUMBER = {"minimum": 1, "maximum": SIZE_MAX, "pattern": f"^[1-9][0-9]{{0,{DIGITS - 1}}}$", "maxLength": DIGITS}
 _WORDS = {"items": {"type": "string", "maxLength": WORD_CHARS_MAX}, "maxItems": WORDS_MAX}
 _ITEMS = {"items": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
@@ -148,11 +146,11 @@ SPEC_RULES = (
         "has(self.launcher) == has(oldSelf.launcher) && has(self.interactive) == has(oldSelf.interactive)",
         f"launcher and interactive cannot come or go while the job exists: {_ANEW}",
     ),
-    *(  # rules of the fields themselves are asked only where both the old job and the new one have them
+    *(  # the rules of the fields themselves are checked only where both the old job and the new one have them
         CelRule(f"has(self.{name}) == has(oldSelf.{name})", f"{name} cannot come or go while the job exists: {_ANEW}")
         for name in ("activeDeadlineSeconds", "managedBy", "priorityClassName")
     ),
-    CelRule(  # it has no default, which would stand in the way of the PriorityClass
+    CelRule(  # it has no default, which would override the PriorityClass
         "has(oldSelf.priority) || !has(self.priority) || self.priority == 0 || has(self.priorityClassName)",
         f"priority cannot be changed while the job exists: {_ANEW}",
     ),

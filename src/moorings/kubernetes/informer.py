@@ -1,7 +1,7 @@
-"""A copy of all objects of a kind, kept up to date: a list, then a watch, and a list again whenever that cannot go on.
+"""A current copy of all objects of a kind: a list, then a watch, and a new list whenever the watch cannot continue.
 
-It tells keys, never events: whoever is told looks at what is there by then. So a dropped watch, a list after an hour
-without contact and a hundred changes at once all come to the same, and nothing depends on having seen each change.
+It passes on keys, never events: the receiver reads the object's present state. So a dropped watch, a list after an hour
+without contact and a hundred changes at once have the same effect, and nothing depends on seeing each change.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from moorings.kubernetes.kube import KubeApi, KubeError, ObjectList, ResourceTyp
 log = logging.getLogger("moorings.kubernetes.informer")
 
 PAUSE_FIRST_S = 0.25
-PAUSE_MAX_S = 5.0  # nothing tells that a server is back: jobs wait as long
-HEALTHY_WATCH_S = 5.0  # a watch that stood so long was a good one
-WARN_AFTER_FAILURES = 2  # failures in a row; one is daily life
+PAUSE_MAX_S = 5.0  # nothing announces that a server is back: jobs wait up to this long
+HEALTHY_WATCH_S = 5.0  # a watch that lasted so long worked
+WARN_AFTER_FAILURES = 2  # failures in a row; a single one is normal
 
 
 class ObjectKey(NamedTuple):
-    """Which object of a kind."""
+    """The key of an object among those of its kind."""
 
-    namespace: str  # empty: the kind has none
+    namespace: str  # empty: the kind is not namespaced
     name: str
 
 
 def without_managed_fields(found: KubeObject) -> KubeObject:
-    """The least there is to trim: who wrote which field, often half of an object."""
+    """The default trim: drops who wrote which field, often half of an object."""
     found["metadata"].pop("managedFields", None)
     return found
 
@@ -43,10 +43,10 @@ def _no_index(found: KubeObject) -> Iterable[str]:
 
 
 class ObjectStore:
-    """Objects by key and by index; tells what changed. No IO.
+    """Objects by key and by index; returns what changed. No IO.
 
     Args:
-        index: the values that an object is found by, such as its owner's key.
+        index: the index values of an object, such as its owner's key.
     """
 
     def __init__(self, index: Callable[[KubeObject], Iterable[str]]) -> None:
@@ -65,11 +65,11 @@ class ObjectStore:
         return self._objects.get(key)
 
     def indexed(self, value: str) -> Sequence[KubeObject]:
-        """The objects of an index value, in no order."""
+        """The objects with an index value, in no order."""
         return tuple(self._indexed.get(value, {}).values())
 
     def take(self, event: WatchEvent) -> tuple[ObjectKey, set[str]]:
-        """What an event changed: its key, and the index values it had or has."""
+        """Apply an event; the object's key, and the index values that it had or has."""
         key = key_of(event.object)
         touched = self._drop(key)
         if event.type != "DELETED":
@@ -77,7 +77,7 @@ class ObjectStore:
         return key, touched
 
     def replace(self, listed: Sequence[KubeObject]) -> list[tuple[ObjectKey, set[str]]]:
-        """Take a whole list; what is new, changed or gone."""
+        """Apply a whole list; the keys and index values of objects that are new, changed or gone."""
         found = {key_of(one): one for one in listed}
         changes = [(key, self._drop(key)) for key in [key for key in self._objects if key not in found]]
         for key, one in found.items():
@@ -119,12 +119,12 @@ def _version_of(found: KubeObject) -> tuple[str, str]:
 
 
 def retry_delay_s(failures: int, retry_after_s: float, chance: float) -> float:
-    """Seconds until the next try after so many failures in a row; 0 failures: none.
+    """Seconds until the next try after so many failures in a row; 0 without a failure.
 
     Args:
         failures: in a row.
         retry_after_s: what the server asked for.
-        chance: from 0 to 1: not all come back at the same moment.
+        chance: from 0 to 1; spreads the retries of many clients.
     """
     if not failures:
         return 0.0
@@ -133,20 +133,20 @@ def retry_delay_s(failures: int, retry_after_s: float, chance: float) -> float:
 
 
 class Informer:
-    """The objects of a kind, as far as ``labels`` and ``fields`` select them; ``serve`` keeps them up to date.
+    """The objects of a kind that match ``labels`` and ``fields``; ``serve`` keeps them current.
 
     Args:
         kube: the API server.
         kind: of the objects.
-        on_change: is told the key of what is new, changed or gone.
-        on_index: is told every index value that such an object had or has.
+        on_change: gets the key of each object that is new, changed or gone.
+        on_index: gets every index value that such an object had or has.
         namespace: None: all.
         labels: a label selector.
         fields: a field selector.
-        trim: drops what is not needed of an object, which it may change; ``metadata`` keeps namespace, name, uid and
-            resourceVersion. Without it a large cluster does not fit.
-        index: the values that an object is found by.
-        chance: a number from 0 to 1, anew each time.
+        trim: drops unused fields of an object, which it may change; ``metadata`` keeps namespace, name, uid and
+            resourceVersion. Without it the objects of a large cluster do not fit into memory.
+        index: the index values of an object.
+        chance: returns a random number from 0 to 1.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class Informer:
         index: Callable[[KubeObject], Iterable[str]] = _no_index,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        self.synced = asyncio.Event()  # a whole list was seen once
+        self.synced = asyncio.Event()  # a first whole list has arrived
         self._kube = kube
         self._kind = kind
         self._on_change = on_change
@@ -173,37 +173,37 @@ class Informer:
         self._trim = trim
         self._cache = ObjectStore(index)
         self._chance = chance
-        self._since = ""  # where the watch goes on; empty: a list is needed
+        self._since = ""  # where the watch resumes; empty: a list is needed
         self._failures = 0
         self._expired = False  # the last failure was a 410
         self._heard_at: float | None = None
 
-    # -- what is known -------------------------------------------------------------------------------------------------
+    # -- the copy ------------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return len(self._cache)
 
     def __iter__(self) -> Iterator[KubeObject]:
-        """All objects; not to be changed, nor kept over an ``await``."""
+        """All objects; do not change them, nor iterate across an ``await``."""
         return iter(self._cache)
 
     def get(self, namespace: str, name: str) -> KubeObject | None:
-        """One object, not to be changed."""
+        """One object; do not change it."""
         return self._cache.get(ObjectKey(namespace, name))
 
     def indexed(self, value: str) -> Sequence[KubeObject]:
-        """The objects that ``index`` gave this value, in no order; not to be changed."""
+        """The objects with this index value, in no order; do not change them."""
         return self._cache.indexed(value)
 
     @property
     def age_s(self) -> float:
-        """Seconds since the server was last heard of; infinite: never."""
+        """Seconds since the last contact with the server; infinite: never."""
         return float("inf") if self._heard_at is None else _now() - self._heard_at
 
-    # -- keeping up ----------------------------------------------------------------------------------------------------
+    # -- list and watch ------------------------------------------------------------------------------------------------
 
     async def serve(self) -> None:
-        """Keep up until cancelled."""
+        """List and watch until cancelled."""
         while True:
             begun = _now()
             try:
@@ -223,7 +223,7 @@ class Informer:
         if self._since and lived_s >= HEALTHY_WATCH_S:
             self._failures = 0
         expired, self._expired = self._expired, error.status == 410
-        if error.status == 410:  # what we know is older than what the server remembers
+        if error.status == 410:  # our copy is older than the server's history
             self._since = ""
         self._failures += 1
         level = logging.WARNING if self._failures == WARN_AFTER_FAILURES else logging.DEBUG
@@ -234,7 +234,7 @@ class Informer:
                 log.warning("informer.undefined", extra={"kind": self._kind.plural, "detail": told})
         else:
             log.log(level, "informer.failed", extra=fields)
-        # The first 410 is no trouble of the server's, whatever was before: it answers, and a list is made at once.
+        # The first 410 is no failure of the server, whatever came before: it responds, and we list at once.
         failures = 0 if self._expired and not expired else self._failures
         await asyncio.sleep(retry_delay_s(failures, error.retry_after_s, self._chance()))
 
@@ -251,7 +251,7 @@ class Informer:
                 self._since = version
         finally:
             if isinstance(events, AsyncGenerator):
-                await events.aclose()  # now, not when it is collected: it holds a connection
+                await events.aclose()  # now, not at garbage collection: it holds a connection
 
     def _take_list(self, listed: ObjectList) -> None:
         self._heard()
@@ -277,34 +277,34 @@ class Informer:
 
 
 class MultiNamespaceInformer:
-    """The objects of a kind in several namespaces, seen as one; each namespace has an informer of its own.
+    """The objects of a kind in several namespaces, as one set; each namespace has its own informer.
 
     Args:
-        informers: of these namespaces, or one of all.
+        informers: of these namespaces, or a single one of all namespaces.
     """
 
     def __init__(self, informers: Sequence[Informer]) -> None:
         self._informers = tuple(informers)
 
     def __iter__(self) -> Iterator[KubeObject]:
-        """All objects; not to be changed, nor kept over an ``await``."""
+        """All objects; do not change them, nor iterate across an ``await``."""
         return chain.from_iterable(self._informers)
 
     def get(self, namespace: str, name: str) -> KubeObject | None:
-        """One object, not to be changed."""
+        """One object; do not change it."""
         return next((found for one in self._informers if (found := one.get(namespace, name)) is not None), None)
 
     def indexed(self, value: str) -> Sequence[KubeObject]:
-        """The objects that ``index`` gave this value, in no order; not to be changed."""
+        """The objects with this index value, in no order; do not change them."""
         return [found for one in self._informers for found in one.indexed(value)]
 
     async def synced(self) -> None:
-        """Returns once a whole list of each was seen."""
+        """Return once the first whole list of each informer has arrived."""
         for one in self._informers:
             await one.synced.wait()
 
     async def serve(self) -> None:
-        """Keep up until cancelled."""
+        """List and watch until cancelled."""
         async with asyncio.TaskGroup() as group:
             for one in self._informers:
                 group.create_task(one.serve())

@@ -1,4 +1,4 @@
-"""An IPUJob as a value: what a user asked for, with every default filled in."""
+"""An IPUJob as a value: the user's request with all defaults filled in."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ API_VERSION = f"{GROUP}/{VERSION}"
 KIND = "IPUJob"
 PLURAL = "ipujobs"
 FINALIZER = "ipu.finalizers.graphcore.ai"
-MANAGER = f"{GROUP}/ipu-operator"  # in `spec.managedBy`: we
+MANAGER = f"{GROUP}/ipu-operator"  # `spec.managedBy` of our own jobs
 
-KubeObject = dict[str, Any]  # a Kubernetes object, as its JSON has it
+KubeObject = dict[str, Any]  # a Kubernetes object, as in its JSON
 
 
 class RestartType(StrEnum):
-    """Whether a job that has ended is started anew."""
+    """When a job that has ended starts again."""
 
-    ALWAYS = "Always"  # however it ended
-    ON_FAILURE = "OnFailure"  # if it failed, whatever the exit code
+    ALWAYS = "Always"  # after every end
+    ON_FAILURE = "OnFailure"  # after a failure, whatever the exit code
     NEVER = "Never"
-    EXIT_CODE = "ExitCode"  # 1 to 127: it failed for good; 128 to 255: it is started anew
+    EXIT_CODE = "ExitCode"  # 1 to 127: the failure is final; 128 to 255: it starts again
 
 
 class CleanPodPolicy(StrEnum):
-    """Which Pods go when the job has ended and will not start anew."""
+    """Which Pods are deleted when the job has ended and does not start again."""
 
     NONE = "None"
     WORKERS = "Workers"
-    ALL = "All"  # also overrides the restart policy: nothing is started anew
+    ALL = "All"  # also overrides the restart policy: nothing starts again
 
 
 class JobKind(StrEnum):
-    """What a job is, told by what its spec has."""
+    """The kind of a job, as its spec shows."""
 
     TRAINING = "training"  # a launcher runs a command over idle workers
     INTERACTIVE = "interactive"  # a launcher idles, for people to work in
@@ -46,7 +46,7 @@ class JobKind(StrEnum):
 
 
 class InstanceOutcome(StrEnum):
-    """How an instance ended for good."""
+    """The final outcome of an instance."""
 
     DONE = "Done"
     FAILED = "Failed"
@@ -59,9 +59,9 @@ class Condition:
     Attributes:
         status: whether it holds; None: Unknown.
         reason: one word in CamelCase.
-        changed_at: when ``status`` changed last.
-        updated_at: when anything of it changed last; 0: that is not told.
-        observed_generation: of the job that it is about; 0: that is not told.
+        changed_at: when ``status`` last changed.
+        updated_at: when any field last changed; 0: not recorded.
+        observed_generation: generation of the job that it describes; 0: not recorded.
     """
 
     type: str
@@ -75,13 +75,13 @@ class Condition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartAttempts:
-    """How the start of one instance goes.
+    """The start attempts of one instance.
 
     Attributes:
-        since: it has had its partition since then, and has not started.
-        missed: start deadlines that it missed in a row.
-        until: it asks for no partition before; None: it may ask.
-        why: what kept it from starting when it missed the last deadline, as a sentence.
+        since: when it got its partition, while it has not started.
+        missed: start deadlines missed in a row.
+        until: it requests no partition before this time; None: it may request one now.
+        why: why it missed the last start deadline, as a sentence.
     """
 
     since: Timestamp | None = None
@@ -92,17 +92,17 @@ class StartAttempts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceStatus:
-    """What has to be remembered of one instance.
+    """The stored state of one instance.
 
     Attributes:
-        restarts: how often it was started anew; Pods carry the number they were made under.
-        failures: how many of them followed a failure; counts against the back-off limit.
-        outcome: how it ended for good; empty while it has not.
+        restarts: number of its restarts; Pods carry the number at their creation.
+        failures: number of restarts after a failure; counts against the back-off limit.
+        outcome: its final outcome; empty while it has none.
         detail: why it failed.
-        start: how its start goes.
-        reason: that in one CamelCase word, where there is one that Kubernetes has (``DeadlineExceeded``).
-        started_at: with a limit of active time: since when it has its partition; None while it has none.
-        active_seconds: how long it had others before that one.
+        start: its start attempts.
+        reason: the failure as one CamelCase word, if Kubernetes has one (``DeadlineExceeded``).
+        started_at: with a limit of active time: when it got its present partition; None while it has none.
+        active_seconds: how long it had earlier partitions.
     """
 
     restarts: int = 0
@@ -117,7 +117,7 @@ class InstanceStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IPUJobStatus:
-    """The status, as it was last written."""
+    """The status, as last written."""
 
     state: str = ""  # STATUS
     current: int = 0  # CURRENT: instances that have their Pods
@@ -127,8 +127,8 @@ class IPUJobStatus:
     partition_created: bool = False
     launcher: str = ""
     restart_count: int = 0
-    starts_at: Timestamp | None = None  # by when it has its partitions, as is estimated while it waits
-    certainty: str = ""  # how sure that is
+    starts_at: Timestamp | None = None  # estimate while it waits: the time by which it has its partitions
+    certainty: str = ""  # of that estimate
     started_at: Timestamp | None = None
     completed_at: Timestamp | None = None
     active: int = 0
@@ -145,27 +145,27 @@ class IPUJob:
     """One IPUJob.
 
     Attributes:
-        command: what the launcher runs (training); empty otherwise.
+        command: command of the launcher (training); empty otherwise.
         args: its arguments, as in a container.
         launcher: other fields of the launcher that a user set (image, env, resources, volumeMounts...), as JSON.
         ttl_s: how long an interactive launcher idles; None for the other kinds.
-        instances: how many are wanted; each has a partition of its own.
+        instances: number of requested instances; each has its own partition.
         ipus: size of each partition.
-        workers: worker Pods of each instance, each with a GCD of its own.
+        workers: worker Pods of each instance, each with its own GCD.
         replicas: model replicas in each worker's GCD.
         template: Pod template of the workers, as JSON; never changed.
-        backoff_limit: restarts after failures, at most.
+        backoff_limit: most restarts after failures.
         deleted: whether it is being deleted.
         active_deadline_s: how long an instance may be active before it fails; None: no limit.
-        ttl_s_after_finished: how long the job is kept when it has ended; None: until somebody deletes it.
-        priority_class: the PriorityClass that it names; empty: none.
+        ttl_s_after_finished: how long the job is kept after its end; None: until a user deletes it.
+        priority_class: name of its PriorityClass; empty: none.
         suspended: no Pods and no partition, until it is resumed.
-        managed_by: which controller has it; empty: this one.
-        preemptible: may be asked to give its partitions back; it goes on later.
-        resumable: goes on from a checkpoint.
+        managed_by: name of the controller that manages it; empty: this one.
+        preemptible: may be preempted: it then releases its partitions and resumes later.
+        resumable: resumes from a checkpoint.
         start_deadline_s: how long an instance may hold a partition without starting; 0: without limit; None: the
             site's default.
-        node_lost_s: how long a node may be silent before its programs are taken for lost; 0: for ever.
+        node_lost_s: how long a node may be not Ready before its programs count as lost; 0: for ever.
     """
 
     namespace: str
@@ -209,10 +209,10 @@ class IPUJob:
 
     @property
     def managed_elsewhere(self) -> bool:
-        """Whether it is another controller's. One that has our finalizer is ours: it may have partitions."""
+        """Whether another controller manages it. A job with our finalizer is ours: it may have partitions."""
         return self.managed_by not in ("", MANAGER) and FINALIZER not in self.finalizers
 
     @property
     def has_launcher(self) -> bool:
-        """Whether there is a launcher Pod an instance."""
+        """Whether each instance has a launcher Pod."""
         return self.kind is not JobKind.INFERENCE

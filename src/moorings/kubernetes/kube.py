@@ -1,4 +1,4 @@
-"""The API server: kinds, refusals and the few calls that we make of it. Objects are plain JSON."""
+"""The API server: kinds of objects, its errors and the few calls that we use. Objects are plain JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from moorings.kubernetes.ipujob import GROUP, PLURAL, VERSION, KubeObject
 
 @dataclass(frozen=True, slots=True)
 class ResourceType:
-    """A kind of object: where the API server has it."""
+    """A kind of object, and its path on the API server."""
 
     group: str
     version: str
@@ -22,7 +22,7 @@ class ResourceType:
 
     @property
     def api_version(self) -> str:
-        """As an object's ``apiVersion`` has it."""
+        """The ``apiVersion`` of its objects."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
 
@@ -54,13 +54,13 @@ DEPLOYMENT = ResourceType("apps", "v1", "Deployment", "deployments")
 
 
 class KubeError(MooringsError):
-    """The API server's refusal.
+    """An error of the API server.
 
     Args:
-        status: HTTP status; 0 if it was not reached.
-        reason: as its Status has it: ``NotFound``, ``AlreadyExists``, ``Conflict``, ``Expired``, ``Invalid``...
-        message: in its words.
-        retry_after_s: how long it asked to wait; 0 if it did not say.
+        status: HTTP status; 0 if there was no response.
+        reason: of its Status: ``NotFound``, ``AlreadyExists``, ``Conflict``, ``Expired``, ``Invalid``...
+        message: of its Status.
+        retry_after_s: how long it asked to wait; 0 if it did not ask.
     """
 
     def __init__(self, status: int, reason: str, message: str, *, retry_after_s: float = 0.0) -> None:
@@ -73,7 +73,7 @@ class KubeError(MooringsError):
 
 @dataclass(frozen=True, slots=True)
 class ObjectList:
-    """A whole list, and where a watch goes on."""
+    """A whole list, and the version from which a watch continues."""
 
     items: Sequence[KubeObject]
     resource_version: str
@@ -103,21 +103,21 @@ class KubeApi(Protocol):
         fields: str = "",
         trim: Callable[[KubeObject], KubeObject] | None = None,
     ) -> ObjectList:
-        """All objects of a kind, in one namespace or in all, page by page; what ``trim`` leaves of each is kept."""
+        """All objects of a kind, in one namespace or in all, page by page, each as ``trim`` returns it."""
         ...
 
     def watch(
         self, kind: ResourceType, namespace: str | None = None, *, since: str, labels: str = "", fields: str = ""
     ) -> AsyncIterator[WatchEvent]:
-        """What changes after ``since``, until the server ends it; raises KubeError 410 when ``since`` is too old."""
+        """Changes after ``since``, until the server ends the watch; raises KubeError 410 when ``since`` is too old."""
         ...
 
     async def create(self, kind: ResourceType, body: KubeObject, namespace: str | None = None) -> KubeObject:
-        """Make an object."""
+        """Create an object."""
         ...
 
     async def replace(self, kind: ResourceType, body: KubeObject, namespace: str | None = None) -> KubeObject:
-        """Write an object as it is given; with its ``resourceVersion`` only if nobody was quicker."""
+        """Replace an object; with a ``resourceVersion`` in it only if the object is still at that version."""
         ...
 
     async def patch(
@@ -142,12 +142,12 @@ class KubeApi(Protocol):
         version: str = "",
         grace_s: int | None = None,
     ) -> None:
-        """Delete an object, in the background; one that is gone is no error.
+        """Delete an object, in the background; a missing one is no error.
 
-        With ``uid`` only that very one, with ``version`` (a resourceVersion) only as it was then.
+        With ``uid`` only the object with that uid, with ``version`` (a resourceVersion) only at that version.
         """
         ...
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close all connections."""
         ...

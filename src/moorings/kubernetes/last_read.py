@@ -1,4 +1,4 @@
-"""A job as it was read last: most looks at a job find the version that the look before found or wrote. Pure."""
+"""The last parsed version of a job: most reconciles find the version that the last one found or wrote. Pure."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ _PASSING = frozenset({"resourceVersion", "managedFields"})  # what every write c
 
 @dataclass(slots=True)
 class ParsedJob:
-    """What was read of one job.
+    """The parsed form of one job.
 
     Attributes:
         found: the object.
-        job: what was read of it.
+        job: parsed from it.
     """
 
     found: KubeObject | None = None
     job: IPUJob | None = None
 
     def read(self, found: KubeObject, start_deadline_s: int | None) -> IPUJob:
-        """The job in an object.
+        """The job of an object; parses only what changed.
 
         Args:
             found: the object.
-            start_deadline_s: of a job that names none.
+            start_deadline_s: default for a job without its own.
         """
         if self.job is None or self.found is None or not _is_same(self.found, found):
             job = parse_ipujob(found)
@@ -36,19 +36,19 @@ class ParsedJob:
         return self.job
 
     def note(self, before: KubeObject, written: KubeObject, job: IPUJob) -> None:
-        """Take in that a status was written.
+        """Record that a status was written.
 
         Args:
-            before: the object that ``job`` was read of.
-            written: what the API server made of it.
+            before: the object that ``job`` was parsed from.
+            written: the API server's response.
             job: the job with that status.
         """
-        if _beside_status(written) == _beside_status(before):  # nothing else was changed meanwhile
+        if _beside_status(written) == _beside_status(before):  # no other change came in between
             self.found, self.job = written, job
 
 
 def _is_same(one: KubeObject, other: KubeObject) -> bool:
-    """Whether two objects are one version of one job. Its priority may have been filled in since: that of its class."""
+    """Whether two objects are one version of one job. Its class's priority may have been filled in since."""
     if one is other:
         return True
     same = all(one["metadata"][name] == other["metadata"][name] for name in ("uid", "resourceVersion"))

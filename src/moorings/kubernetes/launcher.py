@@ -1,8 +1,8 @@
-"""What is done in a launcher's Pod before the job's own command starts. Standard library only.
+"""Prepares a launcher's Pod before the job's own command starts. Standard library only.
 
-Three things, in this order: kubectl is put where the remote-exec script finds it, the workers are waited for, and the
-proxy is asked for a clean partition. What is waited for is said in sentences, once for each change and every minute: it
-is what people read in the launcher's log. What is not known is not ready.
+Three steps, in this order: copy kubectl to where the remote-exec script finds it, wait for the workers, and ask the
+proxy for a clean partition. It says what it waits for in sentences, once for each change and every minute: people read
+them in the launcher's log. An unknown state is not ready.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from moorings.kubernetes.launcher_api import PodApi
 from moorings.kubernetes.pods import ENDED, condition_of, containers_in
 from moorings.kubernetes.proxy.shapes import FAILED, LOST, READY, RELEASING, PartitionBody, PartitionsBody
 
-TOLD = 5  # workers of those that are waited for
-WATCHED_MAX = 16  # workers, each with a thread and a watch of its own; more are looked at again and again
+TOLD = 5  # workers named in one message
+WATCHED_MAX = 16  # workers with their own thread and watch; of more, each is polled
 PAUSE_S, PAUSE_S_MAX = 0.5, 10.0
-LOOK_S = 1.0  # between two looks at a partition that is being made ready, or at many workers
+LOOK_S = 1.0  # between two reads of a partition that is being made ready, or of many workers
 TELL_S = 60.0
-WHOLE_S = 30.0  # between two looks at all of many workers
-DENIED_S = 60.0  # so long a refusal may only mean that a Role or a token has not come round yet
-ANSWER_S = 15.0  # of the proxy
-RESET_S = 120.0  # so long it may hold its answer to a reset: until the partition is clean
+WHOLE_S = 30.0  # between two reads of all of many workers
+DENIED_S = 60.0  # a refusal within this time may only mean that a Role or a token is not known everywhere yet
+ANSWER_S = 15.0  # response timeout of the proxy
+RESET_S = 120.0  # how long it may delay the response to a reset, until the partition is clean
 _NOT_NOW = ("partition.not_active", "claim.not_ready")
 KUBECTL = Path("/usr/local/bin/kubectl")
 VERSIONS = Path("/usr/local/lib/kubectl")  # <version>/kubectl
@@ -42,7 +42,7 @@ Tell = Callable[[str], None]
 
 
 class StartupWait:
-    """How long everything may take together, and what was told of it."""
+    """The common timeout of all waits, and the last message."""
 
     def __init__(self, timeout_s: float, tell: Tell) -> None:
         self._began_s = time.monotonic()
@@ -52,10 +52,10 @@ class StartupWait:
         self._told_s = 0.0
 
     def say(self, text: str) -> None:
-        """Tell what is waited for, if it is news or was not told for a while.
+        """Say what the launcher waits for, if it is new or was not said for a while.
 
         Raises:
-            MooringsError: ``wait.timeout``, with the same words.
+            MooringsError: ``wait.timeout``, with the same text.
         """
         now_s = time.monotonic()
         if self._timeout_s and now_s - self._began_s >= self._timeout_s:
@@ -70,19 +70,19 @@ class StartupWait:
 
 
 def choose_kubectl(kubectl: Path, version: str, versions: Path = VERSIONS) -> Path:
-    """Which kubectl is taken: that of a version, if the image has it."""
+    """The path of the kubectl to use: that of a version, if the image has it."""
     wanted = versions / version.removeprefix("v") / "kubectl"
     tagged = versions / f"v{version.removeprefix('v')}" / "kubectl"
     return next((path for path in (wanted, tagged) if version and path.is_file()), kubectl)
 
 
 def install_kubectl(kubectl: Path, into: Path) -> None:
-    """Put kubectl into a folder: whole or not at all.
+    """Copy kubectl into a folder atomically.
 
     Raises:
         MooringsError: ``config.invalid``.
     """
-    draft = into / ".kubectl.new"  # of one name: one that was cut off is written over
+    draft = into / ".kubectl.new"  # a fixed name: the next try overwrites an interrupted copy
     try:
         into.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(kubectl, draft)
@@ -99,7 +99,7 @@ def install_kubectl(kubectl: Path, into: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """What is known of a worker: whether it is ready, whether it has ended, and in words."""
+    """The state of a worker: whether it is ready, whether it has ended, and a text."""
 
     ready: bool
     ended: bool
@@ -111,7 +111,7 @@ ABSENT = WorkerStatus(False, False, "is not there yet")
 
 
 def parse_worker_status(pod: KubeObject | None) -> WorkerStatus:
-    """What a Pod's status says."""
+    """The state of a worker from its Pod's status."""
     if pod is None:
         return ABSENT
     status = pod.get("status") or {}
@@ -156,7 +156,7 @@ def _short(text: object) -> str:
 
 
 def waiting_text(sights: Mapping[str, WorkerStatus]) -> str:
-    """What is waited for, as a sentence; empty: all are ready."""
+    """A sentence about the workers that are not ready; empty: all are ready."""
     late = [name for name, sight in sights.items() if not sight.ready]
     if not late:
         return ""
@@ -166,7 +166,7 @@ def waiting_text(sights: Mapping[str, WorkerStatus]) -> str:
 
 
 class WorkerWatcher:
-    """The workers' Pods, followed until the process ends or this is closed.
+    """Follows the workers' Pods until the process ends or ``close`` is called.
 
     Args:
         api: the API server.
@@ -179,20 +179,20 @@ class WorkerWatcher:
         self._over = threading.Event()
         self._sights = dict.fromkeys(every, UNSEEN)
         self._denied: dict[str, tuple[float, KubeError]] = {}
-        self._whole_s = float("-inf")  # when all were read
+        self._whole_s = float("-inf")  # when all were last read
         works = [(self._watch, [name]) for name in every] if len(every) <= WATCHED_MAX else [(self._read, [*every])]
         for work, those in works:
             threading.Thread(target=self._follow, args=(work, those), name=f"see {those[0]}", daemon=True).start()
 
     def close(self) -> None:
-        """Watch no more; threads end when their watch does."""
+        """Stop watching; each thread ends with its present watch."""
         self._over.set()
 
     def wait(self, patience: StartupWait) -> None:
-        """Returns once all are ready at the same time.
+        """Return once all workers are ready at the same time.
 
         Raises:
-            MooringsError: ``worker.failed``, ``wait.timeout``, or ``kubernetes.refused``: we may not look at one.
+            MooringsError: ``worker.failed``, ``wait.timeout``, or ``kubernetes.refused``: we may not read one of them.
         """
         with self._changed:
             while text := waiting_text(self._sights):
@@ -214,14 +214,14 @@ class WorkerWatcher:
                 raise MooringsError(error.code, f"{name} may not be looked at: {error.detail}", hint=hint)
 
     def _follow(self, work: Callable[[list[str]], float], those: list[str]) -> None:
-        """Look at Pods again and again; ``work`` looks, and says for how long to wait then."""
+        """Poll Pods repeatedly; ``work`` reads them and returns the pause before the next read."""
         pause_s = PAUSE_S
         while not self._over.is_set():
             try:
                 wait_s = work(those)
                 pause_s = PAUSE_S
             except KubeError as error:
-                if error.status != 410:  # what we know is older than the server's memory: only look again
+                if error.status != 410:  # 410: our version is older than the server's history: only read again
                     self._put(dict.fromkeys(those, WorkerStatus(False, False, f"is not known: {error.detail}")), error)
                 wait_s = max(pause_s, error.retry_after_s)
                 pause_s = min(2 * pause_s, PAUSE_S_MAX)
@@ -234,10 +234,10 @@ class WorkerWatcher:
         began_s = time.monotonic()
         for changed in self._api.watch(name, since):
             self._put({name: parse_worker_status(changed)})
-        return began_s + PAUSE_S - time.monotonic()  # there are servers that end each watch at once
+        return began_s + PAUSE_S - time.monotonic()  # some servers end each watch at once
 
     def _read(self, those: list[str]) -> float:
-        """Read all of them now and then; else no more than show that it is not time yet."""
+        """Read all of them now and then; otherwise only until it is clear that some are not ready."""
         began_s = time.monotonic()
         whole = began_s - self._whole_s >= WHOLE_S
         seen: dict[str, WorkerStatus] = {}
@@ -250,7 +250,7 @@ class WorkerWatcher:
         else:
             self._whole_s = began_s
         self._put(seen)
-        return max(LOOK_S, time.monotonic() - began_s)  # half of the time at the most
+        return max(LOOK_S, time.monotonic() - began_s)  # reading takes at most half of the time
 
     def _put(self, seen: Mapping[str, WorkerStatus], error: KubeError | None = None) -> None:
         with self._changed:
@@ -268,16 +268,16 @@ class WorkerWatcher:
 
 @dataclass(frozen=True, slots=True)
 class InstancePartition:
-    """Whose partition it is, and who knows of it.
+    """The identity of an instance's partition, and the proxy to ask.
 
     Attributes:
         url: of the proxy.
         namespace: of the job.
         job: its name.
         uid: its uid.
-        instance: which of its instances.
-        token_file: of a token for the proxy; read anew for each call.
-        ca_file: who vouches for the proxy, if it speaks TLS.
+        instance: number of the instance.
+        token_file: file with a token for the proxy; read again for each call.
+        ca_file: authorities of the proxy, if it uses TLS.
     """
 
     url: str
@@ -289,10 +289,10 @@ class InstancePartition:
     ca_file: str = field(default="")
 
     def ask(self, *, reset: bool) -> PartitionBody | None:
-        """The partition; None if the proxy knows of none.
+        """The partition; None if the proxy does not know it.
 
         Raises:
-            MooringsError: what the proxy or the way to it says.
+            MooringsError: an error of the proxy or of the transport.
         """
         parts = (self.namespace, self.job, self.uid, str(self.instance))
         with Transport(Endpoint(self.url, self._token(), self.ca_file, timeout_s=ANSWER_S)) as proxy:
@@ -313,21 +313,21 @@ class InstancePartition:
 
 
 def wait_for_clean_partition(place: InstancePartition, patience: StartupWait, *, reset: bool) -> None:
-    """Returns once the partition is ready; with ``reset`` only after it was reset.
+    """Return once the partition is ready; with ``reset`` only after it was reset.
 
-    A reset whose answer was lost is asked for again: nothing runs there yet, and the proxy joins two into one.
+    A reset without a response is repeated: nothing runs there yet, and the proxy joins two resets into one.
 
     Raises:
-        MooringsError: ``partition.unusable``, ``wait.timeout``, or what the proxy refuses for good.
+        MooringsError: ``partition.unusable``, ``wait.timeout``, or a permanent refusal of the proxy.
     """
     pause_s, denied_s = PAUSE_S, 0.0
-    wanted, asks = reset, reset  # whether it has yet to be reset, and whether that is what is asked next
+    wanted, asks = reset, reset  # whether a reset is still needed, and whether the next request is the reset
     while True:
         try:
             found = place.ask(reset=asks)
         except MooringsError as error:
             if asks and error.code in _NOT_NOW:
-                asks = False  # see what it is now
+                asks = False  # read its present state
                 continue
             denied_s = (denied_s or time.monotonic()) if _is_denial(error) else 0.0
             if not _is_temporary(error) or (denied_s and time.monotonic() - denied_s >= DENIED_S):
@@ -353,7 +353,7 @@ def _is_denial(error: MooringsError) -> bool:
 
 
 def _is_temporary(error: MooringsError) -> bool:
-    """404: a proxy that has just started may not know of it yet. TLS: it, or we, may be about to be exchanged."""
+    """404: a proxy that just started may not know it yet. TLS: one of our certificates may be about to change."""
     away = error.retryable or error.code == "controller.unreachable"
     return away or _is_denial(error) or (isinstance(error, ApiError) and error.status == 404)
 

@@ -1,8 +1,8 @@
-"""What a launcher asks of the API server: its workers' Pods, one by one. Standard library only.
+"""A launcher's requests to the API server: its workers' Pods, one by one. Standard library only.
 
-Its Role names the Pods it may see, so a list of all is forbidden. A few are each listed and watched for themselves, by
-``fieldSelector=metadata.name=...``; of many that would be as many threads and connections, so they are read one after
-the other over one. The operator's client was refused here: the launcher's image is Python and nothing else.
+Its Role names the Pods that it may read, so it cannot list all. Up to a limit each Pod has its own list and watch, by
+``fieldSelector=metadata.name=...``; for many Pods that would be as many threads and connections, so they are read one
+after the other over one connection. Rejected: the operator's client, for the launcher's image has nothing but Python.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from moorings.kubernetes.kube import KubeError
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 ANSWER_S = 15.0
 WATCH_S = 240  # then the API server ends the watch, and a new one begins
-LINE_BYTES_MAX = 8 << 20  # several times the largest object there can be
+LINE_BYTES_MAX = 8 << 20  # several times the largest possible object
 _PROBES = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))  # a silent peer: 30 s
 
 
 @dataclass(frozen=True, slots=True)
 class PodApi:
-    """The API server, seen from a Pod.
+    """The API server, as a Pod reaches it.
 
     Attributes:
         host: of the API server.
         port: of it.
         namespace: of the Pods.
-        account: folder of the Pod's service account; read anew for each call, for tokens end.
+        account: folder of the Pod's service account; read again for each call, since tokens expire.
     """
 
     host: str
@@ -45,10 +45,10 @@ class PodApi:
     account: Path = ACCOUNT
 
     def read(self, every: Iterable[str]) -> Iterator[tuple[str, KubeObject | None]]:
-        """These Pods, by name, over one connection; None for one that is not there.
+        """These Pods, by name, over one connection; None for a Pod that does not exist.
 
         Raises:
-            KubeError: one is not known.
+            KubeError: a Pod cannot be read.
         """
         with self._talking() as (connection, headers):
             for name in every:
@@ -60,10 +60,10 @@ class PodApi:
                 yield name, self._parse(content) if answer.status == 200 else None
 
     def list(self, name: str) -> tuple[KubeObject | None, str]:
-        """A Pod, if it is there, and where a watch goes on.
+        """A Pod, if it exists, and the version from which a watch continues.
 
         Raises:
-            KubeError: it is not known.
+            KubeError: it cannot be read.
         """
         with self._ask(name, {}) as answer:
             found = self._parse(answer.read(LINE_BYTES_MAX))
@@ -74,7 +74,7 @@ class PodApi:
                 raise self._unreadable() from error
 
     def watch(self, name: str, since: str) -> Iterator[KubeObject | None]:
-        """A Pod each time it has changed, None when it is gone; ends when the API server ends the watch.
+        """A Pod after each change, None when it is gone; ends when the API server ends the watch.
 
         Raises:
             KubeError: the connection is lost; 410 when ``since`` is too old.
@@ -113,7 +113,7 @@ class PodApi:
         path = f"{self._pods}?" + urlencode({"fieldSelector": f"metadata.name={name}"} | query)
         with self._talking() as (connection, headers):
             connection.request("GET", path, headers=headers)
-            with connection.getresponse() as answer:  # it may hold the socket that the connection has let go
+            with connection.getresponse() as answer:  # it may hold the socket that the connection has released
                 if answer.status != 200:
                     told = _status(answer.read(LINE_BYTES_MAX))
                     raise _refusal(answer.status, told, answer.getheader("Retry-After"))
@@ -127,7 +127,7 @@ class PodApi:
             with contextlib.closing(self._connect()) as connection:
                 token = (self.account / "token").read_text().strip()
                 yield connection, {"Accept": "application/json", "Authorization": f"Bearer {token}"}
-        except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: a header or CA nobody can read
+        except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: an unreadable header or CA
             where = f"{self.host}:{self.port}"
             raise KubeError(
                 0, "Unreachable", f"the API server {where} does not answer: {format_cause(error)}"
@@ -144,7 +144,7 @@ class PodApi:
             connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in _PROBES:
                 connection.sock.setsockopt(socket.IPPROTO_TCP, option, value)
-        except OSError:  # also of a server that went right after the handshake
+        except OSError:  # also after a server that closed right after the handshake
             connection.close()
             raise
         return connection

@@ -1,8 +1,8 @@
-"""How long an instance may be active, and how long a job is kept when it has ended. Pure.
+"""How long an instance may be active, and how long a job is kept after its end. Pure.
 
-Both as `batch/v1` Jobs have it, but for one thing: an instance is active while it has its partition, not while it waits
-for one. That is also when the time limit of its claim begins, which the queue reckons with: an instance that outlived
-it would delay whoever was promised its IPUs.
+Both work as in `batch/v1` Jobs, with one difference: an instance is active while it has its partition, not while it
+waits for one. The time limit of its claim begins then too, and the scheduler counts on it: an instance that outlives
+it delays the claims that wait for its IPUs.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from moorings.kubernetes.proxy import shapes
 from moorings.kubernetes.proxy.shapes import PartitionBody
 from moorings.wire.codec import parse_time
 
-DEADLINE_EXCEEDED = "DeadlineExceeded"  # a Job's reason
-_IN_USE = frozenset({shapes.READY, shapes.RECLAIMING, shapes.PREPARING})  # PREPARING: also while it is being cleaned
+DEADLINE_EXCEEDED = "DeadlineExceeded"  # as in a Job
+_IN_USE = frozenset({shapes.READY, shapes.RECLAIMING, shapes.PREPARING})  # PREPARING: also while it is being reset
 
 
 def update_active_time(
     job: IPUJob, record: InstanceStatus, partition: PartitionBody | None, now: Timestamp, *, runs: bool
 ) -> InstanceStatus:
-    """The record with when the instance became active, or how long it was.
+    """The record with the start of the instance's active time, or its length.
 
     Args:
-        job: without a limit nothing is noted.
+        job: without a limit nothing is recorded.
         record: of the instance.
-        partition: as it is known; None: there is none.
+        partition: as last known; None: there is none.
         now: the time.
-        runs: whether a Pod of it has not ended: then it is active, whatever became of its partition.
+        runs: whether a Pod of it has not ended: then it is active, whatever the state of its partition.
     """
     if job.active_deadline_s is None or record.outcome is not None:
         return record
@@ -46,19 +46,19 @@ def update_active_time(
 
 
 def without_activity(record: InstanceStatus) -> InstanceStatus:
-    """The record of an instance that is suspended: as a Job's, its time begins anew when it is resumed."""
+    """The record of a suspended instance: as in a Job, its active time starts at zero when it is resumed."""
     return replace(record, started_at=None, active_seconds=0)
 
 
 def active_until(job: IPUJob, record: InstanceStatus) -> Timestamp | None:
-    """When an instance has been active for as long as it may; None: that cannot be told yet, or it has no limit."""
+    """When an instance reaches its limit of active time; None: that is not known yet, or it has no limit."""
     return claim_expires_at(job, record) if record.outcome is None else None
 
 
 def claim_expires_at(job: IPUJob, record: InstanceStatus) -> Timestamp | None:
-    """When an instance has held its partition for as long as its claim said, whether or not it has ended since.
+    """When an instance reaches the time limit of its claim, whether or not it has ended since.
 
-    None: that cannot be told yet, or it has no limit.
+    None: that is not known yet, or it has no limit.
     """
     if job.active_deadline_s is None:
         return None
@@ -68,13 +68,13 @@ def claim_expires_at(job: IPUJob, record: InstanceStatus) -> Timestamp | None:
 
 
 def end_at_deadline(job: IPUJob, record: InstanceStatus) -> InstanceStatus:
-    """The record of an instance that has been active for too long: nothing starts it anew."""
+    """The record of an instance that was active for too long: it never starts again."""
     why = f"it was active for longer than the {job.active_deadline_s} s of spec.activeDeadlineSeconds"
     return replace(record, outcome=InstanceOutcome.FAILED, detail=why, reason=DEADLINE_EXCEEDED)
 
 
 def time_left_s(job: IPUJob, instance: int) -> float | None:
-    """For how long an instance wants a partition at most; None: no limit is known."""
+    """The longest time for which an instance needs a partition; None: no limit is known."""
     if job.active_deadline_s is None:
         return None
     record = job.status.instances.get(instance, InstanceStatus())
@@ -82,7 +82,7 @@ def time_left_s(job: IPUJob, instance: int) -> float | None:
 
 
 def ttl_expires_at(job: IPUJob) -> Timestamp | None:
-    """When a job that has ended is to be deleted; None: it has not, or it is kept for ever."""
+    """When a job that has ended is deleted; None: it has not ended, or it is kept for ever."""
     if job.ttl_s_after_finished is None or job.status.completed_at is None:
         return None
     return add_seconds(job.status.completed_at, job.ttl_s_after_finished)

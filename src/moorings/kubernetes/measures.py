@@ -1,4 +1,4 @@
-"""What the operator counts, for Prometheus: one registry an operator, so that tests may have several."""
+"""The operator's metrics, for Prometheus: one registry for each operator, so that tests may have several."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _LATENCIES = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800
 
 
 class OperatorMetrics:
-    """The operator's metrics; ``text`` is what is scraped.
+    """The operator's metrics; ``text`` is the exposition.
 
     Args:
-        jobs: the STATUS of every job, by namespace, counted.
-        partitions: every partition.
-        waiting: how many jobs wait to be looked at.
+        jobs: counts the jobs by namespace and STATUS.
+        partitions: all partitions.
+        waiting: counts the jobs that wait for a reconcile.
         leads: whether this operator leads.
     """
 
@@ -61,25 +61,25 @@ class OperatorMetrics:
         self._registry.register(self)
 
     def reconciled(self, result: str, took_s: float) -> None:
-        """A job was looked at: ``ok``, ``retry`` or ``error``."""
+        """Count a reconcile of a job: ``ok``, ``retry`` or ``error``."""
         self._reconciles.labels(result).inc()
         self._seconds.observe(took_s)
 
     def status_written(self, job: IPUJob, status: IPUJobStatus, now: Timestamp) -> None:
-        """A status was saved; the job has the one before."""
+        """Count a saved status; ``job`` has the previous one."""
         self._writes.inc()
         first = all(one.type != RUNNING for one in job.status.conditions)
         if status.state == RUNNING and first:
             self._launch.labels(job.namespace).observe(max(seconds_between(job.created_at, now), 0.0))
 
     def held(self, elapsed_s: float) -> None:
-        """So many seconds have passed with the partitions as they are."""
+        """Add this many seconds of use of the present partitions."""
         for one in self._partitions():
             if one.state == READY:
                 self._ipu_seconds.labels(one.namespace).inc(one.ipus * elapsed_s)
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        """What is counted when it is asked for."""
+        """The metrics that are computed at each scrape."""
         found = GaugeMetricFamily(
             "moorings_operator_partitions", "Partitions of jobs, by state.", labels=["namespace", "state"]
         )
@@ -107,7 +107,7 @@ class OperatorMetrics:
 
 
 def families() -> list[MetricWrapperBase | GaugeMetricFamily]:
-    """Every metric, for the reference page; the numbers mean nothing."""
+    """Every metric, for the reference page; the values mean nothing."""
     empty = OperatorMetrics(jobs=dict, partitions=list, waiting=int, leads=bool)
     kept = [each for each in vars(empty).values() if isinstance(each, MetricWrapperBase)]
     return [*kept, *empty.collect()]

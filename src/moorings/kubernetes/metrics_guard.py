@@ -1,11 +1,11 @@
-"""The operator's metrics for those alone whom the cluster lets read them: TLS, then two questions to the API server.
+"""Serves the operator's metrics to authorized readers only: TLS, then two requests to the API server.
 
-The operator tells its metrics at a Unix socket in a folder that it shares with the guard alone: 127.0.0.1 is the node's
-where the Pod is in the node's network, and everybody's there. The guard stands before it: who shows the token of an
-account (``TokenReview``) that may ``get`` the address ``/metrics`` (``SubjectAccessReview``) is handed on. Both answers
-are believed for a while, so that a scrape costs the API server little; what tokens that are made up may cost is bounded
-in ``tokens``. kube-rbac-proxy does the same; a program of our own was preferred because a site then has one image less
-to fetch and to trust.
+The operator serves its metrics on a Unix socket in a folder that it shares with the guard alone: 127.0.0.1 is the
+node's where the Pod uses the node's network, and open to all its Pods. The guard passes on a request whose token
+belongs to an account (``TokenReview``) that may ``get`` the path ``/metrics`` (``SubjectAccessReview``). Both responses
+are cached for a while, so that a scrape costs the API server little; ``tokens`` limits the cost of made-up tokens.
+Rejected: kube-rbac-proxy, which does the same; with a program of our own a site has one image less to fetch and to
+trust.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("moorings.kubernetes.metrics_guard")
 
 PATH = "/metrics"
-BELIEVED_S = 60.0  # a yes, not beyond the token's end; a right that is taken away ends so late at most
-REFUSED_S = 5.0  # a no; a right that is given is there so late at most
+BELIEVED_S = 60.0  # cache of an allowed token, at most until the token expires; delay until a removed right ends
+REFUSED_S = 5.0  # cache of a refusal; delay until a new right counts
 READ_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class UserInfo:
-    """Who a token stands for, in the API server's words; ``groups`` and ``extra`` as its JSON has them."""
+    """The user of a token, as the API server returns it; ``groups`` and ``extra`` as in its JSON."""
 
     name: str
     uid: str
@@ -54,12 +54,12 @@ class UserInfo:
 
 
 def build_token_review(token: str) -> KubeObject:
-    """The question whose token it is."""
+    """The TokenReview of a token."""
     return {"metadata": {}, "spec": {"token": token}}
 
 
 def parse_user(review: KubeObject) -> UserInfo | None:
-    """Whose token it is; None: nobody's."""
+    """The user of the token; None: the token is not valid."""
     status = review.get("status") or {}
     user = status.get("user") or {}
     if status.get("authenticated") is not True or not user.get("username"):
@@ -68,19 +68,19 @@ def parse_user(review: KubeObject) -> UserInfo | None:
 
 
 def build_access_review(user: UserInfo) -> KubeObject:
-    """The question whether somebody may read the metrics."""
+    """The SubjectAccessReview whether a user may read the metrics."""
     who = {"user": user.name, "uid": user.uid, "groups": list(user.groups), "extra": user.extra}
     return {"metadata": {}, "spec": {**who, "nonResourceAttributes": {"path": PATH, "verb": "get"}}}
 
 
 def parse_allowed(review: KubeObject) -> bool:
-    """Whether he may. Only a plain yes is one."""
+    """Whether the user may. Only an explicit yes counts."""
     status = review.get("status") or {}
     return status.get("allowed") is True and status.get("denied") is not True
 
 
 class RbacProxy:
-    """Lets through who may read the metrics.
+    """Passes on requests for the metrics from users that may read them.
 
     Args:
         kube: the API server.
@@ -97,15 +97,15 @@ class RbacProxy:
         self._reviews: ReviewCache[MooringsError | None] = ReviewCache(self._now)
 
     async def check(self, authorization: str, address: str = "") -> None:
-        """Returns if the bearer of this header may read the metrics.
+        """Return if the bearer of this header may read the metrics.
 
         Args:
             authorization: the header.
-            address: where it comes from, without the port.
+            address: of the client, without the port.
 
         Raises:
             MooringsError: ``auth.missing``, ``auth.invalid``, ``auth.denied``, ``controller.busy``; or the API server
-                cannot say.
+                gives no verdict.
         """
         scheme, _, token = authorization.partition(" ")
         token = token.strip()
@@ -124,7 +124,7 @@ class RbacProxy:
         return self._clock.now() / SECOND
 
     def _left_s(self, token: str) -> float:
-        """How long a token says that it goes on; 0: it is none. A Secret's has no end, and any issuer may be known."""
+        """Time until a token expires; 0: it is no token. A Secret's token never expires; any issuer may be known."""
         claims = parse_claims(token)
         if not claims.get("iss") or not claims.get("sub"):
             return 0.0
@@ -153,7 +153,7 @@ class RbacProxy:
         )
 
     async def metrics(self, authorization: str, accept: str, address: str = "") -> Response:
-        """The operator's metrics, for who may read them.
+        """The operator's metrics, for authorized readers.
 
         Raises:
             MooringsError: as ``check``; ``metrics.unavailable``.
@@ -174,7 +174,7 @@ def _invalid() -> MooringsError:
 
 
 def make_rbac_proxy_app(guard: RbacProxy) -> Starlette:
-    """The guard's addresses: ``/metrics``, and ``/healthz`` for the kubelet."""
+    """The guard's HTTP app: ``/metrics``, and ``/healthz`` for the kubelet."""
 
     async def metrics(request: Request) -> Response:
         headers = request.headers
@@ -205,7 +205,7 @@ def make_rbac_proxy_app(guard: RbacProxy) -> Starlette:
 
 
 def problem(error: MooringsError) -> Response:
-    """A refusal as problem+json."""
+    """An error as problem+json."""
     kind = error_kind(error.code)
     body = ProblemBody(
         title=kind.title,

@@ -1,4 +1,4 @@
-"""Certificates that others keep, in a mounted Secret of type kubernetes.io/tls: a site by hand, or cert-manager."""
+"""Certificates in a mounted Secret of type kubernetes.io/tls, maintained by the site or by cert-manager."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ CERTIFICATE, KEY, AUTHORITY = "tls.crt", "tls.key", "ca.crt"
 
 
 class CertificateReloader:
-    """A certificate out of a mounted Secret, served anew when the Secret has changed.
+    """A certificate from a mounted Secret; serves the new one when the Secret has changed.
 
     Args:
         folder: with ``tls.crt`` and ``tls.key``.
-        context: what serves it.
+        context: the TLS context of the server.
     """
 
     def __init__(self, folder: Path, context: ssl.SSLContext) -> None:
@@ -32,10 +32,10 @@ class CertificateReloader:
         self._seen: tuple[bytes, bytes] | None = None
 
     def look(self) -> bool:
-        """Serve what the folder holds now; whether it was something new.
+        """Serve the present content of the folder; whether it is new.
 
         Raises:
-            MooringsError: ``config.invalid``, ``webhook.invalid``: it cannot be used, and the one before stays.
+            MooringsError: ``config.invalid``, ``webhook.invalid``: it cannot be used, and the previous one stays.
         """
         try:
             now = (self._folder / CERTIFICATE).read_bytes(), (self._folder / KEY).read_bytes()
@@ -53,17 +53,17 @@ class CertificateReloader:
 
 
 class MountedCertificate:
-    """Keeps what a server shows in step with a mounted Secret, as ``CertificateRotator`` does with one of its own.
+    """Keeps a server's certificate in step with a mounted Secret, as ``CertificateRotator`` does with its own Secret.
 
     Args:
         folder: with ``tls.crt``, ``tls.key`` and, for callers, ``ca.crt``.
         clock: the time.
-        callers: who must believe it; None: others see to that.
+        callers: the trust store of its callers; None: the site maintains it.
     """
 
     def __init__(self, folder: Path, clock: Clock, callers: TrustStore | None = None) -> None:
         self.context = make_server_context()
-        """For the server: always the newest certificate."""
+        """For the server: always with the newest certificate."""
         self.ready = False
         self._path = folder
         self._folder = CertificateReloader(folder, self.context)
@@ -71,15 +71,15 @@ class MountedCertificate:
         self._callers = callers
 
     async def prepare(self) -> None:
-        """Serve what is there.
+        """Serve the present content.
 
         Raises:
-            MooringsError: it cannot be used, or callers cannot be told.
+            MooringsError: it cannot be used, or the trust store cannot be written.
         """
         await self.look()
 
     async def look(self) -> None:
-        """Do now whatever is to be done.
+        """Bring certificate and trust store up to date.
 
         Raises:
             MooringsError: as ``prepare``.
@@ -88,13 +88,13 @@ class MountedCertificate:
             log.info("certificate.taken", extra={"folder": str(self._path)})
         self.ready = True
         if self._callers is not None:
-            # Who was told of an authority may know no other yet, and who shows a certificate of it may still be there.
+            # Callers may still trust only the old authority, and another replica may still serve its certificate.
             before = await self._callers.read()
             now = datetime.fromtimestamp(self._clock.now() / SECOND, UTC)
             await self._callers.tell(join_authorities([*before, self._authority()], now))
 
     async def run(self) -> None:
-        """Look every minute, until cancelled."""
+        """Run ``look`` every minute, until cancelled."""
         while True:
             try:
                 await self.look()

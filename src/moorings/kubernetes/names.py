@@ -1,4 +1,4 @@
-"""What things are called: one place for every derived name, label and annotation."""
+"""The one place for every derived name, label and annotation."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ WORKER = f"{GROUP}/worker"
 RESTART = f"{GROUP}/restart"
 PARTITION = f"{GROUP}/partition"  # annotation of a Pod: the partition it was made for
 IPUOF = f"{GROUP}/ipuof"  # annotation of a worker: the file that reaches its GCD, where no API does
-PROXY_CA = f"{GROUP}/proxy-ca"  # annotation of a launcher: the authorities by which it knows the proxy
+PROXY_CA = f"{GROUP}/proxy-ca"  # annotation of a launcher: the proxy's authorities
 PROXY = f"{GROUP}/proxy"  # annotation of a launcher: a hash of how it reaches the proxy
-PREEMPTIBLE = (
-    f"{GROUP}/preemptible"  # annotation of a job: it may be asked to give its partitions back, and goes on later
-)
-RESUMABLE = f"{GROUP}/resumable"  # annotation of a job: it goes on from a checkpoint, so it may be moved, too
+PREEMPTIBLE = f"{GROUP}/preemptible"  # annotation of a job: it may be preempted, and resumes later
+RESUMABLE = f"{GROUP}/resumable"  # annotation of a job: it resumes from a checkpoint, so it may also be moved
 LAUNCHER_ROLE, WORKER_ROLE = "launcher", "worker"
 
 OWNER_KIND = "kubernetes"
@@ -28,7 +26,7 @@ def worker_name(job: str, number: int) -> str:
 
 
 def worker_names(job: str, instance: int, workers: int) -> list[str]:
-    """The worker Pods of an instance that has so many."""
+    """The worker Pods of an instance with so many workers."""
     return [worker_name(job, number) for number in range(instance * workers, (instance + 1) * workers)]
 
 
@@ -38,15 +36,15 @@ def launcher_name(job: str, instance: int) -> str:
 
 
 def config_name(job: str, instance: int = 0) -> str:
-    """The ConfigMap of an instance's launcher; the first one also has what all of them share."""
+    """The ConfigMap of an instance's launcher; the first one also has the entries that all launchers share."""
     return f"{job}-config" if instance == 0 else f"{job}-config-{instance}"
 
 
 def account_name(job: str) -> str:
-    """The launchers' ServiceAccount, Role and RoleBinding."""
+    """The name of the launchers' ServiceAccount, Role and RoleBinding."""
     return f"{job}-launcher"
 
 
 def owner(cluster: str, namespace: str, job: str, uid: str, instance: int) -> str:
-    """Who holds the claim of an instance."""
+    """The holder of an instance's claim."""
     return f"{OWNER_KIND}/{cluster}/{namespace}/{job}/{uid}/{instance}"

@@ -1,10 +1,9 @@
 """Nodes that are not Ready, and what to do about Pods on them.
 
-Kubernetes deletes such Pods after some minutes, but their objects stay until their node says that the programs have
-ended, which a lost node never does. Whether they still run nobody knows. What can be known is that they have no IPUs:
-when the partition is removed. So a Pod is taken for lost in this order: partition, then object, then another Pod of its
-name. What the old program can still reach, its volumes and the network, no order of ours protects; so a job must ask
-for it.
+Kubernetes deletes such Pods after some minutes, but their objects stay until their node reports that the programs have
+ended; a lost node never does. Whether the programs still run is unknown. They certainly have no IPUs once the partition
+is removed. So a Pod is given up in this order: partition, then object, then another Pod of its name. We cannot
+protect what the old program can still reach, its volumes and the network; so a job must opt in.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ class NotReadyNode:
     """A node that is not Ready.
 
     Attributes:
-        since: when.
-        answers: its kubelet says so itself.
+        since: when it became so.
+        answers: whether its kubelet itself reports it.
     """
 
     since: Timestamp
@@ -33,7 +32,7 @@ class NotReadyNode:
 
 
 def parse_not_ready(node: KubeObject) -> NotReadyNode | None:
-    """Whether a node is not Ready, and since when; None: it is, or nothing is known of it."""
+    """Since when a node is not Ready; None: it is Ready, or its state is unknown."""
     ready = condition_of(node.get("status") or {}, "Ready")
     if ready.get("status") not in ("False", "Unknown"):
         return None
@@ -45,7 +44,7 @@ def parse_not_ready(node: KubeObject) -> NotReadyNode | None:
 
 
 def trim_node(found: KubeObject) -> KubeObject:
-    """A node with nothing that ``parse_silence`` does not read."""
+    """A node with only the fields that ``parse_not_ready`` reads."""
     meta = {key: found["metadata"][key] for key in ("name", "uid", "resourceVersion") if key in found["metadata"]}
     ready = condition_of(found.get("status") or {}, "Ready")
     return {"metadata": meta, "status": {"conditions": [ready] if ready else []}}
@@ -57,20 +56,20 @@ def on_not_ready_nodes(pods: Iterable[Pod], silent: Mapping[str, NotReadyNode]) 
 
 
 def choose_lost(pods: Iterable[Pod], silent: Mapping[str, NotReadyNode], lost_s: int, now: Timestamp) -> list[Pod]:
-    """The Pods whose nodes have not been Ready for ``lost_s`` seconds; 0: none is ever lost."""
+    """The Pods whose nodes have not been Ready for ``lost_s`` seconds; 0: no Pod is ever lost."""
     if not lost_s:
         return []
     return [pod for pod in on_not_ready_nodes(pods, silent) if add_seconds(silent[pod.node].since, lost_s) <= now]
 
 
 def lost_at(pods: Sequence[Pod], silent: Mapping[str, NotReadyNode], lost_s: int, now: Timestamp) -> Timestamp | None:
-    """When the next of these Pods is lost, unless its node is back."""
+    """When the next of these Pods is lost, unless its node returns."""
     times = [add_seconds(silent[pod.node].since, lost_s) for pod in pods if pod.node in silent] if lost_s else []
     return min((at for at in times if at > now), default=None)
 
 
 def describe_not_ready(pods: Sequence[Pod], silent: Mapping[str, NotReadyNode]) -> str:
-    """A sentence about the node that has been silent for longest, of these Pods' nodes."""
+    """A sentence about the one of these Pods' nodes that has not been Ready for longest."""
     pod = min(pods, key=lambda one: (silent[one.node].since, one.name))
     silence = silent[pod.node]
     how = "has not been Ready" if silence.answers else "has not answered"
@@ -80,6 +79,6 @@ def describe_not_ready(pods: Sequence[Pod], silent: Mapping[str, NotReadyNode]) 
 
 
 def format_clock_time(at: Timestamp) -> str:
-    """A time as messages have it."""
+    """A time in the form that messages use."""
     text = format_time(at)
     return f"{text[:10]} {text[11:19]} UTC"

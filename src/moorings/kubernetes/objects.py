@@ -1,4 +1,4 @@
-"""The objects of a job: its Pods, and what stands beside them for its launchers. Pure; every name is in ``names``."""
+"""The objects of a job: its Pods, and the objects beside them for its launchers. Pure; every name is in ``names``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from moorings.wire.shapes import GcdBody
 
 CONFIG_DIR = "/etc/moorings"
 SCRIPT = "kubexec.sh"
-IPUOF_DIR = "ipuof"  # in the folder above: what reaches a GCD, where that is said in a file
+IPUOF_DIR = "ipuof"  # in the config folder: the file that reaches a GCD, where a file is used
 BIN_DIR = "/opt/moorings/bin"
 TOKEN_DIR = "/var/run/secrets/moorings"  # noqa: S105 - a folder
 TOKEN_S = 3600
@@ -30,39 +30,39 @@ VOLUMES = ("moorings-bin", "moorings-config", "moorings-token", "moorings-api") 
 API_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"  # where every client looks
 _API_MOUNT = {"name": VOLUMES[3], "mountPath": API_DIR, "readOnly": True}
 _CONFIG_MOUNT = {"name": VOLUMES[1], "mountPath": CONFIG_DIR, "readOnly": True}
-ANNOTATIONS_BYTES_MAX = 256 * 1024  # of one object, names and values together, says the API server
-PORT_FIRST, PORTS = 20_000, 20_000  # where the tasks of an instance meet
+ANNOTATIONS_BYTES_MAX = 256 * 1024  # of one object, names and values together; a limit of the API server
+PORT_FIRST, PORTS = 20_000, 20_000  # rendezvous ports of the tasks of an instance
 
-# Idle until told: a shell, for sleep as process 1 would not hear TERM, and deleting the Pod would take half a minute.
+# Idle in a shell: sleep as process 1 would ignore TERM, and deleting the Pod would take half a minute.
 _IDLE = "trap 'exit 0' TERM; sleep {seconds} & wait"
 _CLOSED: KubeObject = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
     "capabilities": {"drop": ["ALL"]},
 }
-_WATCHED = ("livenessProbe", "readinessProbe", "startupProbe", "lifecycle")  # of the program that the image is for
+_WATCHED = ("livenessProbe", "readinessProbe", "startupProbe", "lifecycle")  # they suit the image's own program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodOptions:
-    """How Pods are made here; the chart's values.
+    """How Pods are made on this cluster; the chart's values.
 
     Attributes:
         launcher_image: of the launchers' init container.
         launcher_pull_policy: of that image.
         pull_secrets: names of Secrets for pulling images.
-        kubectl_version: which of the image's kubectls; empty: its own.
-        proxy_url: where launchers reach the proxy.
-        proxy_ca: the authorities by which they know it, as PEM; empty: not known yet, or it speaks no TLS.
-        host_network: Pods use their node's network: to reach its RDMA interface.
+        kubectl_version: version of the image's kubectl to use; empty: its default.
+        proxy_url: URL of the proxy for launchers.
+        proxy_ca: authorities of the proxy, as PEM; empty: not known yet, or it uses no TLS.
+        host_network: Pods use their node's network, to reach its RDMA interface.
         privileged: containers are privileged.
         privileged_namespaces: both only in these namespaces; empty: in all.
         dns_policy: of Pods in the node's network.
         launcher_role: the ClusterRole that the operator binds itself to where it makes launchers; empty: it has that
-            right everywhere it looks.
+            right in all its namespaces.
         account: the operator's own, ``namespace:name``; with ``launcher_role``.
-        namespaces: those whose jobs are looked after; empty: all.
-        start_deadline_s: of jobs that do not say one; 0: none.
+        namespaces: namespaces whose jobs it manages; empty: all.
+        start_deadline_s: default for jobs without their own; 0: none.
     """
 
     launcher_image: str = "launcher:latest"
@@ -84,12 +84,12 @@ class PodOptions:
 
     @property
     def proxy_mark(self) -> str:
-        """Tells launchers that reach the proxy in one way from others; empty: authorities are not known."""
+        """Identifies the way to the proxy that a launcher uses; empty: its authorities are not known."""
         return sha256(f"{self.proxy_url}\n{self.proxy_ca}".encode()).hexdigest()[:16] if self.proxy_ca else ""
 
     @property
     def limits(self) -> AdmissionLimits:
-        """Where Pods may have power over their node, and what else is limited."""
+        """Where Pods may have privileges on their node, and the other limits."""
         return AdmissionLimits(
             self.privileged, self.privileged_namespaces, self.max_priority, self.namespaces, self.suspends_queued
         )
@@ -99,20 +99,20 @@ def build_worker(job: IPUJob, number: int, restart: int, partition: PartitionBod
     """A worker Pod.
 
     Args:
-        job: whose.
+        job: its job.
         number: of the worker, over all instances.
-        restart: how often its instance was started anew.
+        restart: number of restarts of its instance.
         partition: READY.
         options: how Pods are made.
 
     Raises:
-        MooringsError: ``ipujob.invalid``: there is no room for the GCD's file.
+        MooringsError: ``ipujob.invalid``: the annotations have no space for the GCD's file.
     """
     instance, rank = divmod(number, job.workers)
     spec = _pod_spec(job, partition, options)
     containers = spec["containers"]
     file = _file(partition, rank)
-    # Open MPI's daemon wants to find the remote-exec script, though it never runs it: without, it crashes.
+    # Open MPI's daemon looks for the remote-exec script, though it never runs it: without it the daemon crashes.
     for container in containers if file is not None else containers[:1] if job.has_launcher else ():
         container["volumeMounts"] = [*(container.get("volumeMounts") or ()), _CONFIG_MOUNT]
     if job.has_launcher or file is not None:
@@ -135,12 +135,12 @@ def build_worker(job: IPUJob, number: int, restart: int, partition: PartitionBod
 def build_launcher(
     job: IPUJob, instance: int, restart: int, partition: PartitionBody, options: PodOptions, *, reset: bool
 ) -> KubeObject:
-    """A launcher Pod: the workers' first container with the launcher's command, after an init container of ours.
+    """A launcher Pod: the workers' first container with the launcher's command, after our own init container.
 
     Args:
-        job: whose.
-        instance: which.
-        restart: how often it was started anew.
+        job: its job.
+        instance: its instance.
+        restart: number of restarts of the instance.
         partition: READY.
         options: how Pods are made.
         reset: the partition may have been used.
@@ -151,7 +151,7 @@ def build_launcher(
     for field in ("initContainers", "hostname", "subdomain"):
         spec.pop(field, None)
     for field in ("command", "args", "resources", "ports", *_WATCHED):
-        main.pop(field, None)  # the workers': the launcher only starts what runs there
+        main.pop(field, None)  # they are the workers': the launcher only starts programs there
     main |= deepcopy({key: value for key, value in job.launcher.items() if key not in ("env", "volumeMounts")})
     if job.kind is JobKind.INTERACTIVE:
         _idle(main, job.ttl_s or 0)
@@ -170,7 +170,7 @@ def build_launcher(
     _put_environment([main], _environment(partition, None) | _mpi(instance))
     spec["initContainers"] = [_init_container(job, instance, options, main, reset=reset)]
     spec["serviceAccountName"] = names.account_name(job.name)
-    # A token that ends with its Pod: before 1.24 the usual one is a Secret, and only made after a while.
+    # A token that expires with its Pod: before 1.24 the default one is a Secret, made only after a while.
     spec["automountServiceAccountToken"] = False
     spec["volumes"] = [*(spec.get("volumes") or ()), *_volumes(job, instance, options)]
     labels = {names.ROLE: names.LAUNCHER_ROLE}
@@ -181,9 +181,9 @@ def build_launcher(
 
 
 def build_config(job: IPUJob, instance: int = 0) -> KubeObject:
-    """The ConfigMap of an instance's launcher: its hostfile; in the first one the remote-exec script, too.
+    """The ConfigMap of an instance's launcher: its hostfile; the first one also has the remote-exec script.
 
-    One for each instance: nothing of it changes when the job is scaled, and so the operator need not be let change any.
+    One for each instance: scaling changes none of them, so the operator needs no right to change ConfigMaps.
     """
     data = {_hostfile(instance): hostfile(_workers(job, instance), 1)}
     if instance == 0:
@@ -192,7 +192,7 @@ def build_config(job: IPUJob, instance: int = 0) -> KubeObject:
 
 
 def build_launcher_rbac(job: IPUJob) -> tuple[KubeObject, KubeObject, KubeObject]:
-    """ServiceAccount, Role and RoleBinding of the launchers: this job's workers and nothing else."""
+    """ServiceAccount, Role and RoleBinding of the launchers: access to this job's workers and nothing else."""
     name = names.account_name(job.name)
     rbac, group = "rbac.authorization.k8s.io/v1", "rbac.authorization.k8s.io"
     workers = [worker for instance in range(job.instances) for worker in _workers(job, instance)]
@@ -210,13 +210,13 @@ def build_launcher_rbac(job: IPUJob) -> tuple[KubeObject, KubeObject, KubeObject
 
 
 def build_role_binding(role: str, role_uid: str, account: str, namespace: str) -> KubeObject:
-    """What gives the operator, in one namespace, the right that it hands on to launchers there: a RoleBinding.
+    """The RoleBinding that gives the operator, in one namespace, the right that it passes on to launchers there.
 
     Args:
-        role: the ClusterRole with that right; the binding goes with it.
+        role: the ClusterRole with that right; owner of the binding.
         role_uid: its uid.
         account: the operator's, ``namespace:name``.
-        namespace: where.
+        namespace: of the binding.
     """
     group = "rbac.authorization.k8s.io"
     home, _, name = account.partition(":")
@@ -229,18 +229,18 @@ def build_role_binding(role: str, role_uid: str, account: str, namespace: str) -
 
 
 def build_service(job: IPUJob) -> KubeObject:
-    """The headless Service by which the workers of an instance find each other."""
+    """The headless Service through which the workers of an instance find each other."""
     spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {names.JOB: job.name}}
     return _owned_object(job, "v1", "Service", job.name) | {"spec": spec}
 
 
 def needs_service(job: IPUJob) -> bool:
-    """Whether the workers of an instance have to find each other by themselves."""
+    """Whether the workers of an instance must find each other by themselves."""
     return not job.has_launcher and job.workers > 1
 
 
 def owner_reference(job: IPUJob) -> KubeObject:
-    """What makes an object go with its job."""
+    """The owner reference by which an object is deleted with its job."""
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -280,7 +280,7 @@ def _pod(
 
 def _pod_spec(job: IPUJob, partition: PartitionBody, options: PodOptions) -> KubeObject:
     spec: KubeObject = deepcopy(dict(job.template["spec"]))
-    spec["restartPolicy"] = "Never"  # the partition must be clean before anything starts anew: the operator sees to it
+    spec["restartPolicy"] = "Never"  # the operator restarts, since the partition must be clean before a restart
     covered = options.limits.covers(job.namespace)
     if options.host_network and covered:
         spec["hostNetwork"] = True
@@ -294,7 +294,7 @@ def _pod_spec(job: IPUJob, partition: PartitionBody, options: PodOptions) -> Kub
     if options.privileged and covered:
         for container in spec["containers"]:
             context = container.get("securityContext") or {}
-            if context.get("allowPrivilegeEscalation") is not False:  # the API server refuses one beside the other
+            if context.get("allowPrivilegeEscalation") is not False:  # the API server refuses both together
                 container["securityContext"] = {"privileged": True} | context
     return spec
 
@@ -306,14 +306,14 @@ def _idle(container: KubeObject, seconds: int) -> None:
 
 
 def _put_environment(containers: Sequence[KubeObject], ours: Mapping[str, str]) -> None:
-    """Ours are last: of two variables of one name the last one counts, and these say where the partition is."""
+    """Ours are last: of two variables of one name the last one counts, and these locate the partition."""
     for container in containers:
         given = [one for one in container.get("env") or () if one.get("name") not in ours]
         container["env"] = [*given, *({"name": name, "value": value} for name, value in ours.items())]
 
 
 def _environment(partition: PartitionBody, gcd: int | None) -> dict[str, str]:
-    """What reaches the partition: of one GCD, or of the whole (a launcher)."""
+    """The variables that reach the partition: one GCD of it, or all of it (a launcher)."""
     binding = partition.binding
     assert binding is not None
     found = {**binding.api, "MOORINGS_PARTITION_ID": binding.partition}
@@ -328,7 +328,7 @@ def _environment(partition: PartitionBody, gcd: int | None) -> dict[str, str]:
 
 
 def _file(partition: PartitionBody, gcd: int) -> GcdBody | None:
-    """The GCD whose file a worker needs: where there is an API there is none, for both together are refused."""
+    """The GCD whose file a worker needs; none where there is an API, for both together are refused."""
     binding = partition.binding
     assert binding is not None
     one = binding.gcds[gcd]
@@ -336,7 +336,7 @@ def _file(partition: PartitionBody, gcd: int) -> GcdBody | None:
 
 
 def _annotate(pod: KubeObject, file: GcdBody) -> None:
-    """Put a GCD's file where the Pod's own volume takes it from: an object less to make, and it goes with the Pod."""
+    """Put a GCD's file into an annotation, from which a volume reads it: one object less, deleted with the Pod."""
     annotations = pod["metadata"]["annotations"]
     annotations[names.IPUOF] = file.file_text
     size = sum(len(name.encode()) + len(text.encode()) for name, text in annotations.items())
@@ -350,7 +350,7 @@ def _annotate(pod: KubeObject, file: GcdBody) -> None:
 
 
 def _rendezvous_environment(job: IPUJob, instance: int, rank: int) -> dict[str, str]:
-    """Where the workers of an instance find each other, for programs without a launcher."""
+    """Rendezvous variables of an instance's workers, for programs without a launcher."""
     first = names.worker_name(job.name, instance * job.workers)
     address = f"{first}.{job.name}.{job.namespace}.svc" if job.workers > 1 else "127.0.0.1"
     port = PORT_FIRST + crc32(f"{job.uid}/{instance}".encode()) % PORTS  # they may share their node's network
@@ -364,10 +364,10 @@ def _rendezvous_environment(job: IPUJob, instance: int, rank: int) -> dict[str, 
 
 
 def _mpi(instance: int) -> dict[str, str]:
-    """Open MPI, in the words of release 4 and of 5.
+    """Variables for Open MPI, by the names of release 4 and of release 5.
 
-    Without tree spawn a daemon goes to the background and its ``kubectl exec`` ends at once. With it each would stand
-    for the whole run, until a kubelet closes a stream that was silent for hours, and with it the job.
+    Without tree spawn a daemon goes to the background and its ``kubectl exec`` ends at once. With it each exec would
+    last for the whole run, until a kubelet closes a stream that was silent for hours, and so ends the job.
     """
     agent, hosts = f"{CONFIG_DIR}/{SCRIPT}", f"{CONFIG_DIR}/{_hostfile(instance)}"
     return {
@@ -412,10 +412,10 @@ def _init_container(job: IPUJob, instance: int, options: PodOptions, main: KubeO
 
 
 def _confinement(main: KubeObject) -> KubeObject:
-    """What Pod Security's level ``restricted`` asks of the init container, where the container after it has it itself.
+    """What Pod Security's level ``restricted`` demands of the init container, if the main container has it too.
 
-    What the Pod says holds for both. Elsewhere it is left out: images of launchers may run as root, and older policies
-    refuse each seccomp profile that they do not name.
+    The Pod's own settings hold for both. Elsewhere it is left out: images of launchers may run as root, and older
+    policies refuse each seccomp profile that they do not name.
     """
     context: KubeObject = main.get("securityContext") or {}
     found: KubeObject = {}
@@ -423,7 +423,7 @@ def _confinement(main: KubeObject) -> KubeObject:
         found |= {field: context[field] for field in ("runAsNonRoot", "runAsUser") if field in context}
     profile = context.get("seccompProfile")
     if isinstance(profile, Mapping) and profile.get("type") in ("RuntimeDefault", "Localhost"):
-        found["seccompProfile"] = {"type": "RuntimeDefault"}  # a profile of the node is for the program of the image
+        found["seccompProfile"] = {"type": "RuntimeDefault"}  # a profile of the node is for the image's own program
     return found
 
 

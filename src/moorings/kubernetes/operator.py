@@ -1,7 +1,7 @@
-"""The operator: brings what is there in step with what IPUJobs ask for, job by job.
+"""The operator: brings the cluster in step with IPUJobs, job by job.
 
-Level-triggered: jobs, Pods and partitions are watched, each change names a job, and ``plan`` is asked about that job as
-it stands then. Nothing is remembered that could not be learnt anew, so it may be killed at any moment.
+Level-triggered: it watches jobs, Pods and partitions; each change names a job, and ``plan`` decides from the job's
+present state. It stores nothing that it could not read again, so it may be killed at any moment.
 """
 
 from __future__ import annotations
@@ -48,51 +48,51 @@ from moorings.ports.clock import Clock
 
 log = logging.getLogger("moorings.kubernetes.operator")
 
-ABSENT_S = 10.0  # a partition that the proxy no longer names under living Pods is gone when it stays so
-FAILED_S = 1.0  # between two looks at a job of which something failed, at the least
-PRIORITY_CLASS_RETRY_S = 5.0  # between two looks for a PriorityClass that is missing
-SWEEP_S = 30.0  # between two looks for partitions that no job owns
+ABSENT_S = 10.0  # after it a partition that the proxy does not list, under living Pods, counts as gone
+FAILED_S = 1.0  # least pause between two reconciles of a job with a failure
+PRIORITY_CLASS_RETRY_S = 5.0  # between two reads of a missing PriorityClass
+SWEEP_S = 30.0  # between two searches for partitions without a job
 
 _UNDO = "change it back, or delete the job and create it anew"
 
-# What mends itself and is no news to the job's owner.
+# Errors that pass by themselves and do not concern the job's owner.
 _QUIET = frozenset({"kubernetes.not_leading", "kubernetes.unreachable"})
 
 
 @dataclass(slots=True)
 class ReconcileState:
-    """What is remembered of one job between two looks at it."""
+    """The memory of one job between two reconciles."""
 
     made: UnobservedPods = field(default_factory=UnobservedPods)
     written: KubeObject | None = None  # as we wrote it, until the watch has caught up
     written_at: float = -1e9
     read: ParsedJob = field(default_factory=ParsedJob)
-    cut: tuple[IPUJobStatus, IPUJobStatus] | None = None  # what the API server kept of a status, and what it was given
+    cut: tuple[IPUJobStatus, IPUJobStatus] | None = None  # what the API server stored of a status, and what we sent
     differs_since: float | None = None
     absent_since: dict[int, float] = field(default_factory=dict)
-    asked: dict[int, str] = field(default_factory=dict)  # instances asked for, without Pods since; of the job's uid
-    clean: dict[int, str] = field(default_factory=dict)  # those whose partition is as it was made, or was cleaned
-    checked: tuple[str, int, str] = ("", -1, "")  # uid, generation, what is wrong with it
+    asked: dict[int, str] = field(default_factory=dict)  # instances requested, without Pods since; of the job's uid
+    clean: dict[int, str] = field(default_factory=dict)  # instances whose partition is new or was reset
+    checked: tuple[str, int, str] = ("", -1, "")  # uid, generation, its errors
     refusals: CreateFailures = field(default_factory=CreateFailures)
     warned: WarnedEvents = field(default_factory=WarnedEvents)
     again_s: float | None = None
 
 
 class JobReconciler:
-    """Reconciles one job at a time a key; whoever calls ``reconcile`` sees to retries (it raises for them).
+    """Reconciles jobs, one reconcile at a time for each key; the caller of ``reconcile`` retries when it raises.
 
     Args:
         kube: the API server.
         proxy: in front of the controllers.
         options: how Pods are made.
-        jobs: what is seen of IPUJobs.
-        pods: what is seen of their Pods.
-        view: what is seen of their partitions.
+        jobs: the watched IPUJobs.
+        pods: their watched Pods.
+        view: their watched partitions.
         silent: nodes that are not Ready, by name; it may change.
         may: whether this operator leads.
-        story: tells a job's Events.
+        story: records a job's Events.
         value_of_class: the value of a PriorityClass, if there is one of that name.
-        measures: what is counted.
+        measures: its metrics.
         clock: the time.
     """
 
@@ -131,10 +131,10 @@ class JobReconciler:
         self._doer = JobExecutor(kube, proxy, options, may, view.note, view.note_gone, monotonic)
 
     async def reconcile(self, key: str) -> float | None:
-        """Look at one job (``namespace/name``) and do what is to be done; look again after so many seconds, if any.
+        """Reconcile one job (``namespace/name``); the seconds until the next reconcile, if one is due.
 
         Raises:
-            MooringsError: something could not be done; the job is to be looked at again, a little later each time.
+            MooringsError: an action failed; reconcile the job again, with a growing delay.
         """
         memory = self._memory.setdefault(key, ReconcileState())
         memory.again_s = None
@@ -160,10 +160,10 @@ class JobReconciler:
             return held_s or None
         paused, paused_s = memory.refusals.paused(now, zlib.crc32(job.uid.encode()) / 2**32)
         refused = memory.refusals.invalid
-        if wrong:  # as after a scaling that nobody checked: it goes on as it was
+        if wrong:  # as after an unchecked scaling: it continues as before
             job = replace(job, instances=job.status.desired)
             if _immutable_change(job, partitions) or self._is_wrong(_scaled(found, job.instances)):
-                refused = dict.fromkeys(range(job.instances), wrong)  # what runs runs on; nothing more is made of it
+                refused = dict.fromkeys(range(job.instances), wrong)  # running Pods stay; no new ones are made
         planned = plan(job, pods, partitions, self._now(), refused, paused, self._silent)
         if planned.save_first:
             status = build_status(job, planned, pods, partitions, self._now())
@@ -180,7 +180,7 @@ class JobReconciler:
             memory.again_s = max(min(waits), FAILED_S) if waits else None
             raise next((error for error in failed if error.code not in _QUIET), failed[0])
         if any(one.uid != job.uid for one in self._view.named(job.namespace, job.name)):
-            await self.sweep(job.namespace, job.name)  # of a job that had the name before
+            await self.sweep(job.namespace, job.name)  # partitions of an earlier job of this name
         if not memory.made.empty:
             waits.append(EXPECTATION_S)
         return min(waits) if waits else None
@@ -188,7 +188,7 @@ class JobReconciler:
     async def _hold_back(
         self, job: IPUJob, found: KubeObject, wrong: str, memory: ReconcileState, *, idle: bool
     ) -> float | None:
-        """Write why nothing is made for a job, and when to look again, in seconds (0: when it changes); None: it is."""
+        """Write why a job is held back; seconds until the next look (0: at its next change), None: it is not."""
         if wrong and not job.status.observed_generation:
             await self._write(job, found, _refused(job, wrong, self._now()), memory)
             return 0.0
@@ -200,34 +200,34 @@ class JobReconciler:
         return PRIORITY_CLASS_RETRY_S
 
     def again_s(self, key: str) -> float | None:
-        """When to look again at a job after ``reconcile`` raised, whatever the retries: not all of it had failed."""
+        """Seconds until a reconcile that is due even after ``reconcile`` raised, since not all of it had failed."""
         memory = self._memory.get(key)
         return memory.again_s if memory is not None else None
 
     def trust(self, authorities: str) -> None:
-        """Have launchers made from now on believe these authorities (PEM) of the proxy's."""
+        """Give these authorities of the proxy (PEM) to launchers made from now on."""
         self._options = self._doer.options = replace(self._options, proxy_ca=authorities)
 
     def begin(self) -> None:
-        """A term of leadership begins: what was remembered of an earlier one is not how it is now."""
+        """Begin a term of leadership: forget the memory of an earlier one."""
         self._memory.clear()
         self._doer.ensured.clear()
         self._doer.granted.clear()
 
     async def sweep(self, namespace: str = "", name: str = "") -> int:
-        """Give back partitions whose job is gone, of one name or of all: how many.
+        """Release partitions whose job is gone, of one name or of all; how many.
 
-        A job may go although it has our finalizer: somebody takes that away, or an API server that was about to remove
-        the job does not see that it has got one.
+        A job may vanish despite our finalizer: a user removes it, or an API server that is about to remove the job does
+        not see the new finalizer.
 
         Raises:
-            MooringsError: the API server or the proxy did not answer.
+            MooringsError: the API server or the proxy did not respond.
         """
         if not self._view.standing:
             return 0
         swept = 0
         for seen in self._view.named(namespace, name) if name else self._view.all():
-            body = self._view.get(seen.namespace, seen.job, seen.uid).get(seen.instance)  # it takes time to ask
+            body = self._view.get(seen.namespace, seen.job, seen.uid).get(seen.instance)  # earlier calls took time
             if body is None or shapes.is_given_back(body) or self._is_known(body) or not self._looks_at(body.namespace):
                 continue
             if await self._lives(body) or not self._may():
@@ -261,12 +261,12 @@ class JobReconciler:
             self._story(found, story)
         failed = [failure.error for failure in failures]
         if failed and all(map(_is_refusal, failed)):
-            # Pods were refused: a partition without any is as clean as it was, and is not cleaned for every try.
+            # Pods were refused: a partition without Pods stays clean, and needs no reset for every try.
             used = {pod["metadata"]["labels"][names.INSTANCE] for _, pod in memory.made.created.values()}
             memory.clean |= {number: job.uid for number in clean if str(number) not in used}
         return failed
 
-    # -- what is there -----------------------------------------------------------------------------------------------
+    # -- observed state ----------------------------------------------------------------------------------------------
 
     def _parse_pod(self, found: KubeObject) -> Pod | None:
         return parse_pod(found, self._options.proxy_mark)
@@ -288,7 +288,7 @@ class JobReconciler:
     def _partitions(
         self, job: IPUJob, pods: Sequence[Pod], memory: ReconcileState, now: float
     ) -> tuple[JobPartitions, float | None]:
-        """The job's partitions; and when to look again for one that is missing under its Pods."""
+        """The job's partitions, and when to look again for a partition that is missing under its Pods."""
         known = self._view.get(job.namespace, job.name, job.uid)
         with_pods = {pod.instance for pod in pods}
         for kept in (memory.asked, memory.clean):
@@ -302,12 +302,13 @@ class JobReconciler:
             since = min(memory.absent_since.setdefault(instance, now) for instance in missing)
             if now - since < ABSENT_S:
                 current, again_s = False, ABSENT_S
-        # What this operator asked for and the proxy saw come was never used, whether or not all controllers answer.
+        # A partition that this operator requested and whose creation the proxy saw was never used, even if not all
+        # controllers respond.
         fresh = frozenset(one for one in memory.asked if one in known and known[one].fresh) | memory.clean.keys()
         return JobPartitions(known, current, self._view.standing, fresh), again_s
 
     def _check(self, job: IPUJob, found: KubeObject, memory: ReconcileState) -> str:
-        """What is wrong with a job that came past the webhook; empty: nothing."""
+        """The errors of a job that passed the webhook; empty: none."""
         uid, generation, wrong = memory.checked
         if (uid, generation) != (job.uid, job.generation):
             wrong = self._is_wrong(found)
@@ -317,7 +318,7 @@ class JobReconciler:
 
     def _is_wrong(self, found: KubeObject) -> str:
         limits = self._options.limits
-        if _was_accepted(found):  # what waits waits on; of what it asks for from now on the doer lowers the priority
+        if _was_accepted(found):  # it keeps waiting; the doer lowers the priority of its new requests
             limits = replace(limits, max_priority=PRIORITY_MAX)
         try:
             check_ipujob(found, limits)
@@ -326,7 +327,7 @@ class JobReconciler:
         return ""
 
     def _looks_at(self, namespace: str) -> bool:
-        """Whether we may see the jobs of a namespace: of others nothing is concluded."""
+        """Whether we may read the jobs of a namespace: about others nothing is concluded."""
         return not self._options.namespaces or namespace in self._options.namespaces
 
     def _is_known(self, body: PartitionBody) -> bool:
@@ -334,7 +335,7 @@ class JobReconciler:
         return seen is not None and seen["metadata"]["uid"] == body.uid
 
     async def _lives(self, body: PartitionBody) -> bool:
-        """Whether a partition's job, or a Pod of it, is there after all: asked of the API server itself."""
+        """Whether a partition's job, or a Pod of it, exists after all: asks the API server itself."""
         try:
             found = await self._kube.get(IPU_JOB, body.job, body.namespace)
             if found["metadata"]["uid"] == body.uid:
@@ -350,14 +351,14 @@ class JobReconciler:
         if memory is not None:
             self._doer.ensured.pop(memory.checked[0], None)
 
-    # -- what is told ------------------------------------------------------------------------------------------------
+    # -- reporting ---------------------------------------------------------------------------------------------------
 
     def _tell(self, found: KubeObject, stories: Iterable[JobEvent]) -> None:
         for story in stories:
             self._story(found, story)
 
     async def _write(self, job: IPUJob, found: KubeObject, status: IPUJobStatus, memory: ReconcileState) -> IPUJob:
-        """Save a status; the job with it."""
+        """Save a status; returns the job with it."""
         memory.differs_since = None
         if status == job.status:
             return job
@@ -372,7 +373,7 @@ class JobReconciler:
             memory.written = await self._kube.patch(IPU_JOB, job.name, body, job.namespace, subresource="status")
         except KubeError as error:
             if error.status == 404:
-                return job  # it has gone meanwhile
+                return job  # it was removed in between
             raise
         memory.written_at = self._monotonic()
         memory.cut = self._find_cut(memory.written, status, value)
@@ -385,7 +386,7 @@ class JobReconciler:
     def _find_cut(
         self, written: KubeObject, status: IPUJobStatus, value: KubeObject
     ) -> tuple[IPUJobStatus, IPUJobStatus] | None:
-        """What an earlier definition of IPUJobs has kept of a status: else what it drops would be written for ever."""
+        """What an earlier definition of IPUJobs stored of a status: else the dropped part would be written for ever."""
         if written.get("status") == value:
             return None
         if not self._told_outdated:
@@ -397,7 +398,7 @@ class JobReconciler:
     def _due_s(
         self, before: IPUJobStatus, after: IPUJobStatus, memory: ReconcileState, now: float, *, hurry: bool
     ) -> float | None:
-        """When a status is to be written: 0 now, else after so many seconds; None: it stays as it is."""
+        """When to write a status: 0: now, else after so many seconds; None: it is unchanged."""
         since = memory.differs_since
         found = write_delay_s(before, after, written_s=memory.written_at, differs_s=since, now_s=now, hurry=hurry)
         if found is None:
@@ -407,18 +408,18 @@ class JobReconciler:
         return found
 
     def _now(self) -> Timestamp:
-        """The time to a second, as the API server keeps times."""
+        """The time in whole seconds, as the API server keeps times."""
         return Timestamp(self._clock.now() // SECOND * SECOND)
 
 
 def _was_accepted(found: KubeObject) -> bool:
-    """Whether a job was found good before: one that was refused at the first look has no instances then."""
+    """Whether a job once passed the check: a job that was refused at first has no instances in its status."""
     status = found.get("status") or {}
     return bool(status.get("observedGeneration")) and bool(status.get("status") != FAILED or status.get("instances"))
 
 
 def _refused(job: IPUJob, wrong: str, now: Timestamp) -> IPUJobStatus:
-    """The status of a job that can never be served."""
+    """The status of a job that can never run."""
     planned = JobPlan()
     failed = replace(job.status, state=FAILED, desired=job.instances)
     return build_status(replace(job, status=failed), planned, (), JobPartitions(), now, wrong)
@@ -430,7 +431,7 @@ def _created(job: IPUJob, act: CreateWorker | CreateLauncher) -> int:
 
 
 def _making_room(planned: JobPlan) -> list[JobEvent]:
-    """Instances whose Pods are ended for the sake of others now."""
+    """Events for instances whose Pods end now to free their partition for other claims."""
     return [
         JobEvent("Normal", "MakingRoom", f"instance {number} is {one.waits}")
         for number, one in planned.instances.items()
@@ -443,7 +444,7 @@ def _scaled(found: KubeObject, instances: int) -> KubeObject:
 
 
 def _immutable_change(job: IPUJob, partitions: JobPartitions) -> str:
-    """What was changed of a job that may not be changed while it holds partitions; a webhook would have refused it."""
+    """A change that is not allowed while the job holds partitions; a webhook would have refused it."""
     if job.managed_by not in ("", MANAGER):
         return f"spec.managedBy was changed to {job.managed_by} after this operator had taken up the job: {_UNDO}"
     for body in partitions.known.values():
@@ -456,12 +457,12 @@ def _immutable_change(job: IPUJob, partitions: JobPartitions) -> str:
 
 
 def _is_refusal(error: MooringsError) -> bool:
-    """Whether nothing was made; after a lost answer something may have been."""
+    """Whether nothing was created; after a lost response an object may have been."""
     return error.code == "ipujob.name_taken" or (isinstance(error, KubeError) and error.status not in (0, 504))
 
 
 def _problem(failed: Sequence[MooringsError]) -> str:
-    """What could not be done, for the job's owner."""
+    """What failed, for the job's owner."""
     for error in failed:
         if error.code not in _QUIET and not (isinstance(error, KubeError) and error.status == 409):
             return error.detail + (f"; {error.hint}" if error.hint else "")
@@ -469,15 +470,15 @@ def _problem(failed: Sequence[MooringsError]) -> str:
 
 
 def _is_over(job: IPUJob, planned: JobPlan) -> bool:
-    """Whether its last finalizer may just have gone, and the job with it."""
+    """Whether its last finalizer may just have been removed, and the job with it."""
     return job.deleted and not planned.acts and planned.deleting == ""
 
 
 def _resource_version(found: KubeObject) -> int:
-    """Later versions have larger numbers, as the API server promises by now and has always kept."""
+    """Later versions have larger numbers, as the API server promises now and has always done."""
     return int(found["metadata"]["resourceVersion"])
 
 
 def worker_selector(job: str) -> str:
-    """The labels of a job's workers, for who scales it."""
+    """The label selector of a job's workers, for the scale subresource."""
     return f"{names.JOB}={job},{names.ROLE}={names.WORKER_ROLE}"

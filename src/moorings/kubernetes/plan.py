@@ -1,9 +1,9 @@
-"""What has to be done about one IPUJob: a function of what is asked for, what is there and ``now``.
+"""The actions for one IPUJob: a function of the job, the observed objects and ``now``.
 
-Level-triggered: it may be asked again at any moment, after any crash, and goes on from what it finds. Two things make
-that safe. What must be counted (restarts, outcomes) is saved in the status before anything is done about it, and Pods
-carry the count they were made under, so that a failure is counted once. And a partition is given back only when none of
-its instance's Pods is left running.
+Level-triggered: it may run again at any moment, after any crash, and continues from what it finds. Two things make that
+safe. Counts (restarts, outcomes) are saved in the status before any action depends on them, and Pods carry the count at
+their creation, so that each failure is counted once. And a partition is released only when none of its instance's Pods
+runs any more.
 """
 
 from __future__ import annotations
@@ -53,25 +53,25 @@ from moorings.kubernetes.starting import next_check_at, observe_start, update_st
 from moorings.wire.codec import format_time, parse_time
 
 DELAY_S, DELAY_S_MAX = 5.0, 300.0  # before a restart: none before the first, then this, doubled
-WORKERS_S = 5  # of the time to make room, for workers to end behind their launcher
-MARGIN_S = 3.0  # between the end of the Pods and the time by which a partition must be given back
-REQUEUE_S = 2.0  # between two looks at what tells nobody when it has changed
+WORKERS_S = 5  # part of the grace period of a reclaim: for workers to end after their launcher
+MARGIN_S = 3.0  # between the end of the Pods and the time by which a partition must be released
+REQUEUE_S = 2.0  # between two looks at a state that sends no event when it changes
 HOLDS_NOTHING = "it has no Pods and no IPUs until spec.suspend is false"
-YIELDING = "making room"  # what a message begins with while its Pods end for the sake of others
-COMPLETED, FAILED = "Completed", "Failed"  # STATUS of a job to which nothing happens any more
+YIELDING = "making room"  # start of a message while the Pods of a reclaimed partition end
+COMPLETED, FAILED = "Completed", "Failed"  # the final values of STATUS
 ENDED = frozenset({COMPLETED, FAILED})
-EXIT_CODE_RETRYABLE = 128  # from here on an exit code tells of something that may not happen again
+EXIT_CODE_RETRYABLE = 128  # from this exit code on a failure may not happen again
 
 
 @dataclass(frozen=True, slots=True)
 class JobPartitions:
-    """What the proxy tells of a job.
+    """The partitions of a job, as the proxy reports them.
 
     Attributes:
         known: by instance.
-        current: whether that is all there is: only then may anything be concluded from what is missing.
-        standing: whether what is known is how it is now, though there may be more.
-        fresh: instances whose partitions were never used, as far as is known for sure; others are cleaned first.
+        current: whether the list is complete: only then does a missing partition mean anything.
+        standing: whether the known partitions are up to date, though there may be more.
+        fresh: instances whose partitions certainly were never used; others are reset first.
     """
 
     known: Mapping[int, PartitionBody] = field(default_factory=dict)
@@ -82,11 +82,11 @@ class JobPartitions:
 
 @dataclass(frozen=True, slots=True)
 class PartitionPause:
-    """An instance's Pods have been refused for long: others may use its IPUs.
+    """An instance's Pods have been refused for long: other claims may use its IPUs.
 
     Attributes:
-        why: in the API server's words.
-        starting: it never had all its Pods; what it has does nothing without the others.
+        why: the API server's message.
+        starting: it never had all its Pods; the existing ones do nothing without the others.
     """
 
     why: str
@@ -95,17 +95,17 @@ class PartitionPause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedInstance:
-    """What an instance comes to.
+    """The plan of one instance.
 
     Attributes:
-        record: what is to be remembered of it.
-        acts: what to do, in this order.
+        record: the state to store.
+        acts: its actions, in this order.
         standing: it has its Pods, and none of them has ended.
         running: its program runs.
-        waits: a sentence: what it waits for, or nothing.
-        code: stable, of ``waits``.
-        again_at: when to look again, though nothing has changed.
-        restarting: it waits to be started anew.
+        waits: a sentence about what it waits for; may be empty.
+        code: stable code of ``waits``.
+        again_at: when to plan again, even if nothing has changed.
+        restarting: it waits for a restart.
     """
 
     record: InstanceStatus
@@ -120,15 +120,15 @@ class PlannedInstance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPlan:
-    """What to do about a job.
+    """The plan of a job.
 
     Attributes:
-        acts: in this order; those of one instance stop at the first that fails.
-        records: of the instances, to be saved with the status; before the acts if ``save_first``.
-        instances: as they were judged, by number.
-        save_first: a count has changed, and what is done rests on it.
-        again_s: look again after so many seconds.
-        deleting: the job is going; a sentence that says what it waits for.
+        acts: in this order; those of one instance stop at the first failure.
+        records: of the instances, to be saved with the status; before the actions if ``save_first``.
+        instances: the planned instances, by number.
+        save_first: a count has changed, and the actions depend on it.
+        again_s: plan again after so many seconds.
+        deleting: the job is being deleted; a sentence about what it waits for.
     """
 
     acts: tuple[JobAction, ...] = ()
@@ -148,15 +148,15 @@ def plan(
     paused: Mapping[int, PartitionPause] | None = None,
     silent: Mapping[str, NotReadyNode] | None = None,
 ) -> JobPlan:
-    """What to do about a job.
+    """The plan of a job.
 
     Args:
-        job: with the status that was saved last.
-        pods: those it owns, no others.
+        job: with its last saved status.
+        pods: those that it owns, no others.
         partitions: of the job.
         now: the time.
-        refused: instances whose Pods can never be made, and the API server's reason.
-        paused: instances whose Pods are refused for now.
+        refused: instances whose Pods can never be created, and the API server's reason.
+        paused: instances whose Pods are refused at present.
         silent: nodes that are not Ready, by name.
     """
     silent = silent or {}
@@ -205,14 +205,14 @@ def _again_s(times: Sequence[Timestamp], now: Timestamp) -> float | None:
 
 
 def _wanted(job: IPUJob) -> range | list[int]:
-    """The instances that are to be: of a job that has ended, those that it ended with, however it is scaled then."""
+    """The instances to have: if the job has ended, those that it ended with, less those that are scaled away."""
     if job.status.state in ENDED:
         return [number for number in sorted(job.status.instances) if number < job.instances]
     return range(job.instances)
 
 
 def backoff_s(failures: int) -> float:
-    """How long the restart after the ``failures``-th failure waits: the first comes at once."""
+    """How long the restart after the ``failures``-th failure waits; the first restart is immediate."""
     return 0.0 if failures <= 1 else min(DELAY_S * 2.0 ** min(failures - 2, 20), DELAY_S_MAX)
 
 
@@ -228,7 +228,7 @@ def _plan_deletion(
     silent: Mapping[str, NotReadyNode],
     now: Timestamp,
 ) -> JobPlan:
-    """A job that is being deleted: its Pods first, then its partitions, then itself."""
+    """The plan of a job that is being deleted: first its Pods go, then its partitions, then the job itself."""
     if FINALIZER not in job.finalizers:
         return JobPlan(deleting="")
     if by_instance:
@@ -251,13 +251,13 @@ def _plan_deletion(
             acts=tuple(ReleasePartition(number) for number in sorted(held)),
             deleting="deleted; giving its partitions back",
         )
-    if not partitions.standing:  # what a controller holds that does not answer now is swept up when it does
+    if not partitions.standing:  # partitions at a controller that is away now are released when it returns
         return JobPlan(deleting="deleted; waiting for the proxy to tell which partitions are left", again_s=REQUEUE_S)
     return JobPlan(acts=(DropFinalizer(),), deleting="deleted")
 
 
 def _scale_down(pods: Sequence[Pod], partition: PartitionBody | None) -> list[JobAction]:
-    """An instance that is not wanted any more."""
+    """The actions for an instance that was scaled away."""
     if pods:
         return _delete(pods)
     if partition is not None and not shapes.is_given_back(partition):
@@ -272,12 +272,12 @@ def _delete(pods: Sequence[Pod]) -> list[JobAction]:
 def _evict_from_lost_nodes(
     number: int, lost: Sequence[Pod], pods: Sequence[Pod], partitions: JobPartitions
 ) -> list[JobAction]:
-    """What ends Pods on lost nodes: the others end first, then their partition goes, then their objects.
+    """End Pods on lost nodes: first the other Pods end, then the partition is removed, then the Pods' objects.
 
     Args:
-        number: the instance.
+        number: of the instance.
         lost: its Pods on lost nodes.
-        pods: all of its Pods that have to go.
+        pods: all of its Pods that must be removed.
         partitions: of the job.
     """
     partition = partitions.known.get(number)
@@ -302,7 +302,7 @@ class _PodsEnd:
 
 
 class _InstancePlanner:
-    """Judges one instance; ``judge`` is called once."""
+    """Plans one instance; ``judge`` is called once."""
 
     def __init__(
         self,
@@ -328,7 +328,7 @@ class _InstancePlanner:
     def judge(self, refused: str, paused: PartitionPause | None) -> PlannedInstance:
         found = self._judge(refused, paused)
         over = found.record.outcome is not None
-        # Of one that has ended only a program that has not is waited for: it keeps the partition.
+        # An instance that has ended waits only for a program that still runs, for it keeps the partition.
         quiet = on_not_ready_nodes([pod for pod in self._pods if not over or self._decides(pod)], self._silent)
         lost_s, start = self._job.node_lost_s, found.record.start
         times = [found.again_at, None if over else next_check_at(start, self._deadline_s, self._now)]
@@ -374,7 +374,7 @@ class _InstancePlanner:
         return self._fill(record, fresh, self._partition)
 
     def _stop(self, record: InstanceStatus) -> PlannedInstance | None:
-        """What becomes of it where it may not go on, whatever is there of it."""
+        """The plan of an instance that must stop, whatever its Pods do; None: it may continue."""
         if self._job.suspended:
             return self._suspend(record)
         until = lifetimes.active_until(self._job, record)
@@ -393,7 +393,7 @@ class _InstancePlanner:
         return self._job.start_deadline_s or 0
 
     def _follow_start(self, record: InstanceStatus) -> InstanceStatus:
-        """The record, with how its start goes; while a node is silent that is not known."""
+        """The record with its start attempts; while a node is silent their state is unknown."""
         has_partition: bool | None = self._partition is not None and self._partition.state == shapes.READY
         if (self._partition is None and not self._current) or on_not_ready_nodes(self._pods, self._silent):
             has_partition = None
@@ -414,16 +414,16 @@ class _InstancePlanner:
         launchers = [pod for pod in fresh if pod.is_launcher]
         workers = [pod for pod in fresh if not pod.is_launcher]
         deciding = launchers if job.has_launcher else workers
-        # A program that leaves well when its Pod is deleted (to make room, by a drain) has saved, and is not done.
+        # A program that exits with 0 when its Pod is deleted (by a reclaim or a drain) has saved, and is not done.
         done = [pod for pod in deciding if pod.phase == SUCCEEDED and not pod.deleting]
         if len(done) == self._programs:
             return _PodsEnd(False, "", ended_at=max(pod.ended_at or self._now for pod in done))
-        # One that has ended and goes is what is left of an instance that was given up, and is wanted again.
+        # An ended Pod that is being deleted belongs to an instance that was scaled away and then back.
         if (lost := self._lost([pod for pod in fresh if not (pod.ended and pod.deleting)])) is not None:
             return lost
         if any(pod in self._lost_pods for pod in fresh):
             return _PodsEnd(True, describe_not_ready(self._lost_pods, self._silent))
-        # Some were told to make room: that the others fail without them is no failure of the job.
+        # Some Pods end because of a reclaim: a failure of the others without them is no failure of the job.
         asked = partition is not None and partition.state == shapes.RECLAIMING and any(pod.deleting for pod in fresh)
         failed = [pod for pod in deciding if pod.phase == POD_FAILED and not pod.deleting and not asked]
         if failed:
@@ -436,7 +436,7 @@ class _InstancePlanner:
         return None
 
     def _lost(self, pods: Sequence[Pod]) -> _PodsEnd | None:
-        """Whether the partition of these Pods is gone from under them."""
+        """Whether the partition of these Pods was lost under them."""
         partition = self._partition
         made_for = {pod.partition for pod in pods} - {""}
         if partition is None:
@@ -474,18 +474,18 @@ class _InstancePlanner:
         return replace(record, restarts=self._next(), failures=record.failures + 1, detail=ending.why)
 
     def _next(self) -> int:
-        """The number of the next attempt: above every Pod's, also of an instance that was given up and wanted again."""
+        """The number of the next attempt: above every Pod's, also of an instance that was scaled away and back."""
         return max([self._record.restarts, *(pod.restart for pod in self._pods)]) + 1
 
     # -- what follows ------------------------------------------------------------------------------------------------
 
     def _finish(self, record: InstanceStatus) -> PlannedInstance:
-        """It has ended for good: what is to be cleaned up, and its partition goes."""
+        """The plan of an instance that has ended: clean up its Pods, then release its partition."""
         clean = self._job.clean
         acts: list[JobAction] = []
         for pod in self._pods:
             goes = clean is CleanPodPolicy.ALL or (clean is CleanPodPolicy.WORKERS and not pod.is_launcher)
-            # What decides and still runs does so for nobody: its fellow has failed, or its partition is gone.
+            # A program that still runs does so in vain: another one has failed, or its partition is gone.
             if (goes or (self._decides(pod) and not pod.ended)) and not pod.deleting:
                 acts.append(DeletePod(pod.name, pod.uid))
         held = self._partition is not None and not shapes.is_given_back(self._partition)
@@ -495,7 +495,7 @@ class _InstancePlanner:
         return PlannedInstance(record=record, acts=tuple(acts), again_at=until)
 
     def _releases(self, record: InstanceStatus) -> bool:
-        """Whether the partition of an instance that has ended goes: at its claim's time limit in any case."""
+        """Whether an ended instance releases its partition: in any case at its claim's time limit."""
         until = lifetimes.claim_expires_at(self._job, record)
         over = until is not None and self._now >= until
         return over or self._job.release_on_finish or self._job.clean is CleanPodPolicy.ALL
@@ -506,13 +506,13 @@ class _InstancePlanner:
         return 1 if self._job.has_launcher else self._job.workers
 
     def _left_behind(self, record: InstanceStatus) -> list[Pod]:
-        """The Pods on lost nodes that have to go: of an attempt that has failed, or of an instance that has ended."""
+        """The Pods on lost nodes that must go: of a failed attempt, or of an instance that has ended."""
         if record.outcome is None:
             return [pod for pod in self._lost_pods if pod.restart < record.restarts]
         return [pod for pod in self._lost_pods if self._decides(pod)] if self._releases(record) else []
 
     def _give_up(self, record: InstanceStatus, lost: Sequence[Pod]) -> PlannedInstance:
-        """What is left of it on lost nodes loses its partition, and then makes place for what comes after it."""
+        """Remove the partition under Pods on lost nodes, then their objects, so that the next attempt can start."""
         goes = [pod for pod in self._pods if pod in lost or record.outcome is None or self._decides(pod)]
         acts = tuple(_evict_from_lost_nodes(self._number, lost, goes, self._partitions))
         waits = "its partition is removed" if record.outcome else "its partition is removed before anything starts anew"
@@ -525,17 +525,17 @@ class _InstancePlanner:
         return any(not pod.ended for pod in self._pods if self._decides(pod))
 
     def _runs(self) -> bool:
-        """Whether its program runs. A worker that has done its part and waits for the others' is part of that."""
+        """Whether its program runs. A worker that is done and waits for the others counts as running."""
         deciding = [pod for pod in self._pods if self._decides(pod)]
         goes_on = all(pod.phase in (RUNNING, SUCCEEDED) and not pod.deleting for pod in deciding)
         return len(deciding) == self._programs and goes_on
 
     def _decides(self, pod: Pod) -> bool:
-        """Whether it runs the job's program: a launcher, or the workers of a job that has none."""
+        """Whether a Pod runs the job's program: a launcher, or a worker of a job without launchers."""
         return pod.is_launcher or not self._job.has_launcher
 
     def _sweep(self, record: InstanceStatus, stale: Sequence[Pod]) -> PlannedInstance:
-        """What is left of the attempt before goes: what runs at once, what has ended when the next one is due."""
+        """Delete the previous attempt's Pods: running ones at once, ended ones when the next attempt is due."""
         times = [pod.ended_at for pod in stale if pod.ended_at is not None]
         due = add_seconds(max(times), backoff_s(record.failures) if record.detail else DELAY_S) if times else self._now
         gone = [pod for pod in stale if not pod.deleting and (not pod.ended or self._now >= due)]
@@ -547,7 +547,7 @@ class _InstancePlanner:
         )
 
     def _end_with(self, record: InstanceStatus, refused: str, current: Sequence[Pod]) -> PlannedInstance:
-        """Nothing more is made of it: what runs of this attempt runs on, and else it has failed."""
+        """Create no more Pods: running Pods of this attempt continue; if there are none, the instance has failed."""
         deciding = [pod for pod in current if self._decides(pod)]
         if any(not pod.ended for pod in deciding):
             runs = any(pod.phase == RUNNING for pod in deciding)
@@ -556,7 +556,7 @@ class _InstancePlanner:
         return self._finish(replace(record, outcome=InstanceOutcome.FAILED, detail=why))
 
     def _suspend(self, record: InstanceStatus) -> PlannedInstance:
-        """It has nothing until it is resumed. What it ran is over, whatever comes of its Pods: it starts anew then."""
+        """Hold nothing until it is resumed. This attempt is over, whatever its Pods do: a new one starts then."""
         if any(pod.restart >= record.restarts for pod in self._pods):
             record = replace(record, restarts=self._next(), detail="")
         record = replace(lifetimes.without_activity(record), start=StartAttempts())
@@ -569,17 +569,17 @@ class _InstancePlanner:
         return PlannedInstance(record=record, acts=acts, waits=waits, code="suspended")
 
     def _give_back(self, record: InstanceStatus, waits: str, code: str) -> PlannedInstance:
-        """It cannot have all its Pods: those that it has go, for they have nobody to work with, and its IPUs too."""
+        """It cannot have all its Pods: the existing ones end, for they are useless alone, and its IPUs are released."""
         record = replace(record, start=replace(record.start, since=None))
         acts = tuple(_scale_down(self._pods, self._partition))
         return PlannedInstance(record=record, acts=acts, waits=waits, code=code)
 
     def _make_room(self, record: InstanceStatus, partition: PartitionBody) -> PlannedInstance:
-        """Its partition is needed for others: its Pods end, the launcher first, then it is given back."""
+        """Its partition is reclaimed: its Pods end, the launcher first, then the partition is released."""
         by = parse_time(partition.until) if partition.until else self._now
         left_s = max(int(seconds_between(self._now, by) - MARGIN_S), 1)
         launchers = [pod for pod in self._pods if pod.is_launcher and not pod.ended]
-        # The workers' programs are to save while they live. Past its time nobody waits for a launcher that is lost.
+        # The launcher ends first, so workers can save while their Pods live. After ``by`` a lost launcher delays none.
         first = self._pods
         if launchers and self._now < by:
             first, left_s = launchers, max(left_s - WORKERS_S, (left_s + 1) // 2)
@@ -602,7 +602,7 @@ class _InstancePlanner:
         if partition is None:
             if not self._current:
                 message = "waiting for the proxy, which does not answer for all controllers"
-                if self._runs():  # it does not wait: a proxy that is away, or starts anew, stops no program
+                if self._runs():  # it does not wait: an absent or restarting proxy stops no program
                     return PlannedInstance(record=record, standing=True, running=True)
                 acts: tuple[JobAction, ...] = () if standing else (AcquirePartition(self._number),)
                 return PlannedInstance(record=record, acts=acts, waits=message, code="proxy", standing=standing)
@@ -622,7 +622,7 @@ class _InstancePlanner:
         return PlannedInstance(record=record, waits=message, code=partition.code or "partition", standing=standing)
 
     def _fill(self, record: InstanceStatus, pods: Sequence[Pod], partition: PartitionBody) -> PlannedInstance:
-        """It has its partition: make what is missing of its Pods, and see whether they run."""
+        """It has its partition: create its missing Pods, and see whether all run."""
         job, first = self._job, self._number * self._job.workers
         there = {pod.name: pod for pod in pods}
         if outdated := [pod for pod in pods if pod.outdated]:  # its program has not begun: no failure of the job's
@@ -637,7 +637,7 @@ class _InstancePlanner:
         acts += [CreateWorker(number, record.restarts) for number in missing]
         if job.has_launcher and names.launcher_name(job.name, self._number) not in there:
             acts.append(CreateLauncher(self._number, record.restarts, reset=not self._fresh))
-            if any(pod.phase == RUNNING for pod in pods):  # what the one before started may still run in the workers
+            if any(pod.phase == RUNNING for pod in pods):  # programs of the last launcher may still run in the workers
                 gone = tuple(DeletePod(pod.name, pod.uid) for pod in pods if not pod.deleting)
                 waits = "its launcher is gone; the workers start anew with another one"
                 return PlannedInstance(record=record, acts=gone, waits=waits, code="restart")
@@ -663,7 +663,7 @@ def _ended(pod: Pod) -> _PodsEnd:
 
 
 def _blocking_pod(pods: Sequence[Pod]) -> tuple[str, bool]:
-    """What the Pods wait for, the one with something to say first; and whether a reason is known."""
+    """What the Pods wait for, a Pod with a reason first; and whether a reason is known."""
     late = [pod for pod in pods if pod.phase not in (RUNNING, SUCCEEDED) or pod.deleting]
     if not late:
         return "", False

@@ -1,4 +1,4 @@
-"""What matters of a Pod, read from what the API server says of it."""
+"""A Pod as a value, with the fields that we use of the API server's object."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from moorings.wire.codec import parse_time
 PENDING, RUNNING, SUCCEEDED, FAILED = "Pending", "Running", "Succeeded", "Failed"
 ENDED = frozenset({SUCCEEDED, FAILED})
 UNSCHEDULABLE = "Unschedulable"  # the scheduler's reason
-GRACE_S = 30  # Kubernetes' own, where a Pod says nothing
+GRACE_S = 30  # Kubernetes' default
 
-# Kubelet's words for what does not mend itself soon: whoever waits should read them.
+# Kubelet's reasons for normal, short waits; other reasons do not pass soon, so messages show them.
 _WAITS = frozenset({"ContainerCreating", "PodInitializing"})
-LINE_CHARS_MAX = 160  # of what a kubelet or a program says, in a message
+LINE_CHARS_MAX = 160  # of a text by kubelet or a program, in a message
 UNSEEN = frozenset({"Unknown", "ContainerStatusUnknown"})  # the exit code beside it is made up
 
 
@@ -26,20 +26,20 @@ class Pod:
     """One Pod of a job.
 
     Attributes:
-        instance: which instance it belongs to.
+        instance: number of its instance.
         worker: its number over all instances; -1 for a launcher.
-        restart: how often its instance had been started anew when it was made.
+        restart: number of restarts of its instance when it was made.
         partition: the partition it was made for.
-        phase: as the API server has it.
-        deleting: whether it is to go.
-        exit_code: of its main container; None if there is none to tell (evicted, its node lost).
+        phase: as the API server reports it.
+        deleting: whether it is being deleted.
+        exit_code: of its main container; None if there is none (evicted, its node lost).
         why: what it waits for, or how it ended, in kubelet's words; may be empty.
         ended_at: when its main container ended, if that is known.
-        grace_s: how long it may take to end when it is deleted.
-        gone_by: of one that is deleted: when its processes are killed, if that is known.
-        outdated: a launcher whose init container is not done, and would ask the proxy in a way that holds no more.
+        grace_s: its grace period when it is deleted.
+        gone_by: when its processes are killed, if it is being deleted and that is known.
+        outdated: a launcher whose init container is not done and uses an outdated way to the proxy.
         node: where it runs; empty before it is scheduled.
-        waits_for: of one that has not started: the scheduler's or kubelet's reason, one word; may be empty.
+        waits_for: before it starts: the scheduler's or kubelet's reason, one word; may be empty.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Pod:
 
     @property
     def unschedulable(self) -> bool:
-        """Whether the scheduler has found no node for it; ``why`` has its words."""
+        """Whether the scheduler has found no node for it; ``why`` has its message."""
         return self.phase == PENDING and self.waits_for == UNSCHEDULABLE
 
     @property
@@ -81,7 +81,7 @@ def parse_pod(found: KubeObject, proxy: str = "") -> Pod | None:
 
     Args:
         found: the Pod.
-        proxy: the mark of launchers that reach the proxy as it is now; empty: that is not known.
+        proxy: the mark of launchers that use the present way to the proxy; empty: not known.
     """
     meta = found["metadata"]
     labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
@@ -120,7 +120,7 @@ def parse_pod(found: KubeObject, proxy: str = "") -> Pod | None:
 
 
 def _init_is_pending(status: KubeObject) -> bool:
-    """Whether a launcher's init container may still ask the proxy."""
+    """Whether a launcher's init container may still make requests to the proxy."""
     inits = status.get("initContainerStatuses") or ()
     return (status.get("phase") or PENDING) == PENDING and not any(
         (one.get("state") or {}).get("terminated") is not None for one in inits
@@ -128,29 +128,29 @@ def _init_is_pending(status: KubeObject) -> bool:
 
 
 def has_ended(status: KubeObject) -> bool:
-    """Whether a Pod's processes have ended: its phase says so, and no container of it runs.
+    """Whether a Pod's processes have ended: its phase says so, and none of its containers runs.
 
-    A phase alone proves nothing. Kubelets call a Pod that is past its deadline, or evicted, Failed before its program
-    is gone; so do newer garbage collectors with Pods that they are about to remove.
+    A phase alone proves nothing. Kubelets set the phase of a Pod past its deadline, or evicted, to Failed before its
+    program is gone; so do newer garbage collectors with Pods that they are about to remove.
     """
     return status.get("phase") in ENDED and not containers_in(status, "running")
 
 
 def condition_of(status: KubeObject, kind: str) -> KubeObject:
-    """The condition of a Pod that is of that type; empty if it has none."""
+    """The condition of that type; empty if the object has none."""
     found: Iterable[KubeObject] = status.get("conditions") or ()
     return next((one for one in found if one.get("type") == kind), {})
 
 
 def containers_in(status: KubeObject, state: str) -> list[tuple[str, KubeObject]]:
-    """The containers of a Pod that are ``waiting``, ``running`` or ``terminated``, by name, with what is said of it."""
+    """The containers of a Pod that are ``waiting``, ``running`` or ``terminated``, by name, with that state."""
     every = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
     told = [(one.get("name") or "?", (one.get("state") or {}).get(state)) for one in every]
     return [(name, found) for name, found in told if found is not None]
 
 
 def trim_pod(found: KubeObject) -> KubeObject:
-    """A Pod with nothing that ``parse_pod`` does not read: thousands are kept in memory."""
+    """A Pod with only the fields that ``parse_pod`` reads: thousands are kept in memory."""
     meta, status = found["metadata"], found.get("status") or {}
     kept = {key: meta[key] for key in _META if key in meta}
     annotations = meta.get("annotations") or {}
@@ -167,7 +167,7 @@ _STATUS = ("phase", "reason", "message", "conditions", "containerStatuses", "ini
 
 
 def _ending(status: KubeObject) -> tuple[int | None, str, Timestamp | None]:
-    """Exit code, words and time of the container that decides: a failed init container, else the first one."""
+    """Exit code, text and time of the container that decides: a failed init container, else the first main one."""
     inits = [one for one in status.get("initContainerStatuses") or () if _code(one)]
     mains = list(status.get("containerStatuses") or ())
     for one in [*inits[:1], *mains[:1]]:

@@ -1,7 +1,7 @@
-"""What a PriorityClass that an IPUJob names means: its value, in the queue for partitions. Pure.
+"""The value of an IPUJob's PriorityClass, as its priority in the queue for partitions. Pure.
 
-The webhook writes the value into `spec.priority`, as Kubernetes does with Pods, so that a job keeps what it was made
-with. A job that came past the webhook has none there: then the operator looks it up.
+The webhook writes the value into `spec.priority`, as Kubernetes does with Pods, so that a job keeps its initial
+value. A job that was created past the webhook has no value: then the operator looks it up.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from moorings.kubernetes.informer import Informer
 from moorings.kubernetes.ipujob import KubeObject
 from moorings.kubernetes.reading import FieldError, abbreviate
 
-ValueOf = Callable[[str], int | None]  # of a PriorityClass; None: there is none of that name
+ValueOf = Callable[[str], int | None]  # value of a PriorityClass; None: there is none of that name
 
 
 def get_class_value(classes: Informer, name: str) -> int | None:
     """The value of a PriorityClass; None: there is none of that name.
 
     Raises:
-        MooringsError: ``kubernetes.unreachable``: nobody knows yet which ones there are.
+        MooringsError: ``kubernetes.unreachable``: the classes are not listed yet.
     """
     if not classes.synced.is_set():
         raise MooringsError(
@@ -36,7 +36,7 @@ def get_class_value(classes: Informer, name: str) -> int | None:
 
 
 def find_priority_faults(obj: KubeObject, value_of: ValueOf | None) -> Iterator[FieldError]:
-    """What is wrong with the PriorityClass of a job; without ``value_of`` nobody knows any, and nothing is."""
+    """Errors about the PriorityClass of a job; without ``value_of`` the classes are unknown, and there are none."""
     name, given = class_of(obj), _spec(obj).get("priority")
     if not name or value_of is None:
         return
@@ -62,18 +62,18 @@ def find_priority_faults(obj: KubeObject, value_of: ValueOf | None) -> Iterator[
 
 
 def class_of(obj: KubeObject) -> str:
-    """The PriorityClass that a job names; empty: none."""
+    """The name of a job's PriorityClass; empty: none."""
     name = _spec(obj).get("priorityClassName")
     return name if isinstance(name, str) else ""
 
 
 def needs_class_value(obj: KubeObject) -> bool:
-    """Whether a job names a PriorityClass, and nobody has looked up its value."""
+    """Whether a job names a PriorityClass but has no priority yet."""
     return bool(class_of(obj)) and _spec(obj).get("priority") is None
 
 
 def resolve_priority(obj: KubeObject, value_of: ValueOf) -> KubeObject | None:
-    """The job with the value of its PriorityClass as its priority; None: there is none that a job may have."""
+    """The job with its PriorityClass's value as its priority; None: no such class, or a value that is not allowed."""
     if not needs_class_value(obj):
         return obj
     value = value_of(class_of(obj))

@@ -1,9 +1,9 @@
-"""What a Pod template may not ask for: another's rights, and, where Pods are not trusted, power over their node. Pure.
+"""Forbidden parts of a Pod template: others' rights, and, where Pods are not trusted, privileges on their node. Pure.
 
-And what a site limits of a job, which is the same for all: ``AdmissionLimits``.
+Also the limits of a site that hold for all jobs: ``AdmissionLimits``.
 
-The operator makes Pods for whoever may create an IPUJob, and by rights of its own: what nobody looks at here, nobody
-does. What counts as power over the node is what Kubernetes' own Pod Security Standards leave out of "baseline":
+The operator creates Pods for every user that may create an IPUJob, with its own rights: no other component checks them.
+Privileges on the node are all that Kubernetes' Pod Security Standards leave out of "baseline":
 https://kubernetes.io/docs/concepts/security/pod-security-standards/
 """
 
@@ -18,7 +18,7 @@ from moorings.core.claims import PRIORITY_MAX
 from moorings.kubernetes.proxy.shapes import AUDIENCE
 from moorings.kubernetes.reading import FieldError, abbreviate
 
-# Accounts of launchers (names.account_name), and what people may take for them: `<job>-launcher-<instance>`.
+# Accounts of launchers (names.account_name), and names that look like one: `<job>-launcher-<instance>`.
 _LAUNCHERS = re.compile(r".*-launcher(-[0-9]+)?", re.DOTALL)
 _ACCOUNTS = ("serviceAccountName", "serviceAccount")  # the second is an older name of the first
 _HOST = ("hostNetwork", "hostPID", "hostIPC")
@@ -40,7 +40,7 @@ _SYSCTLS = frozenset(
     }
 )
 _SELINUX_TYPES = frozenset({"container_t", "container_init_t", "container_kvm_t", "container_engine_t"})
-# Annotations by which older releases are told of a container's profile.
+# Annotations that set a container's profile in older releases.
 _PROFILES = (
     "container.apparmor.security.beta.kubernetes.io/",
     "container.seccomp.security.alpha.kubernetes.io/",
@@ -50,15 +50,15 @@ _PROFILES = (
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
-    """Where Pods may have power over their node, and what else a site limits; the chart's values.
+    """Where Pods may have privileges on their node, and a site's other limits; the chart's values.
 
     Attributes:
         privileged: containers are privileged.
-        privileged_namespaces: Pods are given privileges and the node's network here only; empty: everywhere.
-        max_priority: the highest that a job may have: it goes before all others that wait for the same controllers.
-        namespaces: where jobs are looked after at all; empty: everywhere.
-        value_of_class: the value of a PriorityClass, None if there is none; None in place of it: nobody knows any.
-        suspends_queued: a new job with Kueue's label of a queue is suspended, until Kueue admits it.
+        privileged_namespaces: Pods get privileges and the node's network only here; empty: everywhere.
+        max_priority: the highest priority of a job: it goes before all others that wait for the same controllers.
+        namespaces: where jobs are managed at all; empty: everywhere.
+        value_of_class: value of a PriorityClass, None if it does not exist; None instead of a function: unknown.
+        suspends_queued: a new job with Kueue's queue label is suspended until Kueue admits it.
     """
 
     privileged: bool = True
@@ -69,11 +69,11 @@ class AdmissionLimits:
     value_of_class: Callable[[str], int | None] | None = None
 
     def covers(self, namespace: str) -> bool:
-        """Whether Pods in a namespace are given what Pods are given here at all."""
+        """Whether Pods in a namespace get the privileges that these settings give to Pods."""
         return not self.privileged_namespaces or namespace in self.privileged_namespaces
 
     def trusts(self, namespace: str) -> bool:
-        """Whether a template in a namespace may ask for power over the node by itself."""
+        """Whether a template in a namespace may itself request privileges on the node."""
         return self.covers(namespace) and (self.privileged or bool(self.privileged_namespaces))
 
 
@@ -81,10 +81,10 @@ NO_LIMITS = AdmissionLimits()
 
 
 def find_reserved_rights(where: str, spec: Mapping[str, Any]) -> Iterator[FieldError]:
-    """What of a Pod's spec takes the rights of a launcher: to start processes in workers, and to reset partitions.
+    """Parts of a Pod's spec that take a launcher's rights: to start processes in workers, and to reset partitions.
 
     Args:
-        where: the spec's path.
+        where: path of the spec.
         spec: of the Pods.
     """
     for field in _ACCOUNTS:
@@ -106,12 +106,12 @@ def find_reserved_rights(where: str, spec: Mapping[str, Any]) -> Iterator[FieldE
 
 
 def find_privileges(where: str, template: Mapping[str, Any], launcher: Mapping[str, Any]) -> Iterator[FieldError]:
-    """What of a template, or of a launcher, asks for power over the node.
+    """Parts of a template, or of a launcher, that request privileges on the node.
 
     Args:
-        where: the template's path.
+        where: path of the template.
         template: of the Pods.
-        launcher: what a launcher's container has of its own.
+        launcher: the launcher container's own fields.
     """
     for path in _privileged_paths(where, template, launcher):
         yield FieldError(
@@ -163,7 +163,7 @@ def _container(where: str, container: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _context(where: str, context: Mapping[str, Any]) -> Iterator[str]:
-    """What a Pod's security context and a container's have in common."""
+    """The privileges that both a Pod's security context and a container's can request."""
     if _is_on(_inside(context, "windowsOptions"), "hostProcess"):
         yield f"{where}.windowsOptions.hostProcess"
     for field in ("seccompProfile", "appArmorProfile"):
@@ -178,7 +178,7 @@ def _context(where: str, context: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _is_on(found: Mapping[str, Any], field: str) -> bool:
-    """Whether a switch is not off: what is no switch at all is not let through either."""
+    """Whether a switch is not off: a value that is no switch counts as on."""
     return found.get(field) not in (None, False)
 
 

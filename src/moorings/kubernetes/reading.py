@@ -1,8 +1,8 @@
 """An IPUJob read from its JSON, and its status written as JSON.
 
-One reader for everybody: a value that cannot be read becomes the default, and a ``FieldError`` is kept. The operator
-goes on with the default (an object may have passed a laxer schema, or come while no webhook listened); ``admission``
-refuses the object.
+All programs share this reader: an unreadable value becomes the default, and a ``FieldError`` is recorded. The operator
+continues with the default (an object may have passed an older, laxer schema, or come while no webhook listened);
+``admission`` refuses the object.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _HOLDS: Mapping[str, bool | None] = {"True": True, "False": False, "Unknown": No
 
 @dataclass(frozen=True, slots=True)
 class FieldError:
-    """Something wrong with an object: where (``spec.launcher.command``), what, and what to do about it."""
+    """An error in an object: the field (``spec.launcher.command``), the problem, and a hint."""
 
     path: str
     problem: str
@@ -65,12 +65,12 @@ class FieldError:
 
 
 def parse_ipujob(obj: KubeObject) -> IPUJob:
-    """The job an object holds; never fails. Unknown fields are passed over."""
+    """The job of an object; never fails. Unknown fields are ignored."""
     return read_ipujob(obj)[0]
 
 
 def read_ipujob(obj: KubeObject) -> tuple[IPUJob, tuple[FieldError, ...]]:
-    """The job an object holds, and what could not be read of its spec; ``admission`` knows what else can be wrong."""
+    """The job of an object, and the unreadable parts of its spec; ``admission`` finds the other errors."""
     meta = _mapping(obj.get("metadata"))
     top = _FieldReader("", obj)
     spec = top.inside("spec")
@@ -116,7 +116,7 @@ def read_ipujob(obj: KubeObject) -> tuple[IPUJob, tuple[FieldError, ...]]:
 
 
 def _is_annotated_true(top: _FieldReader, meta: Mapping[str, Any], name: str) -> bool:
-    """Whether an annotation says "true"; left out it says "false"."""
+    """Whether an annotation is "true"; a missing one is "false"."""
     given = _mapping(meta.get("annotations")).get(name)
     if given not in (None, "true", "false"):
         top.note(f"metadata.annotations[{name}]", f'must be "true" or "false", not {abbreviate(given)}')
@@ -148,7 +148,7 @@ def _kind(launcher: _FieldReader, interactive: _FieldReader) -> JobKind:
 
 
 def _sizes(spec: _FieldReader, workers: _FieldReader) -> tuple[int, int, int]:
-    """IPUs and workers of an instance, and model replicas of a worker, of whichever spellings were used."""
+    """IPUs and workers of an instance, and model replicas of a worker, in any of their spellings."""
     count = spec.agreed(
         ("spec.workerPerJobInstance", spec.size("workerPerJobInstance", PODS_MAX)),
         ("spec.workers.replicas", workers.size("replicas", PODS_MAX)),
@@ -176,9 +176,9 @@ def _sizes(spec: _FieldReader, workers: _FieldReader) -> tuple[int, int, int]:
 
 
 class _FieldReader:
-    """Takes values out of an object; what is wrong is noted, and its default taken.
+    """Reads values from an object; records each error, and returns the default instead.
 
-    ``given`` tells an object that was left out from an empty one. All readers of one job share their faults.
+    ``given`` distinguishes a missing object from an empty one. All readers of one job share their errors.
     """
 
     def __init__(self, path: str, data: object, faults: list[FieldError] | None = None) -> None:
@@ -188,11 +188,11 @@ class _FieldReader:
         self.faults: list[FieldError] = [] if faults is None else faults
 
     def note(self, name: str, problem: str, hint: str = "") -> None:
-        """A fault of a field."""
+        """Record an error of a field."""
         self.faults.append(FieldError(f"{self.path}.{name}".lstrip("."), problem, hint))
 
     def inside(self, name: str) -> _FieldReader:
-        """The reader of an object in this one."""
+        """The reader of an object inside this one."""
         found = self.data.get(name)
         if found is not None and not isinstance(found, Mapping):
             self.note(name, f"must be an object, not {abbreviate(found)}")
@@ -204,11 +204,11 @@ class _FieldReader:
         return default if found is None else found
 
     def optional(self, name: str, least: int, most: int) -> int | None:
-        """A whole number between bounds; None if it is left out."""
+        """A whole number between bounds; None if it is missing."""
         return self._whole(name, least, most)
 
     def size(self, name: str, most: int = SIZE_MAX) -> int | None:
-        """A positive whole number, in quotes or not; None if it is left out."""
+        """A positive whole number, in quotes or not; None if it is missing."""
         return self._whole(name, 1, most, quoted=True)
 
     def _whole(self, name: str, least: int, most: int, *, quoted: bool = False) -> int | None:
@@ -226,7 +226,7 @@ class _FieldReader:
         return found
 
     def agreed(self, *spellings: tuple[str, int | None]) -> int | None:
-        """The number that one or both of two spellings give."""
+        """The number that one or both of two spellings give; records an error if they differ."""
         (one, first), (other, second) = spellings
         if first is not None and second is not None and first != second:
             told = "mean the same, and one of them is enough"
@@ -266,7 +266,7 @@ class _FieldReader:
 
 
 def abbreviate(value: object) -> str:
-    """A wrong value, as short as a message bears it."""
+    """A wrong value, shortened for a message."""
     text = repr(value)
     return text if len(text) <= SHOWN_CHARS_MAX else f"{text[:SHOWN_CHARS_MAX]}..."
 
@@ -275,7 +275,7 @@ def abbreviate(value: object) -> str:
 
 
 def parse_status(found: object) -> IPUJobStatus:
-    """The status as it was last written; never fails."""
+    """The status as last written; never fails."""
     status = _mapping(found)
     workers = _mapping(status.get("workersStatus"))
     conditions = status.get("conditions")
@@ -348,10 +348,10 @@ def _start(found: Mapping[str, Any]) -> StartAttempts:
 
 
 def status_object(status: IPUJobStatus) -> KubeObject:
-    """A status as JSON, times to the second; all of it but the scale subresource's ``selector``.
+    """A status as JSON, times in whole seconds; all of it but the scale subresource's ``selector``.
 
-    What is left out means none or, of ``workersStatus``, 0: write it whole (a JSON patch that adds ``/status``), for a
-    merge patch would keep what stood there before.
+    A missing field means none or, in ``workersStatus``, 0: write it whole (a JSON patch that adds ``/status``), since a
+    merge patch would keep the previous values.
     """
     written: KubeObject = {
         "status": status.state,

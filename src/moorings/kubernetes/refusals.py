@@ -1,7 +1,7 @@
-"""What the API server does not let an IPUJob have: for ever, or for now; and when its partitions go back because of it.
+"""The API server's refusals of an IPUJob's Pods, permanent or not; and when they release its partitions.
 
-A Pod that is invalid is so for ever, and its instance fails. A quota, a policy or somebody else's object of its name
-may go away: the instance tries again, but it does not keep IPUs that others wait for while it tries.
+An invalid Pod stays invalid, and its instance fails. A quota, a policy or another owner's object of its name may go
+away: the instance tries again, but meanwhile does not keep IPUs that other claims wait for.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from moorings.core.errors import MooringsError
 from moorings.kubernetes.kube import KubeError
 from moorings.kubernetes.plan import PartitionPause
 
-PATIENCE_S = 30.0  # for so long an instance keeps its partition while its Pods are refused
-PAUSE_S, PAUSE_S_MAX = 60.0, 600.0  # before it asks for one again: this, doubled each time
+PATIENCE_S = 30.0  # how long an instance keeps its partition while its Pods are refused
+PAUSE_S, PAUSE_S_MAX = 60.0, 600.0  # before it requests one again: this, doubled each time
 
-_UNHEARD = frozenset({0, 401})  # not reached, or not told who we are: nothing was said about the Pods
+_UNHEARD = frozenset({0, 401})  # no response, or not authenticated: it says nothing about the Pods
 
 
 @dataclass(frozen=True, slots=True)
 class ActionFailure:
-    """Something that could not be done: for an instance, or, with None, for the whole job."""
+    """A failed action: of an instance, or, with None, of the whole job."""
 
     instance: int | None
     error: MooringsError
@@ -30,7 +30,7 @@ class ActionFailure:
 @dataclass(slots=True)
 class _RejectedInstance:
     why: str
-    since: float | None  # None: not refused since it began to ask again
+    since: float | None  # None: not refused since its last request of a partition
     starting: bool
     pauses: int = 0
     until: float = 0.0  # it has no partition until then
@@ -41,18 +41,18 @@ class CreateFailures:
     """The refusals of one job's Pods; times are of a monotonic clock, in seconds.
 
     Attributes:
-        invalid: instances whose Pods can never be made, and why.
+        invalid: instances whose Pods can never be created, and why.
     """
 
     invalid: dict[int, str] = field(default_factory=dict)
     _stuck: dict[int, _RejectedInstance] = field(default_factory=dict)
 
     def note(self, tried: Mapping[int, bool], failures: Iterable[ActionFailure], now: float) -> None:
-        """Reckon with what became of Pods that were tried to be made.
+        """Record the results of trying to create Pods.
 
         Args:
-            tried: their instances; of each, whether all its Pods were to be made, so that nothing of it runs.
-            failures: what could not be done.
+            tried: their instances; for each, whether all its Pods were to be created, so that nothing of it runs.
+            failures: the failed actions.
             now: the time.
         """
         told: dict[int | None, MooringsError] = {}
@@ -70,11 +70,11 @@ class CreateFailures:
                 stuck.since = now if stuck.since is None else stuck.since
 
     def paused(self, now: float, spread: float = 0.0) -> tuple[Mapping[int, PartitionPause], float | None]:
-        """The instances that are to be without a partition for now; and after how many s that changes.
+        """The instances that must not have a partition now; and the seconds until that changes.
 
         Args:
             now: the time.
-            spread: 0 to 1, of the job's own, so that two that share a quota do not try at the same moments.
+            spread: 0 to 1, specific to the job, so that two jobs that share a quota do not try at the same moments.
         """
         held: dict[int, PartitionPause] = {}
         times: list[float] = []
@@ -91,15 +91,15 @@ class CreateFailures:
         return held, min(times) - now if times else None
 
     def clear(self) -> None:
-        """The job is another by now."""
+        """Forget everything: the job has changed."""
         self.invalid.clear()
         self._stuck.clear()
 
 
 def _is_permanent(error: MooringsError) -> bool:
-    """Whether no try will be better than this one: the Pod is wrong, or cannot even be read as one.
+    """Whether every further try would fail: the Pod is wrong, or cannot be parsed as one.
 
-    Denials of policies and webhooks come with the same reasons, and may be taken back: the words tell them apart.
+    Denials by policies and webhooks have the same reasons, but may end: the message tells them apart.
     """
     if not isinstance(error, KubeError):
         return error.code == "ipujob.invalid"
@@ -109,7 +109,7 @@ def _is_permanent(error: MooringsError) -> bool:
 
 
 def _is_temporary(error: MooringsError) -> bool:
-    """Whether it is a refusal that somebody may take back: a quota's, a policy's, a webhook's, or of a name in use."""
+    """Whether the refusal may end: by a quota, a policy or a webhook, or because of a name in use."""
     if isinstance(error, KubeError):
         return error.status not in _UNHEARD
     return error.code == "ipujob.name_taken"

@@ -1,13 +1,13 @@
-"""A bounded amount of something that several clients use, of which a few leave some to the others."""
+"""A limited amount that several clients share; a few clients cannot use all of it."""
 
 from __future__ import annotations
 
 
 class DynamicLimit:
-    """Nobody may hold more than he leaves free: whoever fills it needs many names.
+    """Each client may hold at most as much as stays free: only many clients together can use all of it.
 
     Args:
-        limit: what all may hold together; one alone gets half of it.
+        limit: most that all clients together may hold; a single one gets half of it.
     """
 
     def __init__(self, limit: int) -> None:
@@ -16,7 +16,7 @@ class DynamicLimit:
         self.in_use = 0
 
     def take(self, who: str, amount: int = 1) -> bool:
-        """Whether there was so much for somebody, who then holds it until he gives it back."""
+        """Take an amount for a client, who holds it until ``give``; whether there was enough."""
         held = self._held.get(who, 0)
         if held + amount > self._limit - (self.in_use + amount):
             return False
@@ -27,7 +27,7 @@ class DynamicLimit:
         return True
 
     def give(self, who: str, amount: int = 1) -> None:
-        """Give back what was taken."""
+        """Give back an amount that was taken."""
         if not amount:
             return
         self.in_use -= amount

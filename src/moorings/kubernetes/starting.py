@@ -1,8 +1,8 @@
-"""The start deadline: an instance that does not start gives its partition back, and asks again later.
+"""The start deadline: an instance that does not start releases its partition, and requests one again later.
 
-The time counts from when the instance has its partition and none of its programs runs, until all of them are Ready;
-restarts of a program that ends before it was Ready do not begin it anew. A program that runs is never stopped by it: a
-server may load its model for as long as it likes.
+The time counts while the instance has its partition and none of its programs runs, until all of them are Ready;
+restarts of a program that ends before it was Ready do not reset it. The deadline never stops a running program: a
+server may load its model for as long as it needs.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from moorings.core.instants import Timestamp, add_seconds
 from moorings.kubernetes.ipujob import StartAttempts
 from moorings.kubernetes.pods import RUNNING, SUCCEEDED, UNSCHEDULABLE, Pod
 
-# Kubernetes' own for the progress of a Deployment. 20 GB arrive in that time at 40 MB/s, with what it takes to unpack.
+# Kubernetes' own default for the progress of a Deployment: enough to pull 20 GB at 40 MB/s and to unpack them.
 DEADLINE_S = 600
-PAUSE_S_MAX = 3600  # before it asks again: what was wrong may have been mended
+PAUSE_S_MAX = 3600  # before it requests a partition again: the cause may be gone by then
 
 _PULLS = frozenset(
     {
@@ -34,13 +34,13 @@ _CRASHES = frozenset({"CrashLoopBackOff", "RunContainerError", "PostStartHookErr
 
 @dataclass(frozen=True, slots=True)
 class StartProgress:
-    """What is seen of an instance's start.
+    """The observed start of an instance.
 
     Attributes:
         has_partition: None: not known now.
-        begun: a program of it runs, or has not ended yet.
-        runs: all of its programs do.
-        done: they all run and are Ready, or have ended well.
+        begun: the Pod of at least one of its programs, of any attempt, is in phase Running.
+        runs: all of its programs run.
+        done: all of them run and are Ready, or have succeeded.
     """
 
     has_partition: bool | None
@@ -50,13 +50,13 @@ class StartProgress:
 
 
 def observe_start(has_partition: bool | None, programs: Sequence[Pod], restart: int, wanted: int) -> StartProgress:
-    """What is seen of a start.
+    """Observe a start.
 
     Args:
         has_partition: whether the partition is READY; None: not known now.
         programs: the Pods that run the job's program.
-        restart: the number of this attempt.
-        wanted: how many of them there are to be.
+        restart: number of this attempt.
+        wanted: how many of these Pods the instance needs.
     """
     fresh = [pod for pod in programs if pod.restart >= restart]
     live = [pod for pod in fresh if pod.phase in (RUNNING, SUCCEEDED) and not pod.deleting]
@@ -71,20 +71,20 @@ def observe_start(has_partition: bool | None, programs: Sequence[Pod], restart: 
 def update_start(
     start: StartAttempts, seen: StartProgress, deadline_s: int, now: Timestamp, pods: Sequence[Pod], failure: str
 ) -> StartAttempts:
-    """The record of a start as it is now; with ``until`` the instance is to be without a partition.
+    """The new record of a start; with ``until`` the instance must not have a partition.
 
     Args:
-        start: as it was.
-        seen: what is seen of it.
+        start: the previous record.
+        seen: the observed start.
         deadline_s: 0: there is no deadline.
         now: the time.
         pods: those of this attempt.
-        failure: why the attempt before failed; may be empty.
+        failure: why the last attempt failed; may be empty.
     """
     if not deadline_s or (seen.done and start.until is None):
         return StartAttempts()
     if start.until is not None:
-        # No longer than its pause from now: the deadline may have been shortened, or the clock set back.
+        # At most its pause from now on: the deadline may have been shortened, or the clock set back.
         until = min(start.until, add_seconds(now, backoff_s(deadline_s, max(start.missed, 1))))
         if now < until:
             return replace(start, until=until)
@@ -95,7 +95,7 @@ def update_start(
         return start
     if not seen.has_partition:
         return replace(start, since=None)
-    if start.since is None:  # what ran before, and lacks a Pod now, is not at its start
+    if start.since is None:  # an instance that ran and lacks a Pod now is not starting
         return start if seen.begun else replace(start, since=now)
     if seen.runs or now < add_seconds(start.since, deadline_s):
         return start
@@ -105,19 +105,19 @@ def update_start(
 
 
 def backoff_s(deadline_s: int, missed: int) -> int:
-    """How long it waits after so many deadlines missed in a row, in seconds: never less than it has held its IPUs."""
+    """The pause in seconds after so many missed deadlines in a row: at least as long as it has held its IPUs."""
     doubled: int = deadline_s << min(missed - 1, 12)
     return max(deadline_s, min(doubled, PAUSE_S_MAX))
 
 
 def next_check_at(start: StartAttempts, deadline_s: int, now: Timestamp) -> Timestamp | None:
-    """When to look again, though nothing changes."""
+    """When to check again, even if nothing changes."""
     times = (start.until, add_seconds(start.since, deadline_s) if start.since is not None and deadline_s else None)
     return min((at for at in times if at is not None and at > now), default=None)
 
 
 def explain_pods(pods: Sequence[Pod], failure: str) -> str:
-    """What keeps these Pods from starting, the cause before what follows from it."""
+    """What keeps these Pods from starting, the cause before its effects."""
     late = [pod for pod in pods if not pod.ended and (pod.phase != RUNNING or pod.waits_for)]
     if not late:
         return f"it crashes at start: {failure}" if failure else "its Pods are not there"

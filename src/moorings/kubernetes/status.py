@@ -1,4 +1,4 @@
-"""The status of an IPUJob, made from what was judged; and what of its changes is worth telling."""
+"""Makes the status of an IPUJob from its plan, and Events from the changes of its status."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ALL_DONE = "All instances done"
 
 @dataclass(frozen=True, slots=True)
 class JobEvent:
-    """Something for the job's Events: ``Normal`` or ``Warning``, a reason and a sentence."""
+    """An Event of the job: ``Normal`` or ``Warning``, a reason and a sentence."""
 
     type: Literal["Normal", "Warning"]
     reason: str
@@ -46,12 +46,12 @@ def build_status(
     """The status that a job should have.
 
     Args:
-        job: with the status it has.
-        plan: what was decided about it.
+        job: with its present status.
+        plan: its plan.
         pods: its Pods.
         partitions: its partitions.
         now: the time.
-        problem: what could not be done, as a sentence; it is told before anything else.
+        problem: what failed, as a sentence; it comes before all other messages.
     """
     before = job.status
     if plan.deleting is not None:
@@ -70,7 +70,7 @@ def build_status(
     return IPUJobStatus(
         state=state,
         current=len(standing),
-        desired=before.desired if before.state in ENDED else job.instances,  # it is not started anew, however scaled
+        desired=before.desired if before.state in ENDED else job.instances,  # scaling does not restart an ended job
         message=message,
         conditions=(
             *_state_conditions(job, state, _reason(state, plan.instances), message, now),
@@ -94,18 +94,18 @@ def build_status(
 
 
 def is_same_but_messages(one: IPUJobStatus, other: IPUJobStatus) -> bool:
-    """Whether only messages differ: there are many of them while a job waits, and they may be told a little later."""
+    """Whether only messages differ: a waiting job has many of them, and they may be written a little later."""
     conditions = list(map(_MEANT, one.conditions)) == list(map(_MEANT, other.conditions))
     return conditions and _BESIDE(one) == _BESIDE(other)
 
 
 def build_events(before: IPUJobStatus, after: IPUJobStatus) -> list[JobEvent]:
-    """What is worth an Event between two statuses."""
+    """The Events for the change between two statuses."""
     told = []
     for number, record in after.instances.items():
         was = before.instances.get(number)
         if after.state == SUSPENDED and record.outcome is None:
-            continue  # that it starts anew comes later
+            continue  # the Event of its restart comes later
         if record.restarts > (was.restarts if was is not None else 0):
             why = f" ({record.detail})" if record.detail else ""
             told.append(
@@ -159,14 +159,14 @@ def _message(job: IPUJob, state: str, instances: Mapping[int, PlannedInstance]) 
     if state == RUNNING and not waiting:
         return ALL_WELL
     waiting = waiting or [one for one in instances.values() if one.waits]
-    waiting.sort(key=lambda one: one.standing)  # who has no partition before those whose Pods are about to start
+    waiting.sort(key=lambda one: one.standing)  # instances without a partition before those that only start
     told = waiting[0].waits if waiting else "waiting for its Pods"
     running = sum(one.running for one in instances.values())
     return told if job.instances == 1 else f"{told}; {running} of {job.instances} instances running"
 
 
 def _state_conditions(job: IPUJob, state: str, reason: str, message: str, now: Timestamp) -> tuple[Condition, ...]:
-    """One a state that the job has been in; the present one is true."""
+    """One condition for each state that the job has had; that of the present state is true."""
     words = {
         PENDING: "is waiting for resources to be ready." if message in ("", ALL_WELL) else f"is pending: {message}.",
         RUNNING: "is running.",
@@ -198,6 +198,6 @@ def _reason(state: str, instances: Mapping[int, PlannedInstance]) -> str:
     return reasons[0] if reasons else f"IPUJob{state}"
 
 
-# What is no words: of a condition, and of a status beside its conditions.
+# All but messages: of a condition, and of a status beside its conditions.
 _MEANT = attrgetter(*(one.name for one in fields(Condition) if one.name not in ("message", "updated_at")))
 _BESIDE = attrgetter(*(one.name for one in fields(IPUJobStatus) if one.name not in ("message", "conditions")))

@@ -1,8 +1,8 @@
-"""What a suspended IPUJob may be given, and whose it is to start: the contract that Kueue has with jobs. Pure.
+"""What may change in a suspended IPUJob, and which controller starts it: Kueue's contract with jobs. Pure.
 
-A queueing system admits a job by setting `spec.suspend` to false, and may put into its Pods at the same moment where
-they are to run; it takes that out again as it suspends the job. With a controller of another name in `spec.managedBy`
-the job is that one's altogether: MultiKueue runs a copy of it elsewhere.
+A queueing system admits a job by setting `spec.suspend` to false, and may at the same moment add to its Pods where they
+must run; it removes that again when it suspends the job. With another controller's name in `spec.managedBy`, that
+controller manages the whole job: MultiKueue runs a copy of it elsewhere.
 
 https://kueue.sigs.k8s.io/docs/tasks/dev/integrate_a_custom_job/
 """
@@ -16,15 +16,15 @@ from typing import Any
 from moorings.kubernetes.ipujob import KubeObject
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-MANAGED_BY = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/[A-Za-z0-9!-.:-~]+")  # as a Job's field must be
+MANAGED_BY = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/[A-Za-z0-9!-.:-~]+")  # the rule of a Job's field
 
-# Of a Pod template: what says where its Pods run, and what they are marked with.
+# Fields of a Pod template that say where its Pods run, and their labels and annotations.
 _METADATA = frozenset({"labels", "annotations"})
 _SPEC = frozenset({"affinity", "nodeSelector", "schedulingGates", "tolerations"})
 
 
 def immutable_template(template: Mapping[str, Any]) -> KubeObject:
-    """A Pod template without what may change while its job is suspended."""
+    """A Pod template without the fields that may change while its job is suspended."""
     return {
         **template,
         "metadata": _without(template.get("metadata"), _METADATA),
@@ -33,7 +33,7 @@ def immutable_template(template: Mapping[str, Any]) -> KubeObject:
 
 
 def is_queued_by_kueue(obj: KubeObject) -> bool:
-    """Whether a new job is one that Kueue is to start; what belongs to another object is admitted with that one."""
+    """Whether Kueue starts this new job; an object with an owner is admitted with its owner."""
     meta = obj["metadata"]
     labels = meta.get("labels")
     owners = meta.get("ownerReferences")

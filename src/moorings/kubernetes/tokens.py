@@ -1,9 +1,8 @@
-"""Tokens that the API server reviews, and what keeps those that are made up from costing it, and us, too much.
+"""Token reviews by the API server, with limits on what made-up tokens cost it and us.
 
-What a token says of itself is believed only where it speaks against it: one that is made up at random costs the API
-server nothing. Of those that are made up with care, a client has no more reviewed at the same time than leave room for
-others, and what was found of them pushes nothing out that was found of good ones. Tokens are never kept: what was found
-is remembered under their digest.
+A token's own claims count only against it: one that is made up at random costs the API server nothing. Of those that
+are made up with care, a client can have only a part of the concurrent reviews, and their results displace no results of
+good tokens. Tokens are never stored: results are stored under their digest.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from typing import Generic, TypeVar
 from moorings.core.errors import MooringsError
 from moorings.kubernetes.shares import DynamicLimit
 
-RENEWED_S = 40.0  # older than that, a good one is reviewed anew while what was found is still used
-REMEMBERED_MAX = 4096  # good ones, and as many bad ones
+RENEWED_S = 40.0  # the result of a good token is renewed after this age, and used meanwhile
+REMEMBERED_MAX = 4096  # results of good tokens, and as many of bad ones
 TOKEN_CHARS_MAX = 16_384
-REVIEWS_MAX = 16  # at the same time, of tokens that were never good; one address: half of them
-RENEWALS_MAX = 16  # of tokens that were
+REVIEWS_MAX = 16  # concurrent ones, of tokens that were never good; one address: half of them
+RENEWALS_MAX = 16  # concurrent ones, of tokens that were good
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class CachedReview(Generic[T]):
-    """What a review said, whether that is good, and from when until when it is believed, in seconds."""
+    """The result of a review, whether it is good, and from when until when it is valid, in seconds."""
 
     value: T
     good: bool
@@ -40,10 +39,10 @@ class CachedReview(Generic[T]):
 
 
 class ReviewCache(Generic[T]):
-    """What is known of tokens, and what is being asked of them.
+    """Known results of token reviews, and the reviews under way.
 
     Args:
-        now: seconds, for how long what was found is remembered.
+        now: a clock in seconds, for the age of results.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -55,15 +54,15 @@ class ReviewCache(Generic[T]):
         self._places = DynamicLimit(REVIEWS_MAX)
 
     async def find(self, token: str, address: str, review: Callable[[], Awaitable[CachedReview[T]]]) -> T:
-        """What is known of a token, or what ``review`` finds.
+        """The known result of a token, or that of ``review``.
 
         Args:
             token: the token.
-            address: who shows it, without the port.
-            review: asks the API server; what it raises is raised here and not remembered.
+            address: of the client, without the port.
+            review: asks the API server; its errors are raised here and not stored.
 
         Raises:
-            MooringsError: ``controller.busy``: too many are being reviewed, or too many for that address.
+            MooringsError: ``controller.busy``: too many reviews are under way, or too many for that address.
         """
         digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
         now = self._now()
@@ -106,7 +105,7 @@ class ReviewCache(Generic[T]):
         found = task.result()
         for known in (self._good, self._bad):
             known.pop(digest, None)
-        known = self._good if found.good else self._bad  # whoever sends bad ones pushes no good one out
+        known = self._good if found.good else self._bad  # bad tokens displace no good ones
         known[digest] = found
         while len(known) > REMEMBERED_MAX:
             del known[next(iter(known))]
@@ -117,7 +116,7 @@ async def _run(review: Callable[[], Awaitable[CachedReview[T]]]) -> CachedReview
 
 
 def parse_claims(token: str) -> dict[str, object]:
-    """What a JSON Web Token says, which nobody has verified; of what is none, or too long: nothing."""
+    """The unverified claims of a JSON Web Token; empty if it is none, or too long."""
     parts = token.split(".") if len(token) <= TOKEN_CHARS_MAX else []
     if len(parts) != 3 or not all(parts):
         return {}
@@ -130,7 +129,7 @@ def parse_claims(token: str) -> dict[str, object]:
 
 
 def expiry_of(claims: Mapping[str, object]) -> float | None:
-    """When a token ends as it says itself, in seconds since 1970; None: it says no such thing."""
+    """The expiry in a token's own claims, in seconds since 1970; None: it has none."""
     ends = claims.get("exp")
     if not isinstance(ends, int | float):
         return None

@@ -1,10 +1,10 @@
-"""Before the chart goes: nothing of it may block an IPUJob then, and none may wait for an operator that is gone.
+"""Prepares the removal of the chart: nothing of it may block IPUJobs, and none may wait for an absent operator.
 
-Helm deletes what it has installed, but not what stands in other people's objects. So first: the webhooks go (a missing
-one would refuse every IPUJob), the operator ends (it would put its finalizer back), and the finalizer is taken from all
-IPUJobs. Jobs that run go on, with Pods and partitions; an operator that is installed again finds them as they are.
+Helm deletes what it has installed, but changes no other objects. So first: delete the webhooks (a missing server behind
+them would refuse every IPUJob), end the operator (it would add its finalizer again), and remove the finalizer from all
+IPUJobs. Running jobs continue, with Pods and partitions; a new installation of the operator finds them unchanged.
 
-Each step may be done twice, none waits for ever.
+Each step may be repeated, and none waits for ever.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from moorings.ports.clock import Clock
 
 log = logging.getLogger("moorings.kubernetes.uninstall")
 
-WAIT_S = 60.0  # for the operator to end: twice what its Pods are given
+WAIT_S = 60.0  # for the operator to end: twice the grace period of its Pods
 LOOK_S = 1.0
-ROUNDS = 20  # through the jobs; a round leaves only those that others have changed meanwhile
+ROUNDS = 20  # through the jobs; a round leaves only jobs that changed in between
 PAUSE_S = 0.5
 TRIES = 5  # of one call to an API server that is away or busy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstalledNames:
-    """What has been installed: names in ``namespace``.
+    """The names of installed objects; all are in ``namespace``.
 
     Attributes:
         selector: labels of the operator's Pods.
         webhooks: name of the two webhook configurations.
         secrets: with the certificates of webhooks and proxy.
-        proxy_lease: of the proxy that works, where there are several; empty: is left.
-        jobs_in: namespaces whose IPUJobs were looked after; empty: all.
+        proxy_lease: Lease of the leading proxy, where there are several; empty: none is deleted.
+        jobs_in: namespaces whose IPUJobs were managed; empty: all.
     """
 
     namespace: str
@@ -63,7 +63,7 @@ class InstalledNames:
 
 
 async def uninstall(kube: KubeApi, clock: Clock, installed: InstalledNames) -> None:
-    """Take away what helm would leave in the way.
+    """Remove everything that helm would leave in the way.
 
     Raises:
         KubeError: the API server refuses, or stays away.
@@ -77,7 +77,7 @@ async def uninstall(kube: KubeApi, clock: Clock, installed: InstalledNames) -> N
 
 
 class UninstallSteps:
-    """The steps, each by itself.
+    """The single steps.
 
     Args:
         kube: the API server.
@@ -89,13 +89,13 @@ class UninstallSteps:
         self._clock = clock
 
     async def delete_webhooks(self, installed: InstalledNames) -> None:
-        """Let IPUJobs be written without us."""
+        """Delete the webhook configurations, so that IPUJobs can be written without us."""
         for kind in (MUTATING_WEBHOOK, VALIDATING_WEBHOOK):
             await self._delete(kind, installed.webhooks)
         log.info("uninstall.webhooks_deleted")
 
     async def end_operator(self, installed: InstalledNames) -> None:
-        """Returns when no operator works any more, or ``WAIT_S`` have passed: one on a dead node says nothing."""
+        """Return when no operator works any more, or after ``WAIT_S``: one on a dead node sends no sign."""
         scale = {"spec": {"replicas": 0}}
         await self._patch(DEPLOYMENT, installed.deployment, scale, installed.namespace, subresource="scale")
         seen: ObservedLease | None = None
@@ -111,16 +111,16 @@ class UninstallSteps:
                     log.info("uninstall.operator_ended", extra={"lease": installed.lease})
                     return
             except KubeError as error:
-                if error.status != 404 and not error.retryable:  # 404: it has never led, but may begin to
+                if error.status != 404 and not error.retryable:  # 404: no operator has led yet, but one may begin to
                     raise
             await self._clock.sleep(LOOK_S)
         log.warning("uninstall.operator_lingers", extra={"waited_s": WAIT_S})
 
     async def strip_finalizers(self, installed: InstalledNames) -> None:
-        """Take the finalizer from all IPUJobs.
+        """Remove the finalizer from all IPUJobs.
 
         Raises:
-            MooringsError: ``kubernetes.refused``: others were quicker, every time.
+            MooringsError: ``kubernetes.refused``: other clients changed the jobs first, every time.
         """
         stripped = 0
         jobs: Sequence[KubeObject] = ()
@@ -151,7 +151,7 @@ class UninstallSteps:
         raise AssertionError("the last try returns or raises")
 
     async def _strip(self, job: KubeObject) -> bool:
-        """Whether it was taken; not, if the job was changed or has gone: the next round sees."""
+        """Whether the finalizer was removed; not if the job changed or is gone: the next round looks again."""
         metadata = job["metadata"]
         body = {
             "metadata": {
@@ -167,7 +167,7 @@ class UninstallSteps:
             return False
 
     async def delete_leftovers(self, installed: InstalledNames) -> None:
-        """Delete what helm knows nothing of: the Leases, and the certificates."""
+        """Delete objects that helm does not know: the Leases, and the certificates."""
         for lease in filter(None, (installed.lease, installed.proxy_lease)):
             await self._delete(LEASE, lease, installed.namespace)
         for secret in installed.secrets:
@@ -185,7 +185,7 @@ class UninstallSteps:
     async def _patch(
         self, kind: ResourceType, name: str, body: KubeObject, namespace: str, *, subresource: str = ""
     ) -> bool:
-        """Whether there was something to patch."""
+        """Whether there was an object to patch."""
         for tries_left in reversed(range(TRIES)):
             try:
                 await self._kube.patch(kind, name, body, namespace, subresource=subresource)
@@ -205,5 +205,5 @@ class UninstallSteps:
 
 
 def with_finalizer(jobs: Iterable[KubeObject]) -> list[KubeObject]:
-    """Those that have our finalizer."""
+    """The jobs that have our finalizer."""
     return [job for job in jobs if FINALIZER in (job["metadata"].get("finalizers") or ())]

@@ -1,8 +1,8 @@
-"""Warning Events of an IPUJob: its Pods, or the job itself, are refused. As the controllers of Kubernetes tell it.
+"""Warning Events of an IPUJob whose Pods are refused, or which is refused itself; as Kubernetes' controllers do it.
 
-A Pod that the API server refuses (a quota, a policy, a webhook) is a ``FailedCreate``, in its words; a Pod that no node
-takes is a ``FailedScheduling``; a job that came past the webhook and cannot be served is an ``InvalidSpec``. Each is
-told once a try or a change; the recorder counts the same ones together and bounds the rest.
+A Pod that the API server refuses (a quota, a policy, a webhook) is a ``FailedCreate``, with its message; a Pod without
+a fitting node is a ``FailedScheduling``; an invalid job that came past the webhook is an ``InvalidSpec``. Each is
+recorded once for each try or change; the recorder counts equal ones together and limits the rest.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _OWN = frozenset({"ipujob.name_taken", "ipujob.invalid"})
 
 
 def failed_create(tried: Mapping[int, bool], failures: Sequence[ActionFailure]) -> JobEvent | None:
-    """The refusal of Pods that were to be made; of several, that of the first instance.
+    """The refusal of Pods that were to be created; of several, that of the first instance.
 
     Args:
-        tried: instances of which Pods were to be made.
-        failures: what could not be done.
+        tried: instances whose Pods were to be created.
+        failures: the failed actions.
     """
     refused = [one for one in failures if (one.instance is None or one.instance in tried) and _is_refusal(one)]
     if not tried or not refused:
@@ -36,7 +36,7 @@ def failed_create(tried: Mapping[int, bool], failures: Sequence[ActionFailure]) 
 
 @dataclass(slots=True)
 class WarnedEvents:
-    """What was told of one job already.
+    """The Events that were already recorded for one job.
 
     Attributes:
         unscheduled: uids of Pods.
@@ -47,12 +47,12 @@ class WarnedEvents:
     invalid: tuple[str, int] = field(default=("", 0))
 
     def of(self, job: IPUJob, pods: Sequence[Pod], wrong: str) -> list[JobEvent]:
-        """What is to be told now, once.
+        """The Events to record now, each once.
 
         Args:
-            job: whose warnings.
+            job: the job.
             pods: of it.
-            wrong: what is wrong with its spec; empty: nothing.
+            wrong: the errors of its spec; empty: none.
         """
         told = []
         edition = (job.uid, job.generation)

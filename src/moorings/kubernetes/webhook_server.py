@@ -1,8 +1,8 @@
 """The server under the webhooks: uvicorn with a TLS context whose certificate is renewed while it serves.
 
-Not ``api.server``: that one serves users, and layers keep it from us. Every Pod of the cluster may reach the port, and
-nobody shows who he is, in the process that reconciles: so connections are bounded before anything is spent on them, and
-requests in size, number and time; of connections one address gets no more than leave room for others.
+Not ``api.server``: that one serves users, and the layers forbid the import. Every Pod of the cluster may reach the port
+without authentication, in the process that reconciles. So connections are limited before anything is spent on them,
+and requests in size, number and time; one address can use only a part of the connections.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 PORT = 9443
-CONNECTIONS_MAX = 256  # 0.3 MiB each; an API server keeps 25, and opens as many as it has reviews at the same time
+CONNECTIONS_MAX = 256  # 0.3 MiB each; an API server keeps 25, and opens one for each concurrent review
 HEAD_BYTES_MAX = 64 * 1024
 HEADERS_MAX = 100  # an API server sends ten
 ARRIVAL_S = 20.0  # of a whole request; the API server gives up after 30 s at most
-KEEP_ALIVE_S = 120  # longer than API servers keep an idle one, so that they end it and lose no call
+KEEP_ALIVE_S = 120  # longer than API servers keep an idle one, so that they close it and lose no call
 SHUTDOWN_S = 10
 
 
 class WebhookProtocol(HttpToolsProtocol):
-    """One connection, which is ended if a request does not arrive whole in time, or as no API server sends one."""
+    """One connection; it ends if a request is late, or not as API servers send them."""
 
     _late: asyncio.TimerHandle | None = None
     _in_head = False
@@ -72,7 +72,7 @@ class WebhookProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        if not self.cycle.response_complete:  # else it was refused before it was here, and uvicorn has no timer left
+        if not self.cycle.response_complete:  # else it was refused before it arrived, and uvicorn has no timer left
             self._expect_no_more()
         super().on_message_complete()
 
@@ -87,7 +87,7 @@ class WebhookProtocol(HttpToolsProtocol):
 
 
 def make_webhook_server(app: ASGIApp, context: ssl.SSLContext) -> BoundedServer:
-    """What serves ``app``, with the certificate that ``context`` has at each connection."""
+    """The server of ``app``, with the present certificate of ``context`` at each connection."""
     config = uvicorn.Config(
         app,
         http=WebhookProtocol,
@@ -106,7 +106,7 @@ def make_webhook_server(app: ASGIApp, context: ssl.SSLContext) -> BoundedServer:
 
 
 def listen(host: str = "", port: int = PORT) -> LimitedListener:
-    """A socket for ``serve``, which bounds its connections; without ``host`` on all addresses.
+    """A socket for ``serve`` that limits its connections; without ``host`` on all addresses.
 
     Raises:
         MooringsError: ``config.invalid``: the port is taken, or the address is not this machine's.

@@ -1,9 +1,9 @@
-"""The webhooks: what the API server asks before it takes an IPUJob in. Served by every replica.
+"""The admission webhooks of IPUJobs. Every replica serves them.
 
-``admit`` decides: an AdmissionReview in, its answer out; ``AdmissionRules`` say what a job may be. A stored job can
-always be finished: an update that leaves the spec as it is passes, so a job that an older release admitted can still
-lose its finalizer. An internal error is a refusal with a message, never a status of 500, which would be tried again
-and again.
+``admit`` decides: an AdmissionReview in, its response out; ``AdmissionRules`` are the rules for a job. A stored job can
+always be finished: an update that leaves the spec unchanged passes, so a job that an older release admitted can still
+lose its finalizer. An internal error is a refusal with a message, never a status of 500: the API server would retry
+that repeatedly.
 
 https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers/
 """
@@ -37,15 +37,13 @@ log = logging.getLogger("moorings.kubernetes.webhooks")
 MUTATE = "/mutate-graphcore-ai-v1alpha1-ipujob"
 VALIDATE = "/validate-graphcore-ai-v1alpha1-ipujob"
 REVIEW = "admission.k8s.io/v1"
-BODY_BYTES_MAX = (2 * 3 * 1024 + 64) * 1024  # an object as it was and as it is to be; the API server takes 3 MiB each
+BODY_BYTES_MAX = (2 * 3 * 1024 + 64) * 1024  # the old and the new object; the API server takes 3 MiB each
 BODY_S = 10.0
-BODIES_BYTES_MAX = 64 * 1024 * 1024  # of all that are under way; of one address: half
-SMALL_BYTES = 64 * 1024  # larger ones are answered in a thread, one at a time
-JSON_VALUES_MAX = (
-    200_000  # of "[", "{" and ",": 0.1 s to read, which no thread shares with others, and 40 MiB of objects
-)
+BODIES_BYTES_MAX = 64 * 1024 * 1024  # of all requests under way; of one address: half
+SMALL_BYTES = 64 * 1024  # larger ones are handled in a thread, one at a time
+JSON_VALUES_MAX = 200_000  # of "[", "{" and ",": 0.1 s to parse, while no other thread runs, and 40 MiB of objects
 BUSY_S = 1  # after which an API server asks again
-WARNING_CHARS_MAX = 256  # of longer ones the API server cuts off what follows
+WARNING_CHARS_MAX = 256  # the API server cuts off the rest of longer ones
 
 _FIELD = re.compile(r"(spec|metadata)[][.\w-]*: ")
 
@@ -57,12 +55,12 @@ OLDER = {
 
 @dataclass(frozen=True, slots=True)
 class AdmissionRules:
-    """What a job may be; each raises MooringsError for one that may not be.
+    """The rules for a job; each raises MooringsError for a forbidden one.
 
     Attributes:
-        defaults: the JSON patch that fills in what a new job leaves out.
-        check: a new job.
-        check_update: a change of a spec: how the job was, how it is to be.
+        defaults: the JSON patch that adds the defaults of a new job.
+        check: checks a new job.
+        check_update: checks a change of a spec: the old job, the new one.
     """
 
     defaults: Callable[[KubeObject], Sequence[KubeObject]]
@@ -71,7 +69,7 @@ class AdmissionRules:
 
 
 def make_rules(limits: AdmissionLimits) -> AdmissionRules:
-    """The rules where Pods have such limits."""
+    """The rules with these limits."""
     return AdmissionRules(
         partial(default_ipujob, limits=limits),
         partial(check_ipujob, limits=limits),
@@ -82,11 +80,11 @@ def make_rules(limits: AdmissionLimits) -> AdmissionRules:
 RULES = make_rules(NO_LIMITS)
 Admit = Callable[
     [AdmissionRules, KubeObject], KubeObject
-]  # what an AdmissionReview asks -> what is answered, but for its uid
+]  # the request of an AdmissionReview -> its response without the uid
 
 
 def mutate(rules: AdmissionRules, asked: KubeObject) -> KubeObject:
-    """The answer of the defaulting webhook."""
+    """The response of the defaulting webhook."""
     if asked["operation"] != "CREATE" or not _is_validated(asked):
         return {"allowed": True}
     patch = list(rules.defaults(asked["object"]))
@@ -97,7 +95,7 @@ def mutate(rules: AdmissionRules, asked: KubeObject) -> KubeObject:
 
 
 def validate(rules: AdmissionRules, asked: KubeObject) -> KubeObject:
-    """The answer of the validating webhook."""
+    """The response of the validating webhook."""
     if not _is_validated(asked):
         return {"allowed": True}
     job = asked["object"]
@@ -110,7 +108,7 @@ def validate(rules: AdmissionRules, asked: KubeObject) -> KubeObject:
 
 
 def list_warnings(job: KubeObject) -> list[str]:
-    """What kubectl tells of a job that is allowed but odd."""
+    """Warnings that kubectl shows for a job that is allowed but odd."""
     spec = job.get("spec")
     if not isinstance(spec, dict):
         return []
@@ -123,10 +121,10 @@ def list_warnings(job: KubeObject) -> list[str]:
 
 
 def admit(decide: Admit, rules: AdmissionRules, review: object) -> KubeObject:
-    """The answer to an AdmissionReview, whatever happens.
+    """The response to an AdmissionReview; errors become refusals.
 
     Raises:
-        MooringsError: ``body.invalid``: it is none that we know.
+        MooringsError: ``body.invalid``: it is no AdmissionReview that we know.
     """
     asked = _parse_review(review)
     try:
@@ -147,12 +145,12 @@ def admit(decide: Admit, rules: AdmissionRules, review: object) -> KubeObject:
 
 
 def _is_validated(asked: KubeObject) -> bool:
-    """Whether there are rules for what is asked: new jobs, and changes of a spec."""
+    """Whether the request has rules: new jobs, and changes of a spec."""
     job, old = asked.get("object"), asked.get("oldObject")
     if asked["operation"] not in ("CREATE", "UPDATE") or asked.get("subResource") or not isinstance(job, dict):
         return False
     if job.get("kind") != KIND or job.get("apiVersion") != API_VERSION:
-        return False  # another's: a configuration that sends it to us must not get in its way
+        return False  # another kind: a configuration that sends it to us must not block it
     if asked["operation"] == "CREATE":
         return True
     return isinstance(old, dict) and job.get("spec") != old.get("spec")
@@ -163,7 +161,7 @@ def _denied(status: int, error: MooringsError, asked: KubeObject) -> KubeObject:
     found = {"status": "Failure", "code": status, "message": message}
     if status != 422:
         return {"allowed": False, "status": found | {"reason": "InternalError" if status >= 500 else "Forbidden"}}
-    # Of what is "Invalid" kubectl shows the causes and not the message; each as its field, a colon and its message.
+    # For "Invalid" kubectl shows the causes, not the message; each as its field, a colon and its message.
     named = _FIELD.match(message)
     field, rest = (named[0].rstrip(": "), message[named.end() :]) if named else ("spec", message)
     cause = {"reason": "FieldValueInvalid", "field": field, "message": rest}
@@ -193,7 +191,7 @@ def _parse_review(review: object) -> KubeObject:
 
 
 class ReviewBody:
-    """What has come of a review; what it takes of all that may be under way is held until it is let go."""
+    """The received part of a review's body; it counts against the common limit until ``let_go``."""
 
     def __init__(self, room: DynamicLimit, host: str) -> None:
         self.bytes = bytearray()
@@ -201,10 +199,10 @@ class ReviewBody:
         self._host = host
 
     def __iadd__(self, chunk: bytes) -> ReviewBody:
-        """Add to it.
+        """Append a chunk.
 
         Raises:
-            MooringsError: ``body.too_large``; ``controller.busy``: others', or this address's, take all the room.
+            MooringsError: ``body.too_large``; ``controller.busy``: all clients, or this address, are at the limit.
         """
         if len(self.bytes) + len(chunk) > BODY_BYTES_MAX:
             raise MooringsError("body.too_large", f"the review is larger than {BODY_BYTES_MAX} bytes")
@@ -224,9 +222,9 @@ def make_webhook_app(
     """The webhooks, ``/healthz`` and ``/readyz``.
 
     Args:
-        is_ready: whether this replica may be asked.
-        rules: what a job may be.
-        room: bytes for reviews that are under way.
+        is_ready: whether this replica is ready.
+        rules: the rules for a job.
+        room: limits the bytes of reviews under way.
     """
     answering = WebhookHandler(rules, room or DynamicLimit(BODIES_BYTES_MAX))
 
@@ -248,7 +246,7 @@ def make_webhook_app(
 
 
 class WebhookHandler:
-    """Answers reviews, and is not kept from anything else by large ones."""
+    """Handles reviews; large ones do not block the event loop."""
 
     def __init__(self, rules: AdmissionRules, room: DynamicLimit) -> None:
         self._rules = rules
@@ -256,7 +254,7 @@ class WebhookHandler:
         self._large = asyncio.Lock()
 
     def by(self, decide: Admit) -> Callable[[Request], Awaitable[Response]]:
-        """What serves one of the webhooks."""
+        """The request handler of one webhook."""
 
         async def answer(request: Request) -> Response:
             body = ReviewBody(self._room, request.client.host if request.client else "")
@@ -267,7 +265,7 @@ class WebhookHandler:
                 log.warning("webhook.unreadable", extra={"code": error.code, "detail": error.detail})
                 return _problem(error)
             except ClientDisconnect:
-                return Response()  # nobody reads it
+                return Response()  # the client is gone
             finally:
                 body.let_go()
 
@@ -286,7 +284,7 @@ def _admit_json(decide: Admit, rules: AdmissionRules, body: bytearray) -> KubeOb
 
 def _problem(error: MooringsError) -> Response:
     body: Mapping[str, Any] = {"code": error.code, "detail": error.detail, "hint": error.hint}
-    # A body that cannot be read is 400 here whatever is wrong with it: the API server tells nobody more.
+    # Every unreadable body is a 400 here: the API server reports no more detail to the user.
     status = {"body.too_large": 413, "controller.busy": 503}.get(error.code, 400)
     headers = {"Retry-After": str(BUSY_S)} if error.retryable else {}
     return JSONResponse(body, status, headers, media_type="application/problem+json")
@@ -305,7 +303,7 @@ async def _read(request: Request, body: ReviewBody) -> None:
 
 
 def _parse_json(body: bytearray) -> object:
-    # Counted first: the decoder lets go of the interpreter only at its end, and two bytes may become a hundred.
+    # Counted first: the decoder holds the interpreter lock until its end, and two bytes may become a hundred.
     if sum(body.count(mark) for mark in b"[{,") > JSON_VALUES_MAX:
         raise MooringsError("body.too_large", f"the review has more than {JSON_VALUES_MAX} values")
     try:

@@ -1,7 +1,7 @@
-"""What has to be looked at, by key: each key is worked by one worker at a time, and no wish to look at it is lost.
+"""A work queue by key: one worker at a time works on a key, and no request to work on it is lost.
 
-``DelayingQueue`` decides and knows no event loop; ``WorkQueue`` wakes workers. The rules are client-go's: a key added
-while it is worked on is worked on once more afterwards, and each failure doubles the delay.
+``DelayingQueue`` decides and knows no event loop; ``WorkQueue`` wakes workers. The rules are client-go's: a key that is
+added while a worker has it is worked on again afterwards, and each failure doubles the delay.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ K = TypeVar("K", bound=Hashable)
 
 
 class DelayingQueue(Generic[K]):
-    """Keys that wait, that are worked, and that come due. Times are seconds of any clock that never goes back."""
+    """Keys that wait, are in work or come due later. Times are seconds of any clock that never goes back."""
 
     def __init__(self) -> None:
         self._ready: deque[K] = deque()
-        self._since: dict[K, float] = {}  # wanted: waits, or is worked and was added again; since when
+        self._since: dict[K, float] = {}  # when it was added: keys that wait, or were added again while in work
         self._working: set[K] = set()
         self._due: dict[K, float] = {}
-        self._timers: list[tuple[float, int, K]] = []  # a heap; entries that `_due` contradicts are void
-        self._timer_count = 0  # keys need no order among themselves
+        self._timers: list[tuple[float, int, K]] = []  # a heap; entries that differ from `_due` are void
+        self._timer_count = 0  # breaks ties, so that keys need no order
         self._failures: dict[K, int] = {}
 
     def __len__(self) -> int:
-        """Keys that wait for a worker."""
+        """Number of keys that wait for a worker."""
         return len(self._ready)
 
     @property
     def wanted(self) -> int:
-        """Keys that wait, are worked or come due."""
+        """Number of keys that wait, are in work or come due."""
         return len(self._since.keys() | self._working | self._due.keys())
 
     def add(self, key: K, now: float) -> bool:
-        """Have a key looked at; whether that was news."""
+        """Add a key; whether it was not waiting already."""
         if key in self._since:
             return False
         self._since[key] = now
@@ -56,7 +56,7 @@ class DelayingQueue(Generic[K]):
         return True
 
     def add_after(self, key: K, delay_s: float, now: float) -> None:
-        """Have a key looked at in ``delay_s`` seconds, or earlier if that was wanted before."""
+        """Add a key in ``delay_s`` seconds, or earlier if it was due earlier."""
         due = now + max(0.0, delay_s)
         if self._due.get(key, float("inf")) > due:
             self._due[key] = due
@@ -64,7 +64,7 @@ class DelayingQueue(Generic[K]):
             heapq.heappush(self._timers, (due, self._timer_count, key))
 
     def retry(self, key: K, now: float, at_least_s: float = 0.0) -> float:
-        """Have a key looked at again after a failure; after how many seconds."""
+        """Add a key again after a failure; returns the delay in seconds."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         delay_s = max(at_least_s, min(RETRY_MAX_S, RETRY_FIRST_S * 2.0 ** min(failures, _DOUBLINGS_MAX)))
@@ -72,21 +72,21 @@ class DelayingQueue(Generic[K]):
         return delay_s
 
     def forget(self, key: K) -> None:
-        """The next failure of a key is its first."""
+        """Reset the failure count of a key."""
         self._failures.pop(key, None)
 
     def failures(self, key: K) -> int:
-        """How often a key failed since it was forgotten."""
+        """Failures of a key since its count was reset."""
         return self._failures.get(key, 0)
 
     def due_at(self) -> float | None:
-        """When the next key comes due."""
+        """When the next key comes due; None: no key."""
         while self._timers and self._due.get(self._timers[0][2]) != self._timers[0][0]:
             heapq.heappop(self._timers)
         return self._timers[0][0] if self._timers else None
 
     def release(self, now: float) -> int:
-        """Let what has come due wait for a worker; how many keys that were not wanted yet."""
+        """Add all keys that have come due; how many were not waiting already."""
         count = 0
         while (due := self.due_at()) is not None and due <= now:
             key = heapq.heappop(self._timers)[2]
@@ -95,7 +95,7 @@ class DelayingQueue(Generic[K]):
         return count
 
     def take(self) -> tuple[K, float] | None:
-        """The key that waits longest, with the time it was wanted first; it is worked until it is ``done``."""
+        """The key that has waited longest, and when it was added; it is in work until ``done``."""
         if not self._ready:
             return None
         key = self._ready.popleft()
@@ -103,7 +103,7 @@ class DelayingQueue(Generic[K]):
         return key, self._since.pop(key)
 
     def done(self, key: K) -> bool:
-        """The end of the work on a key; whether it waits again."""
+        """End the work on a key; whether it waits again."""
         self._working.remove(key)
         if key not in self._since:
             return False
@@ -112,18 +112,18 @@ class DelayingQueue(Generic[K]):
 
 
 class QueueMetrics(Protocol):
-    """Who counts."""
+    """Metrics of a queue."""
 
     def added(self) -> None:
-        """A key was not wanted before and is now."""
+        """Count a key that was added and was not waiting."""
         ...
 
     def started(self, waited_s: float) -> None:
-        """A worker has taken a key."""
+        """Count a key that a worker has taken."""
         ...
 
     def ended(self, worked_s: float, *, failed: bool) -> None:
-        """A worker is done with a key."""
+        """Count a key that a worker is done with."""
         ...
 
 
@@ -139,54 +139,54 @@ class _NoQueueMetrics:
 
 
 class WorkQueue(Generic[K]):
-    """A backlog with workers. All calls come from the event loop's thread.
+    """A ``DelayingQueue`` with workers. All calls come from the event loop's thread.
 
     Args:
-        meter: who counts; see also ``depth``.
+        meter: its metrics; see also ``depth``.
     """
 
     def __init__(self, meter: QueueMetrics | None = None) -> None:
         self._backlog: DelayingQueue[K] = DelayingQueue()
         self._meter: QueueMetrics = meter or _NoQueueMetrics()
         self._idle: deque[asyncio.Future[None]] = deque()
-        self._timer: tuple[float, asyncio.TimerHandle] | None = None  # when it rings; uvloop's handles do not tell
+        self._timer: tuple[float, asyncio.TimerHandle] | None = None  # with its time; uvloop's handles do not tell it
 
     @property
     def depth(self) -> int:
-        """Keys that wait for a worker."""
+        """Number of keys that wait for a worker."""
         return len(self._backlog)
 
     @property
     def wanted(self) -> int:
-        """Keys that wait, are worked or come due; 0: nothing is left to do."""
+        """Number of keys that wait, are in work or come due; 0: nothing is left to do."""
         return self._backlog.wanted
 
     def add(self, key: K) -> None:
-        """Have a key looked at as soon as a worker is free."""
+        """Add a key; the next free worker takes it."""
         if self._backlog.add(key, _now()):
             self._meter.added()
             self._wake()
 
     def add_after(self, key: K, delay_s: float) -> None:
-        """Have a key looked at in so many seconds; the earliest of several such wishes counts."""
+        """Add a key in so many seconds; the earliest of several delays counts."""
         self._backlog.add_after(key, delay_s, _now())
         self._arm()
 
     def retry(self, key: K, at_least_s: float = 0.0) -> float:
-        """Have a key looked at again after a failure: after 5 ms, twice as long each time, up to 60 s."""
+        """Add a key again after a failure: after 5 ms, twice as long each time, up to 60 s."""
         delay_s = self._backlog.retry(key, _now(), at_least_s)
         self._arm()
         return delay_s
 
     def forget(self, key: K) -> None:
-        """The next failure of a key is its first."""
+        """Reset the failure count of a key."""
         self._backlog.forget(key)
 
     async def serve(self, work: Callable[[K], Awaitable[None]], workers: int) -> None:
         """Work until cancelled.
 
-        What ``work`` does not raise about has gone well. What it raises is logged, and the key is tried again: one
-        object that cannot be worked must not keep the others waiting.
+        ``work`` succeeds if it does not raise. Its errors are logged, and the key is tried again: one object that
+        fails must not delay the others.
         """
         async with asyncio.TaskGroup() as group:
             for _ in range(workers):
@@ -216,7 +216,7 @@ class WorkQueue(Generic[K]):
             log.error("work.crashed", extra=fields, exc_info=error)
             return
         usual = isinstance(error, KubeError) and error.status == 409
-        level = logging.DEBUG if usual or fields["failures"] != 3 else logging.WARNING  # once, and not of what passes
+        level = logging.DEBUG if usual or fields["failures"] != 3 else logging.WARNING  # once, and not for conflicts
         log.log(level, "work.failed", extra={**fields, "code": error.code, "detail": error.detail})
 
     async def _take(self) -> tuple[K, float]:
@@ -227,7 +227,7 @@ class WorkQueue(Generic[K]):
                 await mine
             except asyncio.CancelledError:
                 if mine.done() and not mine.cancelled():
-                    self._wake()  # another may have what this one was woken for
+                    self._wake()  # another worker may take the key that woke this one
                 raise
             finally:
                 if mine in self._idle:
@@ -254,7 +254,7 @@ class WorkQueue(Generic[K]):
 
     def _ring(self) -> None:
         self._timer = None
-        # A loop's clock may be coarse: what it calls us for is due, whatever the clock says.
+        # A loop's clock may be coarse: when it calls us, the key is due, whatever the clock says.
         for _ in range(self._backlog.release(_now() + 0.001)):
             self._meter.added()
             self._wake()

@@ -1,7 +1,7 @@
 """When a changed status of an IPUJob is written. Pure.
 
-Each write costs the API server, so one that is about to change again waits a moment, and other words for the same wait
-longer. Nothing is lost by that: what differs at the end of the time is written then.
+Each write costs the API server, so a status that is about to change again waits a moment, and a change of messages only
+waits longer. Nothing is lost: the difference at the end of the wait is written then.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from moorings.kubernetes.plan import COMPLETED, FAILED
 from moorings.kubernetes.status import RUNNING, is_same_but_messages
 
 SOON_S = 0.5  # a status that is about to change is not written yet
-WORDS_S = 10.0  # nor one that only says the same in other words, more often than so
+WORDS_S = 10.0  # least time between two writes that change only messages
 
 
 def write_delay_s(
     before: IPUJobStatus, after: IPUJobStatus, *, written_s: float, differs_s: float | None, now_s: float, hurry: bool
 ) -> float | None:
-    """After how many seconds a status is to be written: 0 now; None: it stays as it is.
+    """Seconds until a status is written: 0: now; None: it is unchanged.
 
     Args:
-        before: as it was written last.
+        before: as last written.
         after: as it should be.
-        written_s: when it was written last; all times are of one monotonic clock.
-        differs_s: since when it differs; None: it did not at the look before.
+        written_s: time of the last write; all times are of one monotonic clock.
+        differs_s: since when it differs; None: it did not at the last look.
         now_s: the time.
-        hurry: words, too, are written soon.
+        hurry: changes of messages are written soon, too.
     """
     if before == after:
         return None
