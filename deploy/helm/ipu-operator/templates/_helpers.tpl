@@ -1,4 +1,4 @@
-{{- /* What things are called, and what several templates say. Names fit 63 characters with every suffix used here. */ -}}
+{{- /* Names, and parts that several templates share. Names fit 63 characters with every suffix used here. */ -}}
 
 {{- define "ipu-operator.fullname" -}}
 {{- $name := .Values.fullNameOverride | default (printf "%s-%s" .Release.Name (.Values.nameOverride | default .Chart.Name)) -}}
@@ -18,7 +18,7 @@
 {{- define "ipu-operator.lease" -}}{{ include "ipu-operator.controller" . }}{{- end -}}
 {{- define "ipu-operator.webhookSecret" -}}{{ include "ipu-operator.webhook" . }}-certificate{{- end -}}
 
-{{- /* The Secret with the proxy's certificate, and the ConfigMap with its authority, for whoever asks the proxy. */ -}}
+{{- /* The Secret with the proxy's certificate, and the ConfigMap with its authority, for the proxy's clients. */ -}}
 {{- define "ipu-operator.proxySecret" -}}{{ include "ipu-operator.proxy" . }}-certificate{{- end -}}
 {{- define "ipu-operator.proxyCa" -}}{{ include "ipu-operator.proxy" . }}-ca{{- end -}}
 
@@ -34,7 +34,7 @@
 {{- end -}}
 {{- end -}}
 
-{{- /* (root, component): what an object's Pods are found by; must never change. */ -}}
+{{- /* (root, component): labels that select an object's Pods; must never change. */ -}}
 {{- define "ipu-operator.selector" -}}
 app.kubernetes.io/name: {{ .root.Values.nameOverride | default .root.Chart.Name | trunc 63 | trimSuffix "-" }}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
@@ -48,7 +48,7 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
 {{- end -}}
 
-{{- /* (root, name): an image's name where the site has its images. */ -}}
+{{- /* (root, name): an image's name in the site's registry. */ -}}
 {{- define "ipu-operator.imageName" -}}
 {{- with .root.Values.global.imageRegistry -}}
 {{- regexReplaceAll "^localhost:5000/" $.name (printf "%s/" (trimSuffix "/" .)) -}}
@@ -66,7 +66,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{ include "ipu-operator.image" (dict "root" . "image" .Values.controller.image) }}
 {{- end -}}
 
-{{- /* The default one is what nodes have that imported the package's images: another registry has it by its version. */ -}}
+{{- /* Nodes that imported the package's images have the default name; another registry has the image by its version. */ -}}
 {{- define "ipu-operator.launcherIsPulled" -}}
 {{- if and .Values.global.imageRegistry (eq .Values.global.launcherImage "launcher:latest") -}}yes{{- end -}}
 {{- end -}}
@@ -103,7 +103,7 @@ imagePullSecrets:
 {{- end -}}
 {{- end -}}
 
-{{- /* The controllers as the proxy reads them, with commas; what it would refuse is refused here, where people see it. */ -}}
+{{- /* The controllers as the proxy reads them, with commas; entries that it would refuse are refused here, visibly. */ -}}
 {{- define "ipu-operator.vipuControllers" -}}
 {{- $given := .Values.global.vipuControllers | default .Values.vipuControllers -}}
 {{- $text := ternary $given (join "," $given) (kindIs "string" $given) -}}
@@ -137,7 +137,7 @@ imagePullSecrets:
 {{- end -}}
 
 {{- /* A cluster takes one installation: a second one would serve the same jobs, or leave them without webhooks. It is found by
-     where its webhooks are called; of another maker's operator, too. Where helm asks no cluster, nothing is found. */ -}}
+     the paths of its webhooks, also if the operator is another vendor's. If helm reads no cluster, nothing is found. */ -}}
 {{- define "ipu-operator.alone" -}}
 {{- range $kind := list "MutatingWebhookConfiguration" "ValidatingWebhookConfiguration" -}}
 {{- range $found := dig "items" list (lookup "admissionregistration.k8s.io/v1" $kind "" "") -}}
@@ -162,7 +162,7 @@ imagePullSecrets:
 {{- if and (not .hostNetwork) (eq .dnsPolicy "ClusterFirstWithHostNet") -}}ClusterFirst{{- else -}}{{ .dnsPolicy }}{{- end -}}
 {{- end -}}
 
-{{- /* What a value says, over what is safe. */ -}}
+{{- /* A value, merged over the safe defaults. */ -}}
 {{- define "ipu-operator.podSecurity" -}}
 {{- $safe := dict "runAsNonRoot" true "runAsUser" 65532 "runAsGroup" 65532 "fsGroup" 65532 "seccompProfile" (dict "type" "RuntimeDefault") -}}
 {{- toYaml (mergeOverwrite $safe (deepCopy .)) -}}
