@@ -1,8 +1,8 @@
 #!/bin/sh
-# Puts the launcher's kubectl into a folder that becomes a layer.
-# usage: kubectl.sh debian FOLDER     Debian's
+# Copies the launcher's kubectl into a folder that becomes a layer.
+# usage: kubectl.sh debian FOLDER     Debian's kubectl
 #        kubectl.sh FILE FOLDER       that file, or FILE-<architecture> if there is one; needs python3.11
-# environment: as root.sh has it
+# environment: as for root.sh
 set -eu
 
 here=$(dirname "$0")
@@ -12,13 +12,13 @@ fi
 architecture=${ARCHITECTURE:-$(dpkg --print-architecture)}
 file=$1
 [ ! -e "$file-$architecture" ] || file=$file-$architecture
-# It is copied into containers of any kind, so it must not need a library of theirs.
+# It is copied into any container, so it must need no shared library.
 python3.11 - "$file" "$architecture" <<'PYTHON'
 import struct
 import sys
 
 MACHINES = {62: "amd64", 183: "arm64"}
-LOADER = 3  # the segment that names the loader of libraries
+LOADER = 3  # the segment that names the dynamic loader
 name, architecture = sys.argv[1:]
 try:
     with open(name, "rb") as stream:

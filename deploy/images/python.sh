@@ -19,7 +19,7 @@ case ${ARCHITECTURE:-$(dpkg --print-architecture)} in
 		exit 2
 		;;
 esac
-export SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH:-315532800}" # the oldest a zip file can tell
+export SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH:-315532800}" # the oldest time that a zip file can hold
 
 into() {
 	"$uv" pip install --quiet --target "$place" --python-version 3.11 --python-platform "$platform" \
@@ -28,7 +28,7 @@ into() {
 
 case $what in
 	dependencies)
-		# A container keeps no database: those libraries stay away.
+		# Containers have no database: leave out its libraries.
 		"$uv" export --quiet --locked --no-dev --no-emit-project --extra kubernetes --prune sqlalchemy --prune alembic \
 			--format requirements.txt --output-file "$work/requirements.txt"
 		into --require-hashes --requirements "$work/requirements.txt"
@@ -42,9 +42,9 @@ case $what in
 		exit 2
 		;;
 esac
-# Programs, and what tells of this machine.
+# Remove programs, and traces of this machine.
 rm -rf "$place/bin" "$place/share" "$place/.lock"
 find "$place" \( -name direct_url.json -o -name uv_cache.json -o -name RECORD -o -name INSTALLER -o -name REQUESTED \) -delete
 find "$place" -name __pycache__ -type d -prune -exec rm -rf {} +
-# Byte code, for a root file system that may not be written: a launcher starts in a quarter of the time.
+# Byte code, since the root file system is read-only: a launcher then starts in a quarter of the time.
 python3.11 -m compileall -q -j 1 --invalidation-mode unchecked-hash -s "$2" "$place"

@@ -1,15 +1,15 @@
 #!/bin/sh
-# Unpacks Debian's packages into a folder that becomes a layer. Nothing of them is run, so it needs no rights of its own, and
-# makes the layers of any architecture on any other; what their scripts would do is done here as far as our programs need it.
+# Unpacks Debian's packages into a folder that becomes a layer. Runs nothing of them, so it needs no special rights, and makes
+# layers for any architecture on any other; does itself those parts of their scripts that our programs need.
 # The Dockerfile and scripts/image.py both use it.
 # usage: root.sh FOLDER PACKAGE...         in FOLDER: a root with Python; needs python3.11
 #        root.sh --only FROM TO FOLDER PACKAGE    only that file of the package, elsewhere, and its licence
-#        root.sh --newest PACKAGE...      prints the version of each that is the newest, and the suite that has it
+#        root.sh --newest PACKAGE...      prints the newest version of each, and the suite that has it
 # environment: ARCHITECTURE    amd64, arm64...; without it: this machine's
 #              DEBIAN_MIRROR   without it: http://deb.debian.org/debian; security fixes come from the same name with -security
 set -eu
 
-SUITE=bookworm # the Debian that has Python 3.11, and the last one with a kubectl that needs no library
+SUITE=bookworm # the Debian with Python 3.11, and the last one with a static kubectl
 
 only= folder=
 if [ "$1" = --only ]; then
@@ -25,7 +25,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$work/debs" "$work/root" "$work/lists/partial" "$work/cache/archives/partial" "$work/parts"
 
-# apt with lists of its own: the newest packages of the suite with its security fixes, whatever this machine has listed.
+# apt with its own lists: the newest packages of the suite and its security fixes, independent of this machine's lists.
 : >"$work/status"
 for suite in "$mirror $SUITE" "$mirror $SUITE-updates" "$mirror-security $SUITE-security"; do
 	echo "deb $signed $suite main"
@@ -42,14 +42,14 @@ Dir::State "$work";
 Dir::State::Lists "$work/lists";
 Dir::State::Status "$work/status";
 Dir::Cache "$work/cache";
-Acquire::Check-Valid-Until "false"; # a mirror that lags behind the calendar is still signed
+Acquire::Check-Valid-Until "false"; # a mirror with expired lists is still signed
 Acquire::Languages "none";
 Acquire::Retries "3";
 CONF
 export APT_CONFIG="$work/conf"
 apt-get --quiet --quiet update
 if [ -z "$folder" ]; then
-	# Of "Candidate: V" and, below it, "*** V 500" or "V 500" and "500 URI SUITE/main ARCH Packages".
+	# From "Candidate: V" and, below it, "*** V 500" or "V 500" and "500 URI SUITE/main ARCH Packages".
 	apt-cache policy "$@" | awk '
 		/^[^ ]/ { name = $1; sub(/:$/, "", name); next }
 		$1 == "Candidate:" { wanted = $2; next }
@@ -60,7 +60,7 @@ fi
 mkdir -p "$folder"
 (cd "$work/debs" && apt-get --quiet download "$@")
 
-status=$work/root/var/lib/dpkg/status.d # where scanners look for what is in an image without dpkg
+status=$work/root/var/lib/dpkg/status.d # where scanners look for the packages of an image without dpkg
 mkdir -p "$status"
 for deb in "$work"/debs/*.deb; do
 	dpkg-deb --extract "$deb" "$work/root"
@@ -90,7 +90,7 @@ printf 'root:x:0:\nnogroup:x:65534:\nmoorings:x:65532:\n' >etc/group
 printf 'hosts: files dns\n' >etc/nsswitch.conf
 python3.11 -m compileall -q -j 1 --invalidation-mode unchecked-hash -s "$work/root" usr/lib/python3.11
 mkdir -p tmp proc sys dev run opt
-find . -perm /6000 -exec chmod ug-s {} + # folders have it, too
+find . -perm /6000 -exec chmod ug-s {} + # folders have these bits, too
 find . -type d -exec chmod 755 {} +
 chmod 1777 tmp
 [ "$(id -u)" != 0 ] || chown --recursive --no-dereference 0:0 .
