@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes LINK point to a usable uv: the one on PATH, if it is new enough; else a pinned one in a private environment under
-# .tools/. Never touches the system's Python. The one thing it may install is Debian's python3-venv (Debian's python3 comes
-# without it) and ca-certificates, and only as root or through sudo.
+# .tools/. Never touches the system's Python. It installs at most Debian's python3-venv (which Debian's python3 lacks) and
+# ca-certificates, and only as root or through sudo.
 set -euo pipefail
 
 UV_VERSION=0.13.8 # also in pyproject.toml, [tool.uv] required-version
@@ -10,12 +10,12 @@ PYTHON_VERSION=3.11
 link=${1:?usage: bootstrap-uv.sh LINK}
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 tools=$PWD/.tools
-PATH=$PATH:/usr/sbin:/sbin # dpkg wants them, and not every caller has them
+PATH=$PATH:/usr/sbin:/sbin # dpkg needs them, and some callers lack them
 
 say() { printf 'bootstrap: %s\n' "$*" >&2; }
 die() { printf 'error: %s\nhint: %s\n' "$1" "$2" >&2; exit 1; }
 
-# point_to UV: the last step of every way to get one
+# point_to UV: make LINK point to it
 point_to() {
 	mkdir -p "$(dirname "$link")"
 	ln -sfn "$1" "$link"
@@ -28,7 +28,7 @@ new_enough() {
 	[[ $version == [0-9]* ]] && printf '%s\n%s\n' "$UV_VERSION" "$version" | sort -C -V
 }
 
-# The machine's Python: the first python3 on PATH, as uv will choose it too.
+# The machine's Python: the first python3 on PATH, which uv chooses too.
 require_python() {
 	local how="install Python $PYTHON_VERSION or newer (Debian 12: apt-get install python3) and run make again"
 	command -v python3 >/dev/null || die "there is no python3 on PATH" "$how"
@@ -42,7 +42,7 @@ missing_packages() {
 	[[ -n ${SSL_CERT_FILE:-} || -e /etc/ssl/certs/ca-certificates.crt || ! -e /etc/debian_version ]] || echo ca-certificates
 }
 
-# install_packages NAME...: with apt-get, as root or through sudo; or says what a person has to do
+# install_packages NAME...: with apt-get, as root or through sudo; else print what the user must do
 install_packages() {
 	local as_root=()
 	local by_hand="as root, run: apt-get update && apt-get install --no-install-recommends $* (or put uv $UV_VERSION on PATH: https://docs.astral.sh/uv/); then run make again"
@@ -51,7 +51,7 @@ install_packages() {
 	if ((EUID != 0)); then
 		command -v sudo >/dev/null || die "$* is missing, and this is neither root nor has sudo" "$by_hand"
 		as_root=(sudo)
-		[[ -t 0 ]] || as_root+=(--non-interactive) # nobody is there to type a password
+		[[ -t 0 ]] || as_root+=(--non-interactive) # no user is there to type a password
 	fi
 	say "installing $* with apt-get (log: .tools/apt.log)"
 	mkdir -p "$tools"
@@ -86,7 +86,7 @@ if found=$(command -v uv) && new_enough "$found"; then
 fi
 packages=$(missing_packages)
 if [[ -n $packages ]]; then
-	# shellcheck disable=SC2086 # one word a package
+	# shellcheck disable=SC2086 # one word for each package
 	install_packages $packages
 fi
 install_uv

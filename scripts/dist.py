@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Writes what a site installs on Kubernetes as one file, dist/gc-ipu-operator-v<version>.tar.gz (``make dist``).
+"""Writes the package that a site installs on Kubernetes: dist/gc-ipu-operator-v<version>.tar.gz (``make dist``).
 
-Images that are not for amd64 make a file of their own, with their architecture in its name.
+Images for other architectures than amd64 make a separate file, with the architecture in its name.
 
-In it: the definition of IPUJobs, without and with CEL rules (docs/how-to/kubernetes-install.md: which is for whom), the
-documentation, examples, the chart, the images, what is in each of them (SBOM), and checksums for ``sha256sum --check``.
-helm is not needed: a chart is a tar file. The same files, and the same layers of images, give the same bytes.
+It has the definition of IPUJobs, without and with CEL rules (docs/how-to/kubernetes-install.md says which to use),
+documentation, examples, the chart, the images, their bills of materials (SBOM), and checksums for
+``sha256sum --check``. helm is not needed: a chart is a tar file. Equal files, and equal layers of images, give equal
+bytes.
 
 usage: dist.py [--fresh] [--architecture arm64] [--kubectl FILE]
-       --fresh: images with today's packages of Debian; for a release
+       --fresh: images with Debian's newest packages; for a release
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ CHART = ROOT / "deploy" / "helm" / "ipu-operator"
 DOCS = ROOT / "docs"
 EXAMPLES = ROOT / "examples" / "kubernetes"
 CHART_NAME, IMAGES_NAME = "gc-ipu-operator-helm-chart", "gc-operator-images.tar.gz"
-# As the chart calls them by default, whatever their version: with `Never`, a node must have them under just this name.
+# The chart's default names, without a version: with `Never`, a node must have the images under exactly this name.
 ALSO_CALLED = {"launcher": ("launcher:latest",)}
 _FENCED = re.compile(r"(^ *```.*?^ *```+ *$)", re.MULTILINE | re.DOTALL)
-_LINK = re.compile(r"\[([^\]]*)\]\((?![a-z]+:)([^)\s#]+)(#[^)\s]*)?\)")  # to a file, not to a site or this page
+_LINK = re.compile(r"\[([^\]]*)\]\((?![a-z]+:)([^)\s#]+)(#[^)\s]*)?\)")  # a link to a file, not to a site or this page
 
 
 def main() -> int:
-    """Write the file; the exit code."""
+    """Write the file; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="dist.py", description="Write what a site installs on Kubernetes as one file."
     )
@@ -66,7 +67,7 @@ def main() -> int:
 
 
 def write(folder: Path, layers: image.Layers) -> Path:
-    """The path of the file that was written.
+    """Write the package; returns its path.
 
     Raises:
         OSError: it cannot be written.
@@ -110,7 +111,7 @@ def write(folder: Path, layers: image.Layers) -> Path:
 
 
 def documents() -> dict[str, bytes]:
-    """The documentation, by name in the package; its links stay inside of it."""
+    """The documentation, by name in the package; its links stay inside the package."""
     packed = dict(_papers())
     return {
         name: relink(path.read_text(), path, packed).encode() if path.suffix == ".md" else path.read_bytes()
@@ -127,12 +128,12 @@ def _papers() -> Iterator[tuple[Path, str]]:
 
 
 def relink(text: str, page: Path, packed: Mapping[Path, str]) -> str:
-    """A page as it is in the package: links lead to where files lie there; of others the words stay.
+    """A page as it is in the package: links lead to files there; of links to other files only the text stays.
 
     Args:
         text: the page, in Markdown.
-        page: where it lies here.
-        packed: what is in the package: names there, by where it lies here.
+        page: its path here.
+        packed: the package's files: names there, by path here.
     """
 
     def link(found: re.Match[str]) -> str:
@@ -146,14 +147,14 @@ def relink(text: str, page: Path, packed: Mapping[Path, str]) -> str:
 
 
 def pack(folder: Path, name: str) -> bytes:
-    """A chart as helm takes it."""
+    """A chart in helm's format."""
     packed = io.BytesIO()
     with (
         gzip.GzipFile(filename="", mode="wb", fileobj=packed, mtime=0) as stream,
         tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive,
     ):
         files = sorted(path for path in folder.rglob("*") if path.is_file())
-        files.sort(key=lambda path: path.name != "Chart.yaml")  # what it is comes first
+        files.sort(key=lambda path: path.name != "Chart.yaml")  # the chart's description comes first
         for path in files:
             content = path.read_bytes()
             member = _member(f"{name}/{path.relative_to(folder)}")
@@ -163,7 +164,7 @@ def pack(folder: Path, name: str) -> bytes:
 
 
 def checksums(digests: dict[str, str]) -> bytes:
-    """As ``sha256sum --check`` reads them."""
+    """Checksums in the format of ``sha256sum --check``."""
     return "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items())).encode()
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Prints the folder with PostgreSQL's server programs, for the tests: this machine's, or else Debian's own packages,
-# unpacked under .tools/postgresql. Installs nothing and never touches a server that runs: a package that was only
-# unpacked starts none, makes no user and is gone with .tools.
-# usage: find-postgresql.sh [--unpack]     --unpack: do not look for this machine's
+# unpacked under .tools/postgresql. Installs nothing and never touches a running server: an unpacked package starts no
+# server, creates no user and is removed with .tools.
+# usage: find-postgresql.sh [--unpack]     --unpack: ignore this machine's
 set -euo pipefail
 
 OLDEST=14 # also in src/moorings/store/session.py
@@ -14,7 +14,7 @@ by_hand="install a server (Debian: apt-get install postgresql) or put the folder
 say() { printf 'postgresql: %s\n' "$*" >&2; }
 die() { printf 'error: %s\nhint: %s\n' "$1" "$2" >&2; exit 1; }
 
-# usable FOLDER: whether a server of our kind is there
+# usable FOLDER: whether it has a server that we can use
 usable() {
 	local version
 	[[ -x $1/initdb && -x $1/postgres ]] || return 1
@@ -22,7 +22,7 @@ usable() {
 	((version >= OLDEST))
 }
 
-# libraries FOLDER: those that were unpacked with the programs
+# libraries FOLDER: the libraries that were unpacked with the programs
 libraries() {
 	local paths=("$1"/../../../*-linux-gnu*)
 	[[ $1 != "$folder"/* || ! -d ${paths[0]} ]] || printf '%s' "$(cd "${paths[0]}" && pwd)"
@@ -34,7 +34,7 @@ found() {
 	exit
 }
 
-# Folders that may have it, the newest release first.
+# Folders that may have the programs, the newest release first.
 candidates() {
 	local initdb
 	! command -v pg_config >/dev/null || pg_config --bindir
@@ -44,7 +44,7 @@ candidates() {
 
 unpacked() { printf '%s\n' "$folder"/root/usr/lib/postgresql/*/bin | sort -rV | head -n 1; }
 
-# The package, and what it needs that this machine lacks: libraries only, the programs and scripts around it are not used.
+# The package, and the libraries that it needs and this machine lacks; other programs and scripts are not used.
 missing_packages() {
 	printf '%s\n' "$1"
 	apt-get install --simulate --no-install-recommends "$1" 2>/dev/null |

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Writes the container images of the chart without Docker: a docker-archive, as docker, podman and ctr load it.
+"""Writes the container images of the chart without Docker: a docker-archive, which docker, podman and ctr can load.
 
-The recipes are those of deploy/images, which the Dockerfile uses too. Layers are kept in the shared cache: the same
-give the same bytes, and ``--fresh`` makes them anew, with today's packages of Debian. Needs apt-get, dpkg-deb, uv and
-python3.11, and no rights; nothing of what is packed is run, so each machine makes the images of all architectures.
+The recipes are those of deploy/images, which the Dockerfile uses too. Layers are kept in the shared cache: equal layers
+give equal bytes, and ``--fresh`` makes new ones, with Debian's newest packages. Needs apt-get, dpkg-deb, uv and
+python3.11, and no special rights; runs no packed program, so each machine makes the images of all architectures.
 
 usage: image.py [--architecture arm64] [--kubectl FILE] [--sboms FOLDER] FILE [IMAGE...]
        images: controller, vipu-proxy, webhook-certgen, launcher (default: all)
@@ -41,10 +41,10 @@ from scripts import sbom  # noqa: E402  # the one beside this file
 RECIPES = ROOT / "deploy" / "images"
 UV = str(ROOT / ".tools" / "bin" / "uv")  # `make setup` puts it there
 REPOSITORY = "localhost:5000"
-ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}  # by what a machine calls itself
-DEBIAN = "debian"  # as a kubectl: the one that Debian has
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}  # by the machine's own name of it
+DEBIAN = "debian"  # as a kubectl: Debian's own
 USER = "65532:65532"
-UNUSED_S = 86400.0  # of a layer in the cache
+UNUSED_S = 86400.0  # age at which an unused layer of the cache is removed
 ENV = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "PYTHONPATH": "/opt/moorings",
@@ -57,7 +57,7 @@ OURS = ("base", "dependencies", "package")
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image by the names of its layers, the lowest first."""
+    """An image as the names of its layers, the lowest first."""
 
     name: str
     about: str
@@ -97,7 +97,7 @@ IMAGES = {
 
 
 def main() -> int:
-    """Write what is asked for; the exit code."""
+    """Write the requested images; returns the exit code."""
     parser = argparse.ArgumentParser(prog="image.py", description="Write the container images of the chart.")
     parser.add_argument("file", type=Path, help="docker-archive to write; packed, if it ends in .gz")
     parser.add_argument("images", nargs="*", default=[], metavar="IMAGE", help=f"of {', '.join(IMAGES)} (default: all)")
@@ -122,7 +122,7 @@ def main() -> int:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What of images can be chosen, also by those who pack them."""
+    """Add the options of images, which dist.py and scan.py share."""
     parser.add_argument(
         "--architecture",
         choices=sorted(ARCHITECTURES.values()),
@@ -136,12 +136,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def make_layers(given: argparse.Namespace) -> Layers:
-    """The layers that the options ask for."""
+    """The layers for these options."""
     return Layers(given.uv, given.architecture, given.kubectl, fresh=given.fresh)
 
 
 def version() -> str:
-    """Of this project."""
+    """The version of this project."""
     found = re.search(r'^__version__ = "(.+)"', (ROOT / "src/moorings/__init__.py").read_text(), re.MULTILINE)
     assert found is not None
     return found[1]
@@ -152,13 +152,13 @@ def version() -> str:
 
 @dataclass
 class Layers:
-    """Layers by name, each a tar file; made when they are first asked for.
+    """Layers by name, each a tar file; made at their first use.
 
     Args:
         uv: the program.
         architecture: of the machines that they are for: amd64 or arm64.
-        kubectl: the launcher's: a file, or ``DEBIAN``.
-        fresh: whether those in the cache are made anew.
+        kubectl: of the launcher: a file, or ``DEBIAN``.
+        fresh: whether to replace those in the cache.
     """
 
     uv: str
@@ -172,7 +172,7 @@ class Layers:
 
         Raises:
             OSError: it cannot be written.
-            subprocess.CalledProcessError: a program has failed, and has said why.
+            subprocess.CalledProcessError: a program has failed, and has printed why.
         """
         if name not in self.made:
             recipes = {"base": self._base, "kubectl": self._kubectl}
@@ -222,13 +222,13 @@ class Layers:
         return lambda root: self._run("python.sh", name, root)
 
     def _run(self, recipe: str, *words: str | Path) -> None:
-        """Run a recipe; what it says goes to standard error."""
+        """Run a recipe; its output goes to standard error."""
         environment = {**os.environ, "ARCHITECTURE": self.architecture, "UV": self.uv}
         subprocess.run([RECIPES / recipe, *words], cwd=ROOT, check=True, stdout=sys.stderr, env=environment)
 
 
 def cache_folder() -> Path:
-    """The folder that all checkouts share, or one of this checkout where HOME may not be written."""
+    """The folder that all checkouts share, or one of this checkout if HOME is not writable."""
     wanted = os.environ.get("MOORINGS_CACHE")
     if not wanted:
         base = os.environ.get("XDG_CACHE_HOME") or (f"{os.environ['HOME']}/.cache" if os.environ.get("HOME") else "")
@@ -242,26 +242,26 @@ def cache_folder() -> Path:
 
 
 def _remove_old(folder: Path, name: str) -> None:
-    """Remove what no checkout has used for long; its lock stays, for it is empty."""
+    """Remove layers that no checkout has used for long; their lock files stay, for they are empty."""
     for old in folder.glob(f"{name}-*.tar"):
-        with contextlib.suppress(FileNotFoundError):  # somebody else was quicker
+        with contextlib.suppress(FileNotFoundError):  # another process was quicker
             if time.time() - old.stat().st_mtime > UNUSED_S:
                 old.unlink()
 
 
 def write_layer(root: Path, stream: IO[bytes]) -> None:
-    """Write a folder's files as a layer: everything root's, of no date, sorted."""
+    """Write a folder's files as a layer: owned by root, without dates, sorted."""
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for path in sorted(root.rglob("*")):
             archive.add(path, str(path.relative_to(root)), recursive=False, filter=plain)
 
 
 def plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Without owner and date, and without the rights of whoever made it."""
+    """Remove owner, date and umask from a member."""
     member.mtime = 0
     member.uid = member.gid = 0
     member.uname = member.gname = ""
-    if not member.mode & stat.S_ISVTX:  # /tmp is everybody's
+    if not member.mode & stat.S_ISVTX:  # /tmp is writable for all
         member.mode = 0o755 if member.isdir() or member.mode & stat.S_IXUSR else 0o644
     return member
 
@@ -274,7 +274,7 @@ def _sources() -> Iterator[Path]:
 
 
 def _short(file: Path) -> Path:
-    """A file by what it is called in every checkout."""
+    """The path of a file that is equal in every checkout."""
     return file.relative_to(ROOT) if file.is_relative_to(ROOT) else Path(file.name)
 
 
@@ -282,7 +282,7 @@ def _short(file: Path) -> Path:
 
 
 def build_config(image: Image, diff_ids: Sequence[str], tag: str, architecture: str) -> dict[str, object]:
-    """The document that says what an image is."""
+    """The configuration document of an image."""
     title = "org.opencontainers.image"
     return {
         "architecture": architecture,
@@ -314,15 +314,15 @@ def write(
     tag: str,
     also_called: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
-    """Write images into one docker-archive; a layer that several have is in it once.
+    """Write images into one docker-archive; a common layer is in it once.
 
     Args:
-        file: where to; packed, if it ends in .gz.
-        images: which.
+        file: the archive; compressed, if its name ends in .gz.
+        images: to write.
         layers: of them.
-        repository: what stands before the names.
-        tag: of all.
-        also_called: whole names that an image has besides.
+        repository: prefix of the names.
+        tag: of all images.
+        also_called: further full names of an image.
 
     Raises:
         OSError: it cannot be written.
@@ -355,7 +355,7 @@ def write(
 
 
 def write_sboms(folder: Path, images: Sequence[Image], layers: Layers, tag: str) -> None:
-    """Write what is in each image: ``<image>.cdx.json``, in a folder.
+    """Write each image's bill of materials: ``<image>.cdx.json``, in a folder.
 
     Raises:
         OSError: it cannot be written.
@@ -373,7 +373,7 @@ def _packed(raw: IO[bytes], file: Path) -> Iterator[IO[bytes]]:
         yield raw
         return
     with gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=6, mtime=0) as stream:
-        yield stream  # type: ignore[misc]  # it has all that tarfile needs
+        yield stream  # type: ignore[misc]  # it has all methods that tarfile needs
 
 
 def _digest(file: Path) -> str:

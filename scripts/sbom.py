@@ -1,7 +1,7 @@
-"""What is in an image, as a bill of materials (SBOM) that scanners read: CycloneDX 1.5, JSON.
+"""The bill of materials (SBOM) of an image, for scanners: CycloneDX 1.5, JSON.
 
-It is read from the layers alone: Debian's packages, Python's, and a kubectl that the site has brought. What was
-compiled into a program (Go modules, Rust crates) is not in it: nothing in the image names that.
+It is made from the layers alone: Debian's packages, Python's, and a kubectl that the site has supplied. Libraries
+compiled into a program (Go modules, Rust crates) are missing: no file of the image names them.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _SYSTEM = "usr/lib/os-release"
 
 
 def build(name: str, version: str, architecture: str, layers: Sequence[Path]) -> dict[str, object]:
-    """The document of an image; the same layers give the same.
+    """The document of an image; equal layers give equal documents.
 
     Args:
         name: of the image.
         version: its tag.
-        architecture: of the machines that it is for.
+        architecture: of the machines that run it.
         layers: tar files, the lowest first.
 
     Raises:
@@ -67,7 +67,7 @@ def build(name: str, version: str, architecture: str, layers: Sequence[Path]) ->
 
 
 def _read(layer: Path) -> Iterator[tuple[str, bytes]]:
-    """The files of a layer that say what is in it."""
+    """The files of a layer that list its packages."""
     with tarfile.open(layer) as packed:
         for member in packed:
             name = member.name
@@ -78,7 +78,7 @@ def _read(layer: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _fields(content: bytes) -> Message:
-    """Both kinds of packages describe themselves in the form of a letter's head."""
+    """The fields of a package; both kinds have the format of e-mail headers."""
     return email.message_from_bytes(content)
 
 
@@ -89,12 +89,12 @@ def _package(path: str, fields: Message) -> Component:
 
 
 def pypi_purl(name: str, version: str) -> str:
-    """A Python package, as https://github.com/package-url/purl-spec has it."""
+    """The package URL of a Python package (https://github.com/package-url/purl-spec)."""
     return f"pkg:pypi/{re.sub(r'[-_.]+', '-', name).lower()}@{quote(version, safe='')}"
 
 
 def debian_purl(fields: Message) -> str:
-    """A package of Debian; fixes are published by the name of its source."""
+    """The package URL of a Debian package; fixes are published under the name of its source package."""
     source, _, version = str(fields["Source"] or "").partition(" ")
     more = f"&upstream={quote(source, safe='')}" if source else ""
     more += f"%40{quote(version.strip('()'), safe='')}" if version else ""

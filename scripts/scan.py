@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Says what of the images is old, or known to be vulnerable (``make scan``).
+"""Lists the parts of the images that are old, or known to be vulnerable (``make scan``).
 
-Without files it makes the images' bills of materials first, as scripts/image.py does. Each package of Debian in them is
-compared with the newest one that Debian has, security fixes included. What is known of vulnerabilities is asked of
-grype and trivy, where they are on PATH: they bring their own data, and a network.
+Without files it first makes the images' bills of materials, as scripts/image.py does. It compares each package of
+Debian in them with Debian's newest one, security fixes included. For known vulnerabilities it runs grype and trivy, if
+they are on PATH: they download their own data.
 
 usage: scan.py [--fresh] [--architecture arm64] [--kubectl FILE]
        scan.py SBOM...
-Exit code: 1, if a package of Debian is older than it need be, or a scanner has found something.
+Exit code: 1, if Debian has a newer version of a package, or a scanner has found a vulnerability.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SCANNERS = {
 
 
 def main() -> int:
-    """Say it; the exit code."""
+    """Print the findings; returns the exit code."""
     parser = argparse.ArgumentParser(prog="scan.py", description="Say what of the images is old, or vulnerable.")
     parser.add_argument("files", nargs="*", type=Path, metavar="SBOM", help="in CycloneDX (default: of new images)")
     image.add_options(parser)
@@ -47,7 +47,7 @@ def main() -> int:
                 images = list(image.IMAGES.values())
                 image.write_sboms(Path(work), images, image.make_layers(given), image.version())
             files = given.files or sorted(Path(work).iterdir())
-            old = any([is_old(file) for file in files])  # noqa: C419  # all are told of
+            old = any([is_old(file) for file in files])  # noqa: C419  # report all
         except (OSError, ValueError, KeyError, subprocess.CalledProcessError) as error:
             sys.stderr.write(f"error: {error}\n")
             return 2
@@ -57,12 +57,12 @@ def main() -> int:
 
 
 def is_old(file: Path) -> bool:
-    """Whether an image has packages of Debian that could be newer; says which.
+    """Whether Debian has newer versions of an image's packages; prints which.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError, KeyError: it is not what it should be.
-        subprocess.CalledProcessError: Debian's archive cannot be asked.
+        ValueError, KeyError: it is no valid document.
+        subprocess.CalledProcessError: Debian's archive cannot be read.
     """
     document = json.loads(file.read_text("utf-8"))
     about = document["metadata"]["component"]
@@ -87,7 +87,7 @@ def newest_of(packages: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     for each in packages:
         architecture = parse_qs(urlsplit(each["purl"]).query)["arch"][0]
         asked.setdefault(architecture, []).append(each["name"])
-    of_all = asked.pop("all", [])  # they are in every architecture's list
+    of_all = asked.pop("all", [])  # every architecture's list has them
     for architecture, names in (asked or {"amd64": []}).items():
         done = subprocess.run(
             [image.RECIPES / "root.sh", "--newest", *names, *of_all],
@@ -101,7 +101,7 @@ def newest_of(packages: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def is_vulnerable(name: str, files: Sequence[Path]) -> bool:
-    """Whether a scanner has found something; says what it says."""
+    """Whether a scanner has found a vulnerability; prints its output."""
     if shutil.which(name) is None:
         _say(f"{name} is not here: it was not asked for known vulnerabilities")
         return False

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Prints the folder of a small Debian with another release of Slurm, for tests/slurm: made under .tools/slurm-RELEASE by
-# debootstrap (which is itself unpacked from Debian's package where it is missing). Nothing is installed on this machine
-# and nothing is started; every mount is made in a namespace of its own, so none is left.
+# debootstrap (itself unpacked from Debian's package if it is missing). Installs and starts nothing on this machine; every
+# mount is made in its own namespace, so none remains.
 # usage: slurm-release.sh 22.05|24.11|26.05      as root; needs the network, about half a minute and 200 MB, once
 set -euo pipefail
 
@@ -15,7 +15,7 @@ packages=(slurm-wlm slurm-wlm-basic-plugins slurm-wlm-mysql-plugin slurmdbd libs
 say() { printf 'slurm-release: %s\n' "$*" >&2; }
 die() { printf 'error: %s\nhint: %s\n' "$1" "$2" >&2; exit 1; }
 
-case $release in # which Debian has it
+case $release in # the Debian that has it
 	22.05) suite=bookworm ;;
 	24.11) suite=trixie ;;
 	26.05) suite=sid ;;
@@ -23,7 +23,7 @@ case $release in # which Debian has it
 esac
 ((EUID == 0)) || die "only root can make a chroot" "run it as root"
 
-# inside COMMAND...: run it in the chroot that is being made
+# inside COMMAND...: run it in the chroot that is being built
 inside() {
 	# shellcheck disable=SC2016
 	unshare --mount --propagation private -- sh -euc '
@@ -32,7 +32,7 @@ inside() {
 	' "$part" "$@"
 }
 
-# what is there: release of the Slurm in a chroot, or nothing
+# release of the Slurm in a chroot; empty: none
 release_of() { { [[ ! -d $1 ]] || chroot "$1" slurmctld -V; } 2>/dev/null | grep -oE "[0-9]+\.[0-9]+" | head -n 1 || true; }
 
 find_debootstrap() {
@@ -64,7 +64,7 @@ make_it() {
 	printf '#!/bin/sh\nexit 101\n' >"$part/usr/sbin/policy-rc.d" # no package starts a service
 	chmod 755 "$part/usr/sbin/policy-rc.d"
 	say "installing ${packages[*]} in it"
-	# A mirror that lags behind the calendar is still signed, and good enough for a test.
+	# A mirror with expired lists is still signed, and good enough for a test.
 	{ inside apt-get -o Acquire::Check-Valid-Until=false update && inside apt-get install -y --no-install-recommends "${packages[@]}"; } >>"$log" 2>&1 ||
 		{ tail -n 5 "$log" >&2; die "apt-get failed in the chroot" "see $log"; }
 	touch "$part/etc/hosts" # this machine's is mounted over it
