@@ -1,7 +1,6 @@
-"""Asking before something is taken away: at a terminal a question, in a script ``-y``, and nothing in between.
+"""Confirmation before something is removed: a question at a terminal, ``-y`` in a script, and nothing in between.
 
-A script that is not asked would delete by mistake what a person would not; one that hangs at a question nobody sees is
-no better.
+Without a question a script would delete by mistake; with one it would hang where nobody sees it.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask; needed 
 
 
 def confirm(session: CommandContext, question: str, look: Callable[[], object], *, yes: bool) -> None:
-    """Go on only if somebody wants that.
+    """Return only if the user confirms.
 
     Args:
         session: of this command.
         question: what to ask.
-        look: raises if what the question is about does not exist: nobody should be asked about nothing.
-        yes: it was said on the command line.
+        look: raises if the subject of the question does not exist, so that no pointless question is asked.
+        yes: the confirmation was given on the command line.
 
     Raises:
-        WrongUsage: there is nobody to ask.
+        WrongUsage: there is no terminal to ask at.
         click.Abort: the answer is no.
     """
     if yes:

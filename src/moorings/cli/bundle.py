@@ -1,7 +1,8 @@
-"""What goes into a ``moor diag`` bundle: everything somebody who helps would ask for first, and no secret.
+"""The contents of a ``moor diag`` bundle: everything support asks for first, and no secret.
 
-Each piece is gathered by itself: one that cannot be had is told in the README of the bundle and costs only itself. Each
-is bounded, so that the bundle of the largest site can still be sent. The output of jobs is not taken: it is the users'.
+Each piece is collected by itself: if one fails, the bundle's README says so and the others are still there. Each piece
+is bounded, so that the bundle of the largest site can still be sent. The output of jobs belongs to the users and is
+left out.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ ITEMS_MAX = 2_000
 EVENTS = 2_000
 ANSWER_S = 5.0
 SETTINGS_S = 10.0
-HIDDEN = ("environment",)  # of jobs: only the names are told
+HIDDEN = ("environment",)  # of jobs: only the names are included
 
 ABOUT = """\
 What this is: facts about a Moorings installation, for whoever helps to find a fault. Made by 'moor diag'.
@@ -147,7 +148,7 @@ def _items(bodies: Sequence[object]) -> dict[str, object]:
 
 
 def _known_secrets(session: CommandContext, data: Path, runs: Sequence[RunBody]) -> Iterator[str]:
-    """Values that must not be shown, wherever they stand."""
+    """Secret values to remove wherever they occur."""
     with contextlib.suppress(OSError):
         yield (data / "pepper").read_text(encoding="ascii", errors="replace").strip()
     with contextlib.suppress(OSError, ValueError):

@@ -1,6 +1,6 @@
-"""What ``moor doctor`` looks at: each check says PASS, WARN, FAIL or SKIP, with evidence and a way to mend it.
+"""The checks of ``moor doctor``: each gives PASS, WARN, FAIL or SKIP, with evidence and a fix.
 
-Checks only read. Judging is apart from asking: ``check_*`` are functions from what was seen to findings.
+Checks only read. Judging is separate from collecting: ``check_*`` are functions from observations to findings.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class CheckStatus(StrEnum):
-    """How a check came out."""
+    """The result of a check."""
 
     PASS = "PASS"  # noqa: S105 - no password
     WARN = "WARN"
@@ -45,15 +45,15 @@ class Finding:
 
 
 def parse_finding(body: FindingBody) -> Finding:
-    """The finding that a controller told."""
+    """The finding in a controller's response."""
     verdict = (
         CheckStatus(body.verdict) if body.verdict in set(CheckStatus) else CheckStatus.WARN
-    )  # a newer release may know more
+    )  # a newer release may have more
     return Finding(body.id, verdict, body.evidence, body.fix)
 
 
 def check_clock(theirs: Timestamp, asked: Timestamp, answered: Timestamp) -> Finding:
-    """Whether this machine's clock and the controller's agree, which answered between ``asked`` and ``answered``."""
+    """Whether this machine's clock and the controller's agree; its response came between ``asked`` and ``answered``."""
     skew_s = max(seconds_between(theirs, asked), seconds_between(answered, theirs), 0.0)
     fix = "let both machines follow an NTP server: leases, ages and certificates go by the clock"
     if skew_s > SKEW_S_FAIL:
@@ -64,7 +64,7 @@ def check_clock(theirs: Timestamp, asked: Timestamp, answered: Timestamp) -> Fin
 
 
 def failed_finding(check: str, error: MooringsError) -> Finding:
-    """The finding for an error that a check met."""
+    """The finding for an error during a check."""
     return Finding(check, CheckStatus.FAIL, error.detail, error.hint)
 
 
@@ -98,7 +98,7 @@ def check_transport(secure: bool, host: str) -> Finding:
 
 
 def check_certificate_expiry(check: str, whose: str, days_left: int, fix: str) -> Finding:
-    """Whether a certificate is good for a while yet; ``days_left`` is negative once it has ended."""
+    """Whether a certificate is valid for long enough; ``days_left`` is negative if it has expired."""
     if days_left < 0:
         return Finding(check, CheckStatus.FAIL, f"{whose} has ended {-days_left} days ago", fix)
     if days_left < CERTIFICATE_DAYS_WARN:
@@ -107,12 +107,12 @@ def check_certificate_expiry(check: str, whose: str, days_left: int, fix: str) -
 
 
 def check_client_certificate(file: str, problem: str, days_left: int) -> Finding:
-    """Whether the certificate this command shows is good for a while yet.
+    """Whether this command's client certificate is valid for long enough.
 
     Args:
-        file: where it is.
-        problem: what is wrong with its key's file; empty: nothing.
-        days_left: until it ends.
+        file: its path.
+        problem: the fault of its key's file; empty: none.
+        days_left: until it expires.
     """
     if problem:
         return Finding("certificate.client", CheckStatus.FAIL, problem, "chmod 600 the key, and have a new one issued")
@@ -121,7 +121,7 @@ def check_client_certificate(file: str, problem: str, days_left: int) -> Finding
 
 
 def check_version(version: VersionBody) -> Finding:
-    """Whether the command and the controller speak the same API, and are of like age."""
+    """Whether the command and the controller speak the same API, and their releases are close."""
     if version.api_version != API_VERSION:
         evidence = f"the controller speaks {version.api_version}, this command {API_VERSION}"
         return Finding("version", CheckStatus.FAIL, evidence, "install the controller's release of moor")
@@ -145,7 +145,7 @@ def check_pools(pools: Sequence[PoolBody]) -> Iterator[Finding]:
 
 
 def check_devices(devices: Iterable[DeviceBody]) -> Iterator[Finding]:
-    """Devices that are out of service, or held by partitions that somebody made outside Moorings."""
+    """Devices out of service, or held by partitions made outside Moorings."""
     found = list(devices)
     out = [device for device in found if device.state != "IN_SERVICE"]
     broken = [device for device in out if device.state == "QUARANTINED"]

@@ -1,6 +1,6 @@
-"""What ``moor doctor`` judges of the controller's own machine: files, disk, processes. Values in, findings out.
+"""The checks of ``moor doctor`` for the controller's own machine: files, disk, processes. Values in, findings out.
 
-What they judge is gathered by ``moorings.app.doctor``, in a process of its own: a disk that hangs must not hang the
+``moorings.app.doctor`` collects the values in a process of its own, so that a disk that hangs does not hang the
 command.
 """
 
@@ -30,11 +30,11 @@ def check_private(check: str, path: str, mode: int, owner: int, me: int) -> Find
 
 
 def check_controller(running: ControllerProcess | None, stale: bool, lockers: Sequence[int]) -> Finding:
-    """Whether the controller that the folder names is the one that holds its lock.
+    """Whether the controller that the folder names holds the folder's lock.
 
     Args:
-        running: the one ``controller.json`` names, if it lives.
-        stale: whether it names one that is dead.
+        running: the controller in ``controller.json``, if it is alive.
+        stale: whether ``controller.json`` names a dead one.
         lockers: processes that hold the folder's lock.
     """
     check = "host.controller"
@@ -56,7 +56,7 @@ def check_controller(running: ControllerProcess | None, stale: bool, lockers: Se
 
 
 def check_pepper(hex_chars: int | None, wanted: int) -> Finding | None:
-    """Whether the pepper is whole; None where there is nothing to complain of. ``hex_chars`` is None if unreadable."""
+    """Whether the pepper is whole; None if there is no problem. ``hex_chars`` is None if unreadable."""
     if hex_chars == wanted:
         return None
     fix = "put it back from a backup; with a new one every access key is void"
@@ -65,7 +65,7 @@ def check_pepper(hex_chars: int | None, wanted: int) -> Finding | None:
 
 
 def check_database(answer: str | None, checked_s: float) -> Finding:
-    """What SQLite says of its file; None: it was not done in time."""
+    """The result of SQLite's check of its file; None: it did not finish in time."""
     check = "host.database"
     if answer is None:
         return Finding(
@@ -78,7 +78,7 @@ def check_database(answer: str | None, checked_s: float) -> Finding:
 
 
 def check_revision(found: str, head: str, known: Sequence[str]) -> Finding:
-    """Whether the tables are of this release."""
+    """Whether the tables have this release's schema."""
     check = "host.revision"
     if found == head:
         return Finding(check, CheckStatus.PASS, f"the tables are of revision {found}")
@@ -94,7 +94,7 @@ def check_revision(found: str, head: str, known: Sequence[str]) -> Finding:
 
 
 def check_space(free_bytes: int, free_inodes: int, inodes: int) -> Finding:
-    """Whether the disk has room; file systems without a fixed number of inodes tell 0 of them."""
+    """Whether the disk has free space; file systems without a fixed number of inodes report 0 of them."""
     check, fix = "host.space", "free some space, or see keep_runs_days; without it no claim is granted"
     told = f"{free_bytes / 1e9:.1f} GB and {free_inodes} inodes are free"
     few = inodes > 0 and free_inodes < INODES_WARN
@@ -115,14 +115,14 @@ def check_files(used: int, limit: int) -> Finding:
 
 
 def check_tls(names: Sequence[str], wanted: Sequence[str], fits: bool, key_fault: str, days_left: int) -> Finding:
-    """Whether clients can believe the controller's certificate, today and for a while yet.
+    """Whether clients can trust the controller's certificate, now and for long enough.
 
     Args:
-        names: hosts and addresses it is good for.
-        wanted: those at which the controller is reached.
-        fits: whether the key is of this certificate.
-        key_fault: what is wrong with the key's file, as the end of a sentence; empty: nothing.
-        days_left: until it ends.
+        names: hosts and addresses in the certificate.
+        wanted: hosts and addresses at which clients reach the controller.
+        fits: whether the key belongs to this certificate.
+        key_fault: the fault of the key's file, as the end of a sentence; empty: none.
+        days_left: until it expires.
     """
     check = "host.tls"
     missing = [host for host in wanted if not is_name_covered(names, host)]
@@ -139,7 +139,7 @@ def check_tls(names: Sequence[str], wanted: Sequence[str], fits: bool, key_fault
 
 
 def is_name_covered(names: Sequence[str], host: str) -> bool:
-    """Whether a certificate for ``names`` is good for a host or an address; ``*`` stands for one first label."""
+    """Whether a certificate for ``names`` covers a host or an address; ``*`` stands for one first label."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -150,7 +150,7 @@ def is_name_covered(names: Sequence[str], host: str) -> bool:
 
 
 def check_runs(in_use: Sequence[str], recorded: Sequence[str], restored: bool) -> Finding:
-    """Whether each partition that this machine's processes use stands in the records."""
+    """Whether the records contain each partition that this machine's processes use."""
     unknown = sorted(set(in_use) - set(recorded))
     if not unknown:
         return Finding(
@@ -165,7 +165,7 @@ def check_runs(in_use: Sequence[str], recorded: Sequence[str], restored: bool) -
 
 
 def check_restore(restoring: bool, spared: str | None) -> Finding:
-    """Whether a restore is unfinished; ``spared``: why partitions are left alone that no record knows."""
+    """Whether a restore is unfinished; ``spared``: why partitions without a record are left alone."""
     if restoring:
         return Finding(
             "host.restore", CheckStatus.FAIL, "a restore has begun and not ended", "moor restore FILE, again"

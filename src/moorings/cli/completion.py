@@ -1,7 +1,7 @@
-"""Live names for the shell's completion: quick, silent, and the last known when the controller is away.
+"""Names of resources for the shell's completion: quick, silent, and the last known when the controller is away.
 
-A shell asks at every TAB and the person waits, so an answer has a budget and is remembered for some seconds, in a file
-of the cache folder. Refused: a process in the background that keeps the names: nobody would know that it runs.
+A shell asks at every TAB and the user waits, so each answer has a time budget and is cached for some seconds, in a file
+of the cache folder. Refused: a background process for the names: nobody would know that it runs.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from moorings.client.client import Client
 from moorings.client.requests import ApplianceFilter
 from moorings.core.errors import MooringsError
 
-BUDGET_S = 0.2  # for asking the controller, whatever it does
-FRESH_S = 5.0  # so long nobody asks again; also after no answer, so that not every TAB takes the whole budget
-KNOWN_S = 600.0  # so long names are better than none while the controller is away
+BUDGET_S = 0.2  # for the controller's response, whatever happens
+FRESH_S = 5.0  # no new request within this time; also after a failed one, so that not every TAB takes the whole budget
+KNOWN_S = 600.0  # up to this age, names are used while the controller is away
 
 _NAMES: dict[str, Callable[[Client], list[str]]] = {
     "pool": lambda client: [pool.name for pool in client.pools()],
@@ -39,17 +39,17 @@ _NAMES: dict[str, Callable[[Client], list[str]]] = {
 
 
 def live_names(session: CommandContext, noun: str) -> list[str]:
-    """Names of the things of a noun that exist now; ``context`` is one too. Never an error, nor a word on stderr."""
+    """Names of the existing resources of a noun, or of contexts. Never raises, never writes to stderr."""
     try:
         if noun == "context":
             return list(context_servers(session.environment))
         return _names(session, noun) if noun in _NAMES else []
-    except MooringsError:  # a configuration that cannot be used: the command itself will say so
+    except MooringsError:  # an unusable configuration: the command itself reports it
         return []
 
 
 def states(noun: str) -> list[str]:
-    """The states that things of a noun may be in."""
+    """The possible states of a noun's resources."""
     from moorings.core.claims import ClaimState
     from moorings.core.devices import DeviceState
     from moorings.core.partitions import PartitionState
@@ -61,7 +61,7 @@ def states(noun: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class CachedNames:
-    """Names as they were, and when (seconds since 1970) somebody last tried to learn them."""
+    """Names, and the time (seconds since 1970) of the last attempt to list them."""
 
     at: float
     names: Sequence[str]
@@ -80,9 +80,9 @@ def _names(session: CommandContext, noun: str) -> list[str]:
 
 
 def _query_controller(session: CommandContext, noun: str) -> list[str] | None:
-    """What the controller says within the budget; None: nothing.
+    """The controller's response within the budget; None: there was none.
 
-    In a thread, as a limit on each of its waits would not be one on all of them.
+    In a thread, as a limit on each of its waits would not limit their sum.
     """
     found: list[list[str]] = []
     client = session.client_of(timeout_s=BUDGET_S)
@@ -101,7 +101,7 @@ def _query_controller(session: CommandContext, noun: str) -> list[str] | None:
 
 
 def _cache_file(session: CommandContext, noun: str) -> Path:
-    """One for each noun of each controller as one key sees it."""
+    """One file for each noun, controller and key."""
     root = session.environment.get("XDG_CACHE_HOME", "")
     folder = Path(root) if root.startswith("/") else home(session.environment) / ".cache"
     values = session.configuration
@@ -118,7 +118,7 @@ def _load(file: Path) -> CachedNames | None:
 
 
 def _save(file: Path, known: CachedNames) -> None:
-    """Replaced whole, so that no other TAB reads half of it; a cache that cannot be written is none."""
+    """Replace the file whole, so that another TAB never reads half of it; a cache that cannot be written is skipped."""
     beside = file.with_suffix(f".{os.getpid()}")
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

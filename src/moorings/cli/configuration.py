@@ -1,7 +1,7 @@
-"""Which controller, with which key: flag, then environment, then files, then default; and where each value came from.
+"""The controller's address and key: flag, then environment, then files, then default; with each value's origin.
 
 No library: settings libraries bring pydantic. Files are read strictly (``core.tables``), so a mistyped key is refused
-with its line and not passed over.
+with its line and not ignored.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _IN_CONTEXT = ("server", "project", "ca_file", "cert_file", "key_file")
 _AT_TOP = (*_IN_CONTEXT, "output", "timeout", "color")
 NAMES = ("context", "server", "access_key", *_IN_CONTEXT[1:], "output", "timeout", "color")
 
-# What holds if nobody says otherwise. Timeout: long enough for a busy controller, short enough to notice a dead one.
+# The defaults. Timeout: long enough for a busy controller, short enough to notice a dead one.
 DEFAULTS = {
     "context": DEFAULT_CONTEXT,
     "server": DEFAULT_SERVER,
@@ -42,7 +42,7 @@ DEFAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class SettingValue:
-    """A setting and where it came from."""
+    """A setting and its origin."""
 
     text: str
     origin: str
@@ -50,7 +50,7 @@ class SettingValue:
 
 @dataclass(frozen=True, slots=True)
 class ConfigSource:
-    """What one source says: settings by name, and settings by context and name."""
+    """The settings of one source: by name, and by context and name."""
 
     origin: str
     top: Mapping[str, str]
@@ -69,7 +69,7 @@ class Configuration:
 
     @property
     def timeout_s(self) -> float:
-        """How long a call may take, in seconds.
+        """The request timeout in seconds.
 
         Raises:
             MooringsError: ``duration.invalid``.
@@ -78,7 +78,7 @@ class Configuration:
 
 
 def flag_of(name: str) -> str:
-    """The flag of a setting; empty where there is none (a secret has none: others can see command lines)."""
+    """The flag of a setting; empty if there is none (a secret has none: others can see command lines)."""
     flags = {"timeout": "--request-timeout", "output": "-o", "access_key": "", "cert_file": "", "key_file": ""}
     return flags.get(name, f"--{name.replace('_', '-')}")
 
@@ -96,7 +96,7 @@ def credentials_file(environment: Mapping[str, str]) -> Path:
 
 
 def data_folder(environment: Mapping[str, str]) -> Path:
-    """Where a controller on this machine keeps its things: ``$MOORINGS_DATA``, else ``$XDG_STATE_HOME/moorings``."""
+    """The data folder of a controller on this machine: ``$MOORINGS_DATA``, else ``$XDG_STATE_HOME/moorings``."""
     chosen = environment.get("MOORINGS_DATA")
     if chosen:
         return Path(chosen).absolute()
@@ -112,10 +112,10 @@ def home(environment: Mapping[str, str]) -> Path:
 def load_configuration(
     flags: Mapping[str, str], environment: Mapping[str, str], *, system_file: Path = SYSTEM_FILE
 ) -> Configuration:
-    """The configuration that holds now.
+    """The configuration in effect.
 
     Raises:
-        MooringsError: ``config.invalid`` (file and line named), ``credentials.unsafe``.
+        MooringsError: ``config.invalid`` (with file and line), ``credentials.unsafe``.
     """
     files = [_config_layer(path) for path in _config_files(flags, environment, system_file)]
     credentials = _credentials_layer(credentials_file(environment))
@@ -133,7 +133,7 @@ def read_private(path: Path) -> str:
     """The text of a file that holds a secret.
 
     Raises:
-        MooringsError: ``credentials.unsafe`` if it is not this user's, or others can read it; ``config.invalid`` if it
+        MooringsError: ``credentials.unsafe`` if another user owns it or others can read it; ``config.invalid`` if it
             cannot be read at all.
     """
     try:
@@ -158,12 +158,12 @@ def read_private(path: Path) -> str:
 
 
 def permission_hint(path: Path, mode: int) -> str:
-    """How to keep others from a secret: another mode for a file, but never for a device or somebody's pipe."""
+    """How to protect a secret from others: another mode for a file, but never for a device or another user's pipe."""
     return f"chmod 600 {path}" if stat.S_ISREG(mode) else "name a regular file that only you may read"
 
 
 def context_servers(environment: Mapping[str, str]) -> dict[str, str]:
-    """The server of each context of the credentials file that holds a key, by the context's name.
+    """The server of each context of the credentials file that has a key, by the context's name.
 
     Raises:
         MooringsError: ``config.invalid``, ``credentials.unsafe``.
@@ -174,10 +174,10 @@ def context_servers(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_context(name: str, flags: Mapping[str, str], environment: Mapping[str, str]) -> None:
-    """Whether there is a context of that name.
+    """Check that a context of that name exists.
 
     Raises:
-        MooringsError: ``config.invalid``, saying which there are; or a file cannot be read.
+        MooringsError: ``config.invalid``, with the existing ones; or a file cannot be read.
     """
     files = [_config_layer(path) for path in _config_files(flags, environment, SYSTEM_FILE)]
     credentials = _credentials_layer(credentials_file(environment))
@@ -264,7 +264,7 @@ def _no_context(detail: str, known: list[str]) -> MooringsError:
 def _withhold_foreign_key(
     key: SettingValue, server: SettingValue, credentials: ConfigSource | None, context: str
 ) -> SettingValue:
-    """The key, unless it belongs to another server than the one that a flag or the environment names now."""
+    """The key, unless it belongs to another server than the one in a flag or in the environment."""
     if credentials is None or not key.origin.startswith(credentials.origin):
         return key
     belongs_to = credentials.contexts.get(context, {}).get("server", "")

@@ -1,6 +1,7 @@
-"""The terminal, or what stands in its place: data to stdout, everything else to stderr, colours only where they show.
+"""The terminal, or its substitute: data to stdout, everything else to stderr, colours only where they show.
 
-Foreign text (reasons, names, a vendor's words) passes through ``text.plain`` so that no answer can move the cursor.
+Foreign text (reasons, names, a vendor's words) passes through ``text.escape_controls`` so that no response can move the
+cursor.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _SIGNS = {"…": "...", "✓": "ok", "→": "->"}
 
 
 class Console:
-    """Where a command writes.
+    """The output of a command.
 
     Args:
         environment: ``NO_COLOR``, ``TERM`` and ``MOORINGS_NO_COLOR`` are read.
@@ -38,44 +39,44 @@ class Console:
 
     @property
     def out_is_tty(self) -> bool:
-        """Whether a person may be looking at the data."""
+        """Whether a person may see the data."""
         return sys.stdout.isatty()
 
     @property
     def err_is_tty(self) -> bool:
-        """Whether a person may be looking at the progress."""
+        """Whether a person may see the progress."""
         return sys.stderr.isatty() and not self.dumb
 
     @property
     def can_ask(self) -> bool:
-        """Whether there is a person who can answer a question."""
+        """Whether a person can answer a question."""
         return sys.stdin.isatty() and sys.stderr.isatty()
 
     @property
     def unicode(self) -> bool:
-        """Whether stdout takes every character."""
+        """Whether stdout can encode every character."""
         return _takes_unicode(sys.stdout)
 
     @property
     def columns(self) -> int | None:
-        """The width of the terminal that shows the data; None where nothing is to be cut."""
+        """The width of the terminal that shows the data; None: nothing is cut."""
         if not self.out_is_tty:
             return None
         return _columns(sys.stdout)
 
     def line(self, text: str) -> None:
-        """Write a sentence to stdout, whatever foreign words are in it.
+        """Write a sentence to stdout; it may contain foreign text.
 
         Raises:
-            ReaderGone: nobody reads it any more.
+            OutputClosed: the reader of the output has closed it.
         """
         self.data(escape_controls(text))
 
     def data(self, text: str) -> None:
-        """Write what was rendered to stdout, as it is: its foreign words are plain already.
+        """Write rendered text to stdout unchanged: its foreign text is plain already.
 
         Raises:
-            ReaderGone: nobody reads it any more.
+            OutputClosed: the reader of the output has closed it.
         """
         try:
             print(text, file=sys.stdout, flush=True)  # noqa: T201 - this is the one place
@@ -86,7 +87,7 @@ class Console:
         """Write bytes to stdout, such as a job's own output.
 
         Raises:
-            ReaderGone: nobody reads it any more.
+            OutputClosed: the reader of the output has closed it.
         """
         try:
             sys.stdout.buffer.write(chunk)
@@ -95,7 +96,7 @@ class Console:
             raise OutputClosed from None
 
     def note(self, text: str) -> None:
-        """Write a line for the person to stderr, unless quiet."""
+        """Write a line for the user to stderr, unless quiet."""
         if not self.quiet:
             self.error(text)
 
@@ -104,11 +105,11 @@ class Console:
         self.error(f"warning: {text}")
 
     def error(self, text: str) -> None:
-        """Write a line to stderr, whatever was asked for."""
+        """Write a line to stderr, also if quiet."""
         print(self.signs(escape_controls(text), sys.stderr), file=sys.stderr, flush=True)  # noqa: T201 - this is the one place
 
     def write_live(self, text: str) -> None:
-        """Put ``text`` in place of the last line of the terminal; empty text clears it."""
+        """Replace the last line of the terminal with ``text``; empty text clears it."""
         width = _columns(sys.stderr) or 80
         shown = self.signs(escape_controls(text), sys.stderr)
         sys.stderr.write("\r\x1b[K" + shown[: width - 1])
@@ -119,7 +120,7 @@ class Console:
         return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m" if self._colour and colour else text
 
     def signs(self, text: str, stream: TextIO | None = None) -> str:
-        """``text`` with our own signs in ASCII where the locale has no others."""
+        """``text`` with our own signs in ASCII if the locale cannot encode them."""
         if not _takes_unicode(stream or sys.stdout):
             for sign, ascii_sign in _SIGNS.items():
                 text = text.replace(sign, ascii_sign)

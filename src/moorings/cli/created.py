@@ -1,4 +1,4 @@
-"""A file that a command makes for its user: new, private, and there only when it is whole."""
+"""A file that a command makes for its user: new, private, and visible only when complete."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from moorings.core.errors import MooringsError
 
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
-    """A new file, 0600, made before anything is gathered for it; removed again if it does not get whole.
+    """A new file with mode 0600, made before its contents are collected; removed again if it is not completed.
 
     Raises:
         MooringsError: ``config.invalid``.
@@ -34,5 +34,5 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def unwritable_error(path: Path, error: OSError) -> MooringsError:
-    """What is told of a file that cannot be made."""
+    """The error for a file that cannot be made."""
     return MooringsError("config.invalid", f"{path} cannot be written: {format_cause(error)}", hint="name another one")

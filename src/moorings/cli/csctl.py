@@ -1,7 +1,7 @@
-"""``csctl``: ``moor wafer`` for fingers and scripts that know the vendor's command; installed only where asked for.
+"""``csctl``: ``moor wafer`` for people and scripts used to the vendor's command; installed only on request.
 
-The installed file starts this module with the very Python that has Moorings. A second console script was refused: every
-machine with Moorings would then have a ``csctl``, also those that have the vendor's.
+The installed file starts this module with the Python that has Moorings. A second console script was refused: every
+machine with Moorings would then have a ``csctl``, also those with the vendor's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from moorings.core.errors import MooringsError
 
 FILE_NAME = "csctl"
 DEFAULT_SESSION = "default"
-_VENDORS_DEFAULT = "job-operator"  # the vendor's namespace of who names none
+_VENDORS_DEFAULT = "job-operator"  # the vendor's namespace if none is given
 _MARK = "# csctl of Moorings"
 _NAMESPACE = re.compile(r"(?:-n|--namespace)(?:=(.*))?|-n(.+)", re.DOTALL)
 _PASSED_OVER = re.compile(r"(?P<config>--csconfig|--config-path)(?:=.*)?|(?:-d|--debug)(?:=.*)?|-d\d+", re.DOTALL)
@@ -26,7 +26,7 @@ _JOINED = re.compile(r"(-[olp])=(.*)", re.DOTALL)  # -o=json, which the vendor's
 
 
 def translate(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The same call for ``moor wafer``, and what is to be told about it.
+    """The same command line for ``moor wafer``, and the notes to print about it.
 
     Raises:
         MooringsError: ``name.invalid``: a flag without its value.
@@ -62,10 +62,10 @@ def _value(flag: str, words: list[str]) -> str:
 
 
 def install(folder: Path, python: str = sys.executable) -> Path:
-    """The file ``csctl`` in ``folder``, made, or made anew if it is ours.
+    """Write the file ``csctl`` into ``folder``, or replace it if it is ours; return its path.
 
     Raises:
-        MooringsError: ``config.invalid``: it is somebody else's, or cannot be written.
+        MooringsError: ``config.invalid``: the file is not ours, or cannot be written.
     """
     path = folder / FILE_NAME
     draft = folder / f".{FILE_NAME}.{os.getpid()}"
@@ -90,7 +90,7 @@ def install(folder: Path, python: str = sys.executable) -> Path:
 
 
 def script(python: str) -> str:
-    """The file's text. ``-P``: modules in the folder where it is called are not ours."""
+    """The file's text. ``-P``: modules in the current folder are not ours."""
     start = f"exec {shlex.quote(python)} -P -m moorings.cli.csctl"
     return f"#!/bin/sh\n{_MARK}, by 'moor wafer install-csctl'\n{start} \"$@\"\n"
 
@@ -101,7 +101,7 @@ def _ours(path: Path) -> bool:
 
 
 def main() -> int:
-    """Run one command; the exit code."""
+    """Run one command; return the exit code."""
     from moorings.cli.console import Console
     from moorings.cli.errors import error_lines, exit_code
     from moorings.cli.main import main as moor

@@ -1,4 +1,4 @@
-"""What a person sees of a failure, and the exit code: sentence, code, hint, request id; a traceback only if asked."""
+"""How an error is shown, and its exit code: sentence, code, hint, request id; a traceback only on request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from moorings.cli.text import escape_controls
 from moorings.core.errors import MooringsError
 from moorings.wire.errors import ExitCode, error_kind
 
-# Where the controller's hint speaks of HTTP, which a person at a terminal does not.
+# The controller's hint speaks of HTTP, which a terminal user does not.
 _HINTS = {
     "auth.missing": "'moor config view --show-origin' tells why no key was sent; MOORINGS_ACCESS_KEY_FILE names one",
     "auth.invalid": "the key may be revoked, or of another controller; see 'moor config view --show-origin'",
@@ -16,7 +16,7 @@ _HINTS = {
 
 
 def error_lines(error: MooringsError) -> list[str]:
-    """The lines a failed command ends with on stderr: what failed with its stable code, what to do, which request."""
+    """The last lines of a failed command on stderr: the error with its stable code, the hint, the request id."""
     lines = [f"error: {escape_controls(error.detail)} ({escape_controls(error.code)})"]
     request_id = getattr(error, "request_id", "")
     hint = (_HINTS.get(error.code) if request_id else None) or error.hint
@@ -28,12 +28,12 @@ def error_lines(error: MooringsError) -> list[str]:
 
 
 def exit_code(error: MooringsError) -> int:
-    """The exit code of an error; a name that does not exist is 3, a controller that is away is 7."""
+    """The exit code of an error: 3 for a name that does not exist, 7 for a controller that is away."""
     return int(error_kind(error.code).exit)
 
 
 class UsageErrorWithHint(click.UsageError):
-    """Wrong usage with a hint of its own, where ``--help`` would not say what to do."""
+    """Wrong usage with a hint of its own, where ``--help`` would not help."""
 
     def __init__(self, message: str, *, hint: str) -> None:
         super().__init__(message)
@@ -41,11 +41,11 @@ class UsageErrorWithHint(click.UsageError):
 
 
 class OutputClosed(Exception):  # noqa: N818 - an end, not an error
-    """Nobody reads our output any more (``moor events | head``). Click would take a ``BrokenPipeError`` for its own."""
+    """The output's reader has closed it (``moor events | head``). Click would handle a ``BrokenPipeError`` itself."""
 
 
 class CommandExit(Exception):  # noqa: N818 - an end, not an error
-    """A command's own end with an exit code, after it has said all there is to say."""
+    """Ends a command with an exit code, after it has written everything."""
 
     def __init__(self, code: ExitCode | int) -> None:
         super().__init__(code)

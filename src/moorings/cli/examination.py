@@ -1,7 +1,7 @@
-"""Gathers what ``moor doctor`` judges, from three sides at once: this command's, the controller's, its machine's.
+"""Collects the observations for ``moor doctor``, from three sides at once: this command, the controller, its machine.
 
-Everything is bounded: each side works in a thread of its own, and whatever has not answered when the time is up is told
-as such. So a controller that drips, a disk that hangs and a name server that is silent cost seconds, not the command.
+Everything is bounded: each side works in a thread of its own, and a side without a result in time is reported as such.
+So a controller that sends slowly, a disk that hangs and a silent name server cost seconds, not the command.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from moorings.core.errors import MooringsError
 from moorings.wire.codec import decode, parse_time
 from moorings.wire.shapes import FindingBody
 
-ALL_S = 8.0  # everything; the promise is 10
-ANSWER_S = 5.0  # one answer of the controller
+ALL_S = 8.0  # for everything; the documented limit is 10
+ANSWER_S = 5.0  # for one response of the controller
 DAY_S = 86_400
 _REDACTION = Redaction()
 
@@ -51,7 +51,7 @@ _NEEDS_CONFIGURATION = ("version", "ready", "clock", "inside", "pools", "devices
 
 
 def examine(session: CommandContext, data: Path | None = None, limit_s: float = ALL_S) -> list[Finding]:
-    """What is found, within ``limit_s`` seconds; ``data`` is the data folder of a controller on this machine."""
+    """The findings, within ``limit_s`` seconds; ``data`` is the data folder of a controller on this machine."""
     folder = data or data_folder(session.environment)
     sides: dict[str, Callable[[], Iterator[Finding]]] = {
         "configuration": lambda: _check_configuration(session),
@@ -82,9 +82,9 @@ def _collect(
     name: str, side: Callable[[], Iterator[Finding]], told: queue.SimpleQueue[tuple[str, Finding | None]]
 ) -> None:
     try:
-        for finding in side():  # people paste what is found into tickets; an address may hold a password
+        for finding in side():  # people paste findings into tickets; an address may hold a password
             told.put((name, replace(finding, evidence=_REDACTION.text(finding.evidence))))
-    except Exception as error:  # a fault of a check must not take the other checks with it
+    except Exception as error:  # a fault in one check must not stop the others
         told.put((name, Finding(name, CheckStatus.FAIL, f"internal error in moor: {error!r}", "please report it")))
     finally:
         told.put((name, None))
@@ -146,7 +146,7 @@ def _check_server_certificate(session: CommandContext) -> Finding:
 def _check_controller(session: CommandContext) -> Iterator[Finding]:
     try:
         client = session.client_of(timeout_s=ANSWER_S)
-    except MooringsError:  # told by ``_own``
+    except MooringsError:  # reported by ``_check_configuration``
         yield from _skipped(("controller", *_NEEDS_CONFIGURATION), "the configuration cannot be used")
         return
     with client:
@@ -201,12 +201,12 @@ def _skipped(checks: Iterable[str], why: str) -> Iterator[Finding]:
 
 
 def build_host_doctor(data: Path) -> list[str]:
-    """The command that looks at a controller's machine."""
+    """The command that checks a controller's machine."""
     return [sys.executable, "-m", "moorings.app.doctor", "--data", str(data)]
 
 
 def _check_host(data: Path) -> Iterator[Finding]:
-    """Nothing where no controller has run: the command is on somebody's laptop."""
+    """Yields nothing where no controller has run: the command may be on a user's laptop."""
     if not data.is_dir():
         yield Finding(
             "host", CheckStatus.SKIP, f"there is no {data}: no controller runs here", "'--data' names another"

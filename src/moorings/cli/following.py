@@ -1,7 +1,7 @@
-"""Following a run or a claim to where it goes, in the open, and through restarts of the controller.
+"""Follow a run or a claim, with its progress on stderr, also through restarts of the controller.
 
-Nothing is polled in a tight loop: the controller holds its answers (``?wait=``) and streams events and logs. A wait is
-asked for again every few seconds only so that the reason shown is a fresh one.
+There is no tight polling: the controller holds its responses (``?wait=``) and streams events and logs. A wait is
+repeated every few seconds only to keep the displayed reason fresh.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from moorings.wire.shapes import ClaimBody, RunBody
 from moorings.workloads.runs import ENDED as RUN_ENDED
 from moorings.workloads.runs import RunState
 
-REASON_FRESH_S = 2.0  # the age of the reason that is shown
-TURN_FRESH_S = 1.0  # of one in another scheduler's queue
+REASON_FRESH_S = 2.0  # the maximum age of the displayed reason
+TURN_FRESH_S = 1.0  # of a reason from another scheduler's queue
 END_WAIT_S = 5.0
 PATIENCE_S = 900.0  # an upgrade of the controller's machine fits into it; a forgotten terminal does not wait for ever
 
@@ -35,7 +35,7 @@ _RANK = re.compile(rb"\[(\d+)\] ")
 
 
 def make_patience(progress: Progress, limit_s: float = PATIENCE_S) -> RetryPolicy:
-    """Patience that says what it waits for."""
+    """A retry policy that reports each wait."""
 
     def tell(error: MooringsError, _pause_s: float) -> None:
         progress.wait(f"{error.detail}; trying again for up to {duration_text(limit_s)}")
@@ -44,9 +44,9 @@ def make_patience(progress: Progress, limit_s: float = PATIENCE_S) -> RetryPolic
 
 
 class LogDeduplicator:
-    """What of a run's output is new, however often it is read from the beginning.
+    """The new part of a run's output, however often it is read from the beginning.
 
-    One task's output is the same bytes each time, so bytes are counted. Several tasks' lines may be woven together
+    One task's output is the same bytes each time, so bytes are counted. Lines of several tasks may interleave
     differently at each reading, so lines are counted for each rank.
 
     Args:
@@ -63,7 +63,7 @@ class LogDeduplicator:
         self._rest = b""
 
     def restart(self) -> None:
-        """The output is read from its beginning again."""
+        """Prepare for reading the output from its beginning again."""
         self._skip, self._seen, self._rank, self._rest = self._printed, Counter(), b"", b""
 
     def take(self, chunk: bytes) -> bytes:
@@ -77,7 +77,7 @@ class LogDeduplicator:
         return b"".join(line + b"\n" for line in lines if self._is_new(line))
 
     def finish(self) -> bytes:
-        """What is left of a last line without an end; the output is complete."""
+        """The rest: a last line without an end; the output is complete."""
         rest, self._rest = self._rest, b""
         return rest if rest and self._is_new(rest) else b""
 
@@ -92,12 +92,12 @@ class LogDeduplicator:
 
 
 class RunFollower:
-    """Follows one run: says why it waits, copies its output, returns it as it ended.
+    """Follows one run: reports why it waits, copies its output, returns it once it has ended.
 
     Args:
-        client: patient, so that it survives a restart of the controller.
-        progress: where to say what happens.
-        write: takes the output.
+        client: retries, so that it survives a restart of the controller.
+        progress: where to report.
+        write: receives the output.
     """
 
     def __init__(self, client: Client, progress: Progress, write: Callable[[bytes], None]) -> None:
@@ -108,7 +108,7 @@ class RunFollower:
         self._copy: LogDeduplicator | None = None
 
     def follow(self, run: RunBody, *, task: int | None = None) -> RunBody:
-        """The run as it ended; may be called again after an interrupt, and goes on where it was."""
+        """The run once it has ended; may be called again after an interrupt, and continues where it was."""
         if run.state == RunState.WAITING:
             self._await_berth(run)
         if not self._started:
@@ -116,7 +116,7 @@ class RunFollower:
         return self.copy_logs(run, task=task)
 
     def copy_logs(self, run: RunBody, *, task: int | None = None) -> RunBody:
-        """Copy the output to its end; the run as it ended."""
+        """Copy the output to its end; return the run once it has ended."""
         self._copy = self._copy or LogDeduplicator(woven=task is None and run.job.tasks > 1)
         lost, attempt = self._client.losses, run.attempt
         while True:
@@ -134,7 +134,7 @@ class RunFollower:
         return run
 
     def _copy_stream(self, ident: str, task: int | None, copy: LogDeduplicator) -> None:
-        """Copy what is new until the stream ends, from the beginning again whenever the connection is lost."""
+        """Copy new output until the stream ends, from the beginning again after each lost connection."""
         retries = Retries(self._client.patience)
         while True:
             try:
@@ -164,14 +164,14 @@ class RunFollower:
         assert claim is not None, "without a limit it comes to an end"
 
     def _await_turn(self, run: RunBody) -> None:
-        """Until it has left the queue of its engine's scheduler; says why it waits there."""
+        """Wait until the run has left the queue of its engine's scheduler; report why it waits there."""
         while run.state == RunState.WAITING:
             self._progress.wait(f"{run.id}: {run.reason.sentence if run.reason else f'submitted to {run.engine}'}")
             run = self._client.run(run.id, wait_s=TURN_FRESH_S)
         self._progress.clear()
 
     def _await_start(self, run: RunBody) -> None:
-        """Say when its processes run; told by the event log, from its beginning, so nothing can be missed."""
+        """Report when its processes start, from the event log's beginning, so that no event is missed."""
         wanted = EventFilter(run=run.id, names=("run.started", "run.ended"))
         for batch in self._client.watch_events(wanted, after=0):
             if batch:
@@ -184,11 +184,11 @@ class RunFollower:
 def wait_for_claim(
     client: Client, progress: Progress, ident: str, until: str, *, name: str, limit: Deadline | None = None
 ) -> ClaimBody | None:
-    """The claim when it has come to ``until`` or has ended; None if the limit came first. Says why it waits."""
+    """The claim once it has reached ``until`` or has ended; None if the limit came first. Reports why it waits."""
     limit = limit or Deadline(None)
     told = False
     goal = "GRANTED" if until == "READY" else until
-    wait_s = 0.0  # the first look is at once: nobody should sit before an empty screen
+    wait_s = 0.0  # the first request does not wait: the user sees a reason at once
     while True:
         claim = client.claim(ident, wait_s=wait_s, until=goal)
         if claim.state in WAITING:
@@ -212,7 +212,7 @@ def wait_for_claim(
 
 
 def has_reached(claim: ClaimBody, until: str) -> bool:
-    """Whether a claim is where ``until`` (GRANTED, READY, ENDED) says, or will never be."""
+    """Whether a claim has reached ``until`` (GRANTED, READY, ENDED), or never will."""
     if claim.state in CLAIM_ENDED:
         return True
     if until == "ENDED":
@@ -221,14 +221,14 @@ def has_reached(claim: ClaimBody, until: str) -> bool:
 
 
 def waiting_text(claim: ClaimBody) -> str:
-    """Why a claim waits, as a sentence: the controller's words and the place in the queue."""
+    """Why a claim waits, as a sentence: the controller's reason and the place in the queue."""
     message = claim.reason.sentence if claim.reason is not None else f"waits for {claim.size} devices"
     place = f" (position {claim.position})" if claim.position is not None else ""
     return message + place
 
 
 def run_end_text(run: RunBody) -> str:
-    """How a run ended, in a line."""
+    """How a run ended, in one line."""
     parts = [f"{run.id}: {run.state}"]
     if run.started_at and run.ended_at:
         seconds = _seconds(run.started_at, run.ended_at)
@@ -242,7 +242,7 @@ def run_end_text(run: RunBody) -> str:
 
 
 def run_exit_code(run: RunBody) -> int:
-    """What ``moor run`` ends with: the job's own code; where that says nothing, 124 for the time limit, else 1."""
+    """The exit code of ``moor run``: the job's own code; without one, 124 for the time limit, else 1."""
     if run.state == RunState.SUCCEEDED:
         return 0
     return run.exit_code or (ExitCode.TIMEOUT if run.state == RunState.TIMED_OUT else ExitCode.FAILED)
@@ -255,5 +255,5 @@ def _after(claim: ClaimBody) -> str:
 
 
 def _seconds(since: str, until: str) -> float:
-    """The seconds between two API times; clocks that disagree make nothing end before it began."""
+    """The seconds between two API times; at least 0, as clocks may disagree."""
     return max(0.0, seconds_between(parse_time(since), parse_time(until)))

@@ -1,7 +1,7 @@
 """The grammar ``moor VERB NOUN [NAME]``: verbs loaded when called, nouns in every spelling, flags of every command.
 
-Click itself parses; what stands here is what kubectl's users expect of it: ``get partition``, ``get partitions``,
-``list part`` and ``delete partition/p64`` all work, and global flags may stand anywhere.
+Click parses; this adds what kubectl's users expect: ``get partition``, ``get partitions``, ``list part`` and ``delete
+partition/p64`` all work, and global flags may stand anywhere.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NOUNS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class CommandEntry:
-    """One row of the table of commands: where it lives, what the help says of it, what else it is called.
+    """One row of the table of commands: its module, its help line, its other names.
 
     Attributes:
         module: below ``moorings.cli.commands``; its attribute of the command's name is the command.
@@ -90,7 +90,7 @@ def global_options(*, hidden: bool) -> list[click.Option]:
 
 
 class MoorCommand(click.Command):
-    """A command that takes the global flags, too."""
+    """A command that also takes the global flags."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:  # noqa: ANN401 - Click's own arguments
         super().__init__(*args, **settings)
@@ -134,7 +134,7 @@ class NounGroup(click.Group):
 
 
 class LazyCommandGroup(click.Group):
-    """The root: a table of commands whose modules are imported when they are called."""
+    """The root: a table of commands whose modules are imported when called."""
 
     def __init__(self, table: Mapping[str, CommandEntry], *args: Any, **settings: Any) -> None:  # noqa: ANN401 - Click's own
         super().__init__(*args, **settings)
@@ -181,20 +181,20 @@ class LazyCommandGroup(click.Group):
 
 
 def singular(noun: str) -> str:
-    """The noun in its one form: ``part`` and ``partitions`` are ``partition``."""
+    """The noun in its canonical form: ``part`` and ``partitions`` are ``partition``."""
     return next((name for name, others in NOUNS.items() if noun in others), noun)
 
 
 def strip_nouns(noun: str, names: Iterable[str]) -> tuple[str, ...]:
-    """Names without a ``noun/`` before them.
+    """Names without a leading ``noun/``.
 
     Raises:
-        click.UsageError: a name of another noun.
+        click.UsageError: a name has another noun.
     """
     found = []
     for name in names:
         before, slash, after = name.partition("/")
-        if slash and noun == "project" and singular(before) not in NOUNS:  # it is a part of another one
+        if slash and noun == "project" and singular(before) not in NOUNS:  # a part of another project
             found.append(name)
             continue
         if slash and singular(before) != noun:
@@ -215,23 +215,23 @@ def options(*decorators: Callable[[CommandT], CommandT]) -> Callable[[CommandT],
 
 
 def examples(*lines: str) -> str:
-    """Examples for the end of a help text, each to be copied as it is."""
+    """Examples for the end of a help text, each ready to copy."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 def names_argument(noun: str, *, required: bool = False) -> Callable[[CommandT], CommandT]:
-    """``[NAME]...``, completed with live names."""
+    """``[NAME]...``, completed with names of existing resources."""
     metavar = "NAME..." if required else "[NAME]..."
     return click.argument("names", metavar=metavar, nargs=-1, required=required, shell_complete=complete_names(noun))
 
 
 def name_argument(noun: str) -> Callable[[CommandT], CommandT]:
-    """``NAME``, completed with live names."""
+    """``NAME``, completed with names of existing resources."""
     return click.argument("name", metavar=noun.upper(), shell_complete=complete_names(noun))
 
 
 def complete_names(*nouns: str) -> Callable[[click.Context, click.Parameter, str], Sequence[str]]:
-    """What completes a parameter: names of things of these nouns that exist now; ``state``: of the command's noun."""
+    """A completer for names of existing resources of these nouns; ``state``: the states of the command's noun."""
 
     def complete(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> Sequence[str]:
         from moorings.cli.completion import live_names, states

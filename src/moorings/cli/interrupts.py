@@ -1,7 +1,7 @@
-"""Signals as exceptions: Ctrl-C, a TERM or a closed terminal ends a wait at once, wherever it stands.
+"""Signals as exceptions: Ctrl-C, a TERM or a closed terminal ends a wait at once, wherever the code is.
 
-Only for commands that have something to put in order first (a run to cancel). Signals that were ignored when ``moor``
-was started stay ignored, so ``nohup moor run`` means what it says.
+Only for commands that must clean up first (cancel a run). Signals that were ignored when ``moor`` was started stay
+ignored, so ``nohup moor run`` works as usual.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Interrupted(BaseException):
 
 
 class SignalsAsExceptions:
-    """While it is entered, signals raise ``Interrupted`` in the main thread."""
+    """A context manager: inside it, signals raise ``Interrupted`` in the main thread."""
 
     def __init__(self) -> None:
         self._before: dict[int, object] = {}

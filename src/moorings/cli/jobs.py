@@ -1,6 +1,6 @@
-"""From a command line and a job file to one complete job, refused here if it makes no sense: before any network.
+"""A command line and a job file become one complete job; errors are found here, before any network call.
 
-The file goes through ``workloads.jobs.parse_job``, the flags become the same ``JobSpec`` and pass the same checks.
+The file goes through ``workloads.jobs.parse_job``; the flags become the same ``JobSpec`` and pass the same checks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FOREIGN = re.compile(r"[^A-Za-z0-9._-]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFlags:
-    """What the flags of ``moor run`` say; None where they say nothing."""
+    """The flags of ``moor run``; None where a flag is not given."""
 
     size: int | None = None
     kind: str | None = None
@@ -48,15 +48,15 @@ def build_job(
     folder: Path,
     project: str,
 ) -> JobSpec:
-    """The job that a file, a command and flags make; flags win over the file.
+    """Build the job from a file, a command and flags; flags take precedence over the file.
 
     Args:
         file: a job file, or None.
-        command: program and arguments; empty: those of the file.
-        flags: what the command line says.
+        command: program and arguments; empty: the file's.
+        flags: of the command line.
         environment: the submitter's variables.
-        folder: the folder the command was called in, absolute.
-        project: who pays for a command if no flag says; a file says itself.
+        folder: the current folder of the command, absolute.
+        project: the project of a command without a flag for it; a file names its own.
 
     Raises:
         MooringsError: ``job.invalid``, ``claim.*``, ``duration.invalid``.
@@ -74,10 +74,10 @@ def build_job(
 
 
 def read_job(path: Path, environment: Mapping[str, str]) -> JobSpec:
-    """The job of a job file.
+    """The job in a job file.
 
     Raises:
-        MooringsError: ``job.invalid``, naming file and line.
+        MooringsError: ``job.invalid``, with file and line.
     """
     try:
         text = _regular_text(path)
@@ -103,7 +103,7 @@ def _regular_text(path: Path) -> str:
 
 
 def job_name_of(command: Sequence[str]) -> str:
-    """A job's name after its program: ``/usr/bin/python3`` is ``python3``."""
+    """A job's name from its program: ``/usr/bin/python3`` gives ``python3``."""
     stem = _FOREIGN.sub("-", Path(command[0]).name if command else "")[:63]
     return stem.strip("._-") or "job"
 
@@ -131,7 +131,7 @@ def _with_flags(job: JobSpec, flags: JobFlags, environment: Mapping[str, str], f
 
 
 def _variables(given: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """``NAME=VALUE`` as it is, ``NAME`` with the submitter's value; a variable that does not exist is refused."""
+    """``NAME=VALUE`` unchanged, ``NAME`` with the submitter's value; a missing variable is an error."""
     found = {}
     for text in given:
         name, equals, value = text.partition("=")

@@ -1,7 +1,7 @@
-"""The kinds of things one can look at: their nouns, their columns, their names in JSON. One entry a kind.
+"""The kinds of resources: their nouns, columns and JSON names. One entry a kind.
 
-A column says how one cell is made from one item and the time; ``output`` does the rest. Adding a kind or a column is
-one entry here and a golden file.
+A column computes a cell from an item and the time; ``output`` does the rest. A new kind or column is one entry here and
+a golden file.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ EVENT_DATA_SHOWN = (
 
 @dataclass(frozen=True, slots=True)
 class TableColumn(Generic[T]):
-    """One column: its header, and its cell of an item at a time. ``wide``: only with ``-o wide``."""
+    """One column: its header, and the function for its cells. ``wide``: only with ``-o wide``."""
 
     header: str
     cell: Callable[[T, Timestamp], object]
@@ -61,7 +61,7 @@ class TableColumn(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class GroupedView(Generic[T]):
-    """A shorter view for the plain table: neighbours that are alike become one row."""
+    """A shorter form of the plain table: adjacent items that are alike become one row."""
 
     columns: tuple[TableColumn[Sequence[T]], ...]
     fold: Callable[[Iterable[T]], Sequence[Sequence[T]]]
@@ -69,12 +69,12 @@ class GroupedView(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class ResourceKind(Generic[T]):
-    """One kind of thing.
+    """One kind of resource.
 
     Attributes:
-        noun: as in ``moor get <noun>``; ``plural`` and ``aliases`` mean the same.
+        noun: as in ``moor get <noun>``; ``plural`` and ``aliases`` are its other spellings.
         api: its name in JSON documents (``Partition``, ``PartitionList``).
-        shape: what its fields are.
+        shape: the type of its items.
         columns: its table.
         ident: what ``-o name`` prints after the noun.
         folded: a shorter table, if there is one.
@@ -96,7 +96,7 @@ def age(text: str | None, now: Timestamp) -> str:
 
 
 def reason_text(reason: ReasonBody | None, position: int | None = None) -> str:
-    """A reason for a table: its message, until when at the latest, and the place in the queue."""
+    """A reason for a table: its message, the latest time it lasts, and the place in the queue."""
     message = reason.sentence if reason is not None else ""
     place = f"position {position}" if position is not None else ""
     return f"{message} ({place})" if message and place else message or place
@@ -120,13 +120,13 @@ def topology_text(pool: PoolBody) -> str:
 
 
 def subject_of(event: EventBody) -> str:
-    """What an event is about, as a name that other commands take."""
+    """The subject of an event, as a name that other commands accept."""
     about = (("run", event.run), ("claim", event.claim), ("device", event.device), ("pool", event.pool))
     return next((f"{noun}/{ident}" for noun, ident in about if ident), NOTHING)
 
 
 def group_devices(devices: Iterable[DeviceBody]) -> list[list[DeviceBody]]:
-    """Neighbouring devices that are alike in all that matters, together."""
+    """Groups of adjacent devices that are alike in all columns that matter."""
     rows: list[list[DeviceBody]] = []
     for _, alike in groupby(sorted(devices, key=lambda item: (item.pool, item.index)), key=_group_key):
         for device in alike:
@@ -142,13 +142,13 @@ def _group_key(device: DeviceBody) -> tuple[str | None, ...]:
 
 
 def device_range(devices: Sequence[DeviceBody]) -> str:
-    """Neighbouring devices as one text: ``pod64:3-5``."""
+    """Adjacent devices as one text: ``pod64:3-5``."""
     first, last = devices[0], devices[-1]
     return first.id if first is last else f"{first.pool}:{first.index}-{last.index}"
 
 
 def _event_detail(event: EventBody, names: Sequence[str] | None = None) -> str:
-    """The plain values of an event's data; of those names only, if any are given."""
+    """The plain values of an event's data; only those of ``names``, if given."""
     chosen = event.data.items() if names is None else ((name, event.data.get(name)) for name in names)
     return " ".join(f"{name}={value}" for name, value in chosen if isinstance(value, str | int | float) and value != "")
 
@@ -174,12 +174,12 @@ def _key_state(key: KeyBody, now: Timestamp) -> str:
 
 
 def field_cell(name: str) -> Callable[[Any, Timestamp], object]:
-    """The cell that is the field ``name`` itself."""
+    """A function for the cell with the field ``name``."""
     return lambda item, _now: getattr(item, name)
 
 
 def age_cell(name: str) -> Callable[[Any, Timestamp], object]:
-    """The cell that is the age of the time in field ``name``."""
+    """A function for the cell with the age of the time in field ``name``."""
     return lambda item, now: age(getattr(item, name), now)
 
 

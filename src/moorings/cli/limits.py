@@ -1,4 +1,4 @@
-"""A limit on a wait (``--timeout``), and how such flags are read."""
+"""A limit on a wait (``--timeout``), and the parsing of such flags."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def parse_seconds(text: str) -> float:
 
 
 def parse_lifetime_s(text: str) -> float:
-    """Seconds for which an access key works; a bare number means days; 0 is ``never``: it works for ever.
+    """Seconds for which an access key is valid; a bare number means days; 0 is ``never``: it does not expire.
 
     Raises:
         MooringsError: ``duration.invalid``, ``key.invalid``.
@@ -29,18 +29,18 @@ def parse_lifetime_s(text: str) -> float:
     if text.strip().lower() == "never":
         return 0.0
     seconds = parse_duration_s(text, bare_s=DAY_S)
-    if not seconds:  # nobody means "for ever" by "at once"
+    if not seconds:  # "at once" must not come to mean "for ever"
         raise MooringsError("duration.invalid", "a key cannot live for no time", hint="write 90d, or never")
     check_lifetime(seconds)
     return seconds
 
 
 class Deadline:
-    """How long something may still take; None: for ever."""
+    """The time left for something; None: unlimited."""
 
     @classmethod
     def of(cls, text: str | None) -> Deadline:
-        """The limit that ``--timeout`` names.
+        """The limit given by ``--timeout``.
 
         Raises:
             MooringsError: ``duration.invalid``.
@@ -56,7 +56,7 @@ class Deadline:
         return self._until is not None and time.monotonic() >= self._until
 
     def left_s(self, most_s: float) -> float:
-        """The seconds left, ``most_s`` at most; never quite zero, so that a call still waits a moment."""
+        """The seconds left, at most ``most_s``; never quite zero, so that a request still waits a moment."""
         if self._until is None:
             return most_s
         return max(0.05, min(most_s, self._until - time.monotonic()))

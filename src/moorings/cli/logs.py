@@ -1,6 +1,6 @@
-"""An event log as ``moor events --after 0`` or ``moor backup`` writes it: its rows, and the trace of jobs in it.
+"""An event log from ``moor events --after 0`` or ``moor backup``: its rows, and the trace of its jobs.
 
-What had left the database by then is read from its archives.
+Events that had left the database before are read from its archives.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class EventLogFile:
-    """A log that was read.
+    """A log that has been read.
 
     Attributes:
         rows: its events, from the first one on.
-        pools: the text of the pools file that is beside it in a backup; None: it has none.
+        pools: the text of the pools file in a backup; None: there is none.
     """
 
     rows: tuple[EventRow, ...]
@@ -68,15 +68,15 @@ class EventLogFile:
 
 
 class _LogFormatError(Exception):
-    """What is wrong with a log, as a half sentence for people."""
+    """The fault of a log, as a half sentence for the error."""
 
 
 def read_log(path: Path, archive: Path) -> EventLogFile:
-    """The log of a file: an export, as one JSON document or a line an event, or a backup.
+    """Read the log in a file: an export, as one JSON document or one line an event, or a backup.
 
     Args:
         path: the file.
-        archive: the folder of the archives, where the events are that had left before.
+        archive: the folder of the archives with the events that left the database before.
 
     Raises:
         MooringsError: ``log.unreadable``.
@@ -99,7 +99,7 @@ def read_log(path: Path, archive: Path) -> EventLogFile:
 
 
 def _with_archives(rows: Sequence[EventRow], folder: Path, source: str) -> Iterator[EventRow]:
-    """The rows, and before them those of the archives up to the first of them.
+    """The rows, preceded by the archived ones up to the first of them.
 
     Raises:
         MooringsError: ``log.unreadable``: some are missing, or damaged.
@@ -130,7 +130,7 @@ def _with_archives(rows: Sequence[EventRow], folder: Path, source: str) -> Itera
 
 
 class _BoundedGzip(gzip.GzipFile):
-    """What a backup unpacks to, as far as it may be read."""
+    """The unpacked backup, up to the limit."""
 
     def read(self, size: int | None = -1) -> bytes:
         if size is None or not 0 <= size <= _READ_BYTES_MAX:
@@ -161,7 +161,7 @@ def _read_backup(file: IO[bytes], source: str) -> EventLogFile:
 
 
 def _extract_database(unpacked: _BoundedGzip, copy: IO[bytes]) -> str | None:
-    """Copy the database out of a backup; the text of its pools file, if it has one."""
+    """Copy the database out of a backup; return the text of its pools file, if any."""
     found: dict[str, bytes] = {}
     with tarfile.open(fileobj=unpacked, mode="r:") as tar:
         for member in tar:
@@ -180,7 +180,7 @@ def _extract_database(unpacked: _BoundedGzip, copy: IO[bytes]) -> str | None:
             else:
                 found[_POOLS] = content.read(_READ_BYTES_MAX)
     while unpacked.read(_COPY_BYTES):
-        pass  # at its end stands whether all of it was as it was written
+        pass  # the end of the file has its checksum
     if _DATABASE not in found:
         raise _LogFormatError(f"there is no {_DATABASE} in it")
     try:
@@ -202,10 +202,10 @@ def _copy(content: IO[bytes], copy: IO[bytes], size: int) -> None:
 
 
 def _read_events(database: sqlite3.Connection, size: int) -> list[EventRow]:
-    """The events of a database: its own library is the server's, and would change the tables of an older one.
+    """The events of a database, without the server's library, which would change the tables of an older one.
 
-    A view, or a column that is reckoned, could go on for ever: nothing but a plain table is read, and of that no more
-    than its file of ``size`` bytes can hold.
+    A view or a computed column could produce rows for ever: only a plain table is read, and no more of it than a file
+    of ``size`` bytes can hold.
     """
     kinds = [kind for (kind,) in database.execute("SELECT type FROM sqlite_master WHERE name = 'outbox'")]
     if kinds != ["table"] or any(hidden for *_, hidden in database.execute("PRAGMA table_xinfo(outbox)")):
@@ -227,7 +227,7 @@ def _read_events(database: sqlite3.Connection, size: int) -> list[EventRow]:
 
 
 def _only_plain(action: int, first: str | None, _second: str | None, _base: str | None, inner: str | None) -> int:
-    """Whether SQLite may do something for a query: what a schema says is a table may still be a view."""
+    """Whether SQLite may do this for a query: a table of the schema may still be a view."""
     plain = action == sqlite3.SQLITE_SELECT or (action == sqlite3.SQLITE_READ and first == "outbox")
     return sqlite3.SQLITE_OK if plain and inner is None else sqlite3.SQLITE_DENY
 
@@ -236,7 +236,7 @@ def _only_plain(action: int, first: str | None, _second: str | None, _base: str 
 
 
 def parse_log(text: str, source: str) -> tuple[EventRow, ...]:
-    """The rows of an exported log: one document with ``items``, or a line an event.
+    """The rows of an exported log: one document with ``items``, or one line an event.
 
     Raises:
         MooringsError: ``log.unreadable``.
@@ -253,7 +253,7 @@ def _items(text: str) -> Iterable[object]:
     first, _, rest = text.partition("\n")
     try:
         alone = json.loads(first)
-    except ValueError:  # a document that is written over many lines, or none at all
+    except ValueError:  # a document of many lines, or none at all
         alone = None
     if isinstance(alone, dict) and "seq" in alone:
         return [json.loads(line) for line in text.split("\n") if line.strip()]
@@ -285,7 +285,7 @@ def _row(item: object, at: int) -> EventRow:
 
 
 def _check_row(seq: object, name: object, at: object, data: object, about: Mapping[str, Any]) -> EventRow:
-    """The row of these values, whoever wrote them."""
+    """The row with these values, which may come from anywhere."""
     if not isinstance(seq, int) or isinstance(seq, bool):
         raise _LogFormatError(f"the number of an event is {_type_text(seq)}")
     if not isinstance(name, str):
@@ -305,7 +305,7 @@ def _type_text(value: object) -> str:
 
 
 def _error_text(error: Exception) -> str:
-    """What went wrong, without the words of a program."""
+    """The message of an error, without programming terms."""
     if isinstance(error, json.JSONDecodeError):
         return f"it is no JSON, at line {error.lineno}, column {error.colno}"
     if isinstance(error, RecursionError):
@@ -318,9 +318,9 @@ def _error_text(error: Exception) -> str:
 
 
 def _check_complete(rows: Sequence[EventRow], source: str) -> tuple[EventRow, ...]:
-    """The rows, if none is missing: numbers leap only where the database was turned back, which tells from where."""
+    """The rows, if none is missing: numbers skip only where the database was turned back, with a row that says so."""
     last, leapt_from = 0, None
-    led: list[int] = []  # by who made it ready, and died before it was saved
+    led: list[int] = []  # events of controllers that led, and died before saving
     for row in rows:
         if row.seq != last + 1:
             if row.seq <= last or not _is_gap_allowed(row):
@@ -352,7 +352,7 @@ def _missing(row: EventRow, following: int, source: str) -> MooringsError:
 
 
 def _is_gap_allowed(row: EventRow) -> bool:
-    """Whether its number need not follow on the one before: somebody made a database ready that was turned back."""
+    """Whether a number may skip before this row: a database that was turned back became ready."""
     return row.event.name == _LED and canonical_json({"holder": CONTROLLER_NAME})[1:-1] in row.event.data
 
 
@@ -376,9 +376,9 @@ def last_policy(rows: Sequence[EventRow]) -> Policy:
 
 
 def build_trace(rows: Sequence[EventRow]) -> tuple[SimulatedJob, ...]:
-    """The claims of a log that were granted something, as jobs: each runs as long as it held devices.
+    """The claims with a grant, as jobs: each runs for as long as it held devices.
 
-    What still held devices at the end of the last turn ran until then; what stands behind that was not decided again.
+    A claim that held devices at the end of the last turn runs until then; rows after that are not decided again.
     """
     end = max((at for at, row in enumerate(rows, start=1) if row.event.name == _TURN), default=0)
     created: dict[str, tuple[Timestamp, dict[str, Any]]] = {}

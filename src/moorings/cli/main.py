@@ -1,4 +1,4 @@
-"""``moor``: the entry point. Parses, calls, and turns every end into an exit code and a sentence."""
+"""``moor``: the entry point. Parses, calls, and turns every outcome into an exit code and a sentence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from moorings.cli.grammar import LazyCommandGroup, global_options
 from moorings.cli.session import CommandContext
 from moorings.core.errors import MooringsError
 
-SIGPIPE_EXIT = 141  # 128 + 13, what a shell reports of a command whose reader has gone
+SIGPIPE_EXIT = 141  # 128 + 13, as a shell reports for a command whose reader has gone
 
 root = LazyCommandGroup(
     COMMANDS,
@@ -47,7 +47,7 @@ def _version(ctx: click.Context, _parameter: click.Parameter, value: bool) -> No
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code. Everything a person should know has been written."""
+    """Run one command; return the exit code. Every message has been written."""
     session = CommandContext(os.environ)
     try:
         result = root.main(arguments, prog_name="moor", standalone_mode=False, obj=session)
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _usage(session: CommandContext, error: click.UsageError) -> int:
-    session.console.error(f"error: {' '.join(error.format_message().split())}")  # Click's lists have lines of their own
+    session.console.error(f"error: {' '.join(error.format_message().split())}")  # Click breaks its lists into lines
     path = error.ctx.command_path if error.ctx is not None else "moor"
     hint = getattr(error, "hint", "") or f"see '{path} --help'"
     session.console.error(f"hint: {hint}")

@@ -1,7 +1,8 @@
-"""Values as people and programs want them: table, wide, json, yaml, name, csv, custom columns; and ``describe``.
+"""The output formats for people and programs: table, wide, json, yaml, name, csv, custom columns; and ``describe``.
 
-``render`` is a function from values and the time to text, so every form has its golden file. JSON and YAML carry the
-REST names; the table is for eyes and for ``awk``: three spaces between columns, ``-`` for nothing, never a broken line.
+``render`` is a function from values and the time to text, so every format has its golden file. JSON and YAML have the
+REST names; the table is for people and for ``awk``: three spaces between columns, ``-`` for nothing, never a broken
+line.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ _COLOUR_OF = {
 
 @dataclass(frozen=True, slots=True)
 class TableStyle:
-    """How a table may look where it is shown.
+    """The style of a table.
 
     Attributes:
         headers: whether it has a header line.
         width: characters of a line, or None: nothing is cut.
         paint: colours a text.
-        unicode: whether JSON may hold characters beyond ASCII, and a cut line its sign.
-        widths: of the columns so far, so that later rows stand under the header; None: each table for itself.
+        unicode: whether JSON may hold characters beyond ASCII, and a cut line ends with its sign.
+        widths: of the columns so far, so that later rows align with the header; None: each table by itself.
     """
 
     headers: bool = True
@@ -60,14 +61,14 @@ class TableStyle:
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """A form of output: its name, and for custom columns their (header, path) pairs."""
+    """An output format: its name, and for custom columns their (header, path) pairs."""
 
     name: str = "table"
     columns: tuple[tuple[str, str], ...] = ()
 
 
 def parse_format(text: str) -> OutputFormat:
-    """The form that ``-o`` names.
+    """Parse the value of ``-o``.
 
     Raises:
         MooringsError: ``name.invalid``.
@@ -102,7 +103,7 @@ def render_list(
 def render_one(
     kind: ResourceKind[T], item: T, form: OutputFormat, now: Timestamp, look: TableStyle = TableStyle()
 ) -> str:
-    """One item as text; JSON and YAML are the item as the API gives it, and not a list."""
+    """One item as text; JSON and YAML give the item itself, not a list."""
     if form.name in ("json", "yaml"):
         return _document(_resource(kind, item), form, look)
     return _lines(kind, (item,), form, now, look)
@@ -141,7 +142,7 @@ def describe(body: object, now: Timestamp, look: TableStyle = TableStyle()) -> s
 
 
 def check_field(kind: ResourceKind[T], path: str) -> None:
-    """Whether items of that kind have a JSON field, so that a mistyped one does not pass for an order.
+    """Check that items of that kind have a JSON field, so that a mistyped field is an error and not an order.
 
     Raises:
         MooringsError: ``name.invalid``.
@@ -156,7 +157,7 @@ def check_field(kind: ResourceKind[T], path: str) -> None:
 
 
 def sort_items(items: Sequence[T], path: str) -> list[T]:
-    """Items by the value of a JSON field (``createdAt``, ``job.accelerators.size``); those without it come last."""
+    """Items sorted by a JSON field (``createdAt``, ``job.accelerators.size``); items without it come last."""
 
     def place(item: T) -> tuple[int, float, str]:
         value = _at(encode(item), path.lstrip("."))
@@ -209,16 +210,16 @@ def _document(data: dict[str, object], form: OutputFormat, look: TableStyle) -> 
 
 
 def _yaml(data: dict[str, object], *, unicode: bool) -> str:
-    import yaml  # costs 40 ms: only who asks for it pays
+    import yaml  # costs 40 ms, so it is imported only when needed
 
     text = str(yaml.safe_dump(data, sort_keys=False, allow_unicode=unicode, width=1000)).rstrip("\n")
-    if unicode and not is_all_printable(text):  # YAML escapes only what it must, and all of it or nothing
+    if unicode and not is_all_printable(text):  # YAML escapes as little as possible, and this is all or nothing
         return _yaml(data, unicode=False)
     return text
 
 
 def _escaped(document: str) -> str:
-    """JSON in which no character can move the cursor or turn the direction of reading: ``json`` leaves some as is."""
+    """JSON without characters that move the cursor or change the reading direction: ``json`` leaves some unescaped."""
     if is_all_printable(document):
         return document
     return "".join(char if is_printable(char) else json.dumps(char)[1:-1] for char in document)

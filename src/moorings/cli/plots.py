@@ -1,7 +1,7 @@
-"""A picture of a simulation: devices in use and devices waited for over time, as one SVG file that needs nothing else.
+"""A plot of a simulation: devices in use and devices waited for over time, as one self-contained SVG file.
 
-Written by hand rather than with a plotting library, which would cost every installation more than all the rest of
-``moor``. Colours follow what the viewer prefers, light or dark.
+Written by hand: a plotting library would cost every installation more than all the rest of ``moor``. Colours follow the
+viewer's preference, light or dark.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from moorings.core.simulate import UsageLevel
 
 WIDTH, HEIGHT = 960, 560
 LEFT, RIGHT, TOP, GAP, BOTTOM = 84, 24, 72, 44, 56
-COLUMNS = 600  # points of a curve: more than a screen shows would only make the file large
+COLUMNS = 600  # points of a curve: more would not show on a screen, and make the file large
 PANEL = (HEIGHT - TOP - GAP - BOTTOM) / 2
 SPAN = WIDTH - LEFT - RIGHT
 
@@ -55,7 +55,7 @@ def timeline(title: str, curves: Sequence[tuple[str, Sequence[UsageLevel]]], n_d
 
 
 def _means(steps: Sequence[tuple[float, int]], began: float, ended: float) -> list[float]:
-    """The mean of a course of steps in each of the columns."""
+    """The mean of a step function in each of the columns."""
     width = (ended - began) / COLUMNS
     areas = [0.0] * COLUMNS
     ends = [*(at for at, _ in steps[1:]), ended]

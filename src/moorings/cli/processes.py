@@ -1,7 +1,7 @@
-"""The controller on this machine as a process: started apart from the terminal, known again by its start time, stopped.
+"""The controller's process on this machine: started apart from the terminal, identified by its start time, stopped.
 
 The controller writes ``controller.json`` into its data folder while it runs. A process id alone would not do: after a
-crash another program may have it, so the start ticks of ``/proc/<pid>/stat`` must agree.
+crash another program may get it, so the start ticks of ``/proc/<pid>/stat`` must match.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ LOCK_NAME = "controller.lock"
 CONTROLLER_MODULE = "moorings.app.controller"
 LOG_LINES_SHOWN = 12
 RECORD_CHARS_MAX = 65536
-LOOK_AGAIN_S = 0.05  # a process's start and end cannot be awaited from outside
+LOOK_AGAIN_S = 0.05  # the start and end of another session's process cannot be awaited
 
 _CODE = re.compile(r"\(([a-z_]+\.[a-z_]+)\)$")
 
 
 @dataclass(frozen=True, slots=True)
 class ControllerProcess:
-    """A controller that runs here."""
+    """A controller that runs on this machine."""
 
     pid: int
     start_ticks: int
@@ -51,7 +51,7 @@ class ControllerProcess:
 
 @dataclass(frozen=True, slots=True)
 class StartedController:
-    """A controller that was started from here; its part of the log begins at byte ``log_at``."""
+    """A controller started by this command; its part of the log begins at byte ``log_at``."""
 
     process: subprocess.Popen[bytes]
     log_at: int
@@ -59,17 +59,17 @@ class StartedController:
 
 @dataclass(frozen=True, slots=True)
 class ControllerLaunch:
-    """How a controller is to be started.
+    """The options to start a controller with.
 
     Attributes:
         data: its data folder.
         host: address to listen on.
         port: port to listen on.
         pools: its pools file, or None for its own default.
-        credentials: where its first access key goes.
-        context: under which name.
-        pki: the folder of certificates, to serve over TLS; None: it serves without.
-        secure: whether clients must show certificates.
+        credentials: the file for its first access key.
+        context: the name for that key.
+        pki: the folder of certificates, to serve over TLS; None: without TLS.
+        secure: whether clients must present certificates.
         plain_http: whether it may serve other machines without TLS.
     """
 
@@ -85,15 +85,15 @@ class ControllerLaunch:
 
     @property
     def scheme(self) -> str:
-        """What clients speak to it."""
+        """The scheme of its URL."""
         return "http" if self.pki is None else "https"
 
 
 def build_argv(launch: ControllerLaunch) -> list[str]:
-    """The controller's command line; no secret is on it."""
+    """The controller's command line; it contains no secret."""
     argv = [sys.executable, "-m", CONTROLLER_MODULE, "--data", str(launch.data)]
     argv += ["--host", launch.host, "--port", str(launch.port), "--credentials", str(launch.credentials)]
-    argv += ["--log-file", str(launch.data / LOG_NAME)]  # who rotates it is the controller itself
+    argv += ["--log-file", str(launch.data / LOG_NAME)]  # the controller rotates it
     argv += ["--context", launch.context] if launch.context != DEFAULT_CONTEXT else []
     argv += ["--plain-http"] if launch.plain_http else []
     if launch.pki is not None:
@@ -103,7 +103,7 @@ def build_argv(launch: ControllerLaunch) -> list[str]:
 
 
 def parse_record(text: str) -> ControllerProcess | None:
-    """The controller that a ``controller.json`` names; None if it cannot be read."""
+    """The controller in a ``controller.json``; None if it cannot be read."""
     try:
         told = json.loads(text)
         return ControllerProcess(int(told["pid"]), int(told["startTicks"]), str(told["url"]), str(told["version"]))
@@ -114,7 +114,7 @@ def parse_record(text: str) -> ControllerProcess | None:
 def parse_start_ticks(line: str) -> int:
     """Field 22 of ``/proc/<pid>/stat`` (proc(5)): when it started, in clock ticks since boot.
 
-    The second field is the program's name and may hold spaces and brackets, so what is behind its end is counted.
+    The second field is the program's name and may hold spaces and brackets, so fields are counted after it.
     """
     return int(line.rpartition(")")[2].split()[19])
 
@@ -123,14 +123,14 @@ def find_running(data: Path) -> ControllerProcess | None:
     """The controller that uses a data folder now.
 
     Raises:
-        MooringsError: ``config.invalid``: the folder is another user's, so what stands in it may be anybody's word.
+        MooringsError: ``config.invalid``: the folder belongs to another user, so its contents cannot be trusted.
     """
     running = _read_record(data)
     return running if running is not None and is_alive(running) else None
 
 
 def last_port(data: Path) -> int | None:
-    """The port of a controller that ended without a word (``kill -9``, a power cut): clients still look for it there.
+    """The port of a controller that ended without cleaning up (``kill -9``, a power cut): clients still use it.
 
     Raises:
         MooringsError: ``config.invalid``, as of ``find_running``.
@@ -143,7 +143,7 @@ def last_port(data: Path) -> int | None:
 
 
 def check_own_folder(data: Path) -> None:
-    """Whether a folder that exists (or what a link of that name leads to) belongs to this user.
+    """Check that a folder that exists (or the target of a link) belongs to this user.
 
     Raises:
         MooringsError: ``config.invalid``.
@@ -161,7 +161,7 @@ def check_own_folder(data: Path) -> None:
 
 
 def owner_hint(owner: int) -> str:
-    """What root does with things of the user ``owner``; empty for everybody else, who cannot become that user."""
+    """A hint for root about the files of the user ``owner``; empty for other users, who cannot become that user."""
     if os.geteuid() != 0:
         return ""
     try:
@@ -172,7 +172,7 @@ def owner_hint(owner: int) -> str:
 
 
 def user_subject() -> str:
-    """This user, as a subject: a login name may hold characters (a backslash, say) that a subject may not."""
+    """This user as a subject: a login name may hold characters (a backslash, say) that a subject may not."""
     try:
         name = re.sub(r"[^A-Za-z0-9._@+-]", "-", getpass.getuser())[:64]
     except (KeyError, OSError):  # a user id without a name, as in containers
@@ -183,7 +183,7 @@ def user_subject() -> str:
 def find_lock_holders(data: Path) -> list[int]:
     """The processes that hold a data folder's lock, from /proc/locks.
 
-    Trying the lock would get in the way of a controller that starts.
+    Trying to lock would disturb a controller that is starting.
     """
     lock = data / LOCK_NAME
     try:
@@ -193,11 +193,11 @@ def find_lock_holders(data: Path) -> list[int]:
         return []
     held = (line.split() for line in lines)
     found = [int(words[4]) for words in held if words[1] == "FLOCK" and words[5].rpartition(":")[2] == inode]
-    return [pid for pid in found if _has_open(pid, lock)]  # another file system may have a file of that number
+    return [pid for pid in found if _has_open(pid, lock)]  # another file system may have a file with that number
 
 
 def _has_open(pid: int, path: Path) -> bool:
-    """Whether a process has a file open; so it is taken where its files cannot be seen."""
+    """Whether a process has a file open; assumed if its files cannot be listed."""
     try:
         descriptors = list(Path(f"/proc/{pid}/fd").iterdir())
     except PermissionError:
@@ -212,9 +212,9 @@ def _has_open(pid: int, path: Path) -> bool:
 
 
 def controller_of_pid(pid: int) -> ControllerProcess | None:
-    """The controller that a process which holds a data folder's lock is; None if it is something else, or ended.
+    """The controller that a lock holder's process is; None if it is something else, or has ended.
 
-    Its address and release are not known: whoever asks has no record of it.
+    Its address and release are not known, as there is no record of it.
     """
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -240,7 +240,7 @@ def _is_own_file(descriptor: int) -> bool:
 
 
 def is_alive(running: ControllerProcess) -> bool:
-    """Whether that very process lives (a zombie does not)."""
+    """Whether this very process is alive (a zombie is not)."""
     try:
         line = Path(f"/proc/{running.pid}/stat").read_text(encoding="utf-8", errors="replace")
         return parse_start_ticks(line) == running.start_ticks and line.rpartition(")")[2].split()[0] != "Z"
@@ -249,10 +249,10 @@ def is_alive(running: ControllerProcess) -> bool:
 
 
 def start_controller(launch: ControllerLaunch) -> StartedController:
-    """Start a controller in a session of its own, its output in ``controller.log``.
+    """Start a controller in its own session, with its output in ``controller.log``.
 
     Raises:
-        MooringsError: ``config.invalid``: the data folder cannot be used.
+        MooringsError: ``config.invalid``: the data folder is unusable.
     """
     try:
         launch.data.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -281,7 +281,7 @@ def start_controller(launch: ControllerLaunch) -> StartedController:
 
 
 def _open_log(path: Path) -> int:
-    """The log, to append to: never through a link, nor into something that is no file of ours."""
+    """Open the log to append: never through a link, and only a regular file of this user."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     log = os.open(path, flags, 0o600)
     if not _is_own_file(log):
@@ -291,11 +291,11 @@ def _open_log(path: Path) -> int:
 
 
 def wait_for_address(started: StartedController, data: Path, limit_s: float) -> ControllerProcess | None:
-    """The started controller once it has said where it listens; None if the time is up.
+    """The started controller once it has published its address; None if the time is up.
 
     Raises:
-        MooringsError: its own error, with the last lines of its log: it died. ``controller.running``:
-            another was quicker.
+        MooringsError: its own error, with the last lines of its log: it died. ``controller.running``: another was
+            quicker.
     """
     process, until = started.process, time.monotonic() + limit_s
     while time.monotonic() < until:
@@ -314,12 +314,12 @@ def wait_for_address(started: StartedController, data: Path, limit_s: float) -> 
 
 
 def exit_error(data: Path, code: int, log_at: int = 0) -> MooringsError:
-    """What to say of a controller that ended while it was being started: its own error, else its last words.
+    """The error for a controller that ended while starting: its own error, else its last log lines.
 
     Args:
         data: its data folder.
         code: its exit code, or minus the signal's number.
-        log_at: where its part of the log begins, in bytes; what stands before is of earlier ones.
+        log_at: where its part of the log begins, in bytes; the part before is from earlier ones.
     """
     lines = last_lines(data / LOG_NAME, LOG_LINES_SHOWN, log_at)
     told = next((line.removeprefix("error: ") for line in reversed(lines) if line.startswith("error: ")), "")
@@ -328,7 +328,7 @@ def exit_error(data: Path, code: int, log_at: int = 0) -> MooringsError:
     log = f"all of its log: {data / LOG_NAME}"
     named = _CODE.search(told)
     known = named[1] if named is not None and named[1] in ERRORS else ""
-    told = told.removesuffix(f" ({known})")  # it is told once, behind our own sentence
+    told = told.removesuffix(f" ({known})")  # it is given once, after our own sentence
     detail = told or f"its last words: {' | '.join(lines) or 'none'}"
     return MooringsError(
         known or "internal.error",
@@ -338,20 +338,20 @@ def exit_error(data: Path, code: int, log_at: int = 0) -> MooringsError:
 
 
 def last_lines(path: Path, count: int, after: int = 0) -> list[str]:
-    """The last lines of a log behind its first ``after`` bytes; empty if there is none."""
+    """The last lines of a log after its first ``after`` bytes; empty if there is none."""
     try:
         with path.open("rb") as file:
-            file.seek(after if after <= os.fstat(file.fileno()).st_size else 0)  # it may have been put aside meanwhile
+            file.seek(after if after <= os.fstat(file.fileno()).st_size else 0)  # it may have been rotated meanwhile
             return [line.decode("utf-8", errors="replace").rstrip("\n") for line in deque(file, maxlen=count)]
     except OSError:
         return []
 
 
 def stop_controller(running: ControllerProcess, limit_s: float) -> bool:
-    """Ask a controller to end; whether it has within the limit.
+    """Ask a controller to end; return whether it ended within the limit.
 
     Raises:
-        MooringsError: ``auth.denied``: it belongs to somebody else.
+        MooringsError: ``auth.denied``: it belongs to another user.
     """
     try:
         os.kill(running.pid, signal.SIGTERM)

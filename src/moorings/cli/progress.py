@@ -1,7 +1,7 @@
-"""Waiting in the open: why something waits, on stderr.
+"""Progress on stderr: why a command waits.
 
 One live line on a terminal; in a log a plain line when the reason changes and at least every 30 seconds, so that a log
-shows both that the wait goes on and why. A spinner was refused: it says only that it spins.
+shows both the wait and its reason. A spinner was refused: it shows no reason.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ REPEAT_S = 30.0
 
 
 class Progress:
-    """What a command says while it works.
+    """The progress messages of a command.
 
     Args:
         console: where to.
-        repeat_s: how often an unchanged reason is said again where there is no terminal.
+        repeat_s: how often an unchanged reason is repeated without a terminal.
     """
 
     def __init__(self, console: Console, *, repeat_s: float = REPEAT_S) -> None:
@@ -30,12 +30,12 @@ class Progress:
         self._said_at = 0.0
 
     def say(self, text: str) -> None:
-        """Something has happened: a line that stays."""
+        """Report an event: a line that stays."""
         self.clear()
         self._console.note(escape_controls(text))
 
     def wait(self, text: str) -> None:
-        """This is what is being waited for now."""
+        """Report the current reason of a wait."""
         now = time.monotonic()
         if self._live:
             self._console.write_live(text)
@@ -45,7 +45,7 @@ class Progress:
         self._shown = text
 
     def clear(self) -> None:
-        """Take the live line away, before anything else is written."""
+        """Remove the live line, before anything else is written."""
         if self._live and self._shown:
             self._console.write_live("")
         self._shown = ""

@@ -1,8 +1,7 @@
-"""Takes secrets out of what is handed to others: by what they look like, by what they are called, and by what they are.
+"""Removes secrets from text for others: by their form, by their names, and by their values.
 
-Three nets, because each has holes: a pattern does not know every form, a name may not say what it names, and a list of
-known values is only as good as whoever made it. What is left out is replaced by ``LEFT_OUT``, so that a reader sees
-that something was there.
+Three filters, because each has gaps: a pattern does not know every form, a name may mislead, and a list of known values
+may be incomplete. Each secret is replaced by ``REDACTED``, so that a reader sees that something was there.
 """
 
 from __future__ import annotations
@@ -11,21 +10,21 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 
 REDACTED = "[left out]"
-VALUE_CHARS_MIN = 6  # shorter ones stand in too many words
+VALUE_CHARS_MIN = 6  # shorter ones occur in too many words
 
-# PWD and OLDPWD are folders; any other name that ends in it is a password.
+# PWD and OLDPWD are folders; any other name with that ending is a password.
 _SECRET_NAME = re.compile(
     r"(?i)pass(wd|word|phrase)?|secret|token|credential|(api|access|private|signing|account|shared|encryption)[_-]?key"
     r"|pepper|auth(?!or(?!i[sz]ation))|cookie|(?<=[a-z0-9_-])(?<!old)pwd|(?-i:^pwd$)"
 )
-# What stands before a secret's name is in no pattern: a repetition there would cost the square of a long line. For the
-# same reason every repetition either has an end or takes what it read, so that nothing is read again.
+# No pattern matches the text before a secret's name: a repetition there would cost the square of a long line. For the
+# same reason every repetition is bounded or consumes what it reads, so that no text is read twice.
 _NAME = (
     r"(?:pass(?:wd|word|phrase)?|secret|token|credential|cookie"
     r"|(?:api|access|private|auth|signing|account|shared|encryption)[_-]?key"
     r"|(?<=[a-z0-9_-])(?<!old)pwd|(?<![a-z0-9_-])pwd(?!\s{0,8}[=:]\s{0,8}[\"']?/))"
 )
-_QUOTE = r"\\{0,4}[\"']"  # escaped, where JSON stands in JSON
+_QUOTE = r"\\{0,4}[\"']"  # escaped, for JSON inside JSON
 _IS = rf"(?:{_QUOTE})?\s{{0,8}}[=:]\s{{0,8}}"
 _VALUE = (
     r"(?:\"[^\"\\\r\n]*(?:\\.[^\"\\\r\n]*)*\"?|'[^'\r\n]*'?"
@@ -37,7 +36,7 @@ _OPTION = re.compile(r"(?<!\S)(--?[\w-]+)\s+(?:\"[^\"\r\n]*\"?|'[^'\r\n]*'?|[^\s
 _USER_OPTIONS = ("-u", "--user", "--proxy-user")
 _PATTERNS = (
     (re.compile(r"\b(moor_[A-Za-z0-9]+)_[A-Za-z0-9]+"), rf"\1_{REDACTED}"),
-    (  # a header: a scheme and what follows it, or cookies behind each other
+    (  # a header: a scheme and its value, or several cookies
         re.compile(
             rf"(?i)((?:authorization|cookie){_IS})(?:[a-z][\w-]{{0,32}}[ \t]{{1,8}})?{_PAIR}"
             rf"(?:[ \t]{{0,8}}[,;][ \t]{{0,8}}[\w.-]{{1,64}}={_VALUE})*"
@@ -45,13 +44,13 @@ _PATTERNS = (
         rf"\1{REDACTED}",
     ),
     (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"), rf"\1 {REDACTED}"),
-    # A password in a URL ends at the last @ before the path; then one whose own slashes were not escaped.
+    # A password in a URL ends at the last @ before the path; then one with unescaped slashes of its own.
     (re.compile(r"(://[^\s:/\"']{0,256}):[^\s/\"']+@"), rf"\1:{REDACTED}@"),
     (re.compile(r"(://[^\s:/@\"']{0,256}):(?!\d{0,5}(?:[/?#]|$))[^\s\"']{1,256}@"), rf"\1:{REDACTED}@"),
     (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL), REDACTED),
     (re.compile(r"\b[0-9a-fA-F]{64,}\b"), REDACTED),  # a pepper, or a digest
     (re.compile(r"(?<![A-Za-z0-9])eyJ[A-Za-z0-9_.=-]{8,}"), REDACTED),  # a JSON web token
-    (  # what others give out: GitHub, GitLab, Hugging Face, OpenAI and its likes, AWS, Google, Slack
+    (  # tokens of others: GitHub, GitLab, Hugging Face, OpenAI and the like, AWS, Google, Slack
         re.compile(
             r"(?<![A-Za-z0-9])(gh[pousr]_|github_pat_|glpat-|hf_|sk-|AKIA|ASIA|AIza|ya29\.|xox[abeoprs]-)"
             r"(?=[A-Za-z_-]{0,256}[0-9]|[A-Za-z0-9]{16})[A-Za-z0-9_.-]{8,}"
@@ -70,12 +69,12 @@ _PATTERNS = (
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether something of that name should not be shown."""
+    """Whether the value of that name must not be shown."""
     return _SECRET_NAME.search(name) is not None
 
 
 def password_of(url: str) -> str:
-    """The password in a URL, whatever characters it has; empty if there is none."""
+    """The password in a URL, whatever its characters; empty if there is none."""
     _, separator, rest = url.partition("://")
     user, at, _ = rest.rpartition("@")
     return user.partition(":")[2] if separator and at else ""
@@ -86,10 +85,10 @@ def _without_value(option: re.Match[str]) -> str:
 
 
 class Redaction:
-    """Takes known values and everything that looks like a secret out of texts.
+    """Removes known values and everything that looks like a secret from text.
 
     Args:
-        known: values that must not be shown, wherever they stand.
+        known: values that must not be shown, wherever they occur.
     """
 
     def __init__(self, known: Iterable[str] = ()) -> None:
@@ -104,7 +103,7 @@ class Redaction:
         return _OPTION.sub(_without_value, text)
 
     def data(self, value: object, *, hidden: Collection[str] = ()) -> object:
-        """Parsed JSON without secrets; of mappings called like one of ``hidden`` only the names are left."""
+        """Parsed JSON without secrets; of a mapping with one of the names ``hidden``, only the keys are left."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, list | tuple):
@@ -114,7 +113,7 @@ class Redaction:
         return value
 
     def _item(self, before: object, item: object, hidden: Collection[str]) -> object:
-        """One of a list, which may be a command line: what follows ``--token`` is not shown."""
+        """An item of a list, which may be a command line: the word after ``--token`` is not shown."""
         if isinstance(before, str) and isinstance(item, str) and before.startswith("-") and is_secret_name(before):
             return self.data(item, hidden=hidden) if "=" in before or item.startswith("-") else REDACTED
         if before in _USER_OPTIONS and isinstance(item, str) and ":" in item:

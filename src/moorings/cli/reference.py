@@ -1,4 +1,4 @@
-"""``python -m moorings.cli.reference``: the reference page of the command line, made from the commands themselves."""
+"""``python -m moorings.cli.reference``: the reference page of the command line, generated from the commands."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EXITS = {
 
 
 def make_context(commands: LazyCommandGroup) -> click.Context:
-    """The context of a call of ``moor``, with its settings: Click keeps the help option of whichever asks first."""
+    """The context of a call of ``moor``, with its settings: Click keeps the help option of the first one that asks."""
     return click.Context(commands, info_name="moor", obj=CommandContext({}), **commands.context_settings)
 
 
@@ -87,7 +87,7 @@ def help_text(command: click.Command) -> str:
 
 
 def option_rows(command: click.Command, ctx: click.Context, *, hidden: bool) -> list[tuple[str, str]]:
-    """Spelling and meaning of the options; ``hidden``: those of every command are left out."""
+    """Spelling and meaning of the options; ``hidden``: without those of every command."""
     shown = [each for each in command.params if isinstance(each, click.Option) and not (hidden and each.hidden)]
     return [record for each in shown if (record := each.get_help_record(ctx)) is not None]
 
@@ -100,7 +100,7 @@ def _options(command: click.Command, ctx: click.Context, *, hidden: bool) -> Ite
 
 
 def example_lines(command: click.Command) -> list[str]:
-    """The examples, a command a line."""
+    """The examples, one command a line."""
     return [line.strip() for line in (command.epilog or "").splitlines() if line.startswith("  ")]
 
 

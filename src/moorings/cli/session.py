@@ -1,7 +1,6 @@
-"""What every command gets: the flags given so far, the configuration they lead to, a console, and a client.
+"""The context of every command: the flags, the configuration, a console, and a client.
 
-Everything is made when it is first asked for: ``moor --version`` does not pay for HTTP, nor ``moor run --help`` for
-files.
+Each is made on first use: ``moor --version`` does not pay for HTTP, nor ``moor run --help`` for files.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from moorings.client.client import Client
     from moorings.client.transport import Endpoint
 
-KEY_WARN_S = 14 * 86_400.0  # as the doctor warns
+KEY_WARN_S = 14 * 86_400.0  # as in the doctor
 
 
 class CommandContext:
@@ -28,7 +27,7 @@ class CommandContext:
 
     Attributes:
         environment: the variables it was called with.
-        flags: global flags given, by the setting's name.
+        flags: the given global flags, by the setting's name.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -37,7 +36,7 @@ class CommandContext:
         self._closing = contextlib.ExitStack()
 
     def close(self) -> None:
-        """Let go of connections; tell a person whose access key expires soon."""
+        """Close connections; warn if the user's access key expires soon."""
         client: Client | None = self.__dict__.get("client")
         if client is not None and client.key_expires and self.console.err_is_tty:
             self._tell_of_expiry(client.key_expires)
@@ -48,21 +47,21 @@ class CommandContext:
         from moorings.core.quantities import age_text
         from moorings.wire.codec import parse_time
 
-        with contextlib.suppress(MooringsError):  # whatever answers there need not be a controller
+        with contextlib.suppress(MooringsError):  # the server there need not be a controller
             left_s = seconds_between(self.now(), parse_time(expires))
             if 0 < left_s <= KEY_WARN_S:
                 self.console.note(f"note: your access key expires in {age_text(left_s)}: moor rotate key")
 
     @cached_property
     def console(self) -> Console:
-        """Where to write."""
-        # The configuration may be what is broken: colours are not worth an error.
+        """The terminal to write to."""
+        # The configuration may be the broken part: colours are not worth an error.
         colour = self.flags.get("color") or self.environment.get("MOORINGS_COLOR") or "auto"
         return Console(self.environment, colour=colour, quiet="quiet" in self.flags)
 
     @cached_property
     def configuration(self) -> Configuration:
-        """Where each setting stands.
+        """Every setting with its origin.
 
         Raises:
             MooringsError: ``config.invalid``, ``credentials.unsafe``.
@@ -73,11 +72,11 @@ class CommandContext:
 
     @cached_property
     def client(self) -> Client:
-        """A client of the configured controller; connects at its first call."""
+        """A client of the configured controller; connects at its first request."""
         return self._closing.enter_context(self.client_of())
 
     def client_of(self, *, timeout_s: float | None = None, server: str | None = None) -> Client:
-        """Another client, to be closed by the caller; without the access key if it is of another ``server``."""
+        """Another client, to be closed by the caller; without the access key if that belongs to another ``server``."""
         from moorings.client.client import Client
         from moorings.client.transport import Transport
 
@@ -85,7 +84,7 @@ class CommandContext:
         return Client(Transport(self.endpoint_of(timeout_s=timeout_s, server=server), trace=trace))
 
     def endpoint_of(self, *, timeout_s: float | None = None, server: str | None = None) -> Endpoint:
-        """Where the configured controller is, or another ``server``, and how to speak to it."""
+        """The address of the configured controller, or of another ``server``, and how to connect to it."""
         from moorings.client.transport import Endpoint
 
         values = self.configuration
@@ -99,5 +98,5 @@ class CommandContext:
         )
 
     def now(self) -> Timestamp:
-        """The time, for ages."""
+        """The current time, for ages."""
         return Timestamp(time.time_ns() // 1000)

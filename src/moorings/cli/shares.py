@@ -1,4 +1,4 @@
-"""Guarantees as people write them: ``pod64=16x2,4x1`` is two blocks of 16 and one of 4."""
+"""Guarantees as text: ``pod64=16x2,4x1`` is two blocks of 16 and one of 4."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _LIMIT = re.compile(r"[0-9]{1,10}")
 
 
 def parse_guarantees(texts: Sequence[str], topology_of: Callable[[str], str]) -> dict[str, Mapping[str, int]]:
-    """By pool, how many blocks of each size are meant; no sizes: nothing is guaranteed there.
+    """By pool, the number of blocks of each size; no sizes: nothing is guaranteed there.
 
     Args:
         texts: ``POOL=SIZExCOUNT,...``, ``POOL=DEVICES`` where devices go in any subset, or ``POOL=none``.
-        topology_of: the type of a pool's topology; asked only for a bare number.
+        topology_of: gives the type of a pool's topology; called only for a bare number.
 
     Raises:
         MooringsError: ``project.invalid``, or what ``topology_of`` raises.
@@ -66,7 +66,7 @@ def _guarantee_error(text: str, what: str, hint: str) -> MooringsError:
 
 
 def format_guarantees(shares: Sequence[ShareShape]) -> str:
-    """Shares as they are written on the command line: ``pod64=16x2,4x1 gpu=1x24``; empty: there are none."""
+    """Shares as on the command line: ``pod64=16x2,4x1 gpu=1x24``; empty: there are none."""
     return " ".join(f"{share.pool}={blocks_text(share.blocks)}" for share in shares)
 
 
@@ -77,7 +77,7 @@ def blocks_text(blocks: Mapping[str, int]) -> str:
 
 
 def parse_limit(text: str, what: str = "limit of devices") -> int | None:
-    """A limit of a project, called ``what``; ``none``: it has none of its own.
+    """Parse a limit of a project, called ``what``; ``none``: it has none of its own.
 
     Raises:
         MooringsError: ``project.invalid``.

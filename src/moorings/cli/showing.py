@@ -1,4 +1,4 @@
-"""From a command to the terminal: the output options every listing takes, and the one way items are shown."""
+"""The output options of every listing, and the one way to show items."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def output_options(command: CommandT) -> CommandT:
 
 @dataclass(frozen=True, slots=True)
 class ResourcePrinter:
-    """How one command was asked to show things."""
+    """The output options of one command."""
 
     session: CommandContext
     form: OutputFormat
@@ -42,7 +42,7 @@ class ResourcePrinter:
     sort_by: str | None
 
     def show_list(self, kind: ResourceKind[T], items: Sequence[T], *, where: str = "") -> None:
-        """Show items; of an empty list stderr tells, and the exit code stays 0."""
+        """Show items; an empty list gives a note on stderr and exit code 0."""
         ordered = sort_items(items, self.sort_by) if self.sort_by else items
         console = self.session.console
         if not items and self.form.name not in ("json", "yaml"):
@@ -51,11 +51,11 @@ class ResourcePrinter:
         console.data(render_list(kind, ordered, self.form, self.session.now(), self.look))
 
     def show_one(self, kind: ResourceKind[T], item: T) -> None:
-        """Show one item; as JSON it is the item itself and not a list."""
+        """Show one item; as JSON the item itself, not a list."""
         self.session.console.data(render_one(kind, item, self.form, self.session.now(), self.look))
 
     def show_done(self, kind: ResourceKind[T], item: T, sentence: str) -> None:
-        """Show what came of a change: the sentence, or the item if a form was asked for."""
+        """Show the result of a change: the sentence, or the item if a format was given."""
         if self.form.name == "table":
             self.session.console.line(sentence)
         else:
@@ -71,18 +71,18 @@ def make_printer(
     usual: str | None = None,
     kind: ResourceKind[T] | None = None,
 ) -> ResourcePrinter:
-    """How to show things, from a command's options and the configuration.
+    """The printer for a command's options and the configuration.
 
     Args:
         session: of this command.
-        output: what ``-o`` says.
-        no_headers: what ``--no-headers`` says.
-        sort_by: what ``--sort-by`` says.
-        usual: the form if ``-o`` says nothing; None: what the configuration says.
-        kind: of what is listed, for ``sort_by``.
+        output: the value of ``-o``.
+        no_headers: the value of ``--no-headers``.
+        sort_by: the value of ``--sort-by``.
+        usual: the format without ``-o``; None: that of the configuration.
+        kind: of the listed items, for ``sort_by``.
 
     Raises:
-        MooringsError: ``name.invalid``: there is no such form, or field.
+        MooringsError: ``name.invalid``: there is no such format, or field.
     """
     if sort_by is not None and kind is not None:
         check_field(kind, sort_by)
@@ -91,6 +91,6 @@ def make_printer(
 
 
 def table_style(session: CommandContext, *, headers: bool = True, widths: list[int] | None = None) -> TableStyle:
-    """How tables look on this terminal."""
+    """The style of tables on this terminal."""
     console = session.console
     return TableStyle(headers, console.columns, console.paint, console.unicode, widths)

@@ -1,4 +1,4 @@
-"""What ``moor simulate`` and ``moor replay`` share: their files read, and what came of a trace shown."""
+"""Shared by ``moor simulate`` and ``moor replay``: reading their files, and showing the result of a trace."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _SPEC = re.compile(r"(power-of-two:([1-9][0-9]{0,5})x([1-9][0-9]{0,5})|any-subse
 
 @dataclass(frozen=True, slots=True)
 class SimulationOutcome:
-    """One simulation: what it is called, and what came of it."""
+    """One simulation: its name and its result."""
 
     name: str
     simulated: SimulationResult
@@ -47,10 +47,10 @@ class SimulationOutcome:
 
 
 def read_file(path: Path, code: str, hint: str = "name a text file that you may read") -> str:
-    """The text of a file; ``hint`` tells what to do if there is none.
+    """The text of a file; ``hint`` is for the error if there is none.
 
     Raises:
-        MooringsError: of that code: it cannot be read.
+        MooringsError: with that code: it cannot be read.
     """
     try:
         return path.read_text(encoding="utf-8-sig")
@@ -60,7 +60,7 @@ def read_file(path: Path, code: str, hint: str = "name a text file that you may 
 
 
 def read_pools(spec: str) -> tuple[Pool, ...]:
-    """The pools of a pools file, or the one that ``power-of-two:8x64`` or ``any-subset:512`` names.
+    """The pools of a pools file, or the one pool of ``power-of-two:8x64`` or ``any-subset:512``.
 
     Raises:
         MooringsError: ``pools.invalid``.
@@ -80,7 +80,7 @@ def read_pools(spec: str) -> tuple[Pool, ...]:
 
 @contextlib.contextmanager
 def _hinting(hint: str) -> Iterator[None]:
-    """Give an error that has no hint this one."""
+    """Add a hint to an error without one."""
     try:
         yield
     except MooringsError as error:
@@ -90,12 +90,12 @@ def _hinting(hint: str) -> Iterator[None]:
 
 
 def _largest(domains: int, size: int) -> int:
-    """The largest block: as many whole domains as make a power of two; of no power of two the pool itself refuses."""
+    """The largest block: as many whole domains as give a power of two; if none does, the pool itself refuses."""
     return size << (domains.bit_length() - 1)
 
 
 def read_policy(path: Path | None) -> Policy:
-    """The policy of a policy file; without one, the defaults.
+    """The policy in a policy file; without one, the defaults.
 
     Raises:
         MooringsError: ``policy.invalid``.
@@ -104,10 +104,10 @@ def read_policy(path: Path | None) -> Policy:
 
 
 def read_projects(path: Path | None, pools: Sequence[Pool]) -> Projects:
-    """The projects of a file: ``[[project]]`` with the options of ``moor create project`` as keys.
+    """The projects in a file: ``[[project]]`` with the options of ``moor create project`` as keys.
 
     Raises:
-        MooringsError: ``project.invalid``, and others of a project; file and line are named.
+        MooringsError: ``project.invalid``, and other errors of a project, with file and line.
     """
     if path is None:
         return Projects((), pools)
@@ -172,13 +172,13 @@ def _pools_text(pools: Iterable[PoolName]) -> str:
 def run_simulation(
     name: str, pools: Sequence[Pool], jobs: Sequence[SimulatedJob], policy: Policy, projects: Projects
 ) -> SimulationOutcome:
-    """Serve all jobs under a policy."""
+    """Run all jobs under a policy."""
     simulated = simulate(pools, jobs, policy, projects)
     return SimulationOutcome(name, simulated, summarize(simulated))
 
 
 def round_up_sizes(jobs: Sequence[SimulatedJob], pools: Sequence[Pool]) -> tuple[SimulatedJob, ...]:
-    """The jobs, with each size that no pool of its kind has made the next one that there is."""
+    """The jobs, each with its size rounded up to the next one that a pool of its kind has."""
     sizes: dict[str, list[int]] = {}
     for pool in pools:
         sizes[pool.kind] = sorted({*sizes.get(pool.kind, ()), *pool.topology.sizes})
@@ -193,7 +193,7 @@ def round_up_sizes(jobs: Sequence[SimulatedJob], pools: Sequence[Pool]) -> tuple
 
 
 def outcome_text(outcomes: Sequence[SimulationOutcome], look: TableStyle) -> str:
-    """One outcome, or two side by side."""
+    """One result, or two side by side."""
     marks = ("A", "B") if len(outcomes) > 1 else ("",)
     headers = ["SIZE", "JOBS"]
     headers += [
@@ -254,7 +254,7 @@ def _measures(outcomes: Sequence[SimulationOutcome]) -> list[list[str]]:
 
 
 def outcome_data(outcomes: Sequence[SimulationOutcome]) -> dict[str, object]:
-    """One outcome, or two, as JSON."""
+    """One result, or two, as JSON."""
     return {"reports": [{"policy": outcome.name, **_report_data(outcome.told)} for outcome in outcomes]}
 
 
@@ -295,10 +295,10 @@ def _waits_data(waits: WaitStatistics) -> dict[str, object]:
 
 
 def write_files(folder: Path, title: str, outcomes: Sequence[SimulationOutcome]) -> list[Path]:
-    """``report.json``, ``jobs.csv`` and ``timeline.svg`` in a folder, made if it is missing; what was written.
+    """Write ``report.json``, ``jobs.csv`` and ``timeline.svg`` into a folder, made if missing; return the paths.
 
     Raises:
-        MooringsError: ``trace.invalid``: the folder cannot be written.
+        MooringsError: ``trace.invalid``: the folder is not writable.
     """
     curves = [(outcome.name, outcome.simulated.levels) for outcome in outcomes]
     texts = {

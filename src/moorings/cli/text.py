@@ -1,20 +1,20 @@
-"""Foreign text made safe to show: reasons, names, a vendor's words."""
+"""Makes foreign text safe to show: reasons, names, a vendor's words."""
 
 from __future__ import annotations
 
 
 def is_printable(char: str) -> bool:
-    """Whether a character only shows itself (or ends a line): no control, none that turns the direction of reading."""
+    """Whether a character only shows itself (or ends a line): no control, none that changes the reading direction."""
     return char == "\n" or char.isprintable()
 
 
 def is_all_printable(text: str) -> bool:
-    """Whether every character of ``text`` is harmless; of a listing of megabytes in no time."""
+    """Whether every character of ``text`` is harmless; fast, also for a listing of megabytes."""
     return text.replace("\n", "").isprintable()
 
 
 def escape_controls(text: str) -> str:
-    """``text`` with control characters made visible, on one line: no answer can move the cursor or break a row."""
-    if text.isprintable():  # most are, and a listing has a hundred thousand
+    """``text`` with control characters made visible, on one line: no response can move the cursor or break a row."""
+    if text.isprintable():  # most texts are, and a listing has a hundred thousand
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

@@ -1,7 +1,7 @@
-"""Jobs of wafer-scale appliances as their users know them: the columns, the phases, and the objects that scripts read.
+"""Jobs of wafer-scale appliances in their users' terms: the columns, the phases, and the objects that scripts read.
 
-An object has ``meta``, ``spec`` and ``status``, as with the vendor's command, so that what a site has written goes on
-working. ``shapes`` would be the wrong place: the API speaks of runs, and these are a way to show them.
+An object has ``meta``, ``spec`` and ``status``, as with the vendor's command, so that a site's scripts keep working.
+``shapes`` would be the wrong place: the API has runs, and these are a view of them.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from moorings.workloads.appliance import AppliancePhase, appliance_phase, priori
 from moorings.workloads.labels import check_labels
 
 SESSION = "default"
-SINGLE_QUERIES_MAX = 10  # so many reasons are asked for one by one; of more, the whole queue is read
+SINGLE_QUERIES_MAX = 10  # up to this many reasons are requested one by one; for more, the whole queue is read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaferJobMeta:
-    """Whose words a job goes by: ``namespace`` is its session, which is the project it is of."""
+    """A job's identity: ``namespace`` is its session, which is its project."""
 
     name: str
     namespace: str
@@ -38,7 +38,7 @@ class WaferJobMeta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaferJobSpec:
-    """What was asked for: ``priority_value`` is 0 (first) to 399."""
+    """The request: ``priority_value`` is 0 (first) to 399."""
 
     type: str
     user: str
@@ -50,7 +50,7 @@ class WaferJobSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaferJobStatus:
-    """What has come of it: ``systems`` are those that it holds now."""
+    """The job's status: ``systems`` are those it holds now."""
 
     phase: str
     systems: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ class WaferJobStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaferJob:
-    """One job, as it is shown."""
+    """One job, as shown."""
 
     meta: WaferJobMeta
     spec: WaferJobSpec
@@ -72,12 +72,12 @@ class WaferJob:
 
     @property
     def queued(self) -> bool:
-        """Whether it waits for its turn."""
+        """Whether it waits in the queue."""
         return self.status.phase == AppliancePhase.QUEUED
 
 
 def job_from_list(body: ApplianceJobBody) -> WaferJob:
-    """A job of a list; why it waits is not in it."""
+    """A job from a list; the list has no reason for its wait."""
     return WaferJob(
         meta=WaferJobMeta(name=body.id, namespace=body.project, labels=body.labels, create_time=body.created_at),
         spec=WaferJobSpec(
@@ -100,10 +100,10 @@ def job_from_list(body: ApplianceJobBody) -> WaferJob:
 
 
 def job_from_run(run: RunBody) -> WaferJob:
-    """A job, of all that is known of its run.
+    """A job from all the data of its run.
 
     Raises:
-        MooringsError: ``run.unknown``: it is no job of an appliance.
+        MooringsError: ``run.unknown``: it is not a job of an appliance.
     """
     part = run.job.appliance
     if part is None:
@@ -135,12 +135,12 @@ def job_from_run(run: RunBody) -> WaferJob:
 
 
 def system_names(pool: str | None, devices: str) -> tuple[str, ...]:
-    """The systems of a list of devices, as ``moor drain device`` takes them: ``cs:0``, ``cs:1``."""
+    """The systems in a list of devices, as ``moor drain device`` accepts them: ``cs:0``, ``cs:1``."""
     return tuple(f"{pool}:{index}" for index in Block.parse(devices).members) if pool and devices else ()
 
 
 def systems_text(systems: Sequence[str]) -> str:
-    """Systems of a pool in short: ``cs:0-3,7``."""
+    """Systems of a pool in short form: ``cs:0-3,7``."""
     if not systems:
         return ""
     pool = systems[0].rpartition(":")[0]
@@ -151,7 +151,7 @@ _RANKS: Mapping[str, int] = {AppliancePhase.RUNNING: 0, AppliancePhase.SCHEDULED
 
 
 def sort_jobs(jobs: Sequence[WaferJob]) -> list[WaferJob]:
-    """What runs, then the queue in its order, then what has ended; each oldest first."""
+    """Running jobs, then the queue in its order, then ended jobs; each oldest first."""
 
     def place(job: WaferJob) -> tuple[int, int, int, str]:
         rank = _RANKS.get(job.status.phase, 3)
@@ -161,7 +161,7 @@ def sort_jobs(jobs: Sequence[WaferJob]) -> list[WaferJob]:
 
 
 def with_reasons(client: Client, jobs: Sequence[WaferJob]) -> list[WaferJob]:
-    """Jobs with the reasons and places in the queue of those that wait."""
+    """Jobs, with reasons and places in the queue for those that wait."""
     waiting = [job.meta.name for job in jobs if job.queued]
     if len(waiting) <= SINGLE_QUERIES_MAX:
         told = {name: job_from_run(client.run(name)).status for name in waiting}
@@ -190,7 +190,7 @@ def labels_text(labels: Mapping[str, str]) -> str:
 
 
 def job_duration(status: WaferJobStatus, now: Timestamp) -> str:
-    """How long a job has run, or had run."""
+    """How long a job has run, or ran."""
     if status.start_time is None:
         return NOTHING
     end = parse_time(status.end_time) if status.end_time is not None else now
@@ -220,7 +220,7 @@ JOBS: ResourceKind[WaferJob] = ResourceKind(
         TableColumn("USER", lambda job, _now: job.spec.user),
         TableColumn("LABELS", lambda job, _now: labels_text(job.meta.labels)),
         TableColumn("WORKFLOW", lambda job, _now: job.spec.workflow),
-        TableColumn("DASHBOARD", lambda _job, _now: ""),  # no page of ours shows a job
+        TableColumn("DASHBOARD", lambda _job, _now: ""),  # none of our pages shows a job
         wide("VALUE", lambda job, _now: job.spec.priority_value),
         wide("WANTS", lambda job, _now: job.spec.num_systems),
         wide("REASON", lambda job, _now: _reason(job.status)),
@@ -233,14 +233,14 @@ JOBS: ResourceKind[WaferJob] = ResourceKind(
 
 
 def job_name(text: str) -> str:
-    """A job's name, also of ``job/NAME``, ``SESSION/NAME``, and of a Slurm step of it, ``NAME-csxN``."""
+    """A job's name, from ``NAME``, ``job/NAME``, ``SESSION/NAME``, or its Slurm step's name ``NAME-csxN``."""
     name = text.rpartition("/")[2]
     stem, mark, count = name.rpartition("-csx")
     return stem if mark and count.isascii() and count.isdigit() else name
 
 
 def parse_selectors(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Labels that are looked for: ``key=value``, several joined by commas or given one by one.
+    """Labels to search for: ``key=value``, several joined by commas or given one by one.
 
     Raises:
         MooringsError: ``label.invalid``.
@@ -256,7 +256,7 @@ def parse_selectors(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 
 def parse_changes(texts: Sequence[str]) -> LabelsRequest:
-    """Changes of labels: ``key=value`` sets one, ``key-`` takes one away.
+    """Changes of labels: ``key=value`` sets one, ``key-`` removes one.
 
     Raises:
         MooringsError: ``label.invalid``.

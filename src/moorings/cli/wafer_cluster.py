@@ -1,4 +1,4 @@
-"""The systems of wafer-scale appliances, who holds them, and what there is beside: memory, and the queue."""
+"""The systems of wafer-scale appliances and their holders, with the free memory and the queue."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from moorings.core.topology import Block
 from moorings.wire.shapes import DeviceBody, PartitionBody, PoolBody
 from moorings.workloads.appliance import APPLIANCE_KIND, ApplianceJobType, AppliancePhase
 
-MEMORY = "memory"  # the resource of a pool that stands for its management node
+MEMORY = "memory"  # the pool's resource for its management node's memory
 OK, ERROR = "ok", "error"
 _GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemMeta:
-    """What a system is called: its device."""
+    """A system's name: that of its device."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemSpec:
-    """Where a system belongs."""
+    """The place of a system."""
 
     type: str = "system"
     pool: str
@@ -37,9 +37,9 @@ class SystemSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemStatus:
-    """How a system is: ``ok`` or ``error``, the device's own state, and who holds it since when.
+    """A system's status: ``ok`` or ``error``, the device's own state, its holder, and since when.
 
-    ``job`` is a job's name, or the owner of another claim (a reservation, a partition by hand).
+    ``job`` is a job's name, or the owner of another claim (a reservation, a manual partition).
     """
 
     state: str
@@ -52,7 +52,7 @@ class SystemStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaferSystem:
-    """One system, as it is shown."""
+    """One system, as shown."""
 
     meta: SystemMeta
     spec: SystemSpec
@@ -60,13 +60,13 @@ class WaferSystem:
 
     @property
     def bad(self) -> bool:
-        """Whether somebody has to look after it."""
+        """Whether it needs an administrator's attention."""
         return self.status.state != OK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaferPool:
-    """What a pool has beside its systems; bytes. None: it has no management node's memory to give."""
+    """The resources of a pool beside its systems, in bytes. None: no memory of a management node is managed."""
 
     name: str
     reachable: bool
@@ -86,14 +86,14 @@ class QueueLengths:
 
 
 def is_appliance(pool: PoolBody) -> bool:
-    """Whether a pool's accelerators are such systems."""
+    """Whether a pool's accelerators are wafer-scale systems."""
     return pool.accelerator == APPLIANCE_KIND
 
 
 def systems_of(
     pool: PoolBody, devices: Iterable[DeviceBody], partitions: Iterable[PartitionBody], jobs: Iterable[WaferJob]
 ) -> list[WaferSystem]:
-    """The systems of a pool and who holds them."""
+    """The systems of a pool and their holders."""
     users = {job.meta.name: job.spec.user for job in jobs}
     holds = {index: held for held in partitions if held.devices for index in Block.parse(held.devices)}
     return [_system(pool, device, holds.get(device.index), users) for device in devices]
@@ -119,14 +119,14 @@ def _system(pool: PoolBody, device: DeviceBody, held: PartitionBody | None, user
 
 
 def _holder_note(held: PartitionBody | None) -> str:
-    """What is to be said of how a system is held: that it is not simply in use."""
+    """A note on how a system is held, if it is not simply in use."""
     if held is None or held.state == "ACTIVE":
         return ""
     return f"{held.state}: {held.reason}" if held.reason else held.state
 
 
 def summarize_pool(pool: PoolBody) -> WaferPool:
-    """A pool in short."""
+    """A summary of a pool."""
     memory = pool.resources.get(MEMORY)
     used = (pool.resources_used or {}).get(MEMORY)
     return WaferPool(

@@ -1,7 +1,7 @@
-"""What ``moor wafer log-export`` packs: all that is known of one job, and nothing that is secret.
+"""The contents of ``moor wafer log-export``: all data on one job, without secrets.
 
-The output is streamed from the controller into the archive, so a job may have written more than fits in memory. It is
-read for secrets like everything else: whoever gets the archive to find a fault needs none of them.
+The output is streamed from the controller into the archive, so it may exceed the memory. It is searched for secrets
+like everything else: the archive's reader looks for a fault and needs none of them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from moorings.core.errors import MooringsError
 from moorings.wire.codec import encode
 from moorings.wire.shapes import RunBody
 
-PIECE_CHARS = 1 << 20  # of output that is looked through at once
-_CARRY_CHARS_MAX = 1 << 16  # of a key that has begun and not ended where a piece ends
+PIECE_CHARS = 1 << 20  # of output searched at once
+_CARRY_CHARS_MAX = 1 << 16  # of a key that begins in one piece and ends in the next
 _BEGIN, _END = "-----BEGIN ", "-----END "
 ABOUT = """\
 Job {name}, as of {at}. Made by 'moor wafer log-export'.
@@ -45,17 +45,17 @@ def write_export(client: Client, job: WaferJob, run: RunBody, to: BinaryIO, *, a
 
     Args:
         client: of the controller.
-        job: as it is shown.
+        job: as shown.
         run: the same job.
-        to: where the archive goes.
+        to: the file for the archive.
         at: the time, for the README.
-        lines: only so many of the last lines of each task; None: all.
+        lines: only this many of the last lines of each task; None: all.
 
     Returns:
-        What could not be had, a sentence each.
+        The parts that could not be collected, a sentence each.
 
     Raises:
-        MooringsError: ``owner.denied``: the job is somebody else's.
+        MooringsError: ``owner.denied``: the job belongs to another user.
     """
     redaction = Redaction(value for name, value in run.job.environment.items() if is_secret_name(name))
     missing: list[str] = []
@@ -95,7 +95,7 @@ def _records(client: Client, job: WaferJob, run: RunBody) -> Iterator[tuple[str,
 
 
 def _events(client: Client, run: RunBody) -> object:
-    """What happened to the run and to its claim, each once."""
+    """The events of the run and of its claim, each once."""
     found = {event.seq: event for event in client.events_after(EventFilter(run=run.id), 0)}
     if run.claim is not None:
         found |= {event.seq: event for event in client.events_after(EventFilter(claim=run.claim), 0)}
@@ -122,7 +122,7 @@ def _redacted(redaction: Redaction, chunks: Iterable[str]) -> Iterator[str]:
 
 
 def split_at_lines(chunks: Iterable[str], most: int = PIECE_CHARS) -> Iterator[str]:
-    """The same text in pieces of about ``most`` characters that end with a line, and not within a private key."""
+    """The same text in pieces of about ``most`` characters, cut at line ends and never within a private key."""
     kept: list[str] = []
     length = 0
     for chunk in chunks:

@@ -1,7 +1,7 @@
-"""Lists that go on: the whole list once, then each item that has changed, as kubectl does.
+"""Watch a list: the whole list once, then each item that has changed, as kubectl does.
 
-The event stream tells *that* something happened; the list is then read again, at most once a batch of events.
-Rebuilding items from events was refused: it would repeat the controller's state machines in the client.
+The event stream says *that* something happened; the list is then read again, at most once a batch of events. Rebuilding
+items from events was refused: it would repeat the controller's state machines in the client.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ T = TypeVar("T")
 def watch_items(
     shown: ResourcePrinter, kind: ResourceKind[T], load: Callable[[], Sequence[T]], last: Callable[[str], T | None]
 ) -> None:
-    """Show the list, then what changes, until interrupted.
+    """Show the list, then each change, until interrupted.
 
     Args:
-        shown: how.
-        kind: of what.
-        load: the list as it is now.
-        last: how an item that has left the list ended; None if nothing is known of it any more.
+        shown: the printer.
+        kind: of the items.
+        load: the current list.
+        last: the last state of an item that has left the list; None if it is no longer known.
     """
     client = shown.session.client
     client.patience = make_patience(Progress(shown.session.console))

@@ -1,4 +1,4 @@
-"""The one table of commands: what ``moor`` can do, and which module does it. Nothing is imported before it is called.
+"""The one table of commands of ``moor``, with the module of each. A module is imported when its command is called.
 
 To add a command: a module here whose attribute has the command's name, and a row in ``COMMANDS``; then ``make docs``.
 """

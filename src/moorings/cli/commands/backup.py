@@ -1,7 +1,7 @@
-"""``moor backup`` and ``moor restore``: a controller's records, saved and turned back.
+"""``moor backup`` and ``moor restore``: save a controller's records, and put them back.
 
-The work is done by a process of the controller's own kind (``moorings.app.backup``), for it needs the database's
-libraries, which a command that starts in a tenth of a second does without.
+A process of the controller's kind (``moorings.app.backup``) does the work: it needs the database's libraries, and this
+command starts in a tenth of a second without them.
 """
 
 from __future__ import annotations

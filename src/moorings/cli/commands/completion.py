@@ -1,7 +1,7 @@
-"""``moor completion``: scripts for shells. Names of live things come from the controller.
+"""``moor completion``: scripts for shells. Names of existing resources come from the controller.
 
-Click makes those of zsh and fish. Bash's is ours: bash breaks words at colons, and Click's script would complete
-``pod64:1`` as if only ``1`` had been typed.
+Click makes the scripts for zsh and fish. The one for bash is our own: bash splits words at colons, and Click's script
+would complete ``pod64:1`` as if only ``1`` had been typed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``moor config``: what holds, where it came from, and which context is in use."""
+"""``moor config``: the settings in effect, their origin, and the current context."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _shown(configuration: Configuration, name: str) -> str:
 
 
 def _write_context(path: Path, name: str) -> None:
-    """Set the one line, and leave the rest of a person's file as it is."""
+    """Set the one line, and leave the rest of the user's file as it is."""
     line = f"context = {json.dumps(name, ensure_ascii=False)}"
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     changed = _CONTEXT_LINE.sub(lambda _match: line, text, count=1) if _CONTEXT_LINE.search(text) else f"{line}\n{text}"

@@ -1,4 +1,4 @@
-"""``moor up`` and ``moor down``: a controller on this machine, apart from this terminal."""
+"""``moor up`` and ``moor down``: a controller on this machine, detached from this terminal."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from moorings.cli.session import CommandContext
 from moorings.client.requests import ApiError
 from moorings.core.errors import MooringsError
 
-PORT = 8090  # V-IPU users know it
+PORT = 8090  # V-IPU's port, known to its users
 START_S = 60.0
 READY_PAUSE_S = 0.1
 READY_ANSWER_S = 5.0
-RUNS_ANSWER_S = 2.0  # one that hangs is stopped all the same
+RUNS_ANSWER_S = 2.0  # a controller that hangs is stopped all the same
 
 _data = click.option("--data", metavar="DIR", help="Its data folder ($MOORINGS_DATA, or ~/.local/state/moorings).")
 
@@ -137,7 +137,7 @@ def down(session: CommandContext, *, data: str | None, timeout: str) -> int:
 
 
 def _has_runs(session: CommandContext, url: str) -> bool | None:
-    """Whether a controller has runs that have not ended; None: it does not tell us."""
+    """Whether a controller has runs that have not ended; None: unknown."""
     try:
         asking = _session_with_key(session, url)
         if asking is None:
@@ -149,7 +149,7 @@ def _has_runs(session: CommandContext, url: str) -> bool | None:
 
 
 def _session_with_key(session: CommandContext, url: str) -> CommandContext | None:
-    """A session with the controller at ``url``; None if we have no access key for it: another's is not shown to it.
+    """A session with the controller at ``url``; None without an access key for it: another's key is not sent to it.
 
     Raises:
         MooringsError: ``config.invalid``, ``credentials.unsafe``.
@@ -161,10 +161,10 @@ def _session_with_key(session: CommandContext, url: str) -> CommandContext | Non
 
 
 def _show_certificates(session: CommandContext, launch: processes.ControllerLaunch) -> None:
-    """Let this command trust the controller it starts, and show this user's certificate where one is asked for.
+    """Let this command trust the controller it starts, and present this user's certificate where one is required.
 
     Raises:
-        MooringsError: ``pki.invalid``: there is none.
+        MooringsError: ``pki.invalid``: there is no certificate.
     """
     if launch.pki is None:
         return
@@ -179,10 +179,10 @@ def _show_certificates(session: CommandContext, launch: processes.ControllerLaun
 
 
 def _find_unannounced(folder: Path) -> processes.ControllerProcess | None:
-    """The controller that holds a folder's lock and of which no record tells: it starts, or the record was damaged.
+    """The controller that holds a folder's lock without a record: it is starting, or the record was damaged.
 
     Raises:
-        MooringsError: ``controller.running``: what holds the lock is no controller, but a restore for instance.
+        MooringsError: ``controller.running``: the lock's holder is not a controller, but for instance a restore.
     """
     for pid in processes.find_lock_holders(folder):
         running = processes.controller_of_pid(pid)
@@ -199,10 +199,10 @@ def _find_unannounced(folder: Path) -> processes.ControllerProcess | None:
 def _start_and_wait(
     session: CommandContext, launch: processes.ControllerLaunch, limit_s: float
 ) -> processes.ControllerProcess:
-    """The controller, started and ready.
+    """Start the controller and wait until it is ready.
 
     Raises:
-        MooringsError: it died (its last words), or is not ready in time.
+        MooringsError: it died (with its last log lines), or is not ready in time.
     """
     until = time.monotonic() + limit_s
     started = processes.start_controller(launch)
@@ -212,7 +212,7 @@ def _start_and_wait(
         other = processes.find_running(launch.data) if error.code == "controller.running" else None
         if other is None:
             raise
-        return other  # somebody else's 'moor up' was quicker: there is one, as was wished
+        return other  # another 'moor up' was quicker: a controller runs, as requested
     problem = MooringsError("controller.unreachable", "the controller has not reported its address")
     while running is not None:
         with session.client_of(server=running.url, timeout_s=READY_ANSWER_S) as client:
@@ -221,7 +221,7 @@ def _start_and_wait(
                 return running
             except MooringsError as error:
                 problem = error
-        # A certificate that is not believed, above all; what a controller answers while it starts, does pass.
+        # Above all a certificate that is not trusted; errors of a controller that is starting do pass.
         if not isinstance(problem, ApiError) and not problem.retryable:
             raise _unreachable_error(launch, running, problem)
         code = started.process.poll()
@@ -240,7 +240,7 @@ def _start_and_wait(
 def _unreachable_error(
     launch: processes.ControllerLaunch, running: processes.ControllerProcess, problem: MooringsError
 ) -> MooringsError:
-    """What to say of a controller that runs, and that this command cannot speak to."""
+    """The error for a controller that runs but cannot be reached by this command."""
     hint = f"{problem.hint}; 'moor down' stops it; its log: {launch.data / processes.LOG_NAME}"
     return MooringsError(
         problem.code,
@@ -250,8 +250,8 @@ def _unreachable_error(
 
 
 def _report_key(session: CommandContext, url: str) -> None:
-    """Where the key to this controller is, how to use it if the configuration leads elsewhere, and whether it works."""
-    session.__dict__.pop("configuration", None)  # the controller may have written the credentials file meanwhile
+    """Report where this controller's key is, how to use it if the configuration points elsewhere, and if it works."""
+    session.__dict__.pop("configuration", None)  # the controller may have written the credentials file since
     configured, console = session.configuration, session.console
     file = credentials_file(session.environment)
     current = configured.text("context")
@@ -275,13 +275,13 @@ def _report_key(session: CommandContext, url: str) -> None:
 def _use_text(configured: Configuration, name: str, url: str) -> str:
     """How to reach a controller whose key is in the context ``name``."""
     origin = configured.values["server"].origin
-    if origin.startswith("environment"):  # it is stronger than any context
+    if origin.startswith("environment"):  # it takes precedence over any context
         return f"moor is configured for {configured.text('server')} ({origin}); use it with: moor --server {url} ..."
     return f"use it with: moor --context {name} ..., or moor config use-context {name}"
 
 
 def _key_error(session: CommandContext, name: str, url: str) -> MooringsError | None:
-    """Why the key of a context does not open the controller; None if it does."""
+    """Why the controller refuses the key of a context; None if it accepts it."""
     try:
         with _with_context(session, name, url).client_of(timeout_s=READY_ANSWER_S) as client:
             client.pools()
@@ -291,10 +291,10 @@ def _key_error(session: CommandContext, name: str, url: str) -> MooringsError | 
 
 
 def _with_context(session: CommandContext, name: str, url: str) -> CommandContext:
-    """A session with the controller at ``url``, by the context ``name``."""
+    """A session with the controller at ``url``, through the context ``name``."""
     other = CommandContext(session.environment)
     other.flags = {**session.flags, "server": url}
-    if name != session.configuration.text("context"):  # the current one need not stand in a file
+    if name != session.configuration.text("context"):  # the current context need not be in a file
         other.flags["context"] = name
     return other
 

@@ -165,9 +165,9 @@ def create_key(
 ) -> None:
     """Make an access key for SUBJECT; its secret is shown this once.
 
-    On one machine jobs run as the controller's own user. So whoever may run jobs (roles user and admin) can read all
-    that this user can read, the controller's database and keys too: give such keys only to people whom you would trust
-    with that account.
+    On one machine jobs run as the controller's own user. So the holder of a key with the role user or admin can read
+    all files of this user, also the controller's database and keys: give such keys only to people you would trust with
+    that account.
     """
     lifetime_s = None if expires is None else parse_lifetime_s(expires)
     key = session.client.create_key(
@@ -207,10 +207,10 @@ def _submit_claim(session: CommandContext, request: ClaimRequest) -> ClaimBody:
 
 
 def _wait_until_ready(session: CommandContext, request: ClaimRequest, *, timeout: str | None) -> ClaimBody:
-    """The claim, READY.
+    """The claim once it is READY.
 
     Raises:
-        MooringsError: ``wait.timeout``, or why it came to nothing.
+        MooringsError: ``wait.timeout``, or the reason why it ended.
     """
     limit = Deadline.of(timeout)
     progress = Progress(session.console)

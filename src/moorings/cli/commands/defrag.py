@@ -1,4 +1,4 @@
-"""``moor defrag``: claims go on elsewhere, so that there is room."""
+"""``moor defrag``: moves claims to make a larger block free."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from moorings.wire.codec import encode
 from moorings.wire.forecasts import DefragmentBody, DefragmentRequest
 from moorings.wire.shapes import API_VERSION
 
-ANSWER_S = 5.0  # an order may be on its way so long
+ANSWER_S = 5.0  # an order may take this long to arrive
 
 
 @click.command(
@@ -84,9 +84,9 @@ def defrag(
 
 
 def limit_to_agreed(order: DefragmentRequest, agreed: DefragmentBody, elapsed_s: float) -> DefragmentRequest:
-    """The order, so that no more is lost by it than was agreed to that long ago, in that pool.
+    """The order, limited to the agreed pool and loss; ``elapsed_s`` is the time since the agreement.
 
-    Those that would move go on working meanwhile, and lose that, too.
+    The claims that would move keep working meanwhile, and lose that work, too.
     """
     if order.cost_max_s is not None:
         return replace(order, pool=agreed.pool)
@@ -95,7 +95,7 @@ def limit_to_agreed(order: DefragmentRequest, agreed: DefragmentBody, elapsed_s:
 
 
 def moves_text(found: DefragmentBody, look: TableStyle) -> str:
-    """Who moves, and what room that makes."""
+    """The claims that move, and the block that becomes free."""
     rows = [[one.name, one.project, one.devices, one.to] for one in found.moves]
     count = "1 claim moves" if len(found.moves) == 1 else f"{len(found.moves)} claims move"
     told = (

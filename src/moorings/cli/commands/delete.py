@@ -1,4 +1,4 @@
-"""``moor delete`` and ``moor reset``: what takes something away."""
+"""``moor delete`` and ``moor reset``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``moor describe`` and ``moor explain``: everything about one thing, and why it waits."""
+"""``moor describe`` and ``moor explain``: all details of one resource, and why it waits."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _show_quotas(session: CommandContext, project: str) -> None:
 
 
 def _show_queued(session: CommandContext, pool: PoolBody) -> None:
-    """The jobs that wait for it in other schedulers' queues, in their order, with the reason of each."""
+    """The jobs that wait for the pool in other schedulers' queues, in their order, with the reason of each."""
     lines = []
     for queue in session.client.queues():
         for job in queue.jobs if queue.accelerator == pool.accelerator else ():
@@ -104,11 +104,11 @@ for _noun in ("pool", "device", "partition", "claim", "run", "project"):
 
 
 def explanation_text(told: ExplanationBody, now: Timestamp, noun: str = "claim") -> str:
-    """An explanation as lines for a person."""
+    """An explanation as lines of text."""
     place = f" (position {told.position})" if told.position is not None else ""
     sentence = f"{noun} {told.claim} is {told.state}{place}: {told.summary}".lstrip()
     if told.summary.startswith("claim ") and f" is {told.state}" in told.summary:
-        sentence = told.summary  # of a claim that does not wait, the controller says all of it
+        sentence = told.summary  # if a claim does not wait, the controller's summary says it all
     lines = [escape_controls(sentence)]
     for reason in told.reasons:
         lines += _reason_lines(reason)
@@ -136,7 +136,7 @@ def _claim_of(session: CommandContext, noun: str, ident: str) -> str:
 
 
 def _explain_queued(run: RunBody) -> ExplanationBody:
-    """What is known here of a run that waits in another scheduler's queue, or left it."""
+    """What the controller knows of a run that waits in another scheduler's queue, or left it."""
     told = run.reason.message if run.reason is not None else run.detail
     summary = told or f"engine {run.engine} has it" + (f" as {run.reference}" if run.reference else "")
     reasons = (run.reason,) if run.reason is not None else ()
@@ -177,7 +177,7 @@ explain = NounGroup(
 
 
 def parse_slurm_job(text: str) -> tuple[str, int]:
-    """Cluster (empty: not said) and number of ``[CLUSTER/]JOB``."""
+    """Cluster (empty: not given) and number of ``[CLUSTER/]JOB``."""
     cluster, _, number = text.removeprefix("slurm/").rpartition("/")
     if not (number.isascii() and number.isdecimal() and 0 < int(number) < 2**32) or "/" in cluster:
         hint = "write moor explain slurm 39, or CLUSTER/39; of a task of an array its own number (squeue -O jobid)"
@@ -186,7 +186,7 @@ def parse_slurm_job(text: str) -> tuple[str, int]:
 
 
 def _explain_by_controller(session: CommandContext, cluster: str, job: int) -> ExplanationBody | None:
-    """What the controller says of a job of Slurm: of its place in a queue, or its claim; None: it was told of none."""
+    """The controller's explanation of a Slurm job, by its place in a queue or its claim; None: the job is unknown."""
 
     def is_it(owner: str) -> bool:
         parts = owner.split("/")
@@ -233,8 +233,8 @@ def _explain_by_agent(session: CommandContext, cluster: str, job: int) -> Explan
 def explain_slurm(session: CommandContext, job: str, output: str | None) -> None:
     """Say why a job of Slurm waits for IPUs.
 
-    With an access key the controller is asked. Without one, or where the controller has not heard of the job, the
-    cluster's agent is, on any machine where Slurm's commands work: it tells of your own jobs.
+    With an access key, the controller answers. Without one, or if the controller does not know the job, the cluster's
+    agent answers: on any machine with Slurm's commands, and only for your own jobs.
     """
     cluster, number = parse_slurm_job(job)
     shown = make_printer(session, output, usual="table")

@@ -1,4 +1,4 @@
-"""``moor diag``: a bundle for whoever helps, without secrets."""
+"""``moor diag``: a bundle for support, without secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``moor doctor``: is all well, and if not, what to do."""
+"""``moor doctor``: checks the installation, with a fix for each problem."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def doctor(session: CommandContext, *, only: str | None, data: str | None, outpu
 
 
 def _wanted(only: str) -> tuple[str, ...]:
-    """What the ids begin with that were asked for.
+    """The requested prefixes of check ids.
 
     Raises:
-        WrongUsage: no check's id does.
+        WrongUsage: no check's id begins with one.
     """
     wanted = tuple(filter(None, (part.strip() for part in only.split(","))))
     unknown = [part for part in wanted if not _is_check_prefix(part)]
@@ -56,22 +56,22 @@ def _wanted(only: str) -> tuple[str, ...]:
 
 
 def _is_check_prefix(part: str) -> bool:
-    """Whether an id may begin so: a check's own, or that of one pool's, whose name stands behind it."""
+    """Whether an id may begin with this: a check's own, or a pool's check, followed by the pool's name."""
     check = check_family(part)
     own = any(name.startswith(part) for name in CHECKS)
     return own or (check in CHECKS and not any(name.startswith(f"{check}.") for name in CHECKS))
 
 
 def _skipped_finding(part: str) -> Finding:
-    """What was asked for and could not be looked at, for it depends on something that failed."""
+    """The finding for a requested check that was skipped because it depends on something that failed."""
     return Finding(part, CheckStatus.SKIP, "it was not looked at", "'moor doctor' without --only shows why")
 
 
 def show_findings(
     session: CommandContext, found: Sequence[Finding], output: str | None, docs_of: Callable[[str], str]
 ) -> None:
-    """Show findings; ``docs_of`` says where the manual tells more of a check."""
-    # The configuration may be what is broken: then the output it names is not asked for.
+    """Show findings; ``docs_of`` gives the page of the manual for a check."""
+    # The configuration may be the broken part: then its output setting is not read.
     shown = make_printer(session, output, usual="table")
     if shown.form.name in ("json", "yaml"):
         items = [{**encode(finding), "docs": docs_of(finding.id)} for finding in found]

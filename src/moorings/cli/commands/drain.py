@@ -1,4 +1,4 @@
-"""``moor drain`` and ``moor resume``: devices out of service and back."""
+"""``moor drain`` and ``moor resume``: take devices out of service, and put them back."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _drain_command(noun: str) -> click.Command:
     def callback(session: CommandContext, names: Sequence[str], reason: str, *, yes: bool) -> None:
         client, chosen = session.client, strip_nouns(noun, names)
         if noun == "device":
-            device_ids(chosen)  # refused before anybody is asked
+            device_ids(chosen)  # refused before the user is asked
         question = f"Drain {noun} {', '.join(chosen)}?"
         confirm(session, question, lambda: _check_exist(session, chosen, noun), yes=yes)
         drained = (client.drain_device(ident, reason) for ident in _devices_of(session, chosen, noun))
@@ -86,7 +86,7 @@ def _resumed(session: CommandContext, ident: str) -> str:
 
 
 def _report_grouped(session: CommandContext, outcomes: Iterable[tuple[str, str]]) -> None:
-    """Say what became of devices, neighbours of one fate in one line; also of those that came before an error."""
+    """Report outcomes of devices, neighbours of the same outcome in one line; also of those before an error."""
     alike: list[str] = []
     fate = ""
     try:

@@ -1,4 +1,4 @@
-"""``moor estimate``: when a claim would start that was made now."""
+"""``moor estimate``: when a claim submitted now would start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``moor events``: the event log, and what comes."""
+"""``moor events``: the event log, and new events as they come."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def events(
 
 
 def _show_batch(shown: ResourcePrinter, batch: Sequence[EventBody], look: TableStyle) -> TableStyle:
-    """Show some events; how the next ones are to look."""
+    """Show some events; return the style for the next ones."""
     session = shown.session
     if not batch:
         return look

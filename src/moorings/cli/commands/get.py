@@ -97,7 +97,7 @@ def _show(session: CommandContext, kind: ResourceKind[Any], names: Sequence[str]
         kind=kind,
     )
     watch = filters.pop("watch", False)
-    chosen = strip_nouns("project" if kind is QUOTAS else kind.noun, names)  # quotas are called as their projects are
+    chosen = strip_nouns("project" if kind is QUOTAS else kind.noun, names)  # a quota has the name of its project
     if watch:
         _watch_list(shown, kind, chosen, filters)
     elif kind is QUOTAS and chosen:
@@ -112,7 +112,7 @@ def _show(session: CommandContext, kind: ResourceKind[Any], names: Sequence[str]
 
 
 def _show_quotas(shown: ResourcePrinter, projects: Sequence[str], filters: Filters) -> None:
-    """Show what some projects have; one that is not defined may hold something all the same."""
+    """Show the quotas of some projects; one that is not defined may still hold something."""
     found = [quota for quota in _LOADS["quota"][0](shown.session, filters) if quota.project in projects]
     missing = [name for name in projects if all(quota.project != name for quota in found)]
     for name in missing:
@@ -121,7 +121,7 @@ def _show_quotas(shown: ResourcePrinter, projects: Sequence[str], filters: Filte
 
 
 def _show_named(shown: ResourcePrinter, kind: ResourceKind[Any], names: Sequence[str]) -> None:
-    """Show those that exist; the first that does not is the error, after the others were shown."""
+    """Show the existing ones; the first missing one is the error, after the others were shown."""
     from moorings.core.errors import MooringsError
 
     found, missing = [], None
@@ -153,7 +153,7 @@ def _names_of(kind: ResourceKind[Any], item: Any) -> set[str]:  # noqa: ANN401 -
 
 
 def _get_ended(session: CommandContext, noun: str, ident: str) -> object:
-    """A run or a claim that has left the list of those that go on; partitions leave nothing."""
+    """A run or a claim that has left the list of active ones; partitions leave no record."""
     return _get_one(session, noun, ident) if noun in ("run", "claim") else None
 
 

@@ -1,4 +1,4 @@
-"""``moor pki``: the certificates of a secure installation, made, renewed and shown. No controller is asked."""
+"""``moor pki``: makes, renews and shows the certificates of a secure installation, without the controller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``moor create|set|delete project``: who pays, and what they are guaranteed."""
+"""``moor create|set|delete project``: projects and their guarantees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``moor replay``: an event log decided again, under its own policy or another one."""
+"""``moor replay``: decides an event log again, under its own policy or another one."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def replay(
 
 
 def difference_text(difference: TurnDifference, turns: int) -> str:
-    """The first turn that was decided otherwise, and its first event that is not the same."""
+    """The first turn with a different decision, and its first event that differs."""
     pairs = zip(
         _padded(difference.logged, difference.decided), _padded(difference.decided, difference.logged), strict=True
     )

@@ -1,4 +1,4 @@
-"""``moor rotate``: a new secret for an access key, and in the credentials file, where the old one is from there."""
+"""``moor rotate``: a new secret for an access key, also in the credentials file if the old one is from there."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _from_file(session: CommandContext) -> bool:
 
 
 def _rotate(session: CommandContext, ident: str, request: RotateRequest) -> KeyBody:
-    with session.client_of() as client:  # one of its own: that the old secret ends soon is no news at the end
+    with session.client_of() as client:  # a separate client: the warning that the old secret ends soon would be no news
         try:
             return client.rotate_key(ident, request)
         except MooringsError as error:
@@ -86,13 +86,14 @@ def _rotate(session: CommandContext, ident: str, request: RotateRequest) -> KeyB
 def _rotate_in_file(
     session: CommandContext, shown: ResourcePrinter, ident: str, request: RotateRequest, secret: str
 ) -> None:
-    path = credentials_file(session.environment).resolve()  # a link stays one
-    with _draft_of(path) as draft:  # before the secret is replaced: a folder that cannot be written is told in time
+    path = credentials_file(session.environment).resolve()  # a link stays a link
+    with _draft_of(path) as draft:  # before the secret is replaced: a read-only folder is reported in time
         _with_new_secret(path, secret, "")
         key = _rotate(session, ident, request)
         fresh = key.secret or ""
         try:
-            # Read again: another moor may have written. In each context that has it: one key, several addresses.
+            # Read again: another moor may have written. Every context with this key gets the new secret: one key,
+            # several addresses.
             _replace_file(draft, path, _with_new_secret(path, secret, fresh))
         except (OSError, MooringsError) as error:
             why = format_cause(error) if isinstance(error, OSError) else error.detail
@@ -107,20 +108,20 @@ def _rotate_in_file(
 
 
 def _with_new_secret(path: Path, secret: str, fresh: str) -> str:
-    """The text of the file with another secret.
+    """The text of the file with the new secret.
 
     Raises:
         MooringsError: ``config.invalid``, ``credentials.unsafe``.
     """
     text = read_private(path)
-    if secret not in text:  # written with escapes, or another moor has changed it
+    if secret not in text:  # written with escapes, or changed by another moor
         raise MooringsError("config.invalid", f"{path} does not have the access key", hint="write it there as it is")
     return text.replace(secret, fresh)
 
 
 @contextlib.contextmanager
 def _draft_of(path: Path) -> Iterator[Path]:
-    """A private file beside ``path``, which is gone afterwards unless it was put in its place.
+    """A private file beside ``path``; it is removed afterwards unless it was renamed to ``path``.
 
     Raises:
         MooringsError: ``config.invalid``.
@@ -149,7 +150,7 @@ def _replace_file(draft: Path, path: Path, text: str) -> None:
 
 
 def _test_secret(session: CommandContext, secret: str) -> None:
-    """Use the new secret once: from then on the old one cannot ask for another."""
+    """Use the new secret once: from then on the old one cannot request another."""
     from moorings.client.client import Client
     from moorings.client.transport import Transport
 
@@ -174,5 +175,5 @@ def _until(key: KeyBody) -> str:
     old = key.old_secret_until or ""
     grace = (
         f"until {old[:19]}Z" if old > (key.rotated_at or "") else "no longer"
-    )  # in one form, so they sort as times do
+    )  # in one format, so they sort as times do
     return f"{works}; the old secret works {grace}"

@@ -1,4 +1,4 @@
-"""``moor run``: a job on a partition of its own, from the wish to its exit code."""
+"""``moor run``: runs a job on a partition of its own, and ends with the job's exit code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CANCEL_PATIENCE_S = 60.0
 
 
 class RunCommand(MoorCommand):
-    """``moor run [FILE] [flags] [-- COMMAND...]``: what stands behind ``--`` is never read as a flag of ours."""
+    """``moor run [FILE] [flags] [-- COMMAND...]``: words after ``--`` are never parsed as our flags."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         before, after = (args[: args.index("--")], args[args.index("--") + 1 :]) if "--" in args else (args, [])
@@ -149,7 +149,7 @@ def _show_job(session: CommandContext, request: RunRequest) -> int:
 
 
 def _report_notes(progress: Progress, made: RunBody) -> None:
-    """Say what its engine does otherwise than the job file says."""
+    """Report what the engine does differently from the job file."""
     for note in made.notes or ():
         progress.say(f"{made.id}: {note}")
 
@@ -166,7 +166,7 @@ def _run_and_follow(session: CommandContext, request: RunRequest, key: str) -> i
             client.patience = make_patience(progress)
             ended = follower.follow(started)
         except Interrupted as stop:
-            # Perhaps it was made and the answer was on its way: the same key finds it.
+            # The run may have been made while the response was on its way: the same key finds it.
             return _cancel(client, progress, follower, stop, started or client.create_run(request, key))
         except OutputClosed:
             assert started is not None
@@ -182,7 +182,7 @@ def _run_and_follow(session: CommandContext, request: RunRequest, key: str) -> i
 
 
 def _cancel(client: Client, progress: Progress, follower: RunFollower, stop: Interrupted, run: RunBody) -> int:
-    """Cancel the run, wait for its end, and end as the signal says; a second signal leaves it to end alone."""
+    """Cancel the run, wait for its end, and exit as the signal says; a second signal stops the wait."""
     try:
         progress.say(f"{run.id}: {stop.name}: cancelling; press Ctrl-C again to stop waiting")
         client.patience = make_patience(progress, CANCEL_PATIENCE_S)
@@ -198,6 +198,6 @@ def _cancel(client: Client, progress: Progress, follower: RunFollower, stop: Int
 
 
 def _with_run_hint(error: MooringsError, run: RunBody) -> MooringsError:
-    """``error``, saying what becomes of the run that was being followed."""
+    """``error``, with what happens to the run that was being followed."""
     hint = f"the run goes on: 'moor wait {run.id}', 'moor logs -f {run.id}' or 'moor cancel {run.id}'"
     return MooringsError(error.code, f"{run.id}: {error.detail}", hint=hint, retryable=error.retryable)

@@ -1,4 +1,4 @@
-"""``moor logs``, ``moor cancel`` and ``moor wait``: what one does with runs that exist."""
+"""``moor logs``, ``moor cancel`` and ``moor wait``: commands for existing runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``moor simulate``: a trace of jobs served under a policy, without a controller."""
+"""``moor simulate``: serves a trace of jobs under a policy, without a controller."""
 
 from __future__ import annotations
 

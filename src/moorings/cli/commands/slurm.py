@@ -44,7 +44,7 @@ slurm = NounGroup(
 
 
 class SurrogateCommand(MoorCommand):
-    """``moor slurm surrogate [flags] -- COMMAND...``: what stands behind ``--`` is never read as a flag of ours."""
+    """``moor slurm surrogate [flags] -- COMMAND...``: words after ``--`` are never parsed as our flags."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         before, after = (args[: args.index("--")], args[args.index("--") + 1 :]) if "--" in args else (args, [])
@@ -121,7 +121,7 @@ def install(
     pool = _pool(session, site, ipus, max_ipus)
     conf = site.folder / FILE_NAME
     patience_s = load_vipu_conf(conf, site.slurm_user[1]).timeout_s if conf.exists() else TIMEOUT_S
-    wait_s = wait_s or (wait_before if wait_before > patience_s else WAIT_S)  # a line that is too short is mended
+    wait_s = wait_s or (wait_before if wait_before > patience_s else WAIT_S)  # a wait that is too short is corrected
     if conf.exists():
         check_wait(wait_s, patience_s, conf)
     choices = InstallOptions(
@@ -145,7 +145,7 @@ def install(
 def _install_plugin(
     session: CommandContext, site: Site, folder: Path, output: str | None, *, apply: bool, force: bool
 ) -> int:
-    """Only the plugin: slurmctld hands the files out, and they are installed beside it."""
+    """Install only the plugin: slurmctld distributes the files, and they are installed on its machine."""
     from moorings.slurm.host import install as doing
     from moorings.slurm.host.installation import build_plugin_file, plan_install
 
@@ -165,7 +165,7 @@ def _install_plugin(
 
 
 def _site(session: CommandContext) -> Site:
-    """The Slurm that runs; where it cannot run for want of the V-IPU select plugin, that is what is told."""
+    """The Slurm that runs; if it cannot run because the V-IPU select plugin is missing, the error says so."""
     from moorings.slurm.host import install as doing
     from moorings.slurm.host.checks import MAPPING
     from moorings.slurm.host.site import uses_select_vipu, without_select_vipu
@@ -206,7 +206,7 @@ class _PoolSize:
 
 
 def _pool(session: CommandContext, site: Site, ipus: int | None, max_ipus: int | None) -> _PoolSize:
-    """What Slurm is told of the pool: as the command line says, else as the controller does."""
+    """The pool's size for Slurm: from the command line, else from the controller."""
     from moorings.slurm.host.checks import shape_of
     from moorings.slurm.host.vipu_conf import FILE_NAME, load_vipu_conf
 
@@ -244,7 +244,7 @@ def _address(agent: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _ManualEdit:
-    """Something for the site to write: the file, the lines, and why."""
+    """An edit for the site's administrator: the file, the lines, and why."""
 
     file: Path
     lines: tuple[str, ...]
@@ -252,7 +252,7 @@ class _ManualEdit:
 
 
 def _manual_edits(site: Site, choices: InstallOptions) -> list[_ManualEdit]:
-    """What the site must write itself."""
+    """The edits that the site's administrator must make."""
     from moorings.slurm.host import install as doing
     from moorings.slurm.host.installation import JOB_SUBMIT, lines_for_site
     from moorings.slurm.host.site import conf_lines
@@ -267,7 +267,7 @@ def _manual_edits(site: Site, choices: InstallOptions) -> list[_ManualEdit]:
 
 
 def _uninstall(session: CommandContext, folder: Path, output: str | None) -> int:
-    """Needs no Slurm that runs: what we wrote stands in the manifest."""
+    """Needs no running Slurm: the manifest lists the files we wrote."""
     from moorings.slurm.host import install as doing
 
     if not folder.is_dir():
@@ -422,7 +422,7 @@ def surrogate(ctx: click.Context, *, name: str | None, grace: str, if_slurm: boo
         return run_command(command, mirror=mirror, name=step, grace_s=grace_s, note=warn)
     except OSError as error:
         session.console.error(f"error: {command[0]} cannot be started: {error.strerror or error}")
-        return 127 if isinstance(error, FileNotFoundError) else 126  # as a shell has it
+        return 127 if isinstance(error, FileNotFoundError) else 126  # as in a shell
 
 
 # -- agent -------------------------------------------------------------------------------------------------------------
@@ -445,7 +445,8 @@ def agent(session: CommandContext, *, conf: str | None, listen: str | None, log_
     words = ["--log-level", log_level]
     words += ["--conf", conf] if conf else []
     words += ["--listen", listen] if listen else []
-    # Not a child: whoever started this (a shell, an init) sees the agent's own end, and signals reach it alone.
+    # Replace this process, so that its parent (a shell, an init) sees the agent's own end, and signals reach only the
+    # agent.
     argv = [sys.executable, "-m", "moorings.app.slurm_agent", *words]
     os.execve(sys.executable, argv, dict(session.environment))  # noqa: S606 - no shell is wanted
 

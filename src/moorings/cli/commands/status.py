@@ -1,4 +1,4 @@
-"""``moor status``: how the controller and its pools are, at a glance."""
+"""``moor status``: the state of the controller and its pools."""
 
 from __future__ import annotations
 

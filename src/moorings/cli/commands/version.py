@@ -1,4 +1,4 @@
-"""``moor version``: which releases speak to each other."""
+"""``moor version``: the releases of the command and the controller."""
 
 from __future__ import annotations
 

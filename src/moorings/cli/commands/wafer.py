@@ -1,7 +1,8 @@
-"""``moor wafer``: the jobs and systems of wafer-scale appliances, in the words that their users know.
+"""``moor wafer``: the jobs and systems of wafer-scale appliances, in their users' terms.
 
-What can be done here with a job can be done with its run, too. This command exists because people have years of habits,
-and sites have scripts: columns, phases, messages and the shape of the JSON are those (docs/how-to/wafer-queue.md).
+Everything that this does with a job can be done with its run, too. This command exists because users have years of
+habits, and sites have scripts: columns, phases, messages and the shape of the JSON follow the vendor's
+(docs/how-to/wafer-queue.md).
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ CommandT = TypeVar("CommandT", bound=Callable[..., object])
 
 
 class WaferGroup(NounGroup):
-    """``moor wafer`` and its verbs: their own nouns, in the singular and the plural, and not those of ``moor``."""
+    """``moor wafer`` and its verbs: with their own nouns, singular and plural, and without those of ``moor``."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return click.Group.get_command(self, ctx, {"jobs": "job", "systems": "system"}.get(cmd_name, cmd_name))
@@ -169,7 +170,7 @@ def _show_jobs(
 
 
 def _show_named(shown: ResourcePrinter, names: Sequence[str], session_name: str | None) -> None:
-    """Show those that exist; the first that does not is the error, after the others were shown."""
+    """Show the existing ones; the first missing one is the error, after the others were shown."""
     found, missing = [], None
     for name in names:
         try:
@@ -188,7 +189,7 @@ def _run(session: CommandContext, name: str, session_name: str | None) -> RunBod
     """The run of a job.
 
     Raises:
-        MooringsError: ``run.unknown``: there is none of that name, it is no such job, or is not of that session.
+        MooringsError: ``run.unknown``: no run has that name, or it is not such a job, or not of that session.
     """
     hint = "see 'moor wafer get jobs -a'"
     try:
@@ -204,7 +205,7 @@ def _run(session: CommandContext, name: str, session_name: str | None) -> RunBod
 
 
 def _appliances(session: CommandContext) -> list[PoolBody]:
-    """The pools of such systems.
+    """The pools of appliance systems.
 
     Raises:
         MooringsError: ``kind.unknown``.

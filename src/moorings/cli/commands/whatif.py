@@ -1,4 +1,4 @@
-"""``moor whatif``: what another policy would change for those who wait now."""
+"""``moor whatif``: what another policy would change for the claims that wait now."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from moorings.wire.codec import encode, parse_time
 from moorings.wire.forecasts import WhatIfAskedBody, WhatIfBody, WhatIfClaimBody, WhatIfSideBody
 from moorings.wire.shapes import API_VERSION
 
-ROWS_MAX = 50  # of a table; JSON has all
+ROWS_MAX = 50  # of a table; JSON has all of them
 _UNKNOWN = "unknown"
 
 
@@ -42,7 +42,7 @@ def whatif(session: CommandContext, /, *, policy: Path, output: str | None) -> N
     """Compare another policy with the current one for the claims that wait now."""
     shown = make_printer(session, output, usual="table")
     text = simulating.read_file(policy, "policy.invalid")
-    parse_policy(text, source=str(policy))  # here the file's name is known, for what is wrong in it
+    parse_policy(text, source=str(policy))  # here the file's name is known, for the error text
     found = session.client.what_if(text)
     if shown.form.name in ("json", "yaml"):
         document = {"apiVersion": API_VERSION, "kind": "WhatIf", **encode(found)}
@@ -56,7 +56,7 @@ def whatif(session: CommandContext, /, *, policy: Path, output: str | None) -> N
 
 
 def what_if_text(found: WhatIfBody, look: TableStyle) -> str:
-    """Who starts when, how long each size waits, and what both policies do."""
+    """When each claim starts, how long each size waits, and what both policies do."""
     at = parse_time(found.at)
     parts = []
     if found.claims:
@@ -109,7 +109,7 @@ def _change(one: WhatIfClaimBody, *, whole: bool) -> str:
 
 
 def _asked_in_either(both: tuple[WhatIfSideBody, WhatIfSideBody]) -> list[WhatIfAskedBody]:
-    """Who is asked under one of them, each once."""
+    """The claims asked to yield or move under either policy, each once."""
     named = {one.claim: one for side in both for one in side.asked}
     return [named[claim] for claim in sorted(named)]
 

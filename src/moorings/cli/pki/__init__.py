@@ -1,5 +1,5 @@
-"""A small authority of one's own: certificates for controllers and their clients, and the folder they lie in.
+"""A small certificate authority: certificates for controllers and their clients, and the folder that holds them.
 
-``authority`` makes and reads certificates, ``folder`` keeps them. Only what is called from ``moor pki`` and the doctor
-is imported, and ``cryptography`` not before it is needed: it would double the time ``moor`` takes to start.
+``authority`` makes and reads certificates, ``folder`` stores them. Only what ``moor pki`` and the doctor call is
+imported, and ``cryptography`` only when needed: it would double the time ``moor`` takes to start.
 """

@@ -1,7 +1,7 @@
-"""Certificates made and read: from names, days and ``now`` to PEM, and from PEM to what stands in it.
+"""Makes and reads certificates: from names, days and ``now`` to PEM, and from PEM to the contents.
 
-ECDSA on P-256: every TLS library knows it, and a handshake costs a tenth of one with RSA. No revocation lists: the
-access key, which a certificate is worth nothing without, is revoked in one place and at once.
+ECDSA on P-256: every TLS library knows it, and a handshake costs a tenth of one with RSA. No revocation lists: a
+certificate is useless without the access key, and that is revoked in one place and at once.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class CertificateInfo:
-    """What stands in a certificate.
+    """The contents of a certificate.
 
     Attributes:
-        subject: whose it is: a client's subject, else the common name.
-        names: hosts and addresses it is good for.
+        subject: its holder: a client's subject, else the common name.
+        names: hosts and addresses it covers.
         controller: whether it is a controller's own.
         serial: in hexadecimal.
-        begins: from when on it is good, and
-        ends: until when.
+        begins: start of its validity, and
+        ends: the end.
     """
 
     subject: str
@@ -61,10 +61,10 @@ class CertificateInfo:
 
 
 def make_authority(now: datetime, days: int = AUTHORITY_DAYS) -> KeyPair:
-    """An authority that signs certificates, and no other authorities."""
+    """An authority that signs certificates, but no other authorities."""
     key = ec.generate_private_key(ec.SECP256R1())
     serial = x509.random_serial_number()
-    # A name of its own: while an old and a new authority are both trusted, nobody takes one for the other.
+    # A unique name: while an old and a new authority are both trusted, no program confuses them.
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Moorings authority {serial:x}"[:40])])
     public = key.public_key()
     made = (
@@ -78,7 +78,7 @@ def make_authority(now: datetime, days: int = AUTHORITY_DAYS) -> KeyPair:
 
 
 def issue_client(authority: KeyPair, subject: str, now: datetime, days: int = CERTIFICATE_DAYS) -> KeyPair:
-    """A client's certificate, whose name is ``moorings:subject/<subject>``.
+    """A client's certificate, with the name ``moorings:subject/<subject>``.
 
     Raises:
         MooringsError: ``key.invalid``: no access key can have that subject; ``pki.invalid``: the authority's files.
@@ -89,10 +89,10 @@ def issue_client(authority: KeyPair, subject: str, now: datetime, days: int = CE
 
 
 def issue_server(authority: KeyPair, names: Sequence[str], now: datetime, days: int = CERTIFICATE_DAYS) -> KeyPair:
-    """A controller's certificate for hosts and addresses; with it a controller may hand on what others asked it.
+    """A controller's certificate for hosts and addresses; it also lets a controller forward its clients' requests.
 
     Raises:
-        MooringsError: ``pki.invalid``: a name that is none, or the authority's files.
+        MooringsError: ``pki.invalid``: an invalid name, or the authority's files.
     """
     general = [*map(_host, names), x509.UniformResourceIdentifier(CONTROLLER_URI)]
     usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
@@ -164,7 +164,7 @@ def _host(name: str) -> x509.GeneralName:
 
 
 def parse_certificate(pem: bytes) -> CertificateInfo:
-    """What stands in a certificate; of several in a file the first.
+    """The contents of a certificate; of the first one if a file has several.
 
     Raises:
         MooringsError: ``pki.invalid``.
@@ -178,7 +178,7 @@ def parse_certificate(pem: bytes) -> CertificateInfo:
         addresses = alternative.get_values_for_type(x509.IPAddress)
         names = (*alternative.get_values_for_type(x509.DNSName), *map(str, addresses))
     except x509.ExtensionNotFound:
-        pass  # it has a common name at most
+        pass  # it has at most a common name
     except ValueError as error:
         raise MooringsError("pki.invalid", f"the certificate cannot be read: {error}") from error
     subjects = [uri.removeprefix(SUBJECT_URI) for uri in uris if uri.startswith(SUBJECT_URI)]
@@ -206,7 +206,7 @@ def split_bundle(pem: bytes) -> list[bytes]:
 
 
 def matches_key(certificate: bytes, key: bytes) -> bool:
-    """Whether a certificate is that of a private key.
+    """Whether a certificate belongs to a private key.
 
     Raises:
         MooringsError: ``pki.invalid``.

@@ -1,14 +1,14 @@
-"""Certificates and keys as files, replaced so that a run that is killed leaves nothing half done.
+"""Certificates and keys as files, replaced so that a killed run leaves nothing half done.
 
 A certificate and its key are two files, and no file system replaces two at once. So both are first written whole, under
-names that everybody knows (``.server.pem.new``, ``.server.key.new``); then the certificate is put in its place, then
-the key. Whoever comes next looks for such drafts (``settle``):
+fixed names (``.server.pem.new``, ``.server.key.new``); then the certificate is renamed into place, then the key. The
+next run looks for such drafts (``finish_replace``):
 
-- Killed before the certificate was put in its place: nothing has changed, and the drafts go.
-- Killed after: the key that waits fits the certificate that is there, and is put in its place.
+- Killed before the certificate was renamed: nothing has changed, and the drafts are removed.
+- Killed after: the key's draft fits the certificate in place, and is renamed.
 
-The certificate goes first because of an authority's: until all may believe the new one, the old one's key stays what it
-is. Refused: drafts named by their process (keys would lie about that nobody takes away), and a pair in one file or
+The certificate goes first because of an authority's: until all clients can trust the new one, the old one's key must
+stay. Refused: drafts with the process id in their names (nothing would remove such keys), and a pair in one file or
 behind a link (other programs and sites' scripts know the names).
 """
 
@@ -27,22 +27,22 @@ from moorings.client.causes import format_cause
 from moorings.core.errors import MooringsError
 
 LOCK = ".lock"
-PATIENCE_S = 10.0  # another run is over long before, unless somebody stopped it
+PATIENCE_S = 10.0  # another run takes far less, unless it was stopped
 _LOOK_S = 0.05
 
-_LEFT_BEHIND = re.compile(r"\.(?P<name>.+\.(?:pem|key))\.\d+\.tmp")  # drafts of releases that named them so
+_LEFT_BEHIND = re.compile(r"\.(?P<name>.+\.(?:pem|key))\.\d+\.tmp")  # drafts with the names of older releases
 
 
 @dataclass(frozen=True, slots=True)
 class KeyPairPaths:
-    """Where a certificate (of an authority: the bundle that begins with it) and its key are."""
+    """The paths of a certificate (of an authority: the bundle that begins with it) and its key."""
 
     certificate: Path
     key: Path
 
 
 def pending_path(path: Path) -> Path:
-    """Where the next content of a file is written."""
+    """The path of a file's next content."""
     return path.with_name(f".{path.name}.new")
 
 
@@ -64,7 +64,7 @@ def replace_pair(place: KeyPairPaths, certificate: bytes, key: bytes) -> None:
 
 
 def replace_certificate(path: Path, content: bytes) -> None:
-    """Replace a certificate, or a bundle, whose key stays.
+    """Replace a certificate, or a bundle, and keep its key.
 
     Raises:
         MooringsError: ``pki.invalid``.
@@ -79,7 +79,7 @@ def replace_certificate(path: Path, content: bytes) -> None:
 
 
 def finish_replace(place: KeyPairPaths) -> bool:
-    """Finish or undo what a run before was killed over; whether it was finished.
+    """Finish or undo the work of a killed run; return whether it was finished.
 
     Raises:
         MooringsError: ``pki.invalid``.
@@ -94,7 +94,7 @@ def finish_replace(place: KeyPairPaths) -> bool:
 
 
 def remove_stale(folder: Path, name: str = "") -> None:
-    """Take away what older releases left in a folder when they were killed: drafts of ``name``, or of any.
+    """Remove the drafts of older releases' killed runs from a folder: of ``name``, or of any file.
 
     Raises:
         MooringsError: ``pki.invalid``.
@@ -107,10 +107,11 @@ def remove_stale(folder: Path, name: str = "") -> None:
 
 @contextlib.contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Nobody else changes the folder for as long as the block takes.
+    """Lock the folder for the duration of the block.
 
     Raises:
-        MooringsError: ``pki.invalid``: another run has it for more than ``PATIENCE_S``, or it cannot be used.
+        MooringsError: ``pki.invalid``: another run holds the lock for more than ``PATIENCE_S``, or the folder is
+            unusable.
     """
     try:
         descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -140,7 +141,7 @@ def _lock(descriptor: int, folder: Path) -> bool:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder that nobody else can look into; one that exists is left as it is: others may have to read it.
+    """Make a folder that only this user can read; an existing one is left as it is: others may have to read it.
 
     Raises:
         MooringsError: ``pki.invalid``.
@@ -154,7 +155,7 @@ def make_folder(path: Path) -> None:
 
 
 def read(path: Path) -> bytes:
-    """What a file holds.
+    """The contents of a file.
 
     Raises:
         MooringsError: ``pki.invalid``.
@@ -167,7 +168,7 @@ def read(path: Path) -> bytes:
 
 
 def _matches(certificate: Path, key: Path) -> bool:
-    """Whether a key is that of the (first) certificate; what is none, or half of one, fits nothing.
+    """Whether a key belongs to the (first) certificate; an invalid or incomplete file fits nothing.
 
     Raises:
         MooringsError: ``pki.invalid``: one cannot be read.
@@ -201,7 +202,7 @@ def _draft(path: Path, content: bytes, mode: int) -> None:
 
 
 def _publish(path: Path) -> None:
-    """Put a draft in its place, on the disk before anything follows."""
+    """Rename a draft into place, on the disk before any later step."""
     try:
         pending_path(path).replace(path)
         _sync(path.parent)
@@ -210,7 +211,7 @@ def _publish(path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    if not _is_there(path):  # where nothing may be written, a removal fails even if there is nothing to remove
+    if not _is_there(path):  # in a read-only folder, a removal fails even if there is nothing to remove
         return
     try:
         path.unlink(missing_ok=True)
@@ -221,7 +222,7 @@ def _remove(path: Path) -> None:
 def _sync(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with contextlib.suppress(OSError):  # not every network file system can
+        with contextlib.suppress(OSError):  # not every network file system supports it
             os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -6,9 +6,9 @@
     server.pem  server.key  the controllers'
     clients/SUBJECT.pem     and SUBJECT.key, to be handed to that subject
 
-Folders are 0700 and keys 0600. Every file is replaced whole; a certificate is replaced a moment before its key, and
-whoever reads them in that moment finds that they do not fit and reads them again (``app.tls``). What changes the folder
-has it alone, and begins with what a run before was killed over (``files``): saying the same again is always right.
+Folders are 0700 and keys 0600. Every file is replaced whole; a certificate is replaced a moment before its key, and a
+program that reads them in that moment sees that they do not fit and reads them again (``app.tls``). A change locks the
+folder, and first finishes or undoes the work of a killed run (``files``): a command can always be repeated.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from moorings.core.errors import MooringsError
 
 SERVER = "server"
 CLIENTS = "clients"
-LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")  # without them the admin beside the controller is locked out
+LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")  # without them the admin on the controller's machine is locked out
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,12 @@ class CertificateEntry:
     Attributes:
         kind: ``authority``, ``server`` or ``client``.
         name: a client's subject, the controllers' first host, or the authority's name.
-        names: hosts and addresses of a server's.
+        names: hosts and addresses of a server's certificate.
         serial: in hexadecimal.
-        ends: until when it is good.
-        file: where it is.
+        ends: end of its validity.
+        file: its path.
         trusted: whether the newest authority has signed it (an authority: whether it is the newest).
-        fits: whether its key, if that lies beside it, is of this certificate.
+        fits: whether its key, if it is in the folder, belongs to this certificate.
     """
 
     kind: str
@@ -62,17 +62,17 @@ class CertificateEntry:
     fits: bool = True
 
     def days_left(self, now: datetime) -> int:
-        """Whole days until it ends; negative: it has ended."""
+        """Whole days until it expires; negative: it has expired."""
         return (self.ends - now) // timedelta(days=1)
 
 
 def client_certificate(folder: Path, subject: str) -> Path:
-    """Where a client's certificate is."""
+    """The path of a client's certificate."""
     return folder / CLIENTS / f"{subject}.pem"
 
 
 def client_key(folder: Path, subject: str) -> Path:
-    """Where the key of a client's certificate is."""
+    """The path of the key of a client's certificate."""
     return folder / CLIENTS / f"{subject}.key"
 
 
@@ -80,11 +80,11 @@ class CertificateStore:
     """The folder.
 
     Args:
-        folder: where it is.
+        folder: its path.
         authority_key: the authority's key, if it is kept elsewhere.
 
     Attributes:
-        finished: certificates of runs that were killed, which have got their keys since.
+        finished: certificates of killed runs, whose keys have been put in place since.
     """
 
     def __init__(self, folder: Path, authority_key: Path | None = None) -> None:
@@ -94,11 +94,11 @@ class CertificateStore:
 
     @property
     def bundle(self) -> Path:
-        """The authorities that are trusted."""
+        """The trusted authorities."""
         return self.folder / "ca.pem"
 
     def mend(self) -> None:
-        """Finish or undo what a run before was killed over, and nothing else.
+        """Finish or undo the work of a killed run, and nothing else.
 
         Raises:
             MooringsError: ``pki.invalid``.
@@ -107,7 +107,7 @@ class CertificateStore:
             pass
 
     def create(self, names: Sequence[str], now: datetime, days: int) -> None:
-        """A new authority, and the controllers' certificate; of one that was killed over it, what is missing.
+        """Make an authority and the controllers' certificate; after a killed run, only the missing files.
 
         Raises:
             MooringsError: ``pki.exists``, ``pki.invalid``.
@@ -115,7 +115,7 @@ class CertificateStore:
         from moorings.cli.pki.authority import KeyPair, issue_server, make_authority
 
         made = make_authority(now)
-        server = issue_server(made, names, now, days)  # first: a wrong name must leave nothing behind
+        server = issue_server(made, names, now, days)  # first: an invalid name must leave no files
         make_folder(self.folder)
         with self._changing():
             certificate, key = self.bundle.exists(), self._authority_key.exists()
@@ -142,7 +142,7 @@ class CertificateStore:
         )
 
     def issue(self, subject: str, now: datetime, days: int) -> Path:
-        """A certificate for a client; where it is.
+        """Make a certificate for a client; return its path.
 
         Raises:
             MooringsError: ``pki.exists``, ``pki.invalid``, ``key.invalid``.
@@ -152,14 +152,14 @@ class CertificateStore:
         check_subject(subject)
         file = client_certificate(self.folder, subject)
         with self._changing():
-            if file.exists() and file not in self.finished:  # one that was just finished has not been handed over
+            if file.exists() and file not in self.finished:  # a finished one has not been handed over
                 hint = f"renew it with 'moor pki rotate {subject}'"
                 raise MooringsError("pki.exists", f"{subject} has a certificate: {file}", hint=hint)
             self._issue_client(subject, now, days)
         return file
 
     def renew_client(self, subject: str, now: datetime, days: int) -> None:
-        """A client's certificate, made anew with a new key.
+        """Replace a client's certificate, with a new key.
 
         Raises:
             MooringsError: ``pki.invalid``: there is none, or the authority's files.
@@ -178,9 +178,9 @@ class CertificateStore:
         replace_pair(self._client(subject), made.certificate, made.key)
 
     def renew_server(self, names: Sequence[str], now: datetime, days: int, *, only: bool = False) -> tuple[str, ...]:
-        """The controllers' certificate, made anew with a new key; the hosts and addresses it is good for.
+        """Replace the controllers' certificate, with a new key; return the hosts and addresses it covers.
 
-        These are the names it had, ``names``, and the loopback ones; with ``only`` those it had are left out.
+        These are its present names, ``names``, and the loopback ones; with ``only``, its present names are left out.
 
         Raises:
             MooringsError: ``pki.invalid``.
@@ -196,7 +196,7 @@ class CertificateStore:
         return parse_certificate(made.certificate).names
 
     def renew_authority(self, now: datetime) -> None:
-        """A new authority beside those there are: all are trusted until the old ones are dropped.
+        """Add a new authority: all are trusted until the old ones are dropped.
 
         Raises:
             MooringsError: ``pki.invalid``.
@@ -204,16 +204,16 @@ class CertificateStore:
         from moorings.cli.pki.authority import make_authority
 
         with self._changing():
-            if self.bundle in self.finished:  # it is what a run before was killed over
+            if self.bundle in self.finished:  # the killed run was making it
                 return
             made = make_authority(now)
             replace_pair(self._authority_place, made.certificate + read(self.bundle), made.key)
 
     def drop_old(self) -> int:
-        """Trust the newest authority alone; how many were dropped.
+        """Trust only the newest authority; return how many were dropped.
 
         Raises:
-            MooringsError: ``pki.invalid``: a certificate in the folder is still an old one's.
+            MooringsError: ``pki.invalid``: a certificate in the folder is still signed by an old one.
         """
         from moorings.cli.pki.authority import split_bundle
 
@@ -232,7 +232,7 @@ class CertificateStore:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
-        """The folder is ours alone, and whole: what a run before was killed over is finished or undone.
+        """Lock the folder, and finish or undo the work of a killed run.
 
         Raises:
             MooringsError: ``pki.invalid``.
@@ -281,7 +281,8 @@ class CertificateStore:
         """The newest authority: its certificate and its key.
 
         Raises:
-            MooringsError: ``pki.invalid``; also if the key is an older one's: what it signs would be old at once.
+            MooringsError: ``pki.invalid``; also if the key is an older one's: its certificates would be outdated at
+                once.
         """
         from moorings.cli.pki.authority import matches_key, split_bundle
 
