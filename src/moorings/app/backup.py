@@ -2,18 +2,18 @@
 
 For ``moor backup`` and ``moor restore``.
 
-A backup is one tar file: the database as it stood at one moment (SQLite's own online copy, so the controller may go
-on), the pepper without which every access key is void, the pools file and the policy file, what was ordered of V-IPU
-controllers, and a manifest with sizes, checksums and the revision of the tables. Runs' folders and the hardware are not
-in it: they are not records but the world.
+A backup is one tar file: the database at one moment (by SQLite's online copy, so the controller keeps running), the
+pepper, without which every access key is void, the pools file and the policy file, the orders to V-IPU controllers, and
+a manifest with sizes, checksums and the revision of the tables. Runs' folders and the hardware are not in it: they are
+not records but the outside state.
 
-Restoring turns the records back; the world stays as it is. What the records must know of it before a controller leads
-from them is told to them in ``turned_back``; a database that its own tools restored is made ready by ``external``. What
-was made since is recognised by our mark, and nobody holds it: to the controller that would be a stray, and strays are
-removed. So a restore leaves a note (``RESTORED``), and while it is there such partitions are left alone and their
-devices are given to nobody, for jobs may run on them (law 3). ``finish`` takes the note away when an admin has seen to
-it; a partition under a run that still lives on this machine is left alone even then. Adopting them as claims was
-refused: who owns them stood only in the records that are gone.
+Restoring turns the records back; the outside state stays as it is. ``turned_back`` adds what the records must know of
+it before a controller leads from them; ``external`` does so for a database that was restored with its own tools. A
+partition made since the backup carries our mark and has no holder in the records: the controller would treat it as an
+orphan and remove it. So a restore leaves a note (``PROTECT_FILE``). While it is there, such partitions are left alone
+and their devices stay reserved, for jobs may run on them (law 3). ``finish`` removes the note when an admin has checked
+them; a partition under a run that is still alive on this machine is left alone even then. Adopting them as claims was
+refused: only the lost records named their owners.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ from moorings.store.sqlite import open_sqlite
 from moorings.wire.errors import ExitCode, error_kind
 
 MANIFEST_BYTES_MAX = 1 << 20
-LEAD_S = 5.0  # whoever leads keeps the lock for longer
+LEAD_S = 5.0  # a leader keeps the lock for longer
 _CHUNK = 1 << 20
 _WORK = ".restore-"
 _OLD = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", PEPPER, POOLS)
@@ -85,7 +85,7 @@ _PROTECTED_NOTE = "partitions without a record are kept and their devices stay r
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Save or restore; the exit code. What was done goes to standard output."""
+    """Save or restore; return the exit code. The report goes to standard output."""
     parser = ArgumentParser(prog="moorings-backup")
     parser.add_argument("what", choices=["save", "restore", "external", "finish", "new"])
     parser.add_argument("--file", type=Path)
@@ -117,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _escape(line: str) -> str:
-    """A line without control characters: parts of it stood in a file that somebody else may have written."""
+    """A line without control characters: parts of it come from a file that somebody else may have written."""
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in line)
 
 
@@ -125,21 +125,21 @@ def _escape(line: str) -> str:
 
 
 def restore(data: Path, file: Path, *, other_installation: bool = False) -> list[str]:
-    """Put the records of a backup in place of those in a data folder whose controller is down; what to tell.
+    """Replace the records in a data folder, whose controller is down, by those of a backup; return the report.
 
     Args:
         data: the folder.
         file: the backup.
-        other_installation: also if it is of another installation than the records there.
+        other_installation: also if the backup is of another installation than the records there.
 
     Raises:
-        MooringsError: ``controller.running``, ``backup.invalid``, ``store.too_new``, ``store.corrupt``; nothing was
-            changed then.
+        MooringsError: ``controller.running``, ``backup.invalid``, ``store.too_new``, ``store.corrupt``; then nothing
+            was changed.
     """
     runs = read_local_settings(data).runs_folder if data.exists() else data / RUNS
-    folder = DataFolder(data)  # nobody else uses it from here on
+    folder = DataFolder(data)  # locked from here on
     try:
-        for left in data.glob(f"{_WORK}*"):  # by one that was killed; a pepper may be in it
+        for left in data.glob(f"{_WORK}*"):  # of a killed restore; it may hold a pepper
             shutil.rmtree(left)
         aside = _resume_restore(data) or data / f"before-restore-{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
         with tempfile.TemporaryDirectory(dir=data, prefix=_WORK) as name:
@@ -159,13 +159,13 @@ def restore(data: Path, file: Path, *, other_installation: bool = False) -> list
 
 @dataclass(frozen=True, slots=True)
 class _PreparedBackup:
-    """The backup's database, made ready.
+    """The backup's database, ready to be led from.
 
     Attributes:
-        standing: where it stands now.
-        joined: it goes on where the replaced one was; else nobody could ask that one.
-        replaced: the installation of the replaced one; empty: nobody could ask it.
-        learned: what its records have learned of the runs.
+        standing: its position now.
+        joined: it continues after the replaced database; else that one was unreadable.
+        replaced: the installation of the replaced database; empty: that one was unreadable.
+        learned: what its records have learned about the runs.
     """
 
     standing: DatabaseState
@@ -223,13 +223,13 @@ def _run_summary(runs: Path, learned: RecoveredState | None = None) -> list[str]
 
 
 def _resume_restore(data: Path) -> Path | None:
-    """Where an interrupted restore put the old records aside: all of them, from now on; None: none was interrupted."""
+    """The folder with the old records of an interrupted restore: all of them, from now on; None: there was none."""
     try:
         begun = json.loads((data / RESTORE_PENDING_FILE).read_text(encoding="utf-8"))
         aside = data / Path(begun["aside"]).name
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError):  # of a release that did not say
+    except (ValueError, KeyError, TypeError):  # of a release that did not record it
         aside = data / f"before-restore-{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
         begun = {"emptied": False}
     if not begun.get("emptied"):
@@ -238,7 +238,7 @@ def _resume_restore(data: Path) -> Path | None:
 
 
 def _move_aside(data: Path, aside: Path, names: Sequence[str]) -> None:
-    """Move the old records, as often as it takes: the database, its log and the rest belong together."""
+    """Move the old records, as often as needed: the database, its log and the rest belong together."""
     aside.mkdir(mode=0o700, exist_ok=True)
     for name in names:
         if (data / name).exists():
@@ -248,7 +248,7 @@ def _move_aside(data: Path, aside: Path, names: Sequence[str]) -> None:
 
 
 def _unpack(file: Path, work: Path) -> dict[str, str]:
-    """The members of a backup, checked, as files in ``work``; its manifest.
+    """Unpack and check the members of a backup into files in ``work``; return its manifest.
 
     Raises:
         MooringsError: ``backup.invalid``.
@@ -273,7 +273,7 @@ def _unpack(file: Path, work: Path) -> dict[str, str]:
 
 
 def _check_owner(file: Path, owner: int) -> None:
-    """Refuse a file that somebody else could write: there are access keys in it, an admin's among them."""
+    """Refuse a file that another user could write: it holds access keys, also an admin's."""
     if owner not in (os.getuid(), 0):
         raise MooringsError(
             "backup.invalid", f"{file} belongs to another user", hint="make a copy of your own, if you trust it"
@@ -298,7 +298,7 @@ def _read_manifest(tar: tarfile.TarFile) -> dict[str, Any]:
 
 
 def _extract(tar: tarfile.TarFile, name: str, about: Mapping[str, object], to: Path) -> None:
-    """One member, to a private file; never by the archive's own idea of paths and modes, never more than was told."""
+    """Extract one member to a private file; ignore the archive's paths and modes; refuse another size or digest."""
     member = tar.getmember(name)
     if member.isreg() and member.size != about["bytes"]:
         raise ValueError(f"{name} is not what the manifest says")
@@ -326,10 +326,10 @@ def _open_member(tar: tarfile.TarFile, name: str) -> Iterator[IO[bytes]]:
 
 
 def _prepare(database: Path, old: Path, runs: Path, *, other_installation: bool) -> _PreparedBackup:
-    """Make the backup's database fit to follow the one it replaces.
+    """Prepare the backup's database to follow the one it replaces.
 
     Raises:
-        MooringsError: ``backup.invalid`` (it is another installation's), ``store.*``.
+        MooringsError: ``backup.invalid`` (it is of another installation), ``store.*``.
     """
     with contextlib.closing(open_sqlite(database)) as store:  # refuses tables of a newer release, upgrades older ones
         before = _read_old_state(old)
@@ -350,7 +350,7 @@ def _prepare(database: Path, old: Path, runs: Path, *, other_installation: bool)
 
 
 def _read_old_state(old: Path) -> DatabaseState | None:
-    """Where the replaced database stands; None: there is none, or it cannot be read."""
+    """The position of the replaced database; None: there is none, or it cannot be read."""
     try:
         return read_database_state(old) if old.exists() else None
     except MooringsError:
@@ -358,9 +358,9 @@ def _read_old_state(old: Path) -> DatabaseState | None:
 
 
 def _carry_over_revocations(database: Path, old: Path) -> bool:
-    """Let access keys that were revoked or rotated since stay so; whether the replaced database could tell which.
+    """Carry over the access keys revoked or rotated since; return whether the replaced database was readable.
 
-    A database of an older release tells of no rotations: it had none.
+    A database of an older release has no rotations: that release knew none.
     """
     try:
         with contextlib.closing(sqlite3.connect(database, isolation_level=None, timeout=10)) as connection:
@@ -387,11 +387,11 @@ def _carry_over_revocations(database: Path, old: Path) -> bool:
 def _replace_records(
     data: Path, work: Path, aside: Path, file: Path, names: Sequence[str], *, of_others: bool
 ) -> list[str]:
-    """The step that must not be left half done: it is marked while it lasts, and done again after a crash.
+    """Replace the records, in a step that is marked while it lasts and repeated after a crash.
 
-    The mark tells where the old records are, for whoever does it again must ask them too. ``names`` are the files that
-    give way; ``of_others``: the records that are replaced are another installation's. Gives the pools whose list of
-    orders is the backup's now.
+    The mark names the folder of the old records, for the repetition must read them too. ``names`` are the files to
+    replace; ``of_others``: the replaced records are another installation's. Returns the pools whose list of orders is
+    now the backup's.
     """
     begun = {
         "from": str(file),
@@ -420,11 +420,11 @@ def _replace_records(
 
 
 def prepare_external_restore(data: Path, flags: Sequence[str] = ()) -> list[str]:
-    """Make a database ready that was restored by its own tools (``pg_restore``), before any controller uses it.
+    """Prepare a database that was restored with its own tools (``pg_restore``), before any controller uses it.
 
     Args:
         data: the data folder of one of its controllers.
-        flags: with which that one is started, beside ``--data``.
+        flags: of that controller, beside ``--data``.
 
     Raises:
         MooringsError: ``controller.running``, ``config.invalid``, ``backup.unfinished``, ``backup.invalid``,
@@ -443,7 +443,7 @@ def prepare_external_restore(data: Path, flags: Sequence[str] = ()) -> list[str]
 
 
 async def _recover_as_leader(settings: Settings) -> list[str]:
-    """Make it ready while nobody else can lead: whoever stands by waits for the same lock."""
+    """Prepare it while no other controller can lead: standbys wait for the same lock."""
     store, leadership = await asyncio.to_thread(_open, settings)
     try:
         try:
@@ -454,7 +454,7 @@ async def _recover_as_leader(settings: Settings) -> list[str]:
                 "a controller leads from this database, or the server cannot be reached",
                 hint="stop every controller of the installation first, restore the database again, then say this",
             ) from None
-        beats = asyncio.create_task(leadership.lost(), name="beats")  # the lock goes with who shows no sign of life
+        beats = asyncio.create_task(leadership.lost(), name="beats")  # a holder without heartbeats loses the lock
         try:
             return await asyncio.to_thread(_recover_database, store, settings)
         finally:
@@ -484,7 +484,7 @@ def _recover_database(store: SqlStore, settings: Settings) -> list[str]:
     if settings.database:
         led = bool(store.leader().epoch)
         shared.check_installation(store.installation(), led=led, local_runs=settings.local_runs)
-    # First: should this be killed, nothing is removed, and it can be done again.
+    # First: if this is killed, nothing is removed, and it can be repeated.
     protect_partitions(shared.path, "it was restored by its own tools")
     learned = recover(store, settings.runs_folder, None, SystemClock().now())
     where = without_secrets(settings.database) or str(settings.data / DATABASE)
@@ -500,11 +500,11 @@ def _recover_database(store: SqlStore, settings: Settings) -> list[str]:
 
 
 def create_new_database(data: Path) -> list[str]:
-    """Make an empty database in a folder that was used and has none any more; what to tell.
+    """Make an empty database in a used folder that has none any more; return the report.
 
     Raises:
-        MooringsError: ``controller.running``, ``config.invalid``, ``backup.unfinished``, ``backup.invalid``: there is
-            one, or the records are not in this folder.
+        MooringsError: ``controller.running``, ``config.invalid``, ``backup.unfinished``, ``backup.invalid``: there is a
+            database, or the records are not in this folder.
     """
     runs = read_local_settings(data).runs_folder
     folder = DataFolder(data)
@@ -518,7 +518,7 @@ def create_new_database(data: Path) -> list[str]:
         _move_aside(data, aside, (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", HIGH_WATER))
         with contextlib.closing(open_sqlite(data / DATABASE)) as store:
             ident = store.installation()
-            advance_numbers(store, runs, SystemClock().now())  # else fences of before would refuse its leaders
+            advance_numbers(store, runs, SystemClock().now())  # else earlier fences would refuse its leaders
         (runs / INSTALLATION_FILE).unlink(missing_ok=True)
     except OSError as error:
         raise MooringsError("backup.invalid", f"{data} cannot be written: {error}", hint="see its disk") from error
@@ -532,11 +532,11 @@ def create_new_database(data: Path) -> list[str]:
 
 
 def finish_restore(data: Path, flags: Sequence[str] = ()) -> list[str]:
-    """Let go what was left alone since a restore; what to tell.
+    """End the protection of partitions since a restore; return the report.
 
     Args:
         data: the data folder of the controller.
-        flags: with which it is started, beside ``--data``; one that runs is asked.
+        flags: of the controller, beside ``--data``; a running one is asked for its own.
 
     Raises:
         MooringsError: ``config.invalid``.

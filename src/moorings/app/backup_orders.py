@@ -1,10 +1,10 @@
-"""What was ordered of V-IPU controllers (``drivers.vipu.orders``), in a backup and out of it.
+"""The orders to V-IPU controllers (``drivers.vipu.orders``), in a backup and out of it.
 
-Without its list of orders a V-IPU pool takes our own partitions for strangers': jobs that run on them lose them when a
-controller is restored on a new disk (law 3), and nobody removes them (law 2). So a backup has the lists. They belong to
-the hardware rather than to the records, so a restore does not turn them back: a list that is there, and whole, is newer
-and stays. It is replaced only where it is damaged, or where the records that are replaced were another installation's:
-then its partitions are strangers' either way, and those of the backup are not.
+Without its list of orders, a V-IPU pool takes our own partitions for foreign ones: after a restore on a new disk their
+jobs would lose them (law 3), and nothing would remove them (law 2). So a backup has the lists. They belong to the
+hardware rather than to the records, so a restore does not turn them back: an existing, intact list is newer and stays.
+It is replaced only if it is damaged, or if the replaced records were another installation's: then its partitions are
+foreign either way, and the backup's are not.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def find_vipu_files(data: Path) -> dict[str, Path]:
 
 
 def restore_vipu_files(data: Path, work: Path, aside: Path, *, of_others: bool) -> list[str]:
-    """Take the lists of an unpacked backup over; the pools whose list is the backup's now. May be done again.
+    """Restore the lists of an unpacked backup; return the pools whose list is now the backup's. May be repeated.
 
     Args:
         data: the data folder.
-        work: where the backup was unpacked; no list is left there.
-        aside: where a list that is replaced is kept.
+        work: the folder of the unpacked backup; no list is left there.
+        aside: the folder for replaced lists.
         of_others: whether those in ``data`` are of another installation.
     """
     taken = []

@@ -1,6 +1,6 @@
-"""What a backup holds, and how it is written: the database as it stood at one moment, and the files around it.
+"""The contents of a backup and how it is written: the database at one moment, and the files around it.
 
-Also what a data folder must be before anything uses it. ``backup`` tells what restoring does with it.
+Also the checks of a data folder before its use. ``backup`` restores.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _BROKEN = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 @dataclass(frozen=True, slots=True)
 class DatabaseState:
-    """Where a database stands: its installation, tables' revision, last event, and fencing epoch."""
+    """The position of a database: its installation, tables' revision, last event, and fencing epoch."""
 
     installation: str
     revision: str
@@ -47,7 +47,7 @@ class DatabaseState:
 
 
 def check_no_restore_pending(data: Path) -> None:
-    """Refuse a folder in which a restore has begun and not ended.
+    """Refuse a folder with an unfinished restore.
 
     Raises:
         MooringsError: ``backup.unfinished``.
@@ -61,7 +61,7 @@ def check_no_restore_pending(data: Path) -> None:
 
 
 def check_database(settings: Settings) -> None:
-    """Refuse a folder that was used and whose database is gone: an empty one would know nothing of its keys and runs.
+    """Refuse a used folder without its database: an empty one would know nothing of its keys and runs.
 
     Raises:
         MooringsError: ``store.missing``.
@@ -80,7 +80,7 @@ def check_database(settings: Settings) -> None:
 
 
 def has_database(data: Path) -> bool:
-    """Whether there are records in a data folder."""
+    """Whether a data folder has records."""
     database = data / DATABASE
     return database.exists() and database.stat().st_size > 0
 
@@ -94,7 +94,7 @@ def _has_runs(runs: Path) -> bool:
 
 
 def create_backup(data: Path, file: Path) -> list[str]:
-    """Write a backup of a data folder, also while its controller runs; what to tell.
+    """Write a backup of a data folder, also while its controller runs; return the report.
 
     Raises:
         MooringsError: ``backup.invalid``, ``store.corrupt``, ``store.unavailable``, ``config.invalid``.
@@ -110,11 +110,11 @@ def create_backup(data: Path, file: Path) -> list[str]:
         with tempfile.TemporaryDirectory(dir=file.parent, prefix=f".{file.name}.") as work:
             parts = _copy_database(source, Path(work))
             parts |= _copy_files(data, settings, Path(work))
-            parts |= _copy_vipu_files(data, Path(work))  # after the records: what they say was ordered is in it
+            parts |= _copy_vipu_files(data, Path(work))  # after the records: every order they mention is in it
             standing = read_database_state(parts[DATABASE])
             draft = Path(work) / "backup"
             _write_tar(draft, parts, _manifest(parts, standing, settings))
-            file.hardlink_to(draft)  # whole or not at all, and never over another
+            file.hardlink_to(draft)  # whole or not at all, and never over another file
             fsync_folder(file.parent)
     except OSError as error:
         raise MooringsError("backup.invalid", f"{file} cannot be written: {error}", hint="see its disk") from error
@@ -132,7 +132,7 @@ def _archive_note(folder: Path) -> list[str]:
 
 
 def read_local_settings(data: Path) -> Settings:
-    """The settings of a controller whose records are all in its data folder.
+    """The settings of a controller with all its records in its data folder.
 
     Raises:
         MooringsError: ``backup.invalid``: they are elsewhere; ``config.invalid``.
@@ -160,7 +160,7 @@ def _copy_database(database: Path, work: Path) -> dict[str, Path]:
             contextlib.closing(sqlite3.connect(f"{database.as_uri()}?mode=rw", uri=True, timeout=10)) as source,
             contextlib.closing(sqlite3.connect(parts[DATABASE])) as copy,
         ):
-            source.backup(copy)  # one consistent state; the controller's writes go on beside it
+            source.backup(copy)  # one consistent state; the controller keeps writing meanwhile
             copy.execute("PRAGMA journal_mode = DELETE")  # one file, without a write-ahead log beside it
             answer = copy.execute("PRAGMA quick_check").fetchone()[0]
     except sqlite3.Error as error:
@@ -173,7 +173,7 @@ def _copy_database(database: Path, work: Path) -> dict[str, Path]:
 
 
 def _copy_files(data: Path, settings: Settings, work: Path) -> dict[str, Path]:
-    """Copies of the files that the controller was told to use, or has in its data folder.
+    """Copies of the files that the controller's settings name or its data folder holds.
 
     Raises:
         MooringsError: ``backup.invalid``.
@@ -195,7 +195,7 @@ def _copy_files(data: Path, settings: Settings, work: Path) -> dict[str, Path]:
 
 
 def _copy_vipu_files(data: Path, work: Path) -> dict[str, Path]:
-    """Copies of what was ordered of V-IPU controllers; such a file is replaced whole.
+    """Copies of the orders to V-IPU controllers; such a file is replaced whole.
 
     Raises:
         MooringsError: ``backup.invalid``.
@@ -212,10 +212,10 @@ def _damage_error(database: Path, how: str) -> MooringsError:
 
 
 def read_database_state(database: Path) -> DatabaseState:
-    """Where a database stands.
+    """The position of a database.
 
     Raises:
-        MooringsError: ``store.corrupt``: it is no database of ours.
+        MooringsError: ``store.corrupt``: it is not a database of ours.
     """
     try:
         with contextlib.closing(sqlite3.connect(f"{database.as_uri()}?mode=rw", uri=True, timeout=10)) as connection:
@@ -235,7 +235,7 @@ def _manifest(parts: Mapping[str, Path], standing: DatabaseState, settings: Sett
         "revision": standing.revision,
         "seq": standing.seq,
         "poolsFile": str(settings.pools or ""),
-        "policyFile": str(settings.policy or ""),  # told also where there is none: a backup of before had no policy
+        "policyFile": str(settings.policy or ""),  # also if there is none: earlier releases had no policy
         "files": {
             name: {"bytes": path.stat().st_size, "sha256": _digest(path)} for name, path in sorted(parts.items())
         },

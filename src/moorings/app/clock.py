@@ -10,7 +10,7 @@ from moorings.core.instants import Timestamp
 from moorings.workloads.appliance import NAME_CHARS
 
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
-ID_CHARS = 12  # 60 bits: a billion ids before a collision is worth a thought; the database refuses one anyway
+ID_CHARS = 12  # 60 bits: a billion ids before a collision is likely; the database refuses a duplicate anyway
 _CHARS = {"claim": ID_CHARS, "run": ID_CHARS, "wsjob": NAME_CHARS}
 
 
@@ -22,7 +22,7 @@ class SystemClock:
         return Timestamp(time.time_ns() // 1000)
 
     async def sleep(self, seconds: float) -> None:
-        """Wait that long."""
+        """Wait that many seconds."""
         await asyncio.sleep(seconds)
 
 

@@ -1,7 +1,7 @@
 """The controller's process: ``python -m moorings.app.controller``, started by ``moor up`` or systemd.
 
 It runs in the foreground and logs to standard error. SIGTERM ends it within seconds and leaves every partition and
-every run as it is; whoever starts next goes on from the database, the drivers and the runs' own records.
+every run as it is; the next one continues from the database, the drivers and the runs' own records.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ from moorings.wire.errors import ExitCode, error_kind
 
 log = logging.getLogger("moorings.controller")
 
-# The writer thread asks for the interpreter at every SQLite step; at Python's 5 ms a busy event loop starves it: a
-# commit of 32 claims took up to 95 ms beside one, 5 to 13 ms at this value.
+# The writer thread needs the interpreter at every SQLite step; at Python's 5 ms a busy event loop starves it: a commit
+# of 32 claims took up to 95 ms beside one, 5 to 13 ms at this value.
 SWITCH_INTERVAL_S = 0.0005
 
 OWN_FILES = 256  # database, runs, logs, drivers
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a controller until it is told to stop; the exit code."""
+    """Run a controller until it is stopped; return the exit code."""
     try:
         arguments = sys.argv[1:] if arguments is None else arguments
         settings = read_settings(arguments)
         configure(settings.log_level, settings.log_format, settings.log_file, settings.log_file_bytes_max)
-        faulthandler.enable()  # a watchdog ends a hanging process with SIGABRT: the log tells where it hung
-        # Until there is something to be read anew. Not SIG_IGN: every job would inherit that.
+        faulthandler.enable()  # the watchdog ends a hanging process with SIGABRT: then the log shows where it hung
+        # Until a reload is possible. Not SIG_IGN: every job would inherit that.
         signal.signal(signal.SIGHUP, lambda _number, _frame: None)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         uvloop.run(serve(settings, arguments))
@@ -72,8 +72,8 @@ async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
     """Lead and serve until SIGTERM or SIGINT.
 
     Args:
-        settings: as they were read,
-        arguments: and the command line they came from, to be read again.
+        settings: the settings, and
+        arguments: the command line they came from, for reloading.
 
     Raises:
         MooringsError: it cannot start, or another controller took over (``store.fenced``).
@@ -128,7 +128,7 @@ async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
                     kubernetes=settings.kubernetes,
                 ),
                 limits=_connection_limits(),
-                # Whether a key has expired is for the leader to say, which lets it renew leases all the same.
+                # The leader decides whether a key has expired; it still lets an expired key renew leases.
                 authenticate=partial(keys.authenticate, after_expiry=True),
                 tls=tls.client if tls is not None else None,
             )
@@ -155,7 +155,7 @@ async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
                     await server.serve_until(stopping, listening)
             log.info("controller.stopped")
         finally:
-            store.abort()  # everything was answered, or never will be
+            store.abort()  # every response has been sent, or never will be
             store.close()
     finally:
         folder.close()
@@ -163,10 +163,10 @@ async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
 
 @contextlib.asynccontextmanager
 async def _run_replica(replica: ControllerReplica, stopping: asyncio.Event) -> AsyncIterator[None]:
-    """A replica at work, from the moment it serves; sets ``stopping`` if it ends by itself.
+    """Run a replica, from the moment it serves; sets ``stopping`` if it ends by itself.
 
     Raises:
-        MooringsError: it cannot start, or cannot go on.
+        MooringsError: it cannot start, or cannot continue.
     """
     work = asyncio.create_task(replica.serve(), name="replica")
     work.add_done_callback(lambda _: stopping.set())
@@ -188,7 +188,7 @@ async def _run_replica(replica: ControllerReplica, stopping: asyncio.Event) -> A
 
 
 def _connection_limits() -> ApiLimits:
-    """As many connections as this process may have open files: without room idle strangers would keep everybody out."""
+    """As many connections as this process may have open files: otherwise idle strangers could block everybody."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DEFAULT_LIMITS.connections_max + OWN_FILES
     if soft < wanted:
@@ -202,7 +202,7 @@ class _ControllerServer(ApiServer):
     """The server under this process's own signal handling."""
 
     async def serve_until(self, stopping: asyncio.Event, listening: socket.socket) -> None:
-        """Serve until told to stop; then what is being answered is answered, for a few seconds."""
+        """Serve until stopped; then finish the requests in progress, for a few seconds."""
         stopper = asyncio.create_task(self._stop_when(stopping), name="stopper")
         try:
             await self.serve(sockets=[listening])

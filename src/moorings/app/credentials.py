@@ -1,8 +1,7 @@
-"""The first access key: whoever starts a controller on a fresh data folder is its admin.
+"""The first access key: the user who starts a controller on a fresh data folder is its admin.
 
-The key goes to a 0600 file of that user, in the form ``moor`` reads; it is never printed. It never expires: nobody
-would be left to make another. A context that points to
-some other controller is left alone.
+The key goes to a 0600 file of that user, in the form ``moor`` reads; it is never printed. It never expires: otherwise
+nobody could make another. A context that points to another controller is left alone.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ Contexts = dict[str, dict[str, str]]
 async def ensure_admin(
     keys: AccessKeyManager, path: Path, context: str, url: str, certificate: Path | None = None
 ) -> None:
-    """See that the file has an admin's access key for the controller at ``url``.
+    """Ensure that the file has an admin's access key for the controller at ``url``.
 
-    Where the controller's ``certificate`` lies in a folder as ``moor pki init`` lays it out, the file names what the
-    admin needs of that folder, too.
+    If the controller's ``certificate`` is in a folder made by ``moor pki init``, the file also names the files of it
+    that the admin needs.
 
-    A key that works is kept (its address may have changed); one that is dead at this very address (its data folder is
-    gone) is replaced; a context that points elsewhere belongs to another controller: it is left alone, and the key goes
-    to ``<context>-<port>``.
+    A working key is kept (its address may have changed); a dead key for this very address (its data folder is gone) is
+    replaced; a context that points elsewhere belongs to another controller: it is left alone, and the key goes to
+    ``<context>-<port>``.
 
     Raises:
         MooringsError: ``config.invalid`` if the file cannot be read or written.
@@ -67,7 +66,7 @@ async def _create_admin_key(
 
 
 def _tls_files(certificate: Path | None) -> dict[str, str]:
-    """Authority, certificate and key that this user needs, as far as they lie beside the controller's certificate."""
+    """The authority, certificate and key that this user needs, if they are beside the controller's certificate."""
     if certificate is None:
         return {}
     folder, subject = certificate.parent, user_subject()
@@ -108,7 +107,7 @@ def _read(path: Path) -> Contexts:
 
 
 def _render(contexts: Contexts) -> str:
-    """The file."""
+    """The file's text."""
     lines = ["# Access keys of this user, read by moor. Keep it 0600.\n"]
     for name, values in contexts.items():
         lines.append(f"\n[contexts.{_quoted(name)}]\n")
@@ -121,5 +120,5 @@ def _key(name: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """As TOML: a JSON string, but with no halves of surrogate pairs and no bare DEL in it."""
+    """As TOML: a JSON string, but without lone surrogates and bare DEL."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

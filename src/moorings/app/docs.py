@@ -1,7 +1,7 @@
-"""Writes the pages and manual pages that are made from the code: ``python -m moorings.app.docs`` (``make docs``).
+"""Writes the pages and manual pages generated from the code: ``python -m moorings.app.docs`` (``make docs``).
 
-What they say stands in ``moorings.app.documents``; here they only get their names. A test fails if
-a committed page is not what the code says.
+Their text is made in ``moorings.app.documents``; here they only get their names. A test fails if a committed page
+differs from the generated one.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def pages() -> dict[str, str]:
 
 
 def deployment_files() -> dict[str, str]:
-    """The text of every generated file that a site copies, by its path in the project."""
+    """The text of every generated file for a site to copy, by its path in the project."""
     return definitions()
 
 
 def main() -> int:
-    """Write every file, below the current folder; manual pages of commands that are gone go, too."""
+    """Write every file, below the current folder; remove manual pages of commands that no longer exist."""
     made = pages()
     texts = {
         **{FOLDER / name: text for name, text in made.items()},

@@ -1,7 +1,7 @@
-"""``python -m moorings.app.doctor``: looks at the controller's machine for ``moor doctor``; only reads.
+"""``python -m moorings.app.doctor``: checks the controller's machine for ``moor doctor``; only reads.
 
-One line of JSON a finding, written as soon as it is known, so that whoever waits for them has what there is when a disk
-hangs. Each check runs in a thread that nobody waits for longer than ``CHECK_S``.
+One line of JSON a finding, written as soon as it is known, so that the reader has the others when a disk hangs. Each
+check runs in a thread; a thread is awaited for at most ``CHECK_S``.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from moorings.wire.codec import encode
 
 CHECK_S = 4.0
 QUICK_CHECK_S = 3.0
-_STEPS = 10_000  # of SQLite's machine, between looks at the clock
+_STEPS = 10_000  # of SQLite's machine, between checks of the clock
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_checks(data: Path) -> Iterator[Finding]:
-    """Everything that is found, in the order in which it is known; within ``CHECK_S`` or little more."""
+    """The findings, in the order in which they are known; within ``CHECK_S`` or little more."""
     if not data.exists():
         yield Finding("host.folder", CheckStatus.SKIP, f"there is no {data}: no controller has run here", "moor up")
         return
@@ -82,7 +82,7 @@ def _run_concurrently(checks: dict[str, Callable[[], Finding]]) -> Iterator[Find
     done: queue.SimpleQueue[tuple[str, Finding]] = queue.SimpleQueue()
     waiting = set(checks)
     for name, check in checks.items():
-        # Daemons: one that hangs in a read of a dead disk must not keep the process.
+        # Daemons: one that hangs in a read of a dead disk must not keep the process alive.
         threading.Thread(target=lambda n=name, c=check: done.put((n, _run_check(n, c))), daemon=True).start()
     until = time.monotonic() + CHECK_S
     while waiting:
@@ -148,7 +148,7 @@ def _pepper(path: Path) -> Finding:
 
 
 def _space(data: Path, runs: Path) -> Finding:
-    """Of the place that is worse off."""
+    """The place with less free space."""
     found = [os.statvfs(place) for place in (data, runs) if place.exists()]
     seen = [check_space(one.f_bavail * one.f_frsize, one.f_favail, one.f_files) for one in found]
     return max(seen, key=lambda finding: list(CheckStatus).index(finding.verdict))
@@ -221,4 +221,4 @@ def _runs(database: Path, shared: Path, runs: Path) -> Finding:
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    os._exit(code)  # a thread that hangs in the kernel would keep a process that only returns
+    os._exit(code)  # a thread that hangs in the kernel would keep a process alive after a normal return

@@ -1,6 +1,6 @@
-"""A controller's folders, made with the right modes; one controller at a time uses a data folder, and tells where.
+"""A controller's folders, made with the right modes; the lock and the address of the one controller of a data folder.
 
-The lock is held by ``flock`` for the life of the process, so no crash leaves it behind.
+``flock`` holds the lock for the life of the process, so no crash leaves it behind.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from moorings.core.errors import MooringsError
 
 PEPPER_BYTES = 32
 RUNS = "runs"  # in the data folder, unless a setting says otherwise
-ARCHIVE = "archive"  # the same of what has left the database
-PROTECT_FILE = "restored.json"  # while it is there, partitions that no record knows are left alone (``app.backup``)
-RESTORE_PENDING_FILE = "restoring.json"  # a restore has begun and not ended: what is in the folder is of no use
-DRAFT_AGE_S_MAX = 60.0  # whoever writes a draft for longer than that was killed; others may be writing theirs now
+ARCHIVE = "archive"  # likewise, for records that have left the database
+PROTECT_FILE = "restored.json"  # while it exists, partitions without a record are left alone (``app.backup``)
+RESTORE_PENDING_FILE = "restoring.json"  # a restore is unfinished: the folder's contents are unusable
+DRAFT_AGE_S_MAX = 60.0  # a draft older than that is of a killed writer; a younger one may still be in use
 _DRAFT = re.compile(r"\.(controller\.json|pepper|pools\.toml)\.\d+\.tmp")
 _NEW_PEPPER = "put the file back; removed, a new one is made and every access key is void"
 
@@ -44,7 +44,8 @@ class DataFolder:
     """A locked data folder.
 
     Raises:
-        MooringsError: ``controller.running`` if another controller holds it; ``config.invalid`` if it cannot be used.
+        MooringsError: ``controller.running`` if another controller holds the lock; ``config.invalid`` if the folder is
+            unusable.
     """
 
     def __init__(self, path: Path) -> None:
@@ -64,29 +65,29 @@ class DataFolder:
                 hint="'moor status' shows it; 'moor down' stops it; or use another --data folder",
             ) from None
         for draft in path.iterdir():
-            if _DRAFT.fullmatch(draft.name):  # of a controller that was killed while it wrote; one may hold the pepper
+            if _DRAFT.fullmatch(draft.name):  # of a controller killed while writing; it may hold the pepper
                 draft.unlink(missing_ok=True)
 
     def announce(self, url: str) -> None:
-        """Tell where this controller listens and which process it is (start ticks tell it from a later namesake)."""
+        """Publish the controller's address and process (start ticks identify it if the process id is reused)."""
         ticks = int(Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19])
         told = {"pid": os.getpid(), "startTicks": ticks, "url": url, "version": __version__}
         replace_private_file(self.path / "controller.json", json.dumps(told) + "\n")
 
     def close(self) -> None:
-        """Take the announcement back and let the folder go."""
+        """Remove the published address and unlock the folder."""
         (self.path / "controller.json").unlink(missing_ok=True)
         os.close(self._lock)
 
 
 class SharedFolder:
-    """What belongs to an installation and not to one of its controllers; the data folder, where there is only one.
+    """The part of an installation that its controllers share; the data folder, if there is only one controller.
 
     Args:
         path: the folder; made if missing.
 
     Raises:
-        MooringsError: ``config.invalid`` if it cannot be used.
+        MooringsError: ``config.invalid`` if it is unusable.
     """
 
     def __init__(self, path: Path) -> None:
@@ -94,7 +95,7 @@ class SharedFolder:
         _create_private(path)
 
     def pepper(self) -> bytes:
-        """The secret that access keys are digested with; made at the first start, kept outside the database.
+        """The secret for the digests of access keys; made at the first start, kept outside the database.
 
         Raises:
             MooringsError: ``config.invalid``.
@@ -111,20 +112,20 @@ class SharedFolder:
         return pepper
 
     def pools_file(self, chosen: Path | None) -> Path:
-        """The pools file: the chosen one, or the folder's own, made with the default pool if it is missing."""
+        """The pools file: the chosen one, or the folder's own, made with the default pool if missing."""
         path = chosen or self.path / "pools.toml"
         if chosen is None and not path.exists():
             create_private_file(path, DEFAULT_POOLS)
         return path
 
     def check_installation(self, installation: str, *, led: bool, local_runs: bool) -> None:
-        """See that this folder belongs to the database; one that belongs to none yet is taken into use.
+        """Check that this folder belongs to the database; a new folder is assigned to it.
 
-        A leader that finds another's runs missing would take their jobs for dead and their partitions for free (law 3).
+        A leader without the folder of its runs would take their jobs for dead and their partitions for free (law 3).
 
         Args:
             installation: the id in the database.
-            led: whether a controller has led it before.
+            led: whether a controller has led from it before.
             local_runs: whether jobs run as processes of this machine.
 
         Raises:
@@ -166,7 +167,7 @@ def _create_private(path: Path) -> None:
 
 
 def create_private_file(path: Path, text: str) -> None:
-    """Write a file that only its owner can read, unless there is one: of two that start together one wins."""
+    """Write a file that only its owner can read, unless it exists: of two concurrent writers one wins."""
     draft = _write_temporary(path, text)
     try:
         path.hardlink_to(draft)
@@ -177,12 +178,12 @@ def create_private_file(path: Path, text: str) -> None:
 
 
 def replace_private_file(path: Path, text: str) -> None:
-    """Write a file that only its owner can read, whole or not at all."""
+    """Replace a file that only its owner can read, whole or not at all."""
     _write_temporary(path, text).replace(path)
 
 
 def _write_temporary(path: Path, text: str) -> Path:
-    for old in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):  # it may hold a secret, and nobody will finish it
+    for old in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):  # it may hold a secret, and will not be finished
         with contextlib.suppress(OSError):
             if time.time() - old.stat().st_mtime > DRAFT_AGE_S_MAX:
                 old.unlink()

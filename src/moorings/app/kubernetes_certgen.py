@@ -1,7 +1,7 @@
-"""The webhooks' certificate and who believes it, as the chart's patch jobs make them: before and after an installation.
+"""The webhooks' certificate and the trust in it, as the chart's patch jobs make them: before and after an installation.
 
 The command line is that of kube-webhook-certgen v1.1.1 (kubernetes/ingress-nginx, images/kube-webhook-certgen), so the
-chart may name that image or ours. What we make also holds the authority's key: the operator renews it by itself.
+chart may name that image or ours. Our Secret also holds the authority's key: the operator renews it by itself.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ TRUE, FALSE = ("1", "t", "true"), ("0", "f", "false")  # of Go's flags
 
 
 def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
-    """Do what the command line says; the exit code."""
+    """Run the command line; return the exit code."""
     given = make_parser().parse_args(sys.argv[1:] if arguments is None else arguments)
     if given.command == "version":
         sys.stdout.write(f"moorings {__version__}\n")
@@ -123,10 +123,10 @@ async def _with_kube(given: Namespace, environment: Mapping[str, str]) -> None:
 
 
 async def create(kube: KubeApi, given: Namespace) -> None:
-    """Make the Secret; one that is there stays as it is.
+    """Make the Secret; an existing one stays as it is.
 
     Raises:
-        MooringsError: ``webhook.invalid``: a host that is none, or none at all.
+        MooringsError: ``webhook.invalid``: an invalid host, or no host.
         KubeError: the API server.
     """
     hosts = [host.strip() for host in given.host.split(",") if host.strip()]
@@ -146,11 +146,11 @@ async def create(kube: KubeApi, given: Namespace) -> None:
 
 
 async def patch(kube: KubeApi, given: Namespace) -> None:
-    """Have the webhook configurations believe the Secret's authority.
+    """Make the webhook configurations trust the Secret's authority.
 
     Raises:
-        MooringsError: ``webhook.invalid``: nothing to patch, or a policy that is none; ``webhook.not_found``: there is
-            no such Secret, or no such configuration.
+        MooringsError: ``webhook.invalid``: nothing to patch, or an invalid policy; ``webhook.not_found``: there is no
+            such Secret, or no such configuration.
         KubeError: the API server.
     """
     wanted = {MUTATING_WEBHOOK: given.patch_mutating, VALIDATING_WEBHOOK: given.patch_validating}

@@ -2,15 +2,15 @@
 
 Environment, set by the operator:
 
-- ``MOORINGS_WORKERS``: how many worker Pods the instance has; a variable cannot hold 4,096 names.
+- ``MOORINGS_WORKERS``: the number of the instance's worker Pods; a variable cannot hold 4,096 names.
 - ``MOORINGS_PROXY_URL``, ``MOORINGS_PROXY_TOKEN_FILE``, ``MOORINGS_PROXY_CA_FILE``: the proxy, a token for it (audience
-  ``moorings-proxy``), and who vouches for it if it speaks TLS.
+  ``moorings-proxy``), and its authority if it speaks TLS.
 - ``MOORINGS_PARTITION``: ``<namespace>/<job>/<uid>/<instance>``.
-- ``MOORINGS_RESET``: 1 has the partition reset, for it was used before.
+- ``MOORINGS_RESET``: 1 resets the partition, for it was used before.
 
 Exit codes: 0 all is ready; 1 a worker ended, or the partition will never be ready; 2 the command line, the environment
-or the image is wrong; 4 the proxy's refusal; 7 something is away for good; 124 it took longer than ``--timeout``; 143
-after SIGTERM, at once. A refusal of the API server's ends with the code of ``kubernetes.refused``.
+or the image is wrong; 4 the proxy's refusal; 7 something stays unreachable; 124 it took longer than ``--timeout``; 143
+after SIGTERM, at once. A refusal of the API server gives the code of ``kubernetes.refused``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TERMINATED = 128 + signal.SIGTERM
 
 
 def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
-    """Prepare a launcher; the exit code."""
+    """Prepare a launcher; return the exit code."""
     parser = ArgumentParser(prog="kubernetes_launcher", description="Prepare a launcher: kubectl, workers, partition.")
     parser.add_argument("--into", type=Path, required=True, help="folder that is shared with the job")
     parser.add_argument("--kubectl", type=Path, default=KUBECTL, help="default: %(default)s")
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
         "--timeout", type=float, default=TIMEOUT_S, help="for everything, in seconds; 0: none (default: %(default)s)"
     )
     given = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
-    # As process 1 of a container it would not hear SIGTERM otherwise; there is nothing to put in order.
+    # As process 1 of a container it would ignore SIGTERM otherwise; there is nothing to clean up.
     signal.signal(signal.SIGTERM, lambda _number, _frame: os._exit(TERMINATED))
     try:
         place = read_partition(environment)
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
         watched.wait(patience)
         _print(f"{workers} of {workers} workers are Ready")
         wait_for_clean_partition(place, patience, reset=environment.get("MOORINGS_RESET") == "1")
-        watched.wait(patience)  # one may have ended meanwhile
+        watched.wait(patience)  # a worker may have ended meanwhile
         _print("the partition is READY")
     except MooringsError as error:
         sys.stderr.write(f"error: {error.detail} ({error.code})\n")
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
 
 
 def read_partition(environment: Mapping[str, str]) -> InstancePartition:
-    """The partition, and who is asked for it.
+    """The partition, and the proxy to ask for it.
 
     Raises:
         MooringsError: ``config.invalid``.
@@ -96,7 +96,7 @@ def read_partition(environment: Mapping[str, str]) -> InstancePartition:
 
 
 def make_api(environment: Mapping[str, str], namespace: str, account: Path) -> PodApi:
-    """The API server, as Kubernetes tells every Pod.
+    """The API server, from the variables that Kubernetes sets in every Pod.
 
     Raises:
         MooringsError: ``config.invalid``.

@@ -33,11 +33,11 @@ from moorings.wire.errors import ExitCode, error_kind
 
 log = logging.getLogger("moorings.kubernetes.metrics_guard")
 
-RELOAD_CHECK_S = 60.0  # a kubelet needs as long to renew a mounted Secret
+RELOAD_CHECK_S = 60.0  # a kubelet takes that long to renew a mounted Secret
 
 
 def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
-    """Serve until told to stop; the exit code."""
+    """Serve until stopped; return the exit code."""
     given = make_parser().parse_args(sys.argv[1:] if arguments is None else arguments)
     configure(given.log_level, "json")
     try:

@@ -1,7 +1,7 @@
 """The operator's process: ``python -m moorings.app.kubernetes_operator``, in a Deployment that the chart makes.
 
-Every replica serves the webhooks and watches; the one that holds the Lease works. SIGTERM gives the Lease back and ends
-it: jobs, Pods and partitions stay as they are, and whoever leads next learns everything from API server and proxy.
+Every replica serves the webhooks and watches; the holder of the Lease works. SIGTERM releases the Lease and ends the
+process: jobs, Pods and partitions stay as they are, and the next leader reads everything from API server and proxy.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("moorings.kubernetes.operator")
 
-VIEW_SYNC_S = 5.0  # what partitions there are is waited for so long
-ACCOUNTING_S = 10.0  # between two reckonings of IPU-seconds
+VIEW_SYNC_S = 5.0  # the limit for the first list of partitions
+ACCOUNTING_S = 10.0  # between two updates of IPU-seconds
 STOP_S = 20.0  # a kubelet gives 30
 _USUAL = PodOptions()
 
@@ -133,7 +133,7 @@ def build_parser() -> ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
-    """Serve until told to stop; the exit code."""
+    """Serve until stopped; return the exit code."""
     given = build_parser().parse_args(sys.argv[1:] if arguments is None else arguments)
     configure("debug" if given.devel_logs else "info", "logfmt" if given.devel_logs else "json")
     try:
@@ -170,7 +170,7 @@ async def serve(given: Namespace, environment: Mapping[str, str]) -> None:
 
 
 class OperatorReplica:
-    """One replica of the operator: its parts, joined."""
+    """One replica of the operator, with all its parts."""
 
     def __init__(self, given: Namespace, environment: Mapping[str, str]) -> None:
         clock = SystemClock()
@@ -253,7 +253,7 @@ class OperatorReplica:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._jobs.serve())
             group.create_task(self._pods.serve())
-            group.create_task(self._nodes.serve())  # where that is not allowed jobs go on, and know of no lost node
+            group.create_task(self._nodes.serve())  # if not permitted, jobs still run, without notice of lost nodes
             group.create_task(self._classes.serve())
             group.create_task(self._recorder.serve())
             if given.proxy_ca_configmap:
@@ -267,7 +267,7 @@ class OperatorReplica:
             await self._elector.lead(self._work)
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         await self._proxy.close()
         await self._kube.close()
 
@@ -279,7 +279,7 @@ class OperatorReplica:
             group.create_task(self._view.serve())
             await self._jobs.synced()
             await self._pods.synced()
-            with contextlib.suppress(TimeoutError):  # a proxy that is away keeps no job from being deleted
+            with contextlib.suppress(TimeoutError):  # a proxy that is away does not block the deletion of jobs
                 async with asyncio.timeout(VIEW_SYNC_S):
                     await self._view.ready()
             self._look_at_all()
@@ -384,12 +384,12 @@ class OperatorReplica:
 
 
 async def _serve_metrics(measures: OperatorMetrics, path: str, port: int) -> None:
-    """For the guard beside it, which lets in who may see them.
+    """Serve metrics to the guard in the container beside it, which checks the callers.
 
     Args:
-        measures: what is told.
+        measures: the metrics.
         path: of a Unix socket; empty: none.
-        port: on 127.0.0.1, which may be the node's, and open to everybody there; 0: none.
+        port: on 127.0.0.1, which may be the node's, and open to all its processes; 0: none.
     """
 
     async def metrics(_request: Request) -> Response:
@@ -407,11 +407,11 @@ async def _serve_metrics(measures: OperatorMetrics, path: str, port: int) -> Non
 
 
 def _listen_at(path: str) -> socket.socket:
-    """A Unix socket for this process's user alone, in place of what an earlier container left there."""
+    """A Unix socket for this process's user alone; an earlier container's one is replaced."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         Path(path).unlink(missing_ok=True)
-        os.fchmod(sock.fileno(), 0o600)  # a socket's file has the mode that the socket had
+        os.fchmod(sock.fileno(), 0o600)  # a socket's file gets the socket's mode
         sock.bind(path)
         sock.listen()
     except OSError as error:
@@ -432,7 +432,7 @@ def _listen_on(port: int) -> socket.socket:
 
 
 async def _serve(server: uvicorn.Server, sockets: list[socket.socket] | None = None) -> None:
-    """Serve until cancelled, and end in good order."""
+    """Serve until cancelled, and shut down cleanly."""
     try:
         await server.serve(sockets=sockets)
     except asyncio.CancelledError:
@@ -441,10 +441,10 @@ async def _serve(server: uvicorn.Server, sockets: list[socket.socket] | None = N
 
 
 def job_key_of(pod: KubeObject) -> tuple[str, ...]:
-    """The key of the job that a Pod's label names."""
+    """The key of the job in a Pod's label."""
     meta = pod["metadata"]
     name = meta["labels"][names.JOB]
-    return (f"{meta['namespace']}/{name}",) if name else ()  # a label may be empty, and then it names none
+    return (f"{meta['namespace']}/{name}",) if name else ()  # a label may be empty, and then there is no job
 
 
 def _parse_list(text: str) -> tuple[str, ...]:

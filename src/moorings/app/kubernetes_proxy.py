@@ -1,7 +1,7 @@
 """The proxy's process: ``python -m moorings.app.kubernetes_proxy``, in a Pod of its own.
 
-It runs in the foreground and logs to standard error. SIGTERM ends it; partitions stay as they are, and whoever starts
-next learns everything from the controllers. Every flag may be given as ``MOORINGS_PROXY_<FLAG>`` instead.
+It runs in the foreground and logs to standard error. SIGTERM ends it; partitions stay as they are, and the next one
+reads everything from the controllers. Every flag may be given as ``MOORINGS_PROXY_<FLAG>`` instead.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ log = logging.getLogger("moorings.kubernetes.proxy")
 
 PREFIX = "MOORINGS_PROXY_"
 LEVELS = {1: "warning", 2: "info", 3: "debug", 4: "debug", 5: "debug", 6: "debug"}  # vipuProxy.logLevel
-LIBRARIES_FROM = 5  # from this level on libraries tell what they do, too
-SPREAD = timedelta(days=7)  # a launcher's Pod has the authorities from when it was made, and may wait long for its node
+LIBRARIES_FROM = 5  # from this level on, libraries log too
+SPREAD = timedelta(days=7)  # a launcher's Pod has the authorities of its creation time, and may wait long for its node
 STOP_S = 15.0
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until told to stop; the exit code."""
+    """Serve until stopped; return the exit code."""
     given = make_parser(os.environ).parse_args(sys.argv[1:] if arguments is None else arguments)
     try:
         configure(LEVELS[given.log_level], given.log_format)
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def make_parser(environment: Mapping[str, str]) -> ArgumentParser:
-    """The command line; what it leaves out is taken from the environment."""
+    """The command line; missing flags come from the environment."""
     parser = ArgumentParser(prog="moorings-kubernetes-proxy", description="Partitions of IPUJobs, for their operator.")
 
     def add(flag: str, text: str, default: str = "", kind: type | object = str) -> None:
@@ -105,7 +105,7 @@ def make_parser(environment: Mapping[str, str]) -> ArgumentParser:
 
 
 def settings_of(given: Namespace) -> ProxySettings:
-    """The settings that a command line stands for.
+    """The settings of a command line.
 
     Raises:
         MooringsError: ``config.invalid``.
@@ -168,7 +168,7 @@ async def serve(settings: ProxySettings, given: Namespace, environment: Mapping[
 async def _run_with_election(
     given: Namespace, kube: KubeClient, work: Callable[[], Awaitable[None]], stopping: asyncio.Event
 ) -> None:
-    """Serve as one of several replicas until told to stop."""
+    """Serve as one of several replicas until stopped."""
     namespace = given.tracker_namespace or _own_namespace()
     identity = f"{given.replica_address}_{secrets.token_hex(8)}"
     elector = Elector(kube, namespace, given.lease_name, identity)
@@ -182,7 +182,7 @@ async def _run_with_election(
     stop = asyncio.create_task(stopping.wait())
     try:
         await asyncio.wait((turns, stop), return_when=asyncio.FIRST_COMPLETED)
-        if elector.is_leading():  # the work ends by itself, and the lease is given back
+        if elector.is_leading():  # the work ends by itself, and the lease is released
             await asyncio.wait((turns,), timeout=STOP_S)
         if turns.done():
             turns.result()
@@ -193,10 +193,10 @@ async def _run_with_election(
 
 
 def make_certificate(given: Namespace, kube: KubeClient) -> CertificateRotator | MountedCertificate | None:
-    """What keeps our certificate; None: there is no TLS.
+    """The source of our certificate; None: there is no TLS.
 
     Raises:
-        MooringsError: ``config.invalid``: it is not said where.
+        MooringsError: ``config.invalid``: its place is not given.
     """
     if given.tls_port is None:
         return None
@@ -222,7 +222,7 @@ def make_certificate(given: Namespace, kube: KubeClient) -> CertificateRotator |
 
 
 def _account(name: str) -> str:
-    """A service account as TokenReview calls it."""
+    """A service account's name as in TokenReview."""
     prefix = "system:serviceaccount:"
     parts = name.removeprefix(prefix).split(":")
     if len(parts) != 2 or not all(parts):
@@ -269,4 +269,4 @@ def _parse_bool(text: str) -> bool:
 if __name__ == "__main__":
     code = main()
     sys.stderr.flush()
-    os._exit(code)  # the threads that wait for a controller would keep a process that only returns
+    os._exit(code)  # threads that wait for a controller would keep a process alive after a normal return

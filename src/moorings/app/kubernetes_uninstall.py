@@ -1,6 +1,6 @@
-"""What helm uninstall runs before it deletes: ``python -m moorings.app.kubernetes_uninstall``.
+"""The hook of helm uninstall, before anything is deleted: ``python -m moorings.app.kubernetes_uninstall``.
 
-Its last line, ``error:``, is what an admin finds in the log of the hook's Pod.
+An admin finds its last line, ``error:``, in the log of the hook's Pod.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from moorings.wire.errors import ExitCode, error_kind
 
 
 def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
-    """Take away what would be in the way of IPUJobs; the exit code."""
+    """Remove the obstacles to the deletion of IPUJobs; return the exit code."""
     given = make_parser().parse_args(sys.argv[1:] if arguments is None else arguments)
     configure(given.log_level, "json")
     installed = InstalledNames(

@@ -1,10 +1,10 @@
 """Logs: one line an event, its name first, ids as fields; never a secret.
 
-Secrets are kept out where lines are written; that no access key gets through is made sure here once more, for the lines
-of libraries and the texts of exceptions, which nobody of us writes.
+The code that writes a line leaves secrets out. This module removes access keys once more, from the lines of libraries
+and the texts of exceptions, which are not ours.
 
-The log of a controller that ``moor up`` starts is a file nobody rotates, so it is bounded here. Under systemd it is the
-journal's business, and nothing is done.
+Nothing rotates the log file of a controller started by ``moor up``, so it is bounded here. Under systemd the journal
+does this.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import structlog
 from moorings.core.errors import MooringsError
 
 OLDER_KEPT = 3  # controller.log.1 to .3
-CHECK_EVERY_LINES = 64  # lines; the file may grow by so many beyond its bound
+CHECK_EVERY_LINES = 64  # lines; the file may exceed its bound by this many
 
-STATE = "moorings.state"  # what SIGUSR1 asks for: told whatever the level is
+STATE = "moorings.state"  # the answer to SIGUSR1: logged at every level
 
 _KEY = re.compile(r"\b(moor_[A-Za-z0-9]+)_[A-Za-z0-9]+")
 _BEARER = re.compile(r"(?i)\b(bearer\s+)(?!moor_)[^\s\"',]+")
@@ -45,9 +45,9 @@ def _redact(_logger: object, _name: str, told: structlog.typing.EventDict) -> st
 
 
 def _escape(text: str) -> str:
-    """``text`` with control characters made visible: what somebody names a thing must not paint on an admin's terminal.
+    """``text`` with control characters made visible: foreign names must not control an admin's terminal.
 
-    Ends of lines stay: each form of output has its own way to write them.
+    Line ends stay: each log format has its own way to write them.
     """
     if text.isprintable():
         return text
@@ -55,7 +55,7 @@ def _escape(text: str) -> str:
 
 
 def _sort_fields(_logger: object, _name: str, told: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """What everybody looks for first."""
+    """Put the most important fields first."""
     first = ("ts", "level", "msg", "logger", "request_id", "user", "claim", "run", "partition", "pool")
     return {key: told[key] for key in first if key in told} | {k: v for k, v in told.items() if k not in first}
 
@@ -66,11 +66,11 @@ def configure(level: str, style: str, file: Path | None = None, bytes_max: int =
     Args:
         level: ``debug``, ``info``, ``warning`` or ``error``.
         style: ``logfmt`` or ``json``.
-        file: what standard output and error lead into from now on; made 0600.
-        bytes_max: when it is put aside and begun anew; 0: never.
+        file: the new target of standard output and error; made 0600.
+        bytes_max: the size at which it is rotated; 0: never.
 
     Raises:
-        MooringsError: ``config.invalid``: the file cannot be written.
+        MooringsError: ``config.invalid``: the file is not writable.
     """
     shared: list[structlog.typing.Processor] = [
         structlog.stdlib.add_log_level,
@@ -105,20 +105,20 @@ def set_level(level: str) -> None:
 
 
 def reopen() -> None:
-    """Go on in a file of the same name, for who has just moved the old one away (logrotate)."""
+    """Reopen the log file by its name, after logrotate has moved the old one away."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, RotatingLog):
             handler.reopen()
 
 
 class RotatingLog(logging.StreamHandler):  # type: ignore[type-arg]
-    """Standard output and error as one file, put aside when it is full.
+    """Standard output and error as one file, rotated when it is full.
 
-    The process's own descriptors lead into it, so a traceback of a crash and a library's complaint land there too.
+    The process's own descriptors point to it, so a traceback of a crash and a library's messages go there too.
 
     Args:
         path: the file.
-        bytes_max: when it is put aside; 0: never.
+        bytes_max: the size at which it is rotated; 0: never.
 
     Raises:
         MooringsError: ``config.invalid``.
@@ -144,11 +144,11 @@ class RotatingLog(logging.StreamHandler):  # type: ignore[type-arg]
             self._lines = 0
             try:
                 self._rotate_if_full()
-            except OSError:  # a full disk, say: the lines go on into the file there is
+            except OSError:  # a full disk, say: the lines go to the existing file
                 self.handleError(record)
 
     def reopen(self) -> None:
-        """Lead standard output and error into the file of that name.
+        """Redirect standard output and error to the file of that name.
 
         Raises:
             OSError: it cannot be opened; nothing has changed.

@@ -1,11 +1,10 @@
-"""Telling systemd how we are: the notify protocol and its watchdog (sd_notify(3)), in a datagram each.
+"""Reports the process's state to systemd: the notify protocol and its watchdog (sd_notify(3)), one datagram each.
 
-The protocol is one datagram of ``KEY=VALUE`` lines to the socket that ``NOTIFY_SOCKET`` names; the library for it would
-be a dependency for ten lines. Without that variable nothing is sent, so the same program runs anywhere.
+The protocol is one datagram of ``KEY=VALUE`` lines to the socket in ``NOTIFY_SOCKET``; its library would be a
+dependency for ten lines. Without that variable nothing is sent, so the same program runs anywhere.
 
-The watchdog is fed only while the scheduling loop goes round: a process that still answers health checks but decides
-nothing any more is what a watchdog is for. A database that is away does not stop the loop: a restart would not bring it
-back.
+The watchdog is fed only while the scheduling loop makes progress: it must catch a process that answers health checks
+but decides nothing. A database that is away does not stop the loop: a restart would not bring it back.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from collections.abc import Callable, Mapping
 
 log = logging.getLogger("moorings.controller")
 
-CHECKS_PER_TIMEOUT = 4  # how often progress is looked for within the watchdog's time
+CHECKS_PER_TIMEOUT = 4  # how often progress is checked within the watchdog's time
 LOOK_S_MIN = 0.05
 
 
 class SystemdNotifier:
-    """Speaks to whoever started this process, if it listens.
+    """Reports to this process's supervisor, if it listens.
 
     Args:
         environment: of this process; ``NOTIFY_SOCKET`` names the socket, with ``@`` for an abstract one.
@@ -34,27 +33,27 @@ class SystemdNotifier:
         name = environment.get("NOTIFY_SOCKET", "")
         self._address = "\0" + name[1:] if name.startswith("@") else name
         self.watchdog_s = _watchdog_s(environment, os.getpid()) if name else 0.0
-        """Within which time it must hear from us; 0: it does not wait for it."""
+        """The watchdog's limit in seconds; 0: there is no watchdog."""
 
     def send(self, **told: str | int) -> None:
-        """Tell something: ``send(READY=1, STATUS="leads")``. A listener that has gone is no error."""
+        """Send a notification: ``send(READY=1, STATUS="leads")``. A listener that has gone is no error."""
         if not self._address:
             return
         lines = "\n".join(f"{key}={str(value).replace(chr(10), ' ')}" for key, value in told.items())
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
-                channel.setblocking(False)  # a listener that does not read must not hold the loop up
+                channel.setblocking(False)  # a listener that does not read must not block the loop
                 channel.sendto(lines.encode(), self._address)
         except OSError as error:
             log.warning("notify.failed", extra={"detail": str(error)})
 
     def reloading(self) -> None:
-        """Tell that the configuration is being read anew; ``send(READY=1)`` tells when that is done."""
+        """Report the start of a reload; ``send(READY=1)`` reports its end."""
         self.send(RELOADING=1, MONOTONIC_USEC=time.monotonic_ns() // 1000)
 
 
 def _watchdog_s(environment: Mapping[str, str], pid: int) -> float:
-    """The watchdog's time, if it is this process that is watched; 0 if not, or if it cannot be read."""
+    """The watchdog's time, if it watches this process; 0 if not, or if it cannot be read."""
     wanted = environment.get("WATCHDOG_PID", "")
     micros = environment.get("WATCHDOG_USEC", "")
     if (wanted and wanted != str(pid)) or not micros.isascii() or not micros.isdigit():
@@ -63,11 +62,11 @@ def _watchdog_s(environment: Mapping[str, str], pid: int) -> float:
 
 
 async def feed_watchdog(notifier: SystemdNotifier, progress: Callable[[], int | None]) -> None:
-    """Tell the watchdog that we live whenever there was progress, until cancelled; at once if there is none to feed.
+    """Feed the watchdog after each progress, until cancelled; return at once without a watchdog.
 
     Args:
-        notifier: who is told.
-        progress: a number that changes while the work goes on; None: there is no work to watch now.
+        notifier: the channel to systemd.
+        progress: a number that changes while the work continues; None: there is no work to watch now.
     """
     if not notifier.watchdog_s:
         return

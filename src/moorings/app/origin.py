@@ -1,7 +1,7 @@
-"""With which settings the controller of a data folder runs, or would run: for those who look at it from beside.
+"""The effective settings of a data folder's controller, for other programs on its machine.
 
-A controller that runs is asked through its own command line and variables (``/proc``), so that a backup or a doctor
-sees the pools file it really uses. A file it writes about itself was refused: it would be one more thing to be stale.
+A running controller's command line and variables are read from ``/proc``, so that a backup or a doctor sees the pools
+file it really uses. A file written by the controller was refused: it could be stale.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _TAKEN = ("MOORINGS_", "XDG_", "HOME", "STATE_DIRECTORY", "PG")
 
 
 def read_effective_settings(data: Path, flags: Sequence[str] = ()) -> tuple[Settings, ControllerProcess | None]:
-    """The settings of the controller of a folder, and the controller, if one runs.
+    """The settings of a folder's controller, and its process, if it runs.
 
     Args:
         data: the folder.
-        flags: further flags with which it would be started; one that runs has its own.
+        flags: further flags for its start; a running one has its own.
 
     Raises:
-        MooringsError: ``config.invalid``: they cannot be used, or the folder is another user's.
+        MooringsError: ``config.invalid``: they are unusable, or the folder is another user's.
     """
     running = find_running(data)
     found = _read_start_arguments(running.pid) if running is not None else None

@@ -1,7 +1,7 @@
-"""Ended runs' folders, with their output, removed when they are old: disks fill up otherwise.
+"""Removes old folders of ended runs, with their output: otherwise disks fill up.
 
-What has ended, and how a run is held meanwhile, is its engine's to say; a doubtful folder stays. It is renamed first,
-so that a crash half way leaves something that is plainly no run's and is removed next time.
+The run's engine decides whether it has ended, and holds it meanwhile; a doubtful folder stays. It is renamed first, so
+that a crash half way leaves a folder that is clearly not a run's and is removed next time.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from pathlib import Path
 from moorings.core.instants import Timestamp
 from moorings.workloads.runs import RunId
 
-PRUNED_PREFIX = ".pruned-"  # no run's id begins so
+PRUNED_PREFIX = ".pruned-"  # no run's id begins like this
 
-# Holds a run in the folder of all runs, so that nothing of it begins before the end of the block; gives whether it
-# ended before that instant. An OSError means that it is to be tried again the next time.
+# Holds a run in the folder of all runs, so that nothing of it starts before the end of the block; gives whether it
+# ended before that time. An OSError means: try again next time.
 HoldEnded = Callable[[Path, RunId, Timestamp], AbstractContextManager[bool]]
 
 
 def prune(runs: Path, before: Timestamp, spared: Collection[str], hold: HoldEnded) -> list[RunId]:
-    """Remove the folders of runs that ended before an instant; which they were.
+    """Remove the folders of runs that ended before a time; return their ids.
 
     Args:
         runs: the folder of all runs of an engine.
-        before: those that ended later stay.
-        spared: ids of runs that stay in any case: they have not ended as far as the records know.
-        hold: the engine's.
+        before: runs that ended later stay.
+        spared: ids of runs that stay in any case: in the records they have not ended.
+        hold: the engine's function.
     """
     removed: list[RunId] = []
-    with contextlib.suppress(OSError):  # it is not there now
+    with contextlib.suppress(OSError):  # it no longer exists
         for entry in sorted(os.scandir(runs), key=lambda entry: entry.name):
             if entry.name.startswith(PRUNED_PREFIX):
                 shutil.rmtree(entry.path, ignore_errors=True)

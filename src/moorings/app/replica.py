@@ -1,11 +1,10 @@
-"""One controller among those of an installation: it stands by, leads, and stands by again.
+"""One controller of an installation: it stands by, leads, and stands by again.
 
 With SQLite there is only one, and it leads from the start. With PostgreSQL any number may run: each serves the whole
-API (``api.standby`` hands on what the leader must answer), and one leads.
+API (``api.standby`` forwards the leader's requests), and one leads.
 
-A controller that no longer leads goes back to standing by in the same process. Ending the process and having systemd
-start it again was refused: its callers would be cut off, and a database that is away for a minute would use up
-systemd's patience.
+A controller that loses the leadership stands by again in the same process. Restarting the process by systemd was
+refused: its connections would be cut, and a database that is away for a minute would exhaust systemd's restart limit.
 """
 
 from __future__ import annotations
@@ -34,26 +33,26 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("moorings.controller")
 
-LEADER_POLL_S = 0.3  # how often one that stands by looks up who leads
+LEADER_POLL_S = 0.3  # how often a standby looks up the leader
 RETRY_S = 1.0
-DRAIN_S = 2.0  # for the database to answer what it was asked, before a controller that ends hangs up
-# With these another attempt would end the same way: an admin must act.
+DRAIN_S = 2.0  # for pending database requests, before a controller that ends closes the connections
+# Another attempt would end the same way: an admin must act.
 _FINAL = frozenset({"pools.invalid", "driver.unknown", "config.invalid", "store.too_new", "store.corrupt"})
 
 
 class ControllerReplica:
-    """An ASGI application: the leader's, or that of one who stands by.
+    """An ASGI application: the leader's or the standby's.
 
     Args:
         store: shared by all controllers of the installation.
-        leadership: this controller's standing among them.
+        leadership: this controller's part in the election.
         holder: its name, unique among them, as ``Store.lead`` gets it.
-        mark: how far the database is known to have come; while this one stands by it looks on.
-        url: where it can be reached.
-        assemble: makes the parts of a controller that leads from now on.
-        limits: how much is taken on.
-        authenticate: who holds an access key; asked before anything is taken in for the leader.
-        tls: how the leader is asked over TLS; None: as the system's authorities vouch for it.
+        mark: the known position of the database's log; a standby keeps it up to date.
+        url: its address for the others.
+        assemble: makes the parts of a controller when it begins to lead.
+        limits: the bounds on connections and work.
+        authenticate: finds the holder of an access key; called before anything is accepted for the leader.
+        tls: for requests to the leader over TLS; None: with the system's authorities.
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class ControllerReplica:
         self._tls = tls
         self._leader = ""
         self._standby: ForwardingApplication | None = None
-        self._shell: Application | None = None  # around the standby
+        self._shell: Application | None = None  # the limits around the standby
         self._serving: Application | None = None
         self._closed = False
 
@@ -94,17 +93,17 @@ class ControllerReplica:
         await self._serving(scope, receive, send)
 
     def close(self) -> None:
-        """The server begins to stop."""
+        """Begin to shut down."""
         self._closed = True
         for application in (self._serving, self._shell):
             if application is not None:
                 application.close()
 
     async def serve(self) -> NoReturn:
-        """Stand by and lead by turns, until cancelled.
+        """Stand by and lead in turns, until cancelled.
 
         Raises:
-            MooringsError: it cannot lead, and trying again would not help.
+            MooringsError: it cannot lead, and a retry would not help.
         """
         try:
             while True:
@@ -119,12 +118,12 @@ class ControllerReplica:
     # -- standing by -------------------------------------------------------------------------------------------------
 
     async def _stand_by(self) -> None:
-        """Returns once this controller may lead."""
+        """Wait until this controller may lead."""
         if self._shell is None:
             from moorings.api.standby import ForwardingApplication  # httpx2 comes with the extra that PostgreSQL needs
 
-            # One for the life of the process: requests that it holds when this controller itself begins to lead find
-            # their leader here.
+            # One for the life of the process: requests held when this controller itself begins to lead find their
+            # leader here.
             self._standby = ForwardingApplication(
                 lambda: self._leader,
                 self._store.installation(),
@@ -157,7 +156,7 @@ class ControllerReplica:
 
     async def _lead(self) -> None:
         """Lead until the leadership is lost, or another controller has fenced this one off."""
-        lost = asyncio.create_task(self._leadership.lost(), name="lost")  # it shows that we live, from now on
+        lost = asyncio.create_task(self._leadership.lost(), name="lost")  # it sends heartbeats from now on
         try:
             assembly = await self._assembled(lost)
             if assembly is not None:
@@ -168,10 +167,10 @@ class ControllerReplica:
         await self._leadership.resign()
 
     async def _assembled(self, lost: asyncio.Task[str]) -> Assembly | None:
-        """The parts of a controller; None if the leadership was lost before they were there.
+        """The parts of a controller; None if the leadership was lost before they were ready.
 
         Raises:
-            MooringsError: they cannot be made, and trying again would not help.
+            MooringsError: they cannot be made, and a retry would not help.
         """
         making = asyncio.create_task(self._assemble(), name="assemble")
         try:
@@ -202,26 +201,26 @@ class ControllerReplica:
             await self._remember(assembly)
             self.assembly, self._leader = None, ""
             if self._shell is not None:
-                self._serve_by(self._shell)  # who asks from now on waits for the next leader
+                self._serve_by(self._shell)  # new requests wait for the next leader
             application.close()
             assembly.loop.hang_up()
             if not await assembly.loop.settle(DRAIN_S):
-                self._store.abort()  # it hangs: what it was told to save is known when it is read again
+                self._store.abort()  # it hangs: what was saved is known when it is read again
             assembly.loop.close()
             await assembly.close()
 
     async def _remember(self, assembly: Assembly) -> None:
-        """How far the database had come while this one led: whoever leads next compares, this process or another."""
+        """Save the database's position at the end of this leadership: the next leader compares it, in any process."""
         try:
             await asyncio.to_thread(self._mark.keep, LogPosition(assembly.loop.seq, assembly.loop.epoch))
         except MooringsError as error:
             log.warning("store.failed", extra={"code": error.code, "detail": error.detail})
 
     async def _until_lost(self, assembly: Assembly, lost: asyncio.Task[str]) -> str:
-        """Why it leads no longer.
+        """Wait for the end of the leadership; return the reason.
 
         Raises:
-            MooringsError: its loops cannot go on.
+            MooringsError: its loops cannot continue.
         """
         loops = asyncio.create_task(serve_loops(assembly), name="loops")
         try:
@@ -240,7 +239,7 @@ class ControllerReplica:
         if self._closed:
             application.close()
         if not self.standing.is_set():
-            # What has been imported and wired stays: out of the collector's sight, its full passes took 40 ms each.
+            # Everything imported and wired stays, so the collector may ignore it: its full passes took 40 ms each.
             gc.collect()
             gc.freeze()
             self.standing.set()
@@ -250,7 +249,7 @@ async def serve_loops(assembly: Assembly) -> NoReturn:
     """Run the loops of a controller that leads, until cancelled.
 
     Raises:
-        MooringsError: one of them cannot go on.
+        MooringsError: one of them cannot continue.
     """
     try:
         async with asyncio.TaskGroup() as group:

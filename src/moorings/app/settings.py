@@ -1,7 +1,7 @@
 """Settings of the controller: flag, then environment, then file, then default.
 
-An own loader of 60 lines rather than pydantic-settings: seven packages more, and messages that name the file and line
-are wanted (``core.tables``).
+Our own loader of 60 lines rather than pydantic-settings: that brings seven more packages, and messages should name the
+file and line (``core.tables``).
 """
 
 from __future__ import annotations
@@ -48,38 +48,43 @@ class Settings:
 
     database: str = field(default="", repr=False, metadata={"environment": "MOORINGS_DATABASE"})
     """``postgresql://user@host/name``: a PostgreSQL database (14 or newer), which several controllers may share: one
-    leads, the others hand their callers on to it and take over within seconds. The password belongs in the passfile
+    leads, the others forward requests to it and take over within seconds. The password belongs in the passfile
     (``~/.pgpass``) or this variable; there is no flag, because command lines are visible to others. Default: SQLite,
-    ``moorings.db`` in the data folder."""
+    ``moorings.db`` in the data folder.
+    """
 
     shared: Path | None = field(default=None, metadata={"flag": "--shared"})
-    """With PostgreSQL: the folder of what belongs to the installation and not to one controller (pepper of the access
-    keys, pools file, runs, simulated hardware), the same for all controllers of one machine. Default: ``data``."""
+    """With PostgreSQL: the folder of the installation's shared files (pepper of the access keys, pools file, runs,
+    simulated hardware), the same for all controllers of one machine. Default: ``data``.
+    """
 
     runs: Path | None = field(default=None, metadata={"flag": "--runs"})
-    """Folder of the runs: what was ordered, their records and their output; on a local disk, which need not be that of
-    the database. Change it only while no run lives, take what is in it along, hidden files too, and say it in the
-    settings' file, where ``moor restore`` finds it. Default: ``runs`` in the data folder, or the ``shared`` one."""
+    """Folder of the runs: their orders, records and output; on a local disk, which need not be that of the database.
+    Change it only while no run is active, move its contents along, hidden files too, and set it in the settings' file,
+    where ``moor restore`` finds it. Default: ``runs`` in the data folder, or the ``shared`` one.
+    """
 
     local_runs: bool = field(default=True, metadata={})
-    """Whether jobs may run as processes of this machine. Off where the controllers are on several machines: one that
-    takes over could not see the other machine's processes."""
+    """Whether jobs may run as processes of this machine. Turn it off if the controllers are on several machines: the
+    next leader could not see the other machine's processes.
+    """
 
     advertise: str = field(default="", metadata={"flag": "--advertise"})
-    """With PostgreSQL: ``https://host:port`` (``http://`` without TLS) where the other controllers reach this one; its
-    certificate must cover that name. Default: the address it listens on."""
+    """With PostgreSQL: ``https://host:port`` (``http://`` without TLS), this controller's address for the others; its
+    certificate must cover that name. Default: the address it listens on.
+    """
 
     host: str = field(default="127.0.0.1", metadata={"flag": "--host"})
     """Address to listen on. Default: only this machine. Another one needs ``tls_cert`` and ``tls_key``, or
     ``plain_http``."""
 
     port: int = field(default=8090, metadata={"flag": "--port"})
-    """TCP port, 0 to 65535 (0: any free one; it stands in ``controller.json``). Default 8090, the port V-IPU users
-    know."""
+    """TCP port, 0 to 65535 (0: any free one; see ``controller.json``). Default 8090, the port V-IPU users know."""
 
     tls_cert: Path | None = field(default=None, metadata={"flag": "--tls-cert", "environment": "MOORINGS_TLS_CERT"})
     """PEM file of the controller's certificate, and of those between it and its authority. With it and ``tls_key`` the
-    controller speaks HTTPS only, TLS 1.2 or newer. A file that changes is taken over within 10 s, or at SIGHUP."""
+    controller speaks HTTPS only, TLS 1.2 or newer. A changed file is loaded within 10 s, or at SIGHUP.
+    """
 
     tls_key: Path | None = field(default=None, metadata={"flag": "--tls-key", "environment": "MOORINGS_TLS_KEY"})
     """PEM file (0600, unencrypted) of that certificate's private key."""
@@ -87,17 +92,19 @@ class Settings:
     tls_client_ca: Path | None = field(
         default=None, metadata={"flag": "--tls-client-ca", "environment": "MOORINGS_TLS_CLIENT_CA"}
     )
-    """Secure mode: PEM file of the authorities of the clients' certificates. Nobody gets in without one, and it must
-    name the subject of the access key (``moor pki issue SUBJECT``). Name an authority of your own only. Default:
-    clients show no certificates."""
+    """Secure mode: PEM file of the authorities of the clients' certificates. Every client needs one, and it must name
+    the subject of the access key (``moor pki issue SUBJECT``). Name an authority of your own only. Default: clients
+    show no certificates.
+    """
 
     tls_ca: Path | None = field(default=None, metadata={"flag": "--tls-ca", "environment": "MOORINGS_TLS_CA"})
     """With PostgreSQL: PEM file of the authorities behind the other controllers' certificates. Default:
     ``tls_client_ca``, else the system's."""
 
     plain_http: bool = field(default=False, metadata={"flag": "--plain-http"})
-    """Listen on other addresses than this machine's without TLS: whoever listens on the network can read access keys.
-    Default: that is refused."""
+    """Listen on other addresses than this machine's without TLS: anyone who can read the network's traffic can read
+    access keys. Default: that is refused.
+    """
 
     pools: Path | None = field(default=None, metadata={"flag": "--pools"})
     """Pools file. Default: ``pools.toml`` in the data folder, made with a simulated ``pod64`` at the first start."""
@@ -106,74 +113,85 @@ class Settings:
     """File (0600) that gets an admin's access key if it names none for this controller. Default: none is written."""
 
     context: str = field(default="default", metadata={"flag": "--context"})
-    """Name under which the access key is written. Default ``default``, what ``moor`` looks for first."""
+    """Name under which the access key is written. Default ``default``, the first one ``moor`` looks for."""
 
     reserve: bool = field(default=True, metadata={})
     """Keep a block for the first claim that must wait (law 7). Off, small claims may starve a large one."""
 
     policy: Path | None = field(default=None, metadata={"flag": "--policy"})
-    """Policy file: the order of the queue, what is lent and taken back, when claims are moved. Read at the start.
-    Default: ``policy.toml`` in the data folder, if there is one."""
+    """Policy file: the order of the queue, what is lent and reclaimed, when claims are moved. Read at the start.
+    Default: ``policy.toml`` in the data folder, if there is one.
+    """
 
     log_level: str = field(default="info", metadata={"flag": "--log-level", "environment": "MOORINGS_LOG_LEVEL"})
-    """``debug``, ``info``, ``warning`` or ``error``. Default ``info``: a line for each thing an admin may look for."""
+    """``debug``, ``info``, ``warning`` or ``error``. Default ``info``: one line for each event that admins may look
+    for.
+    """
 
     log_format: str = field(default="logfmt", metadata={"flag": "--log-format"})
     """``logfmt`` (one readable line an event) or ``json``. Default ``logfmt``."""
 
     log_file: Path | None = field(default=None, metadata={"flag": "--log-file"})
-    """The log, as a file that is put aside when it is full (three older ones are kept). Default: standard error, for
-    the journal; ``moor up`` names ``controller.log`` in the data folder."""
+    """The log, as a file that is rotated when it is full (three older ones are kept). Default: standard error, for the
+    journal; ``moor up`` names ``controller.log`` in the data folder.
+    """
 
     log_file_bytes_max: int = field(default=20_000_000, metadata={"flag": "--log-file-bytes-max"})
-    """Size in bytes at which ``log_file`` is put aside; 0: never. Default 20,000,000: 80 MB in all, weeks of events."""
+    """Size in bytes at which ``log_file`` is rotated; 0: never. Default 20,000,000: 80 MB in all, weeks of events."""
 
     keep_runs_days: int = field(default=90, metadata={"flag": "--keep-runs-days"})
-    """Days after its end for which a run's folder with its output is kept; 0: for ever. What the database knows of a
-    run stays for ``keep_history_days``. Default 90: long enough for a paper's deadline, short enough for a disk."""
+    """Days for which an ended run's folder with its output is kept; 0: for ever. The run's records stay in the database
+    for ``keep_history_days``. Default 90: long enough for a paper's deadline, short enough for a disk.
+    """
 
     keep_history_days: int = field(default=365, metadata={"flag": "--keep-history-days"})
-    """Days for which events, and claims and runs that have ended, stay in the database; then they leave for
-    ``archive``. 0: for ever. Idempotency keys stay for ever, as digests. Default 365: accounts are made once a year. A
-    million claims take some 4 GB."""
+    """Days for which events, and claims and runs that have ended, stay in the database; then they move to ``archive``.
+    0: for ever. Idempotency keys stay for ever, as digests. Default 365: accounts are made once a year. A million
+    claims take some 4 GB.
+    """
 
     archive: Path | None = field(default=None, metadata={"flag": "--archive"})
-    """Folder of what has left the database: events and ended records in packed files that never change. ``moor replay``
-    reads them. Default: ``archive`` in the data folder, or the ``shared`` one."""
+    """Folder of the archives: events and ended records that have left the database, in packed files that never change.
+    ``moor replay`` reads them. Default: ``archive`` in the data folder, or the ``shared`` one.
+    """
 
     output_bytes_max: int = field(default=OUTPUT_BYTES_MAX, metadata={"flag": "--output-bytes-max"})
-    """Bytes that an attempt of a run on this machine may write to its output; each task has the same part. What is more
-    is cut, a line in the output says so, and the job runs on. 0: no limit; then one job can fill the disk for all.
-    Default 10,000,000,000: 10 GB, more than anybody reads."""
+    """Bytes that an attempt of a run on this machine may write to its output; each task has the same part. Output
+    beyond it is cut, a line in the output says so, and the job runs on. 0: no limit; then one job can fill the disk for
+    all. Default 10,000,000,000: 10 GB, more than anybody reads.
+    """
 
     key_lifetime_days: int = field(default=365, metadata={"flag": "--key-lifetime-days"})
-    """Days after which a new access key expires, unless another time is asked for (``moor create key --expires``); 0:
-    never. Keys of agents, the first admin's, and those that were made before there was this setting never expire by
-    themselves. Default 365: forgotten keys expire, and users renew theirs once a year."""
+    """Days after which a new access key expires, unless another time is given (``moor create key --expires``); 0:
+    never. Keys of agents, the first admin's, and those older than this setting never expire by themselves. Default 365:
+    forgotten keys expire, and users renew theirs once a year.
+    """
 
     slurm: SlurmEngineSettings | None = field(default=None, metadata={})
-    """Table ``[slurm]``, only in the file: a Slurm cluster with IPUs that runs may be submitted to (``moor run --engine
-    slurm``), as the controller's own user, who must not be root. ``folder``: of these runs, which controller and nodes
-    see under the same path; ``conf``: the cluster's slurm.conf; ``account``, ``partition``, ``qos``: where jobs go, and
-    in ``[slurm.projects.NAME]`` where those of a project go. A project that is not named has the account of its name.
-    Default: there is no engine ``slurm``."""
+    """Table ``[slurm]``, only in the file: a Slurm cluster with IPUs for runs (``moor run --engine slurm``), submitted
+    as the controller's own user, who must not be root. ``folder``: of these runs, under the same path on controller and
+    nodes; ``conf``: the cluster's slurm.conf; ``account``, ``partition``, ``qos``: of its jobs, and in
+    ``[slurm.projects.NAME]`` those of a project's jobs. A project without a table has the account of its name. Default:
+    there is no engine ``slurm``.
+    """
 
     kubernetes: KubernetesEngineSettings | None = field(default=None, metadata={})
-    """Table ``[kubernetes]``, only in the file: a Kubernetes cluster with IPUs that runs may go to (``moor run --engine
-    kubernetes``), as IPUJobs. ``namespace``: of these, and in ``[kubernetes.projects.NAME]`` of those of a project;
-    ``kubeconfig`` and ``context``: as whom, where it is not as ``kubectl`` finds it; ``[[kubernetes.volumes]]``: with
-    ``path`` and ``claim`` or ``host_path`` (and ``read_only``) what tasks find under which path; ``user`` and
-    ``group``: numbers that tasks run as (the image's); ``request_cpus``: whether a task's CPUs are asked of
-    Kubernetes' scheduler (true). Default: there is no engine ``kubernetes``."""
+    """Table ``[kubernetes]``, only in the file: a Kubernetes cluster with IPUs for runs (``moor run --engine
+    kubernetes``), as IPUJobs. ``namespace``: of these, and in ``[kubernetes.projects.NAME]`` of a project's;
+    ``kubeconfig`` and ``context``: the credentials, if not those that ``kubectl`` finds; ``[[kubernetes.volumes]]``:
+    mounts ``claim`` or ``host_path`` at ``path`` in tasks (and ``read_only``); ``user`` and ``group``: numbers that
+    tasks run as (the image's); ``request_cpus``: whether a task requests its CPUs from Kubernetes' scheduler (true).
+    Default: there is no engine ``kubernetes``.
+    """
 
     @property
     def runs_folder(self) -> Path:
-        """Where the runs' folders are."""
+        """The folder of the runs' folders."""
         return self.runs or (self.shared or self.data) / RUNS
 
     @property
     def archive_folder(self) -> Path:
-        """Where the archives are."""
+        """The folder of the archives."""
         return self.archive or (self.shared or self.data) / ARCHIVE
 
 
@@ -188,15 +206,15 @@ def default_data(environment: Mapping[str, str]) -> Path:
 def read_settings(
     arguments: Sequence[str], environment: Mapping[str, str] | None = None, at: Path | None = None
 ) -> Settings:
-    """The settings that flags, environment and file make.
+    """The settings from flags, environment and file.
 
     Args:
         arguments: the flags.
         environment: the variables; None: this process's.
-        at: the folder that relative paths begin at; None: this process's.
+        at: the folder for relative paths; None: this process's.
 
     Raises:
-        MooringsError: ``config.invalid``, naming the file and line, or the flag.
+        MooringsError: ``config.invalid``, with the file and line, or the flag.
     """
     environment = os.environ if environment is None else environment
     at = at or Path.cwd()
@@ -225,7 +243,7 @@ def read_settings(
 
 
 class EngineSettings(TypedDict, total=False):
-    """Tables of engines, where the file has them."""
+    """The engines' tables, if the file has them."""
 
     slurm: SlurmEngineSettings
     kubernetes: KubernetesEngineSettings
@@ -258,10 +276,10 @@ def _read_file(path: Path) -> tuple[dict[str, str | int | bool], EngineSettings]
 
 
 def _check_value(name: str, value: str, origin: str) -> str:
-    """``value`` if the setting may have it.
+    """Return ``value`` if it is valid for the setting.
 
     Raises:
-        MooringsError: ``config.invalid``; ``origin`` is the file and line, the variable or the flag it came from.
+        MooringsError: ``config.invalid``; ``origin`` is its file and line, its variable or its flag.
     """
     if name == "port" and not (_PORT.fullmatch(value) and int(value) <= 65_535):
         problem, hint = f"port {value[:20]!r} is not 0 to 65535", "0 takes any free one"
@@ -274,7 +292,7 @@ def _check_value(name: str, value: str, origin: str) -> str:
     elif name == "key_lifetime_days" and int(value) > LIFETIME_DAYS_MAX:
         problem, hint = f"{name} {value[:20]!r} is too long", f"write {LIFETIME_DAYS_MAX} at most, or 0: never"
     elif name == "database" and value and not _DATABASE.fullmatch(value):
-        # Not shown: there may be a password in it.
+        # Not shown: it may hold a password.
         problem, hint = "the database is no postgresql:// URL", "leave it out for SQLite in the data folder"
     elif name == "advertise" and value and not _ADVERTISED.fullmatch(value):
         problem, hint = f"{value[:80]!r} is no address", "write http://host:port, or https://host:port"

@@ -1,7 +1,7 @@
 """The Slurm agent's process: ``moor slurm agent``, or ``python -m moorings.app.slurm_agent`` under systemd.
 
 It runs in the foreground beside slurmctld, as root or as SlurmUser, and logs to standard error. SIGTERM closes the gate
-and ends it; partitions and jobs stay as they are, and whoever starts next learns everything from Slurm and controller.
+and ends it; partitions and jobs stay as they are, and the next agent reads everything from Slurm and the controller.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from moorings.wire.errors import ExitCode, error_kind
 log = logging.getLogger("moorings.slurm.agent")
 
 PAUSE_S = 1.0
-OWN_FILES = 256  # calls to the controller and to munged, pipes of Slurm's commands
+OWN_FILES = 256  # requests to the controller and to munged, pipes of Slurm's commands
 CONNECTIONS_MIN = 16
-CALL_S = 10.0  # a controller that says nothing for so long is away: the gate must not stay open long
+CALL_S = 10.0  # a controller without a response for that long is away: the gate must not stay open long
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve a cluster until told to stop; the exit code."""
+    """Serve a cluster until stopped; return the exit code."""
     parser = ArgumentParser(prog="moor slurm agent", description="Keep Slurm's IPU jobs and their partitions in step.")
     parser.add_argument("--conf", type=Path, help="vipu.conf (default: beside slurm.conf)")
     parser.add_argument("--listen", default="", metavar="ADDRESS", help="where nodes ask (default: all addresses)")
@@ -125,9 +125,9 @@ async def _pause(stopping: asyncio.Event) -> None:
 
 
 async def _wait_for_instance_lock(folder: Path, stopping: asyncio.Event) -> bool:
-    """Wait until no other agent serves the Slurm that keeps its state there; false: it is to stop.
+    """Wait until no other agent serves the Slurm with this state folder; false: stop.
 
-    Two would give the GCDs of one job to two of its steps, each knowing only what it gave out itself.
+    Two agents could give the GCDs of one job to two of its steps, each knowing only its own.
     """
     told = False
     while (lock := lock_instance(folder)) is None and not stopping.is_set():
@@ -139,7 +139,7 @@ async def _wait_for_instance_lock(folder: Path, stopping: asyncio.Event) -> bool
 
 
 def raise_open_files() -> int:
-    """Have this process open as many files as the door needs, if it may; how many connections there is room for."""
+    """Raise this process's limit of open files, if permitted; return the number of connections it allows."""
     wanted = CONNECTIONS_MAX + OWN_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
@@ -155,7 +155,7 @@ def raise_open_files() -> int:
 
 
 async def _wait_for_slurm(slurm: SlurmCommands, stopping: asyncio.Event) -> Site | None:
-    """Slurm's own words about itself, once slurmctld answers: the agent may be started first. None: it is to stop."""
+    """Slurm's report about itself, once slurmctld answers: the agent may start first. None: stop."""
     told = False
     while not stopping.is_set():
         try:
@@ -173,4 +173,4 @@ async def _wait_for_slurm(slurm: SlurmCommands, stopping: asyncio.Event) -> Site
 if __name__ == "__main__":
     code = main()
     sys.stderr.flush()
-    os._exit(code)  # a call that the controller still holds would keep a process that only returns
+    os._exit(code)  # a request that the controller still holds would keep a process alive after a normal return

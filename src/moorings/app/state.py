@@ -1,4 +1,4 @@
-"""The state of a controller as lines of its log, for who cannot ask it over HTTP any more (SIGUSR1)."""
+"""The state of a controller as lines of its log, for admins who cannot reach it over HTTP any more (SIGUSR1)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LINES_MAX = 200  # of each kind; a log is no database
 
 
 def log_state(assembly: Assembly | None, now: Timestamp) -> None:
-    """Write it: the controller, its pools, partitions, the queue, runs, and what its tasks are at."""
+    """Log it: the controller, its pools, partitions, the queue, runs, and what its tasks are doing."""
     tasks = Counter((task.get_name().split("-")[0] or "?") for task in asyncio.all_tasks())
     told = {"version": __version__, "tasks": sum(tasks.values())}
     if assembly is None:

@@ -1,8 +1,8 @@
-"""The controller's TLS: made from the settings, and made anew when its files change.
+"""The controller's TLS: made from the settings, and again when its files change.
 
-Both ways of noticing are there: SIGHUP takes new files at once, and every ``LOOK_S`` the files are looked at, because
-who renews certificates (certbot, a cron job with ``moor pki rotate``) often cannot signal another user's process.
-Watching with inotify was refused: certificates on a network file system change without a word.
+Changes are noticed in two ways: SIGHUP loads new files at once, and every ``RELOAD_CHECK_S`` the files are checked,
+because a program that renews certificates (certbot, a cron job with ``moor pki rotate``) often cannot signal another
+user's process. inotify was refused: it reports nothing for certificates on a network file system.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ Fingerprint = tuple[tuple[int, int, int] | None, ...]
 
 
 class TlsContexts:
-    """How a controller speaks TLS, to its clients and to the other controllers.
+    """A controller's TLS, to its clients and to the other controllers.
 
     Args:
         certificate: PEM file of its own certificate.
         key: PEM file of the key.
-        client_ca: whose certificates clients must show; None: they show none.
-        ca: who vouches for the other controllers; None: the system's authorities.
+        client_ca: the authorities of clients' certificates; None: clients show none.
+        ca: the authorities of the other controllers; None: the system's.
 
     Raises:
         MooringsError: ``config.invalid``, ``credentials.unsafe``.
@@ -45,12 +45,12 @@ class TlsContexts:
         self.asks_certificates = client_ca is not None
         """Whether clients must show certificates."""
         self.server = ReloadableContext(lambda: make_server_context(certificate, key, client_ca))
-        """For those who connect."""
+        """For incoming connections."""
         self.client = ReloadableContext(lambda: make_client_context(certificate, key, ca))
-        """For asking the controller that leads."""
+        """For requests to the leader."""
 
     def renew(self) -> None:
-        """Take the files as they are now; with files that cannot be used it goes on as it is, and says so."""
+        """Load the present files; if they are unusable, keep the old ones and log that."""
         self._seen = self._fingerprint()
         try:
             check_private_key(self._key)
@@ -79,7 +79,7 @@ def _file_version(path: Path) -> tuple[int, int, int] | None:
 
 
 async def watch_certificates(tls: TlsContexts, every_s: float = RELOAD_CHECK_S) -> None:
-    """Take new files as they come, until cancelled."""
+    """Load new files as they come, until cancelled."""
     while True:
         await asyncio.sleep(every_s)
         await asyncio.to_thread(tls.renew_if_changed)
@@ -89,7 +89,7 @@ def make_tls(settings: Settings) -> TlsContexts | None:
     """The controller's TLS; None if it speaks plain HTTP.
 
     Raises:
-        MooringsError: ``config.invalid``: settings that do not go together, or a file; ``credentials.unsafe``.
+        MooringsError: ``config.invalid``: settings that contradict each other, or a file; ``credentials.unsafe``.
     """
     if settings.tls_cert is not None and settings.tls_key is not None:
         ca = settings.tls_ca or settings.tls_client_ca
@@ -112,7 +112,7 @@ def make_tls(settings: Settings) -> TlsContexts | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address; a name is not looked up."""
+    """Whether an address is reachable only from this machine; a name is not looked up."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

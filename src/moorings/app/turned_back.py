@@ -1,8 +1,8 @@
-"""What a database that was turned back must know of the world, and where it is written down that it was.
+"""Recovery of a database that was turned back: what it must know of the outside state, and where this is recorded.
 
-Whoever turns a database back, from our file or with the database's own tools, calls ``make_ready`` on it before the
-first controller starts (``controller.turned_back`` says why). Where nobody said a word (a standby that lagged was
-promoted), a controller finds out by itself before it leads (``take_up``), by the high-water mark.
+A program that turns a database back, from our file or with the database's own tools, calls ``recover`` on it before the
+first controller starts (``controller.turned_back`` says why). Without that call (a lagging standby was promoted), a
+controller finds out before it leads (``recover_if_rewound``), by the high-water mark.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ from moorings.workloads.runs import RunId
 
 log = logging.getLogger("moorings.controller")
 
-ENGINE = "local"  # whose runs have folders
-INSTALLATION_FILE = ".installation"  # in the folder of the runs: whose they are
+ENGINE = "local"  # its runs have folders
+INSTALLATION_FILE = ".installation"  # in the folder of the runs: their installation
 _NEW = "its database has been led from another one: a copy of it, or a standby that was promoted, cannot be told apart"
 
 
 def prepare_to_lead(store: Store, folder: Path, runs: Path | None, mark: LogPositionFile, now: Timestamp) -> None:
-    """See that a database may be led from, before a controller does; one that went back is made ready.
+    """Check that a controller may lead from a database; recover one that was turned back.
 
-    Where it went back, or where nobody can know (a folder that is new to it), partitions that its records do not know
-    are left alone from now on, until an admin has decided (``moor restore --finish``).
+    If it was turned back, or if that is unknown (a folder that is new to it), partitions without a record are left
+    alone from now on, until an admin has decided (``moor restore --finish``).
 
     Args:
-        store: the database; nobody else leads from it.
+        store: the database; no other controller leads from it.
         folder: of the installation.
         runs: the folder of its runs; None: it has none on this machine.
-        mark: how far it is known to have come.
+        mark: the known position of its log.
         now: the time.
 
     Raises:
-        MooringsError: ``store.*``; ``config.invalid``: a folder cannot be used, or is not that of its runs.
+        MooringsError: ``store.*``; ``config.invalid``: a folder is unusable, or is not that of its runs.
     """
     known, at = mark.known(), store.high_water()
     try:
         if runs is not None:
             _check_runs(store.installation(), folder, runs, led=bool(at.epoch), known=known is not None)
         if known is None:
-            # What the release before wrote down is the epoch of the last leader.
+            # The last release recorded only the epoch of the last leader.
             ours = not at.epoch or (runs is not None and at.epoch == read_epoch(runs))
             if not ours and protection_reason(folder) is None:
                 log.warning("store.past_unknown", extra={"detail": f"{folder} has no high-water mark, and {_NEW}"})
@@ -69,7 +69,7 @@ def prepare_to_lead(store: Store, folder: Path, runs: Path | None, mark: LogPosi
 
 
 def _check_runs(installation: str, folder: Path, runs: Path, *, led: bool, known: bool) -> None:
-    """See that the folder is that of this installation's runs: with another one all of them would be taken for lost.
+    """Check that the folder has this installation's runs: with another one all of them would be taken for lost.
 
     Raises:
         MooringsError: ``config.invalid``.
@@ -93,11 +93,11 @@ def _check_runs(installation: str, folder: Path, runs: Path, *, led: bool, known
 
 
 def _mark_runs_folder(installation: str, runs: Path) -> None:
-    """Leave in the folder of the runs by what it is known."""
+    """Put this installation's mark into the folder of the runs."""
     runs.mkdir(mode=0o700, parents=True, exist_ok=True)
     (runs / EPOCH_FILE).touch(mode=0o600)
     whose = runs / INSTALLATION_FILE
-    if not whose.exists() or not whose.stat().st_size:  # who died as he wrote it left it empty
+    if not whose.exists() or not whose.stat().st_size:  # a writer that died left it empty
         whose.touch(mode=0o600)
         whose.write_text(installation + "\n", encoding="ascii")
 
@@ -124,31 +124,31 @@ def _recover_if_rewound(
 
 
 def advance_numbers(store: Store, runs: Path, now: Timestamp) -> None:
-    """Number events and leaders far above all that were, wherever they were counted: for a database that begins anew.
+    """Raise the numbers of events and leaders far above all earlier ones, for a new database.
 
     Raises:
-        OSError: it cannot be read how far leaders had come.
+        OSError: the numbers of earlier leaders cannot be read.
     """
     readying.raise_numbers(store, read_epoch(runs), None, now)
 
 
 def protect_partitions(folder: Path, why: str, *, ready: bool = True) -> None:
-    """From now on leave partitions alone that no record knows, and give their devices to nobody.
+    """From now on leave partitions without a record alone, and keep their devices reserved.
 
     Args:
         folder: of the installation.
         why: for people.
-        ready: whether the database was made ready; else that is done again, should this process die meanwhile.
+        ready: whether the database has been recovered; otherwise that is repeated if this process dies meanwhile.
 
     Raises:
-        OSError: that cannot be written down.
+        OSError: it cannot be recorded.
     """
     replace_private_file(folder / PROTECT_FILE, json.dumps({"why": why, "ready": ready}) + "\n")
     fsync_folder(folder)
 
 
 def protection_reason(folder: Path) -> str | None:
-    """Why partitions are left alone that no record knows; None: they are not.
+    """Why partitions without a record are left alone; None: they are not.
 
     Raises:
         OSError: it cannot be read.
@@ -173,11 +173,11 @@ def _read_protection(folder: Path) -> dict[str, object]:
 def recover(
     store: Store, folder: Path, last: LogPosition | None, now: Timestamp, above: LogPosition | None = None
 ) -> RecoveredState:
-    """``controller.turned_back.recover``, with what the runs' folder says of the world.
+    """``controller.turned_back.recover``, with the runs' folder as the source for the outside state.
 
     Raises:
-        MooringsError: ``store.*``; nothing but numbers was changed.
-        OSError, UnreadableError: the folder of a run cannot be read.
+        MooringsError: ``store.*``; only numbers were changed.
+        OSError, RecordUnreadableError: the folder of a run cannot be read.
     """
     return readying.recover(store, _local_runs(folder), last, now, above)
 

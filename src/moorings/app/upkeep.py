@@ -1,4 +1,4 @@
-"""What a controller's process does beside its work: signals, the watchdog, old runs' folders, what is to be archived.
+"""The maintenance of a controller's process: signals, the watchdog, old runs' folders, archiving.
 
 ==========  ==========================================================================================================
 SIGHUP      takes over the log level and the certificates, looks at settings and pools file, opens its log anew; says
@@ -6,8 +6,8 @@ SIGHUP      takes over the log level and the certificates, looks at settings and
 SIGUSR1     writes its state to the log, whatever the level is
 ==========  ==========================================================================================================
 
-Taking over a changed pools file while it runs was refused: pools are wired through drivers, the fleet and the free
-maps, and a restart takes a second, during which runs and partitions go on.
+Loading a changed pools file at run time was refused: pools are wired through drivers, the fleet and the free maps, and
+a restart takes a second, during which runs and partitions continue.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ log = logging.getLogger("moorings.controller")
 
 PRUNE_S = 3600.0
 RESERVE_S = 10.0
-SWEEP_S = 3600.0  # also before the first: an upgrade of two controllers, one after the other, is over by then
+SWEEP_S = 3600.0  # also before the first sweep: an upgrade of two controllers, one after the other, is over by then
 DAY_S = 86400.0
 
 _AT_ONCE = frozenset({"log_level"})
@@ -52,14 +52,14 @@ _SECRET = frozenset({"database"})
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceContext:
-    """What upkeep needs of its controller.
+    """The parts of a controller that maintenance needs.
 
     Attributes:
-        settings: those it was started with.
-        arguments: the command line they came from.
-        environment: the variables they came from.
+        settings: those of its start.
+        arguments: their command line.
+        environment: their variables.
         pools_file: the pools file, and
-        pools_digest: of what stood in it at the start.
+        pools_digest: the digest of its text at the start.
         runs: folder of the runs.
         shared: folder of the installation.
         clock: the time.
@@ -81,7 +81,7 @@ class MaintenanceContext:
 
 @contextlib.asynccontextmanager
 async def run_maintenance(kept: MaintenanceContext) -> AsyncIterator[None]:
-    """Keep a controller that serves, until the end of the block: ready at its begin, stopping at its end."""
+    """Maintain a serving controller until the end of the block: report ready at its start, stopping at its end."""
     notifier = SystemdNotifier(kept.environment)
     reloader = Reloader(kept, notifier)
     loop = asyncio.get_running_loop()
@@ -106,11 +106,11 @@ async def run_maintenance(kept: MaintenanceContext) -> AsyncIterator[None]:
 
 
 async def _keep_reserve(kept: MaintenanceContext) -> None:
-    """Keep room for what ends work, in a database whose disk fills up."""
+    """Keep space for the writes that end work, in a database on a disk that fills up."""
     while True:
         assembly = kept.assembly()
         if assembly is not None and not assembly.loop.problem:
-            with contextlib.suppress(MooringsError):  # the loop meets it, too, and tells
+            with contextlib.suppress(MooringsError):  # the loop meets it, too, and reports it
                 await asyncio.to_thread(assembly.loop.store.keep_reserve)
         await kept.clock.sleep(RESERVE_S)
 
@@ -120,7 +120,7 @@ def _rounds(assembly: Assembly | None) -> int | None:
 
 
 def file_digest(path: Path) -> str:
-    """What tells whether a file has changed; empty if it cannot be read."""
+    """A digest that shows whether a file has changed; empty if it cannot be read."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError:
@@ -128,11 +128,11 @@ def file_digest(path: Path) -> str:
 
 
 class Reloader:
-    """Reads the configuration anew when told to, and says in the log what became of it.
+    """Reads the configuration again on request, and logs the result.
 
     Args:
         kept: the controller.
-        notifier: told when it begins and when it is done.
+        notifier: gets its start and its end.
     """
 
     def __init__(self, kept: MaintenanceContext, notifier: SystemdNotifier) -> None:
@@ -141,7 +141,7 @@ class Reloader:
         self._level = kept.settings.log_level
 
     def reload(self) -> None:
-        """Take over what can be taken over. A configuration that is wrong changes nothing."""
+        """Apply what can be applied without a restart. A wrong configuration changes nothing."""
         self._notifier.reloading()
         try:
             logs.reopen()
@@ -187,7 +187,7 @@ class Reloader:
 
 
 async def _prune_runs(kept: MaintenanceContext) -> None:
-    """Remove old runs' folders now and then, while this controller leads and knows which runs have ended."""
+    """Remove old runs' folders regularly, while this controller leads and knows which runs have ended."""
     if not kept.settings.keep_runs_days:
         return
     while True:
@@ -209,7 +209,7 @@ async def _prune_runs(kept: MaintenanceContext) -> None:
 
 
 async def _archive_history_loop(kept: MaintenanceContext) -> None:
-    """Let what is old leave the database now and then, while this controller leads."""
+    """Move old records from the database to the archive regularly, while this controller leads."""
     if not kept.settings.keep_history_days:
         return
     while True:
@@ -220,7 +220,7 @@ async def _archive_history_loop(kept: MaintenanceContext) -> None:
 
 
 async def archive_history(assembly: Assembly, settings: Settings, clock: Clock) -> None:
-    """Let what is old leave the database of a controller that leads; the log says what did, or why not."""
+    """Move old records from a leader's database to the archive; log the result, or why not."""
     retention = Retention(
         loop=assembly.loop,
         store=assembly.loop.store,
@@ -236,7 +236,7 @@ async def archive_history(assembly: Assembly, settings: Settings, clock: Clock) 
         log.warning("history.not_archived", extra=failed)
         assembly.loop.history_problem = error.detail
         return
-    except RuntimeError as error:  # it leads no longer, and its writer has gone
+    except RuntimeError as error:  # it no longer leads, and its writer has gone
         log.warning("history.not_archived", extra={"detail": str(error)})
         return
     assembly.loop.history_problem = ""

@@ -1,4 +1,4 @@
-"""Which implementation stands behind each port, joined into one controller."""
+"""Picks the implementation of each port, and joins them into one controller."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ KUBERNETES_RUNS = "kubernetes-runs"  # in the data folder
 
 
 def read_policy(path: Path | None, usual: Path, *, reserve: bool) -> Policy:
-    """The policy of a policy file: the one that is named, else the ``usual`` one, if it is there.
+    """The policy of the named policy file, else of the ``usual`` one, if it exists.
 
     Raises:
-        MooringsError: ``policy.invalid``, naming file and line.
+        MooringsError: ``policy.invalid``, with file and line.
     """
     found = path if path is not None else usual
     policy = DEFAULT_POLICY
@@ -68,7 +68,7 @@ def read_pools(path: Path) -> tuple[PoolEntry, ...]:
     """The pools of a pools file.
 
     Raises:
-        MooringsError: ``pools.invalid``, naming file and line.
+        MooringsError: ``pools.invalid``, with file and line.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -93,7 +93,7 @@ DRIVERS: dict[str, Callable[[PoolEntry, Path, Clock], Driver]] = {"simulated": _
 def make_drivers(
     entries: Sequence[PoolEntry], data: Path, clock: Clock, undo: AsyncExitStack
 ) -> dict[PoolName, Driver]:
-    """A driver for each pool; each is let go by ``undo`` as soon as it is made.
+    """A driver for each pool; ``undo`` closes each one from the moment it is made.
 
     Raises:
         MooringsError: ``driver.unknown``, ``pools.invalid``.
@@ -113,7 +113,7 @@ def make_drivers(
 
 
 def open_store(settings: Settings) -> tuple[Store, Leadership]:
-    """The database that the settings name, and this controller's standing among those that share it.
+    """The database in the settings, and this controller's part in its election.
 
     Raises:
         MooringsError: ``store.*``, ``config.invalid``.
@@ -127,7 +127,7 @@ def open_store(settings: Settings) -> tuple[Store, Leadership]:
 
 
 def check_slurm_user(settings: SlurmEngineSettings | None, user_id: int) -> None:
-    """Nothing, if jobs may be submitted as that user: root's would be root's on every node, whoever asked for them.
+    """Check that jobs may be submitted as that user: root's jobs would be root's on every node, for any submitter.
 
     Raises:
         MooringsError: ``config.invalid``.
@@ -141,7 +141,7 @@ def check_slurm_user(settings: SlurmEngineSettings | None, user_id: int) -> None
 
 
 def make_slurm_engine(settings: SlurmEngineSettings, clock: Clock, environment: Mapping[str, str]) -> SlurmEngine:
-    """The engine for that cluster; what watches over runs in a folder is the local engine's."""
+    """The engine for that cluster; the local engine's code supervises runs in a folder."""
 
     def read(files: Sequence[tuple[Path, bytes]], ended: Callable[[], Awaitable[bool]] | None) -> AsyncIterator[bytes]:
         return read_logs([TaskLog(*one) for one in files], ended=ended, pause=clock.sleep)
@@ -157,10 +157,10 @@ def make_kubernetes_engine(
 
     Args:
         settings: the cluster.
-        folder: of the runs; made if it is not there.
-        installation: whose IPUJobs are ours.
+        folder: of the runs; made if missing.
+        installation: its IPUJobs are ours.
         clock: the time.
-        environment: in which a kubeconfig may be named.
+        environment: may name a kubeconfig.
 
     Raises:
         MooringsError: ``kubernetes.not_configured``, ``config.invalid``.
@@ -194,7 +194,7 @@ class Assembly:
     controller: Controller
 
     async def close(self) -> None:
-        """Let go of drivers and engines; partitions and runs stay."""
+        """Close drivers and engines; partitions and runs stay."""
         for driver in self.hardware.drivers.values():
             await driver.close()
         for engine in self.running.engines.values():
@@ -202,10 +202,10 @@ class Assembly:
 
 
 def _may_be_in_use(data: Path, runs: Path, partition: str) -> bool:
-    """Whether a partition that no record knows may be in use: by a run of this machine, or since a restored backup.
+    """Whether a partition without a record may be in use: by a run of this machine, or since a restored backup.
 
     Raises:
-        OSError, UnreadableError: it cannot be told.
+        OSError, RecordUnreadableError: that is unknown.
     """
     return (data / PROTECT_FILE).exists() or partition in partitions_in_use(runs)
 
@@ -228,24 +228,24 @@ async def assemble(
     slurm: SlurmEngineSettings | None = None,
     kubernetes: KubernetesEngineSettings | None = None,
 ) -> Assembly:
-    """One controller over these pools, leading from now on, its memory loaded.
+    """Assemble one controller over these pools, leading from now on, with its memory loaded.
 
     Args:
         store: the installation's database.
         entries: the pools.
         data: folder of the installation, with the simulated hardware.
         runs: folder of the runs.
-        mark: how far the database is known to have come.
-        pepper: what access keys are digested with.
+        mark: the known position of the database's log.
+        pepper: for the digests of access keys.
         policy: of the scheduler.
         clock: the time.
         holder: this controller's name among those of the installation.
-        url: where the others reach it.
+        url: its address for the others.
         local_runs: whether jobs run as processes of this machine.
-        output_bytes_max: how much the tasks of one of these may write to their logs, together; 0: no limit.
-        key_lifetime_s: of new access keys for which no time is asked; 0: they never expire.
-        slurm: the cluster that jobs may be submitted to; None: there is none.
-        kubernetes: the same of a Kubernetes.
+        output_bytes_max: the limit for all tasks' logs of one such job together; 0: no limit.
+        key_lifetime_s: of new access keys without a given lifetime; 0: they never expire.
+        slurm: the cluster for submitted jobs; None: there is none.
+        kubernetes: likewise, a Kubernetes cluster.
 
     Raises:
         MooringsError: ``driver.unknown``, ``pools.invalid``, ``store.*``, ``config.invalid``.

@@ -1,7 +1,7 @@
-"""``api.md``: the HTTP API to be read by people; the same table of operations as ``openapi.json``, and who may what.
+"""``api.md``: the HTTP API for people; the same table of operations as ``openapi.json``, and the rights.
 
-The OpenAPI document is for programs. This page says in addition who may call, and which refusals are an operation's
-own; a test asks a real controller with a key of every role.
+The OpenAPI document is for programs. This page adds the roles that may call, and an operation's own refusals; a test
+asks a real controller with a key of every role.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HOLDERS = "whoever may act for its owner; admins"
 STARTERS = "the subject that started it; admins"
 ADMINS = "admins"
 
-# By what serves it: who may, and the errors of its own.
+# By the serving function: the roles that may call it, and its own errors.
 ACCESS: dict[str, tuple[str, tuple[str, ...]]] = {
     "list_claims": (READERS, ("page.invalid", "pool.unknown")),
     "create_claim": (
@@ -231,7 +231,7 @@ def _default(needed: bool, schema: Mapping[str, Any]) -> str:
 
 
 def bounds(schema: Mapping[str, Any]) -> str:
-    """What a JSON Schema allows, in words."""
+    """The bounds of a JSON Schema, in words."""
     if "$ref" in schema:
         name = schema["$ref"].rsplit("/", 1)[1]
         return f"[{name}](#{name.lower()})"

@@ -1,4 +1,4 @@
-"""``errors.md``: every error code with what to do about it, and every exit code."""
+"""``errors.md``: every error code with its remedy, and every exit code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from moorings.cli.reference import EXITS
 from moorings.wire.errors import ERRORS, ExitCode
 
 _SPENT = "use a new key; the object made with the old key is in the [archives](../explanation/event-log.md#archives)"
-# The hint of an error names the values at hand; what stands here is true of every case of a code.
+# The hint of an error names the values at hand; these texts hold for every case of a code.
 REMEDIES: dict[str, str] = {
     "answer.invalid": "its output says why; start it again: it goes on from the newest checkpoint",
     "artifact.damaged": "start `run.py` again: it [compiles](../explanation/wafer.md#compile) anew",

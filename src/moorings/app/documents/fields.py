@@ -1,7 +1,7 @@
-"""What the fields of a request mean, and what the controller accepts: beside the shapes' own bounds, those of ``core``.
+"""The meaning of a request's fields, and their bounds: those of the shapes and those of ``core``.
 
-The shapes only keep hostile sizes away (``api.bodies``); what makes sense is decided behind them, so the OpenAPI page
-does not know it. The numbers come from the constants that decide.
+The shapes only limit sizes (``api.bodies``); ``core`` decides what makes sense, so the OpenAPI page does not know that.
+The numbers come from the constants that decide.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _KIND = "a pool's kind"
 _LABELS = "at most 32 of up to 63 letters, digits, `.`, `_`, `/`, `-`"
 _CONTRACT = "[CheckpointShape](#checkpointshape)"
 
-# By shape and field: what it may be, and what it means.
+# By shape and field: its bounds and its meaning.
 FIELDS: dict[tuple[str, str], tuple[str, str]] = {
     ("ClaimRequest", "size"): (f"{_SIZE}; 0 with `resources` alone", "Devices."),
     ("ClaimRequest", "accelerator"): (_KIND, "Kind of accelerator."),

@@ -1,7 +1,7 @@
 """``pools-file.md`` and ``job-file.md``: every key of the two files people write, with type, default and bounds.
 
-The parsers are code, not tables, so the keys are told here; ``tests/docs/test_reference.py`` listens to the parsers and
-fails on a key, a type or a default that is told otherwise. Numbers come from the code's own constants.
+The parsers are code, not tables, so the keys are listed here; ``tests/docs/test_reference.py`` asks the parsers and
+fails on a wrong key, type or default. Numbers come from the code's own constants.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class FileKey:
     """One key of a file.
 
     Attributes:
-        table: the table it stands in; empty: the top, or that of ``[[pool]]``.
-        name: as it is written.
-        kind: its type, as a reader of TOML calls it.
+        table: its table; empty: the top level, or ``[[pool]]``.
+        name: as written in the file.
+        kind: its type, in TOML's terms.
         default: as it would be written; empty: none.
-        bounds: what it may be.
+        bounds: its allowed values.
         meaning: one sentence.
-        required: whether the file is refused without it.
+        required: whether a file without it is refused.
     """
 
     table: str
@@ -255,7 +255,7 @@ def _as_toml(value: object) -> str | int | float:
 
 
 def attributes(cls: type) -> dict[str, str]:
-    """What a docstring's ``Attributes:`` say, by name."""
+    """The entries of a docstring's ``Attributes:``, by name."""
     found: dict[str, str] = {}
     name = ""
     for line in inspect.cleandoc(cls.__doc__ or "").partition("Attributes:\n")[2].splitlines():

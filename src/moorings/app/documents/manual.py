@@ -1,7 +1,7 @@
-"""Manual pages, as roff: ``moor(1)`` and one for each command, the controller, and the files it and jobs are told by.
+"""Manual pages, as roff: ``moor(1)`` and one for each command, the controller, and the configuration and job files.
 
 Made from the same commands and tables as the reference pages, so ``man moor-run`` and ``docs/reference/cli.md`` agree.
-Refused: a converter from Markdown; none that is packaged reads our pages without a warning of ``mandoc -T lint``.
+Refused: a converter from Markdown; no packaged one reads our pages without a warning of ``mandoc -T lint``.
 """
 
 from __future__ import annotations

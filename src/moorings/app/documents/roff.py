@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-RELEASED = "2026-11-21"  # of this release, not of the day: the same code gives the same pages
+RELEASED = "2026-11-21"  # the release's date, not today's: the same code gives the same pages
 
 _SPAN = re.compile(r"`([^`]+)`")
 _LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
 
 
 def escape(text: str) -> str:
-    """``text`` that shows as it is: hyphens stay hyphens to be copied, and no line is a request."""
+    """``text`` shown unchanged: hyphens stay hyphens when copied, and no line is a request."""
     text = (
         text.replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq").replace("^", "\\(ha").replace("~", "\\(ti")
     )
@@ -21,7 +21,7 @@ def escape(text: str) -> str:
 
 
 def prose(text: str) -> str:
-    """A paragraph of Markdown: code in bold, links as their words."""
+    """A paragraph of Markdown: code in bold, links as their text."""
     parts = _SPAN.split(_LINK.sub(r"\1", " ".join(text.split())))
     told = [f"\\fB{escape(part)}\\fP" if index % 2 else escape(part) for index, part in enumerate(parts)]
     shown = "".join(told)
@@ -50,12 +50,12 @@ def paragraph(text: str) -> str:
 
 
 def tagged(term: str, text: str) -> str:
-    """A term (Markdown), and what it means."""
+    """A term (Markdown) and its meaning."""
     meaning = prose(text) or "\\&"
     return f".TP\n{prose(term)}\n{meaning}\n"
 
 
 def verbatim(lines: Iterable[str]) -> str:
-    """Lines as they are."""
+    """Lines unchanged."""
     shown = "\n".join(escape(line) or "\\&" for line in lines)
     return f".PP\n.nf\n.RS 4\n{shown}\n.RE\n.fi\n"

@@ -1,4 +1,4 @@
-"""``states.md``: every state machine, as a diagram, as text, and as what is true in each state."""
+"""``states.md``: every state machine, as a diagram, as text, and with the meaning of each state."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _diagram(states: type[StrEnum], moves: _Moves) -> str:
 
 
 def _picture(states: type[StrEnum], moves: _Moves) -> str:
-    """A line for each move, under the state it leaves; states that nothing leaves have ended."""
+    """One line for each transition, under its source state; states without transitions have ended."""
     width = max(len(state) for state in states)
     longest = max(len(event) for row in moves.values() for event in row)
     lines = []
@@ -55,7 +55,7 @@ def _picture(states: type[StrEnum], moves: _Moves) -> str:
 
 
 def _comments(module: ModuleType, states: type[StrEnum]) -> dict[str, str]:
-    """The comment behind each state in the source."""
+    """The comment after each state in the source."""
     lines = inspect.getsource(module).splitlines()
     found: dict[str, str] = {}
     for state in states:

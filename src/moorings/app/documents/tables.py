@@ -1,4 +1,4 @@
-"""``metrics.md``, ``environment.md``, ``limits.md``: numbers given out, variables read and set, and what is bounded."""
+"""``metrics.md``, ``environment.md``, ``limits.md``: the metrics, the variables read and set, and the limits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from moorings.kubernetes.proxy import metrics as of_proxies
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-# Variables that are read. Those of settings come from the settings themselves.
+# Variables that the programs read. Those of settings come from the settings themselves.
 READ: dict[str, tuple[str, str]] = {
     "MOORINGS_ACCESS_KEY_FILE": ("moor", "a file (0600) with the access key, instead of the key itself"),
     "MOORINGS_CONFIG": ("moor", "a configuration file that is read first"),
@@ -49,7 +49,7 @@ READ: dict[str, tuple[str, str]] = {
     "WATCHDOG_USEC": ("controller", "how often systemd wants a sign of life, in microseconds"),
     "WATCHDOG_PID": ("controller", "for which process `WATCHDOG_USEC` was meant"),
 }
-# Variables that are set into jobs.
+# Variables that jobs get.
 SET: dict[str, str] = {
     "RANK": "the task's number, from 0",
     "LOCAL_RANK": "its number on this host; on one machine the same",
@@ -172,7 +172,7 @@ def _setting(name: str) -> str:
 
 
 def task_variables() -> set[str]:
-    """The variables a binding gives a task, whatever its form."""
+    """The variables that a binding of any form gives a task."""
     gcd = GcdBinding(0, (), "file", "text")
     binding = Binding("p", {"IPUOF_VIPU_API_HOST": ""}, (gcd,))
     meeting = Rendezvous("127.0.0.1", 1)
