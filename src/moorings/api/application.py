@@ -1,6 +1,6 @@
-"""The ASGI application: the routes behind one shell that gives every request an id and every error a shape.
+"""The ASGI application: the routes inside a wrapper that gives every request an id and every error a shape.
 
-The shell is a plain ASGI callable: a ``BaseHTTPMiddleware`` would cost a task and a queue a request.
+The wrapper is a plain ASGI callable: a ``BaseHTTPMiddleware`` would cost a task and a queue a request.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("moorings.api")
 
 ROUTE_KEY = "moorings.route"  # where an endpoint leaves its route's template in the ASGI scope,
-USER_KEY = "moorings.user"  # and who asks, once that is known,
+USER_KEY = "moorings.user"  # and the caller, once known,
 KEY_EXPIRES_KEY = "moorings.key_expires"  # and when their access key expires, if it does
 HEALTH = frozenset({"/healthz", "/livez", "/readyz"})
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
@@ -44,7 +44,7 @@ _ON_ALL = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosnif
 
 
 def fresh_request_id() -> str:
-    """An id for a request that brings none."""
+    """An id for a request without one."""
     return secrets.token_hex(8)
 
 
@@ -53,10 +53,10 @@ class Application:
 
     Args:
         inner: routes the requests.
-        closing: told when the server begins to stop.
-        limits: how much is taken on.
-        new_request_id: gives a fresh id for a request that brings none.
-        requests: what was answered is counted there.
+        closing: set when the server begins to stop.
+        limits: the bounds on connections and work.
+        new_request_id: gives a fresh id for a request without one.
+        requests: counts the responses.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Application:
         self._requests = requests or RequestMetrics()
 
     def close(self) -> None:
-        """The server begins to stop: streams end, waits are answered, so that nothing holds it up."""
+        """Begin to stop: end streams and waits, so that nothing delays the server."""
         self._closing.begin()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,7 +90,7 @@ class Application:
                 self._answered(scope, message["status"], time.perf_counter() - begun)
             await send(message)
 
-        self._requests.open += 1  # a number to look at: seats are for those who are known, else strangers take them
+        self._requests.open += 1  # only a number: slots are for known callers, else strangers would take them
         try:
             await self._inner(scope, receive, send_marked)
         finally:
@@ -144,7 +144,7 @@ def _key_expires(scope: Scope) -> list[tuple[bytes, bytes]]:
 
 
 class _SlotHoldingResponse:
-    """An answer that keeps its seat until it is sent: one that nobody reads is held, too."""
+    """A response that keeps its slot until it is sent: one that the client does not read is bounded, too."""
 
     def __init__(self, answer: ASGIApp, leave: Callable[[], None]) -> None:
         self._answer = answer
@@ -158,7 +158,7 @@ class _SlotHoldingResponse:
 
 
 async def _serve_open(call: RequestContext, address: str) -> ASGIApp:
-    """The answer of an operation that needs no key.
+    """The response of an operation that needs no key.
 
     Raises:
         MooringsError: ``controller.busy``.
@@ -171,10 +171,10 @@ async def _serve_open(call: RequestContext, address: str) -> ASGIApp:
 
 
 async def _serve_with_slot(call: RequestContext) -> ASGIApp:
-    """The answer to somebody who is known.
+    """The response to a known caller.
 
     Raises:
-        MooringsError: it is refused.
+        MooringsError: the request is refused.
     """
     seats, key = call.service.requests, call.caller.key_id
     seats.take(key)
@@ -184,14 +184,14 @@ async def _serve_with_slot(call: RequestContext) -> ASGIApp:
     except BaseException:
         leave()
         raise
-    if isinstance(answer, StreamResponse):  # it has a seat of its own
+    if isinstance(answer, StreamResponse):  # it has a slot of its own
         leave()
         return answer
     return _SlotHoldingResponse(answer, leave)
 
 
 def _endpoint(service: ApiContext, operation: Operation) -> Endpoint:
-    """What serves ``operation``; whatever fails in it becomes a problem, never an exception."""
+    """The endpoint of ``operation``; every failure in it becomes a problem response, never an exception."""
 
     async def endpoint(request: Request) -> ASGIApp:
         request_id: str = request.scope[REQUEST_ID_KEY]

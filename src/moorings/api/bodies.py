@@ -1,9 +1,8 @@
-"""The wire shapes under pydantic's eye: strict types, no unknown fields, and a bound on everything.
+"""The wire shapes with pydantic's checks: strict types, no unknown fields, and a bound on everything.
 
 The shapes are written once, in ``wire``, as plain dataclasses. Here each is wrapped in a subclass of itself whose
-fields carry the bounds, so a body that passes *is* a ``wire`` shape, and the OpenAPI document tells the same limits.
-Bounds keep hostile sizes away from the rest of the program; what makes sense is decided by ``core``, which says so in
-better words.
+fields carry the bounds, so a body that passes *is* a ``wire`` shape, and the OpenAPI document gives the same limits.
+Bounds keep hostile sizes away from the rest of the program; ``core`` decides what makes sense, with better error texts.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from moorings.workloads.labels import LABELS_MAX
 T = TypeVar("T")
 
 ERRORS_TOLD_MAX = 3
-NUMBER_MAX = (1 << 53) - 1  # what JSON carries exactly everywhere; SQL's BIGINT holds it too
+NUMBER_MAX = (1 << 53) - 1  # the range that JSON carries exactly everywhere; it fits SQL's BIGINT
 SECONDS_MAX = 1e9
 ENTRIES_MAX = 4096
 POLICY_CHARS_MAX = 65_536
@@ -46,7 +45,7 @@ _Amounts = Annotated[Mapping[_Short, _Whole], Field(max_length=64)]
 _SizeText = Annotated[str, Field(pattern="^[1-9][0-9]{0,6}$")]
 _Seconds = Annotated[float, Field(ge=0, le=SECONDS_MAX)]
 
-# Fields whose name does not tell their bound. core and workloads check these too, where a limit is theirs.
+# Fields whose bound does not follow from their names. core and workloads check theirs again.
 _BOUNDS: Mapping[tuple[str, str], object] = {
     ("AcceleratorsShape", "resources"): _Amounts | None,
     ("ApplianceShape", "kind"): Literal[tuple(kind.value for kind in ApplianceJobType)],
@@ -88,13 +87,13 @@ _CONFIG = ConfigDict(
     validate_by_alias=True,
     validate_by_name=False,
     allow_inf_nan=False,
-    hide_input_in_errors=True,  # a job's environment must not reach a log this way
+    hide_input_in_errors=True,  # otherwise a job's environment could reach a log
 )
 
 
 @cache
 def _wrapped(shape: type) -> type:
-    """``shape`` with pydantic's rules on it; answers (``...Body``) are only described, so they carry no bounds."""
+    """``shape`` with pydantic's rules; responses (``...Body``) are only described, so they carry no bounds."""
     hints = get_type_hints(shape)
     answer = shape.__name__.endswith("Body")
     columns = []
@@ -134,7 +133,7 @@ def _bounded(shape: str, name: str, hint: Any) -> Any:  # noqa: ANN401 - type ex
 
 
 def _response_type(hint: Any) -> Any:  # noqa: ANN401 - type expressions
-    """What stands in the document: our answers leave absent fields out, they never say null."""
+    """The type in the document: our responses leave absent fields out, they never say null."""
     if dataclasses.is_dataclass(hint):
         return _wrapped(cast("type", hint))
     if get_origin(hint) in (Union, UnionType):
@@ -147,12 +146,12 @@ def _response_type(hint: Any) -> Any:  # noqa: ANN401 - type expressions
 
 @cache
 def type_adapter(shape: type) -> TypeAdapter[Any]:
-    """What checks and describes ``shape``."""
+    """The validator and description of ``shape``."""
     return TypeAdapter(_wrapped(shape))
 
 
 def parse_body(shape: type[T], body: bytes) -> T:
-    """The ``shape`` that a request's body holds.
+    """The ``shape`` in a request's body.
 
     Raises:
         MooringsError: ``body.not_utf8``, ``body.not_json``, ``body.invalid``.
@@ -178,7 +177,7 @@ def parse_body(shape: type[T], body: bytes) -> T:
 
 
 def _unique(pairs: list[tuple[str, object]]) -> None:
-    """Refuse an object that names a field twice: whoever checked it before us may have read the other one."""
+    """Refuse an object with a duplicate field: a program that checked it before us may have used the other one."""
     if len(dict(pairs)) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
@@ -208,14 +207,14 @@ def _hint(shape: type, detail: ErrorDetails) -> str:
 
 
 def _inner(shape: type, where: Sequence[int | str]) -> type:
-    """The shape whose field ``where`` ends at."""
+    """The shape that has the field at the end of ``where``."""
     for part in where[:-1]:
-        if isinstance(part, int):  # an item of the list that was come to
+        if isinstance(part, int):  # an item of the current list
             continue
         hints = get_type_hints(shape)
         shape = next(
             hints[item.name] for item in dataclasses.fields(cast("Any", shape)) if to_camel_case(item.name) == part
         )
         inside = (one for one in get_args(shape) if isinstance(one, type) and dataclasses.is_dataclass(one))
-        shape = next(inside, shape)  # of a list, or of what may be null
+        shape = next(inside, shape)  # of a list, or of a nullable field
     return shape

@@ -1,7 +1,7 @@
-"""One request while it is served: what a route reads of it, with every check and limit, and the answers it can give.
+"""One request while it is served: what a route reads of it, with every check and limit, and its responses.
 
-This stands where FastAPI's parameters and dependencies usually do; ``api/__init__`` says why. Reading is lazy: a
-route that wants no body reads none.
+It replaces FastAPI's parameters and dependencies; ``api/__init__`` says why. Reading is lazy: a route without a body
+reads none.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 REQUEST_ID_KEY = "moorings.request_id"  # where the application leaves it in the ASGI scope
-KEY_EXPIRES_HEADER = "Moorings-Key-Expires"  # on answers to a key that expires: when
+KEY_EXPIRES_HEADER = "Moorings-Key-Expires"  # on responses to a key that expires: when
 PATH_VALUE_CHARS_MAX = 200
 
 
 class Shutdown:
-    """Whether the server has begun to stop, and how those who wait learn of it.
+    """Whether the server has begun to stop, and a wakeup for waiting requests.
 
     Not an ``asyncio.Event``: this one may be made before a loop runs, and outlives it.
     """
@@ -51,14 +51,14 @@ class Shutdown:
         self._waiting: set[asyncio.Future[None]] = set()
 
     def begin(self) -> None:
-        """Tell everybody who waits, now and later."""
+        """Wake every waiting request, now and later."""
         self.begun = True
         for future in tuple(self._waiting):
-            if not future.done():  # given up a moment ago; its callback has not run yet
+            if not future.done():  # cancelled a moment ago; its callback has not run yet
                 future.set_result(None)
 
     async def race(self, work: Awaitable[T], *, gone: Awaitable[None] | None = None) -> T:
-        """The result of ``work``, which is given up if the server stops, or ``gone`` is done, before it.
+        """The result of ``work``, which is cancelled if the server stops, or ``gone`` is done, before it.
 
         Raises:
             MooringsError: what ``work`` raises, or ``controller.unreachable``.
@@ -93,10 +93,10 @@ class Shutdown:
 
 
 async def first_of(*works: Awaitable[None]) -> None:
-    """Returns when one of ``works`` has ended; the others are given up.
+    """Return when one of ``works`` has ended; the others are cancelled.
 
     Raises:
-        MooringsError: what that one raises.
+        MooringsError: that of the ended one.
     """
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
@@ -109,7 +109,7 @@ async def first_of(*works: Awaitable[None]) -> None:
 
 
 class Wakeup:
-    """Wakes everybody who waits for it at that moment; unlike an ``asyncio.Event`` it is never left set."""
+    """Wakes all current waiters; unlike an ``asyncio.Event`` it is never left set."""
 
     def __init__(self) -> None:
         self._waiting: set[asyncio.Future[None]] = set()
@@ -121,7 +121,7 @@ class Wakeup:
                 future.set_result(None)
 
     async def rung(self) -> None:
-        """Returns at the next ring."""
+        """Return at the next ring."""
         future = asyncio.get_running_loop().create_future()
         self._waiting.add(future)
         try:
@@ -132,23 +132,24 @@ class Wakeup:
 
 @dataclass(frozen=True, slots=True)
 class ApiContext:
-    """What all requests share.
+    """Shared by all requests.
 
     Attributes:
         controller: the use cases.
-        limits: how much is taken on.
+        limits: the bounds on connections and work.
         document: gives the OpenAPI document.
         metrics: gives the text of ``/metrics``.
-        requests: seats for requests until they are answered; streams sit on their own.
-        desks: where requests are worked on.
-        opens: seats for answers that need no access key, by address.
-        bodies: bytes of bodies that are kept.
-        waits: seats for answers that are held.
-        watches: seats for event streams.
-        follows: seats for streams of a run's output.
+        requests: slots for requests until their responses are sent; streams have their own.
+        desks: slots for requests that are worked on.
+        opens: slots for responses that need no access key, by address.
+        bodies: bytes of buffered bodies.
+        waits: slots for responses that wait.
+        watches: slots for event streams.
+        follows: slots for streams of a run's output.
         closing: whether the server stops.
         revoked: rung when an access key is revoked.
-        pen: held while a part of a list is written: one part in each round of the loop, whoever asks for how many.
+        pen: a lock, held while a part of a list is written: one part in each round of the loop, for all requests
+            together.
     """
 
     controller: Controller
@@ -171,14 +172,14 @@ class RequestContext:
     """One request.
 
     Attributes:
-        service: what all requests share.
-        operation: what is asked.
-        caller: who asks; known unless the operation is open.
-        headers: by lower-case name; those that decide something are there once.
-        peer: whom the client's certificate names; None where none is asked for.
-        path_values: values of the path by name, as they came; ``path`` checks them.
-        request_id: names this request in answers and logs.
-        secret: the access key, once it was found good.
+        service: shared by all requests.
+        operation: the requested operation.
+        caller: the caller; known unless the operation is open.
+        headers: by lower-case name; those with an effect are there once.
+        peer: the name in the client's certificate; None if none is required.
+        path_values: values of the path by name, unchecked; ``path`` checks them.
+        request_id: the id of this request in responses and logs.
+        secret: the access key, once it was accepted.
     """
 
     __slots__ = (
@@ -212,7 +213,7 @@ class RequestContext:
         self._receive: Receive = request.receive
         query = scope["query_string"]
         self._texts = read_query(query, operation.query) if query else {}
-        self._values: dict[str, Any] = {}  # what they mean; ``serve`` reads them
+        self._values: dict[str, Any] = {}  # parsed values; ``serve`` reads them
 
     @property
     def controller(self) -> Controller:
@@ -222,7 +223,7 @@ class RequestContext:
     # -- what is asked -----------------------------------------------------------------------------------------------
 
     async def identify(self) -> None:
-        """Find out who calls.
+        """Find the caller.
 
         Raises:
             MooringsError: ``auth.missing``, ``auth.invalid``, ``auth.expired``, ``auth.certificate_mismatch``.
@@ -234,14 +235,14 @@ class RequestContext:
         self.secret = secret
 
     async def serve(self) -> Response:
-        """The answer of the operation, once its body is there and the caller has a desk for it.
+        """The response of the operation, once its body has arrived and the caller has a work slot.
 
-        The body first: a desk is for work, and a slow sender's others would wait for its body.
+        The body first: a work slot is for work, and a slow sender's other requests would wait for its body.
 
         Raises:
-            MooringsError: it is refused.
+            MooringsError: the request is refused.
         """
-        # All of them: one that is not allowed is refused, also where the route would not ask for it.
+        # All of them: an invalid one is refused, also where the route does not read it.
         self._values = {parameter.name: self._read(parameter) for parameter in self.operation.query}
         key, desks = self.caller.key_id, self.service.desks
         try:
@@ -264,7 +265,7 @@ class RequestContext:
 
     @property
     def caller(self) -> Caller:
-        """Who calls."""
+        """The caller."""
         assert self._caller is not None, f"{self.operation.path} is open: nobody was asked for a key"
         return self._caller
 
@@ -272,7 +273,7 @@ class RequestContext:
         """A value of the path.
 
         Raises:
-            MooringsError: ``path.unknown`` (nothing of ours is called like that).
+            MooringsError: ``path.unknown`` (no resource has such a name).
         """
         value = self.path_values[name]
         if len(value) > PATH_VALUE_CHARS_MAX or not (value.isascii() and value.isprintable()):
@@ -285,7 +286,7 @@ class RequestContext:
         return value
 
     def _read(self, parameter: Parameter[T]) -> T:
-        """What was sent as a value of the query means.
+        """The parsed value of a query parameter.
 
         Raises:
             MooringsError: ``page.invalid``, ``duration.invalid``.
@@ -296,7 +297,7 @@ class RequestContext:
         return parameter.take(texts)
 
     def wanted(self, kind: str, *, most: int = LIMIT_MAX) -> PageRequest:
-        """The piece of a list of ``kind`` that is asked for, of ``most`` items whatever the request says.
+        """The requested page of a list of ``kind``, of at most ``most`` items whatever the request says.
 
         Raises:
             MooringsError: ``page.invalid``.
@@ -323,7 +324,7 @@ class RequestContext:
         return key
 
     def body(self, shape: type[T]) -> T:
-        """The body, checked; to be asked for once.
+        """The body, checked; may be read once.
 
         Raises:
             MooringsError: ``body.not_utf8``, ``body.not_json``, ``body.invalid``.
@@ -334,7 +335,7 @@ class RequestContext:
             self._let_go_of_body()
 
     async def hold(self, work: Awaitable[T], wait_s: float) -> T:
-        """The result of ``work``, which may wait; it is given up when the client has gone or the server stops.
+        """The result of ``work``, which may wait; it is cancelled when the client has gone or the server stops.
 
         Raises:
             MooringsError: what ``work`` raises, or ``controller.unreachable``.
@@ -360,15 +361,15 @@ class RequestContext:
     # -- what is answered --------------------------------------------------------------------------------------------
 
     def answer(self, body: object, *, location: str | None = None) -> Response:
-        """The answer that is one body."""
+        """The response with one body."""
         kind = self.operation.answer.kind
         return self._respond({"apiVersion": API_VERSION, "kind": kind, **encode(body)}, location)
 
     async def answer_list(self, bodies: Iterable[object], after: str | None) -> Response:
-        """The answer that is one page of a list; ``after`` continues it.
+        """The response with one page of a list; ``after`` continues it.
 
-        A thousand claims take 50 ms to write. They are written in parts, and everybody else is served in between:
-        ``bodies`` should make each item when it is asked for.
+        A thousand claims take 50 ms to write. They are written in parts, and other requests are served in between:
+        ``bodies`` should make each item lazily.
         """
         head = dumps({"apiVersion": API_VERSION, "kind": self.operation.answer.kind})[:-1]
         tail = "]}" if after is None else f'],"continue":{dumps(after)}}}'
@@ -376,7 +377,7 @@ class RequestContext:
         return Response(text.encode(), self.operation.answer.status, None, "application/json")
 
     def answer_nothing(self) -> Response:
-        """The answer that says only that it was done."""
+        """The response without a body, for success."""
         return Response(status_code=self.operation.answer.status)
 
     def _respond(self, content: object, location: str | None = None) -> Response:

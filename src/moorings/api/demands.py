@@ -1,7 +1,7 @@
-"""Requests in wire shapes as what the core calls them: a claim's specification, a job.
+"""Requests from wire shapes to core types: a claim's specification, a job.
 
-Field by field and by hand: the two sides may drift apart, and a line that no longer fits is found by mypy here.
-Nothing is checked (``bodies`` did, and the controller will).
+Field by field: the two sides may drift apart, and mypy finds a line that no longer fits. Nothing is checked here
+(``bodies`` did, and the controller will).
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from moorings.wire.shapes import (
 from moorings.workloads.appliance import ApplianceJobType, WorkflowPart
 from moorings.workloads.jobs import Accelerators, JobSpec, Resources
 
-_NO_TIME_GIVEN = Timestamp(1 << 62)  # whoever takes the list knows what time it is
+_NO_TIME_GIVEN = Timestamp(1 << 62)  # the caller replaces it by the current time
 
 
 def claim_spec(request: ClaimRequest) -> ClaimSpec:
-    """What ``POST /v1/claims`` asks for."""
+    """The claim in ``POST /v1/claims``."""
     return ClaimSpec(
         kind=request.accelerator,
         size=request.size,
@@ -53,7 +53,7 @@ def claim_spec(request: ClaimRequest) -> ClaimSpec:
 
 
 def partition_spec(request: PartitionRequest) -> ClaimSpec:
-    """What ``POST /v1/partitions`` asks for: a claim without end, as its owner will release it by hand."""
+    """The claim in ``POST /v1/partitions``: it has no end, as its owner will release it."""
     return ClaimSpec(
         kind=request.accelerator,
         size=request.size,
@@ -64,7 +64,7 @@ def partition_spec(request: PartitionRequest) -> ClaimSpec:
 
 
 def job_spec(shape: JobShape) -> JobSpec:
-    """The job ``POST /v1/runs`` wants started."""
+    """The job in ``POST /v1/runs``."""
     wanted, resources, part = shape.accelerators, shape.resources, shape.appliance
     return JobSpec(
         name=shape.name,
@@ -88,7 +88,7 @@ def job_spec(shape: JobShape) -> JobSpec:
 
 
 def estimate_spec(request: EstimateRequest) -> ClaimSpec:
-    """The claim that ``POST /v1/estimate`` asks about."""
+    """The claim in ``POST /v1/estimate``."""
     return ClaimSpec(
         kind=request.kind,
         size=request.size,
@@ -102,10 +102,10 @@ def estimate_spec(request: EstimateRequest) -> ClaimSpec:
 
 
 def defragment_input(request: DefragmentRequest) -> DefragmentPool:
-    """The room that ``POST /v1/defragment`` orders.
+    """The block to free in ``POST /v1/defragment``.
 
     Raises:
-        MooringsError: ``claim.size_not_allowed``: it names both a size and a claim, or none of them.
+        MooringsError: ``claim.size_not_allowed``: it names both a size and a claim, or neither.
     """
     if (request.size is None) == (request.claim is None):
         raise MooringsError(
@@ -120,7 +120,7 @@ def defragment_input(request: DefragmentRequest) -> DefragmentPool:
 
 
 def project_from(name: str, request: ProjectRequest) -> Project:
-    """The project that ``PUT /v1/projects/{project}`` describes."""
+    """The project in ``PUT /v1/projects/{project}``."""
     return Project(
         name=name,
         shares=tuple(
@@ -139,10 +139,10 @@ def project_from(name: str, request: ProjectRequest) -> Project:
 
 
 def queued_jobs(request: QueueRequest) -> Sequence[QueuedJob]:
-    """The jobs that ``POST /v1/queues`` tells of; who does not say since when waits from now on.
+    """The jobs in ``POST /v1/queues``; a job without a time waits from now on.
 
     Raises:
-        MooringsError: ``queue.invalid``: a time cannot be read.
+        MooringsError: ``queue.invalid``: a time is malformed.
     """
     return [
         QueuedJob(
@@ -164,19 +164,19 @@ def queued_jobs(request: QueueRequest) -> Sequence[QueuedJob]:
 
 
 def waiting_since(request: ClaimRequest) -> Timestamp | None:
-    """Since when the job of a claim waits; None: from now on.
+    """The time from which the job of a claim waits; None: from now on.
 
     Raises:
-        MooringsError: ``claim.invalid``: the time cannot be read.
+        MooringsError: ``claim.invalid``: the time is malformed.
     """
     return _claim_time(request.waiting_since)
 
 
 def checkpoint_at(request: CheckpointRequest) -> Timestamp | None:
-    """When the state was saved, of which ``POST /v1/claims/{id}/checkpoint`` tells; None: now.
+    """The time of the checkpoint in ``POST /v1/claims/{id}/checkpoint``; None: now.
 
     Raises:
-        MooringsError: ``claim.invalid``: the time cannot be read.
+        MooringsError: ``claim.invalid``: the time is malformed.
     """
     return _claim_time(request.at)
 

@@ -1,7 +1,7 @@
-"""Streams: the event log as server-sent events, and what keeps a stream from holding anything for a slow reader.
+"""Streams: the event log as server-sent events, without buffering for a slow reader.
 
-There is no queue a subscriber. A watch knows the last sequence number it sent, reads the next rows from the store
-when it may write again, and waits for news when there are none: a slow reader costs nothing but its connection, and
+There is no queue for each subscriber. A watch knows the last sequence number it sent, reads the next rows from the
+store when it may write again, and waits for new ones when there are none: a slow reader costs only its connection, and
 loses nothing. Fan-out through a queue for each was refused for that reason; the rows are in the database's cache
 anyway.
 """
@@ -30,9 +30,9 @@ log = logging.getLogger("moorings.api")
 
 
 class StreamResponse(StreamingResponse):
-    """An answer that goes on; ``leave`` is called once when it has ended, however it ends.
+    """A streamed response; ``leave`` is called once when it has ended, in every case.
 
-    It ends without its last chunk if something fails under way, so the reader does not take the part for the whole.
+    After a failure it ends without its last chunk, so the reader does not take the part for the whole.
     """
 
     def __init__(self, chunks: AsyncGenerator[bytes], media_type: str, leave: Callable[[], None]) -> None:
@@ -55,17 +55,17 @@ class StreamResponse(StreamingResponse):
 
 @dataclass(frozen=True, slots=True)
 class EventSelection:
-    """Which events are wanted."""
+    """The filter of a request for events."""
 
     claim: str | None = None
     run: str | None = None
     names: tuple[str, ...] = ()
 
     async def read(self, service: ApiContext, after: Seq, limit: int, *, whole: bool) -> list[EventRow]:
-        """At most ``limit`` of them with a greater sequence number.
+        """At most ``limit`` matching events with a greater sequence number.
 
         Raises:
-            MooringsError: ``events.gone``: it was to be ``whole``, and some of them have left the database.
+            MooringsError: ``events.gone``: ``whole`` is set, and some of them have left the database.
         """
         list_events = service.controller.list_events
         return list(await list_events(after, limit, claim=self.claim, run=self.run, names=self.names, whole=whole))
@@ -95,7 +95,7 @@ async def stream_events(service: ApiContext, wanted: EventSelection, after: Seq,
             after = rows[-1].seq
         if len(rows) == EVENTS_A_READ:
             continue
-        after = max(after, head)  # what the filter passed over need not be read again
+        after = max(after, head)  # events that the filter skipped need not be read again
         if time() >= beat:
             yield b": heartbeat\n\n"
             beat = time() + beat_s

@@ -1,7 +1,7 @@
-"""How much one controller takes on for its clients, and who sits on the seats that are few.
+"""The bounds on what one controller holds for its clients, and the slots that share it out.
 
-Everything a client can make us hold (bytes, time, connections, open watches) has a number here. Rate limits were
-refused: a client that asks too often is slowed by its own round trips, and the database is protected by group commit.
+Everything that a client can make us hold (bytes, time, connections, open watches) has a limit here. Rate limits were
+refused: a client that sends too many requests is slowed by its own round trips, and group commit protects the database.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ WAIT_S_MAX = 600.0
 
 @dataclass(frozen=True, slots=True)
 class ApiLimits:
-    """What the API holds for its clients at most.
+    """The API's limits.
 
     Attributes:
         body_bytes_max: largest body; a job with a full environment has a third of it.
-        drained_bytes_max: how much of a body that is too large is read away, so that its sender sees the answer.
+        drained_bytes_max: how much of a body that is too large is read and dropped, so that its sender sees the
+            response.
         body_timeout_s: how long a body may take to arrive.
         head_bytes_max: largest request line and headers together.
         head_timeout_s: how long they may take to arrive.
-        pipelined_max: requests that one connection may send ahead of their answers.
-        requests_max: requests of known callers from their head to the end of their answer, streams aside;
-            ``requests_per_key_max`` of them for one access key, so that nobody's slow bodies keep the others out.
+        pipelined_max: requests that one connection may send ahead of their responses.
+        requests_max: requests of known callers from their head to the end of their response, without streams;
+            ``requests_per_key_max`` of them for one access key, so that one key's slow bodies do not block the others.
         working_per_key_max: requests of one access key that are worked on at the same time; its others wait for that.
-        opens_max: answers under way that need no access key, health checks aside; ``opens_per_address_max`` of them
-            for one address.
-        bodies_bytes_max: bytes of bodies that are kept until they are read; ``bodies_bytes_per_key_max`` of them for
-            one access key.
-        connections_max: open connections; ``connections_per_address_max`` of them from one address (a machine, or
-            an IPv6 /64). Far fewer than there are requests, so that no single address shuts the others out. One more
-            takes the place of that which has asked for nothing for longest, so that nobody shuts out his machine.
-        connections_reserved: the last of them are for addresses that have hardly any, so that a health check gets in.
-        unread_s: how long a client that reads nothing of what was sent to it keeps its connection.
+        opens_max: responses in progress that need no access key, without health checks; ``opens_per_address_max`` of
+            them for one address.
+        bodies_bytes_max: bytes of buffered bodies; ``bodies_bytes_per_key_max`` of them for one access key.
+        connections_max: open connections; ``connections_per_address_max`` of them from one address (a machine, or an
+            IPv6 /64). Far fewer than the limit of requests, so that no single address blocks the others. At the limit a
+            new connection replaces the one that has been idle for longest, so that no user blocks a whole machine.
+        connections_reserved: the last of them are for addresses with hardly any, so that a health check gets in.
+        unread_s: how long a client that does not read its data keeps its connection.
         keep_alive_s: how long an idle connection is kept.
-        waits_max: answers that are held until something happens; ``waits_per_key_max`` of them for one access key.
+        waits_max: responses that wait for something to happen; ``waits_per_key_max`` of them for one access key.
         watches_max: open event streams; ``watches_per_key_max`` of them for one access key.
         follows_max: open streams of a running job's output; ``follows_per_key_max`` of them for one access key.
-        heartbeat_s: an event stream that has nothing to say sends a comment this often, so that proxies keep it.
-        shutdown_s: how long answers in progress may take once the controller stops.
+        heartbeat_s: how often an idle event stream sends a comment, so that proxies keep it.
+        shutdown_s: how long responses in progress may take once the controller stops.
     """
 
     body_bytes_max: int = BODY_BYTES_MAX
@@ -81,12 +81,12 @@ DEFAULT_LIMITS = ApiLimits()
 
 
 class Slots:
-    """Who holds a limited number of something, in all and for each key.
+    """A limited number of slots, in all and for each key.
 
     Args:
-        what: what is held, for the refusal.
-        total: how many there are.
-        per_key: how many of them one key may hold.
+        what: what a slot is for, in the refusal.
+        total: the number of slots.
+        per_key: the number of them for one key.
     """
 
     def __init__(self, what: str, total: int, per_key: int) -> None:
@@ -97,7 +97,7 @@ class Slots:
         self._taken = 0
 
     def take(self, key: str, count: int = 1) -> None:
-        """Take one for ``key``, or ``count`` at once.
+        """Take one slot for ``key``, or ``count`` at once.
 
         Raises:
             MooringsError: ``controller.busy``.
@@ -114,7 +114,7 @@ class Slots:
 
     @contextlib.contextmanager
     def held(self, key: str) -> Iterator[None]:
-        """One for ``key`` for as long as the block takes.
+        """Hold one slot for ``key`` for the duration of the block.
 
         Raises:
             MooringsError: ``controller.busy``.
@@ -127,11 +127,11 @@ class Slots:
 
     @property
     def taken(self) -> int:
-        """How many are held."""
+        """The number of slots in use."""
         return self._taken
 
     def leave(self, key: str, count: int = 1) -> None:
-        """Give back what ``take`` gave."""
+        """Return slots from ``take``."""
         assert self._held[key] >= count, f"{key} holds fewer of the {self._what}"
         self._held[key] -= count
         self._taken -= count
@@ -140,11 +140,11 @@ class Slots:
 
 
 class BufferedBody:
-    """The bytes of one body that are kept.
+    """The buffered bytes of one body.
 
     Args:
-        seats: what all bodies share.
-        key: whose share it counts against.
+        seats: the limit of all bodies together.
+        key: the access key they count for.
     """
 
     def __init__(self, seats: Slots, key: str) -> None:
@@ -153,7 +153,7 @@ class BufferedBody:
         self._bytes = 0
 
     def add(self, count: int) -> None:
-        """Keep so many more.
+        """Count this many more bytes.
 
         Raises:
             MooringsError: ``controller.busy``.
@@ -162,21 +162,21 @@ class BufferedBody:
         self._bytes += count
 
     def leave(self) -> None:
-        """Keep none of it any more."""
+        """Release all its bytes."""
         if self._bytes:
             self._seats.leave(self._key, self._bytes)
             self._bytes = 0
 
 
 class WorkSlots:
-    """Where requests are worked on: each key has a few desks, and its further requests queue for them.
+    """Slots for requests that are worked on: each key has a few, and its further requests queue for them.
 
-    One thread works for everybody, so without this whoever asks 250 times at once takes 250 parts of its time, and the
-    others one. Refusing what is beyond was not chosen: a burst of one key (a job array that ends) is no mistake of its
-    sender. A number for all keys together was not chosen either: requests that hang would fill it.
+    One thread works for all, so without this a client with 250 requests at once would take 250 parts of its time, and
+    each other client one. Refusing the excess was not chosen: a burst of one key (a job array that ends) is no mistake
+    of its sender. One limit for all keys together was not chosen either: requests that hang would exhaust it.
 
     Args:
-        per_key: desks of one key.
+        per_key: slots of one key.
     """
 
     def __init__(self, per_key: int) -> None:
@@ -186,11 +186,11 @@ class WorkSlots:
 
     @property
     def queued(self) -> int:
-        """How many wait for a desk."""
+        """The number of requests in the queues."""
         return sum(map(len, self._queues.values()))
 
     async def take(self, key: str) -> None:
-        """Returns when ``key`` has a desk: first come, first served."""
+        """Wait for a slot of ``key``: first come, first served."""
         if self._taken.get(key, 0) < self._per_key:
             self._taken[key] += 1
             return
@@ -200,11 +200,11 @@ class WorkSlots:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self.leave(key)  # it was given one as it gave up
+                self.leave(key)  # it got a slot while it was being cancelled
             raise
 
     def leave(self, key: str) -> None:
-        """Give a desk back; it goes to the next of the key's queue."""
+        """Return a slot; the next in the key's queue gets it."""
         assert self._taken[key] > 0, f"{key} has no desk"
         self._taken[key] -= 1
         queue = self._queues.get(key, deque())
@@ -220,10 +220,10 @@ class WorkSlots:
 
     @contextlib.asynccontextmanager
     async def left(self, key: str) -> AsyncIterator[None]:
-        """Away from the desk for as long as the block takes: it waits for something, and others may work."""
+        """Give up the slot for the duration of the block: the request waits for something, and others may work."""
         self.leave(key)
         try:
             yield
         finally:
-            # Not queued for: whoever waited long has a few lines left to write, and may be on its way out.
+            # Without queueing: after a long wait only a few lines are left to write, and the task may be cancelled.
             self._taken[key] += 1

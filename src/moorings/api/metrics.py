@@ -1,8 +1,9 @@
-"""``/metrics`` in Prometheus' text form: the controller's numbers, made when it is asked, in a registry of its own.
+"""``/metrics`` in Prometheus' text format: the controller's numbers, collected at each request.
 
-Labels are pools, projects (the first 128 of the tree), states, sizes, results and routes: never a user, a claim or a
-path as it came, so the number of series is bounded, and nobody is told who works here. It is open like ``/healthz``: a
-monitoring system needs no access key. Names, units and labels are what ``deploy/prometheus`` relies on.
+They are in a registry of their own. Labels are pools, projects (the first 128 of the tree), states, sizes, results and
+routes: never a user, a claim or a raw path, so the number of series is bounded, and users' names are not revealed. It
+is open like ``/healthz``: a monitoring system needs no access key. ``deploy/prometheus`` relies on the names, units and
+labels.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from moorings.controller.service import Controller
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-CACHE_S = 0.5  # asked more often, the last text is given again: counting 10,000 claims is not for every passer-by
+CACHE_S = 0.5  # a second request within this time gets the same text: counting 10,000 claims is costly
 REQUEST_BOUNDS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0)
 UNROUTED = "none"
 
@@ -37,14 +38,14 @@ LabelsT = TypeVar("LabelsT", bound=tuple[str, ...])
 
 
 class RequestMetrics:
-    """What the API has answered, by method, route and status, and how long it took until an answer began."""
+    """The API's responses, by method, route and status, and the time until each began."""
 
     def __init__(self) -> None:
         self.answered: dict[tuple[str, str, int], DurationHistogram] = {}
         self.open = 0
 
     def add(self, method: str, route: str, status: int, seconds: float) -> None:
-        """Count an answer; ``route`` is the template, empty where no route has served it."""
+        """Count a response; ``route`` is the template, empty if no route served it."""
         key = (method, route, status) if route else ("other", UNROUTED, status)
         found = self.answered.get(key)
         if found is None:
@@ -56,9 +57,9 @@ class MetricsPage:
     """The text of ``/metrics`` for one controller.
 
     Args:
-        controller: whose numbers.
-        requests: what the API has answered.
-        seats: what clients may hold, by what it is called in the label.
+        controller: the source of the numbers.
+        requests: the API's responses.
+        seats: the slots of clients, by their label.
     """
 
     def __init__(self, controller: Controller, requests: RequestMetrics, seats: Mapping[str, Slots]) -> None:
@@ -70,7 +71,7 @@ class MetricsPage:
         self._stale_at = float("-inf")
 
     def text(self) -> bytes:
-        """The text, at most ``FRESH_S`` old. In the loop's thread: memory is read."""
+        """The text, at most ``CACHE_S`` old. Called in the loop's thread: only memory is read."""
         now = asyncio.get_running_loop().time()
         if now >= self._stale_at:
             self._text, self._stale_at = generate_latest(self._registry), now + CACHE_S
@@ -78,16 +79,16 @@ class MetricsPage:
 
 
 def build_info() -> Metric:
-    """Which release runs, on which Python."""
+    """The running release, and its Python."""
     info = GaugeMetricFamily("moorings_build_info", "Always 1; tells the release.", labels=("version", "python"))
     info.add_metric((moorings.__version__, platform.python_version()), 1)
     return info
 
 
 def standby_text(*, ready: bool) -> bytes:
-    """The text of a controller that stands by: its own process, and that it does not lead.
+    """The text of a standby: its own process, and that it does not lead.
 
-    What the leader counts is scraped from the leader: handed on, every number would be there twice.
+    The leader's numbers are scraped from the leader: forwarded, every number would be there twice.
     """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_StandbyCollector(ready))
@@ -96,7 +97,7 @@ def standby_text(*, ready: bool) -> bytes:
 
 
 def metric_families() -> list[Metric]:
-    """Every family, for the reference page: its name, kind, labels and meaning; the numbers mean nothing."""
+    """Every family, for the reference page: its name, kind, labels and meaning; the numbers are placeholders."""
     empty = ControllerMetrics(
         claims={},
         devices={},
@@ -116,7 +117,7 @@ def metric_families() -> list[Metric]:
 
 
 class _StandbyCollector(Collector):
-    """One that does not lead."""
+    """The numbers of a standby."""
 
     def __init__(self, ready: bool) -> None:
         self._ready = ready
@@ -203,7 +204,7 @@ def _counter_families(seen: ControllerMetrics) -> Iterator[Metric]:
 
 
 class _ServerCollector(Collector):
-    """What clients ask and hold."""
+    """The clients' requests, and what they hold."""
 
     def __init__(self, requests: RequestMetrics, seats: Mapping[str, Slots]) -> None:
         self._requests = requests
@@ -247,7 +248,7 @@ def _gauge(name: str, about: str, labels: Iterable[str], values: Mapping[LabelsT
 
 
 def _buckets(durations: DurationHistogram) -> tuple[list[tuple[str, float]], float]:
-    """Cumulative, as Prometheus wants them."""
+    """Cumulative, as Prometheus requires."""
     total, made = 0, []
     for bound, count in zip((*map(str, durations.bounds), "+Inf"), durations.counts, strict=True):
         total += count

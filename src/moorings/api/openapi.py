@@ -1,7 +1,7 @@
-"""The OpenAPI document: made from the table the routes are made from, and committed, so a change is seen in review.
+"""The OpenAPI document: made from the routes' own table, and committed, so a change is seen in review.
 
 FastAPI assembles the paths (and only that: it carries no request); the shapes come from ``bodies``, which checks them
-too. ``docs/reference/openapi.json`` is ``text()``; a test compares them.
+too. ``docs/reference/openapi.json`` is ``document_text()``; a test compares them.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ _TAGS = {
 
 
 class _Plain(GenerateJsonSchema):
-    """Without a title for each field, which would only repeat its name; defaults as they are sent."""
+    """Without a title for each field, which would only repeat its name; with defaults in their JSON form."""
 
     def field_title_should_be_set(self, schema: object) -> bool:
         return False
 
     def dict_schema(self, schema: core_schema.DictSchema) -> dict[str, Any]:
-        """A mapping whose names have a pattern takes no others; pydantic checks that, and does not tell it."""
+        """A mapping with a pattern for its names takes no others; pydantic checks that, but does not describe it."""
         made = super().dict_schema(schema)
         return {**made, "additionalProperties": False} if "patternProperties" in made else made
 
     def encode_default(self, dft: object) -> object:
-        return encode(dft)  # pydantic would tell Python's names
+        return encode(dft)  # pydantic would use Python's names
 
 
 @cache
@@ -87,7 +87,7 @@ def document() -> dict[str, Any]:
 
 
 async def _unserved(request: Request) -> Response:
-    # FastAPI wants something to call, and would publish its docstring; requests never come this way.
+    # FastAPI needs a callable, and would publish its docstring; requests never reach it.
     raise NotImplementedError(request.url)
 
 
@@ -110,7 +110,7 @@ def _schemas() -> dict[str, Any]:
 
 
 def _describe_answer(schema: dict[str, Any]) -> None:
-    """An answer may gain fields, and one that is absent has no default."""
+    """A response may gain fields, and an absent one has no default."""
     schema.pop("additionalProperties", None)
     for each in schema["properties"].values():
         each.pop("default", None)

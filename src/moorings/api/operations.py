@@ -1,8 +1,7 @@
-"""What a route promises: its address, what it reads, what it answers. The routes and the document are made from this.
+"""The declaration of a route: its address, its input, its responses. The routes and the document are made from it.
 
 A table rather than decorators with typed arguments, because the arguments' checks, their errors and their limits are
-ours (``calls``); FastAPI is given the same table in OpenAPI's words, so the document cannot drift from what is
-served.
+ours (``calls``); FastAPI gets the same table in OpenAPI's terms, so the document cannot drift from the code.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ Schema = dict[str, Any]
 KEY_HEADER = "Idempotency-Key"
 _KEY_PATTERN = "^[!-~]([ -~]*[!-~])?$"
 _PATH_VALUE = re.compile(r"\{(\w+)\}")
-_WITH_SLASHES = "{project}"  # its value is a path itself
+_WITH_SLASHES = "{project}"  # its value is itself a path
 _PATH_WORDS = {
     "id": "Its id, or its name where it has one.",
     "pool": "The pool's name.",
@@ -45,14 +44,14 @@ def schema_ref(shape: type) -> Schema:
 
 @dataclass(frozen=True, slots=True)
 class ResponseSpec:
-    """A good answer.
+    """A success response.
 
     Attributes:
         status: HTTP status.
         description: one sentence, for the document.
-        kind: ``Claim`` or ``ClaimList``, told in the answer; empty where it has none.
+        kind: ``Claim`` or ``ClaimList``, in the response; empty if it has none.
         content: OpenAPI's description of the body by media type; empty: no body.
-        shapes: the wire shapes it refers to.
+        shapes: the wire shapes in it.
     """
 
     status: int
@@ -63,14 +62,14 @@ class ResponseSpec:
 
 
 def object_response(kind: str, shape: type, *, status: int = 200) -> ResponseSpec:
-    """An answer that is one ``shape``, with ``apiVersion`` and ``kind`` beside its fields."""
+    """A response with one ``shape``, and ``apiVersion`` and ``kind`` beside its fields."""
     told = {"apiVersion": {"type": "string", "const": API_VERSION}, "kind": {"type": "string", "const": kind}}
     schema = {"allOf": [{"type": "object", "properties": told, "required": list(told)}, schema_ref(shape)]}
     return ResponseSpec(status, f"the {kind.lower()}", kind, {"application/json": {"schema": schema}}, (shape,))
 
 
 def list_response(kind: str, shape: type) -> ResponseSpec:
-    """An answer that is one page of a list of ``shape``."""
+    """A response with one page of a list of ``shape``."""
     name = f"{kind}List"
     schema = {
         "type": "object",
@@ -95,14 +94,14 @@ class Operation:
     Attributes:
         method: GET, POST, PUT or DELETE.
         path: with ``{names}``.
-        serve: what answers; its docstring describes it.
-        answer: the good answer.
+        serve: the function that answers; its docstring describes the operation.
+        answer: the success response.
         body: the shape of the request's body; None: it has none.
-        query: the values its query may have.
+        query: its query parameters.
         keyed: whether it takes an idempotency key.
         headers: further headers it reads, by name, with a sentence and a pattern each.
         open: whether it is served without an access key.
-        after_expiry: whether an access key that has expired is good enough for it.
+        after_expiry: whether it accepts an access key that has expired.
     """
 
     method: str
@@ -118,7 +117,7 @@ class Operation:
 
     @property
     def pattern(self) -> str:
-        """Its address as Starlette reads it."""
+        """Its address in Starlette's form."""
         return self.path.replace(_WITH_SLASHES, f"{_WITH_SLASHES[:-1]}:path}}")
 
     @property
@@ -128,7 +127,7 @@ class Operation:
         return parts[2] if parts[1] == "v1" else "controller"
 
     def described(self) -> dict[str, Any]:
-        """Itself, as arguments of FastAPI's ``add_api_route``."""
+        """The operation as arguments of FastAPI's ``add_api_route``."""
         summary, _, description = inspect.cleandoc(self.serve.__doc__ or "").partition("\n\n")
         extra: Schema = {"parameters": [*self._path_values(), *self._query_values(), *self._header_values()]}
         if self.body is not None:

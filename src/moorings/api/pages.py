@@ -1,7 +1,7 @@
-"""Lists in pieces: what ``limit`` and ``continue`` mean, and the opaque token that joins two pages.
+"""Lists in pages: the meaning of ``limit`` and ``continue``, and the opaque token between two pages.
 
-A token names the last item of a page, not a number of items, so nothing is shown twice or left out because something
-else came or went in between. One item more than wanted is asked for: that is how we know that there is another page.
+A token names the last item of a page, not a number of items, so no item is shown twice or left out because others came
+or went in between. One extra item is read, to know whether there is another page.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from moorings.wire.codec import encode
 
 T = TypeVar("T")
 
-ITEMS_A_READ = 100  # items that are read at once: what is looked up for each holds up everybody else
+ITEMS_A_READ = 100  # items read at once: the reads for each item block other requests
 PART_S = 0.002  # how long items are written before others are served
 
 dumps = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
@@ -28,12 +28,12 @@ dumps = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """The piece of a list that a request asks for.
+    """The requested page of a list.
 
     Attributes:
-        kind: which list; a token of another list is refused.
-        limit: how many items.
-        after: key of the last item of the page before; None for the first page.
+        kind: the list; a token of another list is refused.
+        limit: the number of items.
+        after: the key of the last item of the page before; None for the first page.
     """
 
     kind: str
@@ -42,11 +42,11 @@ class PageRequest:
 
     @property
     def page(self) -> PageQuery:
-        """What is asked of the store: one more than wanted."""
+        """The query for the store: one item more than the limit."""
         return PageQuery(self.limit + 1, self.after)
 
     async def gather(self, read: Callable[[PageQuery], Awaitable[Sequence[T]]], key: Callable[[T], str]) -> list[T]:
-        """What ``page`` asks for, read in pieces, so that others are served in between."""
+        """The items for ``page``, read in pieces, so that others are served in between."""
         found: list[T] = []
         after, missing = self.after, self.limit + 1
         while missing:
@@ -58,20 +58,20 @@ class PageRequest:
         return found
 
     def cut(self, items: Sequence[T], key: Callable[[T], str]) -> tuple[Sequence[T], str | None]:
-        """The items of this page, of what ``page`` gave, and the token of the next page."""
+        """The items of this page, from those that ``page`` gave, and the token of the next page."""
         if len(items) <= self.limit:
             return items, None
         return items[: self.limit], build_token(self.kind, key(items[self.limit - 1]))
 
     def choose(self, items: Sequence[T], key: Callable[[T], str]) -> tuple[Sequence[T], str | None]:
-        """The items of this page, of the whole list; they come in the order of their keys."""
+        """The items of this page, from the whole list in the order of their keys."""
         ordered = sorted(items, key=key)
         after = self.after
         return self.cut([item for item in ordered if after is None or key(item) > after], key)
 
 
 async def encode_items(bodies: Iterable[object], pen: asyncio.Lock) -> list[str]:
-    """Each of ``bodies`` as JSON; who writes a part has ``pen`` for one round of the loop."""
+    """Each of ``bodies`` as JSON; a writer holds ``pen`` for one round of the loop."""
     clock, rest = asyncio.get_running_loop().time, iter(bodies)
     items: list[str] = []
     while True:
@@ -83,7 +83,7 @@ async def encode_items(bodies: Iterable[object], pen: asyncio.Lock) -> list[str]
                     break
             else:
                 return items
-            await asyncio.sleep(0)  # with the pen in hand: the next part, of whichever page, is for the next round
+            await asyncio.sleep(0)  # still holding the pen: the next part, of any page, is for the next round
 
 
 def build_token(kind: str, key: str) -> str:

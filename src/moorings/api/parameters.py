@@ -1,7 +1,7 @@
-"""Values of the query: what each means, what it may be, and how it is read; used by the routes and by the document.
+"""Query parameters: the meaning, the bounds and the parsing of each; used by the routes and by the document.
 
-Every value that is not allowed is refused, and so is a name the route does not know: a misspelt ``?wiat=30s`` that is
-silently passed over is a bug somebody hunts for an hour.
+Every invalid value is refused, and so is an unknown name: a misspelt ``?wiat=30s`` that is silently ignored is a bug
+that takes an hour to find.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ WAIT_TARGETS = ("GRANTED", "READY", "ENDED")
 _SECONDS = re.compile(r"\d{1,6}(\.\d{1,6})?")
 _NUMBER = re.compile(r"\d{1,19}")
 _EVENT_NAME = re.compile(r"[a-z_]{1,40}\.([a-z_]{1,40}|\*)")
-_TEXT = "^[ -~]+$"  # nothing of ours has a name beyond ASCII, and look-alikes need not be searched for
+_TEXT = "^[ -~]+$"  # no resource has a name beyond ASCII, and look-alikes need not be searched for
 _BASE64 = "^[A-Za-z0-9_-]+$"
-# As ``parse_wait_s`` reads it, but for the largest one, which no pattern can tell.
+# As ``parse_wait_s`` reads it, but for the largest one, which no pattern can express.
 _WAIT = "|".join(
     rf"^ *{form} *$"
     for form in (
@@ -54,13 +54,13 @@ _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 @dataclass(frozen=True, slots=True)
 class Parameter(Generic[T]):
-    """One value of the query.
+    """One query parameter.
 
     Attributes:
         name: as in the address.
         description: one sentence, for the document.
         schema: JSON Schema of one value.
-        take: what the values sent under that name mean (none: the default).
+        take: parses the values sent under that name (none: the default).
         repeated: whether it may be given several times.
         required: whether it must be given.
     """
@@ -77,7 +77,7 @@ def read_query(query: bytes, known: Sequence[Parameter[Any]]) -> dict[str, list[
     """The values of a query by name.
 
     Raises:
-        MooringsError: ``page.invalid`` (not readable, a name that is not in ``known``, or given twice).
+        MooringsError: ``page.invalid`` (malformed, a name not in ``known``, or given twice).
     """
     try:
         pairs = parse_qsl(

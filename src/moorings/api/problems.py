@@ -1,7 +1,7 @@
 """Errors as RFC 9457 ``application/problem+json``: a stable code, a sentence, a hint, the request's id.
 
-Status and title come from the one table in ``wire.errors``. What we did not expect becomes ``internal.error`` with
-nothing of our insides in it; the log has the rest under the same request id.
+Status and title come from the one table in ``wire.errors``. An unexpected error becomes ``internal.error`` without
+internal details; the log has those under the same request id.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from moorings.wire.shapes import ProblemBody
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_S = 1
-# After these the rest of the request may still be on its way: the connection is of no more use.
+# After these the rest of the request may still be on its way, so the connection cannot be reused.
 _CLOSING_CODES = frozenset({"body.too_large", "request.invalid"})
 
 
 def problem_body(error: MooringsError, request_id: str, *, status: int | None = None) -> ProblemBody:
-    """What the client is told of ``error``; ``status`` overrides the table's."""
+    """The problem for ``error``; ``status`` overrides the table's."""
     kind = error_kind(error.code)
     return ProblemBody(
         title=kind.title,
@@ -36,7 +36,7 @@ def problem_body(error: MooringsError, request_id: str, *, status: int | None = 
 
 
 def problem_response(error: MooringsError, request_id: str, *, status: int | None = None, allow: str = "") -> Response:
-    """The answer that tells of ``error``; ``allow`` lists the methods an address does take."""
+    """The response for ``error``; ``allow`` lists the methods of the address."""
     body = problem_body(error, request_id, status=status)
     response = Response(json.dumps(encode(body), ensure_ascii=False), body.status, media_type=MEDIA_TYPE)
     if body.status == 401:
@@ -52,7 +52,7 @@ def problem_response(error: MooringsError, request_id: str, *, status: int | Non
 
 
 def internal_error_response(request_id: str) -> Response:
-    """The answer to a request under which our own code failed."""
+    """The response to a request in which our own code failed."""
     error = MooringsError(
         "internal.error",
         "the controller met a fault of its own while it served this request",

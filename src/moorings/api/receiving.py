@@ -1,6 +1,6 @@
-"""How a request is taken in, whoever serves it: headers that mean one thing, a body bounded in size and time.
+"""Reading a request, on the leader and on a standby: unambiguous headers, a body bounded in size and time.
 
-The leader and one that stands by both read it here, so that what one refuses the other does not let through.
+The leader and a standby both read it here, so that both refuse the same requests.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def index_headers(headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
     """The headers by name.
 
     Raises:
-        MooringsError: ``request.invalid``: a proxy before us and we might each read another one of two.
+        MooringsError: ``request.invalid``: a duplicate, of which a proxy before us might read the other one.
     """
     found = dict(headers)
     if len(found) < len(headers):
@@ -35,11 +35,11 @@ def index_headers(headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
 
 
 async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limits: ApiLimits, kept: BufferedBody) -> bytes:
-    """The whole body; its bytes count in ``kept``, for the caller to give back once they are no longer needed.
+    """The whole body; its bytes count in ``kept``, for the caller to release once they are no longer needed.
 
     Raises:
-        MooringsError: ``body.too_large``, ``controller.busy`` (too much is kept already), ``request.invalid`` (it did
-            not arrive in time, or its sender has gone).
+        MooringsError: ``body.too_large``, ``controller.busy`` (too much is buffered already), ``request.invalid`` (it
+            did not arrive in time, or its sender has gone).
     """
     declared = headers.get(b"content-length", b"0")
     if not declared.isdigit() or len(declared) > _DIGITS_MAX or int(declared) > limits.drained_bytes_max:
@@ -57,7 +57,7 @@ async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limits: Ap
 
 
 async def _gather(receive: Receive, limits: ApiLimits, kept: BufferedBody) -> bytes:
-    """The body's bytes; one that is too large is read away for a while, so that its sender sees the answer."""
+    """The body's bytes; one that is too large is read and dropped for a while, so that its sender sees the response."""
     size, parts = 0, []
     more = True
     while more:

@@ -1,4 +1,4 @@
-"""What the controller shows, as wire bodies: views in, shapes out, and nothing decided on the way."""
+"""The controller's views as wire bodies: views in, shapes out, without decisions."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _checkpoint(contract: CheckpointContract) -> CheckpointShape:
 
 
 def explanation_body(explanation: Explanation) -> ExplanationBody:
-    """Why a claim is where it is."""
+    """Why a claim is in its state."""
     return ExplanationBody(
         claim=explanation.claim.id,
         state=explanation.claim.state,
@@ -197,7 +197,7 @@ def _side(view: WhatIfView, number: int) -> WhatIfSideBody:
 
 
 def moves_body(view: MovesView) -> DefragmentBody:
-    """Who moves to make room."""
+    """The claims that move to free a block."""
     return DefragmentBody(
         pool=view.spot.pool,
         devices=str(view.spot.block),
@@ -210,7 +210,7 @@ def moves_body(view: MovesView) -> DefragmentBody:
 
 
 def binding_body(binding: Binding) -> BindingBody:
-    """What a partition's job is given."""
+    """What a partition's job gets."""
     return BindingBody(partition=binding.partition, api=binding.api, gcds=tuple(map(_gcd, binding.gcds)))
 
 
@@ -225,7 +225,7 @@ def _gcd(gcd: GcdBinding) -> GcdBody:
 
 
 def partition_body(view: PartitionView) -> PartitionBody:
-    """A partition and who holds it."""
+    """A partition and its holder."""
     partition = view.partition
     return PartitionBody(
         id=partition.id,
@@ -266,7 +266,7 @@ def pool_body(view: PoolView) -> PoolBody:
 
 
 def topology_shape(topology: Topology) -> TopologyShape:
-    """How a pool is wired, in the words of the pools file."""
+    """A pool's topology, in the words of the pools file."""
     match topology:
         case PowerOfTwo():
             return TopologyShape(
@@ -290,7 +290,7 @@ def topology_shape(topology: Topology) -> TopologyShape:
 
 
 def capacity_body(view: PoolView, size: int, partitions: int) -> CapacityBody:
-    """How many partitions of one size could be formed now."""
+    """The number of partitions of one size that could be formed now."""
     return CapacityBody(pool=view.pool.name, size=size, partitions=partitions, free=view.free, largest=view.largest)
 
 
@@ -325,7 +325,7 @@ def queue_body(view: QueueView) -> QueueBody:
 
 
 def project_body(project: Project, caller: Caller) -> ProjectBody:
-    """A project; who its members are only for admins: others see whether it has any."""
+    """A project; the names of its members only for admins: others see whether it has any."""
     hidden = (HIDDEN,) if project.members else ()
     return ProjectBody(
         name=project.name,
@@ -343,7 +343,7 @@ def project_body(project: Project, caller: Caller) -> ProjectBody:
 
 
 def quota_body(quota: ProjectQuota) -> QuotaBody:
-    """What a project has in a pool."""
+    """A project's quota in a pool."""
     return QuotaBody(
         project=quota.project,
         pool=quota.pool,
@@ -364,7 +364,7 @@ def _counts(blocks: Iterable[tuple[int, int]]) -> dict[str, int]:
 
 
 def device_body(view: DeviceView) -> DeviceBody:
-    """A device and who holds it; one that was never out of service has no ``since``."""
+    """A device and its holder; one that was never out of service has no ``since``."""
     device = view.device
     return DeviceBody(
         id=device.id,
@@ -417,7 +417,7 @@ def run_body(view: RunView, caller: Caller) -> RunBody:
 
 
 def appliance_job_body(view: RunView) -> ApplianceJobBody:
-    """A job of an appliance, as a list has it."""
+    """A job of an appliance, in a list's short form."""
     run, part = view.run, view.run.job.appliance
     assert part is not None
     return ApplianceJobBody(
@@ -441,7 +441,7 @@ def appliance_job_body(view: RunView) -> ApplianceJobBody:
 
 
 def key_body(key: AccessKey, secret: str | None = None) -> KeyBody:
-    """An access key; with its secret only in the answer that made it, the key or the secret."""
+    """An access key; with its secret only in the response that made the key or the secret."""
     return KeyBody(
         id=key.id,
         subject=key.subject,
@@ -457,7 +457,7 @@ def key_body(key: AccessKey, secret: str | None = None) -> KeyBody:
 
 
 def event_body(row: EventRow, caller: Caller) -> EventBody:
-    """One row of the event log; who the members of projects are only for admins."""
+    """One row of the event log; the names of projects' members only for admins."""
     event = row.event
     data = json.loads(event.data)
     if caller.role is not Role.ADMIN:
@@ -476,7 +476,7 @@ def event_body(row: EventRow, caller: Caller) -> EventBody:
 
 
 def _hide_members(name: str, data: Any) -> None:  # noqa: ANN401 - what JSON holds
-    """A project stands in two events: in the one that tells it, and in the turn it was an input of."""
+    """A project is in two events: its own, and the turn it was an input of."""
     told = [data.get("is")] if name == "project.set" else []
     if name == "turn.decided":
         told = [given.get("project") for _, given in data.get("inputs", ())]

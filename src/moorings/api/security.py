@@ -1,7 +1,7 @@
-"""Who calls: the access key in the ``Authorization`` header, and what the controller knows of it.
+"""The caller: the access key in the ``Authorization`` header, and its entry in the controller.
 
-One function and no framework's security classes: they describe, but do not check. What a caller may do is asked in the
-controller's use cases, where the owner of the thing is known (law 10).
+One function and no framework's security classes: they describe, but do not check. The controller's use cases check the
+caller's rights, where the owner of the resource is known (law 10).
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Final
 from moorings.core.errors import MooringsError
 
 SECRET_CHARS_MAX = 200
-STANDBY_HEADER: Final = b"x-moorings-standby"  # on requests and answers of one that stands by; never handed on twice
+STANDBY_HEADER: Final = b"x-moorings-standby"  # on a standby's requests and responses; never forwarded twice
 _HINT = "send the header Authorization: Bearer moor_..."
 
 
 def parse_bearer(headers: Mapping[bytes, bytes]) -> str:
-    """The access key a request carries.
+    """The access key of a request.
 
     Raises:
-        MooringsError: ``auth.missing``, ``auth.invalid`` (it cannot be a key of ours).
+        MooringsError: ``auth.missing``, ``auth.invalid`` (it does not have our keys' form).
     """
     scheme, _, secret = headers.get(b"authorization", b"").partition(b" ")
     if scheme.lower() != b"bearer":

@@ -2,10 +2,10 @@
 
 uvicorn on httptools bounds neither the size of a request's head nor the time it takes to arrive, nor how many requests
 are sent ahead, waits for ever for a client to read, and counts connections only to answer in plain text. The protocol
-class here adds those bounds in uvicorn's own hooks. A proxy in front was refused as a condition: a controller must be
-safe to start with one command.
+class here adds those bounds in uvicorn's own hooks. Requiring a proxy in front was refused: a controller must be safe
+to start with one command.
 
-With TLS connections are taken in by ``api.tls.Handshakes``, which bounds what no protocol class sees.
+With TLS, ``api.tls.Handshakes`` accepts the connections, and bounds what no protocol class sees.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 PORT = 8090
 
 
-READ_BYTES_MIN = 16 * 1024  # whoever reads less than this within ``unread_s`` does not read
-LOOK_TICKS = 10  # uvicorn's ticks, ten a second, between two looks for clients that do not read
-RESERVED_ADDRESS_MAX = 8  # connections of an address that may have one of those that are reserved
-RESERVED_PART = 1 / 4  # of all connections, where the process may have few
+READ_BYTES_MIN = 16 * 1024  # a client that reads less than this within ``unread_s`` counts as not reading
+LOOK_TICKS = 10  # uvicorn's ticks, ten a second, between two checks for clients that do not read
+RESERVED_ADDRESS_MAX = 8  # connections of an address that may use the reserved ones, at most
+RESERVED_PART = 1 / 4  # of all connections, if the process may have only few
 
 
 def client_network(client: tuple[str, int] | None) -> str:
-    """Whose connection it is: a machine, or the smallest network that anybody is given to choose addresses from."""
+    """The network of a connection: a machine, or the smallest network whose addresses one user may choose from."""
     return _counted_as(client[0]) if client else ""
 
 
@@ -51,7 +51,7 @@ def client_network(client: tuple[str, int] | None) -> str:
 def _counted_as(host: str) -> str:
     try:
         found = ipaddress.ip_address(host)
-    except ValueError:  # the transport's word for something without an address
+    except ValueError:  # the transport's value for a peer without an address
         return host
     if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
         found = found.ipv4_mapped
@@ -61,18 +61,18 @@ def _counted_as(host: str) -> str:
 
 
 def is_within_limits(limits: ApiLimits, of_address: int, in_all: int) -> bool:
-    """Whether a connection is within the limits; the numbers count it already."""
+    """Whether a connection is within the limits; the numbers include it."""
     reserved = min(limits.connections_reserved, int(limits.connections_max * RESERVED_PART))
     most = limits.connections_max - (reserved if of_address > RESERVED_ADDRESS_MAX else 0)
     return in_all <= most and of_address <= limits.connections_per_address_max
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection, whose requests' heads are bounded in size and time, and which is cut if nobody reads it."""
+    """One connection with bounds on its requests' heads in size and time; it is closed if its client does not read."""
 
     limits: ClassVar[ApiLimits] = DEFAULT_LIMITS
     addresses: ClassVar[Counter[str]] = Counter()  # of the open connections; each server has its own
-    idle: ClassVar[dict[str, dict[BoundedProtocol, None]]] = {}  # of each address, the longest first; likewise
+    idle: ClassVar[dict[str, dict[BoundedProtocol, None]]] = {}  # of each address, the longest idle first; likewise
     asks_certificates: ClassVar[bool] = False
 
     _address = ""
@@ -102,10 +102,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @classmethod
     def make_room(cls, address: str) -> bool:
-        """End the connection of an address that has asked for nothing for longest; whether there was one.
+        """Close the connection of an address that has been idle for longest; return whether there was one.
 
-        Without this, whoever fills an address with silent connections shuts out all others on that machine: a new one
-        is asked something within milliseconds, so it is never the oldest.
+        Without this, a user who fills an address with silent connections would block all others on that machine: a new
+        connection gets a request within milliseconds, so it is never the oldest.
         """
         longest = next(iter(cls.idle.get(address, ())), None)
         if longest is None:
@@ -115,11 +115,11 @@ class BoundedProtocol(HttpToolsProtocol):
         return True
 
     def _rests(self) -> None:
-        """Nothing is asked of it from now on."""
+        """Mark the connection as idle."""
         self.idle.setdefault(self._address, {})[self] = None
 
     def works(self) -> None:
-        """A request is worked on, or it has gone."""
+        """Mark the connection as busy, or gone."""
         resting = self.idle.get(self._address, {})
         resting.pop(self, None)
         if not resting:
@@ -136,8 +136,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)  # type: ignore[arg-type] # ASGI, as uvicorn types it
 
     def connection_lost(self, exc: Exception | None) -> None:
-        # uvicorn tells the request that came last; the one that is served may be an earlier one, and would go on
-        # waiting, and write its answer to a connection that is no more.
+        # uvicorn notifies the last request; the one in progress may be an earlier one, and would keep waiting, and
+        # write its response to a closed connection.
         self.pipeline.clear()
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
@@ -153,21 +153,21 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         self._body_ended = False
         super().data_received(data)
-        if self._in_head:  # where another request ended in `data`, we cannot know how much of it is the head's
+        if self._in_head:  # if another request ended in `data`, the head's part of it is unknown
             self._head_unfinished(0 if self._body_ended else len(data))
         elif self._running is None or self._running.response_complete:
             self._between_answers(len(data))
 
     def _between_answers(self, count: int) -> None:
-        """Something came that nobody waits for; uvicorn has put its timer away, and would never let go."""
-        if self._in_message:  # the rest of a body that was refused
+        """Start a timer for unexpected data: uvicorn has cancelled its own, and would keep the connection for ever."""
+        if self._in_message:  # the rest of a refused body
             if self._head_timer is None:
                 self._head_timer = self.loop.call_later(self.limits.body_timeout_s, self.timeout_keep_alive_handler)
         elif self._body_ended:
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.limits.keep_alive_s, self.timeout_keep_alive_handler
             )
-        else:  # empty lines, which may stand before a head
+        else:  # empty lines, which may precede a head
             self._head_unfinished(count)
 
     def on_message_begin(self) -> None:
@@ -179,7 +179,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head_ended()
         if sum(len(name) + len(value) for name, value in self.headers) + len(self.url) > self.limits.head_bytes_max:
-            raise ValueError("the head is too large")  # the parser passes it on as its own error, which is answered
+            raise ValueError("the head is too large")  # the parser raises it as its own error, and a response follows
         if len(self.pipeline) >= self.limits.pipelined_max:
             raise ValueError("too many requests ahead of their answers")  # 256 KB can hold fourteen thousand
         super().on_headers_complete()
@@ -191,14 +191,14 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def resume_writing(self) -> None:
-        self._unsent_bytes = 0  # tens of kilobytes were read
+        self._unsent_bytes = 0  # the client has read tens of kilobytes
         super().resume_writing()
 
     def cut_if_unread(self, now_s: float) -> None:
-        """End the connection if its client has read next to nothing for too long; asked every second.
+        """Abort the connection if its client has read next to nothing for too long; called every second.
 
         Closing would not do: that waits until everything is sent. Without this, clients that never read would keep
-        their answers, seats and connections for ever, until none are left for others.
+        their responses, slots and connections for ever, until none are left for others.
         """
         unsent_bytes = self.transport.get_write_buffer_size()
         if not unsent_bytes or not self._unsent_bytes or self._unsent_bytes - unsent_bytes >= READ_BYTES_MIN:
@@ -207,7 +207,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def end_if_expired(self, now_s: float) -> None:
-        """End the connection, after the answer that is under way, if its client's certificate is not good any more."""
+        """Close the connection, after the response in progress, if its client's certificate has expired."""
         if self._peer is not None and now_s >= self._peer.expires_s:
             self.shutdown()
 
@@ -233,7 +233,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.send_400_response(why)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what never became a request."""
+        """Answer data that did not become a request."""
         error = MooringsError("request.invalid", f"the HTTP request cannot be read: {msg}")
         body = problem_body(error, "")
         content = json.dumps(encode(body)).encode()
@@ -245,7 +245,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 class ServedApplication(Protocol):
-    """What is served: an ASGI application with limits, to be told when the server begins to stop."""
+    """An ASGI application with limits, and a notice of the server's stop."""
 
     limits: ApiLimits
 
@@ -255,12 +255,12 @@ class ServedApplication(Protocol):
 
 
 class ApiServer(uvicorn.Server):
-    """uvicorn's server, which tells the application when it begins to stop: watches and waits end then, not later.
+    """uvicorn's server with a notice to the application when it begins to stop: watches and waits end then, not later.
 
     Args:
-        app: what it serves.
+        app: the application.
         config: from ``make_server_config``.
-        tls: how TLS is spoken; None: it is not.
+        tls: its TLS; None: without TLS.
     """
 
     def __init__(self, app: ServedApplication, config: uvicorn.Config, tls: ssl.SSLContext | None = None) -> None:
@@ -297,7 +297,7 @@ class ApiServer(uvicorn.Server):
         return found
 
     def _room_for(self, client: tuple[str, int], handshakes: Counter[str]) -> tuple[str, bool]:
-        """What a new client is counted as, and whether there is room for it."""
+        """The key under which a new client is counted, and whether it is within the limits."""
         address = client_network(client)
         of_address = self._protocol.addresses[address] + handshakes[address] + 1
         in_all = len(self.server_state.connections) + handshakes.total() + 1
@@ -326,13 +326,12 @@ def make_server_config(
     loop: str = "uvloop",
     asks_certificates: bool = False,
 ) -> uvicorn.Config:
-    """How ``app`` is served; its ``limits`` apply.
+    """The configuration to serve ``app``; its ``limits`` apply.
 
-    With ``asks_certificates`` the server's TLS lets nobody in without a certificate, and each request is told whom it
-    names.
+    With ``asks_certificates`` the server's TLS requires a certificate, and each request gets the name in it.
 
-    Proxies' headers are not believed, logging is left as the program has set it up, and there is no lifespan: who
-    starts the server starts and stops the controller around it.
+    Proxies' headers are not trusted, logging stays as the program has configured it, and there is no lifespan: the
+    caller starts and stops the controller around the server.
     """
     limits = app.limits
     own = {"limits": limits, "addresses": Counter(), "idle": {}, "asks_certificates": asks_certificates}

@@ -1,18 +1,18 @@
-"""What a controller answers that does not lead: it hands its callers on to the one that does.
+"""The API of a standby: it forwards requests to the leader.
 
-So every address of an installation serves the whole API, and nobody has to know who leads. Answering reads from the
-database here was refused: two controllers would give two answers to one question (the leader's memory knows what is
-under way), and a change would have to be handed on anyway. A redirect was refused because curl and most libraries drop
+So every address of an installation serves the whole API, and clients need not know the leader. Answering reads from the
+database here was refused: two controllers would give two answers to one question (the leader's memory knows what is in
+progress), and a change would have to be forwarded anyway. A redirect was refused because curl and most libraries drop
 the access key when the host changes.
 
-While nobody leads, a request is held for a few seconds rather than refused: a change of leader takes about one.
+Without a leader, a request waits for a few seconds before it is refused: a change of leader takes about one.
 
-Whoever asks proves their access key here already, before anything of theirs is kept: else strangers would fill the
-seats and the memory of this controller with requests that the leader refuses. The leader checks the key again, so one
-that was revoked since gets nothing from here but the leader's refusal.
+Callers prove their access key here already, before anything of theirs is buffered: else strangers would fill this
+controller's slots and memory with requests that the leader refuses. The leader checks the key again, so the holder of a
+key revoked since gets only the leader's refusal.
 
-A client's certificate cannot be handed on: its TLS ends here. So it is compared with the access key here, and the
-leader takes our word for it because our own certificate says that we are a controller; a header alone says nothing.
+A client's certificate cannot be forwarded: its TLS ends here. So it is compared with the access key here, and the
+leader trusts this because our own certificate names a controller; a header alone proves nothing.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ T = TypeVar("T")
 
 log = logging.getLogger("moorings.api")
 
-LEADER_WAIT_S: Final = 8.0  # how long a request is held while nobody leads
+LEADER_WAIT_S: Final = 8.0  # how long a request waits without a leader
 RETRY_S: Final = 0.1
 CONNECT_S: Final = 1.0
 POOL_S: Final = 2.0  # for one of the connections to the leader to become free
 
-# RFC 9110, section 7.6.1; and what the server under us writes itself.
+# RFC 9110, section 7.6.1; and the headers that the server under us writes itself.
 _ONE_HOP = frozenset(
     {
         *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection"),
@@ -64,10 +64,11 @@ _ONE_HOP = frozenset(
         *(b"x-request-id", b"cache-control", b"x-content-type-options", STANDBY_HEADER),
     }
 )
-# What decides about a request is handed on, whatever Connection says: leaving it out would change the question.
+# Headers that decide about a request are forwarded, whatever Connection says: without them the request would mean
+# something else.
 _NEVER_ONE_HOP = frozenset({b"authorization", b"content-type", b"host", b"idempotency-key", b"last-event-id"})
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
-# The claim of a name may be another one by the second time; an id stands for one claim for ever.
+# A claim's name may mean another claim by the second time; an id means one claim for ever.
 _RELEASE_BY_ID = re.compile(r"/v1/claims/claim-[a-z2-7]{12}(-[0-9]+)?")
 _KEYED = frozenset(operation.path for operation in OPERATIONS if operation.method == "POST" and operation.keyed)
 _FINAL_CODES = frozenset(
@@ -76,7 +77,7 @@ _FINAL_CODES = frozenset(
 
 
 class LeaderUnreachableError(Exception):
-    """The leader did not answer. ``sent``: it may have heard the request."""
+    """The leader did not answer. ``sent``: it may have received the request."""
 
     def __init__(self, detail: str, *, sent: bool) -> None:
         super().__init__(detail)
@@ -84,16 +85,16 @@ class LeaderUnreachableError(Exception):
 
 
 class ForwardingApplication:
-    """The API of a controller that stands by.
+    """The API of a standby.
 
     Args:
-        leader: the address of the one that leads, ``""`` if it is not known.
+        leader: gives the address of the leader, ``""`` if it is not known.
         installation: id of the installation.
-        limits: how much is taken on.
-        patience_s: how long a request waits for somebody who leads.
+        limits: the bounds on connections and work.
+        patience_s: how long a request waits for a leader.
         authenticate: finds the owner of an access key, as ``controller.keys.AccessKeyManager`` does. None: no key is
-            asked for here, and each address is given one key's part of everything.
-        tls: how the leader is asked over TLS; None: as the system's authorities vouch for it.
+            checked here, and each address gets one key's part of everything.
+        tls: for requests to the leader over TLS; None: with the system's authorities.
     """
 
     def __init__(
@@ -114,17 +115,17 @@ class ForwardingApplication:
         self._requests = Slots("requests", limits.requests_max, limits.requests_per_key_max)
         self._bodies = Slots("bytes of bodies", limits.bodies_bytes_max, limits.bodies_bytes_per_key_max)
         self._letting_go: set[asyncio.Future[None]] = set()
-        # Waits and event streams last as long as they last; neither proxies nor .netrc of the environment have a say.
+        # Waits and event streams have no limit; proxies and .netrc of the environment are ignored.
         self._client = httpx2.AsyncClient(
             timeout=httpx2.Timeout(None, connect=CONNECT_S, pool=POOL_S),
-            # The leader sees one address, and gives it no more.
+            # The leader sees one address, and allows it no more.
             limits=httpx2.Limits(max_connections=limits.connections_per_address_max, max_keepalive_connections=32),
             trust_env=False,
             verify=True if tls is None else tls,
         )
 
     async def close(self) -> None:
-        """Let go of the connections to the leader."""
+        """Close the connections to the leader."""
         await self._client.aclose()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -181,11 +182,11 @@ class ForwardingApplication:
             await self._pass_on(scope, receive, send, leader, answer)
 
     async def _identify(self, scope: Scope, headers: Mapping[bytes, bytes]) -> str:
-        """Whose part of the seats it takes.
+        """The key under which the request's slots are counted.
 
         Raises:
             MooringsError: ``auth.missing``, ``auth.invalid``, ``auth.expired``, ``auth.certificate_mismatch``;
-                ``store.unavailable`` for as long as we have patience.
+                ``store.unavailable`` after ``patience_s``.
         """
         if self._authenticate is None:
             return client_network(scope.get("client"))
@@ -217,13 +218,13 @@ class ForwardingApplication:
                 self._while_it_leads(leader, _relay(answer, send)), gone=_wait_for_disconnect(receive)
             )
         except (LeaderUnreachableError, MooringsError, httpx2.HTTPError) as error:
-            # The answer has begun: all that can be told now is that it is not whole, and the server does by closing.
+            # The response has begun: the only signal left is that it is incomplete, and the server gives it by closing.
             log.info("answer.cut_off", extra={"detail": repr(error), "request": scope[REQUEST_ID_KEY]})
         finally:
             await answer.aclose()
 
     async def _ask(self, scope: Scope, headers: Mapping[bytes, bytes], body: bytes) -> tuple[str, httpx2.Response]:
-        """Who leads, and its answer, as soon as it begins.
+        """The leader and its response, as soon as it begins.
 
         Raises:
             MooringsError: ``controller.no_leader``, ``controller.unreachable``.
@@ -243,10 +244,10 @@ class ForwardingApplication:
             await asyncio.sleep(RETRY_S)
 
     async def _while_it_leads(self, leader: str, work: Coroutine[object, object, T]) -> T:
-        """The result of ``work`` with that leader; one that hangs keeps its connections open, and never answers.
+        """The result of ``work`` with that leader; a hanging leader keeps its connections open, and never answers.
 
         Raises:
-            NotReachedError: another one leads by now.
+            LeaderUnreachableError: another controller leads by now.
         """
         task = asyncio.create_task(work)
         try:
@@ -254,7 +255,7 @@ class ForwardingApplication:
                 self._check_leads(leader)
             return task.result()
         except BaseException:
-            task.add_done_callback(self._let_go)  # an answer may come at the moment its caller is given up
+            task.add_done_callback(self._let_go)  # a response may come at the moment its caller is cancelled
             raise
         finally:
             task.cancel()
@@ -264,7 +265,7 @@ class ForwardingApplication:
             raise LeaderUnreachableError(f"{leader} leads no longer", sent=True)
 
     def _let_go(self, task: asyncio.Task[Any]) -> None:
-        """Close an answer that nobody takes: it would keep its connection to the leader for ever."""
+        """Close a response without a reader: it would keep its connection to the leader for ever."""
         if not task.cancelled() and task.exception() is None and isinstance(task.result(), httpx2.Response):
             closing = asyncio.ensure_future(task.result().aclose())
             self._letting_go.add(closing)
@@ -304,7 +305,7 @@ class ForwardingApplication:
 
 
 def _may_be_asked_again(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
-    """Whether the request means the same if the leader had done it already, and only its answer was lost."""
+    """Whether a repeated request does no harm, if the leader had done it already and only its response was lost."""
     method, path = scope["method"], scope["path"]
     if method == "DELETE":
         return _RELEASE_BY_ID.fullmatch(path) is not None
@@ -312,7 +313,7 @@ def _may_be_asked_again(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
 
 
 def _forwarded_headers(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """The headers that are not for us alone; those ``KubeClient`` names are."""
+    """The headers to forward, without those for this hop, which ``Connection`` names."""
     named = {
         word.strip().lower() for name, value in headers if name == b"connection" for word in value.split(b",")
     } - _NEVER_ONE_HOP
@@ -331,7 +332,7 @@ async def _relay(answer: httpx2.Response, send: Send) -> None:
 
 
 def _target(scope: Scope) -> bytes:
-    """Path and query as they came."""
+    """Path and query as received."""
     path: bytes = scope.get("raw_path") or scope["path"].encode()
     query: bytes = scope["query_string"]
     return path + b"?" + query if query else path

@@ -1,13 +1,14 @@
-"""TLS under the API: contexts that can be renewed while they serve, whom a certificate names, handshakes with bounds.
+"""TLS under the API: contexts that reload while they serve, the names in certificates, handshakes with bounds.
 
-Python's ``ssl`` alone. What it leaves open is closed here:
+It uses Python's ``ssl`` alone, and closes its gaps:
 
-- A context cannot forget an authority, so a renewed one is a new context under the old name (``ReloadableContext``).
-- asyncio and uvloop close without sending the alert of a handshake that failed, and the client would see nothing but a
-  lost connection (``_AlertingSSLObject``).
-- They know nothing of a connection before its handshake is done, so strangers could hold any number (``Handshakes``).
+- A context cannot forget an authority, so a renewed one is a new context behind the same object
+(``ReloadableContext``).
+- asyncio and uvloop close without sending the alert of a failed handshake, and the client would only see a lost
+  connection (``_AlertingSSLObject``).
+- They do not see a connection before its handshake is done, so strangers could hold any number (``Handshakes``).
 
-Who the certificate names is put into the ASGI scope, where no header can reach it.
+The name in the certificate goes into the ASGI scope, where no header can reach it.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ from moorings.wire.codec import encode
 
 log = logging.getLogger("moorings.api")
 
-PEER: Final = "moorings.peer"  # in the ASGI scope: whom the client's certificate names, where one is asked for
+PEER: Final = "moorings.peer"  # in the ASGI scope: the name in the client's certificate, if one is required
 
-SLOW_S = 1.0  # a handshake that takes longer may make room for others
-SHUTDOWN_S = 5.0  # for a client to say goodbye
-ACCEPT_AGAIN_S = 0.2  # after the process had no files left
-LOG_INTERVAL_S = 1.0  # failed handshakes are told in the log, but nobody fills the disk with them
+SLOW_S = 1.0  # a slower handshake may be dropped in favour of others
+SHUTDOWN_S = 5.0  # for a client to close its side
+ACCEPT_AGAIN_S = 0.2  # after the process ran out of files
+LOG_INTERVAL_S = 1.0  # failed handshakes are logged, but cannot fill the disk
 
 
 def peer_of(certificate: Mapping[str, Any]) -> Peer:
-    """Whom a certificate names, as ``ssl.SSLSocket.getpeercert`` gives it.
+    """The name in a certificate, from the result of ``ssl.SSLSocket.getpeercert``.
 
-    The URI ``moorings:subject/<subject>`` among its alternative names, else its common name. A name that stands there
-    twice names nobody.
+    The URI ``moorings:subject/<subject>`` among its alternative names, else its common name. Several names count as
+    none.
     """
     uris = [value for kind, value in certificate.get("subjectAltName", ()) if kind == "URI"]
     subjects = [uri.removeprefix(SUBJECT_URI) for uri in uris if uri.startswith(SUBJECT_URI)]
@@ -58,10 +59,10 @@ def peer_of(certificate: Mapping[str, Any]) -> Peer:
 
 
 def make_server_context(certificate: Path, key: Path, client_ca: Path | None) -> ssl.SSLContext:
-    """How a controller speaks TLS; with ``client_ca`` every client must show a certificate of that authority.
+    """The context of a controller's server; with ``client_ca`` each client must show a certificate of that authority.
 
     Raises:
-        MooringsError: ``config.invalid``, naming the file.
+        MooringsError: ``config.invalid``, with the file.
     """
     context = _ServerContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -77,10 +78,10 @@ def make_server_context(certificate: Path, key: Path, client_ca: Path | None) ->
 
 
 def make_client_context(certificate: Path, key: Path, ca: Path | None) -> ssl.SSLContext:
-    """How a controller asks another one; without ``ca`` the system's authorities vouch for that one.
+    """The TLS context for requests to another controller; without ``ca`` with the system's authorities.
 
     Raises:
-        MooringsError: ``config.invalid``, naming the file.
+        MooringsError: ``config.invalid``, with the file.
     """
     context = ssl.create_default_context() if ca is None else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -91,7 +92,7 @@ def make_client_context(certificate: Path, key: Path, ca: Path | None) -> ssl.SS
 
 
 def load_chain(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
-    """Our own certificate.
+    """Load our own certificate.
 
     Raises:
         MooringsError: ``config.invalid``.
@@ -111,7 +112,7 @@ def load_chain(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
 
 
 def load_authorities(context: ssl.SSLContext, file: Path) -> None:
-    """Whom we believe.
+    """Load the trusted authorities.
 
     Raises:
         MooringsError: ``config.invalid``.
@@ -130,17 +131,17 @@ def _reason(error: ssl.SSLError) -> str:
 
 
 class ReloadableContext(ssl.SSLContext):
-    """A context whose connections from now on are those of the context that was made last.
+    """A context that delegates each new connection to the latest context.
 
     Args:
-        make: makes a context from the files as they are now.
+        make: makes a context from the current files.
 
     Raises:
         MooringsError: what ``make`` raises.
     """
 
     def __new__(cls, make: Callable[[], ssl.SSLContext]) -> ReloadableContext:
-        # This object is what asyncio and httpcore hold; no connection is ever made with it. Should one be, it trusts
+        # This object is what asyncio and httpcore hold; it makes no connection itself. If it did, it would trust
         # nobody.
         made = super().__new__(cls, ssl.PROTOCOL_TLS_CLIENT)
         made._make = make
@@ -154,10 +155,10 @@ class ReloadableContext(ssl.SSLContext):
         super().__init__()
 
     def renew(self) -> None:
-        """Read the files again; those who are connected stay as they are.
+        """Read the files again; open connections stay as they are.
 
         Raises:
-            MooringsError: they cannot be used, and the context goes on as it is.
+            MooringsError: they are unusable, and the old context stays.
         """
         self._latest = self._make()
 
@@ -172,16 +173,16 @@ class ReloadableContext(ssl.SSLContext):
         return self._latest.wrap_bio(incoming, outgoing, server_side, server_hostname, session)
 
 
-# Why a handshake failed, for the task that waits for it: a client that was told goes, and that alone is what is raised.
-# Event loops call what belongs to a connection in the context it was taken in.
+# Why a handshake failed, for the task that waits for it: after the alert the client closes, and only that is raised.
+# Event loops call a connection's callbacks in the context in which it was accepted.
 _FAILURE: ContextVar[list[ssl.SSLError]] = ContextVar("_FAILURE")
 
 
 class _AlertingSSLObject(ssl.SSLObject):
-    """A server's side of a connection that tells the other side why the handshake failed.
+    """A server's side of a connection that sends the reason of a failed handshake to the client.
 
-    asyncio and uvloop close at once when a handshake fails, and what OpenSSL had to say goes with it. So a failure is
-    told at the call after the one that met it: the event loops send what there is to send when more input is wanted.
+    asyncio and uvloop close at once when a handshake fails, and OpenSSL's alert is lost. So the error is raised one
+    call later: before that, the event loops send the pending data, as if more input were needed.
     """
 
     outgoing: ssl.MemoryBIO
@@ -236,7 +237,7 @@ _NO_TLS = _no_tls()
 
 @dataclass(slots=True)
 class _Handshake:
-    """One that is under way: of which address, since when, and whether it is counted."""
+    """A handshake in progress: its address, its start, and whether it is counted."""
 
     connection: socket.socket
     address: str
@@ -245,15 +246,15 @@ class _Handshake:
 
 
 class Handshakes:
-    """Takes in connections, and hands them over once their handshake is done; a server in uvicorn's eyes.
+    """Accepts connections, and hands them over after their handshake; for uvicorn it is a server.
 
     Args:
         listening: the socket.
-        context: how TLS is spoken.
-        new_protocol: makes what serves a connection.
-        has_room: what one more is counted as, and whether there is room for it, given its address and how many
-            handshakes are under way.
-        end_idle: ends the connection of an address that has asked for nothing for longest; whether there was one.
+        context: the TLS context.
+        new_protocol: makes the protocol of a connection.
+        has_room: the key for counting one more connection, and whether it is within the limits, from its address and
+            the number of handshakes in progress.
+        end_idle: closes the connection of an address that has been idle for longest; returns whether there was one.
         limit_s: how long a handshake may take.
     """
 
@@ -283,7 +284,7 @@ class Handshakes:
         self._loop.add_reader(listening.fileno(), self._accept)
 
     def close(self) -> None:
-        """Take nobody in any more; those who are in the middle of it are let go."""
+        """Accept no more connections; handshakes in progress are cancelled."""
         if self._closed:
             return
         self._closed = True
@@ -294,16 +295,16 @@ class Handshakes:
             task.cancel()
 
     async def wait_closed(self) -> None:
-        """Returns once nobody is in the middle of a handshake."""
+        """Wait until no handshake is in progress."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _accept(self) -> None:
-        for _ in range(64):  # then whoever is connected has a turn
+        for _ in range(64):  # then the open connections get a turn
             try:
                 connection, address = self._listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError as error:  # no more files: what waits stays in the kernel's queue
+            except OSError as error:  # no more files: new connections wait in the kernel's queue
                 log.warning("connection.not_accepted", extra={"detail": format_cause(error)})
                 self._loop.remove_reader(self._listening.fileno())
                 self._again = self._loop.call_later(ACCEPT_AGAIN_S, self._go_on)
@@ -320,14 +321,14 @@ class Handshakes:
             task.add_done_callback(self._over)
 
     def _over(self, task: asyncio.Task[None]) -> None:
-        """A handshake is done, or was ended, perhaps before it had begun."""
+        """A handshake is done, or was cancelled, perhaps before it had begun."""
         handshake = self._tasks.pop(task)
         self._uncount(handshake)
         if task.cancelled():
             handshake.connection.close()
 
     def _uncount(self, handshake: _Handshake) -> None:
-        """From now on it counts as a connection, or as nothing."""
+        """Stop counting it as a handshake."""
         if handshake.counted:
             handshake.counted = False
             self._by_address[handshake.address] -= 1
@@ -335,9 +336,9 @@ class Handshakes:
                 del self._by_address[handshake.address]
 
     def _make_room(self, counted: str) -> bool:
-        """End what has asked for nothing for longest at an address; whether there was anything.
+        """Close the longest idle connection or handshake of an address; return whether there was any.
 
-        Handshakes that take no time are not among them, as long as there is something else.
+        Recent handshakes are spared, as long as there is something else.
         """
         mine = (task for task, one in self._tasks.items() if one.address == counted and one.counted)
         oldest = next((task for task in mine if not task.cancelling()), None)
@@ -353,7 +354,7 @@ class Handshakes:
             self._loop.add_reader(self._listening.fileno(), self._accept)
 
     def _protocol_of(self, handshake: _Handshake) -> asyncio.Protocol:
-        """What serves the connection once its handshake is done; then it is counted there, and not here as well."""
+        """The protocol for the connection after its handshake; it is counted there, and no longer here."""
         protocol = self._new_protocol()
         connection_made = protocol.connection_made
 
@@ -381,7 +382,7 @@ class Handshakes:
 
     def _tell(self, counted: str, error: Exception) -> None:
         if isinstance(error, ConnectionError) and not isinstance(error, ConnectionAbortedError):
-            return  # somebody looked whether the port is open
+            return  # a check whether the port is open
         now_s = self._loop.time()
         if now_s < self._quiet_until_s:
             self._untold += 1

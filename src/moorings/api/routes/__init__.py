@@ -1,4 +1,4 @@
-"""The routes, one file a resource. ``OPERATIONS`` is all of them, the busiest first: they are tried in this order."""
+"""The routes, one file a resource. ``OPERATIONS`` has all of them, the busiest first: they are tried in this order."""
 
 from __future__ import annotations
 

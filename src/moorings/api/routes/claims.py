@@ -1,4 +1,4 @@
-"""``/v1/claims``: asking for partitions, and giving them back."""
+"""``/v1/claims``: requesting partitions, and releasing them."""
 
 from __future__ import annotations
 
@@ -145,9 +145,9 @@ async def get_binding(call: RequestContext) -> Response:
     """
     wait_s = call.query(WAIT)
     ident = call.path("id")
-    if wait_s:  # without a desk; the driver is asked at one, like any work
+    if wait_s:  # without a work slot; the driver is asked in one, like any work
         await call.hold(call.controller.await_binding(call.caller, ident, wait_s), wait_s)
-        await call.controller.authenticate(call.secret)  # a key may have been revoked meanwhile
+        await call.controller.authenticate(call.secret)  # the key may have been revoked meanwhile
     return call.answer(binding_body(await call.controller.claim_binding(call.caller, ident)))
 
 
@@ -172,7 +172,7 @@ OPERATIONS = (
         list_response("Claim", ClaimBody),
         query=(CLAIM_STATES, OWNER_PREFIX, POOL, ALL, *PAGING),
     ),
-    # Also by a key that has expired: that its holder lives is all it tells, and a lease that ends would end a job.
+    # Also by an expired key: it only says that its holder is alive, and an expired lease would end a job.
     Operation("POST", "/v1/claims/{id}/renew", renew_claim, _CLAIM, after_expiry=True),
     Operation("POST", "/v1/claims/{id}/yield", yield_claim, _CLAIM, body=YieldRequest),
     Operation("POST", "/v1/claims/{id}/checkpoint", checkpoint_claim, _CLAIM, body=CheckpointRequest),

@@ -1,4 +1,4 @@
-"""``/v1/defragment``: claims go on elsewhere, so that there is room."""
+"""``/v1/defragment``: moves claims to make a larger block free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``/v1/doctor``: what the controller finds when it looks at itself; for admins."""
+"""``/v1/doctor``: the controller's checks of itself; for admins."""
 
 from __future__ import annotations
 

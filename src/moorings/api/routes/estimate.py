@@ -1,4 +1,4 @@
-"""``/v1/estimate``: when a claim would start, without making it."""
+"""``/v1/estimate``: when a claim would start, without submitting it."""
 
 from __future__ import annotations
 

@@ -40,14 +40,14 @@ async def list_events(call: RequestContext) -> Response:
 
 def _begin(call: RequestContext) -> Seq | None:
     last = call.headers.get(b"last-event-id")
-    after = call.query(AFTER)  # read in any case: what is wrong is refused, also where it does not count
+    after = call.query(AFTER)  # read in any case: an invalid value is refused, also where it is not used
     return after if last is None else _parse_seq(last.decode("latin-1"), "Last-Event-ID")
 
 
 async def _watch(call: RequestContext, wanted: EventSelection, after: Seq | None) -> Response:
     seats, key = call.service.watches, call.caller.key_id
     start = call.controller.last_seq() if after is None else after
-    await wanted.read(call.service, start, 0, whole=True)  # refused while there is a status to say so
+    await wanted.read(call.service, start, 0, whole=True)  # refused while there is still a status to say so
     seats.take(key)
     return StreamResponse(
         stream_events(call.service, wanted, start, call.secret), STREAM_TYPE, lambda: seats.leave(key)

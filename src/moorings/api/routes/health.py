@@ -1,4 +1,4 @@
-"""What is open to all: whether the controller lives, whether it is ready, which version it is."""
+"""The open routes: whether the controller is alive, whether it is ready, and its version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``/v1/keys``: access keys; for admins, but everybody may rotate the key that is shown."""
+"""``/v1/keys``: access keys; for admins, but every caller may rotate the key of the request."""
 
 from __future__ import annotations
 

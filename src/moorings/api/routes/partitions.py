@@ -1,4 +1,4 @@
-"""``/v1/partitions``: what exists in hardware, and making it by hand."""
+"""``/v1/partitions``: the partitions in hardware, and making one without a job."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def list_partitions(call: RequestContext) -> Response:
     """List partitions, by pool and address."""
     wanted, pool = call.wanted("partitions"), call.query(POOL)
     if pool is not None:
-        call.controller.get_pool(pool)  # or there is no such pool
+        call.controller.get_pool(pool)  # raises if there is no such pool
     views = [view for view in call.controller.list_partitions() if pool in (None, view.partition.pool)]
     shown, after = wanted.choose(views, _place)
     return await call.answer_list(map(partition_body, shown), after)

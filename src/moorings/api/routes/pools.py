@@ -1,4 +1,4 @@
-"""``/v1/pools``: which devices there are, and how much of them is free."""
+"""``/v1/pools``: the devices, and how many of them are free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``/v1/projects`` and ``/v1/quotas``: who pays, and what everybody holds of it."""
+"""``/v1/projects`` and ``/v1/quotas``: the projects, and what each holds."""
 
 from __future__ import annotations
 

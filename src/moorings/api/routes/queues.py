@@ -1,4 +1,4 @@
-"""``/v1/queues``: what waits in other schedulers, and what these may start now. For their agents."""
+"""``/v1/queues``: the queues of other schedulers, and what these may start now. For their agents."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from moorings.api.parameters import ALL, FOLLOW, PAGING, RUN_STATES, RUNS_UNENDE
 from moorings.api.render import run_body
 from moorings.wire.shapes import LabelsRequest, PriorityRequest, RunBody, RunRequest
 
-RUNS_A_PAGE_MAX = 100  # a job may have 0.4 MB: a thousand of them would be half a gigabyte to answer one request
+RUNS_A_PAGE_MAX = 100  # a job may have 0.4 MB: a thousand of them would be half a gigabyte for one request
 
 
 async def list_runs(call: RequestContext) -> Response:

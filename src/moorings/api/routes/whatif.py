@@ -1,4 +1,4 @@
-"""``/v1/whatif``: what another policy would change for those who wait now."""
+"""``/v1/whatif``: what another policy would change for the claims that wait now."""
 
 from __future__ import annotations
 
