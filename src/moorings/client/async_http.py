@@ -1,7 +1,7 @@
-"""HTTP/1.1 to one server, on httptools: for programs that make hundreds of calls a second (ADR 0007).
+"""HTTP/1.1 to one server, on httptools: for programs with hundreds of requests a second (ADR 0007).
 
-A call that fails is not made again, and redirects are not followed. Where the environment names a proxy,
-``connect_http`` goes through it by httpx2.
+A failed request is not repeated, and redirects are not followed. If the environment names a proxy, ``make_http_client``
+uses httpx2 to go through it.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ import httpx2
 from moorings.client.causes import format_cause
 
 HEAD_BYTES_MAX = 1 << 16
-BUFFER_BYTES = 1 << 18  # of a body that is not read yet; then the peer has to wait
+BUFFER_BYTES = 1 << 18  # of unread body data; then the peer has to wait
 
 
 class HttpError(Exception):
-    """There is no whole answer: the server was not reached, or the connection was lost."""
+    """There is no complete response: the server was not reached, or the connection was lost."""
 
 
 class HttpTimeoutError(HttpError):
-    """There was no answer in time."""
+    """There was no response in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """A whole answer.
+    """A complete response.
 
     Attributes:
         status: of HTTP.
-        raw_headers: as they came.
+        raw_headers: as received.
         content: the body.
     """
 
@@ -56,7 +56,7 @@ class HttpResponse:
 
 @dataclass(frozen=True, slots=True)
 class HttpStream:
-    """An answer whose body is still to come.
+    """A response whose body is still to come.
 
     Attributes:
         status: of HTTP.
@@ -70,17 +70,17 @@ class HttpStream:
 
 
 class HttpClient(Protocol):
-    """Calls to one server."""
+    """Requests to one server."""
 
     async def call(
         self, method: str, target: str, *, headers: Mapping[str, str], body: bytes = b"", timeout_s: float
     ) -> HttpResponse:
-        """The whole answer.
+        """The complete response.
 
         Args:
             method: of HTTP.
             target: path and query, percent-encoded; a path in the server's URL stands before it.
-            headers: beside those of every call.
+            headers: in addition to those of every request.
             body: of the request.
             timeout_s: for all of it, in seconds.
 
@@ -91,14 +91,14 @@ class HttpClient(Protocol):
     def stream(
         self, method: str, target: str, *, headers: Mapping[str, str], timeout_s: float, silence_s: float
     ) -> AbstractAsyncContextManager[HttpStream]:
-        """An answer whose body is read as it comes; left early, its connection is closed.
+        """A response whose body is read as it comes; if the block is left early, the connection is closed.
 
         Args:
             method: of HTTP.
             target: as in ``call``.
-            headers: beside those of every call.
+            headers: in addition to those of every request.
             timeout_s: until the body begins, in seconds.
-            silence_s: between two parts of the body.
+            silence_s: the longest time between two parts of the body, in seconds.
 
         Raises:
             HttpError: there is none.
@@ -111,7 +111,7 @@ class HttpClient(Protocol):
 def make_http_client(
     server: str, *, tls: ssl.SSLContext | None, connections: int, kept_s: float, headers: Mapping[str, str]
 ) -> HttpClient:
-    """Calls through the proxy that the environment names, if any; arguments as for ``DirectHttpClient``."""
+    """A client through the proxy in the environment, if any; arguments as for ``DirectHttpClient``."""
     if not getproxies():
         return DirectHttpClient(server, tls=tls, connections=connections, kept_s=kept_s, headers=headers)
     limits = httpx2.Limits(max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=kept_s)
@@ -121,14 +121,14 @@ def make_http_client(
 
 
 class DirectHttpClient:
-    """An ``HttpClient`` that keeps connections for the next call.
+    """An ``HttpClient`` that keeps connections for later requests.
 
     Args:
         server: its URL.
         tls: for https.
-        connections: at once; a call waits for one.
+        connections: the most at once; a request waits for one.
         kept_s: how long an idle connection is kept, in seconds.
-        headers: of every call.
+        headers: of every request.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class DirectHttpClient:
         self._kept_s = kept_s
         self._common = _lines({"Host": url.netloc.rpartition("@")[2], **(headers or {})})
         self._free = asyncio.Semaphore(connections)
-        self._idle: deque[_HttpConnection] = deque()  # the youngest last
+        self._idle: deque[_HttpConnection] = deque()  # the newest last
 
     async def call(
         self, method: str, target: str, *, headers: Mapping[str, str], body: bytes = b"", timeout_s: float
@@ -191,7 +191,7 @@ class DirectHttpClient:
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[_HttpConnection]:
-        """A connection for one call."""
+        """A connection for one request."""
         await self._free.acquire()
         connection = None
         try:
@@ -206,7 +206,7 @@ class DirectHttpClient:
                 connection.abort()
 
     def _take(self) -> _HttpConnection | None:
-        """An idle connection, the youngest; those that are over are dropped."""
+        """The newest idle connection; closed ones are dropped."""
         while self._idle and (self._idle[0].is_over or time.monotonic() - self._idle[0].idle_since > self._kept_s):
             self._idle.popleft().abort()
         while self._idle:
@@ -222,7 +222,7 @@ class DirectHttpClient:
             _, made = await asyncio.get_running_loop().create_connection(
                 _HttpConnection, self._host, self._port, ssl=tls, server_hostname=name
             )
-        except OSError as error:  # TLS's too
+        except OSError as error:  # also TLS errors
             raise HttpError(format_cause(error)) from error
         return made
 
@@ -238,7 +238,7 @@ def _parse_headers(raw: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
 
 
 class _HttpConnection(asyncio.Protocol):
-    """One connection; its answers come one after the other."""
+    """One connection; its responses come one after the other."""
 
     def __init__(self) -> None:
         self.idle_since = 0.0
@@ -249,7 +249,7 @@ class _HttpConnection(asyncio.Protocol):
         self._begin()
 
     def _begin(self) -> None:
-        """Another answer is awaited."""
+        """Prepare for the next response."""
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self._parser = httptools.HttpResponseParser(self)
@@ -264,7 +264,7 @@ class _HttpConnection(asyncio.Protocol):
     # -- the call ------------------------------------------------------------------------------------------------------
 
     async def ask(self, request: bytes) -> None:
-        """Send a request, and wait for the answer's status and headers."""
+        """Send a request, and wait for the response's status and headers."""
         assert self._transport is not None
         self._begin()
         self._transport.write(request)
@@ -272,7 +272,7 @@ class _HttpConnection(asyncio.Protocol):
             await self._more()
 
     async def chunk(self) -> bytes:
-        """The next bytes of the body; empty: there are no more."""
+        """The next bytes of the body; empty: the end."""
         while not self._chunks and not self._is_whole:
             await self._more()
         found = b"".join(self._chunks)
@@ -296,7 +296,7 @@ class _HttpConnection(asyncio.Protocol):
             raise HttpTimeoutError(f"nothing came for {silence_s:g} s") from error
 
     async def _more(self) -> None:
-        """Wait for more of the answer."""
+        """Wait for more of the response."""
         if self.is_over:
             raise HttpError("the connection was lost before the whole answer had come") from self._lost
         self._waiter = asyncio.get_running_loop().create_future()
@@ -307,7 +307,7 @@ class _HttpConnection(asyncio.Protocol):
 
     @property
     def may_be_kept(self) -> bool:
-        """Whether the answer has come whole, and the peer takes another request."""
+        """Whether the response is complete, and the connection takes another request."""
         return self._is_whole and self._is_kept and not self.is_over
 
     def abort(self) -> None:
@@ -319,7 +319,7 @@ class _HttpConnection(asyncio.Protocol):
     # -- asyncio's -----------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one without the name
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one without the base class
 
     def data_received(self, data: bytes) -> None:
         if self._is_whole:  # unsolicited
@@ -371,13 +371,13 @@ class _HttpConnection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._has_head:
             self._is_whole = True
-            self._is_kept = self._parser.should_keep_alive()  # not to be asked later
-        else:  # 100 Continue and its like: the answer is still to come
+            self._is_kept = self._parser.should_keep_alive()  # later the parser no longer knows
+        else:  # 100 Continue and the like: the response is still to come
             self.headers = []
 
 
 class ProxiedHttpClient:
-    """An ``HttpClient`` by httpx2, which knows proxies."""
+    """An ``HttpClient`` by httpx2, which supports proxies."""
 
     def __init__(self, client: httpx2.AsyncClient) -> None:
         self._client = client
@@ -413,7 +413,7 @@ async def _chunks(answer: httpx2.Response) -> AsyncIterator[bytes]:
 
 @contextmanager
 def _map_errors() -> Iterator[None]:
-    """What keeps httpx2 from an answer, as our errors."""
+    """Map httpx2's errors to ours."""
     try:
         yield
     except (TimeoutError, httpx2.TimeoutException) as error:

@@ -1,13 +1,13 @@
-"""Why the operating system or a peer refused something, in words for a person: no ``[Errno 2]``, no class names.
+"""Why the operating system or a peer refused something, for people: no ``[Errno 2]``, no class names.
 
-Apart from ``transport``, because who only reads a file should not pay for HTTP and TLS.
+Separate from ``transport``, so that reading a file does not import HTTP and TLS.
 """
 
 from __future__ import annotations
 
 
 def format_cause(error: Exception) -> str:
-    """What went wrong, as the end of a sentence."""
+    """The cause of an error, as the end of a sentence."""
     if isinstance(error, UnicodeDecodeError):
         return "it is not UTF-8"
     if isinstance(error, OSError) and error.strerror:

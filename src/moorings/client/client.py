@@ -1,4 +1,4 @@
-"""The typed client: one method a call, lists to their end, streams that survive a restart of the controller."""
+"""The typed client: one method a call, complete lists, streams that survive a restart of the controller."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ T = TypeVar("T")
 
 
 class Client:
-    """A controller, as an object. One thread; close it, or use it in a ``with``.
+    """One controller's API. For one thread; close it, or use it in a ``with``.
 
     Raises (from every method):
-        MooringsError: what the controller answered (``ApiError``), or ``controller.unreachable``.
+        MooringsError: the controller's error (``ApiError``), or ``controller.unreachable``.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -73,12 +73,12 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         self._transport.close()
 
     @property
     def patience(self) -> RetryPolicy:
-        """How long calls and streams go on while the controller is away."""
+        """How long calls and streams are retried while the controller is away."""
         return self._transport.patience
 
     @patience.setter
@@ -87,17 +87,17 @@ class Client:
 
     @property
     def sent(self) -> int:
-        """How many requests may have reached the controller so far: those whose connection was not refused."""
+        """The number of requests that may have reached the controller: those whose connection was not refused."""
         return self._transport.sent
 
     @property
     def losses(self) -> int:
-        """How often a connection was lost or refused so far."""
+        """How many connections were lost or refused so far."""
         return self._transport.losses
 
     @property
     def key_expires(self) -> str:
-        """When the access key stops working, as the last answer told; empty: never, or nothing was told."""
+        """When the access key expires, from the last response; empty: never, or not known."""
         return self._transport.key_expires
 
     @property
@@ -108,11 +108,11 @@ class Client:
     # ------------------------------------------------------------------------------------------------ the controller
 
     def version(self) -> VersionBody:
-        """Which release answers, and of which installation."""
+        """The controller's release and installation."""
         return self._transport.send(requests.get_version())
 
     def ready(self) -> Mapping[str, object]:
-        """What the controller says of its health.
+        """The controller's health.
 
         Raises:
             MooringsError: it is not ready.
@@ -120,11 +120,11 @@ class Client:
         return self._transport.send(requests.get_ready())
 
     def findings(self) -> FindingsBody:
-        """What the controller finds when it looks at itself; for admins."""
+        """The controller's checks of itself; for admins."""
         return self._transport.send(requests.get_findings())
 
     def metrics(self) -> str:
-        """The controller's numbers, in Prometheus' text form."""
+        """The controller's numbers, in Prometheus' text format."""
         timeout_s = self._transport.endpoint.timeout_s
         with self._transport.open(requests.get_metrics(), silence_s=timeout_s) as chunks:
             return b"".join(chunks).decode("utf-8", "replace")
@@ -140,7 +140,7 @@ class Client:
         return self._transport.send(requests.get_pool(name))
 
     def capacity(self, pool: str, size: int) -> CapacityBody:
-        """How many partitions of ``size`` devices could be formed now."""
+        """The number of partitions of ``size`` devices that could be formed now."""
         return self._transport.send(requests.get_capacity(pool, size))
 
     def devices(self, pool: str | None = None) -> tuple[DeviceBody, ...]:
@@ -152,7 +152,7 @@ class Client:
         return self._transport.send(requests.get_device(ident))
 
     def drain_device(self, ident: str, reason: str) -> DeviceBody:
-        """Take a device out of service; whoever holds it keeps it."""
+        """Take a device out of service; its holder keeps it."""
         return self._transport.send(requests.drain_device(ident, reason))
 
     def resume_device(self, ident: str) -> DeviceBody:
@@ -162,11 +162,11 @@ class Client:
     # ----------------------------------------------------------------------------------------- claims and partitions
 
     def claims(self, where: ClaimFilter = UNENDED_CLAIMS) -> tuple[ClaimBody, ...]:
-        """The claims of a filter, by arrival."""
+        """The claims that match a filter, by arrival."""
         return self._all(lambda after: requests.list_claims(where, after))
 
     def tell_queue(self, request: QueueRequest) -> QueueBody:
-        """Tell what waits in another scheduler's queue, in the place of what was told before."""
+        """Report the jobs in another scheduler's queue; they replace the last report."""
         return self._transport.send(requests.report_queue(request))
 
     def queues(self) -> tuple[QueueBody, ...]:
@@ -178,55 +178,55 @@ class Client:
     ) -> QueueBody:
         """Another scheduler's queue, once its offer has another version, or after ``wait_s``.
 
-        Refused (``queue.taken``) while another instance than ``instance`` tells it.
+        Refused (``queue.taken``) while another instance than ``instance`` reports it.
         """
         return self._transport.send(requests.get_queue(queue, wait_s=wait_s, version=version, instance=instance))
 
     def create_claim(self, request: ClaimRequest, key: str | None = None, *, wait_s: float = 0.0) -> ClaimBody:
-        """Ask for a partition; with ``key`` the same call again gives the same claim; waits until it is READY."""
+        """Submit a claim and wait until it is READY; with ``key`` a repeated call gives the same claim."""
         return self._transport.send(requests.create_claim(request, key, wait_s=wait_s))
 
     def claim(self, ident: str, *, wait_s: float = 0.0, until: str | None = None) -> ClaimBody:
-        """One claim, by id or name; with ``until`` (GRANTED, READY, ENDED) when that came, or ``wait_s`` are over."""
+        """One claim, by id or name; with ``until`` (GRANTED, READY, ENDED) once it is there, or after ``wait_s``."""
         return self._transport.send(requests.get_claim(ident, wait_s=wait_s, until=until))
 
     def delete_claim(self, ident: str, *, wait_s: float = 0.0, only_waiting: bool = False) -> ClaimBody:
-        """Release a claim; its partition is removed. With ``wait_s`` the claim as it has ended, or after that time.
+        """Release a claim; its partition is removed. With ``wait_s`` the claim once it has ended, or after that time.
 
-        With ``only_waiting`` one that holds a partition by now is left alone, and refused (``claim.held``).
+        With ``only_waiting`` a claim that holds a partition by now is left alone, and refused (``claim.held``).
         """
         return self._transport.send(requests.delete_claim(ident, wait_s=wait_s, only_waiting=only_waiting))
 
     def renew_claim(self, ident: str) -> ClaimBody:
-        """Let its lease run anew from now."""
+        """Restart its lease from now."""
         return self._transport.send(requests.renew_claim(ident))
 
     def yield_claim(self, ident: str, why: str = "") -> ClaimBody:
-        """Give back the partition of a claim that was asked to yield: its job has stopped; it waits again."""
+        """Release the partition of a claim that was asked to yield: its job has stopped; it waits again."""
         return self._transport.send(requests.yield_claim(ident, why))
 
     def checkpoint_claim(self, ident: str, at: str | None = None) -> ClaimBody:
-        """Tell that its job has saved its state, at that time or now."""
+        """Report that its job has saved a checkpoint, at that time or now."""
         return self._transport.send(requests.checkpoint_claim(ident, at))
 
     def explain_claim(self, ident: str, *, when: bool = False) -> ExplanationBody:
-        """Why it is where it is, and what would change that; with ``when`` also when it would start."""
+        """Why it is in its state, and what would change that; with ``when`` also when it would start."""
         return self._transport.send(requests.explain_claim(ident, when=when))
 
     def estimate(self, request: EstimateRequest) -> EstimateBody:
-        """When a claim would start that was made now; nothing is changed by it."""
+        """Estimate when a claim submitted now would start; nothing changes."""
         return self._transport.send(requests.estimate(request))
 
     def what_if(self, policy: str) -> WhatIfBody:
-        """What a policy file (its text) would change for those who wait now; nothing is changed by it."""
+        """What a policy file (its text) would change for the claims that wait now; nothing changes."""
         return self._transport.send(requests.what_if(policy))
 
     def defragment(self, request: DefragmentRequest) -> DefragmentBody:
-        """Have claims go on elsewhere, so that there is room; or, as a dry run, tell who would."""
+        """Move claims to make a larger block free; as a dry run, return the moves only."""
         return self._transport.send(requests.defragment(request))
 
     def binding(self, ident: str, *, wait_s: float = 0.0) -> BindingBody:
-        """What the job on its partition is given; waits until the claim is READY, ``wait_s`` at most."""
+        """The binding for the job on its partition; waits until the claim is READY, at most ``wait_s``."""
         return self._transport.send(requests.get_binding(ident, wait_s=wait_s))
 
     def partitions(self, pool: str | None = None) -> tuple[PartitionBody, ...]:
@@ -234,7 +234,7 @@ class Client:
         return self._all(lambda after: requests.list_partitions(pool, after))
 
     def create_partition(self, request: PartitionRequest, key: str | None = None) -> ClaimBody:
-        """Ask for a partition made by hand; the claim that stands for it."""
+        """Make a partition without a job; return the claim that holds it."""
         return self._transport.send(requests.create_partition(request, key))
 
     def partition(self, ident: str) -> PartitionBody:
@@ -242,7 +242,7 @@ class Client:
         return self._transport.send(requests.get_partition(ident))
 
     def delete_partition(self, ident: str, *, wait_s: float = 0.0) -> ClaimBody:
-        """Remove a partition, by releasing its claim; the claim."""
+        """Remove a partition, by releasing its claim; return the claim."""
         return self._transport.send(requests.delete_partition(ident, wait_s=wait_s))
 
     def reset_partition(self, ident: str) -> PartitionBody:
@@ -260,11 +260,11 @@ class Client:
         return self._transport.send(requests.get_project(name))
 
     def set_project(self, name: str, request: ProjectRequest) -> ProjectBody:
-        """Make a project, or with ``version`` change it; for admins. The request holds all of it."""
+        """Make a project, or with ``version`` change it; for admins. The request replaces all of it."""
         return self._transport.send(requests.set_project(name, request))
 
     def delete_project(self, name: str) -> None:
-        """Remove a project that nobody uses; for admins."""
+        """Remove an unused project; for admins."""
         self._transport.send(requests.delete_project(name))
 
     def quotas(self) -> tuple[QuotaBody, ...]:
@@ -274,15 +274,15 @@ class Client:
     # ---------------------------------------------------------------------------------------------------------- runs
 
     def runs(self, where: RunFilter = UNENDED_RUNS) -> tuple[RunBody, ...]:
-        """The runs of a filter, by creation."""
+        """The runs that match a filter, by creation."""
         return self._all(lambda after: requests.list_runs(where, after))
 
     def create_run(self, request: RunRequest, key: str | None = None) -> RunBody:
-        """Start a job; with ``key`` the same call again gives the same run."""
+        """Start a job; with ``key`` a repeated call gives the same run."""
         return self._transport.send(requests.create_run(request, key))
 
     def run(self, ident: str, *, wait_s: float = 0.0) -> RunBody:
-        """One run, by id or name; with ``wait_s`` when it has ended, or after that time."""
+        """One run, by id or name; with ``wait_s`` once it has ended, or after that time."""
         return self._transport.send(requests.get_run(ident, wait_s=wait_s))
 
     def label_run(self, ident: str, request: LabelsRequest) -> RunBody:
@@ -290,21 +290,21 @@ class Client:
         return self._transport.send(requests.label_run(ident, request))
 
     def prioritise_run(self, ident: str, priority: int) -> RunBody:
-        """Have a run served earlier (a higher number) or later."""
+        """Change a run's place in the queue: a higher number comes first."""
         return self._transport.send(requests.prioritise_run(ident, priority))
 
     def appliance_jobs(self, where: ApplianceFilter) -> tuple[ApplianceJobBody, ...]:
-        """The jobs of appliances of a filter, by creation."""
+        """The jobs of appliances that match a filter, by creation."""
         return self._all(lambda after: requests.list_appliance_jobs(where, after))
 
     def cancel_run(self, ident: str, *, wait_s: float = 0.0) -> RunBody:
-        """Stop a run: TERM, its grace period, KILL."""
+        """Cancel a run: TERM, its grace period, KILL."""
         return self._transport.send(requests.cancel_run(ident, wait_s=wait_s))
 
     def logs(self, ident: str, *, task: int | None = None, follow: bool = False) -> Iterator[bytes]:
-        """The output of a run from its beginning, as it comes; ends with the run if it follows.
+        """The output of a run from its beginning, as it comes; with ``follow`` until the run ends.
 
-        A lost connection is an error here: what was read before is for the caller to skip.
+        A lost connection is an error here: the caller must skip what it has read before.
         """
         with self._transport.open(requests.get_logs(ident, task=task, follow=follow)) as chunks:
             yield from chunks
@@ -316,11 +316,11 @@ class Client:
         return self._all(lambda _after: requests.list_keys())
 
     def create_key(self, request: KeyRequest) -> KeyBody:
-        """Make an access key; the answer alone holds its secret."""
+        """Make an access key; only this response has its secret."""
         return self._transport.send(requests.create_key(request))
 
     def rotate_key(self, ident: str, request: RotateRequest) -> KeyBody:
-        """Give an access key a new secret; the answer alone holds it."""
+        """Give an access key a new secret; only this response has it."""
         return self._transport.send(requests.rotate_key(ident, request))
 
     def delete_key(self, ident: str) -> None:
@@ -330,11 +330,11 @@ class Client:
     def events(
         self, where: EventFilter = ALL_EVENTS, *, after: int = 0, limit: int | None = None
     ) -> tuple[EventBody, ...]:
-        """One page of the event log: those with a greater sequence number, in order."""
+        """One page of the event log: events with a greater sequence number, in order."""
         return self._transport.send(requests.list_events(where, after=after, limit=limit)).items
 
     def events_after(self, where: EventFilter, after: int) -> Iterator[EventBody]:
-        """All events of a filter with a greater sequence number, in order, a page at a time."""
+        """All events that match a filter, with a greater sequence number, in order, read page by page."""
         while True:
             page = self.events(where, after=after, limit=requests.PAGE_ITEMS)
             yield from page
@@ -343,8 +343,8 @@ class Client:
             after = page[-1].seq
 
     def last_events(self, where: EventFilter, count: int) -> tuple[EventBody, ...]:
-        """The newest ``count`` events of a filter, in order."""
-        if where.claim is not None or where.run is not None:  # few
+        """The newest ``count`` events that match a filter, in order."""
+        if where.claim is not None or where.run is not None:  # there are few
             return tuple(deque(self.events_after(where, 0), maxlen=count))
         last, back = self.last_seq(), count
         while True:
@@ -355,7 +355,7 @@ class Client:
             back *= 8
 
     def last_seq(self) -> int:
-        """The last sequence number, by doubling and halving: some dozens of tiny calls instead of the whole log."""
+        """The last sequence number, by doubling and halving: some dozens of tiny requests instead of the whole log."""
         low, step = 0, 1
         while self.events(after=low + step - 1, limit=1):
             low, step = low + step, step * 2
@@ -368,10 +368,10 @@ class Client:
     def watch_events(
         self, where: EventFilter = ALL_EVENTS, *, after: int | None = None
     ) -> Iterator[tuple[EventBody, ...]]:
-        """Events as they happen, in batches as they arrive; goes on after a lost connection where it was.
+        """Events as they happen, in batches as they arrive; after a lost connection it continues where it was.
 
-        An empty batch says that the stream stands: what happens from here on will be seen. Without ``after`` it begins
-        now, and events between a loss before the first event and the next empty batch may be missed: look again then.
+        An empty batch means that the stream is open: later events will be seen. Without ``after`` it begins now, and
+        events between a loss before the first event and the next empty batch may be missed: read the list again then.
         """
         last = "" if after is None else str(after)
         retries = Retries(self._transport.patience)

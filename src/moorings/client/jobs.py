@@ -1,4 +1,4 @@
-"""A job as the API takes it. Here, because what a job is belongs to ``workloads``, and ``wire`` holds plain shapes."""
+"""A job in the API's form. Here, because ``workloads`` defines jobs, and ``wire`` has plain shapes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from moorings.workloads.jobs import JobSpec
 
 
 def job_shape(job: JobSpec) -> JobShape:
-    """``job`` as it is sent: complete, nothing left to look up."""
+    """``job`` for a request: complete, nothing left to look up."""
     wanted, needs, contract, part = job.accelerators, job.resources, job.checkpoint, job.appliance
     return JobShape(
         name=job.name,
@@ -20,7 +20,7 @@ def job_shape(job: JobSpec) -> JobShape:
             size=wanted.size,
             replicas=wanted.replicas,
             pool=wanted.pool,
-            resources=wanted.resources or None,  # what an earlier release does not know is left out
+            resources=wanted.resources or None,  # an earlier release does not know these: they are left out if unused
         ),
         resources=ResourcesShape(cpus=needs.cpus, memory_bytes=needs.memory_bytes, nodes=needs.nodes),
         project=job.project,

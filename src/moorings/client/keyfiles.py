@@ -1,6 +1,6 @@
-"""Private keys as files: whether only those who should can read one.
+"""Private keys as files: checks of owner and mode.
 
-Apart from ``transport``, because who only looks at a file should not pay for HTTP and TLS.
+Separate from ``transport``, so that checking a file does not import HTTP and TLS.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from moorings.core.errors import MooringsError
 
 
 def check_private_key(path: Path) -> None:
-    """Nothing, if a private key is safe: this user's with mode 0600, or root's and shown to one group (0640).
+    """Check that a private key is safe: this user's with mode 0600, or root's and readable by one group (0640).
 
     Raises:
         MooringsError: ``credentials.unsafe``; ``config.invalid`` if there is none.
@@ -30,12 +30,12 @@ def check_private_key(path: Path) -> None:
 
 
 def key_problem(mode: int, owner: int, me: int) -> str:
-    """What is wrong with a private key's owner and mode, as the end of a sentence; empty: nothing.
+    """The fault of a private key's owner and mode, as the end of a sentence; empty: none.
 
     Args:
-        mode: as ``stat`` gives it.
+        mode: from ``stat``.
         owner: its user id.
-        me: the user id of who wants to use it.
+        me: the user id of the user of the key.
     """
     if owner not in (me, 0):
         return f"belongs to user {owner}, not to you"

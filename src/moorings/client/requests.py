@@ -1,8 +1,8 @@
-"""Every request of the API as a value, and how to read its answer. No IO: all of it is tested by comparing values.
+"""Every request of the API as a value, with the parser of its response. No IO: all tests compare values.
 
-An ``ApiCall`` says by itself whether it may be sent twice, so the transport decides about repeats without knowing
-routes. A client generated from the OpenAPI document was refused: it would bring pydantic, and with it a fifth of a
-second of start-up for every ``moor``.
+An ``ApiCall`` says whether it may be sent twice, so the transport can retry without knowing routes. A client generated
+from the OpenAPI document was refused: it would bring pydantic, and with it a fifth of a second of start-up for every
+``moor``.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ BodyT = TypeVar("BodyT")
 
 NOT_A_CONTROLLER_HINT = "is this the address of a controller?"
 _RETRY_AFTER = re.compile(r"[0-9]{1,6}")  # seconds
-PAGE_ITEMS = 1000  # the most the API gives at once: fewer round trips for a pool of many devices
+PAGE_ITEMS = 1000  # the API's largest page: fewer round trips for a pool of many devices
 
 
 class ApiError(MooringsError):
-    """A controller's refusal.
+    """An error response of the controller.
 
     Args:
-        problem: what it said.
-        retry_after_s: how long it asked to wait before the next try; 0 if it did not say.
+        problem: its body.
+        retry_after_s: the requested wait before the next try; 0 if there was none.
     """
 
     def __init__(self, problem: ProblemBody, *, retry_after_s: float = 0.0) -> None:
@@ -89,11 +89,11 @@ class ApiCall(Generic[T]):
     Attributes:
         method: GET, POST, PUT or DELETE.
         target: path and query, encoded.
-        parse: reads the JSON of a good answer.
-        body: what is sent, already JSON; None for nothing.
-        key: idempotency key; the controller does the same thing once for it.
-        repeatable: whether sending it again after a lost answer does no harm.
-        wait_s: how long the controller was asked to hold its answer.
+        parse: parses the JSON of a success response.
+        body: the JSON to send; None for nothing.
+        key: idempotency key; for one key the controller acts once.
+        repeatable: whether sending it again after a lost response does no harm.
+        wait_s: how long the controller may hold its response.
     """
 
     method: str
@@ -107,7 +107,7 @@ class ApiCall(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class ClaimFilter:
-    """Which claims a list holds: those that have not ended, unless a state or ``all`` is given."""
+    """A filter for claims: those that have not ended, unless a state or ``all`` is given."""
 
     state: str | None = None
     owner_prefix: str | None = None
@@ -117,7 +117,7 @@ class ClaimFilter:
 
 @dataclass(frozen=True, slots=True)
 class RunFilter:
-    """Which runs a list holds: those that have not ended, unless a state or ``all`` is given."""
+    """A filter for runs: those that have not ended, unless a state or ``all`` is given."""
 
     state: str | None = None
     subject: str | None = None
@@ -126,7 +126,7 @@ class RunFilter:
 
 @dataclass(frozen=True, slots=True)
 class ApplianceFilter:
-    """Which jobs of appliances a list holds: those that have not ended, unless a state or ``all`` is given."""
+    """A filter for jobs of appliances: those that have not ended, unless a state or ``all`` is given."""
 
     state: str | None = None
     subject: str | None = None
@@ -138,7 +138,7 @@ class ApplianceFilter:
 
 @dataclass(frozen=True, slots=True)
 class EventFilter:
-    """Which events are wanted; ``names`` may end in ``.*``."""
+    """A filter for events; ``names`` may end in ``.*``."""
 
     claim: str | None = None
     run: str | None = None
@@ -171,17 +171,17 @@ def build_body(request: object) -> bytes:
 
 
 def wait_text(seconds: float) -> str | None:
-    """A wait as the API takes it (``30s``); None for no wait."""
+    """A wait in the API's form (``30s``); None for no wait."""
     return f"{seconds:g}s" if seconds > 0 else None
 
 
 def parse_body(kind: type[BodyT]) -> Callable[[object], BodyT]:
-    """A reader of one object."""
+    """A parser for one object."""
     return lambda data: decode(kind, data)
 
 
 def parse_listing(kind: type[BodyT]) -> Callable[[object], ListPage[BodyT]]:
-    """A reader of one page of a list."""
+    """A parser for one page of a list."""
 
     def parse(data: object) -> ListPage[BodyT]:
         if not isinstance(data, dict) or not isinstance(data.get("items"), list):
@@ -193,11 +193,11 @@ def parse_listing(kind: type[BodyT]) -> Callable[[object], ListPage[BodyT]]:
 
 
 def parse_nothing(_data: object) -> None:
-    """A reader for answers that say nothing more than that it was done."""
+    """A parser for responses without a body."""
 
 
 def parse_problem(status: int, headers: Mapping[str, str], body: bytes, *, server: str) -> ApiError:
-    """The error an answer of that status stands for; also of proxies and of servers that are no controller at all."""
+    """The error for a response of that status; also from proxies and other servers."""
     retry_after = headers.get("retry-after", "")
     retry_after_s = float(retry_after) if _RETRY_AFTER.fullmatch(retry_after) else 0.0
     if "json" in headers.get("content-type", ""):
@@ -223,7 +223,7 @@ def parse_problem(status: int, headers: Mapping[str, str], body: bytes, *, serve
 
 
 def is_transient(error: MooringsError) -> bool:
-    """Whether ``error`` is of the way to the controller, or of its being busy: the same call may succeed soon."""
+    """Whether ``error`` comes from the network or a busy controller: the same call may succeed soon."""
     if isinstance(error, ApiError):
         return error.retryable and error.status in (429, 502, 503, 504)
     return error.retryable
@@ -238,7 +238,7 @@ def get_version() -> ApiCall[VersionBody]:
 
 
 def get_ready() -> ApiCall[Mapping[str, object]]:
-    """``GET /readyz``: what the controller says of its own health."""
+    """``GET /readyz``: the controller's health."""
 
     def parse(data: object) -> Mapping[str, object]:
         return data if isinstance(data, dict) else {}
@@ -247,7 +247,7 @@ def get_ready() -> ApiCall[Mapping[str, object]]:
 
 
 def get_findings() -> ApiCall[FindingsBody]:
-    """``GET /v1/doctor``: what the controller finds when it looks at itself."""
+    """``GET /v1/doctor``: the controller's checks of itself."""
     return ApiCall("GET", "/v1/doctor", parse_body(FindingsBody))
 
 
@@ -267,7 +267,7 @@ def get_pool(name: str) -> ApiCall[PoolBody]:
 
 
 def get_capacity(pool: str, size: int) -> ApiCall[CapacityBody]:
-    """``GET /v1/pools/{pool}/capacity``: how many partitions of ``size`` devices could be formed now."""
+    """``GET /v1/pools/{pool}/capacity``: the number of partitions of ``size`` devices that could be formed now."""
     return ApiCall("GET", build_target("/v1/pools/{}/capacity", pool, size=size), parse_body(CapacityBody))
 
 
@@ -290,7 +290,7 @@ def drain_device(ident: str, reason: str) -> ApiCall[DeviceBody]:
 
 
 def resume_device(ident: str) -> ApiCall[DeviceBody]:
-    """``POST /v1/devices/{id}/resume``; a second one is refused, so it is not repeated."""
+    """``POST /v1/devices/{id}/resume``; not repeatable: a second one is refused."""
     return ApiCall("POST", build_target("/v1/devices/{}/resume", ident), parse_body(DeviceBody), repeatable=False)
 
 
@@ -309,14 +309,14 @@ def list_claims(where: ClaimFilter = UNENDED_CLAIMS, after: str | None = None) -
 
 
 def create_claim(request: ClaimRequest, key: str | None = None, *, wait_s: float = 0.0) -> ApiCall[ClaimBody]:
-    """``POST /v1/claims``; repeatable with a key; the answer waits until it is READY, ``wait_s`` at most."""
+    """``POST /v1/claims``; repeatable with a key; the response waits until it is READY, at most ``wait_s``."""
     target = build_target("/v1/claims", wait=wait_text(wait_s))
     again = key is not None
     return ApiCall("POST", target, parse_body(ClaimBody), build_body(request), key, repeatable=again, wait_s=wait_s)
 
 
 def report_queue(request: QueueRequest) -> ApiCall[QueueBody]:
-    """``POST /v1/queues``: a list replaces the one before, so it may be sent again."""
+    """``POST /v1/queues``; repeatable: a list replaces the one before."""
     return ApiCall("POST", "/v1/queues", parse_body(QueueBody), build_body(request))
 
 
@@ -328,37 +328,37 @@ def list_queues(after: str | None = None) -> ApiCall[ListPage[QueueBody]]:
 def get_queue(
     queue: str, *, wait_s: float = 0.0, version: str | None = None, instance: str | None = None
 ) -> ApiCall[QueueBody]:
-    """``GET /v1/queues/{kind}/{cluster}``; the answer waits for an offer of another version, ``wait_s`` at most."""
+    """``GET /v1/queues/{kind}/{cluster}``; the response waits for an offer of another version, at most ``wait_s``."""
     kind, _, cluster = queue.partition("/")
     target = build_target("/v1/queues/{}/{}", kind, cluster, wait=wait_text(wait_s), version=version, instance=instance)
     return ApiCall("GET", target, parse_body(QueueBody), wait_s=wait_s)
 
 
 def get_claim(ident: str, *, wait_s: float = 0.0, until: str | None = None) -> ApiCall[ClaimBody]:
-    """``GET /v1/claims/{id}``; with ``until`` (GRANTED, READY, ENDED) the answer waits for that, ``wait_s`` at most."""
+    """``GET /v1/claims/{id}``; with ``until`` (GRANTED, READY, ENDED) the response waits for it, at most ``wait_s``."""
     target = build_target("/v1/claims/{}", ident, wait=wait_text(wait_s), for_=until)
     return ApiCall("GET", target, parse_body(ClaimBody), wait_s=wait_s)
 
 
 def delete_claim(ident: str, *, wait_s: float = 0.0, only_waiting: bool = False) -> ApiCall[ClaimBody]:
-    """``DELETE /v1/claims/{id}``: its partition is removed, the claim ends; the answer waits for that."""
+    """``DELETE /v1/claims/{id}``: its partition is removed, the claim ends; the response waits for that."""
     target = build_target("/v1/claims/{}", ident, wait=wait_text(wait_s), onlyWaiting=only_waiting)
     return ApiCall("DELETE", target, parse_body(ClaimBody), wait_s=wait_s)
 
 
 def renew_claim(ident: str) -> ApiCall[ClaimBody]:
-    """``POST /v1/claims/{id}/renew``: the lease runs anew from now."""
+    """``POST /v1/claims/{id}/renew``: the lease restarts from now."""
     return ApiCall("POST", build_target("/v1/claims/{}/renew", ident), parse_body(ClaimBody))
 
 
 def yield_claim(ident: str, why: str = "") -> ApiCall[ClaimBody]:
-    """``POST /v1/claims/{id}/yield``; not repeated: a second one is refused, or meets another wish to have it."""
+    """``POST /v1/claims/{id}/yield``; not repeatable: a second one is refused, or meets a later request to yield."""
     target = build_target("/v1/claims/{}/yield", ident)
     return ApiCall("POST", target, parse_body(ClaimBody), build_body(YieldRequest(why=why)), repeatable=False)
 
 
 def checkpoint_claim(ident: str, at: str | None = None) -> ApiCall[ClaimBody]:
-    """``POST /v1/claims/{id}/checkpoint``; without a time repeated only where nothing is lost by a later one."""
+    """``POST /v1/claims/{id}/checkpoint``; without a time repeatable only where a later time does no harm."""
     target = build_target("/v1/claims/{}/checkpoint", ident)
     body = build_body(CheckpointRequest(at=at))
     return ApiCall("POST", target, parse_body(ClaimBody), body, repeatable=at is not None)
@@ -370,12 +370,12 @@ def explain_claim(ident: str, *, when: bool = False) -> ApiCall[ExplanationBody]
 
 
 def estimate(request: EstimateRequest) -> ApiCall[EstimateBody]:
-    """``POST /v1/estimate``: nothing is changed by it."""
+    """``POST /v1/estimate``: nothing changes."""
     return ApiCall("POST", "/v1/estimate", parse_body(EstimateBody), build_body(request))
 
 
 def what_if(policy: str) -> ApiCall[WhatIfBody]:
-    """``POST /v1/whatif``: nothing is changed by it."""
+    """``POST /v1/whatif``: nothing changes."""
     return ApiCall("POST", "/v1/whatif", parse_body(WhatIfBody), build_body(WhatIfRequest(policy=policy)))
 
 
@@ -396,13 +396,13 @@ def get_project(name: str) -> ApiCall[ProjectBody]:
 
 
 def set_project(name: str, request: ProjectRequest) -> ApiCall[ProjectBody]:
-    """``PUT /v1/projects/{project}``; not repeated: the second one would find what the first one has made."""
+    """``PUT /v1/projects/{project}``; not repeatable: the second one would find the result of the first."""
     target = build_target("/v1/projects/{}", name)
     return ApiCall("PUT", target, parse_body(ProjectBody), build_body(request), repeatable=False)
 
 
 def delete_project(name: str) -> ApiCall[None]:
-    """``DELETE /v1/projects/{project}``; not repeated: the second one would find nothing."""
+    """``DELETE /v1/projects/{project}``; not repeatable: the second one would find nothing."""
     return ApiCall("DELETE", build_target("/v1/projects/{}", name), parse_nothing, repeatable=False)
 
 
@@ -412,7 +412,7 @@ def list_quotas(after: str | None = None) -> ApiCall[ListPage[QuotaBody]]:
 
 
 def get_binding(ident: str, *, wait_s: float = 0.0) -> ApiCall[BindingBody]:
-    """``GET /v1/claims/{id}/binding``; the answer waits until the claim is READY, ``wait_s`` at most."""
+    """``GET /v1/claims/{id}/binding``; the response waits until the claim is READY, at most ``wait_s``."""
     target = build_target("/v1/claims/{}/binding", ident, wait=wait_text(wait_s))
     return ApiCall("GET", target, parse_body(BindingBody), wait_s=wait_s)
 
@@ -427,7 +427,7 @@ def list_partitions(pool: str | None = None, after: str | None = None) -> ApiCal
 
 
 def create_partition(request: PartitionRequest, key: str | None = None) -> ApiCall[ClaimBody]:
-    """``POST /v1/partitions``: the claim that stands for the partition; repeatable with an idempotency key."""
+    """``POST /v1/partitions``: the claim that holds the partition; repeatable with an idempotency key."""
     return ApiCall(
         "POST", "/v1/partitions", parse_body(ClaimBody), build_body(request), key, repeatable=key is not None
     )
@@ -439,13 +439,13 @@ def get_partition(ident: str) -> ApiCall[PartitionBody]:
 
 
 def delete_partition(ident: str, *, wait_s: float = 0.0) -> ApiCall[ClaimBody]:
-    """``DELETE /v1/partitions/{id}``: the claim that held it, released; the answer waits for its end."""
+    """``DELETE /v1/partitions/{id}``: the claim that held it, released; the response waits for its end."""
     target = build_target("/v1/partitions/{}", ident, wait=wait_text(wait_s))
     return ApiCall("DELETE", target, parse_body(ClaimBody), wait_s=wait_s)
 
 
 def reset_partition(ident: str) -> ApiCall[PartitionBody]:
-    """``POST /v1/partitions/{id}/reset``; not repeated: a second reset could hit a job that has begun since."""
+    """``POST /v1/partitions/{id}/reset``; not repeatable: a second reset could hit a job that has begun since."""
     return ApiCall("POST", build_target("/v1/partitions/{}/reset", ident), parse_body(PartitionBody), repeatable=False)
 
 
@@ -463,7 +463,7 @@ def create_run(request: RunRequest, key: str | None = None) -> ApiCall[RunBody]:
 
 
 def get_run(ident: str, *, wait_s: float = 0.0) -> ApiCall[RunBody]:
-    """``GET /v1/runs/{id}``; with ``wait_s`` the answer waits for the run's end."""
+    """``GET /v1/runs/{id}``; with ``wait_s`` the response waits for the run's end."""
     return ApiCall(
         "GET", build_target("/v1/runs/{}", ident, wait=wait_text(wait_s)), parse_body(RunBody), wait_s=wait_s
     )
@@ -513,25 +513,25 @@ def list_keys() -> ApiCall[ListPage[KeyBody]]:
 
 
 def create_key(request: KeyRequest) -> ApiCall[KeyBody]:
-    """``POST /v1/keys``; not repeated: the secret of a lost answer is lost with it."""
+    """``POST /v1/keys``; not repeatable: the secret of a lost response is lost with it."""
     return ApiCall("POST", "/v1/keys", parse_body(KeyBody), build_body(request), repeatable=False)
 
 
 def rotate_key(ident: str, request: RotateRequest) -> ApiCall[KeyBody]:
-    """``POST /v1/keys/{id}/rotate``; not repeated: the secret of a lost answer is lost with it."""
+    """``POST /v1/keys/{id}/rotate``; not repeatable: the secret of a lost response is lost with it."""
     target = build_target("/v1/keys/{}/rotate", ident)
     return ApiCall("POST", target, parse_body(KeyBody), build_body(request), repeatable=False)
 
 
 def delete_key(ident: str) -> ApiCall[None]:
-    """``DELETE /v1/keys/{id}``: it is revoked at once."""
+    """``DELETE /v1/keys/{id}``: revokes it at once."""
     return ApiCall("DELETE", build_target("/v1/keys/{}", ident), parse_nothing)
 
 
 def list_events(
     where: EventFilter = ALL_EVENTS, *, after: int = 0, limit: int | None = None
 ) -> ApiCall[ListPage[EventBody]]:
-    """``GET /v1/events``: those with a greater sequence number, in order."""
+    """``GET /v1/events``: events with a greater sequence number, in order."""
     target = build_target("/v1/events", after=after or None, limit=limit, **_event_query(where))
     return ApiCall("GET", target, parse_listing(EventBody))
 

@@ -1,4 +1,4 @@
-"""Server-sent events, as far as the API uses them: bytes in, whole events out.
+"""Server-sent events, as far as the API uses them: bytes in, complete events out.
 
 Written here because the format is twenty lines (WHATWG HTML, section 9.2) and a library would be a dependency.
 """
@@ -14,7 +14,7 @@ EVENT_BYTES_MAX = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class StreamEvent:
-    """One event: ``id`` is what ``Last-Event-ID`` resumes after."""
+    """One event: ``id`` is for ``Last-Event-ID``."""
 
     id: str
     name: str
@@ -22,7 +22,7 @@ class StreamEvent:
 
 
 class EventParser:
-    """An incremental parser: ``feed`` takes whatever came and gives the events that are complete."""
+    """An incremental parser: ``feed`` takes any bytes and returns the completed events."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
@@ -35,7 +35,7 @@ class EventParser:
         """The events that ``chunk`` completes; comments (heartbeats) give none.
 
         Raises:
-            MooringsError: ``controller.unreachable``: a line or an event has no end, so this is no event stream.
+            MooringsError: ``controller.unreachable``: a line or an event does not end, so this is not an event stream.
         """
         found = []
         for raw in self._lines(chunk):
@@ -50,7 +50,7 @@ class EventParser:
         return found
 
     def _lines(self, chunk: bytes) -> list[bytes]:
-        if b"\n" not in chunk:  # appended in place: copying it all for each small piece would cost its square
+        if b"\n" not in chunk:  # appended in place: copying it all for each small piece would take quadratic time
             self._rest += chunk
             lines = []
         else:

@@ -1,7 +1,7 @@
-"""TLS from the client's side: whom we trust, what we show, and what a failed handshake means in words.
+"""The client's side of TLS: trusted authorities, our own certificate, and the causes of a failed handshake in words.
 
-Apart from ``transport``, which is about connections. OpenSSL's own words ("tlsv13 alert certificate required") are
-right, and of no use to who reads them.
+Separate from ``transport``, which is about connections. OpenSSL's own messages ("tlsv13 alert certificate required")
+are correct, but do not help the user.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ TLS_ALERT_S = 1.0
 CA_HINT = "name the authority's PEM file with --ca-file or MOORINGS_CA_FILE"
 CERTIFICATE_HINT = "name certificate and key with cert_file and key_file, or MOORINGS_CERT_FILE and MOORINGS_KEY_FILE"
 
-# X509_V_ERR_... of openssl/x509_vfy.h, as ssl.SSLCertVerificationError.verify_code has them.
+# X509_V_ERR_... of openssl/x509_vfy.h, as in ssl.SSLCertVerificationError.verify_code.
 _NOT_YET_VALID, _HAS_EXPIRED = 9, 10
-_WRONG_NAMES = (62, 64)  # of a host, of an address
+_WRONG_NAMES = (62, 64)  # for a host, for an address
 
-# What the server's alert says of our certificate: RFC 8446, section 6.2, in OpenSSL's words.
+# The server's alert about our certificate: RFC 8446, section 6.2, with OpenSSL's names.
 _CERTIFICATE_ALERTS = {
     "TLSV1_ALERT_UNKNOWN_CA": "it is of an authority that the controller does not know",
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": "it has expired",
@@ -39,7 +39,7 @@ _NO_TLS = ("WRONG_VERSION_NUMBER", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG",
 
 
 def make_context(ca_file: str, cert_file: str, key_file: str) -> ssl.SSLContext:
-    """How a controller is spoken to; without ``ca_file`` the system's authorities vouch for it.
+    """The TLS context for a controller; without ``ca_file`` with the system's authorities.
 
     Raises:
         MooringsError: ``config.invalid``, ``credentials.unsafe``.
@@ -55,7 +55,7 @@ def make_context(ca_file: str, cert_file: str, key_file: str) -> ssl.SSLContext:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         if cert_file:
             check_private_key(Path(key_file or cert_file))
-            # An empty password: else OpenSSL asks the terminal for one where the key is encrypted.
+            # An empty password: otherwise OpenSSL asks the terminal for one if the key is encrypted.
             context.load_cert_chain(cert_file, key_file or None, password="")
     except ssl.SSLError as error:
         fault = "they do not belong together" if error.reason == "KEY_VALUES_MISMATCH" else _words(error)
@@ -69,10 +69,10 @@ def make_context(ca_file: str, cert_file: str, key_file: str) -> ssl.SSLContext:
 
 
 def read_tls_alert(connection: http.client.HTTPConnection, error: Exception) -> Exception:
-    """What the server said before it hung up on us; ``error`` if it said nothing.
+    """The server's alert before it closed the connection; ``error`` if there was none.
 
-    With TLS 1.3 a client's certificate is looked at after the client takes the handshake for done, so the request may
-    meet a closed connection while the reason waits to be read.
+    With TLS 1.3 the server checks a client's certificate after the client regards the handshake as done, so the request
+    may meet a closed connection while the alert is still unread.
     """
     sock = connection.sock
     if isinstance(sock, ssl.SSLSocket) and isinstance(error, ssl.SSLEOFError | ConnectionError):
@@ -87,12 +87,12 @@ def read_tls_alert(connection: http.client.HTTPConnection, error: Exception) -> 
 
 
 def tls_problem(server: str, error: Exception, *, shown: str) -> MooringsError | None:
-    """What a TLS error means; None if it is a lost connection like any other, or no TLS error at all.
+    """The meaning of a TLS error; None if it is an ordinary lost connection, or not a TLS error.
 
     Args:
         server: address of the controller.
-        error: what the connection met.
-        shown: the file of the certificate we showed; empty: none.
+        error: from the connection.
+        shown: the file of our certificate; empty: none.
     """
     if isinstance(error, http.client.BadStatusLine) and error.args and str(error.args[0]).startswith("\x15\x03"):
         return _unreachable(f"{server} speaks TLS", "write https:// instead of http://")

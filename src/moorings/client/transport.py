@@ -1,7 +1,7 @@
-"""Sending calls to one controller: a connection that is kept, timeouts, repeats, and streams.
+"""Sends requests to one controller: a persistent connection, timeouts, retries, and streams.
 
 ``http.client`` and not a library: httpx costs 50 to 140 ms of start-up, and the command line needs one connection. The
-connection is kept because a TLS handshake costs more than most calls.
+connection is kept because a TLS handshake costs more than most requests.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from moorings.core.errors import MooringsError
 T = TypeVar("T")
 
 STREAM_CHUNK_BYTES = 1 << 16
-ANSWER_BYTES_MAX = 1 << 28  # far above any page; a server that is none of ours must not fill the memory
+ANSWER_BYTES_MAX = 1 << 28  # far above any page; another server must not fill the memory
 STREAM_SILENCE_S_MAX = 60.0  # the controller sends a heartbeat every 15 s on event streams
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a controller is and how to speak to it.
+    """The address of a controller and the credentials for it.
 
     Attributes:
         server: ``http://host:port`` or ``https://host:port``.
-        access_key: sent as bearer token; empty for none. Never shown.
+        access_key: sent as bearer token; empty: none. Never shown.
         ca_file: PEM file of the authority that signed the server's certificate; empty: the system's.
-        cert_file: PEM file of our own certificate, for servers that ask for one; empty for none.
+        cert_file: PEM file of our own certificate, for servers that require one; empty: none.
         key_file: PEM file of its private key.
-        timeout_s: for a connection, and for an answer beyond the wait that was asked for.
+        timeout_s: for a connection, and for a response beyond the requested wait.
     """
 
     server: str
@@ -55,10 +55,10 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long a call goes on trying while the controller is away (it restarts, or a network does).
+    """How long a call is retried while the controller is away (it restarts, or the network fails).
 
     Attributes:
-        limit_s: from the first failure; 0: not at all.
+        limit_s: from the first failure; 0: no retries.
         pause_s: before the second try; doubled each time.
         pause_s_max: the longest pause.
         tell: called before each pause with the error and the pause in seconds.
@@ -71,7 +71,7 @@ class RetryPolicy:
 
 
 class Retries:
-    """The tries of one call: ``pause`` waits before the next one, or raises when patience is at its end."""
+    """The retries of one call: ``pause`` waits before the next one, or raises at the limit."""
 
     def __init__(self, patience: RetryPolicy) -> None:
         self._patience = patience
@@ -79,10 +79,10 @@ class Retries:
         self._until: float | None = None
 
     def pause(self, error: MooringsError) -> None:
-        """Wait before another try.
+        """Wait before the next try.
 
         Raises:
-            MooringsError: ``error`` itself, when it will not pass or has lasted too long.
+            MooringsError: ``error`` itself, if it is permanent or has lasted too long.
         """
         now = time.monotonic()
         if self._until is None:
@@ -97,17 +97,17 @@ class Retries:
 
 
 class Transport:
-    """One controller, one thread. Close it, or use it in a ``with``.
+    """One controller, for one thread. Close it, or use it in a ``with``.
 
     ``losses`` counts the connections that were lost or refused.
 
     Args:
-        endpoint: where, and how to speak.
-        patience: how long to go on while it is away.
-        trace: is told method, address and status of each exchange; never a header or a body.
+        endpoint: the controller's address and credentials.
+        patience: the retry policy.
+        trace: called with method, address and status of each exchange; never with a header or a body.
 
     Raises (from every call):
-        MooringsError: ``controller.unreachable``, retryable where that can pass; or what the controller answered.
+        MooringsError: ``controller.unreachable``, retryable if that is transient; or the controller's error.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Transport:
         self.endpoint = endpoint
         self.patience = patience
         self.losses = 0
-        self.key_expires = ""  # when the access key stops working, as the last answer told; "": never, or not told
+        self.key_expires = ""  # when the access key expires, from the last response; "": never, or not known
         self.sent = 0  # requests of which at least a part may have reached the server
         self._trace = trace
         self._kept: http.client.HTTPConnection | None = None
@@ -129,15 +129,15 @@ class Transport:
         self.close()
 
     def close(self) -> None:
-        """Let go of the kept connection."""
+        """Close the kept connection."""
         if self._kept is not None:
             self._kept.close()
             self._kept = None
 
     def certificate_ends(self) -> float | None:
-        """Until when the server's certificate is good, in seconds since 1970; None without TLS.
+        """The end of the server certificate's validity, in seconds since 1970; None without TLS.
 
-        What the server thinks of ours is not known by then.
+        The server has not checked our certificate by then.
         """
         with contextlib.closing(self._connect()) as connection:
             try:
@@ -151,7 +151,7 @@ class Transport:
         return float(ssl.cert_time_to_seconds(str(certificate["notAfter"])))
 
     def send(self, call: ApiCall[T]) -> T:
-        """The parsed answer to ``call``; repeated where that does no harm and patience allows."""
+        """The parsed response to ``call``; retried if that does no harm and the policy allows it."""
         retries = Retries(self.patience)
         while True:
             try:
@@ -165,12 +165,12 @@ class Transport:
     def open(
         self, call: ApiCall[None], *, last_event_id: str = "", silence_s: float | None = None
     ) -> Iterator[Iterator[bytes]]:
-        """The answer to ``call`` as it comes, on its own connection; not repeated: the reader knows where to go on.
+        """The response to ``call`` as it comes, on its own connection; not retried: the reader knows where to resume.
 
         Args:
             call: the request.
-            last_event_id: where an event stream goes on.
-            silence_s: how long nothing may come; None: for ever (a dead peer is still noticed by the kernel's probes).
+            last_event_id: the event after which a stream resumes.
+            silence_s: the longest silence; None: unlimited (the kernel's probes still notice a dead peer).
         """
         with contextlib.closing(self._connect()) as connection:
             extra = {"Last-Event-ID": last_event_id} if last_event_id else {}
@@ -189,7 +189,7 @@ class Transport:
             except MooringsError as error:
                 if not isinstance(error.__cause__, ConnectionError | ssl.SSLEOFError):  # RemoteDisconnected is one
                     raise
-                # Servers close idle connections; that this one was closed says nothing about the next.
+                # Servers close idle connections; this says nothing about a new one.
         return self._finish(self._connect(), call)
 
     def _finish(self, connection: http.client.HTTPConnection, call: ApiCall[T]) -> T:
@@ -197,7 +197,7 @@ class Transport:
             answer = self._exchange(connection, call, {})
             body = self._read(answer)
         except BaseException:
-            connection.close()  # also on an interrupt: the rest of the answer must not become the next one
+            connection.close()  # also on an interrupt: the rest of the response must not become the next one
             raise
         if answer.will_close:
             connection.close()
@@ -278,7 +278,7 @@ class Transport:
         secure, host, port = self._address
         if not secure:
             return _Connection(host, port, timeout=self.endpoint.timeout_s)
-        endpoint = self.endpoint  # its files are read for each connection: certificates are renewed while we run
+        endpoint = self.endpoint  # the files are read for each connection: certificates may be renewed meanwhile
         context = make_context(endpoint.ca_file, endpoint.cert_file, endpoint.key_file)
         return _SecureConnection(host, port, timeout=endpoint.timeout_s, context=context)
 
@@ -286,7 +286,7 @@ class Transport:
         connection, self._kept = self._kept, None
         if connection is None or connection.sock is None:
             return None
-        if select.select([connection.sock], [], [], 0)[0]:  # nothing was asked, so this can only be its end
+        if select.select([connection.sock], [], [], 0)[0]:  # without a request, this can only be the end
             connection.close()
             return None
         return connection
@@ -318,7 +318,7 @@ class Transport:
 
 
 class _Connection(http.client.HTTPConnection):
-    """A connection on which the kernel notices a peer that died without a word."""
+    """A connection with keep-alive probes: the kernel notices a peer that died silently."""
 
     def connect(self) -> None:
         super().connect()
@@ -340,7 +340,7 @@ def _probe(sock: socket.socket) -> None:
 
 
 def parse_server(server: str) -> tuple[bool, str, int]:
-    """Whether an address is https, its host and its port.
+    """Whether an address is https, with its host and its port.
 
     Raises:
         MooringsError: ``config.invalid``.
