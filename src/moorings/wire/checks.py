@@ -1,16 +1,16 @@
-"""The one table of ``moor doctor``'s checks, and what each looks at. One of a pool has its name behind the id.
+"""The one table of ``moor doctor``'s checks, with their subjects. A check of one pool has the pool's name after its id.
 
-Ids are for ever, like error codes: scripts say ``--only`` and dashboards count them.
+Ids are permanent, like error codes: scripts use them with ``--only`` and dashboards count them.
 """
 
 from __future__ import annotations
 
 DOCTOR_PAGE = "docs/how-to/find-out-what-is-wrong.md"
 
-FOREIGN_REASON = "made outside Moorings"  # in a device's reason; what does not say so may be ours, and a job's
+FOREIGN_REASON = "made outside Moorings"  # in the reason of a device; without it the partition may be ours, and a job's
 
 CHECKS: dict[str, str] = {
-    # what a client sees
+    # checked by the client
     "credentials": "only you can read the file with your access keys",
     "configuration": "the command's configuration can be used",
     "transport": "the access key does not travel in the clear",
@@ -23,7 +23,7 @@ CHECKS: dict[str, str] = {
     "pools": "there are pools, and each one's hardware can be reached",
     "devices.service": "every device is in service",
     "devices.foreign": "no device is in a partition that was made outside Moorings",
-    # what the controller finds when it looks at itself
+    # checked by the controller
     "inside": "the controller lets you look into it (for admins) and answers in time",
     "laws": "what the controller holds in memory keeps the laws",
     "database": "the database can be written",
@@ -44,7 +44,7 @@ CHECKS: dict[str, str] = {
     "partitions.foreign": "no partition was made outside Moorings",
     "runs.moving": "no run starts or stops for too long",
     "seats": "clients may hold more waiting answers and streams",
-    # what can be seen on the controller's machine only
+    # checked on the controller's machine only
     "host": "the controller's machine could be looked at in time",
     "host.settings": "the controller's settings can be used",
     "host.folder": "the data folder is yours alone",
@@ -62,10 +62,10 @@ CHECKS: dict[str, str] = {
 
 
 def check_family(check: str) -> str:
-    """The id without a pool's or a seat's name behind it."""
+    """The id without the name of a pool after it."""
     return check if check in CHECKS else check.partition(".")[0]
 
 
 def docs_link(check: str) -> str:
-    """Where the manual tells more of a check: file and anchor."""
+    """The manual's page for a check: file and anchor."""
     return f"{DOCTOR_PAGE}#{check_family(check).replace('.', '')}"

@@ -1,7 +1,7 @@
 """Dataclasses to JSON and back: camelCase names, absent optional fields left out.
 
-Written here rather than taken from a library: msgspec and pydantic cost 25 to 200 ms of start-up that every ``moor``
-would pay, and the shapes need only what is below.
+Our own rather than a library: msgspec and pydantic cost 25 to 200 ms of start-up that every ``moor`` would pay, and the
+shapes need little.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from moorings.core.instants import Timestamp
 
 T = TypeVar("T")
 
-WHERE_CHARS_MAX = 200  # names of a mapping may be anything
+WHERE_CHARS_MAX = 200  # keys of a mapping may be anything
 
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -32,26 +32,26 @@ def to_camel_case(name: str) -> str:
 
 
 def format_time(at: Timestamp) -> str:
-    """An instant as RFC 3339 in UTC, to the microsecond."""
+    """A timestamp as RFC 3339 in UTC, to the microsecond."""
     second, micros = divmod(at, 1_000_000)
     return f"{_second_text(second)}.{micros:06d}Z"
 
 
 @lru_cache(maxsize=1024)
 def _second_text(second: int) -> str:
-    """Times of one answer share their seconds, and making the text is what costs."""
+    """Cached, as the times of one response share their seconds, and formatting is costly."""
     return (_EPOCH + timedelta(seconds=second)).isoformat()[:19]
 
 
 def parse_time(text: str) -> Timestamp:
-    """The instant an RFC 3339 text names.
+    """The timestamp in an RFC 3339 text.
 
     Raises:
         MooringsError: ``body.invalid``.
     """
     try:
         since = datetime.fromisoformat(text) - _EPOCH
-    except (ValueError, TypeError, OverflowError):  # TypeError: it names no zone, so it is no instant
+    except (ValueError, TypeError, OverflowError):  # TypeError: without a zone it is not a timestamp
         raise MooringsError("body.invalid", f"{text[:40]!r} is not a time", hint="write 2026-01-31T12:00:00Z") from None
     return Timestamp(since // timedelta(microseconds=1))
 
@@ -72,7 +72,7 @@ def _field_plan(cls: type) -> tuple[tuple[str, str, Any, bool], ...]:
 
 
 def field_types(cls: type) -> dict[str, Any]:
-    """The types of a shape's fields by their JSON names; of an optional field, the type it has when it is there."""
+    """The types of a shape's fields by their JSON names; for an optional field, the type without None."""
     return {json_name: _present(kind) for _, json_name, kind, _ in _field_plan(cls)}
 
 
@@ -82,8 +82,8 @@ def _present(kind: Any) -> Any:  # noqa: ANN401 - type expressions
 
 
 def encode(value: object) -> Any:  # noqa: ANN401 - JSON is any of several types
-    """``value`` as what ``json.dumps`` takes; ``None`` fields of dataclasses are left out."""
-    if type(value) in _PLAIN:  # most are, and the checks below cost ten times as much
+    """``value`` in a form for ``json.dumps``; ``None`` fields of dataclasses are left out."""
+    if type(value) in _PLAIN:  # most are, and the checks below take ten times as long
         return value
     if isinstance(value, str | int | float):
         return value
@@ -102,10 +102,10 @@ def encode(value: object) -> Any:  # noqa: ANN401 - JSON is any of several types
 
 
 def decode(cls: type[T], data: object, *, where: str = "body") -> T:
-    """The ``cls`` that ``data`` (parsed JSON) holds. Unknown fields are passed over: newer peers may send them.
+    """The ``cls`` in ``data`` (parsed JSON). Unknown fields are ignored: newer peers may send them.
 
     Raises:
-        MooringsError: ``body.invalid``, naming the field.
+        MooringsError: ``body.invalid``, with the field.
     """
     return typing.cast("T", _decode(cls, data, where))
 
@@ -146,7 +146,7 @@ def _decode_record(cls: type, data: object, where: str) -> object:
     for name, json_name, kind, required in _field_plan(cls):
         if json_name in data:
             item = data[json_name]
-            # Most are plain, and all the rest costs ten times as much.
+            # Most are plain, and the rest takes ten times as long.
             values[name] = item if type(item) is kind else _decode(kind, item, f"{where}.{json_name}")
         elif required:
             raise MooringsError("body.invalid", f"{where}.{json_name} is missing")

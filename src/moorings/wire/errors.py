@@ -1,7 +1,7 @@
-"""The one table of error codes: what each means, its HTTP status and the exit code ``moor`` ends with.
+"""The one table of error codes: the meaning of each, its HTTP status and the exit code of ``moor``.
 
-Codes are ``noun.problem`` and stable for ever. A test reads the sources and fails on a code that is not here, or that
-stands here and is raised nowhere.
+Codes are ``noun.problem`` and permanent. A test reads the sources and fails on a code that is missing here, or that is
+here and never raised.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ExitCode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ErrorKind:
-    """What a code means: HTTP status, exit code, and a title."""
+    """The meaning of a code: HTTP status, exit code, and a title."""
 
     status: int
     exit: ExitCode
@@ -188,5 +188,5 @@ ERRORS: dict[str, ErrorKind] = {
 
 
 def error_kind(code: str) -> ErrorKind:
-    """What a code means; a code of a newer peer is a plain failure."""
+    """The meaning of a code; an unknown code of a newer peer is a plain failure."""
     return ERRORS.get(code, ErrorKind(500, ExitCode.FAILED, code))

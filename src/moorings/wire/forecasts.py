@@ -1,4 +1,4 @@
-"""What would be, if the policy were another or claims moved: shapes as those of ``wire.shapes``."""
+"""The forecasts for another policy or for moves of claims: shapes as in ``wire.shapes``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The shapes of requests and answers, version 1. Adding a field is compatible; renaming one needs a new version.
+"""The shapes of requests and responses, version 1. Adding a field is compatible; renaming one needs a new version.
 
-Names end in ``Request`` (what is sent) or ``ReviewBody`` (what is answered). Times are RFC 3339 strings.
+Names end in ``Request`` (requests) or ``Body`` (responses). Times are RFC 3339 strings.
 """
 
 from __future__ import annotations
@@ -255,7 +255,7 @@ class ReasonBody:
 
     @property
     def sentence(self) -> str:
-        """The message, and until when at the latest, where that is known."""
+        """The message, and until when at the latest, if that is known."""
         return f"{self.message}; until {self.until[:19]}Z at the latest" if self.until else self.message
 
 
