@@ -1,4 +1,4 @@
-"""What jobs say has come of them, in files beside their orders."""
+"""The results of jobs, in files beside their specifications."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ANSWER_BYTES_MAX: Final = 1 << 20
 
 
 def read_result(order: ApplianceJobSpec) -> dict[str, Any]:
-    """What a job says has come of it.
+    """The result that a job has written.
 
     Raises:
         MooringsError: ``answer.invalid``.

@@ -1,7 +1,7 @@
 """The command line of ``run.py``: the options that users of such appliances know, each written with ``_`` or ``-``.
 
-argparse and not click: a user's program may have arguments of its own, read with argparse before, and the standard
-library's messages are known to whoever writes one.
+argparse and not click: a user's program may parse arguments of its own with argparse first, and its authors know the
+standard library's messages.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ DEVICE: Final = "CSX"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arguments:
-    """What was given.
+    """The parsed arguments.
 
     Attributes:
         params: the params file, as given.
-        given: values of ``runconfig`` that the command line gives, by name.
+        given: values of ``runconfig`` from the command line, by name.
         flags: global flags of the command line (``server``), by name.
     """
 
@@ -35,10 +35,10 @@ class Arguments:
 
 
 def parse_arguments(argv: Sequence[str], program: str = "run.py") -> Arguments:
-    """What ``argv`` (without the program's name) gives.
+    """Parse ``argv`` (without the program's name).
 
     Raises:
-        SystemExit: 2, after usage and what is wrong were written to stderr; 0 after ``--help``.
+        SystemExit: 2, after usage and the error were written to stderr; 0 after ``--help``.
     """
     read = vars(_parser(program).parse_args(list(argv)))
     given = {name: read[name] for name in _IN_RUNCONFIG if read[name] is not None}
@@ -60,7 +60,7 @@ _IN_RUNCONFIG: Final = (
 
 
 class _GivenOnce(argparse.Action):
-    """An option that is given once: of two, one was meant for somebody else."""
+    """An option that may be given once: of two, one is probably a mistake."""
 
     def __call__(
         self,

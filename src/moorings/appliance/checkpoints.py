@@ -1,4 +1,4 @@
-"""Which checkpoint of a model's folder to go on from, without NumPy: a file of arrays is a zip file with checksums."""
+"""Finds the checkpoint to resume from in a model's folder, without NumPy: an .npz file is a zip file with checksums."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from pathlib import Path
 from typing import Final
 
 NAME: Final = re.compile(r"checkpoint_(0|[1-9][0-9]{0,9})\.npz")
-READ_MAX: Final = 8 << 20  # bytes at once; a table of contents fits, of some 50,000 arrays
+READ_MAX: Final = 8 << 20  # bytes at once; enough for the directory of some 50,000 arrays
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFile:
-    """A checkpoint: where it is, and how many steps were done."""
+    """A checkpoint: its path, and the number of steps done."""
 
     path: Path
     step: int
 
 
 def parse_checkpoint_name(path: Path) -> CheckpointFile | None:
-    """The checkpoint of that name; None: it is called otherwise."""
+    """The checkpoint with that file name; None: the name has another form."""
     match = NAME.fullmatch(path.name)
     return CheckpointFile(path, int(match[1])) if match else None
 
 
 def find_newest(folder: Path) -> tuple[CheckpointFile | None, list[str]]:
-    """The newest whole checkpoint of a folder, and a sentence about each newer one that is damaged.
+    """The newest intact checkpoint of a folder, and a sentence about each newer one that is damaged.
 
     Raises:
         OSError: the folder cannot be read.
@@ -49,10 +49,10 @@ def find_newest(folder: Path) -> tuple[CheckpointFile | None, list[str]]:
 
 
 def find_damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint's file; None: it is whole. Reads all of it, little at once.
+    """The damage of a checkpoint's file; None: it is intact. Reads all of it, little at once.
 
-    Whoever may write into a shared folder may have put anything there under such a name: nothing is opened that could
-    be waited for, or that has no end.
+    Another user may have put anything under such a name into a shared folder: never open a file that blocks or does not
+    end.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -73,7 +73,7 @@ def find_damage(path: Path) -> str | None:
 
 
 def _find_bad_member(members: list[zipfile.ZipInfo], size: int) -> str | None:
-    """What cannot be in a file that we have written: members that are packed, or larger than the file."""
+    """Find members that our files never have: compressed ones, or larger than the file."""
     if not members:
         return "it is empty"
     for member in members:
@@ -90,7 +90,7 @@ def _find_bad_checksum(archive: zipfile.ZipFile) -> str | None:
 
 
 class _BoundedReads(io.FileIO):
-    """A file of which nobody reads so much at once that memory runs out, whatever length a damaged field gives."""
+    """A file that limits each read, whatever length a damaged field gives, so that memory does not run out."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is None or size < 0:

@@ -1,4 +1,4 @@
-"""From arguments, params file and program to one value: all that can be wrong is found before anything is queued."""
+"""From arguments, params file and program to one value: every error is found before anything is queued."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from moorings.workloads.appliance import APPLIANCE_KIND, WORKFLOW_JOBS_MAX, pars
 from moorings.workloads.labels import check_labels
 
 GIB: Final = 1 << 30
-MEMORY: Final = "memory"  # of a pool's resources
+MEMORY: Final = "memory"  # among a pool's resources
 SLURM_JOB: Final = "SLURM_JOB_ID"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkflowConfig:
-    """What is to be done; every value has been checked.
+    """The checked configuration of a workflow.
 
     Attributes:
-        config: the section ``runconfig`` under the command line.
-        origins: where each value of ``config`` that was given stands: ``--num_csx``, or file and line.
-        params: all sections, defaults filled in, as JSON values.
+        config: the section ``runconfig``, with the command line's values.
+        origins: the origin of each given value of ``config``: ``--num_csx``, or file and line.
+        params: all sections with defaults, as JSON values.
         labels: of every job.
-        priority: of our queue.
-        checkpoint: the one that was asked for by name, or None.
+        priority: in our queue.
+        checkpoint: the one named by the user, or None.
     """
 
     mode: Mode
@@ -54,29 +54,29 @@ class WorkflowConfig:
 
     @property
     def trains(self) -> bool:
-        """Whether steps are done."""
+        """Whether it trains."""
         return self.mode != "eval"
 
     @property
     def last_step(self) -> int:
-        """Until when it trains."""
+        """The last step of the training."""
         return self.config.max_steps or 0
 
     def where(self, name: str) -> str:
-        """Where a value of ``runconfig`` was given."""
+        """The origin of a value of ``runconfig``."""
         return self.origins.get(name, self.source)
 
 
 def build_workflow_config(
     arguments: Arguments, program: Program, environment: Mapping[str, str], folder: Path
 ) -> WorkflowConfig:
-    """Everything that files and arguments say, checked.
+    """The workflow of files and arguments, checked.
 
     Args:
         arguments: the command line.
         program: the user's.
         environment: of this process.
-        folder: relative paths start from it.
+        folder: the base of relative paths.
 
     Raises:
         MooringsError: ``params.invalid``, with the option or the line; ``program.invalid``, ``priority.invalid``,
@@ -115,7 +115,7 @@ def build_workflow_config(
 
 
 def check_pools(wish: WorkflowConfig, pools: Iterable[PoolBody]) -> None:
-    """Nothing, if the jobs could ever run in these pools.
+    """Check that the jobs could ever run in these pools.
 
     Raises:
         MooringsError: ``params.invalid``, ``kind.unknown``.
@@ -154,13 +154,13 @@ def check_pools(wish: WorkflowConfig, pools: Iterable[PoolBody]) -> None:
 
 
 def requires_memory(pools: Iterable[PoolBody]) -> bool:
-    """Whether jobs have to ask for memory of the management node: every pool of systems has some to give."""
+    """Whether jobs must request memory of the management node: every pool of systems has some."""
     ours = [pool for pool in pools if pool.accelerator == APPLIANCE_KIND]
     return bool(ours) and all(MEMORY in pool.resources for pool in ours)
 
 
 def create_folders(wish: WorkflowConfig) -> None:
-    """Make the folders that jobs write to, and write into them.
+    """Make the folders that jobs write to, and test that they are writable.
 
     Raises:
         MooringsError: ``params.invalid``.
@@ -301,13 +301,13 @@ def _path(folder: Path, given: str) -> Path:
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - JSON is any of several types
-    """Tuples as lists, as JSON has them."""
+    """Tuples as lists, as in JSON."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def params_error(where: str, problem: str, hint: str = "") -> MooringsError:
-    """``params.invalid``: where a value was given, and what is wrong with it, which begins with its name."""
-    problem = problem.removeprefix(f"{where.removeprefix('--')}: ")  # an option says its name itself
+    """``params.invalid``: the origin of a value, and its error, which begins with its name."""
+    problem = problem.removeprefix(f"{where.removeprefix('--')}: ")  # for an option the origin is already the name
     return MooringsError("params.invalid", f"{where}: {problem}", hint=hint)

@@ -12,13 +12,13 @@ from moorings.appliance.order import ApplianceJobSpec
 from moorings.appliance.program import ModelType, Program, SourceType, check_program
 from moorings.core.errors import MooringsError
 
-LEASE_S: Final = 60.0  # a client that is away for 30 s goes on; one that is dead holds systems no longer than this
+LEASE_S: Final = 60.0  # a client may be away for 30 s; a dead one holds systems no longer than this
 
-_order: ApplianceJobSpec | None = None  # what this process was started to do, if it is a job
+_order: ApplianceJobSpec | None = None  # the specification of this process's job, if it is in a job
 
 
 def set_job_spec(order: ApplianceJobSpec) -> None:
-    """From now on ``run`` does what this says; for ``task`` alone."""
+    """Make ``run`` do the work of this job; for ``task`` alone."""
     global _order
     _order = order
 
@@ -34,8 +34,8 @@ def run(
 
     Args:
         model: class of the model: ``Params``, ``layers()``.
-        train: class of the batches to train on: ``Params`` with ``batch_size``, ``batch()``.
-        eval: class of the batches to evaluate with.
+        train: class of the batches for training: ``Params`` with ``batch_size``, ``batch()``.
+        eval: class of the batches for evaluation.
 
     Raises:
         SystemExit: always: 0; 1 a job failed; 2 wrong arguments or params; 124 ``job_time_sec`` is over; 128 + N after
@@ -50,7 +50,7 @@ def run(
 
 
 def run_client(program: Program, argv: Sequence[str], environment: Mapping[str, str], lease_s: float) -> int:
-    """Be the client; the exit code. What a person should know has been written."""
+    """Run as the client; return the exit code. Every message has been written."""
     from moorings.appliance.arguments import parse_arguments
     from moorings.appliance.start import run_workflow
     from moorings.appliance.telling import DatedConsole
@@ -76,7 +76,7 @@ def run_client(program: Program, argv: Sequence[str], environment: Mapping[str, 
 
 
 def _find_script() -> Path:
-    """The file that was started, absolute: jobs run it again."""
+    """The absolute path of the started script: jobs run it again."""
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     path = Path(file or "").absolute()
     if not path.is_file():

@@ -1,4 +1,4 @@
-"""One job of a workflow, from the queue to its end: why it waits, what it writes, and its step in Slurm meanwhile."""
+"""One job of a workflow, from the queue to its end: why it waits, its output, and its step in Slurm meanwhile."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from moorings.wire.codec import parse_time
 from moorings.wire.shapes import ClaimBody, RunBody
 from moorings.workloads.runs import RunState
 
-REASON_FRESH_S = 2.0  # the age of the reason that is shown
-LEAD_S = 30.0  # before Slurm's limit: what waits has little to do
+REASON_FRESH_S = 2.0  # the maximum age of the displayed reason
+LEAD_S = 30.0  # before Slurm's limit: waiting jobs have little to do
 
 
 class JobFollower:
-    """Follows one job; ``follow`` may be called again after an interrupt, and goes on where it was.
+    """Follows one job; ``follow`` may be called again after an interrupt, and continues where it was.
 
     Args:
-        client: patient, so that it survives a restart of the controller.
-        progress: where to say what happens.
-        mirror: where it is shown while it runs.
-        job: as it was made.
-        title: what it is called in a line.
-        write: takes its output.
-        changed: is told of it when it begins to run.
-        on_cancel: is told when somebody wants it ended from outside; from another thread.
+        client: retries, so that it survives a restart of the controller.
+        progress: where to report.
+        mirror: shows the job elsewhere while it runs.
+        job: as created.
+        title: its name in a line.
+        write: receives its output.
+        changed: called with it when it begins to run.
+        on_cancel: called if it is cancelled from outside; in another thread.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class JobFollower:
         self._begun = False
 
     def follow(self) -> RunBody:
-        """The job as it ended."""
+        """The job once it has ended."""
         if not self._begun:
             watch = self._mirror.watch_limit(self._on_cancel, LEAD_S)
             try:
@@ -72,12 +72,12 @@ class JobFollower:
         return ended
 
     def end(self, *, ok: bool) -> None:
-        """Show it no more."""
+        """Stop showing it."""
         if self._mirrored is not None:
             self._mirrored.end(ok)
 
     def _await_start(self) -> None:
-        """Say when it runs; told by the event log, from its beginning, so nothing can be missed."""
+        """Report when it runs, from the event log's beginning, so that no event is missed."""
         wanted = EventFilter(run=self.job.id, names=("run.started", "run.ended"))
         for batch in self._client.watch_events(wanted, after=0):
             if not batch:
@@ -92,7 +92,7 @@ class JobFollower:
 
 
 def wait_for_systems(client: Client, progress: Progress, ident: str, title: str) -> ClaimBody:
-    """The claim when it is READY, or has ended; says why it waits."""
+    """The claim once it is READY, or has ended; reports why it waits."""
     goal, wait_s = "GRANTED", 0.0
     while True:
         claim = client.claim(ident, wait_s=wait_s, until=goal)
@@ -109,7 +109,7 @@ def wait_for_systems(client: Client, progress: Progress, ident: str, title: str)
 
 
 def step_name(job: RunBody) -> str:
-    """What a job is called in Slurm: its own name, and how many systems it has."""
+    """A job's name in Slurm: its own name, and its number of systems."""
     systems = job.job.accelerators.size
     return f"{job.id}-csx{systems}" if systems else job.id
 
@@ -123,7 +123,7 @@ def _expected(claim: ClaimBody) -> str:
 
 
 def describe_systems(devices: str) -> str:
-    """Which systems: ``system 0``, ``systems 0-3``."""
+    """The systems as text: ``system 0``, ``systems 0-3``."""
     return f"{'system' if devices.isdecimal() else 'systems'} {devices}"
 
 

@@ -1,4 +1,4 @@
-"""Telling the controller that somebody is still there: a thread that renews leases over a connection of its own."""
+"""Heartbeats to the controller: a thread renews leases over a connection of its own."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class LeaseRenewer:
 
     Args:
         connect: makes a client, for this thread alone.
-        lease_s: of every claim; beats come six times as often.
-        tell: is told of a lease that may be lost; from the thread.
+        lease_s: of every claim; renewals come six times as often.
+        tell: called with a lease that may be lost; in the thread.
     """
 
     def __init__(self, connect: Callable[[], Client], lease_s: float, tell: Callable[[str], None]) -> None:
@@ -35,17 +35,17 @@ class LeaseRenewer:
         self._thread.start()
 
     def add(self, claim: str, name: str) -> None:
-        """Keep the lease of a claim, which is of that job."""
+        """Renew the lease of a claim from now on; the claim is of that job."""
         with self._lock:
             self._claims[claim] = name
 
     def drop(self, claim: str) -> None:
-        """Let the lease of a claim be."""
+        """Stop renewing the lease of a claim."""
         with self._lock:
             self._claims.pop(claim, None)
 
     def stop(self) -> None:
-        """Renew nothing any more."""
+        """Stop renewing all leases."""
         self._stopped.set()
 
     # -- in the thread -------------------------------------------------------------------------------------------------
@@ -71,11 +71,11 @@ class LeaseRenewer:
                     )
 
     def _renew(self, client: Client, claim: str) -> MooringsError | None:
-        """Renew one; what kept us from it."""
+        """Renew one; return the error, if any."""
         try:
             client.renew_claim(claim)
         except MooringsError as error:
-            if error.code in _GONE:  # its job has ended: whoever follows it says so
+            if error.code in _GONE:  # its job has ended: the follower reports that
                 self.drop(claim)
                 return None
             return error

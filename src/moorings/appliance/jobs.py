@@ -1,4 +1,4 @@
-"""The jobs of a workflow as the controller takes them. Values alone."""
+"""The jobs of a workflow in the controller's form. Values only."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def build_appliance_job(
     memory: bool,
     time_limit_s: float | None,
 ) -> JobSpec:
-    """The job that does what an order says: one task without a system to compile, a task on each system to execute.
+    """The job for an order: one task without a system to compile, a task on each system to execute.
 
     Args:
-        order: what to do.
-        wish: what it is part of.
+        order: the specification.
+        wish: its workflow.
         script: the user's program, absolute.
         folder: the working folder, absolute.
         workflow: ``wflow-...``.
-        environment: of this process; a job gets the way to programs and files, and none of its secrets.
-        lease_s: whoever follows it renews the lease within this time.
-        memory: whether the appliance counts its management node's memory.
+        environment: of this process; a job gets the paths to programs and files, and none of its secrets.
+        lease_s: the follower renews the lease within this time.
+        memory: whether the appliance manages its management node's memory.
         time_limit_s: seconds it may run, or None.
     """
     compiles = order.act == "compile"
@@ -70,7 +70,7 @@ def build_appliance_job(
 
 
 def build_reservation(wish: WorkflowConfig, *, lease_s: float, memory: bool) -> ClaimRequest:
-    """A claim on the systems of a workflow, in which its jobs run one after the other."""
+    """A claim on the systems of a workflow; its jobs run one after the other within it."""
     return ClaimRequest(
         size=wish.config.num_csx,
         accelerator=APPLIANCE_KIND,
@@ -82,7 +82,7 @@ def build_reservation(wish: WorkflowConfig, *, lease_s: float, memory: bool) -> 
 
 
 def job_variables(environment: Mapping[str, str], python_paths: tuple[str, ...], folder: Path) -> dict[str, str]:
-    """The variables of a job: how to find programs, files and modules, and how texts are written."""
+    """The variables of a job: the paths of programs, files and modules, and the text encoding."""
     kept = {name: value for name, value in environment.items() if name in _PASSED_ON or name.startswith("LC_")}
     ours = [str(folder / each) for each in environment.get("PYTHONPATH", "").split(os.pathsep) if each]
     if python_paths or ours:

@@ -1,7 +1,7 @@
 """The layer: the unit in which a model is written, compiled and streamed.
 
-A model is a row of layers, one behind the other, and not one function: an appliance keeps the weights beside the
-systems and brings them in layer by layer, so a system never holds a model, however large it is.
+A model is a sequence of layers and not one function: an appliance keeps the weights beside the systems and streams them
+layer by layer, so a system never holds a model, however large it is.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Layer:
 
     Attributes:
         name: unique in its model; names its weights in checkpoints (letters, digits, ``_``, ``.`` and ``-``).
-        program: layers with the same program differ in nothing but the values of their weights, and are compiled once.
-        init: the first weights by name, float32, drawn from the generator it is given; ``{}`` if it has none.
-        apply: ``apply(weights, x) -> y`` in JAX; of the last layer ``apply(weights, x, targets) -> mean loss`` over the
-            rows it is given. Without side effects and without chance: the backward pass runs it a second time.
+        program: layers with the same program differ only in the values of their weights, and are compiled once.
+        init: returns the first weights by name, float32, drawn from the given generator; ``{}`` if it has none.
+        apply: ``apply(weights, x) -> y`` in JAX; for the last layer ``apply(weights, x, targets) -> mean loss`` over
+            the given rows. It has no side effects and uses no randomness: the backward pass runs it a second time.
     """
 
     name: str

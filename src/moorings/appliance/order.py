@@ -1,6 +1,6 @@
-"""What one job of a workflow is told: a file in the model's folder, written by the client, read where the job runs.
+"""The specification of one job: a file in the model's folder, written by the client, read where the job runs.
 
-A file rather than arguments: params may be long, and command lines are everybody's to read.
+A file rather than arguments: params may be long, and command lines are visible to all users.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ class ApplianceJobSpec:
     """One job.
 
     Attributes:
-        act: what to do.
-        program: which one: backward too (``train``), or forward alone (``eval``).
-        params: the params file's sections, checked, with defaults filled in; JSON values.
+        act: compile, train or evaluate.
+        program: with the backward pass (``train``), or forward only (``eval``).
+        params: the params file's sections, checked, with defaults; JSON values.
         model_dir: absolute folder of checkpoints.
         compile_dir: absolute folder of compiled programs.
-        folder: this order's own folder, absolute; what the job answers lands there.
-        systems: how many execute it; a compile job learns for how many it compiles.
-        weight_servers: processes that keep the weights.
+        folder: this order's own folder, absolute; the job's result goes there.
+        systems: how many execute it; for a compile job, the number to compile for.
+        weight_servers: processes that hold the weights.
         artifact: key of the compiled program; None for a compile job.
-        first_step: steps done so far.
-        last_step: train: until this many are done; eval: how many batches.
-        checkpoint: absolute path of the file to begin from, or None.
+        first_step: steps done before.
+        last_step: train: the last step; eval: the number of batches.
+        checkpoint: absolute path of the file to start from, or None.
         mount_dirs: absolute folders that the program needs to see.
-        label: what a line of progress begins with.
+        label: the beginning of a progress line.
     """
 
     act: JobAction
@@ -63,18 +63,18 @@ class ApplianceJobSpec:
 
     @property
     def file(self) -> Path:
-        """Where it is written."""
+        """The path of its file."""
         return Path(self.folder) / FILE_NAME
 
     @property
     def answer(self) -> Path:
-        """Where the job says what came of it."""
+        """The path of the job's result."""
         name = f"compiled-{self.program}" if self.act == "compile" else {"train": "trained"}.get(self.act, "evaluated")
         return Path(self.folder) / f"{name}.json"
 
 
 def write_job_spec(order: ApplianceJobSpec) -> Path:
-    """Write it into its folder, which is made; the file.
+    """Write it into its folder, which is made; return the file.
 
     Raises:
         OSError: it cannot be written.
@@ -85,10 +85,10 @@ def write_job_spec(order: ApplianceJobSpec) -> Path:
 
 
 def read_job_spec(path: Path) -> ApplianceJobSpec:
-    """The order of a file, checked.
+    """Read and check the order in a file.
 
     Raises:
-        MooringsError: ``order.invalid``: it is not there, damaged, or another user's.
+        MooringsError: ``order.invalid``: it is missing, damaged, or another user's.
     """
     try:
         with path.open("rb") as file:
@@ -139,7 +139,7 @@ def _invalid(path: Path, why: str) -> MooringsError:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Put ``content`` into a file that is there whole, on the disk, or not at all; nobody else may read it.
+    """Write ``content`` to a file that is complete, on the disk, or not there at all; no other user may read it.
 
     Raises:
         OSError: it cannot be written.

@@ -1,8 +1,7 @@
-"""Reading a params file strictly: every key known, every type right, every complaint with its file and line.
+"""Strict parsing of a params file: every key known, every type right, every error with its file and line.
 
-The schema of a section is a dataclass, so values are read from YAML's nodes, which know their lines, and not from what
-a YAML library makes of them: ``1e-4`` is a string there, ``no`` is False, and of a key that stands twice the first is
-lost.
+The schema of a section is a dataclass, and values are read from YAML's nodes, which have line numbers, not from a YAML
+library's values: there ``1e-4`` is a string, ``no`` is False, and the first of two equal keys is lost.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from moorings.core.errors import MooringsError
 T = TypeVar("T")
 
 BYTES_MAX: Final = 256 << 10
-NODES_MAX: Final = 100_000  # an alias may stand for much, many times over
+NODES_MAX: Final = 100_000  # aliases may expand to very many
 SHOWN_CHARS_MAX: Final = 60
 
 _INT = re.compile(r"[-+]?(0|[1-9][0-9_]{0,17})")
@@ -34,10 +33,10 @@ _TAG = "tag:yaml.org,2002:"
 
 
 class ParamsFile:
-    """A params file: sections are taken from it with ``section``, and then ``finish`` is called.
+    """A params file: read its sections with ``section``, and then call ``finish``.
 
     Args:
-        source: the file's name, as people gave it.
+        source: the file's name, as given.
         root: its top mapping, or None if the file is empty.
     """
 
@@ -49,10 +48,10 @@ class ParamsFile:
         self._nodes = 0
 
     def section(self, name: str, schema: type[T]) -> T:
-        """The section as its dataclass: defaults filled in, types checked, ``check()`` called.
+        """The section as its dataclass: with defaults, types checked, ``check()`` called.
 
         Raises:
-            MooringsError: ``params.invalid``, with the line; ``program.invalid``: the dataclass is of no use.
+            MooringsError: ``params.invalid``, with the line; ``program.invalid``: the dataclass is unusable.
         """
         self._known.add(name)
         pair = self._keys.get(name)
@@ -65,12 +64,12 @@ class ParamsFile:
         return self._build(name, schema, self._pairs(node), pair[0] if pair is not None else node)
 
     def has(self, name: str) -> bool:
-        """Whether the section is there; from now on it is known."""
+        """Whether the section is there; from now on it counts as known."""
         self._known.add(name)
         return name in self._keys
 
     def finish(self) -> None:
-        """Complain about the first section that nobody asked for.
+        """Raise for the first section that is not known.
 
         Raises:
             MooringsError: ``params.invalid``.
@@ -80,7 +79,7 @@ class ParamsFile:
                 self._unknown(key, name, self._known, "section")
 
     def where(self, section: str, key: str | None = None) -> str:
-        """``file:line`` of a key, or of the nearest thing around it."""
+        """``file:line`` of a key, or of the nearest enclosing node."""
         pair = self._keys.get(section)
         if pair is None:
             return self.source
@@ -162,7 +161,7 @@ class ParamsFile:
         self._complain(node, f"{where} must be one of {told}, not {_kind(node)}")
 
     def _pairs(self, node: yaml.MappingNode) -> dict[str, tuple[yaml.Node, yaml.Node]]:
-        """The keys with their nodes; a key that stands twice is refused."""
+        """The keys with their nodes; a duplicate key is refused."""
         pairs: dict[str, tuple[yaml.Node, yaml.Node]] = {}
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode) or key.tag == f"{_TAG}merge":
@@ -190,11 +189,11 @@ class ParamsFile:
 
 
 def read_params(path: Path, source: str | None = None) -> ParamsFile:
-    """The params file.
+    """Read and parse a params file.
 
     Args:
-        path: where it is.
-        source: its name in messages, if that is another.
+        path: its path.
+        source: its name in messages, if different.
 
     Raises:
         MooringsError: ``params.invalid``: it cannot be read, is too long, or is not YAML.
@@ -218,10 +217,10 @@ def read_params(path: Path, source: str | None = None) -> ParamsFile:
 
 
 def parse_params(text: str, source: str) -> ParamsFile:
-    """The params that a text holds.
+    """Parse the text of a params file.
 
     Raises:
-        MooringsError: ``params.invalid``: it is not YAML; the line is named.
+        MooringsError: ``params.invalid``: it is not YAML, with the line.
     """
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -255,7 +254,7 @@ def _hints(schema: type) -> dict[str, Any]:
 
 
 def _read(kind: type, node: yaml.ScalarNode) -> bool | int | float | str | None:
-    """The value of that type which the scalar is; None: it is none."""
+    """The scalar's value of that type; None: it has another type."""
     text, plain = node.value, node.style is None
     if kind is str:
         return text if not plain or node.tag == f"{_TAG}str" else None
@@ -276,7 +275,7 @@ def _is_null(node: yaml.Node) -> bool:
 
 
 def _kind(node: yaml.Node) -> str:
-    """What stands there, for a message."""
+    """The kind of a node, for a message."""
     if isinstance(node, yaml.SequenceNode):
         return "a list"
     if isinstance(node, yaml.MappingNode):

@@ -1,7 +1,7 @@
-"""What a user hands to ``run``: a model, and where its batches come from. Values and shapes alone; nothing is run here.
+"""The user's arguments for ``run``: a model, and the sources of its batches. Values and shapes only, no work.
 
-``Params`` of each is a dataclass: its fields, with their types and defaults, are what may stand in that section of the
-params file. Plain dataclasses rather than a schema language, for a user writes them anyway.
+``Params`` of each is a dataclass: its fields, with their types and defaults, are the keys of that section of the params
+file. Plain dataclasses rather than a schema language: users write them anyway.
 """
 
 from __future__ import annotations
@@ -24,44 +24,44 @@ BATCH_SIZE: Final = "batch_size"
 
 
 class Model(Protocol):
-    """A model, made of ``Params`` (a dataclass of its class); its layers run one behind the other."""
+    """A model, made from ``Params`` (a dataclass in its class); its layers run in sequence."""
 
     def layers(self) -> Sequence[Layer]:
-        """The layers, in order; the last one gives the mean loss."""
+        """The layers, in order; the last one returns the mean loss."""
         ...
 
 
 class Source(Protocol):
-    """Where batches come from, made of ``Params`` (a dataclass of its class, with ``batch_size``)."""
+    """A source of batches, made from ``Params`` (a dataclass in its class, with ``batch_size``)."""
 
     def batch(self, step: int, *, system: int, systems: int) -> tuple[Array, Array]:
         """Inputs and targets: the share of ``system`` (from 0) of ``systems`` in the batch of that step (from 0).
 
-        A function of its arguments alone, so that whoever goes on from a checkpoint sees the same data.
+        A function of its arguments alone, so that a run resumed from a checkpoint sees the same data.
         """
         ...
 
 
 class ModelType(Protocol):
-    """A class of models; ``Params`` stands on it too."""
+    """A class of models, with its ``Params``."""
 
     def __call__(self, params: Any, /) -> Model: ...  # noqa: ANN401 - its own Params
 
 
 class SourceType(Protocol):
-    """A class of sources; ``Params`` stands on it too."""
+    """A class of sources, with its ``Params``."""
 
     def __call__(self, params: Any, /) -> Source: ...  # noqa: ANN401 - its own Params
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What is trained, and on what.
+    """A model and its data.
 
     Attributes:
         model: its class; ``Params`` are the section ``model:``.
-        train: the class of the batches that it is trained on, or None; ``Params`` are ``train_input:``.
-        eval: of those that it is measured with, or None; ``Params`` are ``eval_input:``.
+        train: the class of its training batches, or None; ``Params`` are ``train_input:``.
+        eval: the class of its evaluation batches, or None; ``Params`` are ``eval_input:``.
     """
 
     model: ModelType
@@ -86,7 +86,7 @@ def params_type(part: ModelType | SourceType) -> type:
 
 
 def check_program(program: Program) -> Program:
-    """``program``, if its parts are what ``run`` needs.
+    """Return ``program``, if its parts have what ``run`` needs.
 
     Raises:
         MooringsError: ``program.invalid``.

@@ -1,4 +1,4 @@
-"""``run_meta.json`` in the model's folder: every job that was ever started for it, for people and for accounting."""
+"""``run_meta.json`` in the model's folder: every job ever started for it, for people and for accounting."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LISTS: Final = {ApplianceJobType.COMPILE: "compile_jobs", ApplianceJobType.EXEC
 
 
 class RunMetaFile:
-    """The file; it is written whole at each change.
+    """The file; each change replaces it whole.
 
     Args:
         folder: the model's.
@@ -31,10 +31,10 @@ class RunMetaFile:
         self._jobs: dict[str, list[dict[str, Any]]] = {name: [] for name in _LISTS.values()}
 
     def load(self) -> str | None:
-        """Take what stands there; a sentence if that could not be read and was put aside.
+        """Load the file; return a sentence if it was unreadable and was moved aside.
 
         Raises:
-            OSError: the file cannot be read, or not be put aside.
+            OSError: the file cannot be read, or cannot be moved aside.
         """
         if not self._path.exists():
             return None
@@ -47,7 +47,7 @@ class RunMetaFile:
         return None
 
     def _read(self) -> dict[str, list[dict[str, Any]]] | None:
-        """What stands there; None: nothing that one of us has written."""
+        """Its contents; None: it is not in our format."""
         with self._path.open("rb") as file:
             text = file.read(BYTES_MAX + 1)
         try:
@@ -59,22 +59,22 @@ class RunMetaFile:
         return jobs if sound else None
 
     def unended(self) -> list[tuple[str, str]]:
-        """The jobs whose end nobody has seen, each with its workflow."""
+        """The jobs without a recorded end, each with its workflow."""
         entries = [each for entries in self._jobs.values() for each in entries if not each.get("end_time")]
         return [(str(each["id"]), str(each.get("workflow", ""))) for each in entries]
 
     def note(self, run: RunBody, kind: ApplianceJobType, log: Path, *, state: str | None = None) -> None:
-        """Write down how a job stands.
+        """Record a job's state.
 
         Raises:
-            OSError: the file cannot be written.
+            OSError: the file is not writable.
         """
         entries = self._jobs[_LISTS[kind]]
         entry: dict[str, Any] | None = next((each for each in entries if each["id"] == run.id), None)
         if entry is None:
             entry = {"id": run.id, "workflow": run.job.appliance.workflow if run.job.appliance else ""}
             entries.append(entry)
-        scheduled = run.scheduled_at or entry.get("scheduled_time")  # it goes with the claim
+        scheduled = run.scheduled_at or entry.get("scheduled_time")  # the claim's end removes it
         entry |= {"log_path": str(log), "queued_time": run.created_at, "scheduled_time": scheduled}
         entry |= {"start_time": run.started_at, "end_time": run.ended_at, "state": state or user_state(run)}
         if run.exit_code is not None:
@@ -82,10 +82,10 @@ class RunMetaFile:
         self._write()
 
     def close(self, run: RunBody | None, ident: str) -> None:
-        """Write down the end of a job of an earlier start; None: nobody knows it any more, or it is another folder's.
+        """Record the end of an earlier start's job; None: it is no longer known, or another folder's.
 
         Raises:
-            OSError: the file cannot be written.
+            OSError: the file is not writable.
         """
         for entry in (each for entries in self._jobs.values() for each in entries if each["id"] == ident):
             entry["end_time"] = (run.ended_at if run is not None else None) or "unknown"
@@ -97,7 +97,7 @@ class RunMetaFile:
 
 
 def user_state(run: RunBody) -> str:
-    """A job's state in the words of users of appliances: what did not go well and was not cancelled has FAILED."""
+    """A job's state in the terms of appliances' users: FAILED if it ended, but neither succeeded nor was cancelled."""
     if run.state in ENDED and run.state not in (RunState.SUCCEEDED, RunState.CANCELLED):
         return "FAILED"
     words = {RunState.WAITING: "QUEUED", RunState.STARTING: "SCHEDULED", RunState.YIELDING: "RUNNING"}

@@ -1,4 +1,4 @@
-"""One job of a workflow after the other: made, followed, written down, and ended when somebody wants it ended."""
+"""One job of a workflow after the other: created, followed, recorded, and cancelled on request."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from moorings.wire.shapes import ClaimBody, RunBody, RunRequest
 from moorings.workloads.appliance import ApplianceJobType
 from moorings.workloads.runs import RunState
 
-CANCEL_S: Final = GRACE_S + 40.0  # a job's end is waited for this long, and the controller for its answers
-LIMIT_S_MIN: Final = 1.0  # the shortest time limit there is
-STOPPED: Final = 128 + 15  # Slurm wanted the job ended, with TERM
+CANCEL_S: Final = GRACE_S + 40.0  # the wait for a job's end, and for the controller's responses
+LIMIT_S_MIN: Final = 1.0  # the shortest time limit of a job
+STOPPED: Final = 128 + 15  # Slurm stopped the job, with TERM
 
 
 class WorkflowEnded(Exception):  # noqa: N818 - an end, not an error
-    """The workflow has come to its end with this exit code; all has been said."""
+    """The workflow has ended with this exit code; every message has been written."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -46,7 +46,7 @@ class WorkflowEnded(Exception):  # noqa: N818 - an end, not an error
 
 @dataclass(frozen=True, slots=True)
 class ControllerClients:
-    """The controller: a client for the main thread, and how another thread gets one."""
+    """Clients of the controller: one for the main thread, and a function for other threads."""
 
     client: Client
     connect: Callable[[], Client]
@@ -54,14 +54,14 @@ class ControllerClients:
 
 @dataclass(frozen=True, slots=True)
 class LaunchContext:
-    """What a job needs to know of the process that starts it.
+    """The context of the process that starts a job.
 
     Attributes:
         script: the user's program.
         folder: the working folder.
         environment: of this process.
         lease_s: of every job.
-        memory: whether jobs ask for memory of the management node.
+        memory: whether jobs request memory of the management node.
     """
 
     script: Path
@@ -75,19 +75,19 @@ class JobRunner:
     """Runs the jobs of a workflow, one at a time.
 
     Args:
-        wish: what they are part of.
+        wish: their workflow.
         workflow: its name.
-        controllers: who does it.
-        progress: where to say what happens.
-        mirror: where jobs are shown.
-        record: where they are written down.
-        show: takes their output.
-        start: what a job needs to know of us.
+        controllers: its clients.
+        progress: where to report.
+        mirror: shows jobs elsewhere.
+        record: records them.
+        show: receives their output.
+        start: the context of this process.
 
     Attributes:
-        within: the claim that jobs run in, if the workflow keeps its systems.
-        why: somebody wanted it all ended, for this reason.
-        opening: what to say when the first job has been made: until then the controller may refuse it.
+        within: the claim that jobs run in, if the workflow holds its systems.
+        why: the reason for which the workflow was stopped, if it was.
+        opening: a message for when the first job has been created: until then the controller may refuse it.
         heart: renews leases.
     """
 
@@ -117,16 +117,16 @@ class JobRunner:
         self._show = show
         self._start = start
         self._used_s = 0.0
-        self._wanted: tuple[RunRequest, str] | None = None  # a job that may have been made
+        self._wanted: tuple[RunRequest, str] | None = None  # a job that may have been created
         self._job: JobFollower | None = None
         self._order: ApplianceJobSpec | None = None
         self._output: JobOutput | None = None
 
     def do(self, order: ApplianceJobSpec) -> RunBody:
-        """Run a job to its good end.
+        """Run a job until it succeeds.
 
         Raises:
-            Over: it came to another one.
+            WorkflowEnded: it did not succeed.
         """
         limit_s = self._left_s()
         if self.why or (limit_s is not None and limit_s < LIMIT_S_MIN):
@@ -158,7 +158,7 @@ class JobRunner:
         return self._finish(job_made.follow())
 
     def _made(self) -> JobFollower:
-        """The job that is wanted, made if it was not yet: the same key gives the same job."""
+        """The current job, created if it was not yet: the same key gives the same job."""
         if self._job is not None:
             return self._job
         assert self._wanted is not None
@@ -182,10 +182,10 @@ class JobRunner:
         return self._job
 
     def _finish(self, ended: RunBody) -> RunBody:
-        """Write down a job's end.
+        """Record a job's end.
 
         Raises:
-            Over: it was no good one.
+            WorkflowEnded: it did not succeed.
         """
         assert self._job is not None
         title = self._job.title
@@ -208,14 +208,14 @@ class JobRunner:
         raise WorkflowEnded(STOPPED if self.why else ExitCode.FAILED)
 
     def tell_end(self, ended: RunBody, what: str) -> None:
-        """Say what came of a job."""
+        """Report the result of a job."""
         order = self._order
         assert order is not None
         title = f"{ended.id}  {_title(order):<13}"
         self._progress.say(f"{title}  done after {format_seconds(_run_seconds(ended))}: {what}")
 
     def _tell_rest(self, ended: RunBody) -> None:
-        """Say how to go on, and where the output is."""
+        """Report how to resume, and where the output is."""
         assert self._order is not None
         with contextlib.suppress(OSError):
             newest = find_newest(self._wish.model_dir)[0] if self._wish.trains and not self._wish.checkpoint else None
@@ -228,7 +228,7 @@ class JobRunner:
         kind = ApplianceJobType.COMPILE if self._order.act == "compile" else ApplianceJobType.EXECUTE
         try:
             self._record.note(job, kind, self._log)
-        except OSError as error:  # the work is what counts
+        except OSError as error:  # the work matters more
             self._progress.say(f"run_meta.json cannot be written: {error.strerror or error}")
 
     @property
@@ -246,7 +246,7 @@ class JobRunner:
     # -- ends from outside ---------------------------------------------------------------------------------------------
 
     def interrupt(self, stop: Interrupted) -> None:
-        """Cancel what runs, wait for its end; a second signal leaves it to its lease."""
+        """Cancel the running job, and wait for its end; a second signal leaves it to its lease."""
         if self._wanted is None:
             self._progress.say(f"{self._workflow}  {stop.name}: ended; nothing was running")
             return
@@ -270,7 +270,7 @@ class JobRunner:
                 self._job.end(ok=False)
 
     def end_from_outside(self, why: str) -> None:
-        """Somebody ended what shows the job: end the job. In a thread of the mirror's."""
+        """Cancel the job, because its display elsewhere was cancelled. Called in a thread of the mirror."""
         self.why = self.why or why
         self._progress.say(f"{self._workflow}  {why}: cancelling")
         job, claim = self._job, self.within
@@ -285,14 +285,14 @@ class JobRunner:
             self._progress.say(f"{self._workflow}  it could not be cancelled: {error.detail}")
 
     def cancel_quietly(self) -> None:
-        """End what runs, without a word: nobody listens, or we are broken."""
+        """Cancel the running job without messages: nobody reads them, or this process is failing."""
         if self._job is not None:
             self._job.end(ok=False)
             with contextlib.suppress(MooringsError):
                 self._client.cancel_run(self._job.job.id)
 
     def left_behind(self, error: MooringsError) -> MooringsError:
-        """``error``, saying what becomes of the job that was being followed."""
+        """``error``, with what happens to the job that was being followed."""
         if self._job is None:
             return error
         self._job.end(ok=False)
@@ -302,7 +302,7 @@ class JobRunner:
 
 
 def end_text(job: RunBody) -> str:
-    """How a job ended that came to no good end, and after what time."""
+    """How a job ended that did not succeed, and after what time."""
     if job.started_at is None:
         return f"{user_state(job)} {'while it waited' if job.state == RunState.CANCELLED else 'before it ran'}"
     code = "" if job.exit_code is None or job.state == RunState.TIMED_OUT else f", exit code {job.exit_code}"
@@ -310,7 +310,7 @@ def end_text(job: RunBody) -> str:
 
 
 def can_resume(ended: RunBody, order: ApplianceJobSpec, newest: CheckpointFile) -> bool:
-    """Whether a new start may come further: what failed on a checkpoint fails on it again."""
+    """Whether a new start may get further: a job that failed on a checkpoint fails on it again."""
     return ended.state != RunState.FAILED or order.checkpoint != str(newest.path)
 
 
@@ -319,7 +319,7 @@ def _title(order: ApplianceJobSpec) -> str:
 
 
 def _run_seconds(job: RunBody) -> float:
-    """Seconds that a job ran; clocks that disagree make nothing end before it began."""
+    """Seconds that a job ran; at least 0, as clocks may disagree."""
     if job.started_at is None or job.ended_at is None:
         return 0.0
     return max(0.0, seconds_between(parse_time(job.started_at), parse_time(job.ended_at)))

@@ -1,4 +1,4 @@
-"""The sections of the params file that are the same for every program: how it learns, and how it runs."""
+"""The sections of the params file that every program has: the optimizer and the run's configuration."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Optimizer:
     """The section ``optimizer``.
 
     Attributes:
-        max_gradient_norm: longer gradients are shortened to this; None: never.
-        warmup_steps: over which the learning rate grows from 0.
+        max_gradient_norm: longer gradients are clipped to this; None: never.
+        warmup_steps: the learning rate grows from 0 over this many.
     """
 
     optimizer_type: Literal["AdamW"] = "AdamW"
@@ -33,10 +33,10 @@ class Optimizer:
     warmup_steps: int = 0
 
     def check(self) -> None:
-        """Nothing, if one can learn so.
+        """Check that training can work with these values.
 
         Raises:
-            ValueError: naming the field.
+            ValueError: with the field.
         """
         _more_than_zero("learning_rate", self.learning_rate)
         _more_than_zero("eps", self.eps)
@@ -51,17 +51,17 @@ class Optimizer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """The section ``runconfig``; the command line wins over it.
+    """The section ``runconfig``; the command line takes precedence.
 
     Attributes:
-        max_steps: until this many are done; None: not said, and only an eval needs none.
-        log_steps: a line of progress each so many.
-        checkpoint_steps: a checkpoint each so many, and one at the end; 0: at the end alone.
-        eval_steps: batches that an eval looks at.
-        eval_frequency: train_and_eval: an eval each so many steps; None: at the end alone.
+        max_steps: the last step; None: not given, which only an eval allows.
+        log_steps: steps between two progress lines.
+        checkpoint_steps: steps between two checkpoints, with one more at the end; 0: only at the end.
+        eval_steps: batches of an eval.
+        eval_frequency: train_and_eval: steps between two evals; None: only at the end.
         job_time_sec: seconds that all jobs may run together, without their time in the queue; None: no limit.
-        compile_memory_gi: memory of the management node for a job that compiles, in GiB.
-        execute_memory_gi: for one that executes.
+        compile_memory_gi: memory of the management node for a compile job, in GiB.
+        execute_memory_gi: for an execute job.
         job_labels: ``KEY=VALUE`` each.
     """
 
@@ -85,10 +85,10 @@ class RunConfig:
     job_labels: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Nothing, if one can run so.
+        """Check that a run can work with these values.
 
         Raises:
-            ValueError: naming the field.
+            ValueError: with the field.
         """
         for name, value, least, most in (
             ("max_steps", self.max_steps, 1, STEPS_MAX),

@@ -1,4 +1,4 @@
-"""Everything before the first job: what was asked for is read and checked, and the model's folder is taken."""
+"""Everything before the first job: the input is read and checked, and the model's folder is locked."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def run_workflow(
     script: Path,
     lease_s: float,
 ) -> int:
-    """Check everything, run the jobs, follow them; the exit code.
+    """Check everything, run the jobs, follow them; return the exit code.
 
     Raises:
-        MooringsError: something cannot be (``params.invalid``, ...), or the controller does not answer.
-        ReaderGone: nobody reads the output any more; the jobs have been cancelled.
+        MooringsError: the input is invalid (``params.invalid``, ...), or the controller does not respond.
+        OutputClosed: the reader of the output has closed it; the jobs have been cancelled.
     """
     progress = make_progress(console)
     with SignalsAsExceptions():
@@ -52,7 +52,7 @@ def run_workflow(
             client = session.client
             pools = client.pools()
             check_pools(wish, pools)
-            create_folders(wish)  # the last of all checks, for it leaves something behind
+            create_folders(wish)  # the last of all checks, for it leaves folders behind
             if wish.validate_only:
                 if not is_done(wish, begin, progress):
                     progress.say(f"{wish.source}: all is well; nothing was queued")
@@ -70,13 +70,13 @@ def run_workflow(
                     ),
                 )
                 return workflow.run(begin)
-        except Interrupted as stop:  # before there was anything to cancel, or while the systems were given back
+        except Interrupted as stop:  # before there was anything to cancel, or while the systems were released
             progress.say(f"{stop.name}: ended")
             return stop.exit_code
 
 
 def _find_start_checkpoint(wish: WorkflowConfig, console: DatedConsole) -> CheckpointFile | None:
-    """The checkpoint to begin from: the one that was named, or the newest whole one."""
+    """The checkpoint to start from: the named one, or the newest intact one."""
     if wish.checkpoint is not None:
         return wish.checkpoint
     try:
@@ -94,7 +94,7 @@ def _find_start_checkpoint(wish: WorkflowConfig, console: DatedConsole) -> Check
 
 @contextlib.contextmanager
 def _lock_model_dir(folder: Path, where: str) -> Iterator[None]:
-    """Keep a second ``run.py`` out of the model's folder; where files cannot be locked, nothing is kept out."""
+    """Keep a second ``run.py`` out of the model's folder; no effect where files cannot be locked."""
     lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:

@@ -1,4 +1,4 @@
-"""``python -P -m moorings.appliance.task``: what runs in a job. The user's script again, with an order for ``run``."""
+"""``python -P -m moorings.appliance.task``: a job's program: the user's script again, with an order for ``run``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from moorings.core.errors import MooringsError
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the script; the exit code, which is its own where ``run`` gives one."""
+    """Run the script, where ``run`` exits with the job's code; return 2 after an error, or if ``run`` was not called."""
     parser = argparse.ArgumentParser(prog="moorings.appliance.task", allow_abbrev=False)
     parser.add_argument("--script", type=Path, required=True)
     parser.add_argument("--order", type=Path, required=True)

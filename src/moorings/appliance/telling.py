@@ -1,4 +1,4 @@
-"""What a user sees of a workflow: dated lines about jobs on stderr, and the jobs' own output on stdout."""
+"""A workflow's output for the user: dated lines about jobs on stderr, and the jobs' own output on stdout."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from moorings.cli.progress import Progress
 
 
 class DatedConsole(console.Console):
-    """Where lines go: each with its date, as in logs that are read a day later."""
+    """The stream for lines: each with its date, as in logs that are read a day later."""
 
     def note(self, text: str) -> None:
         super().note(f"{_now()}  {text}")
@@ -22,9 +22,9 @@ class DatedConsole(console.Console):
 
 
 def make_progress(to: DatedConsole) -> Progress:
-    """Says what is waited for: one live line on a terminal, elsewhere a line when something changes.
+    """Reports waits: one live line on a terminal, elsewhere a line at each change.
 
-    What does not change is said again every five minutes: jobs wait for hours in an appliance's queue.
+    An unchanged reason is repeated every five minutes: jobs wait for hours in an appliance's queue.
     """
     return Progress(to, repeat_s=300.0)
 
@@ -32,12 +32,12 @@ def make_progress(to: DatedConsole) -> Progress:
 class JobOutput:
     """A job's output on its way to the user, and into a file beside the job's order.
 
-    Where several tasks write, lines come with ``[rank] `` before them; those of the first task, which tells of the
-    progress, go on without.
+    With several tasks, their lines have a prefix ``[rank] ``; those of the first task, which reports the progress, are
+    shown without it.
 
     Args:
         show: writes to the user.
-        file: gets a copy; a full disk must not end a job, so what cannot be written is left out.
+        file: gets a copy; a full disk must not end a job, so output that cannot be written is dropped.
     """
 
     def __init__(self, show: Callable[[bytes], None], file: Path) -> None:
@@ -49,7 +49,7 @@ class JobOutput:
             self._copy = None
 
     def write(self, chunk: bytes) -> None:
-        """Take the next bytes: whole lines where several tasks write."""
+        """Take the next bytes: whole lines if several tasks write."""
         lines = chunk.splitlines(keepends=True)
         shown = b"".join(line.removeprefix(b"[0] ") for line in lines)
         if self._copy is not None:
@@ -61,7 +61,7 @@ class JobOutput:
         self._show(shown)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         copy, self._copy = self._copy, None
         if copy is not None:
             try:
@@ -71,7 +71,7 @@ class JobOutput:
 
 
 def format_seconds(seconds: float) -> str:
-    """A length of time in a sentence: ``4.2 s``, ``12 min 5 s``, ``3 h 20 min``."""
+    """A duration in a sentence: ``4.2 s``, ``12 min 5 s``, ``3 h 20 min``."""
     if seconds < 120:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -1,4 +1,4 @@
-"""The jobs of one start of ``run.py``: which follow one another in each mode, and what they hand on."""
+"""The jobs of one start of ``run.py``: their order in each mode, and what they pass on."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Workflow:
     """One workflow; ``run`` once.
 
     Args:
-        wish: what is to be done.
-        controllers: who does it.
-        progress: where to say what happens.
-        mirror: where jobs are shown.
-        show: takes the jobs' output.
-        start: what a job needs to know of us.
+        wish: its configuration.
+        controllers: its clients.
+        progress: where to report.
+        mirror: shows jobs elsewhere.
+        show: receives the jobs' output.
+        start: the context of this process.
     """
 
     def __init__(
@@ -57,13 +57,13 @@ class Workflow:
         self._record = RunMetaFile(wish.model_dir)
         self._jobs = JobRunner(wish, self._name, controllers, progress, mirror, self._record, show=show, start=start)
         self._orders = 0
-        self._reserving: tuple[ClaimRequest, str] | None = None  # a reservation that may have been made
+        self._reserving: tuple[ClaimRequest, str] | None = None  # a reservation that may have been created
 
     def run(self, begin: CheckpointFile | None) -> int:
-        """Do all of it, from that checkpoint on; the exit code."""
+        """Run all jobs, from that checkpoint on; return the exit code."""
         wish = self._wish
         try:
-            if self._settle_earlier() and wish.checkpoint is None:  # what it did until now is not lost
+            if self._settle_earlier() and wish.checkpoint is None:  # its work until now is not lost
                 begin, _ = find_newest(wish.model_dir)
             if is_done(wish, begin, self._progress):
                 return 0
@@ -110,7 +110,7 @@ class Workflow:
             self._evaluate(artifacts["eval"], begin)
 
     def _compile(self, side: DataSplit) -> str:
-        """Compile a program; its key."""
+        """Compile a program; return its key."""
         order = self._make_order("compile", side)
         ended = self._jobs.do(order)
         answer = read_result(order)
@@ -119,7 +119,7 @@ class Workflow:
         return str(answer["artifact"])
 
     def _train(self, artifact: str, begin: CheckpointFile | None, last_step: int) -> CheckpointFile:
-        """Train until that step; the checkpoint at its end."""
+        """Train until that step; return the checkpoint at its end."""
         order = self._make_order("train", "train", artifact, begin, last_step)
         ended = self._jobs.do(order)
         answer = read_result(order)
@@ -164,7 +164,7 @@ class Workflow:
     # -- the reservation -----------------------------------------------------------------------------------------------
 
     def _reserve(self) -> None:
-        """Keep the systems for this workflow until ``_release``."""
+        """Hold the systems for this workflow until ``_release``."""
         request = build_reservation(self._wish, lease_s=self._start.lease_s, memory=self._start.memory)
         self._reserving = (request, secrets.token_hex(16))
         claim = self._jobs.within = self._client.create_claim(*self._reserving)
@@ -181,7 +181,7 @@ class Workflow:
         self._progress.say(f"{self._name}  reserved for its jobs: {describe_systems(claim.devices or '')}")
 
     def _release(self) -> None:
-        """Give the systems back; the lease does it if we cannot."""
+        """Release the systems; if that fails, the lease expires."""
         if self._reserving is None:
             return
         wanted, self._reserving = self._reserving, None
@@ -195,7 +195,7 @@ class Workflow:
     # -- earlier starts ------------------------------------------------------------------------------------------------
 
     def _settle_earlier(self) -> bool:
-        """End jobs that an earlier start has left, for two must not train in one folder; whether there was any."""
+        """Cancel jobs of an earlier start, for two must not train in one folder; return whether there was any."""
         try:
             told = self._record.load()
             if told is not None:
@@ -230,7 +230,7 @@ class Workflow:
 
 
 def is_job_of_workflow(job: RunBody, workflow: str, model_dir: Path) -> bool:
-    """Whether a job that a folder's record names is one of that workflow, and in that folder."""
+    """Whether a job in a folder's record is of that workflow, and in that folder."""
     part, folder = job.job.appliance, job.job.checkpoint_directory
     if part is None or part.workflow != workflow or folder is None:
         return False
@@ -250,7 +250,7 @@ def training_segments(first_step: int, last_step: int, frequency: int | None) ->
 
 
 def is_done(wish: WorkflowConfig, begin: CheckpointFile | None, progress: Progress) -> bool:
-    """Whether nothing is left to train; says so."""
+    """Whether nothing is left to train; reports that."""
     if wish.compile_only or not wish.trains or begin is None or begin.step < wish.last_step:
         return False
     done = f"{begin.path.name} has {begin.step} steps, and max_steps is {wish.last_step}"

@@ -1,12 +1,12 @@
-"""What a job of an appliance does: compile a model, or train and measure it on systems that weights are streamed to.
+"""The work of an appliance's job: compile a model, or train and evaluate it on systems with streamed weights.
 
-Here, in three groups. Compiling: ``sources`` and ``artifacts`` (what is compiled is found again by its content),
-``programs`` (all that is said to JAX), ``compiling``. Weights: ``optimizer`` and ``shares`` (pure), ``weights`` (what a
-weight server keeps), ``server`` (its process), ``frames`` (what goes over its sockets). Systems: ``links`` and
-``meeting`` (how they reach the servers), ``streaming`` (one step of one system), ``checkpoints``, ``executing``.
+Here, in three groups. Compiling: ``sources`` and ``artifacts`` (compiled programs, found by their content),
+``programs`` (all use of JAX), ``compiling``. Weights: ``optimizer`` and ``shares`` (pure), ``weights`` (a weight
+server's state), ``server`` (its process), ``frames`` (the messages on its sockets). Systems: ``links`` and ``meeting``
+(their connections to the servers), ``streaming`` (one step of one system), ``checkpoints``, ``executing``.
 
-Not here: queues, systems' partitions, leases. Nothing of it knows the controller: an order comes in a file, an answer
-goes into one. Start reading at ``executing.py``; ``docs/explanation/wafer.md`` says how a job runs.
+Not here: queues, systems' partitions, leases. This folder does not know the controller: it reads an order file and
+writes a result file. Start reading at ``executing.py``; ``docs/explanation/wafer.md`` explains how a job runs.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 def work(order: ApplianceJobSpec, program: Program) -> int:
-    """Do what an order says, as the task whose variables stand in the environment; the exit code of this process.
+    """Do the work of an order, as the task in the environment's variables; return the exit code of this process.
 
-    0: done. 1: it failed, and a line says why. 143: it was told to end (TERM), and a checkpoint was written.
+    0: done. 1: it failed, and a line says why. 143: it was stopped (TERM), and a checkpoint was written.
     """
-    # Only here are JAX and NumPy needed: whoever imports this package may be a client on a machine without them.
+    # Imported here because only this needs JAX and NumPy: a client may import the package on a machine without them.
     from moorings.appliance.execution.working import run_task
 
     return run_task(order, program)

@@ -1,4 +1,4 @@
-"""Compiled programs on disk: ``<compile_dir>/<uid>/<key>/``, found by a key of all that they were made from.
+"""Compiled programs on disk: ``<compile_dir>/<uid>/<key>/``, with a key of everything they were made from.
 
 ::
 
@@ -6,10 +6,10 @@
     programs/<n>.mlir   StableHLO, as a portable artifact
     xla/<cpu>/...       what XLA made of them on a CPU of that kind; only read where the CPU is of that kind
 
-A folder is made under another name and renamed when it is whole and on the disk, so what has the right name is whole,
-or was damaged later; that is looked for each time it is used. Two that make the same at the same time both end well:
-the second finds the first one's. Refused: a lock, for compile folders are often on NFS. Refused too: to share between
-users, for whoever gives another one a program runs code as that one.
+A folder is made under another name and renamed when it is complete and on the disk, so a folder with the right name is
+complete, or was damaged later; each use checks that. Two compilers of the same program both succeed: the second finds
+the artifact of the first. Refused: a lock, for compile folders are often on NFS. Refused too: sharing between users,
+for a user's program would run another user's code.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _ELSEWHERE: Final = "--compile_dir names another folder"
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A whole one."""
+    """A complete artifact."""
 
     key: str
     folder: Path
     manifest: Mapping[str, Any]
 
     def read(self, name: str) -> bytes:
-        """One of its files, whose content is looked at again.
+        """Read one of its files, and check its content again.
 
         Raises:
             MooringsError: ``artifact.damaged``.
@@ -57,18 +57,18 @@ class Artifact:
 
 
 def artifact_key(parts: Mapping[str, Any]) -> str:
-    """The key of what is made from these JSON values: 64 hexadecimal digits."""
+    """The key of an artifact made from these JSON values: 64 hexadecimal digits."""
     text = json.dumps({"format": FORMAT, **parts}, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def sha256(content: bytes) -> str:
-    """Its digest."""
+    """The digest of ``content``."""
     return hashlib.sha256(content).hexdigest()
 
 
 def cpu_kind() -> str:
-    """A name for this machine's kind of CPU: what XLA compiles for one may use instructions that another lacks."""
+    """A name for this machine's kind of CPU: XLA's code for one may use instructions that another lacks."""
     wanted = ("model name", "flags", "Features", "CPU part")
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
@@ -79,7 +79,7 @@ def cpu_kind() -> str:
 
 
 def user_folder(compile_dir: Path) -> Path:
-    """The folder of this user's artifacts, made if need be. What others keep beside it is never looked at.
+    """The folder of this user's artifacts, made if missing. Other users' folders beside it are never read.
 
     Raises:
         MooringsError: ``execution.failed``: it cannot be made, or others could write to it.
@@ -107,11 +107,11 @@ def find_artifact(own: Path, key: str) -> Artifact | None:
     """The artifact of a key; None: there is none.
 
     Args:
-        own: the user's folder, as ``own_folder`` gives it.
-        key: of what it was made from.
+        own: the user's folder, from ``user_folder``.
+        key: of its inputs.
 
     Raises:
-        MooringsError: ``artifact.damaged``: there is one, and it is not what was made.
+        MooringsError: ``artifact.damaged``: there is one, but it was changed.
     """
     folder = own / key
     try:
@@ -134,10 +134,10 @@ def find_artifact(own: Path, key: str) -> Artifact | None:
 
 
 class ArtifactDraft:
-    """An artifact in the making, in a folder of its own; leaving the block without ``publish`` removes it.
+    """An unfinished artifact, in a folder of its own; leaving the block without ``publish`` removes it.
 
     Raises:
-        OSError: the folder cannot be written.
+        OSError: the folder is not writable.
     """
 
     def __init__(self, own: Path, key: str) -> None:
@@ -155,7 +155,7 @@ class ArtifactDraft:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def write(self, name: str, content: bytes) -> None:
-        """Put a file into it."""
+        """Add a file."""
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -163,7 +163,7 @@ class ArtifactDraft:
             opened.write(content)
 
     def publish(self, manifest: Mapping[str, Any]) -> Artifact:
-        """Give it its name; what others published in the meantime is taken if it is whole, and replaced if not."""
+        """Rename it into place; an artifact that others published meanwhile is used if intact, and replaced if not."""
         files: dict[str, Any] = {}
         for path in sorted(self.folder.rglob("*")):
             path.chmod(0o700 if path.is_dir() else 0o600)
@@ -197,23 +197,23 @@ class ArtifactDraft:
 
 
 def delete_artifact(own: Path, key: str) -> None:
-    """Remove what stands under a key."""
+    """Remove the artifact with a key."""
     aside = own / f".{key}.{os.getpid()}-{secrets.token_hex(4)}"
     try:
         (own / key).rename(aside)
     except FileNotFoundError:
-        return  # another did
+        return  # another process did
     shutil.rmtree(aside, ignore_errors=True)
 
 
 def _remove_stale(own: Path) -> None:
-    """What compilers left that were killed, long ago."""
+    """Remove old drafts of killed compilers."""
     for path in own.glob(".*-*"):
         try:
             if path.is_dir() and len(path.name) > 64 and path.stat().st_mtime < time.time() - _STALE_S:
                 shutil.rmtree(path, ignore_errors=True)
         except OSError:
-            continue  # another does it
+            continue  # another process removes it
 
 
 def _read_checked(folder: Path, name: str, entry: Mapping[str, Any]) -> bytes:

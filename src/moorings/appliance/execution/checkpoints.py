@@ -1,8 +1,8 @@
 """Checkpoints: ``model_dir/checkpoint_<step>.npz``, with the weights, the optimizer's state and the step.
 
 An .npz (a zip of npy files) that NumPy reads without us: ``w/<layer>/<name>``, ``m/...`` and ``v/...`` (AdamW's
-moments), ``step`` and ``format``. Written and read layer by layer, for a system holds no model. Whole or not there: a
-temporary file, fsync, a rename, fsync of the folder. No pickle.
+moments), ``step`` and ``format``. Written and read layer by layer, for a system cannot hold a whole model. It is there
+whole or not at all: a temporary file, fsync, a rename, fsync of the folder. No pickle.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ FORMAT: Final = 1
 PARTS: Final = ("w", *MOMENTS)
 _SUFFIX: Final = ".npy"
 _HEADER_MOST: Final = 256  # of one array's npy header; NumPy pads it to 64 or 128
-_BROKEN: Final = (  # what zipfile and NumPy raise for files that are not what they should be
+_BROKEN: Final = (  # the errors of zipfile and NumPy for damaged files
     *(OSError, ValueError, EOFError, TypeError, KeyError, RuntimeError, OverflowError, MemoryError, SyntaxError),
     *(zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError),
 )
 
 
 def checkpoint_path(model_dir: Path, step: int) -> Path:
-    """Where the state after so many steps is kept."""
+    """The path of the checkpoint after that many steps."""
     return model_dir / f"checkpoint_{step}.npz"
 
 
 def save_checkpoint(path: Path, step: int, layers: Sequence[LayerShape], part: Callable[[int, str], Arrays]) -> int:
-    """Write a checkpoint; its size in bytes.
+    """Write a checkpoint; return its size in bytes.
 
     Args:
         path: its file.
         step: steps done.
         layers: of the model.
-        part: gives the arrays of a layer's part, "w", "m" or "v".
+        part: returns the arrays of a layer's part, "w", "m" or "v".
 
     Raises:
-        MooringsError: ``checkpoint.failed``: it cannot be written; what was there before still is.
+        MooringsError: ``checkpoint.failed``: it cannot be written; an earlier file stays.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}-{time.monotonic_ns()}")
     try:
@@ -69,7 +69,7 @@ def save_checkpoint(path: Path, step: int, layers: Sequence[LayerShape], part: C
         size = draft.stat().st_size
         draft.rename(path)
         _sync(path.parent)
-    except (OSError, ValueError) as error:  # a zip file in which a write has failed complains once more when closed
+    except (OSError, ValueError) as error:  # a zip file with a failed write raises once more when closed
         first = error if isinstance(error, OSError) else error.__context__
         raise MooringsError(
             "checkpoint.failed",
@@ -94,20 +94,20 @@ def _members(
 
 
 class CheckpointReader:
-    """A checkpoint that is read; a context manager.
+    """An open checkpoint; a context manager.
 
-    What a file claims is compared with the model before memory is taken for it: whoever may write into a shared folder
-    may have put anything there. Refused: ``np.load``, which allocates what a header says, and unpacks without end.
+    The file's headers are compared with the model before memory is allocated: another user may have put anything into a
+    shared folder. Refused: ``np.load``, which allocates whatever a header says, and unpacks without limit.
 
     Raises:
-        MooringsError: ``checkpoint.invalid``: it is not there, damaged, or of another model.
+        MooringsError: ``checkpoint.invalid``: it is missing, damaged, or of another model.
     """
 
     def __init__(self, path: Path, layers: Sequence[LayerShape]) -> None:
         self._path = path
         self._layers = layers
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe is not waited for
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe must not block
         except OSError as error:
             raise self._invalid(error.strerror or str(error)) from error
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -132,7 +132,7 @@ class CheckpointReader:
         self._file.close()
 
     def part(self, layer: int, which: str) -> Arrays:
-        """The arrays of a layer's part, "w", "m" or "v"; the zip's check sums are compared."""
+        """The arrays of a layer's part, "w", "m" or "v"; the zip's checksums are verified."""
         shape = self._layers[layer]
         found: dict[str, Array] = {}
         for name, wanted in shape.weights.items():
@@ -140,7 +140,7 @@ class CheckpointReader:
         return found
 
     def _check_members(self) -> None:
-        """Names, and what the headers say; nothing else is read."""
+        """Check the names and the headers; read nothing else."""
         wanted = {name: ArraySpec((), "int64") for name in ("format", "step")}
         for layer in self._layers:
             for name, shape in layer.weights.items():
@@ -165,7 +165,7 @@ class CheckpointReader:
             raise self._invalid("it is of another release")
 
     def _check_header(self, member: zipfile.ZipInfo, begin: bytes, wanted: ArraySpec) -> None:
-        """Compare what a member says of itself with what it must be, and with how long it is."""
+        """Compare a member's header with the expected one, and with its length."""
         text = io.BytesIO(begin)
         name = member.filename.removesuffix(_SUFFIX)
         if np.lib.format.read_magic(text) != (1, 0):
@@ -208,7 +208,7 @@ class CheckpointReader:
 
 
 def _sync(folder: Path) -> None:
-    """Make the new name itself survive a power cut: a rename is in the folder, not in the file."""
+    """Make the new name survive a power cut: a rename is in the folder, not in the file."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -1,7 +1,7 @@
-"""A compile job: programs of a model for one shape of batch, found or made.
+"""A compile job: the programs of a model for one shape of batch, found or made.
 
-Also the last step, from StableHLO to machine code, is done here as far as this machine goes: a system with the same
-kind of CPU then loads what XLA made, and compiles nothing.
+The last step, from StableHLO to machine code, is also done here for this machine's kind of CPU: a system with the same
+kind loads XLA's result, and compiles nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ XLA = "xla"
 
 @dataclass(frozen=True, slots=True)
 class CompileResult:
-    """What a compile job gives."""
+    """The result of a compile job."""
 
     artifact: Artifact
     found: bool
@@ -66,10 +66,10 @@ def build_key(model: type, order: ApplianceJobSpec, batch: Batch) -> str:
 def compile_model(
     layers: list[Layer], order: ApplianceJobSpec, batch: Batch, key: str, tell: Callable[[str], None]
 ) -> CompileResult:
-    """The artifact of that key, found or made.
+    """The artifact with that key, found or made.
 
     Raises:
-        MooringsError: ``model.invalid``; ``execution.failed``: the folder cannot be written.
+        MooringsError: ``model.invalid``; ``execution.failed``: the folder is not writable.
     """
     began = time.monotonic()
     folder = user_folder(Path(order.compile_dir))
@@ -82,7 +82,7 @@ def compile_model(
             artifact = None
         if artifact is not None:
             with contextlib.suppress(OSError):
-                os.utime(artifact.folder)  # for who removes old ones
+                os.utime(artifact.folder)  # for programs that remove old ones
             return CompileResult(artifact, found=True, seconds=time.monotonic() - began)
         artifact = _make(folder, key, layers, batch, order.program)
     except OSError as error:
@@ -122,10 +122,10 @@ def _make(folder: Path, key: str, layers: list[Layer], batch: Batch, side: DataS
 
 
 def load_programs(artifact: Artifact) -> tuple[CompiledPrograms, list[LayerShape]]:
-    """What computes an artifact's programs, and the layers they are for.
+    """An artifact's compiled programs, and their layers.
 
     Raises:
-        MooringsError: ``artifact.damaged``; ``execution.failed``: it is another release's.
+        MooringsError: ``artifact.damaged``; ``execution.failed``: it is of another release.
     """
     layers = layer_shapes(artifact)
     exported = [

@@ -1,4 +1,4 @@
-"""Why work ends: failures that a line tells, and the wish to end."""
+"""The ends of work: failures with a message, and a requested stop."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from moorings.core.errors import MooringsError
 
 
 class StoppedError(BaseException):
-    """Somebody asked for the end (TERM) before there was anything to save.
+    """A stop was requested (TERM) before there was anything to save.
 
-    Not an ``Exception``: it comes out of a user's function too, and what handles that one's failures must not take it.
+    Not an ``Exception``: it may be raised inside a user's function, whose error handler must not catch it.
     """
 
 
 def execution_error(detail: str, hint: str = "") -> MooringsError:
-    """The training or the evaluation cannot go on."""
+    """The training or the evaluation cannot continue."""
     return MooringsError("execution.failed", detail, hint=hint)
 
 
 def model_error(detail: str, hint: str = "") -> MooringsError:
-    """The user's model or data are not what can be compiled."""
+    """The user's model or data cannot be compiled."""
     return MooringsError("model.invalid", detail, hint=hint)

@@ -1,9 +1,9 @@
-"""An execute job: systems that train or measure a model whose weights are streamed to them.
+"""An execute job: systems train or evaluate a model whose weights are streamed to them.
 
 Each task is one system; the first also starts the weight servers, decides what follows each step, and writes
-checkpoints. The weights are with the servers, and change only when all systems have sent all gradients of a step, so
-between two steps there is one state, and that is what a checkpoint holds. If a system or a server dies, everybody
-learns it from a closed socket; what was written stays.
+checkpoints. The servers hold the weights, which change only when all systems have sent all gradients of a step, so
+between two steps there is one state, and a checkpoint holds that. If a system or a server dies, the others notice a
+closed socket; written files stay.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ GO, STOP, FAILED = "go", "stop", "failed"
 
 @dataclass(frozen=True, slots=True)
 class TaskContext:
-    """What a task is told.
+    """The context of one task.
 
     Attributes:
-        order: what to do.
-        system: which task it is.
-        tell: prints a line, if it is the first.
-        stop: whether the end was asked for.
+        order: the specification.
+        system: the task's number.
+        tell: prints a line, in the first task.
+        stop: whether a stop was requested.
     """
 
     order: ApplianceJobSpec
@@ -53,7 +53,7 @@ class TaskContext:
     stop: Callable[[], bool]
 
     def answer(self, record: Mapping[str, object]) -> None:
-        """Write what came of the job.
+        """Write the result of the job.
 
         Raises:
             MooringsError: ``execution.failed``: it cannot be written.
@@ -64,7 +64,7 @@ class TaskContext:
             raise execution_error(f"{self.order.answer} cannot be written: {error.strerror}") from error
 
     def check(self) -> None:
-        """Raises StoppedError if the end was asked for: while there is nothing to save."""
+        """Raise StoppedError if a stop was requested: for phases with nothing to save."""
         if self.stop():
             raise StoppedError
 
@@ -76,7 +76,7 @@ class TaskContext:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A task that is joined to the weight servers, with its programs; ``servers`` if it started them."""
+    """A task with connections to the weight servers, and its programs; ``servers`` if it started them."""
 
     task: TaskContext
     layers: Sequence[LayerShape]
@@ -91,19 +91,19 @@ class System:
         return self.servers is not None
 
     def batch(self, source: Source, step: int) -> Batch:
-        """Its share of a batch, of the shape that was compiled."""
+        """Its share of a batch, in the shape that was compiled."""
         batch = self.task.batch(source, step)
         if (found := tuple(ArraySpec.of(each) for each in batch)) != self.shape:
             raise execution_error(f"the batch of step {step} has the shapes {found}, and {self.shape} was compiled for")
         return batch
 
     def agree(self, done: int, loss: float, lead: Callable[[int, list[float]], None]) -> bool:
-        """Hear what all systems computed, and have the first one decide; whether to stop.
+        """Collect the losses of all systems, and let the first one decide; return whether to stop.
 
         Args:
-            done: how many steps are done then.
+            done: the number of steps done then.
             loss: this system's.
-            lead: what the first one does with ``done`` and all losses before anybody goes on; raises to fail.
+            lead: called in the first system, with ``done`` and all losses, before any system continues; raises to fail.
         """
         council = self.links.council
         council.say("report", loss=loss, stop=self.task.stop())
@@ -124,11 +124,11 @@ class System:
 
 
 def train(task: TaskContext, layers: Sequence[Layer], source: Source) -> bool:
-    """Train until the order's last step; whether it was stopped before, with a checkpoint of where it was.
+    """Train until the order's last step; return whether it was stopped before, with a checkpoint of its state.
 
     Raises:
         MooringsError: it failed.
-        StoppedError: the end was asked for before the first step.
+        StoppedError: a stop was requested before the first step.
     """
     order = task.order
     optimizer = AdamW.parse(order.params["optimizer"])
@@ -151,11 +151,11 @@ def train(task: TaskContext, layers: Sequence[Layer], source: Source) -> bool:
 
 
 def evaluate(task: TaskContext, layers: Sequence[Layer], source: Source) -> bool:
-    """Measure the mean loss of the order's batches; whether it was stopped before.
+    """Compute the mean loss of the order's batches; return whether it was stopped before.
 
     Raises:
         MooringsError: it failed.
-        StoppedError: the end was asked for before the first batch.
+        StoppedError: a stop was requested before the first batch.
     """
     order = task.order
     with _join_servers(task, None) as system:
@@ -183,7 +183,7 @@ def evaluate(task: TaskContext, layers: Sequence[Layer], source: Source) -> bool
 
 
 class _Trainer:
-    """What the first system does beside computing: the step's outcome, lines, checkpoints."""
+    """The first system's further work: each step's outcome, progress lines, checkpoints."""
 
     def __init__(self, system: System, optimizer: AdamW) -> None:
         self._system = system
@@ -194,7 +194,7 @@ class _Trainer:
         self._checkpoint = system.task.order.checkpoint
 
     def settle(self, done: int, losses: list[float]) -> None:
-        """Have the servers take the step after which so many are done."""
+        """Make the servers take the step; ``done`` counts it."""
         mean = _mean(losses, "step", done)
 
         def scale(norm: float) -> float:
@@ -206,7 +206,7 @@ class _Trainer:
         self._loss = mean
 
     def follow_up(self, done: int, *, stopped: bool) -> None:
-        """Tell and save what is due after a step."""
+        """Print and save what is due after a step."""
         order, tell = self._system.task.order, self._system.task.tell
         last = done == order.last_step
         if last or stopped or _is_due(done, self._run["log_steps"]):
@@ -228,7 +228,7 @@ class _Trainer:
             self._checkpoint = str(path)
 
     def answer(self, done: int) -> None:
-        """Say what came of it."""
+        """Write the result."""
         self._system.task.answer({"step": done, "loss": self._loss, "checkpoint": self._checkpoint})
 
 
@@ -241,7 +241,7 @@ class _Throughput:
         self._told = 0
 
     def rates(self, steps: int) -> str:
-        """The rates, when so many steps are done since the beginning."""
+        """The rates, with this many steps done since the beginning."""
         now = time.monotonic()
         rate = self._batch_size * (steps - self._told) / max(now - self._told_at, 1e-9)
         overall = self._batch_size * steps / max(now - self._began, 1e-9)
@@ -251,7 +251,7 @@ class _Throughput:
 
 @contextmanager
 def _join_servers(task: TaskContext, optimizer: AdamW | None) -> Iterator[System]:
-    """This task as a system that is joined to the weight servers; the first one starts them."""
+    """This task as a system connected to the weight servers; the first one starts them."""
     order = task.order
     artifact = _artifact(order)
     layers = layer_shapes(artifact)
@@ -268,7 +268,7 @@ def _join_servers(task: TaskContext, optimizer: AdamW | None) -> Iterator[System
             links.close()
         return
     with weight_servers(shares, weights, order.systems, optimizer, folder) as servers:
-        # Before the programs are loaded: what takes longest on all systems then happens at the same time.
+        # Before the programs are loaded, so that all systems do this longest part at the same time.
         servers.publish()
         programs, _ = load_programs(artifact)
         task.check()
@@ -294,7 +294,7 @@ def _artifact(order: ApplianceJobSpec) -> Artifact:
 
 
 def _load_weights(system: System, layers: Sequence[Layer], parts: Sequence[str]) -> None:
-    """Give the servers the weights to begin with: a checkpoint's, or the first ones."""
+    """Send the servers the first weights: from a checkpoint, or initialized."""
     order, links = system.task.order, system.links
     if order.checkpoint is None:
         seed = order.params["runconfig"]["seed"]

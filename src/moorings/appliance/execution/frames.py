@@ -1,4 +1,4 @@
-"""What goes over a socket between a system and a weight server: frames of a head and arrays.
+"""The messages between a system and a weight server: frames of a head and arrays.
 
 ::
 
@@ -8,8 +8,8 @@
     head      JSON: what is meant, and "arrays": the name and shape of each, in order
     body      those arrays (float32, little-endian, C order), one behind the other
 
-No pickle: what is read can only become numbers, and a shape is checked before memory is taken for it. Refused: npy,
-whose headers NumPy reads with ``ast``, which CPython 3.11 does not stand in several threads at once ("AST constructor
+No pickle: the input can only become numbers, and a shape is checked before memory is allocated for it. Refused: npy,
+whose headers NumPy reads with ``ast``, which fails in CPython 3.11 with several threads at once ("AST constructor
 recursion depth mismatch").
 """
 
@@ -31,17 +31,17 @@ Arrays = Mapping[str, Array]
 
 MAGIC: Final = b"MWF2"
 HEAD_MOST: Final = 64 << 10
-_DIMENSIONS_MOST: Final = 32  # NumPy takes no fewer in any release
+_DIMENSIONS_MOST: Final = 32  # every release of NumPy takes at least as many
 _PREFIX: Final = struct.Struct("!4sIQ")
 _FLOAT32: Final = np.dtype("<f4")
 
 
 class FrameError(Exception):
-    """What came is not a frame, or one that is too large; the sentence says which."""
+    """The input is not a frame, or is too large; the message says which."""
 
 
 class TruncatedFrameError(FrameError):
-    """The peer has gone in the middle of a frame."""
+    """The peer closed the connection within a frame."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +53,12 @@ class Frame:
 
 
 def body_bytes_max(shapes: Mapping[str, tuple[int, ...]], copies: int = 1) -> int:
-    """How long the body with arrays of these shapes is, in bytes."""
+    """The length of a body with arrays of these shapes, in bytes."""
     return copies * sum(_FLOAT32.itemsize * math.prod(shape) for shape in shapes.values())
 
 
 def send_frame(sock: socket.socket, head: Mapping[str, object], arrays: Arrays | None = None) -> None:
-    """Send a frame whole; the arrays are not copied.
+    """Send a complete frame; the arrays are not copied.
 
     Raises:
         OSError: the peer has gone.
@@ -76,7 +76,7 @@ def receive_frame(sock: socket.socket, most: int) -> Frame | None:
     """The next frame, with a body of at most ``most`` bytes; None: the peer has closed between two frames.
 
     Raises:
-        FrameError: it is none, or too large; nothing more can be read from this socket.
+        FrameError: it is not a frame, or too large; nothing more can be read from this socket.
         OSError: the connection broke.
     """
     prefix = _read(sock, _PREFIX.size, may_end=True)
@@ -88,7 +88,7 @@ def receive_frame(sock: socket.socket, most: int) -> Frame | None:
     if head_size > HEAD_MOST or body_size > most:
         raise FrameError(f"a frame of {head_size} and {body_size} bytes came; at most {HEAD_MOST} and {most} are taken")
     head_text, body = _read(sock, head_size), _read(sock, body_size)
-    assert head_text is not None  # without `may_end` it is read, or an error
+    assert head_text is not None  # without `may_end` it is there, or an error was raised
     assert body is not None
     head = _head(bytes(head_text))
     return Frame(head, _arrays(head.pop("arrays"), body))
@@ -105,7 +105,7 @@ def _head(text: bytes) -> dict[str, Any]:
 
 
 def _arrays(described: list[Any], body: bytearray) -> Arrays:
-    """The arrays of a body: views of it, which nothing else holds."""
+    """The arrays of a body: views of it, and its only references."""
     found: dict[str, Array] = {}
     at = 0
     for each in described:
@@ -121,7 +121,7 @@ def _arrays(described: list[Any], body: bytearray) -> Arrays:
 
 
 def _described(each: object) -> tuple[str, list[int]]:
-    """Name and shape of one array. ``type``, not ``isinstance``: true is no size."""
+    """Name and shape of one array. ``type``, not ``isinstance``: true is not a size."""
     match each:
         case [str(name), list(shape)] if len(shape) <= _DIMENSIONS_MOST and all(
             type(size) is int and 0 <= size < 1 << 48 for size in shape

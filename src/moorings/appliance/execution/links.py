@@ -1,6 +1,6 @@
-"""A system's connections to the weight servers: who asks for what, and what is said when a server has gone.
+"""A system's connections to the weight servers: the order of requests, and the error when a server has gone.
 
-What is asked for may be taken later: the next layer's weights travel while this layer is computed.
+A response may be read later than its request: the next layer's weights travel while this layer is computed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CONNECT_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """Where one server listens, and what makes it let one in."""
+    """The address of one server, and the token to connect."""
 
     path: Path
     token: str
@@ -33,8 +33,8 @@ class ServerConnection:
 
     Args:
         server: its number, for sentences.
-        most: how long the body of an answer may be, in bytes.
-        why_gone: what is known of a server that has gone, as a clause; may be empty.
+        most: the longest body of a response, in bytes.
+        why_gone: gives the reason why a server has gone, as a clause; may be empty.
     """
 
     def __init__(self, sock: socket.socket, server: int, most: int, why_gone: Callable[[int], str]) -> None:
@@ -47,11 +47,11 @@ class ServerConnection:
     def connect(
         cls, place: ServerAddress, server: int, system: int, most: int, why_gone: Callable[[int], str]
     ) -> ServerConnection:
-        """A connection that the server takes for one of ``system``.
+        """Connect to a server as ``system``.
 
         Raises:
-            OSError: nobody listens there.
-            MooringsError: another user does.
+            OSError: no process listens there.
+            MooringsError: the process belongs to another user.
         """
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
@@ -70,11 +70,11 @@ class ServerConnection:
         try:
             send_frame(self._sock, {"op": op, **head}, arrays)
         except OSError:
-            while True:  # until what it said before it left, if it said why, or that it has gone
+            while True:  # until its last message with the reason, if any, or the end of the connection
                 self.hear()
 
     def hear(self) -> Frame:
-        """The answer to the oldest message that has one and was not heard yet."""
+        """The response to the oldest request without one."""
         try:
             frame = receive_frame(self._sock, self._most)
         except (OSError, FrameError) as error:
@@ -86,12 +86,12 @@ class ServerConnection:
         return frame
 
     def ask(self, op: str, arrays: Arrays | None = None, **head: object) -> Mapping[str, Any]:
-        """Send a message and wait for its answer."""
+        """Send a request and wait for its response."""
         self.say(op, arrays, **head)
         return self.hear().head
 
     def close(self) -> None:
-        """Leave without a word; the server takes it for a death unless ``bye`` was said."""
+        """Close without notice; the server takes it for a failure unless ``bye`` was sent."""
         self._sock.close()
 
     def _gone(self) -> Exception:
@@ -103,10 +103,10 @@ class ServerConnections:
     """All connections of one system.
 
     Args:
-        places: of the servers.
-        shares: which layers each keeps.
+        places: the servers' addresses.
+        shares: the layers of each server.
         shapes: of the weights of each layer.
-        system: which this is.
+        system: this system's number.
     """
 
     def __init__(
@@ -131,26 +131,26 @@ class ServerConnections:
             raise
 
     def down(self, layer: int) -> ServerConnection:
-        """On which that layer's weights come."""
+        """The connection for that layer's weights."""
         return self._down[self._keeper[layer]]
 
     def up(self, layer: int) -> ServerConnection:
-        """On which its gradients go, and all else that is said about it."""
+        """The connection for its gradients, and all other messages about it."""
         return self._up[self._keeper[layer]]
 
     @property
     def council(self) -> ServerConnection:
-        """On which the systems hear of each other: the first server's."""
+        """The connection for the exchange between systems: to the first server."""
         return self._up[0]
 
     def ask_all(self, op: str, **head: object) -> list[Mapping[str, Any]]:
-        """Ask every server at once; their answers in order."""
+        """Send a request to all servers at once; return their responses in order."""
         for link in self._up:
             link.say(op, None, **head)
         return [link.hear().head for link in self._up]
 
     def leave(self) -> None:
-        """Say that no more is wanted, and close; the first system, which ends the servers, goes last."""
+        """Announce the end, and close; the first system, which ends the servers, comes last."""
         if self.system == 0:
             self.ask_all("farewell")
         for link in self._down + self._up:
@@ -158,7 +158,7 @@ class ServerConnections:
         self.close()
 
     def close(self) -> None:
-        """Close all, also in the middle of something."""
+        """Close all, also in the middle of an exchange."""
         for link in self._down + self._up:
             link.close()
 

@@ -1,10 +1,10 @@
-"""How systems and weight servers find each other: the first system starts the servers and tells the others.
+"""How systems and weight servers connect: the first system starts the servers and publishes their addresses.
 
-Sockets in a folder of their own (0700), below XDG_RUNTIME_DIR or /tmp: a socket's path has at most 107 bytes, which
-the model's folder may well exceed. A file in the order's folder, which all tasks see, tells the path. Both are removed
-as soon as all systems have come, before the first step: then a ``kill -9`` of all processes leaves nothing. Before, if
-the first system is killed, the servers remove them; only who kills those at the same moment leaves them behind.
-Refused: TCP, where any user of the machine could knock.
+The sockets are in a folder of their own (0700), below XDG_RUNTIME_DIR or /tmp: a socket's path has at most 107 bytes,
+and the model's folder may be longer. A notice file in the order's folder, which all tasks see, has the path. Both are
+removed as soon as all systems have connected, before the first step: after that a ``kill -9`` of all processes leaves
+nothing behind. Before that, if the first system is killed, the servers remove them; they stay only if the servers are
+killed at the same moment. Refused: TCP, to which any user of the machine could connect.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from moorings.core.errors import MooringsError
 
 FILE_NAME: Final = "servers.json"
 _FILE_MOST: Final = 1 << 20
-_MEET_S: Final = 300.0  # the first system may be loaded later than the others
+_MEET_S: Final = 300.0  # the first system may start later than the others
 _AGAIN_S: Final = 0.05
 _END_S: Final = 10.0
 
 
 class WeightServers:
-    """The weight servers that this process has started.
+    """The weight servers started by this process.
 
     Args:
-        shares: which layers each keeps.
+        shares: the layers of each server.
         shapes: of the weights of each layer.
-        systems: how many will come.
+        systems: how many will connect.
         optimizer: None: nothing is trained.
-        folder: the order's, where the others look for them.
+        folder: the order's, where the other systems look for the notice.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class WeightServers:
 
     @property
     def pids(self) -> list[int]:
-        """Of the servers' processes, in order."""
+        """The servers' process ids, in order."""
         return [process.pid for process in self._processes]
 
     def why_gone(self, server: int) -> str:
@@ -98,7 +98,7 @@ class WeightServers:
         return next((server for server, code in codes if code is not None and code < 0), None)
 
     def publish(self) -> None:
-        """Tell the other systems where the servers are.
+        """Publish the servers' addresses to the other systems.
 
         Raises:
             MooringsError: ``execution.failed``: the file cannot be written.
@@ -110,11 +110,11 @@ class WeightServers:
             raise execution_error(f"{self._notice} cannot be written: {error.strerror or error}") from error
 
     def await_all(self, links: ServerConnections, check: Callable[[], None]) -> None:
-        """Wait until all systems are joined to all servers; from then on nobody finds them any more.
+        """Wait until all systems are connected to all servers; then remove the sockets and the notice.
 
         Args:
             links: the first system's.
-            check: asked while waiting; raises to give up.
+            check: called while waiting; raises to stop.
 
         Raises:
             MooringsError: ``execution.failed``: a system or a server has gone.
@@ -126,14 +126,14 @@ class WeightServers:
 
     def _hide(self) -> None:
         if self._hidden:
-            return  # a notice that is there now is another's
+            return  # a notice that is there now is another job's
         self._hidden = True
         with contextlib.suppress(OSError):
-            self._notice.unlink()  # first: were we killed here, the servers would remove the rest
+            self._notice.unlink()  # first: if this process is killed here, the servers remove the rest
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def close(self) -> None:
-        """End them; returns when they have ended."""
+        """Stop them, and wait for their end."""
         for process in self._processes:
             if process.stdin is not None:
                 with contextlib.suppress(OSError):
@@ -155,7 +155,7 @@ def weight_servers(
     optimizer: AdamW | None,
     folder: Path,
 ) -> Iterator[WeightServers]:
-    """Weight servers, for as long as the block runs.
+    """Weight servers for the duration of the block.
 
     Raises:
         MooringsError: ``execution.failed``: they cannot be started, or one of them was killed.
@@ -167,7 +167,7 @@ def weight_servers(
     try:
         yield servers
     except MooringsError as error:
-        killed = servers.find_killed()  # what the others say may be only what followed from it
+        killed = servers.find_killed()  # other errors may only be its consequences
         if killed is None:
             raise
         raise execution_error(f"weight server {killed} has gone: {servers.why_gone(killed)}") from error
@@ -183,20 +183,20 @@ def connect_servers(
     check: Callable[[], None],
     within_s: float = _MEET_S,
 ) -> ServerConnections:
-    """The connections of a system that is not the first; waits for the first to start the servers.
+    """Connect a system other than the first; wait for the first to start the servers.
 
-    A file that an earlier attempt left names sockets that nobody listens at: it is read again.
+    A notice from an earlier attempt names sockets without a listener: it is read again.
 
     Args:
         folder: the order's.
-        shares: which layers each server keeps.
+        shares: the layers of each server.
         shapes: of the weights of each layer.
-        system: which this is.
-        check: asked while waiting; raises to give up.
+        system: this system's number.
+        check: called while waiting; raises to stop.
         within_s: how long to wait.
 
     Raises:
-        MooringsError: ``execution.failed``: they did not come in time.
+        MooringsError: ``execution.failed``: they did not start in time.
     """
     deadline = time.monotonic() + within_s
     while True:
@@ -225,7 +225,7 @@ def _short_folder() -> str:
 
 
 def _start(place: ServerAddress, plan: ServerConfig) -> subprocess.Popen[bytes]:
-    """A server's process, with its socket listening already: who connects early waits in the backlog."""
+    """Start a server's process on a socket that already listens: early connections wait in the backlog."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as listener:
         listener.bind(str(place.path))
         place.path.chmod(0o600)
@@ -241,5 +241,5 @@ def _start(place: ServerAddress, plan: ServerConfig) -> subprocess.Popen[bytes]:
         process.stdin.write(plan.dump())
         process.stdin.flush()
     except OSError:
-        pass  # it has ended; whoever connects will see that
+        pass  # it has ended; the connections will show that
     return process

@@ -1,7 +1,7 @@
-"""AdamW in NumPy (Loshchilov and Hutter, "Decoupled Weight Decay Regularization"): what a server does with gradients.
+"""AdamW in NumPy (Loshchilov and Hutter, "Decoupled Weight Decay Regularization"), on the weight servers.
 
-On the CPU of the weight server and not on a system: the optimizer's state is twice the weights, needs a few operations
-a number, and would have to be streamed as well.
+On the CPU of the weight server and not on a system: the optimizer's state is twice the weights, needs only a few
+operations a number, and would have to be streamed as well.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _TINY: Final = 1e-6  # keeps the scale finite, as in PyTorch's clip_grad_norm_
 
 @dataclass(frozen=True, slots=True)
 class AdamW:
-    """Its settings. Steps are counted from 0.
+    """The settings of AdamW. Steps are counted from 0.
 
     Attributes:
         learning_rate: after the warm-up.
-        beta1: of the mean of the gradients.
-        beta2: of the mean of their squares.
+        beta1: decay of the mean of the gradients.
+        beta2: decay of the mean of their squares.
         eps: added to the root of the latter.
-        weight_decay: the share of a weight that goes at each step, times the learning rate; of weights with two
-            dimensions or more alone, so not of biases and of the gains of norms, as is usual for language models.
-        max_gradient_norm: the norm of all gradients together is cut to this; None: it is not.
-        warmup_steps: for so many the learning rate grows, in equal parts.
+        weight_decay: the fraction by which a weight shrinks at each step, times the learning rate; only for weights
+            with two or more dimensions, so not for biases and the gains of norms, as is usual for language models.
+        max_gradient_norm: the norm of all gradients together is clipped to this; None: no clipping.
+        warmup_steps: over this many steps the learning rate grows, in equal parts.
     """
 
     learning_rate: float
@@ -53,13 +53,13 @@ class AdamW:
         return self.learning_rate * (step + 1) / self.warmup_steps
 
     def scale(self, norm: float) -> float:
-        """What all gradients are multiplied by, given the norm of all together."""
+        """The factor for all gradients, given the norm of all together."""
         if not self.max_gradient_norm:
             return 1.0
         return min(1.0, self.max_gradient_norm / (norm + _TINY))
 
     def update(self, weight: Array, m: Array, v: Array, gradient: Array, *, step: int, scale: float) -> None:
-        """Take one step, in place; ``gradient`` is used up."""
+        """Take one step, in place; ``gradient`` is overwritten."""
         gradient *= np.float32(scale)
         m *= np.float32(self.beta1)
         m += np.float32(1 - self.beta1) * gradient
@@ -67,7 +67,7 @@ class AdamW:
         gradient *= np.float32(1 - self.beta2)
         v *= np.float32(self.beta2)
         v += gradient
-        # The bias of both means is taken out: they began at 0.
+        # The bias of both means is corrected: they began at 0.
         divisor = np.sqrt(v / np.float32(1 - self.beta2 ** (step + 1)), out=gradient)
         divisor += np.float32(self.eps)
         change = m / np.float32(1 - self.beta1 ** (step + 1))

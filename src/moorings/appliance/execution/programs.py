@@ -1,8 +1,8 @@
-"""All that is said to JAX: layers become programs of StableHLO, and those become something that computes.
+"""All use of JAX: layers become programs of StableHLO, and those become functions.
 
-Each distinct program is exported (``jax.export``) forward and, for training, backward: the latter computes the forward
-pass again rather than keep what is between, for only activations between layers stay on a system. A program is kept in
-JAX's own file format.
+Each distinct program is exported (``jax.export``) forward and, for training, backward: the backward program repeats the
+forward pass rather than keep its intermediate values, for only activations between layers stay on a system. A program
+is stored in JAX's own file format.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from moorings.appliance.execution.streaming import Batch
 from moorings.appliance.layers import NAME, Layer
 from moorings.appliance.order import DataSplit
 
-PLATFORM: Final = "cpu"  # what simulated systems compute on
+PLATFORM: Final = "cpu"  # simulated systems compute on this
 _ADDRESS: Final = re.compile(r"0x[0-9a-f]+")
 _NEVER_S: Final = 1e9
 _OURS: Final = str(Path(__file__).parent)
@@ -41,7 +41,7 @@ class ArraySpec:
 
     @classmethod
     def of(cls, array: Any) -> Self:  # noqa: ANN401 - whatever has a shape
-        """That of an array."""
+        """The specification of an array."""
         return cls(tuple(array.shape), np.dtype(array.dtype).name)
 
     @classmethod
@@ -51,18 +51,18 @@ class ArraySpec:
 
     @property
     def traced(self) -> jax.ShapeDtypeStruct:
-        """As JAX wants it."""
+        """As JAX expects it."""
         return jax.ShapeDtypeStruct(self.shape, np.dtype(self.dtype))  # type: ignore[no-untyped-call]
 
     @property
     def learns(self) -> bool:
-        """Whether there is a gradient of it: of token ids there is none."""
+        """Whether it has a gradient: token ids have none."""
         return np.issubdtype(np.dtype(self.dtype), np.inexact)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What is known of one layer without its code: its names, and the shapes of its weights by name."""
+    """A layer without its code: its names, and the shapes of its weights by name."""
 
     name: str
     program: str
@@ -70,20 +70,20 @@ class LayerShape:
 
     @property
     def size(self) -> int:
-        """Its weights, in numbers."""
+        """Its number of weights."""
         return sum(int(np.prod(shape)) for shape in self.weights.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """How one program is called: with the weights by name, then ``arguments``.
+    """The signature of a program: the weights by name, then ``arguments``.
 
     Attributes:
         program: its name.
         role: ``forward`` or ``backward``.
         weights: their shapes by name.
-        arguments: what follows them.
-        results: what comes out; None stands for the gradients of the weights, by name. ``forward`` has one.
+        arguments: those after the weights.
+        results: its results; None stands for the gradients of the weights, by name. ``forward`` has one.
     """
 
     program: str
@@ -109,22 +109,22 @@ class Signature:
 
     @property
     def traced(self) -> tuple[Any, ...]:
-        """The arguments' shapes, as JAX wants them."""
+        """The arguments' shapes, as JAX expects them."""
         weights = {name: ArraySpec(shape, "float32").traced for name, shape in self.weights.items()}
         return (weights, *(value.traced for value in self.arguments))
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedProgram:
-    """A program as it is kept."""
+    """A program as stored."""
 
     signature: Signature
-    module: bytes  # its StableHLO and how it is called, as jax.export writes them
+    module: bytes  # its StableHLO and its signature, as written by jax.export
 
 
 def use_cache(folder: Path | None, *, write: bool = False) -> None:
-    """Have JAX look for XLA's compiled programs in ``folder``, and put new ones there if ``write``; None: nowhere."""
-    compilation_cache.reset_cache()  # else JAX stays with the first folder that it has used
+    """Make JAX look for XLA's compiled programs in ``folder``, and add new ones if ``write``; None: no cache."""
+    compilation_cache.reset_cache()  # else JAX keeps the first folder that it has used
     _set("jax_compilation_cache_dir", str(folder) if folder else None)
     _set("jax_persistent_cache_min_entry_size_bytes", -1)
     _set("jax_persistent_cache_min_compile_time_secs", 0.0 if write else _NEVER_S)
@@ -132,7 +132,7 @@ def use_cache(folder: Path | None, *, write: bool = False) -> None:
 
 
 def use_cpu() -> None:
-    """Have JAX compute on the CPU: systems are simulated, and no accelerator is looked for."""
+    """Make JAX compute on the CPU: systems are simulated, and no accelerator is searched for."""
     _set("jax_platforms", PLATFORM)
 
 
@@ -141,10 +141,10 @@ def _set(name: str, value: object) -> None:
 
 
 def initial_weights(layer: Layer, seed: int, number: int) -> Arrays:
-    """A layer's first weights, float32: a function of the seed and of where the layer stands.
+    """A layer's first weights, float32: a function of the seed and of the layer's number.
 
     Raises:
-        MooringsError: ``model.invalid``: they cannot be weights.
+        MooringsError: ``model.invalid``: they are not valid weights.
     """
     found = layer.init(np.random.default_rng([seed, number]))
     weights: dict[str, Array] = {}
@@ -156,10 +156,10 @@ def initial_weights(layer: Layer, seed: int, number: int) -> Arrays:
 
 
 def layer_shapes_of(layers: Sequence[Layer]) -> list[LayerShape]:
-    """What the layers look like.
+    """The shapes of the layers.
 
     Raises:
-        MooringsError: ``model.invalid``: there is none, or one has a name that cannot be or is taken.
+        MooringsError: ``model.invalid``: there is none, or a name is invalid or a duplicate.
     """
     if not layers:
         raise model_error("the model has no layers", "layers() returns them in order")
@@ -193,7 +193,7 @@ def export_model(layers: Sequence[Layer], batch: Batch, side: DataSplit) -> list
         forward = Signature(layer.program, "forward", shape.weights, arguments, ())
         try:
             text, outputs = jax.make_jaxpr(layer.apply, return_shape=True)(*forward.traced)
-        except Exception as error:  # whatever a user's function raises
+        except Exception as error:  # a user's function may raise anything
             raise model_error(f"layer {layer.name} cannot be traced: {_brief(error)}") from error
         y = _result(layer, outputs, last=last)
         looks = (arguments, _ADDRESS.sub("", str(text)))
@@ -224,7 +224,7 @@ def _export_layer(layer: Layer, forward: Signature, side: DataSplit, *, last: bo
     assert y is not None
 
     def backward(weights: Any, x_: Any, rest: Any) -> Any:  # noqa: ANN401 - JAX's tracers
-        # ``rest``: the targets for the last layer, for the others the gradient of what it gives.
+        # ``rest``: the targets for the last layer, for the others the gradient of its result.
         def run(*primal: Any) -> Any:  # noqa: ANN401
             arguments = primal if x.learns else (*primal, x_)
             return layer.apply(*arguments, rest) if last else layer.apply(*arguments)
@@ -254,7 +254,7 @@ def _export_layer(layer: Layer, forward: Signature, side: DataSplit, *, last: bo
 def _export(function: Callable[..., Any], signature: Signature) -> ExportedProgram:
     try:
         exported = jax.export.export(jax.jit(function), platforms=[PLATFORM])(*signature.traced)
-    except Exception as error:  # whatever a user's function raises
+    except Exception as error:  # a user's function may raise anything
         raise model_error(f"program {signature.program} ({signature.role}): {_brief(error)}") from error
     if exported.ordered_effects or exported.unordered_effects:
         raise model_error(f"program {signature.program} has side effects: a layer may only compute")
@@ -274,7 +274,7 @@ class CompiledPrograms:
         self._run = {(each.signature.program, each.signature.role): _compile(each) for each in exported}
 
     def forward(self, layer: int, weights: Arrays, x: Any) -> Any:  # noqa: ANN401
-        """What a layer makes of ``x``."""
+        """The result of a layer for ``x``."""
         return self._run[self._layers[layer].program, "forward"](dict(weights), x)
 
     def backward(self, layer: int, weights: Arrays, x: Any, dy: Any) -> tuple[Arrays, Any]:  # noqa: ANN401
@@ -293,7 +293,7 @@ class CompiledPrograms:
 
 
 def _compile(exported: ExportedProgram) -> Callable[..., Any]:
-    """What computes a kept program."""
+    """Compile a stored program into a function."""
     whole = jax.export.deserialize(bytearray(exported.module))
     return cast("Callable[..., Any]", jax.jit(whole.call).lower(*exported.signature.traced).compile())
 
@@ -303,7 +303,7 @@ def _to_host(gradients: Any) -> Arrays:  # noqa: ANN401 - JAX's arrays
 
 
 def _brief(error: BaseException) -> str:
-    """The error, and the last line of the user's own code on the way to it."""
+    """The error, and the last line of the user's own code in its traceback."""
     text = " ".join(str(error).split())
     ours = [
         frame

@@ -1,11 +1,11 @@
 """A weight server's process: ``python -m moorings.appliance.execution.server SOCKET_FD``, started by the first system.
 
-It is given a listening socket, and on its standard input one line of JSON: what it keeps. That pipe is its lifeline: it
-ends when the other end closes, however that happens, and removes what still tells of it. TERM and INT are ignored, for
-they are sent to all processes of a job, and the systems, when they are told to end, want a last checkpoint from here.
+It gets a listening socket, and on its standard input one line of JSON: its share. That pipe is its lifeline: it ends
+when the other end closes, for any reason, and removes its socket and the notice. TERM and INT are ignored, for they are
+sent to all processes of a job, and the systems need a last checkpoint from here when they stop.
 
-Two connections a system: one on which weights go down, one on which all else goes up. On a single one both sides could
-wait for each other to read.
+Two connections a system: one for weights to it, one for everything from it. On a single one both sides could wait for
+each other to read.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ _ERRORS = (WorkLostError, FrameError, OSError, KeyError, TypeError, ValueError)
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """What one server is told.
+    """The configuration of one server.
 
     Attributes:
-        token: who is to be let in says it.
+        token: required of every connection.
         systems: how many there are.
         shapes: of the weights of its layers, by layer number.
         optimizer: None: nothing is trained.
-        notice: the absolute path of the file that tells where the servers are.
+        notice: the absolute path of the file with the servers' addresses.
     """
 
     token: str
@@ -78,7 +78,7 @@ class ServerConfig:
 
 
 def peer_uid(sock: socket.socket) -> int:
-    """The user whose process is at the other end of an AF_UNIX socket."""
+    """The user of the process at the other end of an AF_UNIX socket."""
     found = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return int(found[1])
 
@@ -92,7 +92,7 @@ class WeightServer:
         self._most = max(map(body_bytes_max, plan.shapes.values()), default=0)
 
     def listen(self, listener: socket.socket) -> None:
-        """Take in whoever comes, until the process ends."""
+        """Accept connections, until the process ends."""
         while True:
             sock, _ = listener.accept()
             Thread(target=self._serve, args=(sock,), daemon=True).start()
@@ -102,7 +102,7 @@ class WeightServer:
             try:
                 system = self._greet(sock)
             except (FrameError, OSError, TypeError):
-                return  # a stranger, who is told nothing and has changed nothing
+                return  # a stranger, who learns nothing and has changed nothing
             self._share.come(system)
             try:
                 left = self._talk(sock, system)
@@ -116,10 +116,10 @@ class WeightServer:
                 self._share.lose(why)
 
     def _greet(self, sock: socket.socket) -> int:
-        """The number of the system that has come.
+        """The number of the system that has connected.
 
         Raises:
-            FrameError: it is none of ours.
+            FrameError: it is not one of ours.
         """
         if peer_uid(sock) != os.getuid():
             raise FrameError("another user")
@@ -135,7 +135,7 @@ class WeightServer:
         return system
 
     def _talk(self, sock: socket.socket, system: int) -> bool:
-        """Answer until the peer leaves; whether it said that it would."""
+        """Respond until the peer closes; return whether it announced that."""
         while (frame := receive_frame(sock, self._most)) is not None:
             if frame.head["op"] == "bye":
                 self._share.leave(system)
@@ -148,7 +148,7 @@ class WeightServer:
         match head["op"]:
             case "weights":
                 send_frame(sock, {}, share.weights(head["layer"], head["step"]))
-            case "gradients":  # no answer: what is wrong with it is told to who waits next
+            case "gradients":  # no response: an error in it goes to the next waiting request
                 share.add(head["layer"], head["step"], system, frame.arrays)
             case "report":
                 share.report(system, head["loss"], head["stop"])
@@ -160,7 +160,7 @@ class WeightServer:
                 raise WorkLostError(f"system {system} may not say {str(other)[:20]!r}")
 
     def _lead(self, op: str, frame: Frame) -> tuple[dict[str, Any], Mapping[str, Any]]:
-        """What only the first system says."""
+        """Requests of the first system only."""
         share, head = self._share, frame.head
         match op:
             case "put":
@@ -187,7 +187,7 @@ class WeightServer:
 
     @staticmethod
     def _try_to_tell(sock: socket.socket, why: str) -> None:
-        with contextlib.suppress(OSError):  # gone too
+        with contextlib.suppress(OSError):  # closed too
             send_frame(sock, {"error": why})
 
 
@@ -198,7 +198,7 @@ def main() -> None:
     listener = socket.socket(fileno=int(sys.argv[1]))
     line = sys.stdin.buffer.readline(_LINE_MOST)
     notice = None
-    if line.endswith(b"\n"):  # else who started us died before the line was whole
+    if line.endswith(b"\n"):  # else the first system died before the line was complete
         plan = ServerConfig.parse(line)
         notice = Path(plan.notice)
         Thread(target=WeightServer(plan).listen, args=(listener,), daemon=True).start()
@@ -208,16 +208,16 @@ def main() -> None:
 
 
 def _remove(place: Path, notice: Path | None) -> None:
-    """Remove what tells of us, if who started us was killed before it could: as soon as all systems have come, it does.
+    """Remove our socket and the notice, if the first system was killed: otherwise it removes them itself.
 
-    Where our socket is gone, what the notice tells of is somebody else.
+    If our socket is gone, the notice is another job's.
     """
     with contextlib.suppress(OSError):
         place.unlink()
         if notice is not None:
             notice.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
-        place.parent.rmdir()  # works for the last server
+        place.parent.rmdir()  # succeeds for the last server
 
 
 if __name__ == "__main__":

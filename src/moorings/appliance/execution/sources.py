@@ -1,7 +1,7 @@
-"""The source files that define a model: its own module, and those it imports from beside it.
+"""The source files that define a model: its own module, and the imported ones beside it.
 
-Found in the text, not in ``sys.modules``: what a function imports when it is first traced counts too, and what some
-other part of the program has imported does not. A file that a model reads as data is not seen.
+Found in the text, not in ``sys.modules``: modules that a function imports when it is first traced count too, and those
+that other parts of the program import do not. A file that a model reads as data is not found.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ENVIRONMENT: Final = ("site-packages", "dist-packages")
 
 
 def find_sources(model: type) -> dict[str, bytes]:
-    """The files by their paths below the folder that the model is imported from, sorted.
+    """The files by their paths below the model's import folder, sorted.
 
     Raises:
         MooringsError: ``model.invalid``: the class was not defined in a file.
@@ -46,7 +46,7 @@ def find_sources(model: type) -> dict[str, bytes]:
 
 
 def _imported(path: Path, text: bytes, package: str) -> Iterator[str]:
-    """Names that a module imports: modules, and perhaps what is in them."""
+    """Names that a module imports: modules, and perhaps names in them."""
     for node in ast.walk(ast.parse(text, str(path))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -1,7 +1,7 @@
-"""One step of one system: weights come layer by layer, forward and again backward, and gradients go back.
+"""One step of one system: weights come layer by layer, forward and again backward, and gradients are sent back.
 
-A system holds its batch's activations between the layers, as a wafer does, and the weights of no more than
-``HELD_MOST`` layers: of the one it computes, and of the one that is on its way.
+A system holds its batch's activations between the layers, as a wafer does, and the weights of at most
+``HELD_LAYERS_MAX`` layers: the one it computes, and the one on its way.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class LayerPrograms(Protocol):
     """The compiled programs of a model's layers, by number."""
 
     def forward(self, layer: int, weights: Arrays, x: Any) -> Any:  # noqa: ANN401 - JAX's arrays
-        """What the layer makes of ``x``."""
+        """The result of the layer for ``x``."""
         ...
 
     def backward(self, layer: int, weights: Arrays, x: Any, dy: Any) -> tuple[Arrays, Any]:  # noqa: ANN401
-        """The gradients of the layer's weights and of ``x``, given that of what it makes of ``x``."""
+        """The gradients of the layer's weights and of ``x``, given that of the layer's result."""
         ...
 
     def loss(self, weights: Arrays, x: Any, targets: Any) -> float:  # noqa: ANN401
-        """The mean loss, which the last layer gives."""
+        """The mean loss, from the last layer."""
         ...
 
     def last_backward(self, weights: Arrays, x: Any, targets: Any) -> tuple[float, Arrays, Any]:  # noqa: ANN401
@@ -42,7 +42,7 @@ class LayerPrograms(Protocol):
 
 
 def stream_weights(links: ServerConnections, layers: Sequence[int], step: int) -> Iterator[tuple[int, Arrays]]:
-    """The weights of these layers, one after the other; the next ones are asked for while these are used."""
+    """The weights of these layers, one after the other; the next ones are requested while these are used."""
     for at, layer in enumerate(layers):
         if at == 0:
             links.down(layer).say("weights", layer=layer, step=step)
@@ -51,16 +51,16 @@ def stream_weights(links: ServerConnections, layers: Sequence[int], step: int) -
             following = layers[at + 1]
             links.down(following).say("weights", layer=following, step=step)
         yield layer, weights
-        del weights  # before the next are heard
+        del weights  # before the next are received
 
 
 def train_step(programs: LayerPrograms, links: ServerConnections, count: int, step: int, batch: Batch) -> float:
-    """One system's loss of a step; its gradients are with the servers when it returns.
+    """One system's loss of a step; its gradients have been sent to the servers.
 
     Args:
         programs: of the model.
         links: of the system.
-        count: how many layers there are.
+        count: the number of layers.
         step: steps done so far.
         batch: the system's share.
     """
@@ -84,7 +84,7 @@ def train_step(programs: LayerPrograms, links: ServerConnections, count: int, st
 
 
 def eval_batch(programs: LayerPrograms, links: ServerConnections, count: int, step: int, batch: Batch) -> float:
-    """One system's loss of a batch, forward alone."""
+    """One system's loss of a batch, without gradients."""
     x, targets = batch
     for layer, weights in stream_weights(links, range(count), step):
         if layer == count - 1:
@@ -94,15 +94,15 @@ def eval_batch(programs: LayerPrograms, links: ServerConnections, count: int, st
 
 
 def apply_step(links: ServerConnections, step: int, scale: Callable[[float], float]) -> float:
-    """Have the servers take a step once all systems have sent their gradients; the norm of all gradients together.
+    """Make the servers take a step once all systems' gradients are there; return the norm of all gradients together.
 
-    In two phases, for the norm is of all layers and each server has some: squares up, then one scale down. Sums go in
-    the order of the layers, whichever server has them.
+    In two phases, for the norm is of all layers and each server has some: squares up, then one scale down. The sum has
+    the order of the layers, whichever servers have them.
 
     Args:
         links: of the first system.
         step: steps done so far.
-        scale: what gradients with that norm are multiplied by; raises to stop the step from being taken.
+        scale: gives the factor for gradients with that norm; raises to prevent the step.
     """
     squares = sorted(pair for answer in links.ask_all("squares") for pair in answer["squares"])
     norm = math.sqrt(sum(value for _, value in squares))

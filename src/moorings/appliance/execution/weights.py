@@ -1,7 +1,7 @@
-"""What a weight server keeps: its layers' weights with AdamW's state, and the gradients of the step under way.
+"""The state of a weight server: its layers' weights with AdamW's state, and the gradients of the current step.
 
-One lock and one condition: whoever needs what is not there yet waits for it. Gradients are added in the order of the
-systems, in whatever order they come, so that the same systems compute the same weights, bit for bit.
+One lock and one condition: a reader of missing data waits for it. Gradients are added in the order of the systems, in
+whatever order they arrive, so that the same systems compute the same weights, bit for bit.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class WorkLostError(Exception):
-    """The work cannot go on; the sentence says why. Everybody who waits is told."""
+    """The work cannot continue; the message says why. Every waiting thread gets it."""
 
 
 class _LayerState:
-    """One layer: its weights, their moments, and the gradients that have come."""
+    """One layer: its weights, their moments, and the gradients received."""
 
     def __init__(self, shapes: Shapes) -> None:
         self.shapes: Final = shapes
         self.weights: dict[str, Array] = {}
         self.moments: dict[str, dict[str, Array]] = {}
         self.total: dict[str, Array] | None = None
-        self.early: dict[int, Arrays] = {}  # of systems whose turn to be added has not come
+        self.early: dict[int, Arrays] = {}  # of systems whose turn in the sum has not come
         self.added = 0
         self.squares = 0.0
 
@@ -54,7 +54,7 @@ class _LayerState:
             self.added += 1
 
     def settle(self, systems: int) -> None:
-        """All gradients have come: their mean, and its squares."""
+        """Compute the mean of all gradients, and its squares."""
         assert self.total is not None
         for array in self.total.values():
             array /= np.float32(systems)
@@ -66,8 +66,8 @@ class WeightShard:
 
     Args:
         shapes: of the weights, by layer number.
-        systems: how many send gradients.
-        optimizer: None: nothing is trained, and no moments are kept.
+        systems: the number that send gradients.
+        optimizer: None: nothing is trained, and there are no moments.
     """
 
     def __init__(self, shapes: Mapping[int, Shapes], systems: int, optimizer: AdamW | None) -> None:
@@ -75,7 +75,7 @@ class WeightShard:
         self._systems = systems
         self._optimizer = optimizer
         self._changed = Condition()
-        self._step: int | None = None  # steps done; None: the weights are not all there
+        self._step: int | None = None  # steps done; None: the weights are not complete
         self._lost: str | None = None
         self._reports: dict[int, tuple[float, bool]] = {}
         self._verdict: tuple[int, str] | None = None
@@ -83,13 +83,13 @@ class WeightShard:
         self._left: Counter[int] = Counter()
 
     def lose(self, why: str) -> None:
-        """Nobody waits any more: all are told why."""
+        """End every wait with this error."""
         with self._changed:
             self._lost = self._lost or why
             self._changed.notify_all()
 
     def put(self, layer: int, part: str, arrays: Arrays) -> None:
-        """Take a layer's first weights (``part`` "w"), or one of its moments ("m", "v"; without them they are 0)."""
+        """Set a layer's first weights (``part`` "w"), or one of its moments ("m", "v"; without them they are 0)."""
         with self._changed:
             mine = self._layer(layer)
             kept = {name: np.array(array) for name, array in mine.check(arrays, "weights").items()}
@@ -101,7 +101,7 @@ class WeightShard:
                 raise WorkLostError(f"there is no part {part!r} of a layer")
 
     def begin(self, step: int) -> None:
-        """The weights are there, and are those after ``step`` steps: systems may have them."""
+        """Release the weights after ``step`` steps to the systems: all are there."""
         with self._changed:
             for number, layer in self._layers.items():
                 if layer.shapes and not layer.weights:
@@ -120,13 +120,13 @@ class WeightShard:
             return self._layer(layer).weights
 
     def part(self, layer: int, part: str) -> Arrays:
-        """A layer's weights or moments, as of now."""
+        """A layer's current weights or moments."""
         with self._changed:
             mine = self._layer(layer)
             return mine.weights if part == "w" else mine.moments.get(part, {})
 
     def add(self, layer: int, step: int, system: int, gradients: Arrays) -> None:
-        """Take one system's gradients of a layer."""
+        """Add one system's gradients of a layer."""
         mine = self._layer(layer)
         with self._changed:
             if step != self._step:
@@ -137,13 +137,13 @@ class WeightShard:
                 self._changed.notify_all()
 
     def squares(self) -> dict[int, float]:
-        """For each layer the squares of its mean gradients, summed; waits until all have come."""
+        """For each layer the sum of squares of its mean gradients; waits for all of them."""
         with self._changed:
             self._wait(lambda: all(layer.added == self._systems for layer in self._layers.values()))
             return {number: layer.squares for number, layer in self._layers.items()}
 
     def apply(self, step: int, scale: float) -> None:
-        """Take one step with the gradients that have come, each times ``scale``."""
+        """Take one step with the received gradients, each times ``scale``."""
         with self._changed:
             assert self._optimizer is not None
             if step != self._step:
@@ -162,10 +162,10 @@ class WeightShard:
             self._step = step + 1
             self._changed.notify_all()
 
-    # One server carries these words between the systems: what each computed, and what the first one makes of it.
+    # One server carries these messages between the systems: each one's results, and the first one's decision.
 
     def report(self, system: int, loss: float, stop: bool) -> None:
-        """What a system's share of the step gave, and whether somebody asked it to stop."""
+        """Report a system's results of the step, and whether it was asked to stop."""
         with self._changed:
             self._reports[system] = (loss, stop)
             self._changed.notify_all()
@@ -179,38 +179,38 @@ class WeightShard:
             return reports
 
     def decide(self, step: int, verdict: str) -> None:
-        """Say what follows when ``step`` steps are done."""
+        """Set the decision for after ``step`` steps."""
         with self._changed:
             self._verdict = (step, verdict)
             self._changed.notify_all()
 
     def verdict(self, step: int) -> str:
-        """What follows when ``step`` steps are done; waits until it is said."""
+        """The decision for after ``step`` steps; waits for it."""
         with self._changed:
             self._wait(lambda: self._verdict is not None and self._verdict[0] >= step)
             assert self._verdict is not None
             return self._verdict[1]
 
     def come(self, system: int) -> None:
-        """A system is there with one of its connections."""
+        """Count a connection of a system."""
         with self._changed:
             self._come[system] += 1
 
     def missing(self, connections: int) -> list[int]:
-        """The systems that are not there yet, each with so many connections."""
+        """The systems that have fewer connections than this."""
         with self._changed:
             if self._lost is not None:
                 raise WorkLostError(self._lost)
             return [system for system in range(self._systems) if self._come[system] < connections]
 
     def leave(self, system: int) -> None:
-        """A system wants no more over one of its connections."""
+        """Count a connection of a system as finished."""
         with self._changed:
             self._left[system] += 1
             self._changed.notify_all()
 
     def await_leave(self, connections: int) -> None:
-        """Wait until all systems but the first have left, each with so many connections."""
+        """Wait until all systems but the first have finished this many connections each."""
         with self._changed:
             self._wait(lambda: all(self._left[system] == connections for system in range(1, self._systems)))
 

@@ -1,4 +1,4 @@
-"""One task of a job: what its variables say, its signals, what it prints, and the code it ends with."""
+"""One task of a job: its variables, its signals, its output, and its exit code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TERMINATED: Final = 128 + signal.SIGTERM
 
 
 def run_task(order: ApplianceJobSpec, program: Program) -> int:
-    """Do what the order says; the exit code. What went wrong is told on standard error."""
+    """Do the work of the order; return the exit code. Errors go to standard error."""
     use_cpu()
     stop = _StopFlag()
     before = signal.signal(signal.SIGTERM, stop.on_signal)
@@ -47,7 +47,7 @@ def run_task(order: ApplianceJobSpec, program: Program) -> int:
 
 
 class _StopFlag:
-    """Whether the end was asked for. A signal only raises this flag: a step under way is finished."""
+    """Whether a stop was requested. A signal only sets this flag: the current step is finished."""
 
     def __init__(self) -> None:
         self.wanted = False
@@ -63,7 +63,7 @@ class _StopFlag:
 
     @contextmanager
     def ending_at_once(self) -> Iterator[None]:
-        """A block out of which a signal raises StoppedError; at its end also one that somebody took, unasked."""
+        """A block in which a signal raises StoppedError; at its end also for a signal that other code caught."""
         self.at_once = True
         try:
             self._check()
@@ -80,7 +80,7 @@ class _StopFlag:
 def _compile(task: TaskContext, program: Program) -> None:
     order, stop = task.order, task.stop
     assert isinstance(stop, _StopFlag)
-    with stop.ending_at_once():  # nothing is to be saved, and what was half made is removed on the way out
+    with stop.ending_at_once():  # nothing is to be saved, and half-made files are removed on the way out
         model = _model(order, program)
         source = _source(order, program)
         batch = task.batch(source, 0)
@@ -99,7 +99,7 @@ def _compile(task: TaskContext, program: Program) -> None:
 
 
 def _execute(task: TaskContext, program: Program) -> bool:
-    """Train or evaluate; whether it was stopped before its end."""
+    """Train or evaluate; return whether it was stopped before its end."""
     order = task.order
     layers = list(_model(order, program).layers())
     source = _source(order, program)
@@ -145,12 +145,12 @@ def _from_json(kind: Any, value: Any) -> Any:  # noqa: ANN401 - types and values
 
 
 def _class(model: ModelType) -> type:
-    assert isinstance(model, type)  # as check_program has seen
+    assert isinstance(model, type)  # checked by check_program
     return model
 
 
 def _rank_and_size(environ: Mapping[str, str]) -> tuple[int, int]:
-    """This task's number, and how many there are."""
+    """This task's number, and the number of tasks."""
     try:
         rank, world_size = int(environ.get("RANK", "0")), int(environ.get("WORLD_SIZE", "1"))
     except ValueError as error:
@@ -163,7 +163,7 @@ def _rank_and_size(environ: Mapping[str, str]) -> tuple[int, int]:
 
 
 def _make_reporter(label: str, rank: int) -> Callable[[str], None]:
-    """The first task speaks for all."""
+    """Only the first task reports."""
     prefix = f"{label.rstrip()} " if label.strip() else ""
 
     def tell(text: str) -> None:
