@@ -1,4 +1,4 @@
-"""What tests are made of, shipped, because drivers and stores outside this project need the same tests as ours.
+"""Building blocks of tests, shipped, because drivers and stores outside this project need the same tests as ours.
 
 Here: one conformance suite a port (``driver_suite``, ``engine_suite``, ``store_suite``): a class of tests to subclass
 with a fixture that makes the implementation; builders of records (``records``); the seeded simulator that runs the

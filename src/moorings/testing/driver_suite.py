@@ -1,7 +1,7 @@
-"""What every driver must do: the contract of ``ports.driver``, as tests.
+"""The contract of ``ports.driver``, as tests for every driver.
 
 A driver's test module subclasses ``DriverSuite`` and gives it a fixture ``rig``: the hardware (real, recorded or
-simulated) with the few handles the tests need. Each test gets a fresh one, with nothing on it::
+simulated) with the few controls the tests need. Each test gets a fresh one, with nothing on it::
 
     class TestSimulatedDriver(DriverSuite):
         @pytest.fixture
@@ -27,7 +27,7 @@ from moorings.core.partitions import gcd_blocks
 from moorings.core.topology import Block, Pool
 from moorings.ports.driver import Driver
 
-STEPS_MAX = 1000  # so often time may pass until something is as it must become
+STEPS_MAX = 1000  # how often time may pass until an expected state comes
 MARK = "moorings/test-installation"
 FOREIGN_MARK = "moorings/another-installation"
 
@@ -35,7 +35,7 @@ _API = {"IPUOF_VIPU_API_HOST", "IPUOF_VIPU_API_PORT", "IPUOF_VIPU_API_PARTITION_
 
 
 class DriverRig(Protocol):
-    """Hardware to try a driver on: at least eight devices, of which 0-3 and 4-7 are blocks, and 2-5 is none."""
+    """Hardware to test a driver on: at least eight devices, of which 0-3 and 4-7 are blocks, and 2-5 is none."""
 
     @property
     def pool(self) -> Pool:
@@ -43,7 +43,7 @@ class DriverRig(Protocol):
         ...
 
     async def open(self) -> Driver:
-        """A driver for the hardware as it stands, as a new controller process makes it; one is open at a time."""
+        """A driver for the hardware in its present state, as a new controller process makes it; only one is open."""
         ...
 
     async def pass_time(self) -> None:
@@ -51,15 +51,15 @@ class DriverRig(Protocol):
         ...
 
     def lose_next_answer(self) -> None:
-        """The next order is done, but its answer is lost."""
+        """Do the next order, but lose its response."""
         ...
 
     def show_unknown_state(self, name: str) -> None:
-        """From now on the vendor shows for that partition a state that nobody knows."""
+        """From now on the vendor shows an unknown state for that partition."""
         ...
 
     def fall_silent(self) -> None:
-        """From now on the vendor's controller answers nothing at all."""
+        """From now on the vendor's controller does not respond."""
         ...
 
 
@@ -335,18 +335,18 @@ async def open_driver(rig: DriverRig) -> AsyncIterator[Driver]:
 
 
 def order_for(rig: DriverRig, devices: str, *, name: str = "", gcds: int = 1, mark: str = MARK) -> PartitionSpec:
-    """An order for a partition on those devices, named after them if nothing else is said."""
+    """An order for a partition on those devices, named after them by default."""
     return PartitionSpec(name or f"{rig.pool.name}-{devices}", Block.parse(devices), gcds, 1, mark)
 
 
 def assert_done(answer: DriverResult, *seen: ObservedState) -> None:
-    """The order was taken, and left the partition in one of these states."""
+    """Check that the order was taken, and left the partition in one of these states."""
     assert answer.verdict is ResultCode.OK, answer
     assert answer.seen in seen, answer
 
 
 async def bind_partition(rig: DriverRig, driver: Driver, order: PartitionSpec) -> Binding:
-    """The binding of a partition that is made first."""
+    """Make a partition; return its binding."""
     await driver.create(order)
     await wait_for_state(rig, driver, order.name, ObservedState.ACTIVE)
     return await driver.binding(order)
@@ -358,14 +358,14 @@ async def partition_names(driver: Driver) -> list[str]:
 
 
 async def wait_for_state(rig: DriverRig, driver: Driver, name: str, seen: ObservedState) -> ListedPartition:
-    """The sighting of that partition once it is in that state."""
+    """Wait until that partition is in that state; return its entry in the listing."""
     found = await _until(rig, driver, name, lambda sighting: sighting is not None and sighting.seen is seen)
     assert found is not None
     return found
 
 
 async def wait_until_removed(rig: DriverRig, driver: Driver, name: str) -> None:
-    """Returns when that partition is listed no more."""
+    """Wait until that partition is no longer listed."""
     await _until(rig, driver, name, lambda sighting: sighting is None)
 
 
@@ -383,7 +383,7 @@ async def _until(
 
 
 async def error_of(call: Coroutine[object, object, object]) -> MooringsError:
-    """The error with which ``call`` fails."""
+    """The error of ``call``."""
     try:
         result = await call
     except MooringsError as error:

@@ -1,14 +1,14 @@
-"""What every engine must do: the contract of ``ports.engine``, as tests.
+"""The contract of ``ports.engine``, as tests for every engine.
 
 An engine's test module subclasses ``EngineSuite`` and gives it a fixture ``rig``: a place where jobs can run, with
-nothing running. Whatever a test leaves running, the rig's own teardown ends::
+nothing running. The rig's own teardown ends whatever a test leaves running::
 
     class TestLocalEngine(EngineSuite):
         @pytest.fixture
         def rig(self, tmp_path): ...
 
-``SuitePrograms`` has what the jobs run: commands of a POSIX shell. An engine that only simulates processes may give its
-own, as long as they behave as their names say.
+``SuitePrograms`` has the jobs' programs: commands of a POSIX shell. An engine that only simulates processes may give
+its own, as long as they behave as their names say.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from moorings.ports.store import Epoch
 from moorings.workloads.jobs import Accelerators, JobSpec
 from moorings.workloads.runs import EndReason, EndRecord, RunId, RunPhase, RunStatus
 
-PATIENCE_S = 60.0  # for what must happen; nothing is asserted about how long it takes
+PATIENCE_S = 60.0  # for expected events; no test asserts how long they take
 READY = b"ready"
 WARNED = b"warned"
 
@@ -44,15 +44,15 @@ class SuitePrograms:
         return ("/bin/sh", "-c", script)
 
     def exits(self, code: int) -> Command:
-        """Ends at once with that code."""
+        """Exits at once with that code."""
         return self.shell(f"exit {code}")
 
     def prints(self, text: str) -> Command:
-        """Prints that line, then ends with 0."""
+        """Prints that line, then exits with 0."""
         return self.shell(f"echo '{text}'")
 
     def prints_its(self, variable: str) -> Command:
-        """Prints ``NAME=value`` of one of its variables, then ends with 0."""
+        """Prints ``NAME=value`` of one of its variables, then exits with 0."""
         return self.shell(f'echo "{variable}=${variable}"')
 
     def dies_of(self, signal_name: str) -> Command:
@@ -60,23 +60,23 @@ class SuitePrograms:
         return self.shell(f"kill -s {signal_name} $$")
 
     def lasts(self) -> Command:
-        """Prints ``ready``, and ends only when it is told to."""
+        """Prints ``ready``, and ends only at TERM."""
         return self.shell("echo ready; exec sleep 3600")
 
     def ignores_term(self) -> Command:
-        """Prints ``ready``, and ends only when it is killed."""
+        """Prints ``ready``, and ends only at KILL."""
         return self.shell("trap '' TERM; echo ready; exec sleep 3600")
 
     def leaves_well_at_term(self) -> Command:
-        """Prints ``ready``, and ends with 0 when it is told to end."""
+        """Prints ``ready``, and exits with 0 at TERM."""
         return self.shell("trap 'exit 0' TERM; echo ready; sleep 3600 & wait")
 
     def listens(self) -> Command:
-        """Prints ``ready``, then ``warned`` at each USR1, and ends only when it is told to."""
+        """Prints ``ready``, then ``warned`` at each USR1, and ends only at TERM."""
         return self.shell("trap 'echo warned' USR1; echo ready; while :; do sleep 3600 & wait; done")
 
     def fails_in(self, rank: int, code: int) -> Command:
-        """The task of that rank ends with that code; the others print ``ready`` and last."""
+        """The task of that rank exits with that code; the others print ``ready`` and keep running."""
         return self.shell(f'[ "$RANK" = {rank} ] && exit {code}; echo ready; exec sleep 3600')
 
 
@@ -85,23 +85,23 @@ class EngineRig(Protocol):
 
     @property
     def programs(self) -> SuitePrograms:
-        """What they can run."""
+        """The programs it can run."""
         ...
 
     @property
     def workdir(self) -> str:
-        """A folder in which they can."""
+        """A folder in which they can run."""
         ...
 
     async def open(self) -> Engine:
-        """An engine for the place as it stands, as a new controller process makes it; several may be open."""
+        """An engine for the place in its present state, as a new controller process makes it; several may be open."""
         ...
 
 
 def make_order(command: Command, workdir: str, *, tasks: int = 1, time_limit_s: float | None = None) -> RunSubmission:
-    """An order for a run that nobody else has; one device a task, and a grace period that no test waits for.
+    """An order for a run with a fresh id; one device a task, and a grace period longer than any test.
 
-    ``tasks`` is a power of two, so that the job can be asked for on every engine.
+    ``tasks`` is a power of two, so that every engine can serve the job.
     """
     partition = f"p-{uuid4().hex[:8]}"
     gcds = tuple(
@@ -136,13 +136,13 @@ def with_contract(order: RunSubmission, *, warn_s: float = 0.0, grace_s: float =
 
 
 async def observe_run(engine: Engine, run: RunId) -> RunStatus:
-    """What the engine sees of one run."""
+    """The engine's status of one run."""
     (sighting,) = await engine.observe([run])
     return sighting
 
 
 async def wait_for_phase(engine: Engine, run: RunId, phase: RunPhase) -> RunStatus:
-    """The run's sighting once it is in that phase."""
+    """Wait until the run is in that phase; return its status."""
     async with asyncio.timeout(PATIENCE_S):
         while (sighting := await observe_run(engine, run)).phase is not phase:
             assert sighting.phase is not RunPhase.ENDED, sighting
@@ -151,7 +151,7 @@ async def wait_for_phase(engine: Engine, run: RunId, phase: RunPhase) -> RunStat
 
 
 async def wait_for_end(engine: Engine, run: RunId) -> EndRecord:
-    """How the run ended, once it has."""
+    """Wait for the end of the run; return its record."""
     sighting = await wait_for_phase(engine, run, RunPhase.ENDED)
     assert sighting.end is not None
     return sighting.end
@@ -164,7 +164,7 @@ async def read_output(engine: Engine, run: RunId, *, task: int | None = None, fo
 
 
 async def wait_for_output(engine: Engine, run: RunId, text: bytes, *, task: int = 0) -> None:
-    """Returns once a task has printed that."""
+    """Wait until a task has printed that text."""
     async with asyncio.timeout(PATIENCE_S):
         seen = b""
         async for chunk in engine.logs(run, task=task, follow=True):
@@ -185,7 +185,7 @@ async def open_engine(rig: EngineRig) -> AsyncIterator[Engine]:
 
 
 async def error_of(demand: Awaitable[object]) -> MooringsError:
-    """What a demand is refused with."""
+    """The error of a refused request."""
     try:
         answer = await demand
     except MooringsError as error:
@@ -214,7 +214,7 @@ class EngineSuite:
             error = await error_of(old.submit(replace(order, epoch=Epoch(6))))
             assert (error.code, error.retryable) == ("engine.unavailable", True)
             assert (await observe_run(new, order.run)).phase is RunPhase.ABSENT
-            await old.fence(Epoch(6))  # it does not know yet that it is none
+            await old.fence(Epoch(6))  # it does not know yet that it no longer leads
             await error_of(old.submit(replace(order, epoch=Epoch(6))))
             await new.submit(replace(order, epoch=Epoch(7)))
             assert (await wait_for_end(new, order.run)).exit_code == 0
@@ -403,7 +403,7 @@ class EngineSuite:
 
 
 async def run_to_end(rig: EngineRig, order: RunSubmission) -> EndRecord:
-    """How a run ends that is left alone."""
+    """Run an order undisturbed to its end."""
     async with open_engine(rig) as engine:
         await engine.submit(order)
         return await wait_for_end(engine, order.run)

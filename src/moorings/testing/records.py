@@ -1,4 +1,4 @@
-"""Builders of records: one that makes sense, from a number; what a test cares about is given by name.
+"""Builders of consistent records, from a number; a test gives the fields it cares about by name.
 
 The records of one number belong together: the claim, its partition on devices of its own, its run.
 """
@@ -26,7 +26,7 @@ DEVICES_A_CLAIM = 4
 
 
 def a_claim(number: int = 0, **other: object) -> Claim:
-    """A pending claim, unlike that of every other number."""
+    """A pending claim, different for every number."""
     claim = Claim(
         id=ClaimId(f"claim-{number:04d}"),
         name=f"job-{number}",
@@ -82,7 +82,7 @@ def jobs_for(*runs: Run) -> dict[RunId, JobSpec]:
 
 
 def a_project(number: int = 0, **other: object) -> Project:
-    """A project that is guaranteed one partition of the usual size."""
+    """A project with a guarantee of one partition of the usual size."""
     project = Project(name=f"lab-{number:04d}", shares=(ProjectShare(POOL, ((DEVICES_A_CLAIM, 1),)),))
     return replace(project, **other)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""The part of the stores' suite about what leaves the database; ``store_suite`` builds on it."""
+"""The stores' suite on what leaves the database; ``store_suite`` builds on it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from moorings.workloads.appliance import ApplianceJobType, WorkflowPart
 from moorings.workloads.runs import Run, RunState
 
 OLD, LATER = Timestamp(NOW - 1_000), Timestamp(NOW + 1_000)
-N_CLAIMS = 250  # more than one statement takes
+N_CLAIMS = 250  # more than fit into one statement
 N_EVENTS = 12
 
 
@@ -35,12 +35,12 @@ def _ids(records: Sequence[Run | Claim]) -> list[str]:
 
 
 class StoreHistoryTests(StoreProjectTests):
-    """Tests of what leaves; subclass ``StoreSuite``, which has all."""
+    """Tests of archiving; subclass ``StoreSuite``, which has all."""
 
     # ---------------------------------------------------------------------------------------------------------- events
 
     def _log(self, store: Store, epoch: Epoch, n_turns: int = N_EVENTS // 3) -> None:
-        """Turns of three events, a second apart, after the event that says who leads."""
+        """Turns of three events, a second apart, after the event with the leader."""
         for turn in range(n_turns):
             names = ("claim.created", "claim.granted", "turn.decided")
             at = Timestamp(NOW + turn)

@@ -1,4 +1,4 @@
-"""The part of the stores' suite that reads lists, their order and their pages; the other parts build on it."""
+"""The stores' suite on lists, their order and their pages; the other parts build on it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class StoreListTests:
     def refused(
         self, store: Store, epoch: Epoch, changes: Changes, code: str = "store.conflict", after: Seq = LOG_START
     ) -> MooringsError:
-        """How a commit is refused; nothing of it is left."""
+        """The error of a refused commit; nothing of it is saved."""
         before, seq = store.load(), store.last_seq()
         changes.events.append(an_event("turn.decided"))
         with pytest.raises(MooringsError) as caught:
@@ -142,7 +142,7 @@ class StoreListTests:
         ended = a_claim(1, name="train", state=ClaimState.RELEASED)
         live = a_claim(2, name="train", state=ClaimState.READY)
         later = a_claim(3, name="train", state=ClaimState.FAILED)
-        odd = a_claim(4, name="claim-0001")  # a name like another one's id
+        odd = a_claim(4, name="claim-0001")  # a name like another claim's id
         store.commit(epoch, Changes(claims=[(claim, NEW) for claim in (ended, live, later, odd)]))
         assert store.claim("claim-0001") == ended
         assert store.claim("train") == live

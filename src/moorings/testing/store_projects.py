@@ -1,4 +1,4 @@
-"""The part of the stores' suite about projects and what they used; ``store_suite`` builds on it."""
+"""The stores' suite on projects and their usage; ``store_suite`` builds on it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from moorings.ports.store import Changes, Epoch, ExpectedVersion, Store
 from moorings.testing.records import NEW, NOW, POOL, a_project, an_event
 from moorings.testing.store_lists import OpenStore, StoreListTests
 
-MANY = 77  # projects; no round number, whatever an implementation takes at once
+MANY = 77  # projects; not a round number, whatever batch size an implementation has
 
 
 class StoreProjectTests(StoreListTests):
@@ -113,7 +113,7 @@ class StoreProjectTests(StoreListTests):
             ProjectUsage("lab", 8, later),
             ProjectUsage("ops", 0, later),
         )
-        assert store.load().projects == ()  # it needs none that was defined
+        assert store.load().projects == ()  # it needs no defined project
 
     def test_with_a_project_goes_what_it_used_and_nothing_else(self, store: Store, epoch: Epoch) -> None:
         names = ["lab", "lab/vision", "lab-2"]

@@ -1,4 +1,4 @@
-"""What every store must do: the contract of ``ports.store``, as tests.
+"""The contract of ``ports.store``, as tests for every store.
 
 A store's test module subclasses ``StoreSuite`` and gives it a fixture ``open_store``: a function without arguments that
 opens the same database each time it is called, a fresh one for each test. It must survive pickling, since one test
@@ -71,9 +71,9 @@ from moorings.workloads.jobs import Accelerators, JobSpec, Resources, summarize_
 from moorings.workloads.runs import ENDED as ENDED_RUNS
 from moorings.workloads.runs import Run, RunId, RunState
 
-LARGE_TURN = 77  # records of each kind; no round number, whatever an implementation takes at once
-KILL_AFTER = (1, 4, 9)  # commits that a process has made when it is killed
-PATIENCE_S = 60.0  # for another thread or process; never waited for when all is well
+LARGE_TURN = 77  # records of each kind; not a round number, whatever batch size an implementation has
+KILL_AFTER = (1, 4, 9)  # commits of a process before it is killed
+PATIENCE_S = 60.0  # for another thread or process; no test waits for it if all is well
 
 
 def _grant_until_killed(open_store: OpenStore, done: Connection) -> None:
@@ -462,7 +462,7 @@ class StoreSuite(StoreHistoryTests):
         self.refused(store, Epoch(1), granted_claims(1), "store.turned_back")
 
     def test_nobody_saves_who_knows_of_more_than_the_database(self, store: Store, epoch: Epoch) -> None:
-        """It went back under a leader: a standby that lagged was promoted, say."""
+        """It was turned back under a leader: a lagging standby was promoted, say."""
         last = store.commit(epoch, granted_claims(1))
         error = self.refused(store, epoch, granted_claims(2), "store.turned_back", after=Seq(last + 1))
         assert f"at event {last} of epoch {epoch}" in error.detail
@@ -495,7 +495,7 @@ class StoreSuite(StoreHistoryTests):
         later = Timestamp(NOW + 5)
         second = other.lead("host-2", later, url="https://host-2:8090")
         assert store.leader() == other.leader() == Leader("host-2", "https://host-2:8090", second, later)
-        third = store.lead("host-1", later)  # one that says no address does not inherit another's
+        third = store.lead("host-1", later)  # a leader without an address does not inherit another's
         assert other.leader() == Leader("host-1", "", third, later)
         other.close()
 
@@ -606,13 +606,13 @@ class StoreSuite(StoreHistoryTests):
     # ---------------------------------------------------------------------------------------------- others at same time
 
     def test_a_record_that_cannot_be_kept_is_refused_as_a_fault(self, store: Store, epoch: Epoch) -> None:
-        # Not as a store that is unavailable: whoever let half a surrogate pair into a name must be mended.
+        # Not ``store.unavailable``: the code that let half a surrogate pair into a name must be fixed.
         changes = granted_claims(1)
         changes.claims.append((a_claim(2, name="job-\udce9"), NEW))
         self.refused(store, epoch, changes, "internal.error")
 
     def test_readers_see_whole_commits_while_a_writer_works(self, store: Store, epoch: Epoch) -> None:
-        # Each commit makes two claims with their partitions and four events. Readers go on for as long as it writes.
+        # Each commit makes two claims with their partitions and four events. Readers continue as long as it writes.
         start, written = store.last_seq(), threading.Event()
 
         def watch() -> int:
@@ -664,7 +664,7 @@ class StoreSuite(StoreHistoryTests):
         while promised < kill_after:
             assert mine.poll(PATIENCE_S), "the writer wrote nothing"
             promised = mine.recv()
-        writer.kill()  # somewhere in the commits that follow
+        writer.kill()  # during one of the commits that follow
         writer.join()
         while mine.poll():
             try:
@@ -675,7 +675,7 @@ class StoreSuite(StoreHistoryTests):
         store = open_store()
         saved = store.load()
         n_saved = len(saved.claims)
-        assert n_saved in {promised + 1, promised + 2}  # all that was promised; perhaps one whose answer was lost
+        assert n_saved in {promised + 1, promised + 2}  # all promised ones; perhaps one with a lost response
         assert [claim.id for claim in saved.claims] == [a_claim(number).id for number in range(n_saved)]
         assert [partition.claim for partition in saved.partitions] == [claim.id for claim in saved.claims]
         told = [row.event for row in store.events(Seq(1), 3 * n_saved)]

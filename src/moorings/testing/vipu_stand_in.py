@@ -1,11 +1,11 @@
 """A stand-in for the ``vipu`` command and the V-IPU controller behind it: a real program, for tests of the vipu driver.
 
-It takes the words that public texts show (facts: vipu section 3), keeps its partitions in a folder, and any number of
-its processes may run at once. It is *not* a description of V-IPU: what the texts do not say is made up here, in several
-ways, so that the driver is tried on all of them. ``machine.json`` says which way, ``faults.json`` what goes wrong.
+It accepts the words of the public documents (facts: vipu section 3), keeps its partitions in a folder, and any number
+of its processes may run at once. It is *not* a description of V-IPU: where the documents are silent it is made up, in
+several ways, so that the driver is tested on all of them. ``machine.json`` selects the way, ``faults.json`` the faults.
 
-This file runs by its path, in a Python without site packages, which starts soon, so it imports nothing of ours.
-Refused: a mock inside the test's process. Half an answer, a hang, a flood and a killed process are real here.
+This file runs by its path, in a Python without site packages, which starts fast, so it imports nothing of ours.
+Refused: a mock inside the test's process. A partial response, a hang, a flood and a killed process are real here.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ MACHINE: dict[str, Any] = {
     "reset_s": 0.05,
     "remove_s": 0.0,
     "waits": False,  # `create` and `reset` return when the partition is ready, not at once
-    "index": "block",  # what --index counts: "block" (of the partition's size), "device", or "" (not known)
-    "picks": "first",  # where there is no --index: the "first" free block, or the "last"
+    "index": "block",  # the unit of --index: "block" (of the partition's size), "device", or "" (not known)
+    "picks": "first",  # without --index: the "first" free block, or the "last"
     "layout": 0,  # of the table
     "words": {},  # this release's words for the states, by ours
-    "json_states": True,  # whether JSON tells the state
+    "json_states": True,  # whether JSON has the state
     "wrapped": True,  # whether JSON wraps a partition as {"partition": {...}}
-    "chatty_clusters": False,  # whether JSON tells more of an IPU in a cluster than in a partition
-    "users": {},  # access keys by user; none: everybody may
+    "chatty_clusters": False,  # whether JSON has more on an IPU in a cluster than in a partition
+    "users": {},  # access keys by user; none: everybody has access
 }
 LAYOUTS = (
     ("Partition", "Cluster", "ILDs", "GW Routing", "ILD Routing", "Size", "GCDs", "State"),
@@ -66,21 +66,22 @@ def write_command(folder: Path, **machine: object) -> Path:
 
 
 def set_faults(folder: Path, *faults: Mapping[str, object]) -> None:
-    """From now on these go wrong, and nothing else.
+    """From now on these faults occur, and no others.
 
-    A fault is ``{"kind": ..., "on": [verbs], "times": n}`` and what its kind needs: ``slow`` (``seconds``), ``held``
-    (until ``let_go``), ``hang``, ``fail_before`` and ``fail_after`` doing it (``says``), ``hang_after``, ``late``
-    (fails, and is done after ``seconds`` all the same), ``nothing`` (says success), ``garbage``, ``binary``, ``half``,
-    ``empty``, ``flood``, ``elsewhere`` (a new partition is made on the last IPUs), ``avoids`` (no new partition gets
-    ``ipu``; one that should is made on the first others), ``larger`` (a new partition has twice its size), ``breaks``
-    (a new partition is in ERROR), ``state`` (``name`` is shown in ``state``), ``hidden`` (``name`` is not shown).
+    A fault is ``{"kind": ..., "on": [verbs], "times": n}`` and its kind's further keys: ``slow`` (``seconds``),
+    ``held`` (until ``release_held``), ``hang``, ``fail_before`` and ``fail_after`` doing it (``says``), ``hang_after``,
+    ``late`` (fails, and is done after ``seconds`` all the same), ``nothing`` (reports success), ``garbage``,
+    ``binary``, ``half``, ``empty``, ``flood``, ``elsewhere`` (a new partition is made on the last IPUs), ``avoids`` (no
+    new partition gets ``ipu``; one that should is made on the first others), ``larger`` (a new partition has twice its
+    size), ``breaks`` (a new partition is in ERROR), ``state`` (``name`` is shown in ``state``), ``hidden`` (``name`` is
+    not shown).
     """
     with _locked(folder):
         _replace(folder / "faults.json", [dict(fault) for fault in faults])
 
 
 def release_held(folder: Path) -> None:
-    """What is ``held`` goes on, and what is ``late`` is done."""
+    """Continue ``held`` calls, and do ``late`` ones."""
     with _locked(folder):
         partitions = _load(folder / "state.json", {})
         for partition in partitions.values():
@@ -92,7 +93,7 @@ def release_held(folder: Path) -> None:
 
 
 def vanish(folder: Path, name: str) -> None:
-    """Take a partition away, as somebody else may do who has the same rights."""
+    """Remove a partition, as another user with the same rights may do."""
     with _locked(folder):
         partitions = _load(folder / "state.json", {})
         partitions.pop(name, None)
@@ -100,16 +101,16 @@ def vanish(folder: Path, name: str) -> None:
 
 
 def partitions_of(folder: Path) -> dict[str, list[int]]:
-    """The IPUs of each partition that really exists, also of those being made late, by name."""
+    """The IPUs of each partition that really exists, also of late ones in progress, by name."""
     with _locked(folder):
         known = _Controller(folder).partitions
     return {name: partition["ipus"] for name, partition in known.items()}
 
 
 def calls_of(folder: Path) -> list[dict[str, Any]]:
-    """Every call there was, in order: ``argv``, ``pid``, ``began`` and ``ended`` (None: it was killed).
+    """Every call, in order: ``argv``, ``pid``, ``began`` and ``ended`` (None: it was killed).
 
-    ``environment`` has the names of variables that could have steered it.
+    ``environment`` has the names of variables that could have affected it.
     """
     path = folder / "calls.jsonl"
     calls: dict[int, dict[str, Any]] = {}
@@ -146,11 +147,11 @@ def _note(folder: Path, **call: object) -> None:
 
 
 class _RefusedError(Exception):
-    """The controller says no."""
+    """The controller refuses."""
 
 
 class _Controller:
-    """The controller behind the command, for one call; the lock must be held."""
+    """The controller behind the command, for one call; the caller must hold the lock."""
 
     def __init__(self, folder: Path) -> None:
         self.machine: dict[str, Any] = _load(folder / "machine.json", MACHINE)
@@ -319,7 +320,7 @@ def _ipuof(partition: Mapping[str, Any], gcd: int) -> str:
 
 
 def _split(argv: list[str]) -> tuple[list[str], dict[str, str]]:
-    """The words and the options; every option but those of one word takes a value."""
+    """The words and the options; every option takes a value, unless it is one word."""
     words, options, rest = [], {}, list(argv)
     while rest:
         word = rest.pop(0)
@@ -346,7 +347,7 @@ def _authenticate(machine: Mapping[str, Any], options: Mapping[str, str]) -> Non
 
 
 def _faults(folder: Path, verb: str) -> list[dict[str, Any]]:
-    """The faults that strike this call; each strikes as often as its ``times`` say."""
+    """The faults of this call; each occurs ``times`` times."""
     faults = _load(folder / "faults.json", [])
     struck = [one for one in faults if verb in one.get("on", [verb]) and one.get("times", 1) > 0]
     for fault in struck:
@@ -358,7 +359,7 @@ def _faults(folder: Path, verb: str) -> list[dict[str, Any]]:
 
 
 def _answer(controller: _Controller, words: list[str], options: dict[str, str], faults: list[dict[str, Any]]) -> str:
-    """Do what was asked; what is printed."""
+    """Do what was asked; return the output."""
     verb, noun, *names = words
     if noun.rstrip("s") not in ("partition", "cluster") or verb not in ("create", "delete", "reset", "list", "get"):
         raise _RefusedError(f"unknown command {' '.join(words)!r}")
@@ -432,7 +433,7 @@ def _call(folder: Path, argv: list[str]) -> int:
 
 
 def main(folder: Path, argv: list[str]) -> int:
-    """Answer one call; the exit code."""
+    """Answer one call; return the exit code."""
     try:
         status = _call(folder, argv)
     except (_RefusedError, KeyError, ValueError, IndexError) as error:

@@ -1,6 +1,6 @@
-"""``python -m moorings.testing.simulation``: run episodes, show what they reached; replay one, or find its least cause.
+"""``python -m moorings.testing.simulation``: run episodes, show what they reached; replay one, or minimize its faults.
 
-Every episode is one seed. They share nothing, so as many run at once as there are cores.
+Every episode is one seed. They share nothing, so one for each core runs at a time.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from moorings.testing.simulation.odds import KINDS
 from moorings.testing.simulation.report import build_failure, build_table, total_reached, unreached
 
 STORY_LINES = 60
-LOST = 8  # the exit code of a broken law: findings
+LOST = 8  # the exit code of a broken law: violations
 SHRINK_STEPS_MORE = 2_000
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what was asked for; 0 if no law was broken and everything was reached that should be."""
+    """Run the command line; return 0 if no law was broken and everything expected was reached."""
     asked = _parse(arguments)
     if asked.seed is not None:
         return _replay(asked)
@@ -68,9 +68,9 @@ def _replay(asked: argparse.Namespace) -> int:
 
 
 def _shrunk(outcome: EpisodeResult, steps: int) -> tuple[str, ...]:
-    """Fewer kinds of faults with which the same seed still breaks the same law: one after the other is left out.
+    """Fewer kinds of faults with which the same seed still breaks the same law: each kind in turn is left out.
 
-    The story changes with every kind that goes, so this finds a small cause, not the smallest.
+    The story changes with every kind left out, so this finds a small cause, not the smallest.
     """
     assert outcome.broken is not None
     kept = [kind for kind in KINDS if kind in outcome.kinds]

@@ -1,8 +1,8 @@
-"""An engine whose processes live in virtual time, beside the controllers: they outlive every crash of those.
+"""An engine with processes in virtual time, beside the controllers: they survive every crash of a controller.
 
-It keeps the engine contract in memory: a run is started at most once, an end is told only when nothing of it runs any
-more. Delays, lost answers and outages are not here but on the way to it (``gates``). A lost node ends all of a run's
-processes and leaves no record; a damaged record is told as such.
+It keeps the engine contract in memory: a run is started at most once, an end is reported only when none of its
+processes runs any more. Delays, lost responses and outages are in ``gates``, not here. A lost node ends all of a run's
+processes and leaves no record; a damaged record is reported as such.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ CHANGED_S = 1.0
 
 @dataclass(slots=True)
 class SimulatedProcess:
-    """A run as the engine knows it; ``end`` is its record once nothing of it runs."""
+    """A run in the engine; ``end`` is its record once none of its processes runs."""
 
     order: RunSubmission
     phase: RunPhase
     started_at: Timestamp | None = None
     end: EndRecord | None = None
     cancelled: str | None = None
-    asked_until: Timestamp | None = None  # to yield: the soonest that it was told
+    asked_until: Timestamp | None = None  # to yield: the earliest time given
     starts: int = 0  # before this one
 
     @property
     def alive(self) -> bool:
-        """Whether processes of it may touch its partition."""
+        """Whether its processes may use its partition."""
         return self.phase in (RunPhase.STARTING, RunPhase.RUNNING)
 
 
@@ -50,16 +50,16 @@ class SimulatedCluster:
     """The machines that run processes.
 
     Attributes:
-        starts_mean_s: how long it takes until a run's processes run.
-        runs_mean_s: how long they run.
-        deaf_of: so many of those that are asked to yield go on until they are killed.
+        starts_mean_s: mean time to start a run's processes.
+        runs_mean_s: mean time for which they run.
+        deaf_of: the fraction that ignore a request to yield until they are killed.
 
     Args:
-        loop: whose time they live in.
+        loop: their virtual time.
         odds: how long they run and how they end.
-        clock: what is written into their records.
-        wall: the one by which they are told until when they may yield: it is set.
-        on_start: told of each run whose first process starts, before it does.
+        clock: the clock for their records.
+        wall: the clock of the deadlines to yield: it may be set.
+        on_start: called for each run before its first process starts.
     """
 
     starts_mean_s = STARTS_MEAN_S
@@ -90,7 +90,7 @@ class SimulatedCluster:
         self.epoch = max(self.epoch, epoch)
 
     def submit(self, order: RunSubmission) -> str:
-        """Start a run unless it was started before; what was rejected once is rejected for ever."""
+        """Start a run unless it was started before; a rejected run stays rejected."""
         if order.run in self.rejected:
             raise MooringsError("engine.rejected", "it will not run this")
         known = self.processes.get(order.run)
@@ -103,7 +103,7 @@ class SimulatedCluster:
         return f"{order.run}/{order.attempt}"
 
     def observe(self, runs: Sequence[RunId]) -> list[RunStatus]:
-        """What is there of each."""
+        """The status of each."""
         return [self._see(run) for run in runs]
 
     def _see(self, run: RunId) -> RunStatus:
@@ -114,7 +114,7 @@ class SimulatedCluster:
         return RunStatus(run, process.phase, process.started_at, process.end, attempt=attempt)
 
     def cancel(self, run: RunId, reason: str) -> None:
-        """TERM now, and within the grace period it is gone."""
+        """TERM now; within the grace period it is gone."""
         process = self.live.get(run)
         if process is not None and process.cancelled is None:
             process.cancelled = reason
@@ -122,7 +122,7 @@ class SimulatedCluster:
             self._loop.call_later(grace_s, self.end, run, EndReason.CANCELLED, 143, reason)
 
     def ask_to_yield(self, run: RunId, attempt: int, reason: str, by: Timestamp) -> None:
-        """It leaves when it has saved its state, at the latest at ``by``."""
+        """It ends after a checkpoint, at the latest at ``by``."""
         process = self.live.get(run)
         if process is None or process.order.attempt != attempt:
             return
@@ -134,7 +134,7 @@ class SimulatedCluster:
             self._loop.call_later(within_s, self._end_of, run, process.starts, EndReason.YIELDED, 143, reason)
 
     async def changed(self) -> None:
-        """Returns when something has changed, or after a second."""
+        """Wait until something has changed, or for a second."""
         news: asyncio.Future[None] = self._loop.create_future()
         self._waiting.append(news)
         timer = self._loop.call_later(CHANGED_S, _tell_one, news)
@@ -149,7 +149,7 @@ class SimulatedCluster:
             _tell_one(news)
 
     def signal(self, run: RunId) -> None:
-        """Nothing a simulated process would notice."""
+        """No effect on a simulated process."""
         if run not in self.live:
             raise MooringsError("run.not_running", f"run {run} has no processes")
 
@@ -175,15 +175,15 @@ class SimulatedCluster:
         self._tell()
 
     def _began(self, run: RunId, process: SimulatedProcess) -> None:
-        """Its processes run."""
+        """Its processes run now."""
 
     def _end_of(self, run: RunId, start: int, ending: EndReason, exit_code: int, detail: str) -> None:
-        """The end of this start; one that was stopped before has none."""
+        """The end of this start; ignored if it was stopped before."""
         if run in self.live and self.live[run].starts == start:
             self.end(run, ending, exit_code, detail)
 
     def end(self, run: RunId, ending: EndReason, exit_code: int, detail: str) -> None:
-        """Nothing of it runs any more."""
+        """None of its processes runs any more."""
         process = self.live.pop(run, None)
         if process is None:
             return

@@ -1,7 +1,7 @@
-"""One episode: a seed's machines, clients and troubles, the controllers that live through them, and the reckoning.
+"""One episode: a seed's machines, clients and faults, its controllers, and the final checks.
 
-It runs for a number of steps. Then faults and clients stop, time passes, and everything must come to rest: what waits
-is served or explained, what is released is gone, and nothing is left in hardware, memory or database.
+It runs for a number of steps. Then faults and clients stop, time passes, and everything must settle: pending claims are
+served or explained, released ones are gone, and nothing is left in hardware, memory or database.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ from moorings.workloads.runs import EndReason
 
 INSTALLATION = "simulatedsea"
 DATABASE = "moorings.db"
-FINISH_S = (5.0, 60.0)  # until an admin says that what no record knows may go
-STEPS = 5_000  # of an episode, unless it is told otherwise
+FINISH_S = (5.0, 60.0)  # until an admin ends the protection of partitions without a record
+STEPS = 5_000  # of an episode, by default
 RESTART_S_MAX = 3.0
 CLIENTS_MAX = 14
 SETTLE_S = 90.0
-DRAIN_S = 1_200.0  # virtual
+DRAIN_S = 1_200.0  # in virtual time
 EVENTS_A_READ = 1_000
 IN_MEMORY = Path("/dev/shm")  # noqa: S108 - a database there costs no disk; where there is none, the temporary folder
 
@@ -76,11 +76,11 @@ POOLS = (
 
 @dataclass(frozen=True, slots=True)
 class EpisodeResult:
-    """How an episode went.
+    """The result of an episode.
 
     Attributes:
         digest: of its whole story.
-        lines: the last of it, for humans.
+        lines: its last lines, for humans.
     """
 
     seed: int
@@ -99,10 +99,10 @@ def simulate(
     """Run one episode.
 
     Args:
-        seed: everything that is drawn comes from it.
-        steps: how many before the reckoning.
-        until: stop at this step, wherever that is.
-        only: the kinds of faults that may strike; None: a part of all, drawn.
+        seed: of all random numbers.
+        steps: how many before the final checks.
+        until: stop at this step.
+        only: the kinds of faults that may occur; None: some of all, drawn.
     """
     folder = Path(tempfile.mkdtemp(prefix="moorings-simulation-", dir=IN_MEMORY if IN_MEMORY.is_dir() else None))
     loop = VirtualLoop()
@@ -124,7 +124,7 @@ def simulate(
 
 
 class _LogHandler(logging.Handler):
-    """What the controllers complain of in their log; some of it is never right."""
+    """Checks the controllers' log for messages that must not occur."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -136,7 +136,7 @@ class _LogHandler(logging.Handler):
 
 @contextmanager
 def _complaints() -> Iterator[_LogHandler]:
-    """The controllers' log, read by the simulator and by nobody else."""
+    """The controllers' log, for the simulator only."""
     logger, handler = logging.getLogger("moorings"), _LogHandler()
     level, propagate = logger.level, logger.propagate
     logger.addHandler(handler)
@@ -225,7 +225,7 @@ class Episode:
             self._enough.set()
 
     def outcome(self) -> EpisodeResult:
-        """How it went."""
+        """The result."""
         story = self.story
         for name, driver in self._stage.drivers.items():
             for kind, count in driver.faults.struck.items():
@@ -243,7 +243,7 @@ class Episode:
         )
 
     def close(self) -> None:
-        """Let go of database and hardware."""
+        """Close database and hardware."""
         self._store.close()
         for driver in self._stage.drivers.values():
             driver.machine.close()
@@ -289,7 +289,7 @@ class Episode:
             self._stage.loop.call_later(lasts_s, self._leader.life.go_on)
 
     def turn_back(self, *, down: bool) -> None:
-        """Turn the database back to where it was remembered; ``down``: the leader dies at that moment."""
+        """Turn the database back to the remembered state; ``down``: the leader dies at that moment."""
         assert self._stage.past is not None
         if down and self._leader is not None:
             self._leader.life.kill()
@@ -301,7 +301,7 @@ class Episode:
         self._stage.loop.call_later(self._odds.chance.uniform(*FINISH_S), do)
 
     def rival(self, stopped_s: float, lasts_s: float) -> None:
-        """Let another one lead while the old one lives on, stopped for a while at first."""
+        """Start another leader while the old one is still alive, stopped for a while at first."""
         old = self._leader
         if old is None or old.controller is None:
             return
@@ -319,7 +319,7 @@ class Episode:
         self.story.reach(f"log {record.getMessage()}")
         raised = record.exc_info[1] if record.exc_info else None
         if isinstance(raised, PoisonError):
-            return  # whom that may harm is judged where it is answered
+            return  # the affected client checks this
         foreign = raised is not None or "MooringsError" not in getattr(record, "detail", "")
         if record.getMessage() in FORBIDDEN_LOGS and foreign:
             told = getattr(record, "detail", "") or getattr(record, "claim", "")
@@ -338,7 +338,7 @@ class Episode:
     # -- the course --------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """The whole episode, or until a law is broken."""
+        """Run the whole episode, or until a law is broken."""
         course = asyncio.create_task(self._course())
         await asyncio.wait((course, self._over), return_when=asyncio.FIRST_COMPLETED)
         if course.done() and not course.cancelled() and course.exception() is not None:
@@ -424,12 +424,12 @@ class Episode:
                     await self._ask(f"release {claim}", _releasing(claim))
             await self._heal()
             await asyncio.sleep(40.0)
-        for project in sorted(ledger.projects, reverse=True):  # the parts of a project before itself
+        for project in sorted(ledger.projects, reverse=True):  # a project's parts before the project
             await self._ask(f"delete project {project}", _deleting(project))
         await asyncio.sleep(SETTLE_S)
 
     def _nothing_left(self) -> None:
-        """Nothing leaks, and the free maps are whole."""
+        """Nothing leaks, and the free maps are consistent."""
         ledger, now = self._stage.ledger, self._stage.steady.now()
         if ledger.projects:
             self.story.breaks(2, f"projects that nobody uses cannot be deleted: {sorted(ledger.projects)}")
@@ -448,7 +448,7 @@ class Episode:
                 self.story.breaks(2, f"pool {state.pool.name}: {state.free.free} free, {state.out}, {state.used}")
 
     def _ended_once(self) -> None:
-        """Every claim and run has one end in the log, which has no gaps and can be decided again (law 9)."""
+        """Every claim and run has one end in the log, which has no gaps and can be replayed (law 9)."""
         replay = Replay(self._stage.pools)
         ends: Counter[str] = Counter()
         made: set[str] = set()
@@ -495,7 +495,7 @@ def _new_store(folder: Path) -> SqlStore:
 
 
 def _settings(odds: FaultPlan) -> SimulatedSettings:
-    """How quick this episode's hardware is: at once, as by default, or slow."""
+    """The speed of this episode's hardware: instant, the default, or slow."""
     pace = odds.chance.choice((0.0, 1.0, 10.0))
     usual = SimulatedSettings()
     return SimulatedSettings(

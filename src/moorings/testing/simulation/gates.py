@@ -1,8 +1,8 @@
-"""A controller's ways to the outside: the real store, driver and engine, behind a network that is late, loses, repeats.
+"""A controller's connections to the outside: the real store, driver and engine, behind a faulty network.
 
-Each call is one step of the story at the moment it takes effect. What a gate does to a call never breaks a port's
-promise: an order whose answer was lost is *unavailable*, a commit whose answer was lost is ``store.unavailable``.
-A controller may die at each of these points, between saving and acting and between acting and hearing of it.
+Each call is one step of the story at the moment it takes effect. A gate never breaks a port's promise: an order with a
+lost response is *unavailable*, a commit with a lost response is ``store.unavailable``. A controller may die at each of
+these points, between saving and acting and between acting and the response.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ LISTINGS_KEPT = 4
 
 
 class FaultyStore:
-    """The database as one controller reaches it; called where the real one is: in a thread of the controller."""
+    """The database for one controller; called where the real one is: in a thread of the controller."""
 
     def __init__(self, stage: SimulationContext, life: ControllerInstance, witness: InvariantChecker) -> None:
         self._stage = stage
@@ -66,7 +66,7 @@ class FaultyStore:
         self._store = stage.store
 
     def _arrive(self, what: str) -> None:
-        """One call reaches the database.
+        """One call arrives at the database.
 
         Raises:
             MooringsError: ``store.unavailable``.
@@ -229,10 +229,10 @@ class FaultyStore:
         self._store.keep_reserve()
 
     def abort(self) -> None:
-        """Nothing here waits in a thread."""
+        """No call waits in a thread here."""
 
     def close(self) -> None:
-        """The database stays; this was only the way to it."""
+        """The database stays; only this connection ends."""
 
 
 def _store_unavailable(detail: str) -> MooringsError:
@@ -257,8 +257,8 @@ class NetworkLink:
     """The network between one controller and one outside system.
 
     Args:
-        stage: everything around.
-        life: whose line it is.
+        stage: the surroundings.
+        life: the controller at this end.
         lasts_s: draws how long a message travels.
         where: the other end, for the story.
     """
@@ -274,12 +274,14 @@ class NetworkLink:
     async def ask(
         self, do: Callable[[], Awaitable[T]], *, fault: str | None = None, lost: T | MooringsError | None = None
     ) -> T:
-        """What ``do`` says at the other end, or ``lost`` if that does not come through.
+        """The response of ``do`` at the other end, or ``lost`` if the message is lost.
 
-        ``*_lost``: it never arrives; ``*_late``: it arrives when nobody waits any more; ``*_twice``: it arrives twice;
-        ``*_answer_lost`` and ``answer_lost``: it is done, and nobody hears of it; ``*_never``: nobody ever answers.
+        ``*_lost``: it never arrives; ``*_late``: it arrives when the caller has stopped waiting; ``*_twice``: it
+        arrives twice; ``*_answer_lost`` and ``answer_lost``: it is done, and the response is lost; ``*_never``: no
+        response ever comes.
 
-        Who has not heard gives up only when it is done: no engine calls a run ABSENT that may yet be started.
+        A caller without a response gives up only when the work is done: no engine calls a run ABSENT that may yet be
+        started.
         """
         await self.life.moves()
         stage = self.stage
@@ -348,7 +350,7 @@ _ORDER_FAULTS = (
 
 
 class FaultyDriver:
-    """A pool's hardware as one controller reaches it."""
+    """A pool's hardware for one controller."""
 
     def __init__(
         self, stage: SimulationContext, life: ControllerInstance, pool: Pool, witness: InvariantChecker
@@ -382,7 +384,7 @@ class FaultyDriver:
     async def _order(
         self, what: str, mark: str, do: Callable[[], Awaitable[DriverResult]], made: PartitionSpec | None = None
     ) -> DriverResult:
-        spared = self._witness.is_spared(mark)  # when it is given: it may come late, and the database go back meanwhile
+        spared = self._witness.is_spared(mark)  # now, as the order may arrive after the database is turned back
 
         async def carry_out() -> DriverResult:
             if made is not None:
@@ -402,7 +404,7 @@ class FaultyDriver:
         )
 
     def _name_another(self, name: str) -> None:
-        """Somebody makes a partition of that name by hand, on whatever is free when the hardware is next asked."""
+        """Make a partition of that name outside, on whatever is free at the next call to the hardware."""
         lasts_s = self._stage.odds.apart.uniform(*NAMESAKE_S)
         self._stage.story.fault("namesake", f"{self._pool.name}: {name} for {lasts_s:.1f} s")
         self._driver.faults.add(Fault(kind=FaultKind.STRAY, names=(name,), seconds=lasts_s))
@@ -440,7 +442,7 @@ class FaultyDriver:
         return await self._line.ask(tell, fault=fault, lost=_unavailable("driver", "no binding came"))
 
     async def close(self) -> None:
-        """The hardware stays; this was only the way to it."""
+        """The hardware stays; only this connection ends."""
 
 
 def _unavailable(noun: str, detail: str) -> MooringsError:
@@ -448,7 +450,7 @@ def _unavailable(noun: str, detail: str) -> MooringsError:
 
 
 class FaultyEngine:
-    """An engine as one controller reaches it."""
+    """An engine for one controller."""
 
     def __init__(self, stage: SimulationContext, life: ControllerInstance, name: str) -> None:
         self._stage = stage
@@ -525,7 +527,7 @@ class FaultyEngine:
         await self._life.moves()
 
     async def close(self) -> None:
-        """The processes go on."""
+        """The processes continue."""
 
 
 def faulty_drivers(

@@ -1,10 +1,10 @@
-"""The judge of what projects are guaranteed (law 6): who borrows leaves room for every guarantee, and yields in time.
+"""The checks of projects' guarantees (law 6): borrowers leave every guarantee satisfiable, and yield in time.
 
-It reckons anew, from the records and nothing else, what each project's own cells are and where they lie, in the
-plainest way: pools here are small. How the queue decides it does not ask.
+It computes each project's own guaranteed blocks and their places again, from the records alone, in the simplest way:
+pools here are small. It does not look at the queue's decisions.
 
-The time a claim may wait is counted only while nothing stands in its way that is nobody's crime: every fault near its
-pool, every change of projects and every holder that does not yield begins it anew.
+The wait of a claim counts only while nothing excusable stands in its way: every fault near its pool, every change of
+projects and every holder that does not yield restarts it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from moorings.testing.simulation.story import EpisodeLog
 from moorings.testing.simulation.virtual import SteadyClock, WallClock
 from moorings.workloads.runs import RunId
 
-SLACK_S = 15.0  # for hardware that is slow, and a controller that is not at once
-HARMLESS_FAULTS = frozenset({"request_lost", "reply_lost", "other_body"})  # they hold up nobody but who asked
-FAULT_S = 20.0  # so long what a fault has done may hold things up
+SLACK_S = 15.0  # for slow hardware, and a controller that takes time
+HARMLESS_FAULTS = frozenset({"request_lost", "reply_lost", "other_body"})  # they delay only their caller
+FAULT_S = 20.0  # how long a fault may delay things
 FAULTS_S = {
     "answer_never": 90.0,
     "stall": 60.0,
@@ -46,13 +46,13 @@ VENDOR_FAULT_S = 120.0
 
 @dataclass(slots=True)
 class _GuaranteeState:
-    """A pool as its guarantees have it.
+    """A pool from the view of its guarantees.
 
     Attributes:
-        unbound: cells that nobody uses: how many, by owner and size.
-        firm: devices that a cell which is bound later cannot have.
-        astray: claims in a cell that nobody owes them.
-        sound: whether all unbound cells fit beside what is firm.
+        unbound: unused guaranteed blocks: how many, by owner and size.
+        firm: devices that a block bound later cannot use.
+        astray: claims in a block of no project of theirs.
+        sound: whether all unbound blocks fit beside the firm devices.
     """
 
     unbound: Counter[tuple[str, int]]
@@ -63,7 +63,7 @@ class _GuaranteeState:
 
 @dataclass(slots=True)
 class _PreviousTurn:
-    """A pool at the turn before: what its estate depends on beside claims that come and go, and how it was."""
+    """A pool at the turn before: the inputs of its guarantees besides claims that come and go, and their state."""
 
     marks: tuple[object, ...] = ()
     sound: bool = False
@@ -71,18 +71,18 @@ class _PreviousTurn:
 
 
 class GuaranteeChecker:
-    """Looks at every turn and commit.
+    """Checks every turn and commit.
 
     Args:
-        story: where broken laws are told.
-        ledger: what the database holds.
+        story: records broken laws.
+        ledger: the contents of the database.
         pools: the pools.
-        policy: how long borrowers run at least, and have to yield.
+        policy: the minimum runtime and the time to yield of borrowers.
         clock: one that nobody sets.
         wall: the controllers'.
 
     Attributes:
-        given_back: claims whose holders have begun to say that they yield.
+        given_back: claims whose holders have begun to report that they yield.
         alive: whether processes of a run live.
     """
 
@@ -106,10 +106,10 @@ class GuaranteeChecker:
         self._seen = {pool.name: _PreviousTurn() for pool in pools}
         self._calm_from = {pool.name: Timestamp(0) for pool in pools}
         self._since: dict[tuple[ClaimId, PoolName], Timestamp] = {}
-        self.moved: set[ClaimId] = set()  # that were ever asked to go on elsewhere
+        self.moved: set[ClaimId] = set()  # claims ever asked to move
 
     def disturbed(self, kind: str, what: str) -> None:
-        """A fault strikes: what is late by it is nobody's crime."""
+        """A fault occurs: it excuses delays."""
         if kind in HARMLESS_FAULTS:
             return
         vendor = kind.startswith("vendor_")
@@ -119,14 +119,14 @@ class GuaranteeChecker:
             self._calm_from[name] = max(self._calm_from[name], until)
 
     def forget(self) -> None:
-        """The database went back: what was seen of it is no measure of what is there now."""
+        """The database was turned back: earlier observations no longer count."""
         self._seen = {name: _PreviousTurn() for name in self._pools}
         self._since.clear()
 
     # -- what is saved -----------------------------------------------------------------------------------------------
 
     def committed(self, changes: Changes) -> None:
-        """Who is asked may be asked; nobody gives anything back before its job has stopped, or its holder says so."""
+        """Only a claim that may be asked is asked; none yields before its job has stopped, or its holder reports it."""
         claims = {claim.id: claim for claim, _ in changes.claims}
         for event in changes.events:
             claim = claims.get(ClaimId(event.claim or ""))
@@ -164,7 +164,7 @@ class GuaranteeChecker:
             self._story.breaks(6, f"claim {claim.id} is within its guarantee and was asked to yield to {by.id}")
 
     def _is_guaranteed_where(self, claim: Claim, by: Claim, pool: PoolName) -> bool:
-        """Whether one that has another yield is guaranteed something in its pool: in any, if a limit is above both."""
+        """Whether the claim that makes another yield has a guarantee in its pool: in any, if a limit is above both."""
         lineage = self._lineage(by.spec.project)
         limited = {one.name for one in self._limits(by)}.intersection(self._lineage(claim.spec.project))
         cells = [self._own_cells(self._pools[name]) for name in (self._pools if limited else (pool,))]
@@ -186,7 +186,7 @@ class GuaranteeChecker:
         self.given_back.discard(claim.id)
 
     def _feasible(self) -> None:
-        """What is promised fits: parts into their project, all together into the pool."""
+        """Guarantees fit: parts into their project, all together into the pool."""
         for name in self._ledger.projects:
             if parent_of(name) and parent_of(name) not in self._ledger.projects:
                 self._story.breaks(6, f"project {name} is part of none")
@@ -204,7 +204,7 @@ class GuaranteeChecker:
         return found
 
     def _home(self, claim: Claim) -> str:
-        """The project of a claim; a job that was announced names it as its own scheduler does."""
+        """The project of a claim; a reported job names it as its own scheduler does."""
         named = claim.spec.project
         if claim.state is ClaimState.PENDING:
             return named
@@ -213,13 +213,13 @@ class GuaranteeChecker:
         return next(called, named if named in self._ledger.projects else DEFAULT_PROJECT)
 
     def _comes_after(self, other: Claim, claim: Claim) -> bool:
-        """Whether one is surely served later: by priority, or as another of the same project."""
+        """Whether the other claim is surely served later: by priority, or as another of the same project."""
         if other.spec.priority != claim.spec.priority:
             return other.spec.priority < claim.spec.priority
         return self._home(other) == self._home(claim) and other.order > claim.order
 
     def _promised(self, pool: Pool, parent: str) -> list[int]:
-        """The blocks of the projects right below one."""
+        """The guaranteed blocks of the projects directly below one."""
         shares = [
             guaranteed_blocks_in(one, pool.name)
             for name, one in self._ledger.projects.items()
@@ -228,7 +228,7 @@ class GuaranteeChecker:
         return [size for blocks in shares for size, count in blocks for _ in range(count)]
 
     def _own_cells(self, pool: Pool) -> dict[str, Counter[int]]:
-        """Of each project what is left of its share without those of its parts; none, where they are more than it."""
+        """For each project its share without its parts' shares; none, if the parts have more."""
         found: dict[str, Counter[int]] = {}
         for name, project in self._ledger.projects.items():
             left = [size for size, count in guaranteed_blocks_in(project, pool.name) for _ in range(count)]
@@ -274,7 +274,7 @@ class GuaranteeChecker:
         return _GuaranteeState(unbound, firm, astray, _fit(pool.topology, firm, sizes))
 
     def _count_out(self, unbound: Counter[tuple[str, int]], claim: Claim, size: int) -> bool:
-        """Where any devices do: a claim stands on its own project's number, then on those above; whether it can."""
+        """For any-subset pools: count a claim for its own project, then for those above; return whether it fits."""
         lineage = self._lineage(claim.spec.project)
         if sum(unbound[name, 1] for name in lineage) < size:
             return False
@@ -285,7 +285,7 @@ class GuaranteeChecker:
         return True
 
     def _take_out(self, unbound: Counter[tuple[str, int]], claims: Sequence[Claim], size: int) -> bool:
-        """A cell is one of the nearest project that all in it are part of; whether one has it."""
+        """A block belongs to the nearest project that all claims in it are part of; return whether one has it."""
         first, *others = (self._lineage(claim.spec.project) for claim in claims)
         common = (name for name in first if all(name in other for other in others))
         owner = next((name for name in common if unbound[name, size] > 0), None)
@@ -296,9 +296,9 @@ class GuaranteeChecker:
     # -- every turn --------------------------------------------------------------------------------------------------
 
     def decided(self, fleet: Fleet, outcome: TurnOutcome) -> None:
-        """A turn of the leading controller was decided on what the ledger holds."""
+        """The leading controller has decided a turn on the ledger's records."""
         self._takes_in_time(outcome)
-        if not self._ledger.projects:  # everything may be taken for good: what is promised next need not fit beside it
+        if not self._ledger.projects:  # all devices may count as firm: a later guarantee need not fit beside them
             self.forget()
             return
         held = ((self._ledger.claims.get(one.claim), one) for one in self._ledger.partitions.values())
@@ -314,7 +314,7 @@ class GuaranteeChecker:
             self._serves(fleet, pool, state, estate, tenants, everywhere, outcome)
 
     def _takes_in_time(self, outcome: TurnOutcome) -> None:
-        """No person keeps what it was asked for beyond its time to yield, but while a job has to be stopped first."""
+        """No manual holder keeps its partition beyond its time to yield, unless a job has to be stopped first."""
         now, held = self._wall.now(), {run.claim for run in self._ledger.runs.values()}
         for claim in self._ledger.claims.values():
             if (
@@ -332,9 +332,9 @@ class GuaranteeChecker:
     def _keeps_its_word(
         self, pool: Pool, state: PoolState, estate: _GuaranteeState, tenants: Sequence[tuple[Claim, Block]]
     ) -> None:
-        """What fitted at the turn before fits now, unless hardware or admins have changed what there is."""
+        """What fitted at the turn before fits now, unless hardware or admins have changed the pool."""
         marks: tuple[object, ...] = (
-            dict(self._ledger.projects),  # one that is made anew under its old name begins at version 1 again
+            dict(self._ledger.projects),  # a project made again under its old name begins at version 1 again
             _out(state),
             {claim.id for claim, _ in tenants if claim.state is ClaimState.LOST},
             {claim.id for claim in self._ledger.claims.values() if claim.kept is not None},
@@ -350,7 +350,7 @@ class GuaranteeChecker:
                 self._story.breaks(
                     6, f"{sorted(estate.astray - seen.astray)} are in cells of {pool.name} that are no more"
                 )
-        # A cell that is given back with a broken device inside, or a job whose partition is lost, is owed again, and
+        # A block that is returned with a broken device inside, or a job whose partition is lost, is owed again, and
         # those devices are gone.
         lost = {index for claim, block in tenants if claim.state is ClaimState.LOST for index in block}
         gone = _out(state) | lost
@@ -367,7 +367,7 @@ class GuaranteeChecker:
         everywhere: Sequence[tuple[Claim, Block]],
         outcome: TurnOutcome,
     ) -> None:
-        """Who is within a guarantee has its devices in time; who has a limit has to wait for all pools."""
+        """A claim within a guarantee gets its devices in time; a claim under a limit may have to wait for all pools."""
         now = self._clock.now()
         calm = estate.sound and not _out(state) and not state.problem and not self._held_up((pool.name,), tenants)
         calm_everywhere = calm and not self._held_up(self._pools, everywhere)
@@ -396,7 +396,7 @@ class GuaranteeChecker:
             del self._since[key]
 
     def _held_up(self, pools: Collection[PoolName], tenants: Iterable[tuple[Claim, Block]]) -> bool:
-        """Whether a holder keeps what it was asked for, a clock was set, or somebody is on the move."""
+        """Whether a holder is late to yield, a clock was set, or a claim is being moved."""
         now = self._wall.now()
         runs = {run.claim for run in self._ledger.runs.values()}
         for claim, _ in tenants:
@@ -422,10 +422,10 @@ class GuaranteeChecker:
         waiting: Sequence[Claim],
         everywhere: Sequence[tuple[Claim, Block]],
     ) -> bool:
-        """Whether it is surely within a guarantee: enough unbound cells are left for it and all that may come first.
+        """Whether it is surely within a guarantee: enough unbound blocks are left for it and all that may come first.
 
-        Nobody yields for a limit of users. Of a project that has a limit, and is part of none, the cells up to it are
-        in reach if all that it is guaranteed fits under the limit beside what nobody gives back.
+        No claim yields for a user limit. For a top-level project with a limit, the blocks up to the limit are in reach
+        if its whole guarantee fits under the limit beside the holders that will not yield.
         """
         spec, lineage = claim.spec, self._lineage(claim.spec.project)
         if claim.owner.startswith("slurm/") and claim.state is not ClaimState.PENDING:
@@ -447,7 +447,7 @@ class GuaranteeChecker:
     def _has_cell(
         self, claim: Claim, pool: Pool, estate: _GuaranteeState, near: Sequence[str], rivals: Sequence[Claim]
     ) -> bool:
-        """Whether the nearest of its projects have a cell for it beside all that may come first there."""
+        """Whether the nearest of its projects have a block for it beside all claims that may come first there."""
         spec = claim.spec
         first = [other for other in rivals if not set(near).isdisjoint(self._lineage(self._home(other)))]
         if isinstance(pool.topology, AnySubset):
@@ -462,9 +462,9 @@ class GuaranteeChecker:
         return able > len(first)
 
     def _leaves_room(self, limit: Project, everywhere: Sequence[tuple[Claim, Block]]) -> bool:
-        """Whether all that is guaranteed under a limit fits there beside what nobody gives back.
+        """Whether all guarantees under a limit fit there beside the holders that will not yield.
 
-        Only where no project is above it: what is used of a guarantee further up counts as no part of it.
+        Only for a top-level project: use of a guarantee further up does not count as part of it.
         """
         if parent_of(limit.name):
             return False
@@ -478,19 +478,19 @@ class GuaranteeChecker:
 
 
 def _out(state: PoolState) -> set[int]:
-    """Devices that nobody can have."""
+    """Unavailable devices."""
     return {*state.out, *(index for block in state.foreign.values() for index in block)}
 
 
 def _fit(topology: Topology, taken: set[int], sizes: Iterable[int]) -> bool:
-    """Whether disjoint blocks of these sizes are there beside what is taken, by trying."""
+    """Whether disjoint blocks of these sizes exist beside the taken devices, by trying."""
     wanted = sorted(sizes, reverse=True)
     if isinstance(topology, AnySubset):
         return topology.n_devices - len(taken) >= sum(wanted)
     if isinstance(topology, Catalogue):
         return _found(topology.blocks, frozenset(taken), wanted)
     used = set(taken)
-    for size in wanted:  # the largest first, each where nothing is taken: sizes divide each other
+    for size in wanted:  # the largest first, each in the first free place: sizes divide each other
         starts = range(0, topology.n_devices // size * size, size)
         start = next((at for at in starts if used.isdisjoint(range(at, at + size))), None)
         if start is None:

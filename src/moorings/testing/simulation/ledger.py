@@ -1,6 +1,6 @@
-"""What the database holds, as its own commits told: the judge's copy, beside memory and hardware.
+"""The contents of the database, from its own commits: the checkers' copy, beside memory and hardware.
 
-It is fed at the moment of each commit, and compared with the rows themselves from time to time, so that neither a
+It is updated at the moment of each commit, and compared with the rows themselves from time to time, so that neither a
 controller's memory nor the store can be wrong unnoticed.
 """
 
@@ -19,7 +19,7 @@ from moorings.workloads.runs import Run, RunId
 
 @dataclass(slots=True)
 class CommittedSnapshot:
-    """What the database held at a moment."""
+    """The contents of the database at a moment."""
 
     epoch: Epoch
     seq: Seq
@@ -36,13 +36,13 @@ class CommittedSnapshot:
 
 
 class CommittedState:
-    """Every record that has not ended, and what must never change of those that have.
+    """Every record that has not ended, and the fixed facts of those that have.
 
     Attributes:
-        leaps: numbers of events that need not follow on the one before: the database went back, and was made ready.
-        before: what it held when it last went back; None: it never did.
-        unknown: partitions that were held when it went back, and that its records do not know since.
-        ordered: partitions whose making was ordered of the hardware.
+        leaps: event numbers that may skip after the one before: the database was turned back, and recovered.
+        before: its contents when it was last turned back; None: it never was.
+        unknown: partitions that were held when it was turned back, and that its records do not know since.
+        ordered: partitions that the hardware was ordered to make.
         acted: the epoch of the last leader that saved something.
     """
 
@@ -66,7 +66,7 @@ class CommittedState:
         self.ordered: set[PartitionId] = set()
         self.acted = Epoch(0)
         self._again = False
-        self._forgotten: dict[str, int] = {}  # of claims and runs, by id: the newest version that is gone
+        self._forgotten: dict[str, int] = {}  # of claims and runs, by id: the newest version that is lost
 
     def led(self, epoch: Epoch) -> None:
         """A controller began to lead."""
@@ -76,7 +76,7 @@ class CommittedState:
         self.epoch = epoch
 
     def take(self, epoch: Epoch, changes: Changes, seq: Seq) -> None:
-        """A commit of the controller that leads with ``epoch`` was done."""
+        """A commit of the leader of ``epoch`` was done."""
         if epoch != self.epoch:
             self._story.breaks(1, f"a controller of epoch {epoch} changed the database after epoch {self.epoch} began")
         if changes.events and seq < self.seq + len(changes.events):
@@ -172,7 +172,7 @@ class CommittedState:
     # -- a database that goes back -----------------------------------------------------------------------------------
 
     def picture(self) -> CommittedSnapshot:
-        """What the database holds now."""
+        """The present contents of the database."""
         return CommittedSnapshot(
             epoch=self.epoch,
             seq=self.seq,
@@ -189,9 +189,9 @@ class CommittedState:
         )
 
     def turn_back(self, to: CommittedSnapshot) -> None:
-        """The database holds what it held then; who made what is gone since may still speak of it."""
+        """Restore the contents of that moment; the makers of lost records may still refer to them."""
         before = self.picture()
-        if (to.seq, to.epoch) != (before.seq, before.epoch):  # else nothing is gone, and whoever leads goes on
+        if (to.seq, to.epoch) != (before.seq, before.epoch):  # else nothing is lost, and the leader continues
             self.before = before
         for claim in (*before.claims.values(), *before.ended_claims.values()):
             self._forgotten[claim.id] = claim.version
@@ -208,11 +208,11 @@ class CommittedState:
         self.partitions_ever |= self.ordered
 
     def finished(self) -> None:
-        """An admin has said that what no record knows may go."""
+        """An admin has ended the protection of partitions without a record."""
         self.unknown.clear()
 
     def rose(self, seq: Seq, epoch: Epoch) -> None:
-        """Numbers go on from there."""
+        """Numbers continue from there."""
         self.seq, self.epoch = seq, epoch
         self.leaps.add(seq + 1)
 
@@ -221,15 +221,15 @@ class CommittedState:
         return seq == last + 1 or (seq in self.leaps and seq > last)
 
     def was(self, ident: str, version: int) -> bool:
-        """Whether that version of a claim or a run was saved before the database went back."""
+        """Whether that version of a claim or a run was saved before the database was turned back."""
         return version <= self._forgotten.get(ident, 0)
 
     def known_to(self, epoch: Epoch) -> CommittedState | CommittedSnapshot:
-        """What the records told a leader who gave an order: one from before does not know that they went back."""
+        """The records a leader gave an order on: an earlier leader does not know that they were turned back."""
         return self.before if self.before is not None and epoch <= self.before.epoch else self
 
     def compare(self, saved: StoredState) -> None:
-        """The database's own rows, read at this moment, say the same."""
+        """Check that the database's own rows, read at this moment, agree."""
         pairs = (
             ("claims", {claim.id: claim for claim in saved.claims}, self.claims),
             ("partitions", {partition.id: partition for partition in saved.partitions}, self.partitions),

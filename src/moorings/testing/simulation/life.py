@@ -1,8 +1,8 @@
-"""The life of one controller's process, seen from outside: it runs, stands still, or is dead.
+"""The life of one controller's process, from outside: it runs, is stopped, or is dead.
 
-A death is a ``kill -9``: every task of it ends where it stands, and what its clean-up code still tries reaches nothing,
-because all its ways to the outside lead through gates that ask ``ControllerInstance`` first. A task belongs to an
-instance by its context, which it inherits from the task that made it.
+A death is a ``kill -9``: every task of it ends where it is, and its clean-up code reaches nothing, because all its
+connections to the outside lead through gates that ask ``ControllerInstance`` first. A task belongs to an instance by
+its context, which it inherits from its parent task.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 LIFE: contextvars.ContextVar[ControllerInstance] = contextvars.ContextVar("life")
 _PRUNE_AT = 256
-STILL_S = 0.05  # so often is looked whether a process that was stopped goes on
+STILL_S = 0.05  # how often a stopped process is checked for its continuation
 
 
 class ControllerInstance:
@@ -33,7 +33,7 @@ class ControllerInstance:
     Attributes:
         name: ``controller-<number>``, for the story.
         dead: whether it was killed, or ended.
-        ended: done once it is dead.
+        ended: set once it is dead.
     """
 
     def __init__(self, number: int, loop: VirtualLoop) -> None:
@@ -52,7 +52,7 @@ class ControllerInstance:
         return self._loop.create_task(work, context=self.context)
 
     def adopt(self, task: asyncio.Task[Any]) -> None:
-        """Called for every task that one of its tasks makes."""
+        """Called for every child task."""
         self._tasks[task] = None
         if len(self._tasks) > self._prune_at:
             self._tasks = {one: None for one in self._tasks if not one.done()}
@@ -60,23 +60,23 @@ class ControllerInstance:
 
     @property
     def still(self) -> bool:
-        """Whether it stands still."""
+        """Whether it is stopped."""
         return self._moving is not None
 
     def stop(self) -> None:
-        """Stand still (SIGSTOP): what was sent is on its way, nothing new is sent and no answer is taken."""
+        """Stop it (SIGSTOP): sent messages travel on, no new ones are sent and no responses are taken."""
         if not self.dead and self._moving is None:
             self._moving = self._loop.create_future()
 
     def go_on(self) -> None:
-        """Go on as if nothing had been (SIGCONT)."""
+        """Continue as if nothing had happened (SIGCONT)."""
         if self._moving is not None:
             moving, self._moving = self._moving, None
             if not moving.done():
                 moving.set_result(None)
 
     def kill(self) -> None:
-        """End it here and now."""
+        """Kill it at once."""
         if self.dead:
             return
         self.dead = True
@@ -87,7 +87,7 @@ class ControllerInstance:
             task.cancel()
 
     async def moves(self) -> None:
-        """Returns once the process runs.
+        """Wait until the process runs.
 
         Raises:
             CancelledError: it is dead.
@@ -98,14 +98,14 @@ class ControllerInstance:
             raise asyncio.CancelledError
 
     async def waits(self, answer: asyncio.Future[T]) -> T:
-        """An answer from outside, taken when the process runs."""
+        """Wait for a response from outside, and take it when the process runs."""
         result = await answer
         await self.moves()
         return result
 
 
 class ProcessClock:
-    """The machine's clock, as a process reads it: one that stands still also sleeps on."""
+    """The machine's clock, for a process; a stopped process also sleeps on."""
 
     def __init__(self, life: ControllerInstance, clock: WallClock) -> None:
         self._life = life
@@ -121,7 +121,7 @@ class ProcessClock:
 
 
 class Threads:
-    """Carries out what controllers give to threads: whole, at a drawn moment; one executor's calls one by one.
+    """Runs controllers' calls in threads: each whole, at a drawn moment; those of one executor one by one.
 
     The default executor has any number of threads.
     """
@@ -159,7 +159,7 @@ class Threads:
 
 @dataclass(slots=True)
 class _Work:
-    """One call: what its process had not begun when it died is never done; what it had done, it does not hear of."""
+    """One call: if its process dies before its start, it is never run; if after, its result is lost."""
 
     threads: Threads
     executor: Executor | None
@@ -181,7 +181,7 @@ class _Work:
             return
         try:
             result = self.call()
-        except Exception as error:  # it is handed on, whatever it is
+        except Exception as error:  # it is passed on, whatever it is
             self._later(partial(self._fail, error))
         else:
             self._later(partial(self._answer, result))
@@ -198,7 +198,7 @@ class _Work:
 
     @property
     def _heard(self) -> bool:
-        """Whether somebody still waits for the answer."""
+        """Whether a caller still waits for the result."""
         return not self.future.done() and not (self.life is not None and self.life.dead)
 
 
@@ -209,7 +209,7 @@ def adopting(
     *,
     context: contextvars.Context | None = None,
 ) -> asyncio.Task[T]:
-    """A task factory by which every task knows whose it is; a dead process makes none.
+    """A task factory that assigns every task to its process; a dead process makes none.
 
     Raises:
         CancelledError: its process is dead.

@@ -1,7 +1,7 @@
-"""What can go wrong in an episode and how often: one ``random.Random``, from which everything in it is drawn.
+"""The faults of an episode and their rates: one ``random.Random``, the source of everything drawn in it.
 
-Each episode troubles itself with a part of the kinds (swarm testing): with all of them at once some states are never
-reached, because something always breaks first.
+Each episode has only some of the kinds (swarm testing): with all of them at once some states are never reached, because
+something always breaks first.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from moorings.drivers.simulated.faults import FaultKind
 
-# How likely a fault strikes one call, while it may.
+# The probability of a fault in one call, while enabled.
 CALL_FAULT_RATES = {
-    # an order on its way to a driver, and its answer
+    # an order on its way to a driver, and its response
     "order_lost": 0.03,
-    "order_late": 0.05,  # given up by us; carried out up to half a minute later
+    "order_late": 0.05,  # the caller has given up; done up to half a minute later
     "order_twice": 0.03,
     "answer_lost": 0.03,
     "answer_never": 0.008,
@@ -35,38 +35,38 @@ CALL_FAULT_RATES = {
     "observe_lost": 0.02,
     "observe_unknown": 0.02,
     "cancel_lost": 0.3,
-    # the controller dies at this very point
+    # the controller dies at this point
     "crash_before_save": 0.004,
     "crash_after_save": 0.004,
     "crash_before_act": 0.004,
     "crash_after_act": 0.004,
-    # a fault of ours: deciding what somebody demands raises, whenever it is tried
-    "poison": 0.5,  # of turns that have other demands, too
-    # somebody makes a partition by hand, under the name of one that is about to be made
+    # an internal error: deciding a certain input raises, at every attempt
+    "poison": 0.5,  # of turns that have other inputs, too
+    # a partition appears outside, with the name of one that is about to be made
     "namesake": 0.1,
     # between a client and the controller
     "request_lost": 0.02,
     "reply_lost": 0.04,
     "other_body": 0.1,  # of retries
 }
-# What happens by itself: mean virtual seconds between two.
+# Spontaneous faults: mean virtual seconds between two.
 FAULT_INTERVALS_S = {
     "crash": 60.0,
     "zombie": 90.0,
     "zombie_paused": 90.0,
-    "stall": 60.0,  # the controller's process is stopped for a while and goes on as if nothing had been
+    "stall": 60.0,  # the controller's process is stopped for a while and continues as if nothing had happened
     "clock_forward": 60.0,
     "clock_backward": 60.0,
     "store_away": 60.0,
     "engine_away": 60.0,
     "node_lost": 20.0,
     "record_damaged": 20.0,
-    "store_back": 40.0,  # the database is what it was some time ago
+    "store_back": 40.0,  # the database is turned back to an earlier state
     **{f"vendor_{kind}": 40.0 for kind in FaultKind},
 }
 KINDS = (*CALL_FAULT_RATES, *FAULT_INTERVALS_S)
 SHARE_MIN, SHARE_MAX = 0.3, 0.9  # of the kinds, in one episode
-QUIET_OF = 0.3  # of all episodes: so few that what must happen in time can be seen to
+QUIET_OF = 0.3  # of all episodes: few enough faults to check the bounds on time
 QUIET_MAX = 0.1
 RUSH_EVERY, RUSH_AT = 7, 4  # seeds: a rush is a quiet episode, too
 APART_EVERY = 9
@@ -74,7 +74,7 @@ SEPARATE_FAULTS = {
     "store_back": 5,
     "poison": 7,
     "namesake": 7,
-}  # in which of so many seeds they strike; drawn in no other
+}  # in which of these seeds they occur; drawn in no other
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,29 +86,29 @@ class Latency:
 
 
 class FaultPlan:
-    """The chances of one episode.
+    """The probabilities of one episode.
 
     Args:
         seed: of everything.
-        only: the kinds that may strike; None: a part of all, drawn.
+        only: the kinds that may occur; None: some of all, drawn.
 
     Attributes:
-        chance: the one source of it.
-        kinds: what may strike in this episode.
-        calm: nothing strikes any more.
-        rush: whether all want at once what they are guaranteed.
-        apart: the chance of ``strikes_apart``, so that a call that asks it changes nothing of other seeds.
-        goes_back: whether the database does.
+        chance: the one source of randomness.
+        kinds: the kinds that may occur in this episode.
+        calm: no fault occurs any more.
+        rush: whether all projects request their guarantees at once.
+        apart: the randomness of ``strikes_apart``, so that such a call does not change other seeds.
+        goes_back: whether the database may be turned back.
     """
 
     def __init__(self, seed: int, only: Collection[str] | None = None) -> None:
         self.chance = random.Random(seed)
         self.apart = random.Random(f"apart {seed}")
-        self.rush = seed % RUSH_EVERY == RUSH_AT  # drawn by nobody: so other seeds tell the same whatever a rush is
+        self.rush = seed % RUSH_EVERY == RUSH_AT  # not drawn: so a change to rushes does not change other seeds
         quiet = self.chance.random() < QUIET_OF or self.rush
         share = self.chance.uniform(0, QUIET_MAX) if quiet else self.chance.uniform(SHARE_MIN, SHARE_MAX)
         drawn = {kind for kind in KINDS if kind not in SEPARATE_FAULTS and self.chance.random() < share}
-        drawn |= {kind for kind, at in SEPARATE_FAULTS.items() if seed % APART_EVERY == at}  # drawn by nobody, likewise
+        drawn |= {kind for kind, at in SEPARATE_FAULTS.items() if seed % APART_EVERY == at}  # not drawn, likewise
         self.kinds = frozenset(drawn if only is None else only)
         self.goes_back = "store_back" in self.kinds
         self.calm = False
@@ -118,7 +118,7 @@ class FaultPlan:
         self._engine = Latency(self.chance.choice((0.002, 0.02)), 2.0)
 
     def strikes(self, *kinds: str) -> str | None:
-        """Which of these faults strikes this call, or None."""
+        """The fault of this call, or None."""
         drawn = self.chance.random()
         if self.calm:
             return None
@@ -130,11 +130,11 @@ class FaultPlan:
         return None
 
     def strikes_apart(self, kind: str) -> bool:
-        """Whether a fault of ``APART`` strikes this call."""
+        """Whether a fault of ``SEPARATE_FAULTS`` occurs in this call."""
         return kind in self.kinds and not self.calm and self.apart.random() < CALL_FAULT_RATES[kind]
 
     def pause_s(self, kind: str) -> float:
-        """Virtual seconds until a happening of that kind strikes next."""
+        """Virtual seconds until the next fault of that kind."""
         return self.chance.expovariate(self._intensity / FAULT_INTERVALS_S[kind])
 
     def store_s(self) -> float:

@@ -1,8 +1,8 @@
-"""Clients: people and agents who ask, wait, lose answers and ask again, release, cancel, drain, look and explain.
+"""Clients: people and agents who submit, wait, lose responses and retry, release, cancel, drain, list and explain.
 
-Each is one task that does one thing after the other, with what it knows of its own. What it is told is held against
-what it was told before and against the database: a key gives one claim for ever, an answer tells nothing that is not
-saved, and nobody acts on what is another's.
+Each is one task that does one thing after the other, with what it knows of its own resources. Every response is checked
+against earlier ones and the database: a key gives one claim for ever, a response contains only saved state, and no
+client can act on another's resources.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ CALLERS = (
     *(Caller(name, Role.USER, f"user/{name}", f"k-{name}") for name in ("ann", "bob", "cyd")),
     Caller("alpha", Role.AGENT, "slurm/alpha", "k-alpha"),
 )
-PATIENCE_S = 45.0  # after that a client takes an answer for lost
+PATIENCE_S = 45.0  # after that a client takes a response for lost
 TRIES_MAX = 6
-QUEUED_OF = 0.25  # of all runs: on the engine that schedules itself
+QUEUED_OF = 0.25  # of all runs: on the engine with its own scheduler
 APPLIANCE_OF = 0.3  # of all runs: a job of an appliance
-WITHIN_OF = 0.2  # of those: within a claim that its owner keeps
+WITHIN_OF = 0.2  # of those: within a claim that its owner holds
 WORKFLOWS = 2  # of each person at a time
-WORKFLOW_JOBS = 50  # then a new one is begun
-NAMES = ("train", "eval", "sweep")  # of claims that are named: they collide now and then
+WORKFLOW_JOBS = 50  # then a new one is started
+NAMES = ("train", "eval", "sweep")  # of named claims: they collide now and then
 PRIORITIES = (0, 0, 0, 0, 5, -5)
 LEASES_S = (None, None, None, 6.0, 20.0)
 LIMITS_S = (None, None, 5.0, 30.0, 600.0)
-PREEMPTIBLE_OF = 0.75  # of claims and runs, where there are projects
-DEAF_OF, LATE_OF = 0.1, 0.15  # of holders that are asked to yield by hand
-LATE_S_MAX = 6.0  # so much too late a holder yields, at most, if it does
+PREEMPTIBLE_OF = 0.75  # of claims and runs, if there are projects
+DEAF_OF, LATE_OF = 0.1, 0.15  # of manual holders that are asked to yield
+LATE_S_MAX = 6.0  # how late a manual holder yields at most, if it does
 AWAY = ("store.unavailable", "store.fenced", "store.turned_back", "store.conflict", "controller.unreachable")
-ALLOWED = frozenset(  # answers that may come to a demand that was well formed
+ALLOWED = frozenset(  # possible errors for a valid request
     (
         *("claim.name_taken", "claim.no_room", "claim.no_lease", "claim.not_ready", "claim.held_by_run"),
         *("claim.unknown", "claim.too_large", "claim.size_not_allowed", "claim.gcds_too_few", "key.conflict"),
@@ -83,23 +83,23 @@ UseCase = Callable[[Controller], Coroutine[Any, Any, T]]
 
 
 class NoAnswerError(Exception):
-    """No answer came."""
+    """No response came."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyedResult:
-    """What a key gave: to which body, and what."""
+    """The result of a key: the body, and the id."""
 
     body: str
     ident: str
 
 
 class ClientPool:
-    """What the clients share: who serves, and what they were told.
+    """Shared by the clients: the serving controllers, and the responses.
 
     Args:
-        stage: everything around.
-        serving: who answers requests now: the leader, or one who still takes himself for it.
+        stage: the surroundings.
+        serving: the controllers that answer requests now: the leader, or one that still believes it leads.
     """
 
     def __init__(self, stage: SimulationContext, serving: Callable[[], SimulatedController | None]) -> None:
@@ -107,14 +107,14 @@ class ClientPool:
         self.serving = serving
         self.told: dict[tuple[str, str], KeyedResult] = {}
         self.keys = 0
-        self.tempers: dict[tuple[ClaimId, int], Timestamp | None] = {}  # when who was asked yields; None: never
+        self.tempers: dict[tuple[ClaimId, int], Timestamp | None] = {}  # when the asked holder yields; None: never
 
     async def ask(self, who: str, what: str, use_case: UseCase[T]) -> T:
-        """The answer to a request.
+        """The response to a request.
 
         Raises:
-            LostError: none came: lost on the way there or back, or whoever worked on it died or was too slow.
-            MooringsError: what the controller answers.
+            NoAnswerError: none came: lost on the way there or back, or its controller died or was too slow.
+            MooringsError: the controller's error.
         """
         stage = self.stage
         stage.story.step("client", f"{who}: {what}")
@@ -146,11 +146,11 @@ class ClientPool:
         return answer
 
     def keyed(self, subject: str, key: str, body: str, ident: str) -> None:
-        """A keyed demand was answered with this claim or run (law 5)."""
+        """A keyed request gave this claim or run (law 5)."""
         ledger = self.stage.ledger
         use = ledger.keys.get((subject, key))
         if use is None and ledger.was(ident, 1):
-            return  # the database went back: the key was used, and is new again
+            return  # the database was turned back: the key was used, and is new again
         known = self.told.get((subject, key))
         if known is not None and known.ident != ident and ledger.was(known.ident, 1):
             del self.told[subject, key]
@@ -161,7 +161,7 @@ class ClientPool:
             self.stage.story.breaks(5, f"key {key} of {subject} gave {ident}; saved is {use}")
 
     def shown(self, claim: Claim) -> Claim:
-        """A claim was shown: nobody sees what is not saved (the database is the arbiter)."""
+        """A claim was shown: only saved state may be shown (the database decides)."""
         ledger = self.stage.ledger
         saved = ledger.claims.get(claim.id) or ledger.ended_claims.get(claim.id)
         if (saved is None or saved.version < claim.version) and not ledger.was(claim.id, claim.version):
@@ -170,7 +170,7 @@ class ClientPool:
 
 
 def _forget(task: asyncio.Task[Any]) -> None:
-    """Whoever asked may have gone; then nobody reads its result."""
+    """The caller may have gone; then its result is not read."""
     if not task.cancelled():
         task.exception()
 
@@ -193,14 +193,14 @@ class SimulatedClient:
     """One person, agent or admin at work.
 
     Attributes:
-        deaf_of: so many of its claims it never yields by hand.
+        deaf_of: the fraction of its claims that it never yields.
     """
 
     deaf_of = DEAF_OF
 
     def __init__(self, number: int, caller: Caller, crowd: ClientPool) -> None:
         self._who = f"{caller.subject}{number}"
-        self._instance = "01"[number // len(CALLERS) % 2] * INSTANCE_ID_CHARS  # two Slurms of one name
+        self._instance = "01"[number // len(CALLERS) % 2] * INSTANCE_ID_CHARS  # two Slurms with one name
         self._caller = caller
         self._crowd = crowd
         self._stage = crowd.stage
@@ -220,10 +220,10 @@ class SimulatedClient:
                 deed = self._chance.choices([deed for _, deed in choices], [weight for weight, _ in choices])[0]
                 await deed()
             except (NoAnswerError, MooringsError):
-                continue  # told and judged where it was met; people go on
+                continue  # recorded and checked elsewhere; clients continue
 
     def _choices(self) -> Choices:
-        """What it may do next, each with its weight."""
+        """The possible next actions, each with its weight."""
         looking: Choices = ((2, self._look), (1, self._explain))
         mine: Choices = (
             *((6, self._create), (6, self._release), (2, self._get), (1, self._meddle), (1, self._adopt)),
@@ -234,7 +234,7 @@ class SimulatedClient:
             *((1, self._label), (2, self._prioritise)),
         )
         ruling: Choices = ((3, self._drain), (5, self._resume), (1, self._release))
-        if self._stage.sharing.projects:  # what is out of service can be promised to nobody
+        if self._stage.sharing.projects:  # devices out of service cannot be guaranteed
             ruling = ((1, self._drain), *ruling[1:], (4, self._set_project), (1, self._delete_project))
             mine = (*mine, (1, self._save))
         if self._caller.role is Role.ADMIN:
@@ -278,7 +278,7 @@ class SimulatedClient:
         await self._insist(ask, spec, replace(spec, priority=spec.priority + 1))
 
     async def _insist(self, ask: Callable[[T, str], Awaitable[None]], body: T, other: T) -> None:
-        """Ask until an answer comes, with one key; now and then with another body, which must not be taken for it."""
+        """Retry until a response comes, with one key; now and then with another body, which must be refused."""
         self._crowd.keys += 1
         key = f"key-{self._crowd.keys}"
         for _ in range(TRIES_MAX):
@@ -321,7 +321,7 @@ class SimulatedClient:
         )
 
     def _project(self) -> str:
-        """In whose name one asks: an agent names an account, now and then somebody what nobody has."""
+        """The project of a request: an agent names an account, and now and then a client names an unknown project."""
         known = sorted(self._stage.ledger.projects)
         if not known or self._chance.random() < 0.15:
             return DEFAULT_PROJECT
@@ -356,7 +356,7 @@ class SimulatedClient:
             self._claims.remove(ident)
 
     async def _meddle(self) -> None:
-        """Try to release what is somebody else's."""
+        """Try to release another client's claim."""
         ident = self._any_claim()
         if ident is None:
             return
@@ -372,7 +372,7 @@ class SimulatedClient:
         self._stage.story.breaks(10, f"{self._who} released {ident} of {claim.subject}")
 
     async def _adopt(self) -> None:
-        """Find claims of one's own whose making was never answered."""
+        """Find own claims whose creation had no response."""
         prefix = self._caller.owner_prefix
         states = frozenset(ClaimState) - ENDED
         views = await self._crowd.ask(
@@ -423,14 +423,14 @@ class SimulatedClient:
             await self._crowd.ask(self._who, f"reset {name}", lambda c: c.reset_partition(self._caller, name))
 
     async def _save(self) -> None:
-        """Tell that one's job has saved its state."""
+        """Report a checkpoint of an own job."""
         ident = self._own(self._claims)
         if ident is not None:
             view = await self._crowd.ask(self._who, f"saved {ident}", lambda c: c.checkpoint(self._caller, ident))
             self._crowd.shown(view.claim)
 
     async def _heed(self) -> None:
-        """Yield what one was asked for: most at once, some late, some never."""
+        """Yield own claims that were asked to: most at once, some late, some never."""
         ledger, now = self._stage.ledger, self._stage.wall.now()
         held = {run.claim for run in ledger.runs.values()}
         for claim in list(ledger.claims.values()):
@@ -492,7 +492,7 @@ class SimulatedClient:
         await self._insist(ask, job, replace(job, priority=job.priority + 1))
 
     def _of_appliance(self, job: JobSpec, pool: Pool) -> JobSpec:
-        """The same as a compile or an execute job of one of one's own workflows."""
+        """The same job as a compile or an execute job of one of the client's workflows."""
         number = len(self._runs) // WORKFLOW_JOBS * WORKFLOWS + self._chance.randrange(WORKFLOWS)
         workflow = f"wflow-{self._caller.subject}{number:019d}"
         compiles = self._chance.random() < 0.4
@@ -556,7 +556,7 @@ class SimulatedClient:
     # -- other schedulers' agents ------------------------------------------------------------------------------------
 
     async def _tell_queue(self) -> None:
-        """Tell what waits in one's own queue; the owners are those that one also claims for."""
+        """Report its own queue; the owners are those that it also claims for."""
         pool = self._chance.choice(self._stage.pools)
         numbers = self._chance.sample(range(99), self._chance.choice((0, 1, 2, 8)))
         now, jobs = self._stage.wall.now(), []
@@ -600,16 +600,16 @@ class SimulatedClient:
     async def _drain(self) -> None:
         pool = self._chance.choice(self._stage.pools)
         if sum(one.pool == pool.name for one in self._stage.ledger.devices.values()) * 2 > pool.topology.n_devices:
-            return  # an admin who drained everything would leave nothing to look at
+            return  # with everything drained there would be nothing to check
         ident = f"{pool.name}:{self._chance.randrange(pool.topology.n_devices)}"
         await self._crowd.ask(self._who, f"drain {ident}", lambda c: c.drain_device(self._caller, ident, "to look at"))
 
     async def _set_project(self) -> None:
-        """Make a project, or change one; sometimes one that was changed meanwhile."""
+        """Make or change a project; sometimes one that was changed meanwhile."""
         known = self._stage.ledger.projects
         name = drawn_name(self._chance, known)
         if name in known and self._chance.random() < 0.7:
-            return  # what is promised stands for a while
+            return  # guarantees stay for a while
         project = drawn_project(self._chance, name, self._stage.pools, known)
         before = known.get(name)
         version = before.version if before is not None else None
@@ -646,5 +646,5 @@ async def _list_pools(controller: Controller) -> object:
 
 
 def make_clients(crowd: ClientPool, count: int) -> list[SimulatedClient]:
-    """So many clients, of every role."""
+    """That many clients, of every role."""
     return [SimulatedClient(number, CALLERS[number % len(CALLERS)], crowd) for number in range(count)]

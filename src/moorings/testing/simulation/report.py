@@ -1,6 +1,6 @@
-"""What many episodes came to: a table of what was reached, and what was not.
+"""The result of many episodes: a table of what was reached, and what was not.
 
-A simulator that never met a fault or a state has proved nothing about it, so not reaching one is a failure too.
+A simulator that never met a fault or a state has proved nothing about it, so that counts as a failure, too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NOT_HERE = {
     "key.rotated",
     "key.revoked",
     "controller.led",
-}  # access keys are not simulated; leading is not a turn's
+}  # access keys are not simulated; the start of a leader is not in a turn
 
 TO_REACH: tuple[str, ...] = (
     *(f"fault {kind}" for kind in KINDS),
@@ -38,7 +38,7 @@ TO_REACH: tuple[str, ...] = (
 
 
 def total_reached(outcomes: Iterable[EpisodeResult]) -> Counter[str]:
-    """How often each thing was met in all of them."""
+    """How often each was reached in all of them."""
     total: Counter[str] = Counter()
     for outcome in outcomes:
         total += outcome.reached
@@ -46,12 +46,12 @@ def total_reached(outcomes: Iterable[EpisodeResult]) -> Counter[str]:
 
 
 def unreached(total: Counter[str]) -> list[str]:
-    """What should have been reached and was not."""
+    """The expected ones that were not reached."""
     return [what for what in TO_REACH if not total[what]]
 
 
 def build_table(total: Counter[str]) -> list[str]:
-    """Everything that was counted, in columns, group by group."""
+    """All counts, in columns, group by group."""
     lines: list[str] = []
     groups: dict[str, list[tuple[str, int]]] = {}
     for what in sorted({*total, *TO_REACH}):
@@ -67,11 +67,11 @@ def build_table(total: Counter[str]) -> list[str]:
 
 
 def build_failure(outcome: EpisodeResult, steps: int, only: Sequence[str] | None, lines: int) -> list[str]:
-    """A broken law: which, when, the story before it, and the command that plays it again."""
+    """A broken law: which, when, the story before it, and the command to replay it."""
     broken = outcome.broken
     assert broken is not None
     chosen = "".join(f" --only {kind}" for kind in only or ())
-    until = broken.step + 1  # what broke may have come after the step was told
+    until = broken.step + 1  # the violation may come after the step was counted
     command = f"python -m moorings.testing.simulation --seed {outcome.seed} --steps {steps} --until {until}"
     return [
         *outcome.lines[-lines:],

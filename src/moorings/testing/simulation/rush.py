@@ -1,8 +1,8 @@
-"""A rush: all pools are full of what was borrowed, and those who were guaranteed devices come for them, all at once.
+"""A rush: all pools are full of borrowed devices, and all projects request their guarantees at once.
 
-Owners are away for a while, come back, ask for the whole of their guarantee, keep it for a while and leave it again.
-Borrowers fill what is free and give nothing back unless they are asked; a good part of them not even then. An admin has
-promised half of what there is and more, changes that seldom, and orders moves now and then.
+Owners are away for a while, come back, request their whole guarantee, hold it for a while and release it. Borrowers
+fill free devices and release nothing unless asked; a good part of them not even then. An admin has guaranteed half of
+the devices and more, seldom changes that, and orders moves now and then.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from moorings.core.topology import AnySubset, Catalogue, Pool
 from moorings.testing.simulation.people import ROOT, VIEWER, Choices, ClientPool, NoAnswerError, SimulatedClient
 from moorings.testing.simulation.stage import SimulationContext
 
-OWNERS = ("lab/vision", "ops", "lab")  # whose guarantees somebody comes for
-BORROWERS = (DEFAULT_PROJECT, "guests", "lab/sweeps", "lab/sweeps")  # in whose names others fill the pools
-DEAF_OF = 0.4  # of borrowers' claims by hand
-CLAIMS_MAX = (3, 8, 8)  # of one borrower at a time, in one rush: not all pools are always full
-BY_HAND_OF = (0.1, 0.6, 0.6)  # of what they ask for, in one rush: only jobs can be moved
+OWNERS = ("lab/vision", "ops", "lab")  # projects whose guarantees are requested
+BORROWERS = (DEFAULT_PROJECT, "guests", "lab/sweeps", "lab/sweeps")  # projects of the claims that fill the pools
+DEAF_OF = 0.4  # of borrowers' manual claims
+CLAIMS_MAX = (3, 8, 8)  # of one borrower at a time, in one rush: so not all pools are always full
+BY_HAND_OF = (0.1, 0.6, 0.6)  # of borrowers' claims, in one rush: only jobs can be moved
 AWAY_S = (5.0, 30.0)
-STAYS_S = (20.0, 45.0)  # beyond the time within which an owner must have its devices
-LIMITED_OF = 0.5  # of all rushes: the lab may not hold much more than it is guaranteed
+STAYS_S = (20.0, 45.0)  # beyond the time within which an owner must get its devices
+LIMITED_OF = 0.5  # of all rushes: the lab's limit is little above its guarantee
 
 
 def make_rush_clients(crowd: ClientPool) -> list[SimulatedClient]:
-    """An admin, owners, borrowers of their own names, and somebody who looks on."""
+    """An admin, owners, borrowers with names of their own, and an onlooker."""
     chance = crowd.stage.odds.chance
     names = OWNERS[: chance.choice((2, 3))]
     owners = [GuaranteedClient(number, name, crowd) for number, name in enumerate(names)]
@@ -47,7 +47,7 @@ def make_rush_clients(crowd: ClientPool) -> list[SimulatedClient]:
 
 
 def make_projects(stage: SimulationContext) -> list[Project]:
-    """Who is guaranteed what, each project after the one it is part of."""
+    """The projects with their guarantees, each after the one it is part of."""
     chance = stage.odds.chance
     parts = [_parts(pool) for pool in stage.pools]
     lab = Project(
@@ -67,7 +67,7 @@ def make_projects(stage: SimulationContext) -> list[Project]:
 
 
 def _parts(pool: Pool) -> tuple[BlockCounts, BlockCounts]:
-    """What the lab is guaranteed in a pool, about half of it; and each of the others, half of that."""
+    """The lab's guarantee in a pool, about half of it; and that of each other project, half of that."""
     n = pool.topology.n_devices
     if isinstance(pool.topology, AnySubset):
         return ((1, n // 2),), ((1, n // 4),)
@@ -81,7 +81,7 @@ class AdminClient(SimulatedClient):
     """The admin."""
 
     async def work(self) -> None:
-        """Promise, then meddle now and then."""
+        """Make guarantees, then act now and then."""
         for project in make_projects(self._stage):
             await self._promise(project)
         await super().work()
@@ -99,7 +99,7 @@ class AdminClient(SimulatedClient):
         return (8, self._look), (4, self._explain), (12, self._resume), (6, self._move), (1, self._change)
 
     async def _move(self) -> None:
-        """Have others make room for a size."""
+        """Move claims to make a block of a size free."""
         pool = self._chance.choice(self._stage.pools)
         held = sum(len(one.block) for one in self._stage.ledger.partitions.values() if one.pool == pool.name)
         sizes = [size for size in pool.topology.sizes if 1 < size <= pool.topology.n_devices - held]
@@ -114,7 +114,7 @@ class AdminClient(SimulatedClient):
         )
 
     async def _change(self) -> None:
-        """Give one of the others another weight, which changes nothing of what is promised."""
+        """Give one of the others another weight, which changes no guarantee."""
         known = self._stage.ledger.projects.get(self._chance.choice(("guests", "ops")))
         if known is not None:
             changed = replace(known, weight=self._chance.choice((0.5, 1.0, 2.0)))
@@ -126,7 +126,7 @@ class AdminClient(SimulatedClient):
 
 
 class GuaranteedClient(SimulatedClient):
-    """Somebody of a project that is guaranteed devices: away, there, and away again."""
+    """A client of a project with a guarantee: away, there, and away again."""
 
     def __init__(self, number: int, project: str, crowd: ClientPool) -> None:
         subject = project.rsplit("/", 1)[-1]
@@ -135,7 +135,7 @@ class GuaranteedClient(SimulatedClient):
         self._wanted: list[tuple[Pool, int]] = []
 
     async def work(self) -> None:
-        """Come for the whole of it, stay, and leave."""
+        """Request the whole guarantee, hold it, and release it."""
         bound_s = self._stage.sharing.policy.bound_s
         while True:
             await asyncio.sleep(self._chance.uniform(*AWAY_S))
@@ -160,7 +160,7 @@ class GuaranteedClient(SimulatedClient):
         await super()._release()
 
     def _due(self, pool: Pool) -> list[tuple[Pool, int]]:
-        """The sizes to ask for in one pool."""
+        """The sizes to request in one pool."""
         project = self._stage.ledger.projects.get(self._of)
         blocks = guaranteed_blocks_in(project, pool.name) if project is not None else ()
         sizes = [size for size, count in blocks for _ in range(count)]
@@ -182,11 +182,11 @@ class GuaranteedClient(SimulatedClient):
 
 
 class BorrowingClient(SimulatedClient):
-    """Somebody who takes what is free, and keeps it.
+    """A client that takes free devices, and holds them.
 
     Attributes:
-        claims_max: so many at a time.
-        by_hand_of: so many of them are no jobs.
+        claims_max: at most this many at a time.
+        by_hand_of: the fraction without a job.
     """
 
     deaf_of = DEAF_OF

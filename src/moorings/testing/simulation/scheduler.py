@@ -1,8 +1,8 @@
-"""An engine with a scheduler of its own, in virtual time: what Slurm is to runs that wait in its queue.
+"""An engine with a scheduler of its own, in virtual time, as Slurm is for runs in its queue.
 
-It keeps the engine contract as ``engine`` does, and partitions are its own affair: a run waits, runs when its turn has
-come, may be put back into the queue, and ends once. What it says beside that, the run's name there and why it waits, is
-for people; nothing may follow from it.
+It keeps the engine contract as ``engine`` does, and manages its partitions itself: a run waits, runs when its turn has
+come, may be requeued, and ends once. The run's name there, and the reason of its wait, are for people; no decision may
+depend on them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ RUNS_BEFORE_MEAN_S = 4.0
 
 
 class SimulatedScheduler(SimulatedCluster):
-    """A cluster that decides itself who is next."""
+    """A cluster that decides the order of its runs."""
 
     starts_mean_s = WAITS_MEAN_S
 

@@ -1,7 +1,6 @@
-"""What the people of an episode share their pools by: a policy, and projects that admins make, change and delete.
+"""How the clients of an episode share their pools: a policy, and projects that admins make, change and delete.
 
-About half of the episodes have projects. Their guarantees are drawn so that most fit beside each other; those that do
-not must be refused.
+About half of the episodes have projects. Most drawn guarantees fit beside each other; the others must be refused.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from moorings.core.topology import Pool
 
 PROJECTS_OF = 0.5  # of all episodes
 NAMES = ("lab", "lab/vision", "lab/vision/night", "lab/speech", "ops", "ops/sweeps", DEFAULT_PROJECT)
-NOBODYS = "nobodys"  # a name that no project has
+NOBODYS = "nobodys"  # a name without a project
 ACCOUNTS = ("vision", "ops", "guests")  # of another scheduler
 SUBJECTS = ("ann", "bob", "cyd")
 PROJECTS_ENOUGH = 4
@@ -26,14 +25,14 @@ PROJECTS_ENOUGH = 4
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """How an episode shares: by which policy, and whether its admins make projects."""
+    """An episode's policy, and whether its admins make projects."""
 
     policy: Policy
     projects: bool
 
 
 def drawn_sharing(chance: random.Random, *, rush: bool = False) -> Sharing:
-    """What one episode has: half of those without projects have the policy that nobody wrote; a rush has some."""
+    """Draw for one episode: half of those without projects have the default policy; a rush has some."""
     projects = chance.random() < PROJECTS_OF or rush
     policy = Policy(
         backfill=chance.random() < 0.8,
@@ -52,7 +51,7 @@ def drawn_sharing(chance: random.Random, *, rush: bool = False) -> Sharing:
 
 
 def drawn_name(chance: random.Random, known: Collection[str]) -> str:
-    """Of a project that is made or changed: mostly a new one while there are few."""
+    """The name of a project to make or change: mostly a new one while there are few."""
     new = [name for name in NAMES if name not in known and parent_of(name) in ("", *known)]
     if new and len(known) < PROJECTS_ENOUGH and chance.random() < 0.8:
         return chance.choice(new)
@@ -60,7 +59,7 @@ def drawn_name(chance: random.Random, known: Collection[str]) -> str:
 
 
 def drawn_project(chance: random.Random, name: str, pools: Sequence[Pool], known: Mapping[str, Project]) -> Project:
-    """A project as an admin would have it; it need not be feasible."""
+    """A project as an admin may define it; it need not be feasible."""
     parent = known.get(parent_of(name))
     shares = [share for pool in pools if (share := _drawn_share(chance, pool, parent, parent_of(name))) is not None]
     return Project(
@@ -76,7 +75,7 @@ def drawn_project(chance: random.Random, name: str, pools: Sequence[Pool], known
 
 def _drawn_share(chance: random.Random, pool: Pool, parent: Project | None, above: str) -> ProjectShare | None:
     sizes, most = guaranteeable_sizes(pool.topology), pool.topology.n_devices
-    if above and parent is not None and chance.random() < 0.9:  # else it asks for more than there is, now and then
+    if above and parent is not None and chance.random() < 0.9:  # else its guarantee is too large, now and then
         room = guaranteed_blocks_in(parent, pool.name)
         if not room:
             return None

@@ -1,4 +1,4 @@
-"""What stands around every life of a controller: database, hardware, processes, clocks, chance, and the judges."""
+"""The surroundings of every controller: database, hardware, processes, clocks, randomness, and the checkers."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from moorings.testing.simulation.virtual import SeededIds, SteadyClock, VirtualL
 
 @dataclass
 class SimulationContext:
-    """The parts that outlive a controller.
+    """The parts that survive a controller.
 
     Attributes:
-        store: the real one; each controller reaches it through a gate of its own, as processes would.
+        store: the real one; each controller reaches it through its own gate, as processes would.
         drivers: the real simulated hardware, likewise.
-        store_away: whether the database answers nobody now.
-        cluster: the machines that run processes on partitions of ours.
-        scheduler: those that have a queue of their own.
-        engine_away: whether the engines answer nobody now.
+        store_away: whether the database is unreachable now.
+        cluster: the machines with processes on our partitions.
+        scheduler: those with a queue of their own.
+        engine_away: whether the engines are unreachable now.
         sharing: its policy, and whether it has projects.
-        given_back: claims whose holders have begun to say that they yield.
-        past: what stands beside a database that goes back; None: it never does here.
+        given_back: claims whose holders have begun to report that they yield.
+        past: the state beside a database that is turned back; None: it never is here.
     """
 
     loop: VirtualLoop
@@ -61,12 +61,12 @@ class SimulationContext:
     _under_way: set[asyncio.Task[None]] = field(default_factory=set)
 
     def send(self, message: Coroutine[Any, Any, None]) -> None:
-        """Let a message travel: it belongs to no controller, and outlives the one that sent it."""
+        """Send a message: it belongs to no controller, and survives its sender."""
         task = self.loop.create_task(message, context=self.outside)
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
 
     def close(self) -> None:
-        """Let go of what is still under way."""
+        """Cancel everything in progress."""
         for task in list(self._under_way):
             task.cancel()

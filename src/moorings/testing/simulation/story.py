@@ -1,8 +1,8 @@
-"""The story of an episode: every step in order, what was reached, and the first law that was broken.
+"""The log of an episode: every step in order, what was reached, and the first law that was broken.
 
-A **step** is one thing done: a turn decided, a call that takes effect at the store, a driver or an engine, something a
-client asks for, or a fault. What only tells of a step (an answer that arrives) is a line without a number of its own.
-The digest is of every line, so two runs with equal digests did the same things at the same moments.
+A **step** is one action: a turn decided, a call that takes effect at the store, a driver or an engine, a client's
+request, or a fault. A mere consequence of a step (a response that arrives) is a line without a number of its own. The
+digest covers every line, so two runs with equal digests did the same things at the same moments.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LINES_KEPT = 400
 
 @dataclass(frozen=True, slots=True)
 class BrokenLaw:
-    """A law that was broken: which (0: none of the ten, but a fault of the product), at which step, and how."""
+    """A broken law: which (0: none of the ten, but a fault of the product), at which step, and how."""
 
     law: int
     step: int
@@ -25,18 +25,18 @@ class BrokenLaw:
 
 
 class EpisodeLog:
-    """What has happened so far.
+    """The events so far.
 
     Args:
         moment_s: reads the virtual time.
         until: the step at which to stop, or None.
 
     Attributes:
-        steps: how many there were.
-        reached: how often each thing worth counting was met (``fault order_late``, ``claim READY``, ...).
+        steps: the number of steps.
+        reached: how often each counted thing was met (``fault order_late``, ``claim READY``, ...).
         broken: the first law that was broken, or None.
-        look: called after every step: the laws' eye.
-        on_fault: called with every fault that strikes, and what it strikes.
+        look: called after every step: the check of the laws.
+        on_fault: called for every fault, with its target.
         on_end: called once, when a law was broken or ``until`` was reached.
     """
 
@@ -54,7 +54,7 @@ class EpisodeLog:
         self._lines: deque[tuple[int, float, str, str]] = deque(maxlen=LINES_KEPT)
 
     def step(self, who: str, what: str) -> None:
-        """One thing was done; the laws are looked at after it."""
+        """Record an action, and check the laws after it."""
         if self.over:
             return
         self.steps += 1
@@ -65,7 +65,7 @@ class EpisodeLog:
             self._end()
 
     def tell(self, who: str, what: str) -> None:
-        """Something that belongs to an earlier step."""
+        """Record a consequence of an earlier step."""
         if not self.over:
             self._write(who, what)
 
@@ -75,20 +75,20 @@ class EpisodeLog:
             self.reached[what] += 1
 
     def fault(self, kind: str, what: str = "") -> None:
-        """A fault strikes: a step of its own."""
+        """Record a fault: a step of its own."""
         self.reach(f"fault {kind}")
         self.on_fault(kind, what)
         self.step("FAULT", f"{kind} {what}".rstrip())
 
     def breaks(self, law: int, message: str) -> None:
-        """A law is broken: the story ends here."""
+        """Record a broken law: the story ends here."""
         if not self.over:
             self._write("BROKEN", f"law {law}: {message}")
             self.broken = BrokenLaw(law, self.steps, message)
             self._end()
 
     def digest(self) -> str:
-        """Of every line so far."""
+        """The digest of every line so far."""
         return self._digest.hexdigest()
 
     def lines(self, count: int = LINES_KEPT) -> list[str]:

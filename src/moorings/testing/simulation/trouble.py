@@ -1,7 +1,7 @@
-"""What happens by itself: crashes, rivals, jumping clocks, outages, hardware that breaks; each kind at its own pace.
+"""Spontaneous faults: crashes, rival leaders, clocks that jump, outages, broken hardware; each kind at its own rate.
 
-Every kind that is enabled is one task: it waits a drawn time, strikes, and waits again. A fault that lasts is taken
-back after a drawn time; ``calm`` takes back all of them.
+Every enabled kind is one task: it waits a drawn time, injects a fault, and waits again. A lasting fault is repaired
+after a drawn time; ``calm`` repairs all of them.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from moorings.workloads.runs import EndReason
 OUTAGE_S_MAX = 20.0
 STALL_S_MAX = 30.0
 RIVAL_S_MAX = 25.0
-BACK_S_MAX = 15.0  # so far the database goes back, at most
-BACK_DOWN_OF = 0.5  # of these: while nobody leads
-DOUBT_S = 120.0  # so long after it may be recorded that partitions were shown in ERROR, or were gone for a while
+BACK_S_MAX = 15.0  # how far the database is turned back at most
+BACK_DOWN_OF = 0.5  # of these: while no controller leads
+DOUBT_S = 120.0  # how long afterwards the records may say that partitions were in ERROR, or were gone for a while
 JUMP_S = (45.0, 3_600.0, 86_400.0)
 
 
 class FaultTargets(Protocol):
-    """What trouble needs of the controllers."""
+    """The controllers' side of the faults."""
 
     def crash(self, why: str) -> None:
         """Kill the leader; another one starts in its place."""
@@ -40,16 +40,16 @@ class FaultTargets(Protocol):
         ...
 
     def turn_back(self, *, down: bool) -> None:
-        """Turn the database back to where it was remembered; ``down``: the leader dies at that moment."""
+        """Turn the database back to the remembered state; ``down``: the leader dies at that moment."""
         ...
 
     def rival(self, stopped_s: float, lasts_s: float) -> None:
-        """Let another one lead while the old one lives on, stopped for a while at first."""
+        """Start another leader while the old one is still alive, stopped for a while at first."""
         ...
 
 
 class FaultInjector:
-    """Strikes, until it is calm."""
+    """Injects faults, until it is calm."""
 
     def __init__(self, stage: SimulationContext, witness: InvariantChecker, controllers: FaultTargets) -> None:
         self._stage = stage
@@ -80,7 +80,7 @@ class FaultInjector:
                 self._tasks.append(self._stage.loop.create_task(self._go_on(kind), name=kind))
 
     def calm(self) -> None:
-        """Nothing strikes any more, and what lasts is over."""
+        """Inject no more faults, and repair the lasting ones."""
         for task in self._tasks:
             task.cancel()
         self._stage.odds.calm = True

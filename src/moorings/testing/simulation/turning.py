@@ -1,10 +1,10 @@
-"""The database goes back: it is what it was some time ago, under a live controller or while none lives.
+"""The database is turned back to an earlier state, under a live controller or without one.
 
-What stands beside it does not go back: how far it is known to have come (the real high-water mark, in a real file), and
-the note that partitions which its records do not know are left alone. The product finds out by itself; some time later
-the simulated admin says that it is enough (``moor restore --finish``).
+The state beside it is not turned back: the known position of its log (the real high-water mark, in a real file), and
+the note that protects partitions without a record. The product finds out by itself; some time later the simulated admin
+ends the protection (``moor restore --finish``).
 
-The rows are written back into the same file, as a promoted standby would show them: a file that is replaced is another
+The rows are written back into the same file, as a promoted standby would show them: replacing the file is another
 fault, and ends a controller at once.
 """
 
@@ -26,15 +26,15 @@ from moorings.workloads.runs import RunId
 
 
 class RewindableDatabase:
-    """What was, and what does not go back with the database.
+    """The earlier state, and the state that is not turned back with the database.
 
     Args:
-        story: it is told here.
-        ledger: goes back with the database.
+        story: records it.
+        ledger: is turned back with the database.
         database: its file.
-        cluster: knows what was started.
-        installation: whose database.
-        later: has something done after a drawn time, when whoever is asked has looked around.
+        cluster: knows the started runs.
+        installation: of the database.
+        later: calls a function after a drawn time, in which an admin would look around.
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class RewindableDatabase:
 
     @property
     def spares(self) -> bool:
-        """Whether partitions that no record knows are left alone."""
+        """Whether partitions without a record are left alone."""
         return bool(self._why)
 
     def is_in_use(self, partition: str) -> bool:
-        """Whether somebody may use a partition that no record knows, as a controller finds out."""
+        """Whether a partition without a record may be in use, as a controller finds out."""
         return self.spares or any(one.order.binding.partition == partition for one in self._cluster.live.values())
 
     def mark(self) -> LogPositionFile:
@@ -73,13 +73,13 @@ class RewindableDatabase:
     # -- the fault ---------------------------------------------------------------------------------------------------
 
     def remember(self) -> None:
-        """The database may go back to this moment."""
+        """Remember this moment for turning back."""
         self._copy.unlink(missing_ok=True)
         _copy(self._database, self._copy)
         self._picture = self._ledger.picture()
 
     def come_back(self) -> int:
-        """The database is as it was when it was remembered; so many of its events are gone."""
+        """Restore the remembered state; return how many of its events are lost."""
         assert self._picture is not None
         gone = self._ledger.seq - self._picture.seq
         _copy(self._copy, self._database)
@@ -89,7 +89,7 @@ class RewindableDatabase:
     # -- the product, and its admin ----------------------------------------------------------------------------------
 
     def take_up(self, store: Store, mark: LogPositionFile, now: Timestamp) -> None:
-        """What a controller does before it leads, as ``app`` has it done.
+        """Do what a controller does before it leads, as ``app`` arranges it.
 
         Raises:
             MooringsError: ``store.*``.
@@ -129,6 +129,6 @@ def _started(process: SimulatedProcess) -> StartedRun:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy a database, into the file that is there: who has it open sees other rows from now on."""
+    """Copy a database into the existing file: open connections see other rows from now on."""
     with closing(sqlite3.connect(source)) as one, closing(sqlite3.connect(target)) as other:
         one.backup(other)

@@ -2,11 +2,11 @@
 
 The loop is asyncio's own (``BaseEventLoop``), so tasks, timeouts and groups are the real ones; only its selector is
 gone, for nothing here comes from outside. Ready callbacks run in the order in which they became ready, as on the real
-loop: what differs from seed to seed is *when* calls to the outside are answered. Refused: shuffling the ready queue. It
-would show orders that no real loop ever has, and its findings would be nobody's bugs.
+loop: seeds differ in *when* outside calls are answered. Refused: shuffling the ready queue. It would show orders that
+no real loop ever has, and its findings would not be bugs.
 
-Threads run nothing in parallel: a call given to an executor is carried out in the loop's own thread, whole, at a moment
-that whoever owns the loop chooses.
+Threads run nothing in parallel: a call given to an executor runs in the loop's own thread, whole, at a moment that the
+loop's owner chooses.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ ThreadCall = Callable[[Executor | None, Callable[[], Any], "asyncio.Future[Any]"
 
 
 class StuckError(Exception):
-    """Nothing is ready and no timer is set: whoever still waits would wait for ever."""
+    """Nothing is ready and no timer is set: every waiter would wait for ever."""
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
     """An event loop on virtual time.
 
     Attributes:
-        threads: carries out what is given to executors; set by the owner.
+        threads: runs the executors' calls; set by the owner.
     """
 
     def __init__(self) -> None:
@@ -58,11 +58,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """There are none: nothing comes from outside."""
 
     def _write_to_self(self) -> None:
-        """Nobody else's thread wakes this loop."""
+        """No other thread wakes this loop."""
 
 
 class _JumpingSelector:
-    """What stands in for a selector: where the real one waits, time passes at once."""
+    """The substitute for a selector: where the real one waits, time passes at once."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop = loop
@@ -79,7 +79,7 @@ def _at_once(_executor: Executor | None, call: Callable[[], Any], future: asynci
 
 
 class WallClock:
-    """The time of day of the controllers' machine, which jumps when somebody sets it; sleeping is not touched by that.
+    """The time of day of the controllers' machine, which jumps when it is set; sleeping is not affected.
 
     Attributes:
         set_by_s: how far it has been set, in all.
@@ -97,11 +97,11 @@ class WallClock:
 
 
 class SteadyClock(WallClock):
-    """A clock that nobody sets: the hardware's, and that of whoever judges."""
+    """A clock that is never set: the hardware's, and the checkers'."""
 
 
 class SeededIds:
-    """Fresh ids of the usual form, from the seed."""
+    """New ids of the usual form, from the seed."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance

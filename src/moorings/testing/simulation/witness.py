@@ -1,8 +1,7 @@
-"""The judge: looks at hardware, processes, records and memory after every step, and says which law was broken.
+"""The checker: examines hardware, processes, records and memory after every step, and reports the broken law.
 
-It knows what really is (the machine itself, the processes themselves), not what a driver shows. What faults did to the
-hardware is nobody's crime: a partition that broke or vanished by itself excuses what follows from that, and nothing
-else does.
+It knows the true state (the machine itself, the processes themselves), not what a driver shows. Faults in the hardware
+are excusable: a partition that broke or vanished by itself excuses its consequences, and nothing else does.
 """
 
 from __future__ import annotations
@@ -41,35 +40,35 @@ from moorings.testing.simulation.virtual import SteadyClock
 from moorings.workloads.runs import RunId, RunState
 from moorings.workloads.turn import RunRegistry
 
-WHOLE_EVERY = 16  # turns between comparisons of the whole memory with what the database holds
+WHOLE_EVERY = 16  # turns between comparisons of the whole memory with the database's contents
 ROWS_EVERY = 64  # turns between decisions repeated from the database's own rows
-_MAY_START = (RunState.STARTING, RunState.YIELDING, RunState.STOPPING)  # the latter two while it was being submitted
+_MAY_START = (RunState.STARTING, RunState.YIELDING, RunState.STOPPING)  # the latter two during its submission
 LEASE_SLACK_S = 2.0  # clocks that are set by less than this may shorten a lease by as much
 
 
 @dataclass(slots=True)
 class _WatchedPartition:
-    """The partition a run's processes are on; ``excused`` once it broke or vanished by itself."""
+    """The partition of a run's processes; ``excused`` once it broke or vanished by itself."""
 
     pool: PoolName
     name: str
     mark: str
     block: Block
     troubles: int  # of its pool, until its processes started
-    vanishes: bool  # it is fated to
+    vanishes: bool  # it is going to
     excused: bool = False
 
 
 class InvariantChecker:
-    """Looks on.
+    """Checks the laws.
 
     Args:
-        story: where broken laws are told.
-        ledger: what the database holds.
+        story: records broken laws.
+        ledger: the contents of the database.
         drivers: the hardware itself.
-        clock: a clock that nobody sets.
+        clock: a clock that is never set.
         installation: part of every mark of ours.
-        guarantees: the judge of law 6.
+        guarantees: the checker of law 6.
     """
 
     def __init__(
@@ -124,7 +123,7 @@ class InvariantChecker:
             self._story.breaks(3, f"run {run} is alive and its partition {watched.name} was removed")
 
     def _by_itself(self, pool: PoolName) -> int:
-        """How often partitions of a pool have gone without an order."""
+        """How often partitions of a pool have vanished without an order."""
         struck = self._drivers[pool].faults.struck
         return struck[FaultKind.RESTART] + struck[FaultKind.VANISHES]
 
@@ -157,14 +156,14 @@ class InvariantChecker:
         )
         state = ours.state(now) if ours is not None else None
         if state is VendorState.ERROR or (ours is None and partition.state is PartitionState.ACTIVE):
-            watched.excused = True  # it broke or vanished since it was seen ACTIVE: nobody could know
+            watched.excused = True  # it broke or vanished since it was seen ACTIVE: no controller could know
         elif state is not VendorState.ACTIVE:
             self._story.breaks(4, f"run {order.run} starts and its partition {partition.name} is {state}")
         self._apart(order.run, watched)
         self._watched[order.run] = watched
 
     def queues(self, order: RunSubmission) -> None:
-        """A run gets into the queue of an engine's scheduler: one that asked for that and has not ended (law 3)."""
+        """A run enters the queue of an engine's scheduler: it asked for that and has not ended (law 3)."""
         run = self._ledger.known_to(order.epoch).runs.get(order.run)
         if run is None or run.claim is not None or run.reference is not None or order.binding != NO_BINDING:
             self._story.breaks(3, f"run {order.run} was submitted with {order.binding}; in the records it is {run}")
@@ -179,23 +178,23 @@ class InvariantChecker:
         ident = order.mark.rsplit("/", 1)[-1]
         self._ledger.ordered.add(PartitionId(ident))
         if PartitionId(ident) not in self._ledger.partitions:
-            return  # a late one; what comes of it is removed as a stray
+            return  # a late one; its partition is removed as an orphan
         marks = {mark_for(self._installation, p.id) for p in self._ledger.partitions.values()} - {order.mark}
         for held in self._drivers[pool.name].machine.partitions(self._clock.now()):
             if held.mark in marks and held.block.overlaps(order.block):
                 self._story.breaks(1, f"{order.name} is to be made on {order.block}, which {held.name} holds")
 
     def is_spared(self, mark: str) -> bool:
-        """Whether nobody may remove or reset a partition: the records no longer know it, and an admin has not decided.
+        """Whether removing or resetting a partition is forbidden: it has no record any more, and no admin has decided.
 
-        Its claim was live when the database went back.
+        Its claim was live when the database was turned back.
         """
         return self.spares() and PartitionId(mark.rsplit("/", 1)[-1]) in self._ledger.unknown
 
     def to_be_removed(self, what: str, mark: str, *, spared: bool) -> None:
         """An order to remove or reset a partition reaches the hardware: no process is on it (law 3).
 
-        ``spared``: nobody might give that order.
+        ``spared``: that order is forbidden.
         """
         if not mark.startswith(mark_for(self._installation, PartitionId(""))):
             self._story.breaks(3, f"{what} reached the hardware, and somebody else made that partition")
@@ -206,18 +205,18 @@ class InvariantChecker:
                 self._story.breaks(3, f"{what} reached the hardware, and run {run} is alive on it")
 
     def ordered(self, mark: str, answer: DriverResult) -> None:
-        """What the hardware said to an order."""
+        """The hardware's response to an order."""
         if answer.verdict in (ResultCode.BROKEN, ResultCode.REJECTED):
             self._refused.add(mark)
 
     def in_doubt(self, until: Timestamp) -> None:
-        """Hardware that works may be taken for broken until then: it was away, or showed ERROR."""
+        """Working hardware may be taken for broken until then: it was unreachable, or showed ERROR."""
         self._doubt_until = max(self._doubt_until, until)
 
     # -- what is saved ---------------------------------------------------------------------------------------------
 
     def committed(self, changes: Changes) -> None:
-        """A commit was done: no run ends with live processes, no claim is lost or lapses without cause."""
+        """A commit was done: no run ends with live processes, no claim is lost or expires without cause."""
         for run, _ in changes.runs:
             if run.ended and self.alive(run.id):
                 self._story.breaks(3, f"run {run.id} was recorded as {run.state} and its processes are alive")
@@ -264,7 +263,7 @@ class InvariantChecker:
             self._gives_way(fleet, outcome)
 
     def _gives_way(self, fleet: Fleet, outcome: TurnOutcome) -> None:
-        """Ours that is still to be made does not wait for a name or devices that somebody else has taken (law 1)."""
+        """Our partition that is still to be made does not wait for a name or devices taken from outside (law 1)."""
         changed = {ident: partition for ident, (partition, _) in outcome.fleet.partitions.items()}
         for ident, ours in {**fleet.partitions, **changed}.items():
             if ours.state is not PartitionState.PROVISIONING or ident in outcome.fleet.removed:
@@ -278,7 +277,7 @@ class InvariantChecker:
     # -- what a controller believes --------------------------------------------------------------------------------
 
     def turned(self, loop: TurnLoop, change: CommittedChange) -> None:
-        """A turn of the leading controller is in its memory: the laws, the records, the queue, the reasons."""
+        """A turn of the leading controller is in its memory: check the laws, the records, the queue, the reasons."""
         self._turns += 1
         fleet = loop.fleet
         for finding in find_violations(fleet):
@@ -287,7 +286,7 @@ class InvariantChecker:
             self._same(fleet, loop.runs)
         else:
             self._same_changed(fleet, loop.runs, change)
-        if not change.reloaded:  # what is kept for whom is decided by the next turn
+        if not change.reloaded:  # the next turn decides the reserved blocks
             self._not_overtaken(loop, change)
             self._first_has_a_block(fleet)
         self._reasons(fleet, loop.clock.now(), change.reloaded or self._turns % WHOLE_EVERY == 0)
@@ -323,7 +322,7 @@ class InvariantChecker:
             self._story.breaks(2, f"{counts} claims, partitions and runs in memory, {saved_counts} saved")
 
     def _not_overtaken(self, loop: TurnLoop, change: CommittedChange) -> None:
-        """No block that is kept for a claim was given to one behind it (law 7)."""
+        """No reserved block was given to a claim behind its own (law 7)."""
         fleet, policy = loop.fleet, loop.policy
         made = [one for one in change.partitions if one.state is PartitionState.PROVISIONING and one.version == 1]
         announced = {claim.id: claim for told in fleet.announced.values() for claim in told.claims()} if made else {}
@@ -338,12 +337,12 @@ class InvariantChecker:
                     add_seconds(claim.granted_at, limit_s) if limit_s < NO_LIMIT_S and claim.granted_at else NO_RELEASE
                 )
                 if policy.backfill and add_seconds(ends, policy.making_s) <= kept.until < NO_RELEASE:
-                    continue  # it uses what is kept only as long as that is not needed
+                    continue  # backfill: it uses the reserved block only until that is needed
                 if self._is_behind(claim, keeper, fleet) and kept.block.overlaps(partition.block):
                     self._story.breaks(7, f"claim {claim.id} got {partition.block}, which is kept for {keeper.id}")
 
     def _is_behind(self, claim: Claim, keeper: Claim, fleet: Fleet) -> bool:
-        """Whether one that was granted surely stands behind another: of projects that is known only of some."""
+        """Whether a granted claim surely stands behind another: with projects that is known only for some."""
         if claim.id in self.guarantees.moved:
             return False  # it has its place already
         if not fleet.projects:
@@ -355,7 +354,7 @@ class InvariantChecker:
         return claim.spec.project == keeper.spec.project and claim.order > keeper.order
 
     def _first_has_a_block(self, fleet: Fleet) -> None:
-        """The first that must wait has a block kept for it, if any pool could ever give one (law 7)."""
+        """The first claim that must wait has a reserved block, if any pool could ever give one (law 7)."""
         if fleet.projects:
             self._all_but_those_behind_have(fleet)
             return
@@ -367,7 +366,7 @@ class InvariantChecker:
                 self._story.breaks(7, f"claim {first.id} is first, waits for {state.pool.name}, and no block is kept")
 
     def _all_but_those_behind_have(self, fleet: Fleet) -> None:
-        """With projects, too: who waits without a block kept stands behind one that has one there."""
+        """With projects, too: a waiting claim without a reserved block stands behind one that has one there."""
         having = {kept.claim for kept in fleet.reservations}
         keepers = {kept.pool: fleet.claims[kept.claim] for kept in fleet.reservations if kept.claim in fleet.claims}
         announced = {kept.pool for kept in fleet.reservations if kept.claim not in fleet.claims}
@@ -382,7 +381,7 @@ class InvariantChecker:
                     continue
                 keeper = keepers.get(name)
                 promised = not claim.spec.preemptible and bool(fleet.projects.cells(name))
-                if keeper is None and not promised:  # else a guarantee may stand against what it would keep
+                if keeper is None and not promised:  # else a guarantee may prevent its reserved block
                     self._story.breaks(7, f"claim {claim.id} waits for {name}, and no block is kept there for anybody")
                 elif keeper is not None and not promised and self._surely_before(claim, keeper, fleet):
                     self._story.breaks(
@@ -390,7 +389,7 @@ class InvariantChecker:
                     )
 
     def _surely_before(self, claim: Claim, keeper: Claim, fleet: Fleet) -> bool:
-        """Whether a claim stands before another, of which neither may be within a guarantee."""
+        """Whether a claim stands before another, if neither may be within a guarantee."""
         lineages = [fleet.projects.lineage(one.spec.project) for one in (claim, keeper)]
         projects = [fleet.projects.get(name) for lineage in lineages for name in lineage]
         if keeper.kept is not None or not keeper.spec.size or any(one is not None and one.shares for one in projects):
@@ -400,9 +399,9 @@ class InvariantChecker:
         return claim.spec.project == keeper.spec.project and claim.order < keeper.order
 
     def idled(self, fleet: Fleet, outcome: TurnOutcome) -> None:
-        """A turn without inputs decided: the first in the queue does not wait for what is free (law 7)."""
+        """A turn decided without inputs: the first in the queue does not wait for free devices (law 7)."""
         if fleet.projects or fleet.moving:
-            return  # who is first is judged by what is kept
+            return  # the reserved blocks decide who is first
         first = _first(fleet)
         if first is None or first.state is ClaimState.ANNOUNCED or first.id in outcome.fleet.claims:
             return
@@ -433,7 +432,7 @@ class InvariantChecker:
         since: Timestamp,
         pools: tuple[Pool, ...],
     ) -> None:
-        """The same inputs on a fleet made anew from the records give the same decision, byte for byte (law 9)."""
+        """The same inputs on a fleet made again from the records give the same decision, byte for byte (law 9)."""
         fleet = Fleet.load(
             pools,
             sorted(self._ledger.claims.values(), key=lambda claim: claim.id),
@@ -456,7 +455,7 @@ class InvariantChecker:
 
 
 def _derived(fleet: Fleet) -> Iterator[tuple[str, object]]:
-    """What a fleet keeps of its records in another form, of which no law speaks, each with what it is."""
+    """A fleet's derived forms of its records, beside those in the laws, each with its name."""
     yield "names of claims", fleet.names
     yield "names of partitions", fleet.partition_names
     yield "leases", fleet.leases
@@ -471,7 +470,7 @@ def _derived(fleet: Fleet) -> Iterator[tuple[str, object]]:
 
 
 def _difference(again: Changes, first: Changes) -> str:
-    """The first thing that is not the same."""
+    """The first difference."""
     for field in fields(Changes):
         pairs = zip_longest(getattr(again, field.name), getattr(first, field.name))
         for one, other in pairs:
@@ -485,14 +484,14 @@ def _comparable(reply: object) -> object:
 
 
 def _first(fleet: Fleet) -> Claim | None:
-    """The first that waits, here or in another scheduler's queue, where some could never be served."""
+    """The first waiting claim, here or in another scheduler's queue; there, claims that never fit are skipped."""
     waiting = [next((claim for claim in fleet.waiting() if claim.spec.queue is QueueMode.WAIT), None)]
     waiting += [claim for told in fleet.announced.values() for claim in told.claims() if _served_one_day(claim, fleet)]
     return min((claim for claim in waiting if claim is not None), key=lambda claim: claim.order, default=None)
 
 
 def _limited(claim: Claim, fleet: Fleet) -> bool:
-    """Whether a limit of its project may stand against it."""
+    """Whether a limit of its project may stop it."""
     known = (fleet.projects.get(name) for name in fleet.projects.lineage(claim.spec.project))
     return any(one is not None and (one.devices_max, one.user_devices_max) != (None, None) for one in known)
 
@@ -509,7 +508,7 @@ def _able(claim: Claim, fleet: Fleet) -> list[PoolState]:
 
 
 def _could_ever(state: PoolState, claim: Claim) -> bool:
-    """Whether the devices in service, were they all free, hold a block for it."""
+    """Whether the devices in service, if all were free, hold a block for it."""
     if not claim.spec.size:
         return True
     whole = free_map_for(state.pool.topology)

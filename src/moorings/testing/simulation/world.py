@@ -1,6 +1,6 @@
-"""One controller: the real loop, hardware, running and use cases, joined as ``app`` joins them, behind gates.
+"""One controller: the real loop, drivers, runs and use cases, joined as ``app`` joins them, behind gates.
 
-``WatchedLoop`` is the real loop with an onlooker at its one decision; nothing in it decides or waits otherwise.
+``WatchedLoop`` is the real loop with an observer at its one decision; it changes no decision and no wait.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ POISONABLE_INPUTS = (
     CreateRun,
     CancelRun,
     LabelRun,
-)  # what may be poison
+)  # inputs that may be poison
 
 
 class PoisonError(Exception):
-    """The fault ``poison``: what somebody demands cannot be decided."""
+    """The fault ``poison``: an input that cannot be decided."""
 
 
 def is_of_poison(error: MooringsError) -> bool:
-    """Whether that is what the sender of a poisoned demand is told."""
+    """Whether that is the error for the sender of a poisoned input."""
     return error.code == "internal.error" and PoisonError.__name__ in error.detail
 
 
 class WatchedLoop(TurnLoop):
-    """The real loop, whose decisions are looked at as they are made; some demands are poison to it."""
+    """The real loop, with a check of each decision; some inputs are poison to it."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class WatchedLoop(TurnLoop):
     @property
     def leads(self) -> bool:
         """Whether no later controller has begun to lead."""
-        ledger = self._stage.ledger  # who has come further than the database will notice that it went back
+        ledger = self._stage.ledger  # a leader that has read further than the database notices that it was turned back
         return self._epoch == ledger.epoch and self.seq <= ledger.seq and not self._life.dead
 
     async def post(self, given: AnyInput, key: IdempotencyRecord | None = None) -> AnyReply:
@@ -86,7 +86,7 @@ class WatchedLoop(TurnLoop):
             raise
 
     def _meet_poison(self, demanded: Sequence[KeyedInput]) -> None:
-        """Raise if one of them is poison; now and then one becomes it where it may do harm to others."""
+        """Raise if one of them is poison; now and then make one poison where it may harm others."""
         able = [one.given for one in demanded if isinstance(one.given, POISONABLE_INPUTS)]
         if able and len(demanded) > 1 and self._stage.odds.strikes_apart("poison"):
             self._poison.append(chosen := self._stage.odds.apart.choice(able))
@@ -95,7 +95,7 @@ class WatchedLoop(TurnLoop):
             raise PoisonError
 
     def _is_poison(self, given: AnyInput) -> bool:
-        return any(one is given for one in self._poison)  # the demand, not one that says the same
+        return any(one is given for one in self._poison)  # this very input, not an equal one
 
     def decide(self, demanded: Sequence[KeyedInput]) -> TurnOutcome:
         self._meet_poison(demanded)
@@ -122,7 +122,7 @@ class SimulatedController:
     """One life of a controller, from its start to its end.
 
     Attributes:
-        life: whether it runs.
+        life: its process.
         loop: its memory, once it is loaded.
         controller: its use cases, once it serves.
     """
@@ -191,7 +191,7 @@ class SimulatedController:
         return self._stage.past.is_in_use(partition)
 
     def _over(self, main: asyncio.Task[None]) -> None:
-        """The process ended: killed, fenced, or because it could not begin."""
+        """The process ended: killed, fenced, or because it could not start."""
         error = None if main.cancelled() else main.exception()
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
@@ -205,7 +205,7 @@ class SimulatedController:
         self._on_end(self, why)
 
     def ask(self, use_case: Callable[[Controller], Coroutine[Any, Any, T]]) -> asyncio.Task[T] | None:
-        """A request that reached it, being worked on; None if it does not serve."""
+        """A request that reached it, in progress; None if it does not serve."""
         if self.controller is None or self.life.dead:
             return None
         return self.life.spawn(use_case(self.controller))
