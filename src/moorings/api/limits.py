@@ -37,8 +37,9 @@ class ApiLimits:
             them for one address.
         bodies_bytes_max: bytes of buffered bodies; ``bodies_bytes_per_key_max`` of them for one access key.
         connections_max: open connections; ``connections_per_address_max`` of them from one address (a machine, or an
-            IPv6 /64). Far fewer than the limit of requests, so that no single address blocks the others. At the limit a
-            new connection replaces the one that has been idle for longest, so that no user blocks a whole machine.
+            IPv6 /64). Far fewer than the limit of requests, so that no single address blocks the others. At a limit a
+            new connection replaces the one of its address that has been idle for longest, so that no user blocks a
+            whole machine.
         connections_reserved: the last of them are for addresses with hardly any, so that a health check gets in.
         unread_s: how long a client that does not read its data keeps its connection.
         keep_alive_s: how long an idle connection is kept.

@@ -536,7 +536,7 @@ def finish_restore(data: Path, flags: Sequence[str] = ()) -> list[str]:
 
     Args:
         data: the data folder of the controller.
-        flags: of the controller, beside ``--data``; a running one is asked for its own.
+        flags: of the controller, beside ``--data``; a running one has its own.
 
     Raises:
         MooringsError: ``config.invalid``.

@@ -1,7 +1,7 @@
 """The first access key: the user who starts a controller on a fresh data folder is its admin.
 
-The key goes to a 0600 file of that user, in the form ``moor`` reads; it is never printed. It never expires: otherwise
-nobody could make another. A context that points to another controller is left alone.
+The key goes to a 0600 file of that user, in the form ``moor`` reads; it is never printed. It never expires: without it
+no other could be made. A context that points to another controller is left alone.
 """
 
 from __future__ import annotations

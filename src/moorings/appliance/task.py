@@ -15,7 +15,7 @@ from moorings.core.errors import MooringsError
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the script, where ``run`` exits with the job's code; return 2 after an error, or if it never calls ``run``."""
+    """Run the script, where ``run`` exits with the job's code; return 2 after an error, or if ``run`` is not called."""
     parser = argparse.ArgumentParser(prog="moorings.appliance.task", allow_abbrev=False)
     parser.add_argument("--script", type=Path, required=True)
     parser.add_argument("--order", type=Path, required=True)

@@ -320,7 +320,7 @@ def _error_text(error: Exception) -> str:
 def _check_complete(rows: Sequence[EventRow], source: str) -> tuple[EventRow, ...]:
     """The rows, if none is missing: numbers skip only where the database was turned back, with a row that says so."""
     last, leapt_from = 0, None
-    led: list[int] = []  # events of controllers that led, and died before saving
+    led: list[int] = []  # of recoveries that led, and died before saving
     for row in rows:
         if row.seq != last + 1:
             if row.seq <= last or not _is_gap_allowed(row):
@@ -352,7 +352,7 @@ def _missing(row: EventRow, following: int, source: str) -> MooringsError:
 
 
 def _is_gap_allowed(row: EventRow) -> bool:
-    """Whether a number may skip before this row: a database that was turned back became ready."""
+    """Whether a number may skip before this row: the recovery of a database that was turned back led."""
     return row.event.name == _LED and canonical_json({"holder": CONTROLLER_NAME})[1:-1] in row.event.data
 
 

@@ -90,7 +90,7 @@ def _hinting(hint: str) -> Iterator[None]:
 
 
 def _largest(domains: int, size: int) -> int:
-    """The largest block: as many whole domains as give a power of two; if none does, the pool itself refuses."""
+    """The largest block: as many whole domains as give a power of two; if ``size`` is none, the pool itself refuses."""
     return size << (domains.bit_length() - 1)
 
 

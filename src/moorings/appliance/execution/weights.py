@@ -197,7 +197,7 @@ class WeightShard:
             self._come[system] += 1
 
     def missing(self, connections: int) -> list[int]:
-        """The systems that have fewer connections than this."""
+        """The systems with fewer than ``connections`` connections."""
         with self._changed:
             if self._lost is not None:
                 raise WorkLostError(self._lost)
@@ -210,7 +210,7 @@ class WeightShard:
             self._changed.notify_all()
 
     def await_leave(self, connections: int) -> None:
-        """Wait until all systems but the first have finished this many connections each."""
+        """Wait until all systems but the first have finished all their connections."""
         with self._changed:
             self._wait(lambda: all(self._left[system] == connections for system in range(1, self._systems)))
 
