@@ -1,7 +1,7 @@
 """Settings of the controller: flag, then environment, then file, then default.
 
-Our own loader of 60 lines rather than pydantic-settings: that brings seven more packages, and messages should name the
-file and line (``core.tables``).
+Our own loader of some 130 lines rather than pydantic-settings: that brings seven more packages, and messages should
+name the file and line (``core.tables``).
 """
 
 from __future__ import annotations
