@@ -26,7 +26,7 @@ def confirm(session: CommandContext, question: str, look: Callable[[], object], 
         yes: the confirmation was given on the command line.
 
     Raises:
-        WrongUsage: there is no terminal to ask at.
+        UsageErrorWithHint: there is no terminal to ask at.
         click.Abort: the answer is no.
     """
     if yes:

@@ -45,7 +45,7 @@ def _wanted(only: str) -> tuple[str, ...]:
     """The requested prefixes of check ids.
 
     Raises:
-        WrongUsage: no check's id begins with one.
+        UsageErrorWithHint: no check's id begins with one.
     """
     wanted = tuple(filter(None, (part.strip() for part in only.split(","))))
     unknown = [part for part in wanted if not _is_check_prefix(part)]
