@@ -92,8 +92,8 @@ class Settings:
     tls_client_ca: Path | None = field(
         default=None, metadata={"flag": "--tls-client-ca", "environment": "MOORINGS_TLS_CLIENT_CA"}
     )
-    """Secure mode: PEM file of the authorities of the clients' certificates. Every client needs one, and it must name
-    the subject of the access key (``moor pki issue SUBJECT``). Name an authority of your own only. Default: clients
+    """Secure mode: PEM file of the authorities of the clients' certificates. Every client must show a certificate with
+    the subject of its access key (``moor pki issue SUBJECT``). Name an authority of your own only. Default: clients
     show no certificates.
     """
 
