@@ -51,7 +51,7 @@ GUARDS = (
         (
             Change(
                 "store/sql.py",
-                "_number",
+                "_allocate_seq",
                 "connection.execute(_RAISE_SEQ_GUARDED, guards)",
                 'connection.execute(_RAISE_SEQ, {"n_events": n_events})',
             ),
@@ -60,12 +60,12 @@ GUARDS = (
     Guard(
         "partitions with our mark that nobody holds are removed",
         (2,),
-        (Change("controller/hardware.py", "Hardware._judge", "judged.strays", "()"),),
+        (Change("controller/hardware.py", "DriverManager._judge", "judged.strays", "()"),),
     ),
     Guard(
         "memory is read again after a save whose answer was lost",
         (0, 1, 2, 5, 9),
-        (Change("controller/loop.py", "Loop.serve", "self._stale = True", ""),),
+        (Change("controller/loop.py", "TurnLoop.serve", "self._stale = True", ""),),
     ),
     Guard(
         "a database that went back is made ready before anybody leads from it",
@@ -73,7 +73,7 @@ GUARDS = (
         (
             Change(
                 "controller/turned_back.py",
-                "make_ready_if_it_went_back",
+                "recover_if_rewound",
                 "known.is_reached_by(at) and not unready",
                 "True",
             ),
@@ -83,7 +83,7 @@ GUARDS = (
     Guard(
         "what the records of a database that went back learn is replayed",
         (9,),
-        (Change("controller/replay.py", "Replay.take", "(TURN, TURNED_BACK)", "(TURN,)"),),
+        (Change("controller/replay.py", "Replay.take", "(TURN_EVENT, REWIND_EVENT)", "(TURN_EVENT,)"),),
         only=("store_back",),
     ),
     Guard(
@@ -92,7 +92,7 @@ GUARDS = (
         (
             Change(
                 "controller/hardware.py",
-                "Hardware._spare",
+                "DriverManager._spare",
                 "self._in_use is None or not await self._in_use(stray.name)",
                 "True",
             ),
@@ -104,7 +104,7 @@ GUARDS = (
         (1, 2, 3, 4, 9),
         (
             Change("store/sql.py", "", 'installation.c.seq >= bindparam("after")', 'bindparam("after") >= 0'),
-            Change("controller/loop.py", "Loop.load", "saved.seq < self.seq", "False"),
+            Change("controller/loop.py", "TurnLoop.load", "saved.seq < self.seq", "False"),
         ),
         only=("store_back",),
     ),
@@ -112,8 +112,8 @@ GUARDS = (
         "one bad listing ends nothing",
         (3,),
         (
-            Change("core/reconcile.py", "", "LISTINGS_NEEDED = 3", "LISTINGS_NEEDED = 1"),
-            Change("core/reconcile.py", "", "BAD_S = 30.0", "BAD_S = 0.0"),
+            Change("core/reconcile.py", "", "LISTINGS_REQUIRED = 3", "LISTINGS_REQUIRED = 1"),
+            Change("core/reconcile.py", "", "MISSING_S_MIN = 30.0", "MISSING_S_MIN = 0.0"),
         ),
         first=100,  # rare: from the first seed on it would take 75,000 steps
     ),
@@ -123,7 +123,7 @@ GUARDS = (
         (
             Change(
                 "controller/loop.py",
-                "Loop._take_mail",
+                "TurnLoop._take_mail",
                 "1 if self._mail and self._mail[0].tries else INPUTS_A_TURN_MAX",
                 "INPUTS_A_TURN_MAX",
             ),
@@ -136,7 +136,7 @@ GUARDS = (
         (
             Change(
                 "controller/loop.py",
-                "Loop._give_up",
+                "TurnLoop._give_up",
                 'error.code == "internal.error" and len(letters) > 1',
                 "False",
             ),
@@ -149,7 +149,7 @@ GUARDS = (
         (
             Change(
                 "core/demands.py",
-                "Demands._occupied",
+                "InputTurn._occupied",
                 "partition.block.overlaps(block) or partition.name == name",
                 "partition.block.overlaps(block)",
             ),
@@ -159,7 +159,7 @@ GUARDS = (
     Guard(
         "what others have made is not removed",
         (3,),
-        (Change("core/reconcile.py", "judge", "sighting.mark.startswith(ours)", "True"),),
+        (Change("core/reconcile.py", "reconcile_listing", "sighting.mark.startswith(ours)", "True"),),
     ),
     Guard(
         "a claim that is released has no lease to renew",
@@ -167,7 +167,7 @@ GUARDS = (
         (
             Change(
                 "core/demands.py",
-                "Demands.renew",
+                "InputTurn.renew",
                 "claim is None or claim.spec.lease_s is None or claim.ended or claim.state is ClaimState.RELEASING",
                 "claim is None or claim.spec.lease_s is None or claim.ended",
             ),
@@ -193,14 +193,16 @@ GUARDS = (
                 "claim.state is ClaimState.READY",
                 "claim.state in (ClaimState.GRANTED, ClaimState.READY)",
             ),
-            Change("controller/running.py", "Running._start", "partition.state is not PartitionState.ACTIVE", "False"),
+            Change(
+                "controller/running.py", "RunManager._start", "partition.state is not PartitionState.ACTIVE", "False"
+            ),
             Change("drivers/simulated/driver.py", "SimulatedDriver.binding", "self._demand_active(order, now)", ""),
         ),
     ),
     Guard(
         "a key is for one body only",
         (5,),
-        (Change("controller/loop.py", "Loop._known", "key is not None and key.digest != use.digest", "False"),),
+        (Change("controller/loop.py", "TurnLoop._known", "key is not None and key.digest != use.digest", "False"),),
         first=200,
     ),
     Guard(
@@ -209,7 +211,7 @@ GUARDS = (
         (
             Change(
                 "core/queue.py",
-                "_Pass._may_borrow",
+                "_SchedulingPass._may_borrow",
                 "estate is None or claim.spec.preemptible or estate.may_hold(block)",
                 "True",
             ),
@@ -218,7 +220,7 @@ GUARDS = (
     Guard(
         "who borrowed has some time before it is asked to yield",
         (6,),
-        (Change("core/reclaims.py", "_price", "max(now, after(tenant.since, policy.min_run_s))", "now"),),
+        (Change("core/reclaims.py", "_reclaim_cost", "max(now, add_seconds(tenant.since, policy.min_run_s))", "now"),),
     ),
     Guard(
         "who is within a guarantee has borrowers yield",
@@ -226,7 +228,7 @@ GUARDS = (
         (
             Change(
                 "core/queue.py",
-                "_Pass._take_back",
+                "_SchedulingPass._take_back",
                 "if best is None:",
                 "True",
             ),
@@ -239,7 +241,7 @@ GUARDS = (
         (
             Change(
                 "core/scheduling.py",
-                "Scheduling._overdue",
+                "ScheduleTurn._overdue",
                 "claim.state is ClaimState.RECLAIMING",
                 "False",
             ),
@@ -249,7 +251,7 @@ GUARDS = (
     Guard(
         "who is within a guarantee has borrowers under its project's limit yield",
         (6,),
-        (Change("core/queue.py", "_Pass._visit_barred", "self._limits.owed(claim)", "None"),),
+        (Change("core/queue.py", "_SchedulingPass._visit_barred", "self._limits.owed(claim)", "None"),),
         first=200,
     ),
     Guard(
@@ -258,21 +260,21 @@ GUARDS = (
         (
             Change(
                 "core/queue.py",
-                "_Pass._visit",
-                "_Got.SERVED if self.policy.reserve and self._reserve(claim, able) else _Got.NOTHING",
-                "_Got.NOTHING",
+                "_SchedulingPass._visit",
+                "_VisitResult.SERVED if self.policy.reserve and self._reserve(claim, able) else _VisitResult.NOTHING",
+                "_VisitResult.NOTHING",
             ),
         ),
     ),
     Guard(
         "every wait is explained",
         (8,),
-        (Change("core/explain.py", "explain", "tuple(reasons)", "()"),),
+        (Change("core/explain.py", "explain_wait", "tuple(reasons)", "()"),),
     ),
     Guard(
         "until when devices are held is brought up to date with claims",
         (9,),
-        (Change("core/fleet.py", "Fleet._holds", "touched(changes)", "changes.partitions"),),
+        (Change("core/fleet.py", "Fleet._holds", "changed_partition_ids(changes)", "changes.partitions"),),
     ),
     Guard(
         "who has a new end is expected by then, though its old one passed in vain",
@@ -294,7 +296,7 @@ GUARDS = (
             Change(
                 "controller/service.py",
                 "Controller.release_claim",
-                'check_may_act(caller, claim.owner, claim.subject, "release a claim")',
+                'check_owner_access(caller, claim.owner, claim.subject, "release a claim")',
                 "",
             ),
         ),

@@ -59,7 +59,7 @@ class CertificateBundle:
     ca_key: bytes = b""
 
     def __repr__(self) -> str:
-        return "Certificates(...)"  # it holds private keys
+        return "CertificateBundle(...)"  # it holds private keys
 
 
 def service_names(service: str, namespace: str, more: Iterable[str] = ()) -> tuple[str, ...]:

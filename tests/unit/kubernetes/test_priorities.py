@@ -49,7 +49,7 @@ def test_its_value_is_written_into_a_new_job(spec: KubeObject, added: list[int])
     [
         ({"priorityClassName": "none-such"}, "spec.priorityClassName: there is no PriorityClass 'none-such'"),
         ({"priorityClassName": "high", "priority": 4}, "spec.priority: is 4, and the PriorityClass 'high' has 5"),
-        ({"priorityClassName": "system-node-critical"}, "spec.priorityClassName: .* has 2000001000, and priorities go"),
+        ({"priorityClassName": "system-node-critical"}, "spec.priorityClassName: .* has 2000001000; priorities go"),
         ({"priorityClassName": 5}, "spec.priorityClassName: must be the name"),
     ],
 )
