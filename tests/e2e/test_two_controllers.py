@@ -267,5 +267,5 @@ def test_a_folder_that_is_not_the_installations_is_refused(twins: tuple[Twin, Tw
     one, _ = twins
     (tmp_path / "three").mkdir()
     third = Twin(tmp_path / "three", POOLS, database=one.database, shared=tmp_path / "elsewhere")
-    with pytest.raises(AssertionError, match="has been led from another folder"):
+    with pytest.raises(AssertionError, match="used another shared folder"):
         third.start()

@@ -122,7 +122,7 @@ def test_the_doctor_tells_of_a_controller_that_was_killed(controller: Controller
     controller.kill()
     code, out, _ = moor(controller, "doctor", "--only", "host.controller,controller")
     assert code == 8
-    assert "ended without a word" in out
+    assert "did not shut down cleanly" in out
     assert "FAIL     controller " in out
     controller.start()
 

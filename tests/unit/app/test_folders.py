@@ -192,7 +192,7 @@ def test_another_installations_folder_is_refused(path, led, local_runs):
 
 
 def test_a_new_folder_under_an_old_database_would_take_its_runs_for_dead(path):
-    with pytest.raises(MooringsError, match="has been led from another folder") as caught:
+    with pytest.raises(MooringsError, match="used another shared folder") as caught:
         SharedFolder(path).check_installation("abc", led=True, local_runs=True)
     assert "local_runs = false" in caught.value.hint
     SharedFolder(path).check_installation("abc", led=True, local_runs=False)

@@ -135,7 +135,7 @@ def test_an_order_for_another_number_of_systems_or_another_program_is_refused(tm
     order = compiled(order_in(tmp_path, systems=2))
     for wrong, tasks, why in (
         (order, 1, "the order is for 2 systems, and WORLD_SIZE says 1"),
-        (replace(order, artifact="0" * 64, systems=1), 1, "the model, its params or its batches are not those"),
+        (replace(order, artifact="0" * 64, systems=1), 1, "the model, params or batches changed after compilation"),
     ):
         [process] = start_tasks(wrong, tasks)
         [text] = ends([process], 60)
