@@ -368,7 +368,7 @@ def test_a_restore_that_was_cut_off_keeps_controllers_away_until_it_is_done_agai
     # As after a kill between taking the old records away and putting the new ones there.
     (controller.data / "restoring.json").write_text(json.dumps({"from": str(file)}))
     (controller.data / "moorings.db").rename(tmp_path / "old.db")
-    with pytest.raises(AssertionError, match=r"a restore into .* has begun and not ended \(backup.unfinished\)"):
+    with pytest.raises(AssertionError, match=r"a restore into .* was interrupted \(backup.unfinished\)"):
         controller.start()
     assert not (controller.data / "moorings.db").exists(), "no empty database was made in its place"
     assert tool("restore", controller.data, file)[0] == 0
