@@ -520,7 +520,7 @@ def test_a_controller_that_stops_in_a_commit_does_not_stop_the_next_leader(opene
 
 
 def test_a_deadlock_with_an_sql_shell_ends_and_heals(postgresql, database_name, opened):
-    store = opened(patience=DatabaseTimeouts())
+    store = opened(patience=CALM)
     epoch = store.lead("first", NOW)
     store.commit(epoch, granted_claims(1))
     (claim,) = store.load().claims
