@@ -146,7 +146,7 @@ def test_a_job_that_fails_says_why(program: Program) -> None:
     program.change("  batch_size: 32\n  pause_s", "  broken: true\n  batch_size: 32\n  pause_s")
     code, text = program.run()
     assert code == 1
-    assert "goes on from" not in text, "it failed on that checkpoint, and would again"
+    assert "to resume from" not in text, "it failed on that checkpoint, and would again"
     assert "the data has a hole" in text
     assert re.search(r"train +FAILED after [\d.]+ s, exit code 1: ", text)
     assert program.meta()["execute_jobs"][1]["state"] == "FAILED"
