@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from moorings.core.claims import Claim, ClaimId, PartitionId
-from moorings.core.hardware import DriverResult, ListedPartition, ObservedState, ResultCode
-from moorings.core.partitions import Partition, PartitionState
-from moorings.core.topology import Block
+from moorings.core.model.claims import Claim, ClaimId, PartitionId
+from moorings.core.model.driver_results import DriverResult, ListedPartition, ObservedState, ResultCode
+from moorings.core.model.partitions import Partition, PartitionState
+from moorings.core.model.topology import Block
 
 LISTINGS_REQUIRED = 3
 # A job loses its partition only after this time, too: while a partition is created, listings come ten a second, and a
@@ -40,11 +40,11 @@ class Streak:
     times: int = 0
     lasted_s: float = 0.0
 
-    def longer(self, apart_s: float) -> Streak:
+    def extended(self, apart_s: float) -> Streak:
         """The streak with one more listing, so many seconds after the last."""
         return Streak(self.times + 1, self.lasted_s + apart_s if self.times else 0.0)
 
-    def is_proof(self, times: int) -> bool:
+    def is_conclusive(self, times: int) -> bool:
         """Whether it is enough evidence to end something."""
         return self.times >= times and self.lasted_s >= MISSING_S_MIN
 
@@ -57,13 +57,13 @@ class ListingHistory:
         missing: in how many good listings in a row a partition was missing, and for how long.
         strays: in how many good listings in a row there was a partition with our mark that no claim holds.
         errors: in how many good listings in a row an ACTIVE or RESETTING partition was in ERROR, and for how long.
-        unmoved: in how many good listings in a row a partition was there as if its removal had not been ordered.
+        still_present: in how many good listings in a row a partition was there as if its removal had not been ordered.
     """
 
     missing: dict[PartitionId, Streak] = field(default_factory=dict)
     strays: dict[str, int] = field(default_factory=dict)
     errors: dict[PartitionId, Streak] = field(default_factory=dict)
-    unmoved: dict[PartitionId, int] = field(default_factory=dict)
+    still_present: dict[PartitionId, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +71,16 @@ class ReconcileResult:
     """The consequences of a listing.
 
     Attributes:
-        answers: what it says of partitions, if that matters.
-        again: partitions whose order must be sent again (the driver no longer knows it).
+        results: what it says of partitions, if that matters.
+        to_repeat: partitions whose order must be sent again (the driver no longer knows it).
         strays: partitions with our mark that no claim holds: to be removed.
         foreign: blocks used by others than our claims (foreign partitions and strays), by name. A stray counts from its
             first listing: ending something takes several listings, withholding devices takes one.
         memory: for the next listing.
     """
 
-    answers: tuple[tuple[PartitionId, DriverResult], ...]
-    again: tuple[PartitionId, ...]
+    results: tuple[tuple[PartitionId, DriverResult], ...]
+    to_repeat: tuple[PartitionId, ...]
     strays: tuple[ListedPartition, ...]
     foreign: Mapping[str, Block]
     memory: ListingHistory
@@ -88,7 +88,7 @@ class ReconcileResult:
 
 def reconcile_listing(
     partitions: Iterable[Partition],
-    ordered: frozenset[PartitionId],
+    operations_taken: frozenset[PartitionId],
     sightings: Sequence[ListedPartition],
     memory: ListingHistory,
     installation: str,
@@ -98,7 +98,7 @@ def reconcile_listing(
 
     Args:
         partitions: ours in that pool that did not change since the listing *began*.
-        ordered: those whose present order the driver accepted before the listing began.
+        operations_taken: those whose present order the driver accepted before the listing began.
         sightings: the listing, without partitions of ours that changed during it.
         memory: from the listing before.
         installation: our id, part of our marks.
@@ -106,20 +106,20 @@ def reconcile_listing(
     """
     ours = mark_for(installation, PartitionId(""))
     by_mark = {sighting.mark: sighting for sighting in sightings if sighting.mark.startswith(ours)}
-    judge_one = _ListingReconciler(memory, ordered, apart_s)
+    judge_one = _ListingReconciler(memory, operations_taken, apart_s)
     held: set[str] = set()
     for partition in partitions:
         mark = mark_for(installation, partition.id)
         held.add(mark)
-        judge_one.see(partition, by_mark.get(mark))
+        judge_one.check_partition(partition, by_mark.get(mark))
     strays = {mark: memory.strays.get(mark, 0) + 1 for mark in by_mark if mark not in held}
     judge_one.memory.strays = strays
     sure = [by_mark[mark] for mark, seen in sorted(strays.items()) if seen >= LISTINGS_REQUIRED]
     others = [sighting for sighting in sightings if sighting.mark not in held]
     return ReconcileResult(
-        answers=tuple(judge_one.answers),
-        again=tuple(judge_one.again),
-        strays=tuple(stray for stray in sure if stray.seen is not ObservedState.REMOVING),
+        results=tuple(judge_one.answers),
+        to_repeat=tuple(judge_one.again),
+        strays=tuple(stray for stray in sure if stray.state is not ObservedState.REMOVING),
         foreign={sighting.name: sighting.block for sighting in sorted(others, key=lambda other: other.name)},
         memory=judge_one.memory,
     )
@@ -136,25 +136,25 @@ class _ListingReconciler:
         self.answers: list[tuple[PartitionId, DriverResult]] = []
         self.again: list[PartitionId] = []
 
-    def see(self, partition: Partition, sighting: ListedPartition | None) -> None:
+    def check_partition(self, partition: Partition, sighting: ListedPartition | None) -> None:
         if sighting is None:
-            self._missing(partition)
+            self._handle_missing(partition)
         elif partition.state is PartitionState.REMOVING:
             self._still_there(partition, sighting)
-        elif sighting.seen in _SIGNIFICANT_STATES.get(partition.state, ()):
+        elif sighting.state in _SIGNIFICANT_STATES.get(partition.state, ()):
             if partition.state is PartitionState.RESETTING and partition.id not in self._ordered:
                 return  # it is the state before the reset
-            self._told(partition, sighting)
+            self._handle_state(partition, sighting)
 
-    def _missing(self, partition: Partition) -> None:
-        streak = self._before.missing.get(partition.id, Streak()).longer(self._apart_s)
+    def _handle_missing(self, partition: Partition) -> None:
+        streak = self._before.missing.get(partition.id, Streak()).extended(self._apart_s)
         self.memory.missing[partition.id] = streak
         if partition.state is PartitionState.REMOVING and partition.id in self._ordered:
             self.again.append(partition.id)  # only the driver's own answer to another removal counts
         elif partition.state is PartitionState.PROVISIONING:
             if streak.times >= LISTINGS_REQUIRED and partition.id in self._ordered:
                 self.again.append(partition.id)
-        elif streak.is_proof(LISTINGS_REQUIRED) and partition.state in (
+        elif streak.is_conclusive(LISTINGS_REQUIRED) and partition.state in (
             PartitionState.ACTIVE,
             PartitionState.RESETTING,
         ):
@@ -163,19 +163,19 @@ class _ListingReconciler:
 
     def _still_there(self, partition: Partition, sighting: ListedPartition) -> None:
         """Order a removal again that the driver seems to have forgotten."""
-        if partition.id in self._ordered and sighting.seen not in (ObservedState.REMOVING, ObservedState.UNKNOWN):
-            times = self.memory.unmoved[partition.id] = self._before.unmoved.get(partition.id, 0) + 1
+        if partition.id in self._ordered and sighting.state not in (ObservedState.REMOVING, ObservedState.UNKNOWN):
+            times = self.memory.still_present[partition.id] = self._before.still_present.get(partition.id, 0) + 1
             if times >= LISTINGS_REQUIRED:
                 self.again.append(partition.id)
 
-    def _told(self, partition: Partition, sighting: ListedPartition) -> None:
-        if sighting.seen is ObservedState.ERROR and partition.state is not PartitionState.PROVISIONING:
-            streak = self._before.errors.get(partition.id, Streak()).longer(self._apart_s)
+    def _handle_state(self, partition: Partition, sighting: ListedPartition) -> None:
+        if sighting.state is ObservedState.ERROR and partition.state is not PartitionState.PROVISIONING:
+            streak = self._before.errors.get(partition.id, Streak()).extended(self._apart_s)
             self.memory.errors[partition.id] = streak
-            if not streak.is_proof(ERRORS_NEEDED):
+            if not streak.is_conclusive(ERRORS_NEEDED):
                 return
-        detail = f"the driver reports {sighting.raw or sighting.seen}"
-        self.answers.append((partition.id, DriverResult(ResultCode.OK, sighting.seen, detail)))
+        detail = f"the driver reports {sighting.vendor_state or sighting.state}"
+        self.answers.append((partition.id, DriverResult(ResultCode.OK, sighting.state, detail)))
 
 
 def find_orphans(claims: Iterable[Claim], prefix: str, alive: Sequence[frozenset[str]]) -> tuple[ClaimId, ...]:

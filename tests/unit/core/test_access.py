@@ -1,4 +1,4 @@
-"""Who may act for whom: whole parts of an owner, never a string that happens to begin alike."""
+"""Rights to act for an owner: whole parts of its name, never a string that happens to begin alike."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.core.access import (
+from moorings.core.model.access import (
     Caller,
     Peer,
     Role,
@@ -18,7 +18,7 @@ from moorings.core.access import (
     check_subject,
     default_owner_prefix,
 )
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 from tests.cases import cases
 
 ADMIN = Caller("root", Role.ADMIN, "", "k0")
@@ -123,31 +123,33 @@ def test_the_prefix_of_a_role_is_its_own_user_and_an_admin_needs_none():
     [
         (None, False, True),
         (None, True, True),
-        (Peer("ann", controller=False, expires_s=0.0), False, True),
-        (Peer("ann", controller=False, expires_s=0.0), True, True),
-        (Peer("bert", controller=False, expires_s=0.0), False, False),
-        (Peer("bert", controller=False, expires_s=0.0), True, False),
-        (Peer("", controller=False, expires_s=0.0), True, False),
-        (Peer("", controller=True, expires_s=0.0), False, False),
-        (Peer("", controller=True, expires_s=0.0), True, True),
-        (Peer("ann", controller=True, expires_s=0.0), False, False),
-        (Peer("Ann", controller=False, expires_s=0.0), False, False),
+        (Peer("ann", is_controller=False, expires_at_s=0.0), False, True),
+        (Peer("ann", is_controller=False, expires_at_s=0.0), True, True),
+        (Peer("bert", is_controller=False, expires_at_s=0.0), False, False),
+        (Peer("bert", is_controller=False, expires_at_s=0.0), True, False),
+        (Peer("", is_controller=False, expires_at_s=0.0), True, False),
+        (Peer("", is_controller=True, expires_at_s=0.0), False, False),
+        (Peer("", is_controller=True, expires_at_s=0.0), True, True),
+        (Peer("ann", is_controller=True, expires_at_s=0.0), False, False),
+        (Peer("Ann", is_controller=False, expires_at_s=0.0), False, False),
     ],
 )
 def test_an_access_key_goes_with_its_subjects_certificate(peer: Peer | None, handed_on: bool, passes: bool) -> None:
     ann = Caller("ann", Role.ADMIN, "", "k")
     if passes:
-        check_certificate_binding(ann, peer, handed_on=handed_on)
+        check_certificate_binding(ann, peer, is_forwarded=handed_on)
         return
     with pytest.raises(MooringsError) as caught:
-        check_certificate_binding(ann, peer, handed_on=handed_on)
+        check_certificate_binding(ann, peer, is_forwarded=handed_on)
     assert caught.value.code == "auth.certificate_mismatch"
     assert caught.value.hint
 
 
 def test_a_refusal_does_not_tell_whose_the_key_is():
     with pytest.raises(MooringsError) as caught:
-        check_certificate_binding(Caller("ann", Role.ADMIN, "", "k"), Peer("bert", controller=False, expires_s=0.0))
+        check_certificate_binding(
+            Caller("ann", Role.ADMIN, "", "k"), Peer("bert", is_controller=False, expires_at_s=0.0)
+        )
     assert "ann" not in caught.value.detail
 
 

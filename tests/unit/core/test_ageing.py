@@ -11,20 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorings.core.ageing import ageing_cutoff
-from moorings.core.claims import ClaimId, ClaimState
-from moorings.core.devices import PoolName
-from moorings.core.explain import explain_wait
-from moorings.core.forecast import estimate_start
-from moorings.core.hardware import ObservedState
-from moorings.core.inputs import DrainDevice, PoolReachability, ReleaseClaim, SetProject, YieldClaim
-from moorings.core.instants import SECOND, Timestamp
-from moorings.core.lines import PendingClass
-from moorings.core.offers import next_claim_by_pool
-from moorings.core.policy import Policy
-from moorings.core.projects import Project, ProjectShare
-from moorings.core.simulate import SimulatedJob, simulate
-from moorings.core.topology import AnySubset, Pool, PowerOfTwo
+from moorings.core.forecast.estimate import estimate_start
+from moorings.core.forecast.simulation import SimulatedJob, simulate
+from moorings.core.model.claims import ClaimId, ClaimState
+from moorings.core.model.devices import PoolName
+from moorings.core.model.driver_results import ObservedState
+from moorings.core.model.inputs import DrainDevice, PoolReachability, ReleaseClaim, SetProject, YieldClaim
+from moorings.core.model.policy import Policy
+from moorings.core.model.projects import Project, ProjectShare
+from moorings.core.model.timestamps import SECOND, Timestamp
+from moorings.core.model.topology import AnySubset, Pool, PowerOfTwo
+from moorings.core.placement.pending_classes import PendingClass
+from moorings.core.scheduling.ageing import ageing_cutoff
+from moorings.core.scheduling.explain import explain_wait
+from moorings.core.scheduling.offers import next_claim_by_pool
 from tests.cases import cases
 from tests.sampling import examples
 from tests.unit.core.test_law7 import MAKING_S, TOPOLOGIES, Site
@@ -165,14 +165,14 @@ class Lab(World):
 
     def first(self) -> ClaimId | None:
         """For whom the block is kept."""
-        kept = [one.claim for one in self.fleet.reservations if len(one.block)]
+        kept = [one.claim for one in self.fleet.reserved_blocks if len(one.block)]
         assert len(kept) <= 1
         return kept[0] if kept else None
 
     def served(self) -> list[ClaimId]:
         """In which order those who wait get the whole of what is held, one after the other."""
         order = []
-        while waiting := list(self.fleet.waiting()):
+        while waiting := list(self.fleet.pending_claims()):
             for claim in list(self.fleet.claims.values()):
                 if claim.partition is not None:
                     self.end(claim)
@@ -213,7 +213,7 @@ def test_without_ageing_priority_goes_on_for_ever() -> None:
 
 
 def test_fair_share_still_decides_among_equals() -> None:
-    """Who has thousands waiting comes no earlier than he would among the highest priority."""
+    """A project with thousands of waiting claims comes no earlier than among the highest priority."""
     heavy, light = Project(name="heavy"), Project(name="light")
     lab = Lab(AGES, heavy, light)
     lab.ready(8, project="heavy")
@@ -426,7 +426,7 @@ def test_an_estimate_and_a_simulation_reckon_with_it() -> None:
 def looks(monkeypatch: pytest.MonkeyPatch, lab: Lab) -> int:
     """How many claims a turn looks at in the lines of the queue."""
     count = 0
-    plain = PendingClass.next
+    plain = PendingClass.next_within
 
     def counted(self: PendingClass, *given: Any) -> Any:
         nonlocal count
@@ -434,7 +434,7 @@ def looks(monkeypatch: pytest.MonkeyPatch, lab: Lab) -> int:
         return plain(self, *given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(PendingClass, "next", counted)
+        patch.setattr(PendingClass, "next_within", counted)
         lab.step()
     return count
 

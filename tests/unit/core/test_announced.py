@@ -7,15 +7,15 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.core.announced import CONFLICT_EVENT_S, QueueConflictError, QueuedJob, QueueReport
-from moorings.core.claims import Claim, ClaimSpec, ClaimState
-from moorings.core.devices import PoolName
-from moorings.core.explain import explain_wait
-from moorings.core.hardware import ObservedState
-from moorings.core.inputs import PoolReachability, QueueReported
-from moorings.core.instants import SECOND, Timestamp, add_seconds
-from moorings.core.policy import Policy
-from moorings.core.topology import Pool, PowerOfTwo
+from moorings.core.model.claims import Claim, ClaimSpec, ClaimState
+from moorings.core.model.devices import PoolName
+from moorings.core.model.driver_results import ObservedState
+from moorings.core.model.inputs import PoolReachability, QueueReported
+from moorings.core.model.policy import Policy
+from moorings.core.model.queue_reports import CONFLICT_EVENT_S, QueueConflictError, QueuedJob, QueueReport
+from moorings.core.model.timestamps import SECOND, Timestamp, add_seconds
+from moorings.core.model.topology import Pool, PowerOfTwo
+from moorings.core.scheduling.explain import explain_wait
 from tests.unit.core.worlds import CROSS, POD, World
 
 HERE, THERE = "slurm/here", "slurm/there"
@@ -110,7 +110,7 @@ def test_what_is_kept_for_a_claim_is_not_offered() -> None:
     assert large.state is ClaimState.PENDING
     world.step(told(world, 4))
     assert offer(world) == {}, "twelve are free, all of them kept for the claim of sixteen"
-    job = next(world.fleet.announced[HERE].claims())
+    job = next(world.fleet.queue_reports[HERE].to_claims())
     wait = explain_wait(world.fleet, job, world.now)
     assert wait.reasons[0].code == "queue.kept_for_other"
     world.end(small)
@@ -154,10 +154,10 @@ def test_its_order_is_its_scheduler_s() -> None:
     both = told(world, 8, 8).told
     swapped = replace(both, jobs=tuple(reversed(both.jobs)))
     world.step(QueueReported(swapped))
-    first, second = swapped.claims()
-    assert first.order < second.order
+    first, second = swapped.to_claims()
+    assert first.queue_key < second.queue_key
     assert (first.id, first.arrival) == (swapped.jobs[0].owner, swapped.jobs[1].since)
-    kept = {r.claim for r in world.fleet.reservations if not r.until}
+    kept = {r.claim for r in world.fleet.reserved_blocks if not r.until}
     assert kept == {first.id}
 
 
@@ -171,7 +171,7 @@ def test_a_job_that_its_scheduler_started_keeps_its_place() -> None:
     assert rival.state is ClaimState.PENDING
     started = world.create(8, owner=f"{HERE}/2/nonce")
     assert started.state is ClaimState.GRANTED
-    assert [job.owner for job in world.fleet.announced[HERE].jobs] == [f"{HERE}/1/nonce", f"{HERE}/3/nonce"]
+    assert [job.owner for job in world.fleet.queue_reports[HERE].jobs] == [f"{HERE}/1/nonce", f"{HERE}/3/nonce"]
     assert world.claim(rival.id).state is ClaimState.PENDING
     assert offer(world) == {1: 8, 2: 4, 4: 2, 8: 1}, "the first of the list may start"
 
@@ -183,7 +183,7 @@ def test_a_job_that_was_never_announced_stands_before_those_that_wait_there() ->
     world.step(told(world, 8))
     started = world.create(8, owner=f"{HERE}/9/other")
     assert started.state is ClaimState.GRANTED
-    assert started.arrival < world.fleet.announced[HERE].jobs[0].since
+    assert started.arrival < world.fleet.queue_reports[HERE].jobs[0].since
 
 
 def test_a_silent_queue_is_no_longer_reckoned_with() -> None:
@@ -194,7 +194,7 @@ def test_a_silent_queue_is_no_longer_reckoned_with() -> None:
     world.now = add_seconds(world.now, BELIEVED_S)
     world.step()
     assert world.claim(waiting.id).state is ClaimState.GRANTED
-    assert world.fleet.announced == {}
+    assert world.fleet.queue_reports == {}
     assert world.fleet.offers == ()
     assert world.names().count("queue.silent") == 1
 
@@ -206,9 +206,9 @@ def test_a_list_that_says_nothing_new_is_not_told_again() -> None:
     world.step(first)
     again = replace(first.told, until=add_seconds(first.told.until, 59))
     world.step(QueueReported(again))
-    assert world.fleet.announced[HERE].until == first.told.until
+    assert world.fleet.queue_reports[HERE].until == first.told.until
     world.step(QueueReported(replace(again, until=add_seconds(first.told.until, 60))))
-    assert world.fleet.announced[HERE].until > first.told.until, "it counts for longer"
+    assert world.fleet.queue_reports[HERE].until > first.told.until, "it counts for longer"
     assert world.names().count("queue.told") == 1
 
 
@@ -223,28 +223,28 @@ def test_while_one_instance_is_believed_another_is_refused() -> None:
     """Law 3: two schedulers of one name would take each other's claims for what is left of their own."""
     world = World(POD)
     assert world.step(by(ONE, told(world, 4))) == [None]
-    since = world.fleet.announced[HERE].since
+    since = world.fleet.queue_reports[HERE].since
     assert since == world.now
     (refused,) = world.step(by(OTHER, told(world)))
     assert isinstance(refused, QueueConflictError)
     assert refused.code == "queue.taken"
-    believed = world.fleet.announced[HERE]
+    believed = world.fleet.queue_reports[HERE]
     assert (believed.instance, len(believed.jobs), believed.since) == (ONE, 1, since), "it stands as it was"
     assert isinstance(world.step(by("", told(world)))[0], QueueConflictError), "who does not say who it is, is another"
     assert world.step(by(OTHER, told(world, queue=THERE))) == [None], "another queue is another matter"
     assert world.step(by(ONE, told(world, 8))) == [None]
-    assert world.fleet.announced[HERE].since == since
+    assert world.fleet.queue_reports[HERE].since == since
 
 
 def test_another_instance_is_believed_once_the_first_is_silent() -> None:
     world = World(POD)
     world.step(by(ONE, told(world, 4)))
-    until = world.fleet.announced[HERE].until
+    until = world.fleet.queue_reports[HERE].until
     world.now = Timestamp(until - 2 * SECOND)
     assert isinstance(world.step(by(OTHER, told(world, 4)))[0], QueueConflictError)
     assert world.now < until
     assert world.step(by(OTHER, told(world, 4))) == [None], "now nobody is believed"
-    believed = world.fleet.announced[HERE]
+    believed = world.fleet.queue_reports[HERE]
     assert (believed.instance, believed.since, believed.rival) == (OTHER, world.now, None)
     assert believed.until > until
     assert isinstance(world.step(by(ONE, told(world, 4)))[0], QueueConflictError), "and the first has lost its place"
@@ -254,23 +254,23 @@ def test_whoever_says_who_it_is_takes_the_place_of_who_does_not() -> None:
     world = World(POD)
     world.step(told(world, 4))
     assert world.step(by(ONE, told(world, 4))) == [None]
-    assert world.fleet.announced[HERE].instance == ONE
+    assert world.fleet.queue_reports[HERE].instance == ONE
 
 
 def test_who_is_believed_learns_of_its_rival_but_not_at_each_of_its_words() -> None:
     world = World(POD)
     world.step(by(ONE, told(world, 4)))
-    assert world.fleet.announced[HERE].rival is None
+    assert world.fleet.queue_reports[HERE].rival is None
     for _ in range(CONFLICT_EVENT_S):
         world.step(by(OTHER, told(world)))
-    first = world.fleet.announced[HERE].rival
+    first = world.fleet.queue_reports[HERE].rival
     assert first is not None
     assert world.names().count("queue.contested") == 1
     world.step(by(OTHER, told(world)))
-    assert world.fleet.announced[HERE].rival == first + CONFLICT_EVENT_S * SECOND == world.now
+    assert world.fleet.queue_reports[HERE].rival == first + CONFLICT_EVENT_S * SECOND == world.now
     assert world.names().count("queue.contested") == 2
     world.step(by(ONE, told(world, 8)))
-    assert world.fleet.announced[HERE].rival == first + CONFLICT_EVENT_S * SECOND, (
+    assert world.fleet.queue_reports[HERE].rival == first + CONFLICT_EVENT_S * SECOND, (
         "a new list of its own does not hide it"
     )
 
@@ -282,20 +282,20 @@ def test_who_is_believed_learns_of_its_rival_but_not_at_each_of_its_words() -> N
     )
 )
 def test_no_two_instances_are_believed_in_the_same_moment(words: list[tuple[str, tuple[int, ...], int]]) -> None:
-    """Whoever is believed was not refused, and stays so for as long as it was promised."""
+    """An accepted report was not refused, and is accepted for the promised time."""
     world = World(POD)
     promised: dict[str, Timestamp] = {}
     for instance, sizes, pause_s in words:
         world.now = add_seconds(world.now, pause_s)
-        before = world.fleet.announced.get(HERE)
+        before = world.fleet.queue_reports.get(HERE)
         (reply,) = world.step(by(instance, told(world, *sizes)))
         if isinstance(reply, QueueConflictError):
             assert before is not None
             assert before.instance not in ("", instance)
             assert world.now < promised[before.instance]
         else:
-            promised = {instance: world.fleet.announced[HERE].until}
-        assert set(promised) == {world.fleet.announced[HERE].instance}
+            promised = {instance: world.fleet.queue_reports[HERE].until}
+        assert set(promised) == {world.fleet.queue_reports[HERE].instance}
 
 
 def test_nothing_is_offered_of_a_pool_that_cannot_be_reached() -> None:
@@ -325,7 +325,7 @@ def test_no_device_is_offered_twice_and_what_is_offered_fits(
     before = {claim.id for claim in world.fleet.claims.values() if claim.state is ClaimState.PENDING}
     for pool in (POD, WIDE):  # partitions of one device: as many as devices are offered
         offered = sum(offer(world, queue, pool.name).get(1, 0) for queue in (HERE, THERE))
-        assert offered <= world.fleet.pools[pool.name].free.free
+        assert offered <= world.fleet.pools[pool.name].free.n_free
     started: list[Claim] = []
     for queue in (HERE, THERE):
         for pool in (POD, WIDE):

@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.core.access import Role
-from moorings.core.backlog import Amount, Backlog, BacklogEntry, check_backlog_limits
-from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState
-from moorings.core.devices import PoolName
-from moorings.core.errors import MooringsError
-from moorings.core.fleet import Fleet
-from moorings.core.inputs import CreateClaim, ReleaseClaim, SetProject
-from moorings.core.instants import SECOND, Timestamp, add_seconds
-from moorings.core.laws import find_violations
-from moorings.core.policy import Policy
-from moorings.core.projects import Project, Projects
-from moorings.core.topology import Pool, PowerOfTwo
-from moorings.core.turn import Turn
+from moorings.core.invariants import find_violations
+from moorings.core.model.access import Role
+from moorings.core.model.backlog import Amount, Backlog, BacklogEntry, check_backlog_limits
+from moorings.core.model.claims import Claim, ClaimId, ClaimSpec, ClaimState
+from moorings.core.model.devices import PoolName
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.inputs import CreateClaim, ReleaseClaim, SetProject
+from moorings.core.model.policy import Policy
+from moorings.core.model.projects import Project, Projects
+from moorings.core.model.timestamps import SECOND, Timestamp, add_seconds
+from moorings.core.model.topology import Pool, PowerOfTwo
+from moorings.core.placement.fleet import Fleet
+from moorings.core.scheduling.turn import Turn
 from tests.cases import cases
 
 POD = Pool(PoolName("pod"), "ipu", "simulated", PowerOfTwo(1, 8, 8))
@@ -41,7 +41,7 @@ class Site:
         """What became of each: a state, or the code of its error."""
         self.now = add_seconds(self.now, 1)
         with Turn(self.fleet, self.policy, self.now) as turn:
-            replies = [turn.take(one) for one in given]  # type: ignore[arg-type]
+            replies = [turn.handle_input(one) for one in given]  # type: ignore[arg-type]
             turn.schedule()
         self.fleet.apply(turn.changes)
         assert find_violations(self.fleet) == []
@@ -77,7 +77,7 @@ def test_who_gives_one_up_may_have_another_one_in_the_same_turn() -> None:
 def test_what_was_served_waits_no_longer() -> None:
     site = Site(Policy(waiting_max=1))
     site.take(ask("a"))
-    assert site.fleet.backlog.of_subject("ann") == Amount(1)
+    assert site.fleet.backlog.for_subject("ann") == Amount(1)
     site.take(ReleaseClaim(ClaimId("a"), "over"))
     assert site.fleet.backlog == Backlog()
 
@@ -108,7 +108,7 @@ def test_a_project_s_quota_counts_its_parts_and_everybody() -> None:
 def test_a_refusal_says_the_limit_what_waits_and_who_can_change_it() -> None:
     claim = BacklogEntry(Role.USER, "ann", "x", "claims")
     with pytest.raises(MooringsError) as caught:
-        check_backlog_limits(claim, Amount(7), Backlog().of_project, LAB, Policy(waiting_max=7))
+        check_backlog_limits(claim, Amount(7), Backlog().for_project, LAB, Policy(waiting_max=7))
     assert caught.value.code == "quota.waiting"
     assert caught.value.detail == "what ann has waiting is 7 claims, and may be 7"
     assert caught.value.hint.endswith("an admin can raise waiting_max in the policy file")
@@ -127,7 +127,7 @@ def test_a_refusal_says_the_limit_what_waits_and_who_can_change_it() -> None:
 def test_bytes_are_counted_with_those_of_the_new_one(waits: int, more: int, refused: bool) -> None:
     asked = BacklogEntry(Role.USER, "ann", "x", "runs", more)
     with pytest.raises(MooringsError, match="above 100") if refused else nullcontext():
-        check_backlog_limits(asked, Amount(1, waits), Backlog().of_project, Projects(), Policy(waiting_bytes_max=100))
+        check_backlog_limits(asked, Amount(1, waits), Backlog().for_project, Projects(), Policy(waiting_bytes_max=100))
 
 
 Waiting = Sequence[tuple[str, str, Amount]]
@@ -146,8 +146,8 @@ def test_what_came_and_went_leaves_what_stays(stays: Waiting, goes: Waiting) -> 
     for subject, project, amount in reversed(goes):
         backlog.add(subject, project, -amount)
     assert backlog == alone
-    assert backlog.of_project("p") == sum((amount for _, name, amount in stays if name[0] == "p"), Amount())
-    assert backlog.of_subject("a") == sum((amount for name, _, amount in stays if name == "a"), Amount())
+    assert backlog.for_project("p") == sum((amount for _, name, amount in stays if name[0] == "p"), Amount())
+    assert backlog.for_subject("a") == sum((amount for name, _, amount in stays if name == "a"), Amount())
 
 
 def test_the_counts_are_those_of_what_waits_when_a_fleet_is_read_again() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.core.bindings import Binding, GcdBinding, Rendezvous, task_environment
+from moorings.core.model.bindings import Binding, GcdBinding, Rendezvous, task_environment
 
 API = {"IPUOF_VIPU_API_HOST": "vipu", "IPUOF_VIPU_API_PORT": "8090", "IPUOF_VIPU_API_PARTITION_ID": "train"}
 MEETING = Rendezvous("10.0.0.1", 4711)
@@ -39,7 +39,7 @@ def forms(variables: dict[str, str]) -> tuple[bool, bool]:
 
 
 def test_a_folder_for_files_gives_the_file_form():
-    variables = task_environment(IPU, 1, MEETING, run="run-1", folder="/run/x")
+    variables = task_environment(IPU, 1, MEETING, run="run-1", files_folder="/run/x")
     assert variables["IPUOF_CONFIG_PATH"] == "/run/x/train_gcd1_ipuof.conf"
     assert forms(variables) == (True, False)
 
@@ -52,18 +52,18 @@ def test_no_folder_gives_the_whole_api_form():
 
 def test_hardware_without_files_has_the_api_form_even_with_a_folder():
     bare = Binding("train", API, (GcdBinding(0, ()),))
-    assert forms(task_environment(bare, 0, MEETING, run="run-1", folder="/run/x")) == (False, True)
+    assert forms(task_environment(bare, 0, MEETING, run="run-1", files_folder="/run/x")) == (False, True)
 
 
 def test_hardware_without_an_api_has_neither_unless_there_is_a_file():
     assert forms(task_environment(GPU, 0, MEETING, run="run-1")) == (False, False)
-    assert forms(task_environment(GPU, 0, MEETING, run="run-1", folder="/run/x")) == (False, False)
+    assert forms(task_environment(GPU, 0, MEETING, run="run-1", files_folder="/run/x")) == (False, False)
 
 
 @given(bindings, st.none() | st.just("/run/x"), st.data())
 def test_never_half_of_both(binding, folder, data):
     rank = data.draw(st.integers(0, len(binding.gcds) - 1))
-    variables = task_environment(binding, rank, MEETING, run="run-1", folder=folder)
+    variables = task_environment(binding, rank, MEETING, run="run-1", files_folder=folder)
     in_file, in_api = forms(variables)
     assert not (in_file and in_api)
     assert in_file is (folder is not None and bool(binding.gcds[rank].file_name))

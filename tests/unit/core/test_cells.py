@@ -11,28 +11,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorings.core import cells as cells_module
-from moorings.core.cells import (
+from moorings.core.guarantees import guarantee_map as cells_module
+from moorings.core.guarantees.guarantee_map import (
     DeviceCountMap,
     GuaranteedPlacement,
     GuaranteeMap,
     build_guarantee_map,
     has_disjoint_blocks,
 )
-from moorings.core.claims import ClaimId
-from moorings.core.devices import PoolName
-from moorings.core.errors import MooringsError
-from moorings.core.plans import Holder
-from moorings.core.projects import Project, Projects, ProjectShare, check_project, parent_of
-from moorings.core.shares import guaranteeable_sizes
-from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo, Topology
+from moorings.core.model.block_packing import guaranteeable_sizes
+from moorings.core.model.claims import ClaimId
+from moorings.core.model.devices import PoolName
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.projects import Project, Projects, ProjectShare, check_project, parent_of
+from moorings.core.model.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo, Topology
+from moorings.core.placement.plans import Holder
 from tests.sampling import examples
 
 RACK = Catalogue(12, tuple(Block(range(s, s + n)) for n in (1, 2, 3, 6) for s in range(0, 12, n)))
 SCATTERED = Catalogue(
     8,
     (
-        *(Block(range(i, i + 1)) for i in range(8)),
+        *(Block.single(i) for i in range(8)),
         *map(Block, ((0, 2), (1, 3), (0, 5), (4, 6, 7), (0, 1, 7), (3, 5, 6))),
         *(Block(range(i, i + 2)) for i in (1, 3, 4, 6)),
     ),
@@ -82,13 +82,13 @@ class Land:
 
     @cached_property
     def cells(self) -> dict[str, Sequence[tuple[int, int]]]:
-        return dict(self.projects.cells(self.pool.name))
+        return dict(self.projects.guaranteed_blocks(self.pool.name))
 
     def open_cells(self, project: str) -> tuple[tuple[str, int, int], ...]:
-        return self.projects.open_cells(project, self.pool.name)
+        return self.projects.usable_guarantees(project, self.pool.name)
 
     def estate(self) -> GuaranteeMap:
-        """Built anew from what the tenants say, as each turn does."""
+        """Built again from what the tenants say, as each turn does."""
         owners = {tenant.project: self.projects.lineage(tenant.project) for tenant in self.tenants.values()}
         return build_guarantee_map(self.pool, self.cells, self.tenants.values(), self.out, owners)
 
@@ -101,17 +101,17 @@ class Land:
         """What nobody can be asked to leave, with the whole cells of those that are within one."""
         found = set(self.out)
         for tenant in self.tenants.values():
-            if tenant.cell is not None:
-                found.update(tenant.cell)
-            elif not tenant.preemptible:
+            if tenant.guaranteed_block is not None:
+                found.update(tenant.guaranteed_block)
+            elif not tenant.is_preemptible:
                 found.update(tenant.block)
         return frozenset(found)
 
     def cells_used(self) -> dict[Block, list[Holder]]:
         found: dict[Block, list[Holder]] = {}
         for tenant in self.tenants.values():
-            if tenant.cell is not None:
-                found.setdefault(tenant.cell, []).append(tenant)
+            if tenant.guaranteed_block is not None:
+                found.setdefault(tenant.guaranteed_block, []).append(tenant)
         return found
 
     def unused(self) -> tuple[dict[tuple[str, int], int], dict[Block, str]]:
@@ -161,16 +161,16 @@ class Land:
         # Names in no order of time: nothing may depend on who was first.
         ident = ClaimId(f"c{self.n_claims * 7_919 % 1_000:03}-{self.n_claims}")
         for other in [one for one in self.tenants.values() if one.block.overlaps(block)]:
-            assert other.cell is None
-            assert other.preemptible
+            assert other.guaranteed_block is None
+            assert other.is_preemptible
             self.leave(other.claim)
-        tenant = Holder(ident, self.pool.name, block, project, preemptible=preemptible)
+        tenant = Holder(ident, self.pool.name, block, project, is_preemptible=preemptible)
         self.tenants[ident] = tenant
         if place is not None:
             self.bind(tenant, place.cell if len(place.cell) else block)
 
     def bind(self, tenant: Holder, cell: Block) -> None:
-        self.tenants[tenant.claim] = replace(tenant, cell=cell)
+        self.tenants[tenant.claim] = replace(tenant, guaranteed_block=cell)
 
     def leave(self, ident: ClaimId) -> None:
         del self.tenants[ident]
@@ -181,11 +181,11 @@ class Land:
         sizes = sorted((size for (_, size), count in owed.items() for _ in range(count)), reverse=True)
         assert fits(self.topology, sizes, self.firm), "a promise cannot be kept"
         estate = self.estate()
-        assert estate.may_hold(Block(()))
+        assert estate.passes_lending_check(Block(()))
         for project in NAMES:
             for size in self.topology.sizes:
-                offered = list(estate.places(self.open_cells(project), size, None))
-                assert bool(offered) == estate.may_use(self.open_cells(project), size, None)
+                offered = list(estate.iter_placements(self.open_cells(project), size, None))
+                assert bool(offered) == estate.is_within(self.open_cells(project), size, None)
                 if self.is_within(project, size):
                     assert offered, f"{project} is guaranteed a block of {size} and is offered none"
                 for place in offered:
@@ -200,9 +200,9 @@ class Land:
         assert len(place.block) == size
         assert set(place.block) <= set(place.cell)
         for tenant in self.tenants.values():
-            if tenant.cell is not None or not tenant.preemptible:
+            if tenant.guaranteed_block is not None or not tenant.is_preemptible:
                 assert not tenant.block.overlaps(place.block)
-                assert tenant.cell == place.cell or not tenant.block.overlaps(place.cell)
+                assert tenant.guaranteed_block == place.cell or not tenant.block.overlaps(place.cell)
 
 
 numbers = st.integers(0, 1 << 16)
@@ -229,10 +229,10 @@ def lands(draw: st.DrawFn) -> Land:
                 assert error.code == "project.not_feasible"  # noqa: PT017 - nothing else may be wrong
                 counts = {size: count // 2 for size, count in counts.items() if count > 1}
                 continue
-            projects = projects.replaced(project)
+            projects = projects.with_project(project)
             break
         else:
-            projects = projects.replaced(Project(name=name))
+            projects = projects.with_project(Project(name=name))
     # A parent has what is left beside its children: make that more often something.
     assert all(not parent_of(name) or parent_of(name) in projects.by_name for name in NAMES)
     return Land(pool, projects)
@@ -245,7 +245,7 @@ def act(land: Land, what: str, number: int) -> None:
     size = sizes[number // 5 % len(sizes)]
     estate = land.estate()
     if what == "use":
-        offered = list(estate.places(land.open_cells(project), size, None))
+        offered = list(estate.iter_placements(land.open_cells(project), size, None))
         if offered:
             place = offered[number // 100 % len(offered)]
             block = place.block
@@ -254,13 +254,13 @@ def act(land: Land, what: str, number: int) -> None:
             land.arrive(project, block, preemptible=bool(number & 1), place=place)
     elif what in ("hold", "lend"):
         block_or_none = free_block(land, size, number // 100)
-        if block_or_none is not None and (what == "lend" or estate.may_hold(block_or_none)):
+        if block_or_none is not None and (what == "lend" or estate.passes_lending_check(block_or_none)):
             land.arrive(project, block_or_none, preemptible=what == "lend")
     elif what == "adopt":
         for tenant in sorted(land.tenants.values(), key=lambda one: one.claim):
-            found = estate.place_of(land.open_cells(tenant.project), tenant.block) if not tenant.is_firm else None
+            found = estate.find_placement(land.open_cells(tenant.project), tenant.block) if not tenant.is_firm else None
             if found is not None:
-                estate.bind(found, replace(tenant, cell=found.cell))
+                estate.bind_holder(found, replace(tenant, guaranteed_block=found.cell))
                 land.bind(tenant, found.cell)
     elif land.tenants:
         land.leave(sorted(land.tenants)[number % len(land.tenants)])
@@ -300,33 +300,33 @@ def test_an_estate_that_is_built_anew_keeps_what_the_one_before_promised(
         block: Block | None
         place = None
         if what == "use":
-            offered = list(estate.places(land.open_cells(project), size, None))
+            offered = list(estate.iter_placements(land.open_cells(project), size, None))
             place = offered[number // 100 % len(offered)] if offered else None
             block = place.block if place is not None else None
             if place is not None and not place.block:
                 block = Block.of([i for i in range(land.topology.n_devices) if i not in land.firm][:size])
         else:
             block = free_block(land, size, number // 100)
-            block = block if block is not None and estate.may_hold(block) else None
+            block = block if block is not None and estate.passes_lending_check(block) else None
         if block is None:
             continue
         before = set(land.tenants)
         land.arrive(project, block, preemptible=place is not None, place=place)
         [tenant] = [one for ident, one in land.tenants.items() if ident not in before]
         if place is None:
-            estate.hold(block)
+            estate.add_firm_borrower(block)
         else:
-            assert tenant.cell is not None
-            estate.bind(replace(place, cell=tenant.cell, block=block), tenant)
+            assert tenant.guaranteed_block is not None
+            estate.bind_holder(replace(place, cell=tenant.guaranteed_block, block=block), tenant)
         again = land.estate()
         for name in NAMES:
             mine = land.open_cells(name)
             for each in land.topology.sizes:
                 # It may say more: a cell of a parent that only one child uses is called that child's then.
-                assert again.may_use(mine, each, None) or not estate.may_use(mine, each, None)
+                assert again.is_within(mine, each, None) or not estate.is_within(mine, each, None)
         for each in land.topology.sizes:
             there = free_block(land, each, number)
-            assert there is None or again.may_hold(there) == estate.may_hold(there)
+            assert there is None or again.passes_lending_check(there) == estate.passes_lending_check(there)
 
 
 # -- cases -----------------------------------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ def tree(topology: Topology, **shares: tuple[tuple[int, int], ...]) -> Land:
         held = (ProjectShare(pool.name, blocks),) if blocks else ()
         project = Project(name=name.replace("__", "/"), shares=held)
         check_project(project, projects, {pool.name: pool})
-        projects = projects.replaced(project)
+        projects = projects.with_project(project)
     return Land(pool, projects)
 
 
@@ -352,8 +352,8 @@ def test_a_cell_of_two_children_is_their_parents(names: tuple[str, str]) -> None
     for at, name in enumerate(names):
         half = Block(range(2 * at, 2 * at + 2))
         land.arrive(name, half, preemptible=False, place=GuaranteedPlacement("lab", first, half))
-    assert not land.estate().may_use(land.open_cells("lab/b"), 4, None)
-    places = list(land.estate().places(land.open_cells("lab/a"), 4, None))
+    assert not land.estate().is_within(land.open_cells("lab/b"), 4, None)
+    places = list(land.estate().iter_placements(land.open_cells("lab/a"), 4, None))
     assert [(place.owner, place.cell) for place in places] == [("lab/a", second)]
 
 
@@ -366,9 +366,18 @@ def test_devices_of_a_number_are_reckoned_so_that_all_who_fitted_still_fit(block
         owner = "lab/a" if len(block) == 4 else "lab"
         land.arrive("lab/a", Block(block), preemptible=False, place=GuaranteedPlacement(owner, nobody, nobody))
     estate = land.estate()
-    assert not estate.may_use(land.open_cells("lab/a"), 1, None)
-    assert estate.may_hold(Block(()))
-    assert estate.may_use(land.open_cells("other"), 3, None)
+    assert not estate.is_within(land.open_cells("lab/a"), 1, None)
+    assert estate.passes_lending_check(Block(()))
+    assert estate.is_within(land.open_cells("other"), 3, None)
+
+
+def test_bound_devices_of_a_number_are_not_lent() -> None:
+    land = tree(AnySubset(8, 8), lab=((1, 4),))
+    estate, place = land.estate(), GuaranteedPlacement("lab", Block(()), Block(()))
+    land.arrive("lab", Block(range(4)), preemptible=False, place=place)
+    estate.bind_holder(place, *land.tenants.values())
+    assert estate.passes_lending_check(Block(range(4, 8)))
+    assert not estate.passes_lending_check(Block(range(3, 8)))
 
 
 def test_a_scattered_block_is_inside_no_other() -> None:
@@ -377,21 +386,21 @@ def test_a_scattered_block_is_inside_no_other() -> None:
     land = tree(topology, lab=((1, 1), (2, 1)))
     cell = Block((0, 2))
     land.arrive("lab", cell, preemptible=True, place=GuaranteedPlacement("lab", cell, cell))
-    found = land.estate().place_of(land.open_cells("lab"), Block(range(1, 2)))
+    found = land.estate().find_placement(land.open_cells("lab"), Block(range(1, 2)))
     assert found == GuaranteedPlacement("lab", Block(range(1, 2)), Block(range(1, 2)))
 
 
 def test_a_cell_of_a_catalogue_holds_only_its_own_size() -> None:
     land = tree(RACK, lab=((3, 1),))
     estate = land.estate()
-    assert not estate.may_use(land.open_cells("lab"), 2, None)
-    assert estate.place_of(land.open_cells("lab"), Block(range(2))) is None
+    assert not estate.is_within(land.open_cells("lab"), 2, None)
+    assert estate.find_placement(land.open_cells("lab"), Block(range(2))) is None
 
 
 def test_a_borrower_of_scattered_devices_is_taken_into_a_cell() -> None:
     land = tree(SCATTERED, lab=((2, 1),))
     block = Block((0, 2))
-    assert land.estate().place_of(land.open_cells("lab"), block) == GuaranteedPlacement("lab", block, block)
+    assert land.estate().find_placement(land.open_cells("lab"), block) == GuaranteedPlacement("lab", block, block)
 
 
 def test_who_lost_its_guarantee_has_borrowed() -> None:
@@ -400,19 +409,19 @@ def test_who_lost_its_guarantee_has_borrowed() -> None:
     block = Block(range(8))
     land.arrive("lab", block, preemptible=True)
     [tenant] = land.tenants.values()
-    land.tenants[tenant.claim] = replace(tenant, cell=block)
-    assert land.estate().may_use(land.open_cells("other"), 8, None)
-    land.tenants[tenant.claim] = replace(tenant, cell=block, preemptible=False)
-    assert not land.estate().may_use(land.open_cells("other"), 8, None)
+    land.tenants[tenant.claim] = replace(tenant, guaranteed_block=block)
+    assert land.estate().is_within(land.open_cells("other"), 8, None)
+    land.tenants[tenant.claim] = replace(tenant, guaranteed_block=block, is_preemptible=False)
+    assert not land.estate().is_within(land.open_cells("other"), 8, None)
 
 
 def test_devices_out_of_service_are_in_nobodys_cell() -> None:
     land = tree(PowerOfTwo(2, 8, 16), lab=((8, 1),))
     land.out = {3}
     estate = land.estate()
-    assert {place.cell for place in estate.places(land.open_cells("lab"), 4, None)} == {Block(range(8, 16))}
-    assert not estate.may_hold(Block(range(8, 10)))
-    assert estate.may_hold(Block(range(4, 8)))
+    assert {place.cell for place in estate.iter_placements(land.open_cells("lab"), 4, None)} == {Block(range(8, 16))}
+    assert not estate.passes_lending_check(Block(range(8, 10)))
+    assert estate.passes_lending_check(Block(range(4, 8)))
 
 
 @pytest.mark.parametrize("topology", [PowerOfTwo(1, 8, 8), AnySubset(8, 8)], ids=repr)
@@ -422,11 +431,11 @@ def test_only_lower_priorities_of_the_same_guarantee_make_room(topology: Topolog
     land.arrive("lab", whole, preemptible=True, place=GuaranteedPlacement("lab", whole, whole))
     [tenant] = land.tenants.values()
     mine = land.open_cells("lab")
-    assert not land.estate().may_use(mine, 4, None)
-    assert not land.estate().may_use(mine, 4, tenant.priority)
-    assert land.estate().may_use(mine, 4, tenant.priority + 1)
-    land.tenants[tenant.claim] = replace(tenant, preemptible=False)
-    assert not land.estate().may_use(mine, 4, tenant.priority + 1)
+    assert not land.estate().is_within(mine, 4, None)
+    assert not land.estate().is_within(mine, 4, tenant.priority)
+    assert land.estate().is_within(mine, 4, tenant.priority + 1)
+    land.tenants[tenant.claim] = replace(tenant, is_preemptible=False)
+    assert not land.estate().is_within(mine, 4, tenant.priority + 1)
 
 
 def test_a_number_counts_what_is_left_of_it() -> None:
@@ -434,12 +443,12 @@ def test_a_number_counts_what_is_left_of_it() -> None:
     land.arrive("lab", Block(range(2)), preemptible=True, place=GuaranteedPlacement("lab", Block(()), Block(())))
     estate = land.estate()
     assert isinstance(estate, DeviceCountMap)
-    assert estate.may_use(land.open_cells("lab"), 3, None)
-    assert not estate.may_use(land.open_cells("lab"), 4, None)
-    assert estate.may_hold(Block(range(2, 5)))
-    assert not estate.may_hold(Block(range(2, 6)))
-    estate.hold(Block(range(2, 5)))
-    assert not estate.may_hold(Block(range(5, 6)))
+    assert estate.is_within(land.open_cells("lab"), 3, None)
+    assert not estate.is_within(land.open_cells("lab"), 4, None)
+    assert estate.passes_lending_check(Block(range(2, 5)))
+    assert not estate.passes_lending_check(Block(range(2, 6)))
+    estate.add_firm_borrower(Block(range(2, 5)))
+    assert not estate.passes_lending_check(Block(range(5, 6)))
 
 
 @given(st.lists(st.integers(1, 3), max_size=6))
@@ -456,26 +465,26 @@ def test_a_search_that_takes_too_long_finds_nothing(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("topology", [PowerOfTwo(1, 8, 8), AnySubset(8, 8)], ids=repr)
 def test_who_may_have_a_block_when_it_is_empty(topology: Topology) -> None:
-    """Four devices are promised: of eight nobody is ever lent more than four for good."""
+    """Four devices are promised: of eight nobody is ever lent more than four permanently."""
     land = tree(topology, lab=((4, 1),) if isinstance(topology, PowerOfTwo) else ((1, 4),), other=())
     land.arrive("other", Block(range(4)), preemptible=False)
     estate = land.estate()
-    assert not estate.may_hold(Block(range(4, 8)))
-    assert not estate.could_hold(Block(range(4, 8)))
-    assert estate.could_hold(Block(range(4)))
-    assert not estate.could_hold(Block(range(8)))
+    assert not estate.passes_lending_check(Block(range(4, 8)))
+    assert not estate.passes_lending_check_when_empty(Block(range(4, 8)))
+    assert estate.passes_lending_check_when_empty(Block(range(4)))
+    assert not estate.passes_lending_check_when_empty(Block(range(8)))
     land = tree(topology, lab=((4, 1),) if isinstance(topology, PowerOfTwo) else ((1, 4),), other=())
     cell = Block(range(4))
     land.arrive("lab", cell, preemptible=False, place=GuaranteedPlacement("lab", cell, cell))
-    assert land.estate().could_hold(Block(range(4, 8)))
-    assert land.estate().could_hold(cell), "by then its cell may lie in the other half"
-    assert not land.estate().could_hold(Block(range(8)))
+    assert land.estate().passes_lending_check_when_empty(Block(range(4, 8)))
+    assert land.estate().passes_lending_check_when_empty(cell), "by then its cell may lie in the other half"
+    assert not land.estate().passes_lending_check_when_empty(Block(range(8)))
 
 
 def test_a_borrower_is_in_a_cell_only_where_the_others_still_fit() -> None:
     """A cell of four in the half that is whole would leave no place for the eight of another."""
     land = tree(PowerOfTwo(1, 16, 16), lab=((4, 1),), other=((8, 1),), c=())
     land.arrive("c", Block(range(4)), preemptible=False)
-    assert land.estate().place_of(land.open_cells("lab"), Block(range(8, 12))) is None
+    assert land.estate().find_placement(land.open_cells("lab"), Block(range(8, 12))) is None
     beside = Block(range(4, 8))
-    assert land.estate().place_of(land.open_cells("lab"), beside) == GuaranteedPlacement("lab", beside, beside)
+    assert land.estate().find_placement(land.open_cells("lab"), beside) == GuaranteedPlacement("lab", beside, beside)

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.core.claims import (
+from moorings.core.model.access import OWNER_KINDS
+from moorings.core.model.claims import (
     LEASE_S_MAX,
     LEASE_S_MIN,
     NAME_CHARS_MAX,
     OWNER_CHARS_MAX,
-    OWNER_KINDS,
     PRIORITY_MAX,
     SIZE_MAX,
     TIME_LIMIT_S_MAX,
@@ -30,12 +30,13 @@ from moorings.core.claims import (
     check_new_name,
     check_owner,
     check_spec,
+    digested_warn_signal,
     step,
 )
-from moorings.core.errors import MooringsError
-from moorings.core.instants import SECOND, Timestamp
-from moorings.core.reasons import Reason
-from moorings.testing.records import NOW, POOL, a_claim
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.reasons import Reason
+from moorings.core.model.timestamps import SECOND, Timestamp
+from moorings.testing.builders import NOW, POOL, a_claim
 from tests.cases import cases
 
 LATER = Timestamp(NOW + SECOND)
@@ -296,7 +297,7 @@ def test_the_moments_of_a_claims_life_are_kept():
     claim = step(claim, ClaimEvent.RELEASE, Timestamp(3))
     claim = step(claim, ClaimEvent.FREED, Timestamp(4))
     assert (claim.granted_at, claim.ready_at, claim.ended_at) == (1, 2, 4)
-    assert claim.ended
+    assert claim.is_ended
 
 
 @pytest.mark.parametrize(
@@ -310,7 +311,7 @@ def test_a_claim_that_waits_again_holds_nothing_but_its_place(state, event):
     claim = a_claim(state=state, pool=POOL, partition="part-1", granted_at=NOW, ready_at=NOW)
     again = step(claim, event, LATER)
     assert (again.pool, again.partition, again.granted_at, again.ready_at) == (None, None, None, None)
-    assert (again.arrival, again.order, again.attempt) == (claim.arrival, claim.order, claim.attempt + 1)
+    assert (again.arrival, again.queue_key, again.attempt) == (claim.arrival, claim.queue_key, claim.attempt + 1)
 
 
 def test_a_step_leaves_the_claim_it_began_from_as_it_was():
@@ -323,9 +324,15 @@ def test_the_queue_is_ordered_by_priority_then_arrival_then_id():
     urgent = a_claim(9, spec=spec(priority=5))
     early, late = a_claim(1), a_claim(2)
     twin = replace(early, id=ClaimId("claim-0000"))
-    assert sorted([late, early, urgent, twin], key=lambda claim: claim.order) == [urgent, twin, early, late]
+    assert sorted([late, early, urgent, twin], key=lambda claim: claim.queue_key) == [urgent, twin, early, late]
 
 
 def test_of_equals_the_earlier_is_first_whatever_their_ids():
     early, late = replace(a_claim(2), arrival=NOW), replace(a_claim(1), arrival=LATER)
-    assert sorted([late, early], key=lambda claim: claim.order) == [early, late]
+    assert sorted([late, early], key=lambda claim: claim.queue_key) == [early, late]
+
+
+def test_the_default_signal_of_now_and_of_before_are_one_in_a_requests_digest():
+    """A request with a key, sent again after an upgrade, is the same request."""
+    signals = ("auto", "USR1", "TERM")
+    assert [digested_warn_signal(CheckpointContract(warn_signal=each)) for each in signals] == ["USR1", "USR1", "TERM"]

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from moorings.core.claims import CheckpointContract, Claim, ClaimState, PoolBlock
-from moorings.core.errors import MooringsError
-from moorings.core.hardware import ObservedState
-from moorings.core.inputs import CheckpointSaved, DefragmentPool, SetProject, YieldClaim
-from moorings.core.plans import MovePlan
-from moorings.core.policy import Policy
-from moorings.core.projects import Project, ProjectShare
-from moorings.core.topology import Block
-from moorings.core.turn import Turn
+from moorings.core.model.claims import CheckpointContract, Claim, ClaimState, PoolBlock
+from moorings.core.model.driver_results import ObservedState
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.inputs import CheckpointSaved, DefragmentPool, SetProject, YieldClaim
+from moorings.core.model.policy import DefragmentMode, Policy
+from moorings.core.model.projects import Project, ProjectShare
+from moorings.core.model.topology import Block
+from moorings.core.placement.plans import MovePlan
+from moorings.core.scheduling.turn import Turn
 from tests.unit.core.worlds import POD, RACK, World
 
 KEEPS = CheckpointContract(resumable=True)
@@ -70,6 +70,15 @@ def test_devices_that_are_kept_for_others_are_told():
     assert "8 of 16 are free (4 of them are kept for others), 8 are needed" in error.detail
 
 
+def test_a_reserved_number_of_devices_bars_no_order():
+    world = World(POD, policy=Policy(defragment=DefragmentMode.ON))
+    for n, limit_s in enumerate((60.0, 90.0, 60.0, 90.0)):
+        world.ready(4, owner=f"local/{n}", checkpoint=KEEPS, time_limit_s=limit_s)
+    world.create(8)
+    assert [len(one.block) for one in world.fleet.reserved_blocks] == [0]
+    assert refused(world, DefragmentPool(size=2)) == "room.not_found"
+
+
 def test_an_hour_that_is_used_up_is_told():
     world = World(POD, policy=Policy(moves_per_hour=0))
     scattered(world)
@@ -111,11 +120,15 @@ def test_a_claim_that_waits_gets_the_room_that_is_made_for_it():
     [moved] = world.step(DefragmentPool(claim=wanted.id))
     assert isinstance(moved, MovePlan)
     [move] = moved.moves
-    assert (move.claim, move.by, move.to) == (last.id, wanted.id, PoolBlock(POD.name, Block.parse("0-3")))
+    assert (move.claim, move.for_claim, move.move_target) == (
+        last.id,
+        wanted.id,
+        PoolBlock(POD.name, Block.parse("0-3")),
+    )
     assert moved.spot == PoolBlock(POD.name, Block.parse("8-15"))
     assert moved.cost == pytest.approx(4 * 120 + 4, rel=0.01)
     asked = world.claim(last.id)
-    assert (asked.state, asked.kept) == (ClaimState.RECLAIMING, move.to)
+    assert (asked.state, asked.kept) == (ClaimState.RECLAIMING, move.move_target)
     assert asked.reason is not None
     assert asked.reason.message == "it makes room for c5 of project default and goes on at once, on devices 0-3"
     assert goes_on(world, last).state is ClaimState.READY
@@ -134,16 +147,16 @@ def test_room_of_a_size_is_made_for_nobody_in_particular():
     assert asked.reason.message.startswith("it makes room for larger partitions and goes on at once")
     assert asked.reason.blockers == ()
     goes_on(world, asked)
-    assert world.fleet.pools[POD.name].free.find(8) == moved.spot.block
+    assert world.fleet.pools[POD.name].free.find_block(8) == moved.spot.block
 
 
 def test_a_turn_that_is_thrown_away_is_a_dry_run():
     world = World(POD)
     scattered(world)
-    before = (dict(world.fleet.claims), world.fleet.moved, world.fleet.pools[POD.name].free.find(4))
+    before = (dict(world.fleet.claims), world.fleet.move_times, world.fleet.pools[POD.name].free.find_block(4))
     with Turn(world.fleet, world.policy, world.now) as turn:
-        assert isinstance(turn.take(DefragmentPool(size=8)), MovePlan)
-    assert (dict(world.fleet.claims), world.fleet.moved, world.fleet.pools[POD.name].free.find(4)) == before
+        assert isinstance(turn.handle_input(DefragmentPool(size=8)), MovePlan)
+    assert (dict(world.fleet.claims), world.fleet.move_times, world.fleet.pools[POD.name].free.find_block(4)) == before
     world.step()
 
 
@@ -166,14 +179,14 @@ def test_two_orders_of_one_turn_share_the_hour():
     moved, second = world.step(DefragmentPool(size=8), DefragmentPool(size=8))
     assert isinstance(moved, MovePlan)
     assert isinstance(second, MooringsError)
-    assert len(world.fleet.moved) == 1
+    assert len(world.fleet.move_times) == 1
 
 
 def test_no_more_is_lost_than_was_allowed():
     world = World(POD)
     scattered(world)
     assert refused(world, DefragmentPool(size=8, cost_max=100.0)) == "room.too_costly"
-    assert world.fleet.moved == ()
+    assert world.fleet.move_times == ()
     assert isinstance(world.step(DefragmentPool(size=8, cost_max=2_000.0))[0], MovePlan)
 
 
@@ -187,7 +200,7 @@ def test_what_needs_no_room_or_gets_none_is_refused():
     assert refused(world, DefragmentPool(claim=held.id.__class__("nobody"))) == "claim.unknown"
     world.ready(4)
     world.ready(4)
-    world.end(held)  # 0-3 and 12-15 are free; who is between them goes on from no checkpoint
+    world.end(held)  # 0-3 and 12-15 are free; who is between them resumes from no checkpoint
     assert refused(world, DefragmentPool(size=8)) == "room.not_found"
 
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.core.devices import Device, DeviceEvent, DeviceState, PoolName, device_id, parse_device_id, step
-from moorings.core.errors import MooringsError
-from moorings.core.instants import SECOND, Timestamp
-from moorings.testing.records import NOW, POOL
+from moorings.core.model.devices import Device, DeviceEvent, DeviceState, PoolName, device_id, parse_device_id, step
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.timestamps import SECOND, Timestamp
+from moorings.testing.builders import NOW, POOL
 from tests.cases import cases
 
 LATER = Timestamp(NOW + SECOND)

@@ -6,7 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorings.core.ends import (
+from moorings.core.model.timestamps import Timestamp
+from moorings.core.model.topology import AnySubset, Block, Catalogue, PowerOfTwo, Topology
+from moorings.core.placement.free_map import NO_RELEASE, OUT_OF_SERVICE
+from moorings.core.placement.release_times import (
     FREE,
     BuddyReleaseTimes,
     CatalogueReleaseTimes,
@@ -16,9 +19,6 @@ from moorings.core.ends import (
     SubsetReleaseTimes,
     release_times_for,
 )
-from moorings.core.instants import Timestamp
-from moorings.core.placement import NO_RELEASE, OUT_OF_SERVICE
-from moorings.core.topology import AnySubset, Block, Catalogue, PowerOfTwo, Topology
 from tests.sampling import examples
 
 RACK = Catalogue(12, tuple(Block(range(s, s + n)) for n in (1, 2, 3, 6) for s in range(0, 12, n)))
@@ -75,13 +75,13 @@ def freed_by(size: int, until: dict[int, Timestamp]) -> tuple[Timestamp, int] | 
 def seen(ends: ReleaseTimes, topology: Topology) -> list[object]:
     """All that can be asked."""
     everything = Block(range(topology.n_devices))
-    devices = [ends.until(index) for index in range(topology.n_devices)]
+    devices = [ends.release_time(index) for index in range(topology.n_devices)]
     sizes = [*topology.sizes, topology.n_devices, topology.n_devices + 1]
     return [
         devices,
-        ends.read(everything),
-        *(ends.soonest(size) for size in topology.sizes),
-        *map(ends.freed_by, sizes),
+        ends.release_times_within(everything),
+        *(ends.earliest_block(size) for size in topology.sizes),
+        *map(ends.earliest_count, sizes),
     ]
 
 
@@ -109,16 +109,16 @@ def test_ends_answer_as_a_table_of_all_devices(
     until = dict.fromkeys(range(topology.n_devices), FREE)
 
     def check() -> None:
-        assert [ends.until(index) for index in until] == list(until.values())
+        assert [ends.release_time(index) for index in until] == list(until.values())
         for size in topology.sizes:
-            assert ends.soonest(size) == soonest(topology, size, until)
+            assert ends.earliest_block(size) == soonest(topology, size, until)
         for size in range(1, topology.n_devices + 2):
-            assert ends.freed_by(size) == freed_by(size, until)
+            assert ends.earliest_count(size) == freed_by(size, until)
 
     check()
     for first, second, strange, end in known:
         block = block_for(topology, first, second, strange=strange)
-        ends.put(block, end)
+        ends.set_release(block, end)
         until |= dict.fromkeys(block, end)
         check()
     before, kept = seen(ends, topology), dict(until)
@@ -128,11 +128,11 @@ def test_ends_answer_as_a_table_of_all_devices(
         on_trial.put(block, end)
         until |= dict.fromkeys(block, end)
         check()
-    on_trial.undo()
+    on_trial.rollback()
     assert seen(ends, topology) == before
     until = kept
     check()
-    on_trial.undo()  # there is nothing left to put back
+    on_trial.rollback()  # there is nothing left to put back
     assert seen(ends, topology) == before
 
 
@@ -141,18 +141,18 @@ def test_what_is_read_of_a_block_can_be_put_back(given: list[tuple[int, int, boo
     topology = PowerOfTwo(2, 8, 16)
     ends, copy = release_times_for(topology), release_times_for(topology)
     for first, second, strange, end in given:
-        ends.put(block_for(topology, first, second, strange=strange), end)
-    for block, end in ends.read(Block(range(16))):
-        copy.put(block, end)
+        ends.set_release(block_for(topology, first, second, strange=strange), end)
+    for block, end in ends.release_times_within(Block(range(16))):
+        copy.set_release(block, end)
     assert seen(copy, topology) == seen(ends, topology)
 
 
 def test_a_block_of_one_end_is_read_as_one() -> None:
     ends = release_times_for(PowerOfTwo(2, 8, 16))
     half = Block(range(8))
-    ends.put(half, Timestamp(5))
-    assert ends.read(half) == [(half, Timestamp(5))]
-    assert len(ends.read(Block(range(16)))) == 16
+    ends.set_release(half, Timestamp(5))
+    assert ends.release_times_within(half) == [(half, Timestamp(5))]
+    assert len(ends.release_times_within(Block(range(16)))) == 16
 
 
 def test_each_topology_has_ends_of_its_own() -> None:
@@ -161,19 +161,19 @@ def test_each_topology_has_ends_of_its_own() -> None:
 
 
 def test_a_size_of_which_there_is_no_block_is_never_empty() -> None:
-    assert release_times_for(PowerOfTwo(1, 4, 4)).soonest(8) is None
-    assert release_times_for(AnySubset(4, 4)).soonest(5) is None
-    assert release_times_for(RACK).soonest(4) is None
+    assert release_times_for(PowerOfTwo(1, 4, 4)).earliest_block(8) is None
+    assert release_times_for(AnySubset(4, 4)).earliest_block(5) is None
+    assert release_times_for(RACK).earliest_block(4) is None
 
 
 def test_late_ends_are_written_when_they_are_read_and_undone():
     ends = BuddyReleaseTimes(PowerOfTwo(1, 8, 8))
     late = DeferredReleaseTimes(ends)
     late.put(Block(range(4)), Timestamp(5))
-    assert ends.until(0) == FREE
-    assert late.read().until(0) == Timestamp(5)
+    assert ends.release_time(0) == FREE
+    assert late.flush().release_time(0) == Timestamp(5)
     late.put(Block(range(1)), Timestamp(9))
-    assert [late.read().until(index) for index in (0, 1)] == [Timestamp(9), Timestamp(5)]
+    assert [late.flush().release_time(index) for index in (0, 1)] == [Timestamp(9), Timestamp(5)]
     late.put(Block(range(4, 8)), Timestamp(7))  # nobody reads it
-    late.undo()
-    assert [ends.until(index) for index in range(8)] == [FREE] * 8
+    late.rollback()
+    assert [ends.release_time(index) for index in range(8)] == [FREE] * 8

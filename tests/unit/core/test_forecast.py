@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from itertools import count
 
-from moorings.core.claims import CheckpointContract, Claim, ClaimId, ClaimSpec, ClaimState
-from moorings.core.forecast import HORIZON_S, estimate_start
-from moorings.core.instants import Timestamp, add_seconds
-from moorings.core.options import list_start_options
-from moorings.core.policy import Policy
-from moorings.core.whatif import compare_policies
+from moorings.core.forecast.estimate import HORIZON_S, estimate_start
+from moorings.core.forecast.whatif import compare_policies
+from moorings.core.model.claims import CheckpointContract, Claim, ClaimId, ClaimSpec, ClaimState
+from moorings.core.model.policy import Policy
+from moorings.core.model.timestamps import Timestamp, add_seconds
+from moorings.core.scheduling.explain import list_start_options
 from tests.unit.core.worlds import POD, World
 
 HOUR_S = 3600.0
@@ -48,7 +48,7 @@ def test_nobody_can_say_behind_a_holder_without_a_limit():
     world.ready(16, gcds=2)
     found = estimate_start(world.fleet, Policy(), world.now, asked(8))
     assert found.starts_at is None
-    assert found.why == "1 claim that holds devices has no time limit"
+    assert found.unknown_reason == "1 claim that holds devices has no time limit"
 
 
 def test_nobody_can_say_behind_one_that_waits_without_a_limit():
@@ -57,7 +57,7 @@ def test_nobody_can_say_behind_one_that_waits_without_a_limit():
     world.create(8)
     found = estimate_start(world.fleet, Policy(), world.now, asked(16))
     assert found.starts_at is None
-    assert found.why == "1 claim that waits and comes first has no time limit"
+    assert found.unknown_reason == "1 claim that waits and comes first has no time limit"
     assert estimate_start(world.fleet, Policy(), world.now, asked(8)).starts_at is not None
 
 
@@ -72,7 +72,7 @@ def test_once_it_shall_not_go_on_nobody_can_say():
     for _ in range(4):
         world.create(16, gcds=2, time_limit_s=HOUR_S)
     found = estimate_start(world.fleet, Policy(), world.now, asked(8), lambda: False)
-    assert (found.starts_at, "too long to tell" in found.why) == (None, True)
+    assert (found.starts_at, "too long to tell" in found.unknown_reason) == (None, True)
 
 
 def test_it_is_asked_whether_to_go_on_again_and_again():
@@ -92,14 +92,14 @@ def test_asking_changes_nothing():
     world = World(POD)
     world.ready(8, time_limit_s=HOUR_S)
     world.create(16, gcds=2)
-    free = [world.fleet.pools[POD.name].free.find(size) for size in (1, 2, 4, 8, 16)]
-    before = (dict(world.fleet.claims), list(world.fleet.queue), world.fleet.reservations)
+    free = [world.fleet.pools[POD.name].free.find_block(size) for size in (1, 2, 4, 8, 16)]
+    before = (dict(world.fleet.claims), list(world.fleet.queue), world.fleet.reserved_blocks)
     estimate_start(world.fleet, Policy(), world.now, asked(8))
     compare_policies(world.fleet, world.now, Policy(), Policy(backfill=False))
     list_start_options(world.fleet, Policy(), world.now, asked(16))
-    assert (dict(world.fleet.claims), list(world.fleet.queue), world.fleet.reservations) == before
-    assert [world.fleet.pools[POD.name].free.find(size) for size in (1, 2, 4, 8, 16)] == free
-    world.step()  # World decides every turn twice, once on a fleet made anew from the records
+    assert (dict(world.fleet.claims), list(world.fleet.queue), world.fleet.reserved_blocks) == before
+    assert [world.fleet.pools[POD.name].free.find_block(size) for size in (1, 2, 4, 8, 16)] == free
+    world.step()  # World decides every turn twice, once on a fleet made again from the records
 
 
 def test_a_smaller_claim_would_start_now():

@@ -9,13 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorings.core.announced import QueuedJob, QueueReport
-from moorings.core.claims import Claim, ClaimSpec, ClaimState
-from moorings.core.devices import PoolName
-from moorings.core.errors import MooringsError
-from moorings.core.explain import explain_wait
-from moorings.core.hardware import DriverResult, ObservedState, ResultCode
-from moorings.core.inputs import (
+from moorings.core.model.claims import Claim, ClaimSpec, ClaimState
+from moorings.core.model.devices import PoolName
+from moorings.core.model.driver_results import DriverResult, ObservedState, ResultCode
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.inputs import (
     CheckpointSaved,
     DeleteProject,
     DriverResultReceived,
@@ -25,11 +23,13 @@ from moorings.core.inputs import (
     SetProject,
     YieldClaim,
 )
-from moorings.core.instants import SECOND, Timestamp, add_seconds
-from moorings.core.partitions import PartitionState
-from moorings.core.policy import Policy
-from moorings.core.projects import Project, ProjectShare
-from moorings.core.topology import AnySubset, Pool
+from moorings.core.model.partitions import PartitionState
+from moorings.core.model.policy import Policy
+from moorings.core.model.projects import Project, ProjectShare
+from moorings.core.model.queue_reports import QueuedJob, QueueReport
+from moorings.core.model.timestamps import SECOND, Timestamp, add_seconds
+from moorings.core.model.topology import AnySubset, Pool
+from moorings.core.scheduling.explain import explain_wait
 from tests.sampling import examples
 from tests.unit.core.worlds import POD, RACK, World
 
@@ -71,7 +71,7 @@ class Site(World):
             self.step(*self.go_on())
 
     def judge(self, shares: dict[str, tuple[tuple[int, int], ...]]) -> None:
-        """Nobody waits for long for what it is guaranteed, whoever holds it (sizes asked are sizes promised).
+        """No claim waits long for its guarantee, whichever claims hold the devices (sizes asked are sizes promised).
 
         A small claim may use a large cell of its own project: that is then what the project has of it.
         """
@@ -99,7 +99,7 @@ class Site(World):
 
 @dataclass(frozen=True)
 class Ask:
-    """Somebody asks in the name of a project."""
+    """A claim in the name of a project."""
 
     project: str
     size: int
@@ -376,7 +376,7 @@ def test_backfill_never_delays_the_first(
     for _ in range(200):
         if site.claim(first.id).state is not ClaimState.PENDING:
             break
-        kept = next((one for one in site.fleet.reservations if one.claim == first.id), None)
+        kept = next((one for one in site.fleet.reserved_blocks if one.claim == first.id), None)
         if kept is not None and promised is None:
             promised = kept.until
         said: list[Input] = site.go_on()

@@ -1,7 +1,7 @@
 """Law 6 over random histories: whatever is asked, lent, given back, drained and resumed, nobody who uses less than is
 guaranteed never waits longer than borrowers may run and take to yield.
 
-Who is within its guarantee is worked out here, from who sits in which cell, and not asked of the scheduler.
+The claims within their guarantee are computed here, from the used cells, and not asked of the scheduler.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorings.core.claims import CheckpointContract, Claim, ClaimId, ClaimState
-from moorings.core.devices import DeviceState, PoolName
-from moorings.core.hardware import DriverResult, ObservedState, ResultCode
-from moorings.core.inputs import (
+from moorings.core.model.claims import CheckpointContract, Claim, ClaimId, ClaimState
+from moorings.core.model.devices import DeviceState, PoolName
+from moorings.core.model.driver_results import DriverResult, ObservedState, ResultCode
+from moorings.core.model.inputs import (
     CheckpointSaved,
     CreateClaim,
     DrainDevice,
@@ -29,11 +29,11 @@ from moorings.core.inputs import (
     SetProject,
     YieldClaim,
 )
-from moorings.core.instants import SECOND, Timestamp, add_seconds
-from moorings.core.partitions import PartitionState
-from moorings.core.policy import DefragmentMode, Policy
-from moorings.core.projects import Project, ProjectShare
-from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo
+from moorings.core.model.partitions import PartitionState
+from moorings.core.model.policy import DefragmentMode, Policy
+from moorings.core.model.projects import Project, ProjectShare
+from moorings.core.model.timestamps import SECOND, Timestamp, add_seconds
+from moorings.core.model.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo
 from tests.sampling import examples
 from tests.unit.core.worlds import World
 
@@ -81,7 +81,7 @@ class Site(World):
             [reply] = self.step(SetProject(Project(name=name, shares=held), None))
             assert isinstance(reply, Project), reply
         self.named = tuple(shares)
-        self.own = dict(self.fleet.projects.cells(pool.name))
+        self.own = dict(self.fleet.projects.guaranteed_blocks(pool.name))
         self.short_since: dict[tuple[str, int], Timestamp] = {}
         self.attempts: dict[ClaimId, tuple[int, ClaimState]] = {}
 

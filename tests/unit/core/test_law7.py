@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorings.core.claims import Claim, ClaimId, ClaimState
-from moorings.core.devices import PoolName
-from moorings.core.hardware import DriverResult, ObservedState, ResultCode
-from moorings.core.inputs import CreateClaim, DriverResultReceived, Input, ReleaseClaim
-from moorings.core.instants import SECOND, Timestamp, add_seconds
-from moorings.core.partitions import PartitionState
-from moorings.core.placement import NO_RELEASE
-from moorings.core.policy import Policy
-from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo, Topology
+from moorings.core.model.claims import Claim, ClaimId, ClaimState
+from moorings.core.model.devices import PoolName
+from moorings.core.model.driver_results import DriverResult, ObservedState, ResultCode
+from moorings.core.model.inputs import CreateClaim, DriverResultReceived, Input, ReleaseClaim
+from moorings.core.model.partitions import PartitionState
+from moorings.core.model.policy import Policy
+from moorings.core.model.timestamps import SECOND, Timestamp, add_seconds
+from moorings.core.model.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo, Topology
+from moorings.core.placement.free_map import NO_RELEASE
 from tests.sampling import examples
 from tests.unit.core.worlds import World
 
@@ -29,7 +29,7 @@ TOPOLOGIES: tuple[Topology, ...] = (
     PowerOfTwo(3, 4, 8),
     AnySubset(10, 8),
     Catalogue(12, tuple(Block(range(s, s + n)) for n in (1, 2, 3, 6, 12) for s in range(0, 12, n))),
-    Catalogue(7, (*(Block(range(i, i + 1)) for i in range(7)), *map(Block, ((0, 2), (1, 3), (2, 4, 6), (0, 1, 5, 6))))),
+    Catalogue(7, (*(Block.single(i) for i in range(7)), *map(Block, ((0, 2), (1, 3), (2, 4, 6), (0, 1, 5, 6))))),
 )
 
 
@@ -65,7 +65,7 @@ class Site(World):
     def second(self, *inputs: Input) -> None:
         """A turn; who is told an instant starts by then."""
         self.step(*inputs, *self.go_on())
-        for kept in self.fleet.reservations:
+        for kept in self.fleet.reserved_blocks:
             if 0 < kept.until < NO_RELEASE:
                 self.promised.setdefault(kept.claim, kept.until)
         for ident, until in self.promised.items():
@@ -75,7 +75,7 @@ class Site(World):
 
     @property
     def waiting(self) -> list[Claim]:
-        return list(self.fleet.waiting())
+        return list(self.fleet.pending_claims())
 
 
 limits = st.sampled_from([None, 1.0, 2.0, 4.0, 7.0, 12.0, 20.0])
@@ -169,8 +169,8 @@ def test_what_is_kept_is_used_meanwhile_by_those_that_end_before() -> None:
     assert site.claim(long.id).state is ClaimState.PENDING
     for _ in range(45):
         site.second()
-    assert site.claim(large.id).ended
-    assert site.claim(short.id).ended
+    assert site.claim(large.id).is_ended
+    assert site.claim(short.id).is_ended
 
 
 def test_a_limit_just_as_long_as_what_is_left_is_not_short_enough() -> None:
@@ -179,7 +179,7 @@ def test_a_limit_just_as_long_as_what_is_left_is_not_short_enough() -> None:
     held = site.asks_for(8, 30.0)
     site.second(held)
     site.second(site.asks_for(16, 5.0))
-    [kept] = site.fleet.reservations
+    [kept] = site.fleet.reserved_blocks
     left_s = (kept.until - site.now) / SECOND - 1  # in the next turn
     exact, shorter = site.asks_for(8, left_s), site.asks_for(8, left_s - MAKING_S)
     site.second(exact, shorter)

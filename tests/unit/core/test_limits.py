@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorings.core.claims import Claim, ClaimState
-from moorings.core.explain import explain_wait
-from moorings.core.inputs import ReleaseClaim, SetProject
-from moorings.core.instants import SECOND
-from moorings.core.options import list_start_options
-from moorings.core.projects import Project, ProjectShare
-from moorings.core.topology import Pool
+from moorings.core.model.claims import Claim, ClaimState
+from moorings.core.model.inputs import ReleaseClaim, SetProject
+from moorings.core.model.projects import Project, ProjectShare
+from moorings.core.model.timestamps import SECOND
+from moorings.core.model.topology import Pool
+from moorings.core.scheduling.explain import explain_wait, list_start_options
 from tests.sampling import examples
 from tests.unit.core.test_law6 import BOUND_S, CROSS, QUICK, Site
 from tests.unit.core.worlds import POD
@@ -225,7 +224,7 @@ def judge(site: Site, most: int) -> None:
 
 @dataclass(frozen=True)
 class Ask:
-    """Somebody asks in the name of a project."""
+    """A claim in the name of a project."""
 
     project: str
     size: int

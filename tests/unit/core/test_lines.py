@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorings.core import lines
-from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState
-from moorings.core.instants import Timestamp
-from moorings.core.lines import (
+from moorings.core.model.claims import Claim, ClaimId, ClaimSpec, ClaimState
+from moorings.core.model.projects import Project, Projects
+from moorings.core.model.timestamps import Timestamp
+from moorings.core.placement import pending_classes
+from moorings.core.placement.pending_classes import (
     NO_LIMIT_S,
     QUEUE_START,
     PendingClass,
@@ -20,7 +21,6 @@ from moorings.core.lines import (
     backfill_limit_s,
     class_key,
 )
-from moorings.core.projects import Project, Projects
 
 LIMITS = (1.0, 5.0, 20.0, NO_LIMIT_S)
 orders = st.tuples(st.integers(-3, 3), st.integers(1, 30).map(Timestamp), st.sampled_from("abc").map(ClaimId))
@@ -30,7 +30,7 @@ limits = st.sampled_from(LIMITS)
 @pytest.fixture(autouse=True)
 def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few claims already make several chunks."""
-    monkeypatch.setattr(lines, "CHUNK_MAX", 4)
+    monkeypatch.setattr(pending_classes, "CHUNK_MAX", 4)
 
 
 def next_of(known: dict[QueueKey, float], after: QueueKey, limit_s: float) -> QueueKey | None:
@@ -41,15 +41,15 @@ def same(line: PendingClass, known: dict[QueueKey, float], asked: QueueKey) -> N
     assert list(line) == sorted(known)
     assert len(line) == len(known)
     assert bool(line) is bool(known)
-    assert line.first() == min(known, default=None)
-    assert line.last() == max(known, default=None)
-    assert line.arrivals is not None
-    assert [(at, ident) for _, at, ident in line.arrivals] == sorted((at, ident) for _, at, ident in known)
+    assert line.first_key() == min(known, default=None)
+    assert line.last_key() == max(known, default=None)
+    assert line.by_arrival is not None
+    assert [(at, ident) for _, at, ident in line.by_arrival] == sorted((at, ident) for _, at, ident in known)
     for limit_s in LIMITS:
         for after in (QUEUE_START, asked, *known):
-            assert line.next(after, limit_s) == next_of(known, after, limit_s)
+            assert line.next_within(after, limit_s) == next_of(known, after, limit_s)
     for after in known:
-        assert line.next(after) == next_of(known, after, NO_LIMIT_S)
+        assert line.next_within(after) == next_of(known, after, NO_LIMIT_S)
 
 
 @settings(deadline=None)
@@ -84,7 +84,7 @@ def test_long_lines_stay_in_order_through_splits_of_chunks(monkeypatch: pytest.M
         del known[order]
     assert list(line) == sorted(known)
     found: list[QueueKey] = []
-    while (following := line.next(found[-1] if found else QUEUE_START, 1.0)) is not None:
+    while (following := line.next_within(found[-1] if found else QUEUE_START, 1.0)) is not None:
         found.append(following)
     assert found == sorted(order for order, limit_s in known.items() if limit_s <= 1.0)
 
@@ -126,7 +126,7 @@ def test_a_view_is_the_line_without_the_gone_and_with_the_added(
         if fate != "new":
             held[one.id] = one
             if not without_line:
-                line.add(one.order, backfill_limit_s(one))
+                line.add(one.queue_key, backfill_limit_s(one))
         if fate in ("gone", "changed"):
             gone[one.id] = None
         if fate == "changed":  # its priority is another one now
@@ -137,11 +137,11 @@ def test_a_view_is_the_line_without_the_gone_and_with_the_added(
         if fate in ("changed", "new") or (fate == "stays" and not without_line):
             known.append(one)
     view = PendingClassView(None if without_line else line, held, gone, added)
-    known.sort(key=lambda one: one.order)
+    known.sort(key=lambda one: one.queue_key)
     assert view.first() == (known[0] if known else None)
     for limit_s in LIMITS:
         found: list[Claim] = []
-        while (following := view.next(found[-1].order if found else QUEUE_START, limit_s)) is not None:
+        while (following := view.next(found[-1].queue_key if found else QUEUE_START, limit_s)) is not None:
             found.append(following)
         assert found == [one for one in known if backfill_limit_s(one) <= limit_s]
 
@@ -160,7 +160,7 @@ def test_the_aged_of_a_view_are_those_that_came_by_then_first_come_first(
         one = claim(number, limit_s, priority)
         if fate != "new":
             held[one.id] = one
-            line.add(one.order, backfill_limit_s(one))
+            line.add(one.queue_key, backfill_limit_s(one))
         if fate == "changed":
             one = replace(one, spec=replace(one.spec, priority=1 - priority))
         if fate != "stays":
@@ -181,7 +181,7 @@ def test_the_aged_of_a_view_are_those_that_came_by_then_first_come_first(
     assert aged.first() == expected[0]
     for limit_s in LIMITS:
         found: list[Claim] = []
-        while (following := aged.next(found[-1].order if found else QUEUE_START, limit_s)) is not None:
+        while (following := aged.next(found[-1].queue_key if found else QUEUE_START, limit_s)) is not None:
             found.append(following)
         assert found == [one for one in expected if backfill_limit_s(one) <= limit_s]
 

@@ -1,4 +1,4 @@
-"""Who gets what becomes free next in a pool: told to schedulers that would have others make room for their jobs."""
+"""The next claim of a pool, reported to schedulers that preempt for their jobs."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.core.claims import Claim, ClaimId, ClaimState
-from moorings.core.devices import PoolName
-from moorings.core.hardware import DriverResult, ObservedState, ResultCode
-from moorings.core.inputs import DrainDevice, DriverResultReceived, PoolReachability, QueueReported, ReleaseClaim
-from moorings.core.offers import contended_pools, held_counts, next_claim_by_pool
-from moorings.core.placement import OUT_OF_SERVICE
-from moorings.core.policy import Policy
-from moorings.core.topology import Pool, PowerOfTwo
+from moorings.core.model.claims import Claim, ClaimId, ClaimState
+from moorings.core.model.devices import PoolName
+from moorings.core.model.driver_results import DriverResult, ObservedState, ResultCode
+from moorings.core.model.inputs import DrainDevice, DriverResultReceived, PoolReachability, QueueReported, ReleaseClaim
+from moorings.core.model.policy import Policy
+from moorings.core.model.topology import Pool, PowerOfTwo
+from moorings.core.placement.free_map import OUT_OF_SERVICE
+from moorings.core.scheduling.offers import contended_pools, held_counts, next_claim_by_pool
 from tests.unit.core.test_announced import HERE, THERE, told
 from tests.unit.core.worlds import CROSS, POD, World
 
@@ -70,7 +70,7 @@ def test_who_has_only_to_be_started_is_first_until_then() -> None:
 
 def others(world: World, queue: str = HERE) -> set[PoolName]:
     """The pools in which somebody waits who is not of that queue."""
-    return set(contended_pools(world.fleet, world.fleet.announced[queue]))
+    return set(contended_pools(world.fleet, world.fleet.queue_reports[queue]))
 
 
 def test_others_wait_where_somebody_of_no_job_of_the_queue_does() -> None:
@@ -97,7 +97,7 @@ def test_of_another_instance_s_claims_none_is_the_queue_s() -> None:
     world.ready(4, owner=f"{HERE}/5/nonce/0/{ours}")
     world.ready(2, owner=f"{HERE}/5/nonce/0/{theirs}")
     world.ready(1, owner="user/ann")
-    announced = world.fleet.announced[HERE]
+    announced = world.fleet.queue_reports[HERE]
     assert held_counts(world.fleet, announced) == {POD.name: {4: 1}}
     assert held_counts(world.fleet, replace(announced, instance="")) == {POD.name: {2: 1, 4: 1}}
     world.create(16, gcds=2, owner=f"{HERE}/6/nonce/0/{ours}")
@@ -109,7 +109,7 @@ def test_of_another_instance_s_claims_none_is_the_queue_s() -> None:
 def test_what_cannot_be_had_again_at_once_is_not_held() -> None:
     world = World(POD)
     world.step(told(world))
-    announced = world.fleet.announced[HERE]
+    announced = world.fleet.queue_reports[HERE]
     first, second = (world.ready(4, owner=f"{HERE}/{number}/nonce") for number in (1, 2))
     world.create(8, owner=f"{HERE}/3/nonce")
     assert held_counts(world.fleet, announced) == {POD.name: {4: 2, 8: 1}}, "what is being made is held"
@@ -167,7 +167,7 @@ def test_what_is_freed_for_who_is_first_is_his(
     swapped: bool,
     reserve: bool,
 ) -> None:
-    """Whoever displaces others for a job that is first does so for that job, whatever block it is."""
+    """A scheduler that preempts for the first job does so for that job, whatever block it is."""
     world = World(POD, WIDE, policy=Policy(reserve=reserve))
     for size in held:
         world.create(size, gcds=2 if size > 8 else 1)
@@ -186,7 +186,7 @@ def test_what_is_freed_for_who_is_first_is_his(
             continue  # what more could it want?
         state = world.fleet.pools[name]
         # Any block will do: here the one that is emptied soonest, as if all of its holders were to end now.
-        found = state.ends.soonest(claim.spec.size)
+        found = state.release_times.earliest_block(claim.spec.size)
         assert found is not None
         assert found[1] < OUT_OF_SERVICE
         holders = [p.claim for p in world.fleet.partitions.values() if p.pool == name and p.block.overlaps(found[0])]
@@ -210,4 +210,4 @@ def end_at_once(world: World, claims: Sequence[ClaimId]) -> None:
 
 def is_offered(world: World, claim: Claim) -> bool:
     """Whether its scheduler may start it."""
-    return claim.id in {kept.claim for kept in world.fleet.reservations if not kept.until}
+    return claim.id in {kept.claim for kept in world.fleet.reserved_blocks if not kept.until}

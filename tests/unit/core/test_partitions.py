@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.core.claims import NAME_CHARS_MAX, check_name
-from moorings.core.instants import SECOND, Timestamp
-from moorings.core.partitions import PartitionEvent, PartitionState, gcd_blocks, step, unique_partition_name
-from moorings.core.topology import Block
-from moorings.testing.records import NOW, a_partition
+from moorings.core.model.claims import NAME_CHARS_MAX, check_name
+from moorings.core.model.partitions import PartitionEvent, PartitionState, gcd_blocks, step, unique_partition_name
+from moorings.core.model.timestamps import SECOND, Timestamp
+from moorings.core.model.topology import Block
+from moorings.testing.builders import NOW, a_partition
 
 LATER = Timestamp(NOW + SECOND)
 

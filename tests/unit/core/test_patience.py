@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from moorings.core.claims import CheckpointContract, Claim, ClaimState
-from moorings.core.devices import PoolName
-from moorings.core.explain import explain_wait
-from moorings.core.hardware import ObservedState
-from moorings.core.inputs import SetProject, YieldClaim
-from moorings.core.instants import add_seconds
-from moorings.core.policy import DefragmentMode, Policy
-from moorings.core.projects import Project
-from moorings.core.topology import AnySubset, Pool, PowerOfTwo
+from moorings.core.model.claims import CheckpointContract, Claim, ClaimState
+from moorings.core.model.devices import PoolName
+from moorings.core.model.driver_results import ObservedState
+from moorings.core.model.inputs import SetProject, YieldClaim
+from moorings.core.model.policy import DefragmentMode, Policy
+from moorings.core.model.projects import Project
+from moorings.core.model.timestamps import add_seconds
+from moorings.core.model.topology import AnySubset, Pool, PowerOfTwo
+from moorings.core.scheduling.explain import explain_wait
 from tests.unit.core.worlds import POD, World
 
 KEEPS = CheckpointContract(resumable=True)
@@ -73,7 +73,7 @@ def test_without_patience_it_does_not() -> None:
     large, small = both(world)
     assert state(world, small) is ClaimState.PENDING
     assert moving(world) == 1
-    assert [kept.claim for kept in world.fleet.reservations if len(kept.block) == 8] == [large.id]
+    assert [kept.claim for kept in world.fleet.reserved_blocks if len(kept.block) == 8] == [large.id]
 
 
 def test_what_those_behind_leave_is_made_one_block_at_once() -> None:
@@ -82,7 +82,7 @@ def test_what_those_behind_leave_is_made_one_block_at_once() -> None:
     large, small = both(world)
     assert state(world, small) is ClaimState.GRANTED
     assert moving(world) == 1
-    [kept] = [one for one in world.fleet.reservations if one.claim == large.id]
+    [kept] = [one for one in world.fleet.reserved_blocks if one.claim == large.id]
     assert len(kept.block) == 8
 
 
@@ -90,7 +90,7 @@ def test_nothing_is_kept_empty_before_its_patience_ends_and_then_a_block_is() ->
     world = World(POD, policy=PATIENT)
     jobs = [job(world) for _ in range(4)]
     large = world.create(8)
-    assert [(kept.claim, len(kept.block)) for kept in world.fleet.reservations] == [(large.id, 0)]
+    assert [(kept.claim, len(kept.block)) for kept in world.fleet.reserved_blocks] == [(large.id, 0)]
     world.end(jobs.pop())
     jobs.append(job(world))
     assert state(world, jobs[-1]) is ClaimState.READY
@@ -98,7 +98,7 @@ def test_nothing_is_kept_empty_before_its_patience_ends_and_then_a_block_is() ->
     world.end(jobs.pop())
     small = world.create(4, checkpoint=KEEPS)
     assert state(world, small) is ClaimState.PENDING
-    [kept] = world.fleet.reservations
+    [kept] = world.fleet.reserved_blocks
     assert (kept.claim, len(kept.block)) == (large.id, 8)
     world.end(jobs.pop(0))
     assert moving(world) == 1
@@ -111,10 +111,10 @@ def test_its_patience_ends_to_the_second() -> None:
     large = world.create(8)
     wait_s(world, PATIENCE_S - 2)
     assert world.now < add_seconds(large.arrival, PATIENCE_S)
-    assert len(world.fleet.reservations[0].block) == 0
+    assert len(world.fleet.reserved_blocks[0].block) == 0
     world.step()
     assert world.now == add_seconds(large.arrival, PATIENCE_S)
-    assert len(world.fleet.reservations[0].block) == 8
+    assert len(world.fleet.reserved_blocks[0].block) == 8
 
 
 def test_a_claim_that_is_being_made_ready_does_not_end_it() -> None:
@@ -126,7 +126,7 @@ def test_a_claim_that_is_being_made_ready_does_not_end_it() -> None:
     first = world.create(16)
     second = world.create(4)
     assert state(world, second) is ClaimState.GRANTED
-    assert [len(kept.block) for kept in world.fleet.reservations if kept.claim == first.id] == [0]
+    assert [len(kept.block) for kept in world.fleet.reserved_blocks if kept.claim == first.id] == [0]
 
 
 def test_where_somebody_cannot_be_moved_a_block_is_kept_from_the_beginning() -> None:
@@ -135,7 +135,7 @@ def test_where_somebody_cannot_be_moved_a_block_is_kept_from_the_beginning() -> 
         job(world)
     world.ready(4)
     world.create(8)
-    assert len(world.fleet.reservations[0].block) == 8
+    assert len(world.fleet.reserved_blocks[0].block) == 8
 
 
 def test_where_ends_are_known_it_comes_in_its_turn() -> None:
@@ -152,7 +152,7 @@ def test_where_any_devices_do_something_is_kept_from_the_beginning() -> None:
     for _ in range(2):
         job(world)
     world.create(8)
-    assert len(world.fleet.reservations[0].block) == 8
+    assert len(world.fleet.reserved_blocks[0].block) == 8
 
 
 def test_who_only_suggests_keeps_a_block_from_the_beginning() -> None:
@@ -160,7 +160,7 @@ def test_who_only_suggests_keeps_a_block_from_the_beginning() -> None:
     for _ in range(4):
         job(world)
     world.create(8)
-    assert len(world.fleet.reservations[0].block) == 8
+    assert len(world.fleet.reserved_blocks[0].block) == 8
 
 
 def test_nobody_enters_the_room_while_it_is_made() -> None:

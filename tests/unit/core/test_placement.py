@@ -5,14 +5,11 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from moorings.core.instants import Timestamp
-from moorings.core.placement import NO_RELEASE, OUT_OF_SERVICE, FreeMap, HeldBlock, free_map_for, savepoint
-from moorings.core.topology import AnySubset, Block, Catalogue, PowerOfTwo, Topology
-from tests.sampling import examples
+from moorings.core.model.topology import AnySubset, Block, Catalogue, PowerOfTwo, Topology
+from moorings.core.placement.free_map import FreeMap, free_map_for, savepoint
 
 RACK = Catalogue(
     18, tuple(Block(range(start, start + size)) for size in (1, 2, 3, 6, 9, 18) for start in range(0, 18, size))
@@ -20,7 +17,7 @@ RACK = Catalogue(
 SCATTERED = Catalogue(
     8,
     (
-        *(Block(range(i, i + 1)) for i in range(8)),
+        *(Block.single(i) for i in range(8)),
         *map(Block, ((0, 2), (1, 3), (2, 4), (0, 5), (4, 6, 7), (0, 1, 7), (3, 5, 6))),
     ),
 )
@@ -61,7 +58,7 @@ def most_disjoint(blocks: list[Block], free: frozenset[int]) -> int:
 def map_with(topology: Topology, taken: frozenset[int]) -> FreeMap:
     free_map = free_map_for(topology)
     for index in taken:
-        free_map.take(Block(range(index, index + 1)))
+        free_map.allocate(Block.single(index))
     return free_map
 
 
@@ -72,19 +69,19 @@ def test_every_state_of_a_small_pool(topology: Topology) -> None:
         taken = frozenset(i for i in range(topology.n_devices) if mask >> i & 1)
         free = frozenset(range(topology.n_devices)) - taken
         free_map = map_with(topology, taken)
-        assert free_map.free == len(free)
+        assert free_map.n_free == len(free)
         for size in topology.sizes:
             usable = [block for block in blocks_of(topology, size) if free.issuperset(block)]
-            found = free_map.find(size)
+            found = free_map.find_block(size)
             assert (found is not None) == bool(usable)
             if found is not None:
                 assert found in usable
             if isinstance(topology, AnySubset):
-                assert free_map.count(size) == len(free) // size
+                assert free_map.count_blocks(size) == len(free) // size
             else:
-                assert free_map.count(size) == len(usable)
+                assert free_map.count_blocks(size) == len(usable)
         best = max((s for s in topology.sizes if any(free.issuperset(b) for b in blocks_of(topology, s))), default=0)
-        assert free_map.largest() == best
+        assert free_map.largest_size() == best
 
 
 @pytest.mark.parametrize("name", ["rack", "scattered"])
@@ -95,9 +92,9 @@ def test_a_catalogue_counts_exactly(name: str, data: st.DataObject) -> None:
     free_map = map_with(topology, taken)
     free = frozenset(range(topology.n_devices)) - taken
     for size in topology.sizes:
-        assert free_map.count(size) == most_disjoint(blocks_of(topology, size), free)
-        found = free_map.find(size)
-        assert (found is None) == (free_map.count(size) == 0)
+        assert free_map.count_blocks(size) == most_disjoint(blocks_of(topology, size), free)
+        found = free_map.find_block(size)
+        assert (found is None) == (free_map.count_blocks(size) == 0)
         if found is not None:
             assert free.issuperset(found)
 
@@ -106,142 +103,57 @@ def test_the_seed_s_example_of_a_query() -> None:
     """28 free IPUs: 14 partitions of 2, none of 64 (seed: IPU operator, /query)."""
     free_map = free_map_for(PowerOfTwo(1, 64, 64))
     for block in (Block(range(32)), Block(range(32, 36))):
-        free_map.take(block)
-    assert free_map.free == 28
-    assert [free_map.count(size) for size in (1, 2, 4, 8, 16, 32, 64)] == [28, 14, 7, 3, 1, 0, 0]
+        free_map.allocate(block)
+    assert free_map.n_free == 28
+    assert [free_map.count_blocks(size) for size in (1, 2, 4, 8, 16, 32, 64)] == [28, 14, 7, 3, 1, 0, 0]
 
 
 def test_best_fit_takes_the_smallest_block_that_fits_then_the_lowest_address() -> None:
     free_map = free_map_for(PowerOfTwo(1, 16, 16))
-    free_map.take(Block(range(4)))  # free: 4-7 and 8-15
-    assert free_map.find(2) == Block(range(4, 6))
-    assert free_map.find(4) == Block(range(4, 8))
-    free_map.take(Block(range(4, 8)))
-    assert free_map.find(2) == Block(range(8, 10))
+    free_map.allocate(Block(range(4)))  # free: 4-7 and 8-15
+    assert free_map.find_block(2) == Block(range(4, 6))
+    assert free_map.find_block(4) == Block(range(4, 8))
+    free_map.allocate(Block(range(4, 8)))
+    assert free_map.find_block(2) == Block(range(8, 10))
 
 
 def test_of_equal_blocks_the_lowest_is_taken_however_they_became_free() -> None:
     """Law 9: the same devices are free, so the same are given."""
     free = free_map_for(PowerOfTwo(4, 4, 4))
     for start in (0, 4, 8, 12):
-        assert free.find(4) == Block(range(start, start + 4))
-        free.take(Block(range(start, start + 4)))
+        assert free.find_block(4) == Block(range(start, start + 4))
+        free.allocate(Block(range(start, start + 4)))
     for start in (8, 0, 12):
         free.release(Block(range(start, start + 4)))
-    assert free.find(4) == Block(range(4))
-    assert free.find(2) == Block(range(2))
+    assert free.find_block(4) == Block(range(4))
+    assert free.find_block(2) == Block(range(2))
 
 
 def test_a_block_that_is_not_free_cannot_be_taken_nor_a_free_one_released() -> None:
     for topology in TOPOLOGIES.values():
         free_map = free_map_for(topology)
-        block = free_map.find(1)
+        block = free_map.find_block(1)
         assert block is not None
         with pytest.raises(AssertionError, match="free already"):
             free_map.release(block)
-        free_map.take(block)
+        free_map.allocate(block)
         with pytest.raises(AssertionError, match="not free"):
-            free_map.take(block)
+            free_map.allocate(block)
 
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
 def test_a_trial_leaves_no_trace(name: str) -> None:
     free_map = free_map_for(TOPOLOGIES[name])
     sizes = list(TOPOLOGIES[name].sizes)
-    before = [free_map.count(size) for size in sizes]
-    block = free_map.find(sizes[-1])
+    before = [free_map.count_blocks(size) for size in sizes]
+    block = free_map.find_block(sizes[-1])
     assert block is not None
     with savepoint(free_map) as attempt:
-        attempt.take(block)
+        attempt.allocate(block)
         attempt.release(block)
-        attempt.take(block)
+        attempt.allocate(block)
         assert not free_map.is_free(block)
-    assert [free_map.count(size) for size in sizes] == before
-
-
-def test_soonest_prefers_the_earliest_end_then_fewest_held_then_the_lowest_address() -> None:
-    free_map = free_map_for(PowerOfTwo(1, 16, 16))
-    holds = [
-        HeldBlock(Block(range(1)), Timestamp(50)),
-        HeldBlock(Block(range(4, 6)), Timestamp(20)),
-        HeldBlock(Block(range(8, 9)), Timestamp(20)),
-        HeldBlock(Block(range(12, 13)), NO_RELEASE),
-    ]
-    assert free_map.soonest(4, holds) == (Block(range(8, 12)), 20)
-    assert free_map.soonest(8, holds) == (Block(range(8)), 50)
-    assert free_map.soonest(16, holds) == (Block(range(16)), NO_RELEASE)
-
-
-@pytest.mark.parametrize("name", TOPOLOGIES)
-@given(data=st.data())
-def test_soonest_is_the_best_of_all_blocks(name: str, data: st.DataObject) -> None:
-    topology = TOPOLOGIES[name]
-    ends = st.sampled_from([0, 10, 20, NO_RELEASE, OUT_OF_SERVICE])
-    held = data.draw(st.dictionaries(st.integers(0, topology.n_devices - 1), ends))
-    size = data.draw(st.sampled_from(list(topology.sizes)))
-    holds = [HeldBlock(Block(range(i, i + 1)), Timestamp(until)) for i, until in held.items()]
-    found = free_map_for(topology).soonest(size, holds)
-
-    def last(block: Block) -> int:
-        return max((held.get(index, 0) for index in block), default=0)
-
-    assert found is not None
-    assert topology.is_block(found[0])
-    assert found[1] == last(found[0]) == min(map(last, blocks_of(topology, size)))
-
-
-def test_soonest_sees_every_device_of_a_partition_that_is_no_block_of_ours() -> None:
-    """It was made outside: here on devices that are no neighbours, and on some that are but not of one block."""
-    free_map = free_map_for(PowerOfTwo(1, 16, 16))
-    scattered, shifted = HeldBlock(Block.of([0, 5]), NO_RELEASE), HeldBlock(Block(range(11, 16)), Timestamp(20))
-    assert free_map.soonest(4, [scattered]) == (Block(range(8, 12)), 0)
-    assert free_map.soonest(4, [scattered, shifted]) == (Block(range(8, 12)), 20)  # one device of it, not four
-
-
-class FreeMapMachine(RuleBasedStateMachine):
-    """Random takes and releases: nothing overlaps, and the map is a function of what is taken, not of how."""
-
-    @initialize(name=st.sampled_from(sorted(TOPOLOGIES)))
-    def start(self, name: str) -> None:
-        self.topology = TOPOLOGIES[name]
-        self.map = free_map_for(self.topology)
-        self.live: list[Block] = []
-
-    @rule(data=st.data())
-    def place(self, data: st.DataObject) -> None:
-        size = data.draw(st.sampled_from(list(self.topology.sizes)))
-        block = self.map.find(size)
-        if block is None:
-            assert self.map.count(size) == 0
-            return
-        assert self.topology.is_block(block)
-        assert not any(block.overlaps(other) for other in self.live)
-        self.map.take(block)
-        self.live.append(block)
-
-    @precondition(lambda self: self.live)
-    @rule(data=st.data())
-    def give_back(self, data: st.DataObject) -> None:
-        self.map.release(self.live.pop(data.draw(st.integers(0, len(self.live) - 1))))
-
-    @invariant()
-    def canonical(self) -> None:
-        if not hasattr(self, "map"):
-            return
-        fresh = map_with(self.topology, frozenset(index for block in self.live for index in block))
-        assert self.map.free == fresh.free == self.topology.n_devices - sum(map(len, self.live))
-        for size in self.topology.sizes:
-            assert self.map.count(size) == fresh.count(size)
-            assert self.map.find(size) == fresh.find(size)
-        everything = Block(range(self.topology.n_devices))
-        if self.topology.is_block(everything):
-            parts = self.map.free_within(everything)
-            assert sum(map(len, parts)) == self.map.free
-            assert all(self.map.is_free(part) for part in parts)
-
-
-TestFreeMapMachine = FreeMapMachine.TestCase
-TestFreeMapMachine.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
+    assert [free_map.count_blocks(size) for size in sizes] == before
 
 
 @given(st.lists(st.sampled_from([1, 2, 4, 8, 16]), max_size=40))
@@ -250,9 +162,9 @@ def test_divisible_sizes_placed_largest_first_waste_nothing(sizes: list[int]) ->
     free_map = free_map_for(PowerOfTwo(2, 16, 16))
     fits = True
     for size in sorted(sizes, reverse=True):
-        block = free_map.find(size)
+        block = free_map.find_block(size)
         if block is None:
             fits = False
             break
-        free_map.take(block)
+        free_map.allocate(block)
     assert fits == (sum(sizes) <= 32)

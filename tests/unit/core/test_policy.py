@@ -9,10 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from moorings.core import policy as policy_module
-from moorings.core.errors import MooringsError
-from moorings.core.policy import DAY_S, DEFAULT_POLICY, DefragmentMode, Policy, parse_policy
-from moorings.core.records import from_plain, to_plain
+from moorings.core.model import policy as policy_module
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.policy import DEFAULT_POLICY, DefragmentMode, Policy, parse_policy
+from moorings.core.model.serialization import from_plain, to_plain
+from moorings.core.model.timestamps import DAY_S
 from tests.cases import cases
 
 
@@ -171,7 +172,7 @@ def test_equal_policies_are_the_same_bytes():
 
 
 def test_the_bound_of_a_guarantee_is_what_a_borrower_may_take():
-    assert Policy(min_run_s=10, yield_s=5).bound_s == 15.0
+    assert Policy(min_run_s=10, yield_s=5).guarantee_bound_s == 15.0
 
 
 def test_a_policy_of_the_release_before_has_no_patience():

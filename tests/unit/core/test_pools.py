@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from moorings.core.errors import MooringsError
-from moorings.core.pools import POOLS_MAX, PoolEntry, parse_pools
-from moorings.core.topology import AnySubset, Block, Catalogue, PowerOfTwo
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.pools import POOLS_MAX, PoolEntry, parse_pools
+from moorings.core.model.topology import AnySubset, Block, Catalogue, PowerOfTwo
 from tests.cases import cases
 
 NAMED = '[[pool]]\nname = "pod"\nkind = "ipu"\ndriver = "simulated"\n'  # lines 1 to 4
@@ -66,7 +66,7 @@ def test_secondary_resources_are_sizes_or_whole_numbers():
 def test_the_drivers_own_table_is_left_to_the_driver():
     entry = one(NAMED + POD + "[pool.simulated]\nanything = 1\n")
     assert entry.settings.keys() == ("anything",)
-    assert entry.settings.where("anything") == "pools.toml:7"
+    assert entry.settings.location("anything") == "pools.toml:7"
 
 
 def test_a_name_may_have_32_characters():

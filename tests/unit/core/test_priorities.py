@@ -1,21 +1,21 @@
-"""Who may be first: ceilings of roles and projects (law 7)."""
+"""The highest priorities: limits of roles and projects (law 7)."""
 
 from __future__ import annotations
 
 import pytest
 
-from moorings.core.access import Role
-from moorings.core.claims import Claim, ClaimId, ClaimSpec
-from moorings.core.devices import PoolName
-from moorings.core.errors import MooringsError
-from moorings.core.fleet import Fleet
-from moorings.core.inputs import CreateClaim, SetPriority, SetProject
-from moorings.core.instants import SECOND, Timestamp, add_seconds
-from moorings.core.policy import Policy
-from moorings.core.priorities import max_priority
-from moorings.core.projects import Project, Projects
-from moorings.core.topology import Pool, PowerOfTwo
-from moorings.core.turn import Turn
+from moorings.core.model.access import Role
+from moorings.core.model.claims import Claim, ClaimId, ClaimSpec
+from moorings.core.model.devices import PoolName
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.inputs import CreateClaim, SetPriority, SetProject
+from moorings.core.model.policy import Policy
+from moorings.core.model.projects import Project, Projects
+from moorings.core.model.timestamps import SECOND, Timestamp, add_seconds
+from moorings.core.model.topology import Pool, PowerOfTwo
+from moorings.core.placement.fleet import Fleet
+from moorings.core.scheduling.turn import Turn
+from moorings.core.scheduling.turn_requests import max_priority
 from tests.cases import cases
 
 POD = Pool(PoolName("pod"), "ipu", "simulated", PowerOfTwo(1, 8, 8))
@@ -51,7 +51,7 @@ class Site:
     def take(self, *given: object, later_s: float = 1.0) -> list[object]:
         self.now = add_seconds(self.now, later_s)
         with Turn(self.fleet, self.policy, self.now) as turn:
-            replies = [turn.take(one) for one in given]  # type: ignore[arg-type]
+            replies = [turn.handle_input(one) for one in given]  # type: ignore[arg-type]
             turn.schedule()
         self.fleet.apply(turn.changes)
         for reply in replies:

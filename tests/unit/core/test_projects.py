@@ -9,12 +9,20 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from moorings.core import shares as shares_module
-from moorings.core.devices import PoolName
-from moorings.core.errors import MooringsError
-from moorings.core.instants import SECOND, Timestamp
-from moorings.core.placement import BuddyMap
-from moorings.core.projects import (
+from moorings.core.model import block_packing as shares_module
+from moorings.core.model.block_packing import (
+    BlockCounts,
+    count_devices,
+    guaranteeable_sizes,
+    largest_fitting,
+    remaining_in_pool,
+    shortfall_in_pool,
+    shortfall_within,
+    subtract_blocks,
+)
+from moorings.core.model.devices import PoolName
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.projects import (
     ALIASES_MAX,
     MEMBERS_MAX,
     PROJECTS_MAX,
@@ -29,18 +37,10 @@ from moorings.core.projects import (
     guaranteed_blocks_in,
     parent_of,
 )
-from moorings.core.records import from_plain, to_plain
-from moorings.core.shares import (
-    BlockCounts,
-    count_devices,
-    guaranteeable_sizes,
-    largest_fitting,
-    remaining_in_pool,
-    shortfall_in_pool,
-    shortfall_within,
-    subtract_blocks,
-)
-from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo, Topology
+from moorings.core.model.serialization import from_plain, to_plain
+from moorings.core.model.timestamps import SECOND, Timestamp
+from moorings.core.model.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo, Topology
+from moorings.core.placement.free_map import BuddyMap
 from tests.cases import cases
 
 POD = PowerOfTwo(3, 4, 8)  # 12 devices: one block of 8 and one of 4
@@ -49,7 +49,7 @@ RACK = Catalogue(12, tuple(Block(range(s, s + n)) for n in (1, 2, 3, 6) for s in
 SCATTERED = Catalogue(
     8,
     (
-        *(Block(range(i, i + 1)) for i in range(0, 8, 2)),
+        *(Block.single(i) for i in range(0, 8, 2)),
         *map(Block, ((0, 2), (1, 3), (2, 4), (0, 5), (4, 6, 7), (0, 1, 7), (3, 5, 6))),
     ),
 )
@@ -130,16 +130,18 @@ def test_what_is_accepted_can_be_placed_in_the_empty_pool(tried: list[Project]) 
         except MooringsError as error:
             refused.add(error.code)
             continue
-        held = held.replaced(one)
+        held = held.with_project(one)
         for pool, whole in POOLS.items():
-            cells = [size for blocks in held.cells(pool).values() for size in sizes_of(blocks)]
+            cells = [size for blocks in held.guaranteed_blocks(pool).values() for size in sizes_of(blocks)]
             assert fits(whole.topology, sorted(cells, reverse=True))
     assert refused <= {"project.not_feasible", "project.unknown"}
     free_map = BuddyMap(POD)  # and largest first always works, without trying everything
-    for size in sorted(size for blocks in held.cells(PoolName("pod")).values() for size in sizes_of(blocks))[::-1]:
-        block = free_map.find(size)
+    for size in sorted(
+        size for blocks in held.guaranteed_blocks(PoolName("pod")).values() for size in sizes_of(blocks)
+    )[::-1]:
+        block = free_map.find_block(size)
         assert block is not None
-        free_map.take(block)
+        free_map.allocate(block)
 
 
 @given(proposals())
@@ -150,10 +152,10 @@ def test_own_cells_and_the_shares_of_children_are_together_the_share(tried: list
             check_project(one, held, POOLS)
         except MooringsError:
             continue
-        held = held.replaced(one)
+        held = held.with_project(one)
     for name, one in held.by_name.items():
         for pool, whole in POOLS.items():
-            own = held.cells(pool).get(name, ())
+            own = held.guaranteed_blocks(pool).get(name, ())
             below = [guaranteed_blocks_in(child, pool) for child in held.children(name)]
             mine = guaranteed_blocks_in(one, pool)
             assert count_devices(own) + sum(map(count_devices, below)) == count_devices(mine)
@@ -200,7 +202,7 @@ def test_halves_are_cut_out_of_the_smallest_block_that_holds_them():
 
 def test_in_a_catalogue_a_child_gets_whole_blocks_of_its_parent():
     held = projects(project("a", share("rack", (2, 1), (6, 1))), project("a/x", share("rack", (6, 1))))
-    assert held.cells(PoolName("rack")) == {"a": ((2, 1),), "a/x": ((6, 1),)}
+    assert held.guaranteed_blocks(PoolName("rack")) == {"a": ((2, 1),), "a/x": ((6, 1),)}
     assert refusal(project("a/y", share("rack", (3, 1))), *held.by_name.values()).code == "project.not_feasible"
 
 
@@ -209,19 +211,19 @@ def test_a_claim_may_use_the_own_cells_of_its_project_and_of_those_above():
         project("a", share("pod", (1, 2), (8, 1))), project("a/x", share("pod", (4, 1))), project("b", share("pod"))
     )
     pod = PoolName("pod")
-    assert held.open_cells("a/x", pod) == (("a/x", 4, 1), ("a", 1, 2), ("a", 4, 1))
-    assert held.open_cells("a/x", pod) == held.open_cells("a/x", pod)
-    assert held.open_cells("a/x/none", pod) == held.open_cells("a/x", pod)
-    assert held.open_cells("a", pod) == (("a", 1, 2), ("a", 4, 1))
-    assert held.open_cells("b", pod) == held.open_cells("default", pod) == ()
-    assert held.open_cells("a", PoolName("gone")) == ()
+    assert held.usable_guarantees("a/x", pod) == (("a/x", 4, 1), ("a", 1, 2), ("a", 4, 1))
+    assert held.usable_guarantees("a/x", pod) == held.usable_guarantees("a/x", pod)
+    assert held.usable_guarantees("a/x/none", pod) == held.usable_guarantees("a/x", pod)
+    assert held.usable_guarantees("a", pod) == (("a", 1, 2), ("a", 4, 1))
+    assert held.usable_guarantees("b", pod) == held.usable_guarantees("default", pod) == ()
+    assert held.usable_guarantees("a", PoolName("gone")) == ()
 
 
 def test_sizes_that_a_pool_has_no_more_are_no_cells():
     held = Projects([project("a", share("pod", (2, 1), (16, 1)))], POOLS.values())
-    assert held.cells(PoolName("pod")) == {"a": ((2, 1),)}
-    assert held.cells(PoolName("gone")) == {}
-    assert Projects(held.by_name.values()).cells(PoolName("pod")) == {}
+    assert held.guaranteed_blocks(PoolName("pod")) == {"a": ((2, 1),)}
+    assert held.guaranteed_blocks(PoolName("gone")) == {}
+    assert Projects(held.by_name.values()).guaranteed_blocks(PoolName("pod")) == {}
 
 
 def test_a_search_that_takes_too_long_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -502,7 +504,7 @@ def test_members_of_a_project_may_use_its_parts():
         project("free"),
         project("free/closed", members=("bob",)),
     )
-    allowed = {name: [who for who in ("ann", "bob", "eve") if held.may(name, who)] for name in held.by_name}
+    allowed = {name: [who for who in ("ann", "bob", "eve") if held.is_member(name, who)] for name in held.by_name}
     assert allowed == {
         "lab": ["ann"],
         "lab/vision": ["ann", "bob"],
@@ -510,17 +512,17 @@ def test_members_of_a_project_may_use_its_parts():
         "free": ["ann", "bob", "eve"],
         "free/closed": ["bob"],
     }
-    assert held.may("default", "eve")
-    assert Projects().may("anything", "eve")
+    assert held.is_member("default", "eve")
+    assert Projects().is_member("anything", "eve")
 
 
 def test_limits_on_users_count_for_the_parts_too():
     held = projects(project("a", user_devices_max=4, devices_max=6), project("a/x"), project("b", devices_max=2))
-    assert [name for name in (*held.by_name, "default") if held.limits_users(name)] == ["a", "a/x"]
-    assert held.never_fits("a/x", 4) is None
-    assert held.never_fits("a/x", 5) == ("a", 4)
-    assert held.never_fits("b", 3) == ("b", 2)
-    assert held.never_fits("default", 1 << 20) is None
+    assert [name for name in (*held.by_name, "default") if held.has_user_limit(name)] == ["a", "a/x"]
+    assert held.exceeded_limit("a/x", 4) is None
+    assert held.exceeded_limit("a/x", 5) == ("a", 4)
+    assert held.exceeded_limit("b", 3) == ("b", 2)
+    assert held.exceeded_limit("default", 1 << 20) is None
 
 
 def test_projects_are_a_value():
@@ -530,10 +532,10 @@ def test_projects_are_a_value():
         assert hash(projects(*order)) == hash(projects(*every))
         assert list(projects(*order).by_name) == ["a", "a/x", "b"]
     held = projects(*every)
-    assert held.replaced(project("a")) != held
-    assert held.replaced(project("a")).replaced(every[1]) == held
-    assert held.without("b").replaced(every[0]) == held
-    assert held.without("b").cells(PoolName("pod")) == held.cells(PoolName("pod")) != {}
+    assert held.with_project(project("a")) != held
+    assert held.with_project(project("a")).with_project(every[1]) == held
+    assert held.without("b").with_project(every[0]) == held
+    assert held.without("b").guaranteed_blocks(PoolName("pod")) == held.guaranteed_blocks(PoolName("pod")) != {}
     assert held.get("a/x") == project("a/x")
     assert held.get("none") is None
     assert bool(held)

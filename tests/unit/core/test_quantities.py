@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.core.errors import MooringsError
-from moorings.core.quantities import age_text, amount_text, duration_text, parse_bytes, parse_duration_s
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.quantities import age_text, amount_text, duration_text, parse_bytes, parse_duration_s
 from tests.cases import cases
 
 MINUTE, HOUR, DAY = 60, 3600, 86_400

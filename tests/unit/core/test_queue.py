@@ -16,14 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, PartitionId, QueueMode
-from moorings.core.devices import Device, DeviceState, PoolName
-from moorings.core.ends import FREE
-from moorings.core.errors import MooringsError
-from moorings.core.explain import explain_wait
-from moorings.core.fleet import Fleet, FleetChanges, PoolState, ReservedBlock, has_resources_left
-from moorings.core.hardware import DriverResult, ObservedState, ResultCode
-from moorings.core.inputs import (
+from moorings.core.invariants import find_violations
+from moorings.core.model.claims import Claim, ClaimId, ClaimSpec, ClaimState, PartitionId, QueueMode
+from moorings.core.model.devices import Device, DeviceState, PoolName
+from moorings.core.model.driver_results import DriverResult, ObservedState, ResultCode
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.inputs import (
     CreateClaim,
     DrainDevice,
     DriverResultReceived,
@@ -34,20 +32,23 @@ from moorings.core.inputs import (
     ResumeDevice,
     SetProject,
 )
-from moorings.core.instants import SECOND, Timestamp, add_seconds
-from moorings.core.kept import BackfillWindow
-from moorings.core.laws import find_violations
-from moorings.core.lines import ClassKey, QueueKey
-from moorings.core.partitions import Partition, PartitionState
-from moorings.core.placement import NO_RELEASE, OUT_OF_SERVICE, HeldBlock, savepoint
-from moorings.core.plans import Grant, SchedulePlan
-from moorings.core.policy import Policy
-from moorings.core.projects import Project
-from moorings.core.queue import plan_schedule
-from moorings.core.serving import eligible_pools, ineligible_reason
-from moorings.core.told import plan_payload
-from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo, Topology
-from moorings.core.turn import Turn
+from moorings.core.model.partitions import Partition, PartitionState
+from moorings.core.model.policy import Policy
+from moorings.core.model.projects import Project
+from moorings.core.model.timestamps import SECOND, Timestamp, add_seconds
+from moorings.core.model.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo, Topology
+from moorings.core.placement.eligibility import eligible_pools, ineligible_reason
+from moorings.core.placement.fleet import Fleet, FleetChanges, PoolState, ReservedBlock, has_resources_left
+from moorings.core.placement.free_map import NO_RELEASE, OUT_OF_SERVICE, HeldBlock, savepoint
+from moorings.core.placement.pending_classes import ClassKey, QueueKey
+from moorings.core.placement.plans import Grant, SchedulePlan, plan_payload
+from moorings.core.placement.release_times import FREE
+from moorings.core.scheduling.backfill import BackfillWindow
+from moorings.core.scheduling.explain import explain_wait
+from moorings.core.scheduling.schedule import plan_schedule
+from moorings.core.scheduling.turn import Turn
+from moorings.core.scheduling.turn_schedule import build_snapshot
+from moorings.core.scheduling.turn_state import TurnState
 from tests.sampling import examples
 from tests.unit.core.worlds import World
 
@@ -97,10 +98,10 @@ def walk(
     policy: Policy,
     now: Timestamp,
 ) -> SchedulePlan:
-    """Who gets what, asked of every claim of the queue, one after the other."""
+    """The grants, found by a walk over every claim of the queue."""
     grants: list[Grant] = []
     kept: dict[tuple[PoolName, bool], ReservedBlock] = {}
-    used = {name: dict(state.used) for name, state in pools.items()}
+    used = {name: dict(state.used_resources) for name, state in pools.items()}
     granted: dict[PoolName, list[HeldBlock]] = {name: [] for name in pools}
     windows: dict[PoolName, list[BackfillWindow]] = {name: [] for name in pools}
 
@@ -113,13 +114,13 @@ def walk(
 
         def fits(claim: Claim, state: PoolState) -> bool:
             spec, name = claim.spec, state.pool.name
-            if state.problem or not has_resources_left(state.pool, used[name], spec.resources):
+            if state.unreachable_reason or not has_resources_left(state.pool, used[name], spec.resources):
                 return False
-            block = state.free.find(spec.size) if spec.size else None
+            block = state.free.find_block(spec.size) if spec.size else None
             if spec.size and block is None:
                 return False
             if block is not None:
-                trials[name].take(block)
+                trials[name].allocate(block)
                 until = add_seconds(now, spec.time_limit_s) if spec.time_limit_s is not None else NO_RELEASE
                 granted[name].append(HeldBlock(block, until))
             use(claim, state)
@@ -129,14 +130,14 @@ def walk(
         def fits_inside(claim: Claim, state: PoolState) -> bool:
             """Whether it ends before what is kept for another is needed, and a part of that is free."""
             spec, name = claim.spec, state.pool.name
-            if state.problem or not has_resources_left(state.pool, used[name], spec.resources):
+            if state.unreachable_reason or not has_resources_left(state.pool, used[name], spec.resources):
                 return False
             for one in windows[name]:
-                left = one.window_s(now)
+                left = one.remaining_s(now)
                 ends = spec.time_limit_s is not None and spec.time_limit_s <= left and claim.owner.startswith("local/")
-                block = one.find(spec.size) if ends else None
+                block = one.find_block(spec.size) if ends else None
                 if block is not None and spec.time_limit_s is not None:
-                    one.take(block)
+                    one.allocate(block)
                     granted[name].append(HeldBlock(block, add_seconds(now, spec.time_limit_s)))
                     use(claim, state)
                     grants.append(Grant(claim.id, name, block))
@@ -146,7 +147,7 @@ def walk(
         def reserves(claim: Claim, able: list[PoolState]) -> None:
             found: list[tuple[Timestamp, int, int, Block]] = []
             for place, state in enumerate(able):
-                if (state.pool.name, claim.spec.size > 0) in kept or state.problem:
+                if (state.pool.name, claim.spec.size > 0) in kept or state.unreachable_reason:
                     continue
                 if claim.spec.size:
                     holds = list(chain(held(state), granted[state.pool.name]))
@@ -245,8 +246,8 @@ def fleets(draw: st.DrawFn) -> Fleet:
 def hold(fleet: Fleet, claim: Claim, ago_s: float, removing: bool) -> None:
     """Let a claim hold a block of the first pool that has one free, since ``ago_s``."""
     for state in fleet.pools.values():
-        block = state.free.find(claim.spec.size) if claim.spec.size in state.pool.topology.sizes else None
-        if block is None or not state.room(claim.spec.resources):
+        block = state.free.find_block(claim.spec.size) if claim.spec.size in state.pool.topology.sizes else None
+        if block is None or not state.has_resources(claim.spec.resources):
             continue
         partition = Partition(
             id=PartitionId(f"{claim.id}-0"), name=claim.name, claim=claim.id, pool=state.pool.name, block=block, gcds=1,
@@ -317,9 +318,9 @@ turns = st.lists(
 # -- both decide the same ----------------------------------------------------------------------------------------------
 
 
-def held(turn: Turn, state: PoolState) -> Iterator[HeldBlock]:
+def held(turn: TurnState, state: PoolState) -> Iterator[HeldBlock]:
     """Everything in a pool that is not free, of all partitions and devices of a turn."""
-    for partition in turn._partitions():
+    for partition in turn.list_partitions():
         claim = turn.claim(partition.claim)
         until = NO_RELEASE
         if claim is not None and claim.spec.time_limit_s is not None and claim.granted_at is not None:
@@ -330,11 +331,11 @@ def held(turn: Turn, state: PoolState) -> Iterator[HeldBlock]:
             until = NO_RELEASE
         if partition.pool == state.pool.name:
             yield HeldBlock(partition.block, until)
-    yield from (HeldBlock(Block(range(index, index + 1)), OUT_OF_SERVICE) for index in state.out)
-    yield from (HeldBlock(block, NO_RELEASE) for block in state.foreign.values())
+    yield from (HeldBlock(Block.single(index), OUT_OF_SERVICE) for index in state.out_of_service)
+    yield from (HeldBlock(block, NO_RELEASE) for block in state.foreign_blocks.values())
 
 
-def in_order(turn: Turn, pools: Mapping[PoolName, PoolState]) -> Iterator[Claim]:
+def in_order(turn: TurnState, pools: Mapping[PoolName, PoolState]) -> Iterator[Claim]:
     """The queue as a turn has it, of all its claims: who has waited for long counts as of the highest priority."""
     known = turn.fleet.claims | {ident: claim for ident, (claim, _) in turn.changes.claims.items()}
     pending = [claim for claim in known.values() if claim.state is ClaimState.PENDING]
@@ -352,9 +353,9 @@ def in_order(turn: Turn, pools: Mapping[PoolName, PoolState]) -> Iterator[Claim]
     yield from sorted(pending, key=place)
 
 
-def may_empty(turn: Turn, spec: ClaimSpec, state: PoolState) -> bool:
+def may_empty(turn: TurnState, spec: ClaimSpec, state: PoolState) -> bool:
     """Whether a pool could serve it some day, as things stand."""
-    if state.problem or spec.kind != state.pool.kind or ineligible_reason(spec, state) is not None:
+    if state.unreachable_reason or spec.kind != state.pool.kind or ineligible_reason(spec, state) is not None:
         return False
     if spec.pool not in (None, state.pool.name):
         return False
@@ -366,7 +367,7 @@ def expects_what_is_so(state: PoolState, holds: Iterable[HeldBlock]) -> bool:
     """Whether the ends that are kept up to date say of every size what those of all holds say."""
     holds = list(holds)
     for size in (1, 2, 3, 4, 8):
-        found = state.ends.soonest(size) if size in state.pool.topology.sizes else None
+        found = state.release_times.earliest_block(size) if size in state.pool.topology.sizes else None
         expected = soonest(state.pool.topology, size, holds) if size in state.pool.topology.sizes else None
         if (found and (found[1], found[2], found[0])) != expected:
             return False
@@ -386,13 +387,13 @@ def test_the_plan_is_that_of_a_walk_over_the_whole_queue(
             for one in happened:
                 n_given += 1
                 for put in one(fleet, n_given):
-                    turn.take(put)
-            turn.lapse(Timestamp(0))
-            scene = turn.scene()
-            assert all(expects_what_is_so(state, held(turn, state)) for state in scene.pools.values())
-            expected = walk(scene.pools, partial(held, turn), in_order(turn, scene.pools), policy, now)
+                    turn.handle_input(put)
+            turn.expire_leases(Timestamp(0))
+            scene = build_snapshot(turn.state)
+            assert all(expects_what_is_so(state, held(turn.state, state)) for state in scene.pools.values())
+            expected = walk(scene.pools, partial(held, turn.state), in_order(turn.state, scene.pools), policy, now)
             decided = plan_schedule(scene, policy, now)
-            assert all(expects_what_is_so(state, held(turn, state)) for state in scene.pools.values())
+            assert all(expects_what_is_so(state, held(turn.state, state)) for state in scene.pools.values())
             assert decided == expected
             assert plan_payload(decided) == plan_payload(expected)
             turn.schedule()
@@ -406,12 +407,12 @@ def test_the_queue_s_lines_and_leases_are_the_same_when_they_are_loaded_anew(fle
     loaded = Fleet.load([state.pool for state in fleet.pools.values()], fleet.claims.values(), (), ())
 
     def lines(of: Fleet) -> dict[ClassKey, list[QueueKey]]:
-        return {key: list(line) for key, line in of.lines.items()}
+        return {key: list(line) for key, line in of.pending_classes.items()}
 
-    assert (loaded.queue, lines(loaded), loaded.leases) == (fleet.queue, lines(fleet), fleet.leases)
+    assert (loaded.queue, lines(loaded), loaded.lease_expiries) == (fleet.queue, lines(fleet), fleet.lease_expiries)
     for claim in list(fleet.claims.values()):
         fleet.apply(FleetChanges(claims={claim.id: (replace(claim, state=ClaimState.CANCELLED), claim.version)}))
-    assert (fleet.queue, fleet.lines, fleet.leases) == ([], {}, [])
+    assert (fleet.queue, fleet.pending_classes, fleet.lease_expiries) == ([], {}, [])
 
 
 def test_a_lease_lapses_when_it_has_run_out_and_not_before() -> None:
@@ -419,7 +420,7 @@ def test_a_lease_lapses_when_it_has_run_out_and_not_before() -> None:
     claims = [claim_of(number, ClaimSpec(kind="ipu", size=1, lease_s=5.0)) for number in (5, 4, 3)]
     fleet.apply(FleetChanges(claims={claim.id: (claim, None) for claim in claims}))  # over since 1 s; in 1 s; now
     with Turn(fleet, Policy(), NOW) as turn:
-        turn.lapse(Timestamp(0))
+        turn.expire_leases(Timestamp(0))
         assert [event.claim for event in turn.events if event.name == "claim.lapsed"] == ["c03", "c04"]
 
 
@@ -437,7 +438,7 @@ def test_what_is_remembered_of_the_soonest_block_is_forgotten_when_a_time_limit_
         with Turn(fleet, Policy(), Timestamp(NOW + passed_s * SECOND)) as turn:
             turn.schedule()
         fleet.apply(turn.changes)
-        return [str(kept.block) for kept in fleet.reservations]
+        return [str(kept.block) for kept in fleet.reserved_blocks]
 
     assert [kept_at(s) for s in (1, 2, 20, 30, 60, 61, 30, 19)] == [
         *(["0-3"], ["0-3"]),  # the short one ends first
@@ -452,7 +453,7 @@ def test_what_is_remembered_of_the_soonest_block_is_forgotten_when_a_time_limit_
     [
         (FleetChanges(devices={(POD.name, 5): Device(POD.name, 5, DeviceState.DRAINED, "", NOW)}), []),
         (FleetChanges(foreign={POD.name: {"theirs": Block(range(3, 6))}}), ["0-7"]),
-        (FleetChanges(removed={PartitionId("c01-0"): 1}), ["0-7"]),
+        (FleetChanges(removed_partitions={PartitionId("c01-0"): 1}), ["0-7"]),
     ],
 )
 def test_what_is_kept_follows_what_is_held(changed: FleetChanges, kept: list[str]) -> None:
@@ -464,10 +465,10 @@ def test_what_is_kept_follows_what_is_held(changed: FleetChanges, kept: list[str
     fleet.apply(FleetChanges(claims={waiting.id: (waiting, None)}))
     with Turn(fleet, Policy(), NOW) as turn:
         turn.schedule()
-    assert [str(one.block) for one in turn.changes.reservations or ()] == ["0-7"]
+    assert [str(one.block) for one in turn.changes.reserved_blocks or ()] == ["0-7"]
     fleet.apply(changed)
     with Turn(fleet, Policy(), NOW) as turn:
-        assert [str(one.block) for one in plan_schedule(turn.scene(), Policy(), NOW).reservations] == kept
+        assert [str(one.block) for one in plan_schedule(build_snapshot(turn.state), Policy(), NOW).reservations] == kept
 
 
 @pytest.mark.parametrize(
@@ -480,12 +481,12 @@ def test_what_is_kept_follows_what_is_held(changed: FleetChanges, kept: list[str
 def test_a_turn_expects_what_its_own_changes_say(put: Input, until: Timestamp) -> None:
     fleet = Fleet([POD])
     hold(fleet, claim_of(0, ClaimSpec(kind="ipu", size=2, time_limit_s=60)), 0, removing=False)
-    ends = fleet.pools[POD.name].ends
+    ends = fleet.pools[POD.name].release_times
     with Turn(fleet, Policy(), NOW) as turn:
-        turn.take(put)
-        turn.scene()
-        assert ends.soonest(8) == (Block(range(8)), until, 5 if until == NO_RELEASE else 3)
-    assert ends.soonest(8) == (Block(range(8)), add_seconds(NOW, 60), 2)
+        turn.handle_input(put)
+        build_snapshot(turn.state)
+        assert ends.earliest_block(8) == (Block(range(8)), until, 5 if until == NO_RELEASE else 3)
+    assert ends.earliest_block(8) == (Block(range(8)), add_seconds(NOW, 60), 2)
 
 
 def test_a_block_that_strangers_hold_is_not_said_to_be_freed() -> None:
@@ -493,7 +494,9 @@ def test_a_block_that_strangers_hold_is_not_said_to_be_freed() -> None:
     waiting = claim_of(0, ClaimSpec(kind="ipu", size=8, gcds=2))
     fleet.apply(FleetChanges(claims={waiting.id: (waiting, None)}))
     with Turn(fleet, Policy(), NOW) as turn:
-        turn.take(ForeignPartitionsListed(POD.name, {"theirs": Block(range(3, 6)), "spared": Block(range(6, 7))}))
+        turn.handle_input(
+            ForeignPartitionsListed(POD.name, {"theirs": Block(range(3, 6)), "spared": Block(range(6, 7))})
+        )
         turn.schedule()
     fleet.apply(turn.changes)
     first = explain_wait(fleet, waiting, NOW).reasons[0]
@@ -526,6 +529,6 @@ def test_many_who_wait_for_memory_alone_end_no_turn() -> None:
     world.step(replace(world.asks(8), owner="user/bob", subject="bob"))
     for user in ("bob", "cyd", "dan", "eve"):
         world.step(replace(world.asks(0, resources={"memory": 8}), owner=f"user/{user}", subject=user))
-    assert len(list(world.fleet.waiting())) == 5
-    told = [explain_wait(world.fleet, claim, world.now) for claim in world.fleet.waiting()]
+    assert len(list(world.fleet.pending_claims())) == 5
+    told = [explain_wait(world.fleet, claim, world.now) for claim in world.fleet.pending_claims()]
     assert {one.code for wait in told for one in wait.reasons} == {"queue.reserved", "pool.full", "pool.resource_short"}

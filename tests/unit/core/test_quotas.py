@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, PartitionId
-from moorings.core.devices import PoolName
-from moorings.core.fleet import Fleet
-from moorings.core.instants import SECOND, Timestamp
-from moorings.core.partitions import Partition, PartitionState
-from moorings.core.policy import Policy
-from moorings.core.projects import Project, ProjectShare, ProjectUsage
-from moorings.core.quotas import ProjectQuota, quota_rows
-from moorings.core.topology import Block, Pool, PowerOfTwo
+from moorings.core.model.claims import Claim, ClaimId, ClaimSpec, ClaimState, PartitionId
+from moorings.core.model.devices import PoolName
+from moorings.core.model.partitions import Partition, PartitionState
+from moorings.core.model.policy import Policy
+from moorings.core.model.projects import Project, ProjectShare, ProjectUsage
+from moorings.core.model.timestamps import SECOND, Timestamp
+from moorings.core.model.topology import Block, Pool, PowerOfTwo
+from moorings.core.placement.fleet import Fleet
+from moorings.core.scheduling.quotas import ProjectQuota, quota_rows
 
 POD = Pool(PoolName("pod"), "ipu", "simulated", PowerOfTwo(1, 16, 16))
 POD2 = replace(POD, name=PoolName("pod2"))

@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorings.core import reclaims
-from moorings.core.cells import GuaranteeMap, build_guarantee_map
-from moorings.core.claims import ClaimId
-from moorings.core.devices import PoolName
-from moorings.core.ends import release_times_for
-from moorings.core.fleet import PoolState
-from moorings.core.instants import SECOND, Timestamp
-from moorings.core.placement import free_map_for
-from moorings.core.plans import Holder
-from moorings.core.policy import Policy
-from moorings.core.reclaims import ReclaimCandidate, find_cheapest_reclaim
-from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo, Topology
+from moorings.core.guarantees import reclaims
+from moorings.core.guarantees.guarantee_map import GuaranteeMap, build_guarantee_map
+from moorings.core.guarantees.reclaims import ReclaimCandidate, ReclaimCosts, find_cheapest_reclaim
+from moorings.core.model.claims import ClaimId
+from moorings.core.model.devices import PoolName
+from moorings.core.model.policy import Policy
+from moorings.core.model.timestamps import SECOND, Timestamp
+from moorings.core.model.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo, Topology
+from moorings.core.placement.fleet import PoolState
+from moorings.core.placement.free_map import free_map_for
+from moorings.core.placement.plans import Holder
+from moorings.core.placement.release_times import release_times_for
 from tests.sampling import examples
 
 NOW = Timestamp(10_000 * SECOND)
@@ -41,7 +41,7 @@ class Case:
         self.tenants = list(tenants)
         self.cells = cells
         for index in {*kept, *(index for tenant in self.tenants for index in tenant.block)}:
-            self.state.free.take(Block(range(index, index + 1)))
+            self.state.free.allocate(Block.single(index))
         own: dict[str, list[tuple[int, int]]] = {}
         for owner, size, count in cells:
             own.setdefault(owner, []).append((size, count))
@@ -51,31 +51,33 @@ class Case:
     def wanted(self, size: int, over: int | None = None, asked: Sequence[str] = ()) -> ReclaimCandidate | None:
         mine = tuple(cell for cell in self.cells if cell[0] == "mine")
         busy = {ClaimId(ident) for ident in asked}
-        return find_cheapest_reclaim(self.estate, mine, self.state, size, over, self.tenants, busy, POLICY, NOW)
+        return find_cheapest_reclaim(
+            self.estate, mine, self.state, size, over, self.tenants, busy, ReclaimCosts(POLICY, NOW)
+        )
 
 
 def tenant(
     number: int, block: Iterable[int], *, ran_s: float = 1000, saved_s: float | None = None, **more: object
 ) -> Holder:
-    """Somebody who borrowed, if nothing else is told."""
-    told: dict[str, object] = {"preemptible": True, "project": "other", **more}
+    """A borrower, unless the arguments say otherwise."""
+    told: dict[str, object] = {"is_preemptible": True, "project": "other", **more}
     return Holder(
         ClaimId(f"c{number}"),
         PoolName("pool"),
         Block.of(list(block)),
-        since=Timestamp(NOW - round(ran_s * SECOND)),
-        saved=None if saved_s is None else Timestamp(NOW - round(saved_s * SECOND)),
+        ready_at=Timestamp(NOW - round(ran_s * SECOND)),
+        checkpoint_at=None if saved_s is None else Timestamp(NOW - round(saved_s * SECOND)),
         **told,  # type: ignore[arg-type]
     )
 
 
 def cost(one: Holder) -> tuple[Timestamp, float]:
     """When it may be asked, and what it loses: reckoned here once more."""
-    if one.leaving:
+    if one.is_leaving:
         return NOW, 0.0
-    assert one.since is not None
-    worked = (NOW - max(one.since, one.saved or 0)) / SECOND
-    return Timestamp(max(NOW, one.since + 300 * SECOND)), len(one.block) * (worked + 120)
+    assert one.ready_at is not None
+    worked = (NOW - max(one.ready_at, one.checkpoint_at or 0)) / SECOND
+    return Timestamp(max(NOW, one.ready_at + 300 * SECOND)), len(one.block) * (worked + 120)
 
 
 def together(victims: Iterable[Holder]) -> tuple[Timestamp, float]:
@@ -98,12 +100,17 @@ def placed(topology: Topology, drawn: Iterable[tuple[int, int, int | None, str]]
     free = free_map_for(topology)
     found = []
     for number, (size, ran_s, saved_s, how) in enumerate(drawn):
-        block = free.find(size)
+        block = free.find_block(size)
         if block is not None:
-            free.take(block)
+            free.allocate(block)
             found.append(
                 tenant(
-                    number, block, ran_s=ran_s, saved_s=saved_s, preemptible=how == "borrowed", leaving=how == "leaving"
+                    number,
+                    block,
+                    ran_s=ran_s,
+                    saved_s=saved_s,
+                    is_preemptible=how == "borrowed",
+                    is_leaving=how == "leaving",
                 )
             )
     return found
@@ -120,7 +127,7 @@ def test_of_all_blocks_the_one_is_taken_that_can_be_had_soonest_and_costs_least(
     able = []
     for start in range(0, 16, cell):
         around = Block(range(start, start + cell))
-        firm = [one for one in case.tenants if not (one.preemptible or one.leaving)]
+        firm = [one for one in case.tenants if not (one.is_preemptible or one.is_leaving)]
         if size > cell or any(one.block.overlaps(around) for one in firm):
             continue
         for at in range(start, start + cell, size):
@@ -133,8 +140,8 @@ def test_of_all_blocks_the_one_is_taken_that_can_be_had_soonest_and_costs_least(
     assert found is not None
     check(case, found, size, asked)
     when, lost = min(able)
-    assert found.when == when
-    assert found.lost == pytest.approx(lost)
+    assert found.possible_at == when
+    assert found.lost_device_s == pytest.approx(lost)
 
 
 @settings(max_examples=examples(300), deadline=None)
@@ -146,8 +153,8 @@ def test_where_any_devices_do_those_are_asked_that_lose_least_together(
     case = Case(CROSS, (("mine", 1, cell),), placed(CROSS, drawn))
     asked = ["c0"] if busy else []
     found = case.wanted(size, asked=asked)
-    borrowers = [one for one in case.tenants if (one.preemptible or one.leaving) and one.claim not in asked]
-    free = case.state.free.free
+    borrowers = [one for one in case.tenants if (one.is_preemptible or one.is_leaving) and one.claim not in asked]
+    free = case.state.free.n_free
     sets = (few for n in range(len(borrowers) + 1) for few in combinations(borrowers, n))
     able = [together(few) for few in sets if free + sum(len(one.block) for one in few) >= size and size <= cell]
     if not able:
@@ -156,8 +163,8 @@ def test_where_any_devices_do_those_are_asked_that_lose_least_together(
     assert found is not None
     check(case, found, size, asked)
     when, lost = min(able)
-    assert found.when == when
-    assert found.lost == pytest.approx(lost)
+    assert found.possible_at == when
+    assert found.lost_device_s == pytest.approx(lost)
 
 
 def check(case: Case, found: ReclaimCandidate, size: int, asked: Sequence[str]) -> None:
@@ -167,11 +174,11 @@ def check(case: Case, found: ReclaimCandidate, size: int, asked: Sequence[str]) 
     for one in found.victims:
         assert one in case.tenants
         assert one.claim not in asked
-        assert one.leaving or (one.preemptible and one.cell is None)
+        assert one.is_leaving or (one.is_preemptible and one.guaranteed_block is None)
     held = {index: one for one in case.tenants for index in one.block}
     for index in found.place.block:
         assert held.get(index) in (None, *found.victims)
-        assert index in held or case.state.free.is_free(Block(range(index, index + 1)))
+        assert index in held or case.state.free.is_free(Block.single(index))
 
 
 def test_nobody_is_asked_before_its_time_if_another_can_be() -> None:
@@ -180,7 +187,7 @@ def test_nobody_is_asked_before_its_time_if_another_can_be() -> None:
     found = Case(POD, (("mine", 8, 1),), [young, old]).wanted(8)
     assert found is not None
     assert found.victims == (old,)
-    assert found.when == NOW
+    assert found.possible_at == NOW
 
 
 def test_if_all_are_young_the_first_whose_time_comes_is_taken() -> None:
@@ -188,17 +195,17 @@ def test_if_all_are_young_the_first_whose_time_comes_is_taken() -> None:
     found = Case(POD, (("mine", 8, 1),), [young, younger]).wanted(8)
     assert found is not None
     assert found.victims == (young,)
-    assert found.when == NOW + 280 * SECOND
+    assert found.possible_at == NOW + 280 * SECOND
 
 
 def test_who_is_being_made_ready_is_asked_later_even_if_nobody_need_run() -> None:
-    starting = replace(tenant(1, range(16)), since=None)
+    starting = replace(tenant(1, range(16)), ready_at=None)
     state = Case(POD, (("mine", 8, 1),), [starting])
     mine = (("mine", 8, 1),)
     hasty = replace(POLICY, min_run_s=0.0)
-    found = find_cheapest_reclaim(state.estate, mine, state.state, 8, None, [starting], (), hasty, NOW)
+    found = find_cheapest_reclaim(state.estate, mine, state.state, 8, None, [starting], (), ReclaimCosts(hasty, NOW))
     assert found is not None
-    assert found.when > NOW
+    assert found.possible_at > NOW
 
 
 def test_four_small_claims_that_have_just_saved_lose_less_than_a_large_one_that_did_not() -> None:
@@ -221,7 +228,7 @@ def test_a_claim_that_sits_across_the_place_goes_whole() -> None:
     found = Case(POD, (("mine", 2, 1),), [large]).wanted(2)
     assert found is not None
     assert found.victims == (large,)
-    assert found.lost == together([large])[1]
+    assert found.lost_device_s == together([large])[1]
 
 
 @pytest.mark.parametrize("topology", [POD, CROSS, RACK], ids=repr)
@@ -232,21 +239,25 @@ def test_only_those_of_its_own_guarantee_with_a_lower_priority_make_room(topolog
     if topology is POD:
         cells = (*cells, ("theirs", 8, 1))
     block = Block(range(size))
-    own = tenant(1, block, project="mine", cell=block, priority=3)
-    theirs = tenant(2, range(8, 16), project="theirs", cell=Block(range(8, 16))) if topology is POD else None
+    own = tenant(1, block, project="mine", guaranteed_block=block, priority=3)
+    theirs = (
+        tenant(2, range(8, 16), project="theirs", guaranteed_block=Block(range(8, 16))) if topology is POD else None
+    )
     case = Case(topology, cells, [own, *([theirs] if theirs is not None else [])])
     for over in (None, 2, 3):
         assert case.wanted(size, over) is None
     found = case.wanted(size, 4)
     assert found is not None
     assert found.victims == (own,)
-    fixed = Case(topology, cells, [replace(own, preemptible=False)])
+    fixed = Case(topology, cells, [replace(own, is_preemptible=False)])
     assert fixed.wanted(size, 4) is None
 
 
 def test_the_lowest_priority_of_its_own_goes_first() -> None:
     low, high = (
-        tenant(n, range(n, n + 2), project="mine", cell=Block(range(n, n + 2)), priority=n, ran_s=900 - 100 * n)
+        tenant(
+            n, range(n, n + 2), project="mine", guaranteed_block=Block(range(n, n + 2)), priority=n, ran_s=900 - 100 * n
+        )
         for n in (0, 2)
     )
     found = Case(CROSS, (("mine", 1, 4),), [low, high]).wanted(2, 5)

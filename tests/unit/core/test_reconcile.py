@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.core.claims import Claim
-from moorings.core.hardware import ListedPartition, ObservedState
-from moorings.core.partitions import Partition, PartitionState
+from moorings.core.model.claims import Claim
+from moorings.core.model.driver_results import ListedPartition, ObservedState
+from moorings.core.model.partitions import Partition, PartitionState
+from moorings.core.model.topology import Block
 from moorings.core.reconcile import (
     LISTINGS_REQUIRED,
     MISSING_S_MIN,
@@ -21,8 +22,7 @@ from moorings.core.reconcile import (
     mark_for,
     reconcile_listing,
 )
-from moorings.core.topology import Block
-from moorings.testing.records import a_claim, a_partition
+from moorings.testing.builders import a_claim, a_partition
 from tests.cases import cases
 
 HERE = "inst1"
@@ -69,7 +69,7 @@ def looks(
 
 
 def answers(judged: ReconcileResult) -> dict[str, ObservedState]:
-    return {str(ident): answer.seen for ident, answer in judged.answers}
+    return {str(ident): answer.seen for ident, answer in judged.results}
 
 
 # -- what is missing -----------------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ def test_a_partial_listing_ends_nothing_before_it_came_three_times():
     assert answers(looks(2, [seen, missed], [sighting_of(seen)])) == {}
     judged = looks(3, [seen, missed], [sighting_of(seen)])
     assert answers(judged) == {"part-0001": ObservedState.ABSENT}
-    assert judged.answers[0][1].detail == f"it was missing in 3 listings in a row, for {MISSING_S_MIN:.0f} s"
+    assert judged.results[0][1].detail == f"it was missing in 3 listings in a row, for {MISSING_S_MIN:.0f} s"
 
 
 def test_many_bad_listings_in_a_moment_are_one_bad_moment():
@@ -123,34 +123,34 @@ def test_seen_as_unknown_is_not_missing():
 def test_fewer_listings_than_needed_end_nothing_whatever_the_states(states, times, ordered):
     mine = [partition(number, state) for number, state in enumerate(states)]
     judged = looks(times, mine, [], mine if ordered else [])
-    assert judged.answers == ()
+    assert judged.results == ()
     assert judged.strays == ()
-    assert {p.state for p in mine if p.id in judged.again} <= {PartitionState.REMOVING}
+    assert {p.state for p in mine if p.id in judged.to_repeat} <= {PartitionState.REMOVING}
 
 
 def test_an_order_to_make_it_that_left_no_trace_is_given_again():
     mine = partition(state=PartitionState.PROVISIONING)
-    assert looks(2, [mine], [], [mine]).again == ()
-    assert looks(3, [mine], [], [mine]).again == (mine.id,)
+    assert looks(2, [mine], [], [mine]).to_repeat == ()
+    assert looks(3, [mine], [], [mine]).to_repeat == (mine.id,)
     assert answers(looks(3, [mine], [], [mine])) == {}
 
 
 def test_an_order_to_make_it_that_is_still_on_its_way_is_not_given_twice():
     mine = partition(state=PartitionState.PROVISIONING)
-    assert looks(5, [mine], []).again == ()
+    assert looks(5, [mine], []).to_repeat == ()
 
 
 def test_a_removal_is_confirmed_by_the_driver_itself_not_by_a_listing():
     mine = partition(state=PartitionState.REMOVING)
     judged = look([mine], [], ordered=[mine])
-    assert judged.again == (mine.id,)
-    assert judged.answers == ()
+    assert judged.to_repeat == (mine.id,)
+    assert judged.results == ()
 
 
 def test_a_partition_in_error_is_not_missed():
     mine = partition(state=PartitionState.ERROR)
     judged = looks(5, [mine], [], [mine])
-    assert (judged.answers, judged.again) == ((), ())
+    assert (judged.results, judged.to_repeat) == ((), ())
 
 
 # -- what is there -------------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ def test_a_sighting_says_something_only_where_it_matters(state, seen):
     }.get(state, set())
     judged = look([mine], [sighting_of(mine, seen)], ordered=[mine])
     assert answers(judged) == ({str(mine.id): seen} if seen in telling else {})
-    assert (judged.again, judged.strays, judged.foreign) == ((), (), {})
+    assert (judged.to_repeat, judged.strays, judged.foreign) == ((), (), {})
 
 
 def test_active_before_the_driver_took_the_reset_is_the_state_before_the_reset():
@@ -180,7 +180,7 @@ def test_active_before_the_driver_took_the_reset_is_the_state_before_the_reset()
 def test_the_vendors_own_word_is_passed_on():
     mine = partition(state=PartitionState.PROVISIONING)
     judged = look([mine], [sighting_of(mine, ObservedState.ERROR, raw="LINK_DOWN")])
-    assert judged.answers[0][1].detail == "the driver reports LINK_DOWN"
+    assert judged.results[0][1].detail == "the driver reports LINK_DOWN"
 
 
 def test_a_partition_is_known_by_its_mark_not_by_its_name():
@@ -200,7 +200,7 @@ def test_a_stray_with_our_mark_is_removed_after_three_listings():
     judged = looks(3, [], [stray()])
     assert judged.strays == (stray(),)
     assert judged.foreign == {"forgotten": stray().block}, "until it has gone its devices are not free"
-    assert looks(4, [], [replace(stray(), seen=ObservedState.REMOVING)]).strays == ()
+    assert looks(4, [], [replace(stray(), state=ObservedState.REMOVING)]).strays == ()
 
 
 @pytest.mark.parametrize("state", [PartitionState.ACTIVE, PartitionState.RESETTING])
@@ -216,9 +216,9 @@ def test_a_live_job_s_partition_must_be_in_error_five_times_in_a_row(state):
 @pytest.mark.parametrize("seen", [ObservedState.ACTIVE, ObservedState.ERROR])
 def test_a_removal_that_the_driver_forgot_is_ordered_again(seen):
     mine = partition(state=PartitionState.REMOVING)
-    assert looks(2, [mine], [sighting_of(mine, seen)], [mine]).again == ()
-    assert looks(3, [mine], [sighting_of(mine, seen)], [mine]).again == (mine.id,)
-    assert looks(9, [mine], [sighting_of(mine, ObservedState.REMOVING)], [mine]).again == ()
+    assert looks(2, [mine], [sighting_of(mine, seen)], [mine]).to_repeat == ()
+    assert looks(3, [mine], [sighting_of(mine, seen)], [mine]).to_repeat == (mine.id,)
+    assert looks(9, [mine], [sighting_of(mine, ObservedState.REMOVING)], [mine]).to_repeat == ()
 
 
 def test_strays_come_in_the_same_order_however_they_are_listed():
@@ -281,8 +281,8 @@ def test_whatever_is_listed_only_our_own_unheld_partitions_are_removed(seen, num
         assert {stray.name for stray in judged.strays} <= removable
         strangers = {s.name for s in sightings if not s.mark.startswith(f"moorings/{HERE}/")}
         assert strangers <= set(judged.foreign) <= strangers | removable
-        assert {ident for ident, _ in judged.answers} <= {p.id for p in mine}
-        assert set(judged.again) <= {p.id for p in mine}
+        assert {ident for ident, _ in judged.results} <= {p.id for p in mine}
+        assert set(judged.to_repeat) <= {p.id for p in mine}
 
 
 def test_a_judgement_leaves_the_memory_it_began_from_as_it_was():

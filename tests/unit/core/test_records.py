@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.core.records import from_plain, to_plain, to_plain_without_defaults
-from moorings.core.topology import Block
+from moorings.core.model.serialization import from_plain, to_plain, to_plain_without_defaults
+from moorings.core.model.topology import Block
 from tests.cases import cases
 
 

@@ -9,23 +9,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorings.core.claims import ClaimId
-from moorings.core.devices import PoolName
-from moorings.core.ends import release_times_for
-from moorings.core.fleet import PoolState
-from moorings.core.instants import SECOND, Timestamp
-from moorings.core.placement import free_map_for
-from moorings.core.plans import Holder
-from moorings.core.room import Relocation, find_relocation
-from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo, Topology
+from moorings.core.model.claims import ClaimId
+from moorings.core.model.devices import PoolName
+from moorings.core.model.timestamps import SECOND, Timestamp
+from moorings.core.model.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo, Topology
+from moorings.core.placement.fleet import PoolState
+from moorings.core.placement.free_map import free_map_for
+from moorings.core.placement.plans import Holder
+from moorings.core.placement.release_times import release_times_for
+from moorings.core.scheduling.relocation import Relocation, find_relocation
 from tests.sampling import examples
 
 NOW = Timestamp(10_000 * SECOND)
 MOVE_S = 120.0
 RACK = Catalogue(12, tuple(Block(range(s, s + n)) for n in (1, 2, 3, 6) for s in range(0, 12, n)))
-CROSSED = Catalogue(
-    6, (*(Block(range(i, i + 1)) for i in range(6)), *map(Block, ((0, 3), (1, 2, 3), (0, 4, 5), (2, 5))))
-)
+CROSSED = Catalogue(6, (*(Block.single(i) for i in range(6)), *map(Block, ((0, 3), (1, 2, 3), (0, 4, 5), (2, 5)))))
 POWERS: tuple[Topology, ...] = (PowerOfTwo(2, 8, 16), PowerOfTwo(3, 4, 8), PowerOfTwo(2, 8, 8))
 
 
@@ -38,14 +36,14 @@ class Case:
         self.tenants = list(tenants)
         self.kept = set(kept)
         for index in {*self.kept, *(index for one in self.tenants for index in one.block)}:
-            self.state.free.take(Block(range(index, index + 1)))
+            self.state.free.allocate(Block.single(index))
 
     def room(self, size: int, moves_max: int = 100) -> Relocation | None:
         """What is found; it leaves the pool as it was."""
         n_devices = self.state.pool.topology.n_devices
-        before = [self.state.free.is_free(Block(range(index, index + 1))) for index in range(n_devices)]
+        before = [self.state.free.is_free(Block.single(index)) for index in range(n_devices)]
         found = find_relocation(self.state, size, self.tenants, NOW, MOVE_S, moves_max)
-        assert [self.state.free.is_free(Block(range(index, index + 1))) for index in range(n_devices)] == before
+        assert [self.state.free.is_free(Block.single(index)) for index in range(n_devices)] == before
         return found
 
     def check(self, found: Relocation, size: int) -> None:
@@ -58,7 +56,7 @@ class Case:
         taken = set(self.kept)
         for one in self.tenants:
             block = goes.get(one.claim, one.block)
-            assert one.movable or block == one.block
+            assert one.is_movable or block == one.block
             assert len(block) == len(one.block)
             assert topology.is_block(block)
             assert taken.isdisjoint(block)
@@ -70,13 +68,13 @@ class Case:
 
 def cost(one: Holder) -> float:
     """Device-seconds: since its last checkpoint, and for the move."""
-    assert one.since is not None
-    return len(one.block) * ((NOW - max(one.since, one.saved or 0)) / SECOND + MOVE_S)
+    assert one.ready_at is not None
+    return len(one.block) * ((NOW - max(one.ready_at, one.checkpoint_at or 0)) / SECOND + MOVE_S)
 
 
 def tenant(number: int, block: Iterable[int], *, movable: bool = True, ran_s: int = 100) -> Holder:
     since = Timestamp(NOW - ran_s * SECOND)
-    return Holder(ClaimId(f"c{number}"), PoolName("pool"), Block.of(list(block)), movable=movable, since=since)
+    return Holder(ClaimId(f"c{number}"), PoolName("pool"), Block.of(list(block)), is_movable=movable, ready_at=since)
 
 
 drawn_tenants = st.lists(
@@ -98,7 +96,7 @@ def placed(topology: Topology, drawn: Iterable[tuple[int, int, int]], fixed: Ite
         able = [block for block in blocks if free.is_free(block)]
         if able:
             block = able[at % len(able)]
-            free.take(block)
+            free.allocate(block)
             found.append(tenant(number, block, movable=number not in stay, ran_s=ran_s))
     return found
 
@@ -106,8 +104,8 @@ def placed(topology: Topology, drawn: Iterable[tuple[int, int, int]], fixed: Ite
 def packs(topology: PowerOfTwo, size: int, tenants: Iterable[Holder], kept: Iterable[int]) -> bool:
     """Whether all fit with a block of ``size`` beside what stays, by trying everything."""
     everybody = list(tenants)
-    taken = frozenset(kept).union(*(one.block for one in everybody if not one.movable))
-    sizes = sorted([size, *(len(one.block) for one in everybody if one.movable)], reverse=True)
+    taken = frozenset(kept).union(*(one.block for one in everybody if not one.is_movable))
+    sizes = sorted([size, *(len(one.block) for one in everybody if one.is_movable)], reverse=True)
     for each in sizes:  # largest first, anywhere it fits: sizes divide each other, so no second try is needed
         starts = range(0, topology.n_devices - each + 1, each)
         block = next(
@@ -129,12 +127,12 @@ def test_if_all_can_be_moved_there_is_room_wherever_enough_is_free(
     tenants = placed(topology, drawn)
     held = {index for one in tenants for index in one.block}
     case = Case(topology, tenants, {index for index in kept if index < topology.n_devices} - held)
-    if size > topology.max_block or case.state.free.find(size) is not None:
+    if size > topology.max_block or case.state.free.find_block(size) is not None:
         return
     found = case.room(size)
     # Only those of its size and smaller ever move for it.
-    still = [replace(one, movable=len(one.block) <= size) for one in tenants]
-    able = case.state.free.free >= size and packs(topology, size, still, case.kept)
+    still = [replace(one, is_movable=len(one.block) <= size) for one in tenants]
+    able = case.state.free.n_free >= size and packs(topology, size, still, case.kept)
     assert (found is not None) == able
     if found is not None:
         case.check(found, size)
@@ -153,7 +151,7 @@ def test_nobody_moves_who_cannot_and_nobody_is_in_anothers_place(
     held = {index for one in tenants for index in one.block}
     case = Case(topology, tenants, {index for index in kept if index < topology.n_devices} - held)
     size = topology.sizes[at % len(topology.sizes)]
-    if case.state.free.find(size) is not None:
+    if case.state.free.find_block(size) is not None:
         return
     found = case.room(size)
     if found is not None:
@@ -174,7 +172,7 @@ def test_the_cheapest_block_is_emptied() -> None:
 def test_what_is_kept_is_no_room() -> None:
     case = Case(PowerOfTwo(2, 8, 16), [tenant(1, range(2)), tenant(2, range(8, 10))], kept=[7, 15])
     assert case.room(8) is None
-    assert case.room(4) is not None or case.state.free.find(4) is not None
+    assert case.room(4) is not None or case.state.free.find_block(4) is not None
 
 
 def test_larger_ones_never_move_for_a_smaller() -> None:

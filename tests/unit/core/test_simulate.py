@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorings.core.claims import Claim, ClaimId
-from moorings.core.devices import PoolName
-from moorings.core.instants import Timestamp
-from moorings.core.policy import DefragmentMode, Policy
-from moorings.core.projects import Project, Projects, ProjectShare
-from moorings.core.simulate import SimulatedJob, Simulation, SimulationResult, simulate
-from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo, Topology
+from moorings.core.forecast.simulation import SimulatedJob, Simulation, SimulationResult, simulate
+from moorings.core.model.claims import Claim, ClaimId
+from moorings.core.model.devices import PoolName
+from moorings.core.model.policy import DefragmentMode, Policy
+from moorings.core.model.projects import Project, Projects, ProjectShare
+from moorings.core.model.timestamps import Timestamp
+from moorings.core.model.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo, Topology
 from tests.sampling import examples
 
 QUICK = Policy(min_run_s=5, yield_s=3, making_s=0, move_s=2)
@@ -66,7 +66,7 @@ class Watched(Simulation):
             assert used.isdisjoint(devices)
             used |= devices
         for name, state in self.pools.items():
-            free = {i for i in range(state.pool.topology.n_devices) if state.free.is_free(Block(range(i, i + 1)))}
+            free = {i for i in range(state.pool.topology.n_devices) if state.free.is_free(Block.single(i))}
             assert free == {i for i in range(state.pool.topology.n_devices) if (name, i) not in used}
         assert self._busy == len(used)
 
@@ -78,7 +78,7 @@ def judge(found: SimulationResult, jobs: list[SimulatedJob], policy: Policy, *, 
     ]
     device_s = 0.0
     for course in found.courses:
-        if course.refused:
+        if course.rejection_reason:
             assert course.started_s is None
             continue
         if guaranteed and course.started_s is None:  # what cannot be asked back is not lent to it, ever
@@ -102,7 +102,7 @@ def judge(found: SimulationResult, jobs: list[SimulatedJob], policy: Policy, *, 
     instants = [level.at_s for level in found.levels]
     assert instants == sorted(set(instants))
     assert all(0 <= level.busy <= found.n_devices for level in found.levels)
-    left = sum(course.job.size for course in found.courses if course.started_s is None and not course.refused)
+    left = sum(course.job.size for course in found.courses if course.started_s is None and not course.rejection_reason)
     assert not found.levels or (found.levels[-1].busy, found.levels[-1].waiting) == (0, left)
     if len(found.levels) > 1:
         assert found.utilisation() * (instants[-1] - instants[0]) * found.n_devices == pytest.approx(used_s)
@@ -143,7 +143,7 @@ def test_all_jobs_run_as_long_as_they_must_and_no_device_is_used_twice(
     found = Watched([pool(topology)], policy, projects).run(jobs)
     judge(found, jobs, policy, guaranteed=guaranteed)
     for course in found.courses:
-        assert bool(course.refused) == (course.job.size not in topology.sizes)
+        assert bool(course.rejection_reason) == (course.job.size not in topology.sizes)
     if policy.defragment is not DefragmentMode.ON:
         assert found.moves == 0
     if not guaranteed:
@@ -254,7 +254,7 @@ def test_a_job_of_no_pool_s_size_is_refused_and_the_others_run() -> None:
         SimulatedJob(name="even", arrives_s=0, runs_s=1, size=4),
     ]
     found = simulate([pool(PowerOfTwo(1, 8, 8))], jobs, QUICK)
-    assert [bool(course.refused) for course in found.courses] == [True, False]
+    assert [bool(course.rejection_reason) for course in found.courses] == [True, False]
     assert found.courses[0].wait_s is None
 
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from moorings.core import claims, devices, partitions
-from moorings.core.claims import ClaimEvent, ClaimState
-from moorings.core.devices import Device, DeviceEvent, DeviceState
-from moorings.core.errors import IllegalTransitionError
-from moorings.core.instants import SECOND, Timestamp
-from moorings.core.partitions import PartitionEvent, PartitionState
-from moorings.core.reasons import Reason
-from moorings.testing.records import NOW, POOL, a_claim, a_partition, a_run
+from moorings.core.model import claims, devices, partitions
+from moorings.core.model.claims import ClaimEvent, ClaimState
+from moorings.core.model.devices import Device, DeviceEvent, DeviceState
+from moorings.core.model.errors import IllegalTransitionError
+from moorings.core.model.partitions import PartitionEvent, PartitionState
+from moorings.core.model.reasons import Reason
+from moorings.core.model.timestamps import SECOND, Timestamp
+from moorings.testing.builders import NOW, POOL, a_claim, a_partition, a_run
 from moorings.workloads import runs
 from moorings.workloads.runs import RunEvent, RunState
 from tests.cases import cases
@@ -108,7 +108,7 @@ def reachable(machine: Machine, start: Any) -> set[Any]:
 
 @each_machine
 def test_every_state_has_a_row(machine):
-    assert set(machine.table) == set(machine.states) - {ClaimState.ANNOUNCED}  # that one is made anew each turn
+    assert set(machine.table) == set(machine.states) - {ClaimState.ANNOUNCED}  # that one is made again each turn
 
 
 @each_machine

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.core.errors import MooringsError
-from moorings.core.tables import TEXT_CHARS_MAX, TomlTable
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.toml_table import TEXT_CHARS_MAX, TomlTable
 from tests.cases import cases
 
 TEXT = """\
@@ -66,7 +66,7 @@ def test_values_come_as_what_they_are():
     assert table.number("size") == 4.0
     assert table.boolean("on") is True
     assert table.strings("words") == ("a", "b")
-    assert table.either("size") == 4
+    assert table.raw_value("size") == 4
     assert table.table("dotted").integer("inner") == 1
 
 
@@ -83,16 +83,16 @@ def test_what_is_not_given_has_its_default():
 
 def test_lines_are_known_however_the_key_is_written():
     table = parse()
-    assert table.where("name") == "some.toml:3"
-    assert table.table("dotted").where("inner") == "some.toml:9"
-    assert table.table("inline").where("deep") == "some.toml:10"
-    assert table.table("inline").table("deep").where("odd") == "some.toml:10"
-    assert table.table("quoted table").where("x") == "some.toml:13"
-    assert table.table("outer").where("y") == "some.toml:16"
-    assert table.table("outer").table("inner").where("z") == "some.toml:19"
-    assert [item.where("id") for item in table.tables("item")] == ["some.toml:22", "some.toml:25"]
-    assert table.tables("item")[1].table("settings").where("odd") == "some.toml:28"
-    assert table.tables("item")[1].tables("part")[0].where("id") == "some.toml:31"
+    assert table.location("name") == "some.toml:3"
+    assert table.table("dotted").location("inner") == "some.toml:9"
+    assert table.table("inline").location("deep") == "some.toml:10"
+    assert table.table("inline").table("deep").location("odd") == "some.toml:10"
+    assert table.table("quoted table").location("x") == "some.toml:13"
+    assert table.table("outer").location("y") == "some.toml:16"
+    assert table.table("outer").table("inner").location("z") == "some.toml:19"
+    assert [item.location("id") for item in table.tables("item")] == ["some.toml:22", "some.toml:25"]
+    assert table.tables("item")[1].table("settings").location("odd") == "some.toml:28"
+    assert table.tables("item")[1].tables("part")[0].location("id") == "some.toml:31"
 
 
 def test_a_missing_key_is_missing_where_its_table_begins():
@@ -134,14 +134,14 @@ def test_an_unknown_key_is_told_with_those_that_are_known():
     table = parse('name = "x"\nsiez = 4\n')
     table.text("name")
     table.integer("size", 1)
-    error = complaint(table.finish)
+    error = complaint(table.reject_unknown_keys)
     assert (str(error), error.hint) == ("some.toml:2: 'siez' is not known here", "known: name, size")
 
 
 def test_a_key_that_was_only_asked_after_is_known_too():
     table = parse("siez = 4\n")
     assert not table.has("size")
-    assert complaint(table.finish).hint == "known: size"
+    assert complaint(table.reject_unknown_keys).hint == "known: size"
 
 
 def test_a_table_whose_keys_were_all_read_is_finished():
@@ -149,7 +149,7 @@ def test_a_table_whose_keys_were_all_read_is_finished():
     assert table.has("name")
     assert table.keys() == ("name",)
     table.text("name")
-    table.finish()
+    table.reject_unknown_keys()
 
 
 @cases(
@@ -197,7 +197,7 @@ def test_hostile_text_is_refused_like_any_other(text):
 
 @pytest.mark.parametrize("text", ["[" + ".".join("a" * 256) + "]", ".".join("a" * 256) + " = 1"])
 def test_deep_paths_are_read_without_getting_lost(text):
-    assert "'a' is not known" in str(complaint(parse(text).finish))
+    assert "'a' is not known" in str(complaint(parse(text).reject_unknown_keys))
 
 
 @pytest.mark.parametrize("text", ["[" + ".".join("a" * 2_000) + "]", ".".join(["'a.b'"] * 2_000) + " = 1"])
@@ -212,7 +212,7 @@ def test_dots_in_quotes_are_no_path():
 
 
 def test_lines_are_counted_as_toml_counts_them():
-    assert str(complaint(parse("# a\u2028b\u0085c\nx = 1").finish)).startswith("some.toml:2:")
+    assert str(complaint(parse("# a\u2028b\u0085c\nx = 1").reject_unknown_keys)).startswith("some.toml:2:")
 
 
 def test_a_huge_file_is_refused_before_it_is_read():
@@ -225,11 +225,11 @@ def test_any_text_is_a_table_or_refused(text):
     with contextlib.suppress(MooringsError):
         table = parse(text)
         for key in table.keys():
-            assert table.where(key).startswith("some.toml")
+            assert table.location(key).startswith("some.toml")
 
 
 @given(st.lists(st.sampled_from(["# note", "", "[a]", "[[b]]"]), max_size=8), st.integers(0, 3))
 def test_a_key_stands_on_the_line_it_stands_on(above, blank):
     # A header may come once only; the key is asked for at the top, so it comes first.
     lines = [*[""] * blank, "key = 1", *dict.fromkeys(above)]
-    assert parse("\n".join(lines)).where("key") == f"some.toml:{blank + 1}"
+    assert parse("\n".join(lines)).location("key") == f"some.toml:{blank + 1}"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.core.errors import MooringsError
-from moorings.core.topology import CATALOGUE_BLOCKS_MAX, DEVICES_MAX, AnySubset, Block, Catalogue, PowerOfTwo
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.topology import CATALOGUE_BLOCKS_MAX, DEVICES_MAX, AnySubset, Block, Catalogue, PowerOfTwo
 from tests.cases import cases
 
 sets = st.sets(st.integers(0, 200), max_size=40)
@@ -156,9 +156,9 @@ def test_scattered_devices_are_no_block_of_a_pod():
 @cases("size", POD.sizes)
 def test_a_pod_takes_every_power_of_two_with_a_gcd_in_each_domain(size):
     domains = max(1, size // 16)
-    assert POD.why_not(size, domains) is None
+    assert POD.ineligible_reason(size, domains) is None
     if domains > 1:
-        reason = POD.why_not(size, domains - 1)
+        reason = POD.ineligible_reason(size, domains - 1)
         assert reason is not None
         assert (reason.code, reason.hint) == ("claim.gcds_too_few", f"ask for {domains} GCDs (tasks) or more")
 
@@ -167,13 +167,13 @@ def test_a_pod_takes_every_power_of_two_with_a_gcd_in_each_domain(size):
     ("size", "hint"), [(3, "2 or 4"), (5, "4 or 8"), (48, "32 or 64"), (100, "64"), (10**9, "64"), (0, "1 or 2")]
 )
 def test_a_pod_refuses_other_sizes_and_names_the_nearest(size, hint):
-    reason = POD.why_not(size, 1)
+    reason = POD.ineligible_reason(size, 1)
     assert reason is not None
     assert (reason.code, reason.hint) == ("claim.size_not_allowed", f"ask for {hint}")
 
 
 def test_a_pod_refuses_more_than_its_largest_block():
-    reason = POD.why_not(128, 128)
+    reason = POD.ineligible_reason(128, 128)
     assert reason is not None
     assert (reason.code, reason.hint) == ("claim.too_large", "ask for 64 or fewer")
 
@@ -208,8 +208,8 @@ def test_any_devices_are_a_block_of_a_crossbar_if_they_are_there_and_not_too_man
 
 
 def test_a_crossbar_takes_every_size_up_to_its_largest():
-    assert [CROSS.why_not(size, 1) for size in CROSS.sizes] == [None] * 4
-    too_large, none = CROSS.why_not(5, 1), CROSS.why_not(0, 1)
+    assert [CROSS.ineligible_reason(size, 1) for size in CROSS.sizes] == [None] * 4
+    too_large, none = CROSS.ineligible_reason(5, 1), CROSS.ineligible_reason(0, 1)
     assert too_large is not None
     assert (too_large.code, too_large.hint) == ("claim.too_large", "ask for 4 or fewer")
     assert none is not None
@@ -234,7 +234,7 @@ def test_the_blocks_of_a_catalogue_are_those_listed():
 
 def test_the_sizes_of_a_catalogue_are_those_of_its_blocks():
     assert (RACK.sizes, RACK.max_block) == ((1, 6, 18), 18)
-    assert [RACK.why_not(size, 1) for size in RACK.sizes] == [None] * 3
+    assert [RACK.ineligible_reason(size, 1) for size in RACK.sizes] == [None] * 3
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_the_sizes_of_a_catalogue_are_those_of_its_blocks():
     ],
 )
 def test_a_catalogue_refuses_other_sizes_and_names_its_own(size, code, hint):
-    reason = RACK.why_not(size, 1)
+    reason = RACK.ineligible_reason(size, 1)
     assert reason is not None
     assert reason.code == code
     assert hint in reason.hint

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.core.devices import PoolName
-from moorings.core.errors import MooringsError
-from moorings.core.policy import Policy
-from moorings.core.projects import Project, Projects
-from moorings.core.simulate import SimulatedJob, simulate
-from moorings.core.topology import Pool, PowerOfTwo
-from moorings.core.traces import SIZES_SHOWN_MAX, parse_trace, size_classes, summarize
+from moorings.core.forecast.simulation import SimulatedJob, simulate
+from moorings.core.forecast.traces import SIZES_SHOWN_MAX, parse_trace, size_classes, summarize
+from moorings.core.model.devices import PoolName
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.policy import Policy
+from moorings.core.model.projects import Project, Projects
+from moorings.core.model.topology import Pool, PowerOfTwo
 from tests.cases import cases
 
 POOL = Pool(PoolName("pod8"), "ipu", "simulated", PowerOfTwo(1, 8, 8))

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from moorings.core.claims import Claim, ClaimState, PartitionId, QueueMode
-from moorings.core.devices import DeviceState, PoolName
-from moorings.core.errors import MooringsError
-from moorings.core.explain import explain_wait
-from moorings.core.hardware import DriverResult, ObservedState, ResultCode
-from moorings.core.inputs import (
+from moorings.core.model.claims import Claim, ClaimState, PartitionId, QueueMode
+from moorings.core.model.devices import DeviceState, PoolName
+from moorings.core.model.driver_results import DriverResult, ObservedState, ResultCode
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.inputs import (
     CancelPendingClaim,
     DrainDevice,
     DriverResultReceived,
     ForeignPartitionsListed,
+    Input,
     PoolReachability,
     ReleaseClaim,
     RenewClaim,
@@ -27,14 +27,23 @@ from moorings.core.inputs import (
     ResumeDevice,
     RetryRemoval,
 )
-from moorings.core.instants import SECOND, Timestamp
-from moorings.core.partitions import PartitionState
-from moorings.core.placement import NO_RELEASE
-from moorings.core.policy import Policy
-from moorings.core.topology import AnySubset, Block, Pool, PowerOfTwo
+from moorings.core.model.partitions import PartitionState
+from moorings.core.model.timestamps import SECOND, Timestamp
+from moorings.core.model.topology import AnySubset, Block, Pool, PowerOfTwo
+from moorings.core.placement.free_map import NO_RELEASE
+from moorings.core.scheduling.explain import explain_wait
+from moorings.core.scheduling.turn import HANDLERS
 from tests.cases import cases
 from tests.sampling import examples
 from tests.unit.core.worlds import CROSS, CROSS2, POD, POOLS, RACK, World
+
+# -- the table of handlers -------------------------------------------------------------------------------------------
+
+
+def test_every_input_has_a_handler_that_takes_it() -> None:
+    assert set(HANDLERS) == set(get_args(Input))
+    assert {get_type_hints(handle)["given"]: handle for handle in HANDLERS.values()} == HANDLERS
+
 
 # -- one claim's life -----------------------------------------------------------------------------------------------
 
@@ -49,10 +58,10 @@ def test_a_claim_from_wish_to_release() -> None:
     assert world.claim(claim.id).state is ClaimState.READY
     world.step(ReleaseClaim(claim.id, "done"))
     assert world.claim(claim.id).state is ClaimState.RELEASING
-    assert world.fleet.pools[POD.name].free.free == 12, "the devices are not free while the driver may have them"
+    assert world.fleet.pools[POD.name].free.n_free == 12, "the devices are not free while the driver may have them"
     world.says(world.fleet.partitions[partition.id], ObservedState.ABSENT, order="remove")
     assert world.claim(claim.id).state is ClaimState.RELEASED
-    assert world.fleet.pools[POD.name].free.free == 16
+    assert world.fleet.pools[POD.name].free.n_free == 16
     told = [name for name in world.names() if name != "turn.decided"]
     assert told == [
         "claim.created",
@@ -110,7 +119,7 @@ def test_of_a_grant_and_a_withdrawal_in_one_turn_the_withdrawal_comes_first() ->
     )
     world.step(gone, CancelPendingClaim(waiting.id, "another one was served"))
     assert world.claim(waiting.id).state is ClaimState.CANCELLED
-    assert world.fleet.pools[POD.name].free.free == 16
+    assert world.fleet.pools[POD.name].free.n_free == 16
 
 
 def test_withdrawing_what_is_released_already_changes_nothing() -> None:
@@ -148,7 +157,7 @@ def test_a_rejected_claim_fails_with_the_driver_s_words_and_leaves_nothing() -> 
     assert failed.reason is not None
     assert "so it says" in failed.reason.message
     world.says(world.fleet.partitions[partition.id], ObservedState.ABSENT, order="remove")
-    assert world.fleet.pools[POD.name].free.free == 16
+    assert world.fleet.pools[POD.name].free.n_free == 16
 
 
 def test_a_block_that_breaks_is_quarantined_and_the_claim_gets_another_at_once() -> None:
@@ -180,11 +189,11 @@ def test_a_partition_that_vanishes_under_a_job_is_lost_and_its_devices_wait_for_
     partition = world.partition(claim)
     world.says(partition, ObservedState.ABSENT)
     assert world.claim(claim.id).state is ClaimState.LOST
-    assert world.fleet.pools[POD.name].free.free == 12, "law 3: a live job's devices are nobody else's"
+    assert world.fleet.pools[POD.name].free.n_free == 12, "law 3: a live job's devices are nobody else's"
     world.step(ReleaseClaim(claim.id, "job ended"))
     world.says(world.fleet.partitions[partition.id], ObservedState.ABSENT, order="remove")
     assert world.claim(claim.id).state is ClaimState.RELEASED
-    assert world.fleet.pools[POD.name].free.free == 16
+    assert world.fleet.pools[POD.name].free.n_free == 16
 
 
 def test_a_partition_that_cannot_be_removed_drains_its_devices_and_lets_the_claim_go() -> None:
@@ -198,9 +207,9 @@ def test_a_partition_that_cannot_be_removed_drains_its_devices_and_lets_the_clai
     world.step(RetryRemoval(partition.id))
     world.says(world.fleet.partitions[partition.id], ObservedState.ABSENT, order="remove")
     assert partition.id not in world.fleet.partitions
-    assert world.fleet.pools[POD.name].free.free == 12, "drained, not reused"
+    assert world.fleet.pools[POD.name].free.n_free == 12, "drained, not reused"
     world.step(*(ResumeDevice(POD.name, index) for index in range(4)))
-    assert world.fleet.pools[POD.name].free.free == 16
+    assert world.fleet.pools[POD.name].free.n_free == 16
 
 
 def test_a_late_answer_to_an_overtaken_order_is_dropped() -> None:
@@ -336,47 +345,13 @@ def test_a_large_claim_is_not_starved_by_small_ones() -> None:
     assert world.claim(large.id).state is ClaimState.GRANTED
 
 
-def test_without_reservations_it_would_starve() -> None:
-    """The guard removed: the same arrivals keep the large claim waiting (so the test above can fail)."""
-    world = World(POD, policy=Policy(reserve=False))
-    small = [world.ready(1) for _ in range(8)]
-    large = world.create(16, gcds=2)
-    for _ in range(50):
-        world.end(small.pop(0))
-        small.append(world.ready(1))
-    assert world.claim(large.id).state is ClaimState.PENDING
-
-
-@given(
-    seed=st.lists(st.tuples(st.sampled_from([1, 2, 4, 8]), st.integers(0, 7)), min_size=60, max_size=90),
-    limits=st.booleans(),
-)
-@settings(max_examples=examples(15), deadline=None)
-def test_nobody_starves_while_every_job_ends(seed: list[tuple[int, int]], limits: bool) -> None:
-    """Law 7, under an endless stream: small jobs arrive as fast as others end; the large one is granted in the end."""
-    world = World(POD)
-    live = [world.ready(2) for _ in range(8)]
-    large = world.create(16, gcds=2)
-    for size, victim in seed:
-        world.create(size, time_limit_s=60.0 if limits else None)
-        live = [world.claim(claim.id) for claim in live]
-        holders = [c for c in world.fleet.claims.values() if c.state is ClaimState.READY]
-        for claim in [c for c in world.fleet.claims.values() if c.state is ClaimState.GRANTED and c.id != large.id]:
-            world.says(world.partition(claim), ObservedState.ACTIVE)
-        if world.claim(large.id).state is ClaimState.GRANTED:
-            return
-        if holders:
-            world.end(sorted(holders, key=lambda c: c.arrival)[victim % len(holders)])
-    assert world.claim(large.id).state is ClaimState.GRANTED
-
-
 def test_a_reserved_block_is_not_one_with_a_broken_device() -> None:
     world = World(Pool(PoolName("two"), "ipu", "simulated", PowerOfTwo(2, 4, 4)))
     world.step(DrainDevice(PoolName("two"), 0, "smells burnt"))
     for _ in range(5):
         world.ready(1)
     world.create(4)
-    (kept,) = world.fleet.reservations
+    (kept,) = world.fleet.reserved_blocks
     assert str(kept.block) == "4-7"
 
 
@@ -436,7 +411,7 @@ def test_ours_gives_way_to_a_foreign_partition_that_was_there_first() -> None:
     assert world.fleet.partitions[ours.id].state is PartitionState.REMOVING
     assert str(world.partition(claim).block) == "4-7"
     world.says(world.fleet.partitions[ours.id], ObservedState.ABSENT, order="remove")
-    assert world.fleet.pools[POD.name].free.free == 16 - 4 - 2
+    assert world.fleet.pools[POD.name].free.n_free == 16 - 4 - 2
 
 
 def test_a_word_on_a_state_that_has_passed_changes_nothing() -> None:
@@ -506,7 +481,10 @@ def test_resources_follow_a_claim_from_pool_to_pool() -> None:
     claim = world.create(2, "gpu", resources={"memory": 60})
     world.says(world.partition(claim), ObservedState.ERROR)
     assert world.claim(claim.id).pool == "two"
-    assert {name: state.used.get("memory", 0) for name, state in world.fleet.pools.items()} == {"one": 0, "two": 60}
+    assert {name: state.used_resources.get("memory", 0) for name, state in world.fleet.pools.items()} == {
+        "one": 0,
+        "two": 60,
+    }
 
 
 def test_one_who_waits_for_memory_alone_does_not_take_the_place_of_one_who_waits_for_devices() -> None:
@@ -516,7 +494,7 @@ def test_one_who_waits_for_memory_alone_does_not_take_the_place_of_one_who_waits
     large = world.create(6, "gpu")
     late = world.create(1, "gpu")
     assert (large.state, late.state) == (ClaimState.PENDING, ClaimState.PENDING)
-    assert [len(kept.block) for kept in world.fleet.reservations] == [0, 6]
+    assert [len(kept.block) for kept in world.fleet.reserved_blocks] == [0, 6]
     world.end(holder)
     assert world.claim(large.id).state is ClaimState.GRANTED
 
@@ -528,7 +506,7 @@ def test_of_pools_that_may_never_empty_the_one_with_fewer_devices_held_is_kept()
     for _ in range(3):
         world.ready(1, pool="b")
     world.create(4)
-    (kept,) = world.fleet.reservations
+    (kept,) = world.fleet.reserved_blocks
     assert kept.pool == "b"
 
 
@@ -539,22 +517,22 @@ def test_a_holder_whose_limit_has_passed_in_vain_is_not_the_soonest() -> None:
     world.ready(4, time_limit_s=600.0)
     world.now = Timestamp(world.now + 60 * SECOND)
     world.create(4)
-    (kept,) = world.fleet.reservations
+    (kept,) = world.fleet.reserved_blocks
     assert str(kept.block) == "4-7"
 
 
 def test_a_foreign_partition_beyond_the_pool_is_clipped() -> None:
     for pool in (POD, CROSS):
         world = World(pool)
-        free = world.fleet.pools[pool.name].free.free
+        free = world.fleet.pools[pool.name].free.n_free
         world.step(
             ForeignPartitionsListed(
                 pool.name, {"by-hand": Block(range(free - 2, free + 2)), "far": Block(range(90, 92))}
             )
         )
-        assert world.fleet.pools[pool.name].free.free == free - 2
+        assert world.fleet.pools[pool.name].free.n_free == free - 2
         world.step(ForeignPartitionsListed(pool.name, {}))
-        assert world.fleet.pools[pool.name].free.free == free
+        assert world.fleet.pools[pool.name].free.n_free == free
 
 
 def test_a_name_that_a_foreign_partition_has_is_not_ours() -> None:
@@ -612,7 +590,7 @@ def test_a_device_that_is_resumed_under_a_partition_stays_its() -> None:
     assert list(world.partition(claim).block) == [0]
     world.step(DrainDevice(POD.name, 0, "smells burnt"))
     world.step(ResumeDevice(POD.name, 0))
-    assert world.fleet.pools[POD.name].free.free == 15
+    assert world.fleet.pools[POD.name].free.n_free == 15
 
 
 def test_devices_in_foreign_partitions_are_not_given_out_in_the_turn_that_sees_them() -> None:
@@ -645,7 +623,7 @@ def test_no_block_is_kept_that_nobody_s_end_will_free() -> None:
     world = World(pool)
     world.step(DrainDevice(pool.name, 0, "smells burnt"))
     assert world.create(4).state is ClaimState.PENDING
-    assert world.fleet.reservations == ()
+    assert world.fleet.reserved_blocks == ()
     assert world.create(1).state is ClaimState.GRANTED, "it would wait behind a block that never empties"
 
 
@@ -690,7 +668,7 @@ def test_a_partition_whose_claim_holds_another_by_now_is_not_free_when_that_clai
     world.says(first, ObservedState.ERROR)
     world.says(world.fleet.partitions[first.id], ObservedState.UNKNOWN, ResultCode.BROKEN, order="remove")
     assert world.partition(claim).id != first.id
-    assert world.fleet.pools[POD.name].holds[first.id].until == NO_RELEASE
+    assert world.fleet.pools[POD.name].held_blocks[first.id].until == NO_RELEASE
 
 
 # -- anything, in any order -----------------------------------------------------------------------------------------
@@ -803,7 +781,7 @@ class FleetMachine(RuleBasedStateMachine):
         """Law 8: every waiting claim has a reason, and 'it fits' is never the last word."""
         if not hasattr(self, "world"):
             return
-        for claim in list(self.world.fleet.waiting()):
+        for claim in list(self.world.fleet.pending_claims()):
             wait = explain_wait(self.world.fleet, claim, self.world.now)
             assert wait.reasons
             assert all(reason.message and reason.code for reason in wait.reasons)
@@ -822,9 +800,9 @@ class FleetMachine(RuleBasedStateMachine):
         assert not world.fleet.claims
         assert not world.fleet.queue
         for state in world.fleet.pools.values():
-            foreign = {index for block in state.foreign.values() for index in block}
-            assert state.free.free == state.pool.topology.n_devices - len(set(state.out) | foreign)
-            assert not any(state.used.values())
+            foreign = {index for block in state.foreign_blocks.values() for index in block}
+            assert state.free.n_free == state.pool.topology.n_devices - len(set(state.out_of_service) | foreign)
+            assert not any(state.used_resources.values())
 
 
 TestFleetMachine = FleetMachine.TestCase

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from moorings.core.claims import Claim, ClaimId, ClaimSpec, PartitionId
-from moorings.core.devices import Device, PoolName
-from moorings.core.events import Event
-from moorings.core.fleet import Fleet, FleetChanges
-from moorings.core.hardware import DriverResult, ObservedState, ResultCode
-from moorings.core.inputs import CreateClaim, DriverResultReceived, Input, ReleaseClaim
-from moorings.core.instants import SECOND, Timestamp
-from moorings.core.laws import find_violations
-from moorings.core.partitions import Partition
-from moorings.core.policy import Policy
-from moorings.core.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo
-from moorings.core.turn import Reply, Turn
+from moorings.core.invariants import find_violations
+from moorings.core.model.claims import Claim, ClaimId, ClaimSpec, ClaimState, PartitionId
+from moorings.core.model.devices import Device, PoolName
+from moorings.core.model.driver_results import DriverResult, ObservedState, ResultCode
+from moorings.core.model.events import Event
+from moorings.core.model.inputs import CreateClaim, DriverResultReceived, Input, ReleaseClaim
+from moorings.core.model.partitions import Partition
+from moorings.core.model.policy import Policy
+from moorings.core.model.timestamps import SECOND, Timestamp
+from moorings.core.model.topology import AnySubset, Block, Catalogue, Pool, PowerOfTwo
+from moorings.core.placement.fleet import Fleet, FleetChanges
+from moorings.core.scheduling.draft import PlanDraft
+from moorings.core.scheduling.turn import Reply, Turn
+from moorings.core.scheduling.turn_schedule import build_snapshot
 
 POD = Pool(PoolName("pod"), "ipu", "simulated", PowerOfTwo(2, 8, 16))
 CROSS = Pool(PoolName("cross"), "gpu", "simulated", AnySubset(6, 6), (("memory", 100),))
@@ -29,6 +32,15 @@ RACK = Pool(
 )
 CROSS2 = replace(CROSS, name=PoolName("cross2"))
 POOLS = (POD, CROSS, RACK)
+
+
+@contextmanager
+def drafted(world: World) -> Iterator[PlanDraft]:
+    """An empty plan of a world's next turn, for tests of single stages."""
+    with Turn(world.fleet, world.policy, world.now) as turn:
+        draft = PlanDraft(build_snapshot(turn.state), world.policy, world.now)
+        yield draft
+        draft.roll_back()
 
 
 class World:
@@ -55,7 +67,7 @@ class World:
         self.fleet.apply(changes)
         self.log += events
         for claim, _ in changes.claims.values():
-            if claim.ended:
+            if claim.is_ended:
                 self.ended[claim.id] = claim
         self.devices |= changes.devices
         assert find_violations(self.fleet) == []
@@ -63,8 +75,8 @@ class World:
 
     def _decide(self, fleet: Fleet, inputs: Sequence[Input]) -> tuple[list[Event], list[Reply], FleetChanges]:
         with Turn(fleet, self.policy, self.now) as turn:
-            replies: list[Reply] = [turn.take(given) for given in inputs]
-            turn.lapse(self.since)
+            replies: list[Reply] = [turn.handle_input(given) for given in inputs]
+            turn.expire_leases(self.since)
             for ident, refusal in turn.schedule():
                 replies = [
                     refusal if isinstance(given, CreateClaim) and given.id == ident else reply
@@ -82,7 +94,7 @@ class World:
             held.projects.by_name.values(),
             held.usage.values(),
         )
-        fleet.apply(held.beside_the_records())
+        fleet.apply(held.volatile_state())
         fleet.last_arrival = held.last_arrival
         return fleet
 
@@ -99,6 +111,19 @@ class World:
         since = more.pop("since", None)
         spec = ClaimSpec(kind=kind, size=size, **more)
         return CreateClaim(id=ident, name=name, owner=owner, subject="ann", spec=spec, since=since)
+
+    def pending(self, size: int, kind: str = "ipu", **more: Any) -> Claim:
+        """A claim that waits; no turn has seen it."""
+        asked = self.asks(size, kind, **more)
+        return Claim(
+            id=asked.id,
+            name=asked.name,
+            owner=asked.owner,
+            subject=asked.subject,
+            spec=asked.spec,
+            state=ClaimState.PENDING,
+            arrival=self.now,
+        )
 
     def claim(self, ident: ClaimId) -> Claim:
         return self.fleet.claims.get(ident) or self.ended[ident]

@@ -1,0 +1,56 @@
+"""Which pools could serve a request if they were empty."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from moorings.core.model.claims import ClaimSpec
+from moorings.core.model.devices import PoolName
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.quantities import amount_text
+from moorings.core.model.reasons import Reason
+from moorings.core.placement.fleet import PoolState
+
+
+def eligible_pools(spec: ClaimSpec, pools: Mapping[PoolName, PoolState]) -> list[PoolState]:
+    """The pools that could serve it if they were empty, in the order of the pools file.
+
+    Raises:
+        MooringsError: ``pool.unknown``, ``kind.unknown``, ``claim.*``: no pool ever could; names the nearest miss.
+    """
+    if spec.pool is not None and spec.pool not in pools:
+        raise MooringsError(
+            "pool.unknown", f"there is no pool {spec.pool!r}", hint=f"pools: {', '.join(pools) or 'none'}"
+        )
+    named = [pools[spec.pool]] if spec.pool is not None else list(pools.values())
+    of_kind = [state for state in named if state.pool.kind == spec.kind]
+    if not of_kind:
+        where = f"pool {spec.pool} has no" if spec.pool is not None else "no pool has"
+        kinds = ", ".join(sorted({state.pool.kind for state in named}))
+        raise MooringsError("kind.unknown", f"{where} accelerators of kind {spec.kind[:40]!r}", hint=f"kinds: {kinds}")
+    able: list[PoolState] = []
+    misses: list[tuple[PoolState, Reason]] = []
+    for state in of_kind:
+        miss = ineligible_reason(spec, state)
+        if miss is None:
+            able.append(state)
+        else:
+            misses.append((state, miss))
+    if not able:
+        state, miss = max(misses, key=lambda pair: pair[0].pool.topology.max_block)
+        raise MooringsError(miss.code, f"pool {state.pool.name}: {miss.message}", hint=miss.hint)
+    return able
+
+
+def ineligible_reason(spec: ClaimSpec, state: PoolState) -> Reason | None:
+    """Why a pool could not serve it even if it were empty; None: it could."""
+    if spec.size:
+        miss = state.pool.topology.ineligible_reason(spec.size, spec.gcds)
+        if miss is not None:
+            return miss
+    offered = dict(state.pool.resources)
+    for name, amount in sorted(spec.resources.items()):
+        if offered.get(name, 0) < amount:
+            has = amount_text(offered.get(name, 0))
+            return Reason("claim.too_large", f"{amount_text(amount)} of {name!r} is more than the {has} it has")
+    return None
