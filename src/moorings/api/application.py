@@ -14,20 +14,21 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moorings.api import openapi
-from moorings.api.calls import KEY_EXPIRES_HEADER, REQUEST_ID_KEY, ApiContext, RequestContext, Shutdown
-from moorings.api.events_stream import StreamResponse
 from moorings.api.limits import DEFAULT_LIMITS, ApiLimits, Slots, WorkSlots
 from moorings.api.metrics import MetricsPage, RequestMetrics
-from moorings.api.operations import Operation
-from moorings.api.problems import internal_error_response, problem_response
-from moorings.api.routes import OPERATIONS
+from moorings.api.request_context import KEY_EXPIRES_HEADER, REQUEST_ID_KEY, ApiContext, RequestContext, Shutdown
+from moorings.api.route import Route
+from moorings.api.routes import ROUTES
 from moorings.api.routing import Endpoint, Router
 from moorings.api.server import client_network
-from moorings.core.errors import MooringsError
-from moorings.core.instants import Timestamp
+from moorings.api.streams import StreamResponse
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.timestamps import Timestamp
+from moorings.net.problems import problem_response
 from moorings.wire.codec import format_time
 
 if TYPE_CHECKING:
@@ -43,11 +44,6 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _ON_ALL = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
 
 
-def fresh_request_id() -> str:
-    """An id for a request without one."""
-    return secrets.token_hex(8)
-
-
 class Application:
     """The API of one controller, for an ASGI server.
 
@@ -55,7 +51,6 @@ class Application:
         inner: routes the requests.
         closing: set when the server begins to stop.
         limits: the bounds on connections and work.
-        new_request_id: gives a fresh id for a request without one.
         requests: counts the responses.
     """
 
@@ -64,18 +59,16 @@ class Application:
         inner: ASGIApp,
         closing: Shutdown,
         limits: ApiLimits = DEFAULT_LIMITS,
-        new_request_id: Callable[[], str] = fresh_request_id,
         requests: RequestMetrics | None = None,
     ) -> None:
         self.limits = limits
         self._inner = inner
         self._closing = closing
-        self._new_request_id = new_request_id
         self._requests = requests or RequestMetrics()
 
     def close(self) -> None:
         """Begin to stop: end streams and waits, so that nothing delays the server."""
-        self._closing.begin()
+        self._closing.begin_shutdown()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -87,34 +80,33 @@ class Application:
         async def send_marked(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message["headers"], *mark, *_key_expires(scope)]
-                self._answered(scope, message["status"], time.perf_counter() - begun)
+                self._record_answer(scope, message["status"], time.perf_counter() - begun)
             await send(message)
 
-        self._requests.open += 1  # only a number: slots are for known callers, else strangers would take them
+        self._requests.in_progress += 1  # only a number: slots are for known callers, else strangers would take them
         try:
             await self._inner(scope, receive, send_marked)
         finally:
-            self._requests.open -= 1
+            self._requests.in_progress -= 1
 
-    def _answered(self, scope: Scope, status: int, took_s: float) -> None:
+    def _record_answer(self, scope: Scope, status: int, took_s: float) -> None:
         self._requests.add(scope["method"], scope.get(ROUTE_KEY, ""), status, took_s)
         if log.isEnabledFor(logging.DEBUG):
-            told = {"request_id": scope[REQUEST_ID_KEY], "method": scope["method"], "route": scope.get(ROUTE_KEY, "")}
-            told |= {"user": scope.get(USER_KEY, ""), "status": status, "took_ms": round(took_s * 1e3, 3)}
-            log.debug("request.answered", extra=told)
+            fields = {"request_id": scope[REQUEST_ID_KEY], "method": scope["method"], "route": scope.get(ROUTE_KEY, "")}
+            fields |= {"user": scope.get(USER_KEY, ""), "status": status, "took_ms": round(took_s * 1e3, 3)}
+            log.debug("request.answered", extra=fields)
 
     def _request_id(self, scope: Scope) -> str:
         for name, value in scope["headers"]:
             if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
                 return str(value, "ascii")
-        return self._new_request_id()
+        return secrets.token_hex(8)
 
 
 def make_application(
     controller: Controller,
     *,
     limits: ApiLimits = DEFAULT_LIMITS,
-    new_request_id: Callable[[], str] = fresh_request_id,
 ) -> Application:
     """The API of ``controller``."""
     waits = Slots("answers that wait", limits.waits_max, limits.waits_per_key_max)
@@ -127,15 +119,15 @@ def make_application(
         document=openapi.document_bytes,
         metrics=MetricsPage(controller, requests, {"waits": waits, "watches": watches, "follows": follows}),
         requests=Slots("requests", limits.requests_max, limits.requests_per_key_max),
-        desks=WorkSlots(limits.working_per_key_max),
-        opens=Slots("answers under way", limits.opens_max, limits.opens_per_address_max),
-        bodies=Slots("bytes of bodies", limits.bodies_bytes_max, limits.bodies_bytes_per_key_max),
-        waits=waits,
-        watches=watches,
-        follows=follows,
+        work_slots=WorkSlots(limits.working_per_key_max),
+        open_slots=Slots("answers under way", limits.open_requests_max, limits.opens_per_address_max),
+        body_bytes=Slots("bytes of bodies", limits.bodies_bytes_max, limits.bodies_bytes_per_key_max),
+        wait_slots=waits,
+        watch_slots=watches,
+        follow_slots=follows,
     )
-    router = Router(OPERATIONS, lambda operation: _endpoint(service, operation))
-    return Application(router, service.closing, limits, new_request_id, requests)
+    router = Router(ROUTES, lambda route: _endpoint(service, route))
+    return Application(router, service.closing, limits, requests)
 
 
 def _key_expires(scope: Scope) -> list[tuple[bytes, bytes]]:
@@ -163,11 +155,11 @@ async def _serve_open(call: RequestContext, address: str) -> ASGIApp:
     Raises:
         MooringsError: ``controller.busy``.
     """
-    answer = await call.operation.serve(call)
+    answer = await call.route.serve(call)
     if call.operation.path in HEALTH:  # a busy controller is not a dead one
         return answer
-    call.service.opens.take(address)
-    return _SlotHoldingResponse(answer, partial(call.service.opens.leave, address))
+    call.service.open_slots.require(address)
+    return _SlotHoldingResponse(answer, partial(call.service.open_slots.release, address))
 
 
 async def _serve_with_slot(call: RequestContext) -> ASGIApp:
@@ -177,8 +169,8 @@ async def _serve_with_slot(call: RequestContext) -> ASGIApp:
         MooringsError: the request is refused.
     """
     seats, key = call.service.requests, call.caller.key_id
-    seats.take(key)
-    leave = partial(seats.leave, key)
+    seats.require(key)
+    leave = partial(seats.release, key)
     try:
         answer = await call.serve()
     except BaseException:
@@ -190,15 +182,16 @@ async def _serve_with_slot(call: RequestContext) -> ASGIApp:
     return _SlotHoldingResponse(answer, leave)
 
 
-def _endpoint(service: ApiContext, operation: Operation) -> Endpoint:
-    """The endpoint of ``operation``; every failure in it becomes a problem response, never an exception."""
+def _endpoint(service: ApiContext, route: Route) -> Endpoint:
+    """The endpoint of ``route``; every failure in it becomes a problem response, never an exception."""
+    operation = route.operation
 
     async def endpoint(request: Request) -> ASGIApp:
         request_id: str = request.scope[REQUEST_ID_KEY]
         request.scope[ROUTE_KEY] = operation.path
         try:
-            call = RequestContext(service, operation, request)
-            if operation.open:
+            call = RequestContext(service, route, request)
+            if operation.is_open:
                 return await _serve_open(call, client_network(request.scope.get("client")))
             await call.identify()
             request.scope[USER_KEY] = call.caller.subject
@@ -207,8 +200,8 @@ def _endpoint(service: ApiContext, operation: Operation) -> Endpoint:
         except MooringsError as error:
             answer = problem_response(error, request_id)
             if answer.status_code >= 500:
-                told = {"request_id": request_id, "path": operation.path, "code": error.code, "detail": error.detail}
-                log.warning("request.refused", extra=told)
+                fields = {"request_id": request_id, "path": operation.path, "code": error.code, "detail": error.detail}
+                log.warning("request.refused", extra=fields)
             return answer
         except Exception:
             log.exception(
@@ -217,3 +210,13 @@ def _endpoint(service: ApiContext, operation: Operation) -> Endpoint:
             return internal_error_response(request_id)
 
     return endpoint
+
+
+def internal_error_response(request_id: str) -> Response:
+    """The response to a request in which our own code failed."""
+    error = MooringsError(
+        "internal.error",
+        "internal error in the controller while it served this request",
+        hint=f"its log has details under the request id {request_id}",
+    )
+    return problem_response(error, request_id)

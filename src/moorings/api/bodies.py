@@ -18,11 +18,11 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import ErrorDetails
 
-from moorings.core.access import Role
-from moorings.core.claims import QueueMode
-from moorings.core.errors import MooringsError
-from moorings.core.projects import ALIASES_MAX, MEMBER_CHARS_MAX, MEMBERS_MAX, WEIGHT_MAX
-from moorings.core.topology import DEVICES_MAX
+from moorings.core.model.access import Role
+from moorings.core.model.claims import QueueMode
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.projects import ALIASES_MAX, MEMBER_CHARS_MAX, MEMBERS_MAX, WEIGHT_MAX
+from moorings.core.model.topology import DEVICES_MAX
 from moorings.wire.codec import to_camel_case
 from moorings.workloads.appliance import ApplianceJobType
 from moorings.workloads.jobs import COMMAND_ARGS_MAX, COMMAND_CHARS_MAX, ENVIRONMENT_CHARS_MAX
@@ -30,7 +30,7 @@ from moorings.workloads.labels import LABELS_MAX
 
 T = TypeVar("T")
 
-ERRORS_TOLD_MAX = 3
+ERRORS_SHOWN_MAX = 3
 NUMBER_MAX = (1 << 53) - 1  # the range that JSON carries exactly everywhere; it fits SQL's BIGINT
 SECONDS_MAX = 1e9
 ENTRIES_MAX = 4096
@@ -45,7 +45,7 @@ _Amounts = Annotated[Mapping[_Short, _Whole], Field(max_length=64)]
 _SizeText = Annotated[str, Field(pattern="^[1-9][0-9]{0,6}$")]
 _Seconds = Annotated[float, Field(ge=0, le=SECONDS_MAX)]
 
-# Fields whose bound does not follow from their names. core and workloads check theirs again.
+# Fields with a bound that does not follow from their names. core and workloads check theirs again.
 _BOUNDS: Mapping[tuple[str, str], object] = {
     ("AcceleratorsShape", "resources"): _Amounts | None,
     ("ApplianceShape", "kind"): Literal[tuple(kind.value for kind in ApplianceJobType)],
@@ -56,6 +56,10 @@ _BOUNDS: Mapping[tuple[str, str], object] = {
         tuple[Annotated[str, Field(max_length=COMMAND_CHARS_MAX)], ...],
         Field(min_length=1, max_length=COMMAND_ARGS_MAX),
     ],
+    ("JobShape", "resume_args"): Annotated[
+        tuple[Annotated[str, Field(max_length=COMMAND_CHARS_MAX)], ...], Field(max_length=COMMAND_ARGS_MAX)
+    ]
+    | None,
     ("JobShape", "environment"): Annotated[
         Mapping[_Path, Annotated[str, Field(max_length=ENVIRONMENT_CHARS_MAX)]], Field(max_length=ENTRIES_MAX)
     ],
@@ -169,10 +173,10 @@ def parse_body(shape: type[T], body: bytes) -> T:
     if details[0]["type"] == "json_invalid":
         message = details[0]["msg"].removeprefix("Invalid JSON: ")
         raise MooringsError("body.not_json", f"the body is not JSON: {message}", hint="send one JSON object")
-    told = "; ".join(_describe_error(detail) for detail in details[:ERRORS_TOLD_MAX])
-    rest = len(details) - ERRORS_TOLD_MAX
+    text = "; ".join(_describe_error(detail) for detail in details[:ERRORS_SHOWN_MAX])
+    rest = len(details) - ERRORS_SHOWN_MAX
     raise MooringsError(
-        "body.invalid", f"{told}; and {rest} more" if rest > 0 else told, hint=_hint(shape, details[0])
+        "body.invalid", f"{text}; and {rest} more" if rest > 0 else text, hint=_hint(shape, details[0])
     ) from None
 
 

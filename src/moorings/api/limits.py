@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
+from moorings.net.limits import ClientLimit
 
 BODY_BYTES_MAX = 1 << 20
 WAIT_S_MAX = 600.0
@@ -33,15 +34,14 @@ class ApiLimits:
         requests_max: requests of known callers from their head to the end of their response, without streams;
             ``requests_per_key_max`` of them for one access key, so that one key's slow bodies do not block the others.
         working_per_key_max: requests of one access key that are worked on at the same time; its others wait for that.
-        opens_max: responses in progress that need no access key, without health checks; ``opens_per_address_max`` of
-            them for one address.
+        open_requests_max: responses in progress that need no access key, without health checks;
+            ``opens_per_address_max`` of them for one address.
         bodies_bytes_max: bytes of buffered bodies; ``bodies_bytes_per_key_max`` of them for one access key.
         connections_max: open connections; ``connections_per_address_max`` of them from one address (a machine, or an
             IPv6 /64). Far fewer than the limit of requests, so that no single address blocks the others. At a limit a
-            new connection replaces the one of its address that has been idle for longest, so that no user blocks a
-            whole machine.
+            new connection replaces an idle one (``ConnectionLimit``), so that no user blocks a whole machine.
         connections_reserved: the last of them are for addresses with hardly any, so that a health check gets in.
-        unread_s: how long a client that does not read its data keeps its connection.
+        write_timeout_s: how long a client that does not read its data keeps its connection.
         keep_alive_s: how long an idle connection is kept.
         waits_max: responses that wait for something to happen; ``waits_per_key_max`` of them for one access key.
         watches_max: open event streams; ``watches_per_key_max`` of them for one access key.
@@ -59,14 +59,14 @@ class ApiLimits:
     requests_max: int = 4096
     requests_per_key_max: int = 1024
     working_per_key_max: int = 8
-    opens_max: int = 256
+    open_requests_max: int = 256
     opens_per_address_max: int = 16
     bodies_bytes_max: int = 256 * BODY_BYTES_MAX
     bodies_bytes_per_key_max: int = 32 * BODY_BYTES_MAX
     connections_max: int = 8192
     connections_per_address_max: int = 2048
     connections_reserved: int = 256
-    unread_s: float = 60.0
+    write_timeout_s: float = 60.0
     keep_alive_s: int = 75
     waits_max: int = 3072
     waits_per_key_max: int = 512
@@ -81,7 +81,7 @@ class ApiLimits:
 DEFAULT_LIMITS = ApiLimits()
 
 
-class Slots:
+class Slots(ClientLimit):
     """A limited number of slots, in all and for each key.
 
     Args:
@@ -91,82 +91,16 @@ class Slots:
     """
 
     def __init__(self, what: str, total: int, per_key: int) -> None:
-        self.total = total
+        super().__init__(total, per_key)
         self._what = what
-        self._per_key = per_key
-        self._held: Counter[str] = Counter()
-        self._taken = 0
 
-    def take(self, key: str, count: int = 1) -> None:
-        """Take one slot for ``key``, or ``count`` at once.
-
-        Raises:
-            MooringsError: ``controller.busy``.
-        """
-        if self._held.get(key, 0) + count > self._per_key or self._taken + count > self.total:
-            raise MooringsError(
-                "controller.busy",
-                f"there are too many {self._what}: at most {self.total}, and {self._per_key} for one access key",
-                hint="close one, or try again later",
-                retryable=True,
-            )
-        self._held[key] += count
-        self._taken += count
-
-    @contextlib.contextmanager
-    def held(self, key: str) -> Iterator[None]:
-        """Hold one slot for ``key`` for the duration of the block.
-
-        Raises:
-            MooringsError: ``controller.busy``.
-        """
-        self.take(key)
-        try:
-            yield
-        finally:
-            self.leave(key)
-
-    @property
-    def taken(self) -> int:
-        """The number of slots in use."""
-        return self._taken
-
-    def leave(self, key: str, count: int = 1) -> None:
-        """Return slots from ``take``."""
-        assert self._held[key] >= count, f"{key} holds fewer of the {self._what}"
-        self._held[key] -= count
-        self._taken -= count
-        if not self._held[key]:
-            del self._held[key]
-
-
-class BufferedBody:
-    """The buffered bytes of one body.
-
-    Args:
-        seats: the limit of all bodies together.
-        key: the access key they count for.
-    """
-
-    def __init__(self, seats: Slots, key: str) -> None:
-        self._seats = seats
-        self._key = key
-        self._bytes = 0
-
-    def add(self, count: int) -> None:
-        """Count this many more bytes.
-
-        Raises:
-            MooringsError: ``controller.busy``.
-        """
-        self._seats.take(self._key, count)
-        self._bytes += count
-
-    def leave(self) -> None:
-        """Release all its bytes."""
-        if self._bytes:
-            self._seats.leave(self._key, self._bytes)
-            self._bytes = 0
+    def build_refusal(self) -> MooringsError:
+        return MooringsError(
+            "controller.busy",
+            f"there are too many {self._what}: at most {self.total}, and {self.per_client} for one access key",
+            hint="close one, or try again later",
+            retryable=True,
+        )
 
 
 class WorkSlots:
@@ -190,7 +124,7 @@ class WorkSlots:
         """The number of requests in the queues."""
         return sum(map(len, self._queues.values()))
 
-    async def take(self, key: str) -> None:
+    async def acquire(self, key: str) -> None:
         """Wait for a slot of ``key``: first come, first served."""
         if self._taken.get(key, 0) < self._per_key:
             self._taken[key] += 1
@@ -201,10 +135,10 @@ class WorkSlots:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self.leave(key)  # it got a slot while it was being cancelled
+                self.release(key)  # it got a slot while it was being cancelled
             raise
 
-    def leave(self, key: str) -> None:
+    def release(self, key: str) -> None:
         """Return a slot; the next in the key's queue gets it."""
         assert self._taken[key] > 0, f"{key} has no desk"
         self._taken[key] -= 1
@@ -220,9 +154,9 @@ class WorkSlots:
             del self._taken[key]
 
     @contextlib.asynccontextmanager
-    async def left(self, key: str) -> AsyncIterator[None]:
+    async def released(self, key: str) -> AsyncIterator[None]:
         """Give up the slot for the duration of the block: the request waits for something, and others may work."""
-        self.leave(key)
+        self.release(key)
         try:
             yield
         finally:

@@ -20,9 +20,7 @@ from prometheus_client.registry import Collector
 
 import moorings
 from moorings.api.limits import Slots
-from moorings.controller.guarantees import GuaranteeMetrics
-from moorings.controller.measures import ControllerMetrics
-from moorings.controller.meters import Counters, DurationHistogram
+from moorings.controller.metrics import ControllerMetrics, Counters, DurationHistogram, GuaranteeMetrics
 
 if TYPE_CHECKING:
     from moorings.controller.service import Controller
@@ -42,7 +40,7 @@ class RequestMetrics:
 
     def __init__(self) -> None:
         self.answered: dict[tuple[str, str, int], DurationHistogram] = {}
-        self.open = 0
+        self.in_progress = 0
 
     def add(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count a response; ``route`` is the template, empty if no route served it."""
@@ -50,7 +48,7 @@ class RequestMetrics:
         found = self.answered.get(key)
         if found is None:
             found = self.answered[key] = DurationHistogram(REQUEST_BOUNDS)
-        found.add(seconds)
+        found.observe(seconds)
 
 
 class MetricsPage:
@@ -135,7 +133,7 @@ class _ControllerCollector(Collector):
         self._controller = controller
 
     def collect(self) -> Iterator[Metric]:
-        yield from _standing(self._controller.measures())
+        yield from _standing(self._controller.collect_metrics())
 
 
 def _standing(seen: ControllerMetrics) -> Iterator[Metric]:
@@ -174,7 +172,7 @@ def _guarantees(seen: GuaranteeMetrics) -> Iterator[Metric]:
     overdue = "Claims that were asked to yield or to move, and have not in time."
     yield _gauge("moorings_reclaims_overdue", overdue, ("pool",), _one(seen.overdue))
     owed = "Claims that wait for what their projects are guaranteed."
-    yield _gauge("moorings_guarantee_claims", owed, ("pool",), _one(seen.owed))
+    yield _gauge("moorings_guarantee_claims", owed, ("pool",), _one(seen.due_claims))
     oldest = "How long the first of them has waited."
     yield _gauge("moorings_guarantee_oldest_wait_seconds", oldest, ("pool",), _one(seen.oldest_s))
     bound = "Within which the policy gives a guarantee back."
@@ -220,13 +218,13 @@ class _ServerCollector(Collector):
             answers.add_metric((method, route, str(status)), *_buckets(durations))
         yield answers
         yield GaugeMetricFamily(
-            "moorings_http_requests_in_progress", "Requests that are served or wait.", self._requests.open
+            "moorings_http_requests_in_progress", "Requests that are served or wait.", self._requests.in_progress
         )
         yield _gauge(
             "moorings_seats_taken",
             "Waiting answers and streams that clients hold.",
             ("kind",),
-            {(kind,): seats.taken for kind, seats in self._seats.items()},
+            {(kind,): seats.n_held for kind, seats in self._seats.items()},
         )
         yield _gauge(
             "moorings_seats",

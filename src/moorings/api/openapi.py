@@ -1,4 +1,4 @@
-"""The OpenAPI document: made from the routes' own table, and committed, so a change is seen in review.
+"""The OpenAPI document: made from the table of operations and the routes, and committed, so a change is seen in review.
 
 FastAPI assembles the paths (and only that: it carries no request); the shapes come from ``bodies``, which checks them
 too. ``docs/reference/openapi.json`` is ``document_text()``; a test compares them.
@@ -6,7 +6,9 @@ too. ``docs/reference/openapi.json`` is ``document_text()``; a test compares the
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 from functools import cache
 from typing import Any
 
@@ -19,9 +21,16 @@ from starlette.responses import Response
 
 import moorings
 from moorings.api.bodies import type_adapter
-from moorings.api.routes import OPERATIONS
+from moorings.api.parameters import VALUES_MAX, Parameter
+from moorings.api.route import Route
+from moorings.api.routes import ROUTES
+from moorings.core.model.claims import KEY_CHARS_MAX
+from moorings.net.problems import PROBLEM_TYPE
 from moorings.wire.codec import encode
-from moorings.wire.shapes import ProblemBody
+from moorings.wire.operations import KEY_HEADER, OPERATIONS, ResponseSpec
+from moorings.wire.shapes import API_VERSION, ProblemBody
+
+Schema = dict[str, Any]
 
 _ABOUT = """\
 The controller's API. Every error is `application/problem+json` with a stable `code`; lists come in pages of `limit`
@@ -49,6 +58,19 @@ _TAGS = {
     "controller": "The controller itself; open to all.",
 }
 
+_KEY_ABOUT = (
+    "The same key gives the same thing, however often the request is sent; unique for ever.",
+    "^[!-~]([ -~]*[!-~])?$",
+)
+_PATH_VALUE = re.compile(r"\{(\w+)\}")
+_PATH_ABOUT = {
+    "id": "Its id, or its name where it has one.",
+    "pool": "The pool's name.",
+    "project": "The project's name; `/` in it may be written as it is.",
+    "kind": "What the other scheduler is, as owners begin with it: `slurm`.",
+    "cluster": "The name of its cluster.",
+}
+
 
 class _Plain(GenerateJsonSchema):
     """Without a title for each field, which would only repeat its name; with defaults in their JSON form."""
@@ -74,8 +96,8 @@ def document() -> dict[str, Any]:
         description=_ABOUT,
         openapi_tags=[{"name": name, "description": text} for name, text in _TAGS.items()],
     )
-    for operation in OPERATIONS:
-        described.add_api_route(operation.path, _unserved, **operation.described())
+    for route in ROUTES:
+        described.add_api_route(route.operation.path, _unserved, **_route_arguments(route))
     made: dict[str, Any] = described.openapi()
     made["components"] = {
         "schemas": _schemas(),
@@ -91,12 +113,106 @@ async def _unserved(request: Request) -> Response:
     raise NotImplementedError(request.url)
 
 
+def schema_ref(shape: type) -> Schema:
+    """A reference to a shape in the document."""
+    return {"$ref": f"#/components/schemas/{shape.__name__}"}
+
+
+def _route_arguments(route: Route) -> dict[str, Any]:
+    """A route as arguments of FastAPI's ``add_api_route``."""
+    operation = route.operation
+    summary, _, description = inspect.cleandoc(route.serve.__doc__ or "").partition("\n\n")
+    headers = dict(route.headers)
+    if operation.takes_idempotency_key:
+        headers[KEY_HEADER] = _KEY_ABOUT
+    extra: Schema = {
+        "parameters": [
+            *(_path_value(name) for name in _PATH_VALUE.findall(operation.path)),
+            *map(_query_value, route.query),
+            *(_header_value(name, *about) for name, about in headers.items()),
+        ]
+    }
+    if operation.body is not None:
+        extra["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": schema_ref(operation.body)}},
+        }
+    extra["security"] = [] if operation.is_open else [{"accessKey": []}]
+    good: Schema = {"description": operation.response.description}
+    content = {**_json_content(operation.response), **route.content}
+    if content:
+        good["content"] = content
+    bad = {"description": "an error", "content": {PROBLEM_TYPE: {"schema": schema_ref(ProblemBody)}}}
+    return {
+        "methods": [operation.method],
+        "status_code": operation.response.status,
+        "response_class": Response,
+        "responses": {operation.response.status: good, "default": bad},
+        "operation_id": operation.name,
+        "summary": summary.rstrip("."),
+        "description": " ".join(description.split()),
+        "tags": [operation.tag],
+        "openapi_extra": extra,
+    }
+
+
+def _json_content(response: ResponseSpec[Any]) -> Schema:
+    """The JSON of a response's shape, by media type."""
+    if response.shape is None:
+        return {}
+    kinds = {"apiVersion": {"type": "string", "const": API_VERSION}, "kind": {"type": "string", "const": response.kind}}
+    schema: Schema
+    if response.is_list:
+        token = {"type": "string", "description": "there is more: send this as `continue`"}
+        items = {"type": "array", "items": schema_ref(response.shape)}
+        schema = {
+            "type": "object",
+            "properties": {**kinds, "items": items, "continue": token},
+            "required": ["apiVersion", "kind", "items"],
+        }
+    else:
+        head = {"type": "object", "properties": kinds, "required": list(kinds)}
+        schema = {"allOf": [head, schema_ref(response.shape)]}
+    return {"application/json": {"schema": schema}}
+
+
+def _path_value(name: str) -> Schema:
+    return {
+        "name": name,
+        "in": "path",
+        "required": True,
+        "description": _PATH_ABOUT[name],
+        "schema": {"type": "string", "maxLength": 200},
+    }
+
+
+def _query_value(item: Parameter[Any]) -> Schema:
+    schema = dict(item.schema)
+    if item.repeated:
+        schema = {"type": "array", "items": schema, "maxItems": VALUES_MAX}
+    return {
+        "name": item.name,
+        "in": "query",
+        "required": item.required,
+        "description": item.description,
+        "schema": schema,
+    }
+
+
+def _header_value(name: str, text: str, pattern: str) -> Schema:
+    return {
+        "name": name,
+        "in": "header",
+        "required": False,
+        "description": text,
+        "schema": {"type": "string", "minLength": 1, "maxLength": KEY_CHARS_MAX, "pattern": pattern},
+    }
+
+
 def _schemas() -> dict[str, Any]:
     shapes: dict[type, None] = {ProblemBody: None}
     for operation in OPERATIONS:
-        shapes |= dict.fromkeys(operation.answer.shapes)
-        if operation.body is not None:
-            shapes[operation.body] = None
+        shapes |= dict.fromkeys(shape for shape in (operation.response.shape, operation.body) if shape is not None)
     _, made = TypeAdapter.json_schemas(
         [(shape.__name__, "validation", type_adapter(shape)) for shape in shapes],
         ref_template="#/components/schemas/{model}",

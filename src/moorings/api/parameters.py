@@ -14,11 +14,12 @@ from typing import Any, Generic, NoReturn, TypeVar
 from urllib.parse import parse_qsl
 
 from moorings.api.limits import WAIT_S_MAX
-from moorings.core.announced import INSTANCE_ID_CHARS
-from moorings.core.claims import ENDED as CLAIM_ENDED
-from moorings.core.claims import SIZE_MAX, ClaimState
-from moorings.core.errors import MooringsError
-from moorings.core.quantities import parse_duration_s
+from moorings.controller.service import WAIT_TARGETS
+from moorings.core.model.claims import ENDED as CLAIM_ENDED
+from moorings.core.model.claims import SIZE_MAX, ClaimState
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.quantities import parse_duration_s
+from moorings.core.model.queue_reports import INSTANCE_ID_CHARS
 from moorings.ports.store import Seq
 from moorings.workloads.appliance import ApplianceJobType
 from moorings.workloads.jobs import TASKS_MAX
@@ -33,7 +34,6 @@ VALUE_CHARS_MAX = 500
 VALUES_MAX = 50
 LIMIT_MAX = 1000
 SEQ_MAX = (1 << 63) - 1
-WAIT_TARGETS = ("GRANTED", "READY", "ENDED")
 
 _SECONDS = re.compile(r"\d{1,6}(\.\d{1,6})?")
 _NUMBER = re.compile(r"\d{1,19}")
@@ -60,7 +60,7 @@ class Parameter(Generic[T]):
         name: as in the address.
         description: one sentence, for the document.
         schema: JSON Schema of one value.
-        take: parses the values sent under that name (none: the default).
+        parse: parses the values sent under that name (none: the default).
         repeated: whether it may be given several times.
         required: whether it must be given.
     """
@@ -68,7 +68,7 @@ class Parameter(Generic[T]):
     name: str
     description: str
     schema: Mapping[str, object]
-    take: Callable[[Sequence[str]], T]
+    parse: Callable[[Sequence[str]], T]
     repeated: bool = False
     required: bool = False
 
@@ -205,7 +205,7 @@ FOR = Parameter(
     "for",
     "What `wait` waits for: a partition is being made, it may be used, or the claim has ended.",
     {"type": "string", "enum": list(WAIT_TARGETS), "default": "READY"},
-    _one(_choice("for", WAIT_TARGETS), "READY"),
+    _one(_choice("for", tuple(WAIT_TARGETS)), "READY"),
 )
 LIMIT = Parameter(
     "limit",

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from moorings.client.jobs import job_shape
+from moorings.client.jobs import checkpoint_shape, job_shape
 from moorings.controller.queues import QueueView
 from moorings.controller.views import (
     ClaimView,
@@ -20,16 +20,15 @@ from moorings.controller.views import (
     RunView,
     WhatIfView,
 )
-from moorings.core.access import Caller, Role
-from moorings.core.bindings import Binding, GcdBinding
-from moorings.core.claims import CheckpointContract
-from moorings.core.devices import PoolName
-from moorings.core.instants import Timestamp
-from moorings.core.projects import Project
-from moorings.core.quotas import ProjectQuota
-from moorings.core.reasons import Reason
-from moorings.core.topology import AnySubset, Catalogue, PowerOfTwo, Topology
-from moorings.core.whatif import CLAIMS_MAX
+from moorings.core.forecast.whatif import CLAIMS_MAX
+from moorings.core.model.access import Caller, Role
+from moorings.core.model.bindings import Binding, GcdBinding
+from moorings.core.model.devices import PoolName
+from moorings.core.model.projects import Project
+from moorings.core.model.reasons import Reason
+from moorings.core.model.timestamps import Timestamp
+from moorings.core.model.topology import AnySubset, Catalogue, PowerOfTwo, Topology
+from moorings.core.scheduling.quotas import ProjectQuota
 from moorings.ports.store import AccessKey, EventRow
 from moorings.wire.codec import format_time
 from moorings.wire.forecasts import (
@@ -45,7 +44,7 @@ from moorings.wire.shapes import (
     ApplianceJobBody,
     BindingBody,
     CapacityBody,
-    CheckpointShape,
+    CheckpointBody,
     ClaimBody,
     DeviceBody,
     EstimateBody,
@@ -64,6 +63,8 @@ from moorings.wire.shapes import (
     ShareShape,
     TopologyShape,
 )
+from moorings.workloads.checkpoints import RunCheckpoint
+from moorings.workloads.runs import RunId
 
 HIDDEN = "(hidden)"
 
@@ -104,7 +105,7 @@ def claim_body(view: ClaimView) -> ClaimBody:
         attempt=claim.attempt,
         created_at=format_time(claim.arrival),
         resources=spec.resources,
-        checkpoint=_checkpoint(spec.checkpoint),
+        checkpoint=checkpoint_shape(spec.checkpoint),
         pool=claim.pool or spec.pool,
         partition=partition.name if partition else None,
         partition_id=partition.id if partition else claim.partition,
@@ -119,15 +120,6 @@ def claim_body(view: ClaimView) -> ClaimBody:
         ended_at=_time(claim.ended_at),
         cell=str(claim.cell) if claim.cell is not None else None,
         asked_until=_time(claim.asked_until),
-    )
-
-
-def _checkpoint(contract: CheckpointContract) -> CheckpointShape:
-    return CheckpointShape(
-        resumable=contract.resumable,
-        warn_signal=contract.warn_signal,
-        warn_s=contract.warn_s,
-        grace_s=contract.grace_s,
     )
 
 
@@ -173,7 +165,7 @@ def what_if_body(view: WhatIfView) -> WhatIfBody:
         now=next(sides),
         then=next(sides),
         window_s=found.window_s,
-        whole=found.whole,
+        whole=found.is_complete,
     )
 
 
@@ -191,7 +183,7 @@ def _side(view: WhatIfView, number: int) -> WhatIfSideBody:
                 yields=one.yields,
                 moves=one.moves,
             )
-            for one in found.asked[number][:CLAIMS_MAX]
+            for one in found.yield_counts[number][:CLAIMS_MAX]
         ),
     )
 
@@ -260,7 +252,7 @@ def pool_body(view: PoolView) -> PoolBody:
         topology=topology_shape(view.pool.topology),
         available={str(size): count for size, count in view.available.items()},
         resources=dict(view.pool.resources),
-        resources_used=dict(view.used) if view.pool.resources else None,
+        resources_used=dict(view.used_resources) if view.pool.resources else None,
         problem=view.problem,
     )
 
@@ -301,8 +293,8 @@ def _by_size(counts: Mapping[PoolName, Mapping[int, int]]) -> dict[str, dict[str
 def queue_body(view: QueueView) -> QueueBody:
     """Another scheduler's queue and its offer."""
     return QueueBody(
-        queue=view.told.queue,
-        accelerator=view.told.accelerator,
+        queue=view.report.queue,
+        accelerator=view.report.accelerator,
         version=view.version,
         offer=_by_size(view.offer),
         held=_by_size(view.held),
@@ -310,17 +302,17 @@ def queue_body(view: QueueView) -> QueueBody:
             QueuedJobBody(
                 owner=item.job.owner,
                 size=item.job.spec.size,
-                offered=item.offered,
+                offered=item.is_offered,
                 reason=reason_body(item.reason),
                 pool=item.job.spec.pool,
             )
             for item in view.jobs
         ),
-        until=format_time(view.told.until),
+        until=format_time(view.report.until),
         next_up=view.next_up,
         others_wait=tuple(view.others_wait),
-        instance=view.told.instance or None,
-        contested_at=_time(view.told.rival),
+        instance=view.report.instance or None,
+        contested_at=_time(view.report.rival),
     )
 
 
@@ -413,6 +405,24 @@ def run_body(view: RunView, caller: Caller) -> RunBody:
         priority=view.claim.spec.priority if view.claim else run.job.priority,
         scheduled_at=_time(view.claim.granted_at) if view.claim else None,
         devices=str(partition.block) if partition else "",
+        checkpoints=tuple(checkpoint_body(run.id, each) for each in run.checkpoints) or None,
+        checkpoint_fault=run.checkpoint_fault or None,
+        resumed_from=checkpoint_body(run.id, run.resumed_from) if run.resumed_from is not None else None,
+    )
+
+
+def checkpoint_body(run: RunId, found: RunCheckpoint) -> CheckpointBody:
+    """A checkpoint of a run."""
+    return CheckpointBody(
+        run=run,
+        path=found.path,
+        step=found.step,
+        size_bytes=found.size_bytes,
+        written_at=format_time(found.written_at),
+        write_s=found.write_s,
+        whole=found.is_whole,
+        rule=found.rule,
+        why=found.why,
     )
 
 
@@ -451,7 +461,7 @@ def key_body(key: AccessKey, secret: str | None = None) -> KeyBody:
         revoked_at=_time(key.revoked_at),
         expires_at=_time(key.expires_at),
         rotated_at=_time(key.rotated_at),
-        old_secret_until=_time(key.old_until),
+        old_secret_until=_time(key.previous_valid_until),
         secret=secret,
     )
 
@@ -477,9 +487,9 @@ def event_body(row: EventRow, caller: Caller) -> EventBody:
 
 def _hide_members(name: str, data: Any) -> None:  # noqa: ANN401 - what JSON holds
     """A project is in two events: its own, and the turn it was an input of."""
-    told = [data.get("is")] if name == "project.set" else []
+    projects = [data.get("is")] if name == "project.set" else []
     if name == "turn.decided":
-        told = [given.get("project") for _, given in data.get("inputs", ())]
-    for project in told:
+        projects = [given.get("project") for _, given in data.get("inputs", ())]
+    for project in projects:
         if isinstance(project, dict) and project.get("members"):
             project["members"] = [HIDDEN]

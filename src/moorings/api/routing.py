@@ -1,8 +1,7 @@
 """Finds the operation that serves a request.
 
-FastAPI describes the operations (the OpenAPI document is made from it), but does not carry the requests: its seven
-layers of middleware and exit stacks did nothing for routes that parse, check and answer by themselves, and cost as much
-as those do (0.17 of 0.70 ms for a POST and a DELETE). This file has the rest.
+FastAPI describes the operations (the OpenAPI document is made from it), but does not carry the requests: finding one
+would cost ten times as much (ADR 0014).
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from starlette.requests import Request
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from moorings.api.calls import REQUEST_ID_KEY
-from moorings.api.operations import Operation
-from moorings.api.problems import problem_response
-from moorings.core.errors import MooringsError
+from moorings.api.request_context import REQUEST_ID_KEY
+from moorings.api.route import Route
+from moorings.core.model.errors import MooringsError
+from moorings.net.problems import problem_response
 
 Endpoint = Callable[[Request], Awaitable[ASGIApp]]
 _ENCODED = re.compile(rb"%2[Ff]")
@@ -43,14 +42,14 @@ def _apart(scope: Scope) -> str:
 
 
 class Router:
-    """Routes by path, then by method; ``endpoint_of`` gives the endpoint of an operation."""
+    """Routes by path, then by method; ``endpoint_of`` gives the endpoint of a route."""
 
-    def __init__(self, operations: Sequence[Operation], endpoint_of: Callable[[Operation], Endpoint]) -> None:
+    def __init__(self, routes: Sequence[Route], endpoint_of: Callable[[Route], Endpoint]) -> None:
         self._by_path: dict[str, tuple[re.Pattern[str], dict[str, Endpoint]]] = {}
-        for operation in operations:
-            pattern = compile_path(operation.pattern)[0]
-            _, methods = self._by_path.setdefault(operation.path, (pattern, {}))
-            methods[operation.method] = endpoint_of(operation)
+        for route in routes:
+            pattern = compile_path(route.pattern)[0]
+            _, methods = self._by_path.setdefault(route.operation.path, (pattern, {}))
+            methods[route.operation.method] = endpoint_of(route)
         self._fixed = {path: methods for path, (_, methods) in self._by_path.items() if "{" not in path}
         self._patterns = [found for path, found in self._by_path.items() if "{" in path]
 

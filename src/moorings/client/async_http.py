@@ -20,7 +20,7 @@ from urllib.request import getproxies
 import httptools
 import httpx2
 
-from moorings.client.causes import format_cause
+from moorings.client.error_text import format_cause
 
 HEAD_BYTES_MAX = 1 << 16
 BUFFER_BYTES = 1 << 18  # of unread body data; then the peer has to wait
@@ -113,7 +113,7 @@ def make_http_client(
 ) -> HttpClient:
     """A client through the proxy in the environment, if any; arguments as for ``DirectHttpClient``."""
     if not getproxies():
-        return DirectHttpClient(server, tls=tls, connections=connections, kept_s=kept_s, headers=headers)
+        return DirectHttpClient(server, tls=tls, connections=connections, keep_alive_s=kept_s, headers=headers)
     limits = httpx2.Limits(max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=kept_s)
     return ProxiedHttpClient(
         httpx2.AsyncClient(verify=True if tls is None else tls, base_url=server, headers=dict(headers), limits=limits)
@@ -127,7 +127,7 @@ class DirectHttpClient:
         server: its URL.
         tls: for https.
         connections: the most at once; a request waits for one.
-        kept_s: how long an idle connection is kept, in seconds.
+        keep_alive_s: how long an idle connection is kept, in seconds.
         headers: of every request.
     """
 
@@ -137,7 +137,7 @@ class DirectHttpClient:
         *,
         tls: ssl.SSLContext | None = None,
         connections: int = 100,
-        kept_s: float = 60.0,
+        keep_alive_s: float = 60.0,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         url = urlsplit(server)
@@ -146,7 +146,7 @@ class DirectHttpClient:
         self._port = url.port or (443 if self._secure else 80)
         self._before = url.path.rstrip("/")
         self._tls = tls
-        self._kept_s = kept_s
+        self._kept_s = keep_alive_s
         self._common = _lines({"Host": url.netloc.rpartition("@")[2], **(headers or {})})
         self._free = asyncio.Semaphore(connections)
         self._idle: deque[_HttpConnection] = deque()  # the newest last
@@ -157,9 +157,9 @@ class DirectHttpClient:
         request = self._request(method, target, headers, body)
         try:
             async with asyncio.timeout(timeout_s), self._connected() as connection:
-                await connection.ask(request)
+                await connection.send_request(request)
                 parts: list[bytes] = []
-                while part := await connection.chunk():
+                while part := await connection.read_chunk():
                     parts.append(part)
                 return HttpResponse(connection.status, connection.headers, b"".join(parts))
         except TimeoutError as error:
@@ -172,7 +172,7 @@ class DirectHttpClient:
         request = self._request(method, target, headers, b"")
         try:
             async with asyncio.timeout(timeout_s) as limit, self._connected() as connection:
-                await connection.ask(request)
+                await connection.send_request(request)
                 limit.reschedule(None)
                 yield HttpStream(connection.status, _parse_headers(connection.headers), connection.chunks(silence_s))
         except TimeoutError as error:
@@ -199,7 +199,7 @@ class DirectHttpClient:
             yield connection
         finally:
             self._free.release()
-            if connection is not None and connection.may_be_kept:
+            if connection is not None and connection.is_reusable:
                 connection.idle_since = time.monotonic()
                 self._idle.append(connection)
             elif connection is not None:
@@ -207,11 +207,11 @@ class DirectHttpClient:
 
     def _take(self) -> _HttpConnection | None:
         """The newest idle connection; closed ones are dropped."""
-        while self._idle and (self._idle[0].is_over or time.monotonic() - self._idle[0].idle_since > self._kept_s):
+        while self._idle and (self._idle[0].is_closed or time.monotonic() - self._idle[0].idle_since > self._kept_s):
             self._idle.popleft().abort()
         while self._idle:
             connection = self._idle.pop()
-            if not connection.is_over:
+            if not connection.is_closed:
                 return connection
         return None
 
@@ -242,7 +242,7 @@ class _HttpConnection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.idle_since = 0.0
-        self.is_over = False
+        self.is_closed = False
         self._transport: asyncio.Transport | None = None
         self._lost: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -263,7 +263,7 @@ class _HttpConnection(asyncio.Protocol):
 
     # -- the call ------------------------------------------------------------------------------------------------------
 
-    async def ask(self, request: bytes) -> None:
+    async def send_request(self, request: bytes) -> None:
         """Send a request, and wait for the response's status and headers."""
         assert self._transport is not None
         self._begin()
@@ -271,14 +271,14 @@ class _HttpConnection(asyncio.Protocol):
         while not self._has_head:
             await self._more()
 
-    async def chunk(self) -> bytes:
+    async def read_chunk(self) -> bytes:
         """The next bytes of the body; empty: the end."""
         while not self._chunks and not self._is_whole:
             await self._more()
         found = b"".join(self._chunks)
         self._chunks.clear()
         self._buffered = 0
-        if self._paused and self._transport is not None and not self.is_over:
+        if self._paused and self._transport is not None and not self.is_closed:
             self._paused = False
             self._transport.resume_reading()
         return found
@@ -288,7 +288,7 @@ class _HttpConnection(asyncio.Protocol):
         try:
             while True:
                 async with asyncio.timeout(silence_s):
-                    found = await self.chunk()
+                    found = await self.read_chunk()
                 if not found:
                     return
                 yield found
@@ -297,7 +297,7 @@ class _HttpConnection(asyncio.Protocol):
 
     async def _more(self) -> None:
         """Wait for more of the response."""
-        if self.is_over:
+        if self.is_closed:
             raise HttpError("the connection was lost before the whole answer had come") from self._lost
         self._waiter = asyncio.get_running_loop().create_future()
         try:
@@ -306,13 +306,13 @@ class _HttpConnection(asyncio.Protocol):
             self._waiter = None
 
     @property
-    def may_be_kept(self) -> bool:
+    def is_reusable(self) -> bool:
         """Whether the response is complete, and the connection takes another request."""
-        return self._is_whole and self._is_kept and not self.is_over
+        return self._is_whole and self._is_kept and not self.is_closed
 
     def abort(self) -> None:
         """Close it at once."""
-        self.is_over = True
+        self.is_closed = True
         if self._transport is not None:
             self._transport.abort()
 
@@ -337,7 +337,7 @@ class _HttpConnection(asyncio.Protocol):
         self._is_whole |= self._has_head and not sized
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.is_over = True
+        self.is_closed = True
         self._lost = self._lost or error
         self._wake()
 

@@ -4,33 +4,36 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from typing import TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
 
-from moorings.client import requests
 from moorings.client.requests import (
     ALL_EVENTS,
+    PAGE_ITEMS,
     UNENDED_CLAIMS,
     UNENDED_RUNS,
-    ApiCall,
     ApplianceFilter,
     ClaimFilter,
     EventFilter,
-    ListPage,
     RunFilter,
+    build_call,
 )
 from moorings.client.sse import EventParser
 from moorings.client.transport import STREAM_SILENCE_S_MAX, Retries, RetryPolicy, Transport
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
+from moorings.wire import operations
 from moorings.wire.codec import decode
-from moorings.wire.forecasts import DefragmentBody, DefragmentRequest, WhatIfBody
+from moorings.wire.forecasts import DefragmentBody, DefragmentRequest, WhatIfBody, WhatIfRequest
+from moorings.wire.operations import ListPage, Operation
 from moorings.wire.shapes import (
     ApplianceJobBody,
     BindingBody,
     CapacityBody,
+    CheckpointRequest,
     ClaimBody,
     ClaimRequest,
     DeviceBody,
+    DrainRequest,
     EstimateBody,
     EstimateRequest,
     EventBody,
@@ -42,6 +45,7 @@ from moorings.wire.shapes import (
     PartitionBody,
     PartitionRequest,
     PoolBody,
+    PriorityRequest,
     ProjectBody,
     ProjectRequest,
     QueueBody,
@@ -51,6 +55,7 @@ from moorings.wire.shapes import (
     RunBody,
     RunRequest,
     VersionBody,
+    YieldRequest,
 )
 
 T = TypeVar("T")
@@ -77,26 +82,26 @@ class Client:
         self._transport.close()
 
     @property
-    def patience(self) -> RetryPolicy:
+    def retry_policy(self) -> RetryPolicy:
         """How long calls and streams are retried while the controller is away."""
         return self._transport.patience
 
-    @patience.setter
-    def patience(self, patience: RetryPolicy) -> None:
+    @retry_policy.setter
+    def retry_policy(self, patience: RetryPolicy) -> None:
         self._transport.patience = patience
 
     @property
-    def sent(self) -> int:
+    def requests_sent(self) -> int:
         """The number of requests that may have reached the controller: those whose connection was not refused."""
         return self._transport.sent
 
     @property
-    def losses(self) -> int:
+    def connections_lost(self) -> int:
         """How many connections were lost or refused so far."""
-        return self._transport.losses
+        return self._transport.connections_lost
 
     @property
-    def key_expires(self) -> str:
+    def key_expires_at(self) -> str:
         """When the access key expires, from the last response; empty: never, or not known."""
         return self._transport.key_expires
 
@@ -109,7 +114,7 @@ class Client:
 
     def version(self) -> VersionBody:
         """The controller's release and installation."""
-        return self._transport.send(requests.get_version())
+        return self._call(operations.GET_VERSION)
 
     def ready(self) -> Mapping[str, object]:
         """The controller's health.
@@ -117,61 +122,63 @@ class Client:
         Raises:
             MooringsError: it is not ready.
         """
-        return self._transport.send(requests.get_ready())
+        return self._call(operations.GET_READINESS)
 
-    def findings(self) -> FindingsBody:
+    def get_findings(self) -> FindingsBody:
         """The controller's checks of itself; for admins."""
-        return self._transport.send(requests.get_findings())
+        return self._call(operations.GET_FINDINGS)
 
     def metrics(self) -> str:
         """The controller's numbers, in Prometheus' text format."""
         timeout_s = self._transport.endpoint.timeout_s
-        with self._transport.open(requests.get_metrics(), silence_s=timeout_s) as chunks:
+        with self._transport.open_stream(build_call(operations.GET_METRICS), silence_s=timeout_s) as chunks:
             return b"".join(chunks).decode("utf-8", "replace")
 
     # --------------------------------------------------------------------------------------------- pools and devices
 
-    def pools(self) -> tuple[PoolBody, ...]:
+    def list_pools(self) -> tuple[PoolBody, ...]:
         """All pools."""
-        return self._all(requests.list_pools)
+        return self._list_all(operations.LIST_POOLS)
 
-    def pool(self, name: str) -> PoolBody:
+    def get_pool(self, name: str) -> PoolBody:
         """One pool."""
-        return self._transport.send(requests.get_pool(name))
+        return self._call(operations.GET_POOL, name)
 
     def capacity(self, pool: str, size: int) -> CapacityBody:
         """The number of partitions of ``size`` devices that could be formed now."""
-        return self._transport.send(requests.get_capacity(pool, size))
+        return self._call(operations.GET_CAPACITY, pool, size=size)
 
-    def devices(self, pool: str | None = None) -> tuple[DeviceBody, ...]:
+    def list_devices(self, pool: str | None = None) -> tuple[DeviceBody, ...]:
         """All devices, or those of one pool."""
-        return self._all(lambda after: requests.list_devices(pool, after))
+        return self._list_all(operations.LIST_DEVICES, pool=pool)
 
     def device(self, ident: str) -> DeviceBody:
         """One device, by ``<pool>:<index>``."""
-        return self._transport.send(requests.get_device(ident))
+        return self._call(operations.GET_DEVICE, ident)
 
     def drain_device(self, ident: str, reason: str) -> DeviceBody:
         """Take a device out of service; its holder keeps it."""
-        return self._transport.send(requests.drain_device(ident, reason))
+        return self._call(operations.DRAIN_DEVICE, ident, body=DrainRequest(reason=reason))
 
     def resume_device(self, ident: str) -> DeviceBody:
         """Put a device back into service."""
-        return self._transport.send(requests.resume_device(ident))
+        return self._call(operations.RESUME_DEVICE, ident)
 
     # ----------------------------------------------------------------------------------------- claims and partitions
 
-    def claims(self, where: ClaimFilter = UNENDED_CLAIMS) -> tuple[ClaimBody, ...]:
+    def list_claims(self, where: ClaimFilter = UNENDED_CLAIMS) -> tuple[ClaimBody, ...]:
         """The claims that match a filter, by arrival."""
-        return self._all(lambda after: requests.list_claims(where, after))
+        return self._list_all(
+            operations.LIST_CLAIMS, state=where.state, ownerPrefix=where.owner_prefix, pool=where.pool, all=where.all
+        )
 
-    def tell_queue(self, request: QueueRequest) -> QueueBody:
+    def report_queue(self, request: QueueRequest) -> QueueBody:
         """Report the jobs in another scheduler's queue; they replace the last report."""
-        return self._transport.send(requests.report_queue(request))
+        return self._call(operations.TELL_QUEUE, body=request)
 
-    def queues(self) -> tuple[QueueBody, ...]:
+    def list_queues(self) -> tuple[QueueBody, ...]:
         """All queues of other schedulers, with the jobs that wait there and why."""
-        return self._all(requests.list_queues)
+        return self._list_all(operations.LIST_QUEUES)
 
     def queue(
         self, queue: str, *, wait_s: float = 0.0, version: str | None = None, instance: str | None = None
@@ -180,165 +187,180 @@ class Client:
 
         Refused (``queue.taken``) while another instance than ``instance`` reports it.
         """
-        return self._transport.send(requests.get_queue(queue, wait_s=wait_s, version=version, instance=instance))
+        kind, _, cluster = queue.partition("/")
+        return self._call(operations.GET_QUEUE, kind, cluster, wait_s=wait_s, version=version, instance=instance)
 
     def create_claim(self, request: ClaimRequest, key: str | None = None, *, wait_s: float = 0.0) -> ClaimBody:
         """Submit a claim and wait until it is READY; with ``key`` a repeated call gives the same claim."""
-        return self._transport.send(requests.create_claim(request, key, wait_s=wait_s))
+        return self._call(operations.CREATE_CLAIM, body=request, key=key, wait_s=wait_s)
 
-    def claim(self, ident: str, *, wait_s: float = 0.0, until: str | None = None) -> ClaimBody:
+    def get_claim(self, ident: str, *, wait_s: float = 0.0, until: str | None = None) -> ClaimBody:
         """One claim, by id or name; with ``until`` (GRANTED, READY, ENDED) once it is there, or after ``wait_s``."""
-        return self._transport.send(requests.get_claim(ident, wait_s=wait_s, until=until))
+        return self._call(operations.GET_CLAIM, ident, wait_s=wait_s, for_=until)
 
     def delete_claim(self, ident: str, *, wait_s: float = 0.0, only_waiting: bool = False) -> ClaimBody:
         """Release a claim; its partition is removed. With ``wait_s`` the claim once it has ended, or after that time.
 
         With ``only_waiting`` a claim that holds a partition by now is left alone, and refused (``claim.held``).
         """
-        return self._transport.send(requests.delete_claim(ident, wait_s=wait_s, only_waiting=only_waiting))
+        return self._call(operations.RELEASE_CLAIM, ident, wait_s=wait_s, onlyWaiting=only_waiting)
 
     def renew_claim(self, ident: str) -> ClaimBody:
         """Restart its lease from now."""
-        return self._transport.send(requests.renew_claim(ident))
+        return self._call(operations.RENEW_CLAIM, ident)
 
     def yield_claim(self, ident: str, why: str = "") -> ClaimBody:
         """Release the partition of a claim that was asked to yield: its job has stopped; it waits again."""
-        return self._transport.send(requests.yield_claim(ident, why))
+        return self._call(operations.YIELD_CLAIM, ident, body=YieldRequest(why=why))
 
     def checkpoint_claim(self, ident: str, at: str | None = None) -> ClaimBody:
         """Report that its job has saved a checkpoint, at that time or now."""
-        return self._transport.send(requests.checkpoint_claim(ident, at))
+        return self._call(
+            operations.CHECKPOINT_CLAIM, ident, body=CheckpointRequest(at=at), is_repeatable=at is not None
+        )
 
     def explain_claim(self, ident: str, *, when: bool = False) -> ExplanationBody:
         """Why it is in its state, and what would change that; with ``when`` also when it would start."""
-        return self._transport.send(requests.explain_claim(ident, when=when))
+        return self._call(operations.EXPLAIN_CLAIM, ident, when=when)
 
     def estimate(self, request: EstimateRequest) -> EstimateBody:
         """Estimate when a claim submitted now would start; nothing changes."""
-        return self._transport.send(requests.estimate(request))
+        return self._call(operations.ESTIMATE, body=request)
 
-    def what_if(self, policy: str) -> WhatIfBody:
+    def compare_policies(self, policy: str) -> WhatIfBody:
         """What a policy file (its text) would change for the claims that wait now; nothing changes."""
-        return self._transport.send(requests.what_if(policy))
+        return self._call(operations.WHAT_IF, body=WhatIfRequest(policy=policy))
 
     def defragment(self, request: DefragmentRequest) -> DefragmentBody:
         """Move claims to make a larger block free; as a dry run, return the moves only."""
-        return self._transport.send(requests.defragment(request))
+        return self._call(operations.DEFRAGMENT, body=request, is_repeatable=request.dry_run)
 
     def binding(self, ident: str, *, wait_s: float = 0.0) -> BindingBody:
         """The binding for the job on its partition; waits until the claim is READY, at most ``wait_s``."""
-        return self._transport.send(requests.get_binding(ident, wait_s=wait_s))
+        return self._call(operations.GET_BINDING, ident, wait_s=wait_s)
 
-    def partitions(self, pool: str | None = None) -> tuple[PartitionBody, ...]:
+    def list_partitions(self, pool: str | None = None) -> tuple[PartitionBody, ...]:
         """All partitions, or those of one pool."""
-        return self._all(lambda after: requests.list_partitions(pool, after))
+        return self._list_all(operations.LIST_PARTITIONS, pool=pool)
 
     def create_partition(self, request: PartitionRequest, key: str | None = None) -> ClaimBody:
         """Make a partition without a job; return the claim that holds it."""
-        return self._transport.send(requests.create_partition(request, key))
+        return self._call(operations.CREATE_PARTITION, body=request, key=key)
 
     def partition(self, ident: str) -> PartitionBody:
         """One partition, by id or name."""
-        return self._transport.send(requests.get_partition(ident))
+        return self._call(operations.GET_PARTITION, ident)
 
     def delete_partition(self, ident: str, *, wait_s: float = 0.0) -> ClaimBody:
         """Remove a partition, by releasing its claim; return the claim."""
-        return self._transport.send(requests.delete_partition(ident, wait_s=wait_s))
+        return self._call(operations.DELETE_PARTITION, ident, wait_s=wait_s)
 
     def reset_partition(self, ident: str) -> PartitionBody:
         """Put its devices into a clean state."""
-        return self._transport.send(requests.reset_partition(ident))
+        return self._call(operations.RESET_PARTITION, ident)
 
     # ------------------------------------------------------------------------------------------------------ projects
 
-    def projects(self) -> tuple[ProjectBody, ...]:
+    def list_projects(self) -> tuple[ProjectBody, ...]:
         """All projects, by name."""
-        return self._all(requests.list_projects)
+        return self._list_all(operations.LIST_PROJECTS)
 
     def project(self, name: str) -> ProjectBody:
         """One project, by its path."""
-        return self._transport.send(requests.get_project(name))
+        return self._call(operations.GET_PROJECT, name)
 
     def set_project(self, name: str, request: ProjectRequest) -> ProjectBody:
         """Make a project, or with ``version`` change it; for admins. The request replaces all of it."""
-        return self._transport.send(requests.set_project(name, request))
+        return self._call(operations.SET_PROJECT, name, body=request)
 
     def delete_project(self, name: str) -> None:
         """Remove an unused project; for admins."""
-        self._transport.send(requests.delete_project(name))
+        self._call(operations.DELETE_PROJECT, name)
 
-    def quotas(self) -> tuple[QuotaBody, ...]:
+    def list_quotas(self) -> tuple[QuotaBody, ...]:
         """What each project is guaranteed, holds, borrows and waits for, by project and pool."""
-        return self._all(requests.list_quotas)
+        return self._list_all(operations.LIST_QUOTAS)
 
     # ---------------------------------------------------------------------------------------------------------- runs
 
-    def runs(self, where: RunFilter = UNENDED_RUNS) -> tuple[RunBody, ...]:
+    def list_runs(self, where: RunFilter = UNENDED_RUNS) -> tuple[RunBody, ...]:
         """The runs that match a filter, by creation."""
-        return self._all(lambda after: requests.list_runs(where, after))
+        return self._list_all(operations.LIST_RUNS, state=where.state, subject=where.subject, all=where.all)
 
     def create_run(self, request: RunRequest, key: str | None = None) -> RunBody:
         """Start a job; with ``key`` a repeated call gives the same run."""
-        return self._transport.send(requests.create_run(request, key))
+        return self._call(operations.CREATE_RUN, body=request, key=key)
 
-    def run(self, ident: str, *, wait_s: float = 0.0) -> RunBody:
+    def get_run(self, ident: str, *, wait_s: float = 0.0) -> RunBody:
         """One run, by id or name; with ``wait_s`` once it has ended, or after that time."""
-        return self._transport.send(requests.get_run(ident, wait_s=wait_s))
+        return self._call(operations.GET_RUN, ident, wait_s=wait_s)
 
     def label_run(self, ident: str, request: LabelsRequest) -> RunBody:
         """Change labels of a run that has not ended."""
-        return self._transport.send(requests.label_run(ident, request))
+        return self._call(operations.LABEL_RUN, ident, body=request)
 
     def prioritise_run(self, ident: str, priority: int) -> RunBody:
         """Change a run's place in the queue: a higher number comes first."""
-        return self._transport.send(requests.prioritise_run(ident, priority))
+        return self._call(operations.PRIORITISE_RUN, ident, body=PriorityRequest(priority=priority))
 
     def appliance_jobs(self, where: ApplianceFilter) -> tuple[ApplianceJobBody, ...]:
         """The jobs of appliances that match a filter, by creation."""
-        return self._all(lambda after: requests.list_appliance_jobs(where, after))
+        return self._list_all(
+            operations.LIST_APPLIANCE_JOBS,
+            state=where.state,
+            subject=where.subject,
+            kind=where.kind,
+            workflow=where.workflow,
+            label=tuple(f"{key}={value}" for key, value in where.labels),
+            all=where.all,
+        )
 
     def cancel_run(self, ident: str, *, wait_s: float = 0.0) -> RunBody:
         """Cancel a run: TERM, its grace period, KILL."""
-        return self._transport.send(requests.cancel_run(ident, wait_s=wait_s))
+        return self._call(operations.CANCEL_RUN, ident, wait_s=wait_s)
 
     def logs(self, ident: str, *, task: int | None = None, follow: bool = False) -> Iterator[bytes]:
         """The output of a run from its beginning, as it comes; with ``follow`` until the run ends.
 
         A lost connection is an error here: the caller must skip what it has read before.
         """
-        with self._transport.open(requests.get_logs(ident, task=task, follow=follow)) as chunks:
+        call = build_call(operations.GET_LOGS, ident, task=task, follow=follow)
+        with self._transport.open_stream(call) as chunks:
             yield from chunks
 
     # ----------------------------------------------------------------------------------------------- keys and events
 
-    def keys(self) -> tuple[KeyBody, ...]:
+    def list_keys(self) -> tuple[KeyBody, ...]:
         """All access keys, without their secrets."""
-        return self._all(lambda _after: requests.list_keys())
+        return self._list_all(operations.LIST_KEYS)
 
     def create_key(self, request: KeyRequest) -> KeyBody:
         """Make an access key; only this response has its secret."""
-        return self._transport.send(requests.create_key(request))
+        return self._call(operations.CREATE_KEY, body=request)
 
     def rotate_key(self, ident: str, request: RotateRequest) -> KeyBody:
         """Give an access key a new secret; only this response has it."""
-        return self._transport.send(requests.rotate_key(ident, request))
+        return self._call(operations.ROTATE_KEY, ident, body=request)
 
     def delete_key(self, ident: str) -> None:
         """Revoke an access key."""
-        self._transport.send(requests.delete_key(ident))
+        self._call(operations.REVOKE_KEY, ident)
 
-    def events(
+    def list_events(
         self, where: EventFilter = ALL_EVENTS, *, after: int = 0, limit: int | None = None
     ) -> tuple[EventBody, ...]:
         """One page of the event log: events with a greater sequence number, in order."""
-        return self._transport.send(requests.list_events(where, after=after, limit=limit)).items
+        found = self._call(
+            operations.LIST_EVENTS, after=after or None, limit=limit, claim=where.claim, run=where.run, name=where.names
+        )
+        return found.items
 
     def events_after(self, where: EventFilter, after: int) -> Iterator[EventBody]:
         """All events that match a filter, with a greater sequence number, in order, read page by page."""
         while True:
-            page = self.events(where, after=after, limit=requests.PAGE_ITEMS)
+            page = self.list_events(where, after=after, limit=PAGE_ITEMS)
             yield from page
-            if len(page) < requests.PAGE_ITEMS:
+            if len(page) < PAGE_ITEMS:
                 return
             after = page[-1].seq
 
@@ -357,11 +379,11 @@ class Client:
     def last_seq(self) -> int:
         """The last sequence number, by doubling and halving: some dozens of tiny requests instead of the whole log."""
         low, step = 0, 1
-        while self.events(after=low + step - 1, limit=1):
+        while self.list_events(after=low + step - 1, limit=1):
             low, step = low + step, step * 2
         while step > 1:
             step //= 2
-            if self.events(after=low + step - 1, limit=1):
+            if self.list_events(after=low + step - 1, limit=1):
                 low += step
         return low
 
@@ -373,14 +395,13 @@ class Client:
         An empty batch means that the stream is open: later events will be seen. Without ``after`` it begins now, and
         events between a loss before the first event and the next empty batch may be missed: read the list again then.
         """
+        call = build_call(operations.LIST_EVENTS, watch=1, claim=where.claim, run=where.run, name=where.names)
         last = "" if after is None else str(after)
         retries = Retries(self._transport.patience)
         while True:
             try:
                 parser = EventParser()
-                opened = self._transport.open(
-                    requests.watch_events(where), last_event_id=last, silence_s=STREAM_SILENCE_S_MAX
-                )
+                opened = self._transport.open_stream(call, last_event_id=last, silence_s=STREAM_SILENCE_S_MAX)
                 with opened as chunks:
                     yield ()
                     for chunk in chunks:
@@ -394,17 +415,38 @@ class Client:
                 )
             except MooringsError as error:
                 problem = error
-            retries.pause(problem)
+            retries.wait(problem)
 
-    def _all(self, page: Callable[[str | None], ApiCall[ListPage[T]]]) -> tuple[T, ...]:
+    def _call(self, operation: Operation[T], *parts: str, **values: Any) -> T:  # noqa: ANN401 - those of build_call
+        return self._transport.send(build_call(operation, *parts, **values))
+
+    def _list_all(self, operation: Operation[ListPage[T]], **query: object) -> tuple[T, ...]:
         items: list[T] = []
         after: str | None = None
         while True:
-            listing = self._transport.send(page(after))
-            items += listing.items
-            after = listing.after
+            page = self._call(operation, **query, limit=PAGE_ITEMS, continue_=after)
+            items += page.items
+            after = page.after
             if after is None:
                 return tuple(items)
+
+    # The names of release 0.1.0, for programs that call them.
+    claim = get_claim
+    claims = list_claims
+    devices = list_devices
+    events = list_events
+    findings = get_findings
+    keys = list_keys
+    partitions = list_partitions
+    pool = get_pool
+    pools = list_pools
+    projects = list_projects
+    queues = list_queues
+    quotas = list_quotas
+    run = get_run
+    runs = list_runs
+    tell_queue = report_queue
+    what_if = compare_policies
 
 
 def _json_object(text: str) -> object:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from moorings.core.model.claims import AUTO_SIGNAL, CheckpointContract
 from moorings.wire.shapes import AcceleratorsShape, ApplianceShape, CheckpointShape, JobShape, ResourcesShape
 from moorings.workloads.jobs import JobSpec
 
 
 def job_shape(job: JobSpec) -> JobShape:
     """``job`` for a request: complete, nothing left to look up."""
-    wanted, needs, contract, part = job.accelerators, job.resources, job.checkpoint, job.appliance
+    wanted, needs, part = job.accelerators, job.resources, job.appliance
     return JobShape(
         name=job.name,
         command=job.command,
@@ -26,16 +27,22 @@ def job_shape(job: JobSpec) -> JobShape:
         project=job.project,
         priority=job.priority,
         time_limit_s=job.time_limit_s,
-        checkpoint=CheckpointShape(
-            resumable=contract.resumable,
-            warn_signal=contract.warn_signal,
-            warn_s=contract.warn_s,
-            grace_s=contract.grace_s,
-        ),
+        checkpoint=checkpoint_shape(job.checkpoint),
         checkpoint_directory=job.checkpoint_directory,
         image=job.image,
         labels=job.labels or None,
         lease_s=job.lease_s,
         appliance=ApplianceShape(kind=part.kind, workflow=part.workflow) if part is not None else None,
         preemptible=job.preemptible or None,
+        resume_args=job.resume_args or None,
+    )
+
+
+def checkpoint_shape(contract: CheckpointContract) -> CheckpointShape:
+    """What a job promises about checkpoints."""
+    return CheckpointShape(
+        resumable=contract.resumable,
+        warn_signal=contract.warn_signal if contract.warn_signal != AUTO_SIGNAL else None,
+        warn_s=contract.warn_s,
+        grace_s=contract.grace_s,
     )

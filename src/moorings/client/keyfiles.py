@@ -9,8 +9,8 @@ import os
 import stat
 from pathlib import Path
 
-from moorings.client.causes import format_cause
-from moorings.core.errors import MooringsError
+from moorings.client.error_text import format_cause
+from moorings.core.model.errors import MooringsError
 
 
 def check_private_key(path: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 
 EVENT_BYTES_MAX = 1 << 22
 

@@ -10,9 +10,9 @@ import http.client
 import ssl
 from pathlib import Path
 
-from moorings.client.causes import format_cause
+from moorings.client.error_text import format_cause
 from moorings.client.keyfiles import check_private_key
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 
 TLS_ALERT_S = 1.0
 
@@ -79,8 +79,8 @@ def read_tls_alert(connection: http.client.HTTPConnection, error: Exception) -> 
         try:
             sock.settimeout(TLS_ALERT_S)
             sock.recv(1)
-        except ssl.SSLError as told:
-            return told if told.reason else error
+        except ssl.SSLError as alert:
+            return alert if alert.reason else error
         except OSError:
             pass
     return error

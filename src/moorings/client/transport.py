@@ -15,14 +15,15 @@ import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from moorings import __version__
-from moorings.client.causes import format_cause
-from moorings.client.requests import NOT_A_CONTROLLER_HINT, ApiCall, ApiError, is_transient, parse_problem
+from moorings.client.error_text import format_cause
+from moorings.client.requests import ApiCall, ApiError, is_transient, parse_problem
 from moorings.client.tls import make_context, read_tls_alert, tls_problem
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
+from moorings.wire.operations import KEY_HEADER, NOT_A_CONTROLLER_HINT
 
 T = TypeVar("T")
 
@@ -58,27 +59,27 @@ class RetryPolicy:
     """How long a call is retried while the controller is away (it restarts, or the network fails).
 
     Attributes:
-        limit_s: from the first failure; 0: no retries.
+        retry_for_s: from the first failure; 0: no retries.
         pause_s: before the second try; doubled each time.
         pause_s_max: the longest pause.
-        tell: called before each pause with the error and the pause in seconds.
+        on_retry: called before each pause with the error and the pause in seconds.
     """
 
-    limit_s: float = 0.0
+    retry_for_s: float = 0.0
     pause_s: float = 0.2
     pause_s_max: float = 5.0
-    tell: Callable[[MooringsError, float], None] = lambda _error, _pause_s: None
+    on_retry: Callable[[MooringsError, float], None] = lambda _error, _pause_s: None
 
 
 class Retries:
-    """The retries of one call: ``pause`` waits before the next one, or raises at the limit."""
+    """The retries of one call: ``wait`` waits before the next one, or raises at the limit."""
 
     def __init__(self, patience: RetryPolicy) -> None:
         self._patience = patience
         self._next_s = patience.pause_s
         self._until: float | None = None
 
-    def pause(self, error: MooringsError) -> None:
+    def wait(self, error: MooringsError) -> None:
         """Wait before the next try.
 
         Raises:
@@ -86,12 +87,12 @@ class Retries:
         """
         now = time.monotonic()
         if self._until is None:
-            self._until = now + self._patience.limit_s
+            self._until = now + self._patience.retry_for_s
         asked_s = error.retry_after_s if isinstance(error, ApiError) else 0.0
         pause_s = max(self._next_s, asked_s)
         if not is_transient(error) or now + pause_s > self._until:
             raise error
-        self._patience.tell(error, pause_s)
+        self._patience.on_retry(error, pause_s)
         time.sleep(pause_s)
         self._next_s = min(self._next_s * 2, self._patience.pause_s_max)
 
@@ -99,7 +100,7 @@ class Retries:
 class Transport:
     """One controller, for one thread. Close it, or use it in a ``with``.
 
-    ``losses`` counts the connections that were lost or refused.
+    ``connections_lost`` counts the connections that were lost or refused.
 
     Args:
         endpoint: the controller's address and credentials.
@@ -115,7 +116,7 @@ class Transport:
     ) -> None:
         self.endpoint = endpoint
         self.patience = patience
-        self.losses = 0
+        self.connections_lost = 0
         self.key_expires = ""  # when the access key expires, from the last response; "": never, or not known
         self.sent = 0  # requests of which at least a part may have reached the server
         self._trace = trace
@@ -134,7 +135,7 @@ class Transport:
             self._kept.close()
             self._kept = None
 
-    def certificate_ends(self) -> float | None:
+    def certificate_expiry(self) -> float | None:
         """The end of the server certificate's validity, in seconds since 1970; None without TLS.
 
         The server has not checked our certificate by then.
@@ -157,13 +158,13 @@ class Transport:
             try:
                 return self._send_once(call)
             except MooringsError as error:
-                if not call.repeatable:
+                if not call.is_retryable:
                     raise
-                retries.pause(error)
+                retries.wait(error)
 
     @contextlib.contextmanager
-    def open(
-        self, call: ApiCall[None], *, last_event_id: str = "", silence_s: float | None = None
+    def open_stream(
+        self, call: ApiCall[Any], *, last_event_id: str = "", silence_s: float | None = None
     ) -> Iterator[Iterator[bytes]]:
         """The response to ``call`` as it comes, on its own connection; not retried: the reader knows where to resume.
 
@@ -182,7 +183,7 @@ class Transport:
             yield self._chunks(answer)
 
     def _send_once(self, call: ApiCall[T]) -> T:
-        kept = self._take_kept() if call.repeatable else None
+        kept = self._take_kept() if call.is_retryable else None
         if kept is not None:
             try:
                 return self._finish(kept, call)
@@ -232,7 +233,7 @@ class Transport:
         if call.body is not None:
             headers["Content-Type"] = "application/json"
         if call.key is not None:
-            headers["Idempotency-Key"] = call.key
+            headers[KEY_HEADER] = call.key
         return headers
 
     def _read(self, answer: http.client.HTTPResponse) -> bytes:
@@ -297,7 +298,7 @@ class Transport:
         self._kept = connection
 
     def _unreachable(self, error: Exception) -> MooringsError:
-        self.losses += 1
+        self.connections_lost += 1
         server = self.endpoint.server
         problem = tls_problem(server, error, shown=self.endpoint.cert_file)
         if problem is not None:

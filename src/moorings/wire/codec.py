@@ -14,8 +14,8 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from moorings.core.errors import MooringsError
-from moorings.core.instants import Timestamp
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.timestamps import Timestamp
 
 T = TypeVar("T")
 

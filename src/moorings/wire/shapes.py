@@ -16,7 +16,7 @@ class CheckpointShape:
     """What the job promises about stopping: seconds, and a signal's name without SIG."""
 
     resumable: bool = False
-    warn_signal: str = "USR1"
+    warn_signal: str | None = None
     warn_s: float = 120.0
     grace_s: float = 30.0
 
@@ -107,6 +107,7 @@ class JobShape:
     lease_s: float | None = None
     appliance: ApplianceShape | None = None
     preemptible: bool | None = None
+    resume_args: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +117,8 @@ class RunRequest:
     job: JobShape
     engine: str = "local"
     claim: str | None = None
+    resume: str | None = None
+    resume_from: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,6 +368,9 @@ class CapacityBody:
     largest: int
 
 
+FOREIGN_REASON = "made outside Moorings"  # in the reason of a device; without it the partition may be ours, and a job's
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceBody:
     """A device and who holds it."""
@@ -423,6 +429,21 @@ class QueueBody:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointBody:
+    """A checkpoint of a run, as last seen; ``rule`` says how it was judged, ``why`` why it is not whole."""
+
+    run: str
+    path: str
+    step: int | None = None
+    size_bytes: int
+    written_at: str
+    write_s: float | None = None
+    whole: bool
+    rule: str
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunBody:
     """A run. ``reason`` says why it waits; ``partition`` is its partition's name while it has one.
 
@@ -454,6 +475,9 @@ class RunBody:
     priority: int = 0
     scheduled_at: str | None = None
     devices: str = ""
+    checkpoints: tuple[CheckpointBody, ...] | None = None
+    checkpoint_fault: str | None = None
+    resumed_from: CheckpointBody | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,11 +10,6 @@ from tests.unit.api.pretend import USER, PretendController
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"  # not uvloop: it swallows what pytest-timeout raises in a test that hangs
-
-
-@pytest.fixture
 async def controller() -> PretendController:
     return PretendController()
 

@@ -10,8 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from moorings.controller.measures import ControllerMetrics, collect_metrics
-from moorings.controller.meters import Counters
+from moorings.controller.metrics import ControllerMetrics, Counters, collect_metrics
 from moorings.controller.views import (
     ClaimView,
     DeviceView,
@@ -23,27 +22,27 @@ from moorings.controller.views import (
     RunView,
     WhatIfView,
 )
-from moorings.core.access import Caller, Role, check_admin
-from moorings.core.bindings import Binding, GcdBinding
-from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, PartitionId, PoolBlock
-from moorings.core.devices import Device, DeviceId, DeviceState, PoolName, parse_device_id
-from moorings.core.errors import MooringsError
-from moorings.core.events import Event
-from moorings.core.fleet import Fleet
-from moorings.core.inputs import DefragmentPool
-from moorings.core.instants import Timestamp, add_seconds
-from moorings.core.partitions import Partition, PartitionState
-from moorings.core.policy import Policy
-from moorings.core.projects import Project, Projects, check_deletable
-from moorings.core.quotas import ProjectQuota
-from moorings.core.reasons import Reason
-from moorings.core.topology import Block, Pool, PowerOfTwo
-from moorings.core.whatif import PolicyComparison, StartComparison, YieldCount
+from moorings.core.forecast.whatif import PolicyComparison, StartComparison, YieldCount
+from moorings.core.model.access import Caller, Role, check_admin
+from moorings.core.model.bindings import Binding, GcdBinding
+from moorings.core.model.claims import Claim, ClaimId, ClaimSpec, ClaimState, PartitionId, PoolBlock
+from moorings.core.model.devices import Device, DeviceId, DeviceState, PoolName, parse_device_id
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.events import Event
+from moorings.core.model.inputs import DefragmentPool
+from moorings.core.model.partitions import Partition, PartitionState
+from moorings.core.model.policy import Policy
+from moorings.core.model.projects import Project, Projects, check_deletable
+from moorings.core.model.reasons import Reason
+from moorings.core.model.timestamps import Timestamp, add_seconds
+from moorings.core.model.topology import Block, Pool, PowerOfTwo
+from moorings.core.placement.fleet import Fleet
+from moorings.core.scheduling.quotas import ProjectQuota
 from moorings.ports.store import AccessKey, ApplianceJobQuery, EventRow, PageQuery, Seq
 from moorings.workloads.jobs import JobSpec, summarize_job
 from moorings.workloads.labels import apply_label_changes
+from moorings.workloads.run_turn import RunRegistry
 from moorings.workloads.runs import Run, RunId, RunState
-from moorings.workloads.turn import RunRegistry
 
 START = Timestamp(1_700_000_000_000_000)
 ADMIN, USER = "moor_admin_secret", "moor_ann_secret"
@@ -234,7 +233,7 @@ class PretendController:
         self.claims[claim.id] = replace(claim, state=ClaimState.YIELDING)
         return self._view(self.claims[claim.id])
 
-    async def checkpoint(self, caller: Caller, ident: str, at: Timestamp | None = None) -> ClaimView:
+    async def record_checkpoint(self, caller: Caller, ident: str, at: Timestamp | None = None) -> ClaimView:
         claim = self._claim(ident)
         self.seen.append(("checkpoint", at))
         return self._view(claim)
@@ -246,10 +245,10 @@ class PretendController:
         starts = EstimateView(Timestamp(START + 60_000_000)) if when_for is not None else None
         return Explanation(claim, "it waits", 1, (Reason("claim.no_room", "there is no room"),), starts)
 
-    async def await_binding(self, caller: Caller, ident: str, wait_s: float) -> None:
+    async def wait_for_binding(self, caller: Caller, ident: str, wait_s: float) -> None:
         self.seen.append(("binding", ident, wait_s))
 
-    async def claim_binding(self, caller: Caller, ident: str) -> Binding:
+    async def get_binding(self, caller: Caller, ident: str) -> Binding:
         gcd = GcdBinding(0, (DeviceId("pod16:0"),), "p_gcd0_ipuof.conf", "{}", {"A": "b"})
         return Binding(self._claim(ident).name, {"IPUOF_VIPU_API_HOST": "vipu"}, (gcd,))
 
@@ -277,7 +276,7 @@ class PretendController:
             raise MooringsError("pool.unknown", f"there is no pool {name!r}")
         return PoolView(self.pool, 12, 0, 8, 1, 1, {1: 12, 8: 1}, reachable=True, problem="")
 
-    def capacity(self, pool: str, size: int) -> int:
+    def count_partitions(self, pool: str, size: int) -> int:
         return self.get_pool(pool).available.get(size, 0)
 
     def list_devices(self, page: PageQuery, *, pool: str | None = None) -> Sequence[DeviceView]:
@@ -360,7 +359,9 @@ class PretendController:
     ) -> tuple[AccessKey, str]:
         self.seen.append(("rotate", ident, secret, grace_s, lifetime_s))
         key = AccessKey(ident, caller.subject, caller.role, caller.owner_prefix, "new", START, rotated_at=START)
-        return replace(key, old_digest="digest", old_until=add_seconds(START, grace_s or 0)), f"moor_{ident}_new"
+        return replace(
+            key, previous_digest="digest", previous_valid_until=add_seconds(START, grace_s or 0)
+        ), f"moor_{ident}_new"
 
     async def list_keys(self, caller: Caller) -> Sequence[AccessKey]:
         check_admin(caller, "list access keys")
@@ -374,10 +375,10 @@ class PretendController:
                 return
         raise MooringsError("key.unknown", f"there is no access key {ident!r}")
 
-    def readiness(self) -> Reason | None:
+    def not_ready_reason(self) -> Reason | None:
         return self.unready
 
-    def measures(self) -> ControllerMetrics:
+    def collect_metrics(self) -> ControllerMetrics:
         return collect_metrics(
             Fleet([self.pool]), RunRegistry(), self.meters, START, strays=0, ready=not self.unready, seq=7
         )
@@ -389,7 +390,7 @@ class PretendRuns:
         self.by_id: dict[str, Run] = {}
         self.jobs: dict[str, JobSpec] = {}
 
-    async def create(
+    async def create_run(
         self,
         caller: Caller,
         job: JobSpec,
@@ -397,6 +398,8 @@ class PretendRuns:
         engine: str = "local",
         within: str | None = None,
         key: str | None = None,
+        resume: str | None = None,
+        resume_from: str | None = None,
     ) -> RunView:
         self._whole.seen.append((job, engine, key) if within is None else (job, engine, key, within))
         ident = RunId(f"run-{len(self.by_id) + 1:012}")
@@ -413,7 +416,7 @@ class PretendRuns:
         self.jobs[ident] = job
         return replace(self._view(ident), position=1, reason=Reason("claim.no_room", "there is no room"))
 
-    async def get(self, ident: str, *, wait_s: float = 0) -> RunView:
+    async def get_run(self, ident: str, *, wait_s: float = 0) -> RunView:
         if ident not in self.by_id:
             raise MooringsError("run.unknown", f"there is no run {ident!r}")
         if wait_s:
@@ -423,7 +426,7 @@ class PretendRuns:
     def _view(self, ident: str) -> RunView:
         return RunView(self.by_id[ident], None, None, None, None, job=self.jobs[ident])
 
-    async def list(
+    async def list_runs(
         self,
         page: PageQuery,
         *,
@@ -436,18 +439,18 @@ class PretendRuns:
         found = [run for run in self.by_id.values() if states is None or run.state in states]
         return [self._view(run.id) for run in found if run.id > (page.after or "")][: page.limit]
 
-    async def cancel(self, caller: Caller, ident: str, *, wait_s: float = 0) -> RunView:
-        view = await self.get(ident)
+    async def cancel_run(self, caller: Caller, ident: str, *, wait_s: float = 0) -> RunView:
+        view = await self.get_run(ident)
         self.by_id[ident] = replace(
             view.run, state=RunState.CANCELLED, ended_at=START, exit_code=143, task_codes=(143, None)
         )
         return self._view(ident)
 
     async def logs(self, caller: Caller, ident: str, *, task: int | None, follow: bool) -> AsyncIterator[bytes]:
-        await self.get(ident)
+        await self.get_run(ident)
         return self._whole._chunks(task, follow)
 
-    async def list_briefly(
+    async def list_run_heads(
         self,
         page: PageQuery,
         *,
@@ -455,17 +458,17 @@ class PretendRuns:
         subject: str | None = None,
         part: ApplianceJobQuery | None = None,
     ) -> Sequence[RunView]:
-        return await self.list(page, states=states, subject=subject, part=part)
+        return await self.list_runs(page, states=states, subject=subject, part=part)
 
-    async def label(self, caller: Caller, ident: str, changes: Mapping[str, str | None]) -> RunView:
-        run = (await self.get(ident)).run
+    async def label_run(self, caller: Caller, ident: str, changes: Mapping[str, str | None]) -> RunView:
+        run = (await self.get_run(ident)).run
         self.by_id[ident] = replace(run, labels=apply_label_changes(run.labels, changes))
-        return await self.get(ident)
+        return await self.get_run(ident)
 
-    async def prioritise(self, caller: Caller, ident: str, priority: int) -> RunView:
-        run = (await self.get(ident)).run
+    async def set_run_priority(self, caller: Caller, ident: str, priority: int) -> RunView:
+        run = (await self.get_run(ident)).run
         self.by_id[ident] = replace(run, job=replace(run.job, priority=priority))
-        return await self.get(ident)
+        return await self.get_run(ident)
 
 
 class PretendProjects:
@@ -473,27 +476,27 @@ class PretendProjects:
         self._whole = whole
         self.known = Projects()
 
-    def all(self) -> Sequence[Project]:
+    def list_projects(self) -> Sequence[Project]:
         return list(self.known.by_name.values())
 
-    def get(self, name: str) -> Project:
+    def get_project(self, name: str) -> Project:
         project = self.known.get(name)
         if project is None:
-            raise self.known.unknown(name)
+            raise self.known.unknown_error(name)
         return project
 
-    async def set(self, caller: Caller, project: Project, version: int | None) -> Project:
+    async def set_project(self, caller: Caller, project: Project, version: int | None) -> Project:
         check_admin(caller, "change projects")
         self._whole.seen.append((project, version))
-        self.known = self.known.replaced(project)
+        self.known = self.known.with_project(project)
         return project
 
-    async def delete(self, caller: Caller, name: str) -> None:
+    async def delete_project(self, caller: Caller, name: str) -> None:
         check_admin(caller, "delete projects")
         check_deletable(name, self.known)
         self.known = self.known.without(name)
 
-    def quotas(self) -> Sequence[ProjectQuota]:
+    def list_quotas(self) -> Sequence[ProjectQuota]:
         return [
             ProjectQuota(project=name, pool=PoolName("pod16"), blocks=((4, 2),), held=4, used_device_hours=1.23456)
             for name in self.known.by_name
@@ -505,7 +508,7 @@ class PretendProjects:
             await self._whole._news()
         return EstimateView(None, why="1 claim that holds devices has no time limit")
 
-    async def make_room(self, caller: Caller, order: DefragmentPool, *, dry_run: bool) -> MovesView:
+    async def defragment(self, caller: Caller, order: DefragmentPool, *, dry_run: bool) -> MovesView:
         if not dry_run:
             check_admin(caller, "move claims")
         self._whole.seen.append((order, dry_run))

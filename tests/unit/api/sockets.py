@@ -4,28 +4,22 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, cast
 
 from moorings.api.application import Application, make_application
 from moorings.api.limits import ApiLimits
-from moorings.api.server import ApiServer, make_server_config
+from moorings.api.server import ApiServer
 from moorings.controller.service import Controller
 from tests.unit.api.pretend import USER, PretendController
-
-
-class Server(ApiServer):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield  # pytest's own stay
 
 
 @dataclass
 class Served:
     """A server that runs; ``done`` ends when it has stopped."""
 
-    server: Server
+    server: ApiServer
     port: int
     done: asyncio.Task[None]
 
@@ -49,7 +43,7 @@ async def serving_application(app: Application) -> AsyncIterator[Served]:
         if socket.has_dualstack_ipv6()
         else socket.create_server(("127.0.0.1", 0))
     )
-    server = Server(app, make_server_config(app))
+    server = ApiServer(app)
     served = Served(server, listening.getsockname()[1], asyncio.create_task(server.serve(sockets=[listening])))
     try:
         yield served

@@ -11,7 +11,7 @@ import pytest
 from moorings.api.application import Application, make_application
 from moorings.api.limits import BODY_BYTES_MAX, ApiLimits
 from moorings.controller.service import Controller
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 from moorings.wire.codec import decode
 from moorings.wire.errors import ERRORS
 from moorings.wire.shapes import ProblemBody
@@ -204,7 +204,7 @@ async def test_a_name_nothing_can_have(api: httpx2.AsyncClient, name: str) -> No
     "path", ["/v1%2fkeys", "/v1%2Fkeys", "/v1/claims%2fx", "%2fv1/keys", "/v1%2f%00keys", "/v1%2500keys"]
 )
 async def test_a_slash_that_is_coded_parts_nothing(api: httpx2.AsyncClient, path: str) -> None:
-    """Who guards a path in front of us would be passed by another word for it."""
+    """Another spelling of a path would bypass a guard in front of us."""
     told(await api.get(path), "path.unknown")
 
 

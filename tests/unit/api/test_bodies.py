@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from moorings.api.bodies import parse_body
 from moorings.api.render import topology_shape
-from moorings.api.routes import OPERATIONS
-from moorings.core.errors import MooringsError
-from moorings.core.topology import AnySubset, Block, Catalogue, PowerOfTwo
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.topology import AnySubset, Block, Catalogue, PowerOfTwo
 from moorings.wire import forecasts, shapes
 from moorings.wire.codec import encode
+from moorings.wire.operations import OPERATIONS
 from moorings.wire.shapes import ClaimRequest, RunRequest
 
 requests = st.builds(
@@ -63,7 +63,7 @@ def test_every_answer_shape_has_a_route() -> None:
                     found |= parts(each)
         return found
 
-    used = {part for operation in OPERATIONS for shape in operation.answer.shapes for part in parts(shape)}
+    used = {part for operation in OPERATIONS if operation.response.shape for part in parts(operation.response.shape)}
     declared = {
         shape
         for name, shape in {**vars(shapes), **vars(forecasts)}.items()

@@ -4,7 +4,7 @@ from dataclasses import replace
 import httpx2
 import pytest
 
-from moorings.core.claims import ENDED, ClaimSpec, ClaimState, QueueMode
+from moorings.core.model.claims import ENDED, ClaimSpec, ClaimState, QueueMode
 from moorings.wire.codec import decode
 from moorings.wire.shapes import BindingBody, ClaimBody, ExplanationBody
 from tests.unit.api.pretend import START, PretendController
@@ -165,7 +165,7 @@ async def test_whose_key_was_revoked_while_he_waited_gets_no_binding(
     async def revoked(*_: object) -> None:
         controller.keys.clear()
 
-    monkeypatch.setattr(controller, "await_binding", revoked)
+    monkeypatch.setattr(controller, "wait_for_binding", revoked)
     answer = await api.get(f"/v1/claims/{ident}/binding?wait=5s")
     assert answer.status_code == 401
     assert answer.json()["code"] == "auth.invalid"

@@ -8,7 +8,7 @@ from typing import Any
 import httpx2
 
 from moorings.api.limits import ApiLimits
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 from moorings.ports.store import Seq
 from tests.unit.api.pretend import ADMIN, USER, PretendController
 from tests.unit.api.sockets import Client, Served, connected, serving

@@ -2,27 +2,28 @@ import asyncio
 
 import pytest
 
-from moorings.api.limits import BufferedBody, Slots, WorkSlots
-from moorings.core.errors import MooringsError
+from moorings.api.limits import Slots, WorkSlots
+from moorings.core.model.errors import MooringsError
+from moorings.net.limits import BufferedBody
 
 
 def test_seats_are_bounded_in_all_and_for_each_key() -> None:
     seats = Slots("streams", total=3, per_key=2)
-    seats.take("ann")
-    seats.take("ann")
+    seats.require("ann")
+    seats.require("ann")
     with pytest.raises(MooringsError) as refused:
-        seats.take("ann")
+        seats.require("ann")
     assert (refused.value.code, refused.value.retryable) == ("controller.busy", True)
-    seats.take("bob")
+    seats.require("bob")
     with pytest.raises(MooringsError):
-        seats.take("eve")
-    seats.leave("ann")
-    seats.take("eve")
+        seats.require("eve")
+    seats.release("ann")
+    seats.require("eve")
 
 
 def test_a_seat_nobody_took_cannot_be_left() -> None:
     with pytest.raises(AssertionError):
-        Slots("streams", total=1, per_key=1).leave("ann")
+        Slots("streams", total=1, per_key=1).release("ann")
 
 
 def test_kept_bytes_are_a_keys_share_and_come_back() -> None:
@@ -32,10 +33,10 @@ def test_kept_bytes_are_a_keys_share_and_come_back() -> None:
     two.add(10)
     with pytest.raises(MooringsError):
         two.add(20)
-    one.leave()
-    one.leave()
+    one.release()
+    one.release()
     two.add(20)
-    assert seats.taken == 30
+    assert seats.n_held == 30
 
 
 class Crowd:
@@ -53,12 +54,12 @@ class Crowd:
         await settled()
 
     async def _works(self, key: str, name: str) -> None:
-        await self.desks.take(key)
+        await self.desks.acquire(key)
         try:
             self.begun.append(name)
             await self.ends[name].wait()
         finally:
-            self.desks.leave(key)
+            self.desks.release(key)
 
     async def ends_work(self, name: str) -> None:
         self.ends[name].set()
@@ -105,16 +106,16 @@ async def test_who_waits_leaves_its_desk_to_others_and_needs_none_to_finish() ->
     desks, news = WorkSlots(1), asyncio.Event()
 
     async def waits() -> None:
-        await desks.take("ann")
-        async with desks.left("ann"):
+        await desks.acquire("ann")
+        async with desks.released("ann"):
             await news.wait()
-        desks.leave("ann")
+        desks.release("ann")
 
     waiting = asyncio.create_task(waits())
     await settled()
-    await desks.take("ann")  # would never return
+    await desks.acquire("ann")  # would never return
     news.set()
     await waiting
-    desks.leave("ann")
-    await desks.take("ann")
-    desks.leave("ann")
+    desks.release("ann")
+    await desks.acquire("ann")
+    desks.release("ann")

@@ -27,7 +27,7 @@ def value(samples, metric: str, **labels: str) -> float:
 
 @pytest.fixture
 def fresh(monkeypatch):
-    """Each scrape counts anew."""
+    """Each scrape counts again."""
     monkeypatch.setattr("moorings.api.metrics.CACHE_S", 0.0)
 
 
@@ -44,8 +44,8 @@ async def test_the_numbers_are_there_without_a_key(api):
 
 
 async def test_counts_of_the_controller_become_histograms(api, controller):
-    controller.meters.turns.add(0.002)
-    controller.meters.commits.add(3.0)
+    controller.meters.turns.observe(0.002)
+    controller.meters.commits.observe(3.0)
     controller.meters.failures["store.unavailable"] += 2
     controller.meters.add_order("pod16", "create", "ok", 0.2)
     samples = await scrape(api)
@@ -85,7 +85,7 @@ async def test_the_text_is_made_anew_only_after_a_while(api, controller):
 
 
 async def test_it_says_when_nothing_can_be_saved(api, controller):
-    from moorings.core.reasons import Reason
+    from moorings.core.model.reasons import Reason
 
     controller.unready = Reason("store.unavailable", "no")
     assert value(await scrape(api), "moorings_ready") == 0

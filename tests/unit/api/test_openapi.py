@@ -3,7 +3,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from moorings.api import openapi
-from moorings.api.routes import OPERATIONS
+from moorings.api.routes import ROUTES
+from moorings.wire.operations import OPERATIONS
 
 COMMITTED = Path(__file__).resolve().parents[3] / "docs" / "reference" / "openapi.json"
 
@@ -18,6 +19,11 @@ def test_every_operation_is_in_the_document_under_its_own_name() -> None:
     assert found == {(operation.method, operation.path) for operation in OPERATIONS}
     names = [operation["operationId"] for methods in paths.values() for operation in methods.values()]
     assert len(set(names)) == len(names)
+
+
+def test_every_operation_is_served_once_by_the_function_of_its_name() -> None:
+    assert sorted(route.serve.__name__ for route in ROUTES) == sorted(operation.name for operation in OPERATIONS)
+    assert all(route.operation.name == route.serve.__name__ for route in ROUTES)
 
 
 def test_every_operation_says_what_it_does_and_how_it_fails() -> None:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.api.pages import ITEMS_A_READ, PART_S, PageRequest, build_token, encode_items, parse_token
-from moorings.core.errors import MooringsError
+from moorings.api.pagination import ITEMS_A_READ, PART_S, PageRequest, build_token, encode_items, parse_token
+from moorings.core.model.errors import MooringsError
 from moorings.ports.store import PageQuery
 from tests.cases import cases
 
@@ -49,7 +49,7 @@ def test_pages_show_everything_once_though_items_come_and_go(start: set[int], li
     seen: list[str] = []
     after = None
     while True:
-        shown, token = PageRequest("x", limit, after).choose(sorted(items), str)
+        shown, token = PageRequest("x", limit, after).page_of(sorted(items), str)
         assert len(shown) <= limit
         seen += shown
         if token is None:
@@ -70,7 +70,7 @@ async def test_a_page_read_in_pieces_is_the_page(there: int) -> None:
         return [item for item in items if page.after is None or item > page.after][: page.limit]
 
     wanted = PageRequest("claims", 300, None)
-    assert await wanted.gather(read, str) == items[:301]
+    assert await wanted.read_page(read, str) == items[:301]
     assert max(asked) <= ITEMS_A_READ
 
 

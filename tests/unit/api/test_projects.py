@@ -8,16 +8,16 @@ import pytest
 
 from moorings.api.bodies import POLICY_CHARS_MAX
 from moorings.api.render import HIDDEN, event_body
-from moorings.controller.record import AnyInput, TurnContext, build_turn_event
-from moorings.core.claims import ClaimId, ClaimSpec, ClaimState
-from moorings.core.events import Event, canonical_json
-from moorings.core.inputs import DefragmentPool, ReleaseClaim, SetProject
-from moorings.core.instants import Timestamp
-from moorings.core.plans import SchedulePlan
-from moorings.core.policy import DEFAULT_POLICY, DefragmentMode, Policy
-from moorings.core.projects import Project, ProjectShare
-from moorings.core.records import to_plain
-from moorings.core.topology import Block
+from moorings.controller.turn_record import AnyInput, TurnContext, build_turn_event
+from moorings.core.model.claims import ClaimId, ClaimSpec, ClaimState
+from moorings.core.model.events import Event, canonical_json
+from moorings.core.model.inputs import DefragmentPool, ReleaseClaim, SetProject
+from moorings.core.model.policy import DEFAULT_POLICY, DefragmentMode, Policy
+from moorings.core.model.projects import Project, ProjectShare
+from moorings.core.model.serialization import to_plain
+from moorings.core.model.timestamps import Timestamp
+from moorings.core.model.topology import Block
+from moorings.core.placement.plans import SchedulePlan
 from moorings.ports.store import EventRow, Seq
 from moorings.wire.codec import decode
 from moorings.wire.forecasts import (
@@ -123,7 +123,7 @@ async def test_a_body_out_of_bounds_is_refused(
 ) -> None:
     answer = await api.put("/v1/projects/lab", json=body, headers=AS_ADMIN)
     assert (answer.status_code, answer.json()["code"]) == (422, "body.invalid")
-    assert controller.projects.all() == []
+    assert controller.projects.list_projects() == []
 
 
 async def test_projects_and_quotas_are_listed_page_by_page(api: httpx2.AsyncClient) -> None:

@@ -4,10 +4,10 @@ import httpx2
 import pytest
 
 from moorings.controller.projects import ProjectService
-from moorings.controller.run_cases import RunService
+from moorings.controller.run_service import RunService
 from moorings.controller.service import Controller
-from moorings.core.instants import add_seconds
-from moorings.core.reasons import Reason
+from moorings.core.model.reasons import Reason
+from moorings.core.model.timestamps import add_seconds
 from moorings.wire.codec import decode, format_time
 from moorings.wire.shapes import CapacityBody, ClaimBody, DeviceBody, KeyBody, PartitionBody, PoolBody, RunBody
 from moorings.workloads.jobs import JobSpec

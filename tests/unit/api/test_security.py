@@ -4,15 +4,15 @@ import httpx2
 import pytest
 
 from moorings.api.application import Application
-from moorings.api.routes import OPERATIONS
-from moorings.api.security import parse_bearer
-from moorings.core.errors import MooringsError
+from moorings.api.request_body import parse_bearer
+from moorings.core.model.errors import MooringsError
+from moorings.wire.operations import OPERATIONS
 from tests.unit.api.pretend import USER, PretendController
 
 GUARDED = [
     (operation.method, operation.path.replace("{id}", "x").replace("{pool}", "x"))
     for operation in OPERATIONS
-    if not operation.open
+    if not operation.is_open
 ]
 
 
@@ -29,7 +29,7 @@ async def test_nothing_of_the_api_is_open(stranger: httpx2.AsyncClient, method: 
 
 
 async def test_only_what_carries_no_knowledge_is_open() -> None:
-    assert {operation.path for operation in OPERATIONS if operation.open} == {
+    assert {operation.path for operation in OPERATIONS if operation.is_open} == {
         "/healthz",
         "/livez",
         "/metrics",

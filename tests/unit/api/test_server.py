@@ -6,10 +6,10 @@ import logging
 
 import pytest
 
-from moorings.api.calls import Shutdown
 from moorings.api.limits import ApiLimits
+from moorings.api.request_context import Shutdown
 from moorings.api.server import client_network
-from moorings.core.access import Caller
+from moorings.core.model.access import Caller
 from tests.cases import cases
 from tests.unit.api.pretend import USER, PretendController
 from tests.unit.api.sockets import Client, connected, serving
@@ -293,9 +293,9 @@ async def test_a_stop_ends_watches_waits_and_output_without_waiting_for_them(con
 
 async def test_a_stop_at_the_moment_a_wait_is_answered_is_a_stop() -> None:
     closing = Shutdown()
-    assert await closing.race(asyncio.sleep(0, "done")) == "done"
-    closing.begin()  # in the same breath: what the race gave up is not put away yet
-    assert closing.begun
+    assert await closing.run_or_abort(asyncio.sleep(0, "done")) == "done"
+    closing.begin_shutdown()  # in the same breath: what the race gave up is not put away yet
+    assert closing.is_begun
 
 
 class StuckController(PretendController):

@@ -12,11 +12,11 @@ import httpx2
 import pytest
 
 from moorings.api.application import Application
+from moorings.api.forwarding import ForwardingApplication
 from moorings.api.limits import ApiLimits
-from moorings.api.standby import ForwardingApplication
-from moorings.core.access import Caller
-from moorings.core.claims import ClaimId
-from moorings.core.errors import MooringsError
+from moorings.core.model.access import Caller
+from moorings.core.model.claims import ClaimId
+from moorings.core.model.errors import MooringsError
 from tests.unit.api.pretend import ADMIN, USER, PretendController
 from tests.unit.api.sockets import Served, connected, serving, serving_application
 

@@ -13,11 +13,12 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from moorings.api.application import Application
+from moorings.api.forwarding import ForwardingApplication
 from moorings.api.limits import ApiLimits
-from moorings.api.standby import ForwardingApplication
-from moorings.api.tls import PEER, make_client_context, make_server_context
-from moorings.cli.pki.folder import CertificateStore
-from moorings.core.access import Peer
+from moorings.api.tls import PEER
+from moorings.core.model.access import Peer
+from moorings.net.tls import make_client_context, make_server_context
+from moorings.pki.folder import CertificateStore
 from tests.unit.api.pretend import PretendController
 from tests.unit.api.sockets import connected, serving, serving_application
 
@@ -37,7 +38,7 @@ def made_in(folder: Path) -> CertificateStore:
 
 @contextlib.asynccontextmanager
 async def leading(context: ssl.SSLContext) -> AsyncIterator[tuple[str, list[bytes]]]:
-    """Somebody who says that he leads, and what he was told."""
+    """A process that claims to lead, and the requests it got."""
     heard: list[bytes] = []
 
     async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -103,7 +104,7 @@ async def test_it_looks_at_the_certificate_itself(controller: PretendController,
         standby = ForwardingApplication(lambda: url, "abc", patience_s=0.5, authenticate=controller.authenticate)
 
         async def shown(scope: Scope, receive: Receive, send: Send) -> None:
-            scope[PEER] = Peer(subject, controller=False, expires_s=4e9)
+            scope[PEER] = Peer(subject, is_controller=False, expires_at_s=4e9)
             await standby(scope, receive, send)
 
         try:

@@ -16,15 +16,17 @@ import pytest
 
 from moorings.api.application import make_application
 from moorings.api.limits import ApiLimits
-from moorings.api.server import make_server_config
-from moorings.api.tls import ReloadableContext, make_client_context, make_server_context, peer_of
-from moorings.cli.pki.folder import CertificateStore, client_certificate, client_key
+from moorings.api.server import ApiServer
+from moorings.api.tls import peer_of
 from moorings.controller.service import Controller
-from moorings.core.access import Peer
-from moorings.core.errors import MooringsError
+from moorings.core.model.access import Peer
+from moorings.core.model.errors import MooringsError
+from moorings.net.tls import ReloadableContext, make_client_context, make_server_context
+from moorings.pki.files import client_certificate, client_key
+from moorings.pki.folder import CertificateStore
 from tests.cases import cases
 from tests.unit.api.pretend import PretendController
-from tests.unit.api.sockets import Client, Served, Server
+from tests.unit.api.sockets import Client, Served
 from tests.waiting import patient, until_async
 
 ENDS = "Nov 21 23:19:32 2027 GMT"
@@ -43,42 +45,6 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> CertificateStore:
 DEFAULT_LIMITS = ApiLimits()
 
 
-DEFAULT_LIMITS = ApiLimits()
-
-
-DEFAULT_LIMITS = ApiLimits()
-
-
-DEFAULT_LIMITS = ApiLimits()
-
-
-DEFAULT_LIMITS = ApiLimits()
-
-
-DEFAULT_LIMITS = ApiLimits()
-
-
-DEFAULT_LIMITS = ApiLimits()
-
-
-DEFAULT_LIMITS = ApiLimits()
-
-
-DEFAULT_LIMITS = ApiLimits()
-
-
-DEFAULT_LIMITS = ApiLimits()
-
-
-DEFAULT_LIMITS = ApiLimits()
-
-
-DEFAULT_LIMITS = ApiLimits()
-
-
-DEFAULT_LIMITS = ApiLimits()
-
-
 @contextlib.asynccontextmanager
 async def serving(
     controller: PretendController, pki: CertificateStore, limits: ApiLimits = DEFAULT_LIMITS
@@ -91,7 +57,7 @@ async def serving(
         if socket.has_dualstack_ipv6()
         else socket.create_server(("127.0.0.1", 0))
     )
-    server = Server(app, make_server_config(app, asks_certificates=True), context)
+    server = ApiServer(app, context)
     served = Served(server, listening.getsockname()[1], asyncio.create_task(server.serve(sockets=[listening])))
     try:
         yield served
@@ -306,5 +272,5 @@ def test_an_encrypted_key_is_refused_and_nobody_is_asked_for_its_password(
 
 
 def test_certificates_last_as_they_are_asked_to(pki: CertificateStore) -> None:
-    ends = [entry.ends for entry in pki.entries() if entry.kind == "client"]
+    ends = [entry.not_after for entry in pki.entries() if entry.kind == "client"]
     assert all(timedelta(days=1) < each - datetime.now(UTC) <= timedelta(days=2) for each in ends)

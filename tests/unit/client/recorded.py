@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
+from moorings.wire.codec import encode
+
 
 @dataclass(frozen=True)
 class Seen:
@@ -190,6 +192,11 @@ def problem(code: str, detail: str, status: int, **more: object) -> Reply:
     """An error as the controller sends it."""
     body = {"title": "", "status": status, "code": code, "detail": detail, "requestId": "req-1", **more}
     return Reply(body, status, {"Content-Type": "application/problem+json"})
+
+
+def body(item: object) -> Reply:
+    """An object as the controller sends it."""
+    return Reply(encode(item))
 
 
 def listing(kind: str, items: Sequence[object], after: str | None = None) -> Reply:

@@ -1,4 +1,4 @@
-"""The typed client: lists to their end, streams that go on, and where the log's end is."""
+"""The typed client: lists to their end, streams that continue, and where the log's end is."""
 
 import itertools
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ import pytest
 from moorings.client.client import Client
 from moorings.client.requests import EventFilter
 from moorings.client.transport import Endpoint, RetryPolicy, Transport
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 from tests.unit.client.recorded import Reply, event, listing, problem, server_event
 
 DEVICE = {"id": "p:0", "pool": "p", "accelerator": "ipu", "index": 0, "domain": 0, "state": "IN_SERVICE"}
@@ -34,7 +34,7 @@ def log_of(count, named=None):
 
 def test_a_list_is_read_to_its_end(server, client):
     server.on("GET", "/v1/devices", listing("Device", [DEVICE], "t1"), listing("Device", [DEVICE, DEVICE]))
-    assert len(client.devices("p")) == 3
+    assert len(client.list_devices("p")) == 3
     assert [seen.query.get("continue") for seen in server.seen] == [None, "t1"]
 
 
@@ -95,3 +95,8 @@ def test_the_last_events_of_the_whole_log(server, client):
     server.on("GET", "/v1/events", log_of(2500))
     assert [item.seq for item in client.last_events(EventFilter(), 3)] == [2498, 2499, 2500]
     assert [item.seq for item in client.last_events(EventFilter(claim="c"), 2)] == [2499, 2500]
+
+
+def test_names_of_the_first_release_still_work() -> None:
+    assert Client.claim is Client.get_claim
+    assert Client.events is Client.list_events

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorings.client.sse import EVENT_BYTES_MAX, EventParser, StreamEvent
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 
 STREAM = (
     b": heartbeat\n\n"

@@ -13,13 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from moorings.api.tls import make_server_context
-from moorings.cli.pki.authority import KeyPair, issue_server
-from moorings.cli.pki.folder import CertificateStore, client_certificate, client_key
 from moorings.client.keyfiles import check_private_key, key_problem
-from moorings.client.requests import get_version
+from moorings.client.requests import build_call
 from moorings.client.transport import Endpoint, Transport
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
+from moorings.net.tls import make_server_context
+from moorings.pki.authority import KeyPair, issue_server
+from moorings.pki.files import client_certificate, client_key
+from moorings.pki.folder import CertificateStore
+from moorings.wire.operations import GET_VERSION
 from tests.cases import cases
 from tests.waiting import patient
 
@@ -62,7 +64,7 @@ def with_tls(context: ssl.SSLContext) -> Callable[[socket.socket], None]:
 def problem(port: int, scheme: str = "https", **files: str) -> MooringsError:
     endpoint = Endpoint(f"{scheme}://127.0.0.1:{port}", timeout_s=10, **files)
     with Transport(endpoint) as transport, pytest.raises(MooringsError) as caught:
-        transport.send(get_version())
+        transport.send(build_call(GET_VERSION))
     return caught.value
 
 
@@ -176,6 +178,6 @@ def test_until_when_the_servers_certificate_is_good(pki: CertificateStore) -> No
         answering(with_tls(context)) as port,
         Transport(Endpoint(f"https://127.0.0.1:{port}", ca_file=str(pki.bundle), timeout_s=10)) as transport,
     ):
-        ends_s = transport.certificate_ends()
+        ends_s = transport.certificate_expiry()
     assert ends_s is not None
     assert abs(ends_s - (NOW + timedelta(days=9)).timestamp()) < 60

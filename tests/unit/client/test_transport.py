@@ -8,16 +8,16 @@ import subprocess
 
 import pytest
 
-from moorings.client import requests
-from moorings.client.requests import ApiError
+from moorings.client.requests import ApiError, build_call
 from moorings.client.transport import Endpoint, RetryPolicy, Transport, parse_server
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
+from moorings.wire import operations
 from moorings.wire.shapes import ClaimRequest, KeyRequest
 from tests.unit.client.recorded import RecordedServer, Reply, problem, recorded
 
 VERSION = Reply({"version": "0.1.0", "apiVersion": "moorings/v1", "installation": "i"})
 KEY = Reply({"id": "k", "subject": "a", "role": "user", "ownerPrefix": "", "createdAt": "2026-01-31T12:00:00Z"})
-QUICK = RetryPolicy(limit_s=20, pause_s=0.01, pause_s_max=0.05)
+QUICK = RetryPolicy(retry_for_s=20, pause_s=0.01, pause_s_max=0.05)
 
 
 def transport_to(server, **settings):
@@ -28,23 +28,23 @@ def test_a_connection_is_kept(server):
     server.on("GET", "/version", VERSION)
     with transport_to(server) as transport:
         for _ in range(3):
-            assert transport.send(requests.get_version()).version == "0.1.0"
+            assert transport.send(build_call(operations.GET_VERSION)).version == "0.1.0"
     assert len({seen.connection for seen in server.seen}) == 1
-    assert transport.losses == 0
+    assert transport.connections_lost == 0
 
 
 def test_a_kept_connection_that_the_server_closed_is_opened_anew(server):
     server.on("GET", "/version", Reply(VERSION.body, close=True), VERSION)
     with transport_to(server) as transport:
-        transport.send(requests.get_version())
-        assert transport.send(requests.get_version()).version == "0.1.0"
+        transport.send(build_call(operations.GET_VERSION))
+        assert transport.send(build_call(operations.GET_VERSION)).version == "0.1.0"
     assert len({seen.connection for seen in server.seen}) == 2
 
 
 def test_the_headers_carry_key_and_idempotency_key(server):
     server.on("POST", "/v1/claims", problem("claim.no_room", "full", 409))
     with transport_to(server) as transport, pytest.raises(ApiError) as caught:
-        transport.send(requests.create_claim(ClaimRequest(size=1), "key-1"))
+        transport.send(build_call(operations.CREATE_CLAIM, body=ClaimRequest(size=1), key="key-1"))
     assert caught.value.request_id == "req-1"
     headers = server.seen[0].headers
     assert headers["authorization"] == "Bearer moor_secret"
@@ -55,14 +55,14 @@ def test_the_headers_carry_key_and_idempotency_key(server):
 def test_a_lost_answer_is_asked_for_again_where_that_does_no_harm(server):
     server.on("GET", "/version", Reply(cut=True), VERSION)
     with transport_to(server, patience=QUICK) as transport:
-        assert transport.send(requests.get_version()).version == "0.1.0"
-    assert transport.losses == 1
+        assert transport.send(build_call(operations.GET_VERSION)).version == "0.1.0"
+    assert transport.connections_lost == 1
 
 
 def test_a_lost_answer_to_a_call_without_a_key_is_an_error_and_not_sent_twice(server):
     server.on("POST", "/v1/keys", Reply(cut=True), KEY)
     with transport_to(server, patience=QUICK) as transport, pytest.raises(MooringsError) as caught:
-        transport.send(requests.create_key(KeyRequest(subject="ann")))
+        transport.send(build_call(operations.CREATE_KEY, body=KeyRequest(subject="ann")))
     assert caught.value.code == "controller.unreachable"
     assert len(server.seen) == 1
 
@@ -70,23 +70,23 @@ def test_a_lost_answer_to_a_call_without_a_key_is_an_error_and_not_sent_twice(se
 def test_patience_waits_for_a_busy_controller_and_tells(server):
     told = []
     server.on("GET", "/version", problem("controller.busy", "too much to do", 503, retryable=True), VERSION)
-    patience = RetryPolicy(20, 0.01, tell=lambda error, pause_s: told.append((error.code, pause_s)))
+    patience = RetryPolicy(20, 0.01, on_retry=lambda error, pause_s: told.append((error.code, pause_s)))
     with transport_to(server, patience=patience) as transport:
-        transport.send(requests.get_version())
+        transport.send(build_call(operations.GET_VERSION))
     assert told == [("controller.busy", 0.01)]
 
 
 def test_without_patience_the_first_error_is_the_answer(server):
     server.on("GET", "/version", problem("controller.busy", "too much to do", 503, retryable=True), VERSION)
     with transport_to(server) as transport, pytest.raises(ApiError):
-        transport.send(requests.get_version())
+        transport.send(build_call(operations.GET_VERSION))
     assert len(server.seen) == 1
 
 
 def test_a_refusal_is_not_repeated_however_patient(server):
     server.on("GET", "/version", problem("auth.denied", "no", 403), VERSION)
     with transport_to(server, patience=QUICK) as transport, pytest.raises(ApiError) as caught:
-        transport.send(requests.get_version())
+        transport.send(build_call(operations.GET_VERSION))
     assert caught.value.code == "auth.denied"
     assert len(server.seen) == 1
 
@@ -103,15 +103,15 @@ def test_patience_survives_a_restart():
             servers[0].on("GET", "/version", VERSION)
 
     endpoint = Endpoint(f"http://127.0.0.1:{port}", timeout_s=10)
-    with contextlib.ExitStack() as stack, Transport(endpoint, RetryPolicy(20, 0.01, tell=start)) as transport:
-        assert transport.send(requests.get_version()).version == "0.1.0"
+    with contextlib.ExitStack() as stack, Transport(endpoint, RetryPolicy(20, 0.01, on_retry=start)) as transport:
+        assert transport.send(build_call(operations.GET_VERSION)).version == "0.1.0"
     assert len(servers) == 1
 
 
 @pytest.mark.parametrize(("server_url", "word"), [("http://127.0.0.1:1", "listens"), ("http://no.invalid", "host")])
 def test_an_absent_controller_is_unreachable_with_a_hint(server_url, word):
     with Transport(Endpoint(server_url, timeout_s=10)) as transport, pytest.raises(MooringsError) as caught:
-        transport.send(requests.get_version())
+        transport.send(build_call(operations.GET_VERSION))
     assert caught.value.code == "controller.unreachable"
     assert caught.value.retryable
     assert word in caught.value.detail
@@ -121,7 +121,7 @@ def test_an_absent_controller_is_unreachable_with_a_hint(server_url, word):
 def test_something_that_is_no_controller_is_told_so(server):
     server.on("GET", "/version", Reply(b"<html>"))
     with transport_to(server) as transport, pytest.raises(MooringsError) as caught:
-        transport.send(requests.get_version())
+        transport.send(build_call(operations.GET_VERSION))
     assert caught.value.code == "controller.unreachable"
     assert "address" in caught.value.hint
 
@@ -132,7 +132,7 @@ def test_a_stream_comes_in_chunks_and_its_loss_is_an_error(server):
     with (
         transport_to(server) as transport,
         pytest.raises(MooringsError) as caught,
-        transport.open(requests.get_logs("r")) as chunks,
+        transport.open_stream(build_call(operations.GET_LOGS, "r")) as chunks,
     ):
         got.extend(chunks)
     assert b"".join(got) == b"one\ntwo\n"
@@ -146,7 +146,7 @@ def test_a_refused_stream_raises_what_the_controller_said(server):
     with (
         transport_to(server) as transport,
         pytest.raises(ApiError) as caught,
-        transport.open(requests.get_logs("r")) as chunks,
+        transport.open_stream(build_call(operations.GET_LOGS, "r")) as chunks,
     ):
         list(chunks)
     assert caught.value.code == "run.unknown"
@@ -156,7 +156,7 @@ def test_the_key_is_in_no_text(server):
     lines: list[str] = []
     server.on("GET", "/version", VERSION)
     with transport_to(server, trace=lines.append) as transport:
-        transport.send(requests.get_version())
+        transport.send(build_call(operations.GET_VERSION))
     assert lines == [f"GET {server.url}/version: 200"]
     assert "secret" not in repr(transport.endpoint)
 
@@ -215,12 +215,12 @@ def secure_server(certificate):
 def test_https_with_the_authority_named(secure_server, certificate):
     endpoint = Endpoint(secure_server.url, ca_file=str(certificate[0]), timeout_s=10)
     with Transport(endpoint) as transport:
-        assert transport.send(requests.get_version()).version == "0.1.0"
+        assert transport.send(build_call(operations.GET_VERSION)).version == "0.1.0"
 
 
 def test_https_with_an_unknown_authority_is_refused_with_a_hint(secure_server):
     with Transport(Endpoint(secure_server.url, timeout_s=10)) as transport, pytest.raises(MooringsError) as caught:
-        transport.send(requests.get_version())
+        transport.send(build_call(operations.GET_VERSION))
     assert caught.value.code == "controller.unreachable"
     assert "--ca-file" in caught.value.hint
     assert not caught.value.retryable
@@ -231,6 +231,6 @@ def test_a_missing_certificate_is_a_matter_of_configuration():
         Transport(Endpoint("https://127.0.0.1:1", ca_file="/nowhere/ca.pem")) as transport,
         pytest.raises(MooringsError) as caught,
     ):
-        transport.send(requests.get_version())
+        transport.send(build_call(operations.GET_VERSION))
     assert caught.value.code == "config.invalid"
     assert "/nowhere/ca.pem" in caught.value.detail

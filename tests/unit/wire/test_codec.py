@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorings.core.errors import MooringsError
-from moorings.core.instants import Timestamp
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.timestamps import Timestamp
 from moorings.wire import forecasts, shapes
 from moorings.wire.codec import decode, encode, format_time, parse_time, to_camel_case
 from moorings.wire.shapes import AcceleratorsShape, ClaimRequest, EventBody, JobShape, RunBody, RunRequest

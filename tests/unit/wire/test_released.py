@@ -8,10 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from moorings.api.operations import Operation
-from moorings.api.routes import OPERATIONS
 from moorings.wire.codec import decode, encode
 from moorings.wire.errors import ERRORS, error_kind
+from moorings.wire.operations import OPERATIONS, Operation
 from moorings.wire.shapes import ProblemBody
 from tests.cases import cases
 
@@ -27,9 +26,9 @@ def told(name: str) -> dict[str, Any]:
     return found
 
 
-def shape_of(operation: Operation) -> type:
-    (shape,) = operation.answer.shapes
-    return shape
+def shape_of(operation: Operation[Any]) -> type:
+    assert operation.response.shape is not None
+    return operation.response.shape
 
 
 def bodies(exchange: dict[str, Any]) -> Iterator[tuple[type, dict[str, Any]]]:
@@ -45,7 +44,7 @@ def bodies(exchange: dict[str, Any]) -> Iterator[tuple[type, dict[str, Any]]]:
         lines = [line.removeprefix("data: ") for line in answer.splitlines() if line.startswith("data: ")]
         assert lines
         yield from ((shape_of(operation), json.loads(line)) for line in lines)
-    elif isinstance(answer, dict) and operation.answer.shapes:
+    elif isinstance(answer, dict) and operation.response.shape:
         found = answer["items"] if answer.get("kind", "").endswith("List") else [answer]
         yield from ((shape_of(operation), item) for item in found)
 

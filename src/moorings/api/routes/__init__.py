@@ -1,8 +1,8 @@
-"""The routes, one file a resource. ``OPERATIONS`` has all of them, the busiest first: they are tried in this order."""
+"""The routes, one file a resource. ``ROUTES`` has all of them, the busiest first: they are tried in this order."""
 
 from __future__ import annotations
 
-from moorings.api.operations import Operation
+from moorings.api.route import Route
 from moorings.api.routes import (
     appliance,
     claims,
@@ -22,21 +22,21 @@ from moorings.api.routes import (
     whatif,
 )
 
-OPERATIONS: tuple[Operation, ...] = (
-    *claims.OPERATIONS,
-    *runs.OPERATIONS,
-    *partitions.OPERATIONS,
-    *events.OPERATIONS,
-    *pools.OPERATIONS,
-    *devices.OPERATIONS,
-    *keys.OPERATIONS,
-    *queues.OPERATIONS,
-    *projects.OPERATIONS,
-    *estimate.OPERATIONS,
-    *whatif.OPERATIONS,
-    *defragment.OPERATIONS,
-    *appliance.OPERATIONS,
-    *doctor.OPERATIONS,
-    *health.OPERATIONS,
-    *metrics.OPERATIONS,
+ROUTES: tuple[Route, ...] = (
+    *claims.ROUTES,
+    *runs.ROUTES,
+    *partitions.ROUTES,
+    *events.ROUTES,
+    *pools.ROUTES,
+    *devices.ROUTES,
+    *keys.ROUTES,
+    *queues.ROUTES,
+    *projects.ROUTES,
+    *estimate.ROUTES,
+    *whatif.ROUTES,
+    *defragment.ROUTES,
+    *appliance.ROUTES,
+    *doctor.ROUTES,
+    *health.ROUTES,
+    *metrics.ROUTES,
 )

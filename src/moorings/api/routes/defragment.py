@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from moorings.api.calls import RequestContext
-from moorings.api.demands import defragment_input
-from moorings.api.operations import Operation, object_response
+from moorings.api.parse_requests import defragment_input
 from moorings.api.render import moves_body
-from moorings.wire.forecasts import DefragmentBody, DefragmentRequest
+from moorings.api.request_context import RequestContext
+from moorings.api.route import Route
+from moorings.wire import operations
+from moorings.wire.forecasts import DefragmentRequest
 
 
 async def defragment(call: RequestContext) -> Response:
@@ -18,15 +19,11 @@ async def defragment(call: RequestContext) -> Response:
     and no more in an hour than the policy allows; with `costMaxS` only if that loses no more device-seconds. The block
     is then for whoever comes first.
     """
-    request = call.body(DefragmentRequest)
+    request = call.parse_body(DefragmentRequest)
     order = defragment_input(request)
-    return call.answer(
-        moves_body(await call.controller.projects.make_room(call.caller, order, dry_run=request.dry_run))
+    return call.respond(
+        moves_body(await call.controller.projects.defragment(call.caller, order, dry_run=request.dry_run))
     )
 
 
-OPERATIONS = (
-    Operation(
-        "POST", "/v1/defragment", defragment, object_response("Defragment", DefragmentBody), body=DefragmentRequest
-    ),
-)
+ROUTES = (Route(operations.DEFRAGMENT, defragment),)

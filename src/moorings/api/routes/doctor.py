@@ -6,10 +6,11 @@ from dataclasses import replace
 
 from starlette.responses import Response
 
-from moorings.api.calls import RequestContext
-from moorings.api.operations import Operation, object_response
-from moorings.controller.findings import check_slots
-from moorings.wire.shapes import FindingsBody
+from moorings.api.request_context import RequestContext
+from moorings.api.route import Route
+from moorings.controller.doctor import check_slots
+from moorings.doctor.findings import build_finding_body
+from moorings.wire import operations
 
 
 async def get_findings(call: RequestContext) -> Response:
@@ -17,11 +18,11 @@ async def get_findings(call: RequestContext) -> Response:
 
     Only reads. Takes up to some seconds if the database does not answer.
     """
-    found = await call.controller.findings(call.caller)
+    found = await call.controller.run_doctor(call.caller)
     service = call.service
-    seats = {"waits": service.waits, "watches": service.watches, "follows": service.follows}
-    held = tuple(check_slots(kind, of.taken, of.total) for kind, of in seats.items())
-    return call.answer(replace(found, items=(*found.items, *held)))
+    seats = {"waits": service.wait_slots, "watches": service.watch_slots, "follows": service.follow_slots}
+    held = tuple(build_finding_body(check_slots(kind, of.n_held, of.total)) for kind, of in seats.items())
+    return call.respond(replace(found, items=(*found.items, *held)))
 
 
-OPERATIONS = (Operation("GET", "/v1/doctor", get_findings, object_response("Findings", FindingsBody)),)
+ROUTES = (Route(operations.GET_FINDINGS, get_findings),)

@@ -6,14 +6,14 @@ import re
 
 from starlette.responses import Response
 
-from moorings.api.calls import RequestContext
-from moorings.api.events_stream import EventSelection, StreamResponse, stream_events
-from moorings.api.operations import Operation, ResponseSpec, list_response, schema_ref
 from moorings.api.parameters import AFTER, CLAIM, EVENT_NAMES, PAGING, RUN, SEQ_MAX, WATCH
 from moorings.api.render import event_body
-from moorings.core.errors import MooringsError
+from moorings.api.request_context import RequestContext
+from moorings.api.route import Route
+from moorings.api.streams import EventSelection, StreamResponse, stream_events
+from moorings.core.model.errors import MooringsError
 from moorings.ports.store import Seq
-from moorings.wire.shapes import EventBody
+from moorings.wire import operations
 
 STREAM_TYPE = "text/event-stream"
 _SEQ = re.compile(r"[0-9]{1,19}")
@@ -27,30 +27,30 @@ async def list_events(call: RequestContext) -> Response:
     `Last-Event-ID`, else after `after`, else now, and goes on. Events that are older than the controller keeps them are
     not in the list; a stream, or a list's next page, that would have to go on from such a one is refused.
     """
-    wanted = EventSelection(call.query(CLAIM), call.query(RUN), call.query(EVENT_NAMES))
+    wanted = EventSelection(call.query_value(CLAIM), call.query_value(RUN), call.query_value(EVENT_NAMES))
     begin = _begin(call)
-    if call.query(WATCH) or STREAM_TYPE.encode() in call.headers.get(b"accept", b""):
+    if call.query_value(WATCH) or STREAM_TYPE.encode() in call.headers.get(b"accept", b""):
         return await _watch(call, wanted, begin)
-    page = call.wanted("events")
+    page = call.page_request("events")
     after = _parse_seq(page.after, "continue") if page.after else begin or Seq(0)
     rows = await wanted.read(call.service, after, page.page.limit, whole=bool(page.after))
-    shown, token = page.cut(rows, lambda row: str(row.seq))
-    return await call.answer_list((event_body(row, call.caller) for row in shown), token)
+    shown, token = page.split_page(rows, lambda row: str(row.seq))
+    return await call.respond_list((event_body(row, call.caller) for row in shown), token)
 
 
 def _begin(call: RequestContext) -> Seq | None:
     last = call.headers.get(b"last-event-id")
-    after = call.query(AFTER)  # read in any case: an invalid value is refused, also where it is not used
+    after = call.query_value(AFTER)  # read in any case: an invalid value is refused, also where it is not used
     return after if last is None else _parse_seq(last.decode("latin-1"), "Last-Event-ID")
 
 
 async def _watch(call: RequestContext, wanted: EventSelection, after: Seq | None) -> Response:
-    seats, key = call.service.watches, call.caller.key_id
+    seats, key = call.service.watch_slots, call.caller.key_id
     start = call.controller.last_seq() if after is None else after
     await wanted.read(call.service, start, 0, whole=True)  # refused while there is still a status to say so
-    seats.take(key)
+    seats.require(key)
     return StreamResponse(
-        stream_events(call.service, wanted, start, call.secret), STREAM_TYPE, lambda: seats.leave(key)
+        stream_events(call.service, wanted, start, call.secret), STREAM_TYPE, lambda: seats.release(key)
     )
 
 
@@ -60,22 +60,18 @@ def _parse_seq(text: str, name: str) -> Seq:
     return Seq(int(text))
 
 
-_LIST = list_response("Event", EventBody)
-_STREAM = {"schema": {"type": "string", "description": "server-sent events"}, "itemSchema": schema_ref(EventBody)}
+_STREAM = {
+    "schema": {"type": "string", "description": "server-sent events"},
+    "itemSchema": {"$ref": "#/components/schemas/EventBody"},
+}
 
-OPERATIONS = (
-    Operation(
-        "GET",
-        "/v1/events",
+
+ROUTES = (
+    Route(
+        operations.LIST_EVENTS,
         list_events,
-        ResponseSpec(
-            200,
-            "one page of the log, or the stream",
-            _LIST.kind,
-            {**(_LIST.content or {}), STREAM_TYPE: _STREAM},
-            _LIST.shapes,
-        ),
-        query=(AFTER, CLAIM, RUN, EVENT_NAMES, WATCH, *PAGING),
+        (AFTER, CLAIM, RUN, EVENT_NAMES, WATCH, *PAGING),
         headers={"Last-Event-ID": ("The last sequence number that was seen; wins over `after`.", "^[0-9]{1,19}$")},
+        content={STREAM_TYPE: _STREAM},
     ),
 )

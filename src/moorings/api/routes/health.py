@@ -5,10 +5,11 @@ from __future__ import annotations
 from starlette.responses import JSONResponse, Response
 
 import moorings
-from moorings.api.calls import RequestContext
-from moorings.api.operations import Operation, ResponseSpec, Schema, object_response
-from moorings.api.problems import problem_response
-from moorings.core.errors import MooringsError
+from moorings.api.request_context import RequestContext
+from moorings.api.route import Route
+from moorings.core.model.errors import MooringsError
+from moorings.net.problems import problem_response
+from moorings.wire import operations
 from moorings.wire.shapes import API_VERSION, VersionBody
 
 
@@ -27,7 +28,7 @@ async def get_readiness(call: RequestContext) -> Response:
 
     If not, the answer is 503 and says why.
     """
-    reason = call.controller.readiness()
+    reason = call.controller.not_ready_reason()
     if reason is None:
         return JSONResponse({"status": "ready"})
     error = MooringsError(reason.code, reason.message, hint=reason.hint, retryable=True)
@@ -37,7 +38,7 @@ async def get_readiness(call: RequestContext) -> Response:
 async def get_version(call: RequestContext) -> Response:
     """Tell the version of the controller and of its API."""
     body = VersionBody(version=moorings.__version__, api_version=API_VERSION, installation=call.controller.installation)
-    return call.answer(body)
+    return call.respond(body)
 
 
 async def get_document(call: RequestContext) -> Response:
@@ -45,16 +46,17 @@ async def get_document(call: RequestContext) -> Response:
     return Response(call.service.document(), media_type="application/json")
 
 
-def _plain(description: str, schema: Schema) -> ResponseSpec:
-    return ResponseSpec(200, description, content={"application/json": {"schema": schema}})
+_STATUS = {
+    "application/json": {
+        "schema": {"type": "object", "properties": {"status": {"type": "string"}}, "required": ["status"]}
+    }
+}
 
 
-_STATUS: Schema = {"type": "object", "properties": {"status": {"type": "string"}}, "required": ["status"]}
-
-OPERATIONS = (
-    Operation("GET", "/healthz", get_health, _plain("it lives", _STATUS), open=True),
-    Operation("GET", "/livez", get_liveness, _plain("it lives", _STATUS), open=True),
-    Operation("GET", "/readyz", get_readiness, _plain("it is ready", _STATUS), open=True),
-    Operation("GET", "/version", get_version, object_response("Version", VersionBody), open=True),
-    Operation("GET", "/openapi.json", get_document, _plain("the document", {"type": "object"}), open=True),
+ROUTES = (
+    Route(operations.GET_HEALTH, get_health, content=_STATUS),
+    Route(operations.GET_LIVENESS, get_liveness, content=_STATUS),
+    Route(operations.GET_READINESS, get_readiness, content=_STATUS),
+    Route(operations.GET_VERSION, get_version),
+    Route(operations.GET_DOCUMENT, get_document, content={"application/json": {"schema": {"type": "object"}}}),
 )

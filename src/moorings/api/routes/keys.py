@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from moorings.api.calls import RequestContext
-from moorings.api.operations import NO_CONTENT, Operation, list_response, object_response
 from moorings.api.parameters import PAGING
 from moorings.api.render import key_body
-from moorings.core.access import Role
+from moorings.api.request_context import RequestContext
+from moorings.api.route import Route
+from moorings.core.model.access import Role
 from moorings.ports.store import AccessKey
-from moorings.wire.shapes import KeyBody, KeyRequest, RotateRequest
+from moorings.wire import operations
+from moorings.wire.shapes import KeyRequest, RotateRequest
 
 
 def _age(key: AccessKey) -> str:
@@ -19,8 +20,8 @@ def _age(key: AccessKey) -> str:
 
 async def list_keys(call: RequestContext) -> Response:
     """List access keys, oldest first; never their secrets."""
-    shown, after = call.wanted("keys").choose(await call.controller.list_keys(call.caller), _age)
-    return await call.answer_list(map(key_body, shown), after)
+    shown, after = call.page_request("keys").page_of(await call.controller.list_keys(call.caller), _age)
+    return await call.respond_list(map(key_body, shown), after)
 
 
 async def create_key(call: RequestContext) -> Response:
@@ -29,11 +30,11 @@ async def create_key(call: RequestContext) -> Response:
     Its secret is in this answer and nowhere else. It expires after `lifetimeS`, or the controller's usual time; agents'
     keys only if that is asked for.
     """
-    request = call.body(KeyRequest)
+    request = call.parse_body(KeyRequest)
     key, secret = await call.controller.create_key(
         call.caller, request.subject, Role(request.role), request.owner_prefix, request.lifetime_s
     )
-    return call.answer(key_body(key, secret))
+    return call.respond(key_body(key, secret))
 
 
 async def rotate_key(call: RequestContext) -> Response:
@@ -43,24 +44,24 @@ async def rotate_key(call: RequestContext) -> Response:
     as long again as it was to live before; only an admin may give it another lifetime. A secret that was replaced
     rotates nothing; but where the answer was lost, it may ask again until the new one has been used.
     """
-    request = call.body(RotateRequest)
+    request = call.parse_body(RotateRequest)
     key, secret = await call.controller.rotate_key(
-        call.caller, call.secret, call.path("id"), request.grace_s, request.lifetime_s
+        call.caller, call.secret, call.path_value("id"), request.grace_s, request.lifetime_s
     )
-    call.service.revoked.ring()
-    return call.answer(key_body(key, secret))
+    call.service.key_revoked.wake_all()
+    return call.respond(key_body(key, secret))
 
 
 async def revoke_key(call: RequestContext) -> Response:
     """Revoke an access key, at once."""
-    await call.controller.revoke_key(call.caller, call.path("id"))
-    call.service.revoked.ring()
-    return call.answer_nothing()
+    await call.controller.revoke_key(call.caller, call.path_value("id"))
+    call.service.key_revoked.wake_all()
+    return call.respond_empty()
 
 
-OPERATIONS = (
-    Operation("GET", "/v1/keys", list_keys, list_response("Key", KeyBody), query=PAGING),
-    Operation("POST", "/v1/keys", create_key, object_response("Key", KeyBody, status=201), body=KeyRequest),
-    Operation("POST", "/v1/keys/{id}/rotate", rotate_key, object_response("Key", KeyBody), body=RotateRequest),
-    Operation("DELETE", "/v1/keys/{id}", revoke_key, NO_CONTENT),
+ROUTES = (
+    Route(operations.LIST_KEYS, list_keys, PAGING),
+    Route(operations.CREATE_KEY, create_key),
+    Route(operations.ROTATE_KEY, rotate_key),
+    Route(operations.REVOKE_KEY, revoke_key),
 )

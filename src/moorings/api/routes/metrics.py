@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from moorings.api.calls import RequestContext
 from moorings.api.metrics import MEDIA_TYPE
-from moorings.api.operations import Operation, ResponseSpec
+from moorings.api.request_context import RequestContext
+from moorings.api.route import Route
+from moorings.wire import operations
 
 
 async def get_metrics(call: RequestContext) -> Response:
@@ -17,12 +18,4 @@ async def get_metrics(call: RequestContext) -> Response:
     return Response(call.service.metrics.text(), headers={"Content-Type": MEDIA_TYPE})
 
 
-OPERATIONS = (
-    Operation(
-        "GET",
-        "/metrics",
-        get_metrics,
-        ResponseSpec(200, "the numbers", content={"text/plain": {"schema": {"type": "string"}}}),
-        open=True,
-    ),
-)
+ROUTES = (Route(operations.GET_METRICS, get_metrics, content={"text/plain": {"schema": {"type": "string"}}}),)

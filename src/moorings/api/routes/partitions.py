@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from moorings.api.calls import RequestContext
-from moorings.api.demands import partition_spec
-from moorings.api.operations import Operation, list_response, object_response
 from moorings.api.parameters import FOR, PAGING, POOL, WAIT
+from moorings.api.parse_requests import partition_spec
 from moorings.api.render import claim_body, partition_body
+from moorings.api.request_context import RequestContext
+from moorings.api.route import Route
 from moorings.controller.views import PartitionView
-from moorings.wire.shapes import ClaimBody, PartitionBody, PartitionRequest
+from moorings.wire import operations
+from moorings.wire.shapes import PartitionRequest
 
 
 def _place(view: PartitionView) -> str:
@@ -19,12 +20,12 @@ def _place(view: PartitionView) -> str:
 
 async def list_partitions(call: RequestContext) -> Response:
     """List partitions, by pool and address."""
-    wanted, pool = call.wanted("partitions"), call.query(POOL)
+    wanted, pool = call.page_request("partitions"), call.query_value(POOL)
     if pool is not None:
         call.controller.get_pool(pool)  # raises if there is no such pool
     views = [view for view in call.controller.list_partitions() if pool in (None, view.partition.pool)]
-    shown, after = wanted.choose(views, _place)
-    return await call.answer_list(map(partition_body, shown), after)
+    shown, after = wanted.page_of(views, _place)
+    return await call.respond_list(map(partition_body, shown), after)
 
 
 async def create_partition(call: RequestContext) -> Response:
@@ -33,9 +34,9 @@ async def create_partition(call: RequestContext) -> Response:
     It is made by a claim of the same name that belongs to the caller; the answer is that claim, as the partition
     exists only once there is room. Deleting the partition releases the claim.
     """
-    request = call.body(PartitionRequest)
-    wait_s = call.query(WAIT)
-    view = await call.hold(
+    request = call.parse_body(PartitionRequest)
+    wait_s = call.query_value(WAIT)
+    view = await call.wait_for(
         call.controller.create_claim(
             call.caller,
             partition_spec(request),
@@ -43,45 +44,35 @@ async def create_partition(call: RequestContext) -> Response:
             owner=f"user/{call.caller.subject}",
             key=call.idempotency_key(),
             wait_s=wait_s,
-            until=call.query(FOR),
+            until=call.query_value(FOR),
         ),
         wait_s,
     )
-    return call.answer(claim_body(view), location=f"/v1/claims/{view.claim.id}")
+    return call.respond(claim_body(view), location=f"/v1/claims/{view.claim.id}")
 
 
 async def get_partition(call: RequestContext) -> Response:
     """Show a partition."""
-    return call.answer(partition_body(call.controller.get_partition(call.path("id"))))
+    return call.respond(partition_body(call.controller.get_partition(call.path_value("id"))))
 
 
 async def delete_partition(call: RequestContext) -> Response:
     """Release the claim that holds a partition; the answer is the claim."""
-    view = call.controller.get_partition(call.path("id"))
-    wait_s = call.query(WAIT)
+    view = call.controller.get_partition(call.path_value("id"))
+    wait_s = call.query_value(WAIT)
     work = call.controller.release_claim(call.caller, view.partition.claim, wait_s=wait_s)
-    return call.answer(claim_body(await call.hold(work, wait_s)))
+    return call.respond(claim_body(await call.wait_for(work, wait_s)))
 
 
 async def reset_partition(call: RequestContext) -> Response:
     """Reset a partition's devices; it is not usable meanwhile."""
-    return call.answer(partition_body(await call.controller.reset_partition(call.caller, call.path("id"))))
+    return call.respond(partition_body(await call.controller.reset_partition(call.caller, call.path_value("id"))))
 
 
-OPERATIONS = (
-    Operation(
-        "GET", "/v1/partitions", list_partitions, list_response("Partition", PartitionBody), query=(POOL, *PAGING)
-    ),
-    Operation(
-        "POST",
-        "/v1/partitions",
-        create_partition,
-        object_response("Claim", ClaimBody, status=201),
-        body=PartitionRequest,
-        query=(WAIT, FOR),
-        keyed=True,
-    ),
-    Operation("GET", "/v1/partitions/{id}", get_partition, object_response("Partition", PartitionBody)),
-    Operation("DELETE", "/v1/partitions/{id}", delete_partition, object_response("Claim", ClaimBody), query=(WAIT,)),
-    Operation("POST", "/v1/partitions/{id}/reset", reset_partition, object_response("Partition", PartitionBody)),
+ROUTES = (
+    Route(operations.LIST_PARTITIONS, list_partitions, (POOL, *PAGING)),
+    Route(operations.CREATE_PARTITION, create_partition, (WAIT, FOR)),
+    Route(operations.GET_PARTITION, get_partition),
+    Route(operations.DELETE_PARTITION, delete_partition, (WAIT,)),
+    Route(operations.RESET_PARTITION, reset_partition),
 )

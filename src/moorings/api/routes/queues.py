@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from moorings.api.calls import RequestContext
-from moorings.api.demands import queued_jobs
-from moorings.api.operations import Operation, list_response, object_response
 from moorings.api.parameters import INSTANCE, PAGING, VERSION, WAIT
+from moorings.api.parse_requests import queued_jobs
 from moorings.api.render import queue_body
-from moorings.core.announced import QueueReport
-from moorings.wire.shapes import QueueBody, QueueRequest
+from moorings.api.request_context import RequestContext
+from moorings.api.route import Route
+from moorings.core.model.queue_reports import QueueReport
+from moorings.wire import operations
+from moorings.wire.shapes import QueueRequest
 
 QUEUES_MAX = 8  # at a time: each of their jobs is explained
 
@@ -21,19 +22,19 @@ async def tell_queue(call: RequestContext) -> Response:
     The list replaces the one before. The answer tells what that scheduler may start now. While the list of one
     `instance` is believed, that of another is refused.
     """
-    request = call.body(QueueRequest)
+    request = call.parse_body(QueueRequest)
     jobs = queued_jobs(request)
-    view = await call.controller.queues.tell(
+    view = await call.controller.queues.report_queue(
         call.caller, request.queue, request.accelerator, jobs, request.for_s, instance=request.instance
     )
-    return call.answer(queue_body(view))
+    return call.respond(queue_body(view))
 
 
 async def list_queues(call: RequestContext) -> Response:
     """List the queues that other schedulers' agents tell of, with the jobs that wait there and why."""
     queues = call.controller.queues
-    shown, after = call.wanted("queues", most=QUEUES_MAX).choose(queues.all(), _name)
-    return await call.answer_list((queue_body(queues.view(told)) for told in shown), after)
+    shown, after = call.page_request("queues", most=QUEUES_MAX).page_of(queues.list_reports(), _name)
+    return await call.respond_list((queue_body(queues.view(told)) for told in shown), after)
 
 
 def _name(told: QueueReport) -> str:
@@ -45,22 +46,16 @@ async def get_queue(call: RequestContext) -> Response:
 
     With `wait` the answer is held until the offer has another version than `version`.
     """
-    wait_s = call.query(WAIT)
-    queue = f"{call.path('kind')}/{call.path('cluster')}"
-    work = call.controller.queues.get(
-        call.caller, queue, wait_s=wait_s, version=call.query(VERSION), instance=call.query(INSTANCE)
+    wait_s = call.query_value(WAIT)
+    queue = f"{call.path_value('kind')}/{call.path_value('cluster')}"
+    work = call.controller.queues.get_queue(
+        call.caller, queue, wait_s=wait_s, version=call.query_value(VERSION), instance=call.query_value(INSTANCE)
     )
-    return call.answer(queue_body(await call.hold(work, wait_s)))
+    return call.respond(queue_body(await call.wait_for(work, wait_s)))
 
 
-OPERATIONS = (
-    Operation("GET", "/v1/queues", list_queues, list_response("Queue", QueueBody), query=PAGING),
-    Operation("POST", "/v1/queues", tell_queue, object_response("Queue", QueueBody), body=QueueRequest),
-    Operation(
-        "GET",
-        "/v1/queues/{kind}/{cluster}",
-        get_queue,
-        object_response("Queue", QueueBody),
-        query=(WAIT, VERSION, INSTANCE),
-    ),
+ROUTES = (
+    Route(operations.LIST_QUEUES, list_queues, PAGING),
+    Route(operations.TELL_QUEUE, tell_queue),
+    Route(operations.GET_QUEUE, get_queue, (WAIT, VERSION, INSTANCE)),
 )

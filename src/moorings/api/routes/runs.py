@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from moorings.api.calls import RequestContext
-from moorings.api.demands import job_spec
-from moorings.api.events_stream import StreamResponse, stream_output
-from moorings.api.operations import Operation, ResponseSpec, list_response, object_response
 from moorings.api.parameters import ALL, FOLLOW, PAGING, RUN_STATES, RUNS_UNENDED, SUBJECT, TASK, WAIT
+from moorings.api.parse_requests import job_spec
 from moorings.api.render import run_body
-from moorings.wire.shapes import LabelsRequest, PriorityRequest, RunBody, RunRequest
+from moorings.api.request_context import RequestContext
+from moorings.api.route import Route
+from moorings.api.streams import StreamResponse, stream_output
+from moorings.wire import operations
+from moorings.wire.shapes import LabelsRequest, PriorityRequest, RunRequest
 
 RUNS_A_PAGE_MAX = 100  # a job may have 0.4 MB: a thousand of them would be half a gigabyte for one request
 
@@ -21,11 +22,11 @@ async def list_runs(call: RequestContext) -> Response:
     By creation. Those that have not ended, unless a state or `all` is given. A page has 100 of them at most, whatever
     `limit` says, because each tells its whole job.
     """
-    wanted = call.wanted("runs", most=RUNS_A_PAGE_MAX)
-    states = call.query(RUN_STATES) or (None if call.query(ALL) else RUNS_UNENDED)
-    views = await call.controller.runs.list(wanted.page, states=states, subject=call.query(SUBJECT))
-    shown, after = wanted.cut(views, lambda view: view.run.id)
-    return await call.answer_list((run_body(view, call.caller) for view in shown), after)
+    wanted = call.page_request("runs", most=RUNS_A_PAGE_MAX)
+    states = call.query_value(RUN_STATES) or (None if call.query_value(ALL) else RUNS_UNENDED)
+    views = await call.controller.runs.list_runs(wanted.page, states=states, subject=call.query_value(SUBJECT))
+    shown, after = wanted.split_page(views, lambda view: view.run.id)
+    return await call.respond_list((run_body(view, call.caller) for view in shown), after)
 
 
 async def create_run(call: RequestContext) -> Response:
@@ -34,15 +35,17 @@ async def create_run(call: RequestContext) -> Response:
     It starts when its partition may be used. The answer is 201 also when the idempotency key was used before: then it
     is the run that key made, as it stands now.
     """
-    request = call.body(RunRequest)
-    view = await call.controller.runs.create(
+    request = call.parse_body(RunRequest)
+    view = await call.controller.runs.create_run(
         call.caller,
         job_spec(request.job),
         engine=request.engine,
         within=request.claim,
         key=call.idempotency_key(),
+        resume=request.resume,
+        resume_from=request.resume_from,
     )
-    return call.answer(run_body(view, call.caller), location=f"/v1/runs/{view.run.id}")
+    return call.respond(run_body(view, call.caller), location=f"/v1/runs/{view.run.id}")
 
 
 async def get_run(call: RequestContext) -> Response:
@@ -50,9 +53,9 @@ async def get_run(call: RequestContext) -> Response:
 
     With `wait` the answer is held until the run has ended.
     """
-    wait_s = call.query(WAIT)
-    work = call.controller.runs.get(call.path("id"), wait_s=wait_s)
-    return call.answer(run_body(await call.hold(work, wait_s), call.caller))
+    wait_s = call.query_value(WAIT)
+    work = call.controller.runs.get_run(call.path_value("id"), wait_s=wait_s)
+    return call.respond(run_body(await call.wait_for(work, wait_s), call.caller))
 
 
 async def cancel_run(call: RequestContext) -> Response:
@@ -61,9 +64,9 @@ async def cancel_run(call: RequestContext) -> Response:
     Its processes get TERM, and KILL after their grace period; with `wait` the answer is held until the run has ended.
     Cancelling again is no error.
     """
-    wait_s = call.query(WAIT)
-    work = call.controller.runs.cancel(call.caller, call.path("id"), wait_s=wait_s)
-    return call.answer(run_body(await call.hold(work, wait_s), call.caller))
+    wait_s = call.query_value(WAIT)
+    work = call.controller.runs.cancel_run(call.caller, call.path_value("id"), wait_s=wait_s)
+    return call.respond(run_body(await call.wait_for(work, wait_s), call.caller))
 
 
 async def label_run(call: RequestContext) -> Response:
@@ -71,10 +74,10 @@ async def label_run(call: RequestContext) -> Response:
 
     Of one that has not ended. Labels that are not named stay.
     """
-    request = call.body(LabelsRequest)
+    request = call.parse_body(LabelsRequest)
     changes: dict[str, str | None] = {**dict.fromkeys(request.remove), **request.labels}
-    view = await call.controller.runs.label(call.caller, call.path("id"), changes)
-    return call.answer(run_body(view, call.caller))
+    view = await call.controller.runs.label_run(call.caller, call.path_value("id"), changes)
+    return call.respond(run_body(view, call.caller))
 
 
 async def prioritise_run(call: RequestContext) -> Response:
@@ -82,8 +85,10 @@ async def prioritise_run(call: RequestContext) -> Response:
 
     Of one that has not ended; all jobs of a workflow of an appliance have the same.
     """
-    view = await call.controller.runs.prioritise(call.caller, call.path("id"), call.body(PriorityRequest).priority)
-    return call.answer(run_body(view, call.caller))
+    view = await call.controller.runs.set_run_priority(
+        call.caller, call.path_value("id"), call.parse_body(PriorityRequest).priority
+    )
+    return call.respond(run_body(view, call.caller))
 
 
 async def get_logs(call: RequestContext) -> Response:
@@ -93,27 +98,21 @@ async def get_logs(call: RequestContext) -> Response:
     admins.
     """
     chunks = await call.controller.runs.logs(
-        call.caller, call.path("id"), task=call.query(TASK), follow=call.query(FOLLOW)
+        call.caller, call.path_value("id"), task=call.query_value(TASK), follow=call.query_value(FOLLOW)
     )
-    seats, key = call.service.follows, call.caller.key_id
-    seats.take(key)
+    seats, key = call.service.follow_slots, call.caller.key_id
+    seats.require(key)
     return StreamResponse(
-        stream_output(call.service, chunks, call.secret), "text/plain; charset=utf-8", lambda: seats.leave(key)
+        stream_output(call.service, chunks, call.secret), "text/plain; charset=utf-8", lambda: seats.release(key)
     )
 
 
-OPERATIONS = (
-    Operation("POST", "/v1/runs", create_run, object_response("Run", RunBody, status=201), body=RunRequest, keyed=True),
-    Operation("GET", "/v1/runs/{id}", get_run, object_response("Run", RunBody), query=(WAIT,)),
-    Operation("GET", "/v1/runs", list_runs, list_response("Run", RunBody), query=(RUN_STATES, SUBJECT, ALL, *PAGING)),
-    Operation("POST", "/v1/runs/{id}/cancel", cancel_run, object_response("Run", RunBody), query=(WAIT,)),
-    Operation("POST", "/v1/runs/{id}/labels", label_run, object_response("Run", RunBody), body=LabelsRequest),
-    Operation("POST", "/v1/runs/{id}/priority", prioritise_run, object_response("Run", RunBody), body=PriorityRequest),
-    Operation(
-        "GET",
-        "/v1/runs/{id}/logs",
-        get_logs,
-        ResponseSpec(200, "the output, as it is", content={"text/plain": {"schema": {"type": "string"}}}),
-        query=(TASK, FOLLOW),
-    ),
+ROUTES = (
+    Route(operations.CREATE_RUN, create_run),
+    Route(operations.GET_RUN, get_run, (WAIT,)),
+    Route(operations.LIST_RUNS, list_runs, (RUN_STATES, SUBJECT, ALL, *PAGING)),
+    Route(operations.CANCEL_RUN, cancel_run, (WAIT,)),
+    Route(operations.LABEL_RUN, label_run),
+    Route(operations.PRIORITISE_RUN, prioritise_run),
+    Route(operations.GET_LOGS, get_logs, (TASK, FOLLOW), content={"text/plain": {"schema": {"type": "string"}}}),
 )

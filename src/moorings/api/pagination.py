@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 from moorings.ports.store import PageQuery
 from moorings.wire.codec import encode
 
@@ -45,7 +45,7 @@ class PageRequest:
         """The query for the store: one item more than the limit."""
         return PageQuery(self.limit + 1, self.after)
 
-    async def gather(self, read: Callable[[PageQuery], Awaitable[Sequence[T]]], key: Callable[[T], str]) -> list[T]:
+    async def read_page(self, read: Callable[[PageQuery], Awaitable[Sequence[T]]], key: Callable[[T], str]) -> list[T]:
         """The items for ``page``, read in pieces, so that others are served in between."""
         found: list[T] = []
         after, missing = self.after, self.limit + 1
@@ -57,17 +57,17 @@ class PageRequest:
             after, missing = key(piece[-1]), missing - len(piece)
         return found
 
-    def cut(self, items: Sequence[T], key: Callable[[T], str]) -> tuple[Sequence[T], str | None]:
+    def split_page(self, items: Sequence[T], key: Callable[[T], str]) -> tuple[Sequence[T], str | None]:
         """The items of this page, from those that ``page`` gave, and the token of the next page."""
         if len(items) <= self.limit:
             return items, None
         return items[: self.limit], build_token(self.kind, key(items[self.limit - 1]))
 
-    def choose(self, items: Sequence[T], key: Callable[[T], str]) -> tuple[Sequence[T], str | None]:
+    def page_of(self, items: Sequence[T], key: Callable[[T], str]) -> tuple[Sequence[T], str | None]:
         """The items of this page, from the whole list in the order of their keys."""
         ordered = sorted(items, key=key)
         after = self.after
-        return self.cut([item for item in ordered if after is None or key(item) > after], key)
+        return self.split_page([item for item in ordered if after is None or key(item) > after], key)
 
 
 async def encode_items(bodies: Iterable[object], pen: asyncio.Lock) -> list[str]:

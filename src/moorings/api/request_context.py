@@ -16,17 +16,19 @@ from starlette.responses import Response
 from starlette.types import Receive
 
 from moorings.api.bodies import parse_body
-from moorings.api.limits import ApiLimits, BufferedBody, Slots, WorkSlots
-from moorings.api.operations import KEY_HEADER, Operation
-from moorings.api.pages import PageRequest, dumps, encode_items, parse_token
+from moorings.api.limits import ApiLimits, Slots, WorkSlots
+from moorings.api.pagination import PageRequest, dumps, encode_items, parse_token
 from moorings.api.parameters import CONTINUE, LIMIT, LIMIT_MAX, Parameter, read_query
-from moorings.api.receiving import index_headers, read_body
-from moorings.api.security import STANDBY_HEADER, parse_bearer
+from moorings.api.request_body import STANDBY_HEADER, index_headers, parse_bearer, read_body, wait_for_disconnect
+from moorings.api.route import Route
 from moorings.api.tls import PEER
-from moorings.core.access import Caller, Peer, check_certificate_binding
-from moorings.core.claims import KEY_CHARS_MAX
-from moorings.core.errors import MooringsError
+from moorings.controller.idempotency import check_idempotency_key
+from moorings.controller.waiters import Wakeup
+from moorings.core.model.access import Caller, Peer, check_certificate_binding
+from moorings.core.model.errors import MooringsError
+from moorings.net.limits import BufferedBody
 from moorings.wire.codec import encode
+from moorings.wire.operations import KEY_HEADER
 from moorings.wire.shapes import API_VERSION
 
 if TYPE_CHECKING:
@@ -41,31 +43,26 @@ PATH_VALUE_CHARS_MAX = 200
 
 
 class Shutdown:
-    """Whether the server has begun to stop, and a wakeup for waiting requests.
-
-    Not an ``asyncio.Event``: this one may be made before a loop runs, and outlives it.
-    """
+    """Whether the server has begun to stop, and a wakeup for waiting requests."""
 
     def __init__(self) -> None:
-        self.begun = False
-        self._waiting: set[asyncio.Future[None]] = set()
+        self.is_begun = False
+        self._wakeup = Wakeup()
 
-    def begin(self) -> None:
+    def begin_shutdown(self) -> None:
         """Wake every waiting request, now and later."""
-        self.begun = True
-        for future in tuple(self._waiting):
-            if not future.done():  # cancelled a moment ago; its callback has not run yet
-                future.set_result(None)
+        self.is_begun = True
+        self._wakeup.wake_all()
 
-    async def race(self, work: Awaitable[T], *, gone: Awaitable[None] | None = None) -> T:
+    async def run_or_abort(self, work: Awaitable[T], *, gone: Awaitable[None] | None = None) -> T:
         """The result of ``work``, which is cancelled if the server stops, or ``gone`` is done, before it.
 
         Raises:
             MooringsError: what ``work`` raises, or ``controller.unreachable``.
         """
         task = asyncio.ensure_future(work)
-        others = [self._future()] if gone is None else [self._future(), asyncio.ensure_future(gone)]
-        everything: list[asyncio.Future[Any]] = [task, *others]
+        others = [self._wait_for_begin()] if gone is None else [self._wait_for_begin(), gone]
+        everything: list[asyncio.Future[Any]] = [task, *map(asyncio.ensure_future, others)]
         try:
             await asyncio.wait(everything, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
@@ -73,8 +70,8 @@ class Shutdown:
         finally:
             for each in everything:
                 each.cancel()
-        if not self.begun:
-            raise MooringsError("request.invalid", "the client has gone before the answer")  # nobody reads it
+        if not self.is_begun:
+            raise MooringsError("request.invalid", "the client has gone before the answer")  # no client reads it
         raise MooringsError(
             "controller.unreachable",
             "the controller stops; what was asked for may have been done",
@@ -82,14 +79,9 @@ class Shutdown:
             retryable=True,
         )
 
-    def _future(self) -> asyncio.Future[None]:
-        future = asyncio.get_running_loop().create_future()
-        if self.begun:
-            future.set_result(None)
-        else:
-            self._waiting.add(future)
-            future.add_done_callback(self._waiting.discard)
-        return future
+    async def _wait_for_begin(self) -> None:
+        if not self.is_begun:
+            await self._wakeup.wait()
 
 
 async def first_of(*works: Awaitable[None]) -> None:
@@ -108,28 +100,6 @@ async def first_of(*works: Awaitable[None]) -> None:
             task.cancel()
 
 
-class Wakeup:
-    """Wakes all current waiters; unlike an ``asyncio.Event`` it is never left set."""
-
-    def __init__(self) -> None:
-        self._waiting: set[asyncio.Future[None]] = set()
-
-    def ring(self) -> None:
-        """Wake them."""
-        for future in self._waiting:
-            if not future.done():
-                future.set_result(None)
-
-    async def rung(self) -> None:
-        """Return at the next ring."""
-        future = asyncio.get_running_loop().create_future()
-        self._waiting.add(future)
-        try:
-            await future
-        finally:
-            self._waiting.discard(future)
-
-
 @dataclass(frozen=True, slots=True)
 class ApiContext:
     """Shared by all requests.
@@ -140,15 +110,15 @@ class ApiContext:
         document: gives the OpenAPI document.
         metrics: gives the text of ``/metrics``.
         requests: slots for requests until their responses are sent; streams have their own.
-        desks: slots for requests that are worked on.
-        opens: slots for responses that need no access key, by address.
-        bodies: bytes of buffered bodies.
-        waits: slots for responses that wait.
-        watches: slots for event streams.
-        follows: slots for streams of a run's output.
+        work_slots: slots for requests that are worked on.
+        open_slots: slots for responses that need no access key, by address.
+        body_bytes: bytes of buffered bodies.
+        wait_slots: slots for responses that wait.
+        watch_slots: slots for event streams.
+        follow_slots: slots for streams of a run's output.
         closing: whether the server stops.
-        revoked: rung when an access key is revoked.
-        pen: a lock, held while a part of a list is written: one part in each round of the loop, for all requests
+        key_revoked: woken when an access key is revoked.
+        write_lock: a lock, held while a part of a list is written: one part in each round of the loop, for all requests
             together.
     """
 
@@ -157,15 +127,15 @@ class ApiContext:
     document: Callable[[], bytes]
     metrics: MetricsPage
     requests: Slots
-    desks: WorkSlots
-    opens: Slots
-    bodies: Slots
-    waits: Slots
-    watches: Slots
-    follows: Slots
+    work_slots: WorkSlots
+    open_slots: Slots
+    body_bytes: Slots
+    wait_slots: Slots
+    watch_slots: Slots
+    follow_slots: Slots
     closing: Shutdown = field(default_factory=Shutdown)
-    revoked: Wakeup = field(default_factory=Wakeup)
-    pen: asyncio.Lock = field(default_factory=asyncio.Lock)
+    key_revoked: Wakeup = field(default_factory=Wakeup)
+    write_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class RequestContext:
@@ -173,11 +143,11 @@ class RequestContext:
 
     Attributes:
         service: shared by all requests.
-        operation: the requested operation.
+        route: the requested operation as it is served; ``operation`` is its row in the table.
         caller: the caller; known unless the operation is open.
         headers: by lower-case name; those with an effect are there once.
         peer: the name in the client's certificate; None if none is required.
-        path_values: values of the path by name, unchecked; ``path`` checks them.
+        path_values: values of the path by name, unchecked; ``path_value`` checks them.
         request_id: the id of this request in responses and logs.
         secret: the access key, once it was accepted.
     """
@@ -194,14 +164,16 @@ class RequestContext:
         "path_values",
         "peer",
         "request_id",
+        "route",
         "secret",
         "service",
     )
 
-    def __init__(self, service: ApiContext, operation: Operation, request: Request) -> None:
+    def __init__(self, service: ApiContext, route: Route, request: Request) -> None:
         scope = request.scope
         self.service = service
-        self.operation = operation
+        self.route = route
+        self.operation = route.operation
         self.headers: dict[bytes, bytes] = index_headers(scope["headers"])
         self.path_values: dict[str, str] = scope["path_params"]
         self.peer: Peer | None = scope.get(PEER)
@@ -212,7 +184,7 @@ class RequestContext:
         self._kept: BufferedBody | None = None
         self._receive: Receive = request.receive
         query = scope["query_string"]
-        self._texts = read_query(query, operation.query) if query else {}
+        self._texts = read_query(query, route.query) if query else {}
         self._values: dict[str, Any] = {}  # parsed values; ``serve`` reads them
 
     @property
@@ -230,7 +202,7 @@ class RequestContext:
         """
         secret = parse_bearer(self.headers)
         caller = await self.service.controller.authenticate(secret, after_expiry=self.operation.after_expiry)
-        check_certificate_binding(caller, self.peer, handed_on=STANDBY_HEADER in self.headers)
+        check_certificate_binding(caller, self.peer, is_forwarded=STANDBY_HEADER in self.headers)
         self._caller = caller
         self.secret = secret
 
@@ -243,25 +215,25 @@ class RequestContext:
             MooringsError: the request is refused.
         """
         # All of them: an invalid one is refused, also where the route does not read it.
-        self._values = {parameter.name: self._read(parameter) for parameter in self.operation.query}
-        key, desks = self.caller.key_id, self.service.desks
+        self._values = {parameter.name: self._read(parameter) for parameter in self.route.query}
+        key, desks = self.caller.key_id, self.service.work_slots
         try:
             if self.operation.body is not None:
-                self._kept = BufferedBody(self.service.bodies, key)
+                self._kept = BufferedBody(self.service.body_bytes, key)
                 self._content = await read_body(self._receive, self.headers, self.service.limits, self._kept)
                 await self.identify()  # a body may come slowly, and the key may have been revoked meanwhile
-            await desks.take(key)
+            await desks.acquire(key)
             try:
-                return await self.operation.serve(self)
+                return await self.route.serve(self)
             finally:
-                desks.leave(key)
+                desks.release(key)
         finally:
-            self._let_go_of_body()
+            self._release_body()
 
-    def _let_go_of_body(self) -> None:
+    def _release_body(self) -> None:
         self._content = b""
         if self._kept is not None:
-            self._kept.leave()
+            self._kept.release()
 
     @property
     def caller(self) -> Caller:
@@ -269,7 +241,7 @@ class RequestContext:
         assert self._caller is not None, f"{self.operation.path} is open: nobody was asked for a key"
         return self._caller
 
-    def path(self, name: str) -> str:
+    def path_value(self, name: str) -> str:
         """A value of the path.
 
         Raises:
@@ -280,7 +252,7 @@ class RequestContext:
             raise MooringsError("path.unknown", f"nothing is called {value[:40]!r}", hint="names are ASCII, and short")
         return value
 
-    def query(self, parameter: Parameter[T]) -> T:
+    def query_value(self, parameter: Parameter[T]) -> T:
         """A value of the query, or its default."""
         value: T = self._values[parameter.name]
         return value
@@ -294,16 +266,18 @@ class RequestContext:
         texts = self._texts.get(parameter.name, ())
         if parameter.required and not texts:
             raise MooringsError("page.invalid", f"{parameter.name} is missing", hint=parameter.description)
-        return parameter.take(texts)
+        return parameter.parse(texts)
 
-    def wanted(self, kind: str, *, most: int = LIMIT_MAX) -> PageRequest:
+    def page_request(self, kind: str, *, most: int = LIMIT_MAX) -> PageRequest:
         """The requested page of a list of ``kind``, of at most ``most`` items whatever the request says.
 
         Raises:
             MooringsError: ``page.invalid``.
         """
-        token = self.query(CONTINUE)
-        return PageRequest(kind, min(self.query(LIMIT), most), None if token is None else parse_token(kind, token))
+        token = self.query_value(CONTINUE)
+        return PageRequest(
+            kind, min(self.query_value(LIMIT), most), None if token is None else parse_token(kind, token)
+        )
 
     def idempotency_key(self) -> str | None:
         """The idempotency key.
@@ -314,16 +288,9 @@ class RequestContext:
         raw = self.headers.get(KEY_HEADER.lower().encode())
         if raw is None:
             return None
-        key = raw.decode("latin-1")
-        if not 1 <= len(key) <= KEY_CHARS_MAX or not (key.isascii() and key.isprintable()):
-            raise MooringsError(
-                "key.invalid",
-                f"the {KEY_HEADER} is not allowed",
-                hint=f"use 1 to {KEY_CHARS_MAX} printable ASCII characters, a UUID for example",
-            )
-        return key
+        return check_idempotency_key(raw.decode("latin-1"))
 
-    def body(self, shape: type[T]) -> T:
+    def parse_body(self, shape: type[T]) -> T:
         """The body, checked; may be read once.
 
         Raises:
@@ -332,9 +299,9 @@ class RequestContext:
         try:
             return parse_body(shape, self._content)
         finally:
-            self._let_go_of_body()
+            self._release_body()
 
-    async def hold(self, work: Awaitable[T], wait_s: float) -> T:
+    async def wait_for(self, work: Awaitable[T], wait_s: float) -> T:
         """The result of ``work``, which may wait; it is cancelled when the client has gone or the server stops.
 
         Raises:
@@ -342,44 +309,40 @@ class RequestContext:
         """
         if not wait_s:
             return await work
-        seats, key = self.service.waits, self.caller.key_id
+        seats, key = self.service.wait_slots, self.caller.key_id
         try:
-            seats.take(key)
+            seats.require(key)
         except MooringsError:
             asyncio.ensure_future(work).cancel()
             raise
         try:
-            async with self.service.desks.left(key):
-                return await self.service.closing.race(work, gone=self._gone())
+            async with self.service.work_slots.released(key):
+                return await self.service.closing.run_or_abort(work, gone=wait_for_disconnect(self._receive))
         finally:
-            seats.leave(key)
-
-    async def _gone(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+            seats.release(key)
 
     # -- what is answered --------------------------------------------------------------------------------------------
 
-    def answer(self, body: object, *, location: str | None = None) -> Response:
+    def respond(self, body: object, *, location: str | None = None) -> Response:
         """The response with one body."""
-        kind = self.operation.answer.kind
+        kind = self.operation.response.kind
         return self._respond({"apiVersion": API_VERSION, "kind": kind, **encode(body)}, location)
 
-    async def answer_list(self, bodies: Iterable[object], after: str | None) -> Response:
+    async def respond_list(self, bodies: Iterable[object], after: str | None) -> Response:
         """The response with one page of a list; ``after`` continues it.
 
         A thousand claims take 50 ms to write. They are written in parts, and other requests are served in between:
         ``bodies`` should make each item lazily.
         """
-        head = dumps({"apiVersion": API_VERSION, "kind": self.operation.answer.kind})[:-1]
+        head = dumps({"apiVersion": API_VERSION, "kind": self.operation.response.kind})[:-1]
         tail = "]}" if after is None else f'],"continue":{dumps(after)}}}'
-        text = f'{head},"items":[{",".join(await encode_items(bodies, self.service.pen))}{tail}'
-        return Response(text.encode(), self.operation.answer.status, None, "application/json")
+        text = f'{head},"items":[{",".join(await encode_items(bodies, self.service.write_lock))}{tail}'
+        return Response(text.encode(), self.operation.response.status, None, "application/json")
 
-    def answer_nothing(self) -> Response:
+    def respond_empty(self) -> Response:
         """The response without a body, for success."""
-        return Response(status_code=self.operation.answer.status)
+        return Response(status_code=self.operation.response.status)
 
     def _respond(self, content: object, location: str | None = None) -> Response:
         headers = None if location is None else {"Location": location}
-        return Response(dumps(content).encode(), self.operation.answer.status, headers, "application/json")
+        return Response(dumps(content).encode(), self.operation.response.status, headers, "application/json")

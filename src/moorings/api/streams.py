@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from moorings.api.calls import ApiContext, first_of
 from moorings.api.render import event_body
-from moorings.core.access import Caller
-from moorings.core.errors import MooringsError
+from moorings.api.request_context import ApiContext, first_of
+from moorings.core.model.access import Caller
+from moorings.core.model.errors import MooringsError
 from moorings.ports.store import EventRow, Seq
 from moorings.wire.codec import encode
 
@@ -86,7 +86,7 @@ async def stream_events(service: ApiContext, wanted: EventSelection, after: Seq,
     time, beat_s = asyncio.get_running_loop().time, service.limits.heartbeat_s
     yield f": events after {after}\n\n".encode()
     beat = time() + beat_s
-    while not service.closing.begun:
+    while not service.closing.is_begun:
         caller = await service.controller.authenticate(secret)
         head = service.controller.last_seq()  # before the read: the read sees at least these
         rows = await wanted.read(service, after, EVENTS_A_READ, whole=True)
@@ -101,9 +101,9 @@ async def stream_events(service: ApiContext, wanted: EventSelection, after: Seq,
             beat = time() + beat_s
         try:
             waiting = service.controller.wait_events(after, max(0.0, beat - time()))
-            await service.closing.race(first_of(waiting, service.revoked.rung()))
+            await service.closing.run_or_abort(first_of(waiting, service.key_revoked.wait()))
         except MooringsError:
-            if not service.closing.begun:
+            if not service.closing.is_begun:
                 raise
 
 
@@ -113,6 +113,6 @@ async def stream_output(service: ApiContext, chunks: AsyncIterator[bytes], secre
     Raises:
         MooringsError: ``controller.unreachable`` or ``auth.*`` then: there may have been more.
     """
-    while (chunk := await service.closing.race(anext(chunks, None))) is not None:
+    while (chunk := await service.closing.run_or_abort(anext(chunks, None))) is not None:
         await service.controller.authenticate(secret)
         yield chunk

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from moorings.core.announced import QueuedJob
-from moorings.core.claims import CheckpointContract, ClaimId, ClaimSpec, QueueMode
-from moorings.core.devices import PoolName
-from moorings.core.errors import MooringsError
-from moorings.core.inputs import DefragmentPool
-from moorings.core.instants import Timestamp
-from moorings.core.projects import Project, ProjectShare
+from moorings.core.model.claims import AUTO_SIGNAL, CheckpointContract, ClaimId, ClaimSpec, QueueMode
+from moorings.core.model.devices import PoolName
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.inputs import DefragmentPool
+from moorings.core.model.projects import Project, ProjectShare
+from moorings.core.model.queue_reports import QueuedJob
+from moorings.core.model.timestamps import Timestamp
 from moorings.wire.codec import parse_time
 from moorings.wire.forecasts import DefragmentRequest
 from moorings.wire.shapes import (
@@ -84,6 +84,7 @@ def job_spec(shape: JobShape) -> JobSpec:
         lease_s=shape.lease_s,
         appliance=WorkflowPart(ApplianceJobType(part.kind), part.workflow) if part is not None else None,
         preemptible=bool(shape.preemptible),
+        resume_args=shape.resume_args or (),
     )
 
 
@@ -202,4 +203,4 @@ def _pool(name: str | None) -> PoolName | None:
 
 
 def _contract(shape: CheckpointShape) -> CheckpointContract:
-    return CheckpointContract(shape.resumable, shape.warn_signal, shape.warn_s, shape.grace_s)
+    return CheckpointContract(shape.resumable, shape.warn_signal or AUTO_SIGNAL, shape.warn_s, shape.grace_s)

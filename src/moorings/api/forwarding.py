@@ -29,19 +29,18 @@ from starlette.responses import JSONResponse, Response
 
 import moorings
 from moorings.api import openapi
-from moorings.api.calls import REQUEST_ID_KEY, Shutdown
-from moorings.api.limits import DEFAULT_LIMITS, ApiLimits, BufferedBody, Slots
+from moorings.api.limits import DEFAULT_LIMITS, ApiLimits, Slots
 from moorings.api.metrics import MEDIA_TYPE, standby_text
-from moorings.api.operations import KEY_HEADER
-from moorings.api.problems import problem_response
-from moorings.api.receiving import index_headers, read_body
-from moorings.api.routes import OPERATIONS
-from moorings.api.security import STANDBY_HEADER, parse_bearer
+from moorings.api.request_body import STANDBY_HEADER, index_headers, parse_bearer, read_body, wait_for_disconnect
+from moorings.api.request_context import REQUEST_ID_KEY, Shutdown
 from moorings.api.server import client_network
 from moorings.api.tls import PEER
-from moorings.core.access import Caller, check_certificate_binding
-from moorings.core.errors import MooringsError
+from moorings.core.model.access import Caller, check_certificate_binding
+from moorings.core.model.errors import MooringsError
+from moorings.net.limits import BufferedBody
+from moorings.net.problems import problem_response
 from moorings.wire.codec import encode
+from moorings.wire.operations import KEY_HEADER, OPERATIONS
 from moorings.wire.shapes import API_VERSION, VersionBody
 
 if TYPE_CHECKING:
@@ -70,18 +69,20 @@ _NEVER_ONE_HOP = frozenset({b"authorization", b"content-type", b"host", b"idempo
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 # A claim's name may mean another claim by the second time; an id means one claim for ever.
 _RELEASE_BY_ID = re.compile(r"/v1/claims/claim-[a-z2-7]{12}(-[0-9]+)?")
-_KEYED = frozenset(operation.path for operation in OPERATIONS if operation.method == "POST" and operation.keyed)
+_KEYED = frozenset(
+    operation.path for operation in OPERATIONS if operation.method == "POST" and operation.takes_idempotency_key
+)
 _FINAL_CODES = frozenset(
     {"auth.missing", "auth.invalid", "auth.expired", "auth.certificate_mismatch"}
 )  # asking the store again would not help
 
 
 class LeaderUnreachableError(Exception):
-    """The leader did not answer. ``sent``: it may have received the request."""
+    """The leader did not answer. ``may_have_been_sent``: it may have received the request."""
 
     def __init__(self, detail: str, *, sent: bool) -> None:
         super().__init__(detail)
-        self.sent = sent
+        self.may_have_been_sent = sent
 
 
 class ForwardingApplication:
@@ -143,7 +144,7 @@ class ForwardingApplication:
             if scope["path"] in own and scope["method"] == "GET":
                 await own[scope["path"]](request_id)(scope, receive, send)
                 return
-            await self._hand_on(scope, receive, send)
+            await self._forward(scope, receive, send)
         except MooringsError as error:
             await problem_response(error, request_id)(scope, receive, send)
 
@@ -161,7 +162,7 @@ class ForwardingApplication:
     def _readiness(self, request_id: str) -> Response:
         if self._leader():
             return JSONResponse({"status": "ready"})
-        return problem_response(_nobody_leads(), request_id)
+        return problem_response(_no_leader(), request_id)
 
     def _version(self, _request_id: str) -> Response:
         body = VersionBody(version=moorings.__version__, api_version=API_VERSION, installation=self._installation)
@@ -169,15 +170,15 @@ class ForwardingApplication:
 
     # -- what the leader knows ---------------------------------------------------------------------------------------
 
-    async def _hand_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = index_headers(scope["headers"])
         if STANDBY_HEADER in headers:
-            refused = problem_response(_nobody_leads(), scope[REQUEST_ID_KEY])
+            refused = problem_response(_no_leader(), scope[REQUEST_ID_KEY])
             refused.headers[STANDBY_HEADER.decode()] = "1"
             await refused(scope, receive, send)
             return
-        key = await self.closing.race(self._identify(scope, headers))
-        with self._requests.held(key):
+        key = await self.closing.run_or_abort(self._identify(scope, headers))
+        with self._requests.hold(key):
             leader, answer = await self._answer_of_leader(scope, receive, headers, key)
             await self._pass_on(scope, receive, send, leader, answer)
 
@@ -208,14 +209,16 @@ class ForwardingApplication:
         kept = BufferedBody(self._bodies, key)
         try:
             body = await read_body(receive, headers, self._limits, kept)
-            return await self.closing.race(self._ask(scope, headers, body), gone=_wait_for_disconnect(receive))
+            return await self.closing.run_or_abort(
+                self._send_to_leader(scope, headers, body), gone=wait_for_disconnect(receive)
+            )
         finally:
-            kept.leave()
+            kept.release()
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send, leader: str, answer: httpx2.Response) -> None:
         try:
-            await self.closing.race(
-                self._while_it_leads(leader, _relay(answer, send)), gone=_wait_for_disconnect(receive)
+            await self.closing.run_or_abort(
+                self._while_it_leads(leader, _relay(answer, send)), gone=wait_for_disconnect(receive)
             )
         except (LeaderUnreachableError, MooringsError, httpx2.HTTPError) as error:
             # The response has begun: the only signal left is that it is incomplete, and the server gives it by closing.
@@ -223,7 +226,9 @@ class ForwardingApplication:
         finally:
             await answer.aclose()
 
-    async def _ask(self, scope: Scope, headers: Mapping[bytes, bytes], body: bytes) -> tuple[str, httpx2.Response]:
+    async def _send_to_leader(
+        self, scope: Scope, headers: Mapping[bytes, bytes], body: bytes
+    ) -> tuple[str, httpx2.Response]:
         """The leader and its response, as soon as it begins.
 
         Raises:
@@ -237,10 +242,10 @@ class ForwardingApplication:
             try:
                 return leader, await self._while_it_leads(leader, self._try(leader, scope, body))
             except LeaderUnreachableError as error:
-                if error.sent and not again:
+                if error.may_have_been_sent and not again:
                     raise _lost(str(error)) from error
                 if clock() > deadline:
-                    raise (_lost(str(error)) if error.sent else _nobody_leads()) from error
+                    raise (_lost(str(error)) if error.may_have_been_sent else _no_leader()) from error
             await asyncio.sleep(RETRY_S)
 
     async def _while_it_leads(self, leader: str, work: Coroutine[object, object, T]) -> T:
@@ -255,7 +260,7 @@ class ForwardingApplication:
                 self._check_leads(leader)
             return task.result()
         except BaseException:
-            task.add_done_callback(self._let_go)  # a response may come at the moment its caller is cancelled
+            task.add_done_callback(self._close_unread)  # a response may come at the moment its caller is cancelled
             raise
         finally:
             task.cancel()
@@ -264,7 +269,7 @@ class ForwardingApplication:
         if self._leader() not in (leader, ""):
             raise LeaderUnreachableError(f"{leader} leads no longer", sent=True)
 
-    def _let_go(self, task: asyncio.Task[Any]) -> None:
+    def _close_unread(self, task: asyncio.Task[Any]) -> None:
         """Close a response without a reader: it would keep its connection to the leader for ever."""
         if not task.cancelled() and task.exception() is None and isinstance(task.result(), httpx2.Response):
             closing = asyncio.ensure_future(task.result().aclose())
@@ -338,12 +343,7 @@ def _target(scope: Scope) -> bytes:
     return path + b"?" + query if query else path
 
 
-async def _wait_for_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-def _nobody_leads() -> MooringsError:
+def _no_leader() -> MooringsError:
     return MooringsError(
         "controller.no_leader",
         "no controller of this installation leads at this moment",
