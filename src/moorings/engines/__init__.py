@@ -1,8 +1,9 @@
 """The shared part of all engines.
 
-Here: ``rundir`` (a run's folder with a folder for each attempt, and how files are written there), ``orders`` (what
-every engine derives from a submission, and its errors), ``looks`` (waiting for news, and missed listings).
+Here: ``run_folder`` (a run's folder, with a folder for each attempt), ``fence`` (only the latest leader starts runs),
+``launch`` (what every engine derives from a submission, and its errors), ``logs`` (reads output while it is written),
+``polling`` (waiting for news, and missed listings), ``scheduled`` (what engines with a scheduler of their own share).
 
 Not here: parts that only one engine needs, and parts that run a process: they are in ``local``, ``slurm`` and
-``kubernetes``, which do not know each other. Start reading at ``rundir``.
+``kubernetes``, which do not know each other. Start reading at ``run_folder``, then ``scheduled``.
 """

@@ -7,16 +7,19 @@ it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import itertools
 import os
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 _PROC = Path("/proc")
 _DEAD = frozenset("ZXx")
+FDS_MAX = 4096  # of a process, that are looked at
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -42,7 +45,7 @@ class Process:
     state: str
 
     @property
-    def dead(self) -> bool:
+    def has_exited(self) -> bool:
         """Whether it has ended, though its entry still exists."""
         return self.state in _DEAD
 
@@ -79,7 +82,7 @@ def read_process(pid: int) -> Process | None:
 def list_processes() -> dict[int, Process]:
     """Return every process of the machine that has not ended, by id."""
     found = (read_process(int(name)) for name in os.listdir(_PROC) if name.isdecimal())  # noqa: PTH208 - names are all we need
-    return {process.pid: process for process in found if process is not None and not process.dead}
+    return {process.pid: process for process in found if process is not None and not process.has_exited}
 
 
 def descendants(ancestors: Iterable[int], table: ProcessTable) -> list[Process]:
@@ -98,11 +101,13 @@ def descendants(ancestors: Iterable[int], table: ProcessTable) -> list[Process]:
     return found
 
 
-def find_signal_receivers(task: int, signum: int, table: ProcessTable) -> list[Process]:
+def find_signal_receivers(
+    task: int, signum: int, table: ProcessTable, passed_over: Callable[[Process], bool] = lambda _: False
+) -> list[Process]:
     """Return the processes of a task that should get a signal: on each branch the first with a handler.
 
     A shell script that starts the training program has no handler, so the program gets the signal. Its data loaders
-    inherited the handler, but stand behind it, so they do not.
+    inherited the handler, but stand behind it, so they do not. Those ``passed_over`` do not count.
     """
     children: dict[int, list[Process]] = {}
     for process in table.values():
@@ -110,11 +115,57 @@ def find_signal_receivers(task: int, signum: int, table: ProcessTable) -> list[P
     queue = [table[task]] if task in table else []
     found = []
     for process in queue:
-        if handles_signal(process.pid, signum):
+        if handles_signal(process.pid, signum) and not passed_over(process):
             found.append(process)
         else:
             queue.extend(children.get(process.pid, ()))
     return found
+
+
+def find_warning_receivers(task: int, signum: int, table: ProcessTable) -> list[Process]:
+    """Return the processes of a task that should get a warning: those that would get the signal, but for torchrun.
+
+    torchrun's agent handles TERM by ending its workers at once; the workers themselves may take it as a warning.
+    """
+    if signum != signal.SIGTERM:
+        return find_signal_receivers(task, signum, table)
+    return find_signal_receivers(task, signum, table, passed_over=_is_launcher)
+
+
+_LAUNCHERS = frozenset({b"torchrun", b"accelerate", b"accelerate-launch", b"deepspeed", b"mpirun", b"mpiexec"})
+_LAUNCHER_MODULES = (b"torch.distributed.", b"accelerate.commands.", b"deepspeed.launcher.")
+
+
+def _is_launcher(process: Process) -> bool:
+    """Whether the process starts workers as torchrun does, or runs torchrun's agent in itself."""
+    words = read_command_line(process.pid)
+    begin = next((at for at, word in enumerate(words[1:], 1) if not word.startswith(b"-")), 1)  # a script
+    names = {word.rsplit(b"/", 1)[-1] for word in (*words[:1], *words[begin : begin + 1])}
+    return bool(names & _LAUNCHERS) or any(
+        option == b"-m" and module.startswith(_LAUNCHER_MODULES) for option, module in itertools.pairwise(words[:9])
+    )
+
+
+def open_for_writing(pids: Iterable[int], folder: str) -> frozenset[str]:
+    """Return the paths in a folder that processes have open for writing, as far as we may see them."""
+    found = set()
+    inside = folder.rstrip("/") + "/"
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for fd in os.listdir(f"/proc/{pid}/fd")[:FDS_MAX]:  # noqa: PTH208 - a folder of the kernel's
+                with contextlib.suppress(OSError, ValueError):
+                    path = os.readlink(f"/proc/{pid}/fd/{fd}")  # noqa: PTH115
+                    if path.startswith(inside) and _is_writable(pid, fd):
+                        found.add(path)
+    return frozenset(found)
+
+
+def _is_writable(pid: int, fd: str) -> bool:
+    for line in _read_proc_file(pid, f"fdinfo/{fd}").splitlines():
+        name, _, value = line.partition(b":")
+        if name == b"flags":
+            return int(value, 8) & os.O_ACCMODE != os.O_RDONLY
+    return False
 
 
 def handles_signal(pid: int, signum: int) -> bool:
@@ -168,7 +219,7 @@ def open_pidfd(pid: int, ticks: int) -> int | None:
     except ProcessLookupError:
         return None
     process = read_process(pid)  # checked after opening: from now on a reuse of the id cannot go unnoticed
-    if process is not None and process.ticks == ticks and not process.dead:
+    if process is not None and process.ticks == ticks and not process.has_exited:
         return fd
     os.close(fd)
     return None

@@ -1,6 +1,6 @@
 """The records of a run's folder, as values and their JSON.
 
-The supervisor survives an upgrade of the controller, hence ``core.records``; an unexpected content is
+The supervisor survives an upgrade of the controller, hence ``core.model.serialization``; an unexpected content is
 ``RecordDamagedError``: a torn or foreign file must never count as an end.
 """
 
@@ -10,14 +10,15 @@ import json
 from dataclasses import dataclass
 from typing import TypeVar
 
-from moorings.core.instants import Timestamp
-from moorings.core.records import from_plain, to_plain
+from moorings.core.model.serialization import from_plain
+from moorings.core.model.timestamps import Timestamp
+from moorings.workloads.checkpoints import RunCheckpoint
 from moorings.workloads.runs import EndRecord, RunPhase
 
 RecordT = TypeVar("RecordT")
 
 
-class RecordUnreadableError(Exception):
+class RecordUnreadableError(ValueError):
     """A file of a run's folder cannot be read or has the wrong content: conclude nothing from it."""
 
 
@@ -88,9 +89,17 @@ class YieldRecord:
     by_s: float
 
 
-def to_json(record: object) -> str:
-    """Return a record as JSON, in ASCII: file names and variables that are not UTF-8 survive as lone surrogates."""
-    return json.dumps(to_plain(record))
+@dataclass(frozen=True, slots=True)
+class CheckpointRecord:
+    """The newest checkpoints of one attempt's folder, newest first, as its supervisor last saw them.
+
+    Attributes:
+        fault: why the folder could not be looked at; else empty.
+    """
+
+    attempt: int
+    found: tuple[RunCheckpoint, ...]
+    fault: str = ""
 
 
 def from_json(kind: type[RecordT], text: str | bytes) -> RecordT:

@@ -4,7 +4,8 @@
 
 It starts the tasks, enforces the limits, and records the end when no process of the run is left. It is not a child of
 the controller, so the controller may be killed and restarted; supervising inside the controller was refused for
-that reason. It has one thread, blocks every signal and fetches them one by one, so no handler can interrupt it.
+that reason. Its main thread blocks every signal and fetches them one by one, so no handler can interrupt it; a second
+thread, begun after the tasks, looks at checkpoints.
 
 It never records an end while a process of the run is left. A process that cannot be killed (it hangs in the
 kernel, or is another user's) keeps the run RUNNING and its partition held.
@@ -15,28 +16,49 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from moorings.core.instants import Timestamp
-from moorings.local.course import ObservedRun, RunLimits, SupervisorAction, SupervisorDecision, YieldState, decide_next
-from moorings.local.output import OutputLimiter
+from moorings.core.model.bindings import Rendezvous, task_environment
+from moorings.core.model.claims import AUTO_SIGNAL, AUTO_SIGNALS
+from moorings.core.model.timestamps import Timestamp
+from moorings.engines.launch import checkpoint_environment
+from moorings.local.checkpoint_watch import CheckpointWatch
+from moorings.local.lifecycle import (
+    ObservedRun,
+    RunLimits,
+    SupervisorAction,
+    SupervisorDecision,
+    YieldState,
+    decide_next,
+)
+from moorings.local.output_limit import OutputLimiter
 from moorings.local.processes import (
     adopt_orphans,
     boot_id,
     descendants,
+    die_with_parent,
     find_signal_receivers,
+    find_warning_receivers,
     list_processes,
     read_process,
     send_signal,
 )
-from moorings.local.records import AttemptEnd, ProcessIdentity, RecordUnreadableError, SupervisorStatus
-from moorings.local.rundir import LocalRunFolder
-from moorings.local.tasks import NOT_EXECUTABLE, TaskNotStartedError, choose_rendezvous, start_task, task_environment_of
+from moorings.local.records import (
+    AttemptEnd,
+    CancelRecord,
+    ProcessIdentity,
+    RecordUnreadableError,
+    SupervisorStatus,
+    YieldRecord,
+)
+from moorings.local.run_folder import LocalRunFolder
 from moorings.ports.engine import RunSubmission
 from moorings.workloads.runs import EndReason, EndRecord, RunPhase, exit_code
 
@@ -82,7 +104,7 @@ class Supervisor:
         self._order = order
         self._limits = RunLimits(order.job.time_limit_s, order.job.checkpoint.warn_s, order.job.checkpoint.grace_s)
         self._output = OutputLimiter(
-            [folder.log(order.attempt, rank) for rank in range(order.job.tasks)], output_bytes_max
+            [folder.log_path(order.attempt, rank) for rank in range(order.job.tasks)], output_bytes_max
         )
         self._tasks: list[SupervisedTask] = []
         self._started_s = time.monotonic()
@@ -90,21 +112,23 @@ class Supervisor:
         self._status_saved = False
         self._childless = False
         self._warned = False
+        self._was_warned_by_term = False
         self._stopping_since_s: float | None = None
         self._cancel: str | None = None
         self._asked: YieldState | None = None
         self._failure: tuple[int, str] | None = None
         self._ending = EndReason.EXITED
         self._detail = ""
+        self._checkpoints: CheckpointWatch | None = None
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Record this supervisor, then start the tasks unless the run must already stop.
 
         Raises:
             OSError: the record could not be written, so no task was started.
         """
         self._save_status(RunPhase.STARTING, durable=True)
-        self._look_for_orders()
+        self._read_requests()
         if self._cancel is not None:
             self._ending, self._detail = EndReason.CANCELLED, self._cancel
             return
@@ -115,36 +139,48 @@ class Supervisor:
             self._start_tasks()
         except TaskNotStartedError as error:
             self._failure = (error.code, error.detail)
-            self._stop(SupervisorDecision(SupervisorAction.STOP, ending=EndReason.NOT_STARTED, detail=error.detail))
+            self._begin_stop(
+                SupervisorDecision(SupervisorAction.STOP, ending=EndReason.NOT_STARTED, detail=error.detail)
+            )
             return
         self._try_save_running()
+        if self._order.job.checkpoint_directory is not None:
+            self._checkpoints = CheckpointWatch(
+                self._folder, self._order.attempt, self._order.job.checkpoint_directory, self._pids_of_run
+            )
+            self._checkpoints.start()
 
-    def watch(self) -> None:
+    def wait_for_tasks(self) -> None:
         """Supervise the run; return when no process of it is left."""
         pause_s = KILL_RETRY_S
         while True:
             self._reap()
-            move = decide_next(self._situation(), self._limits)
+            move = decide_next(self._observe(), self._limits)
             match move.act:
                 case SupervisorAction.FINISH:
                     return
                 case SupervisorAction.WAIT:
-                    self._listen(min(self._output.look(), POLL_S if move.within_s is None else move.within_s))
+                    self._wait_for_signal(
+                        min(self._output.enforce(), POLL_S if move.wait_at_most_s is None else move.wait_at_most_s)
+                    )
                 case SupervisorAction.WARN:
-                    self._warn()
+                    self._send_warning()
                 case SupervisorAction.STOP:
-                    self._stop(move)
+                    self._begin_stop(move)
                 case SupervisorAction.KILL:
-                    self._send_all(signal.SIGKILL)
-                    self._listen(pause_s)
+                    self._signal_all(signal.SIGKILL)
+                    self._wait_for_signal(pause_s)
                     pause_s = min(pause_s * 2, POLL_S)
 
-    def finish(self) -> None:
+    def record_end(self) -> None:
         """Remove the binding's files and record the end, retrying for as long as the disk refuses it."""
-        self._output.look()
+        self._output.enforce()
+        if self._checkpoints is not None:
+            self._checkpoints.finish()
         codes = tuple(task.code for task in self._tasks)
         missing = (None,) * (self._order.job.tasks - len(codes))
-        if self._asked is not None and self._failure is not None and self._stopping_since_s is None:
+        stopped_itself = self._stopping_since_s is None and (self._failure is not None or self._was_warned_by_term)
+        if self._asked is not None and stopped_itself:
             self._ending, self._detail = EndReason.YIELDED, self._asked.reason  # it exited before it had to
         end = EndRecord(
             ending=self._ending,
@@ -177,10 +213,11 @@ class Supervisor:
         except (OSError, RecordUnreadableError) as error:
             raise TaskNotStartedError(NOT_EXECUTABLE, f"it could not be prepared: {error}") from error
         self._started_at, self._started_s = _now(), time.monotonic()
+        command = job.resumed_command(self._order.resume_from)
         for rank in range(job.tasks):
             environment = task_environment_of(self._order, rank, meeting, bindings)
-            log = self._folder.log(self._order.attempt, rank)
-            self._tasks.append(SupervisedTask(rank, start_task(job.command, job.workdir, environment, log)))
+            log = self._folder.log_path(self._order.attempt, rank)
+            self._tasks.append(SupervisedTask(rank, start_task(command, job.workdir, environment, log)))
 
     def _try_save_running(self) -> None:
         """Record that the tasks run. A full disk must not end a job, so a failed write is retried later."""
@@ -196,18 +233,18 @@ class Supervisor:
         status = SupervisorStatus(
             self._order.attempt, phase, boot_id(), _identity(os.getpid()), self._started_at, tasks
         )
-        self._folder.save_status(status, durable=durable)
+        self._folder.save(status, durable=durable)
 
     # -- watching
 
-    def _situation(self) -> ObservedRun:
+    def _observe(self) -> ObservedRun:
         return ObservedRun(
             elapsed_s=self._elapsed_s(),
             tasks_left=sum(task.code is None for task in self._tasks),
-            childless=self._childless,
-            failure=self._failure[1] if self._failure else None,
-            cancel=self._cancel,
-            asked=self._asked,
+            has_no_processes=self._childless,
+            first_failure=self._failure[1] if self._failure else None,
+            cancel_reason=self._cancel,
+            yielding=self._asked,
             warned=self._warned,
             stopping_since_s=self._stopping_since_s,
         )
@@ -229,6 +266,8 @@ class Supervisor:
                 task.code = code if code >= 0 else 128 - code
                 if task.code != 0:
                     failed.append(task)
+                if task.code > 128 and self._checkpoints is not None:  # also a shell's word for its child's end
+                    self._checkpoints.writer_was_killed()
         except ChildProcessError:
             self._childless = True
         if failed and self._failure is None:
@@ -236,75 +275,93 @@ class Supervisor:
             assert first.code is not None
             self._failure = (first.code, describe_failure(first.rank, first.process.returncode))
 
-    def _listen(self, within_s: float) -> None:
+    def _wait_for_signal(self, within_s: float) -> None:
         """Wait for a signal, and act on it."""
         news = signal.sigtimedwait(_FETCHED, max(within_s, 0.0))
         if news is not None:
-            self._look_for_orders()  # first: after a reason and then TERM, the reason counts
+            self._read_requests()  # first: after a reason and then TERM, the reason counts
             if news.si_signo == signal.SIGTERM and self._cancel is None:
                 self._cancel = "its supervisor was told to stop (SIGTERM)"
             elif news.si_signo > signal.SIGRTMIN:
-                self._pass_on(news.si_signo - signal.SIGRTMIN)
-        self._look_for_orders()
+                self._forward_signal(news.si_signo - signal.SIGRTMIN)
+        self._read_requests()
         if not self._status_saved and self._stopping_since_s is None:
             self._try_save_running()
 
-    def _look_for_orders(self) -> None:
+    def _read_requests(self) -> None:
         if self._cancel is None and self._folder.cancel.exists():
             with contextlib.suppress(RecordUnreadableError):
-                cancel = self._folder.read_cancel(self._order.attempt)
+                cancel = self._folder.read(CancelRecord, self._order.attempt)
                 self._cancel = cancel.reason if cancel is not None else None
-        if self._asked is None and self._folder.yielding.exists():
+        if self._asked is None and self._folder.yield_file.exists():
             with contextlib.suppress(RecordUnreadableError):
-                order = self._folder.read_yield(self._order.attempt)
+                order = self._folder.read(YieldRecord, self._order.attempt)
                 if order is not None:
                     now_s = self._elapsed_s()
                     self._asked = YieldState(order.reason, now_s, now_s + order.by_s - time.monotonic())
 
-    def _running(self) -> list[int]:
+    def _running_pids(self) -> list[int]:
         """Return process ids of the tasks that we have not reaped, so that their ids are not reused."""
         return [task.process.pid for task in self._tasks if task.code is None]
 
-    def _warn(self) -> None:
+    def _pids_of_run(self) -> list[int]:
+        return [process.pid for process in descendants([os.getpid()], list_processes())]
+
+    def _send_warning(self) -> None:
         """Warn the processes with a handler that they will be stopped. No others: most programs die of a USR1."""
         self._warned = True
         if self._asked is not None:
-            self._asked = replace(self._asked, warned=True)
-        signum = signal.Signals[f"SIG{self._order.job.checkpoint.warn_signal}"]
+            self._asked = replace(self._asked, is_warned=True)
         table = list_processes()
-        for pid in self._running():
-            for process in find_signal_receivers(pid, signum, table):
-                send_signal(process, signum)
+        for pid in self._running_pids():
+            for signum in warn_signals(self._order.job.checkpoint.warn_signal, to_yield=self._asked is not None):
+                receivers = find_warning_receivers(pid, signum, table)
+                for process in receivers:
+                    send_signal(process, signum)
+                if receivers:
+                    self._was_warned_by_term |= self._asked is not None and signum == signal.SIGTERM
+                    break
 
-    def _pass_on(self, signum: int) -> None:
+    def _forward_signal(self, signum: int) -> None:
         """Forward a signal: to the processes with a handler, else to the task itself, whatever it does."""
         table = list_processes()
-        for pid in self._running():
-            told = find_signal_receivers(pid, signum, table)
-            for process in told:
+        for pid in self._running_pids():
+            receivers = find_signal_receivers(pid, signum, table)
+            for process in receivers:
                 send_signal(process, signum)
-            if not told:
+            if not receivers:
                 os.kill(pid, signum)
 
-    def _stop(self, move: SupervisorDecision) -> None:
+    def _begin_stop(self, move: SupervisorDecision) -> None:
         self._ending, self._detail = move.ending, move.detail
         self._stopping_since_s = self._elapsed_s()
-        self._send_all(signal.SIGTERM)
-        self._send_all(signal.SIGCONT)  # a stopped process cannot end itself
+        self._signal_all(signal.SIGTERM)
+        self._signal_all(signal.SIGCONT)  # a stopped process cannot end itself
 
-    def _send_all(self, signum: int) -> None:
+    def _signal_all(self, signum: int) -> None:
         """Send a signal once to each process of the run.
 
         A task's own group is signalled in one call, so that no process can escape by forking. Processes outside the
         group are found by descent, because every orphan is our child.
         """
-        groups = self._running()
+        groups = self._running_pids()
         for group in groups:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(group, signum)
         for process in descendants([os.getpid()], list_processes()):
             if process.group not in groups:
                 send_signal(process, signum)
+
+
+def warn_signals(name: str, *, to_yield: bool) -> tuple[signal.Signals, ...]:
+    """Return the signals of a contract's warning, the first choice first.
+
+    By itself TERM warns of a request to yield only: before a time limit a program that ends at it would lose that time.
+    """
+    if name != AUTO_SIGNAL:
+        return (signal.Signals[f"SIG{name}"],)
+    signals = tuple(signal.Signals[f"SIG{each}"] for each in AUTO_SIGNALS)
+    return signals if to_yield else tuple(each for each in signals if each is not signal.SIGTERM)
 
 
 def describe_failure(rank: int, returncode: int) -> str:
@@ -349,10 +406,10 @@ def supervise(path: Path, ready: int, output_bytes_max: int = 0) -> None:
     order = folder.read_order()
     assert order is not None, "whoever started us has saved it"
     supervisor = Supervisor(folder, order, output_bytes_max)
-    supervisor.begin()
+    supervisor.start()
     os.close(ready)
-    supervisor.watch()
-    supervisor.finish()
+    supervisor.wait_for_tasks()
+    supervisor.record_end()
 
 
 def main() -> None:
@@ -369,6 +426,112 @@ def main() -> None:
         _log_error(traceback.format_exc())
         os._exit(1)  # the kernel KILLs the tasks; the controller finds no end, and finalizes the run
     os._exit(0)  # at once: nothing needs cleanup, and the next attempt may wait for the life lock
+
+
+# -- starting a task ---------------------------------------------------------------------------------------------------
+# Starts one process of a job: its environment, its output, its session, and the command without a shell.
+
+NOT_EXECUTABLE = 126  # as shells exit
+NOT_FOUND = 127
+
+_SETTABLE = frozenset(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP}
+
+
+class TaskNotStartedError(Exception):
+    """A task could not be started.
+
+    Args:
+        code: the run's exit code, as in shells: 127 if the program was not found, else 126.
+        detail: a sentence that names the cause.
+    """
+
+    def __init__(self, code: int, detail: str) -> None:
+        super().__init__(detail)
+        self.code = code
+        self.detail = detail
+
+
+def choose_rendezvous() -> Rendezvous:
+    """Return a rendezvous for task 0: a port of this machine that is free now.
+
+    The port is not held until task 0 binds it: a held one would be refused to a program without SO_REUSEADDR.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return Rendezvous("127.0.0.1", probe.getsockname()[1])
+
+
+def task_environment_of(order: RunSubmission, rank: int, meeting: Rendezvous, bindings: Path | None) -> dict[str, str]:
+    """Return all variables of one task: the job's own, its binding's and Moorings'; none of the controller's.
+
+    Args:
+        order: the run.
+        rank: the task's rank.
+        meeting: the address and port of task 0.
+        bindings: the folder of the binding's files; None for API form.
+    """
+    variables = dict(order.job.environment)
+    variables |= task_environment(
+        order.binding, rank, meeting, run=order.run, files_folder=str(bindings) if bindings is not None else None
+    )
+    return variables | checkpoint_environment(order)
+
+
+def start_task(
+    command: tuple[str, ...], workdir: str, environment: Mapping[str, str], log: Path
+) -> subprocess.Popen[bytes]:
+    """Start one task in a session of its own; the kernel KILLs it if the caller dies.
+
+    Its output goes directly to the file, not through a pipe, so that it does not break when the supervisor does. The
+    caller reaps the process itself and sets ``returncode``: a Popen that reaps would take the exit status away.
+
+    Raises:
+        TaskNotStartedError: the program, its folder or its log cannot be used.
+    """
+    parent = os.getpid()
+
+    def before_exec() -> None:
+        die_with_parent(parent)
+        for signum in _SETTABLE:  # a controller under nohup ignores HUP, and exec would keep that
+            signal.signal(signum, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+    try:
+        for folder in (log.parent.parent, log.parent):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise TaskNotStartedError(NOT_EXECUTABLE, f"its log cannot be written: {error.strerror} ({log})") from error
+    try:
+        return subprocess.Popen(
+            command,
+            cwd=workdir,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=before_exec,  # safe: a supervisor has one thread until its tasks run
+        )
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise _start_error(error, command[0], workdir) from error
+    finally:
+        os.close(output)
+
+
+def _start_error(error: Exception, program: str, workdir: str) -> TaskNotStartedError:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    if not Path(workdir).is_dir():
+        return TaskNotStartedError(NOT_EXECUTABLE, f"its working folder {workdir} does not exist or is not a folder")
+    if isinstance(error, OSError) and error.filename == workdir and workdir != program:
+        return TaskNotStartedError(NOT_EXECUTABLE, f"its working folder {workdir} cannot be entered: {reason}")
+    if isinstance(error, FileNotFoundError):
+        if (Path(workdir) / program).is_file():
+            detail = f"{program} cannot be started: the interpreter that its first line names was not found"
+        else:
+            detail = f"{program} was not found"
+        return TaskNotStartedError(NOT_FOUND, detail)
+    return TaskNotStartedError(NOT_EXECUTABLE, f"{program} cannot be started: {reason}")
 
 
 if __name__ == "__main__":

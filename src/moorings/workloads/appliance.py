@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 
 APPLIANCE_KIND: Final = "csx"  # of its accelerators, in the pools file
 NAME_CHARS = 22  # after the prefix
@@ -124,7 +124,7 @@ def is_for_admins(priority: int) -> bool:
     return priority >= -ADMIN_PRIORITY_MAX
 
 
-def appliance_priority(kind: str, asked: int, *, admin: bool) -> int:
+def appliance_priority(kind: str, asked: int, *, is_admin: bool) -> int:
     """The priority of a claim for an appliance's systems outside its own jobs; for other kinds it is as requested.
 
     Without a priority (0) it gets the default bucket of an appliance.
@@ -132,11 +132,11 @@ def appliance_priority(kind: str, asked: int, *, admin: bool) -> int:
     Raises:
         MooringsError: ``priority.denied``: only admins may use it.
     """
-    if kind != APPLIANCE_KIND or admin:
+    if kind != APPLIANCE_KIND or is_admin:
         return asked
     if asked == 0:
         return DEFAULT_PRIORITY
-    check_appliance_priority(asked, admin=admin)
+    check_appliance_priority(asked, admin=is_admin)
     return asked
 
 

@@ -29,9 +29,10 @@
     [checkpoint]
     directory = "checkpoints"
     resumable = true
-    warn_signal = "USR1"
+    warn_signal = "auto"          # the first of USR2, USR1, TERM that the program handles
     warn = "2:00"
     grace = "0:30"
+    resume_arg = "--resume {}"    # appended to the command when it resumes; or read MOORINGS_RESUME_FROM
 
     [kubernetes]
     image = "registry.example/digits:1"
@@ -45,12 +46,12 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from moorings.core.claims import TIME_LIMIT_S_MAX, CheckpointContract, ClaimSpec, check_spec
-from moorings.core.devices import PoolName
-from moorings.core.errors import MooringsError
-from moorings.core.quantities import parse_bytes, parse_duration_s
-from moorings.core.records import OMIT_IF_DEFAULT, to_plain
-from moorings.core.tables import TomlTable
+from moorings.core.model.claims import TIME_LIMIT_S_MAX, CheckpointContract, ClaimSpec, check_spec
+from moorings.core.model.devices import PoolName
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.quantities import parse_bytes, parse_duration_s
+from moorings.core.model.serialization import OMIT_IF_DEFAULT, to_plain
+from moorings.core.model.toml_table import TomlTable
 from moorings.workloads.appliance import WorkflowPart, check_workflow_part
 from moorings.workloads.labels import check_labels
 
@@ -105,6 +106,7 @@ class JobSpec:
         lease_s: the job is cancelled unless its claim's lease is renewed within this time; None: no lease.
         appliance: its part in a workflow of an appliance.
         preemptible: may be asked to yield: it is warned, stopped, and started again later.
+        resume_args: further arguments of an attempt that resumes; ``{}`` in them is the checkpoint's path.
     """
 
     name: str
@@ -124,6 +126,13 @@ class JobSpec:
     lease_s: float | None = field(default=None, metadata=OMIT_IF_DEFAULT)
     appliance: WorkflowPart | None = field(default=None, metadata=OMIT_IF_DEFAULT)
     preemptible: bool = field(default=False, metadata=OMIT_IF_DEFAULT)
+    resume_args: tuple[str, ...] = field(default=(), metadata=OMIT_IF_DEFAULT)
+
+    def resumed_command(self, checkpoint: str | None) -> tuple[str, ...]:
+        """The command of an attempt that resumes from a checkpoint, or of one that begins."""
+        if checkpoint is None:
+            return self.command
+        return (*self.command, *(each.replace("{}", checkpoint) for each in self.resume_args))
 
     @property
     def command_line(self) -> str:
@@ -184,13 +193,11 @@ def check_job(job: JobSpec) -> JobSpec:
         )
     if not job.command or not job.command[0]:
         raise MooringsError("job.invalid", "the job has no command", hint="moor run --ipus 4 -- COMMAND [ARGUMENT...]")
-    if len(job.command) > COMMAND_ARGS_MAX or sum(map(len, job.command)) > COMMAND_CHARS_MAX:
+    if len(job.command) > COMMAND_ARGS_MAX or sum(map(len, (*job.command, *job.resume_args))) > COMMAND_CHARS_MAX:
         raise MooringsError("job.invalid", "the command is too long", hint="put it into a script and run that")
     if not job.workdir.startswith("/"):
         raise MooringsError("job.invalid", f"the working folder {job.workdir[:200]!r} is not absolute")
-    for text in (*job.command, job.workdir, job.checkpoint_directory or "", *job.environment.values()):
-        if "\0" in text:
-            raise MooringsError("job.invalid", "a command, folder or variable holds a NUL character")
+    _check_texts(job)
     if not 1 <= job.tasks <= TASKS_MAX:
         raise MooringsError("job.invalid", f"{job.tasks} tasks are out of range", hint=f"ask for 1 to {TASKS_MAX}")
     memory_bytes = job.resources.memory_bytes
@@ -205,6 +212,18 @@ def check_job(job: JobSpec) -> JobSpec:
         check_workflow_part(job.appliance)
     claim_spec_for(job)
     return job
+
+
+def _check_texts(job: JobSpec) -> None:
+    if job.resume_args and not any("{}" in each for each in job.resume_args):
+        raise MooringsError(
+            "job.invalid",
+            "no resume argument has {} where the checkpoint's path goes",
+            hint='resume_arg = "--resume_from_checkpoint {}"',
+        )
+    texts = (*job.command, *job.resume_args, job.workdir, job.checkpoint_directory or "", *job.environment.values())
+    if any("\0" in text for text in texts):
+        raise MooringsError("job.invalid", "a command, folder or variable holds a NUL character")
 
 
 def _check_environment(environment: Mapping[str, str]) -> None:
@@ -267,10 +286,10 @@ def parse_job(
     """
     top = TomlTable.parse(text, source=source, code="job.invalid")
     accelerators, resources = _accelerators(top.table("accelerators")), _resources(top.table("resources"))
-    contract, directory = _checkpoint(top.table("checkpoint"), folder)
+    contract, directory, resume_args = _checkpoint(top.table("checkpoint"), folder)
     kubernetes = top.table("kubernetes")
     image = kubernetes.text("image") if kubernetes.has("image") else None
-    kubernetes.finish()
+    kubernetes.reject_unknown_keys()
     job = JobSpec(
         name=top.text("name", default_name),
         command=_command(top),
@@ -286,8 +305,9 @@ def parse_job(
         checkpoint_directory=directory,
         image=image,
         preemptible=top.boolean("preemptible", default=False),
+        resume_args=resume_args,
     )
-    top.finish()
+    top.reject_unknown_keys()
     try:
         return check_job(job)
     except MooringsError as error:
@@ -298,24 +318,24 @@ def _where(top: TomlTable, code: str) -> str:
     """``file:line`` of the number that caused an error about the claim."""
     accelerators = top.table("accelerators")
     return {
-        "claim.size_invalid": accelerators.where("size"),
-        "claim.gcds_invalid": top.where("tasks"),
-        "claim.replicas_invalid": accelerators.where("replicas"),
-    }.get(code, top.where())
+        "claim.size_invalid": accelerators.location("size"),
+        "claim.gcds_invalid": top.location("tasks"),
+        "claim.replicas_invalid": accelerators.location("replicas"),
+    }.get(code, top.location())
 
 
 def _command(top: TomlTable) -> tuple[str, ...]:
-    value = top.either("command")
+    value = top.raw_value("command")
     if isinstance(value, str):
         if len(value) > COMMAND_CHARS_MAX:  # shlex takes time with the square of a word's length
-            top.complain("command", "the command is too long", hint="put it into a script and run that")
+            top.fail_at("command", "the command is too long", hint="put it into a script and run that")
         try:
             return tuple(shlex.split(value))
         except ValueError as error:
-            top.complain("command", f"the command cannot be read: {error}")
+            top.fail_at("command", f"the command cannot be read: {error}")
     if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
         return tuple(value)
-    top.complain("command", "command must be a string or a list of strings", hint='command = ["python3", "train.py"]')
+    top.fail_at("command", "command must be a string or a list of strings", hint='command = ["python3", "train.py"]')
 
 
 def _accelerators(table: TomlTable) -> Accelerators:
@@ -325,7 +345,7 @@ def _accelerators(table: TomlTable) -> Accelerators:
         replicas=table.integer("replicas") if table.has("replicas") else None,
         pool=table.text("pool") if table.has("pool") else None,
     )
-    table.finish()
+    table.reject_unknown_keys()
     return wanted
 
 
@@ -336,9 +356,9 @@ def _resources(table: TomlTable) -> Resources:
         try:
             memory = parse_bytes(written)
         except MooringsError as error:
-            table.complain("memory", error.detail, error.hint)
+            table.fail_at("memory", error.detail, error.hint)
     wanted = Resources(table.integer("cpus", 1), memory, table.integer("nodes", 1))
-    table.finish()
+    table.reject_unknown_keys()
     return wanted
 
 
@@ -347,11 +367,11 @@ def _environment(table: TomlTable, submitter: Mapping[str, str]) -> dict[str, st
     chosen = table.table("set")
     for name in chosen.keys():
         variables[name] = chosen.text(name)
-    table.finish()
+    table.reject_unknown_keys()
     return variables
 
 
-def _checkpoint(table: TomlTable, folder: str) -> tuple[CheckpointContract, str | None]:
+def _checkpoint(table: TomlTable, folder: str) -> tuple[CheckpointContract, str | None, tuple[str, ...]]:
     usual = CheckpointContract()
     directory = _absolute(table.text("directory"), folder) if table.has("directory") else None
     contract = CheckpointContract(
@@ -360,20 +380,32 @@ def _checkpoint(table: TomlTable, folder: str) -> tuple[CheckpointContract, str 
         warn_s=_duration(table, "warn") if table.has("warn") else usual.warn_s,
         grace_s=_duration(table, "grace") if table.has("grace") else usual.grace_s,
     )
-    table.finish()
-    return contract, directory
+    resume_args = _resume_args(table) if table.has("resume_arg") else ()
+    table.reject_unknown_keys()
+    return contract, directory, resume_args
+
+
+def _resume_args(table: TomlTable) -> tuple[str, ...]:
+    text = table.text("resume_arg")
+    hint = 'resume_arg = "--resume_from_checkpoint {}"'
+    if len(text) > COMMAND_CHARS_MAX or "{}" not in text:
+        table.fail_at("resume_arg", "resume_arg must have {} where the checkpoint's path goes", hint)
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        table.fail_at("resume_arg", f"resume_arg cannot be read: {error}", hint)
 
 
 def _duration(table: TomlTable, key: str) -> float:
-    value = table.either(key)
+    value = table.raw_value(key)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return table.number(key)
     if isinstance(value, str):
         try:
             return parse_duration_s(value)
         except MooringsError as error:
-            table.complain(key, error.detail, error.hint)
-    table.complain(key, f"{key} must be a duration", hint='write "10:00", "2h" or a number of seconds')
+            table.fail_at(key, error.detail, error.hint)
+    table.fail_at(key, f"{key} must be a duration", hint='write "10:00", "2h" or a number of seconds')
 
 
 def _absolute(path: str, folder: str) -> str:

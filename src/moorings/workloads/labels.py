@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 
 LABELS_MAX = 32
 _KEY = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?")

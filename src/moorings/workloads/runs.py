@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NewType
 
-from moorings.core.claims import ClaimId
-from moorings.core.instants import Timestamp
-from moorings.core.machines import terminal_states, transition
-from moorings.core.records import OMIT_IF_DEFAULT
+from moorings.core.model.claims import ClaimId
+from moorings.core.model.serialization import OMIT_IF_DEFAULT
+from moorings.core.model.state_machine import terminal_states, transition
+from moorings.core.model.timestamps import Timestamp
+from moorings.workloads.checkpoints import RunCheckpoint, newest_whole
 from moorings.workloads.jobs import JobSummary
 
 RunId = NewType("RunId", str)
@@ -40,7 +41,7 @@ class RunState(StrEnum):
 class RunEvent(StrEnum):
     """What can happen to a run."""
 
-    BERTH = "berth"  # its claim became READY, or another scheduler gave it a partition
+    PARTITION_READY = "berth"  # its claim became READY, or another scheduler gave it a partition
     STARTED = "started"
     YIELD = "yield"  # its claim was asked to yield
     REQUEUE = "requeue"  # nothing of it runs, and it waits again: it yielded, or its engine's scheduler stopped it
@@ -62,7 +63,7 @@ _RESULTS = {
 
 NEXT: dict[RunState, dict[RunEvent, RunState]] = {
     RunState.WAITING: {
-        RunEvent.BERTH: RunState.STARTING,
+        RunEvent.PARTITION_READY: RunState.STARTING,
         RunEvent.STOP: RunState.STOPPING,  # if another scheduler has it, only that can say when it has stopped
         RunEvent.FAIL: RunState.FAILED,  # it could not be served
         RunEvent.CANCEL: RunState.CANCELLED,
@@ -155,7 +156,7 @@ class RunPhase(StrEnum):
     STARTING = "STARTING"  # accepted; its tasks do not run yet
     RUNNING = "RUNNING"  # its tasks run
     ENDED = "ENDED"  # nothing of it runs; ``end`` has the reason
-    UNKNOWN = "UNKNOWN"  # the engine could not tell; it changes nothing
+    UNKNOWN = "UNKNOWN"  # the engine has no answer; it changes nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +167,8 @@ class RunStatus:
         reference: its id in the engine's own scheduler; None: it has none, or none yet.
         reason: why it does not run yet, in that scheduler's words.
         attempt: the observed attempt; a report of an earlier one says nothing of the run.
+        checkpoints: the newest in its folder, newest first; None: no look at it has ended.
+        checkpoint_fault: why the folder cannot be looked at; else empty.
     """
 
     run: RunId
@@ -175,6 +178,8 @@ class RunStatus:
     reference: str | None = None
     reason: str = ""
     attempt: int = field(default=0, metadata=OMIT_IF_DEFAULT)
+    checkpoints: tuple[RunCheckpoint, ...] | None = field(default=None, metadata=OMIT_IF_DEFAULT)
+    checkpoint_fault: str = field(default="", metadata=OMIT_IF_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +194,9 @@ class Run:
         labels: the present ones.
         attempt: how often it has yielded; the number of its present attempt.
         started_at: when its first attempt started.
+        checkpoints: the newest in its folder as last reported, newest first.
+        checkpoint_fault: why that folder cannot be looked at; else empty.
+        resumed_from: the checkpoint that its present attempt was given.
     """
 
     id: RunId
@@ -209,9 +217,12 @@ class Run:
     task_codes: tuple[int | None, ...] = ()
     stop_reason: str = ""
     detail: str = ""
+    checkpoints: tuple[RunCheckpoint, ...] = ()
+    checkpoint_fault: str = ""
+    resumed_from: RunCheckpoint | None = None
 
     @property
-    def ended(self) -> bool:
+    def is_ended(self) -> bool:
         """Whether no event can happen to it any more."""
         return self.state in ENDED
 
@@ -275,6 +286,24 @@ def requeue_yielded(run: Run, now: Timestamp) -> Run:
 def with_external_id(run: Run, reference: str) -> Run:
     """The run with its id in the engine's scheduler."""
     return replace(run, reference=reference, version=run.version + 1)
+
+
+def after_look(run: Run, seen: RunStatus) -> Run:
+    """The run with what a look at its checkpoint folder has found; itself, if that is nothing new."""
+    if seen.checkpoint_fault:
+        found = run.checkpoints  # as they were when the folder could be looked at
+    elif seen.checkpoints is not None:
+        found = seen.checkpoints
+    else:
+        return run
+    if (found, seen.checkpoint_fault) == (run.checkpoints, run.checkpoint_fault):
+        return run
+    return replace(run, checkpoints=found, checkpoint_fault=seen.checkpoint_fault, version=run.version + 1)
+
+
+def with_resume_point(run: Run) -> Run:
+    """The run whose next attempt is given the newest whole checkpoint."""
+    return replace(run, resumed_from=newest_whole(run.checkpoints) or run.resumed_from)
 
 
 def with_labels(run: Run, labels: Mapping[str, str]) -> Run:

@@ -4,33 +4,48 @@ from __future__ import annotations
 
 import asyncio
 import re
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from moorings.core.errors import MooringsError
-from moorings.core.instants import SECOND, Timestamp
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.timestamps import SECOND, Timestamp
 from moorings.core.reconcile import MISSING_S_MIN
-from moorings.engines.looks import MissedListings, rate_limited, wait_for_change
-from moorings.engines.orders import log_files_of_tasks, parse_signal
-from moorings.engines.rundir import AttemptFolder, RunFolder
-from moorings.workloads.runs import RunId
+from moorings.engines.launch import log_files_of_tasks, parse_signal
+from moorings.engines.polling import MissedListings, rate_limited, wait_for_change
+from moorings.engines.run_folder import AttemptFolder, ScheduledRunFolder
+from moorings.workloads.runs import EndRecord, RunId
 from tests.waiting import patient
 
 RUN = RunId("run-a")
 
 
-class OneRunFolder(RunFolder[AttemptFolder]):
-    ids = re.compile(r"[a-z-]+")
+@dataclass(frozen=True, slots=True)
+class OneState:
+    end: EndRecord | None = None
+    is_submitted: bool = False
 
-    def attempt(self, number: int) -> AttemptFolder:
-        return AttemptFolder(self.path / str(number), number)
+
+class OneAttemptFolder(AttemptFolder):
+    def read_state(self) -> OneState:
+        return OneState()
+
+
+class OneRunFolder(ScheduledRunFolder[OneAttemptFolder]):
+    id_pattern = re.compile(r"[a-z-]+")
+
+    def attempt(self, number: int) -> OneAttemptFolder:
+        return OneAttemptFolder(self.path / str(number), number)
+
+    def keep_idle(self) -> AbstractContextManager[bool]:
+        return nullcontext(enter_result=True)
 
 
 @dataclass
 class Clock:
-    """Time goes on when it is told to, and when somebody waits."""
+    """Time continues when it is told to, and when somebody waits."""
 
     seconds: float = 0.0
 
@@ -50,7 +65,7 @@ def at(seconds: float) -> Timestamp:
 
 def an_attempt(folder: Path) -> AttemptFolder:
     folder.mkdir(parents=True)
-    return AttemptFolder(folder, int(folder.name))
+    return OneAttemptFolder(folder, int(folder.name))
 
 
 def test_the_first_word_stays_and_another_is_replaced(tmp_path: Path) -> None:
@@ -64,32 +79,25 @@ def test_the_first_word_stays_and_another_is_replaced(tmp_path: Path) -> None:
     assert {path.stat().st_mode & 0o777 for path in attempt.path.iterdir()} == {0o600}
 
 
-def test_a_first_word_that_cannot_be_said_leaves_no_draft(tmp_path: Path) -> None:
-    attempt = an_attempt(tmp_path / "0")
-    (attempt.path / "once").mkdir()
-    attempt.write_once("once", b"second")
-    assert [path.name for path in attempt.path.iterdir()] == ["once"]
-
-
 def test_the_newest_attempt_is_the_highest_that_was_ordered(tmp_path: Path) -> None:
     run = OneRunFolder(tmp_path / "run-a")
-    assert run.newest() is None
+    assert run.newest_attempt() is None
     for number in (2, 10):
         an_attempt(run.path / str(number)).write("order.json", b"{}")
     an_attempt(run.path / "11")  # its order was never written
     (run.path / "door").touch()
-    newest = run.newest()
+    newest = run.newest_attempt()
     assert newest is not None
     assert newest.number == 10
 
 
 @pytest.mark.parametrize("ident", ["", ".", "..", "../run-a", "run/a", "run-a\n"])
 def test_what_would_leave_the_folder_is_no_run(tmp_path: Path, ident: str) -> None:
-    assert OneRunFolder.of(tmp_path, RunId(ident)) is None
+    assert OneRunFolder.find(tmp_path, RunId(ident)) is None
 
 
 def test_a_run_is_below_its_folder(tmp_path: Path) -> None:
-    found = OneRunFolder.of(tmp_path, RUN)
+    found = OneRunFolder.find(tmp_path, RUN)
     assert isinstance(found, OneRunFolder)
     assert found.path == tmp_path / "run-a"
 
@@ -159,9 +167,9 @@ def test_a_scheduler_is_asked_seldom() -> None:
 
 def test_one_listing_without_a_job_ends_nothing() -> None:
     missing = MissedListings()
-    assert not any(missing.again(RUN, at(0.1 * look)) for look in range(10))  # often, but not for long
-    assert missing.again(RUN, at(MISSING_S_MIN + 1))
-    missing.forget(RUN)
-    assert not missing.again(RUN, at(MISSING_S_MIN + 2))
-    assert not missing.again(RUN, at(3 * MISSING_S_MIN))  # for long, but not often
-    assert missing.again(RUN, at(3 * MISSING_S_MIN + 1))
+    assert not any(missing.record_miss(RUN, at(0.1 * look)) for look in range(10))  # often, but not for long
+    assert missing.record_miss(RUN, at(MISSING_S_MIN + 1))
+    missing.clear(RUN)
+    assert not missing.record_miss(RUN, at(MISSING_S_MIN + 2))
+    assert not missing.record_miss(RUN, at(3 * MISSING_S_MIN))  # for long, but not often
+    assert missing.record_miss(RUN, at(3 * MISSING_S_MIN + 1))

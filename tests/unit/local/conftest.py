@@ -4,11 +4,6 @@ from tests.unit.local.local_rig import LocalRig
 
 
 @pytest.fixture
-def anyio_backend():
-    return "asyncio"
-
-
-@pytest.fixture
 def rig(tmp_path):
     rig = LocalRig(tmp_path / "machine")
     yield rig

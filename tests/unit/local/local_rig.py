@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from moorings.core.instants import Timestamp
+from moorings.core.model.timestamps import Timestamp
 from moorings.local.engine import LocalEngine
 from moorings.local.processes import list_processes
 from moorings.local.records import SupervisorStatus
-from moorings.local.rundir import LocalRunFolder
+from moorings.local.run_folder import LocalRunFolder
 from moorings.testing.engine_suite import PATIENCE_S, SuitePrograms
 from moorings.workloads.runs import RunId
 from tests.waiting import until_async
@@ -28,7 +28,7 @@ class WallClock:
 
 
 class EndlessClock(WallClock):
-    """Whoever sleeps never wakes: only news can."""
+    """Sleeps never end: only a notification wakes."""
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.Event().wait()
@@ -63,7 +63,7 @@ class LocalRig:
         return LocalRunFolder(self.runs / run)
 
     def status(self, run: RunId, attempt: int = 0) -> SupervisorStatus:
-        status = self.of(run).read_status(attempt)
+        status = self.of(run).read(SupervisorStatus, attempt)
         assert status is not None
         return status
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.local.course import ObservedRun, RunLimits, SupervisorAction, YieldState, decide_next
+from moorings.local.lifecycle import ObservedRun, RunLimits, SupervisorAction, YieldState, decide_next
 from moorings.workloads.runs import EndReason, exit_code
 
 HOUR = RunLimits(time_limit_s=3600, warn_s=120, grace_s=30)
@@ -14,18 +14,18 @@ ENDLESS = RunLimits(time_limit_s=None, warn_s=120, grace_s=30)
 
 
 def at(elapsed_s, **known):
-    return ObservedRun(elapsed_s=elapsed_s, tasks_left=known.pop("tasks_left", 2), childless=False, **known)
+    return ObservedRun(elapsed_s=elapsed_s, tasks_left=known.pop("tasks_left", 2), has_no_processes=False, **known)
 
 
 def test_without_a_limit_it_waits_for_something_to_happen():
     move = decide_next(at(10**9), ENDLESS)
-    assert (move.act, move.within_s) == (SupervisorAction.WAIT, None)
+    assert (move.act, move.wait_at_most_s) == (SupervisorAction.WAIT, None)
 
 
 def test_it_waits_for_the_warning_then_for_the_limit():
-    assert decide_next(at(3000), HOUR).within_s == 480
+    assert decide_next(at(3000), HOUR).wait_at_most_s == 480
     assert decide_next(at(3480), HOUR).act is SupervisorAction.WARN
-    assert decide_next(at(3480, warned=True), HOUR).within_s == 120
+    assert decide_next(at(3480, warned=True), HOUR).wait_at_most_s == 120
 
 
 def test_at_the_limit_it_stops():
@@ -37,22 +37,22 @@ def test_at_the_limit_it_stops():
 @pytest.mark.parametrize("warn_s", [0, 60, 61])
 def test_there_is_no_warning_where_none_fits_before_the_limit(warn_s):
     limits = RunLimits(time_limit_s=60, warn_s=warn_s, grace_s=1)
-    assert decide_next(at(0), limits).within_s == 60
+    assert decide_next(at(0), limits).wait_at_most_s == 60
 
 
 def test_a_failed_task_stops_the_others():
-    move = decide_next(at(1, failure="task 1 exited with 3", cancel="and somebody asked"), HOUR)
+    move = decide_next(at(1, first_failure="task 1 exited with 3", cancel_reason="and somebody asked"), HOUR)
     assert (move.act, move.ending, move.detail) == (SupervisorAction.STOP, EndReason.EXITED, "task 1 exited with 3")
 
 
 def test_a_cancel_stops_even_at_the_limit():
-    move = decide_next(at(3600, cancel="alice asked"), HOUR)
+    move = decide_next(at(3600, cancel_reason="alice asked"), HOUR)
     assert (move.act, move.ending, move.detail) == (SupervisorAction.STOP, EndReason.CANCELLED, "alice asked")
 
 
 def test_while_stopping_it_waits_for_the_grace_period_then_kills():
-    assert decide_next(at(12, stopping_since_s=10, cancel="x"), HOUR).within_s == 28
-    assert decide_next(at(40, stopping_since_s=10, cancel="x"), HOUR).act is SupervisorAction.KILL
+    assert decide_next(at(12, stopping_since_s=10, cancel_reason="x"), HOUR).wait_at_most_s == 28
+    assert decide_next(at(40, stopping_since_s=10, cancel_reason="x"), HOUR).act is SupervisorAction.KILL
 
 
 def test_while_stopping_it_waits_for_what_the_tasks_left_too():
@@ -72,32 +72,32 @@ def asked(since_s=1000.0, by_s=1120.0, *, warned=True):
 
 
 def test_who_is_to_make_room_is_warned_at_once_then_stopped_a_grace_period_before_the_end():
-    assert decide_next(at(1000, asked=asked(warned=False)), ENDLESS).act is SupervisorAction.WARN
-    assert decide_next(at(1000, asked=asked()), ENDLESS).within_s == 90
-    move = decide_next(at(1090, asked=asked()), ENDLESS)
+    assert decide_next(at(1000, yielding=asked(warned=False)), ENDLESS).act is SupervisorAction.WARN
+    assert decide_next(at(1000, yielding=asked()), ENDLESS).wait_at_most_s == 90
+    move = decide_next(at(1090, yielding=asked()), ENDLESS)
     assert (move.act, move.ending, move.detail) == (SupervisorAction.STOP, EndReason.YIELDED, "lab needs it")
-    assert decide_next(at(1100, asked=asked(), stopping_since_s=1090), ENDLESS).within_s == 20
-    assert decide_next(at(1120, asked=asked(), stopping_since_s=1090), ENDLESS).act is SupervisorAction.KILL
+    assert decide_next(at(1100, yielding=asked(), stopping_since_s=1090), ENDLESS).wait_at_most_s == 20
+    assert decide_next(at(1120, yielding=asked(), stopping_since_s=1090), ENDLESS).act is SupervisorAction.KILL
 
 
 def test_of_a_short_time_half_is_for_the_warning_and_nothing_runs_beyond_it():
     short = asked(1000, 1010)
-    assert decide_next(at(1004, asked=short), ENDLESS).within_s == 1
-    assert decide_next(at(1005, asked=short), ENDLESS).act is SupervisorAction.STOP
-    assert decide_next(at(1009, asked=short, stopping_since_s=1005), ENDLESS).within_s == 1
-    assert decide_next(at(1010, asked=short, stopping_since_s=1005), ENDLESS).act is SupervisorAction.KILL
+    assert decide_next(at(1004, yielding=short), ENDLESS).wait_at_most_s == 1
+    assert decide_next(at(1005, yielding=short), ENDLESS).act is SupervisorAction.STOP
+    assert decide_next(at(1009, yielding=short, stopping_since_s=1005), ENDLESS).wait_at_most_s == 1
+    assert decide_next(at(1010, yielding=short, stopping_since_s=1005), ENDLESS).act is SupervisorAction.KILL
 
 
 def test_a_task_that_leaves_because_it_was_asked_does_not_stop_the_others():
-    assert decide_next(at(1010, asked=asked(), failure="task 1 exited with 85"), ENDLESS).within_s == 80
+    assert decide_next(at(1010, yielding=asked(), first_failure="task 1 exited with 85"), ENDLESS).wait_at_most_s == 80
 
 
 def test_a_cancel_and_the_time_limit_come_before_the_end_of_making_room():
-    assert decide_next(at(1010, asked=asked(), cancel="ann asked"), HOUR).ending is EndReason.CANCELLED
+    assert decide_next(at(1010, yielding=asked(), cancel_reason="ann asked"), HOUR).ending is EndReason.CANCELLED
     late = asked(3550, 3670)
-    assert decide_next(at(3560, asked=late), HOUR).within_s == 40
-    assert decide_next(at(3600, asked=late), HOUR).ending is EndReason.TIMED_OUT
-    assert decide_next(at(3600, asked=late, stopping_since_s=3590), RunLimits(None, 0, 600)).within_s == 70, (
+    assert decide_next(at(3560, yielding=late), HOUR).wait_at_most_s == 40
+    assert decide_next(at(3600, yielding=late), HOUR).ending is EndReason.TIMED_OUT
+    assert decide_next(at(3600, yielding=late, stopping_since_s=3590), RunLimits(None, 0, 600)).wait_at_most_s == 70, (
         "as for any stop"
     )
 
@@ -106,10 +106,10 @@ situations = st.builds(
     ObservedRun,
     elapsed_s=st.floats(0, 1e7),
     tasks_left=st.integers(0, 3),
-    childless=st.booleans(),
-    failure=st.none() | st.just("failed"),
-    cancel=st.none() | st.just("asked"),
-    asked=st.none() | st.builds(YieldState, st.just("lab"), st.floats(0, 1e7), st.floats(0, 1e7), st.booleans()),
+    has_no_processes=st.booleans(),
+    first_failure=st.none() | st.just("failed"),
+    cancel_reason=st.none() | st.just("asked"),
+    yielding=st.none() | st.builds(YieldState, st.just("lab"), st.floats(0, 1e7), st.floats(0, 1e7), st.booleans()),
     warned=st.booleans(),
     stopping_since_s=st.none() | st.floats(0, 1e7),
 )
@@ -120,7 +120,7 @@ limits = st.builds(
 
 @given(situations, limits)
 def test_it_finishes_if_and_only_if_nothing_is_left(now, limits):
-    assert (decide_next(now, limits).act is SupervisorAction.FINISH) == now.childless
+    assert (decide_next(now, limits).act is SupervisorAction.FINISH) == now.has_no_processes
 
 
 @given(situations, limits)
@@ -128,9 +128,9 @@ def test_it_never_waits_past_its_next_duty(now, limits):
     move = decide_next(now, limits)
     if move.act is not SupervisorAction.WAIT:
         return
-    assert move.within_s is None or move.within_s > 0
+    assert move.wait_at_most_s is None or move.wait_at_most_s > 0
     if now.stopping_since_s is None and limits.time_limit_s is not None:
-        assert now.elapsed_s + move.within_s <= limits.time_limit_s * (1 + 1e-9)
+        assert now.elapsed_s + move.wait_at_most_s <= limits.time_limit_s * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("ending", [ending for ending in EndReason if ending is not EndReason.EXITED])
@@ -142,10 +142,12 @@ def test_only_a_run_that_exited_by_itself_can_end_with_zero(ending):
 
 @given(situations, limits)
 def test_who_is_to_make_room_has_made_it_in_time(now, limits):
-    if now.asked is None or now.childless:
+    if now.yielding is None or now.has_no_processes:
         return
-    late = replace(now, elapsed_s=max(now.elapsed_s, now.asked.by_s), asked=replace(now.asked, warned=True))
+    late = replace(
+        now, elapsed_s=max(now.elapsed_s, now.yielding.deadline_s), yielding=replace(now.yielding, is_warned=True)
+    )
     assert decide_next(late, limits).act in (SupervisorAction.STOP, SupervisorAction.KILL)
-    stop_at_s = now.asked.stop_at_s(limits.grace_s)
-    assert stop_at_s <= now.asked.by_s
-    assert stop_at_s >= min(now.asked.since_s, now.asked.by_s)
+    stop_at_s = now.yielding.term_at_s(limits.grace_s)
+    assert stop_at_s <= now.yielding.deadline_s
+    assert stop_at_s >= min(now.yielding.received_at_s, now.yielding.deadline_s)

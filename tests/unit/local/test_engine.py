@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from moorings.engines.orders import parse_signal
+from moorings.engines.launch import parse_signal
+from moorings.engines.run_folder import to_json
 from moorings.local.engine import LocalEngine
+from moorings.local.finalize import FinalizeResult, finalize_run
 from moorings.local.processes import boot_id
-from moorings.local.records import CancelRecord, ProcessIdentity, SupervisorStatus, to_json
-from moorings.local.rundir import LocalRunFolder
-from moorings.local.settle import FinalizeResult, finalize_run
+from moorings.local.records import CancelRecord, ProcessIdentity, SupervisorStatus
+from moorings.local.run_folder import LocalRunFolder
 from moorings.testing.engine_suite import (
     READY,
     error_of,
@@ -49,7 +50,7 @@ exec sleep 3605
 SUBMITTER = """
 import asyncio, sys
 from pathlib import Path
-from moorings.engines.orders import parse_signal
+from moorings.engines.launch import parse_signal
 from moorings.local.engine import LocalEngine
 from moorings.local.records import from_json
 from moorings.ports.engine import RunSubmission
@@ -95,7 +96,7 @@ def stranger():
 
 
 async def test_a_run_outlives_a_killed_controller(rig):
-    order = make_order(rig.programs.lasts(), rig.workdir)
+    order = make_order(rig.programs.runs_until_stopped(), rig.workdir)
     controller = submitter(rig, order)
     assert controller.stdout.readline() == "begin\n"
     assert controller.stdout.readline() == f"{order.run}/0\n"
@@ -124,9 +125,9 @@ async def test_a_controller_killed_at_any_moment_of_a_submit_starts_a_run_at_mos
 async def test_an_order_whose_controller_died_before_it_started_anything_is_absent_and_may_be_submitted(rig, engine):
     order = make_order(rig.programs.prints("once"), rig.workdir)
     folder = rig.of(order.run)
-    folder.make()
+    folder.create()
     assert (await observe_run(engine, order.run)).phase is RunPhase.ABSENT
-    folder.save_order(order)
+    folder.save(order)
     await wait_for_phase(engine, order.run, RunPhase.ABSENT)
     await engine.submit(order)
     await wait_for_end(engine, order.run)
@@ -136,9 +137,9 @@ async def test_an_order_whose_controller_died_before_it_started_anything_is_abse
 async def test_while_another_controller_submits_a_run_is_starting(rig, engine):
     order = make_order(rig.programs.exits(0), rig.workdir)
     folder = rig.of(order.run)
-    folder.make()
-    with folder.at_door(wait_s=0):
-        folder.save_order(order)
+    folder.create()
+    with folder.hold_submit_lock(wait_s=0):
+        folder.save(order)
         for _ in range(3):
             assert (await observe_run(engine, order.run)).phase is RunPhase.STARTING
             assert finalize_run(folder, order.run, WallClock().now()) is FinalizeResult.BUSY
@@ -148,10 +149,10 @@ async def test_while_another_controller_submits_a_run_is_starting(rig, engine):
 async def test_while_a_supervisor_has_not_said_anything_a_run_is_starting(rig, engine):
     order = make_order(rig.programs.exits(0), rig.workdir)
     folder = rig.of(order.run)
-    folder.make()
-    with folder.at_door(wait_s=0):
-        folder.save_order(order)
-        life = folder.take_life()
+    folder.create()
+    with folder.hold_submit_lock(wait_s=0):
+        folder.save(order)
+        life = folder.acquire_liveness_lock()
     try:
         assert finalize_run(folder, order.run, WallClock().now()) is FinalizeResult.ALIVE
         assert (await observe_run(engine, order.run)).phase is RunPhase.STARTING
@@ -164,8 +165,8 @@ async def test_while_a_supervisor_has_not_said_anything_a_run_is_starting(rig, e
 async def test_a_run_cancelled_before_anything_was_started_ends_so_and_is_never_started(rig, engine):
     order = make_order(rig.programs.prints("never"), rig.workdir)
     folder = rig.of(order.run)
-    folder.make()
-    folder.save_order(order)
+    folder.create()
+    folder.save(order)
     await engine.cancel(order.run, "changed my mind")
     end = await wait_for_end(engine, order.run)
     assert (end.ending, end.task_codes, end.started_at, end.detail) == (
@@ -182,8 +183,8 @@ async def test_a_run_cancelled_before_anything_was_started_ends_so_and_is_never_
 async def test_a_supervisor_that_finds_its_run_cancelled_starts_nothing(rig, engine):
     order = replace(make_order(rig.programs.prints("never"), rig.workdir), attempt=1)
     folder = rig.of(order.run)
-    folder.make()
-    folder.save_cancel(CancelRecord(1, "changed my mind"))
+    folder.create()
+    folder.save(CancelRecord(1, "changed my mind"))
     await engine.submit(order)
     end = await wait_for_end(engine, order.run)
     assert (end.ending, end.task_codes, end.detail) == (EndReason.CANCELLED, (None,), "changed my mind")
@@ -196,7 +197,7 @@ async def test_a_job_that_writes_without_end_is_cut_and_runs_on(rig):
     engine = LocalEngine(rig.runs, WallClock(), 20_000)
     order = make_order(("/bin/sh", "-c", "yes & exec sleep 1000"), rig.workdir)
     await engine.submit(order)
-    log = rig.of(order.run).log(0, 0)
+    log = rig.of(order.run).log_path(0, 0)
     await eventually(lambda: b"the output is cut here, at 20000;" in log.read_bytes()[:30_000])
     await eventually(lambda: log.stat().st_size < 30_000)
     assert (await observe_run(engine, order.run)).phase is RunPhase.RUNNING
@@ -209,14 +210,14 @@ async def test_a_job_that_writes_without_end_is_cut_and_runs_on(rig):
 
 async def test_a_run_is_stopped_though_the_wish_cannot_be_written_down(rig, engine, monkeypatch):
     """Its own output may be what fills the disk."""
-    order = make_order(rig.programs.lasts(), rig.workdir)
+    order = make_order(rig.programs.runs_until_stopped(), rig.workdir)
     await engine.submit(order)
     await wait_for_output(engine, order.run, READY)
 
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(LocalRunFolder, "save_cancel", full)
+    monkeypatch.setattr(LocalRunFolder, "save", full)
     await engine.cancel(order.run, "seen enough")
     end = await wait_for_end(engine, order.run)
     assert (end.ending, end.detail) == (EndReason.CANCELLED, "its supervisor was told to stop (SIGTERM)")
@@ -249,7 +250,7 @@ async def test_a_run_whose_supervisor_was_killed_is_lost_when_nothing_of_it_is_l
 
 
 async def test_the_bindings_of_a_run_whose_supervisor_was_killed_are_gone(rig, engine):
-    order = make_order(rig.programs.lasts(), rig.workdir)
+    order = make_order(rig.programs.runs_until_stopped(), rig.workdir)
     await engine.submit(order)
     folder = rig.of(order.run)
     assert folder.bindings.exists()
@@ -292,7 +293,7 @@ async def test_tasks_die_with_their_supervisor_before_anybody_looks(rig, engine)
 
 
 async def test_a_lost_run_may_have_another_attempt(rig, engine):
-    order = make_order(rig.programs.lasts(), rig.workdir)
+    order = make_order(rig.programs.runs_until_stopped(), rig.workdir)
     await engine.submit(order)
     os.kill(rig.status(order.run).supervisor.pid, signal.SIGKILL)
     again = replace(order, attempt=1, job=replace(order.job, command=rig.programs.exits(0)))
@@ -304,10 +305,10 @@ async def test_a_lost_run_may_have_another_attempt(rig, engine):
 async def test_after_a_restart_of_the_machine_a_run_is_lost_and_no_stranger_is_killed(rig, engine, stranger):
     order = make_order(rig.programs.exits(0), rig.workdir)
     folder = rig.of(order.run)
-    folder.make()
-    folder.save_order(order)
+    folder.create()
+    folder.save(order)
     here = ProcessIdentity(stranger.pid, 1)
-    folder.save_status(SupervisorStatus(0, RunPhase.RUNNING, "another-boot", here, tasks=(here,)), durable=True)
+    folder.save(SupervisorStatus(0, RunPhase.RUNNING, "another-boot", here, tasks=(here,)), durable=True)
     assert (await observe_run(engine, order.run)).phase is RunPhase.RUNNING
     end = await wait_for_end(engine, order.run)
     assert (end.ending, end.detail) == (EndReason.LOST, "the machine was restarted")
@@ -317,10 +318,10 @@ async def test_after_a_restart_of_the_machine_a_run_is_lost_and_no_stranger_is_k
 async def test_a_stranger_who_got_the_process_id_of_a_task_is_not_killed(rig, engine, stranger):
     order = make_order(rig.programs.exits(0), rig.workdir)
     folder = rig.of(order.run)
-    folder.make()
-    folder.save_order(order)
+    folder.create()
+    folder.save(order)
     here = ProcessIdentity(stranger.pid, 1)  # that process began at another time
-    folder.save_status(SupervisorStatus(0, RunPhase.RUNNING, boot_id(), here, tasks=(here,)), durable=True)
+    folder.save(SupervisorStatus(0, RunPhase.RUNNING, boot_id(), here, tasks=(here,)), durable=True)
     assert (await wait_for_end(engine, order.run)).ending is EndReason.LOST
     assert stranger.poll() is None
 
@@ -347,7 +348,7 @@ async def test_a_supervisor_that_cannot_start_is_an_error_and_may_be_tried_again
 @pytest.mark.parametrize("name", ["order.json", "status.json", "end.json"])
 @pytest.mark.parametrize("content", [b"", b'{"attempt": 0, "rec', b"[]", b"\xff\xfe"])
 async def test_nothing_follows_from_a_damaged_file(rig, engine, name, content):
-    order = make_order(rig.programs.lasts(), rig.workdir)
+    order = make_order(rig.programs.runs_until_stopped(), rig.workdir)
     await engine.submit(order)
     path = rig.of(order.run).path / name
     whole = path.read_bytes() if path.exists() else None
@@ -364,7 +365,7 @@ async def test_nothing_follows_from_a_damaged_file(rig, engine, name, content):
 
 
 async def test_an_order_that_vanished_is_no_absence(rig, engine):
-    order = make_order(rig.programs.lasts(), rig.workdir)
+    order = make_order(rig.programs.runs_until_stopped(), rig.workdir)
     await engine.submit(order)
     path = rig.of(order.run).order
     aside = path.rename(path.with_name("aside"))
@@ -381,7 +382,7 @@ def told(caplog, event):
 @pytest.mark.parametrize("damaged", [["order.json"], ["status.json"], ["order.json", "status.json"]])
 @pytest.mark.parametrize("remembered", [True, False])
 async def test_a_run_with_damaged_records_can_be_cancelled_and_its_end_counts(rig, engine, damaged, remembered):
-    order = make_order(rig.programs.lasts(), rig.workdir)
+    order = make_order(rig.programs.runs_until_stopped(), rig.workdir)
     await engine.submit(order)
     await wait_for_output(engine, order.run, READY)
     for name in damaged:
@@ -425,7 +426,7 @@ async def test_a_run_with_damaged_records_and_no_end_is_lost_when_nothing_of_it_
 
 
 async def test_a_run_whose_order_was_damaged_may_have_another_attempt(rig, engine):
-    order = make_order(rig.programs.lasts(), rig.workdir)
+    order = make_order(rig.programs.runs_until_stopped(), rig.workdir)
     await engine.submit(order)
     supervisor = rig.status(order.run).supervisor.pid
     rig.of(order.run).order.write_text("garbage")
@@ -438,13 +439,13 @@ async def test_a_run_whose_order_was_damaged_may_have_another_attempt(rig, engin
 
 
 async def test_damage_is_told_once_with_its_path(rig, engine, caplog):
-    order = make_order(rig.programs.lasts(), rig.workdir)
+    order = make_order(rig.programs.runs_until_stopped(), rig.workdir)
     await engine.submit(order)
     path = rig.of(order.run).status
     path.write_text("garbage")
     for _ in range(3):
         assert (await observe_run(engine, order.run)).phase is RunPhase.UNKNOWN
-        await engine.changed()
+        await engine.wait_for_change()
     (problem,) = told(caplog, "run.damaged")
     assert str(path) in problem.detail
     assert problem.hint
@@ -454,7 +455,7 @@ async def test_damage_is_told_once_with_its_path(rig, engine, caplog):
 
 
 async def test_an_end_that_cannot_be_settled_is_told_once(rig, engine, caplog):
-    order = make_order(rig.programs.lasts(), rig.workdir)
+    order = make_order(rig.programs.runs_until_stopped(), rig.workdir)
     await engine.submit(order)
     folder = rig.of(order.run)
     folder.end.mkdir()  # nothing can be renamed onto a folder
@@ -463,10 +464,10 @@ async def test_an_end_that_cannot_be_settled_is_told_once(rig, engine, caplog):
     async with asyncio.timeout(patient(60)):
         while not told(caplog, "run.unsettled"):
             assert (await observe_run(engine, order.run)).phase is RunPhase.UNKNOWN
-            await engine.changed()
+            await engine.wait_for_change()
     for _ in range(2):
         await observe_run(engine, order.run)
-        await engine.changed()
+        await engine.wait_for_change()
     (problem,) = told(caplog, "run.unsettled")
     assert str(folder.path) in problem.detail + problem.hint
     folder.end.rmdir()
@@ -474,7 +475,7 @@ async def test_an_end_that_cannot_be_settled_is_told_once(rig, engine, caplog):
 
 
 async def test_nothing_follows_from_a_record_that_cannot_be_read(rig, engine, caplog):
-    order = make_order(rig.programs.lasts(), rig.workdir)
+    order = make_order(rig.programs.runs_until_stopped(), rig.workdir)
     await engine.submit(order)
     folder = rig.of(order.run)
     status = rig.status(order.run)
@@ -484,7 +485,7 @@ async def test_nothing_follows_from_a_record_that_cannot_be_read(rig, engine, ca
     await eventually(lambda: rig.left() == {})
     for _ in range(3):
         assert (await observe_run(engine, order.run)).phase is RunPhase.UNKNOWN
-        await engine.changed()
+        await engine.wait_for_change()
     (problem,) = told(caplog, "run.unreadable")
     assert str(folder.status) in problem.detail
     assert not folder.end.exists()
@@ -518,7 +519,7 @@ async def test_a_run_whose_folder_is_gone_is_stopped_before_it_is_absent(rig, en
 
 
 async def test_a_stopped_supervisor_of_a_folder_that_is_gone_is_stopped_too(rig, engine):
-    order = make_order(rig.programs.lasts(), rig.workdir)
+    order = make_order(rig.programs.runs_until_stopped(), rig.workdir)
     await engine.submit(order)
     os.kill(rig.status(order.run).supervisor.pid, signal.SIGSTOP)
     rig.of(order.run).path.rename(rig.folder / "elsewhere")
@@ -527,7 +528,7 @@ async def test_a_stopped_supervisor_of_a_folder_that_is_gone_is_stopped_too(rig,
 
 
 async def test_a_run_whose_folder_was_emptied_is_stopped_and_its_end_counts(rig, engine):
-    order = make_order(rig.programs.lasts(), rig.workdir)
+    order = make_order(rig.programs.runs_until_stopped(), rig.workdir)
     await engine.submit(order)
     path = rig.of(order.run).path
     path.rename(rig.folder / "elsewhere")
@@ -552,7 +553,7 @@ async def test_what_outlived_supervisor_and_folder_is_killed_before_the_run_is_a
 
 
 async def test_who_follows_the_output_is_told_when_the_folder_goes(rig, engine):
-    order = make_order(rig.programs.lasts(), rig.workdir)
+    order = make_order(rig.programs.runs_until_stopped(), rig.workdir)
     await engine.submit(order)
     await wait_for_output(engine, order.run, READY)
     following = asyncio.create_task(read_output(engine, order.run, follow=True))
@@ -563,7 +564,7 @@ async def test_who_follows_the_output_is_told_when_the_folder_goes(rig, engine):
 
 
 async def test_a_run_of_which_something_is_left_is_not_started_anew_in_another_folder(rig, engine):
-    order = make_order(rig.programs.lasts(), rig.workdir)
+    order = make_order(rig.programs.runs_until_stopped(), rig.workdir)
     await engine.submit(order)
     await wait_for_output(engine, order.run, READY)
     rig.of(order.run).path.rename(rig.folder / "elsewhere")
@@ -575,14 +576,14 @@ async def test_a_run_of_which_something_is_left_is_not_started_anew_in_another_f
 
 
 async def test_nothing_is_stopped_because_the_disk_of_all_runs_is_not_there(rig, engine, caplog):
-    order = make_order(rig.programs.lasts(), rig.workdir)
+    order = make_order(rig.programs.runs_until_stopped(), rig.workdir)
     await engine.submit(order)
     await wait_for_output(engine, order.run, READY)
     aside = rig.runs.rename(rig.folder / "aside")
     rig.runs.mkdir()  # where the disk was mounted
     for _ in range(2):
         assert (await observe_run(engine, order.run)).phase is RunPhase.UNKNOWN
-        await engine.changed()
+        await engine.wait_for_change()
     assert len(told(caplog, "runs.folder_gone")) == 1
     rig.runs.rmdir()
     aside.rename(rig.runs)
@@ -624,7 +625,7 @@ async def test_a_disk_that_takes_nothing_is_an_error_and_may_be_tried_again(rig,
 
 
 async def test_an_attempt_waits_for_the_one_before(rig, engine):
-    order = make_order(rig.programs.lasts(), rig.workdir)
+    order = make_order(rig.programs.runs_until_stopped(), rig.workdir)
     await engine.submit(order)
     error = await error_of(engine.submit(replace(order, attempt=1)))
     assert (error.code, error.retryable) == ("engine.unavailable", True)
@@ -639,11 +640,11 @@ async def test_the_end_of_a_run_wakes_whoever_waits(rig):
         try:
             assert (await observe_run(engine, waiting_for)).phase is RunPhase.RUNNING
             while (await observe_run(engine, waiting_for)).phase is not RunPhase.ENDED:
-                await engine.changed()
+                await engine.wait_for_change()
         finally:
             await engine.close()
 
-    order = make_order(rig.programs.lasts(), rig.workdir)
+    order = make_order(rig.programs.runs_until_stopped(), rig.workdir)
     async with open_engine(rig) as engine:
         await engine.submit(order)
         waiters = [asyncio.create_task(news(order.run)) for _ in range(2)]
@@ -662,7 +663,7 @@ async def test_many_runs_at_once(rig, engine):
 
 
 async def test_an_engine_that_lets_go_holds_nothing_and_stops_nothing(rig):
-    order = make_order(rig.programs.lasts(), rig.workdir)
+    order = make_order(rig.programs.runs_until_stopped(), rig.workdir)
     before = open_files()
     async with open_engine(rig) as engine:
         await engine.submit(order)
@@ -676,9 +677,9 @@ async def test_an_engine_that_lets_go_holds_nothing_and_stops_nothing(rig):
 
 
 async def test_a_cancel_is_found_even_if_nobody_nudges(rig, engine):
-    order = make_order(rig.programs.lasts(), rig.workdir)
+    order = make_order(rig.programs.runs_until_stopped(), rig.workdir)
     await engine.submit(order)
-    rig.of(order.run).save_cancel(CancelRecord(0, "left on the doorstep"))
+    rig.of(order.run).save(CancelRecord(0, "left on the doorstep"))
     assert (await wait_for_end(engine, order.run)).detail == "left on the doorstep"
 
 

@@ -1,4 +1,4 @@
-"""A run that is asked to make room: warned, stopped, gone in time; and its next attempt goes on."""
+"""A run that is asked to make room: warned, stopped, gone in time; and its next attempt continues."""
 
 import os
 import signal
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from moorings.core.instants import SECOND, Timestamp
-from moorings.local.records import YieldRecord
-from moorings.local.rundir import write_atomically
+from moorings.core.model.timestamps import SECOND, Timestamp
+from moorings.files import write_atomically
+from moorings.local.records import AttemptEnd, CancelRecord, YieldRecord
 from moorings.local.supervisor import Supervisor
 from moorings.testing.engine_suite import (
     READY,
@@ -50,7 +50,7 @@ async def test_a_warned_job_saves_leaves_and_goes_on_with_all_its_output_kept(ri
     order = make_order(rig.programs.shell(RESUMES), rig.workdir)
     for attempt in range(2):
         await engine.submit(_attempt(order, attempt))
-        log = rig.of(order.run).log(attempt, 0)
+        log = rig.of(order.run).log_path(attempt, 0)
         await eventually(partial(says_ready, log))
         await engine.ask_to_yield(order.run, attempt, WHY, within(600))
         end = await wait_for_end(engine, order.run)
@@ -66,9 +66,11 @@ def _attempt(order, attempt):
     return replace(order, attempt=attempt)
 
 
-@pytest.mark.parametrize("program", ["lasts", "leaves_well_at_term"])
+@pytest.mark.parametrize("program", ["runs_until_stopped", "exits_zero_at_term"])
 async def test_who_does_not_listen_is_told_to_end_in_time(rig, engine, program):
     order = make_order(getattr(rig.programs, program)(), rig.workdir)  # its grace period is longer than there is time
+    contract = replace(order.job.checkpoint, warn_signal="USR1")  # TERM itself is no warning
+    order = replace(order, job=replace(order.job, checkpoint=contract))
     await engine.submit(order)
     await wait_for_output(engine, order.run, READY)
     begun = time.monotonic()
@@ -119,14 +121,14 @@ async def test_who_is_done_when_asked_has_succeeded(rig, engine):
 
 
 async def test_the_first_time_stays_and_another_attempt_is_not_meant(rig, engine):
-    order = make_order(rig.programs.lasts(), rig.workdir)
+    order = make_order(rig.programs.runs_until_stopped(), rig.workdir)
     await engine.submit(order)
     await engine.ask_to_yield(order.run, 1, WHY, within(2))
-    assert rig.of(order.run).read_yield(0) is None
+    assert rig.of(order.run).read(YieldRecord, 0) is None
     await engine.ask_to_yield(order.run, 0, WHY, within(600))
-    first = rig.of(order.run).read_yield(0)
+    first = rig.of(order.run).read(YieldRecord, 0)
     await engine.ask_to_yield(order.run, 0, "again", within(900))
-    assert rig.of(order.run).read_yield(0) == first
+    assert rig.of(order.run).read(YieldRecord, 0) == first
     await engine.cancel(order.run, "ann asked")
     end = await wait_for_end(engine, order.run)
     assert (end.ending, end.detail) == (EndReason.CANCELLED, "ann asked")
@@ -135,16 +137,16 @@ async def test_the_first_time_stays_and_another_attempt_is_not_meant(rig, engine
 
 
 async def test_nobody_is_asked_of_whom_nothing_is_known(rig, engine):
-    stranger = make_order(rig.programs.lasts(), rig.workdir).run
+    stranger = make_order(rig.programs.runs_until_stopped(), rig.workdir).run
     await engine.ask_to_yield(stranger, 0, WHY, within(600))
     assert (await observe_run(engine, stranger)).phase is RunPhase.ABSENT
     assert not rig.of(stranger).path.exists()
 
 
 async def test_an_order_that_cannot_be_written_is_tried_again(rig, engine):
-    order = make_order(rig.programs.lasts(), rig.workdir)
+    order = make_order(rig.programs.runs_until_stopped(), rig.workdir)
     await engine.submit(order)
-    rig.of(order.run).yielding.mkdir()  # nothing can be renamed onto a folder
+    rig.of(order.run).yield_file.mkdir()  # nothing can be renamed onto a folder
     error = await error_of(engine.ask_to_yield(order.run, 0, WHY, within(600)))
     assert (error.code, error.retryable) == ("engine.unavailable", True)
     await engine.cancel(order.run, "seen enough")
@@ -152,14 +154,14 @@ async def test_an_order_that_cannot_be_written_is_tried_again(rig, engine):
 
 
 async def test_a_supervisor_that_knows_no_such_order_is_told_to_cancel_when_the_time_is_over(rig, engine):
-    order = make_order(rig.programs.lasts(), rig.workdir)
+    order = make_order(rig.programs.runs_until_stopped(), rig.workdir)
     await engine.submit(order)
     folder = rig.of(order.run)
     supervisor = rig.status(order.run).supervisor
     os.kill(supervisor.pid, signal.SIGSTOP)  # it sees the order no more than an older one would
-    folder.save_yield(YieldRecord(0, WHY, time.monotonic() - 60))
+    folder.save(YieldRecord(0, WHY, time.monotonic() - 60))
     await engine.ask_to_yield(order.run, 0, WHY, within(2))
-    cancel = folder.read_cancel(0)
+    cancel = folder.read(CancelRecord, 0)
     os.kill(supervisor.pid, signal.SIGCONT)
     assert cancel is not None
     assert cancel.reason == WHY
@@ -167,23 +169,23 @@ async def test_a_supervisor_that_knows_no_such_order_is_told_to_cancel_when_the_
 
 
 def test_a_run_that_is_to_make_room_before_it_began_starts_nothing(rig):
-    order = make_order(rig.programs.lasts(), rig.workdir)
+    order = make_order(rig.programs.runs_until_stopped(), rig.workdir)
     folder = rig.of(order.run)
     folder.path.mkdir(parents=True)
-    folder.save_order(order)
-    folder.save_yield(YieldRecord(0, WHY, time.monotonic() + 600))
+    folder.save(order)
+    folder.save(YieldRecord(0, WHY, time.monotonic() + 600))
     supervisor = Supervisor(folder, order)
-    supervisor.begin()
-    supervisor.finish()
-    end = folder.read_end(0)
+    supervisor.start()
+    supervisor.record_end()
+    end = folder.read(AttemptEnd, 0)
     assert end is not None
     assert (end.record.ending, end.record.exit_code, end.record.task_codes) == (EndReason.YIELDED, 143, (None,))
-    assert not folder.log(0, 0).exists()
+    assert not folder.log_path(0, 0).exists()
 
 
 async def test_a_damaged_order_is_written_anew(rig, engine):
-    order = make_order(rig.programs.lasts(), rig.workdir)
+    order = make_order(rig.programs.runs_until_stopped(), rig.workdir)
     await engine.submit(order)
-    write_atomically(rig.of(order.run).yielding, b"{", durable=False)
+    write_atomically(rig.of(order.run).yield_file, b"{", durable=False)
     await engine.ask_to_yield(order.run, 0, WHY, within(2))
     assert (await wait_for_end(engine, order.run)).ending is EndReason.YIELDED

@@ -13,10 +13,12 @@ from moorings.local.processes import (
     boot_id,
     descendants,
     find_signal_receivers,
+    find_warning_receivers,
     handles_signal,
     has_file_open_below,
     has_variable,
     list_processes,
+    open_for_writing,
     open_pidfd,
     parse_stat,
     read_process,
@@ -54,7 +56,7 @@ def test_a_name_with_parentheses_and_spaces_confuses_nobody():
 def test_we_are_there_and_our_parent_is_our_parent():
     us = read_process(os.getpid())
     assert us is not None
-    assert (us.parent, us.session, us.dead) == (os.getppid(), os.getsid(0), False)
+    assert (us.parent, us.session, us.has_exited) == (os.getppid(), os.getsid(0), False)
     assert list_processes()[os.getpid()].ticks == us.ticks
     assert len(boot_id()) == 36
 
@@ -69,7 +71,7 @@ def test_a_zombie_is_dead_and_takes_no_signal(start):
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     zombie = read_process(process.pid)
     assert zombie is not None
-    assert zombie.dead
+    assert zombie.has_exited
     assert process.pid not in list_processes()
     assert open_pidfd(zombie.pid, zombie.ticks) is None
 
@@ -135,3 +137,30 @@ def test_a_signal_is_for_the_program_in_the_script_and_not_for_its_workers(start
     assert len(told) == 1
     assert told[0].parent == script.pid
     assert find_signal_receivers(2**30, signal.SIGUSR1, list_processes()) == []
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
+def test_a_term_that_warns_passes_over_torchrun_and_reaches_its_workers(launcher, start, tmp_path):
+    """torchrun's agent, which accelerate runs in itself, ends its workers at a TERM."""
+    handles = "signal.signal(signal.SIGTERM, lambda *_: None); signal.signal(signal.SIGUSR2, lambda *_: None)"
+    (tmp_path / "worker.py").write_text(f"import signal; {handles}; print(flush=True); signal.pause()")
+    worker = f"worker = subprocess.Popen([sys.executable, {str(tmp_path / 'worker.py')!r}], stdout=subprocess.PIPE)"
+    (tmp_path / launcher).write_text(
+        f"import signal, subprocess, sys; {handles}; {worker}; worker.stdout.readline(); "
+        "print(flush=True); signal.pause()"
+    )
+    agent = start(sys.executable, str(tmp_path / launcher), "launch")
+    table = list_processes()
+    assert [process.pid for process in find_warning_receivers(agent.pid, signal.SIGUSR2, table)] == [agent.pid]
+    told = find_warning_receivers(agent.pid, signal.SIGTERM, table)
+    assert [process.parent for process in told] == [agent.pid]
+    for process in told:
+        send_signal(process, signal.SIGKILL)
+
+
+def test_files_that_are_open_for_writing_are_found(start, tmp_path):
+    (tmp_path / "read").write_text("")
+    program = "import sys; a = open('written', 'w'); b = open('read'); print(flush=True); sys.stdin.read()"
+    process = start(sys.executable, "-c", program, cwd=tmp_path, stdin=subprocess.PIPE)
+    assert open_for_writing([process.pid, 2**30], str(tmp_path)) == {str(tmp_path / "written")}
+    assert open_for_writing([process.pid], str(tmp_path / "else")) == frozenset()

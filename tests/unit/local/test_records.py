@@ -2,15 +2,15 @@
 
 import json
 import os
-import stat
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.core.claims import CheckpointContract
-from moorings.core.instants import Timestamp
+from moorings.core.model.claims import CheckpointContract
+from moorings.core.model.timestamps import Timestamp
+from moorings.engines.run_folder import to_json
 from moorings.local.records import (
     AttemptEnd,
     CancelRecord,
@@ -18,13 +18,12 @@ from moorings.local.records import (
     RecordUnreadableError,
     SupervisorStatus,
     from_json,
-    to_json,
 )
-from moorings.local.rundir import LocalRunFolder, write_atomically
+from moorings.local.run_folder import LocalRunFolder
 from moorings.ports.engine import RunSubmission
 from moorings.testing.engine_suite import make_order
 from moorings.workloads.jobs import Accelerators, JobSpec, Resources
-from moorings.workloads.runs import EndReason, EndRecord, RunId, RunPhase
+from moorings.workloads.runs import EndReason, EndRecord, RunPhase
 from tests.cases import cases
 
 texts = st.text(max_size=20)
@@ -75,7 +74,7 @@ END = to_json(AttemptEnd(0, EndRecord(EndReason.EXITED, 0, (0,))))
 
 @given(records)
 def test_what_is_written_is_read(record):
-    assert from_json(type(record), to_json(record).encode("ascii")) == record
+    assert from_json(type(record), to_json(record)) == record
 
 
 def test_names_that_are_not_utf8_survive():
@@ -121,35 +120,10 @@ def test_an_older_or_newer_release_is_understood():
 def test_a_record_of_another_attempt_is_history(tmp_path):
     folder = LocalRunFolder(tmp_path)
     folder.save_end(AttemptEnd(0, EndRecord(EndReason.EXITED, 0)))
-    folder.save_cancel(CancelRecord(0, "enough"))
-    assert folder.read_end(0) is not None
-    assert folder.read_end(1) is None
-    assert folder.read_cancel(1) is None
-
-
-def test_files_are_replaced_whole_and_are_the_owners_alone(tmp_path):
-    path = tmp_path / "record"
-    write_atomically(path, b"one", durable=True)
-    with path.open("rb") as before:
-        write_atomically(path, b"two", durable=True)
-        assert before.read() == b"one"
-    assert path.read_bytes() == b"two"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert names(tmp_path) == ["record"]
-
-
-def test_a_write_that_fails_leaves_the_old_file_and_no_draft(tmp_path):
-    path = tmp_path / "record"
-    path.mkdir()
-    with pytest.raises(OSError, match="directory"):
-        write_atomically(path, b"new", durable=True)
-    assert names(tmp_path) == ["record"]
-
-
-def test_a_run_id_cannot_lead_out_of_the_folder(tmp_path):
-    for run in ("", ".", "..", "../x", "a/b", "/etc", ".hidden", "x\n", "x" * 101):
-        assert LocalRunFolder.of(tmp_path, RunId(run)) is None
-    assert LocalRunFolder.of(tmp_path, RunId("run-abc")) is not None
+    folder.save(CancelRecord(0, "enough"))
+    assert folder.read(AttemptEnd, 0) is not None
+    assert folder.read(AttemptEnd, 1) is None
+    assert folder.read(CancelRecord, 1) is None
 
 
 def test_a_binding_file_cannot_lead_out_of_the_folder(tmp_path):
@@ -164,7 +138,7 @@ def test_removing_the_binding_files_follows_no_link(tmp_path):
     kept.mkdir()
     (kept / "thesis.tex").touch()
     folder = LocalRunFolder(tmp_path / "run")
-    folder.make()
+    folder.create()
     folder.bindings.symlink_to(kept)
     folder.remove_bindings()
     assert not folder.bindings.is_symlink()
@@ -178,17 +152,17 @@ def test_removing_the_binding_files_follows_no_link(tmp_path):
 
 def test_only_one_holds_a_lock_and_it_goes_with_its_holder(tmp_path):
     folder = LocalRunFolder(tmp_path)
-    with folder.at_door(wait_s=0) as ours:
+    with folder.hold_submit_lock(wait_s=0) as ours:
         assert ours
-        with folder.at_door(wait_s=0) as twice:
+        with folder.hold_submit_lock(wait_s=0) as twice:
             assert not twice
-        life = folder.take_life()
+        life = folder.acquire_liveness_lock()
         assert life is not None
-        assert folder.take_life() is None
+        assert folder.acquire_liveness_lock() is None
         inherited = os.dup(life)
         os.close(life)
-        assert folder.take_life() is None  # a child that inherited it still holds it
+        assert folder.acquire_liveness_lock() is None  # a child that inherited it still holds it
         os.close(inherited)
-        again = folder.take_life()
+        again = folder.acquire_liveness_lock()
         assert again is not None
         os.close(again)

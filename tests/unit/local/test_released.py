@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from moorings.core.errors import MooringsError
-from moorings.local.fence import FileFence, read_epoch
-from moorings.local.records import AttemptEnd, CancelRecord, SupervisorStatus, YieldRecord, from_json, to_json
-from moorings.local.rundir import LocalRunFolder
+from moorings.core.model.errors import MooringsError
+from moorings.engines.fence import FileFence, read_epoch
+from moorings.engines.run_folder import to_json
+from moorings.local.records import AttemptEnd, CancelRecord, SupervisorStatus, YieldRecord, from_json
+from moorings.local.run_folder import LocalRunFolder
 from moorings.ports.engine import RunSubmission
 from moorings.ports.store import Epoch
 from moorings.workloads.runs import EndReason
@@ -51,7 +52,7 @@ def test_a_folder_of_the_release_before_high_water_marks_is_read(tmp_path: Path)
         archive.extractall(tmp_path, filter="data")
     (folder,) = (tmp_path / "data" / "runs").glob("run-*")
     assert "partition" not in json.loads((folder / "order.json").read_text())
-    order, survey = LocalRunFolder(folder).read_order(), LocalRunFolder(folder).survey()
+    order, survey = LocalRunFolder(folder).read_order(), LocalRunFolder(folder).read_records()
     assert order is not None
     assert (order.job.name, order.partition) == ("done", None)
     assert survey is not None
@@ -61,14 +62,14 @@ def test_a_folder_of_the_release_before_high_water_marks_is_read(tmp_path: Path)
 
 def test_a_folder_with_every_record_is_read(site: ReleasedSite) -> None:
     folder = LocalRunFolder(site.folder / "forms")
-    survey = folder.survey()
+    survey = folder.read_records()
     assert survey is not None
     assert (survey.extent.attempt, survey.damage) == (2, ())
     assert survey.status is not None
     assert [task.pid for task in survey.status.tasks] == [12, 13]
     assert survey.end is not None
     assert survey.end.record.ending is EndReason.YIELDED
-    cancel, room = folder.read_cancel(2), folder.read_yield(2)
+    cancel, room = folder.read(CancelRecord, 2), folder.read(YieldRecord, 2)
     assert cancel is not None
     assert cancel.reason == "enough"
     assert room is not None
@@ -82,11 +83,11 @@ def test_ends_of_a_release_are_those_its_controller_told(site: ReleasedSite) -> 
     codes = {one["name"]: one.get("exitCode") for one in site.told["runs"]}
     assert (codes["succeeded"], codes["failed"], codes["unknown"], codes["timed-out"]) == (0, 3, 127, 143)
     for job in ("succeeded", "failed", "unknown", "timed-out", "cancelled"):
-        survey = LocalRunFolder(site.run(job)).survey()
+        survey = LocalRunFolder(site.run(job)).read_records()
         assert survey is not None
         assert survey.end is not None, job
         assert survey.end.record.exit_code == codes[job], job
-    running = LocalRunFolder(site.run("running")).survey()
+    running = LocalRunFolder(site.run("running")).read_records()
     assert running is not None
     assert running.end is None
     assert running.status is not None
@@ -97,7 +98,7 @@ def test_an_epoch_of_a_release_fences_earlier_ones_off(site: ReleasedSite, tmp_p
     shutil.copy(site.folder / "forms" / ".epoch", tmp_path)
     assert read_epoch(tmp_path) == 7
     fence = FileFence(tmp_path)
-    with pytest.raises(MooringsError), fence.passed(Epoch(6), 0.1):
+    with pytest.raises(MooringsError), fence.hold_epoch(Epoch(6), 0.1):
         pass
-    with fence.passed(Epoch(7), 0.1):
+    with fence.hold_epoch(Epoch(7), 0.1):
         pass

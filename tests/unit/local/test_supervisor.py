@@ -124,7 +124,7 @@ async def test_a_task_inherits_nothing_from_us(rig, engine):
 
 async def test_a_supervisor_is_nobodys_child_and_carries_no_secrets(rig, engine, monkeypatch):
     monkeypatch.setenv("DATABASE_PASSWORD", "hunter2")
-    order = make_order(rig.programs.lasts(), rig.workdir)
+    order = make_order(rig.programs.runs_until_stopped(), rig.workdir)
     order = replace(order, job=replace(order.job, environment={"PATH": "/usr/bin:/bin", "TOKEN": "s3cret"}))
     await engine.submit(order)
     pid = rig.status(order.run).supervisor.pid
@@ -141,7 +141,7 @@ async def test_a_supervisor_is_nobodys_child_and_carries_no_secrets(rig, engine,
     folder = rig.of(order.run)
     assert opened.pop("0") == "/dev/null"
     assert sorted(opened.values()) == sorted(
-        [str(folder.complaints), str(folder.complaints), str(folder.path / "life")]
+        [str(folder.supervisor_log), str(folder.supervisor_log), str(folder.path / "life")]
     )
     await engine.cancel(order.run, "seen enough")
     await wait_for_end(engine, order.run)
@@ -208,21 +208,21 @@ async def test_a_stopped_process_is_woken_to_end(rig, engine):
 
 
 async def test_a_run_that_leaves_well_at_its_time_limit_ends_with_124(rig, engine):
-    order = make_order(rig.programs.leaves_well_at_term(), rig.workdir, time_limit_s=1.0)
+    order = make_order(rig.programs.exits_zero_at_term(), rig.workdir, time_limit_s=1.0)
     await engine.submit(order)
     end = await wait_for_end(engine, order.run)
     assert (end.ending, end.exit_code, end.task_codes) == (EndReason.TIMED_OUT, 124, (0,))
 
 
 async def test_a_warning_kills_nobody_who_does_not_listen(rig, engine):
-    order = with_contract(make_order(rig.programs.lasts(), rig.workdir, time_limit_s=0.6), warn_s=0.5)
+    order = with_contract(make_order(rig.programs.runs_until_stopped(), rig.workdir, time_limit_s=0.6), warn_s=0.5)
     await engine.submit(order)
     end = await wait_for_end(engine, order.run)
     assert (end.ending, end.exit_code) == (EndReason.TIMED_OUT, 143)  # not 138, which is USR1
 
 
 async def test_who_asks_for_a_signal_gets_it_even_if_nobody_listens(rig, engine):
-    order = make_order(rig.programs.lasts(), rig.workdir)
+    order = make_order(rig.programs.runs_until_stopped(), rig.workdir)
     await engine.submit(order)
     await wait_for_output(engine, order.run, READY)
     await engine.signal(order.run, "SIGUSR1")
@@ -232,7 +232,7 @@ async def test_who_asks_for_a_signal_gets_it_even_if_nobody_listens(rig, engine)
 
 
 async def test_a_supervisor_that_is_told_to_stop_stops_its_run(rig, engine):
-    order = make_order(rig.programs.lasts(), rig.workdir)
+    order = make_order(rig.programs.runs_until_stopped(), rig.workdir)
     await engine.submit(order)
     os.kill(rig.status(order.run).supervisor.pid, signal.SIGTERM)
     end = await wait_for_end(engine, order.run)
@@ -286,12 +286,12 @@ async def test_a_checkpoint_folder_that_cannot_be_made(rig, engine):
 
 
 async def test_an_end_that_cannot_be_recorded_is_recorded_when_it_can(rig, engine):
-    order = make_order(rig.programs.lasts(), rig.workdir)
+    order = make_order(rig.programs.runs_until_stopped(), rig.workdir)
     await engine.submit(order)
     folder = rig.of(order.run)
     folder.end.mkdir()  # nothing can be renamed onto a folder
     await engine.cancel(order.run, "seen enough")
-    await eventually(lambda: "cannot be recorded" in folder.complaints.read_text())
+    await eventually(lambda: "cannot be recorded" in folder.supervisor_log.read_text())
     assert (await observe_run(engine, order.run)).phase is RunPhase.UNKNOWN
     folder.end.rmdir()
     assert (await wait_for_end(engine, order.run)).ending is EndReason.CANCELLED
@@ -318,12 +318,12 @@ async def test_a_new_attempt_leaves_the_old_ones_output(rig, engine):
     await engine.submit(again)
     await wait_for_end(engine, order.run)
     folder = rig.of(order.run)
-    assert folder.log(0, 0).read_bytes() == b"first\n"
-    assert folder.log(1, 0).read_bytes() == b"second\n"
+    assert folder.log_path(0, 0).read_bytes() == b"first\n"
+    assert folder.log_path(1, 0).read_bytes() == b"second\n"
 
 
 async def test_how_a_run_goes_is_seen(rig, engine):
-    order = make_order(rig.programs.lasts(), rig.workdir)
+    order = make_order(rig.programs.runs_until_stopped(), rig.workdir)
     await engine.submit(order)
     running = await wait_for_phase(engine, order.run, RunPhase.RUNNING)
     assert running.started_at is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 from moorings.workloads.appliance import (
     DEFAULT_PRIORITY,
     ApplianceJobType,
@@ -112,11 +112,11 @@ def test_every_state_has_a_phase_and_only_ended_ones_have_an_end() -> None:
 
 
 def test_who_asks_for_systems_past_the_appliance_stands_in_its_order() -> None:
-    assert appliance_priority("csx", 0, admin=False) == DEFAULT_PRIORITY
-    assert appliance_priority("csx", -150, admin=False) == -150
-    assert appliance_priority("csx", 7, admin=True) == 7
-    assert appliance_priority("ipu", 7, admin=False) == 7
+    assert appliance_priority("csx", 0, is_admin=False) == DEFAULT_PRIORITY
+    assert appliance_priority("csx", -150, is_admin=False) == -150
+    assert appliance_priority("csx", 7, is_admin=True) == 7
+    assert appliance_priority("ipu", 7, is_admin=False) == 7
     for asked in (1, -99, 1_000_000):
         with pytest.raises(MooringsError) as refused:
-            appliance_priority("csx", asked, admin=False)
+            appliance_priority("csx", asked, is_admin=False)
         assert refused.value.code == "priority.denied"

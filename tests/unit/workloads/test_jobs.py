@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.core.claims import WARN_SIGNALS, CheckpointContract
-from moorings.core.errors import MooringsError
+from moorings.core.model.claims import WARN_SIGNALS, CheckpointContract
+from moorings.core.model.errors import MooringsError
 from moorings.workloads.jobs import (
     COMMAND_ARGS_MAX,
     ENVIRONMENT_CHARS_MAX,

@@ -7,11 +7,11 @@ from types import ModuleType
 
 import pytest
 
-from moorings.core import claims, devices, partitions
-from moorings.core.claims import CheckpointContract, Claim, ClaimState, PartitionId
-from moorings.core.devices import Device, DeviceState
-from moorings.core.hardware import ObservedState, ResultCode
-from moorings.core.inputs import (
+from moorings.core.model import claims, devices, partitions
+from moorings.core.model.claims import CheckpointContract, Claim, ClaimState, PartitionId
+from moorings.core.model.devices import Device, DeviceState
+from moorings.core.model.driver_results import ObservedState, ResultCode
+from moorings.core.model.inputs import (
     CheckpointSaved,
     DefragmentPool,
     DrainDevice,
@@ -21,11 +21,11 @@ from moorings.core.inputs import (
     RetryRemoval,
     YieldClaim,
 )
-from moorings.core.instants import SECOND, Timestamp
-from moorings.testing.records import NOW, a_claim, a_run
+from moorings.core.model.timestamps import SECOND, Timestamp
+from moorings.testing.builders import NOW, a_claim, a_run
 from moorings.workloads import runs
+from moorings.workloads.run_turn import CancelRun, RunRegistry, RunTurn
 from moorings.workloads.runs import EndReason, EndRecord, RunPhase, RunState, RunStatus
-from moorings.workloads.turn import CancelRun, RunRegistry, RunTurn
 from tests.unit.core.worlds import POD, World
 
 MACHINES: Sequence[ModuleType] = (claims, partitions, devices, runs)
@@ -154,7 +154,7 @@ def _out_of_service() -> None:
             world = World(POD)
             claim = world.ready(1)
             ident = world.partition(claim).id
-            # Two of these are what a database that was turned back may hold: see controller/turned_back.py.
+            # Two of these are what a database that was turned back may hold: see controller/rewind_recovery.py.
             world.devices[POD.name, 0] = Device(POD.name, 0, state, "", world.now)
             world.fleet = world._reloaded()
             if removed:
@@ -182,10 +182,10 @@ def _runs() -> None:
         for given in inputs:
             for claim in (None, run.claim):
                 turn = RunTurn(RunRegistry([a_run(state=state, claim=claim)]), lambda _: None, later)
-                turn.take(given)
+                turn.handle_input(given)
         for claim_state in ClaimState:
             held = a_claim(state=claim_state)
-            RunTurn(RunRegistry([a_run(state=state)]), {held.id: held}.get, later).follow([held])
+            RunTurn(RunRegistry([a_run(state=state)]), {held.id: held}.get, later).apply_claim_changes([held])
     asked = a_claim(state=ClaimState.RECLAIMING)
     turn = RunTurn(RunRegistry([a_run(state=RunState.YIELDING)]), {asked.id: asked}.get, later)
-    turn.take(RunStatus(run.id, RunPhase.ABSENT))
+    turn.handle_input(RunStatus(run.id, RunPhase.ABSENT))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from moorings.core.instants import SECOND, Timestamp
-from moorings.testing.records import NOW, a_run
+from moorings.core.model.timestamps import SECOND, Timestamp
+from moorings.testing.builders import NOW, a_run
 from moorings.workloads.jobs import JobSpec
+from moorings.workloads.run_turn import CancelRun, CreateRun, RunRegistry, RunRejected, RunTurn
 from moorings.workloads.runs import EndReason, EndRecord, Run, RunId, RunPhase, RunState, RunStatus
-from moorings.workloads.turn import CancelRun, CreateRun, RunRegistry, RunRejected, RunTurn
 
 LATER = Timestamp(NOW + SECOND)
 RUN = a_run().id
@@ -37,7 +37,7 @@ def told(now: RunTurn) -> list[str]:
 
 def test_a_new_one_waits_and_demands_nothing():
     now = turn()
-    assert now.take(CREATE) == []
+    assert now.handle_input(CREATE) == []
     run = the_run(now)
     assert (run.state, run.claim, run.is_queued) == (RunState.WAITING, None, True)
     assert told(now) == ["run.created"]
@@ -52,10 +52,10 @@ def test_memory_keeps_it_without_a_claim():
 
 def test_it_keeps_what_its_scheduler_calls_it():
     now = queued()
-    assert now.take(RunStatus(RUN, RunPhase.STARTING, reference="1234")) == []
+    assert now.handle_input(RunStatus(RUN, RunPhase.STARTING, reference="1234")) == []
     run = the_run(now)
     assert (run.state, run.reference, told(now)) == (RunState.WAITING, "1234", ["run.queued"])
-    assert now.take(RunStatus(RUN, RunPhase.STARTING, reference="1234")) == []
+    assert now.handle_input(RunStatus(RUN, RunPhase.STARTING, reference="1234")) == []
     assert told(now) == ["run.queued"]
     _, expected = now.changed[RUN]
     assert expected == 1
@@ -63,7 +63,7 @@ def test_it_keeps_what_its_scheduler_calls_it():
 
 def test_when_its_tasks_run_it_runs():
     now = queued()
-    assert now.take(RunStatus(RUN, RunPhase.RUNNING, reference="1234")) == []
+    assert now.handle_input(RunStatus(RUN, RunPhase.RUNNING, reference="1234")) == []
     run = the_run(now)
     assert (run.state, run.started_at) == (RunState.RUNNING, LATER)
     assert told(now) == ["run.queued", "run.starting", "run.started"]
@@ -71,24 +71,24 @@ def test_when_its_tasks_run_it_runs():
 
 def test_one_that_was_requeued_waits_again_until_it_runs_again():
     now = turn(a_run(state=RunState.RUNNING, claim=None, engine="slurm", reference="1234", started_at=NOW))
-    assert now.take(RunStatus(RUN, RunPhase.STARTING, reference="1234", reason="job 1234 is PENDING")) == []
+    assert now.handle_input(RunStatus(RUN, RunPhase.STARTING, reference="1234", reason="job 1234 is PENDING")) == []
     waits = the_run(now)
     assert (waits.state, waits.is_queued, waits.is_unsubmitted) == (RunState.WAITING, True, False)
     assert told(now) == ["run.requeued"]
-    assert now.take(RunStatus(RUN, RunPhase.RUNNING, reference="1234")) == []
+    assert now.handle_input(RunStatus(RUN, RunPhase.RUNNING, reference="1234")) == []
     assert (the_run(now).state, the_run(now).started_at) == (RunState.RUNNING, NOW)
     assert told(now) == ["run.requeued", "run.starting", "run.started"]
 
 
 def test_one_of_the_local_engine_never_waits_again():
     now = turn(a_run(state=RunState.RUNNING))
-    assert now.take(RunStatus(RUN, RunPhase.STARTING)) == []
+    assert now.handle_input(RunStatus(RUN, RunPhase.STARTING)) == []
     assert (the_run(now).state, told(now)) == (RunState.RUNNING, [])
 
 
 def test_one_that_was_in_a_queue_and_is_lost_there_is_not_started_anew():
     now = turn(a_run(state=RunState.WAITING, claim=None, engine="slurm", reference="1234"))
-    assert now.take(RunStatus(RUN, RunPhase.ABSENT)) == []
+    assert now.handle_input(RunStatus(RUN, RunPhase.ABSENT)) == []
     assert (the_run(now).state, told(now)) == (RunState.LOST, ["run.ended"])
 
 
@@ -105,7 +105,7 @@ def test_one_that_was_in_a_queue_and_is_lost_there_is_not_started_anew():
 def test_an_end_between_two_looks_is_its_end(ending, state):
     now = queued()
     end = EndRecord(ending, 0 if ending is EndReason.EXITED else 1)
-    assert now.take(RunStatus(RUN, RunPhase.ENDED, end=end)) == []  # there is no claim to give back
+    assert now.handle_input(RunStatus(RUN, RunPhase.ENDED, end=end)) == []  # there is no claim to give back
     assert the_run(now).state is state
     assert told(now)[-1] == "run.ended"
 
@@ -113,41 +113,41 @@ def test_an_end_between_two_looks_is_its_end(ending, state):
 @pytest.mark.parametrize("phase", [RunPhase.STARTING, RunPhase.ABSENT, RunPhase.UNKNOWN])
 def test_while_it_waits_nothing_else_moves_it(phase):
     now = queued()
-    assert now.take(RunStatus(RUN, phase)) == []
+    assert now.handle_input(RunStatus(RUN, phase)) == []
     assert (the_run(now).state, told(now)) == (RunState.WAITING, [])
 
 
 def test_one_that_is_cancelled_has_not_ended_before_its_scheduler_says_so():
     now = queued()
-    assert now.take(CancelRun(RUN, "enough")) == []
+    assert now.handle_input(CancelRun(RUN, "enough")) == []
     assert (the_run(now).state, the_run(now).stop_reason) == (RunState.STOPPING, "enough")
-    assert now.take(RunStatus(RUN, RunPhase.ABSENT)) == []
+    assert now.handle_input(RunStatus(RUN, RunPhase.ABSENT)) == []
     assert the_run(now).state is RunState.CANCELLED
 
 
 def test_one_that_its_scheduler_refuses_has_failed():
     now = queued()
-    assert now.take(RunRejected(RunId(RUN), "3 is no power of two")) == []
+    assert now.handle_input(RunRejected(RunId(RUN), "3 is no power of two")) == []
     assert (the_run(now).state, the_run(now).detail) == (RunState.FAILED, "3 is no power of two")
 
 
 def test_why_it_waits_is_told_only_while_it_waits():
     waiting, running = (a_run(state=state, claim=None) for state in (RunState.WAITING, RunState.RUNNING))
     known = RunRegistry([waiting])
-    assert known.reason_of(waiting) is None
-    known.explain(RUN, "Slurm job 7 is PENDING (Licenses)")
-    known.explain(RUN, "", keep=True)
-    reason = known.reason_of(waiting)
+    assert known.wait_reason(waiting) is None
+    known.set_wait_reason(RUN, "Slurm job 7 is PENDING (Licenses)")
+    known.set_wait_reason(RUN, "", keep_if_empty=True)
+    reason = known.wait_reason(waiting)
     assert reason is not None
     assert (reason.code, reason.message) == ("engine.waiting", "Slurm job 7 is PENDING (Licenses)")
-    assert known.reason_of(running) is None
-    known.explain(RUN, "")
-    assert known.reason_of(waiting) is None
+    assert known.wait_reason(running) is None
+    known.set_wait_reason(RUN, "")
+    assert known.wait_reason(waiting) is None
 
 
 def test_what_was_said_of_a_run_is_forgotten_with_it():
     known = RunRegistry([a_run(state=RunState.WAITING, claim=None)])
-    known.explain(RUN, "Slurm job 7 is PENDING (Licenses)")
+    known.set_wait_reason(RUN, "Slurm job 7 is PENDING (Licenses)")
     known.apply([a_run(state=RunState.CANCELLED, claim=None)])
-    known.explain(RUN, "too late")
-    assert known.reason_of(a_run(state=RunState.WAITING, claim=None)) is None
+    known.set_wait_reason(RUN, "too late")
+    assert known.wait_reason(a_run(state=RunState.WAITING, claim=None)) is None

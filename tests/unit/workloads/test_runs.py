@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from moorings.core.errors import IllegalTransitionError
-from moorings.core.instants import SECOND, Timestamp
-from moorings.testing.records import NOW, a_run
+from moorings.core.model.errors import IllegalTransitionError
+from moorings.core.model.timestamps import SECOND, Timestamp
+from moorings.testing.builders import NOW, a_run
 from moorings.workloads.runs import (
     ENDED,
     EndReason,
@@ -42,7 +42,7 @@ MUCH_LATER = Timestamp(NOW + 60 * SECOND)
 def test_a_run_ends_as_the_engine_says(before, end, state):
     ended = apply_end(a_run(state=before), end, LATER)
     assert (ended.state, ended.exit_code, ended.task_codes) == (state, end.exit_code, end.task_codes)
-    assert ended.ended
+    assert ended.is_ended
 
 
 def test_every_ending_is_known():
@@ -86,13 +86,13 @@ def test_the_engines_own_words_come_first():
 
 
 def test_every_move_counts_as_a_version_and_only_an_end_has_a_moment():
-    run = step(a_run(version=4), RunEvent.BERTH, LATER)
+    run = step(a_run(version=4), RunEvent.PARTITION_READY, LATER)
     assert (run.version, run.ended_at) == (5, None)
     assert step(run, RunEvent.FAIL, MUCH_LATER).ended_at == MUCH_LATER
 
 
 def test_a_detail_stays_until_there_is_a_newer_one():
-    run = step(a_run(detail="first"), RunEvent.BERTH, LATER)
+    run = step(a_run(detail="first"), RunEvent.PARTITION_READY, LATER)
     assert run.detail == "first"
     assert step(run, RunEvent.FAIL, LATER, "second").detail == "second"
 

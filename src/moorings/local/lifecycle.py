@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from moorings.core.quantities import duration_text
+from moorings.core.model.quantities import duration_text
 from moorings.workloads.runs import EndReason
 
 
@@ -46,19 +46,19 @@ class YieldState:
 
     Attributes:
         reason: why, as a sentence.
-        since_s: when the supervisor read it.
-        by_s: when no process of the run may be left.
-        warned: the warning was sent.
+        received_at_s: when the supervisor read it.
+        deadline_s: when no process of the run may be left.
+        is_warned: the warning was sent.
     """
 
     reason: str
-    since_s: float
-    by_s: float
-    warned: bool = False
+    received_at_s: float
+    deadline_s: float
+    is_warned: bool = False
 
-    def stop_at_s(self, grace_s: float) -> float:
+    def term_at_s(self, grace_s: float) -> float:
         """Return when to send TERM: the grace period before the end, with at least half of the time for the warning."""
-        return self.by_s - min(grace_s, max(self.by_s - self.since_s, 0.0) / 2)
+        return self.deadline_s - min(grace_s, max(self.deadline_s - self.received_at_s, 0.0) / 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,20 +68,20 @@ class ObservedRun:
     Attributes:
         elapsed_s: seconds since the tasks were started.
         tasks_left: tasks that have not ended.
-        childless: no process of the run is left at all.
-        failure: a sentence about the first failed task, if any.
-        cancel: the reason of a request to stop the run, if any.
-        asked: the request to yield, if any.
+        has_no_processes: no process of the run is left at all.
+        first_failure: a sentence about the first failed task, if any.
+        cancel_reason: the reason of a request to stop the run, if any.
+        yielding: the request to yield, if any.
         warned: the warning was sent.
         stopping_since_s: when TERM was sent, or None.
     """
 
     elapsed_s: float
     tasks_left: int
-    childless: bool
-    failure: str | None = None
-    cancel: str | None = None
-    asked: YieldState | None = None
+    has_no_processes: bool
+    first_failure: str | None = None
+    cancel_reason: str | None = None
+    yielding: YieldState | None = None
     warned: bool = False
     stopping_since_s: float | None = None
 
@@ -92,60 +92,60 @@ class SupervisorDecision:
 
     Attributes:
         act: the action.
-        within_s: for WAIT: when to decide again at the latest; None: only after an event.
+        wait_at_most_s: for WAIT: when to decide again at the latest; None: only after an event.
         ending: for STOP: the run's end reason.
         detail: for STOP: why, as a sentence.
     """
 
     act: SupervisorAction
-    within_s: float | None = None
+    wait_at_most_s: float | None = None
     ending: EndReason = EndReason.EXITED
     detail: str = ""
 
 
-def decide_next(now: ObservedRun, limits: RunLimits) -> SupervisorDecision:
+def decide_next(observed: ObservedRun, limits: RunLimits) -> SupervisorDecision:
     """Return the action to take now."""
-    if now.childless:
+    if observed.has_no_processes:
         return SupervisorDecision(SupervisorAction.FINISH)
-    if now.stopping_since_s is not None:
-        kill_at_s = now.stopping_since_s + limits.grace_s
-        if now.asked is not None:
-            kill_at_s = min(kill_at_s, now.asked.by_s)
-        left_s = kill_at_s - now.elapsed_s
+    if observed.stopping_since_s is not None:
+        kill_at_s = observed.stopping_since_s + limits.grace_s
+        if observed.yielding is not None:
+            kill_at_s = min(kill_at_s, observed.yielding.deadline_s)
+        left_s = kill_at_s - observed.elapsed_s
         return (
             SupervisorDecision(SupervisorAction.KILL)
             if left_s <= 0
             else SupervisorDecision(SupervisorAction.WAIT, left_s)
         )
-    if now.tasks_left == 0:
+    if observed.tasks_left == 0:
         return SupervisorDecision(
             SupervisorAction.KILL
         )  # every task has ended, and its background processes had their time
-    if now.failure is not None and now.asked is None:
-        return SupervisorDecision(SupervisorAction.STOP, ending=EndReason.EXITED, detail=now.failure)
-    if now.cancel is not None:
-        return SupervisorDecision(SupervisorAction.STOP, ending=EndReason.CANCELLED, detail=now.cancel)
-    if limits.time_limit_s is not None and now.elapsed_s >= limits.time_limit_s:
+    if observed.first_failure is not None and observed.yielding is None:
+        return SupervisorDecision(SupervisorAction.STOP, ending=EndReason.EXITED, detail=observed.first_failure)
+    if observed.cancel_reason is not None:
+        return SupervisorDecision(SupervisorAction.STOP, ending=EndReason.CANCELLED, detail=observed.cancel_reason)
+    if limits.time_limit_s is not None and observed.elapsed_s >= limits.time_limit_s:
         detail = f"stopped at its time limit of {duration_text(limits.time_limit_s)}"
         return SupervisorDecision(SupervisorAction.STOP, ending=EndReason.TIMED_OUT, detail=detail)
-    if now.asked is not None:
-        return _decide_yield(now, now.asked, limits)
+    if observed.yielding is not None:
+        return _decide_yield(observed, observed.yielding, limits)
     if limits.time_limit_s is None:
         return SupervisorDecision(SupervisorAction.WAIT)
-    if limits.warn_at_s is not None and not now.warned:
-        left_s = limits.warn_at_s - now.elapsed_s
+    if limits.warn_at_s is not None and not observed.warned:
+        left_s = limits.warn_at_s - observed.elapsed_s
         return (
             SupervisorDecision(SupervisorAction.WARN)
             if left_s <= 0
             else SupervisorDecision(SupervisorAction.WAIT, left_s)
         )
-    return SupervisorDecision(SupervisorAction.WAIT, limits.time_limit_s - now.elapsed_s)
+    return SupervisorDecision(SupervisorAction.WAIT, limits.time_limit_s - observed.elapsed_s)
 
 
 def _decide_yield(now: ObservedRun, asked: YieldState, limits: RunLimits) -> SupervisorDecision:
-    if not asked.warned:
+    if not asked.is_warned:
         return SupervisorDecision(SupervisorAction.WARN)
-    stop_at_s = asked.stop_at_s(limits.grace_s)
+    stop_at_s = asked.term_at_s(limits.grace_s)
     if now.elapsed_s >= stop_at_s:
         return SupervisorDecision(SupervisorAction.STOP, ending=EndReason.YIELDED, detail=asked.reason)
     until_s = stop_at_s if limits.time_limit_s is None else min(stop_at_s, limits.time_limit_s)

@@ -8,17 +8,15 @@ meanwhile. Another query of the database before a start was refused: it only mak
 
 from __future__ import annotations
 
-import fcntl
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from moorings.core.errors import MooringsError
+from moorings.engines.launch import unavailable_error
+from moorings.files import lock_file
 from moorings.ports.store import Epoch
 
-LOCK_POLL_S = 0.01
 EPOCH_FILE = ".epoch"
 _DIGITS_MAX = 19
 
@@ -29,52 +27,52 @@ class FileFence:
     def __init__(self, folder: Path) -> None:
         self._path = folder / EPOCH_FILE
 
-    def set(self, epoch: Epoch, wait_s: float) -> None:
+    def raise_epoch(self, epoch: Epoch, wait_s: float) -> None:
         """Refuse starts under an earlier epoch from now on.
 
         Raises:
             MooringsError: ``engine.unavailable``: a start under an earlier epoch is still in progress.
             OSError: the file cannot be written.
         """
-        with self._locked(fcntl.LOCK_EX, wait_s) as file:
+        with self._locked(wait_s, shared=False) as file:
             if epoch > _read_epoch(file):
                 os.pwrite(file, b"%019d\n" % epoch, 0)
                 os.fsync(file)
 
     @contextmanager
-    def passed(self, epoch: Epoch, wait_s: float) -> Iterator[None]:
+    def hold_epoch(self, epoch: Epoch, wait_s: float) -> Iterator[None]:
         """Keep other controllers from becoming leader until the end of the block.
 
         Raises:
             MooringsError: ``engine.unavailable``: another controller leads already.
             OSError: the file cannot be read.
         """
-        with self._locked(fcntl.LOCK_SH, wait_s) as file:
-            newest = _read_epoch(file)
-            if epoch < newest:
-                raise MooringsError(
-                    "engine.unavailable",
-                    f"another controller leads by now (epoch {newest}, this one's is {epoch})",
-                    retryable=True,
-                )
+        with self._locked(wait_s, shared=True) as file:
+            require_latest(epoch, _read_epoch(file))
             yield
 
     @contextmanager
-    def _locked(self, mode: int, wait_s: float) -> Iterator[int]:
-        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        give_up = time.monotonic() + wait_s
+    def _locked(self, wait_s: float, *, shared: bool) -> Iterator[int]:
+        file = lock_file(self._path, wait_s, shared=shared)
+        if file is None:
+            raise unavailable_error(
+                "another controller is in the middle of starting a run, or was stopped there",
+                "end that process: until then no run is started or looked after here",
+            )
         try:
-            while True:
-                try:
-                    fcntl.flock(file, mode | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() >= give_up:
-                        raise _fence_busy_error() from None
-                time.sleep(LOCK_POLL_S)
             yield file
         finally:
             os.close(file)
+
+
+def require_latest(epoch: Epoch, newest: int) -> None:
+    """Raise if a controller with a later epoch has become leader.
+
+    Raises:
+        MooringsError: ``engine.unavailable``.
+    """
+    if epoch < newest:
+        raise unavailable_error(f"another controller leads by now (epoch {newest}, this one's is {epoch})")
 
 
 def read_epoch(folder: Path) -> Epoch:
@@ -93,12 +91,3 @@ def read_epoch(folder: Path) -> Epoch:
 def _read_epoch(file: int) -> int:
     text = os.pread(file, _DIGITS_MAX, 0)
     return int(text) if text.isdigit() else 0  # an empty file: no leader yet
-
-
-def _fence_busy_error() -> MooringsError:
-    return MooringsError(
-        "engine.unavailable",
-        "another controller is in the middle of starting a run, or was stopped there",
-        hint="end that process: until then no run is started or looked after here",
-        retryable=True,
-    )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.local.logs import CHUNK_BYTES, TaskLog, complete_utf8_length, prefix_lines, read_logs
+from moorings.engines.logs import CHUNK_BYTES, TaskLog, complete_utf8_length, prefix_lines, read_logs
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_what_is_no_text_at_all_keeps_moving(data):
 
 
 def test_a_log_that_is_not_there_is_empty(tmp_path):
-    assert not TaskLog(tmp_path / "none.log").unread()
+    assert not TaskLog(tmp_path / "none.log").has_unread()
 
 
 def test_a_progress_bar_is_seen_before_its_line_ends(log):

@@ -3,41 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 
-from moorings.core.instants import Timestamp, seconds_between
+from moorings.core.model.timestamps import Timestamp, seconds_between
 from moorings.core.reconcile import LISTINGS_REQUIRED, Streak
 from moorings.ports.clock import Clock
 from moorings.workloads.runs import RunId
 
-# Reads logs (file, prefix of each line) to their ends, or follows them until they are complete.
-LogReader = Callable[[Sequence[tuple[Path, bytes]], Callable[[], Awaitable[bool]] | None], AsyncIterator[bytes]]
 
-
-async def wait_for_change(news: asyncio.Event, clock: Clock, longest_s: float) -> None:
+async def wait_for_change(changed: asyncio.Event, clock: Clock, longest_s: float) -> None:
     """Return when there is news, which is then cleared, or after so many seconds."""
-    waits = {asyncio.ensure_future(news.wait()), asyncio.ensure_future(clock.sleep(longest_s))}
+    waits = {asyncio.ensure_future(changed.wait()), asyncio.ensure_future(clock.sleep(longest_s))}
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for wait in waits:
             wait.cancel()
-    news.clear()
+    changed.clear()
 
 
-def rate_limited(ask: Callable[[], Awaitable[bool]], clock: Clock, every_s: float) -> Callable[[], Awaitable[bool]]:
-    """Return ``ask`` with a limited rate, to spare a scheduler: False until ``every_s`` seconds have passed."""
+def rate_limited(query: Callable[[], Awaitable[bool]], clock: Clock, every_s: float) -> Callable[[], Awaitable[bool]]:
+    """Return ``query`` with a limited rate, to spare a scheduler: False until ``every_s`` seconds have passed."""
     asked_at = clock.now()
 
-    async def asked() -> bool:
+    async def limited() -> bool:
         nonlocal asked_at
         if 0 <= seconds_between(asked_at, clock.now()) < every_s:
             return False
         asked_at = clock.now()
-        return await ask()
+        return await query()
 
-    return asked
+    return limited
 
 
 class MissedListings:
@@ -46,13 +42,13 @@ class MissedListings:
     def __init__(self) -> None:
         self._streaks: dict[RunId, tuple[Streak, Timestamp]] = {}
 
-    def again(self, run: RunId, now: Timestamp) -> bool:
+    def record_miss(self, run: RunId, now: Timestamp) -> bool:
         """Count one more good listing without the run's job; return whether that is proof by now."""
         streak, before = self._streaks.get(run, (Streak(), now))
-        streak = streak.longer(max(seconds_between(before, now), 0.0))
+        streak = streak.extended(max(seconds_between(before, now), 0.0))
         self._streaks[run] = streak, now
-        return streak.is_proof(LISTINGS_REQUIRED)
+        return streak.is_conclusive(LISTINGS_REQUIRED)
 
-    def forget(self, run: RunId) -> None:
+    def clear(self, run: RunId) -> None:
         """Reset a run: its job is listed, or its end is known."""
         self._streaks.pop(run, None)

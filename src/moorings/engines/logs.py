@@ -38,7 +38,7 @@ class TaskLog:
         except FileNotFoundError:
             return 0
 
-    def unread(self) -> bool:
+    def has_unread(self) -> bool:
         """Whether the file has more than was read."""
         return self.size() > self._offset
 
@@ -49,7 +49,7 @@ class TaskLog:
             until: a size of the file.
             final: the file no longer grows: return an incomplete end, too.
         """
-        data = self._raw(min(CHUNK_BYTES, until - self._offset))
+        data = self._read_raw(min(CHUNK_BYTES, until - self._offset))
         full = len(data) == CHUNK_BYTES
         lines = data.rfind(b"\n") + 1
         if self._prefix and not lines and not full and not final:
@@ -61,7 +61,7 @@ class TaskLog:
         self._offset += taken
         return prefix_lines(data[:taken], self._prefix)
 
-    def _raw(self, length: int) -> bytes:
+    def _read_raw(self, length: int) -> bytes:
         if length <= 0:
             return b""
         # The job may have replaced its log by a pipe or a link: do not wait for one or follow one.
@@ -103,7 +103,7 @@ async def read_logs(
     while True:
         final = ended is None or await ended()  # checked before the last read, so no output can be missed
         for log in logs:
-            if log.unread():
+            if log.has_unread():
                 until = log.size()  # only up to here in this turn: a verbose task must not delay the others
                 while chunk := await asyncio.to_thread(log.read, until, final=final or log.complete):
                     yield chunk

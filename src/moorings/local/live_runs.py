@@ -11,9 +11,9 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
+from moorings.local.finalize import has_processes
 from moorings.local.records import RecordDamagedError, RecordUnreadableError
-from moorings.local.rundir import LocalRunFolder, RunRecords
-from moorings.local.settle import has_processes
+from moorings.local.run_folder import LocalRunFolder, RunRecords
 from moorings.ports.engine import RunSubmission
 from moorings.workloads.runs import RunId
 
@@ -38,7 +38,7 @@ def list_live_runs(runs: Path, known: Collection[RunId] = ()) -> list[tuple[RunS
     found = []
     with contextlib.suppress(FileNotFoundError):
         for name in sorted(os.listdir(runs)):  # noqa: PTH208 - names are all we need
-            folder = LocalRunFolder.of(runs, RunId(name))
+            folder = LocalRunFolder.find(runs, RunId(name))
             if name in known:
                 continue
             if folder is not None and folder.path.is_dir() and not folder.path.is_symlink():
@@ -52,8 +52,8 @@ def find_started(runs: Path, run: RunId) -> RunRecords | None:
     Raises:
         OSError, RecordUnreadableError: unknown.
     """
-    folder = LocalRunFolder.of(runs, run)
-    found = folder.survey() if folder is not None and folder.path.is_dir() else None
+    folder = LocalRunFolder.find(runs, run)
+    found = folder.read_records() if folder is not None and folder.path.is_dir() else None
     if folder is None or found is None:
         return None
     started = found.status is not None or found.end is not None or found.damage or _is_live(folder, run)
@@ -66,14 +66,14 @@ def read_last_order(runs: Path, run: RunId) -> RunSubmission | None:
     Raises:
         OSError, RecordUnreadableError: unknown.
     """
-    folder = LocalRunFolder.of(runs, run)
+    folder = LocalRunFolder.find(runs, run)
     with contextlib.suppress(RecordDamagedError):
         return folder.read_order() if folder is not None else None
     return None
 
 
 def _live_run(folder: LocalRunFolder, run: RunId) -> list[tuple[RunSubmission, RunRecords]]:
-    found = folder.survey()
+    found = folder.read_records()
     if found is None or found.end is not None:
         return []
     try:
@@ -98,13 +98,5 @@ def _check_order(order: RunSubmission | None, run: RunId) -> RunSubmission | Non
 
 def _is_live(folder: LocalRunFolder, run: RunId) -> bool:
     """Whether a supervisor or another process of the run lives."""
-    with folder.at_door(wait_s=0) as ours:
-        if not ours:
-            return True  # another process works on it at this moment
-        life = folder.take_life()
-        if life is None:
-            return True
-        try:
-            return has_processes(folder, run)
-        finally:
-            os.close(life)
+    with folder.keep_idle() as idle:
+        return not idle or has_processes(folder, run)

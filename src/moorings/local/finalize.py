@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from moorings.core.instants import Timestamp
+from moorings.core.model.timestamps import Timestamp
 from moorings.local.processes import (
     Process,
     ProcessTable,
@@ -33,8 +33,8 @@ from moorings.local.processes import (
     read_command_line,
     send_signal,
 )
-from moorings.local.records import AttemptEnd, SupervisorStatus
-from moorings.local.rundir import AttemptExtent, LocalRunFolder, RunRecords
+from moorings.local.records import AttemptEnd, CancelRecord, SupervisorStatus
+from moorings.local.run_folder import AttemptExtent, LocalRunFolder, RunRecords
 from moorings.workloads.runs import EndReason, EndRecord, RunId, exit_code
 
 KILL_WAIT_S = 5.0
@@ -58,12 +58,12 @@ class LastKnownRun:
     Attributes:
         extent: its newest attempt.
         status: its supervisor's own record.
-        witnessed: the supervisor was just seen to die, so the process ids in its status are not reused yet.
+        exit_observed: the supervisor was just seen to die, so the process ids in its status are not reused yet.
     """
 
     extent: AttemptExtent | None = None
     status: SupervisorStatus | None = None
-    witnessed: bool = False
+    exit_observed: bool = False
 
 
 NOTHING_KNOWN = LastKnownRun()
@@ -84,14 +84,14 @@ def finalize_run(
         OSError: the folder cannot be used.
         RecordUnreadableError: a record in it cannot be read; conclude nothing.
     """
-    with folder.at_door(wait_s=0) as ours:
+    with folder.hold_submit_lock(wait_s=0) as ours:
         if not ours:
             return FinalizeResult.BUSY
-        life = folder.take_life()
+        life = folder.acquire_liveness_lock()
         if life is None:
             return FinalizeResult.ALIVE
         try:
-            found = folder.survey(remembered=memory.extent)
+            found = folder.read_records(last_known=memory.extent)
             return (
                 FinalizeResult.NEVER_STARTED if found is None else finalize_locked_run(folder, run, found, now, memory)
             )
@@ -109,14 +109,14 @@ def finalize_locked_run(
         return _finalize_damaged(folder, run, found, now, memory)
     status = found.status
     if status is None:
-        cancel = folder.read_cancel(found.extent.attempt)
+        cancel = folder.read(CancelRecord, found.extent.attempt)
         if cancel is None:
             return FinalizeResult.NEVER_STARTED
         _save_end(folder, found.extent, EndReason.CANCELLED, cancel.reason, None, now)
         return FinalizeResult.ENDED
     if status.boot != boot_id():
         detail = "the machine was restarted"
-    elif kill_leftovers(folder, run, status, witnessed=memory.witnessed):
+    elif kill_leftovers(folder, run, status, witnessed=memory.exit_observed):
         detail = "its supervisor died"
     else:
         return FinalizeResult.LEFT
@@ -127,9 +127,9 @@ def finalize_locked_run(
 def _finalize_damaged(
     folder: LocalRunFolder, run: RunId, found: RunRecords, now: Timestamp, memory: LastKnownRun
 ) -> FinalizeResult:
-    """Kill every process with a mark of the run, and record it as lost: its records no longer tell what was started."""
+    """Kill every process with a mark of the run, and record it as lost: its records no longer show what was started."""
     status = found.status or memory.status
-    if not stop_leftovers(folder, run, status, witnessed=memory.witnessed):
+    if not stop_leftovers(folder, run, status, witnessed=memory.exit_observed):
         return FinalizeResult.LEFT
     detail = f"its supervisor is gone, and {'; '.join(found.damage)}"
     _save_end(folder, found.extent, EndReason.LOST, detail, status, now)
@@ -212,7 +212,6 @@ def kill_leftovers(
     status: SupervisorStatus | None,
     *,
     witnessed: bool,
-    patience_s: float = KILL_WAIT_S,
 ) -> bool:
     """KILL the remaining processes of a run; return whether none is left.
 
@@ -221,13 +220,12 @@ def kill_leftovers(
         run: its id.
         status: its dead supervisor's record, if known.
         witnessed: see ``LastKnownRun``.
-        patience_s: how long to try.
     """
-    give_up = time.monotonic() + patience_s
-    looks = 0
-    while looks < EMPTY_SCANS:
+    give_up = time.monotonic() + KILL_WAIT_S
+    empty_scans = 0
+    while empty_scans < EMPTY_SCANS:
         found = find_leftovers(folder, run, status, list_processes(), witnessed=witnessed)
-        looks = looks + 1 if not found else 0
+        empty_scans = empty_scans + 1 if not found else 0
         if found and not _kill(found, give_up):
             return False
     return True
@@ -243,7 +241,7 @@ def find_leftovers(
     """
     tasks = status.tasks if status is not None and status.boot == boot_id() else ()
     sessions = {task.pid for task in tasks if (table[task.pid].ticks == task.ticks if task.pid in table else witnessed)}
-    logs = folder.log(status.attempt, 0).parent if status is not None else folder.path / "logs"
+    logs = folder.log_path(status.attempt, 0).parent if status is not None else folder.path / "logs"
     marked = {
         pid: process
         for pid, process in table.items()

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from moorings.core.quantities import amount_text
+from moorings.core.model.quantities import amount_text
 
 CHECK_S, CHECK_NEAR_LIMIT_S = 1.0, 0.1  # seconds between two checks; near the limit, or beyond it
 TASK_BYTES_MIN = 4096
@@ -38,12 +38,12 @@ class OutputLimiter:
 
     def __init__(self, logs: Sequence[Path], bytes_max: int) -> None:
         self._logs = [_LimitedFile(path) for path in logs]
-        self._most = max(bytes_max // max(len(logs), 1), TASK_BYTES_MIN) if bytes_max else 0
+        self._bytes_max_per_task = max(bytes_max // max(len(logs), 1), TASK_BYTES_MIN) if bytes_max else 0
         self._looked_s = time.monotonic()
 
-    def look(self) -> float:
+    def enforce(self) -> float:
         """Cut logs that are too long; return seconds until the next check."""
-        if not self._most:
+        if not self._bytes_max_per_task:
             return CHECK_S
         now_s = time.monotonic()
         passed_s, self._looked_s = max(now_s - self._looked_s, CHECK_NEAR_LIMIT_S), now_s
@@ -51,26 +51,27 @@ class OutputLimiter:
         for log in self._logs:
             before = log.size
             with contextlib.suppress(OSError):  # it does not exist yet, or the job has replaced it
-                self._look_at(log)
+                self._truncate_if_over(log)
             ahead = (log.size - before) / passed_s * 2 * CHECK_S
-            near = near or log.size + ahead > self._most
+            near = near or log.size + ahead > self._bytes_max_per_task
         return CHECK_NEAR_LIMIT_S if near else CHECK_S
 
-    def _look_at(self, log: _LimitedFile) -> None:
+    def _truncate_if_over(self, log: _LimitedFile) -> None:
         file = os.open(log.path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             found = os.fstat(file)
             if not stat.S_ISREG(found.st_mode):
                 return
             log.size = found.st_size
-            told = self._told()
-            if found.st_size <= (self._most + len(told) if log.cut else self._most):
+            note = self._truncation_note()
+            if found.st_size <= (self._bytes_max_per_task + len(note) if log.cut else self._bytes_max_per_task):
                 return
-            os.pwrite(file, told, self._most)
-            os.ftruncate(file, self._most + len(told))
+            os.pwrite(file, note, self._bytes_max_per_task)
+            os.ftruncate(file, self._bytes_max_per_task + len(note))
             log.cut = True
         finally:
             os.close(file)
 
-    def _told(self) -> bytes:
-        return f"\n[moorings: the output is cut here, at {amount_text(self._most)}; the job runs on]\n".encode()
+    def _truncation_note(self) -> bytes:
+        limit = amount_text(self._bytes_max_per_task)
+        return f"\n[moorings: the output is cut here, at {limit}; the job runs on]\n".encode()

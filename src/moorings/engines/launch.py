@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from moorings.core.errors import MooringsError
+from moorings.core.model.claims import AUTO_SIGNAL, CheckpointContract
+from moorings.core.model.errors import MooringsError
 from moorings.ports.engine import RunSubmission
 from moorings.workloads.runs import RunId
 
@@ -19,6 +21,15 @@ def rejected_error(detail: str, hint: str = "") -> MooringsError:
 def unavailable_error(detail: str, hint: str = "") -> MooringsError:
     """Return the error for a request that cannot be carried out now."""
     return MooringsError("engine.unavailable", detail, hint=hint, retryable=True)
+
+
+@contextlib.contextmanager
+def as_unavailable(what: str, hint: str = "") -> Iterator[None]:
+    """Raise errors of files and of their contents as ``engine.unavailable``, whose detail begins with ``what``."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise unavailable_error(f"{what}: {error}", hint) from error
 
 
 def not_startable_error(order: RunSubmission, why: str) -> MooringsError:
@@ -38,6 +49,11 @@ def parse_signal(name: str, most: int = signal.SIGRTMIN - 1) -> signal.Signals:
     return found
 
 
+def fixed_warn_signal(contract: CheckpointContract) -> str:
+    """Return the signal of a contract's warning, for an engine that cannot see what a program handles: not ``auto``."""
+    return "USR1" if contract.warn_signal == AUTO_SIGNAL else contract.warn_signal
+
+
 def checkpoint_environment(order: RunSubmission) -> dict[str, str]:
     """Return a job's variables for its checkpoints."""
     variables = {}
@@ -45,6 +61,8 @@ def checkpoint_environment(order: RunSubmission) -> dict[str, str]:
         variables["MOORINGS_CHECKPOINT_DIR"] = order.job.checkpoint_directory
     if order.resume_from is not None:
         variables["MOORINGS_RESUME_FROM"] = order.resume_from
+    if order.resume_step is not None:
+        variables["MOORINGS_RESUME_STEP"] = str(order.resume_step)
     return variables
 
 

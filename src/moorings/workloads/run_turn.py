@@ -10,18 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from moorings.core.access import APPLIANCE_OWNER_PREFIX, LOCAL_OWNER_PREFIX, Role
-from moorings.core.backlog import Amount, Backlog, BacklogEntry, check_backlog_limits
-from moorings.core.claims import Claim, ClaimId, ClaimState
-from moorings.core.errors import MooringsError
-from moorings.core.events import Event, canonical_json
-from moorings.core.inputs import CreateClaim, ReleaseClaim, YieldClaim
-from moorings.core.instants import Timestamp
-from moorings.core.policy import Policy
-from moorings.core.projects import Projects
-from moorings.core.reasons import Reason
-from moorings.core.records import OMIT_IF_DEFAULT
+from moorings.core.model.access import APPLIANCE_OWNER_PREFIX, LOCAL_OWNER_PREFIX, Role
+from moorings.core.model.backlog import Amount, Backlog, BacklogEntry, check_backlog_limits
+from moorings.core.model.claims import Claim, ClaimId, ClaimState
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.events import Event, canonical_json
+from moorings.core.model.inputs import CheckpointSaved, CreateClaim, ReleaseClaim, YieldClaim
+from moorings.core.model.policy import Policy
+from moorings.core.model.projects import Projects
+from moorings.core.model.reasons import Reason
+from moorings.core.model.serialization import OMIT_IF_DEFAULT
+from moorings.core.model.timestamps import Timestamp, seconds_between
 from moorings.workloads import runs
+from moorings.workloads.checkpoints import RunCheckpoint, newest_whole, torn_newer
 from moorings.workloads.jobs import JobSpec, JobSummary, claim_spec_for, summarize_job
 from moorings.workloads.labels import apply_label_changes, check_labels
 from moorings.workloads.runs import EndReason, EndRecord, Run, RunEvent, RunId, RunPhase, RunState, RunStatus
@@ -35,6 +36,7 @@ class CreateRun:
 
     ``claim`` is None for an engine with its own scheduler: the run waits in that scheduler's queue. ``within``: the
     claim exists already, and stays after the run's end. ``body_bytes``: of the job, of which the log has only a part.
+    ``resume_from``: a checkpoint of an earlier run, which its first attempt is given.
     """
 
     id: RunId
@@ -45,6 +47,7 @@ class CreateRun:
     within: bool = field(default=False, metadata=OMIT_IF_DEFAULT)
     role: Role | None = field(default=None, metadata=OMIT_IF_DEFAULT)
     body_bytes: int = field(default=0, metadata=OMIT_IF_DEFAULT)
+    resume_from: RunCheckpoint | None = field(default=None, metadata=OMIT_IF_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ class RunRejected:
 
 
 RunInput = CreateRun | CancelRun | LabelRun | RunRejected | RunStatus
-ClaimInput = CreateClaim | ReleaseClaim | YieldClaim
+ClaimInput = CreateClaim | ReleaseClaim | YieldClaim | CheckpointSaved
 
 _RESUMABLE_END_REASONS = (
     EndReason.YIELDED,
@@ -98,17 +101,17 @@ class RunRegistry:
             _count(self.backlog, self.by_id.get(run.id), run)
             if run.job.appliance is not None:
                 self._in_workflow(run, run.job.appliance.workflow)
-            if run.ended:
+            if run.is_ended:
                 self.by_id.pop(run.id, None)
                 self._reasons.pop(run.id, None)
                 if run.claim is not None and self.by_claim.get(run.claim) == run.id:
-                    self._leave(run.claim, within=run.within)
+                    self._detach_claim(run.claim, within=run.within)
             else:
                 self.by_id[run.id] = run
                 if run.claim is not None:
                     self.by_claim[run.claim] = run.id
 
-    def _leave(self, claim: ClaimId, *, within: bool) -> None:
+    def _detach_claim(self, claim: ClaimId, *, within: bool) -> None:
         """The run on that claim has ended: if the database was turned back, another run may be within it by now."""
         del self.by_claim[claim]
         if within:
@@ -116,7 +119,7 @@ class RunRegistry:
 
     def _in_workflow(self, run: Run, workflow: str) -> None:
         kin = self._by_workflow.setdefault(workflow, {})
-        if not run.ended:
+        if not run.is_ended:
             kin[run.id] = None
             return
         kin.pop(run.id, None)
@@ -127,20 +130,20 @@ class RunRegistry:
         """The runs of a workflow that have not ended."""
         return [self.by_id[ident] for ident in self._by_workflow.get(workflow, ())]
 
-    def explain(self, ident: RunId, reason: str, *, keep: bool = False) -> None:
+    def set_wait_reason(self, ident: RunId, reason: str, *, keep_if_empty: bool = False) -> None:
         """Set why a run waits in its engine's queue; it is only for display and decides nothing.
 
         Args:
             ident: the run.
             reason: a sentence; empty: there is none now.
-            keep: an empty reason does not replace the previous one.
+            keep_if_empty: an empty reason does not replace the previous one.
         """
         if reason and ident in self.by_id:
             self._reasons[ident] = reason
-        elif not keep:
+        elif not keep_if_empty:
             self._reasons.pop(ident, None)
 
-    def reason_of(self, run: Run) -> Reason | None:
+    def wait_reason(self, run: Run) -> Reason | None:
         """Why a run waits in its engine's queue; None: it does not, or there is no report yet."""
         text = self._reasons.get(run.id) if run.is_queued else None
         return Reason("engine.waiting", text) if text else None
@@ -173,7 +176,7 @@ class RunTurn:
         changed = self.changed.get(ident)
         return changed[0] if changed is not None else self._known.by_id.get(ident)
 
-    def take(self, given: RunInput) -> list[ClaimInput]:
+    def handle_input(self, given: RunInput) -> list[ClaimInput]:
         """Process one input and return its requests to core. Inputs about ended runs change nothing.
 
         Raises:
@@ -187,15 +190,15 @@ class RunTurn:
         run = self.run(ident)
         if isinstance(given, LabelRun):
             return self._label(given, run)
-        if run is None or run.ended:
+        if run is None or run.is_ended:
             return []
         if isinstance(given, CancelRun):
             return self._cancel(run, given.why)
         if isinstance(given, RunRejected):
             return self._end(run, EndRecord(EndReason.NOT_STARTED, 126, detail=given.why))
-        return self._sighted(run, given)
+        return self._apply_status(run, given)
 
-    def forget(self, ident: RunId) -> None:
+    def discard_new_run(self, ident: RunId) -> None:
         """Undo the creation of a run whose claim was refused."""
         run, _ = self.changed.pop(ident)
         _count(self._backlog, run, None)
@@ -204,43 +207,50 @@ class RunTurn:
             self._claims.pop(run.claim, None)
         self.events = [event for event in self.events if event.run != ident]
 
-    def follow(self, claims: Iterable[Claim]) -> list[ClaimInput]:
+    def apply_claim_changes(self, claims: Iterable[Claim]) -> list[ClaimInput]:
         """Process this turn's changes of runs' claims; returns the requests to core."""
         demands: list[ClaimInput] = []
         for claim in claims:
-            run = self.run_on(claim.id)
+            run = self.run_of_claim(claim.id)
             if run is not None:
-                demands += self._follow(run, claim)
+                demands += self._apply_claim_change(run, claim)
         return demands
 
-    def run_on(self, claim: ClaimId) -> Run | None:
+    def run_of_claim(self, claim: ClaimId) -> Run | None:
         """The run on that claim, unless it has ended."""
         ident = self._claims.get(claim) or self._known.by_claim.get(claim)
         run = self.run(ident) if ident is not None else None
-        return run if run is not None and not run.ended else None
+        return run if run is not None and not run.is_ended else None
 
-    def holds(self, claim: ClaimId) -> bool:
+    def has_run(self, claim: ClaimId) -> bool:
         """Whether an unended run is on that claim."""
-        return self.run_on(claim) is not None
+        return self.run_of_claim(claim) is not None
 
-    def uses(self, claim: ClaimId) -> bool:
+    def may_have_processes(self, claim: ClaimId) -> bool:
         """Whether processes of a run may be on that claim's partition."""
-        run = self.run_on(claim)
+        run = self.run_of_claim(claim)
         return run is not None and run.state is not RunState.WAITING
 
-    def lapse(self, claims: Iterable[Claim]) -> list[ClaimInput]:
+    def cancel_expired(self, claims: Iterable[Claim]) -> list[ClaimInput]:
         """Stop the runs of claims whose lease has expired; returns the requests to core."""
         demands: list[ClaimInput] = []
         for claim in claims:
-            run = self.run_on(claim.id)
+            run = self.run_of_claim(claim.id)
             if run is not None:
                 demands += self._cancel(run, f"nobody renewed its lease of {claim.spec.lease_s:g} s")
         return demands
 
-    def _follow(self, run: Run, claim: Claim) -> list[ClaimInput]:
+    def _apply_claim_change(self, run: Run, claim: Claim) -> list[ClaimInput]:
         waiting = run.state is RunState.WAITING
         if claim.state is ClaimState.READY and waiting:
-            self._move(run, RunEvent.BERTH, "run.starting", {"partition": claim.partition})
+            if run.attempt and claim.spec.checkpoint.resumable:
+                run = runs.with_resume_point(run)
+            data: dict[str, object] = {"partition": claim.partition}
+            if run.resumed_from is not None:
+                data["resume_from"] = run.resumed_from.path
+            if run.attempt and (torn := torn_newer(run.checkpoints, run.resumed_from)):
+                data["torn"] = [each.path for each in torn]
+            self._move(run, RunEvent.PARTITION_READY, "run.starting", data)
         elif claim.state is ClaimState.RECLAIMING and waiting:
             if not run.within:  # its partition was ACTIVE for less than a turn
                 return [YieldClaim(claim.id, f"run {run.id} had not started")]
@@ -263,6 +273,7 @@ class RunTurn:
             created_at=self.now,
             within=given.within,
             labels=dict(sorted(given.job.labels.items())),
+            resumed_from=given.resume_from,
         )
         held = self._check_within(given) if given.within else None
         self._check_workflow(given)
@@ -271,12 +282,12 @@ class RunTurn:
         self.changed[run.id] = (run, None)
         self.jobs[run.id] = given.job
         command = _shortened(given.job.command_line)
-        self._tell("run.created", run, {"job": run.job.name, "command": command, "subject": run.subject})
+        self._emit_event("run.created", run, {"job": run.job.name, "command": command, "subject": run.subject})
         if given.claim is None:
             return []
         self._claims[given.claim] = run.id
         if held is not None:
-            return self._follow(run, held)
+            return self._apply_claim_change(run, held)
         return [
             CreateClaim(
                 id=given.claim,
@@ -302,17 +313,17 @@ class RunTurn:
         known, changed = self._known.backlog, self._backlog
 
         def of_project(name: str) -> Amount:
-            return known.of_project(name) + changed.of_project(name)
+            return known.for_project(name) + changed.for_project(name)
 
-        waits = known.of_subject(given.subject) + changed.of_subject(given.subject)
+        waits = known.for_subject(given.subject) + changed.for_subject(given.subject)
         asked = BacklogEntry(given.role, given.subject, given.job.project, "runs", given.body_bytes)
         check_backlog_limits(asked, waits, of_project, self._projects(), self._policy)
 
     def _check_within(self, given: CreateRun) -> Claim:
         claim = self._claim_of(given.claim) if given.claim is not None else None
-        if claim is None or claim.ended or claim.state is ClaimState.RELEASING:
+        if claim is None or claim.is_ended or claim.state is ClaimState.RELEASING:
             raise MooringsError("claim.ended", f"claim {given.claim} has ended; no run can be within it")
-        if self.holds(claim.id):
+        if self.has_run(claim.id):
             raise MooringsError(
                 "claim.held_by_run", f"a run is within claim {claim.id}", hint="wait until that run has ended"
             )
@@ -328,14 +339,14 @@ class RunTurn:
         return claim
 
     def _label(self, given: LabelRun, run: Run | None) -> list[ClaimInput]:
-        if run is None or run.ended:
+        if run is None or run.is_ended:
             raise MooringsError("run.ended", f"run {given.run} has ended; its labels stay as they are")
         labels = apply_label_changes(run.labels, given.changes)
         check_labels(labels)
         if labels != run.labels:
             changed = runs.with_labels(run, labels)
             self._save(changed, run)
-            self._tell("run.labelled", changed, {"labels": labels})
+            self._emit_event("run.labelled", changed, {"labels": labels})
         return []
 
     def _cancel(self, run: Run, why: str) -> list[ClaimInput]:
@@ -348,15 +359,42 @@ class RunTurn:
             self._move(run, RunEvent.STOP, "run.stopping", {"why": why}, why)
         return []
 
-    def _sighted(self, run: Run, seen: RunStatus) -> list[ClaimInput]:
+    def _apply_status(self, run: Run, seen: RunStatus) -> list[ClaimInput]:
         if seen.attempt < run.attempt:
             return []
+        saved = self._apply_checkpoints(run, seen)
+        return [*saved, *self._apply_phase(self.changed[run.id][0] if run.id in self.changed else run, seen)]
+
+    def _apply_checkpoints(self, run: Run, seen: RunStatus) -> list[ClaimInput]:
+        """Process the checkpoints that a look has found; a whole one that is new counts as saved work."""
+        changed = runs.after_look(run, seen)
+        if changed is run:
+            return []
+        self._save(changed, run)
+        if changed.checkpoint_fault not in ("", run.checkpoint_fault):
+            self._emit_event("run.checkpoints_unseen", changed, {"why": changed.checkpoint_fault})
+        before, newest = newest_whole(run.checkpoints), newest_whole(changed.checkpoints)
+        if newest is None or (before is not None and newest.written_at <= before.written_at):
+            return []
+        data: dict[str, object] = {
+            "path": newest.path,
+            "step": newest.step,
+            "bytes": newest.size_bytes,
+            "rule": newest.rule,
+        }
+        self._emit_event("run.checkpoint_saved", changed, data)
+        claim = self._claim_of(run.claim) if run.claim is not None else None
+        if claim is None or claim.ready_at is None or newest.written_at <= claim.ready_at:
+            return []  # an earlier attempt saved it
+        return [CheckpointSaved(claim.id, newest.written_at)]
+
+    def _apply_phase(self, run: Run, seen: RunStatus) -> list[ClaimInput]:
         if run.claim is None:
-            run = self._followed(run, seen)
+            run = self._apply_external_status(run, seen)
         elif run.state is RunState.WAITING:
             return []
         elif run.state is RunState.YIELDING:
-            return self._yielding(run, seen)
+            return self._apply_yield(run, seen)
         if seen.phase is RunPhase.RUNNING and run.state is RunState.STARTING:
             self._move(run, RunEvent.STARTED, "run.started")
         elif seen.phase is RunPhase.ENDED and seen.end is not None:
@@ -373,7 +411,7 @@ class RunTurn:
             return self._end(run, EndRecord(EndReason.LOST, 1, detail="the engine knows nothing of it any more"))
         return []
 
-    def _yielding(self, run: Run, seen: RunStatus) -> list[ClaimInput]:
+    def _apply_yield(self, run: Run, seen: RunStatus) -> list[ClaimInput]:
         """Process a report of a run that was asked to yield: it resumes later, unless it ended by itself."""
         claim = self._claim_of(run.claim) if run.claim is not None else None
         asked = claim is not None and claim.state is ClaimState.RECLAIMING
@@ -392,19 +430,20 @@ class RunTurn:
         assert claim is not None
         waiting = runs.requeue_yielded(run, self.now)
         self._save(waiting, run)
-        self._tell("run.requeued", waiting, {"why": why, "attempt": waiting.attempt})
+        data = {"why": why, "attempt": waiting.attempt, **_lost_work(waiting, seen)}
+        self._emit_event("run.requeued", waiting, data)
         return [YieldClaim(claim.id, f"run {run.id} has stopped")]
 
-    def _followed(self, run: Run, seen: RunStatus) -> Run:
+    def _apply_external_status(self, run: Run, seen: RunStatus) -> Run:
         """The run after another scheduler's changes: its id there, and its partition."""
         if seen.reference is not None and seen.reference != run.reference:
             queued = runs.with_external_id(run, seen.reference)
             self._save(queued, run)
-            self._tell("run.queued", queued, {"reference": seen.reference})
+            self._emit_event("run.queued", queued, {"reference": seen.reference})
             run = queued
         ran = seen.end is not None and seen.end.ending in (EndReason.EXITED, EndReason.TIMED_OUT)
         if run.state is RunState.WAITING and (seen.phase is RunPhase.RUNNING or ran):
-            self._move(run, RunEvent.BERTH, "run.starting")
+            self._move(run, RunEvent.PARTITION_READY, "run.starting")
         elif run.state is RunState.RUNNING and seen.phase is RunPhase.STARTING:
             self._move(run, RunEvent.REQUEUE, "run.requeued", {"why": seen.reason} if seen.reason else None)
         return self.changed[run.id][0] if run.id in self.changed else run
@@ -420,7 +459,7 @@ class RunTurn:
         ended = runs.apply_end(run, end, self.now)
         self._save(ended, run)
         data = {"state": ended.state, "exit_code": ended.exit_code, "task_codes": list(ended.task_codes)}
-        self._tell("run.ended", ended, data | ({"why": ended.detail} if ended.detail else {}))
+        self._emit_event("run.ended", ended, data | ({"why": ended.detail} if ended.detail else {}))
         if run.claim is None or run.within:
             return []
         return [ReleaseClaim(run.claim, f"run {run.id} {ended.state}")]
@@ -432,14 +471,14 @@ class RunTurn:
         if event is RunEvent.STARTED:
             moved = runs.with_start_time(moved, self.now)
         self._save(moved, run)
-        self._tell(name, moved, data)
+        self._emit_event(name, moved, data)
 
     def _save(self, run: Run, before: Run) -> None:
         _count(self._backlog, before, run)
         known = self.changed.get(run.id)
         self.changed[run.id] = (run, known[1] if known is not None else before.version)
 
-    def _tell(self, name: str, run: Run, data: dict[str, object] | None = None) -> None:
+    def _emit_event(self, name: str, run: Run, data: dict[str, object] | None = None) -> None:
         text = canonical_json(data) if data else "{}"
         self.events.append(Event(name=name, at=self.now, run=run.id, claim=run.claim, data=text))
 
@@ -454,6 +493,16 @@ def _count(backlog: Backlog, before: Run | None, after: Run | None) -> None:
 def claim_owner(run: RunId, job: JobSpec | JobSummary) -> str:
     """The owner of a run's own claim."""
     return f"{LOCAL_OWNER_PREFIX if job.appliance is None else APPLIANCE_OWNER_PREFIX}{run}"
+
+
+def _lost_work(run: Run, seen: RunStatus) -> dict[str, object]:
+    """The work of an attempt that has ended which no whole checkpoint has, in seconds."""
+    ended_at = seen.end.ended_at if seen.end is not None else None
+    saved = newest_whole(run.checkpoints)
+    if ended_at is None or seen.started_at is None:
+        return {}
+    since = max(seen.started_at, saved.written_at) if saved is not None else seen.started_at
+    return {"lost_s": round(max(0.0, seconds_between(since, ended_at)), 1)}
 
 
 def _shortened(command: str) -> str:

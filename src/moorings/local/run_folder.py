@@ -10,6 +10,7 @@
         cancel.json         a request to stop that attempt
         yield.json          a request that that attempt yields, with a deadline: its devices are needed elsewhere
         end.json            how that attempt ended
+        checkpoints.json    the newest checkpoints, as its supervisor last saw them
         ipuof/              files of the binding, while the run lives
         logs/<attempt>/<rank>.log
         supervisor.log      errors of supervisors
@@ -26,39 +27,40 @@ supervisor lives.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import stat
-import threading
-import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
+from moorings.core.model.timestamps import Timestamp
+from moorings.engines.run_folder import RunFolder, to_json
+from moorings.files import fsync_path, hold_lock, lock_file, write_atomically
 from moorings.local.records import (
     AttemptEnd,
     CancelRecord,
+    CheckpointRecord,
     RecordDamagedError,
     RecordT,
     RecordUnreadableError,
     SupervisorStatus,
     YieldRecord,
     from_json,
-    to_json,
 )
 from moorings.ports.engine import RunSubmission
-from moorings.workloads.runs import RunId
 
 RECORD_BYTES_MAX = 64 << 20  # an order of 4096 tasks with the longest environment is far smaller
-LOCK_POLL_S = 0.01
 
-_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_DRAFT = re.compile(r"\.(order|status|cancel|yield|end)\.json\.\d+-\d+")
+_DRAFT = re.compile(r"\.(order|status|cancel|yield|end|checkpoints)\.json\.\d+-\d+")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 FileVersion = tuple[int, int, int] | None  # inode, size, mtime (ns); None: no such file
-RecordVersions = tuple[FileVersion, FileVersion, FileVersion, FileVersion]
+AttemptRecord = SupervisorStatus | CancelRecord | YieldRecord | AttemptEnd | CheckpointRecord
+AttemptRecordT = TypeVar("AttemptRecordT", SupervisorStatus, CancelRecord, YieldRecord, AttemptEnd, CheckpointRecord)
+RecordVersions = tuple[FileVersion, FileVersion, FileVersion, FileVersion, FileVersion]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +80,17 @@ class RunRecords:
         status: its supervisor's record, if there is one.
         end: its recorded end, if there is one.
         damage: a sentence, with the path, about each damaged record, or about a missing order.
+        checkpoints: as its supervisor last saw them; None: it has not looked, or their record is damaged.
     """
 
     extent: AttemptExtent
     status: SupervisorStatus | None
     end: AttemptEnd | None
     damage: tuple[str, ...] = ()
+    checkpoints: CheckpointRecord | None = None
 
 
-class LocalRunFolder:
+class LocalRunFolder(RunFolder):
     """One run's folder.
 
     Args:
@@ -94,38 +98,42 @@ class LocalRunFolder:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        super().__init__(path)
         self.order = path / "order.json"
         self.status = path / "status.json"
         self.cancel = path / "cancel.json"
-        self.yielding = path / "yield.json"
+        self.yield_file = path / "yield.json"
         self.end = path / "end.json"
+        self.checkpoints = path / "checkpoints.json"
+        self._files = {
+            RunSubmission: self.order,
+            SupervisorStatus: self.status,
+            CancelRecord: self.cancel,
+            YieldRecord: self.yield_file,
+            AttemptEnd: self.end,
+            CheckpointRecord: self.checkpoints,
+        }
         self.bindings = path / "ipuof"
-        self.complaints = path / "supervisor.log"
+        self.supervisor_log = path / "supervisor.log"
 
-    @classmethod
-    def of(cls, runs: Path, run: RunId) -> LocalRunFolder | None:
-        """Return the folder of that run below ``runs``; None for an invalid id (it would leave the folder)."""
-        return cls(runs / run) if _RUN_ID.fullmatch(run) else None
-
-    def log(self, attempt: int, rank: int) -> Path:
+    def log_path(self, attempt: int, rank: int) -> Path:
         """Return the path of a task's output."""
         return self.path / "logs" / str(attempt) / f"{rank}.log"
 
-    def earlier(self, attempt: int) -> list[int]:
+    def previous_attempts(self, attempt: int) -> list[int]:
         """Return the earlier attempts with output, the oldest first."""
         return sorted(
             extent.attempt for extent in _attempts_with_output(self.path / "logs") if extent.attempt < attempt
         )
 
-    def make(self) -> None:
+    def create(self) -> None:
         """Make the folder, durably."""
         with contextlib.suppress(FileExistsError):
             self.path.mkdir(mode=0o700)
-            fsync_folder(self.path.parent)
+            fsync_path(self.path.parent)
 
-    def stamps(self) -> RecordVersions:
-        """Return stamps of order, status, cancel and end to detect changes: equal stamps mean equal contents.
+    def record_versions(self) -> RecordVersions:
+        """Return stamps of all records but a request to yield, to detect changes: equal stamps mean equal contents.
 
         Raises:
             OSError: the folder cannot be read.
@@ -135,16 +143,17 @@ class LocalRunFolder:
             _file_version(self.status),
             _file_version(self.cancel),
             _file_version(self.end),
+            _file_version(self.checkpoints),
         )
 
-    def survey(
-        self, *, order: AttemptExtent | None = None, remembered: AttemptExtent | None = None
+    def read_records(
+        self, *, order: AttemptExtent | None = None, last_known: AttemptExtent | None = None
     ) -> RunRecords | None:
         """Return all records together, or None if there is neither order nor status nor end.
 
         Args:
             order: the content of ``order.json``, if the caller has read it before.
-            remembered: its content before it was damaged, if known.
+            last_known: its content before it was damaged, if known.
 
         Raises:
             RecordUnreadableError: a record exists and cannot be read now; conclude nothing.
@@ -162,12 +171,16 @@ class LocalRunFolder:
             if status is None and end is None and not damage:
                 return None
             damage.append(f"{self.order} is missing")
-        extent = order or _infer_extent(status, end, remembered, _attempts_with_output(self.path / "logs"))
+        saved: CheckpointRecord | None = None
+        with contextlib.suppress(RecordUnreadableError):  # what it says decides nothing about processes
+            saved = _read_record(self.checkpoints, CheckpointRecord)
+        extent = order or _infer_extent(status, end, last_known, _attempts_with_output(self.path / "logs"))
         return RunRecords(
             extent,
             status if status is not None and status.attempt == extent.attempt else None,
             end if end is not None and end.attempt == extent.attempt else None,
             tuple(damage),
+            saved if saved is not None and saved.attempt == extent.attempt else None,
         )
 
     # -- records: None if missing; RecordUnreadableError if unreadable or damaged
@@ -176,48 +189,25 @@ class LocalRunFolder:
         """Return the newest order."""
         return _read_record(self.order, RunSubmission)
 
-    def read_status(self, attempt: int) -> SupervisorStatus | None:
-        """Return the record of that attempt's supervisor."""
-        status = _read_record(self.status, SupervisorStatus)
-        return status if status is not None and status.attempt == attempt else None
+    def read(self, kind: type[AttemptRecordT], attempt: int) -> AttemptRecordT | None:
+        """Return the record of that kind if it is of that attempt."""
+        record = _read_record(self._files[kind], kind)
+        return record if record is not None and record.attempt == attempt else None
 
-    def read_cancel(self, attempt: int) -> CancelRecord | None:
-        """Return the request to stop that attempt."""
-        cancel = _read_record(self.cancel, CancelRecord)
-        return cancel if cancel is not None and cancel.attempt == attempt else None
+    def last_checkpoints(self) -> CheckpointRecord | None:
+        """Return the checkpoints that were last seen, by whichever attempt."""
+        return _read_record(self.checkpoints, CheckpointRecord)
 
-    def read_yield(self, attempt: int) -> YieldRecord | None:
-        """Return the request that that attempt yields."""
-        order = _read_record(self.yielding, YieldRecord)
-        return order if order is not None and order.attempt == attempt else None
-
-    def read_end(self, attempt: int) -> AttemptEnd | None:
-        """Return the recorded end of that attempt."""
-        end = _read_record(self.end, AttemptEnd)
-        return end if end is not None and end.attempt == attempt else None
-
-    def save_order(self, order: RunSubmission) -> None:
-        """Save an order, durably."""
-        write_atomically(self.order, to_json(order).encode(), durable=True)
-
-    def save_status(self, status: SupervisorStatus, *, durable: bool) -> None:
-        """Save a supervisor's record."""
-        write_atomically(self.status, to_json(status).encode(), durable=durable)
-
-    def save_cancel(self, cancel: CancelRecord) -> None:
-        """Save a request to stop a run, durably."""
-        write_atomically(self.cancel, to_json(cancel).encode(), durable=True)
-
-    def save_yield(self, order: YieldRecord) -> None:
-        """Save a request to yield, durably."""
-        write_atomically(self.yielding, to_json(order).encode(), durable=True)
+    def save(self, record: RunSubmission | AttemptRecord, *, durable: bool = True) -> None:
+        """Save a record."""
+        write_atomically(self._files[type(record)], to_json(record), durable=durable)
 
     def save_end(self, end: AttemptEnd) -> None:
         """Save an end, durably, after removing the drafts of killed processes."""
         for draft in self.path.iterdir():
             if _DRAFT.fullmatch(draft.name):
                 draft.unlink(missing_ok=True)
-        write_atomically(self.end, to_json(end).encode(), durable=True)
+        self.save(end)
 
     # -- the binding's files
 
@@ -254,64 +244,37 @@ class LocalRunFolder:
 
     # -- locks
 
-    @contextlib.contextmanager
-    def at_door(self, *, wait_s: float) -> Iterator[bool]:
+    def hold_submit_lock(self, *, wait_s: float) -> AbstractContextManager[bool]:
         """Lock the door; yield False if another process holds it for all of ``wait_s`` seconds."""
-        fd = _acquire_lock(self.path / "door", wait_s)
-        try:
-            yield fd is not None
-        finally:
-            if fd is not None:
-                os.close(fd)
+        return hold_lock(self.path / "door", wait_s)
 
-    def take_life(self, *, wait_s: float = 0) -> int | None:
+    def acquire_liveness_lock(self, *, wait_s: float = 0) -> int | None:
         """Return a descriptor with the life lock, or None if a supervisor lives. Call it only with the door held.
 
         Args:
             wait_s: how long to wait for a supervisor that is about to exit.
         """
-        return _acquire_lock(self.path / "life", wait_s)
+        return lock_file(self.path / "life", wait_s)
 
+    @contextlib.contextmanager
+    def keep_idle(self) -> Iterator[bool]:
+        """Lock door and life, so that no process of the run starts; yield False if one may live."""
+        with self.hold_submit_lock(wait_s=0) as ours:
+            life = self.acquire_liveness_lock() if ours else None
+            try:
+                yield life is not None
+            finally:
+                if life is not None:
+                    os.close(life)
 
-def write_atomically(path: Path, content: bytes, *, durable: bool) -> None:
-    """Replace a file by ``content``, 0600: a reader sees all of the old or all of the new content.
-
-    Args:
-        path: the file; its folder exists.
-        content: the whole content.
-        durable: it survives a power cut after the return.
-
-    Raises:
-        OSError: nothing was replaced.
-    """
-    draft = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            os.fchmod(file.fileno(), 0o600)
-            file.write(content)
-            file.flush()
-            if durable:
-                os.fsync(file.fileno())
-        draft.rename(path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
-    if durable:
-        fsync_folder(path.parent)
-
-
-def fsync_folder(folder: Path) -> None:
-    """Make a folder's new, renamed and removed entries durable.
-
-    Raises:
-        OSError: that failed.
-    """
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    def ended_before(self, before: Timestamp) -> bool:
+        """Whether its recorded end, in undamaged records, is before a time."""
+        try:
+            found = self.read_records()
+        except RecordUnreadableError:
+            return False
+        ended = found.end.record.ended_at if found is not None and found.end is not None else None
+        return found is not None and not found.damage and ended is not None and ended < before
 
 
 def _open_nonblocking(path: str, flags: int) -> int:
@@ -376,23 +339,3 @@ def _file_version(path: Path) -> FileVersion:
     except FileNotFoundError:
         return None
     return found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def _acquire_lock(path: Path, wait_s: float) -> int | None:
-    """Return a descriptor with the lock; None if another process held it for ``wait_s`` seconds."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    give_up = time.monotonic() + wait_s
-    try:
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return fd
-            except BlockingIOError:  # flock has no timeout, and a wait without one could block a thread forever
-                if time.monotonic() >= give_up:
-                    os.close(fd)
-                    return None
-                time.sleep(LOCK_POLL_S)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.close(fd)
-        raise

@@ -1,0 +1,144 @@
+"""Looks at a run's checkpoint folder beside its tasks, in a thread of its own, and records what it sees.
+
+The folder is the user's choice, and its disk may hang: nothing waits for a look, but for a bounded time at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from moorings.core.model.timestamps import Timestamp
+from moorings.engines.checkpoint_scan import NO_LOOK, CheckpointLook, look_at_folder
+from moorings.local.processes import open_for_writing
+from moorings.local.records import CheckpointRecord, RecordUnreadableError
+from moorings.local.run_folder import LocalRunFolder
+from moorings.workloads.checkpoints import CheckpointRule, RunCheckpoint
+
+LOOK_S_MIN, LOOK_S_MAX = 1.0, 5.0  # between two looks: more often while the run is young
+YOUNG_SHARE = 20
+LOOK_SHARE = 20  # a slow folder is looked at for a twentieth of the time
+LAST_PAUSE_S = 0.2  # between the last two looks, of which an entry without a rule needs both
+LAST_S_MAX = 5.0  # how long the end of a run waits for the last look
+SHOWN_MAX = 16  # checkpoints that are recorded
+WHOLE_KEPT = 4  # of these: the newest whole ones
+
+
+class CheckpointWatch:
+    """The looks of one attempt.
+
+    What has no rule counts as whole when it stays unchanged; so does a file whose writer was killed. So of those last
+    written before an attempt began, or before a process may have been killed, only those count that were whole by then.
+
+    Args:
+        record: the run's folder.
+        attempt: its attempt.
+        directory: the checkpoint folder.
+        pids: returns the processes of the run.
+    """
+
+    def __init__(self, record: LocalRunFolder, attempt: int, directory: str, pids: Callable[[], list[int]]) -> None:
+        self._record = record
+        self._attempt = attempt
+        self._directory = directory
+        self._pids = pids
+        self._look = NO_LOOK
+        self._saved: CheckpointRecord | None = None
+        self._ending = threading.Event()
+        self._doubted_until: Timestamp | None = None
+        self._trusted: frozenset[RunCheckpoint] = frozenset()
+        self._thread = threading.Thread(target=self._serve, name="checkpoints", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        if self._attempt:
+            saved: CheckpointRecord | None = None
+            with contextlib.suppress(RecordUnreadableError):
+                saved = self._record.last_checkpoints()
+            self._doubt(saved.found if saved is not None else ())
+        self._thread.start()
+
+    def writer_was_killed(self) -> None:
+        """A process of the run may have been killed while it wrote."""
+        self._doubt(self._look.found)
+
+    def _doubt(self, known: Iterable[RunCheckpoint]) -> None:
+        self._trusted = frozenset(_identity(each) for each in known if each.is_whole)
+        self._doubted_until = _now()
+
+    def finish(self) -> None:
+        """Look a last time, now that no process is left; returns after a bounded time."""
+        self._ending.set()
+        self._thread.join(LAST_S_MAX)
+
+    def _serve(self) -> None:
+        started_s = time.monotonic()
+        pause_s = LOOK_S_MIN
+        while not self._ending.wait(pause_s):
+            begun_s = time.monotonic()
+            self._look_once(None)
+            now_s = time.monotonic()
+            usual_s = min(LOOK_S_MAX, max(LOOK_S_MIN, (now_s - started_s) / YOUNG_SHARE))
+            pause_s = max(usual_s, (now_s - begun_s) * LOOK_SHARE)
+        self._look_once(frozenset())
+        time.sleep(LAST_PAUSE_S)
+        self._look_once(frozenset())
+
+    def _look_once(self, open_paths: frozenset[str] | None) -> None:
+        """Look once; ``open_paths`` None: those that processes of the run have open, if an entry needs to know."""
+        known = open_paths
+
+        def is_open(path: str) -> bool:
+            nonlocal known
+            if known is None:
+                known = open_for_writing(self._pids(), real)
+            path = f"{real.rstrip('/')}/{path.rpartition('/')[2]}"
+            return path in known or any(each.startswith(f"{path}/") for each in known)
+
+        real = os.path.realpath(self._directory)  # as the kernel names what is open
+        look = look_at_folder(self._directory, _now(), self._look, is_open=is_open)
+        if look.fault:
+            self._save(replace(self._look, fault=look.fault))  # the next look may be compared with this one
+            return
+        found = tuple(self._without_doubt(each) for each in look.found)
+        self._look = replace(look, found=found)
+        self._save(self._look)
+
+    def _without_doubt(self, found: RunCheckpoint) -> RunCheckpoint:
+        """The checkpoint; not whole, if its writer may have been killed."""
+        until = self._doubted_until
+        if not found.is_whole or found.rule is not CheckpointRule.UNCHANGED or until is None:
+            return found
+        if found.written_at > until or _identity(found) in self._trusted:
+            return found
+        return replace(found, is_whole=False, why="its writer may have been killed")
+
+    def _save(self, look: CheckpointLook) -> None:
+        record = CheckpointRecord(self._attempt, _newest(look.found), look.fault)
+        if record == self._saved:
+            return
+        with contextlib.suppress(OSError):  # a full disk: the next look tries again
+            self._record.save(record, durable=False)
+            self._saved = record
+            return
+        sys.stderr.write("the checkpoints cannot be recorded, trying again\n")
+
+
+def _newest(found: Sequence[RunCheckpoint]) -> tuple[RunCheckpoint, ...]:
+    """The newest of them, and some whole ones however many torn ones are newer: a job resumes from these."""
+    whole = [each for each in found if each.is_whole][:WHOLE_KEPT]
+    others = [each for each in found if each not in whole][: SHOWN_MAX - len(whole)]
+    return tuple(each for each in found if each in whole or each in others)
+
+
+def _identity(found: RunCheckpoint) -> RunCheckpoint:
+    return replace(found, write_s=None)
+
+
+def _now() -> Timestamp:
+    return Timestamp(time.time_ns() // 1000)
