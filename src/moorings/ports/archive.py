@@ -23,7 +23,7 @@ class ArchiveWriter(Protocol):
         """
         ...
 
-    def write_ended(self, ended: EndedRecords, jobs: JobsOf) -> None:
+    def write_ended_records(self, ended: EndedRecords, jobs: JobsOf) -> None:
         """Archive ended records; ``jobs`` returns the whole jobs of runs, of which the records have only summaries.
 
         Raises:

@@ -1,10 +1,16 @@
-"""The clock and the id generator. Only ``app`` (real ones) and ``testing`` (seeded ones) implement them."""
+"""The clock and the id generator. Only ``app`` (real ones) and ``testing`` (seeded ones) implement them.
+
+``random_id`` is for ids that no replay has to give again: of keys, of installations.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+import secrets
+from typing import Final, Protocol
 
-from moorings.core.instants import Timestamp
+from moorings.core.model.timestamps import Timestamp
+
+ID_ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz234567"
 
 
 class Clock(Protocol):
@@ -25,3 +31,9 @@ class Ids(Protocol):
     def new(self, kind: str) -> str:
         """A fresh id, ``<prefix>-<12 characters of a-z2-7>``."""
         ...
+
+
+def random_id(chars: int) -> str:
+    """So many random characters of a-z2-7, five bits each."""
+    bits = secrets.randbits(5 * chars)
+    return "".join(ID_ALPHABET[bits >> 5 * place & 31] for place in range(chars))

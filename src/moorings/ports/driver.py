@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from moorings.core.bindings import Binding
-from moorings.core.hardware import Capability, DriverResult, ListedPartition, PartitionSpec
+from moorings.core.model.bindings import Binding
+from moorings.core.model.driver_results import Capability, DriverResult, ListedPartition, PartitionSpec
 
 
 class Driver(Protocol):
@@ -25,7 +25,7 @@ class Driver(Protocol):
         """The capabilities of this driver."""
         ...
 
-    def adopt(self, held: Sequence[PartitionSpec]) -> None:
+    def register_partitions(self, held: Sequence[PartitionSpec]) -> None:
         """Accept these partitions as ours, whichever controller, on whatever machine, ordered them: they are recorded.
 
         Called before a new leader orders anything, and after it has read its database again.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from moorings.core.bindings import Binding
-from moorings.core.claims import PartitionId
-from moorings.core.instants import Timestamp
+from moorings.core.model.bindings import Binding
+from moorings.core.model.claims import PartitionId
+from moorings.core.model.serialization import OMIT_IF_DEFAULT
+from moorings.core.model.timestamps import Timestamp
 from moorings.ports.store import Epoch
 from moorings.workloads.jobs import JobSpec
 from moorings.workloads.runs import RunId, RunStatus
@@ -24,6 +25,7 @@ class RunSubmission:
         job: the job, complete.
         binding: from the driver of its partition; empty for an engine with its own scheduler, which gets one itself.
         resume_from: path of a checkpoint to resume from, or None.
+        resume_step: the step of that checkpoint, as far as its name says it.
         epoch: of the submitting controller.
         partition: the id of its partition; None: it has none, or the engine's own scheduler arranges it.
     """
@@ -35,6 +37,7 @@ class RunSubmission:
     resume_from: str | None = None
     epoch: Epoch = Epoch(0)
     partition: PartitionId | None = None
+    resume_step: int | None = field(default=None, metadata=OMIT_IF_DEFAULT)
 
 
 class Engine(Protocol):
@@ -46,11 +49,11 @@ class Engine(Protocol):
         ...
 
     @property
-    def schedules(self) -> bool:
+    def has_scheduler(self) -> bool:
         """Whether it has its own scheduler, which arranges partitions: runs are submitted without a claim."""
         ...
 
-    def check(self, job: JobSpec) -> Sequence[str]:
+    def check_job(self, job: JobSpec) -> Sequence[str]:
         """How this engine deviates from the job file, as sentences for the user; a check without IO.
 
         Raises:
@@ -58,7 +61,7 @@ class Engine(Protocol):
         """
         ...
 
-    async def fence(self, epoch: Epoch) -> None:
+    async def fence_below(self, epoch: Epoch) -> None:
         """From now on reject submissions of controllers that began to lead before this epoch.
 
         Raises:
@@ -83,19 +86,15 @@ class Engine(Protocol):
         """Stop it: TERM, its grace period, KILL. Returns at once; idempotent; unknown or ended runs are no error."""
         ...
 
-    async def ask_to_yield(self, run: RunId, attempt: int, reason: str, by: Timestamp) -> None:
-        """Make it yield: its contract's warning now, TERM a grace period before ``by``, KILL at ``by``.
+    async def ask_to_yield(self, run: RunId, attempt: int, reason: str, deadline: Timestamp) -> None:
+        """Make it yield: its contract's warning now, TERM a grace period before ``deadline``, KILL at ``deadline``.
 
-        Returns at once; idempotent, the first ``by`` stays. Runs that are unknown, have ended or are at another attempt
-        are no error. Never called for an engine with its own scheduler, which decides about preemption itself.
+        Returns at once; idempotent, the first ``deadline`` stays. Runs that are unknown, have ended or are at another
+        attempt are no error. Never called for an engine with its own scheduler, which decides about preemption itself.
 
         Raises:
             MooringsError: ``engine.unavailable`` (retryable) or ``engine.rejected`` (it has its own scheduler).
         """
-        ...
-
-    async def saved_at(self, folder: str) -> Timestamp | None:
-        """When a job last wrote to its checkpoint folder; None: the folder is empty, or cannot be read."""
         ...
 
     async def signal(self, run: RunId, signal_name: str) -> None:
@@ -113,7 +112,7 @@ class Engine(Protocol):
         """
         ...
 
-    async def changed(self) -> None:
+    async def wait_for_change(self) -> None:
         """Return when the status of some run may have changed (at the latest after about a second)."""
         ...
 

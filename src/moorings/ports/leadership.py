@@ -13,18 +13,18 @@ from typing import Protocol
 class Leadership(Protocol):
     """This controller's leadership among the controllers on the same database."""
 
-    alone: bool
+    is_exclusive: bool
     """Whether no other controller can ever use this database."""
 
-    async def gain(self) -> None:
+    async def acquire(self) -> None:
         """Return once this controller may lead; waits while another one does, or the database is away."""
         ...
 
-    async def lost(self) -> str:
+    async def wait_until_lost(self) -> str:
         """Return once it may lead no longer: the reason, as a sentence."""
         ...
 
-    async def resign(self) -> None:
+    async def release(self) -> None:
         """Give up the leadership at once. May be called at any time, also twice."""
         ...
 
@@ -32,14 +32,14 @@ class Leadership(Protocol):
 class SingleController:
     """The leadership of a controller whose database can have no other: SQLite, under the lock of the data folder."""
 
-    alone = True
+    is_exclusive = True
 
-    async def gain(self) -> None:
+    async def acquire(self) -> None:
         return
 
-    async def lost(self) -> str:
+    async def wait_until_lost(self) -> str:
         never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         return await never
 
-    async def resign(self) -> None:
+    async def release(self) -> None:
         return

@@ -15,7 +15,7 @@ OnCancel = Callable[[str], None]  # gets the reason as a clause ("Slurm sent its
 class MirroredWork(Protocol):
     """Work that is shown."""
 
-    def end(self, ok: bool) -> None:
+    def end(self, is_success: bool) -> None:
         """Show that the work has ended, well or not; returns when that is shown, within seconds. Idempotent."""
         ...
 

@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import NewType, Protocol
 
-from moorings.core.access import Role
-from moorings.core.claims import Claim, ClaimId, ClaimState, PartitionId
-from moorings.core.devices import Device
-from moorings.core.errors import MooringsError
-from moorings.core.events import Event
-from moorings.core.instants import Timestamp
-from moorings.core.partitions import Partition
-from moorings.core.projects import Project, ProjectUsage
+from moorings.core.model.access import Role
+from moorings.core.model.claims import Claim, ClaimId, ClaimState, PartitionId
+from moorings.core.model.devices import Device
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.events import Event
+from moorings.core.model.partitions import Partition
+from moorings.core.model.projects import Project, ProjectUsage
+from moorings.core.model.timestamps import Timestamp
 from moorings.workloads.appliance import ApplianceJobType, WorkflowPart
 from moorings.workloads.jobs import JobSpec
 from moorings.workloads.runs import Run, RunId, RunState
@@ -40,11 +40,11 @@ class LogPosition:
     seq: Seq
     epoch: Epoch
 
-    def is_reached_by(self, other: LogPosition) -> bool:
+    def is_covered_by(self, other: LogPosition) -> bool:
         """Whether a database at ``other`` may be the one that was at this position."""
         return other.seq >= self.seq and other.epoch >= self.epoch
 
-    def raised_to(self, other: LogPosition) -> LogPosition:
+    def max_with(self, other: LogPosition) -> LogPosition:
         """The higher of both positions."""
         return LogPosition(max(self.seq, other.seq), max(self.epoch, other.epoch))
 
@@ -123,7 +123,7 @@ class StoredState:
     Projects, and their usage, are ordered by the projects' names.
 
     Attributes:
-        archived: number of the last event that has left for an archive; 0: none has.
+        last_archived_seq: number of the last event that has left for an archive; 0: none has.
     """
 
     claims: tuple[Claim, ...]
@@ -133,7 +133,7 @@ class StoredState:
     projects: tuple[Project, ...]
     usage: tuple[ProjectUsage, ...]
     seq: Seq
-    archived: Seq = LOG_START
+    last_archived_seq: Seq = LOG_START
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,13 +157,13 @@ class Leader:
     """The last controller that began to lead.
 
     Attributes:
-        holder: its name; empty if none ever led.
+        controller_name: its name; empty if none ever led.
         url: its address; empty if it gave none.
         epoch: its fencing epoch; 0 if none ever led.
         led_at: when it began; None if none ever led.
     """
 
-    holder: str
+    controller_name: str
     url: str
     epoch: Epoch
     led_at: Timestamp | None
@@ -195,8 +195,8 @@ class AccessKey:
         digest: HMAC-SHA256 of the secret with the installation's pepper, hex.
         expires_at: when the secret stops working; None: never.
         rotated_at: when it got this secret, if that is not its first.
-        old_digest: of the secret before,
-        old_until: which works until then.
+        previous_digest: of the secret before,
+        previous_valid_until: which works until then.
     """
 
     id: str
@@ -208,8 +208,8 @@ class AccessKey:
     revoked_at: Timestamp | None = None
     expires_at: Timestamp | None = None
     rotated_at: Timestamp | None = None
-    old_digest: str | None = None
-    old_until: Timestamp | None = None
+    previous_digest: str | None = None
+    previous_valid_until: Timestamp | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +220,7 @@ class ApplianceJobQuery:
     workflow: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
 
-    def takes(self, part: WorkflowPart | None, labels: Mapping[str, str]) -> bool:
+    def matches(self, part: WorkflowPart | None, labels: Mapping[str, str]) -> bool:
         """Whether a run with that part in a workflow (None: it has none) and these labels is selected."""
         return (
             part is not None
@@ -238,14 +238,14 @@ class Archive:
         first: number of its first event.
         last: number of its last event, which ends a turn.
         digest: SHA-256 of the file, hex.
-        holder: the controller that wrote it; the file is on its machine.
+        controller_name: the controller that wrote it; the file is on its machine.
         at: when it was written.
     """
 
     first: Seq
     last: Seq
     digest: str
-    holder: str
+    controller_name: str
     at: Timestamp
 
 
@@ -267,25 +267,25 @@ class Store(Protocol):
         """The id of this installation, made with its database; part of every mark."""
         ...
 
-    def lead(self, holder: str, now: Timestamp, url: str = "") -> Epoch:
+    def begin_epoch(self, controller_name: str, now: Timestamp, url: str = "") -> Epoch:
         """Begin to lead: raises the fencing epoch, so every earlier leader's saves fail from now on.
 
         Args:
-            holder: the name of this controller, unique in the installation.
+            controller_name: the name of this controller, unique in the installation.
             now: saved as ``led_at``.
             url: its address for the other controllers.
         """
         ...
 
-    def rise(self, at: LogPosition) -> None:
+    def advance_to(self, at: LogPosition) -> None:
         """Number events and leaders above ``at`` from now on: for a database that was turned back."""
         ...
 
-    def leader(self) -> Leader:
+    def get_leader(self) -> Leader:
         """The last controller that began to lead; whether it still does is unknown."""
         ...
 
-    def load(self) -> StoredState:
+    def load_unended(self) -> StoredState:
         """Everything that has not ended, in one consistent read."""
         ...
 
@@ -304,15 +304,15 @@ class Store(Protocol):
         """
         ...
 
-    def keys_used(self, pairs: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], IdempotencyRecord]:
+    def find_idempotency_records(self, pairs: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], IdempotencyRecord]:
         """The existing uses of these (subject, key) pairs."""
         ...
 
-    def claim(self, ident: str) -> Claim | None:
+    def get_claim(self, ident: str) -> Claim | None:
         """The claim with that id, or the unended (else the newest) claim with that name."""
         ...
 
-    def claims(
+    def list_claims(
         self,
         page: PageQuery,
         *,
@@ -323,11 +323,11 @@ class Store(Protocol):
         """Claims by arrival, then id."""
         ...
 
-    def run(self, ident: str, subject: str | None = None) -> Run | None:
+    def get_run(self, ident: str, subject: str | None = None) -> Run | None:
         """The run with that id, or the newest run whose job has that name (of ``subject``, if one is given)."""
         ...
 
-    def runs(
+    def list_runs(
         self,
         page: PageQuery,
         *,
@@ -338,11 +338,11 @@ class Store(Protocol):
         """Runs by creation, then id; with ``part`` only the selected jobs of an appliance."""
         ...
 
-    def jobs(self, idents: Sequence[RunId]) -> Mapping[RunId, JobSpec]:
+    def get_jobs(self, idents: Sequence[RunId]) -> Mapping[RunId, JobSpec]:
         """The whole jobs of these runs; unknown runs are left out."""
         ...
 
-    def events(
+    def list_events(
         self, after: Seq, limit: int, *, claim: str | None = None, run: str | None = None, names: Sequence[str] = ()
     ) -> Sequence[EventRow]:
         """Outbox rows with a greater sequence number, in order; ``names`` may end in ``.*``."""
@@ -352,7 +352,7 @@ class Store(Protocol):
         """The last sequence number used."""
         ...
 
-    def high_water(self) -> LogPosition:
+    def log_position(self) -> LogPosition:
         """How far the database has come."""
         ...
 
@@ -360,14 +360,14 @@ class Store(Protocol):
         """The archived stretches of the event log, oldest first."""
         ...
 
-    def stretch(self, n_events: int, before: Timestamp) -> tuple[Seq, Seq] | None:
+    def next_archive_range(self, n_events: int, before: Timestamp) -> tuple[Seq, Seq] | None:
         """First and last of the oldest ``n_events`` events, extended to the end of a turn; the same each time.
 
         None: there are fewer, or the last one happened at ``before`` or later.
         """
         ...
 
-    def forget_events(self, epoch: Epoch, archive: Archive, limit: int, after: Seq = LOG_START) -> int:
+    def delete_archived_events(self, epoch: Epoch, archive: Archive, limit: int, after: Seq = LOG_START) -> int:
         """Remove at most ``limit`` of an archive's events; returns how many. 0: none of them is left.
 
         The first call, with the oldest events in the database, also records that they have left.
@@ -383,7 +383,7 @@ class Store(Protocol):
         """
         ...
 
-    def ended(self, before: Timestamp, limit: int) -> EndedRecords:
+    def list_ended(self, before: Timestamp, limit: int) -> EndedRecords:
         """At most ``limit`` runs, and as many claims, that ended before that, the oldest first.
 
         A run with a claim of its own is listed when that has ended, too; a claim when no run and no partition refers to
@@ -391,7 +391,7 @@ class Store(Protocol):
         """
         ...
 
-    def forget_ended(self, epoch: Epoch, ended: EndedRecords, after: Seq = LOG_START) -> None:
+    def delete_ended(self, epoch: Epoch, ended: EndedRecords, after: Seq = LOG_START) -> None:
         """Remove these records; their idempotency keys stay, spent.
 
         Args:
@@ -440,7 +440,7 @@ class Store(Protocol):
         """
         ...
 
-    def check_place(self) -> None:
+    def check_file(self) -> None:
         """Check that the next controller will find what is written.
 
         Raises:
@@ -448,7 +448,7 @@ class Store(Protocol):
         """
         ...
 
-    def check_room(self) -> None:
+    def check_space(self) -> None:
         """Check that there is room for new work; a reserve is kept for ending work.
 
         Raises:
@@ -456,7 +456,7 @@ class Store(Protocol):
         """
         ...
 
-    def keep_reserve(self) -> None:
+    def ensure_reserve(self) -> None:
         """Fill up that reserve; called now and then.
 
         Raises:

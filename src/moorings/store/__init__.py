@@ -3,7 +3,7 @@
 Here: the tables and their constraints (``tables``), records to rows and back (``rows``), the statements of one commit
 (``saving``) and the errors when the database rejects one (``conflicts``), the port's implementation (``sql``), what
 each kind of database adds (``database``; ``sqlite``; ``postgresql`` over its ``session``), upgrades from an older
-release's tables (``upgrade``, ``migrations``), and which of several controllers leads (``leading``).
+release's tables (``upgrade``, ``migrations``), and which of several controllers leads (``leader_lock``).
 
 Not here: decisions (``core``, ``workloads``), memory (``controller``), files of runs (``local``).
 Start reading at ``tables.py`` (the laws the database itself keeps), then ``sql.py``.

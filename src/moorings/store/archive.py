@@ -22,10 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
-from moorings.core.errors import MooringsError
-from moorings.core.events import EVENT_VERSION, Event
-from moorings.core.instants import Timestamp
-from moorings.core.records import to_plain
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.events import EVENT_VERSION, Event
+from moorings.core.model.serialization import to_plain
+from moorings.core.model.timestamps import Timestamp
+from moorings.files import fsync_path
 from moorings.ports.archive import JobsOf
 from moorings.ports.store import EndedRecords, EventRow, Seq
 
@@ -71,7 +72,7 @@ class ArchiveFolder:
             raise _failed(self.path / name, "it has not the events of its name")
         return digest
 
-    def write_ended(self, ended: EndedRecords, jobs: JobsOf) -> None:
+    def write_ended_records(self, ended: EndedRecords, jobs: JobsOf) -> None:
         """Write ended records, a line each, a run with its whole job.
 
         Raises:
@@ -106,7 +107,7 @@ class ArchiveFolder:
                 if path.exists() and _digest(path) != digest:
                     raise _failed(path, "another file of that name is there")
                 draft.replace(path)
-                _sync(self.path)
+                fsync_path(self.path)
             finally:
                 draft.unlink(missing_ok=True)
         except OSError as error:
@@ -189,14 +190,6 @@ def _pack(file: IO[bytes], lines: Iterable[str]) -> None:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _failed(path: Path, why: str) -> MooringsError:

@@ -21,7 +21,7 @@ from sqlalchemy import (
     select,
 )
 
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 from moorings.store import tables
 from moorings.store.rows import RowTuple, Value
 
@@ -55,7 +55,7 @@ class UniqueViolationError(CommitRejectedError):
         self._rows = rows
 
     def explain(self, connection: Connection) -> MooringsError:
-        return _conflict(_what_is_taken(connection, self._table, self._rows))
+        return _conflict(_find_taken(connection, self._table, self._rows))
 
 
 class VersionConflictError(CommitRejectedError):
@@ -72,14 +72,14 @@ class VersionConflictError(CommitRejectedError):
         self._guards = tuple(guards)
 
     def explain(self, connection: Connection) -> MooringsError:
-        return _conflict(_what_is_stale(connection, self._table, self._guards))
+        return _conflict(_find_stale(connection, self._table, self._guards))
 
 
 def _conflict(detail: str) -> MooringsError:
     return MooringsError("store.conflict", detail, hint="nothing was saved; load again and decide anew", retryable=True)
 
 
-def _what_is_stale(connection: Connection, table: Table, guards: Sequence[tuple[str, int]]) -> str:
+def _find_stale(connection: Connection, table: Table, guards: Sequence[tuple[str, int]]) -> str:
     (key,) = table.primary_key
     found: dict[str, int] = {}
     for start in range(0, len(guards), _CHUNK):
@@ -95,7 +95,7 @@ def _what_is_stale(connection: Connection, table: Table, guards: Sequence[tuple[
     return f"something of a {noun} that never changes was to be changed"
 
 
-def _what_is_taken(connection: Connection, table: Table, rows: Sequence[RowTuple]) -> str:
+def _find_taken(connection: Connection, table: Table, rows: Sequence[RowTuple]) -> str:
     place = {column.name: index for index, column in enumerate(table.c)}
     constraints = sorted(table.constraints, key=lambda one: str(one.name))
     for unique in constraints:

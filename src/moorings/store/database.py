@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as NoConnectionError
 
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -146,7 +146,7 @@ class Database(ABC):
                 retryable=True,
             ) from error
 
-    def check_place(self) -> None:  # noqa: B027 - a server's place is its own business
+    def check_file(self) -> None:  # noqa: B027 - a server's place is its own business
         """Check that the database is still where it was opened.
 
         Raises:

@@ -25,10 +25,10 @@ from sqlalchemy import (
     union_all,
 )
 
-from moorings.core.claims import ENDED as ENDED_CLAIMS
-from moorings.core.errors import MooringsError
-from moorings.core.events import canonical_json
-from moorings.core.instants import Timestamp
+from moorings.core.model.claims import ENDED as ENDED_CLAIMS
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.events import canonical_json
+from moorings.core.model.timestamps import Timestamp
 from moorings.ports.store import LOG_START, Archive, EndedRecords, IdempotencyRecord, Seq
 from moorings.store import rows
 from moorings.store.tables import archives, claims, idempotency_keys, outbox, partitions, runs, spent_keys

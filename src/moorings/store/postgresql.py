@@ -12,13 +12,13 @@ the database again gives the truth.
 from __future__ import annotations
 
 import logging
-import secrets
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import URL, Connection, QueuePool, create_engine, event
 from sqlalchemy.exc import DisconnectionError
 
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
+from moorings.ports.clock import random_id
 from moorings.ports.store import Replication
 from moorings.store.database import Database
 from moorings.store.sql import SqlStore
@@ -42,7 +42,6 @@ _REPLICATION: Final = (
     "current_setting('synchronous_commit')"
 )
 
-_ID_ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 _ID_CHARS = 12
 
 log = logging.getLogger("moorings.store")
@@ -65,14 +64,14 @@ class PostgresqlDatabase(Database):
             use_native_hstore=False,
             hide_parameters=True,  # values of rows must not be in a traceback
         )
-        event.listen(engine, "checkout", self._see_whether_alive)
+        event.listen(engine, "checkout", self._check_session)
         super().__init__(engine)
 
-    def _see_whether_alive(self, session: PgSession, _entry: ConnectionPoolEntry, _proxy: object) -> None:
+    def _check_session(self, session: PgSession, _entry: ConnectionPoolEntry, _proxy: object) -> None:
         # Not the pool's "pre-ping": it costs a round trip for every transaction, and the turn waits for it.
-        if session.has_ended():
+        if session.is_closed_by_server():
             raise DisconnectionError
-        self._server.forgive(session)
+        self._server.reset_timeouts(session)
 
     def replication(self) -> Replication:
         with self.read() as connection:
@@ -136,7 +135,7 @@ def open_postgresql(url: str, *, installation: str | None = None, patience: Data
 
     database = PostgresqlDatabase(server, (patience or DatabaseTimeouts()).lock_s)
     try:
-        upgrade(database, installation or "".join(secrets.choice(_ID_ALPHABET) for _ in range(_ID_CHARS)))
+        upgrade(database, installation or random_id(_ID_CHARS))
         return SqlStore(database)
     except BaseException:
         database.close()

@@ -12,8 +12,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
-from moorings.core.access import Role
-from moorings.core.claims import (
+from moorings.core.model.access import Role
+from moorings.core.model.claims import (
     CheckpointContract,
     Claim,
     ClaimId,
@@ -22,18 +22,20 @@ from moorings.core.claims import (
     PartitionId,
     PoolBlock,
     QueueMode,
+    claim_spec_payload,
 )
-from moorings.core.devices import Device, DeviceState, PoolName
-from moorings.core.events import EVENT_VERSION, Event
-from moorings.core.instants import Timestamp
-from moorings.core.partitions import Partition, PartitionState
-from moorings.core.projects import Project, ProjectUsage
-from moorings.core.reasons import Reason
-from moorings.core.records import from_plain, to_plain
-from moorings.core.topology import Block
+from moorings.core.model.devices import Device, DeviceState, PoolName
+from moorings.core.model.events import EVENT_VERSION, Event
+from moorings.core.model.partitions import Partition, PartitionState
+from moorings.core.model.projects import Project, ProjectUsage
+from moorings.core.model.reasons import Reason
+from moorings.core.model.serialization import from_plain, to_plain
+from moorings.core.model.timestamps import Timestamp
+from moorings.core.model.topology import Block
 from moorings.ports.store import AccessKey, Archive, Epoch, IdempotencyRecord, Leader, Seq
 from moorings.ports.store import EventRow as Numbered
 from moorings.workloads.appliance import ApplianceJobType, WorkflowPart
+from moorings.workloads.checkpoints import RunCheckpoint
 from moorings.workloads.jobs import Accelerators, JobSpec, JobSummary, Resources, summarize_job
 from moorings.workloads.runs import Run, RunId, RunState
 
@@ -139,23 +141,7 @@ def parse_claim(
 
 def _spec_text(spec: ClaimSpec) -> str:
     # Written out, not by dataclasses.asdict, which takes four times as long in every save of a claim.
-    return _encode(
-        {
-            "checkpoint": _contract(spec.checkpoint),
-            "gcds": spec.gcds,
-            "kind": spec.kind,
-            "lease_s": spec.lease_s,
-            "pool": spec.pool,
-            "preemptible": spec.preemptible,
-            "priority": spec.priority,
-            "project": spec.project,
-            "queue": spec.queue.value,
-            "replicas_per_gcd": spec.replicas_per_gcd,
-            "resources": dict(spec.resources),
-            "size": spec.size,
-            "time_limit_s": spec.time_limit_s,
-        }
-    )
+    return _encode(claim_spec_payload(spec) | {"checkpoint": _contract(spec.checkpoint)})
 
 
 def _spec_of(text: str) -> ClaimSpec:
@@ -285,7 +271,16 @@ def run_row(run: Run, job: JobSpec | None) -> RowTuple:
         _text(run.stop_reason),
         _text(run.detail),
         labels_text(run.labels),
+        _checkpoints_text(run),
     )
+
+
+def _checkpoints_text(run: Run) -> str | None:
+    if not run.checkpoints and not run.checkpoint_fault and run.resumed_from is None:
+        return None
+    given = to_plain(run.resumed_from) if run.resumed_from is not None else None
+    found = [to_plain(each) for each in run.checkpoints]
+    return _encode({"found": found, "fault": run.checkpoint_fault, "resumed_from": given})
 
 
 def labels_text(labels: Mapping[str, str]) -> str:
@@ -316,8 +311,10 @@ def parse_run(
     stop_reason: str,
     detail: str,
     labels: str,
+    checkpoints: str | None,
 ) -> Run:
     """The run of a row of ``runs``."""
+    saved = json.loads(checkpoints) if checkpoints is not None else {"found": [], "fault": "", "resumed_from": None}
     return Run(
         id=RunId(ident),
         job=_head_of(head, job),
@@ -337,6 +334,9 @@ def parse_run(
         task_codes=tuple(json.loads(task_codes)),
         stop_reason=json.loads(stop_reason),
         detail=json.loads(detail),
+        checkpoints=tuple(from_plain(RunCheckpoint, each) for each in saved["found"]),
+        checkpoint_fault=saved["fault"],
+        resumed_from=from_plain(RunCheckpoint, saved["resumed_from"]) if saved["resumed_from"] is not None else None,
     )
 
 
@@ -348,6 +348,7 @@ def _job_text(job: JobSpec) -> str:
         "lease_s": job.lease_s,
         "appliance": {"kind": part.kind.value, "workflow": part.workflow} if part is not None else None,
         "preemptible": job.preemptible or None,
+        "resume_args": list(job.resume_args) or None,
     }
     return _encode(
         {
@@ -389,6 +390,8 @@ def parse_job_text(text: str) -> JobSpec:
     values["checkpoint"] = CheckpointContract(**values["checkpoint"])
     values["command"] = tuple(values["command"])
     values["resources"] = Resources(**values["resources"])
+    if "resume_args" in values:
+        values["resume_args"] = tuple(values["resume_args"])
     if (part := values.get("appliance")) is not None:
         values["appliance"] = WorkflowPart(ApplianceJobType(part["kind"]), part["workflow"])
     return JobSpec(**values)
@@ -477,7 +480,7 @@ def archive_values(archive: Archive) -> Mapping[str, Value]:
         "last": archive.last,
         "first": archive.first,
         "digest": archive.digest,
-        "holder": archive.holder,
+        "holder": archive.controller_name,
         "at": archive.at,
     }
 
@@ -512,7 +515,7 @@ def parse_idempotency_record(
 def access_key_row(key: AccessKey) -> RowTuple:
     """The row of ``access_keys``."""
     head = (key.id, key.subject, key.role.value, key.owner_prefix, key.digest, key.created_at, key.revoked_at)
-    return (*head, key.expires_at, key.rotated_at, key.old_digest, key.old_until)
+    return (*head, key.expires_at, key.rotated_at, key.previous_digest, key.previous_valid_until)
 
 
 def parse_access_key(

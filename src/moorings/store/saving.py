@@ -33,8 +33,8 @@ from sqlalchemy import (
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.sql.compiler import SQLCompiler
 
-from moorings.core.devices import Device, DeviceState
-from moorings.core.projects import ProjectUsage
+from moorings.core.model.devices import Device, DeviceState
+from moorings.core.model.projects import ProjectUsage
 from moorings.ports.store import Changes, ExpectedVersion, Seq
 from moorings.store import rows, tables
 from moorings.store.conflicts import CommitRejectedError, UniqueViolationError, VersionConflictError
@@ -56,10 +56,10 @@ class ChangeWriter:
         self._partition_devices = _InsertStatement(tables.partition_devices, dialect)
         self._projects = _VersionedTable(tables.projects, dialect)
         self._usage = _InsertStatement(tables.project_usage, dialect)
-        self._no_usage = _delete(tables.project_usage, ["project"], dialect)
+        self._delete_usage = _delete(tables.project_usage, ["project"], dialect)
         self._keys = _InsertStatement(tables.idempotency_keys, dialect)
         self._devices = _InsertStatement(tables.devices, dialect)
-        self._in_service = _delete(tables.devices, ["pool", "device"], dialect)
+        self._delete_devices = _delete(tables.devices, ["pool", "device"], dialect)
         self._outbox = _InsertStatement(tables.outbox, dialect)
 
     def save(self, connection: Connection, changes: Changes, last: Seq) -> None:
@@ -86,13 +86,13 @@ class ChangeWriter:
     def _save_devices(self, connection: Connection, devices: Sequence[Device]) -> None:
         latest = {(device.pool, device.index): device for device in devices}
         # Delete the old row in any case: shorter than an upsert, and the same SQL everywhere.
-        self._in_service.run(connection, list(latest))
+        self._delete_devices.run(connection, list(latest))
         out = [device for device in latest.values() if device.state is not DeviceState.IN_SERVICE]
         self._devices.add(connection, [rows.device_row(device) for device in out])
 
     def _save_usage(self, connection: Connection, usage: Sequence[ProjectUsage], removed: Sequence[str]) -> None:
         latest = {used.project: used for used in usage}
-        self._no_usage.run(connection, [(name,) for name in {**dict.fromkeys(removed), **latest}])
+        self._delete_usage.run(connection, [(name,) for name in {**dict.fromkeys(removed), **latest}])
         self._usage.add(connection, [rows.usage_row(used) for used in latest.values()])
 
 

@@ -20,7 +20,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import scalar_row
 
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 from moorings.store.database import REPORT_HINT
 
 if TYPE_CHECKING:
@@ -91,12 +91,12 @@ class PgSession(psycopg.Connection[Any]):
                 raise psycopg.OperationalError(f"no answer within {within_s:g} s") from error
             raise
 
-    def cut(self) -> None:
+    def shut_down(self) -> None:
         """Shut down its connection, from any thread: a call that waits for an answer on it fails at once."""
         with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(self.fileno())) as connection:
             connection.shutdown(socket.SHUT_RDWR)
 
-    def has_ended(self) -> bool:
+    def is_closed_by_server(self) -> bool:
         """Whether the server has closed it while it was idle, without asking the server.
 
         Any unexpected input counts: mostly it is the server's goodbye, and a new session costs little.
@@ -169,9 +169,9 @@ class SessionFactory:
     def abort(self) -> None:
         """End the waits of its sessions: a hanging server must not keep a controller from ending."""
         for session in list(self._sessions):
-            session.cut()
+            session.shut_down()
 
-    def forgive(self, session: PgSession) -> None:
+    def reset_timeouts(self, session: PgSession) -> None:
         """Reset its timeout to the default of sessions."""
         session.answer_s = self._patience.answer_s
 
@@ -266,7 +266,7 @@ _HINTS = {
     "53100": "free some space on the server's disk",
     "53": "the server is out of memory or connections: see its log, and raise max_connections if they are used up",
     "55P03": "another program holds a lock: is an SQL shell open on it? See pg_stat_activity",
-    "57014": "the server is overloaded, or somebody cancelled the statement: see pg_stat_activity",
+    "57014": "the server is overloaded, or the statement was cancelled: see pg_stat_activity",
     "57P": "the server is going down or coming up",
     "58": "look for errors of the disk in the logs of the server's machine",
 }

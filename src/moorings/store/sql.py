@@ -29,11 +29,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import IntegrityError
 
-from moorings.core.claims import ENDED as ENDED_CLAIMS
-from moorings.core.claims import Claim, ClaimState
-from moorings.core.errors import MooringsError
-from moorings.core.events import Event, canonical_json
-from moorings.core.instants import Timestamp
+from moorings.core.model.claims import ENDED as ENDED_CLAIMS
+from moorings.core.model.claims import Claim, ClaimState
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.events import Event, canonical_json
+from moorings.core.model.timestamps import Timestamp
 from moorings.ports.store import (
     LOG_START,
     AccessKey,
@@ -124,7 +124,7 @@ class SqlStore:
 
     # ---------------------------------------------------------------------------------------------------------- saving
 
-    def lead(self, holder: str, now: Timestamp, url: str = "") -> Epoch:
+    def begin_epoch(self, holder: str, now: Timestamp, url: str = "") -> Epoch:
         raised = installation.c.epoch + 1
         with self._database.write() as connection:
             last = _allocate_seq(connection, 1)
@@ -136,7 +136,7 @@ class SqlStore:
             self._saver.save(connection, Changes(events=[Event(name="controller.led", at=now, data=data)]), last)
         return epoch
 
-    def rise(self, at: LogPosition) -> None:
+    def advance_to(self, at: LogPosition) -> None:
         at_least = {installation.c.seq: at.seq, installation.c.epoch: at.epoch}
         with self._database.write() as connection:
             connection.execute(
@@ -145,7 +145,7 @@ class SqlStore:
                 )
             )
 
-    def leader(self) -> Leader:
+    def get_leader(self) -> Leader:
         with self._database.read() as connection:
             row = connection.execute(_LEADER).one()
         return rows.parse_leader(*row)
@@ -162,16 +162,16 @@ class SqlStore:
 
     # --------------------------------------------------------------------------------------------------------- reading
 
-    def load(self) -> StoredState:
+    def load_unended(self) -> StoredState:
         with self._database.snapshot() as connection:
             waiting = select(claims).where(claims.c.state.in_(_LIVE_CLAIMS)).order_by(claims.c.arrival, claims.c.id)
-            going = _RUNS.where(runs.c.state.in_(_LIVE_RUNS)).order_by(runs.c.created_at, runs.c.id)
+            live = _RUNS.where(runs.c.state.in_(_LIVE_RUNS)).order_by(runs.c.created_at, runs.c.id)
             held = select(partitions).order_by(partitions.c.id)
             out = select(devices).order_by(devices.c.pool, devices.c.device)
             paying = select(projects).order_by(projects.c.name)
             used = select(project_usage).order_by(project_usage.c.project)
             # Converted after the transaction: a server ends a transaction that is idle for seconds.
-            found = [connection.execute(chosen).all() for chosen in (waiting, held, out, going, paying, used)]
+            found = [connection.execute(chosen).all() for chosen in (waiting, held, out, live, paying, used)]
             seq, archived = _last_seq(connection), history.last_archived_seq(connection)
         return StoredState(
             claims=tuple(rows.parse_claim(*row) for row in found[0]),
@@ -181,10 +181,10 @@ class SqlStore:
             projects=tuple(rows.parse_project(*row) for row in found[4]),
             usage=tuple(rows.parse_usage(*row) for row in found[5]),
             seq=seq,
-            archived=archived,
+            last_archived_seq=archived,
         )
 
-    def keys_used(self, pairs: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], IdempotencyRecord]:
+    def find_idempotency_records(self, pairs: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], IdempotencyRecord]:
         found: list[IdempotencyRecord] = []
         # No snapshot, which would cost a round trip: keys are only ever added.
         with self._database.read() as connection:
@@ -200,7 +200,7 @@ class SqlStore:
             used |= history.find_spent_keys(connection, [pair for pair in pairs if pair not in used])
         return used
 
-    def claim(self, ident: str) -> Claim | None:
+    def get_claim(self, ident: str) -> Claim | None:
         named = select(claims).where(claims.c.name == ident).order_by(claims.c.arrival.desc(), claims.c.id.desc())
         row = self._first(
             select(claims).where(claims.c.id == ident),
@@ -209,7 +209,7 @@ class SqlStore:
         )
         return None if row is None else rows.parse_claim(*row)
 
-    def claims(
+    def list_claims(
         self,
         page: PageQuery,
         *,
@@ -224,14 +224,14 @@ class SqlStore:
             chosen = chosen.where(claims.c.pool == pool)
         return [rows.parse_claim(*row) for row in self._page(chosen, claims, claims.c.arrival, page, states)]
 
-    def run(self, ident: str, subject: str | None = None) -> Run | None:
+    def get_run(self, ident: str, subject: str | None = None) -> Run | None:
         named = _RUNS.where(runs.c.name == ident).order_by(runs.c.created_at.desc(), runs.c.id.desc())
         if subject is not None:
             named = named.where(runs.c.subject == subject)
         row = self._first(_RUNS.where(runs.c.id == ident), named)
         return None if row is None else rows.parse_run(*row)
 
-    def runs(
+    def list_runs(
         self,
         page: PageQuery,
         *,
@@ -246,12 +246,12 @@ class SqlStore:
             chosen = chosen.where(*_part_conditions(part))
         return [rows.parse_run(*row) for row in self._page(chosen, runs, runs.c.created_at, page, states)]
 
-    def jobs(self, idents: Sequence[RunId]) -> Mapping[RunId, JobSpec]:
+    def get_jobs(self, idents: Sequence[RunId]) -> Mapping[RunId, JobSpec]:
         chosen = select(runs.c.id, runs.c.job).where(runs.c.id.in_(idents))
         with self._database.read() as connection:
             return {RunId(ident): rows.parse_job_text(text) for ident, text in connection.execute(chosen)}
 
-    def events(
+    def list_events(
         self, after: Seq, limit: int, *, claim: str | None = None, run: str | None = None, names: Sequence[str] = ()
     ) -> Sequence[Numbered]:
         chosen = select(outbox).where(outbox.c.seq > after).order_by(outbox.c.seq).limit(max(limit, 0))
@@ -273,7 +273,7 @@ class SqlStore:
         with self._database.read() as connection:
             return _last_seq(connection)
 
-    def high_water(self) -> LogPosition:
+    def log_position(self) -> LogPosition:
         with self._database.read() as connection:
             return _high_water(connection)
 
@@ -283,20 +283,20 @@ class SqlStore:
         with self._database.read() as connection:
             return history.list_archives(connection)
 
-    def stretch(self, n_events: int, before: Timestamp) -> tuple[Seq, Seq] | None:
+    def next_archive_range(self, n_events: int, before: Timestamp) -> tuple[Seq, Seq] | None:
         with self._database.snapshot() as connection:
             return history.next_archive_range(connection, n_events, before)
 
-    def forget_events(self, epoch: Epoch, archive: Archive, limit: int, after: Seq = LOG_START) -> int:
+    def delete_archived_events(self, epoch: Epoch, archive: Archive, limit: int, after: Seq = LOG_START) -> int:
         with self._database.write() as connection:
             _allocate_seq(connection, 0, LogPosition(after, epoch))
             return history.delete_archived_events(connection, archive, limit)
 
-    def ended(self, before: Timestamp, limit: int) -> EndedRecords:
+    def list_ended(self, before: Timestamp, limit: int) -> EndedRecords:
         with self._database.snapshot() as connection:
             return history.list_ended(connection, before, limit)
 
-    def forget_ended(self, epoch: Epoch, ended: EndedRecords, after: Seq = LOG_START) -> None:
+    def delete_ended(self, epoch: Epoch, ended: EndedRecords, after: Seq = LOG_START) -> None:
         try:
             with self._database.write() as connection:
                 _allocate_seq(connection, 0, LogPosition(after, epoch))
@@ -355,13 +355,13 @@ class SqlStore:
         with self._database.write() as connection:
             _allocate_seq(connection, 0)
 
-    def check_place(self) -> None:
-        self._database.check_place()
+    def check_file(self) -> None:
+        self._database.check_file()
 
-    def check_room(self) -> None:
+    def check_space(self) -> None:
         self._database.check_room()
 
-    def keep_reserve(self) -> None:
+    def ensure_reserve(self) -> None:
         self._database.keep_reserve()
 
     def abort(self) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import secrets
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -19,7 +18,9 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import URL, Connection, QueuePool, create_engine, event
 
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
+from moorings.files import fsync_path
+from moorings.ports.clock import random_id
 from moorings.store.database import Database
 from moorings.store.sql import SqlStore
 from moorings.store.upgrade import upgrade
@@ -49,7 +50,6 @@ CHECKPOINT_PAGES = 1000  # SQLite's default; fewer if the log's reserve is small
 
 _Identity = tuple[int, int] | None  # device and inode of a file; None: there is none
 
-_ID_ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 _ID_CHARS = 12
 
 _HINTS = {
@@ -96,7 +96,7 @@ class SqliteDatabase(Database):
             connection.execute(pragma)
 
     def begin_write(self, connection: Connection) -> None:
-        self.check_place()
+        self.check_file()
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     def begin_snapshot(self, connection: Connection) -> None:
@@ -157,7 +157,7 @@ class SqliteDatabase(Database):
             path: _identity(path, None) for path in (self._path, self._path.with_name(f"{self._path.name}-wal"))
         }
 
-    def check_place(self) -> None:
+    def check_file(self) -> None:
         """Check that the file and its log are the opened ones: writes to removed files are lost when we end."""
         for path, opened in self._files.items():
             if _identity(path, opened) != opened:
@@ -176,7 +176,7 @@ class SqliteDatabase(Database):
             raise MooringsError(
                 "store.nearly_full",
                 f"the disk of the database has {free / 1e6:.1f} MB left; nothing new is taken on below {low / 1e6:.1f}",
-                hint="free some space on it; what there is goes on, and can be released and cancelled",
+                hint="free some space on it; existing claims and runs continue, and can be released and cancelled",
                 retryable=True,
             )
 
@@ -249,7 +249,7 @@ def open_sqlite(path: Path, *, installation: str | None = None, busy_timeout_s: 
         _make_private(path)
     database = SqliteDatabase(path, busy_timeout_s)
     try:
-        upgrade(database, installation or "".join(secrets.choice(_ID_ALPHABET) for _ in range(_ID_CHARS)))
+        upgrade(database, installation or random_id(_ID_CHARS))
         database.use_wal()  # after the upgrade has checked that the file is ours
         return SqlStore(database)
     except BaseException:
@@ -269,17 +269,12 @@ def _copy(path: Path, to: Path) -> None:
     try:
         with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(part)) as target:
             source.backup(target, progress=_never_wait)
-        with part.open("rb") as file:
-            os.fsync(file.fileno())
+        fsync_path(part)
     except sqlite3.Error as error:
         part.unlink(missing_ok=True)
         raise OSError(errno.EIO, str(error)) from error
     part.replace(to)
-    folder = os.open(to.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)  # before the upgrade commits: after a power cut there is the old database, or its copy
-    finally:
-        os.close(folder)
+    fsync_path(to.parent)  # before the upgrade commits: after a power cut there is the old database, or its copy
 
 
 def _never_wait(status: int, _remaining: int, _total: int) -> None:

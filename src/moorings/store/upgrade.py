@@ -11,11 +11,11 @@ from typing import Final
 
 from sqlalchemy import Connection, column, insert, inspect, select, table
 
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 from moorings.store.database import Database
 from moorings.store.tables import installation
 
-HEAD: Final = "0006"  # the newest revision in migrations/versions
+HEAD: Final = "0007"  # the newest revision in migrations/versions
 _SCRIPTS: Final = "moorings.store:migrations"  # package data: found however the package is installed
 
 

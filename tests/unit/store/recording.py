@@ -1,6 +1,6 @@
 """What a release said to its database, kept for ever in ``released``, to be replayed on the tables of later ones.
 
-A controller of the release before goes on running while a new one upgrades the tables beneath it. Its code is not here
+A controller of the release before still runs while a new one upgrades the tables beneath it. Its code is not here
 any more, but its statements are. Refused: taking the old code from git (a checkout may have no history, and the old
 code needs the old versions of what it imports) and writing its statements by hand (they would say what we believe).
 
@@ -19,13 +19,23 @@ from typing import Any
 
 from sqlalchemy import event
 
-from moorings.core.claims import ClaimId, ClaimState
-from moorings.core.devices import Device, DeviceState
-from moorings.core.instants import Timestamp
-from moorings.core.partitions import PartitionState
-from moorings.core.projects import ProjectUsage
+from moorings.core.model.claims import ClaimId, ClaimState
+from moorings.core.model.devices import Device, DeviceState
+from moorings.core.model.partitions import PartitionState
+from moorings.core.model.projects import ProjectUsage
+from moorings.core.model.timestamps import Timestamp
 from moorings.ports.store import Changes, ExpectedVersion, IdempotencyRecord, PageQuery, Seq
-from moorings.testing.records import NEW, NOW, POOL, a_project, a_run, an_access_key, an_event, granted_claims, jobs_for
+from moorings.testing.builders import (
+    NEW,
+    NOW,
+    POOL,
+    a_project,
+    a_run,
+    an_access_key,
+    an_event,
+    granted_claims,
+    jobs_for,
+)
 from moorings.workloads.runs import RunState
 
 RELEASED = Path(__file__).parent / "released"
@@ -69,7 +79,7 @@ def live(store):
 
 
 def _live_a_while(store, first):
-    epoch = store.lead(f"host-{first}", NOW)
+    epoch = store.begin_epoch(f"host-{first}", NOW)
     new = granted_claims(first, first + 1)
     new.runs.append((a_run(first), NEW))
     new.jobs.update(jobs_for(a_run(first)))
@@ -78,7 +88,7 @@ def _live_a_while(store, first):
     new.projects += [(a_project(first), NEW), (a_project(first + 1), NEW)]
     new.usage += [ProjectUsage("default", 5, NOW), ProjectUsage(f"lab-{first:04d}", 5, NOW)]
     store.commit(epoch, new)
-    saved = store.load()
+    saved = store.load_unended()
     claim, partition, run = saved.claims[-2], saved.partitions[-2], saved.runs[-1]
     store.commit(
         epoch,
@@ -94,13 +104,15 @@ def _live_a_while(store, first):
             events=[an_event("claim.released", claim=claim.id)],
         ),
     )
-    store.keys_used([("ann", f"k{first}"), ("ann", "none")])
-    store.claim(claim.id)
-    store.claims(PageQuery(1, after=claim.id), states=frozenset({ClaimState.RELEASED}), owner_prefix="user/", pool=POOL)
-    store.run(run.job.name, "ann")
-    store.runs(PageQuery(), states=frozenset({RunState.FAILED}), subject="ann")
-    store.events(Seq(0), 100, claim=claim.id, names=["claim.*"])
-    store.events(Seq(0), 100, run=run.id)
+    store.find_idempotency_records([("ann", f"k{first}"), ("ann", "none")])
+    store.get_claim(claim.id)
+    store.list_claims(
+        PageQuery(1, after=claim.id), states=frozenset({ClaimState.RELEASED}), owner_prefix="user/", pool=POOL
+    )
+    store.get_run(run.job.name, "ann")
+    store.list_runs(PageQuery(), states=frozenset({RunState.FAILED}), subject="ann")
+    store.list_events(Seq(0), 100, claim=claim.id, names=["claim.*"])
+    store.list_events(Seq(0), 100, run=run.id)
     store.last_seq()
     key = an_access_key(first)
     store.add_access_key(key, an_event("key.created"))

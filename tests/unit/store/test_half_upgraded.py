@@ -14,17 +14,17 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy import inspect
 
-from moorings.core.claims import ClaimState, PoolBlock
-from moorings.core.errors import MooringsError
-from moorings.core.instants import Timestamp
-from moorings.core.projects import Project, ProjectUsage
-from moorings.core.topology import Block
+from moorings.core.model.claims import ClaimState, PoolBlock
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.projects import Project, ProjectUsage
+from moorings.core.model.timestamps import Timestamp
+from moorings.core.model.topology import Block
 from moorings.ports.store import Epoch, Leader
 from moorings.store.postgresql import open_postgresql
 from moorings.store.sqlite import open_sqlite
 from moorings.store.tables import installation
 from moorings.store.upgrade import HEAD, upgrade
-from moorings.testing.records import NOW, POOL, granted_claims
+from moorings.testing.builders import NOW, POOL, granted_claims
 from tests.unit.store.killed import database_of
 from tests.unit.store.recording import RELEASED, recorded, released, replay
 from tests.waiting import patient
@@ -117,7 +117,7 @@ def test_a_controller_of_a_release_goes_on_while_another_one_upgrades(make, rele
     got += replay(beside.database.engine, said[half:])
     assert got == expected
     store = beside.open()
-    assert len(store.load().claims) == 2
+    assert len(store.load_unended().claims) == 2
     store.close()
 
 
@@ -126,11 +126,11 @@ def test_an_old_leader_after_a_new_one_does_not_inherit_its_address(make, kind):
     with closing(made.open()) as store:
         with made.database.write() as connection:
             connection.exec_driver_sql("UPDATE installation SET holder = 'new', url = 'https://new:8090'")
-        assert store.leader() == Leader("new", "https://new:8090", Epoch(0), None)
+        assert store.get_leader() == Leader("new", "https://new:8090", Epoch(0), None)
         replay(made.database.engine, recorded("0001", kind)[:1])  # `lead` of release 0001
-        assert store.leader() == Leader("host-1", "", Epoch(1), NOW)
-        epoch = store.lead("new", Timestamp(NOW + 1), url="https://new:8090")
-        assert store.leader() == Leader("new", "https://new:8090", epoch, Timestamp(NOW + 1))
+        assert store.get_leader() == Leader("host-1", "", Epoch(1), NOW)
+        epoch = store.begin_epoch("new", Timestamp(NOW + 1), url="https://new:8090")
+        assert store.get_leader() == Leader("new", "https://new:8090", epoch, Timestamp(NOW + 1))
 
 
 def test_an_old_controller_leaves_projects_and_what_it_does_not_know_of_a_claim(make, kind):
@@ -142,11 +142,11 @@ def test_an_old_controller_leaves_projects_and_what_it_does_not_know_of_a_claim(
         connection.exec_driver_sql("INSERT INTO project_usage VALUES ('lab', 5, 6)")
     replay(made.database.engine, said[2:])
     with closing(made.open()) as store:
-        claim = store.claim("claim-0001")
+        claim = store.get_claim("claim-0001")
         assert (claim.state, claim.version) == (ClaimState.RELEASED, 2)  # it was saved since
         assert (claim.cell, claim.kept) == (Block.of(range(16)), PoolBlock(POOL, Block.of(range(8, 12))))
-        assert store.claim("claim-0011").cell is None
-        saved = store.load()
+        assert store.get_claim("claim-0011").cell is None
+        saved = store.load_unended()
         assert saved.projects == (Project(name="lab", version=3),)
         assert saved.usage == (ProjectUsage("lab", 5, Timestamp(6)),)
 
@@ -183,8 +183,8 @@ def test_new_code_upgrades_a_filled_database_and_keeps_all_of_it(make, release, 
     assert everything() == before
     assert [record.message for record in caplog.records] == ["store.upgrading"] * (release != HEAD)
     assert store.installation() == "recorded"
-    assert store.leader() == Leader("host-11", "", Epoch(2), NOW)
-    store.commit(store.lead("new", NOW), granted_claims(500))
+    assert store.get_leader() == Leader("host-11", "", Epoch(2), NOW)
+    store.commit(store.begin_epoch("new", NOW), granted_claims(500))
     store.close()
     caplog.clear()
     made.open().close()
@@ -211,7 +211,7 @@ def test_an_upgrade_that_is_killed_anywhere_leaves_the_old_tables_or_the_new(mak
     assert not last["killed"]
     assert (last["revision"], last["columns"]) == (HEAD, new)
     store = made.open()
-    assert len(store.load().claims) == 2
+    assert len(store.load_unended().claims) == 2
     store.close()
 
 
@@ -238,7 +238,7 @@ def test_sqlite_is_copied_before_it_is_upgraded_and_the_copy_is_the_way_back(mak
     replay(made.database.engine, said[:half])
     made.database.close()
     store = made.open()
-    store.commit(store.lead("new", NOW), granted_claims(500))
+    store.commit(store.begin_epoch("new", NOW), granted_claims(500))
     store.close()
     copy = made.where.with_name(f"moorings.db.before-{HEAD}")
     assert stat.S_IMODE(copy.stat().st_mode) == 0o600
@@ -247,7 +247,7 @@ def test_sqlite_is_copied_before_it_is_upgraded_and_the_copy_is_the_way_back(mak
     alone = make("sqlite", "0001")
     expected = replay(alone.database.engine, said)[half:]
     shutil.copy(copy, made.where)
-    assert replay(made.database.engine, said[half:]) == expected  # the old release goes on where it was
+    assert replay(made.database.engine, said[half:]) == expected  # the old release continues where it was
 
 
 def test_a_copy_that_cannot_be_made_stops_the_upgrade(make):

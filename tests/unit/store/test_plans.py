@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import event
 
-from moorings.core.claims import ClaimState
-from moorings.core.devices import Device, DeviceState
-from moorings.core.projects import ProjectUsage
+from moorings.core.model.claims import ClaimState
+from moorings.core.model.devices import Device, DeviceState
+from moorings.core.model.projects import ProjectUsage
 from moorings.ports.store import Changes, ExpectedVersion, PageQuery, Seq
-from moorings.testing.records import NEW, NOW, POOL, a_project, granted_claims
+from moorings.testing.builders import NEW, NOW, POOL, a_project, granted_claims
 from moorings.workloads.runs import RunState
 from tests.databases import open_new
 
@@ -22,24 +22,26 @@ def store(tmp_path):
 
 
 READS = {
-    "claim": lambda store: store.claim("x"),
-    "claims": lambda store: store.claims(PageQuery(after="x")),
-    "claims in states": lambda store: store.claims(
+    "claim": lambda store: store.get_claim("x"),
+    "claims": lambda store: store.list_claims(PageQuery(after="x")),
+    "claims in states": lambda store: store.list_claims(
         PageQuery(), states=frozenset({ClaimState.RELEASED, ClaimState.READY})
     ),
-    "run": lambda store: store.run("x"),
-    "runs": lambda store: store.runs(PageQuery(after="x")),
-    "runs in states": lambda store: store.runs(PageQuery(), states=frozenset({RunState.FAILED, RunState.LOST})),
-    "runs of a subject": lambda store: store.runs(PageQuery(), subject="ann"),
-    "events": lambda store: store.events(Seq(5), 10),
-    "events of names": lambda store: store.events(Seq(5), 10, names=["claim.ready", "claim.released", "run.ended"]),
-    "events of a noun": lambda store: store.events(Seq(0), 10, names=["controller.*", "key.*"]),
-    "events of a run, by name": lambda store: store.events(Seq(5), 10, run="x", names=["run.*", "claim.ready"]),
-    "a stretch": lambda store: store.stretch(5, NOW),
-    "ended records": lambda store: store.ended(NOW, 10),
-    "events of a claim": lambda store: store.events(Seq(5), 10, claim="x"),
-    "events of a run": lambda store: store.events(Seq(5), 10, run="x"),
-    "keys": lambda store: store.keys_used([("a", "b"), ("c", "d")]),
+    "run": lambda store: store.get_run("x"),
+    "runs": lambda store: store.list_runs(PageQuery(after="x")),
+    "runs in states": lambda store: store.list_runs(PageQuery(), states=frozenset({RunState.FAILED, RunState.LOST})),
+    "runs of a subject": lambda store: store.list_runs(PageQuery(), subject="ann"),
+    "events": lambda store: store.list_events(Seq(5), 10),
+    "events of names": lambda store: store.list_events(
+        Seq(5), 10, names=["claim.ready", "claim.released", "run.ended"]
+    ),
+    "events of a noun": lambda store: store.list_events(Seq(0), 10, names=["controller.*", "key.*"]),
+    "events of a run, by name": lambda store: store.list_events(Seq(5), 10, run="x", names=["run.*", "claim.ready"]),
+    "a stretch": lambda store: store.next_archive_range(5, NOW),
+    "ended records": lambda store: store.list_ended(NOW, 10),
+    "events of a claim": lambda store: store.list_events(Seq(5), 10, claim="x"),
+    "events of a run": lambda store: store.list_events(Seq(5), 10, run="x"),
+    "keys": lambda store: store.find_idempotency_records([("a", "b"), ("c", "d")]),
 }
 
 
@@ -72,7 +74,7 @@ def test_a_read_neither_sorts_nor_scans(store, name):
 
 
 def test_events_of_names_are_found_by_their_names_and_merged(store):
-    store.lead("test", NOW)
+    store.begin_epoch("test", NOW)
     plan = plans_of(store, READS["events of names"])
     assert sum("COVERING INDEX ix_outbox_name (name=? AND seq>?)" in step for step in plan) == 3
     plan = plans_of(store, READS["events of a noun"])
@@ -89,18 +91,18 @@ def test_old_records_are_found_by_their_ends(store):
 
 
 def test_loading_does_not_read_what_has_ended(store):
-    plan = plans_of(store, lambda store: store.load())
+    plan = plans_of(store, lambda store: store.load_unended())
     assert [step for step in plan if step.startswith("SEARCH claims")]
     assert [step for step in plan if step.startswith("SEARCH runs")]
     assert [step for step in plan if step.startswith(("SCAN claims", "SCAN runs"))] == []
 
 
 def test_a_save_finds_its_records_by_their_ids(store):
-    epoch = store.lead("test", NOW)
+    epoch = store.begin_epoch("test", NOW)
     new = granted_claims(1, 2, 3)
     new.projects += [(a_project(1), NEW), (a_project(2), NEW)]
     store.commit(epoch, new)
-    saved = store.load()
+    saved = store.load_unended()
     changes = Changes(
         claims=[(replace(claim, version=2), ExpectedVersion(1)) for claim in saved.claims],
         partitions=[(replace(partition, version=2), ExpectedVersion(1)) for partition in saved.partitions],

@@ -10,9 +10,9 @@ import pytest
 
 from moorings.ports.store import Changes, PageQuery, Seq
 from moorings.store.archive import list_archive_files, read_events
-from moorings.store.high_water import LogPositionFile
+from moorings.store.log_position import LogPositionFile
 from moorings.store.sqlite import open_sqlite
-from moorings.testing.records import NEW, NOW, an_event
+from moorings.testing.builders import NEW, NOW, an_event
 from tests.released.site import NAMES, ReleasedSite
 
 
@@ -33,10 +33,10 @@ GONE = "gone"
 
 
 def test_every_record_is_in_the_state_that_was_told(store, site):
-    for found, told in ((store.claims(PageQuery(1000)), "claims"), (store.runs(PageQuery(1000)), "runs")):
+    for found, told in ((store.list_claims(PageQuery(1000)), "claims"), (store.list_runs(PageQuery(1000)), "runs")):
         states = {one["id"]: one["state"] for one in site.told[told] if one["name"] != GONE}
         assert {one.id: one.state for one in found} == states
-    saved = store.load()
+    saved = store.load_unended()
     assert {one.id: one.state for one in saved.partitions} == {
         one["id"]: one["state"] for one in site.told["partitions"]
     }
@@ -64,7 +64,7 @@ def test_every_state_that_can_rest_was_told(site):
 
 def test_jobs_are_whole(store, site):
     runs = {one["id"]: one for one in site.told["runs"] if one["name"] != GONE}
-    jobs = store.jobs(list(runs))
+    jobs = store.get_jobs(list(runs))
     assert {ident: list(job.command) for ident, job in jobs.items()} == {
         ident: one["job"]["command"] for ident, one in runs.items()
     }
@@ -76,7 +76,7 @@ def test_archives_go_on_where_the_log_begins(store, site):
     (stretch,) = list_archive_files(site.folder / "data" / "archive")
     rows = list(read_events(stretch))
     assert [row.seq for row in rows] == list(range(1, stretch.last + 1))
-    assert store.events(Seq(0), 1)[0].seq == stretch.last + 1
+    assert store.list_events(Seq(0), 1)[0].seq == stretch.last + 1
     (archive,) = store.archives()
     assert (archive.first, archive.last) == (stretch.first, stretch.last)
 
@@ -90,24 +90,24 @@ def test_ended_records_are_read_from_their_archive(site):
 
 
 def test_a_high_water_mark_is_read(store, site):
-    known = LogPositionFile(site.folder / "data", store.installation()).known()
+    known = LogPositionFile(site.folder / "data", store.installation()).read()
     assert known is not None
-    assert known.is_reached_by(store.high_water())
-    assert known.epoch == store.high_water().epoch
+    assert known.is_covered_by(store.log_position())
+    assert known.epoch == store.log_position().epoch
 
 
 def test_records_are_written_again_as_the_same_rows(store, site, tmp_path):
     """A name in a column of JSON is for ever, too: one that is not known is passed over, and lost by the next save."""
-    claims, runs, saved = store.claims(PageQuery(1000)), store.runs(PageQuery(1000)), store.load()
+    claims, runs, saved = store.list_claims(PageQuery(1000)), store.list_runs(PageQuery(1000)), store.load_unended()
     with closing(open_sqlite(tmp_path / "again.db")) as again:
         again.commit(
-            again.lead("again", NOW),
+            again.begin_epoch("again", NOW),
             Changes(
                 claims=[(claim, NEW) for claim in claims],
                 partitions=[(partition, NEW) for partition in saved.partitions],
                 devices=list(saved.devices),
                 runs=[(run, NEW) for run in runs],
-                jobs=dict(store.jobs([run.id for run in runs])),
+                jobs=dict(store.get_jobs([run.id for run in runs])),
                 projects=[(project, NEW) for project in saved.projects],
                 usage=list(saved.usage),
             ),

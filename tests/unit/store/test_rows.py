@@ -9,15 +9,15 @@ from typing import TypeVar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorings.core.access import Role
-from moorings.core.claims import CheckpointContract, Claim, ClaimId, ClaimSpec, ClaimState, PoolBlock, QueueMode
-from moorings.core.devices import Device, DeviceState
-from moorings.core.events import EVENTS, Event, canonical_json
-from moorings.core.instants import Timestamp
-from moorings.core.partitions import Partition, PartitionState
-from moorings.core.projects import Project, ProjectShare, ProjectUsage
-from moorings.core.reasons import Reason
-from moorings.core.topology import Block
+from moorings.core.model.access import Role
+from moorings.core.model.claims import CheckpointContract, Claim, ClaimId, ClaimSpec, ClaimState, PoolBlock, QueueMode
+from moorings.core.model.devices import Device, DeviceState
+from moorings.core.model.events import EVENTS, Event, canonical_json
+from moorings.core.model.partitions import Partition, PartitionState
+from moorings.core.model.projects import Project, ProjectShare, ProjectUsage
+from moorings.core.model.reasons import Reason
+from moorings.core.model.timestamps import Timestamp
+from moorings.core.model.topology import Block
 from moorings.ports.store import AccessKey, Changes, ExpectedVersion, IdempotencyRecord, Seq
 from moorings.store import rows, tables
 from moorings.store.sqlite import open_sqlite
@@ -325,7 +325,7 @@ def test_readers_take_the_columns_in_their_order(reader, table):
 )
 def test_the_database_changes_nothing(tmp_path_factory, claim, made, run, job, device, project, used, event, use, key):
     store = open_sqlite(tmp_path_factory.mktemp("rows") / "moorings.db")
-    epoch = store.lead("test", Timestamp(0))
+    epoch = store.begin_epoch("test", Timestamp(0))
     new = ExpectedVersion(None)
     made = Partition(**{name: getattr(made, name) for name in made.__slots__} | {"claim": claim.id})
     run = Run(**{name: getattr(run, name) for name in run.__slots__} | {"claim": claim.id})
@@ -337,15 +337,15 @@ def test_the_database_changes_nothing(tmp_path_factory, claim, made, run, job, d
         changes.devices.append(device)
     last = store.commit(epoch, changes)
     store.add_access_key(key, event)
-    saved = store.load()
-    assert store.claim(claim.id) == claim
-    assert store.run(run.id) == run
-    assert store.jobs([run.id]) == {run.id: job}
+    saved = store.load_unended()
+    assert store.get_claim(claim.id) == claim
+    assert store.get_run(run.id) == run
+    assert store.get_jobs([run.id]) == {run.id: job}
     assert saved.partitions == (made,)
     assert list(saved.devices) == changes.devices
     assert saved.projects == (project,)
     assert saved.usage == (used,)
-    assert store.keys_used([(use.subject, use.key)]) == {(use.subject, use.key): use}
+    assert store.find_idempotency_records([(use.subject, use.key)]) == {(use.subject, use.key): use}
     assert store.access_keys() == [key]
-    assert [row.event for row in store.events(Seq(last - 1), 9)] == [event, event]
+    assert [row.event for row in store.list_events(Seq(last - 1), 9)] == [event, event]
     store.close()

@@ -11,7 +11,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine, event, inspect
 
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 from moorings.store import upgrade as upgrading
 from moorings.store.sqlite import SqliteDatabase, open_sqlite
 from moorings.store.tables import metadata
@@ -61,7 +61,7 @@ def parts(sql):
             listed[-1] += character
     head, _, listed[0] = listed[0].partition("(")
     listed[-1], _, tail = listed[-1].rpartition(")")
-    head = head.replace('"', "")  # a table that was made anew has its name in quotes
+    head = head.replace('"', "")  # a table that was made again has its name in quotes
     return [head.strip(), *sorted(" ".join(one.split()) for one in listed), tail.strip()]
 
 

@@ -44,27 +44,27 @@ class LeaderLock:
         url: of the database.
     """
 
-    alone = False
+    is_exclusive = False
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._session: psycopg.Connection[Any] | None = None
         self._using = threading.Lock()  # a thread whose caller was cancelled continues
-        self._told = ""
+        self._logged = ""
 
-    async def gain(self) -> None:
+    async def acquire(self) -> None:
         while not await asyncio.to_thread(self._try):  # noqa: ASYNC110 - the event is another machine's
             await asyncio.sleep(TRY_S)
 
-    async def lost(self) -> str:
+    async def wait_until_lost(self) -> str:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            reason = await asyncio.to_thread(self._beat)
+            reason = await asyncio.to_thread(self._heartbeat)
             if reason:
-                await self.resign()
+                await self.release()
                 return reason
 
-    async def resign(self) -> None:
+    async def release(self) -> None:
         await asyncio.to_thread(self._resign)
 
     def _resign(self) -> None:
@@ -91,12 +91,12 @@ class LeaderLock:
             row = self._session.execute("SELECT pg_try_advisory_lock(%s)", [ADVISORY_LOCK_ID]).fetchone()
         except psycopg.Error as error:
             self._end()
-            self._tell(_first_line(error))
+            self._log_once(_first_line(error))
             return False
-        self._tell("")
+        self._log_once("")
         return row is not None and bool(row[0])
 
-    def _beat(self) -> str:
+    def _heartbeat(self) -> str:
         """Show that we are alive; returns why we lead no longer, if so."""
         import psycopg
 
@@ -115,11 +115,11 @@ class LeaderLock:
             with suppress(Exception):  # it may be broken: then the server releases the lock by itself
                 session.close()
 
-    def _tell(self, problem: str) -> None:
+    def _log_once(self, problem: str) -> None:
         """Log a problem once, not at every try."""
-        if problem and problem != self._told:
+        if problem and problem != self._logged:
             log.warning("leadership.unavailable", extra={"detail": problem})
-        self._told = problem
+        self._logged = problem
 
 
 def _first_line(error: Exception) -> str:

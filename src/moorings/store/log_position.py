@@ -3,7 +3,7 @@
 A database can go back silently: a lagging standby is promoted, or a disk's snapshot is restored. Its records then know
 nothing of the partitions created since, and a controller that trusted them would remove those under live jobs (laws 2,
 3). So, before hardware is ordered to create or reset a partition, the number of the last event and the leader's epoch
-are written here, out of reach of database tools; ``controller.turned_back`` compares.
+are written here, out of reach of database tools; ``controller.rewind_recovery`` compares.
 
 A file for each pool's driver was refused: the folders of all drivers lie beside this file, and are restored with it or
 not at all.
@@ -17,7 +17,7 @@ import os
 import threading
 from pathlib import Path
 
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 from moorings.ports.store import Epoch, LogPosition, Seq
 
 LOG_POSITION_FILE = "high-water"
@@ -42,7 +42,7 @@ class LogPositionFile:
         self._writing = threading.Lock()
         self._noting = asyncio.Lock()  # fair: first come, first served
 
-    def known(self) -> LogPosition | None:
+    def read(self) -> LogPosition | None:
         """The higher of what this process has seen and what the file says; None: the file says nothing.
 
         A position that was only seen proves nothing: a controller that is new to the database may have seen it
@@ -60,11 +60,11 @@ class LogPositionFile:
         on_disk = self._parse(text)
         return None if on_disk is None else _higher(self._seen, on_disk)
 
-    def see(self, at: LogPosition) -> None:
+    def remember(self, at: LogPosition) -> None:
         """Remember this position while this process lives."""
         self._seen = _higher(self._seen, at)
 
-    async def note(self, at: LogPosition) -> None:
+    async def record(self, at: LogPosition) -> None:
         """Return once the position is durable; callers waiting for one write share it, and continue in their order.
 
         The order matters: a vendor's controller that chooses the devices itself handles orders as they come.
@@ -72,20 +72,20 @@ class LogPositionFile:
         Raises:
             MooringsError: ``store.unavailable``: it cannot be written.
         """
-        self.see(at)
+        self.remember(at)
         async with self._noting:
-            if self._kept is None or not at.is_reached_by(self._kept):
-                await asyncio.to_thread(self.keep, at)
+            if self._kept is None or not at.is_covered_by(self._kept):
+                await asyncio.to_thread(self.record_blocking, at)
 
-    def keep(self, at: LogPosition) -> None:
+    def record_blocking(self, at: LogPosition) -> None:
         """As ``note``, for callers that may block.
 
         Raises:
             MooringsError: ``store.unavailable``.
         """
-        self.see(at)
+        self.remember(at)
         with self._writing:
-            if self._kept is not None and at.is_reached_by(self._kept):
+            if self._kept is not None and at.is_covered_by(self._kept):
                 return
             try:
                 self._kept = self._write(_higher(self._seen, at) or at)
@@ -125,4 +125,4 @@ class LogPositionFile:
 def _higher(one: LogPosition | None, other: LogPosition | None) -> LogPosition | None:
     if one is None or other is None:
         return one or other
-    return one.raised_to(other)
+    return one.max_with(other)
