@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 from typing import TypeVar
 
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ class ForecastQueue:
         self._free = asyncio.Lock()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forecast")
 
-    async def play(self, subject: str, limit_s: float, begin: Callable[[], Callable[[Callable[[], bool]], T]]) -> T:
+    async def run(self, subject: str, limit_s: float, begin: Callable[[], Callable[[Callable[[], bool]], T]]) -> T:
         """Run a forecast and return its result.
 
         Args:

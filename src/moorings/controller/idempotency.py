@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 
-from moorings.core.claims import KEY_CHARS_MAX
-from moorings.core.errors import MooringsError
-from moorings.core.events import canonical_json
+from moorings.core.model.claims import KEY_CHARS_MAX
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.events import canonical_json
 
 
 def check_idempotency_key(key: str) -> str:
@@ -19,8 +19,8 @@ def check_idempotency_key(key: str) -> str:
     if not 1 <= len(key) <= KEY_CHARS_MAX or not key.isprintable() or not key.isascii():
         raise MooringsError(
             "key.invalid",
-            "the idempotency key is not allowed",
-            hint=f"use 1 to {KEY_CHARS_MAX} printable ASCII characters",
+            "the Idempotency-Key is not allowed",
+            hint=f"use 1 to {KEY_CHARS_MAX} printable ASCII characters, a UUID for example",
         )
     return key
 

@@ -18,7 +18,7 @@ import logging
 import secrets
 from dataclasses import replace
 
-from moorings.core.access import (
+from moorings.core.model.access import (
     GRACE_S,
     Caller,
     Role,
@@ -29,18 +29,17 @@ from moorings.core.access import (
     key_expiry,
     renewed_expiry,
 )
-from moorings.core.claims import check_owner
-from moorings.core.errors import MooringsError
-from moorings.core.events import Event, canonical_json
-from moorings.core.instants import Timestamp
-from moorings.ports.clock import Clock
+from moorings.core.model.claims import check_owner
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.events import Event, canonical_json
+from moorings.core.model.timestamps import Timestamp
+from moorings.ports.clock import Clock, random_id
 from moorings.ports.store import AccessKey, Store
 
 log = logging.getLogger("moorings.controller")
 
 SECRET_CHARS_MAX = 200
 CACHE_MAX = 4096
-_ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 
 
 class AccessKeyManager:
@@ -58,9 +57,11 @@ class AccessKeyManager:
         self._clock = clock
         self._pepper = pepper
         self._lifetime_s = lifetime_s
-        self._proved: dict[bytes, Caller] = {}
+        self._callers_by_hash: dict[bytes, Caller] = {}
         self._changes = 0  # keys revoked and rotated
-        self._unused: set[str] = set()  # ids of keys rotated by their holder, whose new secret was not used yet
+        self._unused_rotations: set[str] = (
+            set()
+        )  # ids of keys rotated by their holder, whose new secret was not used yet
 
     async def authenticate(self, secret: str, *, after_expiry: bool = False) -> Caller:
         """The caller that holds this key.
@@ -77,18 +78,20 @@ class AccessKeyManager:
                 secret.
         """
         known = hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
-        caller = self._proved.get(known)
+        caller = self._callers_by_hash.get(known)
         while caller is None:
             changes = self._changes
             proved = await asyncio.to_thread(self._prove, secret)
-            if len(self._proved) >= CACHE_MAX:
-                self._proved.clear()
-            self._proved[known] = proved  # first: a change not noticed below then finds it here, and removes it
+            if len(self._callers_by_hash) >= CACHE_MAX:
+                self._callers_by_hash.clear()
+            self._callers_by_hash[known] = (
+                proved  # first: a change not noticed below then finds it here, and removes it
+            )
             if changes == self._changes:
                 caller = proved
             else:  # it may have been read before it was revoked or rotated
-                self._proved.pop(known, None)
-        if after_expiry and not caller.key_replaced:
+                self._callers_by_hash.pop(known, None)
+        if after_expiry and not caller.is_key_rotated:
             return caller
         _check_current(caller, self._clock.now())
         return caller
@@ -100,10 +103,10 @@ class AccessKeyManager:
         if key is not None and key.revoked_at is None:
             caller = Caller(key.subject, key.role, key.owner_prefix, key.id, key.expires_at)
             if hmac.compare_digest(digest, key.digest):
-                self._unused.discard(key.id)
+                self._unused_rotations.discard(key.id)
                 return caller
-            if key.old_digest is not None and hmac.compare_digest(digest, key.old_digest):
-                return replace(caller, key_expires_at=key.old_until, key_replaced=True)
+            if key.previous_digest is not None and hmac.compare_digest(digest, key.previous_digest):
+                return replace(caller, key_expires_at=key.previous_valid_until, is_key_rotated=True)
         raise MooringsError("auth.invalid", "the access key is not valid", hint="ask an admin for a new one")
 
     def _digest(self, secret: str) -> str:
@@ -137,7 +140,7 @@ class AccessKeyManager:
             prefix = default_owner_prefix(role, subject)
         now = self._clock.now()
         expires_at = key_expiry(role, lifetime_s, self._lifetime_s, now)
-        ident = "".join(secrets.choice(_ALPHABET) for _ in range(10))
+        ident = random_id(10)
         secret = _new_secret(ident)
         key = AccessKey(ident, subject, role, prefix, self._digest(secret), now, expires_at=expires_at)
         payload = canonical_json({"key": ident, "subject": subject, "role": role, "by": by, "expires_at": expires_at})
@@ -168,7 +171,7 @@ class AccessKeyManager:
         key = self._store.access_key(ident)
         if key is None or key.revoked_at is not None:
             raise _unknown(ident)
-        again = own and self._asks_again(key, shown)
+        again = own and self._is_repeated_rotation(key, shown)
         now, secret = self._clock.now(), _new_secret(ident)
         usual = renewed_expiry(key.rotated_at or key.created_at, key.expires_at, now)
         new = replace(
@@ -176,23 +179,23 @@ class AccessKeyManager:
             digest=self._digest(secret),
             expires_at=usual if lifetime_s is None else key_expiry(key.role, lifetime_s, 0.0, now),
             rotated_at=now,
-            old_digest=key.old_digest if again else key.digest,
-            old_until=grace_end(
-                key.old_until if again else key.expires_at, GRACE_S if grace_s is None else grace_s, now
+            previous_digest=key.previous_digest if again else key.digest,
+            previous_valid_until=grace_end(
+                key.previous_valid_until if again else key.expires_at, GRACE_S if grace_s is None else grace_s, now
             ),
         )
         payload = canonical_json(
-            {"key": ident, "by": caller.subject, "expires_at": new.expires_at, "old_until": new.old_until}
+            {"key": ident, "by": caller.subject, "expires_at": new.expires_at, "old_until": new.previous_valid_until}
         )
         if not self._store.rotate_access_key(new, key.digest, Event(name="key.rotated", at=now, data=payload)):
             raise _replaced(ident)
         log.info("key.rotated", extra={"key": ident, "subject": key.subject, "by": caller.subject})
         if own:
-            self._unused.add(ident)
-        self._forget(ident)
+            self._unused_rotations.add(ident)
+        self._invalidate(ident)
         return new, secret
 
-    def _asks_again(self, key: AccessKey, shown: str) -> bool:
+    def _is_repeated_rotation(self, key: AccessKey, shown: str) -> bool:
         """Whether a holder rotates again with the secret before the newest, as it may if the response was lost.
 
         Looked up now, not when the request began: its secret may have been replaced meanwhile.
@@ -203,7 +206,11 @@ class AccessKeyManager:
         digest = self._digest(shown)
         if hmac.compare_digest(digest, key.digest):
             return False
-        if key.id in self._unused and key.old_digest is not None and hmac.compare_digest(digest, key.old_digest):
+        if (
+            key.id in self._unused_rotations
+            and key.previous_digest is not None
+            and hmac.compare_digest(digest, key.previous_digest)
+        ):
             return True
         raise _replaced(key.id)
 
@@ -217,12 +224,14 @@ class AccessKeyManager:
         if not self._store.revoke_access_key(ident, event):
             raise _unknown(ident)
         log.info("key.revoked", extra={"key": ident, "by": by})
-        self._forget(ident)
+        self._invalidate(ident)
 
-    def _forget(self, ident: str) -> None:
+    def _invalidate(self, ident: str) -> None:
         self._changes += 1
         # Replaced, not changed: another thread looks things up in it.
-        self._proved = {known: caller for known, caller in list(self._proved.items()) if caller.key_id != ident}
+        self._callers_by_hash = {
+            known: caller for known, caller in list(self._callers_by_hash.items()) if caller.key_id != ident
+        }
 
 
 def _new_secret(ident: str) -> str:
@@ -232,7 +241,7 @@ def _new_secret(ident: str) -> str:
 def _check_current(caller: Caller, now: Timestamp) -> None:
     if caller.key_expires_at is None or now < caller.key_expires_at:
         return
-    if caller.key_replaced:
+    if caller.is_key_rotated:
         detail, hint = "this access key's secret was replaced by a new one", "use the new one"
     else:
         detail, hint = "the access key has expired", "what you hold and run goes on"

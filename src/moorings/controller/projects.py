@@ -10,21 +10,21 @@ from typing import Final, TypeVar
 from moorings.controller.forecasts import ForecastQueue
 from moorings.controller.loop import TurnLoop
 from moorings.controller.views import EstimateView, MovesView, WhatIfView
-from moorings.core.access import Caller, check_admin
-from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, check_spec
-from moorings.core.errors import MooringsError
-from moorings.core.explain import explain_wait, list_holders
-from moorings.core.fleet import Fleet
-from moorings.core.forecast import copy_fleet, estimate_start
-from moorings.core.inputs import DefragmentPool, DeleteProject, SetProject
-from moorings.core.instants import Timestamp
-from moorings.core.plans import MovePlan
-from moorings.core.policy import Policy
-from moorings.core.projects import Project
-from moorings.core.quotas import ProjectQuota, quota_rows
-from moorings.core.serving import eligible_pools
-from moorings.core.turn import Turn
-from moorings.core.whatif import compare_policies
+from moorings.core.forecast.estimate import copy_fleet, estimate_start
+from moorings.core.forecast.whatif import compare_policies
+from moorings.core.model.access import Caller, check_admin
+from moorings.core.model.claims import Claim, ClaimId, ClaimSpec, ClaimState, check_spec
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.inputs import DefragmentPool, DeleteProject, SetProject
+from moorings.core.model.policy import Policy
+from moorings.core.model.projects import Project
+from moorings.core.model.timestamps import Timestamp
+from moorings.core.placement.eligibility import eligible_pools
+from moorings.core.placement.fleet import Fleet
+from moorings.core.placement.plans import MovePlan
+from moorings.core.scheduling.explain import explain_wait, list_holders
+from moorings.core.scheduling.quotas import ProjectQuota, quota_rows
+from moorings.core.scheduling.turn import Turn
 from moorings.ports.clock import Clock
 
 T = TypeVar("T")
@@ -48,11 +48,11 @@ class ProjectService:
         self._estimates = ForecastQueue("estimates", ESTIMATES_WAITING_MAX)
         self._what_ifs = ForecastQueue("comparisons of policies", WHAT_IFS_WAITING_MAX)
 
-    def all(self) -> Sequence[Project]:
+    def list_projects(self) -> Sequence[Project]:
         """All projects, by name."""
         return list(self._loop.fleet.projects.by_name.values())
 
-    def get(self, name: str) -> Project:
+    def get_project(self, name: str) -> Project:
         """The project with that name.
 
         Raises:
@@ -61,30 +61,30 @@ class ProjectService:
         projects = self._loop.fleet.projects
         project = projects.get(name)
         if project is None:
-            raise projects.unknown(name)
+            raise projects.unknown_error(name)
         return project
 
-    async def set(self, caller: Caller, project: Project, version: int | None) -> Project:
+    async def set_project(self, caller: Caller, project: Project, version: int | None) -> Project:
         """Create a project, or change ``version`` of it; returns it as saved.
 
         Raises:
             MooringsError: ``auth.denied``, ``project.*``, ``pool.unknown``.
         """
         check_admin(caller, "change projects")
-        saved = await self._loop.post(SetProject(project, version))
+        saved = await self._loop.submit(SetProject(project, version))
         assert isinstance(saved, Project)
         return saved
 
-    async def delete(self, caller: Caller, name: str) -> None:
+    async def delete_project(self, caller: Caller, name: str) -> None:
         """Delete a project.
 
         Raises:
             MooringsError: ``auth.denied``, ``project.unknown``, ``project.has_children``, ``project.in_use``.
         """
         check_admin(caller, "delete projects")
-        await self._loop.post(DeleteProject(name))
+        await self._loop.submit(DeleteProject(name))
 
-    def quotas(self) -> Sequence[ProjectQuota]:
+    def list_quotas(self) -> Sequence[ProjectQuota]:
         """Each project's guarantee, and what it holds, borrows and waits for, by project and pool."""
         return quota_rows(self._loop.fleet, self._clock.now(), self._loop.policy)
 
@@ -98,7 +98,7 @@ class ProjectService:
         spec = check_spec(spec)
         spec = replace(spec, project=fleet.projects.resolve(spec.project, owner))
         eligible_pools(spec, fleet.pools)
-        never = fleet.projects.never_fits(spec.project, spec.size)
+        never = fleet.projects.exceeded_limit(spec.project, spec.size)
         if never is not None:
             project, most = never
             return EstimateView(None, why=f"project {project} may hold {most} devices at once, and no more")
@@ -111,9 +111,9 @@ class ProjectService:
             state=ClaimState.PENDING,
             arrival=max(self._clock.now(), fleet.last_arrival),
         )
-        return await self.when(caller, claim)
+        return await self.estimate_claim(caller, claim)
 
-    async def when(self, caller: Caller, claim: Claim) -> EstimateView:
+    async def estimate_claim(self, caller: Caller, claim: Claim) -> EstimateView:
         """Estimate when a pending or hypothetical claim would start.
 
         Raises:
@@ -123,9 +123,9 @@ class ProjectService:
         def played(fleet: Fleet, policy: Policy, now: Timestamp, go_on: Callable[[], bool]) -> EstimateView:
             found = estimate_start(fleet, policy, now, claim, go_on)
             starts_now = found.starts_at is not None and found.starts_at <= now
-            return EstimateView(found.starts_at, starts_now=starts_now, why=found.why)
+            return EstimateView(found.starts_at, starts_now=starts_now, why=found.unknown_reason)
 
-        found = await self._estimates.play(caller.subject, ESTIMATE_S_MAX, self._of_now(played))
+        found = await self._estimates.run(caller.subject, ESTIMATE_S_MAX, self._with_snapshot(played))
         if found.starts_at is not None:
             return found
         # A project's limits may keep it waiting even if all other claims end: that reason comes first.
@@ -142,14 +142,14 @@ class ProjectService:
 
         def played(fleet: Fleet, policy: Policy, now: Timestamp, go_on: Callable[[], bool]) -> WhatIfView:
             found = compare_policies(fleet, now, policy, other, go_on)
-            named = {ident for asked in found.asked for ident in (one.claim for one in asked)}
+            named = {ident for asked in found.yield_counts for ident in (one.claim for one in asked)}
             named.update(one.claim for one in found.claims)
             claims = {ident: fleet.claims[ident] for ident in named if ident in fleet.claims}
             return WhatIfView(now, found, claims)
 
-        return await self._what_ifs.play(caller.subject, WHAT_IF_S_MAX, self._of_now(played))
+        return await self._what_ifs.run(caller.subject, WHAT_IF_S_MAX, self._with_snapshot(played))
 
-    async def make_room(self, caller: Caller, order: DefragmentPool, *, dry_run: bool) -> MovesView:
+    async def defragment(self, caller: Caller, order: DefragmentPool, *, dry_run: bool) -> MovesView:
         """Move claims so that the ordered block becomes free; a dry run only returns the moves.
 
         Raises:
@@ -158,11 +158,11 @@ class ProjectService:
         if not dry_run:
             check_admin(caller, "move claims")
         if order.claim is not None:  # an id or a name
-            order = replace(order, claim=self._loop.fleet.names.get(order.claim, order.claim))
+            order = replace(order, claim=self._loop.fleet.claim_ids_by_name.get(order.claim, order.claim))
         if not dry_run:
-            return self._moves_view(await self._loop.post(order))
+            return self._moves_view(await self._loop.submit(order))
         with Turn(self._loop.fleet, self._loop.policy, self._clock.now()) as thrown_away:
-            reply = thrown_away.take(order)
+            reply = thrown_away.handle_input(order)
         if isinstance(reply, MooringsError):
             raise reply
         return self._moves_view(reply)
@@ -171,10 +171,10 @@ class ProjectService:
         assert isinstance(reply, MovePlan)
         claims = self._loop.fleet.claims
         held = {tenant.claim: tenant.block for tenant in list_holders(self._loop.fleet)}
-        moved = [(claims[move.claim], held[move.claim], move.to) for move in reply.moves if move.claim in held]
+        moved = [(claims[move.claim], held[move.claim], move.move_target) for move in reply.moves if move.claim in held]
         return MovesView(reply.spot, reply.cost, tuple((one, block, to.block) for one, block, to in moved if to))
 
-    def _of_now(
+    def _with_snapshot(
         self, played: Callable[[Fleet, Policy, Timestamp, Callable[[], bool]], T]
     ) -> Callable[[], Callable[[Callable[[], bool]], T]]:
         """A forecast that begins with the fleet as it is when the forecast starts."""

@@ -1,4 +1,4 @@
-"""Other schedulers' queues: the reports of their agents, and what these schedulers may start (``core.announced``)."""
+"""Other schedulers' queues: the reports of their agents, and what these may start (``core.model.queue_reports``)."""
 
 from __future__ import annotations
 
@@ -8,16 +8,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from moorings.controller.loop import CommittedChange, TurnLoop
-from moorings.core.access import RUN_OWNER_PREFIXES, Caller, check_owner_access
-from moorings.core.announced import QUEUE_JOBS_MAX, QueueConflictError, QueuedJob, QueueReport, check_instance_id
-from moorings.core.claims import check_owner, check_spec
-from moorings.core.devices import PoolName
-from moorings.core.errors import MooringsError
-from moorings.core.explain import explain_wait
-from moorings.core.inputs import QueueReported
-from moorings.core.instants import Timestamp, add_seconds
-from moorings.core.offers import contended_pools, held_counts, next_claim_by_pool
-from moorings.core.reasons import Reason
+from moorings.controller.waiters import Wakeup
+from moorings.core.model.access import RUN_OWNER_PREFIXES, USER_OWNER_PREFIX, Caller, check_owner_access
+from moorings.core.model.claims import check_owner, check_spec
+from moorings.core.model.devices import PoolName
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.inputs import QueueReported
+from moorings.core.model.queue_reports import (
+    QUEUE_JOBS_MAX,
+    QueueConflictError,
+    QueuedJob,
+    QueueReport,
+    check_instance_id,
+)
+from moorings.core.model.reasons import Reason
+from moorings.core.model.timestamps import Timestamp, add_seconds
+from moorings.core.scheduling.explain import explain_wait
+from moorings.core.scheduling.offers import contended_pools, held_counts, next_claim_by_pool
 from moorings.ports.clock import Clock
 from moorings.wire.codec import format_time
 
@@ -26,10 +33,10 @@ REPORT_TTL_S_MIN, REPORT_TTL_S_MAX = 5.0, 600.0
 
 @dataclass(frozen=True, slots=True)
 class QueuedJobView:
-    """A job in another scheduler's queue; ``offered``: a block is reserved for it, and its scheduler may start it."""
+    """A job in another scheduler's queue; ``is_offered``: a block is reserved, and its scheduler may start it."""
 
     job: QueuedJob
-    offered: bool
+    is_offered: bool
     reason: Reason
 
 
@@ -43,7 +50,7 @@ class QueueView:
     controller that takes over returns the same one.
     """
 
-    told: QueueReport
+    report: QueueReport
     offer: Mapping[PoolName, Mapping[int, int]]
     jobs: Sequence[QueuedJobView]
     next_up: Mapping[str, str]
@@ -58,14 +65,13 @@ class QueueService:
     def __init__(self, loop: TurnLoop, clock: Clock) -> None:
         self._loop = loop
         self._clock = clock
-        self._changed: asyncio.Future[None] | None = None
-        loop.listen(self._tell_waiting)
+        self._changed = Wakeup()
+        loop.subscribe(self._wake_waiters)
 
-    def _tell_waiting(self, _change: CommittedChange) -> None:
-        if self._changed is not None and not self._changed.done():
-            self._changed.set_result(None)
+    def _wake_waiters(self, _change: CommittedChange) -> None:
+        self._changed.wake_all()
 
-    async def tell(
+    async def report_queue(
         self,
         caller: Caller,
         queue: str,
@@ -103,12 +109,12 @@ class QueueService:
         past = tuple(QueuedJob(job.owner, job.spec, Timestamp(min(job.since, now))) for job in jobs)
         report = QueueReport(queue, accelerator, past, add_seconds(now, believed_s), instance or "")
         try:
-            await self._loop.post(QueueReported(report))
+            await self._loop.submit(QueueReported(report))
         except QueueConflictError as error:
-            raise _conflict_error(error.told) from error
+            raise _conflict_error(error.report) from error
         return self._view(queue, instance)
 
-    async def get(
+    async def get_queue(
         self,
         caller: Caller,
         queue: str,
@@ -129,20 +135,20 @@ class QueueService:
         try:
             async with asyncio.timeout(max(wait_s, 0)):
                 # Each job is explained once, at the end.
-                while self._version(self._told(queue, instance)) == version:
-                    await self._next()
+                while self._version(self._current_report(queue, instance)) == version:
+                    await self._changed.wait()
         except TimeoutError:
             pass
         return self._view(queue, instance)
 
-    def all(self) -> list[QueueReport]:
+    def list_reports(self) -> list[QueueReport]:
         """The valid reports, by queue name."""
         now = self._clock.now()
-        return [report for _, report in sorted(self._loop.fleet.announced.items()) if report.until > now]
+        return [report for _, report in sorted(self._loop.fleet.queue_reports.items()) if report.until > now]
 
-    def _told(self, queue: str, instance: str | None) -> QueueReport:
-        report, now = self._loop.fleet.announced.get(queue), self._clock.now()
-        if report is not None and instance is not None and report.is_taken_from(instance, now):
+    def _current_report(self, queue: str, instance: str | None) -> QueueReport:
+        report, now = self._loop.fleet.queue_reports.get(queue), self._clock.now()
+        if report is not None and instance is not None and report.is_held_by_other(instance, now):
             raise _conflict_error(report)
         if report is None or report.until <= now or instance not in (None, report.instance):
             raise MooringsError(
@@ -150,40 +156,34 @@ class QueueService:
             )
         return report
 
-    def _offer(self, told: QueueReport) -> Mapping[PoolName, Mapping[int, int]]:
+    def _offer(self, report: QueueReport) -> Mapping[PoolName, Mapping[int, int]]:
         offers = self._loop.fleet.offers
-        return {offer.pool: dict(offer.counts) for offer in offers if offer.queue == told.queue}
+        return {offer.pool: dict(offer.counts) for offer in offers if offer.queue == report.queue}
 
-    def _version(self, told: QueueReport) -> str:
+    def _version(self, report: QueueReport) -> str:
         fleet = self._loop.fleet
-        return _version_of(self._offer(told), held_counts(fleet, told), contended_pools(fleet, told))
+        return _version_of(self._offer(report), held_counts(fleet, report), contended_pools(fleet, report))
 
     def _view(self, queue: str, instance: str | None) -> QueueView:
-        return self.view(self._told(queue, instance))
+        return self.view(self._current_report(queue, instance))
 
-    def view(self, told: QueueReport) -> QueueView:
+    def view(self, report: QueueReport) -> QueueView:
         """A reported queue, with why each of its jobs waits and its offer."""
         fleet = self._loop.fleet
-        free = {kept.claim for kept in fleet.reservations if not kept.until}
+        free = {kept.claim for kept in fleet.reserved_blocks if not kept.until}
         now = self._clock.now()
         jobs = [
             QueuedJobView(job, claim.id in free, explain_wait(fleet, claim, now, self._loop.policy).reasons[0])
-            for job, claim in zip(told.jobs, told.claims(), strict=True)
+            for job, claim in zip(report.jobs, report.to_claims(), strict=True)
         ]
-        own = {job.owner for job in told.jobs} - free  # a job with a reserved block needs no other
+        own = {job.owner for job in report.jobs} - free  # a job with a reserved block needs no other
         first: dict[str, str] = {
             name: claim.owner
             for name, claim in next_claim_by_pool(fleet, self._loop.policy, now).items()
             if claim.owner in own
         }
-        offer, held, others = self._offer(told), held_counts(fleet, told), contended_pools(fleet, told)
-        return QueueView(told, offer, jobs, first, held, others, _version_of(offer, held, others))
-
-    async def _next(self) -> None:
-        """Return after the next turn that changed something."""
-        if self._changed is None or self._changed.done():
-            self._changed = asyncio.get_running_loop().create_future()
-        await asyncio.shield(self._changed)  # others wait for it, too
+        offer, held, others = self._offer(report), held_counts(fleet, report), contended_pools(fleet, report)
+        return QueueView(report, offer, jobs, first, held, others, _version_of(offer, held, others))
 
 
 def _version_of(
@@ -193,9 +193,9 @@ def _version_of(
     return hashlib.sha256(repr((counts, *others)).encode()).hexdigest()
 
 
-def _conflict_error(told: QueueReport) -> MooringsError:
-    kind, _, cluster = told.queue.partition("/")
-    since, until = format_time(told.since), format_time(told.until)
+def _conflict_error(report: QueueReport) -> MooringsError:
+    kind, _, cluster = report.queue.partition("/")
+    since, until = format_time(report.since), format_time(report.until)
     return MooringsError(
         "queue.taken",
         f"another {kind} called {cluster} has told its queue since {since}, and is believed until {until}",
@@ -208,5 +208,5 @@ def _check_queue(queue: str, instance: str | None) -> None:
     if instance is not None:
         check_instance_id(instance)
     check_owner(queue)
-    if queue.count("/") != 1 or queue.startswith(("user/", *RUN_OWNER_PREFIXES)):
+    if queue.count("/") != 1 or queue.startswith((USER_OWNER_PREFIX, *RUN_OWNER_PREFIXES)):
         raise MooringsError("queue.invalid", f"{queue[:80]!r} is no queue", hint="a queue is slurm/CLUSTER, say")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from moorings.controller.hardware import DriverManager
+from moorings.controller.driver_manager import DriverManager
 from moorings.controller.loop import TurnLoop
-from moorings.core.claims import Claim, ClaimState, PartitionId
-from moorings.core.explain import WaitExplanation, explain_wait, unreachable_reason
-from moorings.core.reasons import Reason
+from moorings.core.model.claims import Claim, ClaimState, PartitionId
+from moorings.core.model.reasons import Reason
+from moorings.core.scheduling.explain import WaitExplanation, explain_wait, unreachable_reason
 from moorings.ports.clock import Clock
 
 NO_PARTITION = PartitionId("")  # never an id
@@ -25,19 +25,19 @@ class ReasonService:
         self._hardware = hardware
         self._clock = clock
 
-    def delay(self, claim: Claim) -> Reason | None:
+    def driver_delay(self, claim: Claim) -> Reason | None:
         """Why a granted claim's partition takes long, if that is known."""
         state = self._loop.fleet.pools.get(claim.pool) if claim.pool is not None else None
         if claim.state is not ClaimState.GRANTED or state is None:
             return None
-        if state.problem:
+        if state.unreachable_reason:
             return unreachable_reason(state)
         delay = self._hardware.delays.get(partition_of(claim))
         return (
             Reason("driver.unavailable", f"the driver of {claim.pool} does not make it yet: {delay}") if delay else None
         )
 
-    def wait(self, claim: Claim) -> WaitExplanation | None:
+    def explain_pending(self, claim: Claim) -> WaitExplanation | None:
         """Its position in the queue, and why it waits; None: it does not wait."""
         if claim.state is not ClaimState.PENDING or claim.id not in self._loop.fleet.claims:
             return None

@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from moorings.controller.record import VolatileState, parse_turn_event
-from moorings.controller.turned_back import REWIND_EVENT, parse_recovered_state, plan_recovery
-from moorings.controller.turns import KeyedInput, decide_turn
-from moorings.core.claims import Claim
-from moorings.core.errors import MooringsError
-from moorings.core.events import Event
-from moorings.core.fleet import Fleet, FleetChanges
-from moorings.core.topology import Pool
+from moorings.controller.rewind_recovery import REWIND_EVENT, parse_recovered_state, plan_recovery
+from moorings.controller.turn import KeyedInput, decide_turn
+from moorings.controller.turn_record import VolatileState, parse_turn_event
+from moorings.core.model.claims import Claim
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.events import Event
+from moorings.core.model.topology import Pool
+from moorings.core.placement.fleet import Fleet, FleetChanges
 from moorings.ports.store import EventRow, Seq
-from moorings.workloads.turn import RunRegistry
+from moorings.workloads.run_turn import RunRegistry
 
 TURN_EVENT = "turn.decided"
 _NON_TURN_PREFIXES = ("key.", "controller.")  # events outside turns
@@ -51,7 +51,7 @@ class Replay:
     def __post_init__(self) -> None:
         self.fleet = Fleet(self.pools)
 
-    def take(self, rows: Iterable[EventRow]) -> Iterator[TurnDifference]:
+    def replay_rows(self, rows: Iterable[EventRow]) -> Iterator[TurnDifference]:
         """The differences found in these rows, which follow those taken before.
 
         Raises:
@@ -104,7 +104,7 @@ class Replay:
                 hint="replay each stretch of the log with the pools file of its time",
             )
         before = self.fleet
-        devices = [device for state in before.pools.values() for device in state.out.values()]
+        devices = [device for state in before.pools.values() for device in state.out_of_service.values()]
         self.fleet = Fleet.load(
             self.pools,
             self._claims(),
@@ -113,4 +113,4 @@ class Replay:
             before.projects.by_name.values(),
             before.usage.values(),
         )
-        remembered.recall(self.fleet)
+        remembered.restore_to(self.fleet)

@@ -17,12 +17,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from moorings.controller.loop import TurnLoop
-from moorings.core.instants import add_seconds
+from moorings.core.model.timestamps import DAY_S, add_seconds
 from moorings.ports.archive import ArchiveWriter
 from moorings.ports.clock import Clock
 from moorings.ports.store import Archive, EventRow, Seq, Store
 
-DAY_S = 86_400.0
 EVENTS_A_FILE = 20_000
 RECORDS_A_FILE = 1_000
 ROWS_AT_ONCE = 500  # in one transaction
@@ -70,7 +69,7 @@ class Retention:
         self._keep_days = keep_days
         self._events_a_file = events_a_file or EVENTS_A_FILE
 
-    async def sweep(self) -> RemovedCounts:
+    async def archive_and_delete(self) -> RemovedCounts:
         """Archive and remove everything that is due; returns how much.
 
         Raises:
@@ -81,25 +80,25 @@ class Retention:
 
     async def _sweep_events(self) -> int:
         known = await asyncio.to_thread(self._store.archives)
-        count = await self._forget(known[-1]) if known else 0  # of a sweep that was killed
+        count = await self._delete_archived(known[-1]) if known else 0  # of a sweep that was killed
         while True:
             before = add_seconds(self._clock.now(), -self._keep_days * DAY_S)
-            stretch = await asyncio.to_thread(self._store.stretch, self._events_a_file, before)
+            stretch = await asyncio.to_thread(self._store.next_archive_range, self._events_a_file, before)
             if stretch is None:
                 return count
             digest = await asyncio.to_thread(self._archives.write_events, *stretch, self._rows(*stretch))
-            count += await self._forget(Archive(*stretch, digest, self._holder, self._clock.now()))
+            count += await self._delete_archived(Archive(*stretch, digest, self._holder, self._clock.now()))
 
     def _rows(self, first: Seq, last: Seq) -> Iterator[EventRow]:
         done = Seq(first - 1)
         while done < last:
-            for row in self._store.events(done, _PAGE):
+            for row in self._store.list_events(done, _PAGE):
                 if row.seq > last:
                     return
                 yield row
                 done = row.seq
 
-    async def _forget(self, archive: Archive) -> int:
+    async def _delete_archived(self, archive: Archive) -> int:
         count = 0
         while gone := await self._loop.forget_events(archive, ROWS_AT_ONCE):
             count += gone
@@ -109,9 +108,9 @@ class Retention:
         runs = claims = 0
         while True:
             before = add_seconds(self._clock.now(), -self._keep_days * DAY_S)
-            ended = await asyncio.to_thread(self._store.ended, before, RECORDS_A_FILE)
+            ended = await asyncio.to_thread(self._store.list_ended, before, RECORDS_A_FILE)
             if not ended:
                 return runs, claims
-            await asyncio.to_thread(self._archives.write_ended, ended, self._store.jobs)
+            await asyncio.to_thread(self._archives.write_ended_records, ended, self._store.get_jobs)
             await self._loop.forget_ended(ended, ROWS_AT_ONCE)
             runs, claims = runs + len(ended.runs), claims + len(ended.claims)

@@ -10,16 +10,17 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from moorings.controller.findings import Doctor
-from moorings.controller.hardware import DriverManager, partition_spec
+from moorings.controller.claim_reader import ClaimReader
+from moorings.controller.doctor import Doctor
+from moorings.controller.driver_manager import DriverManager, partition_spec
 from moorings.controller.idempotency import check_idempotency_key, request_digest
 from moorings.controller.keys import AccessKeyManager
-from moorings.controller.loop import CommittedChange, TurnLoop
-from moorings.controller.measures import ControllerMetrics, collect_metrics
+from moorings.controller.loop import TurnLoop
+from moorings.controller.metrics import ControllerMetrics, collect_metrics
 from moorings.controller.projects import ProjectService
 from moorings.controller.queues import QueueService
-from moorings.controller.reasons import NO_PARTITION, ReasonService, partition_of
-from moorings.controller.run_cases import RunService
+from moorings.controller.reasons import ReasonService, partition_of
+from moorings.controller.run_service import RunService
 from moorings.controller.views import (
     ClaimView,
     DeviceView,
@@ -28,29 +29,26 @@ from moorings.controller.views import (
     PoolView,
     describe_claim,
     device_view,
+    device_views,
     partition_view,
     partitions_by_device,
     pool_view,
 )
-from moorings.controller.waiting import Waiters
-from moorings.core.access import RUN_OWNER_PREFIXES, Caller, Role, check_admin, check_owner_access
-from moorings.core.bindings import Binding
-from moorings.core.claims import (
+from moorings.core.model.access import RUN_OWNER_PREFIXES, Caller, Role, check_admin, check_owner_access
+from moorings.core.model.bindings import Binding
+from moorings.core.model.claims import (
     ENDED,
     Claim,
     ClaimId,
     ClaimSpec,
     ClaimState,
-    PartitionId,
     check_new_name,
     check_owner,
     check_spec,
 )
-from moorings.core.devices import PoolName, parse_device_id
-from moorings.core.errors import MooringsError
-from moorings.core.explain import explain_wait
-from moorings.core.fleet import PoolState
-from moorings.core.inputs import (
+from moorings.core.model.devices import PoolName, parse_device_id
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.inputs import (
     CancelPendingClaim,
     CheckpointSaved,
     CreateClaim,
@@ -61,11 +59,13 @@ from moorings.core.inputs import (
     ResumeDevice,
     YieldClaim,
 )
-from moorings.core.instants import Timestamp
-from moorings.core.options import StartOption, list_start_options
-from moorings.core.partitions import Partition, PartitionState
-from moorings.core.reasons import Reason
-from moorings.core.records import to_plain_without_defaults
+from moorings.core.model.partitions import Partition, PartitionState
+from moorings.core.model.reasons import Reason
+from moorings.core.model.serialization import to_plain_without_defaults
+from moorings.core.model.timestamps import Timestamp
+from moorings.core.placement.fleet import PoolState
+from moorings.core.scheduling.explain import StartOption, explain_wait, list_start_options
+from moorings.doctor.findings import build_finding_body
 from moorings.ports.clock import Clock, Ids
 from moorings.ports.engine import Engine
 from moorings.ports.store import LOG_START, AccessKey, EventRow, IdempotencyRecord, PageQuery, Seq, Store
@@ -108,31 +108,8 @@ class Controller:
         self.projects = ProjectService(loop, clock)
         self._reasons = ReasonService(loop, hardware, clock)
         self.runs = RunService(loop, store, engines, ids, self._reasons)
-        self._doctor = Doctor(loop, store, clock, hardware.strays)
-        self._claim_waits: Waiters[ClaimId] = Waiters()
-        loop.listen(self._tell_waiting)
-
-    # -- waiting -----------------------------------------------------------------------------------------------------
-
-    def _tell_waiting(self, change: CommittedChange) -> None:
-        """Wake the callers that wait for a change; after a reload all, because claims may have ended unseen."""
-        self._claim_waits.wake(None if change.reloaded else [claim.id for claim in change.claims])
-
-    async def _claim_until(self, claim: Claim, states: frozenset[ClaimState], wait_s: float) -> Claim:
-        """The claim once it is in one of ``states``, or as it is when the time is up."""
-        try:
-            async with asyncio.timeout(max(wait_s, 0)):
-                while claim.state not in states and not claim.ended:
-                    held = self._loop.fleet.claims.get(claim.id)
-                    if held is None:  # it has ended
-                        held = await asyncio.to_thread(self._store.claim, claim.id)
-                    if held is not None and held.version > claim.version:
-                        claim = held
-                    else:
-                        await self._claim_waits.next(claim.id)
-        except TimeoutError:
-            return self._newer(claim)
-        return claim
+        self._doctor = Doctor(loop, store, clock, hardware.stray_partitions)
+        self._claims = ClaimReader(loop, store, self._reasons)
 
     # -- identity ----------------------------------------------------------------------------------------------------
 
@@ -166,7 +143,7 @@ class Controller:
                 ``quota.waiting``.
         """
         admin = caller.role is Role.ADMIN
-        spec = replace(check_spec(spec), priority=appliance_priority(spec.kind, spec.priority, admin=admin))
+        spec = replace(check_spec(spec), priority=appliance_priority(spec.kind, spec.priority, is_admin=admin))
         owner = check_owner(owner) if owner is not None else f"user/{caller.subject}"
         check_owner_access(caller, owner, "", "claim devices")
         if since is not None and caller.role is not Role.AGENT:
@@ -190,9 +167,9 @@ class Controller:
         if key is not None:
             digest = request_digest({"name": name, "owner": owner, "claim": to_plain_without_defaults(spec)})
             use = IdempotencyRecord(caller.subject, check_idempotency_key(key), digest, claim=ident)
-        claim = await self._loop.post(given, use)
+        claim = await self._loop.submit(given, use)
         assert isinstance(claim, Claim)
-        return self._claim_view(await self._claim_until(claim, WAIT_TARGETS[until], wait_s))
+        return self._claims.view(await self._claims.follower.wait_for(claim, WAIT_TARGETS[until], wait_s))
 
     async def release_claim(
         self, caller: Caller, ident: str, *, wait_s: float = 0, only_waiting: bool = False
@@ -204,14 +181,14 @@ class Controller:
         Raises:
             MooringsError: ``claim.unknown``, ``owner.denied``, ``claim.held_by_run``, ``claim.held``.
         """
-        claim = await self._find_claim(ident)
+        claim = await self._claims.find(ident)
         check_owner_access(caller, claim.owner, claim.subject, "release a claim")
-        if not claim.ended:
+        if not claim.is_ended:
             why = f"released by {caller.subject}"
             given = CancelPendingClaim(claim.id, why) if only_waiting else ReleaseClaim(claim.id, why)
-            released = await self._loop.post(given)
-            claim = released if isinstance(released, Claim) else await self._find_again(claim)
-        return self._claim_view(await self._claim_until(claim, ENDED, wait_s))
+            released = await self._loop.submit(given)
+            claim = released if isinstance(released, Claim) else await self._claims.find_again(claim)
+        return self._claims.view(await self._claims.follower.wait_for(claim, ENDED, wait_s))
 
     async def renew_claim(self, caller: Caller, ident: str) -> ClaimView:
         """Renew the lease of a claim.
@@ -219,13 +196,13 @@ class Controller:
         Raises:
             MooringsError: ``claim.unknown``, ``claim.no_lease``, ``owner.denied``.
         """
-        claim = await self._find_claim(ident)
+        claim = await self._claims.find(ident)
         check_owner_access(caller, claim.owner, claim.subject, "renew a lease")
-        if claim.ended:
+        if claim.is_ended:
             raise MooringsError("claim.no_lease", f"claim {claim.id} is {claim.state}; there is nothing to renew")
-        renewed = await self._loop.post(RenewClaim(claim.id))
+        renewed = await self._loop.submit(RenewClaim(claim.id))
         assert isinstance(renewed, Claim)
-        return self._claim_view(renewed)
+        return self._claims.view(renewed)
 
     async def yield_claim(self, caller: Caller, ident: str, why: str) -> ClaimView:
         """Give back the partition of a claim that was asked to yield; the claim then waits in its old place.
@@ -234,30 +211,30 @@ class Controller:
             MooringsError: ``claim.unknown``, ``claim.ended``, ``claim.not_asked``, ``claim.held_by_run``,
                 ``owner.denied``, ``body.invalid`` (``why`` is too long).
         """
-        claim = await self._find_claim(ident)
+        claim = await self._claims.find(ident)
         check_owner_access(caller, claim.owner, claim.subject, "yield a claim")
         if len(why) > YIELD_REASON_CHARS_MAX:
             hint = f"use at most {YIELD_REASON_CHARS_MAX} characters"
             raise MooringsError("body.invalid", "the reason is too long", hint=hint)
-        yielded = await self._loop.post(YieldClaim(claim.id, why.strip() or f"yielded by {caller.subject}"))
+        yielded = await self._loop.submit(YieldClaim(claim.id, why.strip() or f"yielded by {caller.subject}"))
         assert isinstance(yielded, Claim)
-        return self._claim_view(yielded)
+        return self._claims.view(yielded)
 
-    async def checkpoint(self, caller: Caller, ident: str, at: Timestamp | None = None) -> ClaimView:
+    async def record_checkpoint(self, caller: Caller, ident: str, at: Timestamp | None = None) -> ClaimView:
         """Record that a claim's job has saved a checkpoint at that time, or now.
 
         Raises:
             MooringsError: ``claim.unknown``, ``owner.denied``.
         """
-        claim = await self._find_claim(ident)
+        claim = await self._claims.find(ident)
         check_owner_access(caller, claim.owner, claim.subject, "tell of a checkpoint")
-        if not claim.ended:
+        if not claim.is_ended:
             now = self._clock.now()
-            seen = await self._loop.post(
+            seen = await self._loop.submit(
                 CheckpointSaved(claim.id, max(Timestamp(0), min(at if at is not None else now, now)))
             )
-            claim = seen if isinstance(seen, Claim) else await self._find_again(claim)
-        return self._claim_view(claim)
+            claim = seen if isinstance(seen, Claim) else await self._claims.find_again(claim)
+        return self._claims.view(claim)
 
     async def get_claim(self, ident: str, *, wait_s: float = 0, until: str = "READY") -> ClaimView:
         """The claim with that id or name; waits up to ``wait_s`` for the state ``until``.
@@ -265,10 +242,10 @@ class Controller:
         Raises:
             MooringsError: ``claim.unknown``.
         """
-        claim = await self._find_claim(ident)
+        claim = await self._claims.find(ident)
         if wait_s > 0:
-            claim = await self._claim_until(claim, WAIT_TARGETS[until], wait_s)
-        return self._claim_view(claim)
+            claim = await self._claims.follower.wait_for(claim, WAIT_TARGETS[until], wait_s)
+        return self._claims.view(claim)
 
     async def list_claims(
         self,
@@ -279,8 +256,10 @@ class Controller:
         pool: str | None = None,
     ) -> Sequence[ClaimView]:
         """Claims by arrival."""
-        found = await asyncio.to_thread(self._store.claims, page, states=states, owner_prefix=owner_prefix, pool=pool)
-        return [self._claim_view(self._newer(claim)) for claim in found]
+        found = await asyncio.to_thread(
+            self._store.list_claims, page, states=states, owner_prefix=owner_prefix, pool=pool
+        )
+        return [self._claims.view(self._claims.follower.newest_version(claim)) for claim in found]
 
     async def explain_claim(self, ident: str, *, when_for: Caller | None = None) -> Explanation:
         """Why a claim is in its state; with ``when_for``, the caller, also when a pending claim would start.
@@ -288,14 +267,14 @@ class Controller:
         Raises:
             MooringsError: ``claim.unknown``, ``forecast.busy``.
         """
-        claim = await self._find_claim(ident)
-        if not claim.ended and claim.id not in self._loop.fleet.claims:
-            claim = await self._find_again(claim)
+        claim = await self._claims.find(ident)
+        if not claim.is_ended and claim.id not in self._loop.fleet.claims:
+            claim = await self._claims.find_again(claim)
         if claim.state is ClaimState.PENDING and claim.id in self._loop.fleet.claims:
             wait = explain_wait(self._loop.fleet, claim, self._clock.now(), self._loop.policy)
             if when_for is None:
                 return Explanation(claim, wait.reasons[0].message, wait.position, wait.reasons)
-            starts = await self.projects.when(when_for, claim)
+            starts = await self.projects.estimate_claim(when_for, claim)
             now_is = self._loop.fleet.claims.get(claim.id)
             ways: Sequence[StartOption] = ()
             if now_is is not None and now_is.state is ClaimState.PENDING:  # it may have been granted meanwhile
@@ -305,21 +284,21 @@ class Controller:
         if claim.state is ClaimState.PENDING:  # the answer to its save was lost: memory is being read again
             soon = Reason("controller.reloading", "it was saved a moment ago, and the next turn takes it up")
             return Explanation(claim, soon.message, None, (soon,))
-        reason = self._reasons.delay(claim) or claim.reason
+        reason = self._reasons.driver_delay(claim) or claim.reason
         reasons = (reason,) if reason is not None else ()
         return Explanation(
             claim, describe_claim(claim, self._loop.fleet.partitions.get(partition_of(claim))), None, reasons
         )
 
-    async def await_binding(self, caller: Caller, ident: str, wait_s: float) -> None:
+    async def wait_for_binding(self, caller: Caller, ident: str, wait_s: float) -> None:
         """Return when the claim may have a binding, or never will have, or after ``wait_s``.
 
         Raises:
             MooringsError: ``claim.unknown``, ``owner.denied``: at once, if the caller may not see the binding.
         """
-        await self._claim_until(await self._claim_to_bind(caller, ident), WAIT_TARGETS["READY"], wait_s)
+        await self._claims.follower.wait_for(await self._claim_to_bind(caller, ident), WAIT_TARGETS["READY"], wait_s)
 
-    async def claim_binding(self, caller: Caller, ident: str) -> Binding:
+    async def get_binding(self, caller: Caller, ident: str) -> Binding:
         """The binding for the claim's job; only its owner and admins may see it.
 
         Raises:
@@ -333,7 +312,7 @@ class Controller:
                 "claim.not_ready",
                 f"claim {claim.id} is {claim.state}",
                 hint="wait until it is READY",
-                retryable=not claim.ended,
+                retryable=not claim.is_ended,
             )
         if partition.state is not PartitionState.ACTIVE:  # the driver may not know of the reset yet
             raise MooringsError(
@@ -345,42 +324,9 @@ class Controller:
         return await self._hardware.drivers[partition.pool].binding(partition_spec(partition, self.installation))
 
     async def _claim_to_bind(self, caller: Caller, ident: str) -> Claim:
-        claim = await self._find_claim(ident)
+        claim = await self._claims.find(ident)
         check_owner_access(caller, claim.owner, claim.subject, "read a binding")
         return claim
-
-    async def _find_again(self, claim: Claim) -> Claim:
-        """A claim that a turn did not know, from the database: it has ended, or another controller made it.
-
-        Raises:
-            MooringsError: ``store.fenced``: another controller leads, and nothing was done for the caller here.
-        """
-        await self._loop.confirm()
-        return await self._find_claim(claim.id)
-
-    async def _find_claim(self, ident: str) -> Claim:
-        fleet = self._loop.fleet
-        claim = fleet.claims.get(ClaimId(ident)) or fleet.claims.get(fleet.names.get(ident, ClaimId("")))
-        if claim is None:
-            claim = await asyncio.to_thread(self._store.claim, ident[:200])
-        if claim is None:
-            raise MooringsError("claim.unknown", f"there is no claim {ident[:80]!r}", hint="moor get claims --all")
-        return self._newer(claim)
-
-    def _newer(self, claim: Claim) -> Claim:
-        """The claim in memory, if that is newer than what was read."""
-        held = self._loop.fleet.claims.get(claim.id)
-        return held if held is not None and held.version > claim.version else claim
-
-    def _claim_view(self, claim: Claim) -> ClaimView:
-        wait = self._reasons.wait(claim)
-        reason = wait.reasons[0] if wait is not None else self._reasons.delay(claim) or claim.reason
-        return ClaimView(
-            claim,
-            self._loop.fleet.partitions.get(partition_of(claim)),
-            wait.position if wait is not None else None,
-            reason,
-        )
 
     # -- partitions, pools, devices ----------------------------------------------------------------------------------
 
@@ -409,15 +355,12 @@ class Controller:
             check_owner_access(caller, claim.owner, claim.subject, "reset a partition")
         else:
             check_admin(caller, "reset a partition that nobody holds")
-        changed = await self._loop.post(ResetPartition(partition.id))
+        changed = await self._loop.submit(ResetPartition(partition.id))
         assert isinstance(changed, Partition)
         return partition_view(self._loop.fleet, changed)
 
     def _find_partition(self, ident: str) -> Partition:
-        fleet = self._loop.fleet
-        partition = fleet.partitions.get(PartitionId(ident)) or fleet.partitions.get(
-            fleet.partition_names.get(ident, NO_PARTITION)
-        )
+        partition = self._loop.fleet.find_partition(ident)
         if partition is None:
             raise MooringsError(
                 "partition.unknown", f"there is no partition {ident[:80]!r}", hint="moor get partitions"
@@ -436,17 +379,17 @@ class Controller:
         """
         return pool_view(self._loop.fleet, self._find_pool(name))
 
-    def capacity(self, pool: str, size: int) -> int:
+    def count_partitions(self, pool: str, size: int) -> int:
         """How many partitions of ``size`` could be formed now, exactly.
 
         Raises:
             MooringsError: ``pool.unknown``, ``claim.*`` if the pool has no partitions of that size.
         """
         state = self._find_pool(pool)
-        never = state.pool.topology.why_not(size, max(size, 1))
+        never = state.pool.topology.ineligible_reason(size, max(size, 1))
         if never is not None:
             raise MooringsError(never.code, f"pool {pool}: {never.message}", hint=never.hint)
-        return state.free.count(size)
+        return state.free.count_blocks(size)
 
     def _find_pool(self, name: str) -> PoolState:
         state = self._loop.fleet.pools.get(PoolName(name))
@@ -462,23 +405,7 @@ class Controller:
             MooringsError: ``pool.unknown``, ``device.unknown`` (of ``page.after``).
         """
         states = [self._find_pool(pool)] if pool is not None else list(self._loop.fleet.pools.values())
-        first = 0
-        if page.after is not None:
-            name, index = parse_device_id(page.after)
-            names = [state.pool.name for state in states]
-            if name not in names:
-                raise MooringsError("device.unknown", f"there is no device {page.after[:80]!r}")
-            states, first = states[names.index(name) :], index + 1
-        found: list[DeviceView] = []
-        for state in states:
-            held = partitions_by_device(self._loop.fleet, state)
-            last = min(state.pool.topology.n_devices, first + page.limit - len(found))
-            unheld = self._hardware.unheld(state.pool.name)
-            found += [device_view(self._loop.fleet, state, at, held.get(at), unheld) for at in range(first, last)]
-            first = 0
-            if len(found) >= page.limit:
-                break
-        return found
+        return device_views(self._loop.fleet, states, page, self._hardware.unrecorded_names)
 
     def get_device(self, ident: str) -> DeviceView:
         """The device with that id.
@@ -487,7 +414,7 @@ class Controller:
             MooringsError: ``device.unknown``.
         """
         state, index = self._find_device(ident)
-        held, unheld = partitions_by_device(self._loop.fleet, state), self._hardware.unheld(state.pool.name)
+        held, unheld = partitions_by_device(self._loop.fleet, state), self._hardware.unrecorded_names(state.pool.name)
         return device_view(self._loop.fleet, state, index, held.get(index), unheld)
 
     async def drain_device(self, caller: Caller, ident: str, reason: str) -> DeviceView:
@@ -500,7 +427,7 @@ class Controller:
         state, index = self._find_device(ident)
         if not reason.strip() or len(reason) > DRAIN_REASON_CHARS_MAX:
             raise MooringsError("body.invalid", "a reason is needed", hint="say why, for the admins after you")
-        await self._loop.post(DrainDevice(state.pool.name, index, f"{reason.strip()} ({caller.subject})"))
+        await self._loop.submit(DrainDevice(state.pool.name, index, f"{reason.strip()} ({caller.subject})"))
         return self.get_device(ident)
 
     async def resume_device(self, caller: Caller, ident: str) -> DeviceView:
@@ -511,7 +438,7 @@ class Controller:
         """
         check_admin(caller, "resume a device")
         state, index = self._find_device(ident)
-        await self._loop.post(ResumeDevice(state.pool.name, index))
+        await self._loop.submit(ResumeDevice(state.pool.name, index))
         return self.get_device(ident)
 
     def _find_device(self, ident: str) -> tuple[PoolState, int]:
@@ -540,7 +467,7 @@ class Controller:
         Raises:
             MooringsError: ``events.gone``: some of them have left the database.
         """
-        rows = await asyncio.to_thread(self._store.events, after, limit, claim=claim, run=run, names=names)
+        rows = await asyncio.to_thread(self._store.list_events, after, limit, claim=claim, run=run, names=names)
         if whole and LOG_START < after < self._loop.archived:  # checked after the read: what left meanwhile counts
             raise MooringsError(
                 "events.gone",
@@ -551,7 +478,7 @@ class Controller:
 
     async def wait_events(self, after: Seq, timeout_s: float) -> None:
         """Return when the log may have gone beyond ``after``, or the time is up."""
-        await self._loop.changed(after, timeout_s)
+        await self._loop.wait_for_change(after, timeout_s)
 
     def last_seq(self) -> Seq:
         """The last sequence number of the log."""
@@ -600,24 +527,26 @@ class Controller:
 
     # -- health ------------------------------------------------------------------------------------------------------
 
-    def readiness(self) -> Reason | None:
+    def not_ready_reason(self) -> Reason | None:
         """Why requests that change something would fail now; None: they would not."""
         if self._loop.problem:
             return Reason("store.unavailable", f"the database cannot be used: {self._loop.problem}")
         return None
 
-    async def findings(self, caller: Caller) -> FindingsBody:
+    async def run_doctor(self, caller: Caller) -> FindingsBody:
         """The controller's checks of itself, and its time.
 
         Raises:
             MooringsError: ``auth.denied``.
         """
         check_admin(caller, "look into the controller")
-        return FindingsBody(at=format_time(self._clock.now()), items=tuple(await self._doctor.look()))
+        return FindingsBody(
+            at=format_time(self._clock.now()), items=tuple(map(build_finding_body, await self._doctor.run_checks()))
+        )
 
-    def measures(self) -> ControllerMetrics:
+    def collect_metrics(self) -> ControllerMetrics:
         """The metrics of the controller."""
-        loop, strays = self._loop, sum(map(len, self._hardware.strays()))
+        loop, strays = self._loop, sum(map(len, self._hardware.stray_partitions()))
         ready = not loop.problem
         now, policy = self._clock.now(), loop.policy
         return collect_metrics(

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from moorings.core.claims import Claim, ClaimId, PoolBlock
-from moorings.core.devices import Device, DeviceState
-from moorings.core.fleet import Fleet, PoolState
-from moorings.core.instants import Timestamp
-from moorings.core.partitions import Partition
-from moorings.core.reasons import Reason
-from moorings.core.topology import AnySubset, Block, Pool
-from moorings.core.whatif import PolicyComparison
-from moorings.wire.checks import FOREIGN_REASON
+from moorings.core.forecast.whatif import PolicyComparison
+from moorings.core.model.claims import Claim, ClaimId, PoolBlock
+from moorings.core.model.devices import Device, DeviceState, PoolName, parse_device_id
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.partitions import Partition
+from moorings.core.model.reasons import Reason
+from moorings.core.model.timestamps import Timestamp
+from moorings.core.model.topology import AnySubset, Block, Pool
+from moorings.core.placement.fleet import Fleet, PoolState
+from moorings.ports.store import PageQuery
+from moorings.wire.shapes import FOREIGN_REASON
 from moorings.workloads.jobs import JobSpec
 from moorings.workloads.runs import Run
 
@@ -61,7 +63,7 @@ class PoolView:
     available: Mapping[int, int]
     reachable: bool
     problem: str
-    used: Mapping[str, int] = field(default_factory=dict)  # of its secondary resources
+    used_resources: Mapping[str, int] = field(default_factory=dict)  # of its secondary resources
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,19 +138,19 @@ def pool_view(fleet: Fleet, state: PoolState) -> PoolView:
     )
     return PoolView(
         pool=pool,
-        free=state.free.free,
-        out_of_service=len(state.out),
-        largest=state.free.largest(),
+        free=state.free.n_free,
+        out_of_service=len(state.out_of_service),
+        largest=state.free.largest_size(),
         waiting=sum(
             len(claims)
-            for ((kind, named, *_), _, _), claims in fleet.lines.items()
+            for ((kind, named, *_), _, _), claims in fleet.pending_classes.items()
             if named == pool.name or (named is None and kind == pool.kind)
         ),
-        partitions=len(state.holds),
-        available={size: state.free.count(size) for size in sizes},
-        reachable=not state.problem,
-        problem=state.problem,
-        used={name: state.used.get(name, 0) for name, _ in pool.resources},
+        partitions=len(state.held_blocks),
+        available={size: state.free.count_blocks(size) for size in sizes},
+        reachable=not state.unreachable_reason,
+        problem=state.unreachable_reason,
+        used_resources={name: state.used_resources.get(name, 0) for name, _ in pool.resources},
     )
 
 
@@ -167,12 +169,12 @@ def device_view(
 ) -> DeviceView:
     """A device of a pool, and its partition; ``unheld``: names of partitions with our mark and without a record."""
     pool = state.pool
-    device = state.out.get(index) or Device(pool.name, index, DeviceState.IN_SERVICE, "", Timestamp(0))
+    device = state.out_of_service.get(index) or Device(pool.name, index, DeviceState.IN_SERVICE, "", Timestamp(0))
     claim = fleet.claims.get(partition.claim) if partition is not None else None
-    foreign = next((name for name, block in state.foreign.items() if index in block), None)
+    foreign = next((name for name, block in state.foreign_blocks.items() if index in block), None)
     if foreign is not None and device.state is DeviceState.IN_SERVICE:
-        whose = "which no record knows" if foreign in unheld else FOREIGN_REASON
-        device = replace(device, reason=f"used by partition {foreign!r}, {whose}")
+        origin = "which no record knows" if foreign in unheld else FOREIGN_REASON
+        device = replace(device, reason=f"used by partition {foreign!r}, {origin}")
     return DeviceView(
         device=device,
         kind=pool.kind,
@@ -182,6 +184,32 @@ def device_view(
         claim=partition.claim if partition is not None else None,
         owner=claim.owner if claim is not None else None,
     )
+
+
+def device_views(
+    fleet: Fleet, states: Sequence[PoolState], page: PageQuery, unheld_in: Callable[[PoolName], Container[str]]
+) -> list[DeviceView]:
+    """A page of the devices of these pools.
+
+    Raises:
+        MooringsError: ``device.unknown`` (of ``page.after``).
+    """
+    first = 0
+    if page.after is not None:
+        name, index = parse_device_id(page.after)
+        names = [state.pool.name for state in states]
+        if name not in names:
+            raise MooringsError("device.unknown", f"there is no device {page.after[:80]!r}")
+        states, first = states[names.index(name) :], index + 1
+    found: list[DeviceView] = []
+    for state in states:
+        held, unheld = partitions_by_device(fleet, state), unheld_in(state.pool.name)
+        last = min(state.pool.topology.n_devices, first + page.limit - len(found))
+        found += [device_view(fleet, state, at, held.get(at), unheld) for at in range(first, last)]
+        first = 0
+        if len(found) >= page.limit:
+            break
+    return found
 
 
 def partition_view(fleet: Fleet, partition: Partition) -> PartitionView:

@@ -19,17 +19,15 @@ from enum import StrEnum
 from types import NoneType, UnionType
 from typing import Final, NewType, Union, get_args, get_origin, get_type_hints
 
-from moorings.controller.record import INPUTS, TurnContext, VolatileState
 from moorings.controller.replay import TURN_EVENT
-from moorings.controller.turned_back import REWIND_EVENT, RecoveredState, StartedRun, UnrecordedRun, plan_recovery
-from moorings.core.access import Role
-from moorings.core.announced import QueuedJob, QueueReport
-from moorings.core.claims import CheckpointContract, Claim, ClaimId, ClaimSpec, PartitionId, QueueMode
-from moorings.core.devices import PoolName
-from moorings.core.events import EVENTS, Event
-from moorings.core.fleet import FleetChanges
-from moorings.core.hardware import DriverResult, ObservedState, ResultCode
-from moorings.core.inputs import (
+from moorings.controller.rewind_recovery import REWIND_EVENT, RecoveredState, StartedRun, UnrecordedRun, plan_recovery
+from moorings.controller.turn_record import INPUTS, TurnContext, VolatileState
+from moorings.core.model.access import Role
+from moorings.core.model.claims import CheckpointContract, Claim, ClaimId, ClaimSpec, PartitionId, QueueMode
+from moorings.core.model.devices import PoolName
+from moorings.core.model.driver_results import DriverResult, ObservedState, ResultCode
+from moorings.core.model.events import EVENTS, Event
+from moorings.core.model.inputs import (
     CancelPendingClaim,
     CheckpointSaved,
     CreateClaim,
@@ -50,18 +48,21 @@ from moorings.core.inputs import (
     StrayPartitionFound,
     YieldClaim,
 )
-from moorings.core.instants import Timestamp, add_seconds
-from moorings.core.partitions import Partition, PartitionState
-from moorings.core.policy import DefragmentMode, Policy
-from moorings.core.pools import parse_pools
-from moorings.core.projects import Project, ProjectShare
-from moorings.core.records import to_plain
-from moorings.core.topology import Block, Pool
+from moorings.core.model.partitions import Partition, PartitionState
+from moorings.core.model.policy import DefragmentMode, Policy
+from moorings.core.model.pools import parse_pools
+from moorings.core.model.projects import Project, ProjectShare
+from moorings.core.model.queue_reports import QueuedJob, QueueReport
+from moorings.core.model.serialization import to_plain
+from moorings.core.model.timestamps import Timestamp, add_seconds
+from moorings.core.model.topology import Block, Pool
+from moorings.core.placement.fleet import FleetChanges
 from moorings.ports.store import Epoch, Seq
 from moorings.workloads.appliance import APPLIANCE_KIND, ApplianceJobType, WorkflowPart
+from moorings.workloads.checkpoints import CheckpointRule, RunCheckpoint
 from moorings.workloads.jobs import Accelerators, JobSpec, Resources
+from moorings.workloads.run_turn import CancelRun, CreateRun, LabelRun, RunRejected
 from moorings.workloads.runs import EndReason, EndRecord, RunId, RunPhase, RunStatus
-from moorings.workloads.turn import CancelRun, CreateRun, LabelRun, RunRejected
 from tests.unit.controller.recording import HOUR_S, RELEASED, Story, line_of
 
 POOLS = """\
@@ -109,6 +110,7 @@ NOTHING_USUAL = Policy(
     waiting_bytes_max=1 << 20,
     ageing_s=HOUR_S,
 )
+CHECKPOINT = RunCheckpoint("/c/step-7.pt", 7, 9, Timestamp(1), True, CheckpointRule.ZIP, 1.5, "?")
 CONTRACT = CheckpointContract(resumable=True, warn_signal="TERM", warn_s=60.0, grace_s=10.0)
 
 
@@ -262,12 +264,22 @@ class Everything(Story):
         endings = list(EndReason)
         roles = dict(zip(endings, Role, strict=False))
         runs = [replace(self._run(f"ends-{one.lower()}", body_bytes=300), role=roles.get(one)) for one in endings]
+        runs = [
+            replace(run, resume_from=replace(CHECKPOINT, rule=rule))
+            for run, rule in zip(runs, CheckpointRule, strict=True)
+        ]
         self._turn(*runs)
         for run, ending in zip(runs, endings, strict=True):
             self._settle()
             end = EndRecord(ending, 9, (9, None), self._now, add_seconds(self._now, 1.0), f"it was {ending}")
             self._turn(RunStatus(run.id, RunPhase.STARTING), LabelRun(run.id, {"phase": "first", "old": None}))
-            self._turn(RunStatus(run.id, RunPhase.RUNNING, self._now), RunStatus(run.id, RunPhase.UNKNOWN))
+            saved = RunCheckpoint("/c/step-7.pt", 7, 9, self._now, True, CheckpointRule.ZIP, 1.5)
+            found = [replace(saved, rule=rule) for rule in CheckpointRule]
+            torn = replace(saved, path="/c/step-8.pt", step=8, is_whole=False, why="it is cut off")
+            self._turn(
+                RunStatus(run.id, RunPhase.RUNNING, self._now, checkpoints=(torn, *found)),
+                RunStatus(run.id, RunPhase.UNKNOWN, checkpoint_fault="it cannot be read"),
+            )
             self._turn(RunStatus(run.id, RunPhase.ENDED, self._now, end, "as 7", "because", 0))
         refused, cancelled, absent = (self._run(name) for name in ("refused", "cancelled", "absent"))
         self._turn(refused, cancelled)
@@ -396,10 +408,10 @@ class Everything(Story):
     # -- one step
 
     def _reload(self) -> None:
-        """The records are read again, by a controller that goes on after an answer was lost: it knows the rest."""
+        """The records are read again, by a controller that continues after an answer was lost: it knows the rest."""
         before = self._fleet
         super()._reload()
-        self._fleet.apply(before.beside_the_records())
+        self._fleet.apply(before.volatile_state())
         self._fleet.last_arrival = before.last_arrival
         self._loaded = VolatileState.of(self._fleet)
 
@@ -462,10 +474,19 @@ class Everything(Story):
             lease_s=600.0,
             appliance=WorkflowPart(ApplianceJobType.EXECUTE, WORKFLOW),
             preemptible=True,
+            resume_args=("--resume", "{}"),
         )
         ident = RunId(f"run-{name}")
         return CreateRun(
-            id=ident, claim=claim, job=job, engine="local", subject="ann", within=True, role=Role.USER, body_bytes=900
+            id=ident,
+            claim=claim,
+            job=job,
+            engine="local",
+            subject="ann",
+            within=True,
+            role=Role.USER,
+            body_bytes=900,
+            resume_from=CHECKPOINT,
         )
 
     def _partition_of(self, claim: ClaimId) -> Partition:

@@ -1,7 +1,7 @@
 """A log that a release wrote, kept for ever in ``released``: later ones decide it again, to the byte (law 9).
 
 The story is drawn once, with the code of that release: claims of all priorities that wait for weeks, limits and
-guarantees of projects, jobs of another scheduler, jobs that yield, blocks that break, controllers that start anew.
+guarantees of projects, jobs of another scheduler, jobs that yield, blocks that break, controllers that start again.
 Refused: taking the old code from git, for the reasons that ``tests.unit.store.recording`` gives. Before decisions
 change, freeze a log::
 
@@ -16,15 +16,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from moorings.controller.record import AnyInput, TurnContext, VolatileState
-from moorings.controller.turns import KeyedInput, decide_turn
-from moorings.core.announced import QueuedJob, QueueReport
-from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, PartitionId
-from moorings.core.devices import PoolName
-from moorings.core.events import Event
-from moorings.core.fleet import Fleet
-from moorings.core.hardware import DriverResult, ObservedState, ResultCode
-from moorings.core.inputs import (
+from moorings.controller.turn import KeyedInput, decide_turn
+from moorings.controller.turn_record import AnyInput, TurnContext, VolatileState
+from moorings.core.model.claims import Claim, ClaimId, ClaimSpec, ClaimState, PartitionId
+from moorings.core.model.devices import PoolName
+from moorings.core.model.driver_results import DriverResult, ObservedState, ResultCode
+from moorings.core.model.events import Event
+from moorings.core.model.inputs import (
     CreateClaim,
     DriverResultReceived,
     QueueReported,
@@ -33,13 +31,15 @@ from moorings.core.inputs import (
     SetProject,
     YieldClaim,
 )
-from moorings.core.instants import SECOND, Timestamp, add_seconds
-from moorings.core.partitions import PartitionState
-from moorings.core.policy import Policy
-from moorings.core.projects import Project, ProjectShare
-from moorings.core.topology import Pool, PowerOfTwo
+from moorings.core.model.partitions import PartitionState
+from moorings.core.model.policy import Policy
+from moorings.core.model.projects import Project, ProjectShare
+from moorings.core.model.queue_reports import QueuedJob, QueueReport
+from moorings.core.model.timestamps import SECOND, Timestamp, add_seconds
+from moorings.core.model.topology import Pool, PowerOfTwo
+from moorings.core.placement.fleet import Fleet
 from moorings.ports.store import EventRow, Seq
-from moorings.workloads.turn import RunRegistry
+from moorings.workloads.run_turn import RunRegistry
 
 RELEASED = Path(__file__).parent / "released"
 POOLS = (
@@ -97,14 +97,14 @@ class Story:
             self._pools,
             before.claims.values(),
             before.partitions.values(),
-            [device for state in before.pools.values() for device in state.out.values()],
+            [device for state in before.pools.values() for device in state.out_of_service.values()],
             before.projects.by_name.values(),
             before.usage.values(),
         )
         self._loaded = VolatileState.of(self._fleet)
 
     def _happenings(self, what: float) -> Iterator[AnyInput]:
-        waiting = list(self._fleet.waiting())
+        waiting = list(self._fleet.pending_claims())
         holders = self._in(ClaimState.READY)
         if what < 0.5:
             yield from (self._asks() for _ in range(self._chance.randint(1, 4)))

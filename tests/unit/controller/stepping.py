@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TypeVar
+
+import pytest
 
 from moorings.controller.loop import TurnLoop
-from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState
-from moorings.core.devices import PoolName
-from moorings.core.errors import MooringsError
-from moorings.core.hardware import PartitionSpec
-from moorings.core.inputs import CreateClaim, ReleaseClaim
-from moorings.core.instants import Timestamp, add_seconds
-from moorings.core.policy import Policy
-from moorings.core.topology import Block, Pool, PowerOfTwo
+from moorings.core.model.claims import Claim, ClaimId, ClaimSpec, ClaimState
+from moorings.core.model.devices import PoolName
+from moorings.core.model.driver_results import PartitionSpec
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.inputs import CreateClaim, ReleaseClaim
+from moorings.core.model.policy import Policy
+from moorings.core.model.timestamps import Timestamp, add_seconds
+from moorings.core.model.topology import Block, Pool, PowerOfTwo
 from moorings.drivers.simulated.driver import SimulatedDriver
 from tests.databases import open_new
 from tests.unit.drivers.simulated_rig import AT_ONCE
+
+T = TypeVar("T")
 
 POOL = Pool(PoolName("pod8"), "ipu", "simulated", PowerOfTwo(1, 8, 8))
 
@@ -63,7 +68,7 @@ class Stepper:
         self.clock = StandingClock()
         self.store = open_new(folder / "moorings.db")
         self.installation = self.store.installation()
-        self.loop = TurnLoop(self.store, [POOL], Policy(), self.clock, self.store.lead("test", self.clock.now()))
+        self.loop = TurnLoop(self.store, [POOL], Policy(), self.clock, self.store.begin_epoch("test", self.clock.now()))
         self.driver = SimulatedDriver(POOL, AT_ONCE, folder / "machine", self.clock)
         self._n_claims = 0
 
@@ -71,11 +76,23 @@ class Stepper:
         """Whatever acts beside the turns."""
         return []
 
+    async def done(self, work: Awaitable[T]) -> T:
+        """What came of something that may need a turn."""
+        task = asyncio.ensure_future(work)
+        await asyncio.sleep(0)
+        await self.settle()
+        return await task
+
+    async def refused(self, work: Awaitable[object]) -> str:
+        with pytest.raises(MooringsError) as caught:
+            await self.done(work)
+        return caught.value.code
+
     async def settle(self) -> None:
         """Take turns until nothing is left to be done before time passes."""
         while True:
             self.clock.time = Timestamp(self.clock.time + 1)
-            if self.loop._mail:
+            if self.loop._inbox:
                 await self._turn()
                 continue
             unfinished = [task for task in self.tasks() if not task.done()]
@@ -91,12 +108,12 @@ class Stepper:
                 raise
 
     async def until(self, true: Callable[[], bool]) -> None:
-        """Let what is under way go on, without time or turns, until that is true."""
+        """Let what is under way continue, without time or turns, until that is true."""
         while not true():  # noqa: ASYNC110 - what is waited for is a step inside a task
             await asyncio.sleep(0)
 
     async def post(self, given: CreateClaim | ReleaseClaim) -> Claim:
-        reply = asyncio.create_task(self.loop.post(given))
+        reply = asyncio.create_task(self.loop.submit(given))
         await asyncio.sleep(0)
         await self.settle()
         claim = await reply
@@ -115,7 +132,7 @@ class Stepper:
         await self.post(ReleaseClaim(claim, "done"))
 
     def state(self, claim: ClaimId) -> ClaimState:
-        found = self.store.claim(claim)
+        found = self.store.get_claim(claim)
         assert found is not None
         return found.state
 
@@ -125,12 +142,12 @@ class Stepper:
 
     def lose_the_lead(self) -> None:
         """Another controller leads from now on, and nobody has told this one."""
-        self.store.lead("another", self.clock.now())
+        self.store.begin_epoch("another", self.clock.now())
 
     async def end(self) -> None:
         for task in (tasks := self.tasks()):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self.loop.close()
-        self.driver.machine.close()
+        self.driver.hardware.close()
         self.store.close()

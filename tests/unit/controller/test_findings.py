@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from moorings.controller import findings
-from moorings.controller.findings import (
+from moorings.controller import doctor
+from moorings.controller.doctor import (
     check_devices,
     check_guarantees,
     check_history,
@@ -25,16 +25,16 @@ from moorings.controller.findings import (
     check_slots,
     check_unrecorded_partitions,
 )
-from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, PartitionId
-from moorings.core.devices import Device, DeviceState, PoolName
-from moorings.core.errors import MooringsError
-from moorings.core.fleet import Fleet, FleetChanges
-from moorings.core.instants import Timestamp
-from moorings.core.partitions import Partition, PartitionState
-from moorings.core.projects import Project, ProjectShare
-from moorings.core.topology import Block, Pool, PowerOfTwo
+from moorings.core.model.claims import Claim, ClaimId, ClaimSpec, ClaimState, PartitionId
+from moorings.core.model.devices import Device, DeviceState, PoolName
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.partitions import Partition, PartitionState
+from moorings.core.model.projects import Project, ProjectShare
+from moorings.core.model.timestamps import Timestamp
+from moorings.core.model.topology import Block, Pool, PowerOfTwo
+from moorings.core.placement.fleet import Fleet, FleetChanges
+from moorings.doctor.checks import CHECKS, check_family
 from moorings.ports.store import Replication, Seq
-from moorings.wire.checks import CHECKS, check_family
 from moorings.workloads.jobs import summarize_job
 from moorings.workloads.runs import Run, RunId, RunState
 from tests.e2e.rig import ADMIN, ANN, job, running
@@ -223,19 +223,19 @@ def test_seats(taken, verdict):
 
 
 async def look(rig) -> dict[str, str]:
-    told = await rig.controller.findings(ADMIN)
+    told = await rig.controller.run_doctor(ADMIN)
     return verdicts(told.items)
 
 
 async def test_a_healthy_controller_passes_everything(tmp_path: Path) -> None:
     async with running(tmp_path) as rig:
         await rig.claim(4)
-        await rig.controller.runs.create(ANN, job("sleep", "60"))
+        await rig.controller.runs.create_run(ANN, job("sleep", "60"))
         found = await look(rig)
         assert set(found.values()) == {"PASS"}, found
         assert {"laws", "database", "memory", "events", "queue", "drivers.pod16"} <= found.keys()
-        for view in await rig.controller.runs.list(findings_page()):
-            await rig.controller.runs.cancel(ADMIN, view.run.id, wait_s=15)
+        for view in await rig.controller.runs.list_runs(findings_page()):
+            await rig.controller.runs.cancel_run(ADMIN, view.run.id, wait_s=15)
 
 
 def findings_page():
@@ -247,7 +247,7 @@ def findings_page():
 async def test_only_admins_may_look(tmp_path: Path) -> None:
     async with running(tmp_path) as rig:
         with pytest.raises(MooringsError, match="may not look into the controller"):
-            await rig.controller.findings(ANN)
+            await rig.controller.run_doctor(ANN)
 
 
 async def test_memory_that_is_not_what_the_database_holds_is_noticed(tmp_path: Path) -> None:
@@ -255,14 +255,14 @@ async def test_memory_that_is_not_what_the_database_holds_is_noticed(tmp_path: P
         claim = await rig.claim(4)
         good = rig.fleet.claims[claim.id]
         rig.fleet.claims[claim.id] = replace(good, attempt=7)
-        told = {item.id: item for item in (await rig.controller.findings(ADMIN)).items}
+        told = {item.id: item for item in (await rig.controller.run_doctor(ADMIN)).items}
         assert told["memory"].verdict == "FAIL"
         assert claim.id in told["memory"].evidence
         rig.fleet.claims[claim.id] = good
 
 
 async def test_a_database_that_fails_or_hangs_is_told_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(findings, "QUERY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(doctor, "QUERY_TIMEOUT_S", 0.2)
     async with running(tmp_path) as rig:
         store = rig.assembly.loop.store
         hold = threading.Event()
@@ -271,8 +271,8 @@ async def test_a_database_that_fails_or_hangs_is_told_in_time(tmp_path: Path, mo
             raise MooringsError("store.unavailable", "the disk is full", hint="free some space")
 
         monkeypatch.setattr(store, "ping", fail)
-        monkeypatch.setattr(store, "load", lambda: hold.wait(patient(30)))
-        told = {item.id: item for item in (await rig.controller.findings(ADMIN)).items}
+        monkeypatch.setattr(store, "load_unended", lambda: hold.wait(patient(30)))
+        told = {item.id: item for item in (await rig.controller.run_doctor(ADMIN)).items}
         hold.set()
         assert (told["database"].verdict, told["database"].evidence) == ("FAIL", "the disk is full")
         assert (told["memory"].verdict, "has not answered" in told["memory"].evidence) == ("FAIL", True)

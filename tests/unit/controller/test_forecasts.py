@@ -9,14 +9,14 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from moorings.controller.forecasts import ForecastQueue
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 
 WAITING_MAX = 2
 LONG_S = 3600.0
 
 
 class Played:
-    """A forecast that ends when it is told to, or when it shall not go on."""
+    """A forecast that ends when it is told to, or when it shall not continue."""
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()
@@ -41,17 +41,12 @@ class Rig:
         self.tasks: list[asyncio.Task[str]] = []
 
     async def asks(self, subject: str, played: Played, limit_s: float = LONG_S) -> asyncio.Task[str]:
-        """Somebody who has asked, and waits."""
-        task = asyncio.create_task(self.lane.play(subject, limit_s, played.begin))
+        """A caller that has asked and waits."""
+        task = asyncio.create_task(self.lane.run(subject, limit_s, played.begin))
         self.tasks.append(task)
         for _ in range(3):  # more than it needs from here to its place
             await asyncio.sleep(0)
         return task
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 @pytest.fixture
@@ -79,19 +74,19 @@ async def test_a_subject_has_one_place_until_it_has_its_answer(rig: Rig) -> None
     first, again = Played(), Played()
     asked = await rig.asks("ann", first)
     with pytest.raises(MooringsError) as caught:
-        await rig.lane.play("ann", LONG_S, again.begin)
+        await rig.lane.run("ann", LONG_S, again.begin)
     assert (caught.value.code, caught.value.retryable, again.begun.is_set()) == ("forecast.busy", True, False)
     first.told.set()
     await asked
     again.told.set()
-    assert await rig.lane.play("ann", LONG_S, again.begin) == "known"
+    assert await rig.lane.run("ann", LONG_S, again.begin) == "known"
 
 
 async def test_few_wait_and_the_others_are_refused_at_once(rig: Rig) -> None:
     first = Played()
     asked = [await rig.asks(f"user-{number}", first) for number in range(1 + WAITING_MAX)]
     with pytest.raises(MooringsError) as caught:
-        await rig.lane.play("ann", LONG_S, first.begin)
+        await rig.lane.run("ann", LONG_S, first.begin)
     assert (caught.value.code, caught.value.retryable) == ("forecast.busy", True)
     first.told.set()
     assert await asyncio.gather(*asked) == ["known"] * (1 + WAITING_MAX)
@@ -134,9 +129,9 @@ async def test_a_forecast_that_fails_leaves_room_for_the_next(rig: Rig) -> None:
         raise ValueError("a fault")
 
     with pytest.raises(ValueError, match="a fault"):
-        await rig.lane.play("ann", LONG_S, lambda: fails)
+        await rig.lane.run("ann", LONG_S, lambda: fails)
     with pytest.raises(ValueError, match="a fault"):
-        await rig.lane.play("ann", LONG_S, fails)  # type: ignore[arg-type]
+        await rig.lane.run("ann", LONG_S, fails)  # type: ignore[arg-type]
     played = Played()
     played.told.set()
-    assert await rig.lane.play("ann", LONG_S, played.begin) == "known"
+    assert await rig.lane.run("ann", LONG_S, played.begin) == "known"

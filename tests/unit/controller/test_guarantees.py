@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from moorings.controller.guarantees import PROJECTS_MEASURED_MAX, collect_guarantee_metrics
-from moorings.core.claims import ClaimState
-from moorings.core.fleet import Fleet
-from moorings.core.inputs import SetProject
-from moorings.core.instants import SECOND, Timestamp
-from moorings.core.policy import Policy
-from moorings.core.projects import Project, ProjectShare
+from moorings.controller.metrics import PROJECTS_MEASURED_MAX, collect_guarantee_metrics
+from moorings.core.model.claims import ClaimState
+from moorings.core.model.inputs import SetProject
+from moorings.core.model.policy import Policy
+from moorings.core.model.projects import Project, ProjectShare
+from moorings.core.model.timestamps import SECOND, Timestamp
+from moorings.core.placement.fleet import Fleet
 from tests.unit.core.worlds import CROSS, POD, World
 
 POLICY = Policy(min_run_s=0, yield_s=10)
@@ -36,11 +36,15 @@ def test_what_projects_hold_is_told_by_its_use(world):
 
 def test_who_waits_for_a_guarantee_is_counted_and_who_does_not_is_not(world):
     before = collect_guarantee_metrics(world.fleet, POLICY, world.now)
-    assert (before.owed, before.oldest_s, before.bound_s) == ({"pod": 0, "cross": 0}, {"pod": 0.0, "cross": 0.0}, 10.0)
+    assert (before.due_claims, before.oldest_s, before.bound_s) == (
+        {"pod": 0, "cross": 0},
+        {"pod": 0.0, "cross": 0.0},
+        10.0,
+    )
     world.create(8, project="lab")
     world.create(8, project="guests")
     found = collect_guarantee_metrics(world.fleet, POLICY, Timestamp(world.now + 60 * SECOND))
-    assert found.owed == {"pod": 1, "cross": 0}
+    assert found.due_claims == {"pod": 1, "cross": 0}
     assert found.oldest_s["pod"] == pytest.approx(61)
 
 
@@ -50,7 +54,7 @@ def test_nothing_is_owed_to_who_holds_all_that_he_may(world):
     world.end(asked)
     assert world.claim(mine.id).state is ClaimState.GRANTED
     world.create(8, project="lab")
-    assert collect_guarantee_metrics(world.fleet, POLICY, world.now).owed["pod"] == 0
+    assert collect_guarantee_metrics(world.fleet, POLICY, world.now).due_claims["pod"] == 0
 
 
 def test_a_limit_of_users_does_not_count_for_jobs_of_an_agent():
@@ -60,7 +64,7 @@ def test_a_limit_of_users_does_not_count_for_jobs_of_an_agent():
     for _ in range(2):
         world.ready(8, project="guests", preemptible=True, owner="local/run-1")
     world.create(8, project="lab", owner="slurm/vt/1/00000000/0/0")
-    assert collect_guarantee_metrics(world.fleet, POLICY, world.now).owed["pod"] == 1
+    assert collect_guarantee_metrics(world.fleet, POLICY, world.now).due_claims["pod"] == 1
 
 
 def test_who_was_asked_is_overdue_when_the_time_is_over(world):

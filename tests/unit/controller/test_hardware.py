@@ -11,21 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from moorings.controller.hardware import REMOVAL_RETRY_S, RETRY_S, SPARED_S, DriverManager
-from moorings.core.claims import ClaimId, ClaimState, PartitionId
-from moorings.core.errors import MooringsError
-from moorings.core.hardware import DriverResult, PartitionSpec
-from moorings.core.inputs import ResetPartition
-from moorings.core.partitions import PartitionState
+from moorings.controller.driver_manager import REMOVAL_RETRY_S, RETRY_S, SPARED_S, DriverManager
+from moorings.core.model.claims import ClaimId, ClaimState, PartitionId
+from moorings.core.model.driver_results import DriverResult, PartitionSpec
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.inputs import ResetPartition
+from moorings.core.model.partitions import PartitionState
 from moorings.core.reconcile import LISTINGS_REQUIRED, mark_for
 from moorings.drivers.simulated.faults import Fault, FaultKind, VendorCall
 from moorings.ports.store import LogPosition, Seq
 from tests.unit.controller.stepping import POOL, Stepper, made_of
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 class Rig(Stepper):
@@ -59,7 +54,7 @@ class Rig(Stepper):
     async def look(self, times: int = 1) -> None:
         """So many listings, and what follows from each."""
         for _ in range(times):
-            assert await self.hardware._look(POOL.name, self.hardware._watches[POOL.name]) == ""
+            assert await self.hardware._take_listing(POOL.name, self.hardware._watches[POOL.name]) == ""
             await self.settle()
 
     async def leave_behind(self, name: str, partition: str = "claim-gone-0") -> None:
@@ -107,13 +102,13 @@ async def test_a_replaced_controller_resets_nothing(rig: Rig) -> None:
     claim = await rig.claim()
     partition = rig.loop.fleet.claims[claim].partition
     assert partition is not None
-    asked = asyncio.create_task(rig.loop.post(ResetPartition(partition)))
+    asked = asyncio.create_task(rig.loop.submit(ResetPartition(partition)))
     await asyncio.sleep(0)
     await rig.loop.turn()  # saved; the order is about to be given
     rig.lose_the_lead()
     await rig.settle()
     await asked
-    held = rig.driver.machine.find(rig.loop.fleet.partitions[partition].name, rig.clock.now())
+    held = rig.driver.hardware.find_partition(rig.loop.fleet.partitions[partition].name, rig.clock.now())
     assert held is not None
     assert not held.was_reset
     assert "leads this installation" in rig.hardware.delays[partition]
@@ -130,7 +125,7 @@ async def test_no_partition_is_made_before_the_high_water_mark_is_noted(rig: Rig
     await rig.settle()
     assert rig.state(claim) is ClaimState.READY
     (noted,) = rig.noted
-    granted = rig.store.events(Seq(0), 100, names=["claim.granted"])[-1].seq
+    granted = rig.store.list_events(Seq(0), 100, names=["claim.granted"])[-1].seq
     assert (noted.seq >= granted, noted.epoch) == (True, rig.loop.epoch)
 
 
@@ -143,7 +138,7 @@ async def test_a_stray_is_removed_once_the_database_agrees_that_we_lead(rig: Rig
     assert await rig.names() == {"forgotten"}
     await rig.look()
     assert await rig.names() == set()
-    assert len(rig.store.events(Seq(0), 100, names=["partition.stray_found"])) == 1
+    assert len(rig.store.list_events(Seq(0), 100, names=["partition.stray_found"])) == 1
 
 
 async def test_a_replaced_controller_removes_nothing_of_the_new_leader_s(rig: Rig) -> None:
@@ -152,7 +147,7 @@ async def test_a_replaced_controller_removes_nothing_of_the_new_leader_s(rig: Ri
     await rig.leave_behind("of-the-new-leader", "claim-new-0")
     await rig.look(LISTINGS_REQUIRED + 2)
     assert await rig.names() == {"of-the-new-leader"}
-    assert rig.store.events(Seq(0), 100, names=["partition.stray_found"]) == []
+    assert rig.store.list_events(Seq(0), 100, names=["partition.stray_found"]) == []
 
 
 async def test_a_stray_that_is_in_use_is_spared_until_it_is_not(rig: Rig) -> None:
@@ -161,7 +156,7 @@ async def test_a_stray_that_is_in_use_is_spared_until_it_is_not(rig: Rig) -> Non
     await rig.leave_behind("forgotten")
     await rig.look(LISTINGS_REQUIRED + 2)
     assert await rig.names() == {"forgotten"}
-    assert rig.hardware.strays() == ([], ["forgotten"])
+    assert rig.hardware.stray_partitions() == ([], ["forgotten"])
     assert not rig.loop.fleet.pools[POOL.name].free.is_free(made_of("x", "0-3", "").block), "given to nobody meanwhile"
     rig.in_use.clear()
     rig.clock.forward(SPARED_S)
@@ -177,10 +172,10 @@ async def test_a_spared_stray_stays_told_as_spared_and_is_told_to_the_log_once(
     await rig.leave_behind("forgotten")
     await rig.look(LISTINGS_REQUIRED)
     for _ in range(3):
-        assert rig.hardware.strays() == ([], ["forgotten"])
+        assert rig.hardware.stray_partitions() == ([], ["forgotten"])
         rig.clock.forward(SPARED_S)
         await rig.settle()
-        assert rig.hardware.strays() == ([], ["forgotten"]), "also between two questions whether it is in use"
+        assert rig.hardware.stray_partitions() == ([], ["forgotten"]), "also between two questions whether it is in use"
         await rig.look()
     told = [record.getMessage() for record in caplog.records if "stray" in record.getMessage()]
     assert sorted(told) == ["partition.stray_found", "partition.stray_spared"]
@@ -190,7 +185,7 @@ async def test_the_devices_of_a_stray_are_given_to_nobody_from_the_first_look(ri
     await rig.leave_behind("forgotten")
     await rig.look()
     assert not rig.loop.fleet.pools[POOL.name].free.is_free(made_of("x", "0-3", "").block)
-    assert rig.hardware.unheld(POOL.name) == {"forgotten"}
+    assert rig.hardware.unrecorded_names(POOL.name) == {"forgotten"}
 
 
 async def test_a_partition_removed_while_a_listing_was_taken_is_no_stray(rig: Rig) -> None:
@@ -199,9 +194,9 @@ async def test_a_partition_removed_while_a_listing_was_taken_is_no_stray(rig: Ri
     sightings = list(await rig.driver.list_partitions())
     await rig.release(claim)
     assert rig.loop.fleet.partitions == {}
-    rig.hardware._judge(POOL.name, rig.hardware._watches[POOL.name], before, {}, sightings)
+    rig.hardware._reconcile(POOL.name, rig.hardware._watches[POOL.name], before, {}, sightings)
     await rig.settle()
-    assert rig.loop.fleet.pools[POOL.name].foreign == {}
+    assert rig.loop.fleet.pools[POOL.name].foreign_blocks == {}
 
 
 async def test_a_partition_made_while_a_listing_was_taken_is_no_stray(rig: Rig) -> None:
@@ -210,7 +205,7 @@ async def test_a_partition_made_while_a_listing_was_taken_is_no_stray(rig: Rig) 
     watch = rig.hardware._watches[POOL.name]
     for _ in range(LISTINGS_REQUIRED):
         sightings = await rig.driver.list_partitions()
-        rig.hardware._judge(POOL.name, watch, {}, {}, list(sightings))
+        rig.hardware._reconcile(POOL.name, watch, {}, {}, list(sightings))
         await rig.settle()
     assert len(await rig.names()) == 1
     assert rig.state(claim) is ClaimState.READY
@@ -224,7 +219,7 @@ async def test_drivers_are_told_what_the_database_holds(rig: Rig, monkeypatch: p
     """Before the first order: it may be a reset, or a removal, of what another machine ordered."""
     claim = await rig.claim()
     said: list[str] = []
-    obey, adopt = rig.driver.reset, rig.driver.adopt
+    obey, adopt = rig.driver.reset, rig.driver.register_partitions
 
     async def reset(name: str, mark: str) -> DriverResult:
         said.append(f"reset {name}")
@@ -234,10 +229,10 @@ async def test_drivers_are_told_what_the_database_holds(rig: Rig, monkeypatch: p
         said.extend(f"held {order.name} on {order.block} {order.mark}" for order in held)
         adopt(held)
 
-    monkeypatch.setattr(rig.driver, "adopt", know)
+    monkeypatch.setattr(rig.driver, "register_partitions", know)
     monkeypatch.setattr(rig.driver, "reset", reset)
     (partition,) = rig.loop.fleet.partitions.values()
-    rig.loop.tell(ResetPartition(partition.id))
+    rig.loop.submit_nowait(ResetPartition(partition.id))
     await rig.loop.turn()
     said.clear()
     await rig.loop.load()

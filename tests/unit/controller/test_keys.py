@@ -16,19 +16,14 @@ from hypothesis import strategies as st
 from moorings.app.clock import SystemClock
 from moorings.controller import keys as module
 from moorings.controller.keys import SECRET_CHARS_MAX, AccessKeyManager
-from moorings.core.access import DAY_S, Caller, Role
-from moorings.core.claims import check_owner
-from moorings.core.errors import MooringsError
-from moorings.core.instants import Timestamp, add_seconds
+from moorings.core.model.access import Caller, Role
+from moorings.core.model.claims import check_owner
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.timestamps import DAY_S, Timestamp, add_seconds
 from moorings.ports.store import Seq, Store
 from moorings.store.sql import SqlStore
 from moorings.store.sqlite import open_sqlite
 from tests.databases import open_new
-
-
-@pytest.fixture
-def anyio_backend():
-    return "asyncio"
 
 
 @pytest.fixture
@@ -229,7 +224,7 @@ def test_a_key_is_revoked_once(keys):
 def test_making_and_revoking_are_told_with_who_did_it(keys, store):
     key, secret = keys.create("ann", Role.USER, None, "root")
     keys.revoke(key.id, "root")
-    events = [row.event for row in store.events(Seq(0), 100, names=["key.*"])]
+    events = [row.event for row in store.list_events(Seq(0), 100, names=["key.*"])]
     assert [event.name for event in events] == ["key.created", "key.revoked"]
     told = {"key": key.id, "subject": "ann", "role": "user", "by": "root", "expires_at": None}
     assert json.loads(events[0].data) == told
@@ -361,11 +356,11 @@ async def test_the_old_secret_works_for_its_grace_and_never_for_longer_than_it_w
     key, first = mortal.create("ann", Role.USER, None, "root")
     hand.move(80 * DAY_S)
     new, second = mortal.rotate(key.id, await mortal.authenticate(first), first, grace_s)
-    assert new.old_until == add_seconds(hand.at, ends_s)
+    assert new.previous_valid_until == add_seconds(hand.at, ends_s)
     if ends_s:
         hand.move(ends_s - 1)
         caller = await mortal.authenticate(first)
-        assert (caller.key_replaced, caller.key_expires_at) == (True, new.old_until)
+        assert (caller.is_key_rotated, caller.key_expires_at) == (True, new.previous_valid_until)
         hand.move(1)
     assert "use the new one" in (await refused(mortal, first, "auth.expired")).hint
     await mortal.authenticate(second)
@@ -389,8 +384,8 @@ async def test_a_key_has_two_secrets_at_most(mortal):
     _, second = mortal.rotate(key.id, ROOT, "")
     _, third = mortal.rotate(key.id, ROOT, "")
     await refused(mortal, first)
-    assert (await mortal.authenticate(second)).key_replaced
-    assert not (await mortal.authenticate(third)).key_replaced
+    assert (await mortal.authenticate(second)).is_key_rotated
+    assert not (await mortal.authenticate(third)).is_key_rotated
     mortal.revoke(key.id, "root")
     for secret in (first, second, third):
         await refused(mortal, secret)
@@ -426,7 +421,7 @@ async def test_who_lost_the_answer_asks_again_and_the_grace_grows_no_longer(mort
     lost, second = mortal.rotate(key.id, await mortal.authenticate(first), first, 3600)
     hand.move(60)
     again, third = mortal.rotate(key.id, await mortal.authenticate(first), first, DAY_S)
-    assert (again.old_digest, again.old_until) == (key.digest, lost.old_until)
+    assert (again.previous_digest, again.previous_valid_until) == (key.digest, lost.previous_valid_until)
     assert again.expires_at == add_seconds(hand.at, 90 * DAY_S)
     await refused(mortal, second)
     await mortal.authenticate(third)
@@ -467,8 +462,8 @@ async def test_a_rotation_is_told_without_its_secret(mortal, store, path, caplog
     caplog.set_level("DEBUG")
     key, first = mortal.create("ann", Role.USER, None, "root")
     new, second = mortal.rotate(key.id, await mortal.authenticate(first), first)
-    (event,) = [row.event for row in store.events(Seq(0), 100, names=["key.rotated"])]
-    told = {"key": key.id, "by": "ann", "expires_at": new.expires_at, "old_until": new.old_until}
+    (event,) = [row.event for row in store.list_events(Seq(0), 100, names=["key.rotated"])]
+    told = {"key": key.id, "by": "ann", "expires_at": new.expires_at, "old_until": new.previous_valid_until}
     assert json.loads(event.data) == told
     store.close()
     kept = b"".join(file.read_bytes() for file in path.parent.iterdir()).decode("latin-1")
@@ -500,18 +495,18 @@ async def test_a_key_that_was_proved_costs_no_read(keys, store):
 async def test_a_secret_is_never_remembered_as_it_is(keys):
     _, secret = keys.create("ann", Role.USER, None, "root")
     await keys.authenticate(secret)
-    assert secret.encode() not in b"".join(keys._proved)
+    assert secret.encode() not in b"".join(keys._callers_by_hash)
 
 
 async def test_wrong_secrets_are_not_remembered_and_good_ones_not_for_ever(keys, monkeypatch):
     monkeypatch.setattr(module, "CACHE_MAX", 3)
     for _ in range(5):
         await refused(keys, "moor_x_y")
-    assert keys._proved == {}
+    assert keys._callers_by_hash == {}
     secrets = [keys.create("ann", Role.USER, None, "root")[1] for _ in range(8)]
     for secret in secrets:
         await keys.authenticate(secret)
-        assert len(keys._proved) <= 3
+        assert len(keys._callers_by_hash) <= 3
     assert (await keys.authenticate(secrets[0])).subject == "ann"
 
 

@@ -12,31 +12,31 @@ from typing import Any, cast
 
 import pytest
 
+from moorings.controller.inbox import TRIES_MAX
 from moorings.controller.loop import (
     IDLE_TURN_S,
     REQUEST_HOLD_S_MAX,
     RETRY_S,
     RETRY_S_MAX,
-    TRIES_MAX,
     CommittedChange,
     TurnLoop,
 )
-from moorings.controller.turns import KeyedInput, TurnOutcome
-from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState
-from moorings.core.devices import PoolName
-from moorings.core.errors import MooringsError
-from moorings.core.inputs import CreateClaim, DrainDevice, PoolReachability, ReleaseClaim
-from moorings.core.instants import SECOND, Timestamp
-from moorings.core.laws import find_violations
-from moorings.core.policy import Policy
-from moorings.core.topology import Pool, PowerOfTwo
+from moorings.controller.turn import KeyedInput, TurnOutcome
+from moorings.core.invariants import find_violations
+from moorings.core.model.claims import Claim, ClaimId, ClaimSpec, ClaimState
+from moorings.core.model.devices import PoolName
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.inputs import CreateClaim, DrainDevice, PoolReachability, ReleaseClaim
+from moorings.core.model.policy import Policy
+from moorings.core.model.timestamps import SECOND, Timestamp
+from moorings.core.model.topology import Pool, PowerOfTwo
 from moorings.ports.store import Changes, Epoch, ExpectedVersion, IdempotencyRecord, Seq, Store
 from moorings.store.sql import SqlStore
 from moorings.store.sqlite import open_sqlite
-from moorings.testing.records import NEW, NOW, a_claim, a_partition
+from moorings.testing.builders import NEW, NOW, a_claim, a_partition
 from moorings.workloads.jobs import Accelerators, JobSpec
+from moorings.workloads.run_turn import CreateRun
 from moorings.workloads.runs import Run, RunId
-from moorings.workloads.turn import CreateRun
 from tests.databases import open_new
 from tests.waiting import patient
 
@@ -76,10 +76,10 @@ class UnreliableStore:
             raise self.lost.pop(0)
         return saved
 
-    def load(self):
+    def load_unended(self):
         if self.unreadable:
             raise self.unreadable.pop(0)
-        return self.store.load()
+        return self.store.load_unended()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.store, name)
@@ -120,7 +120,7 @@ class Rig:
         return replace(CreateClaim(id=ident, name=ident, owner="user/ann", subject="ann", spec=spec), **more)
 
     async def claim(self, key: IdempotencyRecord | None = None, **more: Any) -> Claim:
-        reply = await self.loop.post(self.asks(**more), key)
+        reply = await self.loop.submit(self.asks(**more), key)
         assert isinstance(reply, Claim), reply
         return reply
 
@@ -131,15 +131,10 @@ class Rig:
         return caught.value
 
     def saved(self) -> set[str]:
-        return {str(claim.id) for claim in self.store.store.load().claims}
+        return {str(claim.id) for claim in self.store.store.load_unended().claims}
 
     def told(self, name: str) -> int:
-        return len(self.store.store.events(Seq(0), 1000, names=[name]))
-
-
-@pytest.fixture
-def anyio_backend():
-    return "asyncio"
+        return len(self.store.store.list_events(Seq(0), 1000, names=[name]))
 
 
 @pytest.fixture
@@ -151,7 +146,7 @@ def store(tmp_path):
 
 def rig_over(store: UnreliableStore, *pools: Pool) -> Rig:
     clock = PatientClock()
-    epoch = store.store.lead("test", clock.now())
+    epoch = store.store.begin_epoch("test", clock.now())
     return Rig(TurnLoop(cast("Store", store), pools or (POD,), Policy(), clock, epoch), store, clock, epoch)
 
 
@@ -209,7 +204,7 @@ async def test_what_gathers_is_saved_at_once(rig):
 async def test_listeners_hear_of_what_was_saved_and_only_of_that(rig):
     heard: list[CommittedChange] = []
     await rig.claim()
-    rig.loop.listen(heard.append)
+    rig.loop.subscribe(heard.append)
     await rig.refused("claim.too_large", size=128)
     rig.store.refusals = [unavailable()]
     await rig.refused("store.unavailable")
@@ -222,18 +217,18 @@ async def test_listeners_hear_of_what_was_saved_and_only_of_that(rig):
 async def test_who_waits_for_news_hears_of_it(rig):
     claim = await rig.claim()
     before = rig.loop.seq
-    waiting = asyncio.create_task(rig.loop.changed(before, 60))
+    waiting = asyncio.create_task(rig.loop.wait_for_change(before, 60))
     await asyncio.sleep(0)
     await rig.claim()
     await waiting
     assert rig.loop.seq > before
-    await rig.loop.changed(before, 60)  # at once: the news is old
+    await rig.loop.wait_for_change(before, 60)  # at once: the news is old
     assert claim.id in rig.saved()
 
 
 async def test_who_waits_for_news_waits_no_longer_than_asked(rig):
     await rig.claim()
-    await rig.loop.changed(Seq(10**9), 0)
+    await rig.loop.wait_for_change(Seq(10**9), 0)
 
 
 # -- somebody else was faster --------------------------------------------------------------------------------------
@@ -258,10 +253,10 @@ async def test_after_a_conflict_the_turn_decides_on_what_the_other_saved(rig):
     claim = await rig.claim()
     theirs = replace(claim, broken=2, version=claim.version + 1)
     rig.store.store.commit(rig.epoch, Changes(claims=[(theirs, ExpectedVersion(claim.version))]))
-    released = await rig.loop.post(ReleaseClaim(claim.id, "done"))
+    released = await rig.loop.submit(ReleaseClaim(claim.id, "done"))
     assert isinstance(released, Claim)
     assert (released.state, released.broken, released.version) == (ClaimState.RELEASING, 2, theirs.version + 1)
-    assert rig.store.claim(claim.id) == released
+    assert rig.store.get_claim(claim.id) == released
 
 
 async def test_all_of_a_turn_is_tried_again(rig):
@@ -289,16 +284,16 @@ async def test_with_a_disk_that_is_nearly_full_work_ends_and_none_begins(rig, mo
     def full() -> None:
         raise MooringsError("store.nearly_full", "0 MB left", retryable=True)
 
-    monkeypatch.setattr(rig.store.store, "check_room", full)
+    monkeypatch.setattr(rig.store.store, "check_space", full)
     await rig.refused("store.nearly_full")
     with pytest.raises(MooringsError, match="0 MB left"):
-        await rig.loop.post(a_job(2))
-    await rig.loop.post(ReleaseClaim(claim.id, "done"))
+        await rig.loop.submit(a_job(2))
+    await rig.loop.submit(ReleaseClaim(claim.id, "done"))
 
 
 async def test_the_problem_is_shown_while_there_is_one(rig):
     seen: list[str] = []
-    rig.loop.listen(lambda _: seen.append(rig.loop.problem))
+    rig.loop.subscribe(lambda _: seen.append(rig.loop.problem))
     rig.store.refusals = [unavailable()]
     await rig.refused("store.unavailable")
     await rig.claim()
@@ -336,7 +331,7 @@ async def test_a_database_that_stays_away_is_asked_less_and_less_often(store):
     rig = rig_over(store)
     store.unreadable = [unavailable() for _ in range(8)]
     async with serving(rig):
-        await rig.loop.changed(Seq(0), 60)  # the first good load
+        await rig.loop.wait_for_change(Seq(0), 60)  # the first good load
         assert (await rig.claim()).state is ClaimState.GRANTED
     pauses = [min(RETRY_S * 2**tries, RETRY_S_MAX) for tries in range(8)]
     assert rig.clock.naps == pytest.approx(pauses)
@@ -348,7 +343,7 @@ async def test_who_asks_while_the_database_is_away_is_told_so_at_once(store):
     async with serving(rig):
         await asyncio.gather(*(rig.refused("store.unavailable") for _ in range(3)))
         assert rig.loop.problem == "the disk is full"
-        await rig.loop.changed(Seq(0), 60)
+        await rig.loop.wait_for_change(Seq(0), 60)
 
 
 @dataclass
@@ -373,7 +368,7 @@ async def test_who_asks_in_a_long_pause_is_told_at_once(store):
         await clock.begun.wait()
         await rig.refused("store.unavailable")
         clock.over.set()
-        await rig.loop.changed(Seq(0), 60)
+        await rig.loop.wait_for_change(Seq(0), 60)
         assert (await rig.claim()).state is ClaimState.GRANTED
 
 
@@ -386,11 +381,11 @@ async def test_after_a_good_turn_the_first_pause_is_short_again(rig):
 
 
 async def test_what_is_known_beside_the_records_survives_a_reload(rig):
-    await rig.loop.post(PoolReachability(POD.name, "the vendor is away"))
+    await rig.loop.submit(PoolReachability(POD.name, "the vendor is away"))
     rig.store.refusals = [unavailable()]
     await rig.refused("store.unavailable")
     claim = await rig.claim()
-    assert rig.loop.fleet.pools[POD.name].problem == "the vendor is away"
+    assert rig.loop.fleet.pools[POD.name].unreachable_reason == "the vendor is away"
     assert claim.state is ClaimState.PENDING
 
 
@@ -405,7 +400,7 @@ async def test_nobody_arrives_before_somebody_who_was_there(rig):
 async def test_nobody_arrives_before_somebody_who_has_gone(rig):
     await rig.claim(size=64)
     gone = await rig.claim()
-    await rig.loop.post(ReleaseClaim(gone.id, "changed my mind"))
+    await rig.loop.submit(ReleaseClaim(gone.id, "changed my mind"))
     rig.store.refusals = [unavailable()]
     await rig.refused("store.unavailable")
     rig.clock.instant = NOW - 1000 * SECOND
@@ -419,7 +414,7 @@ async def test_a_controller_that_no_longer_leads_ends(store):
     rig = rig_over(store)
     rig.serving = asyncio.create_task(rig.loop.serve())
     claim = await rig.claim()
-    store.store.lead("another", rig.clock.now())
+    store.store.begin_epoch("another", rig.clock.now())
     await rig.refused("store.fenced")
     with pytest.raises(MooringsError) as caught:
         await rig.serving
@@ -433,8 +428,8 @@ async def test_a_controller_that_was_replaced_reads_nothing_again(store):
     rig.serving = asyncio.create_task(rig.loop.serve())
     await rig.claim()
     reloaded = asyncio.Event()
-    rig.loop.listen(lambda change: reloaded.set() if change.reloaded else None)
-    store.store.lead("another", rig.clock.now())
+    rig.loop.subscribe(lambda change: reloaded.set() if change.is_reload else None)
+    store.store.begin_epoch("another", rig.clock.now())
     await rig.refused("store.fenced")
     goes_on = asyncio.create_task(reloaded.wait())
     await asyncio.wait([rig.serving, goes_on], return_when=asyncio.FIRST_COMPLETED)
@@ -543,10 +538,10 @@ async def test_whose_turn_is_under_way_at_the_end_is_told(store):
 
 async def test_who_was_replaced_cannot_confirm_that_it_leads(store):
     rig = rig_over(store)
-    await rig.loop.confirm()
-    store.store.lead("another", rig.clock.now())
+    await rig.loop.confirm_leadership()
+    store.store.begin_epoch("another", rig.clock.now())
     with pytest.raises(MooringsError) as caught:
-        await rig.loop.confirm()
+        await rig.loop.confirm_leadership()
     assert caught.value.code == "store.fenced"
     rig.loop.close()
 
@@ -596,7 +591,7 @@ async def test_no_lease_lapses_in_the_turn_after_the_database_was_away(store):
     claim = await leased(rig)
     store.refusals += [unavailable() for _ in range(15)]
     while store.refusals:
-        rig.loop.tell(PoolReachability(POD.name, "no listing"))
+        rig.loop.submit_nowait(PoolReachability(POD.name, "no listing"))
         with pytest.raises(MooringsError):
             await rig.loop.turn()
     await rig.loop.load()
@@ -608,7 +603,7 @@ async def test_a_save_that_fails_now_and_then_prolongs_no_lease(store):
     claim = await leased(rig)
     for _ in range(4):
         store.refusals = [unavailable()]
-        rig.loop.tell(PoolReachability(POD.name, "no listing"))
+        rig.loop.submit_nowait(PoolReachability(POD.name, "no listing"))
         with pytest.raises(MooringsError):
             await rig.loop.turn()
         await rig.loop.load()
@@ -625,7 +620,7 @@ async def test_who_asks_while_the_database_cannot_be_read_is_told(store):
         await clock.begun.wait()
         await rig.refused("store.corrupt")
         clock.over.set()
-        await rig.loop.changed(Seq(0), 60)
+        await rig.loop.wait_for_change(Seq(0), 60)
 
 
 # -- a fault of ours -----------------------------------------------------------------------------------------------
@@ -633,7 +628,7 @@ async def test_who_asks_while_the_database_cannot_be_read_is_told(store):
 
 async def test_a_fault_in_a_turn_is_told_and_the_loop_goes_on(rig, caplog):
     with pytest.raises(MooringsError) as caught:
-        await rig.loop.post(cast("Any", "this is no input"))
+        await rig.loop.submit(cast("Any", "this is no input"))
     assert caught.value.code == "internal.error"
     assert "turn.failed" in caplog.text
     claim = await rig.claim()
@@ -655,7 +650,7 @@ async def test_a_fault_that_one_demand_brings_is_that_one_s_alone(store):
 
     rig.loop.decide = poisoned  # type: ignore[method-assign]
     async with serving(rig):
-        answers = await asyncio.gather(*map(rig.loop.post, together), return_exceptions=True)
+        answers = await asyncio.gather(*map(rig.loop.submit, together), return_exceptions=True)
     assert [getattr(one, "code", "granted") for one in answers] == ["granted", "internal.error", "granted"]
     assert [one for one in tried if one][:2] == [3, 1]
 
@@ -680,17 +675,17 @@ def a_job(number: int, size: int = 1) -> CreateRun:
 
 async def test_a_run_and_its_claim_are_saved_at_once(rig):
     commits = rig.store.n_commits
-    await rig.loop.post(a_job(1))
+    await rig.loop.submit(a_job(1))
     assert rig.store.n_commits == commits + 1
-    saved = rig.store.store.load()
+    saved = rig.store.store.load_unended()
     assert [run.claim for run in saved.runs] == [claim.id for claim in saved.claims] == ["claim-1"]
 
 
 async def test_a_run_whose_claim_is_refused_leaves_nothing(rig):
     with pytest.raises(MooringsError) as caught:
-        await rig.loop.post(a_job(1, size=128))
+        await rig.loop.submit(a_job(1, size=128))
     assert caught.value.code == "claim.too_large"
-    assert rig.store.store.load().runs == ()
+    assert rig.store.store.load_unended().runs == ()
     assert rig.loop.runs.by_id == {}
     assert rig.told("run.created") == 0
 
@@ -732,8 +727,8 @@ async def test_a_refused_demand_uses_no_key(rig):
 
 
 async def test_a_key_of_a_run_gives_the_same_run(rig):
-    first = await rig.loop.post(a_job(1), IdempotencyRecord("ann", "k", "d", run=RunId("run-1")))
-    again = await rig.loop.post(a_job(2), IdempotencyRecord("ann", "k", "d", run=RunId("run-2")))
+    first = await rig.loop.submit(a_job(1), IdempotencyRecord("ann", "k", "d", run=RunId("run-1")))
+    again = await rig.loop.submit(a_job(2), IdempotencyRecord("ann", "k", "d", run=RunId("run-2")))
     assert isinstance(first, Run)
     assert isinstance(again, Run)
     assert first.id == again.id == "run-1"
@@ -752,11 +747,11 @@ async def test_a_key_outlives_the_controller(store):
 async def test_a_new_controller_knows_what_the_last_one_saved(store):
     async with serving(rig_over(store)) as rig:
         claim = await rig.claim()
-        await rig.loop.post(DrainDevice(POD.name, 63, "board swap"))
+        await rig.loop.submit(DrainDevice(POD.name, 63, "board swap"))
     again = rig_over(store)
     await again.loop.load()
     assert again.loop.fleet.claims[claim.id].state is ClaimState.GRANTED
-    assert set(again.loop.fleet.pools[POD.name].out) == {63}
+    assert set(again.loop.fleet.pools[POD.name].out_of_service) == {63}
     assert again.loop.seq == store.last_seq()
     again.loop.close()
 

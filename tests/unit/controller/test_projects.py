@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
 from moorings.controller.projects import ProjectService
-from moorings.core.access import Caller, Role
-from moorings.core.claims import CheckpointContract, ClaimId, ClaimSpec, ClaimState
-from moorings.core.errors import MooringsError
-from moorings.core.hardware import DriverResult, ObservedState, ResultCode
-from moorings.core.inputs import CreateClaim, DefragmentPool, DriverResultReceived, ReleaseClaim
-from moorings.core.instants import SECOND
-from moorings.core.partitions import PartitionState
-from moorings.core.policy import Policy
-from moorings.core.projects import Project, ProjectShare
-from moorings.core.whatif import PolicyComparison, compare_policies
+from moorings.core.forecast.whatif import PolicyComparison, compare_policies
+from moorings.core.model.access import Caller, Role
+from moorings.core.model.claims import CheckpointContract, ClaimId, ClaimSpec, ClaimState
+from moorings.core.model.driver_results import DriverResult, ObservedState, ResultCode
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.inputs import CreateClaim, DefragmentPool, DriverResultReceived, ReleaseClaim
+from moorings.core.model.partitions import PartitionState
+from moorings.core.model.policy import Policy
+from moorings.core.model.projects import Project, ProjectShare
+from moorings.core.model.timestamps import SECOND
 from tests.unit.controller.stepping import POOL, Stepper
 from tests.waiting import patient
-
-T = TypeVar("T")
 
 ROOT = Caller("root", Role.ADMIN, "", "k1")
 ANN = Caller("ann", Role.USER, "user/ann", "k2")
@@ -35,18 +32,6 @@ class Rig(Stepper):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.projects = ProjectService(self.loop, self.clock)
-
-    async def done(self, work: Awaitable[T]) -> T:
-        """What came of something that needs a turn."""
-        task = asyncio.ensure_future(work)
-        await asyncio.sleep(0)
-        await self.settle()
-        return await task
-
-    async def refused(self, work: Awaitable[object]) -> str:
-        with pytest.raises(MooringsError) as caught:
-            await self.done(work)
-        return caught.value.code
 
     async def asks(self, size: int, limit_s: float | None = None, *, resumable: bool = False) -> ClaimId:
         self._n_claims += 1
@@ -65,12 +50,7 @@ class Rig(Stepper):
                 answered = DriverResultReceived(
                     partition.id, partition.version, order, DriverResult(ResultCode.OK, seen)
                 )
-                await self.done(self.loop.post(answered))
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
+                await self.done(self.loop.submit(answered))
 
 
 @pytest.fixture
@@ -87,29 +67,29 @@ def spec(size: int, **more: object) -> ClaimSpec:
 
 
 async def test_a_project_is_made_changed_and_deleted(rig: Rig) -> None:
-    made = await rig.done(rig.projects.set(ROOT, LAB, None))
-    assert (made.version, rig.projects.get("lab")) == (1, made)
+    made = await rig.done(rig.projects.set_project(ROOT, LAB, None))
+    assert (made.version, rig.projects.get_project("lab")) == (1, made)
     again = Project(name="lab", weight=2.0)
-    changed = await rig.done(rig.projects.set(ROOT, again, 1))
+    changed = await rig.done(rig.projects.set_project(ROOT, again, 1))
     assert (changed.version, changed.weight, changed.shares) == (2, 2.0, ())
-    assert rig.projects.all() == [changed]
-    await rig.done(rig.projects.delete(ROOT, "lab"))
-    assert rig.projects.all() == []
+    assert rig.projects.list_projects() == [changed]
+    await rig.done(rig.projects.delete_project(ROOT, "lab"))
+    assert rig.projects.list_projects() == []
 
 
 async def test_who_is_no_admin_changes_no_project(rig: Rig) -> None:
-    assert await rig.refused(rig.projects.set(ANN, LAB, None)) == "auth.denied"
-    assert await rig.refused(rig.projects.delete(ANN, "lab")) == "auth.denied"
-    assert rig.projects.all() == []
+    assert await rig.refused(rig.projects.set_project(ANN, LAB, None)) == "auth.denied"
+    assert await rig.refused(rig.projects.delete_project(ANN, "lab")) == "auth.denied"
+    assert rig.projects.list_projects() == []
 
 
 async def test_what_core_refuses_is_refused(rig: Rig) -> None:
-    await rig.done(rig.projects.set(ROOT, LAB, None))
-    assert await rig.refused(rig.projects.set(ROOT, LAB, None)) == "project.exists"
-    assert await rig.refused(rig.projects.set(ROOT, LAB, 7)) == "project.changed"
-    assert await rig.refused(rig.projects.delete(ROOT, "other")) == "project.unknown"
+    await rig.done(rig.projects.set_project(ROOT, LAB, None))
+    assert await rig.refused(rig.projects.set_project(ROOT, LAB, None)) == "project.exists"
+    assert await rig.refused(rig.projects.set_project(ROOT, LAB, 7)) == "project.changed"
+    assert await rig.refused(rig.projects.delete_project(ROOT, "other")) == "project.unknown"
     with pytest.raises(MooringsError) as caught:
-        rig.projects.get("lap")
+        rig.projects.get_project("lap")
     assert (caught.value.code, "did you mean lab?" in caught.value.hint) == ("project.unknown", True)
 
 
@@ -122,7 +102,9 @@ async def test_an_estimate_says_now_later_or_why_not(rig: Rig) -> None:
     assert ready is not None
     assert later.starts_at is not None
     assert (later.starts_now, later.starts_at - ready) == (False, 600 * SECOND)
-    assert (await rig.projects.when(ANN, rig.loop.fleet.claims[await rig.asks(8)])).starts_at == later.starts_at
+    assert (
+        await rig.projects.estimate_claim(ANN, rig.loop.fleet.claims[await rig.asks(8)])
+    ).starts_at == later.starts_at
 
 
 async def test_where_somebody_holds_without_end_nobody_can_say(rig: Rig) -> None:
@@ -134,7 +116,7 @@ async def test_where_somebody_holds_without_end_nobody_can_say(rig: Rig) -> None
 
 async def test_an_estimate_of_what_is_guaranteed_to_others_says_so(rig: Rig) -> None:
     """A project's rules keep it waiting for ever; that somebody has no time limit is the lesser reason."""
-    await rig.done(rig.projects.set(ROOT, LAB, None))
+    await rig.done(rig.projects.set_project(ROOT, LAB, None))
     await rig.asks(4)
     found = await rig.projects.estimate(ANN, spec(8))
     assert found.starts_at is None
@@ -149,10 +131,10 @@ async def test_an_estimate_of_what_is_guaranteed_to_others_says_so(rig: Rig) -> 
 async def test_an_estimate_changes_nothing(rig: Rig) -> None:
     await rig.asks(4, limit_s=600.0)
     fleet, seq = rig.loop.fleet, rig.loop.seq
-    before = (dict(fleet.claims), dict(fleet.partitions), list(fleet.queue), fleet.pools[POOL.name].free.free)
+    before = (dict(fleet.claims), dict(fleet.partitions), list(fleet.queue), fleet.pools[POOL.name].free.n_free)
     await rig.projects.estimate(ANN, spec(8))
     await rig.settle()
-    assert (dict(fleet.claims), dict(fleet.partitions), list(fleet.queue), fleet.pools[POOL.name].free.free) == before
+    assert (dict(fleet.claims), dict(fleet.partitions), list(fleet.queue), fleet.pools[POOL.name].free.n_free) == before
     assert (rig.loop.seq, rig.loop.fleet) == (seq, fleet)
 
 
@@ -167,14 +149,14 @@ async def test_another_policy_is_compared_with_the_one_in_force(rig: Rig) -> Non
     now_at = found[short].now_at
     assert now_at is not None
     assert now_at > view.at
-    assert (view.found.whole, rig.loop.seq) == (True, seq)
+    assert (view.found.is_complete, rig.loop.seq) == (True, seq)
 
 
 async def test_a_comparison_that_takes_too_long_tells_what_is_known(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     await rig.asks(8, limit_s=600.0)
     await rig.asks(8, limit_s=600.0)
     monkeypatch.setattr("moorings.controller.projects.WHAT_IF_S_MAX", 0.0)
-    assert not (await rig.projects.what_if(ANN, Policy())).found.whole
+    assert not (await rig.projects.what_if(ANN, Policy())).found.is_complete
 
 
 async def test_an_estimate_that_takes_too_long_says_so(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +181,7 @@ async def test_an_estimate_does_not_wait_for_a_comparison(rig: Rig, monkeypatch:
         assert not compared.done()
     finally:
         told.set()
-    assert (await compared).found.whole
+    assert (await compared).found.is_complete
 
 
 async def test_a_subject_asks_for_one_forecast_of_a_kind_at_a_time(rig: Rig) -> None:
@@ -209,7 +191,7 @@ async def test_a_subject_asks_for_one_forecast_of_a_kind_at_a_time(rig: Rig) -> 
     assert await rig.refused(rig.projects.estimate(ANN, spec(4))) == "forecast.busy"
     assert await rig.refused(rig.projects.what_if(ANN, Policy())) == "forecast.busy"
     assert (await rig.projects.estimate(ROOT, spec(4))).starts_now
-    assert ((await asked).starts_now, (await compared).found.whole) == (True, True)
+    assert ((await asked).starts_now, (await compared).found.is_complete) == (True, True)
 
 
 async def test_room_is_made_on_demand_and_a_dry_run_moves_nobody(rig: Rig) -> None:
@@ -220,10 +202,10 @@ async def test_room_is_made_on_demand_and_a_dry_run_moves_nobody(rig: Rig) -> No
     await rig.hardware_says(ObservedState.ABSENT, PartitionState.REMOVING)
     order = DefragmentPool(size=4)
     seq = rig.loop.seq
-    dry = await rig.projects.make_room(ANN, order, dry_run=True)
+    dry = await rig.projects.defragment(ANN, order, dry_run=True)
     assert (rig.loop.seq, len(dry.moves)) == (seq, 1)
-    assert await rig.refused(rig.projects.make_room(ANN, order, dry_run=False)) == "auth.denied"
-    done = await rig.done(rig.projects.make_room(ROOT, order, dry_run=False))
+    assert await rig.refused(rig.projects.defragment(ANN, order, dry_run=False)) == "auth.denied"
+    done = await rig.done(rig.projects.defragment(ROOT, order, dry_run=False))
     assert done.spot == dry.spot
     [(claim, block, to)] = done.moves
     assert (claim.id, len(block), block.overlaps(to)) == (dry.moves[0][0].id, 2, False)
@@ -234,19 +216,19 @@ async def test_a_claim_that_shall_have_room_may_be_named(rig: Rig) -> None:
     await rig.asks(4)
     held = rig.loop.fleet.claims[await rig.asks(4)]
     order = DefragmentPool(claim=ClaimId(held.name))
-    assert await rig.refused(rig.projects.make_room(ANN, order, dry_run=True)) == "claim.held"
+    assert await rig.refused(rig.projects.defragment(ANN, order, dry_run=True)) == "claim.held"
 
 
 async def test_what_can_never_start_is_told(rig: Rig) -> None:
     assert await rig.refused(rig.projects.estimate(ANN, spec(16))) == "claim.too_large"
-    await rig.done(rig.projects.set(ROOT, LAB, None))
+    await rig.done(rig.projects.set_project(ROOT, LAB, None))
     assert await rig.refused(rig.projects.estimate(ANN, spec(1, project="lap"))) == "project.unknown"
     found = await rig.projects.estimate(ANN, spec(8, project="lab"))
     assert (found.starts_at, found.why) == (None, "project lab may hold 4 devices at once, and no more")
 
 
 async def test_quotas_are_of_the_fleet_as_it_is(rig: Rig) -> None:
-    await rig.done(rig.projects.set(ROOT, LAB, None))
+    await rig.done(rig.projects.set_project(ROOT, LAB, None))
     await rig.asks(2)
-    found = {(row.project, row.pool): (row.guaranteed, row.borrowed) for row in rig.projects.quotas()}
+    found = {(row.project, row.pool): (row.guaranteed, row.borrowed) for row in rig.projects.list_quotas()}
     assert found == {("default", POOL.name): (0, 2), ("lab", POOL.name): (4, 0)}

@@ -11,16 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.controller.record import (
-    INPUTS,
-    AnyInput,
-    TurnContext,
-    VolatileState,
-    build_turn_event,
-    parse_turn_event,
-)
 from moorings.controller.replay import Replay
-from moorings.controller.turned_back import (
+from moorings.controller.rewind_recovery import (
     CONTROLLER_NAME,
     REWIND_EVENT,
     RecoveredState,
@@ -28,17 +20,23 @@ from moorings.controller.turned_back import (
     UnrecordedRun,
     plan_recovery,
 )
-from moorings.controller.turns import KeyedInput, decide_turn
-from moorings.core.access import Role
-from moorings.core.announced import QueuedJob, QueueReport
-from moorings.core.backlog import Amount
-from moorings.core.claims import ClaimId, ClaimSpec, PartitionId, QueueMode
-from moorings.core.devices import PoolName
-from moorings.core.errors import MooringsError
-from moorings.core.events import Event, canonical_json
-from moorings.core.fleet import Fleet, FleetChanges
-from moorings.core.hardware import DriverResult, ObservedState, ResultCode
-from moorings.core.inputs import (
+from moorings.controller.turn import KeyedInput, decide_turn
+from moorings.controller.turn_record import (
+    INPUTS,
+    AnyInput,
+    TurnContext,
+    VolatileState,
+    build_turn_event,
+    parse_turn_event,
+)
+from moorings.core.model.access import Role
+from moorings.core.model.backlog import Amount
+from moorings.core.model.claims import ClaimId, ClaimSpec, PartitionId, QueueMode
+from moorings.core.model.devices import PoolName
+from moorings.core.model.driver_results import DriverResult, ObservedState, ResultCode
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.events import Event, canonical_json
+from moorings.core.model.inputs import (
     CancelPendingClaim,
     CreateClaim,
     DriverResultReceived,
@@ -48,17 +46,19 @@ from moorings.core.inputs import (
     ReleaseClaim,
     ResetPartition,
 )
-from moorings.core.instants import Timestamp
-from moorings.core.partitions import Partition, PartitionState
-from moorings.core.plans import SchedulePlan
-from moorings.core.policy import Policy
-from moorings.core.pools import parse_pools
-from moorings.core.topology import Block, Pool, PowerOfTwo
+from moorings.core.model.partitions import Partition, PartitionState
+from moorings.core.model.policy import Policy
+from moorings.core.model.pools import parse_pools
+from moorings.core.model.queue_reports import QueuedJob, QueueReport
+from moorings.core.model.timestamps import Timestamp
+from moorings.core.model.topology import Block, Pool, PowerOfTwo
+from moorings.core.placement.fleet import Fleet, FleetChanges
+from moorings.core.placement.plans import SchedulePlan
 from moorings.ports.store import Epoch, EventRow, Seq
-from moorings.testing.records import a_job
+from moorings.testing.builders import a_job
 from moorings.workloads.jobs import Accelerators, JobSpec
+from moorings.workloads.run_turn import CreateRun, RunRegistry
 from moorings.workloads.runs import RunId, RunState
-from moorings.workloads.turn import CreateRun, RunRegistry
 from tests.cases import cases
 from tests.unit.controller.everything import held, paths_of, told_today, values_at
 from tests.unit.controller.recording import POOLS, RELEASED, recorded
@@ -92,18 +92,18 @@ class Log:
             self.loaded = None
 
     def reload(self, *, again: bool) -> None:
-        """What a new controller does at its start, and one that goes on after a failed save."""
-        before, devices = self.fleet, self.fleet.pools[POOL.name].out.values()
+        """What a new controller does at its start, and one that continues after a failed save."""
+        before, devices = self.fleet, self.fleet.pools[POOL.name].out_of_service.values()
         self.fleet = Fleet.load([POOL], list(before.claims.values())[::-1], before.partitions.values(), devices)
         if again:
-            self.fleet.apply(before.beside_the_records())
+            self.fleet.apply(before.volatile_state())
             self.fleet.last_arrival = before.last_arrival
         self.loaded = VolatileState.of(self.fleet)
 
     def forget(self) -> None:
         """An answer was lost: the log has a turn, and memory is what it was before, but for the records."""
-        beside = self.fleet.beside_the_records()
-        beside.foreign, beside.problems, beside.reservations = {POOL.name: {}}, {POOL.name: ""}, ()
+        beside = self.fleet.volatile_state()
+        beside.foreign, beside.problems, beside.reserved_blocks = {POOL.name: {}}, {POOL.name: ""}, ()
         self.fleet.apply(beside)
         self.reload(again=True)
 
@@ -222,9 +222,9 @@ def test_where_a_database_went_back_a_replay_lets_its_records_learn_the_same() -
     log.turn(claim(4, 4), ReleaseClaim(ClaimId("claim-9"), "a run is within it"))
     for _ in range(3):
         log.turn(*(answer(one) for one in log.orders()))
-    assert list(Replay([POOL]).take(log.rows)) == []
+    assert list(Replay([POOL]).replay_rows(log.rows)) == []
     without = [row for row in log.rows if row.event.name != REWIND_EVENT]
-    assert list(Replay([POOL]).take(without)) != []
+    assert list(Replay([POOL]).replay_rows(without)) != []
 
 
 @given(logs())
@@ -239,11 +239,11 @@ def test_a_log_is_decided_again_byte_for_byte(log: Log) -> None:
         )
         for row in log.rows
     ]
-    assert list(replay.take(through_json)) == []
+    assert list(replay.replay_rows(through_json)) == []
     assert replay.fleet.claims == log.fleet.claims
     assert replay.fleet.partitions == log.fleet.partitions
     if log.loaded is None:  # else what only memory held has gone since the last turn
-        assert replay.fleet.reservations == log.fleet.reservations
+        assert replay.fleet.reserved_blocks == log.fleet.reserved_blocks
 
 
 def test_another_order_of_the_same_inputs_is_another_decision() -> None:
@@ -253,7 +253,7 @@ def test_another_order_of_the_same_inputs_is_another_decision() -> None:
     data = json.loads(row.event.data)
     data["inputs"].reverse()
     forged = [replace(one, event=replace(one.event, data=json.dumps(data))) if one is row else one for one in log.rows]
-    (difference,) = Replay([POOL]).take(forged)
+    (difference,) = Replay([POOL]).replay_rows(forged)
     assert difference.seq == row.seq
     assert difference.decided != difference.logged
 
@@ -262,8 +262,8 @@ def test_a_log_that_was_tampered_with_is_told() -> None:
     log = Log()
     log.turn(claim(1, 8))
     forged = [replace(row, event=replace(row.event, pool="another")) for row in log.rows]
-    assert list(Replay([POOL]).take(log.rows)) == []
-    assert list(Replay([POOL]).take(forged)) != []
+    assert list(Replay([POOL]).replay_rows(log.rows)) == []
+    assert list(Replay([POOL]).replay_rows(forged)) != []
 
 
 def test_a_refused_claim_leaves_nothing_to_replay() -> None:
@@ -278,7 +278,7 @@ def test_what_no_turn_wrote_is_passed_over() -> None:
     log = Log()
     log.turn(claim(1))
     row = EventRow(Seq(0), Event(name="key.created", at=log.now))
-    assert list(Replay([POOL]).take([row, *log.rows, row])) == []
+    assert list(Replay([POOL]).replay_rows([row, *log.rows, row])) == []
 
 
 def test_a_log_of_other_pools_is_not_replayed_as_if_it_were_of_these() -> None:
@@ -286,7 +286,7 @@ def test_a_log_of_other_pools_is_not_replayed_as_if_it_were_of_these() -> None:
     log.turn(claim(1))
     other = Pool(PoolName("pod8"), "ipu", "simulated", PowerOfTwo(1, 8, 4))
     with pytest.raises(MooringsError, match="the pools were others then") as caught:
-        list(Replay([other]).take(log.rows))
+        list(Replay([other]).replay_rows(log.rows))
     assert caught.value.code == "log.unreadable"
 
 
@@ -308,7 +308,7 @@ def test_the_log_keeps_no_environment() -> None:
     assert "train" in text
     assert "hunter2" not in text
     assert "secret-project" not in text
-    assert list(Replay([POOL]).take(log.rows)) == []
+    assert list(Replay([POOL]).replay_rows(log.rows)) == []
 
 
 def test_a_run_refused_for_the_bytes_of_what_waits_is_refused_again() -> None:
@@ -318,8 +318,8 @@ def test_a_run_refused_for_the_bytes_of_what_waits_is_refused_again() -> None:
         log.turn(a_large_run(number))
     made = [row.event.run for row in log.rows if row.event.name == "run.created"]
     assert made == ["run-0", "run-1"]
-    assert log.runs.backlog.of_subject("ann") == Amount(2, 800)
-    assert list(Replay([POOL]).take(log.rows)) == []
+    assert log.runs.backlog.for_subject("ann") == Amount(2, 800)
+    assert list(Replay([POOL]).replay_rows(log.rows)) == []
 
 
 def test_a_log_of_before_is_replayed_without_quotas() -> None:
@@ -329,7 +329,7 @@ def test_a_log_of_before_is_replayed_without_quotas() -> None:
     text = log.rows[-1].event.data
     assert "waiting" not in text
     assert "body_bytes" not in text
-    assert list(Replay([POOL]).take(log.rows)) == []
+    assert list(Replay([POOL]).replay_rows(log.rows)) == []
 
 
 def a_large_run(number: int) -> CreateRun:
@@ -397,7 +397,7 @@ def test_a_log_of_a_release_before_is_decided_again_to_the_byte(path: Path) -> N
     """What came later (ageing, say) means nothing in it, though claims of low priority waited for weeks."""
     rows = recorded(path)
     replay = Replay(pools_of(path))
-    assert list(replay.take(rows)) == []
+    assert list(replay.replay_rows(rows)) == []
     assert replay.turns > 80
 
 

@@ -14,14 +14,14 @@ import pytest
 from moorings.controller.loop import TurnLoop
 from moorings.controller.replay import Replay
 from moorings.controller.retention import RemovedCounts, Retention
-from moorings.core.claims import ClaimId
-from moorings.core.errors import MooringsError
-from moorings.core.inputs import ReleaseClaim
-from moorings.core.instants import SECOND, Timestamp
-from moorings.core.policy import Policy
+from moorings.core.model.claims import ClaimId
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.inputs import ReleaseClaim
+from moorings.core.model.policy import Policy
+from moorings.core.model.timestamps import SECOND, Timestamp
 from moorings.ports.store import Changes, EventRow, IdempotencyRecord, Seq, Store
 from moorings.store.archive import ArchiveFolder, list_archive_files, read_events
-from moorings.testing.records import NEW, NOW, a_run, jobs_for
+from moorings.testing.builders import NEW, NOW, a_run, jobs_for
 from moorings.workloads.runs import RunState
 from tests.databases import open_new
 from tests.unit.controller.test_replay import POOL, answer, claim
@@ -53,7 +53,7 @@ class Rig:
     def begin(self, store: Store | None = None, archives: Any = None) -> None:
         """As a new process does."""
         store = store or self.store
-        epoch = self.store.lead("test", self.clock.now())
+        epoch = self.store.begin_epoch("test", self.clock.now())
         self.loop = TurnLoop(store, [POOL], Policy(), self.clock, epoch)
         self.retention = Retention(
             loop=self.loop,
@@ -68,7 +68,7 @@ class Rig:
     async def turn(self, *inputs: Any) -> None:
         self.clock.instant += SECOND
         for given in inputs:
-            self.loop.tell(given)
+            self.loop.submit_nowait(given)
         await self.loop.turn()
 
     async def live(self, first: int, last: int) -> None:
@@ -81,7 +81,7 @@ class Rig:
             await self.turn(*(answer(one) for one in self.loop.fleet.partitions.values()))
 
     def kept(self) -> list[EventRow]:
-        return list(self.store.events(Seq(0), 100_000))
+        return list(self.store.list_events(Seq(0), 100_000))
 
     def archived(self) -> list[EventRow]:
         return [row for one in list_archive_files(self.folder) for row in read_events(one)]
@@ -99,11 +99,6 @@ class Rig:
 
 
 @pytest.fixture
-def anyio_backend():
-    return "asyncio"
-
-
-@pytest.fixture
 async def rig(tmp_path):
     rig = Rig(tmp_path, open_new(tmp_path / "moorings.db"))
     yield rig
@@ -117,13 +112,13 @@ async def test_archives_and_database_are_one_log_byte_for_byte(rig):
     rig.clock.instant += 40 * DAY
     await rig.live(10, 12)
     log = rig.kept()
-    swept = await rig.retention.sweep()
+    swept = await rig.retention.archive_and_delete()
     assert swept == RemovedCounts(events=len(rig.archived()), runs=0, claims=10)
     assert swept.events > 40
     assert rig.kept()[0].seq == swept.events + 1
     assert rig.whole() == log
     replay = Replay([POOL])
-    assert list(replay.take(rig.whole())) == []
+    assert list(replay.replay_rows(rig.whole())) == []
     assert replay.turns > 40
     for one in list_archive_files(rig.folder):  # whole turns, and no more than it takes
         rows = list(read_events(one))
@@ -134,14 +129,14 @@ async def test_archives_and_database_are_one_log_byte_for_byte(rig):
     assert [(one.first, one.last) for one in list_archive_files(rig.folder)] == [
         (archive.first, archive.last) for archive in rig.store.archives()
     ]
-    assert await rig.retention.sweep() == RemovedCounts()
+    assert await rig.retention.archive_and_delete() == RemovedCounts()
 
 
 async def test_what_is_young_stays(rig):
     await rig.live(0, 10)
     log = rig.kept()
     rig.clock.instant += 29 * DAY
-    assert await rig.retention.sweep() == RemovedCounts()
+    assert await rig.retention.archive_and_delete() == RemovedCounts()
     assert (rig.kept(), rig.folder.exists()) == (log, False)
 
 
@@ -150,12 +145,12 @@ async def test_records_that_have_left_stand_in_an_archive(rig):
     run = a_run(1, state=RunState.FAILED, ended_at=NOW, exit_code=3, claim=None)
     (job,) = (jobs := jobs_for(run)).values()
     rig.store.commit(rig.loop.epoch, Changes(runs=[(run, NEW)], jobs=jobs))
-    before = rig.store.claim("claim-1")
+    before = rig.store.get_claim("claim-1")
     assert before is not None
     rig.clock.instant += 40 * DAY
-    swept = await rig.retention.sweep()
+    swept = await rig.retention.archive_and_delete()
     assert (swept.runs, swept.claims) == (1, 3)
-    assert (rig.store.claim("claim-1"), rig.store.run(run.id)) == (None, None)
+    assert (rig.store.get_claim("claim-1"), rig.store.get_run(run.id)) == (None, None)
     (path,) = rig.folder.glob("ended-*.jsonl.gz")
     with gzip.open(path, "rt") as file:
         lines = [json.loads(line) for line in file]
@@ -172,7 +167,7 @@ async def test_a_key_whose_claim_has_left_makes_no_second_one(rig):
     of_run = IdempotencyRecord("ann", "run", "digest", run=run.id)
 
     async def post(number, key):
-        reply = asyncio.ensure_future(rig.loop.post(claim(number, 4), key))
+        reply = asyncio.ensure_future(rig.loop.submit(claim(number, 4), key))
         await asyncio.sleep(0)
         await rig.turn()
         return await reply
@@ -185,7 +180,7 @@ async def test_a_key_whose_claim_has_left_makes_no_second_one(rig):
     await rig.turn(*(answer(one) for one in rig.loop.fleet.partitions.values()))
     assert (await post(2, use)).id == "claim-1"
     rig.clock.instant += 40 * DAY
-    assert (await rig.retention.sweep()).claims == 1
+    assert (await rig.retention.archive_and_delete()).claims == 1
     for key, code in ((use, "claim.archived"), (of_run, "run.archived")):
         with pytest.raises(MooringsError) as caught:
             await post(3, key)
@@ -201,23 +196,23 @@ async def test_what_cannot_be_archived_stays(rig):
     rig.clock.instant += 40 * DAY
     rig.folder.touch()
     with pytest.raises(MooringsError) as caught:
-        await rig.retention.sweep()
+        await rig.retention.archive_and_delete()
     assert caught.value.code == "archive.failed"
     assert caught.value.hint
     assert rig.kept() == log
-    assert rig.store.claim("claim-1") is not None
+    assert rig.store.get_claim("claim-1") is not None
 
 
 async def test_an_archive_is_never_written_over_by_another_one(rig):
     await rig.live(0, 10)
     log = rig.kept()
-    first, last = rig.store.stretch(A_FILE, Timestamp(rig.clock.instant + DAY))
+    first, last = rig.store.next_archive_range(A_FILE, Timestamp(rig.clock.instant + DAY))
     rig.folder.mkdir()
     there = rig.folder / f"events-{first:019d}-{last:019d}.jsonl.gz"
     there.write_bytes(b"of another time line")
     rig.clock.instant += 40 * DAY
     with pytest.raises(MooringsError, match="another file of that name") as caught:
-        await rig.retention.sweep()
+        await rig.retention.archive_and_delete()
     assert caught.value.code == "archive.failed"
     assert there.read_bytes() == b"of another time line"
     assert rig.kept() == log
@@ -227,10 +222,10 @@ async def test_an_archive_is_never_written_over_by_another_one(rig):
 async def test_who_leads_no_longer_removes_nothing(rig):
     await rig.live(0, 10)
     rig.clock.instant += 40 * DAY
-    rig.store.lead("another", NOW)
+    rig.store.begin_epoch("another", NOW)
     log = rig.kept()
     with pytest.raises(MooringsError) as caught:
-        await rig.retention.sweep()
+        await rig.retention.archive_and_delete()
     assert caught.value.code == "store.fenced"
     assert rig.kept() == log
 
@@ -273,7 +268,7 @@ async def test_killed_anywhere_it_loses_nothing_and_does_nothing_twice(rig, monk
         rig.begin(cast("Store", Doomed(rig.store, left)), Doomed(ArchiveFolder(rig.folder), left))
         log = rig.whole()
         try:
-            await rig.retention.sweep()
+            await rig.retention.archive_and_delete()
         except KilledError:
             kills += 1
         else:
@@ -285,9 +280,9 @@ async def test_killed_anywhere_it_loses_nothing_and_does_nothing_twice(rig, monk
         (rig.folder / ".draft-half").write_bytes(b"half")
         rig.begin()
         log = rig.whole()
-        await rig.retention.sweep()
+        await rig.retention.archive_and_delete()
         assert rig.whole() == log
         assert len(rig.archived()) + len(rig.kept()) == len(log)
     assert kills > 20  # before and behind each call
     assert rig.drafts() == []
-    assert list(Replay([POOL]).take(rig.whole())) == []
+    assert list(Replay([POOL]).replay_rows(rig.whole())) == []

@@ -11,35 +11,34 @@ from pathlib import Path
 
 import pytest
 
-from moorings.controller.hardware import DriverManager
-from moorings.controller.running import CHECKPOINT_INTERVAL_S, HUNG_PROBES_MAX, ORPHAN_SWEEP_S, RETRY_S_MAX, RunManager
-from moorings.core.bindings import NO_BINDING
-from moorings.core.claims import ClaimId, ClaimSpec, ClaimState
-from moorings.core.errors import MooringsError
-from moorings.core.inputs import CreateClaim, ReleaseClaim, ResetPartition, SetProject
-from moorings.core.instants import Timestamp, add_seconds
-from moorings.core.partitions import PartitionState
-from moorings.core.policy import Policy
-from moorings.core.projects import Project, ProjectShare
+from moorings.controller.driver_manager import DriverManager
+from moorings.controller.run_manager import (
+    ORPHAN_SWEEP_S,
+    RETRY_S_MAX,
+    RunManager,
+)
+from moorings.core.model.bindings import NO_BINDING
+from moorings.core.model.claims import ClaimId, ClaimSpec, ClaimState
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.inputs import CreateClaim, ReleaseClaim, ResetPartition, SetProject
+from moorings.core.model.partitions import PartitionState
+from moorings.core.model.policy import Policy
+from moorings.core.model.projects import Project, ProjectShare
+from moorings.core.model.timestamps import Timestamp, add_seconds
 from moorings.core.reconcile import LISTINGS_REQUIRED
 from moorings.drivers.simulated.faults import Fault, FaultKind, VendorCall
 from moorings.local.engine import LocalEngine
 from moorings.local.records import AttemptEnd
-from moorings.local.rundir import LocalRunFolder
+from moorings.local.run_folder import LocalRunFolder
 from moorings.ports.engine import RunSubmission
-from moorings.testing.records import a_job, a_run
+from moorings.testing.builders import a_job, a_run
 from moorings.workloads.jobs import Accelerators, JobSpec
+from moorings.workloads.run_turn import CancelRun, CreateRun
 from moorings.workloads.runs import EndReason, EndRecord, Run, RunId, RunPhase, RunState, RunStatus
-from moorings.workloads.turn import CancelRun, CreateRun
 from tests.unit.controller.stepping import POOL, Stepper
 
 RUN = RunId("run-1")
 LABS = ClaimId("claim-lab")
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 class HeldEngine(LocalEngine):
@@ -48,15 +47,13 @@ class HeldEngine(LocalEngine):
     queues = False
 
     @property
-    def schedules(self) -> bool:
+    def has_scheduler(self) -> bool:
         return self.queues
 
     def hold(self) -> None:
         self.asked, self.go_on = asyncio.Event(), asyncio.Event()
         self.to_yield: list[tuple[int, str, Timestamp]] = []
         self.submitted: list[RunId] = []
-        self.looks: list[str] = []
-        self.disks: dict[str, asyncio.Future[Timestamp | None]] = {}
 
     async def submit(self, order: RunSubmission) -> str:
         self.submitted.append(order.run)
@@ -66,10 +63,6 @@ class HeldEngine(LocalEngine):
 
     async def ask_to_yield(self, run: RunId, attempt: int, reason: str, by: Timestamp) -> None:
         self.to_yield.append((attempt, reason, by))
-
-    async def saved_at(self, folder: str) -> Timestamp | None:
-        self.looks.append(folder)
-        return await self.disks[folder]
 
     async def observe(self, runs: Sequence[RunId]) -> Sequence[RunStatus]:
         seen = await super().observe(runs)
@@ -100,83 +93,45 @@ class Rig(Stepper):
     async def create(self, within: ClaimId | None = None) -> None:
         """Put a run in, to an engine that answers only when it is told to; it makes its claim, or has that one."""
         self.engine.hold()
-        await self.engine.fence(self.loop.epoch)
+        await self.engine.fence_below(self.loop.epoch)
         self.running._fenced["local"].set()
         job = JobSpec(name="digits", command=("true",), workdir="/", accelerators=Accelerators(size=4))
         claim = within or a_run(1).claim
         inside = within is not None
-        self.loop.tell(CreateRun(id=RUN, claim=claim, job=job, engine="local", subject="ann", within=inside))
+        self.loop.submit_nowait(CreateRun(id=RUN, claim=claim, job=job, engine="local", subject="ann", within=inside))
 
     async def lend_and_take_back(self) -> None:
         """A run on borrowed devices, asked to make room while it is submitted."""
         self.loop.policy = Policy(min_run_s=0.0, yield_s=60.0)
-        self.loop.tell(SetProject(Project(name="lab", shares=(ProjectShare(POOL.name, ((8, 1),)),)), None))
+        self.loop.submit_nowait(SetProject(Project(name="lab", shares=(ProjectShare(POOL.name, ((8, 1),)),)), None))
         await self.settle()
         self.engine.hold()
-        await self.engine.fence(self.loop.epoch)
+        await self.engine.fence_below(self.loop.epoch)
         self.running._fenced["local"].set()
         wanted = Accelerators(size=4)
         job = JobSpec(name="digits", command=("true",), workdir="/", accelerators=wanted, preemptible=True)
-        self.loop.tell(CreateRun(id=RUN, claim=a_run(1).claim, job=job, engine="local", subject="ann"))
+        self.loop.submit_nowait(CreateRun(id=RUN, claim=a_run(1).claim, job=job, engine="local", subject="ann"))
         await self.settle()
         await self.engine.asked.wait()
         spec = ClaimSpec(kind="ipu", size=8, project="lab")
-        self.loop.tell(CreateClaim(id=LABS, name="labs", owner="user/bob", subject="bob", spec=spec))
+        self.loop.submit_nowait(CreateClaim(id=LABS, name="labs", owner="user/bob", subject="bob", spec=spec))
         await self.settle()
         assert self.run.state is RunState.YIELDING
-
-    async def borrow(self, *whose: str) -> None:
-        """Runs that may be stopped, of these subjects: each job has a checkpoint folder on a disk of its own."""
-        self.engine.hold()
-        await self.engine.fence(self.loop.epoch)
-        self.running._fenced["local"].set()
-        for number, subject in enumerate(whose):
-            run = a_run(number)
-            wanted = Accelerators(size=1)
-            job = JobSpec(
-                name=f"job-{number}",
-                command=("true",),
-                workdir="/",
-                accelerators=wanted,
-                preemptible=True,
-                checkpoint_directory=f"job-{number}",
-            )
-            self.engine.disks[job.name] = asyncio.get_running_loop().create_future()
-            self.loop.tell(CreateRun(id=run.id, claim=run.claim, job=job, engine="local", subject=subject))
-            await self.settle()
-            self.loop.tell(RunStatus(run.id, RunPhase.RUNNING))
-            await self.settle()
-        self.extra.append(asyncio.create_task(self.running._watch_checkpoints()))
-        await asyncio.sleep(0)
-
-    async def a_round(self) -> None:
-        """Looks at the checkpoint folders: as far as they come without the disks that do not answer."""
-        self.engine.looks.clear()
-        before = set(self.running._lookers.values())
-        self.clock.forward(CHECKPOINT_INTERVAL_S)
-        await self.until(lambda: self.clock.sleepers > 0)
-        begun = set(self.running._lookers.values()) - before
-        if begun:
-            await asyncio.wait(begun)
-
-    def saved(self, number: int) -> Timestamp | None:
-        """When the claim of that run is known to have saved its state."""
-        return self.loop.fleet.claims[ClaimId(f"claim-{number:04d}")].checkpoint_at
 
     async def look(self) -> None:
         """One look at the engine, which answers at once, and what follows."""
         self.engine.go_on.set()
-        await self.running._look(self.engine)
+        await self.running._observe_engine(self.engine)
         await self.settle()
 
     async def queue(self) -> None:
         """Put a run in that claims nothing, to an engine that schedules itself; it is being submitted."""
         self.engine.hold()
         self.engine.queues = True
-        await self.engine.fence(self.loop.epoch)
+        await self.engine.fence_below(self.loop.epoch)
         self.running._fenced["local"].set()
         job = JobSpec(name="digits", command=("true",), workdir="/", accelerators=Accelerators(size=4))
-        self.loop.tell(CreateRun(id=RUN, claim=None, job=job, engine="local", subject="ann"))
+        self.loop.submit_nowait(CreateRun(id=RUN, claim=None, job=job, engine="local", subject="ann"))
         await self.settle()
         await self.engine.asked.wait()
 
@@ -204,11 +159,11 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 async def test_a_run_that_is_cancelled_while_it_is_submitted_has_not_ended(rig: Rig) -> None:
     """Law 3: its processes may be starting; the engine knows nothing of it only because it has not answered yet."""
     await rig.start()
-    rig.loop.tell(CancelRun(RUN, "changed my mind"))
+    rig.loop.submit_nowait(CancelRun(RUN, "changed my mind"))
     await rig.settle()
     assert rig.run.state is RunState.STOPPING
     rig.engine.asked.clear()
-    look = asyncio.create_task(rig.running._look(rig.engine))
+    look = asyncio.create_task(rig.running._observe_engine(rig.engine))
     await rig.engine.asked.wait()
     rig.engine.go_on.set()
     await look
@@ -224,9 +179,9 @@ async def test_a_look_that_is_older_than_a_start_ends_nothing(rig: Rig) -> None:
     rig.engine.go_on.set()
     await rig.until(lambda: not rig.running._submitting)
     rig.engine.hold()
-    look = asyncio.create_task(rig.running._look(rig.engine))
+    look = asyncio.create_task(rig.running._observe_engine(rig.engine))
     await rig.engine.asked.wait()
-    rig.loop.tell(RunStatus(RUN, RunPhase.RUNNING))
+    rig.loop.submit_nowait(RunStatus(RUN, RunPhase.RUNNING))
     await rig.settle()
     assert rig.run.state is RunState.RUNNING
     rig.engine.go_on.set()
@@ -239,7 +194,7 @@ async def test_no_run_starts_on_a_partition_that_is_to_be_reset(rig: Rig) -> Non
     """Law 4: the driver has not heard of the reset, and would give a binding of what is about to be wiped."""
     claim = await rig.claim()
     (partition,) = rig.loop.fleet.partitions
-    rig.loop.tell(ResetPartition(partition))
+    rig.loop.submit_nowait(ResetPartition(partition))
     await rig.create(within=claim)
     await rig.loop.turn()
     assert rig.loop.fleet.partitions[partition].state is PartitionState.RESETTING
@@ -268,7 +223,7 @@ async def test_a_run_that_was_stopped_while_its_binding_was_made_is_not_started(
     await rig.create()
     await rig.settle()
     await rig.until(lambda: rig.clock.sleepers > 0)  # the driver takes its time over the binding
-    rig.loop.tell(CancelRun(RUN, "changed my mind"))
+    rig.loop.submit_nowait(CancelRun(RUN, "changed my mind"))
     await rig.settle()
     assert rig.run.state is RunState.STOPPING
     rig.clock.forward(5.0)
@@ -279,7 +234,7 @@ async def test_a_run_that_was_stopped_while_its_binding_was_made_is_not_started(
 async def test_a_run_that_its_engines_scheduler_has_is_not_submitted_again(rig: Rig) -> None:
     """Law 3: it may have run there, and would run a second time."""
     await rig.queue()
-    rig.loop.tell(RunStatus(RUN, RunPhase.STARTING, reference="7"))
+    rig.loop.submit_nowait(RunStatus(RUN, RunPhase.STARTING, reference="7"))
     await rig.settle()
     rig.engine.go_on.set()  # the answer to its submission was lost
     await rig.until(lambda: rig.clock.sleepers > 0 or not rig.running._acts)
@@ -303,8 +258,8 @@ async def test_a_run_that_cannot_be_submitted_says_why_it_waits(rig: Rig) -> Non
     await rig.queue()
     rig.engine.go_on.set()
     await rig.until(lambda: rig.clock.sleepers > 0)
-    await rig.running._look(rig.engine)
-    reason = rig.loop.runs.reason_of(rig.run)
+    await rig.running._observe_engine(rig.engine)
+    reason = rig.loop.runs.wait_reason(rig.run)
     assert reason is not None
     assert (reason.code, reason.message) == (
         "engine.waiting",
@@ -331,7 +286,7 @@ async def test_a_run_that_is_asked_to_make_room_while_it_is_submitted_has_not_ma
     """Law 3: its processes may be starting; the engine knows nothing of it only because it has not answered yet."""
     await rig.lend_and_take_back()
     rig.engine.asked.clear()
-    look = asyncio.create_task(rig.running._look(rig.engine))
+    look = asyncio.create_task(rig.running._observe_engine(rig.engine))
     await rig.engine.asked.wait()
     rig.engine.go_on.set()
     await look
@@ -361,13 +316,13 @@ async def test_the_end_of_an_earlier_attempt_is_not_the_run_s(rig: Rig) -> None:
     await rig.until(lambda: not rig.running._submitting)
     rig.clock.forward(RETRY_S_MAX)
     folder = LocalRunFolder(rig.folder / "runs" / RUN)
-    folder.make()
-    folder.save_order(RunSubmission(RUN, 0, a_job(), NO_BINDING))
+    folder.create()
+    folder.save(RunSubmission(RUN, 0, a_job(), NO_BINDING))
     folder.save_end(AttemptEnd(0, EndRecord(EndReason.YIELDED, 85, (85,), detail="lab needs it")))
     await rig.look()
     assert (rig.run.state, rig.run.attempt) == (RunState.WAITING, 1)
     assert rig.state(LABS) is ClaimState.READY
-    rig.loop.tell(ReleaseClaim(LABS, "done"))
+    rig.loop.submit_nowait(ReleaseClaim(LABS, "done"))
     await rig.settle()
     assert rig.run.state is RunState.STARTING
     submitted = len(rig.engine.submitted)
@@ -375,78 +330,21 @@ async def test_the_end_of_an_earlier_attempt_is_not_the_run_s(rig: Rig) -> None:
     assert rig.run.state is RunState.STARTING
     rig.clock.forward(RETRY_S_MAX)
     await rig.until(lambda: len(rig.engine.submitted) > submitted)
-    rig.loop.tell(CancelRun(RUN, "changed my mind"))
+    rig.loop.submit_nowait(CancelRun(RUN, "changed my mind"))
     await rig.settle()
     await rig.until(lambda: not rig.running._submitting)
     await rig.look()
     assert RUN not in rig.loop.runs.by_id, "of its second attempt there never was anything"
-    stored = rig.store.run(RUN)
+    stored = rig.store.get_run(RUN)
     assert stored is not None
     assert (stored.state, stored.attempt) == (RunState.CANCELLED, 1)
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moorings.controller.running.CHECKPOINT_PROBE_S", 0.05)
-
-
-async def test_a_disk_that_never_answers_holds_up_the_looks_at_no_other(impatient: None, rig: Rig) -> None:
-    await rig.borrow("ann", "ann", "bob")
-    saved = rig.clock.now()
-    for number in (1, 2):
-        rig.engine.disks[f"job-{number}"].set_result(saved)
-    await rig.a_round()
-    await rig.settle()
-    assert sorted(rig.engine.looks) == ["job-0", "job-1", "job-2"]
-    assert [rig.saved(number) for number in range(3)] == [None, saved, saved]
-    await rig.a_round()
-    assert sorted(rig.engine.looks) == ["job-1", "job-2"], "its last look has not returned"
-    rig.engine.disks["job-0"].set_result(saved)
-    await rig.until(lambda: not rig.running._looks)
-    await rig.settle()
-    assert rig.saved(0) == saved, "it is told late, and not lost"
-    await rig.a_round()
-    assert sorted(rig.engine.looks) == ["job-0", "job-1", "job-2"]
-
-
-async def test_who_has_many_disks_that_never_answer_has_few_looks_under_way(impatient: None, rig: Rig) -> None:
-    await rig.borrow(*["ann"] * (HUNG_PROBES_MAX + 2), "bob")
-    rig.engine.disks[f"job-{HUNG_PROBES_MAX + 2}"].set_result(rig.clock.now())
-    for _ in range(3):
-        await rig.a_round()
-        assert len(rig.running._looks) == HUNG_PROBES_MAX
-    await rig.settle()
-    assert rig.saved(HUNG_PROBES_MAX + 2) is not None
-
-
-async def test_a_folder_in_which_nothing_is_new_tells_nothing(rig: Rig) -> None:
-    await rig.borrow("ann")
-    rig.engine.disks["job-0"].set_result(rig.clock.now())
-    await rig.a_round()
-    await rig.settle()
-    seq = rig.loop.seq
-    assert rig.saved(0) is not None
-    await rig.a_round()
-    await rig.settle()
-    assert (rig.engine.looks, rig.loop.seq) == (["job-0"], seq)
-
-
-async def test_a_fault_in_a_look_ends_no_other(rig: Rig) -> None:
-    await rig.borrow("ann", "ann")
-    rig.engine.disks["job-0"].set_exception(OSError("a fault"))
-    rig.engine.disks["job-1"].set_result(rig.clock.now())
-    for _ in range(2):
-        await rig.a_round()
-        assert rig.engine.looks == ["job-0", "job-1"]
-    await rig.settle()
-    assert rig.saved(1) is not None
 
 
 async def test_a_run_of_which_the_database_knows_nothing_is_not_started(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was turned back; the next turn finds out."""
-    monkeypatch.setattr(rig.loop.store, "jobs", lambda _: {})
+    monkeypatch.setattr(rig.loop.store, "get_jobs", lambda _: {})
     await rig.create()
     await rig.settle()
     await rig.until(lambda: rig.clock.sleepers > 0)

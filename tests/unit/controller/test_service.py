@@ -7,30 +7,26 @@ import json
 from collections.abc import AsyncIterator, Awaitable
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
 from moorings.app.clock import RandomIds
-from moorings.controller.hardware import DriverManager
+from moorings.controller.driver_manager import DriverManager
 from moorings.controller.keys import AccessKeyManager
-from moorings.controller.record import AnyInput
 from moorings.controller.service import Controller
+from moorings.controller.turn_record import AnyInput
 from moorings.controller.views import ClaimView
-from moorings.core.access import Caller, Role
-from moorings.core.claims import ClaimId, ClaimSpec, ClaimState
-from moorings.core.errors import MooringsError
-from moorings.core.fleet import FleetChanges
-from moorings.core.inputs import CancelPendingClaim, ReleaseClaim, ResetPartition, YieldClaim
-from moorings.core.instants import SECOND, Timestamp, add_seconds
-from moorings.core.partitions import PartitionState
+from moorings.core.model.access import Caller, Role
+from moorings.core.model.claims import ClaimId, ClaimSpec, ClaimState
+from moorings.core.model.inputs import CancelPendingClaim, ReleaseClaim, ResetPartition, YieldClaim
+from moorings.core.model.partitions import PartitionState
+from moorings.core.model.timestamps import SECOND, Timestamp, add_seconds
+from moorings.core.placement.fleet import FleetChanges
 from moorings.ports.store import Seq
 from moorings.workloads.jobs import Accelerators, JobSpec
+from moorings.workloads.run_turn import CreateRun
 from moorings.workloads.runs import Run, RunId
-from moorings.workloads.turn import CreateRun
 from tests.unit.controller.stepping import POOL, Stepper
-
-T = TypeVar("T")
 
 ROOT = Caller("root", Role.ADMIN, "", "k1")
 ANN = Caller("ann", Role.USER, "user/ann", "k2")
@@ -52,18 +48,6 @@ class Rig(Stepper):
             installation=self.installation,
         )
 
-    async def done(self, work: Awaitable[T]) -> T:
-        """What came of something that may need a turn."""
-        task = asyncio.ensure_future(work)
-        await asyncio.sleep(0)
-        await self.settle()
-        return await task
-
-    async def refused(self, work: Awaitable[object]) -> str:
-        with pytest.raises(MooringsError) as caught:
-            await self.done(work)
-        return caught.value.code
-
     def tasks(self) -> list[asyncio.Task[None]]:
         return list(self.hardware._orders.values())
 
@@ -77,11 +61,6 @@ class Rig(Stepper):
         assert claim.state is ClaimState.READY
         asked = replace(claim, state=ClaimState.RECLAIMING, asked_until=add_seconds(self.clock.now(), 60.0))
         self.loop.fleet.apply(FleetChanges(claims={ident: (asked, claim.version)}))
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 @pytest.fixture
@@ -99,14 +78,14 @@ async def test_a_claim_that_was_asked_yields_and_says_why(rig: Rig) -> None:
     view = await rig.done(rig.controller.yield_claim(ANN, ident, " saved "))
     assert view.claim.reason is not None
     assert view.claim.reason.message == "saved"
-    (told,) = (row.event for row in rig.store.events(Seq(0), 100, names=["claim.yielding"]))
+    (told,) = (row.event for row in rig.store.list_events(Seq(0), 100, names=["claim.yielding"]))
     assert (told.claim, json.loads(told.data)["why"]) == (ident, "saved")
     waiting = rig.loop.fleet.claims[ident]
     assert waiting.attempt == 1, "its partition was removed, and it is served anew"
 
 
 async def test_only_an_agent_says_since_when_its_job_waits(rig: Rig) -> None:
-    """Whoever else could would be first in the queue."""
+    """Otherwise any user could be first in the queue."""
     spec, then = ClaimSpec(kind="ipu", size=1), Timestamp(rig.clock.now() - 3600 * SECOND)
 
     def asking(caller: Caller, owner: str, since: Timestamp) -> Awaitable[ClaimView]:
@@ -129,8 +108,8 @@ async def test_only_who_may_act_for_its_owner_yields_or_tells_of_checkpoints(rig
     ident = await rig.claim()
     rig.ask(ident)
     assert await rig.refused(rig.controller.yield_claim(BOB, ident, "")) == "owner.denied"
-    assert await rig.refused(rig.controller.checkpoint(BOB, ident)) == "owner.denied"
-    assert (await rig.done(rig.controller.checkpoint(ROOT, ident))).claim.checkpoint_at is not None
+    assert await rig.refused(rig.controller.record_checkpoint(BOB, ident)) == "owner.denied"
+    assert (await rig.done(rig.controller.record_checkpoint(ROOT, ident))).claim.checkpoint_at is not None
 
 
 def on(ident: ClaimId) -> CreateRun:
@@ -140,7 +119,7 @@ def on(ident: ClaimId) -> CreateRun:
 
 async def test_a_claim_of_a_run_yields_when_the_run_has_stopped(rig: Rig) -> None:
     ident = await rig.claim()
-    await rig.done(rig.loop.post(on(ident)))
+    await rig.done(rig.loop.submit(on(ident)))
     rig.ask(ident)
     assert await rig.refused(rig.controller.yield_claim(ROOT, ident, "")) == "claim.held_by_run"
 
@@ -159,9 +138,9 @@ async def test_what_a_run_was_put_on_in_the_same_turn_is_not_taken_from_it(rig: 
         "yield": YieldClaim(ident, "saved"),
         "reset": ResetPartition(partition),
     }
-    made = asyncio.ensure_future(rig.loop.post(on(ident)))
+    made = asyncio.ensure_future(rig.loop.submit(on(ident)))
     await asyncio.sleep(0)
-    assert await rig.refused(rig.loop.post(ways[way])) == "claim.held_by_run"
+    assert await rig.refused(rig.loop.submit(ways[way])) == "claim.held_by_run"
     run = await made
     assert isinstance(run, Run)
     assert rig.loop.fleet.partitions[partition].state is PartitionState.ACTIVE
@@ -176,11 +155,11 @@ async def test_a_reason_to_yield_is_short(rig: Rig) -> None:
 async def test_a_checkpoint_is_kept_and_never_in_the_future(rig: Rig) -> None:
     ident = await rig.claim()
     earlier = add_seconds(rig.clock.now(), -5.0)
-    assert (await rig.done(rig.controller.checkpoint(ANN, ident, earlier))).claim.checkpoint_at == earlier
+    assert (await rig.done(rig.controller.record_checkpoint(ANN, ident, earlier))).claim.checkpoint_at == earlier
     now = rig.clock.now()
-    seen = await rig.done(rig.controller.checkpoint(ANN, ident, add_seconds(now, 60.0)))
+    seen = await rig.done(rig.controller.record_checkpoint(ANN, ident, add_seconds(now, 60.0)))
     assert seen.claim.checkpoint_at == now
-    again = await rig.done(rig.controller.checkpoint(ANN, ident, earlier))
+    again = await rig.done(rig.controller.record_checkpoint(ANN, ident, earlier))
     assert again.claim.checkpoint_at == now, "what was heard late changes nothing"
 
 
@@ -188,7 +167,7 @@ async def test_a_checkpoint_of_a_claim_that_has_ended_changes_nothing(rig: Rig) 
     ident = await rig.claim()
     await rig.release(ident)
     seq = rig.loop.seq
-    view = await rig.done(rig.controller.checkpoint(ANN, ident))
+    view = await rig.done(rig.controller.record_checkpoint(ANN, ident))
     assert (view.claim.state, view.claim.checkpoint_at) == (ClaimState.RELEASED, None)
     assert rig.loop.seq == seq
 

@@ -1,6 +1,6 @@
 """Acts on engines: starts runs whose partition is ACTIVE, stops runs, and returns what engines observe.
 
-Level-triggered like ``hardware``: the runs' states say what to do, one action a run at a time, repeated until the
+Level-triggered like ``driver_manager``: the runs' states say what to do, one action a run at a time, repeated until the
 engine's observations say it is done. Starting is exactly-once because engines make it so. A run on an engine with its
 own scheduler is submitted as soon as it is known: that scheduler provides what it waits for.
 """
@@ -9,34 +9,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
-from functools import partial
+from collections.abc import Mapping
 
-from moorings.controller.hardware import DriverManager, partition_spec
+from moorings.controller.driver_manager import DriverManager, partition_spec
 from moorings.controller.loop import CommittedChange, TurnLoop
-from moorings.core.access import RUN_OWNER_PREFIXES
-from moorings.core.bindings import NO_BINDING, NO_DEVICES_BINDING, Binding
-from moorings.core.claims import ClaimState, PartitionId
-from moorings.core.errors import MooringsError
-from moorings.core.inputs import CheckpointSaved, ReleaseClaim
-from moorings.core.instants import Timestamp, add_seconds
-from moorings.core.partitions import Partition, PartitionState
+from moorings.core.model.access import RUN_OWNER_PREFIXES
+from moorings.core.model.bindings import NO_BINDING, NO_DEVICES_BINDING, Binding
+from moorings.core.model.claims import ClaimState, PartitionId
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.inputs import ReleaseClaim
+from moorings.core.model.partitions import Partition, PartitionState
+from moorings.core.model.timestamps import add_seconds
 from moorings.core.reconcile import find_orphans
 from moorings.ports.clock import Clock
 from moorings.ports.engine import Engine, RunSubmission
-from moorings.workloads.runs import Run, RunId, RunPhase, RunState, RunStatus
-from moorings.workloads.turn import RunRejected, claim_owner
+from moorings.workloads.checkpoints import newest_whole
+from moorings.workloads.run_turn import RunRejected, claim_owner
+from moorings.workloads.runs import Run, RunId, RunPhase, RunState, RunStatus, after_look
 
 log = logging.getLogger("moorings.controller")
 
 RETRY_S, RETRY_S_MAX = 0.25, 10.0
 STOP_AGAIN_S = 5.0
 ORPHAN_SWEEP_S = 10.0
-CHECKPOINT_PROBE_S = 5.0  # wait so long for one look at a checkpoint folder before the subject's next one
-HUNG_PROBES_MAX = 2  # of one subject; while so many have not returned, its other folders are not looked at
-CHECKPOINT_INTERVAL_S = (
-    15.0  # between two looks at checkpoint folders, and at least between two reported checkpoints of a claim
-)
+CHECKPOINT_INTERVAL_S = 15.0  # at least between two recorded checkpoints of a run
 
 RUNNING_STATES = (RunState.STARTING, RunState.RUNNING, RunState.YIELDING, RunState.STOPPING)
 
@@ -54,11 +50,9 @@ class RunManager:
         self._installation = installation
         self._acts: dict[RunId, asyncio.Task[None]] = {}
         self._submitting: set[RunId] = set()
-        self._looks: dict[RunId, tuple[str, asyncio.Task[None]]] = {}  # by run: subject, and look in progress
-        self._lookers: dict[str, asyncio.Task[None]] = {}  # by subject
         self._fenced = {name: asyncio.Event() for name in engines}
         self._closing = False
-        loop.listen(self._follow)
+        loop.subscribe(self._follow)
 
     async def serve(self) -> None:
         """Watch every engine until cancelled."""
@@ -67,20 +61,18 @@ class RunManager:
                 for engine in self.engines.values():
                     group.create_task(self._watch(engine), name=f"watch-{engine.name}")
                 group.create_task(self._sweep_orphans(), name="orphans")
-                group.create_task(self._watch_checkpoints(), name="checkpoints")
         finally:
             self._closing = True
-            looks = [*self._lookers.values(), *(look for _, look in self._looks.values())]
-            tasks = [*self._acts.values(), *looks]
+            tasks = list(self._acts.values())
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def _follow(self, change: CommittedChange) -> None:
         for run in change.runs:
-            self._act(run)
+            self._start_action(run)
 
-    def _act(self, run: Run) -> None:
+    def _start_action(self, run: Run) -> None:
         if self._closing or run.id in self._acts or not _needs_action(run):
             return
         task = asyncio.create_task(self._carry_out(run.id), name=f"act-{run.id}")
@@ -91,7 +83,7 @@ class RunManager:
         self._acts.pop(ident, None)
         run = self._loop.runs.by_id.get(ident)
         if run is not None and run.state is RunState.STOPPING:
-            self._act(run)  # it was asked to stop while the last act was ending
+            self._start_action(run)  # it was asked to stop while the last act was ending
 
     async def _carry_out(self, ident: RunId) -> None:
         """Start or stop it, until its state requires nothing more."""
@@ -109,7 +101,7 @@ class RunManager:
                     await engine.cancel(ident, run.stop_reason)
                     await self._clock.sleep(STOP_AGAIN_S)
                 elif run.state is RunState.YIELDING:
-                    await self._make_room(engine, run)
+                    await self._ask_to_yield(engine, run)
                     return  # the engine has saved the request, and gets it again at the next look
                 elif submitted:
                     return  # the engine has accepted it; its observations show the progress
@@ -119,16 +111,16 @@ class RunManager:
             except MooringsError as error:
                 if error.code == "engine.rejected":
                     why = f"{error.detail} ({error.hint})" if error.hint else error.detail
-                    self._loop.tell(RunRejected(ident, why))
+                    self._loop.submit_nowait(RunRejected(ident, why))
                     return
                 log.warning("engine.unavailable", extra={"run": ident, "code": error.code, "detail": error.detail})
-                self._loop.runs.explain(ident, f"it could not be submitted yet: {error.detail}")
+                self._loop.runs.set_wait_reason(ident, f"it could not be submitted yet: {error.detail}")
             except Exception as error:  # an engine's fault must not end the controller
                 log.warning("engine.fault", exc_info=True, extra={"run": ident, "detail": repr(error)})
             await self._clock.sleep(pause_s)
             pause_s = min(pause_s * 2, RETRY_S_MAX)
 
-    async def _make_room(self, engine: Engine, run: Run) -> None:
+    async def _ask_to_yield(self, engine: Engine, run: Run) -> None:
         claim = self._loop.fleet.claims.get(run.claim) if run.claim is not None else None
         by = claim.asked_until if claim is not None else None
         why = claim.reason.message if claim is not None and claim.reason is not None else "its claim was asked to yield"
@@ -151,7 +143,7 @@ class RunManager:
         return await self._submit(engine, run, binding, partition.id)
 
     async def _submit(self, engine: Engine, run: Run, binding: Binding, on: PartitionId | None = None) -> bool:
-        job = (await asyncio.to_thread(self._loop.store.jobs, [run.id])).get(run.id)
+        job = (await asyncio.to_thread(self._loop.store.get_jobs, [run.id])).get(run.id)
         if job is None:  # the database was turned back; the next turn detects that
             await self._clock.sleep(RETRY_S)
             return False
@@ -159,7 +151,18 @@ class RunManager:
             return False  # it was stopped meanwhile: its partition may be gone before the engine has it
         self._submitting.add(run.id)
         try:
-            await engine.submit(RunSubmission(run.id, run.attempt, job, binding, epoch=self._loop.epoch, partition=on))
+            given = run.resumed_from
+            order = RunSubmission(
+                run.id,
+                run.attempt,
+                job,
+                binding,
+                resume_from=given.path if given is not None else None,
+                epoch=self._loop.epoch,
+                partition=on,
+                resume_step=given.step if given is not None else None,
+            )
+            await engine.submit(order)
         finally:
             self._submitting.discard(run.id)
         return True
@@ -175,22 +178,24 @@ class RunManager:
             try:
                 if not self._fenced[engine.name].is_set():
                     # An earlier leader that stands still, or does not know yet, can start nothing from now on.
-                    await engine.fence(self._loop.epoch)
+                    await engine.fence_below(self._loop.epoch)
                     self._fenced[engine.name].set()
-                await self._look(engine)
-                await engine.changed()
+                await self._observe_engine(engine)
+                await engine.wait_for_change()
             except MooringsError as error:
                 fields = {"engine": engine.name, "code": error.code, "detail": error.detail}
                 log.warning("engine.unavailable", extra=fields)
                 for run in self._loop.runs.by_id.values():
                     if run.engine == engine.name and run.is_queued:
-                        self._loop.runs.explain(run.id, f"engine {engine.name} cannot be used now: {error.detail}")
+                        self._loop.runs.set_wait_reason(
+                            run.id, f"engine {engine.name} cannot be used now: {error.detail}"
+                        )
                 await self._clock.sleep(1.0)
             except Exception:  # an engine's fault must not end the controller
                 log.exception("engine.fault", extra={"engine": engine.name})
                 await self._clock.sleep(1.0)
 
-    async def _look(self, engine: Engine) -> None:
+    async def _observe_engine(self, engine: Engine) -> None:
         watched = [
             run
             for run in self._loop.runs.by_id.values()
@@ -208,68 +213,13 @@ class RunManager:
             if seen.phase is RunPhase.ABSENT and seen.run in submitting | self._submitting:
                 continue  # it is being started at this moment
             if seen.phase is RunPhase.ABSENT and (run.state is RunState.STARTING or run.is_unsubmitted):
-                self._act(run)
+                self._start_action(run)
             elif _is_significant(run, seen):
-                self._loop.tell(seen)
+                self._loop.submit_nowait(seen)
             elif run.state is RunState.YIELDING:
-                self._act(run)
-        for seen in looked if engine.schedules else ():
-            self._loop.runs.explain(seen.run, seen.reason, keep=seen.phase is RunPhase.ABSENT)
-
-    async def _watch_checkpoints(self) -> None:
-        """Report new checkpoints of preemptible jobs: the jobs that lose least are preempted first.
-
-        A user names the folder, which may be on a disk that never answers: then only that user's looks wait.
-        """
-        while True:
-            await self._clock.sleep(CHECKPOINT_INTERVAL_S)
-            saving: dict[str, list[RunId]] = {}
-            for run in self._loop.runs.by_id.values():
-                if self._may_save(run):
-                    saving.setdefault(run.subject, []).append(run.id)
-            for subject in saving.keys() - self._lookers.keys():
-                task = asyncio.create_task(self._look_for_checkpoints(subject, saving[subject]), name="checkpoints")
-                self._lookers[subject] = task
-                task.add_done_callback(partial(self._looked, subject))
-
-    def _looked(self, subject: str, _: object) -> None:
-        del self._lookers[subject]
-
-    def _may_save(self, run: Run) -> bool:
-        engine = self.engines.get(run.engine)
-        claim = self._loop.fleet.claims.get(run.claim) if run.claim is not None else None
-        if engine is None or engine.schedules or run.state is not RunState.RUNNING or claim is None:
-            return False
-        return claim.ready_at is not None and (claim.spec.preemptible or claim.spec.checkpoint.resumable)
-
-    async def _look_for_checkpoints(self, subject: str, runs: Iterable[RunId]) -> None:
-        for ident in runs:
-            hung = sum(whose == subject for whose, _ in self._looks.values())
-            if ident in self._looks or hung >= HUNG_PROBES_MAX:
-                continue
-            look = asyncio.create_task(self._look_for_checkpoint(ident), name=f"checkpoint-{ident}")
-            self._looks[ident] = subject, look
-            look.add_done_callback(partial(self._returned, ident))
-            await asyncio.wait((look,), timeout=CHECKPOINT_PROBE_S)
-
-    def _returned(self, ident: RunId, _: object) -> None:
-        del self._looks[ident]
-
-    async def _look_for_checkpoint(self, ident: RunId) -> None:
-        run = self._loop.runs.by_id.get(ident)
-        if run is None or run.job.checkpoint_directory is None or not self._may_save(run):
-            return
-        try:
-            at = await self.engines[run.engine].saved_at(run.job.checkpoint_directory)
-        except Exception:  # an engine's fault must not end the controller
-            log.exception("engine.fault", extra={"run": ident})
-            return
-        claim = self._loop.fleet.claims.get(run.claim) if run.claim is not None else None
-        if at is None or claim is None or claim.ready_at is None or at <= claim.ready_at:
-            return
-        before = claim.checkpoint_at
-        if before is None or at >= add_seconds(before, CHECKPOINT_INTERVAL_S):
-            self._loop.tell(CheckpointSaved(claim.id, Timestamp(min(at, self._clock.now()))))
+                self._start_action(run)
+        for seen in looked if engine.has_scheduler else ():
+            self._loop.runs.set_wait_reason(seen.run, seen.reason, keep_if_empty=seen.phase is RunPhase.ABSENT)
 
     async def _sweep_orphans(self) -> None:
         """Release claims of runs that no record knows: a safety net, because one transaction makes both."""
@@ -280,12 +230,25 @@ class RunManager:
             unreleased = [c for c in self._loop.fleet.claims.values() if c.state is not ClaimState.RELEASING]
             for claim in (claim for kind in RUN_OWNER_PREFIXES for claim in find_orphans(unreleased, kind, alive)):
                 log.warning("claim.orphaned", extra={"claim": claim})
-                self._loop.tell(ReleaseClaim(claim, "no run holds it"))
+                self._loop.submit_nowait(ReleaseClaim(claim, "no run holds it"))
 
 
 def _needs_action(run: Run) -> bool:
     """Whether its state requires an action."""
     return run.state in (RunState.STARTING, RunState.YIELDING, RunState.STOPPING) or run.is_unsubmitted
+
+
+def _has_new_checkpoints(run: Run, seen: RunStatus) -> bool:
+    """Whether a look has found what the run's record lacks; a program that saves often is recorded now and then."""
+    now = after_look(run, seen)
+    if now.checkpoint_fault != run.checkpoint_fault:
+        return True
+    if now is run:
+        return False
+    before, newest = newest_whole(run.checkpoints), newest_whole(now.checkpoints)
+    if newest is None:  # one that grows at each look is no news
+        return {each.path for each in now.checkpoints} != {each.path for each in run.checkpoints}
+    return before is None or newest.written_at >= add_seconds(before.written_at, CHECKPOINT_INTERVAL_S)
 
 
 def _of_this_attempt(run: Run, seen: RunStatus) -> RunStatus:
@@ -298,6 +261,8 @@ def _of_this_attempt(run: Run, seen: RunStatus) -> RunStatus:
 def _is_significant(run: Run, seen: RunStatus) -> bool:
     """Whether an observation changes anything."""
     if seen.reference is not None and seen.reference != run.reference:
+        return True
+    if _has_new_checkpoints(run, seen):
         return True
     if seen.phase is RunPhase.RUNNING:
         return run.state is RunState.STARTING or run.is_queued

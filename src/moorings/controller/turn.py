@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from moorings.controller.record import AnyInput, TurnContext, build_turn_event
-from moorings.core.claims import Claim, ClaimId
-from moorings.core.errors import MooringsError
-from moorings.core.events import Event
-from moorings.core.fleet import Fleet, FleetChanges
-from moorings.core.inputs import CancelPendingClaim, CreateClaim, Input, ReleaseClaim, ResetPartition, YieldClaim
-from moorings.core.instants import Timestamp
-from moorings.core.partitions import Partition
-from moorings.core.turn import Reply, Turn
+from moorings.controller.turn_record import AnyInput, TurnContext, build_turn_event
+from moorings.core.model.claims import Claim, ClaimId
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.events import Event
+from moorings.core.model.inputs import CancelPendingClaim, CreateClaim, Input, ReleaseClaim, ResetPartition, YieldClaim
+from moorings.core.model.partitions import Partition
+from moorings.core.model.timestamps import Timestamp
+from moorings.core.placement.fleet import Fleet, FleetChanges
+from moorings.core.scheduling.turn import Reply, Turn
 from moorings.ports.store import Changes, ExpectedVersion, IdempotencyRecord
+from moorings.workloads.run_turn import CancelRun, CreateRun, LabelRun, RunRegistry, RunRejected, RunTurn
 from moorings.workloads.runs import Run, RunStatus
-from moorings.workloads.turn import CancelRun, CreateRun, LabelRun, RunRegistry, RunRejected, RunTurn
 
 AnyReply = Reply | Run
 
@@ -59,16 +59,16 @@ def decide_turn(fleet: Fleet, runs: RunRegistry, inputs: Sequence[KeyedInput], o
             claim = _new_claim_id(demanded.given)
             if claim is not None:
                 created[claim] = position
-        for demand in run_turn.lapse(turn.lapse(occasion.since, run_turn.holds)):
-            turn.take(demand)
-        for claim, refusal in turn.schedule(run_turn.uses):
+        for demand in run_turn.cancel_expired(turn.expire_leases(occasion.since, run_turn.has_run)):
+            turn.handle_input(demand)
+        for claim, refusal in turn.schedule(run_turn.may_have_processes):
             replies[created[claim]] = refusal
-        for demand in run_turn.follow([claim for claim, _ in turn.changes.claims.values()]):
-            turn.take(demand)
+        for demand in run_turn.apply_claim_changes([claim for claim, _ in turn.changes.claims.values()]):
+            turn.handle_input(demand)
         replies = [_current_reply(turn, run_turn, reply) for reply in replies]
         changes = _changes(turn.changes, run_turn, turn.events, inputs, replies)
-        if changes or turn.changes.reservations is not None or turn.changes.announced:
-            changes.events.append(build_turn_event(occasion, [demanded.given for demanded in inputs], turn.decided))
+        if changes or turn.changes.reserved_blocks is not None or turn.changes.queue_reports:
+            changes.events.append(build_turn_event(occasion, [demanded.given for demanded in inputs], turn.plan))
         return TurnOutcome(
             changes=changes,
             at=now,
@@ -80,15 +80,15 @@ def decide_turn(fleet: Fleet, runs: RunRegistry, inputs: Sequence[KeyedInput], o
 
 def _handle(turn: Turn, run_turn: RunTurn, given: AnyInput) -> AnyReply:
     if not isinstance(given, CreateRun | CancelRun | LabelRun | RunRejected | RunStatus):
-        return _refusal(turn, run_turn, given) or turn.take(given)
+        return _refusal(turn, run_turn, given) or turn.handle_input(given)
     try:
-        demands = run_turn.take(given)
+        demands = run_turn.handle_input(given)
     except MooringsError as error:
         return error
     for demand in demands:
-        reply = turn.take(demand)
+        reply = turn.handle_input(demand)
         if isinstance(reply, MooringsError) and isinstance(given, CreateRun):
-            run_turn.forget(given.id)
+            run_turn.discard_new_run(given.id)
             return reply
     return run_turn.run(given.id if isinstance(given, CreateRun) else given.run)
 
@@ -102,7 +102,7 @@ def _refusal(turn: Turn, run_turn: RunTurn, given: Input) -> MooringsError | Non
         claim = given.claim
     else:
         return None
-    run = run_turn.run_on(claim) if claim is not None else None
+    run = run_turn.run_of_claim(claim) if claim is not None else None
     if run is None:
         return None
     hint = "it is stopped, and yields by itself" if isinstance(given, YieldClaim) else f"moor cancel {run.id}"
@@ -136,7 +136,7 @@ def _changes(
     return Changes(
         claims=[(claim, ExpectedVersion(expected)) for claim, expected in fleet.claims.values()],
         partitions=[(partition, ExpectedVersion(expected)) for partition, expected in fleet.partitions.values()],
-        removed=list(fleet.removed.items()),
+        removed=list(fleet.removed_partitions.items()),
         devices=list(fleet.devices.values()),
         projects=[
             (project, ExpectedVersion(expected)) for project, expected in fleet.projects.values() if project is not None

@@ -6,7 +6,7 @@ job uses, start runs again, and write new events under used numbers.
 
 The recovery is a leader like any other: it raises the epoch, so every earlier leader is fenced off, and its changes are
 one commit. SQL of its own was refused: it would be a second writer of the records, for two kinds of database. The
-caller (``app.turned_back``) provides what is known from outside the database.
+caller (``app.recovery``) provides what is known from outside the database.
 
 The corrections are no input of any turn, so the log has them as an event of its own, and a replay applies them, too
 (law 9).
@@ -19,14 +19,14 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from moorings.core import claims, partitions
-from moorings.core.claims import SERVED, Claim, ClaimEvent, ClaimId, ClaimState, PartitionId
-from moorings.core.errors import MooringsError
-from moorings.core.events import Event, canonical_json
-from moorings.core.instants import SECOND, Timestamp
-from moorings.core.partitions import Partition, PartitionEvent, PartitionState
-from moorings.core.reasons import Reason
-from moorings.core.records import from_plain, to_plain
+from moorings.core.model import claims, partitions
+from moorings.core.model.claims import SERVED, Claim, ClaimEvent, ClaimId, ClaimState, PartitionId
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.events import Event, canonical_json
+from moorings.core.model.partitions import Partition, PartitionEvent, PartitionState
+from moorings.core.model.reasons import Reason
+from moorings.core.model.serialization import from_plain, to_plain
+from moorings.core.model.timestamps import SECOND, Timestamp
 from moorings.ports.store import Changes, Epoch, ExpectedVersion, LogPosition, Seq, Store, rewound_error
 from moorings.workloads import runs
 from moorings.workloads.jobs import JobSpec, job_size_bytes, summarize_job
@@ -139,7 +139,7 @@ class EngineObservations:
 def begin_leading(
     store: Store,
     known: LogPosition | None,
-    note: Callable[[LogPosition], None],
+    record_position: Callable[[LogPosition], None],
     holder: str,
     now: Timestamp,
     url: str = "",
@@ -152,7 +152,7 @@ def begin_leading(
     Args:
         store: the database.
         known: how far it had come at the last check.
-        note: records, independent of the database, how far that has come; returns once that is durable.
+        record_position: records, independent of the database, how far that has come; returns once that is durable.
         holder: the leader's name.
         now: the time.
         url: the leader's address.
@@ -160,11 +160,11 @@ def begin_leading(
     Raises:
         MooringsError: ``store.*``; ``store.turned_back``: it went back since it was checked.
     """
-    epoch = store.lead(holder, now, url)
-    at = store.high_water()
-    if known is not None and (epoch <= known.epoch or not known.is_reached_by(at)):
+    epoch = store.begin_epoch(holder, now, url)
+    at = store.log_position()
+    if known is not None and (epoch <= known.epoch or not known.is_covered_by(at)):
         raise rewound_error(known, at)
-    note(at)
+    record_position(at)
     return epoch
 
 
@@ -193,8 +193,8 @@ def recover_if_rewound(
     Raises:
         MooringsError: ``store.*``.
     """
-    at = store.high_water()
-    if known.is_reached_by(at) and not unready:
+    at = store.log_position()
+    if known.is_covered_by(at) and not unready:
         return
     error = rewound_error(known, at)
     log.error(error.code, extra={"detail": error.detail, "hint": error.hint})
@@ -226,7 +226,7 @@ def recover(
     Raises:
         MooringsError: ``store.*``; only numbers were changed.
     """
-    saved = store.load()
+    saved = store.load_unended()
     started = {
         run.id: found
         for run in saved.runs
@@ -237,7 +237,7 @@ def recover(
     living = world.living({run.id for run in saved.runs})
     within = tuple(_within(store, living, saved.claims, saved.partitions))
     if above is not None:
-        store.rise(above)
+        store.advance_to(above)
     raise_numbers(store, world.fenced(), last, now)
     epoch = begin_leading(store, above, note, CONTROLLER_NAME, now)
     learned = RecoveredState(now, epoch, saved.seq, started, within)
@@ -261,7 +261,7 @@ def _within(
     for one in sorted(living, key=lambda living: living.run):
         # By its id alone: its name may have been given to another partition since.
         on_it = [part for part in used if part.id == one.started.partition]
-        known = store.run(one.run) if on_it else None
+        known = store.get_run(one.run) if on_it else None
         if on_it and (known is None or known.id != one.run):  # else its job has that name
             yield UnrecordedRun(one.run, on[on_it[0].id], one.job, one.engine, one.started, job_size_bytes(one.job))
 
@@ -276,11 +276,11 @@ def raise_numbers(store: Store, fenced: Epoch, last: LogPosition | None, now: Ti
         now: the time.
     """
     if last is not None:
-        store.rise(LogPosition(Seq(last.seq + SEQ_GAP), Epoch(max(last.epoch, fenced))))
+        store.advance_to(LogPosition(Seq(last.seq + SEQ_GAP), Epoch(max(last.epoch, fenced))))
         return
-    age_s, at = _age_s(now), store.high_water()
+    age_s, at = _age_s(now), store.log_position()
     epoch = at.epoch + BLIND_GAP + age_s
-    store.rise(LogPosition(Seq(at.seq + BLIND_GAP + age_s * BLIND_RATE), Epoch(max(epoch, fenced))))
+    store.advance_to(LogPosition(Seq(at.seq + BLIND_GAP + age_s * BLIND_RATE), Epoch(max(epoch, fenced))))
 
 
 def _age_s(now: Timestamp) -> int:
@@ -345,10 +345,10 @@ class _RecordRecovery:
         if run.state is not RunState.WAITING:
             running = run if run.state is not RunState.STARTING else runs.step(run, RunEvent.STARTED, self._now)
             waiting = runs.requeue_yielded(running, self._now)
-        running = runs.step(replace(waiting, attempt=started.attempt), RunEvent.BERTH, self._now)
+        running = runs.step(replace(waiting, attempt=started.attempt), RunEvent.PARTITION_READY, self._now)
         running = runs.with_start_time(runs.step(running, RunEvent.STARTED, self._now), started.since or self._now)
         self._changes.runs.append((running, ExpectedVersion(run.version)))
-        self._tell("run.started", run=run.id, claim=run.claim)
+        self._record_event("run.started", run=run.id, claim=run.claim)
         claim = self._claims.get(run.claim)
         if claim is None:
             return
@@ -362,7 +362,7 @@ class _RecordRecovery:
         """Nothing is left of its start, and another run is on its claim now: it must not start beside that one."""
         waiting = runs.requeue_yielded(runs.step(run, RunEvent.STARTED, self._now), self._now)
         self._changes.runs.append((waiting, ExpectedVersion(run.version)))
-        self._tell("run.requeued", run=run.id, claim=run.claim)
+        self._record_event("run.requeued", run=run.id, claim=run.claim)
 
     def take(self, within: UnrecordedRun) -> None:
         """Record it again, within its claim, with that claim's subject."""
@@ -379,11 +379,11 @@ class _RecordRecovery:
             labels=dict(sorted(within.job.labels.items())),
             attempt=started.attempt,
         )
-        running = runs.step(runs.step(run, RunEvent.BERTH, self._now), RunEvent.STARTED, self._now)
+        running = runs.step(runs.step(run, RunEvent.PARTITION_READY, self._now), RunEvent.STARTED, self._now)
         running = replace(runs.with_start_time(running, started.since or self._now), version=run.version)
         self._changes.runs.append((running, ExpectedVersion(None)))
         self._changes.jobs[run.id] = within.job
-        self._tell("run.started", run=run.id, claim=claim.id)
+        self._record_event("run.started", run=run.id, claim=claim.id)
         self._ready(claim)
 
     def _ready(self, claim: Claim) -> None:
@@ -395,13 +395,13 @@ class _RecordRecovery:
             self._active(self._partitions[claim.partition])
         if claim.state is ClaimState.GRANTED:
             self._claims[claim.id] = claims.step(claim, ClaimEvent.READY, self._now)
-            self._tell("claim.ready", claim=claim.id, partition=claim.partition, pool=claim.pool)
+            self._record_event("claim.ready", claim=claim.id, partition=claim.partition, pool=claim.pool)
 
     def _active(self, partition: Partition) -> None:
         if partition.state in (PartitionState.PROVISIONING, PartitionState.RESETTING):
             moved = partitions.step(partition, PartitionEvent.ACTIVE, self._now)
             self._partitions[partition.id] = moved
-            self._tell("partition.active", claim=partition.claim, partition=partition.id, pool=partition.pool)
+            self._record_event("partition.active", claim=partition.claim, partition=partition.id, pool=partition.pool)
 
     def _served(self, claim: Claim) -> None:
         """Release it: its run has its devices elsewhere, so this claim's would be unused."""
@@ -409,12 +409,12 @@ class _RecordRecovery:
             return
         why = Reason("claim.released", _WHY)
         released = self._claims[claim.id] = claims.step(claim, ClaimEvent.RELEASE, self._now, why)
-        name = "claim.cancelled" if released.ended else "claim.releasing"
-        self._tell(name, claim=claim.id, partition=claim.partition, pool=claim.pool, why=_WHY)
+        name = "claim.cancelled" if released.is_ended else "claim.releasing"
+        self._record_event(name, claim=claim.id, partition=claim.partition, pool=claim.pool, why=_WHY)
         partition = self._partitions.get(claim.partition) if claim.partition is not None else None
-        if partition is None and not released.ended:  # it needs no devices, or they are free by now
+        if partition is None and not released.is_ended:  # it needs no devices, or they are free by now
             self._claims[claim.id] = claims.step(released, ClaimEvent.FREED, self._now, why)
-            self._tell("claim.released", claim=claim.id, partition=claim.partition, pool=claim.pool)
+            self._record_event("claim.released", claim=claim.id, partition=claim.partition, pool=claim.pool)
         elif partition is not None and partition.state is not PartitionState.REMOVING:
             removing = partitions.step(partition, PartitionEvent.REMOVE, self._now, _WHY)
             self._partitions[partition.id] = removing
@@ -427,19 +427,19 @@ class _RecordRecovery:
                 self._active(self._partitions[ident])
         for claim, before in self._before.items():
             changed = self._claims[claim]
-            changed = changed if changed.ended else _skip_attempts(changed, self._now, self._learned.epoch)
+            changed = changed if changed.is_ended else _skip_attempts(changed, self._now, self._learned.epoch)
             self._changes.claims.append((changed, ExpectedVersion(before.version)))
         for ident, partition in self._held.items():
             if self._partitions[ident] != partition:
                 self._changes.partitions.append((self._partitions[ident], ExpectedVersion(partition.version)))
         # A job's environment and folder stay out of the log, as in a turn's: every user may read it (law 10).
         within = [replace(one, job=replace(one.job, environment={}, workdir="")) for one in self._learned.within]
-        told = to_plain(replace(self._learned, within=tuple(within)))
-        assert isinstance(told, dict)
-        self._changes.events.append(Event(name=REWIND_EVENT, at=self._now, data=canonical_json(told)))
+        payload = to_plain(replace(self._learned, within=tuple(within)))
+        assert isinstance(payload, dict)
+        self._changes.events.append(Event(name=REWIND_EVENT, at=self._now, data=canonical_json(payload)))
         return self._changes
 
-    def _tell(
+    def _record_event(
         self,
         name: str,
         *,

@@ -13,28 +13,24 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from moorings.controller.loop import TurnLoop
-from moorings.core import laws
-from moorings.core.access import DAY_S
-from moorings.core.cells import build_guarantee_map
-from moorings.core.claims import Claim
-from moorings.core.devices import DeviceState, PoolName
-from moorings.core.errors import MooringsError
-from moorings.core.fleet import Fleet, PoolState
-from moorings.core.instants import Timestamp, seconds_between
-from moorings.core.partitions import Partition, PartitionState
-from moorings.core.quantities import age_text
-from moorings.core.serving import eligible_pools
-from moorings.core.topology import Block
+from moorings.core import invariants
+from moorings.core.guarantees.guarantee_map import build_pool_guarantees
+from moorings.core.model.claims import Claim
+from moorings.core.model.devices import DeviceState, PoolName
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.partitions import OPERATIONS, Partition, PartitionState
+from moorings.core.model.quantities import age_text, join_first
+from moorings.core.model.timestamps import DAY_S, Timestamp, seconds_between
+from moorings.core.model.topology import Block
+from moorings.core.placement.eligibility import eligible_pools
+from moorings.core.placement.fleet import Fleet, PoolState
+from moorings.doctor.findings import FAIL, PASS, WARN, Finding, failed_finding
 from moorings.ports.clock import Clock
 from moorings.ports.store import AccessKey, Replication, Seq, Store, StoredState
-from moorings.wire.checks import docs_link
-from moorings.wire.shapes import FindingBody
 from moorings.workloads.runs import Run, RunState
 
 T = TypeVar("T")
 Record = Claim | Partition | Run
-
-PASS, WARN, FAIL, SKIP = "PASS", "WARN", "FAIL", "SKIP"
 
 QUERY_TIMEOUT_S = 2.0  # for each query to the database
 STUCK_S = 600.0  # a partition in transition, or a run that starts or stops, is stuck after this time
@@ -48,119 +44,109 @@ KEY_WARN_DAYS = 14
 KEY_WARN_S = KEY_WARN_DAYS * DAY_S
 
 
-def make_finding(check: str, verdict: str, evidence: str, fix: str = "") -> FindingBody:
-    """A finding, with a link to its section in the manual."""
-    return FindingBody(id=check, verdict=verdict, evidence=evidence, fix=fix, docs=docs_link(check))
-
-
 # -- judging: values in, findings out ----------------------------------------------------------------------------------
 
 
-def check_laws(fleet: Fleet) -> FindingBody:
+def check_laws(fleet: Fleet) -> Finding:
     """Check that the fleet in memory keeps the laws."""
-    broken = laws.find_violations(fleet)
+    broken = invariants.find_violations(fleet)
     if not broken:
-        return make_finding(
-            "laws", PASS, f"{len(fleet.claims)} claims and {len(fleet.partitions)} partitions keep the laws"
-        )
+        return Finding("laws", PASS, f"{len(fleet.claims)} claims and {len(fleet.partitions)} partitions keep the laws")
     text = "; ".join(f"law {finding.law}: {finding.message}" for finding in broken[:SHOWN_MAX])
-    return make_finding(
+    return Finding(
         "laws", FAIL, f"{len(broken)} broken: {text}", "this is a fault of ours: make a 'moor diag' and report it"
     )
 
 
-def check_history(problem: str) -> FindingBody:
+def check_history(problem: str) -> Finding:
     """Check that old records leave the database; ``problem``: why the last attempt failed."""
     if problem:
         fix = "the database grows until it can: see the setting 'archive', that folder's disk and its owner"
-        return make_finding("history", WARN, f"old events and records stay in the database: {problem}", fix)
-    return make_finding("history", PASS, "old events and records leave the database when their time comes")
+        return Finding("history", WARN, f"old events and records stay in the database: {problem}", fix)
+    return Finding("history", PASS, "old events and records leave the database when their time comes")
 
 
-def check_pools(states: Iterable[PoolState]) -> Iterator[FindingBody]:
+def check_pools(states: Iterable[PoolState]) -> Iterator[Finding]:
     """Check that each pool's driver answers."""
     for state in states:
         name = state.pool.name
-        if state.problem:
+        if state.unreachable_reason:
             fix = f"is the hardware's controller of pool {name} up, and is its address in the pools file right?"
-            yield make_finding(f"drivers.{name}", FAIL, f"it does not answer: {state.problem}", fix)
+            yield Finding(f"drivers.{name}", FAIL, f"it does not answer: {state.unreachable_reason}", fix)
         else:
-            yield make_finding(f"drivers.{name}", PASS, f"the {state.pool.driver} driver answers")
+            yield Finding(f"drivers.{name}", PASS, f"the {state.pool.driver} driver answers")
 
 
-def check_devices(states: Iterable[PoolState]) -> Iterator[FindingBody]:
+def check_devices(states: Iterable[PoolState]) -> Iterator[Finding]:
     """Check for quarantined devices; FAIL if a pool has no device in service."""
     for state in states:
         name, n_devices = state.pool.name, state.pool.topology.n_devices
-        broken = [device for device in state.out.values() if device.state is DeviceState.QUARANTINED]
+        broken = [device for device in state.out_of_service.values() if device.state is DeviceState.QUARANTINED]
         fix = f"'moor get devices --pool {name}' tells why; repair them, then 'moor resume device ID'"
-        if len(state.out) == n_devices:
-            yield make_finding(f"quarantine.{name}", FAIL, f"all {n_devices} devices are out of service", fix)
+        if len(state.out_of_service) == n_devices:
+            yield Finding(f"quarantine.{name}", FAIL, f"all {n_devices} devices are out of service", fix)
         elif broken:
             text = ", ".join(f"{device.index} ({device.reason})" for device in broken[:SHOWN_MAX])
-            yield make_finding(f"quarantine.{name}", WARN, f"{len(broken)} of {n_devices} are quarantined: {text}", fix)
+            yield Finding(f"quarantine.{name}", WARN, f"{len(broken)} of {n_devices} are quarantined: {text}", fix)
         else:
-            yield make_finding(f"quarantine.{name}", PASS, f"no device of {n_devices} is quarantined")
+            yield Finding(f"quarantine.{name}", PASS, f"no device of {n_devices} is quarantined")
 
 
-def check_partitions(partitions: Iterable[Partition], now: Timestamp) -> Iterator[FindingBody]:
+def check_partitions(partitions: Iterable[Partition], now: Timestamp) -> Iterator[Finding]:
     """Check for partitions stuck in transition or in ERROR."""
-    moving = (PartitionState.PROVISIONING, PartitionState.RESETTING, PartitionState.REMOVING)
     known = list(partitions)
-    late = [p for p in known if p.state in moving and seconds_between(p.since, now) > STUCK_S]
+    late = [p for p in known if p.state in OPERATIONS and seconds_between(p.since, now) > STUCK_S]
     broken = [p for p in known if p.state is PartitionState.ERROR]
     if late:
         text = ", ".join(f"{p.name} ({p.state} for {seconds_between(p.since, now):.0f} s)" for p in late[:SHOWN_MAX])
         fix = "look at the driver's log and 'moor explain claim'; the hardware does not do what it was told"
-        yield make_finding("partitions.moving", FAIL, f"{len(late)} are on their way for too long: {text}", fix)
+        yield Finding("partitions.moving", FAIL, f"{len(late)} are on their way for too long: {text}", fix)
     else:
-        yield make_finding(
-            "partitions.moving", PASS, f"none of {len(known)} is on its way for more than {STUCK_S:.0f} s"
-        )
+        yield Finding("partitions.moving", PASS, f"none of {len(known)} is on its way for more than {STUCK_S:.0f} s")
     if broken:
         text = ", ".join(f"{p.name} ({p.reason})" for p in broken[:SHOWN_MAX])
         fix = "look at the hardware; Moorings tries to remove those that nobody holds again and again"
-        yield make_finding("partitions.broken", WARN, f"{len(broken)} are in ERROR: {text}", fix)
+        yield Finding("partitions.broken", WARN, f"{len(broken)} are in ERROR: {text}", fix)
     else:
-        yield make_finding("partitions.broken", PASS, "none is in ERROR")
+        yield Finding("partitions.broken", PASS, "none is in ERROR")
 
 
 def check_unrecorded_partitions(
     states: Iterable[PoolState], strays: Sequence[str], spared: Sequence[str]
-) -> Iterator[FindingBody]:
+) -> Iterator[Finding]:
     """Check for partitions in the hardware that no record knows."""
-    foreign = [f"{state.pool.name}/{name}" for state in states for name in state.foreign]
+    foreign = [f"{state.pool.name}/{name}" for state in states for name in state.foreign_blocks]
     strangers = [name for name in foreign if name.partition("/")[2] not in {*strays, *spared}]
     if strays:
         fix = "nothing: they are removed unless jobs run on them; if they stay, look at the driver's log"
-        yield make_finding("partitions.stray", WARN, f"nobody holds {_listed(strays)}, which carry our mark", fix)
+        yield Finding("partitions.stray", WARN, f"nobody holds {join_first(strays)}, which carry our mark", fix)
     else:
-        yield make_finding("partitions.stray", PASS, "every partition with our mark is held by a claim")
+        yield Finding("partitions.stray", PASS, "every partition with our mark is held by a claim")
     if spared:
         fix = "leave them until their jobs have ended; then, if a backup was restored: 'moor restore --finish'"
-        yield make_finding("partitions.spared", WARN, f"no record knows {_listed(spared)}, which may be in use", fix)
+        yield Finding("partitions.spared", WARN, f"no record knows {join_first(spared)}, which may be in use", fix)
     if strangers:
         fix = "nothing, if that is wanted; else remove them with the vendor's own tool"
-        yield make_finding("partitions.foreign", WARN, f"made outside Moorings: {_listed(strangers)}", fix)
+        yield Finding("partitions.foreign", WARN, f"made outside Moorings: {join_first(strangers)}", fix)
     else:
-        yield make_finding("partitions.foreign", PASS, "no partition was made outside Moorings")
+        yield Finding("partitions.foreign", PASS, "no partition was made outside Moorings")
 
 
-def check_runs(runs: Iterable[Run], since: Mapping[str, Timestamp], now: Timestamp) -> FindingBody:
+def check_runs(runs: Iterable[Run], since: Mapping[str, Timestamp], now: Timestamp) -> Finding:
     """Check for runs that start or stop for too long; ``since``: when each began to."""
     late = [run for run in runs if run.id in since and seconds_between(since[run.id], now) > STUCK_S]
     if not late:
-        return make_finding("runs.moving", PASS, f"no run starts or stops for more than {STUCK_S:.0f} s")
+        return Finding("runs.moving", PASS, f"no run starts or stops for more than {STUCK_S:.0f} s")
     text = ", ".join(f"{run.id} ({run.state})" for run in late[:SHOWN_MAX])
-    fix = "'moor describe run ID' and the controller's log tell what the engine says"
-    return make_finding("runs.moving", FAIL, f"{len(late)} are stuck: {text}", fix)
+    fix = "'moor describe run ID' and the controller's log show what the engine says"
+    return Finding("runs.moving", FAIL, f"{len(late)} are stuck: {text}", fix)
 
 
-def check_queue(fleet: Fleet) -> FindingBody:
+def check_queue(fleet: Fleet) -> Finding:
     """Check for claims that no pool can ever serve, because the pools file shrank, say."""
     never: list[tuple[Claim, str]] = []
     known: dict[tuple[object, ...], str] = {}
-    waiting = list(fleet.waiting())
+    waiting = list(fleet.pending_claims())
     for claim in waiting:
         spec = claim.spec
         shape = (spec.kind, spec.pool, spec.size, spec.gcds, tuple(sorted(spec.resources.items())))
@@ -169,45 +155,42 @@ def check_queue(fleet: Fleet) -> FindingBody:
         if known[shape]:
             never.append((claim, known[shape]))
     if not never:
-        return make_finding("queue", PASS, f"each of {len(waiting)} waiting claims can be served one day")
+        return Finding("queue", PASS, f"each of {len(waiting)} waiting claims can be served one day")
     text = "; ".join(f"{claim.name}: {why}" for claim, why in never[:SHOWN_MAX])
-    return make_finding(
+    return Finding(
         "queue", FAIL, f"{len(never)} can never be served: {text}", "release them, or give the pools file back"
     )
 
 
-def check_guarantees(fleet: Fleet) -> Iterator[FindingBody]:
+def check_guarantees(fleet: Fleet) -> Iterator[Finding]:
     """Check that the cells of all projects still fit into the devices in service."""
     projects = fleet.projects
     for name, state in fleet.pools.items() if projects else ():
-        cells = projects.cells(name)
-        if not cells:
+        cells = projects.guaranteed_blocks(name)
+        blocks = build_pool_guarantees(projects, state, ())
+        if blocks is None:
             continue
-        out = {*state.out, *(index for block in state.foreign.values() for index in block)}
-        if build_guarantee_map(state.pool, cells, (), out, {}).may_hold(Block(())):
-            yield make_finding(f"guarantees.{name}", PASS, f"what {len(cells)} projects are guaranteed fits")
+        if blocks.passes_lending_check(Block(())):
+            yield Finding(f"guarantees.{name}", PASS, f"what {len(cells)} projects are guaranteed fits")
             continue
-        why = f"{len(out)} devices are out of service or taken by others" if out else "the pool was made smaller"
+        out = len(state.unusable)
+        why = f"{out} devices are out of service or taken by others" if out else "the pool was made smaller"
         fix = "repair and resume devices ('moor get devices'), or guarantee less ('moor set project')"
-        yield make_finding(
-            f"guarantees.{name}", WARN, f"what {len(cells)} projects are guaranteed does not fit: {why}", fix
-        )
+        yield Finding(f"guarantees.{name}", WARN, f"what {len(cells)} projects are guaranteed does not fit: {why}", fix)
 
 
-def check_reclaims(fleet: Fleet, now: Timestamp) -> FindingBody:
+def check_reclaims(fleet: Fleet, now: Timestamp) -> Finding:
     """Check for claims that were asked to yield and are late."""
-    asked = [claim for claim in map(fleet.claims.get, sorted(fleet.asked)) if claim is not None]
+    asked = [claim for claim in map(fleet.claims.get, sorted(fleet.claims_asked_to_yield)) if claim is not None]
     late = [
         claim
         for claim in asked
         if claim.asked_until is not None and seconds_between(claim.asked_until, now) > YIELD_LATE_S
     ]
     if not late:
-        return make_finding("reclaims", PASS, f"{len(asked)} claims are asked to yield, and none is late")
-    fix = "does the engine still stop its jobs? 'moor describe claim ID' tells whose it is; releasing it ends the wait"
-    return make_finding(
-        "reclaims", WARN, f"{len(late)} have not yielded in time: {_listed([c.name for c in late])}", fix
-    )
+        return Finding("reclaims", PASS, f"{len(asked)} claims are asked to yield, and none is late")
+    fix = "does the engine still stop its jobs? 'moor describe claim ID' shows its owner; releasing it ends the wait"
+    return Finding("reclaims", WARN, f"{len(late)} have not yielded in time: {join_first([c.name for c in late])}", fix)
 
 
 def _why_never(fleet: Fleet, claim: Claim) -> str:
@@ -218,7 +201,7 @@ def _why_never(fleet: Fleet, claim: Claim) -> str:
     return ""
 
 
-def check_keys(keys: Iterable[AccessKey], now: Timestamp) -> FindingBody:
+def check_keys(keys: Iterable[AccessKey], now: Timestamp) -> Finding:
     """Check for access keys that expire soon; recently expired keys are listed, too."""
     expiring = sorted(
         ((key.expires_at, key) for key in keys if key.revoked_at is None and key.expires_at is not None),
@@ -226,66 +209,57 @@ def check_keys(keys: Iterable[AccessKey], now: Timestamp) -> FindingBody:
     )
     soon = [(at, key) for at, key in expiring if 0 < seconds_between(now, at) <= KEY_WARN_S]
     gone = [key for at, key in expiring if -KEY_WARN_S <= seconds_between(now, at) <= 0]
-    since = f"; expired of late: {_listed([f'{key.id} ({key.subject})' for key in gone])}" if gone else ""
+    since = f"; expired of late: {join_first([f'{key.id} ({key.subject})' for key in gone])}" if gone else ""
     if not soon:
-        return make_finding("keys", PASS, f"no access key expires within {KEY_WARN_DAYS} days{since}")
+        return Finding("keys", PASS, f"no access key expires within {KEY_WARN_DAYS} days{since}")
     shown = [f"{key.id} ({key.role} {key.subject}) in {age_text(seconds_between(now, at))}" for at, key in soon]
     fix = "'moor rotate key ID' gives one a new secret, and as much time again; what its holder has goes on either way"
-    return make_finding("keys", WARN, f"{len(soon)} expire: {_listed(shown)}{since}", fix)
+    return Finding("keys", WARN, f"{len(soon)} expire: {join_first(shown)}{since}", fix)
 
 
-def check_log(in_memory: Seq, in_store: Seq) -> FindingBody:
+def check_log(in_memory: Seq, in_store: Seq) -> Finding:
     """Check that memory and database agree on the end of the event log."""
     if in_store < in_memory:
         evidence = f"the database ends at event {in_store}, and {in_memory} were told: it was replaced under us"
-        return make_finding(
+        return Finding(
             "events", FAIL, evidence, "restart the controller; restore only while none runs ('moor restore')"
         )
     if in_store - in_memory > LAG_MAX:
         evidence = f"memory is {in_store - in_memory} events behind the database"
-        return make_finding(
-            "events", WARN, evidence, "does another program write to the database? restart the controller"
-        )
-    return make_finding("events", PASS, f"the log has come to event {in_store}")
+        return Finding("events", WARN, evidence, "does another program write to the database? restart the controller")
+    return Finding("events", PASS, f"the log has come to event {in_store}")
 
 
-def check_replication(how: Replication | None) -> FindingBody:
+def check_replication(how: Replication | None) -> Finding:
     """Check that a promoted standby would have every acknowledged commit."""
     if how is None:
-        return make_finding("replication", PASS, "the database is a file of this machine, which nothing follows")
+        return Finding("replication", PASS, "the database is a file of this machine, which nothing follows")
     if not how.standbys and not how.names:
-        return make_finding("replication", PASS, "no standby follows the database's server")
+        return Finding("replication", PASS, "no standby follows the database's server")
     if how.names and how.commit in SAFE_COMMITS:
-        return make_finding("replication", PASS, f"commits wait for {how.names} (synchronous_commit {how.commit})")
+        return Finding("replication", PASS, f"commits wait for {how.names} (synchronous_commit {how.commit})")
     lacking = "synchronous_standby_names is empty" if not how.names else f"synchronous_commit is {how.commit}"
     fix = "set synchronous_standby_names, and synchronous_commit to on; 'Run two controllers' tells what else is lost"
     evidence = f"{how.standbys} standbys follow, and one that is promoted may lack the last commits: {lacking}"
-    return make_finding("replication", WARN, evidence, fix)
+    return Finding("replication", WARN, evidence, fix)
 
 
-def check_memory(differing: Sequence[str], compared: int) -> FindingBody:
+def check_memory(differing: Sequence[str], compared: int) -> Finding:
     """Check that memory agrees with the database."""
     if differing:
         fix = "restart the controller: it believes the database; then report it with a 'moor diag'"
-        return make_finding("memory", FAIL, f"{len(differing)} of {compared} records differ: {_listed(differing)}", fix)
-    return make_finding("memory", PASS, f"{compared} records are the same in memory and in the database")
+        return Finding("memory", FAIL, f"{len(differing)} of {compared} records differ: {join_first(differing)}", fix)
+    return Finding("memory", PASS, f"{compared} records are the same in memory and in the database")
 
 
-def check_slots(kind: str, taken: int, total: int) -> FindingBody:
+def check_slots(kind: str, taken: int, total: int) -> Finding:
     """Check for free connection slots."""
     evidence = f"{taken} of {total} are taken"
     if taken >= total:
-        return make_finding(
-            f"seats.{kind}", FAIL, evidence, "clients are turned away: find who holds them, and close some"
-        )
+        return Finding(f"seats.{kind}", FAIL, evidence, "clients are turned away: find who holds them, and close some")
     if taken >= total * SLOTS_WARN_RATIO:
-        return make_finding(f"seats.{kind}", WARN, evidence, "few are left: find who holds them")
-    return make_finding(f"seats.{kind}", PASS, evidence)
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - SHOWN_MAX} more" if len(names) > SHOWN_MAX else ""
-    return ", ".join(names[:SHOWN_MAX]) + more
+        return Finding(f"seats.{kind}", WARN, evidence, "few are left: find who holds them")
+    return Finding(f"seats.{kind}", PASS, evidence)
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
@@ -317,7 +291,7 @@ class Doctor:
         self._clock = clock
         self._strays = strays
 
-    async def look(self) -> list[FindingBody]:
+    async def run_checks(self) -> list[Finding]:
         """All findings, within some seconds."""
         loop, now = self._loop, self._clock.now()
         fleet = loop.fleet
@@ -339,62 +313,62 @@ class Doctor:
         ]
         return [*(await asked), *findings]
 
-    async def _ask(self, check: str, call: Callable[..., T], *args: object) -> T | FindingBody:
+    async def _query_store(self, check: str, call: Callable[..., T], *args: object) -> T | Finding:
         """The result of a query, or the finding that it failed."""
         try:
             async with asyncio.timeout(QUERY_TIMEOUT_S):
                 return await asyncio.to_thread(call, *args)
         except TimeoutError:
-            return make_finding(
+            return Finding(
                 check,
                 FAIL,
                 f"the database has not answered in {QUERY_TIMEOUT_S:g} s",
                 "look at its disk, or its server",
             )
         except MooringsError as error:
-            return make_finding(check, FAIL, error.detail, error.hint)
+            return failed_finding(check, error)
 
-    async def _writable(self) -> FindingBody:
+    async def _writable(self) -> Finding:
         if self._loop.problem:
-            return make_finding("database", FAIL, self._loop.problem, "the controller's log tells more")
-        answer = await self._ask("database", self._store.ping)
-        return answer or make_finding("database", PASS, "it can be written")
+            return Finding("database", FAIL, self._loop.problem, "the controller's log tells more")
+        answer = await self._query_store("database", self._store.ping)
+        return answer or Finding("database", PASS, "it can be written")
 
-    async def _log(self) -> FindingBody:
+    async def _log(self) -> Finding:
         in_memory = self._loop.seq
-        answer = await self._ask("events", self._store.last_seq)
-        return answer if isinstance(answer, FindingBody) else check_log(in_memory, answer)
+        answer = await self._query_store("events", self._store.last_seq)
+        return answer if isinstance(answer, Finding) else check_log(in_memory, answer)
 
-    async def _replication(self) -> FindingBody:
-        answer = await self._ask("replication", self._store.replication)
-        return answer if isinstance(answer, FindingBody) else check_replication(answer)
+    async def _replication(self) -> Finding:
+        answer = await self._query_store("replication", self._store.replication)
+        return answer if isinstance(answer, Finding) else check_replication(answer)
 
-    async def _keys(self, now: Timestamp) -> FindingBody:
-        answer = await self._ask("keys", self._store.access_keys)
-        return answer if isinstance(answer, FindingBody) else check_keys(answer, now)
+    async def _keys(self, now: Timestamp) -> Finding:
+        answer = await self._query_store("keys", self._store.access_keys)
+        return answer if isinstance(answer, Finding) else check_keys(answer, now)
 
-    async def _runs(self, now: Timestamp) -> FindingBody:
+    async def _runs(self, now: Timestamp) -> Finding:
         """The event log has the time when a run began to start or stop."""
         moving = [run for run in self._loop.runs.by_id.values() if run.state in (RunState.STARTING, RunState.STOPPING)]
-        answer = await self._ask("runs.moving", self._since, [run.id for run in moving[: SHOWN_MAX * 10]])
-        return answer if isinstance(answer, FindingBody) else check_runs(moving, answer, now)
+        answer = await self._query_store("runs.moving", self._since, [run.id for run in moving[: SHOWN_MAX * 10]])
+        return answer if isinstance(answer, Finding) else check_runs(moving, answer, now)
 
     def _since(self, runs: Sequence[str]) -> dict[str, Timestamp]:
         since = {}
         for run in runs:
-            rows = self._store.events(Seq(0), 100, run=run, names=("run.starting", "run.stopping"))
+            rows = self._store.list_events(Seq(0), 100, run=run, names=("run.starting", "run.stopping"))
             if rows:
                 since[run] = rows[-1].event.at
         return since
 
-    async def _memory(self) -> FindingBody:
+    async def _memory(self) -> Finding:
         """Compare until no record differs, or some keep differing with the same versions: those are reported."""
         before: dict[str, tuple[int, int]] | None = None
         suspects: dict[str, tuple[int, int]] = {}
         compared = 0
         for _ in range(MEMORY_READS):
-            answer = await self._ask("memory", self._store.load)
-            if isinstance(answer, FindingBody):
+            answer = await self._query_store("memory", self._store.load_unended)
+            if isinstance(answer, Finding):
                 return answer
             seen = compare_records(self._loop, answer)
             compared = seen.compared
@@ -406,7 +380,7 @@ class Doctor:
             if not suspects:
                 return check_memory((), compared)
             before = seen.suspects
-            await self._loop.changed(self._loop.seq, QUERY_TIMEOUT_S / MEMORY_READS / 2)
+            await self._loop.wait_for_change(self._loop.seq, QUERY_TIMEOUT_S / MEMORY_READS / 2)
         return check_memory(sorted(suspects), compared)
 
 
@@ -428,7 +402,7 @@ def compare_records(loop: TurnLoop, saved: StoredState) -> _RecordDifference:
             if mine != theirs:
                 versions = (mine.version if mine is not None else 0, theirs.version if theirs is not None else 0)
                 seen.suspects[ident] = versions
-    out = {f"{name}:{index}": d.state for name, s in fleet.pools.items() for index, d in s.out.items()}
+    out = {f"{name}:{index}": d.state for name, s in fleet.pools.items() for index, d in s.out_of_service.items()}
     read_out = {f"{d.pool}:{d.index}": d.state for d in saved.devices if PoolName(d.pool) in fleet.pools}
     in_service = {name for name, state in read_out.items() if state is DeviceState.IN_SERVICE}
     for name in out.keys() | (read_out.keys() - in_service):

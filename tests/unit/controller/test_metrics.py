@@ -6,15 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from moorings.controller.measures import ANY_POOL, collect_metrics
-from moorings.controller.meters import Counters, DurationHistogram
-from moorings.core.claims import Claim, ClaimId, ClaimSpec, ClaimState, PartitionId
-from moorings.core.devices import Device, DeviceState, PoolName
-from moorings.core.fleet import Fleet, FleetChanges
-from moorings.core.instants import Timestamp
-from moorings.core.partitions import Partition, PartitionState
-from moorings.core.topology import AnySubset, Block, Pool, PowerOfTwo
-from moorings.workloads.turn import RunRegistry
+from moorings.controller.metrics import ANY_POOL, Counters, DurationHistogram, collect_metrics
+from moorings.core.model.claims import Claim, ClaimId, ClaimSpec, ClaimState, PartitionId
+from moorings.core.model.devices import Device, DeviceState, PoolName
+from moorings.core.model.partitions import Partition, PartitionState
+from moorings.core.model.timestamps import Timestamp
+from moorings.core.model.topology import AnySubset, Block, Pool, PowerOfTwo
+from moorings.core.placement.fleet import Fleet, FleetChanges
+from moorings.workloads.run_turn import RunRegistry
 
 POD = Pool(PoolName("pod16"), "ipu", "simulated", PowerOfTwo(1, 16, 16), ())
 GPUS = Pool(PoolName("gpus"), "gpu", "simulated", AnySubset(8, 8), ())
@@ -107,7 +106,7 @@ def test_a_wait_is_never_negative_when_the_clock_has_jumped(fleet):
 def test_durations_fall_into_their_buckets():
     times = DurationHistogram((0.1, 1.0))
     for seconds in (0.05, 0.1, 0.5, 7.0):
-        times.add(seconds)
+        times.observe(seconds)
     assert times.counts == [2, 1, 1]
     assert times.count == 4
     assert times.total_s == pytest.approx(7.65)

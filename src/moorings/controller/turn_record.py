@@ -12,20 +12,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from moorings.core import inputs
-from moorings.core.announced import QueueReport
-from moorings.core.devices import PoolName
-from moorings.core.errors import MooringsError
-from moorings.core.events import Event, canonical_json
-from moorings.core.fleet import Fleet, FleetChanges, ReservedBlock
-from moorings.core.instants import Timestamp
-from moorings.core.plans import SchedulePlan
-from moorings.core.policy import Policy
-from moorings.core.records import OMIT_IF_DEFAULT, from_plain, to_plain
-from moorings.core.told import plan_payload
-from moorings.core.topology import Block
+from moorings.core.model import inputs
+from moorings.core.model.devices import PoolName
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.events import Event, canonical_json
+from moorings.core.model.policy import Policy
+from moorings.core.model.queue_reports import QueueReport
+from moorings.core.model.serialization import OMIT_IF_DEFAULT, from_plain, to_plain
+from moorings.core.model.timestamps import Timestamp
+from moorings.core.model.topology import Block
+from moorings.core.placement.fleet import Fleet, FleetChanges, ReservedBlock
+from moorings.core.placement.plans import SchedulePlan, plan_payload
+from moorings.workloads.run_turn import CancelRun, CreateRun, LabelRun, RunInput, RunRejected
 from moorings.workloads.runs import RunStatus
-from moorings.workloads.turn import CancelRun, CreateRun, LabelRun, RunInput, RunRejected
 
 AnyInput = inputs.Input | RunInput
 
@@ -86,26 +85,26 @@ class VolatileState:
     @classmethod
     def of(cls, fleet: Fleet) -> VolatileState:
         """The state of a fleet that no record holds."""
-        known = fleet.beside_the_records()
+        known = fleet.volatile_state()
         pools = (state.pool for state in fleet.pools.values())
         return cls(
             known.foreign,
             known.problems,
-            known.reservations or (),
+            known.reserved_blocks or (),
             fleet.last_arrival,
             tuple(map(str, pools)),
-            tuple(fleet.announced.values()),
-            fleet.moved,
+            tuple(fleet.queue_reports.values()),
+            fleet.move_times,
         )
 
-    def recall(self, fleet: Fleet) -> None:
+    def restore_to(self, fleet: Fleet) -> None:
         """Restore this state in a fleet that was built from records alone."""
         beside = FleetChanges(
             foreign={pool: dict(blocks) for pool, blocks in self.foreign.items()},
             problems=dict(self.problems),
-            reservations=self.reservations,
-            announced={report.queue: report for report in self.announced},
-            moved=self.moved,
+            reserved_blocks=self.reservations,
+            queue_reports={report.queue: report for report in self.announced},
+            move_times=self.moved,
         )
         fleet.apply(beside)
         fleet.last_arrival = self.last_arrival

@@ -12,16 +12,16 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 
 from moorings.controller.idempotency import check_idempotency_key, request_digest
-from moorings.controller.loop import CommittedChange, TurnLoop
+from moorings.controller.loop import TurnLoop
 from moorings.controller.reasons import ReasonService, partition_of
+from moorings.controller.record_follower import RecordFollower
 from moorings.controller.views import RunView
-from moorings.controller.waiting import Waiters
-from moorings.core.access import Caller, Role, check_owner_access
-from moorings.core.claims import PRIORITY_MAX, ClaimId
-from moorings.core.errors import MooringsError
-from moorings.core.inputs import SetPriority
-from moorings.core.reasons import Reason
-from moorings.core.records import to_plain_without_defaults
+from moorings.core.model.access import Caller, Role, check_owner_access
+from moorings.core.model.claims import AUTO_SIGNAL, PRIORITY_MAX, ClaimId, digested_warn_signal
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.inputs import SetPriority
+from moorings.core.model.reasons import Reason
+from moorings.core.model.serialization import to_plain_without_defaults
 from moorings.ports.clock import Ids
 from moorings.ports.engine import Engine
 from moorings.ports.store import ApplianceJobQuery, IdempotencyRecord, PageQuery, Store
@@ -32,9 +32,10 @@ from moorings.workloads.appliance import (
     appliance_priority,
     check_appliance_priority,
 )
+from moorings.workloads.checkpoints import RunCheckpoint, newest_whole
 from moorings.workloads.jobs import JobSpec, check_job, job_size_bytes
+from moorings.workloads.run_turn import CancelRun, CreateRun, LabelRun
 from moorings.workloads.runs import ENDED, Run, RunId, RunState
-from moorings.workloads.turn import CancelRun, CreateRun, LabelRun
 
 log = logging.getLogger("moorings.controller")
 
@@ -53,13 +54,10 @@ class RunService:
         self._engines = engines
         self._ids = ids
         self._reasons = reasons
-        self._waits: Waiters[RunId] = Waiters()
-        loop.listen(self._tell_waiting)
+        self._follower: RecordFollower[Run] = RecordFollower(lambda run: loop.runs.by_id.get(run.id), store.get_run)
+        loop.subscribe(lambda change: self._follower.wake(change.runs, is_reload=change.is_reload))
 
-    def _tell_waiting(self, change: CommittedChange) -> None:
-        self._waits.wake(None if change.reloaded else [run.id for run in change.runs])
-
-    async def create(
+    async def create_run(
         self,
         caller: Caller,
         job: JobSpec,
@@ -67,6 +65,8 @@ class RunService:
         engine: str = "local",
         within: str | None = None,
         key: str | None = None,
+        resume: str | None = None,
+        resume_from: str | None = None,
     ) -> RunView:
         """A new run, or the earlier run of this caller's ``key``.
 
@@ -76,9 +76,12 @@ class RunService:
             engine: the engine to run it.
             within: a claim of the caller's; the run uses its partition, and does not release it at the end.
             key: idempotency key.
+            resume: a run whose checkpoint it begins from.
+            resume_from: which one, by path; None: the newest whole one.
 
         Raises:
-            MooringsError: ``job.invalid``, ``claim.*``, ``engine.unknown``, ``engine.rejected`` and other errors of an
+            MooringsError: ``checkpoint.invalid``, ``run.unknown`` (of ``resume``), ``job.invalid``, ``claim.*``,
+                ``engine.unknown``, ``engine.rejected`` and other errors of an
                 engine about a job that it can never run, ``auth.denied``, ``owner.denied``, ``priority.denied``,
                 ``quota.waiting``, ``key.*``.
         """
@@ -89,19 +92,19 @@ class RunService:
             if engine in ("slurm", "kubernetes"):
                 hint += f"; a table [{engine}] in the controller's settings adds this one"
             raise MooringsError("engine.unknown", f"there is no engine {engine[:40]!r}", hint=hint)
-        notes = tuple(self._engines[engine].check(check_job(job)))
+        notes = tuple(self._engines[engine].check_job(check_job(job)))
         ident = RunId(self._ids.new("run" if job.appliance is None else "wsjob"))
         use = None
         if key is not None:
-            asked = {"job": to_plain_without_defaults(job), "engine": engine} | (
-                {"claim": within} if within is not None else {}
-            )
+            asked = {"job": _digested(job), "engine": engine}
+            more = {"claim": within, "resume": resume, "resume_from": resume_from}
+            asked |= {name: value for name, value in more.items() if value is not None}
             use = IdempotencyRecord(caller.subject, check_idempotency_key(key), request_digest(asked), run=ident)
         if job.appliance is not None:
             job = replace(job, name=ident, priority=await self._priority(caller, job.appliance, job.priority))
         else:
             admin = caller.role is Role.ADMIN
-            job = replace(job, priority=appliance_priority(job.accelerators.kind, job.priority, admin=admin))
+            job = replace(job, priority=appliance_priority(job.accelerators.kind, job.priority, is_admin=admin))
         claim = await self._claim_for(caller, engine, within)
         given = CreateRun(
             id=ident,
@@ -112,20 +115,49 @@ class RunService:
             within=within is not None,
             role=caller.role,
             body_bytes=job_size_bytes(job),
+            resume_from=await self._resume_point(caller, job, resume, resume_from),
         )
-        run = await self._loop.post(given, use)
+        run = await self._loop.submit(given, use)
         assert isinstance(run, Run)
         view = self._head_view(run) if run.id == ident else await self._run_view(run)  # an earlier run of its key
         return replace(view, notes=notes, job=view.job or job)
 
+    async def _resume_point(
+        self, caller: Caller, job: JobSpec, resume: str | None, path: str | None
+    ) -> RunCheckpoint | None:
+        """The checkpoint that a new run begins from.
+
+        Raises:
+            MooringsError: ``run.unknown``, ``owner.denied``, ``checkpoint.invalid``.
+        """
+        if resume is None:
+            return None
+        run = await self._find_run(resume, caller if caller.role is not Role.ADMIN else None)
+        if run.subject != caller.subject and caller.role is not Role.ADMIN:
+            raise MooringsError("owner.denied", f"run {run.id} is another user's: its checkpoints are, too")
+        if run.job.project != job.project:
+            detail = f"run {run.id} is of project {run.job.project}, and the new one of {job.project}"
+            raise MooringsError("checkpoint.invalid", detail, hint="name the same project")
+        hint = f"moor get checkpoints {run.id}"
+        if path is None:
+            found = newest_whole(run.checkpoints)
+            if found is None:
+                raise MooringsError("checkpoint.invalid", f"run {run.id} has no whole checkpoint", hint=hint)
+            return found
+        found = next((each for each in run.checkpoints if path in (each.path, each.path.rpartition("/")[2])), None)
+        if found is None:
+            raise MooringsError("checkpoint.invalid", f"run {run.id} has no checkpoint {path[:80]!r}", hint=hint)
+        if not found.is_whole:
+            raise MooringsError("checkpoint.invalid", f"{found.path} is not whole: {found.why}", hint=hint)
+        return found
+
     async def _claim_for(self, caller: Caller, engine: str, within: str | None) -> ClaimId | None:
         """The claim of a new run: a new one, that of ``within``, or none if another scheduler makes it."""
         if within is None:
-            return None if self._engines[engine].schedules else ClaimId(self._ids.new("claim"))
-        if self._engines[engine].schedules:
+            return None if self._engines[engine].has_scheduler else ClaimId(self._ids.new("claim"))
+        if self._engines[engine].has_scheduler:
             raise MooringsError("engine.rejected", f"engine {engine} takes its partitions from its own scheduler")
-        fleet = self._loop.fleet
-        claim = fleet.claims.get(ClaimId(within)) or fleet.claims.get(fleet.names.get(within, ClaimId("")))
+        claim = self._loop.fleet.find_claim(within)
         if claim is None:
             raise MooringsError("claim.unknown", f"there is no claim {within[:80]!r}", hint="moor get claims")
         if claim.subject != caller.subject:
@@ -143,7 +175,7 @@ class RunService:
             )
         if jobs and jobs[-1].claim is not None:
             last = self._loop.fleet.claims.get(jobs[-1].claim)
-            last = last or await asyncio.to_thread(self._store.claim, jobs[-1].claim)
+            last = last or await asyncio.to_thread(self._store.get_claim, jobs[-1].claim)
             return last.spec.priority if last is not None else asked
         check_appliance_priority(asked, admin=caller.role is Role.ADMIN)
         return asked
@@ -153,13 +185,13 @@ class RunService:
         jobs: list[Run] = []
         while len(jobs) < WORKFLOW_JOBS_MAX:
             after = jobs[-1].id if jobs else None
-            page = self._store.runs(PageQuery(limit=_PAGE, after=after), part=ApplianceJobQuery(workflow=workflow))
+            page = self._store.list_runs(PageQuery(limit=_PAGE, after=after), part=ApplianceJobQuery(workflow=workflow))
             jobs += page
             if len(page) < _PAGE:
                 break
         return jobs
 
-    async def label(self, caller: Caller, ident: str, changes: Mapping[str, str | None]) -> RunView:
+    async def label_run(self, caller: Caller, ident: str, changes: Mapping[str, str | None]) -> RunView:
         """Change labels of a run; None removes one.
 
         Raises:
@@ -167,13 +199,13 @@ class RunService:
         """
         run = await self._find_run(ident, caller)
         check_owner_access(caller, f"local/{run.id}", run.subject, "label a run")
-        if not run.ended:
-            changed = await self._loop.post(LabelRun(run.id, changes))
+        if not run.is_ended:
+            changed = await self._loop.submit(LabelRun(run.id, changes))
             assert isinstance(changed, Run)
             return await self._run_view(changed)
         raise MooringsError("run.ended", f"run {run.id} is {run.state}; its labels stay as they are")
 
-    async def prioritise(self, caller: Caller, ident: str, priority: int) -> RunView:
+    async def set_run_priority(self, caller: Caller, ident: str, priority: int) -> RunView:
         """Change the priority of a run, and of all unended jobs of its workflow.
 
         Raises:
@@ -184,7 +216,7 @@ class RunService:
         check_owner_access(caller, f"local/{run.id}", run.subject, "change the priority of a run")
         if abs(priority) > PRIORITY_MAX:
             raise MooringsError("claim.invalid", f"priority {priority} is out of range")
-        if run.ended:
+        if run.is_ended:
             raise MooringsError("run.ended", f"run {run.id} is {run.state}; nothing of it waits")
         if run.claim is None:
             raise MooringsError("run.queued_elsewhere", f"run {run.id} waits in the queue of its engine's scheduler")
@@ -196,18 +228,18 @@ class RunService:
             kin = [one for one in self._loop.runs.of_workflow(part.workflow) if one.subject == run.subject]
         for one in kin:
             if one.claim is not None:
-                await self._loop.post(SetPriority(one.claim, priority, caller.role))
+                await self._loop.submit(SetPriority(one.claim, priority, caller.role))
         return await self._run_view(self._loop.runs.by_id.get(run.id, run))
 
-    async def get(self, ident: str, *, wait_s: float = 0) -> RunView:
+    async def get_run(self, ident: str, *, wait_s: float = 0) -> RunView:
         """The run with that id or job name; waits up to ``wait_s`` for its end.
 
         Raises:
             MooringsError: ``run.unknown``.
         """
-        return await self._run_view(await self._run_until_ended(await self._find_run(ident), wait_s))
+        return await self._run_view(await self._follower.wait_for(await self._find_run(ident), ENDED, wait_s))
 
-    async def list(
+    async def list_runs(
         self,
         page: PageQuery,
         *,
@@ -216,11 +248,11 @@ class RunService:
         part: ApplianceJobQuery | None = None,
     ) -> Sequence[RunView]:
         """Runs by creation."""
-        found = await asyncio.to_thread(self._store.runs, page, states=states, subject=subject, part=part)
-        jobs = await asyncio.to_thread(self._store.jobs, [run.id for run in found])
+        found = await asyncio.to_thread(self._store.list_runs, page, states=states, subject=subject, part=part)
+        jobs = await asyncio.to_thread(self._store.get_jobs, [run.id for run in found])
         return [replace(self._head_view(run), job=jobs[run.id]) for run in found if run.id in jobs]  # or it just left
 
-    async def list_briefly(
+    async def list_run_heads(
         self,
         page: PageQuery,
         *,
@@ -234,7 +266,7 @@ class RunService:
         """
         if states is not None and not states & ENDED:
             return [self._brief(run) for run in await self._unended(page, states, subject, part)]
-        found = await asyncio.to_thread(self._store.runs, page, states=states, subject=subject, part=part)
+        found = await asyncio.to_thread(self._store.list_runs, page, states=states, subject=subject, part=part)
         return [self._brief(self._loop.runs.by_id.get(run.id, run)) for run in found]
 
     async def _unended(
@@ -242,7 +274,9 @@ class RunService:
     ) -> Sequence[Run]:
         start = None
         if page.after is not None:  # it may have ended since the page before
-            start = self._loop.runs.by_id.get(RunId(page.after)) or await asyncio.to_thread(self._store.run, page.after)
+            start = self._loop.runs.by_id.get(RunId(page.after)) or await asyncio.to_thread(
+                self._store.get_run, page.after
+            )
             if start is None or start.id != page.after:
                 return ()
         chosen = (
@@ -250,7 +284,7 @@ class RunService:
             for run in self._loop.runs.by_id.values()
             if run.state in states
             and (subject is None or run.subject == subject)
-            and (part is None or part.takes(run.job.appliance, run.labels))
+            and (part is None or part.matches(run.job.appliance, run.labels))
             and (start is None or (run.created_at, run.id) > (start.created_at, start.id))
         )
         return heapq.nsmallest(max(page.limit, 0), chosen, key=lambda run: (run.created_at, run.id))
@@ -260,7 +294,7 @@ class RunService:
         partition = self._loop.fleet.partitions.get(partition_of(claim)) if claim is not None else None
         return RunView(run, claim, partition, None, None)
 
-    async def cancel(self, caller: Caller, ident: str, *, wait_s: float = 0) -> RunView:
+    async def cancel_run(self, caller: Caller, ident: str, *, wait_s: float = 0) -> RunView:
         """Ask a run to stop; waits up to ``wait_s`` for its end. A run that has ended does not change.
 
         Raises:
@@ -269,18 +303,18 @@ class RunService:
         """
         run = await self._find_run(ident, caller)
         check_owner_access(caller, f"local/{run.id}", run.subject, "cancel a run")
-        if not run.ended:
+        if not run.is_ended:
             why = f"cancelled by {caller.subject}"
             try:
-                changed = await self._loop.post(CancelRun(run.id, why))
+                changed = await self._loop.submit(CancelRun(run.id, why))
             except MooringsError as error:
-                raise await self._stopped_unsaved(run, why, error) from error
+                raise await self._stop_unrecorded(run, why, error) from error
             if not isinstance(changed, Run):
-                await self._loop.confirm()  # it has ended, or another controller leads and knows it
+                await self._loop.confirm_leadership()  # it has ended, or another controller leads and knows it
             run = changed if isinstance(changed, Run) else await self._find_run(run.id)
-        return await self._run_view(await self._run_until_ended(run, wait_s))
+        return await self._run_view(await self._follower.wait_for(run, ENDED, wait_s))
 
-    async def _stopped_unsaved(self, run: Run, why: str, error: MooringsError) -> MooringsError:
+    async def _stop_unrecorded(self, run: Run, why: str, error: MooringsError) -> MooringsError:
         """Stop its processes although that cannot be saved, because they may fill the disk; returns the error.
 
         This removes nothing: its partition goes when its end is saved.
@@ -313,32 +347,13 @@ class RunService:
     async def _logs(self, run: Run, task: int | None, follow: bool) -> AsyncIterator[bytes]:
         waiting = (RunState.WAITING, RunState.STARTING)
         while follow and run.state in waiting and run.started_at is None:  # a requeued run has output
-            run = await self._run_change(run)
+            run = await self._follower.next_version(run)
         again = follow and run.attempt > 0 and run.state in waiting
-        going = follow and not run.ended and not again
-        async for chunk in self._engines[run.engine].logs(run.id, task=task, follow=going):
+        follows = follow and not run.is_ended and not again
+        async for chunk in self._engines[run.engine].logs(run.id, task=task, follow=follows):
             yield chunk
         while again and run.state in waiting:  # then it ends: the client asks again, and gets what was added
-            run = await self._run_change(run)
-
-    async def _run_change(self, run: Run) -> Run:
-        """The run in a newer version than ``run``."""
-        while True:
-            held = self._loop.runs.by_id.get(run.id)
-            if held is None:  # it has ended
-                held = await asyncio.to_thread(self._store.run, run.id)
-            if held is not None and held.version > run.version:
-                return held
-            await self._waits.next(run.id)
-
-    async def _run_until_ended(self, run: Run, wait_s: float) -> Run:
-        try:
-            async with asyncio.timeout(max(wait_s, 0)):
-                while not run.ended:
-                    run = await self._run_change(run)
-        except TimeoutError:
-            return self._loop.runs.by_id.get(run.id, run)
-        return run
+            run = await self._follower.next_version(run)
 
     async def _find_run(self, ident: str, caller: Caller | None = None) -> Run:
         """The run with that id, or the newest with that job name; with ``caller``, only among the caller's own.
@@ -348,28 +363,35 @@ class RunService:
         run = self._loop.runs.by_id.get(RunId(ident))
         if run is None:
             subject = caller.subject if caller is not None else None
-            run = await asyncio.to_thread(self._store.run, ident[:200], subject)
+            run = await asyncio.to_thread(self._store.get_run, ident[:200], subject)
         if run is None:
             raise _unknown(ident)
-        return self._loop.runs.by_id.get(run.id, run)
+        return self._follower.newest_version(run)
 
     async def _run_view(self, run: Run) -> RunView:
-        job = (await asyncio.to_thread(self._store.jobs, [run.id])).get(run.id)
+        job = (await asyncio.to_thread(self._store.get_jobs, [run.id])).get(run.id)
         if job is None:  # it left the database since
             raise _unknown(run.id)
         return replace(self._head_view(run), job=job)
 
     def _head_view(self, run: Run) -> RunView:
         claim = self._loop.fleet.claims.get(run.claim) if run.claim is not None else None
-        wait = self._reasons.wait(claim) if claim is not None and run.state is RunState.WAITING else None
-        reason = wait.reasons[0] if wait is not None else self._loop.runs.reason_of(run)
-        if run.engine not in self._engines and not run.ended:
+        wait = self._reasons.explain_pending(claim) if claim is not None and run.state is RunState.WAITING else None
+        reason = wait.reasons[0] if wait is not None else self._loop.runs.wait_reason(run)
+        if run.engine not in self._engines and not run.is_ended:
             reason = Reason("engine.unknown", f"its engine {run.engine} is not set up here now; nothing of it is lost")
         if reason is None and claim is not None:
-            reason = self._reasons.delay(claim) or claim.reason
+            reason = self._reasons.driver_delay(claim) or claim.reason
         partition = self._loop.fleet.partitions.get(partition_of(claim)) if claim is not None else None
         return RunView(run, claim, partition, wait.position if wait is not None else None, reason)
 
 
 def _unknown(ident: str) -> MooringsError:
     return MooringsError("run.unknown", f"there is no run {ident[:80]!r}", hint="moor get runs --all")
+
+
+def _digested(job: JobSpec) -> object:
+    """The job in the digest of a request."""
+    signal = digested_warn_signal(job.checkpoint)
+    told = AUTO_SIGNAL if signal == "USR1" else signal
+    return to_plain_without_defaults(replace(job, checkpoint=replace(job.checkpoint, warn_signal=told)))

@@ -13,18 +13,18 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from moorings.controller.loop import CommittedChange, TurnLoop
-from moorings.core.claims import PartitionId
-from moorings.core.devices import PoolName
-from moorings.core.errors import MooringsError
-from moorings.core.hardware import DriverResult, ListedPartition, ObservedState, PartitionSpec, ResultCode
-from moorings.core.inputs import (
+from moorings.core.model.claims import PartitionId
+from moorings.core.model.devices import PoolName
+from moorings.core.model.driver_results import DriverResult, ListedPartition, ObservedState, PartitionSpec, ResultCode
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.inputs import (
     DriverResultReceived,
     ForeignPartitionsListed,
     PoolReachability,
     RetryRemoval,
     StrayPartitionFound,
 )
-from moorings.core.partitions import Partition, PartitionState
+from moorings.core.model.partitions import OPERATIONS, Partition, PartitionState
 from moorings.core.reconcile import ListingHistory, mark_for, reconcile_listing
 from moorings.ports.clock import Clock
 from moorings.ports.driver import Driver
@@ -41,11 +41,6 @@ SPARED_S = 5.0  # between two checks whether a stray is still in use
 REMOVAL_RETRY_S = 30.0  # for partitions in ERROR that no claim holds
 
 _STRAY = "stray-"
-_OPERATION_BY_STATE = {
-    PartitionState.PROVISIONING: "create",
-    PartitionState.RESETTING: "reset",
-    PartitionState.REMOVING: "remove",
-}
 _TARGET_STATE = {
     PartitionState.PROVISIONING: ObservedState.ACTIVE,
     PartitionState.RESETTING: ObservedState.ACTIVE,
@@ -71,18 +66,18 @@ class _PoolMonitor:
     Attributes:
         driver: lists the partitions.
         memory: what ``reconcile_listing`` remembers.
-        unheld: names of partitions with our mark that no record holds, by mark, as in the last listing.
+        unrecorded: names of partitions with our mark that no record holds, by mark, as in the last listing.
         found: marks of those that were logged.
         spared: marks of those that are left alone because they may be in use.
     """
 
     driver: Driver
     memory: ListingHistory = field(default_factory=ListingHistory)
-    unheld: dict[str, str] = field(default_factory=dict)
+    unrecorded: dict[str, str] = field(default_factory=dict)
     found: set[str] = field(default_factory=set)
     spared: set[str] = field(default_factory=set)
-    nudged: asyncio.Event = field(default_factory=asyncio.Event)
-    apart_s: float = POLL_IDLE_S  # between the last two listings, at least; a clock could be set meanwhile
+    wakeup: asyncio.Event = field(default_factory=asyncio.Event)
+    interval_s: float = POLL_IDLE_S  # between the last two listings, at least; a clock could be set meanwhile
 
 
 class DriverManager:
@@ -94,8 +89,8 @@ class DriverManager:
         clock: the time.
         installation: our id, part of our marks.
         in_use: whether processes may use a partition, by its name, though no record knows it (law 3).
-        note: records, independent of the database, how far the database had come when a partition or its reset was
-            ordered; returns once that is durable.
+        record_position: records, independent of the database, how far the database had come when a partition or its
+            reset was ordered; returns once that is durable.
     """
 
     def __init__(
@@ -105,7 +100,7 @@ class DriverManager:
         clock: Clock,
         installation: str,
         in_use: Callable[[str], Awaitable[bool]] | None = None,
-        note: Callable[[LogPosition], Awaitable[None]] | None = None,
+        record_position: Callable[[LogPosition], Awaitable[None]] | None = None,
     ) -> None:
         self.drivers = drivers
         self._loop = loop
@@ -116,23 +111,23 @@ class DriverManager:
         self._ordered: dict[PartitionId, int] = {}  # version whose order the driver has accepted
         self._strays: dict[tuple[PoolName, str], asyncio.Task[None]] = {}
         self._in_use = in_use
-        self._note = note
+        self._note = record_position
         self._closing = False
         self.delays: dict[PartitionId, str] = {}
         """Why an order to a driver takes long, in the driver's words; shown to waiting callers."""
-        loop.listen(self._follow)
+        loop.subscribe(self._on_change)
 
-    def strays(self) -> tuple[list[str], list[str]]:
+    def stray_partitions(self) -> tuple[list[str], list[str]]:
         """Names of partitions with our mark that no record holds: those to be removed, and those spared."""
         known = [
-            (mark in watch.spared, name) for watch in self._watches.values() for mark, name in watch.unheld.items()
+            (mark in watch.spared, name) for watch in self._watches.values() for mark, name in watch.unrecorded.items()
         ]
         return sorted(name for spared, name in known if not spared), sorted(name for spared, name in known if spared)
 
-    def unheld(self, pool: PoolName) -> frozenset[str]:
+    def unrecorded_names(self, pool: PoolName) -> frozenset[str]:
         """Names of a pool's partitions that have our mark and that no record holds."""
         watch = self._watches.get(pool)
-        return frozenset(watch.unheld.values()) if watch is not None else frozenset()
+        return frozenset(watch.unrecorded.values()) if watch is not None else frozenset()
 
     async def serve(self) -> None:
         """Watch every pool until cancelled."""
@@ -148,21 +143,23 @@ class DriverManager:
                 task.cancel()
             await asyncio.gather(*orders, return_exceptions=True)
 
-    def _follow(self, change: CommittedChange) -> None:
-        if change.reloaded:  # another controller may have given the orders; a driver knows only its own
+    def _on_change(self, change: CommittedChange) -> None:
+        if change.is_reload:  # another controller may have given the orders; a driver knows only its own
             held = self._loop.fleet.partitions.values()
             for pool, driver in self.drivers.items():
-                driver.adopt([partition_spec(one, self._installation) for one in held if one.pool == pool])
+                driver.register_partitions(
+                    [partition_spec(one, self._installation) for one in held if one.pool == pool]
+                )
         for partition in change.partitions:
-            self._give(partition)
+            self._start_operation(partition)
 
     # -- orders ------------------------------------------------------------------------------------------------------
 
-    def _give(self, partition: Partition) -> None:
+    def _start_operation(self, partition: Partition) -> None:
         """Give the driver the order of this state, unless one is in progress for the partition."""
         if self._closing or partition.pool not in self._watches:
             return
-        if partition.state in _OPERATION_BY_STATE and partition.id not in self._orders:
+        if partition.state in OPERATIONS and partition.id not in self._orders:
             task = asyncio.create_task(self._carry_out(partition.id), name=f"order-{partition.name}")
             self._orders[partition.id] = task
             task.add_done_callback(lambda _: self._finished(partition.id))
@@ -174,22 +171,22 @@ class DriverManager:
         if partition is None:
             self._ordered.pop(ident, None)
         elif self._ordered.get(ident) != partition.version:
-            self._give(partition)  # its state changed while the last order was in progress
+            self._start_operation(partition)  # its state changed while the last order was in progress
 
     async def _carry_out(self, ident: PartitionId) -> None:
         pause_s = RETRY_S
         known = LogPosition(self._loop.seq, self._loop.epoch)  # of its commit: those of one turn are noted at once
         while True:
             partition = self._loop.fleet.partitions.get(ident)
-            if partition is None or partition.state not in _OPERATION_BY_STATE:
+            if partition is None or partition.state not in OPERATIONS:
                 return
-            order = _OPERATION_BY_STATE[partition.state]
+            order = OPERATIONS[partition.state]
             begun = time.perf_counter()
-            answer = await self._ask(partition, order, known)
+            answer = await self._call_driver(partition, order, known)
             self._count(partition.pool, order, answer.verdict.value, begun)
             if answer.verdict is not ResultCode.UNAVAILABLE:
                 self._ordered[ident] = partition.version
-                await self._pass_on(partition, order, answer)
+                await self._submit_result(partition, order, answer)
                 return
             log.info("driver.unavailable", extra={"partition": partition.name, "order": order, "detail": answer.detail})
             self.delays[ident] = answer.detail
@@ -199,18 +196,18 @@ class DriverManager:
     def _count(self, pool: PoolName, order: str, result: str, begun: float) -> None:
         self._loop.meters.add_order(pool, order, result, time.perf_counter() - begun)
 
-    async def _pass_on(self, partition: Partition, order: str, answer: DriverResult) -> None:
+    async def _submit_result(self, partition: Partition, order: str, answer: DriverResult) -> None:
         """Post a result that matters to the loop; otherwise the pool is polled until the order is done."""
         if answer.verdict is ResultCode.OK and answer.seen not in (_TARGET_STATE[partition.state], ObservedState.ERROR):
-            self._watches[partition.pool].nudged.set()
+            self._watches[partition.pool].wakeup.set()
             return
         try:
-            await self._loop.post(DriverResultReceived(partition.id, partition.version, order, answer))
+            await self._loop.submit(DriverResultReceived(partition.id, partition.version, order, answer))
         except MooringsError as error:  # it was not saved: the order stays open and is given again
             self._ordered.pop(partition.id, None)
             log.info("answer.dropped", extra={"partition": partition.name, "code": error.code})
 
-    async def _ask(self, partition: Partition, order: str, known: LogPosition) -> DriverResult:
+    async def _call_driver(self, partition: Partition, order: str, known: LogPosition) -> DriverResult:
         driver, mark = self.drivers[partition.pool], mark_for(self._installation, partition.id)
         calls: dict[str, Callable[[], Awaitable[DriverResult]]] = {
             "create": lambda: driver.create(partition_spec(partition, self._installation)),
@@ -224,7 +221,7 @@ class DriverManager:
                 if order == "reset":
                     # A controller that was replaced while it slept would wipe a partition under a running job. Other
                     # orders may come late: a created partition is found to be a stray, a removed one stays removed.
-                    await self._loop.confirm()
+                    await self._loop.confirm_leadership()
                 return await calls[order]()
         except TimeoutError:
             return DriverResult(ResultCode.UNAVAILABLE, detail=f"no answer within {ORDER_TIMEOUT_S:g} s")
@@ -240,25 +237,25 @@ class DriverManager:
         watch = self._watches[pool]
         failures = 0
         while True:
-            watch.nudged.clear()
+            watch.wakeup.clear()
             begun = time.perf_counter()
-            problem = await self._look(pool, watch)
+            problem = await self._take_listing(pool, watch)
             self._count(pool, "list", "unavailable" if problem else "ok", begun)
             failures = failures + 1 if problem else 0
             state = self._loop.fleet.pools[pool]
-            if (not problem and state.problem) or (failures >= 2 and state.problem != problem):
-                self._loop.tell(PoolReachability(pool, problem))
-            pause_s = POLL_BUSY_S if self._on_their_way(pool) else POLL_IDLE_S
+            if (not problem and state.unreachable_reason) or (failures >= 2 and state.unreachable_reason != problem):
+                self._loop.submit_nowait(PoolReachability(pool, problem))
+            pause_s = POLL_BUSY_S if self._has_changing(pool) else POLL_IDLE_S
             if problem:
                 pause_s = min(RETRY_S * 2**failures, RETRY_S_MAX)
-            watch.apart_s = await self._pause(watch, pause_s)
+            watch.interval_s = await self._pause(watch, pause_s)
 
     async def _pause(self, watch: _PoolMonitor, pause_s: float) -> float:
         """Sleep until the time is over or a nudge comes; returns for how long, at least."""
         if pause_s <= POLL_BUSY_S:
             await self._clock.sleep(pause_s)
             return pause_s
-        nudge = asyncio.create_task(watch.nudged.wait())
+        nudge = asyncio.create_task(watch.wakeup.wait())
         nap = asyncio.create_task(self._clock.sleep(pause_s))
         await asyncio.wait((nudge, nap), return_when=asyncio.FIRST_COMPLETED)
         slept = nap.done()
@@ -266,10 +263,10 @@ class DriverManager:
             task.cancel()
         return pause_s if slept else 0.0
 
-    def _on_their_way(self, pool: PoolName) -> bool:
-        return any(p.pool == pool and p.state in _OPERATION_BY_STATE for p in self._loop.fleet.partitions.values())
+    def _has_changing(self, pool: PoolName) -> bool:
+        return any(p.pool == pool and p.state in OPERATIONS for p in self._loop.fleet.partitions.values())
 
-    async def _look(self, pool: PoolName, watch: _PoolMonitor) -> str:
+    async def _take_listing(self, pool: PoolName, watch: _PoolMonitor) -> str:
         """Take one listing and post what follows; returns the problem if the driver gave none."""
         before = {p.id: p.version for p in self._loop.fleet.partitions.values() if p.pool == pool}
         ordered = dict(self._ordered)
@@ -283,10 +280,10 @@ class DriverManager:
         except Exception as error:  # a driver's fault must not end the controller
             log.warning("driver.fault", exc_info=True, extra={"pool": pool})
             return f"the driver failed: {error!r}"
-        self._judge(pool, watch, before, ordered, list(sightings))
+        self._reconcile(pool, watch, before, ordered, list(sightings))
         return ""
 
-    def _judge(
+    def _reconcile(
         self,
         pool: PoolName,
         watch: _PoolMonitor,
@@ -304,18 +301,18 @@ class DriverManager:
         moved -= {mark_for(self._installation, p.id) for p in unmoved}
         moved |= {mark_for(self._installation, ident) for ident in before.keys() - self._loop.fleet.partitions.keys()}
         seen = [sighting for sighting in sightings if sighting.mark not in moved]
-        judged = reconcile_listing(unmoved, taken, seen, watch.memory, self._installation, watch.apart_s)
+        judged = reconcile_listing(unmoved, taken, seen, watch.memory, self._installation, watch.interval_s)
         watch.memory = judged.memory
-        watch.unheld = {sighting.mark: sighting.name for sighting in seen if sighting.mark in judged.memory.strays}
-        watch.found &= watch.unheld.keys()
-        watch.spared &= watch.unheld.keys()
-        for ident, answer in judged.answers:
-            self._loop.tell(DriverResultReceived(ident, before[ident], "list", answer))
-        for ident in judged.again:
+        watch.unrecorded = {sighting.mark: sighting.name for sighting in seen if sighting.mark in judged.memory.strays}
+        watch.found &= watch.unrecorded.keys()
+        watch.spared &= watch.unrecorded.keys()
+        for ident, answer in judged.results:
+            self._loop.submit_nowait(DriverResultReceived(ident, before[ident], "list", answer))
+        for ident in judged.to_repeat:
             self._ordered.pop(ident, None)
-            self._give(self._loop.fleet.partitions[ident])
-        if judged.foreign != self._loop.fleet.pools[pool].foreign:
-            self._loop.tell(ForeignPartitionsListed(pool, judged.foreign))
+            self._start_operation(self._loop.fleet.partitions[ident])
+        if judged.foreign != self._loop.fleet.pools[pool].foreign_blocks:
+            self._loop.submit_nowait(ForeignPartitionsListed(pool, judged.foreign))
         for stray in judged.strays:
             if (pool, stray.mark) not in self._strays:
                 task = asyncio.create_task(self._remove_stray(pool, stray), name=f"{_STRAY}{stray.name}")
@@ -330,10 +327,10 @@ class DriverManager:
             self._watches[pool].found.add(stray.mark)
             log.warning("partition.stray_found", extra={"pool": pool, "partition": stray.name})
         try:
-            if await self._spare(pool, stray):
+            if await self._is_spared(pool, stray):
                 await self._clock.sleep(SPARED_S)
                 return
-            await self._loop.post(StrayPartitionFound(pool, stray.name))
+            await self._loop.submit(StrayPartitionFound(pool, stray.name))
             answer = await self.drivers[pool].remove(stray.name, stray.mark)
             log.info("partition.stray_removed", extra={"pool": pool, "partition": stray.name, "detail": answer.detail})
             await self._clock.sleep(REMOVAL_RETRY_S)
@@ -343,7 +340,7 @@ class DriverManager:
         finally:
             self._strays.pop((pool, stray.mark), None)
 
-    async def _spare(self, pool: PoolName, stray: ListedPartition) -> bool:
+    async def _is_spared(self, pool: PoolName, stray: ListedPartition) -> bool:
         """Whether it may be in use: then it stays, and its devices are not given out."""
         spared = self._watches[pool].spared
         if self._in_use is None or not await self._in_use(stray.name):
@@ -359,4 +356,4 @@ class DriverManager:
             await self._clock.sleep(REMOVAL_RETRY_S)
             for partition in list(self._loop.fleet.partitions.values()):
                 if partition.state is PartitionState.ERROR:
-                    self._loop.tell(RetryRemoval(partition.id))
+                    self._loop.submit_nowait(RetryRemoval(partition.id))
