@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from moorings.kubernetes.certificate_keeper import load_certificate, make_server_context
-from moorings.kubernetes.certificates import make_certificates
+from moorings.kubernetes.kube.certificates import make_certificates
+from moorings.kubernetes.kube.serving_certificate import load_certificate
+from moorings.net.tls import make_bare_context
 
 Pod = dict[str, Any]
 TOKEN = "the-accounts-token"
@@ -229,7 +230,7 @@ def _serving(handler: type[_Quiet], context: ssl.SSLContext | None, port: int = 
 def serve_cluster(cluster: Cluster, account: Path, port: int = 0) -> Iterator[int]:
     """The API server's port; ``account`` becomes the folder of a service account that it knows."""
     held = make_certificates(["127.0.0.1"], datetime.now(UTC))
-    context = make_server_context()
+    context = make_bare_context()
     load_certificate(context, held)
     account.mkdir(exist_ok=True)
     (account / "ca.crt").write_bytes(held.ca)

@@ -8,7 +8,8 @@ from typing import Any
 import yaml
 from hypothesis import strategies as st
 
-from moorings.kubernetes.ipujob import API_VERSION, KIND, KubeObject
+from moorings.kubernetes.ipujob.types import API_VERSION, KIND
+from moorings.kubernetes.kube.api import KubeObject
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "kubernetes"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from moorings.core.instants import SECOND, Timestamp
-from moorings.kubernetes.ipujob import FINALIZER, CleanPodPolicy, IPUJob, IPUJobStatus, JobKind, RestartType
-from moorings.kubernetes.proxy.shapes import READY, PartitionBody
+from moorings.core.model.timestamps import SECOND, Timestamp
+from moorings.kubernetes.ipujob.types import FINALIZER, CleanPodPolicy, IPUJob, IPUJobStatus, JobKind, RestartType
+from moorings.kubernetes.proxy_api.shapes import READY, PartitionBody
 from moorings.wire.shapes import BindingBody, GcdBody
 
 START = Timestamp(1_790_000_000 * SECOND)
@@ -42,9 +42,9 @@ def build_job(kind: JobKind = JobKind.TRAINING, **changes: Any) -> IPUJob:
         workers=1,
         replicas=1,
         template=TEMPLATE,
-        restart=RestartType.NEVER,
+        restart_policy=RestartType.NEVER,
         backoff_limit=3,
-        clean=CleanPodPolicy.NONE,
+        clean_pod_policy=CleanPodPolicy.NONE,
         release_on_finish=True,
         priority=0,
         status=IPUJobStatus(),

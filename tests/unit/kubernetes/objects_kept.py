@@ -8,9 +8,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from copy import deepcopy
 from datetime import datetime
 
-from moorings.core.instants import SECOND, Timestamp
-from moorings.kubernetes.ipujob import KubeObject
-from moorings.kubernetes.kube import KubeError, ObjectList, ResourceType, WatchEvent
+from moorings.core.model.timestamps import SECOND, Timestamp
+from moorings.kubernetes.kube.api import KubeError, KubeObject, ObjectList, ResourceType, WatchEvent
 
 
 class KeptObjects:

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import assume, given
 
-from moorings.core.errors import MooringsError
-from moorings.kubernetes.admission import OUR_VARIABLES, check_ipujob, check_update, default_ipujob, find_errors
-from moorings.kubernetes.ipujob import FINALIZER, JobKind, KubeObject
-from moorings.kubernetes.objects import BIN_DIR, CONFIG_DIR, VOLUMES
-from moorings.kubernetes.reading import parse_ipujob
+from moorings.core.model.errors import MooringsError
+from moorings.kubernetes.ipujob.names import BIN_DIR, CONFIG_DIR
+from moorings.kubernetes.ipujob.parsing import parse_ipujob
+from moorings.kubernetes.ipujob.types import FINALIZER, JobKind
+from moorings.kubernetes.ipujob.validation import OUR_VARIABLES, check_ipujob, check_update, default_ipujob, find_errors
+from moorings.kubernetes.kube.api import KubeObject
+from moorings.kubernetes.operator.pod_builder import VOLUMES
 from tests.cases import cases
 from tests.unit.kubernetes.ipujobs import EXAMPLES, a_container, a_spec, a_template, an_object, example, objects
 

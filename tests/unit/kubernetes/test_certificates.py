@@ -18,20 +18,11 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.x509 import load_pem_x509_certificate, load_pem_x509_certificates
 
 from moorings.app.kubernetes_certgen import create, main, make_parser, patch
-from moorings.core.errors import MooringsError
-from moorings.kubernetes.certificate_keeper import (
-    RECONCILE_S,
-    CertificateRotator,
-    ConfigMapTrustStore,
-    WebhookTrustStore,
-    load_certificate,
-    make_server_context,
-)
-from moorings.kubernetes.certificates import (
-    AUTHORITY_LIFE,
+from moorings.core.model.errors import MooringsError
+from moorings.kubernetes.kube.api import MUTATING_WEBHOOK, SECRET, VALIDATING_WEBHOOK, KubeError
+from moorings.kubernetes.kube.certificates import (
     OVERLAP,
     PROPAGATION,
-    SERVING_LIFE,
     SKEW,
     CertificateBundle,
     build_secret,
@@ -42,8 +33,16 @@ from moorings.kubernetes.certificates import (
     plan_rotation,
     service_names,
 )
-from moorings.kubernetes.kube import MUTATING_WEBHOOK, SECRET, VALIDATING_WEBHOOK, KubeError
-from moorings.kubernetes.proxy.trust import ProxyTrustInformer
+from moorings.kubernetes.kube.serving_certificate import (
+    RECONCILE_S,
+    CertificateRotator,
+    ConfigMapTrustStore,
+    WebhookTrustStore,
+    load_certificate,
+)
+from moorings.kubernetes.proxy_api.trust import ProxyTrustInformer
+from moorings.net.tls import make_bare_context
+from moorings.pki.authority import AUTHORITY_DAYS, CERTIFICATE_DAYS
 from tests.unit.kubernetes.objects_kept import KeptObjects, SetClock
 from tests.waiting import patient
 
@@ -51,6 +50,7 @@ START = datetime(2026, 3, 1, tzinfo=UTC)
 NAMES = service_names("hooks", "moor", ["10.1.2.3", "fd00::1"])
 FULL = "hooks.moor.svc"
 MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
+AUTHORITY_LIFE, SERVING_LIFE = timedelta(days=AUTHORITY_DAYS), timedelta(days=CERTIFICATE_DAYS)
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +214,7 @@ def test_there_is_no_moment_at_which_a_call_would_fail(made):
             for believed in (held, *late):
                 assert is_taken(serving, believed, now), now
     assert now > START + 2 * AUTHORITY_LIFE
-    assert len({one.cert for _, one in kept}) > 30  # not in vain
+    assert len({one.cert for _, one in kept}) > 30  # the loop has tested something
     assert len({one.ca for _, one in kept}) > 4
 
 
@@ -353,7 +353,7 @@ def test_one_for_other_names_is_of_no_use_and_goes_at_once(tmp_path):
 def test_what_is_taken_is_what_the_next_connection_meets():
     now = datetime.now(UTC)
     first, second = make_certificates(NAMES, now), make_certificates(NAMES, now)
-    context = make_server_context()
+    context = make_bare_context()
     assert shake(context, first.ca, FULL) != ""
     load_certificate(context, first)
     assert shake(context, first.ca, FULL) == ""
@@ -365,7 +365,7 @@ def test_what_is_taken_is_what_the_next_connection_meets():
 def test_what_cannot_be_served_leaves_it_as_it_is():
     now = datetime.now(UTC)
     first, second = make_certificates(NAMES, now), make_certificates(NAMES, now)
-    context = make_server_context()
+    context = make_bare_context()
     load_certificate(context, first)
     with pytest.raises(MooringsError) as caught:
         load_certificate(context, CertificateBundle(second.ca, second.cert, first.key))
@@ -412,9 +412,9 @@ def bundles(kube) -> set[bytes]:
 
 async def test_the_first_makes_it_and_tells_the_api_server(kube):
     ours = keeper(kube, SetClock(datetime.now(UTC)))
-    assert not ours.ready
+    assert not ours.is_ready
     await ours.prepare()
-    assert ours.ready
+    assert ours.is_ready
     held = kept(kube)
     assert bundles(kube) == {held.ca}
     assert shake(ours.context, held.ca, FULL) == ""
@@ -424,7 +424,7 @@ async def test_nothing_is_written_where_nothing_has_changed(kube):
     ours = keeper(kube, SetClock(START))
     await ours.prepare()
     kube.calls.clear()
-    await ours.look()
+    await ours.reconcile()
     assert {call.split()[0] for call in kube.calls} == {"get"}
 
 
@@ -444,12 +444,12 @@ async def test_and_one_of_them_renews_it(kube):
     before = kept(kube)
     kube.calls.clear()
     clock.at = datetime.now(UTC)
-    await asyncio.gather(*(replica.look() for replica in replicas))
+    await asyncio.gather(*(replica.reconcile() for replica in replicas))
     after = kept(kube)
     assert kube.calls["replace Secret"] == 3, "they did race"
     assert after.cert != before.cert
     assert after.ca == before.ca
-    served = make_server_context()
+    served = make_bare_context()
     load_certificate(served, after)
     for replica in replicas:
         assert shown(replica.context) == shown(served)
@@ -474,17 +474,17 @@ async def test_an_authority_is_replaced_step_by_step_while_everybody_is_believed
     first = kept(kube).ca
     clock.at = datetime.now(UTC) - SKEW - PROPAGATION - MINUTE
     for _ in range(2):  # the certificate, long expired, first
-        await ours.look()
+        await ours.reconcile()
         assert shake(ours.context, next(iter(bundles(kube))), FULL) == ""
     both = kept(kube).ca
     assert both.startswith(first)
     assert len(both) > len(first)
     assert bundles(kube) == {both}
     clock.at = datetime.now(UTC)
-    await ours.look()
+    await ours.reconcile()
     assert shake(ours.context, both.removeprefix(first), FULL) == ""
     clock.at += OVERLAP + DAY
-    await ours.look()
+    await ours.reconcile()
     assert bundles(kube) == {both.removeprefix(first)}
 
 
@@ -492,11 +492,11 @@ async def test_configurations_that_come_later_are_told_then(caplog):
     kube = KeptObjects()
     ours = keeper(kube, SetClock(START))
     await ours.prepare()
-    await ours.look()
+    await ours.reconcile()
     missing = [record for record in caplog.records if record.message == "webhook.configuration_missing"]
     assert len(missing) == 2, "each is told once"
     kube.put(VALIDATING_WEBHOOK, configuration(VALIDATING_WEBHOOK, count=1))
-    await ours.look()
+    await ours.reconcile()
     assert bundles(kube) == {kept(kube).ca}
 
 
@@ -509,35 +509,35 @@ async def test_a_config_map_tells_everybody_which_authorities_are_good():
     )
     told: list[str] = []
     trust = ProxyTrustInformer(kube, "moor", "proxy-ca", told.append)
-    await trust.look()
+    await trust.refresh()
     await ours.prepare()
-    await trust.look()
-    await trust.look()
+    await trust.refresh()
+    await trust.refresh()
     held = parse_secret(kube.objects["Secret", "moor", "proxy-tls"])
     assert held is not None
     assert told == [held.ca.decode()], "when there is news"
     kube.calls.clear()
-    await ours.look()
+    await ours.reconcile()
     assert {call.split()[0] for call in kube.calls} == {"get"}
 
     clock.at = datetime.now(UTC) - 6 * DAY
-    await ours.look()  # the certificate, long expired
-    await ours.look()
-    await trust.look()
+    await ours.reconcile()  # the certificate, long expired
+    await ours.reconcile()
+    await trust.refresh()
     both = told[-1]
     assert both.startswith(told[0])
     assert len(both) > len(told[0])
     served = shown(ours.context)
     clock.at = datetime.now(UTC)
-    await ours.look()
+    await ours.reconcile()
     assert shown(ours.context) == served, "a launcher made a week ago would not know the new authority"
     clock.at += 2 * DAY
-    await ours.look()
+    await ours.reconcile()
     assert shown(ours.context) != served
 
     del kube.objects["Secret", "moor", "proxy-tls"]
-    await ours.look()
-    await trust.look()
+    await ours.reconcile()
+    await trust.refresh()
     assert told[-1].startswith(both), "other replicas serve what was there before"
 
 
@@ -556,7 +556,7 @@ async def test_an_api_server_that_is_away_is_waited_for(kube):
     kube.fail = [KubeError(0, "", "it is away"), KubeError(429, "", "later", retry_after_s=7.0)]
     ours = keeper(kube, clock)
     await ours.prepare()
-    assert ours.ready
+    assert ours.is_ready
     assert clock.slept_s == [1.0, 7.0]
 
 

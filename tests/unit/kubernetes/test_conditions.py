@@ -9,15 +9,24 @@ from typing import Any
 
 import pytest
 
-from moorings.core.instants import Timestamp, add_seconds
-from moorings.kubernetes.conditions import ADMITTED, FINISHED, READY, TYPES, find_condition, reason_of
-from moorings.kubernetes.ipujob import Condition, IPUJob, IPUJobStatus, JobKind, RestartType
-from moorings.kubernetes.plan import JobPartitions, PartitionPause, plan
-from moorings.kubernetes.pods import FAILED, PENDING, SUCCEEDED, Pod
-from moorings.kubernetes.proxy import shapes
-from moorings.kubernetes.proxy.shapes import PartitionBody
-from moorings.kubernetes.reading import parse_status, status_object
-from moorings.kubernetes.status import JobEvent, build_events, build_status
+from moorings.core.model.timestamps import Timestamp, add_seconds
+from moorings.kubernetes.ipujob.parsing import parse_status, status_object
+from moorings.kubernetes.ipujob.pods import FAILED, PENDING, SUCCEEDED, Pod
+from moorings.kubernetes.ipujob.types import Condition, IPUJob, IPUJobStatus, JobKind, RestartType
+from moorings.kubernetes.operator.plan import JobPartitions, PartitionPause, plan
+from moorings.kubernetes.operator.status import (
+    ADMITTED,
+    FINISHED,
+    READY,
+    TYPES,
+    JobEvent,
+    build_events,
+    build_status,
+    find_condition,
+    reason_of,
+)
+from moorings.kubernetes.proxy_api import shapes
+from moorings.kubernetes.proxy_api.shapes import PartitionBody
 from tests.unit.kubernetes.jobs import START, build_job, build_partition
 from tests.unit.kubernetes.test_plan import held, pod
 
@@ -72,14 +81,14 @@ def test_a_job_s_whole_life() -> None:
 
 def test_a_failure_is_finished_too() -> None:
     job = build_job(INFERENCE)
-    job = look(job, [pod(job, 0, FAILED, exit_code=3, why="exit code 3")])
+    job = look(job, [pod(job, 0, FAILED, exit_code=3, reason_text="exit code 3")])
     assert said(job, FINISHED) == (True, "Failed", "sample-worker-0 failed: exit code 3")
     assert find_condition(job.status.conditions, "Failed") is not None, "the state has its own condition beside it"
 
 
 def test_a_restart_is_not_ready_and_stays_admitted() -> None:
-    job = build_job(INFERENCE, restart=RestartType.ON_FAILURE)
-    job = look(job, [pod(job, 0, FAILED, exit_code=3, why="exit code 3", ended_at=START)])
+    job = build_job(INFERENCE, restart_policy=RestartType.ON_FAILURE)
+    job = look(job, [pod(job, 0, FAILED, exit_code=3, reason_text="exit code 3", ended_at=START)])
     assert said(job, READY)[:2] == (False, "Restarting")
     assert said(job, ADMITTED)[:2] == (True, "Granted")
 

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from moorings.kubernetes.connection import build_path, parse_event, parse_status_error
-from moorings.kubernetes.kube import CONFIG_MAP, IPU_JOB, NAMESPACE, POD, SECRET, KubeError
+from moorings.kubernetes.ipujob.types import IPU_JOB
+from moorings.kubernetes.kube.api import CONFIG_MAP, NAMESPACE, POD, SECRET, KubeError
+from moorings.kubernetes.kube.client import build_path, parse_event, parse_status_error
 from tests.cases import cases
 
 

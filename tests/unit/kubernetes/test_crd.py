@@ -7,18 +7,11 @@ from dataclasses import fields
 
 import pytest
 
-from moorings.core.instants import Timestamp
-from moorings.kubernetes.crd import build_crd, build_schema
-from moorings.kubernetes.fields import SPEC, STATUS
-from moorings.kubernetes.ipujob import (
-    Condition,
-    InstanceOutcome,
-    InstanceStatus,
-    IPUJobStatus,
-    KubeObject,
-    StartAttempts,
-)
-from moorings.kubernetes.reading import parse_ipujob, read_ipujob, status_object
+from moorings.core.model.timestamps import Timestamp
+from moorings.kubernetes.ipujob.fields import SPEC, STATUS, build_crd, build_schema
+from moorings.kubernetes.ipujob.parsing import parse_ipujob, read_ipujob, status_object
+from moorings.kubernetes.ipujob.types import Condition, InstanceOutcome, InstanceStatus, IPUJobStatus, StartAttempts
+from moorings.kubernetes.kube.api import KubeObject
 from moorings.wire.codec import to_camel_case
 from tests.unit.kubernetes.ipujobs import EXAMPLES, an_object, example
 

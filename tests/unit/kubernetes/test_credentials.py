@@ -11,8 +11,8 @@ import pytest
 import yaml
 from lightkube.core.exceptions import ConfigError
 
-from moorings.core.errors import MooringsError
-from moorings.kubernetes.credentials import TokenSource, load_credentials, parse_exec
+from moorings.core.model.errors import MooringsError
+from moorings.kubernetes.kube.kubeconfig import TokenSource, load_credentials, parse_exec
 from tests.kubernetes.pki import Authority
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from moorings.kubernetes import names
-from moorings.kubernetes.acts import EnsureJobObjects, FencePartition, ReleasePartition
-from moorings.kubernetes.doing import JobExecutor, UnobservedPods
-from moorings.kubernetes.ipujob import InstanceStatus, IPUJobStatus, JobKind, StartAttempts
-from moorings.kubernetes.kube import NODE, POD, SERVICE
-from moorings.kubernetes.objects import PodOptions, build_worker
-from moorings.kubernetes.proxy.shapes import RELEASING, PartitionBody, PartitionRequest
+from moorings.kubernetes.ipujob import names
+from moorings.kubernetes.ipujob.types import InstanceStatus, IPUJobStatus, JobKind, StartAttempts
+from moorings.kubernetes.kube.api import NODE, POD, SERVICE
+from moorings.kubernetes.operator.actions import EnsureJobObjects, FencePartition, ReleasePartition
+from moorings.kubernetes.operator.executor import JobExecutor, UnobservedPods
+from moorings.kubernetes.operator.pod_builder import PodOptions, build_worker
+from moorings.kubernetes.proxy_api.shapes import RELEASING, PartitionBody, PartitionRequest
 from tests.unit.kubernetes.jobs import build_job, build_partition
 from tests.unit.kubernetes.objects_kept import KeptObjects
 
@@ -35,7 +35,7 @@ class Partitions:
     async def create(self, request: PartitionRequest) -> PartitionBody:
         raise NotImplementedError
 
-    async def give_way(self, namespace: str, job: str, uid: str, instance: int) -> PartitionBody:
+    async def yield_partition(self, namespace: str, job: str, uid: str, instance: int) -> PartitionBody:
         raise NotImplementedError
 
     async def reset(self, namespace: str, job: str, uid: str, instance: int) -> PartitionBody:

@@ -1,4 +1,4 @@
-"""Outputs are copied whole, by whoever begins anew, and old folders go."""
+"""Outputs are copied whole, by whoever begins again, and old folders go."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.app.pruning import prune
-from moorings.core.instants import SECOND, Timestamp
+from moorings.app.maintenance import prune
+from moorings.core.model.timestamps import SECOND, Timestamp
 from moorings.kubernetes.engine import output
-from moorings.kubernetes.engine.calls import parse_status
 from moorings.kubernetes.engine.output import FULL, GAP, LogCopyFile, copy_output
-from moorings.kubernetes.engine.pruning import hold_ended
-from moorings.kubernetes.engine.rundir import KubernetesRunFolder, SubmittedIPUJob
-from moorings.kubernetes.kube import KubeError
+from moorings.kubernetes.engine.run_folder import KubernetesRunFolder, SubmittedIPUJob
+from moorings.kubernetes.kube.api import KubeError
+from moorings.kubernetes.kube.pod_streams import parse_status
 from moorings.workloads.runs import EndReason, EndRecord
 
 
@@ -39,11 +38,6 @@ class Source:
 
     def over(self) -> bool:
         return len(self.turns) <= 1
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 @pytest.mark.parametrize(
@@ -76,9 +70,9 @@ def test_two_who_copy_the_same_write_the_same(tmp_path_factory: pytest.TempPathF
     for copy in (one, other):
         place = 0
         for size in sizes:
-            copy.take(whole[place : place + size])
+            copy.write(whole[place : place + size])
             place += size
-        copy.take(whole[place:])
+        copy.write(whole[place:])
     assert path.read_bytes() == whole
 
 
@@ -86,7 +80,7 @@ def test_an_output_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(output, "OUTPUT_BYTES_MAX", 10)
     copy = LogCopyFile(tmp_path / "log", 0)
     for _ in range(10):
-        copy.take(b"abcd")
+        copy.write(b"abcd")
     assert (tmp_path / "log").read_bytes() == b"abcdabcdabcd" + FULL
 
 
@@ -121,6 +115,6 @@ def test_old_folders_go_and_of_what_may_live_nothing_does(tmp_path: Path) -> Non
     a_run(tmp_path, "run-spared", ended=OLD)
     a_run(tmp_path, "run-damaged", ended=OLD)
     (tmp_path / "run-damaged" / "0" / "order.json").write_bytes(b"{")
-    gone = prune(tmp_path, BEFORE, {"run-spared"}, hold_ended)
+    gone = prune(tmp_path, BEFORE, {"run-spared"}, KubernetesRunFolder.hold_ended)
     assert sorted(gone) == ["run-old", "run-unborn"]
     assert sorted(each.name for each in tmp_path.iterdir()) == ["run-damaged", "run-lives", "run-new", "run-spared"]

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.core.bindings import NO_BINDING
-from moorings.core.claims import NAME_CHARS_MAX, CheckpointContract
-from moorings.core.errors import MooringsError
-from moorings.core.tables import TomlTable
-from moorings.kubernetes.admission import check_ipujob
+from moorings.core.model.bindings import NO_BINDING
+from moorings.core.model.claims import NAME_CHARS_MAX, CheckpointContract
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.toml_table import TomlTable
 from moorings.kubernetes.engine.settings import KubernetesEngineSettings, Volume
 from moorings.kubernetes.engine.submission import (
     build_job,
@@ -24,7 +23,9 @@ from moorings.kubernetes.engine.submission import (
     describe_differences,
     name_of,
 )
-from moorings.kubernetes.ipujob import JobKind, KubeObject
+from moorings.kubernetes.ipujob.types import JobKind
+from moorings.kubernetes.ipujob.validation import check_ipujob
+from moorings.kubernetes.kube.api import KubeObject
 from moorings.ports.engine import RunSubmission
 from moorings.ports.store import Epoch
 from moorings.workloads.jobs import Accelerators, JobSpec, Resources

@@ -6,16 +6,17 @@ from typing import Any
 
 import pytest
 
-from moorings.core.instants import SECOND, Timestamp
-from moorings.kubernetes.engine.rundir import StopRecord, SubmittedIPUJob, TaskStatus
-from moorings.kubernetes.engine.verdict import (
+from moorings.core.model.timestamps import SECOND, Timestamp
+from moorings.kubernetes.engine.run_folder import StopRecord, SubmittedIPUJob, TaskStatus
+from moorings.kubernetes.engine.run_status import (
     build_end_record,
     have_all_ended,
     have_all_started,
     merge_task,
     parse_task,
 )
-from moorings.kubernetes.ipujob import IPUJobStatus, KubeObject
+from moorings.kubernetes.ipujob.types import IPUJobStatus
+from moorings.kubernetes.kube.api import KubeObject
 from moorings.wire.codec import format_time
 from moorings.workloads.runs import EndReason, EndRecord
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from moorings.core.instants import Timestamp
-from moorings.kubernetes.events import COMBINED, EventAggregator, EventKey, EventRateLimit, EventRecorder
+from moorings.core.model.timestamps import Timestamp
+from moorings.kubernetes.kube.events import COMBINED, EventAggregator, EventKey, EventRateLimit, EventRecorder
 from tests.unit.kubernetes.objects_kept import KeptObjects
 from tests.waiting import until_async
 
@@ -15,27 +15,27 @@ SECOND = 1_000_000
 
 def test_an_object_may_tell_25_things_at_once_and_then_one_in_five_minutes():
     spam = EventRateLimit()
-    assert [spam.lets("a", NOW) for _ in range(30)] == [True] * 25 + [False] * 5
-    assert spam.lets("b", NOW), "others are not affected"
+    assert [spam.allow("a", NOW) for _ in range(30)] == [True] * 25 + [False] * 5
+    assert spam.allow("b", NOW), "others are not affected"
     later = Timestamp(NOW + 299 * SECOND)
-    assert not spam.lets("a", later)
-    assert spam.lets("a", Timestamp(NOW + 301 * SECOND))
-    assert not spam.lets("a", Timestamp(NOW + 302 * SECOND))
+    assert not spam.allow("a", later)
+    assert spam.allow("a", Timestamp(NOW + 301 * SECOND))
+    assert not spam.allow("a", Timestamp(NOW + 302 * SECOND))
 
 
 def test_a_clock_that_goes_back_gives_nothing_and_takes_nothing():
     spam = EventRateLimit(burst=2)
-    assert spam.lets("a", NOW)
-    assert spam.lets("a", Timestamp(0))
-    assert not spam.lets("a", Timestamp(0))
+    assert spam.allow("a", NOW)
+    assert spam.allow("a", Timestamp(0))
+    assert not spam.allow("a", Timestamp(0))
 
 
 def test_memory_is_bounded_and_the_oldest_are_forgotten():
     spam = EventRateLimit(burst=1, known_max=10)
-    assert all(spam.lets(str(number), NOW) for number in range(100))
+    assert all(spam.allow(str(number), NOW) for number in range(100))
     assert len(spam._left) == 10
-    assert spam.lets("0", NOW)
-    assert not spam.lets("99", NOW)
+    assert spam.allow("0", NOW)
+    assert not spam.allow("99", NOW)
 
 
 def about(message: str, reason: str = "FailedCreate") -> EventKey:
@@ -58,8 +58,8 @@ async def test_refusals_are_bounded_and_hide_nothing_else() -> None:
     recorder = EventRecorder(kept, "ipu-operator", "a", lambda: NOW)
     job = {"apiVersion": "graphcore.ai/v1alpha1", "kind": "IPUJob", "metadata": {"name": "job", "namespace": "a"}}
     for number in range(100):
-        recorder.tell(job, "Warning", "FailedCreate", f"exceeded quota: used {number}")
-    recorder.tell(job, "Normal", "Completed", "All instances done")
+        recorder.record(job, "Warning", "FailedCreate", f"exceeded quota: used {number}")
+    recorder.record(job, "Normal", "Completed", "All instances done")
     serving = asyncio.create_task(recorder.serve())
     try:
         await until_async(lambda: len(kept.objects) == 12)
@@ -68,4 +68,4 @@ async def test_refusals_are_bounded_and_hide_nothing_else() -> None:
     told = {one["message"]: (one["reason"], one["count"]) for one in kept.objects.values()}
     assert told["All instances done"] == ("Completed", 1)
     assert told["(combined from similar events): exceeded quota: used 24"] == ("FailedCreate", 15)
-    assert recorder.lost == 75
+    assert recorder.dropped == 75

@@ -7,8 +7,8 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.kubernetes.informer import PAUSE_MAX_S, ObjectKey, ObjectStore, retry_delay_s, without_managed_fields
-from moorings.kubernetes.kube import WatchEvent
+from moorings.kubernetes.kube.api import WatchEvent
+from moorings.kubernetes.kube.informer import PAUSE_MAX_S, ObjectKey, ObjectStore, retry_delay_s, without_managed_fields
 
 
 def pod(name: str, version: int, job: str = "a", uid: str = "") -> dict:
@@ -22,14 +22,16 @@ def cache() -> ObjectStore:
 
 def test_an_event_changes_what_is_known_and_tells_old_and_new_owners():
     known = cache()
-    assert known.take(WatchEvent("ADDED", pod("p", 1))) == (ObjectKey("n", "p"), {"a"})
-    assert known.take(WatchEvent("MODIFIED", pod("p", 2, "b"))) == (ObjectKey("n", "p"), {"a", "b"})
+    assert known.apply_event(WatchEvent("ADDED", pod("p", 1))) == (ObjectKey("n", "p"), {"a"})
+    assert known.apply_event(WatchEvent("MODIFIED", pod("p", 2, "b"))) == (ObjectKey("n", "p"), {"a", "b"})
     assert known.indexed("a") == ()
     assert [found["metadata"]["resourceVersion"] for found in known.indexed("b")] == ["2"]
-    assert known.take(WatchEvent("DELETED", pod("p", 3, "b"))) == (ObjectKey("n", "p"), {"b"})
+    assert known.apply_event(WatchEvent("DELETED", pod("p", 3, "b"))) == (ObjectKey("n", "p"), {"b"})
     assert len(known) == 0
     assert known.indexed("b") == ()
-    assert known.take(WatchEvent("DELETED", pod("p", 3))) == (ObjectKey("n", "p"), set()), "an event twice does no harm"
+    assert known.apply_event(WatchEvent("DELETED", pod("p", 3))) == (ObjectKey("n", "p"), set()), (
+        "an event twice does no harm"
+    )
 
 
 def test_who_wrote_which_field_is_not_kept():
@@ -56,7 +58,7 @@ def test_the_index_is_what_the_objects_say(moves):
     known = cache()
     there: dict[str, str] = {}
     for version, (name, job, deleted) in enumerate(moves):
-        known.take(WatchEvent("DELETED" if deleted else "MODIFIED", pod(name, version, job)))
+        known.apply_event(WatchEvent("DELETED" if deleted else "MODIFIED", pod(name, version, job)))
         if deleted:
             there.pop(name, None)
         else:
@@ -76,7 +78,7 @@ def test_an_event_costs_the_same_among_ten_thousand_objects_as_among_a_hundred()
             events = [WatchEvent("MODIFIED", pod(f"p{number}", 2 + turn, f"j{number % 10}")) for number in range(100)]
             begun = time.thread_time()  # of the processor: what others take of it does not count
             for event in events:
-                known.take(event)
+                known.apply_event(event)
             best = min(best, time.thread_time() - begun)
         return best
 

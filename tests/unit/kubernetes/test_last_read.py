@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from moorings.kubernetes.last_read import ParsedJob
-from moorings.kubernetes.reading import parse_ipujob, parse_status, status_object
+from moorings.kubernetes.ipujob.parsing import parse_ipujob, parse_status, status_object
+from moorings.kubernetes.operator.reconcile_state import ParsedJob
 
 JOB: dict[str, Any] = {
     "apiVersion": "graphcore.ai/v1alpha1",
@@ -59,7 +59,7 @@ def write(kept: ParsedJob, **meanwhile: Any) -> dict[str, Any]:
     """A status is written, and others write meanwhile; what the API server made of it."""
     job = kept.read(JOB, 600)
     written = changed(metadata__resourceVersion="3", **meanwhile) | {"status": status_object(STATUS)}
-    kept.note(JOB, written, replace(job, status=STATUS, resource_version="3"))
+    kept.record_written(JOB, written, replace(job, status=STATUS, resource_version="3"))
     return written
 
 
@@ -67,7 +67,7 @@ def test_what_the_operator_wrote_is_known_without_reading(monkeypatch):
     kept = ParsedJob()
     written = write(kept)
     expected = replace(parse_ipujob(written), start_deadline_s=600)
-    monkeypatch.setattr("moorings.kubernetes.last_read.parse_ipujob", None)
+    monkeypatch.setattr("moorings.kubernetes.operator.reconcile_state.parse_ipujob", None)
     assert kept.read(deepcopy(written), 600) == expected
 
 

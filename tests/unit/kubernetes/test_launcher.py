@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import signal
 import socket
 import stat
 import subprocess
-import sys
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,11 +15,12 @@ from typing import Any
 import pytest
 
 import moorings
-from moorings.core.errors import MooringsError
-from moorings.kubernetes import launcher
-from moorings.kubernetes.certificate_keeper import load_certificate, make_server_context
-from moorings.kubernetes.certificates import make_certificates
-from moorings.kubernetes.launcher import (
+from moorings.core.model.errors import MooringsError
+from moorings.kubernetes.ipujob.names import worker_names
+from moorings.kubernetes.kube.certificates import make_certificates
+from moorings.kubernetes.kube.serving_certificate import load_certificate
+from moorings.kubernetes.launcher import init
+from moorings.kubernetes.launcher.init import (
     InstancePartition,
     StartupWait,
     WorkerWatcher,
@@ -31,10 +30,10 @@ from moorings.kubernetes.launcher import (
     wait_for_clean_partition,
     waiting_text,
 )
-from moorings.kubernetes.launcher_api import PodApi
-from moorings.kubernetes.names import worker_names
+from moorings.kubernetes.launcher.pod_api import PodApi
+from moorings.net.tls import make_bare_context
 from tests.cases import cases
-from tests.processes import DYING_WITH_US
+from tests.launcher import LauncherProcess
 from tests.unit.kubernetes.cluster_stand_in import Cluster, Proxy, pod, serve_cluster, serve_proxy
 from tests.waiting import patient, until
 
@@ -51,53 +50,13 @@ def proxy():
     return Proxy()
 
 
-class Process:
-    """The launcher's process: its lines as they come, and its end."""
-
-    def __init__(self, environment: dict[str, str], *arguments: str) -> None:
-        words = [
-            *DYING_WITH_US,
-            sys.executable,
-            "-S",
-            "-m",
-            "moorings.app.kubernetes_launcher",
-            *arguments,
-        ]  # -S: no library at all
-        self.process = subprocess.Popen(
-            words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
-        )
-        self.lines: list[str] = []
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        self.lines.extend(iter(self.process.stdout.readline, ""))
-
-    def wait_for(self, words: str) -> None:
-        until(
-            lambda: any(re.search(words, line) for line in self.lines),
-            what=lambda: f"{words!r} among {self.lines}",
-        )
-
-    def end(self, timeout: float = 30) -> int:
-        code = self.process.wait(patient(timeout))
-        self._reader.join()
-        return code
-
-    @property
-    def errors(self) -> str:
-        assert self.process.stderr is not None
-        return self.process.stderr.read()
-
-
 @pytest.fixture
 def start(tmp_path, cluster, proxy):
     """Starts launchers beside a cluster and a proxy."""
     kubectl = tmp_path / "kubectl"
     kubectl.write_text("#!/bin/sh\necho plain\n")
     (tmp_path / "proxy-token").write_text("the-proxys-token\n")
-    started: list[Process] = []
+    started: list[LauncherProcess] = []
     with serve_cluster(cluster, tmp_path / "account") as port, serve_proxy(proxy) as url:
         environment = {
             "PYTHONPATH": str(Path(moorings.__file__).resolve().parents[1]),
@@ -109,9 +68,9 @@ def start(tmp_path, cluster, proxy):
             "MOORINGS_PROXY_TOKEN_FILE": str(tmp_path / "proxy-token"),
         }
 
-        def run(*more: str, **changes: str) -> Process:
+        def run(*more: str, **changes: str) -> LauncherProcess:
             given = ["--into", str(tmp_path / "bin"), "--kubectl", str(kubectl), "--account", str(tmp_path / "account")]
-            started.append(Process({**environment, **changes}, *given, *more))
+            started.append(LauncherProcess({**environment, **changes}, *given, *more))
             return started[-1]
 
         yield run
@@ -245,9 +204,9 @@ def test_a_worker_that_ends_while_the_partition_is_prepared(start, ready, proxy)
 @pytest.fixture
 def workers(tmp_path, cluster, monkeypatch):
     """Starts watching and waits in a thread; what is told, and how it ended."""
-    monkeypatch.setattr(launcher, "PAUSE_S", 0.02)
-    monkeypatch.setattr(launcher, "PAUSE_S_MAX", 0.1)
-    monkeypatch.setattr(launcher, "DENIED_S", 0.5)
+    monkeypatch.setattr(init, "PAUSE_S", 0.02)
+    monkeypatch.setattr(init, "PAUSE_S_MAX", 0.1)
+    monkeypatch.setattr(init, "DENIED_S", 0.5)
 
     class Waiting:
         def __init__(self, port: int, account: Path) -> None:
@@ -367,8 +326,8 @@ def test_a_token_that_was_exchanged_is_read_anew(workers, ready, tmp_path):
 
 
 def test_an_api_server_that_comes_back_is_found(tmp_path, ready, monkeypatch):
-    """With another certificate of another authority: what the kubelet puts into the folder is read anew."""
-    monkeypatch.setattr(launcher, "PAUSE_S", 0.05)
+    """With another certificate of another authority: what the kubelet puts into the folder is read again."""
+    monkeypatch.setattr(init, "PAUSE_S", 0.05)
     told: list[str] = []
     with serve_cluster(Cluster(), tmp_path / "account") as port:
         pass
@@ -432,9 +391,9 @@ def problem(status: int, code: str, *, retryable: bool = False) -> tuple[int, An
 
 @pytest.fixture
 def place(tmp_path, proxy, monkeypatch):
-    monkeypatch.setattr(launcher, "PAUSE_S", 0.02)
-    monkeypatch.setattr(launcher, "LOOK_S", 0.02)
-    monkeypatch.setattr(launcher, "DENIED_S", 0.5)
+    monkeypatch.setattr(init, "PAUSE_S", 0.02)
+    monkeypatch.setattr(init, "LOOK_S", 0.02)
+    monkeypatch.setattr(init, "DENIED_S", 0.5)
     (tmp_path / "token").write_text("a-token")
     with serve_proxy(proxy) as url:
         yield InstancePartition(url, "team", "job", "u-1", 0, tmp_path / "token")
@@ -533,7 +492,7 @@ OF_JOB = ("team", "job", "u-1", 0)
 def test_a_proxy_or_a_launcher_of_another_age_is_waited_for(place, proxy, tmp_path, proxy_first):
     """One of them speaks TLS and the other not, or it is by another authority: the operator makes another launcher."""
     held = make_certificates(["127.0.0.1"], datetime.now(UTC))
-    context = make_server_context()
+    context = make_bare_context()
     load_certificate(context, held)
     (tmp_path / "other.crt").write_bytes(make_certificates(["127.0.0.1"], datetime.now(UTC)).ca)
     (tmp_path / "ca.crt").write_bytes(held.ca)
@@ -567,15 +526,15 @@ def test_a_token_that_is_not_there_is_told(place):
 
 def test_progress_is_told_when_it_is_news_and_every_minute(monkeypatch):
     now_s = 1000.0
-    monkeypatch.setattr("moorings.kubernetes.launcher.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("moorings.kubernetes.launcher.init.time.monotonic", lambda: now_s)
     told: list[str] = []
     patience = StartupWait(0, told.append)
     for at_s, text in ((0, "a"), (1, "a"), (2, "b"), (61, "b"), (62, "b"), (63, "a")):
         now_s = 1000.0 + at_s
-        patience.say(text)
+        patience.log_wait(text)
     assert told == ["a", "b", "b", "a"]
     now_s += 10**9
-    patience.say("without an end")
+    patience.log_wait("without an end")
 
 
 def unschedulable() -> Any:

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from moorings.core.instants import Timestamp, add_seconds
-from moorings.kubernetes.acts import AcquirePartition, CreateLauncher, DeleteJob, DeletePod, ReleasePartition
-from moorings.kubernetes.doing import build_partition_request
-from moorings.kubernetes.ipujob import (
+from moorings.core.model.timestamps import Timestamp, add_seconds
+from moorings.kubernetes.ipujob.parsing import parse_status, status_object
+from moorings.kubernetes.ipujob.pods import FAILED, RUNNING, SUCCEEDED, Pod
+from moorings.kubernetes.ipujob.types import (
     CleanPodPolicy,
     InstanceOutcome,
     InstanceStatus,
@@ -18,12 +18,18 @@ from moorings.kubernetes.ipujob import (
     JobKind,
     RestartType,
 )
-from moorings.kubernetes.plan import HOLDS_NOTHING, JobPartitions, JobPlan, plan
-from moorings.kubernetes.pods import FAILED, RUNNING, SUCCEEDED, Pod
-from moorings.kubernetes.proxy import shapes
-from moorings.kubernetes.proxy.shapes import PartitionBody
-from moorings.kubernetes.reading import parse_status, status_object
-from moorings.kubernetes.status import build_events, build_status
+from moorings.kubernetes.operator.actions import (
+    AcquirePartition,
+    CreateLauncher,
+    DeleteJob,
+    DeletePod,
+    ReleasePartition,
+)
+from moorings.kubernetes.operator.executor import build_partition_request
+from moorings.kubernetes.operator.plan import HOLDS_NOTHING, JobPartitions, JobPlan, plan
+from moorings.kubernetes.operator.status import build_events, build_status
+from moorings.kubernetes.proxy_api import shapes
+from moorings.kubernetes.proxy_api.shapes import PartitionBody
 from moorings.wire.codec import format_time
 from tests.unit.kubernetes.jobs import START, build_job, build_partition
 from tests.unit.kubernetes.test_plan import held, pod
@@ -33,7 +39,7 @@ KEPT_S = 100
 
 
 def limited(restart: RestartType = RestartType.NEVER) -> IPUJob:
-    return build_job(active_deadline_s=LIMIT_S, restart=restart)
+    return build_job(active_deadline_s=LIMIT_S, restart_policy=restart)
 
 
 def ready(job: IPUJob, at: Timestamp = START) -> PartitionBody:
@@ -53,13 +59,13 @@ def running(job: IPUJob, restart: int = 0) -> list[Pod]:
 def test_an_instance_that_is_active_for_too_long_fails_with_a_jobs_reason() -> None:
     job = limited(restart=RestartType.ALWAYS)
     found, job = look(job, running(job), held(ready(job)), START)
-    assert found.again_s == LIMIT_S, "it looks again when the time is over"
+    assert found.requeue_after_s == LIMIT_S, "it looks again when the time is over"
     before = job.status
     found, job = look(job, running(job), held(ready(job)), add_seconds(START, LIMIT_S - 1))
-    assert (found.acts, found.again_s) == ((), 1)
+    assert (found.acts, found.requeue_after_s) == ((), 1)
     found, job = look(job, running(job), held(ready(job)), add_seconds(START, LIMIT_S))
     assert found.acts == (DeletePod("sample-launcher", "uid-sample-launcher"),), "whatever restarts it"
-    assert found.save_first
+    assert found.save_status_first
     assert job.status.state == "Failed"
     assert job.status.message == "it was active for longer than the 60 s of spec.activeDeadlineSeconds"
     assert [one.reason for one in job.status.conditions if one.type == "Failed"] == ["DeadlineExceeded"]
@@ -74,7 +80,7 @@ def test_the_wait_for_a_partition_does_not_count() -> None:
     begun = add_seconds(START, 6 * LIMIT_S)
     found, job = look(job, [], held(ready(job, begun)), add_seconds(begun, 10))
     assert any(isinstance(act, CreateLauncher) for act in found.acts)
-    assert found.again_s == LIMIT_S - 10, "as its claim counts, from when the partition was ready"
+    assert found.requeue_after_s == LIMIT_S - 10, "as its claim counts, from when the partition was ready"
 
 
 def test_it_counts_over_restarts() -> None:
@@ -101,7 +107,7 @@ def test_it_counts_over_partitions_without_the_time_between_them() -> None:
         "what is left of it is the new claim's limit"
     )
     found, job = look(job, [], held(ready(job, add_seconds(START, 2000))), add_seconds(START, 2000))
-    assert found.again_s == LIMIT_S - 25
+    assert found.requeue_after_s == LIMIT_S - 25
 
 
 def test_a_program_that_ended_by_itself_has_not_exceeded_its_deadline() -> None:
@@ -121,7 +127,7 @@ def test_a_partition_that_is_kept_after_the_end_goes_at_its_claims_time_limit(en
     ended = [pod(job, 0), pod(job, -1, SUCCEEDED, ended_at=add_seconds(START, ended_s))]
     if ended_s < LIMIT_S:
         found, job = look(job, ended, held(ready(job)), add_seconds(START, ended_s))
-        assert (found.acts, found.again_s) == ((), LIMIT_S - ended_s)
+        assert (found.acts, found.requeue_after_s) == ((), LIMIT_S - ended_s)
     found, _ = look(job, ended, held(ready(job)), add_seconds(START, LIMIT_S))
     assert found.acts == (ReleasePartition(0),), "others were promised its IPUs"
 
@@ -140,11 +146,11 @@ def test_without_a_deadline_nothing_is_remembered() -> None:
 
 
 def test_a_finished_job_is_deleted_when_its_time_is_over() -> None:
-    job = build_job(ttl_s_after_finished=KEPT_S, clean=CleanPodPolicy.NONE)
+    job = build_job(ttl_s_after_finished=KEPT_S, clean_pod_policy=CleanPodPolicy.NONE)
     done = [pod(job, 0), pod(job, -1, SUCCEEDED, ended_at=START)]
     _, job = look(job, done, held(ready(job)), START)
     found, _ = look(job, done, held(), add_seconds(START, 1))
-    assert (found.acts, found.again_s) == ((), KEPT_S - 1)
+    assert (found.acts, found.requeue_after_s) == ((), KEPT_S - 1)
     found, kept = look(job, done, held(), add_seconds(START, KEPT_S))
     assert found.acts == (DeleteJob(),)
     assert kept.status == job.status
@@ -208,7 +214,7 @@ def test_what_runs_is_stopped_before_its_partition_is_given_back() -> None:
     job = replace(job, suspended=True)
     found, job = look(job, running(job), held(ready(job)), add_seconds(START, 10))
     assert {act.name for act in found.acts if isinstance(act, DeletePod)} == {"sample-worker-0", "sample-launcher"}
-    assert found.save_first, "that it starts anew rests on it"
+    assert found.save_status_first, "that it starts anew rests on it"
     assert job.status.state == "Suspended"
     ending = [replace(one, deleting=True) for one in running(job)]
     found, job = look(job, ending, held(ready(job)), add_seconds(START, 11))

@@ -10,13 +10,12 @@ from typing import Any
 import httpx2
 import pytest
 
-from moorings.core.errors import MooringsError
-from moorings.core.instants import SECOND, Timestamp
-from moorings.kubernetes import tokens
-from moorings.kubernetes.ipujob import KubeObject
-from moorings.kubernetes.kube import ResourceType
-from moorings.kubernetes.metrics_guard import BELIEVED_S, REFUSED_S, RbacProxy, make_rbac_proxy_app
-from moorings.kubernetes.tokens import REVIEWS_MAX
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.timestamps import SECOND, Timestamp
+from moorings.kubernetes.kube import token_review
+from moorings.kubernetes.kube.api import KubeObject, ResourceType
+from moorings.kubernetes.kube.token_review import REVIEWS_MAX
+from moorings.kubernetes.operator.rbac_proxy import BELIEVED_S, REFUSED_S, RbacProxy, make_rbac_proxy_app
 from tests.waiting import patient
 
 ENDS = 10_000
@@ -117,7 +116,7 @@ async def test_a_yes_and_a_no_are_believed_for_a_while_and_no_longer_than_the_to
 
 
 async def test_bad_tokens_push_no_good_one_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "REMEMBERED_MAX", 20)
+    monkeypatch.setattr(token_review, "REMEMBERED_MAX", 20)
     api = ApiServer()
     found = guard(api)
     await found.check(f"Bearer {GOOD}")

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from moorings.core.errors import MooringsError
-from moorings.kubernetes.certificate_keeper import ConfigMapTrustStore
-from moorings.kubernetes.certificates import CertificateBundle, make_certificates
-from moorings.kubernetes.mounted import MountedCertificate
+from moorings.core.model.errors import MooringsError
+from moorings.kubernetes.kube.certificates import CertificateBundle, make_certificates
+from moorings.kubernetes.kube.mounted_certificate import MountedCertificate
+from moorings.kubernetes.kube.serving_certificate import ConfigMapTrustStore
 from tests.unit.kubernetes.objects_kept import KeptObjects, SetClock
 
 
@@ -31,16 +31,16 @@ async def test_a_new_certificate_is_served_and_its_authority_is_told_beside_the_
     ours = MountedCertificate(tmp_path, SetClock(datetime.now(UTC)), ConfigMapTrustStore(kube, "moor", "proxy-ca"))
     with pytest.raises(MooringsError, match="cannot be read"):
         await ours.prepare()
-    assert not ours.ready
+    assert not ours.is_ready
     put(tmp_path, first)
     await ours.prepare()
-    assert ours.ready
+    assert ours.is_ready
     assert told(kube) == first.ca.decode()
     put(tmp_path, second)
-    await ours.look()
+    await ours.reconcile()
     assert told(kube) == (first.ca + second.ca).decode(), "who knows the first alone is there for a while"
     assert isinstance(ours.context, ssl.SSLContext)
     (tmp_path / "ca.crt").unlink()
     with pytest.raises(MooringsError) as caught:
-        await ours.look()
+        await ours.reconcile()
     assert "authority" in caught.value.hint

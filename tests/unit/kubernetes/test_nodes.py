@@ -7,21 +7,21 @@ from typing import Any
 
 import pytest
 
-from moorings.core.instants import Timestamp, add_seconds
-from moorings.kubernetes.acts import AcquirePartition, DeletePod, FencePartition, ReleasePartition
-from moorings.kubernetes.ipujob import CleanPodPolicy, InstanceOutcome, IPUJob, JobKind, RestartType
-from moorings.kubernetes.nodes import NotReadyNode, parse_not_ready, trim_node
-from moorings.kubernetes.plan import JobPartitions, JobPlan, plan
-from moorings.kubernetes.pods import RUNNING, SUCCEEDED, Pod
-from moorings.kubernetes.proxy import shapes
-from moorings.kubernetes.status import build_status
+from moorings.core.model.timestamps import Timestamp, add_seconds
+from moorings.kubernetes.ipujob.pods import RUNNING, SUCCEEDED, Pod
+from moorings.kubernetes.ipujob.types import CleanPodPolicy, InstanceOutcome, IPUJob, JobKind, RestartType
+from moorings.kubernetes.operator.actions import AcquirePartition, DeletePod, FencePartition, ReleasePartition
+from moorings.kubernetes.operator.node_health import NotReadyNode, parse_not_ready, trim_node
+from moorings.kubernetes.operator.plan import JobPartitions, JobPlan, plan
+from moorings.kubernetes.operator.status import build_status
+from moorings.kubernetes.proxy_api import shapes
 from moorings.wire.codec import format_time
 from tests.unit.kubernetes.jobs import START, build_job, build_partition
 
 LOST_S = 300
 LATE = add_seconds(START, LOST_S)
 SILENT = {"node1": NotReadyNode(START)}
-NOBODY = JobPartitions(current=True, standing=True)
+NOBODY = JobPartitions(is_complete=True, is_watched=True)
 FENCE = FencePartition(0, frozenset({"node1"}))
 
 
@@ -32,7 +32,7 @@ def pod(job: IPUJob, number: int, node: str, phase: str = RUNNING, **changes: An
 
 
 def held(job: IPUJob, **changes: Any) -> JobPartitions:
-    return JobPartitions({0: build_partition(job, **changes)}, current=True, standing=True)
+    return JobPartitions({0: build_partition(job, **changes)}, is_complete=True, is_watched=True)
 
 
 def look(
@@ -51,11 +51,11 @@ def test_a_node_that_does_not_answer_is_named_with_the_time() -> None:
     job = build_job(JobKind.INFERENCE)
     job, found, message = look(job, [pod(job, 0, "node1")], held(job), add_seconds(LATE, 1e6))
     assert found.acts == (), "nobody asked for more"
-    assert found.again_s is None
+    assert found.requeue_after_s is None
     assert job.status.state == "Running"
     assert message == "node node1 with sample-worker-0 has not answered since 2026-09-21 14:13:20 UTC"
     going = pod(job, 0, "node1", deleting=True)
-    _, _, message = look(job, [going], held(job), silent={"node1": NotReadyNode(START, answers=True)})
+    _, _, message = look(job, [going], held(job), silent={"node1": NotReadyNode(START, kubelet_reports=True)})
     assert message == (
         "waiting for sample-worker-0, which is being deleted, to be gone; "
         "node node1 with sample-worker-0 has not been Ready since 2026-09-21 14:13:20 UTC"
@@ -68,16 +68,16 @@ def test_a_node_that_does_not_answer_is_named_with_the_time() -> None:
 def test_before_its_time_a_job_says_when_it_is_given_up() -> None:
     job = build_job(JobKind.INFERENCE, node_lost_s=LOST_S)
     _, found, message = look(job, [pod(job, 0, "node1")], held(job), add_seconds(START, 100))
-    assert (found.acts, found.again_s) == ((), 200)
+    assert (found.acts, found.requeue_after_s) == ((), 200)
     assert message.endswith("since 2026-09-21 14:13:20 UTC; it is given up at 2026-09-21 14:18:20 UTC")
 
 
 @pytest.mark.parametrize("kind", [JobKind.TRAINING, JobKind.INFERENCE])
 def test_other_pods_then_the_partition_then_the_lost_pods_then_it_starts_elsewhere(kind: JobKind) -> None:
-    job = build_job(kind, workers=2, ipus=2, node_lost_s=LOST_S, restart=RestartType.ON_FAILURE)
+    job = build_job(kind, workers=2, ipus=2, node_lost_s=LOST_S, restart_policy=RestartType.ON_FAILURE)
     lost, other = pod(job, 0, "node1", deleting=True), pod(job, -1 if job.has_launcher else 1, "node2")
     job, found, message = look(job, [lost, other], held(job))
-    assert found.save_first
+    assert found.save_status_first
     assert found.acts == (DeletePod(other.name, other.uid),)
     told = "node node1 with sample-worker-0 has not answered since 2026-09-21 14:13:20 UTC"
     assert message.startswith(f"its partition is removed before anything starts anew: {told}")
@@ -96,7 +96,7 @@ def test_other_pods_then_the_partition_then_the_lost_pods_then_it_starts_elsewhe
 
 @pytest.mark.parametrize("clean", list(CleanPodPolicy))
 def test_without_a_restart_it_fails_and_holds_nothing(clean: CleanPodPolicy) -> None:
-    job = build_job(JobKind.INFERENCE, node_lost_s=LOST_S, clean=clean)
+    job = build_job(JobKind.INFERENCE, node_lost_s=LOST_S, clean_pod_policy=clean)
     lost = pod(job, 0, "node1")
     job, found, _ = look(job, [lost], held(job))
     assert found.acts == (FENCE,)
@@ -111,7 +111,7 @@ def test_what_failed_for_another_reason_says_what_holds_its_partition_and_is_loo
     ready = held(job, since=format_time(START))
     job, _, _ = look(job, [pod(job, 0, "node1")], ready, START)
     job, found, message = look(job, [pod(job, 0, "node1")], ready, add_seconds(START, 60))
-    assert found.again_s == LOST_S - 60
+    assert found.requeue_after_s == LOST_S - 60
     assert message == (
         "it was active for longer than the 60 s of spec.activeDeadlineSeconds; node node1 with sample-worker-0 has not "
         "answered since 2026-09-21 14:13:20 UTC; it is given up at 2026-09-21 14:18:20 UTC"
@@ -135,7 +135,7 @@ def test_a_node_that_is_back_in_time_costs_nothing() -> None:
 
 
 def test_one_that_is_back_after_its_failure_was_counted_has_its_pod_deleted_as_ever() -> None:
-    job = build_job(JobKind.INFERENCE, node_lost_s=LOST_S, restart=RestartType.ON_FAILURE)
+    job = build_job(JobKind.INFERENCE, node_lost_s=LOST_S, restart_policy=RestartType.ON_FAILURE)
     lost = pod(job, 0, "node1")
     job, _, _ = look(job, [lost], held(job))
     _, found, _ = look(job, [lost], held(job), silent={})
@@ -154,7 +154,7 @@ def test_what_was_done_before_its_workers_node_was_lost_is_done() -> None:
 def test_a_job_that_goes_is_not_held_by_a_lost_node(deleted: bool) -> None:
     job = build_job(JobKind.INFERENCE, node_lost_s=LOST_S, deleted=deleted, instances=int(deleted))
     lost = pod(job, 0, "node1", deleting=True)
-    assert look(job, [lost], held(job), add_seconds(START, 100))[1].again_s == 200
+    assert look(job, [lost], held(job), add_seconds(START, 100))[1].requeue_after_s == 200
     assert look(job, [lost], held(job))[1].acts == (FENCE,)
     assert look(job, [lost], NOBODY)[1].acts == (DeletePod(lost.name, lost.uid, 0),)
 
@@ -165,7 +165,7 @@ def test_what_a_node_says_of_itself(status: str) -> None:
     ready = {"type": "Ready", "status": status, "lastTransitionTime": "2026-09-21T14:13:20Z"}
     node = {"metadata": {"name": "n", "uid": "u", "resourceVersion": "1", "labels": {}}, "spec": {"podCIDR": "x"}}
     node["status"] = {"conditions": [other, ready] if status else [other], "images": [{}]}
-    expected = {"False": NotReadyNode(START, answers=True), "Unknown": NotReadyNode(START)}.get(status)
+    expected = {"False": NotReadyNode(START, kubelet_reports=True), "Unknown": NotReadyNode(START)}.get(status)
     assert parse_not_ready(node) == expected
     trimmed = trim_node(node)
     assert parse_not_ready(trimmed) == expected

@@ -12,22 +12,23 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from moorings.core.errors import MooringsError
-from moorings.kubernetes import names
-from moorings.kubernetes.admission import find_errors
-from moorings.kubernetes.ipujob import IPUJob, JobKind, KubeObject
-from moorings.kubernetes.objects import (
+from moorings.core.model.errors import MooringsError
+from moorings.kubernetes.ipujob import names
+from moorings.kubernetes.ipujob.names import CONFIG_DIR
+from moorings.kubernetes.ipujob.parsing import parse_ipujob
+from moorings.kubernetes.ipujob.pod_security import AdmissionLimits
+from moorings.kubernetes.ipujob.types import IPUJob, JobKind
+from moorings.kubernetes.ipujob.validation import find_errors
+from moorings.kubernetes.kube.api import KubeObject
+from moorings.kubernetes.operator.pod_builder import (
     ANNOTATIONS_BYTES_MAX,
-    CONFIG_DIR,
     PodOptions,
     build_config,
     build_launcher,
     build_launcher_rbac,
     build_worker,
 )
-from moorings.kubernetes.privileges import AdmissionLimits
-from moorings.kubernetes.proxy.shapes import PartitionBody
-from moorings.kubernetes.reading import parse_ipujob
+from moorings.kubernetes.proxy_api.shapes import PartitionBody
 from moorings.wire.shapes import BindingBody, GcdBody
 from tests.pod_security import refused
 from tests.unit.kubernetes.ipujobs import a_container, a_spec, a_template, an_object, anything
@@ -139,7 +140,7 @@ def test_a_launcher_knows_the_proxy_by_the_authorities_that_hold_when_it_is_made
     options = PodOptions(proxy_url="https://proxy", proxy_ca="pem")
     pod = launcher(job, options)
     annotations = pod["metadata"]["annotations"]
-    assert (annotations[names.PROXY_CA], annotations[names.PROXY]) == ("pem", options.proxy_mark)
+    assert (annotations[names.PROXY_CA], annotations[names.PROXY]) == ("pem", options.proxy_hash)
     (init,) = pod["spec"]["initContainers"]
     folder = next(one["mountPath"] for one in init["volumeMounts"] if one["name"] == "moorings-token")
     (volume,) = [one for one in pod["spec"]["volumes"] if one["name"] == "moorings-token"]
@@ -147,8 +148,8 @@ def test_a_launcher_knows_the_proxy_by_the_authorities_that_hold_when_it_is_made
     assert item["fieldRef"]["fieldPath"] == "metadata.annotations['graphcore.ai/proxy-ca']"
     assert {"name": "MOORINGS_PROXY_CA_FILE", "value": f"{folder}/{item['path']}"} in init["env"]
     others = [replace(options, proxy_ca="other"), replace(options, proxy_url="https://other")]
-    assert len({options.proxy_mark, *(one.proxy_mark for one in others)}) == 3
-    assert replace(options, proxy_ca="").proxy_mark == "", "what is not known outdates nobody"
+    assert len({options.proxy_hash, *(one.proxy_hash for one in others)}) == 3
+    assert replace(options, proxy_ca="").proxy_hash == "", "what is not known outdates nobody"
 
 
 # -- a GCD's file ------------------------------------------------------------------------------------------------------

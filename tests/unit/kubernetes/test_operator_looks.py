@@ -7,17 +7,18 @@ from copy import deepcopy
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
-from moorings.core.instants import SECOND
-from moorings.kubernetes.informer import MultiNamespaceInformer
-from moorings.kubernetes.ipujob import FINALIZER, KubeObject
-from moorings.kubernetes.kube import IPU_JOB, POD, ResourceType
-from moorings.kubernetes.measures import OperatorMetrics
-from moorings.kubernetes.objects import PodOptions
-from moorings.kubernetes.operator import JobReconciler
-from moorings.kubernetes.proxy.client import PartitionInformer
-from moorings.kubernetes.proxy.shapes import PartitionBody, PartitionRequest
-from moorings.kubernetes.reading import parse_ipujob
-from moorings.kubernetes.status import JobEvent
+from moorings.core.model.timestamps import SECOND
+from moorings.kubernetes.ipujob.parsing import parse_ipujob
+from moorings.kubernetes.ipujob.types import FINALIZER, IPU_JOB
+from moorings.kubernetes.kube.api import POD, KubeObject, ResourceType
+from moorings.kubernetes.kube.informer import MultiNamespaceInformer
+from moorings.kubernetes.operator.metrics import OperatorMetrics
+from moorings.kubernetes.operator.orphans import OrphanSweeper
+from moorings.kubernetes.operator.pod_builder import PodOptions
+from moorings.kubernetes.operator.reconciler import JobReconciler
+from moorings.kubernetes.operator.status import JobEvent
+from moorings.kubernetes.proxy_api.client import PartitionInformer
+from moorings.kubernetes.proxy_api.shapes import PartitionBody, PartitionRequest
 from tests.unit.kubernetes.ipujobs import a_spec, an_object
 from tests.unit.kubernetes.jobs import START, build_partition
 from tests.unit.kubernetes.objects_kept import KeptObjects, SetClock
@@ -74,7 +75,7 @@ class Seen:
 class View:
     """Partitions, all of them known."""
 
-    current = standing = True
+    is_synced = is_watching = True
 
     def __init__(self, *bodies: PartitionBody) -> None:
         self.bodies = list(bodies)
@@ -82,16 +83,16 @@ class View:
     def get(self, _namespace: str, _job: str, _uid: str = "") -> Mapping[int, PartitionBody]:
         return {one.instance: one for one in self.bodies}
 
-    def named(self, _namespace: str, _job: str) -> list[PartitionBody]:
+    def by_job_name(self, _namespace: str, _job: str) -> list[PartitionBody]:
         return self.bodies
 
     def all(self) -> list[PartitionBody]:
         return self.bodies
 
-    def note(self, body: PartitionBody) -> None:
+    def observe(self, body: PartitionBody) -> None:
         self.bodies = [body]
 
-    def note_gone(self, _before: PartitionBody) -> None:
+    def observe_gone(self, _before: PartitionBody) -> None:
         self.bodies = []
 
 
@@ -109,7 +110,7 @@ class Proxy:
         self.released.append(instance)
         return None
 
-    async def give_way(self, _namespace: str, _job: str, _uid: str, _instance: int) -> PartitionBody:
+    async def yield_partition(self, _namespace: str, _job: str, _uid: str, _instance: int) -> PartitionBody:
         raise NotImplementedError
 
     async def reset(self, _namespace: str, _job: str, _uid: str, _instance: int) -> PartitionBody:
@@ -129,16 +130,19 @@ class Site:
         self.api.put(IPU_JOB, found, "default")
         partition = build_partition(parse_ipujob(found))
         self.proxy = Proxy(partition)
+        jobs = cast("MultiNamespaceInformer", Seen(self.api, IPU_JOB))
+        view = cast("PartitionInformer", View(partition))
         self.operator = JobReconciler(
             kube=self.api,
             proxy=self.proxy,
+            orphans=OrphanSweeper(self.api, self.proxy, jobs, view, (), lambda: True),
             options=PodOptions(start_deadline_s=60),
-            jobs=cast("MultiNamespaceInformer", Seen(self.api, IPU_JOB)),
+            jobs=jobs,
             pods=cast("MultiNamespaceInformer", Seen(self.api, POD)),
-            view=cast("PartitionInformer", View(partition)),
-            silent={},
-            may=lambda: True,
-            story=lambda _found, story: self.stories.append(story),
+            view=view,
+            not_ready_nodes={},
+            is_leading=lambda: True,
+            record_event=lambda _found, story: self.stories.append(story),
             value_of_class=lambda _name: None,
             measures=OperatorMetrics(jobs=dict, partitions=list, waiting=lambda: 0, leads=lambda: True),
             clock=self.clock,

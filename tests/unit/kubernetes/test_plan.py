@@ -7,8 +7,18 @@ from typing import Any
 
 import pytest
 
-from moorings.core.instants import Timestamp, add_seconds
-from moorings.kubernetes.acts import (
+from moorings.core.model.timestamps import Timestamp, add_seconds
+from moorings.kubernetes.ipujob.pods import FAILED, PENDING, RUNNING, SUCCEEDED, Pod
+from moorings.kubernetes.ipujob.types import (
+    CleanPodPolicy,
+    InstanceOutcome,
+    InstanceStatus,
+    IPUJob,
+    IPUJobStatus,
+    JobKind,
+    RestartType,
+)
+from moorings.kubernetes.operator.actions import (
     AcquirePartition,
     AddFinalizer,
     CleanPartition,
@@ -20,20 +30,10 @@ from moorings.kubernetes.acts import (
     ReleasePartition,
     YieldPartition,
 )
-from moorings.kubernetes.ipujob import (
-    CleanPodPolicy,
-    InstanceOutcome,
-    InstanceStatus,
-    IPUJob,
-    IPUJobStatus,
-    JobKind,
-    RestartType,
-)
-from moorings.kubernetes.plan import JobPartitions, JobPlan, PartitionPause, backoff_s, plan
-from moorings.kubernetes.pods import FAILED, PENDING, RUNNING, SUCCEEDED, Pod
-from moorings.kubernetes.proxy import shapes
-from moorings.kubernetes.proxy.shapes import PartitionBody
-from moorings.kubernetes.status import build_status
+from moorings.kubernetes.operator.plan import JobPartitions, JobPlan, PartitionPause, backoff_s, plan
+from moorings.kubernetes.operator.status import build_status
+from moorings.kubernetes.proxy_api import shapes
+from moorings.kubernetes.proxy_api.shapes import PartitionBody
 from moorings.wire.codec import format_time
 from tests.cases import cases
 from tests.unit.kubernetes.jobs import START, build_job, build_partition
@@ -52,7 +52,7 @@ def pod(job: IPUJob, number: int, phase: str = RUNNING, **changes: Any) -> Pod:
 
 def held(*bodies: PartitionBody) -> JobPartitions:
     known = {body.instance: body for body in bodies}
-    return JobPartitions(known, current=True, standing=True, fresh=frozenset(known))
+    return JobPartitions(known, is_complete=True, is_watched=True, unused=frozenset(known))
 
 
 def decide(
@@ -112,7 +112,7 @@ def test_it_runs_when_its_launcher_does() -> None:
 
 def test_a_pod_that_cannot_start_is_named_with_kubelets_reason() -> None:
     job = build_job(INFERENCE)
-    pods = [pod(job, 0, PENDING, why="ImagePullBackOff: Back-off pulling image")]
+    pods = [pod(job, 0, PENDING, reason_text="ImagePullBackOff: Back-off pulling image")]
     _, status = decide(job, pods, held(build_partition(job)))
     assert status.message == "waiting for sample-worker-0: ImagePullBackOff: Back-off pulling image"
 
@@ -144,7 +144,7 @@ def test_done_it_gives_its_partition_back_and_keeps_its_pods() -> None:
     job = build_job()
     pods = [pod(job, 0), pod(job, -1, SUCCEEDED, exit_code=0)]
     found, status = decide(job, pods, held(build_partition(job)))
-    assert found.save_first
+    assert found.save_status_first
     assert found.acts == (ReleasePartition(0),)
     assert (status.state, status.message, status.current) == ("Completed", "All instances done", 0)
     assert status.completed_at == START
@@ -160,7 +160,7 @@ def test_done_it_gives_its_partition_back_and_keeps_its_pods() -> None:
 )
 @pytest.mark.parametrize("phase", [SUCCEEDED, FAILED])
 def test_clean_pod_policies(policy: CleanPodPolicy, names: set[str], phase: str) -> None:
-    job = build_job(clean=policy)
+    job = build_job(clean_pod_policy=policy)
     pods = [pod(job, 0), pod(job, -1, phase, exit_code=0 if phase == SUCCEEDED else 3)]
     found, _ = decide(job, pods, held(build_partition(job)))
     assert {act.name for act in found.acts if isinstance(act, DeletePod)} == names
@@ -193,12 +193,12 @@ RESTARTS = [
 @cases(("policy", "code", "again"), RESTARTS)
 @cases("kind", [JobKind.TRAINING, INFERENCE])
 def test_restart_policies(policy: RestartType, code: int | None, again: bool, kind: JobKind) -> None:
-    job = build_job(kind, restart=policy)
+    job = build_job(kind, restart_policy=policy)
     phase = SUCCEEDED if code == 0 else FAILED
     ended = pod(job, -1 if job.has_launcher else 0, phase, exit_code=code)
     pods = [ended, pod(job, 0)] if job.has_launcher else [ended]
     found, status = decide(job, pods, held(build_partition(job)))
-    assert found.save_first
+    assert found.save_status_first
     if again:
         assert (status.state, status.restart_count) == ("Restarting", 1)
         assert {act.name for act in found.acts if isinstance(act, DeletePod)} == {one.name for one in pods}
@@ -210,20 +210,20 @@ def test_restart_policies(policy: RestartType, code: int | None, again: bool, ki
 
 @cases(("policy", "code", "again"), [one for one in RESTARTS if one[2]])
 def test_clean_pod_policy_all_overrides_restarts(policy: RestartType, code: int | None, again: bool) -> None:
-    job = build_job(restart=policy, clean=CleanPodPolicy.ALL)
+    job = build_job(restart_policy=policy, clean_pod_policy=CleanPodPolicy.ALL)
     phase = SUCCEEDED if code == 0 else FAILED
     _, status = decide(job, [pod(job, 0), pod(job, -1, phase, exit_code=code)], held(build_partition(job)))
     assert status.state == ("Completed" if code == 0 else "Failed")
 
 
 def test_failures_count_against_the_limit_and_are_counted_once() -> None:
-    job = build_job(restart=RestartType.ON_FAILURE, backoff_limit=1)
-    first = pod(job, -1, FAILED, exit_code=1, why="exit code 1")
+    job = build_job(restart_policy=RestartType.ON_FAILURE, backoff_limit=1)
+    first = pod(job, -1, FAILED, exit_code=1, reason_text="exit code 1")
     _, status = decide(job, [pod(job, 0), first], held(build_partition(job)))
     assert status.instances[0].failures == 1
     # The same Pod again, after its failure was saved: nothing more is counted.
     found, status = decide(replace(job, status=status), [pod(job, 0), first], held(build_partition(job)))
-    assert not found.save_first
+    assert not found.save_status_first
     assert status.restart_count == 1
     second = replace(first, restart=1)
     job = replace(job, status=status)
@@ -234,14 +234,14 @@ def test_failures_count_against_the_limit_and_are_counted_once() -> None:
 
 
 def test_a_restart_waits_longer_each_time_and_what_has_ended_stays_to_be_read() -> None:
-    job = build_job(restart=RestartType.ON_FAILURE, backoff_limit=9)
+    job = build_job(restart_policy=RestartType.ON_FAILURE, backoff_limit=9)
     record = InstanceStatus(restarts=4, failures=4, detail="exit code 1")
     job = replace(job, status=IPUJobStatus(instances={0: record}))
     ended = pod(job, -1, FAILED, exit_code=1, restart=3, ended_at=START)
     idle = pod(job, 0, restart=3)
     found, _ = decide(job, [idle, ended], held(build_partition(job)), add_seconds(START, 1.0))
     assert found.acts == (DeletePod(idle.name, idle.uid),)
-    assert found.again_s == pytest.approx(backoff_s(4) - 1.0)
+    assert found.requeue_after_s == pytest.approx(backoff_s(4) - 1.0)
     found, _ = decide(job, [ended], held(build_partition(job)), add_seconds(START, backoff_s(4)))
     assert found.acts == (DeletePod(ended.name, ended.uid),)
     assert [backoff_s(number) for number in (1, 2, 3, 4, 99)] == [0.0, 5.0, 10.0, 20.0, 300.0]
@@ -250,7 +250,7 @@ def test_a_restart_waits_longer_each_time_and_what_has_ended_stays_to_be_read() 
 def test_a_used_partition_is_cleaned_before_anything_starts_anew() -> None:
     again = IPUJobStatus(instances={0: InstanceStatus(restarts=1, failures=1)})
     job = build_job(INFERENCE, status=again)
-    used = JobPartitions({0: build_partition(job)}, current=True)
+    used = JobPartitions({0: build_partition(job)}, is_complete=True)
     found, _ = decide(job, [], used)
     assert found.acts == (EnsureJobObjects(), CleanPartition(0), CreateWorker(0, 1))
     job = build_job(status=again)
@@ -273,7 +273,7 @@ def test_a_pod_deleted_by_hand_is_made_again_and_not_counted(phase: str, code: i
 def test_a_launcher_that_is_gone_takes_its_workers_with_it() -> None:
     """What it had started may still run in them, on a partition that is cleaned for the next one."""
     job = build_job()
-    found, status = decide(job, [pod(job, 0)], JobPartitions({0: build_partition(job)}, current=True))
+    found, status = decide(job, [pod(job, 0)], JobPartitions({0: build_partition(job)}, is_complete=True))
     assert found.acts == (DeletePod("sample-worker-0", "uid-sample-worker-0"),)
     assert status.restart_count == 0
     found, _ = decide(job, [pod(job, 0, PENDING)], held(build_partition(job)))
@@ -282,7 +282,7 @@ def test_a_launcher_that_is_gone_takes_its_workers_with_it() -> None:
 
 def test_a_launcher_that_cannot_reach_the_proxy_any_more_is_made_anew_and_not_counted() -> None:
     job = build_job(JobKind.TRAINING)
-    pods = [pod(job, 0), pod(job, -1, PENDING, outdated=True)]
+    pods = [pod(job, 0), pod(job, -1, PENDING, has_stale_proxy=True)]
     found, status = decide(job, pods, held(build_partition(job)))
     assert found.acts == (DeletePod(pods[1].name, pods[1].uid),)
     assert "could not reach the proxy" in status.message
@@ -292,18 +292,18 @@ def test_a_launcher_that_cannot_reach_the_proxy_any_more_is_made_anew_and_not_co
 
 
 def test_always_starts_anew_after_a_pause_also_after_success() -> None:
-    job = build_job(INFERENCE, restart=RestartType.ALWAYS)
+    job = build_job(INFERENCE, restart_policy=RestartType.ALWAYS)
     done = pod(job, 0, SUCCEEDED, exit_code=0, ended_at=START)
     found, status = decide(job, [done], held(build_partition(job)))
     assert found.acts == ()
-    assert found.again_s == pytest.approx(5.0)
+    assert found.requeue_after_s == pytest.approx(5.0)
     assert status.restart_count == 1
     found, _ = decide(replace(job, status=status), [done], held(build_partition(job)), add_seconds(START, 5.0))
     assert found.acts == (DeletePod(done.name, done.uid),)
 
 
 def test_pods_that_the_api_server_never_takes_fail_their_instance() -> None:
-    job = build_job(INFERENCE, instances=2, restart=RestartType.ALWAYS)
+    job = build_job(INFERENCE, instances=2, restart_policy=RestartType.ALWAYS)
     partitions = held(build_partition(job), build_partition(job, 1))
     found = plan(job, [pod(job, 0)], partitions, START, {1: "Pod is invalid: volumes[0]"})
     assert found.acts == (ReleasePartition(1),)
@@ -325,7 +325,7 @@ def test_what_is_refused_its_pods_for_long_gives_its_partition_back(kind: JobKin
     assert not {DeletePod(one.name, one.uid), ReleasePartition(1)} & set(found.acts)
     found = plan(job, both, partitions, START, paused=refused)
     assert ReleasePartition(1) in found.acts
-    assert why in found.instances[1].waits
+    assert why in found.instances[1].message
     assert found.records.get(1) is None, "it has not failed"
     found = plan(job, both, held(build_partition(job)), START, paused=refused)
     assert not [act for act in found.acts if act in (ReleasePartition(1), AcquirePartition(1))]
@@ -342,8 +342,8 @@ def test_a_program_that_runs_is_not_stopped_because_a_pod_of_it_is_refused(start
     for refused in ({}, {0: "Pod is invalid: volumes[0]"}):
         found = plan(job, done, held(build_partition(job)), START, refused, {0: PartitionPause("a quota", starting)})
         assert found.records[0].outcome is InstanceOutcome.DONE
-    failed = [replace(pods[0], phase=FAILED, exit_code=3, ended_at=START, why="exit code 3"), pods[1]]
-    again = replace(job, restart=RestartType.ON_FAILURE)
+    failed = [replace(pods[0], phase=FAILED, exit_code=3, ended_at=START, reason_text="exit code 3"), pods[1]]
+    again = replace(job, restart_policy=RestartType.ON_FAILURE)
     found = plan(again, failed, held(build_partition(job)), START, {0: "Pod is invalid: volumes[0]"})
     assert found.records[0].outcome is InstanceOutcome.FAILED
     words = "sample-launcher failed: exit code 3; it cannot be started anew: Pod is invalid: volumes[0]"
@@ -351,8 +351,8 @@ def test_a_program_that_runs_is_not_stopped_because_a_pod_of_it_is_refused(start
 
 
 def test_what_is_left_of_a_failed_attempt_goes_though_no_pod_can_be_made_any_more() -> None:
-    job = build_job(INFERENCE, workers=2, restart=RestartType.ON_FAILURE)
-    failed, left = pod(job, 0, FAILED, exit_code=3, ended_at=START, why="exit code 3"), pod(job, 1)
+    job = build_job(INFERENCE, workers=2, restart_policy=RestartType.ON_FAILURE)
+    failed, left = pod(job, 0, FAILED, exit_code=3, ended_at=START, reason_text="exit code 3"), pod(job, 1)
     refused = {0: "Pod is invalid: volumes[0]"}
     found = plan(job, [failed, left], held(build_partition(job)), START, refused)
     assert found.records[0].outcome is InstanceOutcome.FAILED
@@ -369,7 +369,7 @@ def test_a_job_that_has_ended_keeps_its_desired_instances_however_it_is_scaled()
 
 def test_a_dead_worker_fails_its_job_though_the_launcher_runs() -> None:
     job = build_job()
-    pods = [pod(job, 0, FAILED, exit_code=137, why="exit code 137 (OOMKilled)"), pod(job, -1)]
+    pods = [pod(job, 0, FAILED, exit_code=137, reason_text="exit code 137 (OOMKilled)"), pod(job, -1)]
     found, status = decide(job, pods, held(build_partition(job)))
     assert status.message == "sample-worker-0 failed: exit code 137 (OOMKilled)"
     # The launcher still uses the partition: it goes first, and the partition when it has ended.
@@ -394,14 +394,14 @@ def test_a_partition_that_vanishes_ends_the_attempt(bodies: list[dict[str, Any]]
     assert status.message.startswith(message)
     assert DeletePod("sample-worker-0", "uid-sample-worker-0") in found.acts
     assert ReleasePartition(0) not in found.acts
-    job = replace(job, restart=RestartType.EXIT_CODE)
+    job = replace(job, restart_policy=RestartType.EXIT_CODE)
     assert decide(job, [pod(job, 0)], partitions)[1].state == "Restarting"
 
 
 @pytest.mark.parametrize("phase", [SUCCEEDED, FAILED])
 def test_what_is_left_of_an_instance_that_was_given_up_is_no_failure_when_it_is_wanted_again(phase: str) -> None:
     """It was scaled to nothing, its partition is given back, and its Pod ends while it is scaled up again."""
-    job = build_job(INFERENCE, restart=RestartType.ON_FAILURE, preemptible=True)
+    job = build_job(INFERENCE, restart_policy=RestartType.ON_FAILURE, preemptible=True)
     left = replace(pod(job, 0, phase=phase), deleting=True)
     found, status = decide(job, [left], held())
     assert found.acts == (AcquirePartition(0),)
@@ -416,7 +416,7 @@ def test_a_program_that_has_done_its_work_is_done_though_its_partition_vanished(
 
 def test_nothing_is_concluded_while_the_proxy_does_not_tell_all() -> None:
     job = build_job(INFERENCE)
-    found, status = decide(job, [pod(job, 0)], JobPartitions({}, current=False))
+    found, status = decide(job, [pod(job, 0)], JobPartitions({}, is_complete=False))
     assert found.acts == ()
     assert status.state != "Failed"
 
@@ -425,15 +425,15 @@ def test_nothing_is_concluded_while_the_proxy_does_not_tell_all() -> None:
 def test_a_program_that_runs_is_said_to_run_while_the_proxy_is_away(kind: JobKind) -> None:
     job = build_job(kind)
     pods = [pod(job, 0), *([pod(job, -1)] if kind is JobKind.TRAINING else [])]
-    found, status = decide(job, pods, JobPartitions({}, current=False))
+    found, status = decide(job, pods, JobPartitions({}, is_complete=False))
     assert (found.acts, status.state, status.message) == ((), "Running", "Successfully reconciled IPUJob")
     waiting = [*pods[:-1], replace(pods[-1], phase=PENDING)]
-    assert decide(job, waiting, JobPartitions({}, current=False))[1].state == "Pending"
+    assert decide(job, waiting, JobPartitions({}, is_complete=False))[1].state == "Pending"
 
 
 def test_a_lost_partition_is_given_back_when_its_pods_are_gone_and_another_is_asked_for() -> None:
     record = InstanceStatus(restarts=1, failures=1)
-    job = build_job(INFERENCE, restart=RestartType.ON_FAILURE, status=IPUJobStatus(instances={0: record}))
+    job = build_job(INFERENCE, restart_policy=RestartType.ON_FAILURE, status=IPUJobStatus(instances={0: record}))
     assert decide(job, [], held(build_partition(job, state=shapes.LOST)))[0].acts == (ReleasePartition(0),)
     assert decide(job, [], held(build_partition(job, state=shapes.RELEASING)))[0].acts == ()
     assert decide(job, [], held())[0].acts == (AcquirePartition(0),)
@@ -449,7 +449,7 @@ def test_a_partition_that_can_never_be_fails_the_job() -> None:
 
 def test_one_instance_that_fails_leaves_the_others_alone() -> None:
     job = build_job(INFERENCE, instances=2)
-    pods = [pod(job, 0), pod(job, 1, FAILED, exit_code=2, why="exit code 2")]
+    pods = [pod(job, 0), pod(job, 1, FAILED, exit_code=2, reason_text="exit code 2")]
     found, status = decide(job, pods, held(build_partition(job), build_partition(job, 1)))
     assert found.acts == (ReleasePartition(1),)
     assert (status.state, status.current, status.desired) == ("Running", 1, 2)
@@ -468,11 +468,11 @@ def test_a_deleted_job_goes_pods_first_then_partitions_then_itself() -> None:
     assert decide(job, [replace(pods[0], deleting=True)], held(body))[0].acts == ()
     assert decide(job, [], held(body))[0].acts == (ReleasePartition(0),)
     assert decide(job, [], JobPartitions({}))[0].acts == ()
-    away = JobPartitions({0: body}, standing=True)
+    away = JobPartitions({0: body}, is_watched=True)
     assert decide(job, [], away)[0].acts == (ReleasePartition(0),), (
         "a controller that is away holds nothing up elsewhere"
     )
-    assert decide(job, [], JobPartitions({}, standing=True))[0].acts == (DropFinalizer(),)
+    assert decide(job, [], JobPartitions({}, is_watched=True))[0].acts == (DropFinalizer(),)
     making_room = build_partition(job, state=shapes.RELEASING, code="partition.removing")
     assert decide(job, [], held(making_room))[0].acts == (ReleasePartition(0),), "else it would wait again, for nobody"
     given_back = build_partition(job, state=shapes.RELEASING, code=shapes.GIVEN_BACK)
@@ -494,9 +494,9 @@ def test_a_partition_that_is_needed_goes_back_when_the_pods_have_ended_the_launc
     assert found.acts == (DeletePod(launcher.name, launcher.uid, 52),), "it has ended in time, whatever it says"
     told = f"making room until {format_time(add_seconds(START, 60.0))[11:19]} UTC: its IPUs were lent, and are needed"
     assert (status.state, status.message) == ("Pending", told)
-    slow = replace(launcher, deleting=True, gone_by=add_seconds(START, 600.0))
+    slow = replace(launcher, deleting=True, killed_at=add_seconds(START, 600.0))
     assert decide(job, [*workers, slow], reclaimed(job))[0].acts == found.acts, "somebody gave it more time"
-    going = replace(launcher, deleting=True, gone_by=add_seconds(START, 52.0))
+    going = replace(launcher, deleting=True, killed_at=add_seconds(START, 52.0))
     assert decide(job, [*workers, going], reclaimed(job))[0].acts == (), "they may be saving"
     found, _ = decide(job, [replace(workers[0], deleting=True), workers[1]], reclaimed(job))
     assert found.acts == (DeletePod(workers[1].name, workers[1].uid, 30),)
@@ -518,14 +518,16 @@ def test_past_its_time_nobody_waits_for_a_launcher_that_does_not_end() -> None:
 def test_how_pods_end_that_were_told_to_is_neither_done_nor_a_failure(phase: str) -> None:
     job = build_job(INFERENCE, preemptible=True)
     ended = pod(job, 0, phase, deleting=True, exit_code=0 if phase == SUCCEEDED else 143)
-    for partitions in (reclaimed(job), JobPartitions({}, current=False), held(build_partition(job))):
+    for partitions in (reclaimed(job), JobPartitions({}, is_complete=False), held(build_partition(job))):
         found, status = decide(job, [ended], partitions)
         assert (status.state != "Completed", found.records) == (True, {}), "also while the proxy is away"
 
 
 @pytest.mark.parametrize("first", [-1, 0], ids=["launcher", "worker"])
 def test_that_a_pod_fails_without_those_that_were_told_to_end_is_no_failure(first: int) -> None:
-    job = build_job(workers=2, ipus=2, restart=RestartType.NEVER) if first < 0 else build_job(INFERENCE, workers=2)
+    job = (
+        build_job(workers=2, ipus=2, restart_policy=RestartType.NEVER) if first < 0 else build_job(INFERENCE, workers=2)
+    )
     told, failed = pod(job, first, deleting=True), pod(job, 1, FAILED, exit_code=1)
     others = [pod(job, 0)] if first < 0 else []
     found, status = decide(job, [told, *others, failed], reclaimed(job))
@@ -546,5 +548,5 @@ def test_who_gave_its_partition_back_waits_and_begins_anew_on_a_clean_one() -> N
     waiting = held(build_partition(job, state=shapes.WAITING, message="it waits in its old place"))
     found, status = decide(job, [], waiting)
     assert (found.acts, status.message) == ((), "waiting for a partition of 1 IPU: it waits in its old place")
-    again = replace(held(build_partition(job, name="sample-0-r1")), fresh=frozenset())
+    again = replace(held(build_partition(job, name="sample-0-r1")), unused=frozenset())
     assert decide(job, [], again)[0].acts == (EnsureJobObjects(), CleanPartition(0), CreateWorker(0, 0))

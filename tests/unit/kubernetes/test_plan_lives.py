@@ -11,9 +11,11 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.core.instants import add_seconds
-from moorings.kubernetes import names
-from moorings.kubernetes.acts import (
+from moorings.core.model.timestamps import add_seconds
+from moorings.kubernetes.ipujob import names
+from moorings.kubernetes.ipujob.pods import FAILED, PENDING, RUNNING, SUCCEEDED, Pod
+from moorings.kubernetes.ipujob.types import ENDED, CleanPodPolicy, InstanceOutcome, IPUJob, JobKind, RestartType
+from moorings.kubernetes.operator.actions import (
     AcquirePartition,
     AddFinalizer,
     CleanPartition,
@@ -28,13 +30,11 @@ from moorings.kubernetes.acts import (
     ReleasePartition,
     YieldPartition,
 )
-from moorings.kubernetes.ipujob import CleanPodPolicy, InstanceOutcome, IPUJob, JobKind, RestartType
-from moorings.kubernetes.nodes import NotReadyNode
-from moorings.kubernetes.plan import ENDED, JobPartitions, PartitionPause, plan
-from moorings.kubernetes.pods import FAILED, PENDING, RUNNING, SUCCEEDED, Pod
-from moorings.kubernetes.proxy import shapes
-from moorings.kubernetes.proxy.shapes import PartitionBody
-from moorings.kubernetes.status import build_status
+from moorings.kubernetes.operator.node_health import NotReadyNode
+from moorings.kubernetes.operator.plan import JobPartitions, PartitionPause, plan
+from moorings.kubernetes.operator.status import build_status
+from moorings.kubernetes.proxy_api import shapes
+from moorings.kubernetes.proxy_api.shapes import PartitionBody
 from moorings.wire.codec import format_time
 from tests.unit.kubernetes.jobs import START, build_job, build_partition
 
@@ -73,7 +73,7 @@ class World:
         paused = self._paused() if breaks else None
         found = plan(self.job, pods, partitions, self.now, paused=paused, silent=dict(self.silent))
         status = build_status(self.job, found, pods, partitions, self.now)
-        if found.save_first:
+        if found.save_status_first:
             self._save(status)
         failed: set[int] = set()
         for act in found.acts:
@@ -88,7 +88,7 @@ class World:
             if instance not in failed:
                 self._do(act)
         written = not breaks or self.chance.random() < 0.8
-        if written and not found.save_first and FINALIZER_GONE not in found.acts:
+        if written and not found.save_status_first and FINALIZER_GONE not in found.acts:
             self._save(status)
 
     def _save(self, status: object) -> None:
@@ -137,7 +137,7 @@ class World:
                 assert all(self._is_lost(node) for node in nodes), "nothing is fenced off that answers"
                 self._release(instance, nodes)
             case CleanPartition(instance):
-                assert not [pod for pod in self._of(instance) if not pod.ended], "nothing is reset under a program"
+                assert not [pod for pod in self._of(instance) if not pod.has_ended], "nothing is reset under a program"
                 self.cleaned.add(self.partitions[instance].name)
             case CreateWorker(number, restart):
                 self._create(names.worker_name(job.name, number), number // job.workers, number, restart)
@@ -193,7 +193,7 @@ class World:
         live = [
             pod
             for pod in self._of(instance)
-            if self._decides(pod) and not pod.ended and pod.partition == body.name and pod.node not in lost
+            if self._decides(pod) and not pod.has_ended and pod.partition == body.name and pod.node not in lost
         ]
         assert not live, "law 3: a live job never loses its partition because of us"
         self.partitions[instance] = replace(body, state=shapes.RELEASING, binding=None)
@@ -316,8 +316,8 @@ def test_whatever_happens_the_laws_hold_and_it_ends(
 ) -> None:
     job = build_job(
         kind,
-        restart=restart,
-        clean=clean,
+        restart_policy=restart,
+        clean_pod_policy=clean,
         instances=instances,
         workers=workers,
         ipus=workers,

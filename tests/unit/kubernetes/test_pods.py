@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from moorings.app.kubernetes_operator import job_key_of
-from moorings.kubernetes import names
-from moorings.kubernetes.pods import FAILED, PENDING, RUNNING, SUCCEEDED, Pod, parse_pod, trim_pod
+from moorings.kubernetes.ipujob import names
+from moorings.kubernetes.ipujob.pods import FAILED, PENDING, RUNNING, SUCCEEDED, Pod, parse_pod, trim_pod
 from tests.cases import cases
 
 
@@ -36,7 +36,7 @@ def ended(code: int, **more: Any) -> dict[str, Any]:
 def test_labels_tell_which_one_it_is() -> None:
     found = pod({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]})
     assert (found.instance, found.worker, found.restart, found.partition) == (1, 3, 2, "job-1")
-    assert (found.phase, found.ready, found.deleting, found.ended) == (RUNNING, True, False, False)
+    assert (found.phase, found.ready, found.deleting, found.has_ended) == (RUNNING, True, False, False)
     assert pod({}).phase == PENDING
     assert pod({}, deletionTimestamp="2026-01-01T00:00:00Z").deleting
 
@@ -81,8 +81,8 @@ def test_a_launcher_that_has_yet_to_ask_the_proxy_is_outdated_by_another_proxy(
     for one in (found, trim_pod(found)):
         read = parse_pod(one, proxy)
         assert read is not None
-        assert read.outdated is outdated
-    assert pod(status).outdated is False, "a worker asks nobody"
+        assert read.has_stale_proxy is outdated
+    assert pod(status).has_stale_proxy is False, "a worker asks nobody"
 
 
 @cases(
@@ -101,27 +101,27 @@ def test_a_launcher_that_has_yet_to_ask_the_proxy_is_outdated_by_another_proxy(
         (
             {"phase": "Failed", "containerStatuses": [ended(255, reason="Unknown")]},
             None,
-            "nobody saw how it ended: its node was lost",
+            "its end is unknown: its node was lost",
         ),
         (
             {"phase": "Failed", "containerStatuses": [ended(137, reason="ContainerStatusUnknown")]},
             None,
-            "nobody saw how it ended: its node was lost",
+            "its end is unknown: its node was lost",
         ),
     ],
 )
 def test_how_it_ended(status: dict[str, Any], code: int | None, why: str) -> None:
     found = pod(status)
-    assert found.ended
+    assert found.has_ended
     assert found.phase in (FAILED, SUCCEEDED)
-    assert (found.exit_code, found.why) == (code, why)
+    assert (found.exit_code, found.reason_text) == (code, why)
 
 
 @pytest.mark.parametrize("kind", ["containerStatuses", "initContainerStatuses"])
 def test_a_pod_whose_program_still_runs_has_not_ended_whatever_its_phase(kind: str) -> None:
     """Past its deadline, or evicted, a Pod is Failed at once, and its containers have their grace period then."""
     found = pod({"phase": "Failed", "reason": "DeadlineExceeded", kind: [{"name": "a", "state": {"running": {}}}]})
-    assert not found.ended
+    assert not found.has_ended
 
 
 @pytest.mark.parametrize(
@@ -152,4 +152,4 @@ def test_a_pod_whose_program_still_runs_has_not_ended_whatever_its_phase(kind: s
     ],
 )
 def test_what_it_waits_for(status: dict[str, Any], why: str) -> None:
-    assert pod({"phase": "Pending", **status}).why == why
+    assert pod({"phase": "Pending", **status}).reason_text == why

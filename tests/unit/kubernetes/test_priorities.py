@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from moorings.core.errors import MooringsError
-from moorings.kubernetes.admission import check_ipujob, check_update, default_ipujob
-from moorings.kubernetes.informer import Informer
-from moorings.kubernetes.ipujob import KubeObject
-from moorings.kubernetes.kube import PRIORITY_CLASS
-from moorings.kubernetes.priorities import get_class_value, resolve_priority
-from moorings.kubernetes.privileges import AdmissionLimits
+from moorings.core.model.errors import MooringsError
+from moorings.kubernetes.ipujob.pod_security import AdmissionLimits
+from moorings.kubernetes.ipujob.priority_class import get_class_value, resolve_priority
+from moorings.kubernetes.ipujob.validation import check_ipujob, check_update, default_ipujob
+from moorings.kubernetes.kube.api import PRIORITY_CLASS, KubeObject
+from moorings.kubernetes.kube.informer import Informer
 from tests.unit.kubernetes.ipujobs import a_spec, an_object
 from tests.unit.kubernetes.objects_kept import KeptObjects
 

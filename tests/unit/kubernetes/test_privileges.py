@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from moorings.core.errors import MooringsError
-from moorings.kubernetes.admission import check_ipujob, check_update, find_errors
-from moorings.kubernetes.doing import build_partition_request
-from moorings.kubernetes.ipujob import KubeObject
-from moorings.kubernetes.objects import PodOptions
-from moorings.kubernetes.privileges import NO_LIMITS, AdmissionLimits
-from moorings.kubernetes.reading import parse_ipujob
-from moorings.kubernetes.webhooks import make_rules, validate
+from moorings.core.model.errors import MooringsError
+from moorings.kubernetes.ipujob.parsing import parse_ipujob
+from moorings.kubernetes.ipujob.pod_security import NO_LIMITS, AdmissionLimits
+from moorings.kubernetes.ipujob.validation import check_ipujob, check_update, find_errors
+from moorings.kubernetes.kube.api import KubeObject
+from moorings.kubernetes.operator.executor import build_partition_request
+from moorings.kubernetes.operator.pod_builder import PodOptions
+from moorings.kubernetes.operator.webhooks import make_rules, validate
 from tests.cases import cases
 from tests.unit.kubernetes.ipujobs import a_container, a_spec, a_template, an_object
 
@@ -136,9 +136,9 @@ def test_what_has_no_power_over_the_node_is_everybody_s(spec: KubeObject) -> Non
 
 def test_a_namespace_that_is_named_is_trusted_where_nobody_is_given_privileges() -> None:
     limits = AdmissionLimits(privileged=False, privileged_namespaces=frozenset({"trusted"}))
-    assert limits.trusts("trusted")
-    assert not limits.trusts("default")
-    assert not limits.trusts(""), "what is in no namespace is in none that is named"
+    assert limits.is_trusted("trusted")
+    assert not limits.is_trusted("default")
+    assert not limits.is_trusted(""), "what is in no namespace is in none that is named"
 
 
 def test_the_webhook_and_whoever_asks_know_the_limits() -> None:

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.core.instants import SECOND, Timestamp
-from moorings.kubernetes.ipujob import (
+from moorings.core.model.timestamps import SECOND, Timestamp
+from moorings.kubernetes.ipujob.parsing import FieldError, parse_ipujob, parse_status, read_ipujob, status_object
+from moorings.kubernetes.ipujob.types import (
     FINALIZER,
     CleanPodPolicy,
     Condition,
@@ -21,7 +22,6 @@ from moorings.kubernetes.ipujob import (
     RestartType,
     StartAttempts,
 )
-from moorings.kubernetes.reading import FieldError, parse_ipujob, parse_status, read_ipujob, status_object
 from moorings.wire.codec import parse_time
 from tests.cases import cases
 from tests.unit.kubernetes.ipujobs import a_spec, a_template, an_object, anything, example, objects
@@ -53,7 +53,7 @@ def test_the_training_sample():
 
 def test_defaults_are_those_that_describe_shows():
     job = parse_ipujob(example("single-gcd-sample.yaml"))
-    assert (job.restart, job.backoff_limit, job.clean) == (RestartType.NEVER, 3, CleanPodPolicy.NONE)
+    assert (job.restart_policy, job.backoff_limit, job.clean_pod_policy) == (RestartType.NEVER, 3, CleanPodPolicy.NONE)
     assert (job.release_on_finish, job.priority) == (True, 0)
     assert (job.start_deadline_s, job.node_lost_s) == (None, 0)
     assert job.status == IPUJobStatus()
@@ -68,7 +68,7 @@ def test_the_interactive_sample():
 def test_the_inference_sample():
     job = parse_ipujob(example("inference.yaml"))
     assert (job.key, job.kind, job.has_launcher) == ("default/job-inference-1", JobKind.INFERENCE, False)
-    assert (job.instances, job.ipus, job.workers, job.clean) == (1, 1, 1, CleanPodPolicy.NONE)
+    assert (job.instances, job.ipus, job.workers, job.clean_pod_policy) == (1, 1, 1, CleanPodPolicy.NONE)
 
 
 def test_the_sample_with_a_volume():
@@ -240,7 +240,11 @@ def test_values_at_the_bounds_are_read():
     )
     assert found == ()
     assert (job.instances, job.priority, job.ttl_s) == (4096, -1_000_000, 31_622_400)
-    assert (job.restart, job.backoff_limit, job.clean) == (RestartType.EXIT_CODE, 0, CleanPodPolicy.ALL)
+    assert (job.restart_policy, job.backoff_limit, job.clean_pod_policy) == (
+        RestartType.EXIT_CODE,
+        0,
+        CleanPodPolicy.ALL,
+    )
     assert job.release_on_finish is False
     assert (job.start_deadline_s, job.node_lost_s) == (0, 31_622_400)
 

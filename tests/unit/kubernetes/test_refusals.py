@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from moorings.core.errors import MooringsError
-from moorings.kubernetes.kube import KubeError
-from moorings.kubernetes.plan import PartitionPause
-from moorings.kubernetes.refusals import PATIENCE_S, PAUSE_S, PAUSE_S_MAX, ActionFailure, CreateFailures
+from moorings.core.model.errors import MooringsError
+from moorings.kubernetes.kube.api import KubeError
+from moorings.kubernetes.operator.create_failures import PATIENCE_S, PAUSE_S, PAUSE_S_MAX, ActionFailure, CreateFailures
+from moorings.kubernetes.operator.plan import PartitionPause
 
 QUOTA = KubeError(403, "Forbidden", "exceeded quota: few")
 TAKEN = MooringsError("ipujob.name_taken", "there is a Pod job-worker-0 already", retryable=True)
@@ -26,9 +26,9 @@ TAKEN = MooringsError("ipujob.name_taken", "there is a Pod job-worker-0 already"
 )
 def test_after_a_while_it_pauses_and_then_asks_again(error: MooringsError) -> None:
     refusals = CreateFailures()
-    refusals.note({0: True, 1: True}, [ActionFailure(0, error)], 100.0)
+    refusals.record({0: True, 1: True}, [ActionFailure(0, error)], 100.0)
     assert refusals.paused(100.0) == ({}, PATIENCE_S)
-    refusals.note({0: True}, [ActionFailure(0, error)], 100.0 + PATIENCE_S / 2)
+    refusals.record({0: True}, [ActionFailure(0, error)], 100.0 + PATIENCE_S / 2)
     assert refusals.paused(100.0 + PATIENCE_S / 2) == ({}, PATIENCE_S / 2)
     now = 100.0 + PATIENCE_S
     assert refusals.paused(now) == ({0: PartitionPause(error.detail, starting=True)}, PAUSE_S)
@@ -40,7 +40,7 @@ def test_pauses_grow_and_what_waits_in_the_queue_is_no_refusal() -> None:
     refusals, now = CreateFailures(), 0.0
     pauses = []
     for _ in range(6):
-        refusals.note({0: True}, [ActionFailure(None, QUOTA)], now)
+        refusals.record({0: True}, [ActionFailure(None, QUOTA)], now)
         now += PATIENCE_S
         held, pause = refusals.paused(now)
         assert held == {0: PartitionPause("exceeded quota: few", starting=True)}
@@ -53,8 +53,8 @@ def test_pauses_grow_and_what_waits_in_the_queue_is_no_refusal() -> None:
 
 def test_pods_that_are_made_end_it() -> None:
     refusals = CreateFailures()
-    refusals.note({0: True}, [ActionFailure(0, QUOTA)], 0.0)
-    refusals.note({0: True}, [], PATIENCE_S / 2)
+    refusals.record({0: True}, [ActionFailure(0, QUOTA)], 0.0)
+    refusals.record({0: True}, [], PATIENCE_S / 2)
     assert refusals.paused(PATIENCE_S * 2) == ({}, None)
 
 
@@ -68,7 +68,7 @@ def test_pods_that_are_made_end_it() -> None:
 )
 def test_what_says_nothing_of_the_pods_pauses_nothing(error: MooringsError) -> None:
     refusals = CreateFailures()
-    refusals.note({0: True}, [ActionFailure(0, error)], 0.0)
+    refusals.record({0: True}, [ActionFailure(0, error)], 0.0)
     assert refusals.paused(PATIENCE_S * 10) == ({}, None)
     assert refusals.invalid == {}
 
@@ -83,7 +83,7 @@ def test_what_says_nothing_of_the_pods_pauses_nothing(error: MooringsError) -> N
 )
 def test_an_invalid_pod_is_so_for_ever_and_only_its_own_instance_is_told(error: MooringsError) -> None:
     refusals = CreateFailures()
-    refusals.note({0: True, 1: True}, [ActionFailure(1, error)], 0.0)
+    refusals.record({0: True, 1: True}, [ActionFailure(1, error)], 0.0)
     assert refusals.invalid == {1: error.detail}
     assert refusals.paused(PATIENCE_S) == ({}, None)
 
@@ -92,7 +92,7 @@ def test_jobs_that_share_a_quota_do_not_try_again_together() -> None:
     pauses = []
     for spread in (0.0, 0.5):
         refusals = CreateFailures()
-        refusals.note({0: False}, [ActionFailure(0, QUOTA)], 0.0)
+        refusals.record({0: False}, [ActionFailure(0, QUOTA)], 0.0)
         held, pause = refusals.paused(PATIENCE_S, spread)
         assert held == {0: PartitionPause("exceeded quota: few", starting=False)}
         pauses.append(pause)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.kubernetes.remote import hostfile, kubexec_script
+from moorings.kubernetes.operator.pod_builder import hostfile, kubexec_script
 from tests.waiting import patient
 
 KUBECTL = f"""#!{sys.executable}

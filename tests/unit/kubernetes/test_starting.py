@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from moorings.core.instants import Timestamp, add_seconds
-from moorings.kubernetes.acts import AcquirePartition, CreateWorker, DeletePod, ReleasePartition
-from moorings.kubernetes.doing import build_partition_request
-from moorings.kubernetes.ipujob import InstanceStatus, IPUJob, IPUJobStatus, JobKind, RestartType, StartAttempts
-from moorings.kubernetes.plan import JobPartitions, JobPlan, plan
-from moorings.kubernetes.pods import FAILED, PENDING, RUNNING, Pod
-from moorings.kubernetes.proxy import shapes
-from moorings.kubernetes.starting import PAUSE_S_MAX, backoff_s, explain_pods
-from moorings.kubernetes.status import build_events, build_status
+from moorings.core.model.timestamps import Timestamp, add_seconds
+from moorings.kubernetes.ipujob.pods import FAILED, PENDING, RUNNING, Pod
+from moorings.kubernetes.ipujob.types import InstanceStatus, IPUJob, IPUJobStatus, JobKind, RestartType, StartAttempts
+from moorings.kubernetes.operator.actions import AcquirePartition, CreateWorker, DeletePod, ReleasePartition
+from moorings.kubernetes.operator.executor import build_partition_request
+from moorings.kubernetes.operator.plan import JobPartitions, JobPlan, plan
+from moorings.kubernetes.operator.start_deadline import PAUSE_S_MAX, backoff_s, explain_pods
+from moorings.kubernetes.operator.status import build_events, build_status
+from moorings.kubernetes.proxy_api import shapes
 from moorings.wire.codec import format_time
 from tests.unit.kubernetes.jobs import START, build_job, build_partition
 
@@ -34,7 +34,9 @@ def worker(job: IPUJob, number: int = 0, phase: str = PENDING, **changes: Any) -
 
 
 def held(job: IPUJob, state: str = shapes.READY) -> JobPartitions:
-    return JobPartitions({0: build_partition(job, state=state)}, current=True, standing=True, fresh=frozenset({0}))
+    return JobPartitions(
+        {0: build_partition(job, state=state)}, is_complete=True, is_watched=True, unused=frozenset({0})
+    )
 
 
 def follow(
@@ -48,7 +50,7 @@ def follow(
 
 
 FULL = "0/2 nodes are available: 2 Insufficient cpu."
-STUCK: dict[str, Any] = {"waits_for": "Unschedulable", "why": f"Unschedulable: {FULL}"}
+STUCK: dict[str, Any] = {"waiting_reason": "Unschedulable", "reason_text": f"Unschedulable: {FULL}"}
 
 
 def test_it_gives_its_partition_back_says_why_and_asks_again_later_each_time() -> None:
@@ -56,23 +58,23 @@ def test_it_gives_its_partition_back_says_why_and_asks_again_later_each_time() -
     for _ in range(8):
         job, found, _ = follow(job, [], now)
         assert CreateWorker(0, 0) in found.acts
-        assert found.again_s == DEADLINE_S
+        assert found.requeue_after_s == DEADLINE_S
         stuck = worker(job, **STUCK)
         now = add_seconds(now, DEADLINE_S)
         job, found, status = follow(job, [stuck], now)
         assert found.acts == (DeletePod(stuck.name, stuck.uid),)
-        assert found.save_first, "an operator that dies now does not ask again at once"
+        assert found.save_status_first, "an operator that dies now does not ask again at once"
         assert (status.state, status.current) == ("Pending", 0)
         job, found, _ = follow(job, [replace(stuck, deleting=True)], now)
         assert found.acts == (), "the partition stays until the Pods are gone"
         job, found, _ = follow(job, [], now)
         assert found.acts == (ReleasePartition(0),)
-        none = JobPartitions(current=True, standing=True)
+        none = JobPartitions(is_complete=True, is_watched=True)
         job, found, status = follow(job, [], now, none)
         assert found.acts == (), "others have the IPUs meanwhile"
-        assert found.again_s is not None
-        pauses.append(found.again_s)
-        now = add_seconds(now, found.again_s)
+        assert found.requeue_after_s is not None
+        pauses.append(found.requeue_after_s)
+        now = add_seconds(now, found.requeue_after_s)
         job, found, _ = follow(job, [], now, none)
         assert found.acts == (AcquirePartition(0),)
     assert pauses == [60, 120, 240, 480, 960, 1920, PAUSE_S_MAX, PAUSE_S_MAX]
@@ -105,11 +107,11 @@ def test_a_program_that_runs_is_not_stopped_however_long_it_takes_to_be_ready() 
 
 
 def test_a_program_that_ends_before_it_is_ready_again_and_again_misses_the_deadline() -> None:
-    job, _, _ = follow(server(restart=RestartType.ON_FAILURE, backoff_limit=1000), [], START)
+    job, _, _ = follow(server(restart_policy=RestartType.ON_FAILURE, backoff_limit=1000), [], START)
     now, status = START, IPUJobStatus()
     for attempt in range(3):
         now = add_seconds(now, 25)
-        crashed = worker(job, phase=FAILED, exit_code=1, why="exit code 1", ended_at=now, restart=attempt)
+        crashed = worker(job, phase=FAILED, exit_code=1, reason_text="exit code 1", ended_at=now, restart=attempt)
         job, _, status = follow(job, [crashed], now)
         if status.instances[0].start.until is not None:
             break
@@ -132,7 +134,7 @@ def test_what_has_started_once_and_lacks_a_pod_now_is_not_at_its_start() -> None
 def test_without_a_deadline_it_waits_and_one_taken_away_ends_a_pause(deadline: int | None) -> None:
     record = InstanceStatus(start=StartAttempts(missed=1, until=add_seconds(START, 500), why="x"))
     job = server(start_deadline_s=deadline, status=IPUJobStatus(instances={0: record}))
-    job, found, _ = follow(job, [], START, JobPartitions(current=True, standing=True))
+    job, found, _ = follow(job, [], START, JobPartitions(is_complete=True, is_watched=True))
     assert found.acts == (AcquirePartition(0),)
     job, found, _ = follow(job, [worker(job, **STUCK)], add_seconds(START, 1e6))
     assert found.acts == ()
@@ -141,11 +143,11 @@ def test_without_a_deadline_it_waits_and_one_taken_away_ends_a_pause(deadline: i
 def test_a_pause_is_no_longer_than_from_now_when_the_clock_was_set_back_or_the_deadline_shortened() -> None:
     year_s = 365 * 86_400
     record = InstanceStatus(start=StartAttempts(missed=2, until=add_seconds(START, year_s), why="x"))
-    none = JobPartitions(current=True, standing=True)
+    none = JobPartitions(is_complete=True, is_watched=True)
     job, found, _ = follow(server(status=IPUJobStatus(instances={0: record})), [], START, none)
-    assert found.again_s == 2 * DEADLINE_S
+    assert found.requeue_after_s == 2 * DEADLINE_S
     job, found, _ = follow(replace(job, start_deadline_s=10), [], START, none)
-    assert found.again_s == 20
+    assert found.requeue_after_s == 20
     _, found, _ = follow(job, [], add_seconds(START, 2 * DEADLINE_S), none)
     assert found.acts == (AcquirePartition(0),)
 
@@ -153,7 +155,7 @@ def test_a_pause_is_no_longer_than_from_now_when_the_clock_was_set_back_or_the_d
 def test_a_start_that_began_in_the_future_begins_now() -> None:
     record = InstanceStatus(start=StartAttempts(since=add_seconds(START, 1e6)))
     _, found, _ = follow(server(status=IPUJobStatus(instances={0: record})), [worker(server(), **STUCK)], START)
-    assert found.again_s == DEADLINE_S
+    assert found.requeue_after_s == DEADLINE_S
 
 
 @pytest.mark.parametrize("state", [shapes.WAITING, shapes.PREPARING, shapes.RECLAIMING])
@@ -163,7 +165,7 @@ def test_the_time_counts_from_when_it_has_its_partition(state: str) -> None:
     job, _, _ = follow(job, [], add_seconds(START, 100), held(job, shapes.WAITING))
     job, found, _ = follow(job, [], add_seconds(START, 110))
     assert CreateWorker(0, 0) in found.acts
-    assert found.again_s == DEADLINE_S
+    assert found.requeue_after_s == DEADLINE_S
 
 
 def test_it_goes_on_counting_while_the_proxy_is_away() -> None:
@@ -196,9 +198,11 @@ def test_what_keeps_it_from_starting_is_told_apart(reason: str, words: str, told
     job = build_job()
     why = f"{reason}: {words}" if reason else ""
     launcher = (
-        worker(job, name="l", number=-1, waits_for="PodInitializing") if reason else worker(job, name="z", number=1)
+        worker(job, name="l", number=-1, waiting_reason="PodInitializing")
+        if reason
+        else worker(job, name="z", number=1)
     )
-    assert explain_pods([launcher, worker(job, name="w", waits_for=reason, why=why)], "it failed") == told
+    assert explain_pods([launcher, worker(job, name="w", waiting_reason=reason, reason_text=why)], "it failed") == told
     assert explain_pods([], "it failed") == "it crashes at start: it failed"
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from moorings.core.errors import MooringsError
-from moorings.kubernetes.admission import check_ipujob, check_update, default_ipujob
-from moorings.kubernetes.ipujob import FINALIZER, MANAGER, KubeObject
-from moorings.kubernetes.privileges import AdmissionLimits
+from moorings.core.model.errors import MooringsError
+from moorings.kubernetes.ipujob.pod_security import AdmissionLimits
+from moorings.kubernetes.ipujob.types import FINALIZER, MANAGER
+from moorings.kubernetes.ipujob.validation import check_ipujob, check_update, default_ipujob
+from moorings.kubernetes.kube.api import KubeObject
 from tests.unit.kubernetes.ipujobs import a_spec, a_template, an_object
 
 PLACES: KubeObject = {

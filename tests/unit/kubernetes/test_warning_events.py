@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from moorings.core.errors import MooringsError
-from moorings.kubernetes.ipujob import IPUJobStatus, JobKind
-from moorings.kubernetes.kube import KubeError
-from moorings.kubernetes.pods import PENDING, UNSCHEDULABLE
-from moorings.kubernetes.refusals import ActionFailure
-from moorings.kubernetes.status import JobEvent
-from moorings.kubernetes.warning_events import WarnedEvents, failed_create
+from moorings.core.model.errors import MooringsError
+from moorings.kubernetes.ipujob.pods import PENDING, UNSCHEDULABLE
+from moorings.kubernetes.ipujob.types import IPUJobStatus, JobKind
+from moorings.kubernetes.kube.api import KubeError
+from moorings.kubernetes.operator.create_failures import ActionFailure
+from moorings.kubernetes.operator.status import JobEvent
+from moorings.kubernetes.operator.warning_events import WarnedEvents, failed_create
 from tests.unit.kubernetes.jobs import build_job
 from tests.unit.kubernetes.test_plan import pod
 
@@ -60,21 +60,21 @@ def test_what_was_not_a_pod_is_not_told() -> None:
 
 def test_a_pod_without_a_node_is_told_once() -> None:
     job, warned = build_job(JobKind.INFERENCE, workers=2), WarnedEvents()
-    words = {"why": "Unschedulable: 0/2 nodes are available", "waits_for": UNSCHEDULABLE}
+    words = {"reason_text": "Unschedulable: 0/2 nodes are available", "waiting_reason": UNSCHEDULABLE}
     late = [pod(job, number, PENDING, **words) for number in range(2)]
     story = JobEvent(
         "Warning", "FailedScheduling", "sample-worker-0: Unschedulable: 0/2 nodes are available (and 1 more Pods)"
     )
-    assert warned.of(job, late, "") == [story]
-    assert warned.of(job, late, "") == []
-    assert warned.of(job, late[:1], "") == [], "the others were scheduled"
-    assert warned.of(job, [replace(late[0], uid="another")], "") != []
-    assert warned.of(job, [pod(job, 0, PENDING, why="ImagePullBackOff: x")], "") == []
+    assert warned.new_warnings(job, late, "") == [story]
+    assert warned.new_warnings(job, late, "") == []
+    assert warned.new_warnings(job, late[:1], "") == [], "the others were scheduled"
+    assert warned.new_warnings(job, [replace(late[0], uid="another")], "") != []
+    assert warned.new_warnings(job, [pod(job, 0, PENDING, reason_text="ImagePullBackOff: x")], "") == []
 
 
 def test_a_job_that_cannot_be_is_told_once_a_generation_and_not_after_a_restart_of_the_operator() -> None:
     job, warned = build_job(), WarnedEvents()
-    assert warned.of(job, [], "too long") == [JobEvent("Warning", "InvalidSpec", "too long")]
-    assert warned.of(job, [], "too long") == []
-    assert warned.of(replace(job, generation=2), [], "too large") != []
-    assert WarnedEvents().of(replace(job, status=IPUJobStatus(observed_generation=1)), [], "too long") == []
+    assert warned.new_warnings(job, [], "too long") == [JobEvent("Warning", "InvalidSpec", "too long")]
+    assert warned.new_warnings(job, [], "too long") == []
+    assert warned.new_warnings(replace(job, generation=2), [], "too large") != []
+    assert WarnedEvents().new_warnings(replace(job, status=IPUJobStatus(observed_generation=1)), [], "too long") == []

@@ -17,14 +17,13 @@ from typing import Any
 
 import pytest
 
-from moorings.core.errors import MooringsError
-from moorings.kubernetes import webhook_server, webhooks
-from moorings.kubernetes.certificate_keeper import load_certificate, make_server_context
-from moorings.kubernetes.certificates import make_certificates
-from moorings.kubernetes.ipujob import FINALIZER
-from moorings.kubernetes.shares import DynamicLimit
-from moorings.kubernetes.webhook_server import HEAD_BYTES_MAX, HEADERS_MAX, listen, make_webhook_server
-from moorings.kubernetes.webhooks import (
+from moorings.core.model.errors import MooringsError
+from moorings.kubernetes.ipujob.types import FINALIZER
+from moorings.kubernetes.kube.certificates import make_certificates
+from moorings.kubernetes.kube.serving_certificate import load_certificate
+from moorings.kubernetes.operator import webhook_server, webhooks
+from moorings.kubernetes.operator.webhook_server import HEAD_BYTES_MAX, HEADERS_MAX, listen, make_webhook_server
+from moorings.kubernetes.operator.webhooks import (
     BODY_BYTES_MAX,
     JSON_VALUES_MAX,
     MUTATE,
@@ -34,6 +33,8 @@ from moorings.kubernetes.webhooks import (
     AdmissionRules,
     make_webhook_app,
 )
+from moorings.net.limits import ClientLimit
+from moorings.net.tls import make_bare_context
 from tests.waiting import patient
 from tests.waiting import until_async as until
 
@@ -93,16 +94,16 @@ class Asked:
 
 
 @contextlib.asynccontextmanager
-async def serving(rules: AdmissionRules = RULES, *, ready: bool = True, room: DynamicLimit | None = None):
+async def serving(rules: AdmissionRules = RULES, *, ready: bool = True, room: ClientLimit | None = None):
     held = make_certificates(["127.0.0.1"], datetime.now(UTC))
-    context = make_server_context()
+    context = make_bare_context()
     load_certificate(context, held)
     listening = listen("127.0.0.1", 0)
     server = make_webhook_server(make_webhook_app(is_ready=lambda: ready, rules=rules, room=room), context)
     work = asyncio.create_task(server.serve(sockets=[listening]))
     asked = Asked(server, listening.getsockname()[1], held.ca)
     asked.context = context  # type: ignore[attr-defined]
-    asked.places = listening.places  # type: ignore[attr-defined]
+    asked.connections = server.limit  # type: ignore[attr-defined]
     try:
         yield asked
     finally:
@@ -324,7 +325,7 @@ async def test_health(asked):
 
 
 async def test_a_renewed_certificate_is_served_at_once_and_no_call_is_lost(asked):
-    """Calls go on, on kept connections and on new ones, while the certificate changes under them many times."""
+    """Calls continue, on kept connections and on new ones, while the certificate changes under them many times."""
     renewed = [make_certificates(["127.0.0.1"], datetime.now(UTC)) for _ in range(6)]
     asked.ca += b"".join(one.ca for one in renewed)
     over = asyncio.Event()
@@ -412,11 +413,11 @@ def begun(length: int, sent: int) -> bytes:
 
 @LOOPS
 async def test_of_what_half_sent_reviews_hold_one_address_leaves_room_for_others():
-    room = DynamicLimit(200_000)
+    room = ClientLimit(200_000)
     async with serving(room=room) as asked:
         _, one = await connect(asked)
         one.write(begun(90_000, 60_000))
-        await until(lambda: room.in_use == 60_000)
+        await until(lambda: room.n_held == 60_000)
         reader, two = await connect(asked)
         two.write(begun(90_000, 60_000))
         async with asyncio.timeout(patient(10)):
@@ -425,7 +426,7 @@ async def test_of_what_half_sent_reviews_hold_one_address_leaves_room_for_others
         assert head.startswith(b"HTTP/1.1 503 ")
         assert b"retry-after: 1\r\n" in head.lower()
         assert json.loads(body)["code"] == "controller.busy"
-        assert room.in_use == 60_000, "what was refused is not kept"
+        assert room.n_held == 60_000, "what was refused is not kept"
 
         reader, three = await connect(asked, "127.0.0.2")
         whole = json.dumps(review(new=job())).encode().ljust(60_000)
@@ -434,7 +435,7 @@ async def test_of_what_half_sent_reviews_hold_one_address_leaves_room_for_others
             assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
         for writer in (one, two, three):
             writer.close()
-        await until(lambda: room.in_use == 0)
+        await until(lambda: room.n_held == 0)
         assert (await asked.review(VALIDATE, review(new=job())))["allowed"]
 
 
@@ -445,7 +446,7 @@ async def test_an_address_with_too_many_connections_is_hung_up_on_and_others_are
         for _ in range(4):  # which say nothing: no TLS has begun
             _, writer = await asyncio.open_connection("127.0.0.1", asked.port)
             stack.callback(writer.close)
-        await until(lambda: asked.places.in_use == 4)
+        await until(lambda: len(asked.connections) == 4)
         reader, writer = await asyncio.open_connection("127.0.0.1", asked.port)
         async with asyncio.timeout(patient(10)):
             assert await reader.read() == b""
@@ -456,7 +457,7 @@ async def test_an_address_with_too_many_connections_is_hung_up_on_and_others_are
             assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
         writer.close()
         await stack.aclose()
-        await until(lambda: asked.places.in_use == 0)
+        await until(lambda: len(asked.connections) == 0)
         assert await asked.raw("/healthz", b"", "GET") == (200, b"ok\n")
 
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from moorings.core.errors import MooringsError
-from moorings.kubernetes.kube import KubeError
-from moorings.kubernetes.workqueue import DelayingQueue, WorkQueue
+from moorings.core.model.errors import MooringsError
+from moorings.kubernetes.kube.api import KubeError
+from moorings.kubernetes.kube.workqueue import DelayingQueue, WorkQueue
 from tests.waiting import until_async
 
 KEYS = st.sampled_from("abcd")
@@ -82,7 +82,7 @@ class Model(RuleBasedStateMachine):
     @invariant()
     def nothing_is_lost(self):
         assert len(self.backlog) == len(self.wanted)
-        assert self.backlog.wanted == len({*self.wanted, *self.working, *self.due})
+        assert self.backlog.outstanding == len({*self.wanted, *self.working, *self.due})
         assert self.backlog.due_at() == min(self.due.values(), default=None)
 
 
@@ -162,7 +162,7 @@ class Counts:
 
 
 async def drained(queue: WorkQueue[str]) -> None:
-    await until_async(lambda: not queue.wanted, 20)
+    await until_async(lambda: not queue.outstanding, 20)
 
 
 async def test_workers_share_the_keys_and_never_work_one_at_the_same_time():

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 
-from moorings.kubernetes.ipujob import IPUJobStatus
-from moorings.kubernetes.write_times import SOON_S, WORDS_S, write_delay_s
+from moorings.kubernetes.ipujob.types import IPUJobStatus
+from moorings.kubernetes.operator.reconcile_state import SOON_S, WORDS_S, write_delay_s
 
 WAITS = IPUJobStatus(state="Pending", message="one")
 
 
 def due(before: IPUJobStatus, after: IPUJobStatus, now_s: float = 100.0, *, hurry: bool = False) -> float | None:
-    return write_delay_s(before, after, written_s=99.0, differs_s=None, now_s=now_s, hurry=hurry)
+    return write_delay_s(before, after, written_s=99.0, differs_s=None, now_s=now_s, is_urgent=hurry)
 
 
 def test_what_matters_is_written_soon_and_words_at_the_end_of_their_time() -> None:
@@ -30,7 +30,9 @@ def test_the_last_words_are_written_whenever_they_came() -> None:
         changes = sorted(chance.uniform(0, 60) for _ in range(chance.randrange(1, 30)))
         n_written, last = 0, WAITS
         while True:
-            wait_s = write_delay_s(written, last, written_s=written_s, differs_s=differs_s, now_s=now_s, hurry=False)
+            wait_s = write_delay_s(
+                written, last, written_s=written_s, differs_s=differs_s, now_s=now_s, is_urgent=False
+            )
             differs_s = None if wait_s is None else now_s if differs_s is None else differs_s
             if wait_s == 0.0:
                 written, written_s, differs_s, n_written, wait_s = last, now_s, None, n_written + 1, None

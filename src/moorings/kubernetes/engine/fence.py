@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from moorings.core.errors import MooringsError
+from moorings.engines.fence import require_latest
 from moorings.kubernetes.engine.submission import EPOCH, INSTALLATION, epoch_of, is_active
-from moorings.kubernetes.kube import CONFIG_MAP, IPU_JOB, KubeApi, KubeError
+from moorings.kubernetes.ipujob.types import IPU_JOB
+from moorings.kubernetes.kube.api import CONFIG_MAP, ExpectedErrors, KubeApi, KubeError, get_or_none
 from moorings.ports.store import Epoch
 
 TRIES = 20
@@ -34,7 +35,7 @@ class ConfigMapFence:
         self._installation = installation
         self._name = f"moorings-engine-{installation}"
 
-    async def set(self, epoch: Epoch) -> None:
+    async def raise_epoch(self, epoch: Epoch) -> None:
         """From now on no job is activated under an earlier epoch.
 
         Raises:
@@ -45,28 +46,19 @@ class ConfigMapFence:
                 ours = await self._kube.list(IPU_JOB, namespace, labels=f"{INSTALLATION}={self._installation}")
                 for job in ours.items:
                     if not is_active(job) and epoch_of(job) < epoch:
-                        await self._touch(job["metadata"]["name"], namespace, epoch)
+                        await self._stamp_epoch(job["metadata"]["name"], namespace, epoch)
 
-    async def check(self, epoch: Epoch) -> None:
+    async def check_epoch(self, epoch: Epoch) -> None:
         """Return if no controller has become leader since.
 
         Raises:
             KubeError: it cannot be determined.
             MooringsError: ``engine.unavailable``: another controller leads by now.
         """
-        try:
-            found = await self._kube.get(CONFIG_MAP, self._name, self._namespaces[0])
-        except KubeError as error:
-            if error.status != 404:
-                raise
+        found = await get_or_none(self._kube, CONFIG_MAP, self._name, self._namespaces[0])
+        if found is None:
             return
-        newest = _epoch(found)
-        if epoch < newest:
-            raise MooringsError(
-                "engine.unavailable",
-                f"another controller leads by now (epoch {newest}, this one's is {epoch})",
-                retryable=True,
-            )
+        require_latest(epoch, _epoch(found))
 
     async def _raise(self, epoch: Epoch) -> bool:
         """Raise the epoch, unless it is higher; whether it has this value now."""
@@ -92,12 +84,9 @@ class ConfigMapFence:
             return True
         raise KubeError(409, "Conflict", f"the ConfigMap {self._name} changes all the time")
 
-    async def _touch(self, name: str, namespace: str, epoch: Epoch) -> None:
-        try:
+    async def _stamp_epoch(self, name: str, namespace: str, epoch: Epoch) -> None:
+        with ExpectedErrors(404):
             await self._kube.patch(IPU_JOB, name, {"metadata": {"annotations": {EPOCH: str(epoch)}}}, namespace)
-        except KubeError as error:
-            if error.status != 404:
-                raise
 
 
 def _epoch(found: dict[str, object]) -> int:

@@ -14,7 +14,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
-from moorings.kubernetes.kube import KubeError
+from moorings.kubernetes.kube.api import KubeError
 
 log = logging.getLogger("moorings.kubernetes.engine")
 
@@ -39,7 +39,7 @@ class LogCopyFile:
         self._place = 0  # offset in the output
         self._known = path.stat().st_size if path.exists() else 0  # bytes to compare with
 
-    def take(self, chunk: bytes) -> None:
+    def write(self, chunk: bytes) -> None:
         """Take the next chunk.
 
         Raises:
@@ -83,7 +83,7 @@ async def copy_output(
         copy = await asyncio.to_thread(LogCopyFile, path, shift)
         try:
             async for chunk in open_output():
-                await asyncio.to_thread(copy.take, chunk)
+                await asyncio.to_thread(copy.write, chunk)
                 pause_s = AGAIN_S
         except KubeError as error:
             if error.status == 404 or (final and error.status == 400):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from moorings.core.tables import TomlTable
+from moorings.core.model.toml_table import TomlTable
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _VOLUME = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
@@ -72,15 +72,9 @@ class KubernetesEngineSettings:
         Raises:
             MooringsError: with the table's code, naming file and line.
         """
-        named = table.table("projects")
-        projects = {}
-        for name in named.keys():
-            one = named.table(name)
-            projects[name] = one.matched("namespace", _NAME, "a namespace's name")
-            one.finish()
-        named.finish()
+        projects = table.named("projects", _namespace)
         found = cls(
-            namespace=table.matched("namespace", _NAME, "a namespace's name"),
+            namespace=_namespace(table),
             kubeconfig=table.matched("kubeconfig", _ABSOLUTE, "an absolute path") if table.has("kubeconfig") else "",
             context=table.text("context", ""),
             projects=projects,
@@ -89,7 +83,7 @@ class KubernetesEngineSettings:
             group=_number(table, "group"),
             request_cpus=table.boolean("request_cpus", default=True),
         )
-        table.finish()
+        table.reject_unknown_keys()
         return found
 
     def namespace_of(self, project: str) -> str:
@@ -107,6 +101,10 @@ class KubernetesEngineSettings:
         return max(holding, key=lambda volume: len(volume.path), default=None)
 
 
+def _namespace(table: TomlTable) -> str:
+    return table.matched("namespace", _NAME, "a namespace's name")
+
+
 def _volumes(table: TomlTable) -> tuple[Volume, ...]:
     found: list[Volume] = []
     for one in table.tables("volumes"):
@@ -117,11 +115,11 @@ def _volumes(table: TomlTable) -> tuple[Volume, ...]:
             read_only=one.boolean("read_only", default=False),
         )
         if bool(volume.claim) == bool(volume.host_path):
-            one.complain(None, "a volume is either a claim or a host_path", hint='path = "/work"\nclaim = "work"')
+            one.fail_at(None, "a volume is either a claim or a host_path", hint='path = "/work"\nclaim = "work"')
         if any(volume.path == other.path for other in found):
-            one.complain("path", f"{volume.path} is there twice")
+            one.fail_at("path", f"{volume.path} is there twice")
         found.append(volume)
-        one.finish()
+        one.reject_unknown_keys()
     return tuple(found)
 
 
@@ -130,5 +128,5 @@ def _number(table: TomlTable, key: str) -> int | None:
         return None
     number = table.integer(key)
     if not 0 <= number <= _ID_MAX:
-        table.complain(key, f"{key} {number} is no number of a user or group")
+        table.fail_at(key, f"{key} {number} is no number of a user or group")
     return number

@@ -13,18 +13,21 @@ import json
 import math
 import re
 
-from moorings.core.claims import NAME_CHARS_MAX
-from moorings.core.records import to_plain
-from moorings.engines.orders import job_environment, parse_signal, rejected_error
-from moorings.kubernetes import names
-from moorings.kubernetes.admission import find_errors
-from moorings.kubernetes.engine.rundir import KubernetesRunFolder, SubmittedIPUJob
+from moorings.core.model.claims import NAME_CHARS_MAX
+from moorings.core.model.serialization import from_plain, to_plain
+from moorings.engines.launch import fixed_warn_signal, job_environment, parse_signal, rejected_error
+from moorings.kubernetes.engine.run_folder import KubernetesRunFolder, SubmittedIPUJob
 from moorings.kubernetes.engine.settings import KubernetesEngineSettings
-from moorings.kubernetes.ipujob import API_VERSION, KIND, CleanPodPolicy, KubeObject, RestartType
+from moorings.kubernetes.ipujob import names
+from moorings.kubernetes.ipujob.types import API_VERSION, KIND, CleanPodPolicy, RestartType
+from moorings.kubernetes.ipujob.validation import find_errors
+from moorings.kubernetes.kube.api import KubeObject
 from moorings.ports.engine import RunSubmission
 from moorings.ports.store import Epoch
 from moorings.workloads.jobs import JobSpec, claim_spec_for
 from moorings.workloads.runs import RunId
+
+AttemptKey = tuple[RunId, int]
 
 ACCELERATOR = "ipu"
 CONTAINER = "task"
@@ -62,7 +65,7 @@ def check_job(job: JobSpec) -> None:
             text.encode()
     except UnicodeEncodeError:
         raise rejected_error("a command, folder or variable is not UTF-8", "Kubernetes takes nothing else") from None
-    parse_signal(job.checkpoint.warn_signal)
+    parse_signal(fixed_warn_signal(job.checkpoint))
 
 
 def describe_differences(job: JobSpec, settings: KubernetesEngineSettings) -> tuple[str, ...]:
@@ -111,7 +114,7 @@ def build_submitted_job(order: RunSubmission, settings: KubernetesEngineSettings
     Raises:
         MooringsError: ``engine.rejected``: the id is not valid for a run on Kubernetes.
     """
-    if not KubernetesRunFolder.ids.fullmatch(order.run):
+    if not KubernetesRunFolder.id_pattern.fullmatch(order.run):
         raise rejected_error(f"{order.run[:120]!r} cannot be the id of a run on Kubernetes")
     job, contract = order.job, order.job.checkpoint
     return SubmittedIPUJob(
@@ -121,7 +124,7 @@ def build_submitted_job(order: RunSubmission, settings: KubernetesEngineSettings
         grace_s=contract.grace_s,
         time_limit_s=job.time_limit_s,
         warn_s=contract.warn_s,
-        warn_signal=contract.warn_signal,
+        warn_signal=fixed_warn_signal(contract),
     )
 
 
@@ -173,7 +176,9 @@ def _pod_spec(order: RunSubmission, asked: SubmittedIPUJob, settings: Kubernetes
             {
                 "name": CONTAINER,
                 "image": job.image,
-                "command": [word.replace("$", "$$") for word in job.command],  # else Kubernetes expands $(NAME) and $$
+                "command": [
+                    word.replace("$", "$$") for word in job.resumed_command(order.resume_from)
+                ],  # else Kubernetes expands $(NAME) and $$
                 "workingDir": job.workdir,
                 "envFrom": [{"secretRef": {"name": secret_name(asked.name)}}],
                 "resources": {"requests": requests, "limits": limits},
@@ -217,6 +222,19 @@ def build_secret(order: RunSubmission, asked: SubmittedIPUJob, uid: str) -> Kube
         },
         "data": {name: base64.b64encode(value.encode()).decode() for name, value in job_environment(order).items()},
     }
+
+
+def parse_submitted_job(found: KubeObject) -> SubmittedIPUJob | None:
+    """The order, as its IPUJob stores it."""
+    text = (found["metadata"].get("annotations") or {}).get(SUBMITTED_JOB)
+    return from_plain(SubmittedIPUJob, json.loads(text)) if text is not None else None
+
+
+def attempt_key_of(found: KubeObject) -> AttemptKey | None:
+    """The attempt that an IPUJob or a Pod of ours belongs to."""
+    labels = found["metadata"].get("labels") or {}
+    run, attempt = labels.get(RUN), labels.get(ATTEMPT, "")
+    return (RunId(run), int(attempt)) if run and attempt.isdecimal() else None
 
 
 def is_attempts_job(found: KubeObject, run: RunId, attempt: int, installation: str) -> bool:

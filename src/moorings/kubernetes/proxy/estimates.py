@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 
-from moorings.core.errors import MooringsError
-from moorings.core.instants import Timestamp, seconds_between
-from moorings.kubernetes.proxy.known import ClaimPhase, ObservedClaim
-from moorings.kubernetes.proxy.links import ControllerConnection
-from moorings.kubernetes.proxy.records import EstimatedStart, ManagedInstance
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.timestamps import Timestamp, seconds_between
+from moorings.kubernetes.proxy.controllers import ControllerConnection
+from moorings.kubernetes.proxy.instances import EstimatedStart, ManagedInstance
+from moorings.kubernetes.proxy.observed import ClaimPhase, ObservedClaim
 from moorings.wire.codec import format_time, parse_time
 from moorings.wire.shapes import EstimateBody
 
@@ -61,39 +61,42 @@ class EstimateUpdater:
         self._changed = changed
         self._now = now
         self._quiet_until: dict[str, float] = {}  # by controller
-        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._queries: dict[str, asyncio.Task[None]] = {}
 
     async def serve(self) -> None:
         """Send requests until cancelled."""
         try:
             while True:
                 await asyncio.sleep(LOOK_S)
-                self._look(time.monotonic())
+                self._query_free_controllers(time.monotonic())
         finally:
-            for task in self._asking.values():
+            for task in self._queries.values():
                 task.cancel()
 
-    def _look(self, now: float) -> None:
+    def _query_free_controllers(self, now: float) -> None:
         links = self._links()
         free = {
             name: link
             for name, link in links.items()
-            if link.answers and not link.alias_of and name not in self._asking and now >= self._quiet_until.get(name, 0)
+            if link.is_reachable
+            and not link.alias_of
+            and name not in self._queries
+            and now >= self._quiet_until.get(name, 0)
         }
         if not free:
             return
         for name, question in choose_queries(self._waiting(), free, now, format_time(Timestamp(self._now()))).items():
-            task = asyncio.create_task(self._ask(free[name], question))
-            self._asking[name] = task
-            task.add_done_callback(lambda _, name=name: self._asking.pop(name, None))  # type: ignore[misc]
+            task = asyncio.create_task(self._estimate(free[name], question))
+            self._queries[name] = task
+            task.add_done_callback(lambda _, name=name: self._queries.pop(name, None))  # type: ignore[misc]
 
-    async def _ask(self, link: ControllerConnection, question: EstimateQuery) -> None:
+    async def _estimate(self, link: ControllerConnection, question: EstimateQuery) -> None:
         begun, quiet_s = time.monotonic(), 0.0
         key = (question.known.controller, question.known.id)
         before = question.record.estimates.get(key)
         try:
-            told = await link.ask_aside(lambda client: client.explain_claim(question.known.id, when=True))
-            found = parse_estimate(told.estimate, begun)
+            explanation = await link.call_serially(lambda client: client.explain_claim(question.known.id, when=True))
+            found = parse_estimate(explanation.estimate, begun)
         except MooringsError as error:
             log.debug("estimate.refused", extra={"controller": link.name, "code": error.code, "detail": error.detail})
             found, quiet_s = None, BUSY_S
@@ -122,11 +125,11 @@ def choose_queries(
     """
     found: dict[str, tuple[float, EstimateQuery]] = {}
     for record in waiting:
-        claims = {key: known for key, known in record.book.claims.items() if known.phase is ClaimPhase.WAITING}
+        claims = {key: known for key, known in record.claims.claims.items() if known.phase is ClaimPhase.WAITING}
         for key in record.estimates.keys() - claims.keys():
             del record.estimates[key]
         for key, known in claims.items():
-            if known.controller not in controllers or now < record.book.learned.get(key, now) + FIRST_S:
+            if known.controller not in controllers or now < record.claims.first_seen_at.get(key, now) + FIRST_S:
                 continue
             estimate = record.estimates.get(key)
             asked_at = estimate.asked_at if estimate is not None else 0.0

@@ -11,13 +11,13 @@ from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, ge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from moorings.kubernetes.proxy.keeper import PartitionManager
+from moorings.kubernetes.proxy.partition_manager import PartitionManager
 
 if TYPE_CHECKING:
     from prometheus_client.metrics import MetricWrapperBase
     from prometheus_client.metrics_core import Metric
 
-MEDIA = b"text/plain; version=0.0.4; charset=utf-8"
+MEDIA = "text/plain; version=0.0.4; charset=utf-8"
 FRESH_S = 2.0
 COST_PART = 50  # it takes at most one part in so many of the time
 BOUNDS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0)
@@ -40,7 +40,7 @@ class ProxyMetrics:
             registry=self._registry,
         )
 
-    def answered(self, method: str, route: str, status: int, seconds: float) -> None:
+    def observe_request(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count a response."""
         self.requests.labels(method, route, status).observe(seconds)
 
@@ -86,7 +86,7 @@ class _ManagerCollector(Collector):
             "moorings_proxy_controller_reachable", "Whether a controller answers.", labels=("controller",)
         )
         for name, link in keeper.links.items():
-            reachable.add_metric((name,), int(link.answers))
+            reachable.add_metric((name,), int(link.is_reachable))
         yield reachable
         aliases = GaugeMetricFamily(
             "moorings_proxy_controller_alias",
@@ -102,6 +102,6 @@ class _ManagerCollector(Collector):
             labels=("controller",),
         )
         for name, link in keeper.links.items():
-            foreign.add_metric((name,), link.foreign)
+            foreign.add_metric((name,), link.foreign_claims)
         yield foreign
-        yield GaugeMetricFamily("moorings_proxy_complete", "Whether all controllers answer.", int(keeper.complete))
+        yield GaugeMetricFamily("moorings_proxy_complete", "Whether all controllers answer.", int(keeper.is_complete))

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import moorings
-from moorings.kubernetes.proxy.shapes import AUDIENCE, ChangeBody, PartitionBody, PartitionRequest, PartitionsBody
+from moorings.kubernetes.proxy_api.shapes import AUDIENCE, ChangeBody, PartitionBody, PartitionRequest, PartitionsBody
 from moorings.wire.codec import to_camel_case
 from moorings.wire.shapes import BindingBody, GcdBody, ProblemBody
 

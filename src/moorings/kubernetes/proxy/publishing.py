@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from moorings.core.instants import Timestamp
-from moorings.kubernetes.proxy.journal import WatchCache
-from moorings.kubernetes.proxy.known import HELD, ClaimPhase
-from moorings.kubernetes.proxy.links import ControllerConnection
-from moorings.kubernetes.proxy.records import ManagedInstance
-from moorings.kubernetes.proxy.shapes import WAITING, ChangeBody, PartitionBody
-from moorings.kubernetes.proxy.telling import build_body
+from moorings.core.model.timestamps import Timestamp
+from moorings.kubernetes.proxy.controllers import ControllerConnection
+from moorings.kubernetes.proxy.instances import ManagedInstance
+from moorings.kubernetes.proxy.observed import HELD, ClaimPhase
+from moorings.kubernetes.proxy.status_text import build_body
 from moorings.kubernetes.proxy.usage import IpuUsage
+from moorings.kubernetes.proxy.watch_cache import WatchCache
+from moorings.kubernetes.proxy_api.shapes import WAITING, ChangeBody, PartitionBody
 from moorings.wire.codec import format_time
 
 WORDS_S = 0.5  # the operator's pause before it writes a status is as long: both together are a second
@@ -30,11 +30,11 @@ class PublishDecision:
 
     Attributes:
         body: to publish now; None: nothing.
-        again_s: decide again after so many seconds; None: nothing is held back.
+        requeue_after_s: decide again after so many seconds; None: nothing is held back.
     """
 
     body: PartitionBody | None = None
-    again_s: float | None = None
+    requeue_after_s: float | None = None
 
 
 def decide_publish(body: PartitionBody, shown: PartitionBody | None, shown_s: float, now_s: float) -> PublishDecision:
@@ -55,7 +55,7 @@ def decide_publish(body: PartitionBody, shown: PartitionBody | None, shown_s: fl
     only_words = body.state == WAITING and same == shown
     left_s = shown_s + WORDS_S - now_s
     if only_words and shown.message and left_s > 0:  # the first message is published at once
-        return PublishDecision(again_s=left_s)
+        return PublishDecision(requeue_after_s=left_s)
     return PublishDecision(body)
 
 
@@ -86,28 +86,30 @@ class StatusPublisher:
 
     def publish(self, record: ManagedInstance) -> None:
         """Publish the state of an instance if it has changed, now or when its message is due."""
-        held = sum(known.size for known in record.book.claims.values() if known.phase in (*HELD, ClaimPhase.RELEASING))
+        held = sum(
+            known.size for known in record.claims.claims.values() if known.phase in (*HELD, ClaimPhase.RELEASING)
+        )
         now_s = time.monotonic()
-        self._usage.set(record.owner, record.place.namespace, held, now_s)
-        report = decide_publish(self.body(record), record.shown, record.shown_s, now_s)
+        self._usage.set_held(record.owner, record.key.namespace, held, now_s)
+        report = decide_publish(self.body(record), record.published, record.shown_s, now_s)
         self.forget(record)
         if report.body is not None:
-            record.shown, record.shown_s = replace(report.body, version=self._journal.coming), now_s
-            self._journal.add(ChangeBody(partition=record.shown))
-        elif report.again_s is not None:
-            self.publish_soon(record, report.again_s)
+            record.published, record.shown_s = replace(report.body, version=self._journal.next_version), now_s
+            self._journal.add(ChangeBody(partition=record.published))
+        elif report.requeue_after_s is not None:
+            self.publish_soon(record, report.requeue_after_s)
 
     def publish_soon(self, record: ManagedInstance, pause_s: float = WORDS_S) -> None:
         """Publish the state of an instance after a pause, unless it is published before."""
-        if record.telling is None:
-            record.telling = asyncio.get_running_loop().call_later(pause_s, self._due, record)
+        if record.publish_timer is None:
+            record.publish_timer = asyncio.get_running_loop().call_later(pause_s, self._due, record)
 
     def withdraw(self, record: ManagedInstance) -> None:
         """Publish that nothing is left of an instance's partition."""
         self.forget(record)
-        self._usage.set(record.owner, record.place.namespace, 0, time.monotonic())
-        if record.shown is not None:
-            self._journal.add(ChangeBody(partition=replace(record.shown, binding=None), gone=True))
+        self._usage.set_held(record.owner, record.key.namespace, 0, time.monotonic())
+        if record.published is not None:
+            self._journal.add(ChangeBody(partition=replace(record.published, binding=None), gone=True))
 
     def body(self, record: ManagedInstance) -> PartitionBody:
         """The present state of an instance, published or not."""
@@ -115,10 +117,10 @@ class StatusPublisher:
 
     def forget(self, record: ManagedInstance) -> None:
         """Drop the change that is held back."""
-        if record.telling is not None:
-            record.telling.cancel()
-            record.telling = None
+        if record.publish_timer is not None:
+            record.publish_timer.cancel()
+            record.publish_timer = None
 
     def _due(self, record: ManagedInstance) -> None:
-        record.telling = None
+        record.publish_timer = None
         self._look(record)

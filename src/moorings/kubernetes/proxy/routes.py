@@ -12,15 +12,19 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import parse_qsl, unquote
 
-from moorings.core.errors import MooringsError
+from starlette.responses import Response
+
+from moorings.core.model.errors import MooringsError
 from moorings.kubernetes.proxy import openapi
-from moorings.kubernetes.proxy.answers import ServerResponse, json_response, problem_response
-from moorings.kubernetes.proxy.asking import InstanceKey, check_instance_key
-from moorings.kubernetes.proxy.door import ProxyCaller, TokenAuthenticator
-from moorings.kubernetes.proxy.keeper import PartitionManager
+from moorings.kubernetes.proxy.answers import json_response, send_response
+from moorings.kubernetes.proxy.authentication import ProxyCaller, TokenAuthenticator
+from moorings.kubernetes.proxy.claims import InstanceKey, check_instance_key
 from moorings.kubernetes.proxy.metrics import MEDIA, ProxyMetrics
-from moorings.kubernetes.proxy.shapes import PartitionRequest
+from moorings.kubernetes.proxy.partition_manager import PartitionManager
 from moorings.kubernetes.proxy.stats import ProxyStats
+from moorings.kubernetes.proxy_api.shapes import PartitionRequest
+from moorings.net.bodies import BodyBounds, read_body
+from moorings.net.problems import problem_response
 from moorings.wire.codec import decode, to_camel_case
 
 if TYPE_CHECKING:
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("moorings.kubernetes.proxy")
 
 BODY_BYTES_MAX = 64 << 10
+BODY_BOUNDS = BodyBounds(BODY_BYTES_MAX, BODY_BYTES_MAX)  # the server bounds the time
 HEARTBEAT_S = 10.0
 WATCHES_MAX = 64
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
@@ -66,7 +71,7 @@ class ProxyRoutes:
         self._stats = ProxyStats(keeper)
         self._closing = False
         self.metrics = ProxyMetrics(keeper)
-        self._open: dict[str, tuple[str, Callable[[ProxyRequest], Awaitable[ServerResponse]]]] = {
+        self._open: dict[str, tuple[str, Callable[[ProxyRequest], Awaitable[Response]]]] = {
             "/stats": ("GET", self._get_stats),
             "/query": ("POST", self._post_query),
             "/healthz": ("GET", self._healthz),
@@ -96,7 +101,7 @@ class ProxyRoutes:
             if path == "/v1/partitions/watch" and scope["method"] == "GET":
                 await self._watch(scope, headers, request_id, send)
                 return
-            body = await _read_body(receive, headers)
+            body = await read_body(receive, headers, BODY_BOUNDS)
             query = _query(scope["query_string"])
             asked = ProxyRequest(scope["method"], path, query, headers, _address(scope), body, request_id)
             route, answer = await self._answer(asked)
@@ -104,15 +109,14 @@ class ProxyRoutes:
             answer = problem_response(error, request_id)
         except Exception:
             log.exception("request.failed", extra={"request_id": request_id, "path": path[:200]})
-            fault = MooringsError("internal.error", "the proxy met a fault of its own while it served this request")
+            fault = MooringsError("internal.error", "internal error in the proxy while it served this request")
             answer = problem_response(fault, request_id)
-        self.metrics.answered(
-            scope["method"] if route != "none" else "other", route, answer.status, time.perf_counter() - begun
+        self.metrics.observe_request(
+            scope["method"] if route != "none" else "other", route, answer.status_code, time.perf_counter() - begun
         )
-        await send({"type": "http.response.start", "status": answer.status, "headers": answer.head(request_id)})
-        await send({"type": "http.response.body", "body": answer.body})
+        await send_response(answer, request_id, scope, receive, send)
 
-    async def _answer(self, asked: ProxyRequest) -> tuple[str, ServerResponse]:
+    async def _answer(self, asked: ProxyRequest) -> tuple[str, Response]:
         """The route's template, and the response of a path that is not a stream."""
         found = self._open.get(asked.path)
         if found is not None:
@@ -141,64 +145,64 @@ class ProxyRoutes:
         )
 
     async def _visitor(self, headers: Mapping[bytes, bytes], address: str) -> ProxyCaller:
-        return await self._door.visitor(headers.get(b"authorization", b"").decode("latin-1"), address)
+        return await self._door.authenticate(headers.get(b"authorization", b"").decode("latin-1"), address)
 
     # -- open to all ---------------------------------------------------------------------------------------------------
 
-    async def _get_stats(self, _asked: ProxyRequest) -> ServerResponse:
+    async def _get_stats(self, _asked: ProxyRequest) -> Response:
         return json_response(await self._stats.stats())
 
-    async def _post_query(self, asked: ProxyRequest) -> ServerResponse:
+    async def _post_query(self, asked: ProxyRequest) -> Response:
         return await self._stats.query(asked.body)
 
-    async def _healthz(self, _asked: ProxyRequest) -> ServerResponse:
+    async def _healthz(self, _asked: ProxyRequest) -> Response:
         return json_response({"status": "alive"})
 
-    async def _readyz(self, asked: ProxyRequest) -> ServerResponse:
-        silent = [name for name, link in self._keeper.links.items() if not link.tried]
+    async def _readyz(self, asked: ProxyRequest) -> Response:
+        silent = [name for name, link in self._keeper.links.items() if not link.was_tried]
         if silent:
             waits = MooringsError("controller.unreachable", f"{silent[0]} was not asked yet", retryable=True)
             return problem_response(waits, asked.request_id)
         aliases = {name: link.alias_of for name, link in self._keeper.links.items() if link.alias_of}
         return json_response({"status": "ready", "aliases": aliases} if aliases else {"status": "ready"})
 
-    async def _get_metrics(self, _asked: ProxyRequest) -> ServerResponse:
-        return ServerResponse(200, self.metrics.text(), MEDIA)
+    async def _get_metrics(self, _asked: ProxyRequest) -> Response:
+        return Response(self.metrics.text(), media_type=MEDIA)
 
-    async def _document(self, _asked: ProxyRequest) -> ServerResponse:
-        return ServerResponse(200, openapi.served())
+    async def _document(self, _asked: ProxyRequest) -> Response:
+        return Response(openapi.served(), media_type="application/json")
 
     # -- for the operator and for launchers ----------------------------------------------------------------------------
 
-    async def _list(self, asked: ProxyRequest, visitor: ProxyCaller) -> ServerResponse:
+    async def _list(self, asked: ProxyRequest, visitor: ProxyCaller) -> Response:
         namespace, job = asked.query.get("namespace", ""), asked.query.get("job", "")
         if not visitor.may_see(namespace, job):
             _deny(visitor)
         return json_response(self._keeper.partitions(namespace, job))
 
-    async def _post(self, asked: ProxyRequest, visitor: ProxyCaller) -> ServerResponse:
+    async def _post(self, asked: ProxyRequest, visitor: ProxyCaller) -> Response:
         if not visitor.operator:
             _deny(visitor)
         return json_response(await self._keeper.create(_request(asked.body)))
 
-    async def _delete(self, asked: ProxyRequest, place: InstanceKey) -> ServerResponse:
+    async def _delete(self, asked: ProxyRequest, place: InstanceKey) -> Response:
         visitor = await self._visitor(asked.headers, asked.address)
         if not visitor.operator:
             _deny(visitor)
         left = await self._keeper.release(place)
-        return json_response(left) if left is not None else ServerResponse(204)
+        return json_response(left) if left is not None else Response(status_code=204)
 
-    async def _reset(self, asked: ProxyRequest, place: InstanceKey) -> ServerResponse:
+    async def _reset(self, asked: ProxyRequest, place: InstanceKey) -> Response:
         visitor = await self._visitor(asked.headers, asked.address)
         if not visitor.may_use(place.namespace, place.job, place.instance):
             _deny(visitor)
         return json_response(await self._keeper.reset(place))
 
-    async def _yield(self, asked: ProxyRequest, place: InstanceKey) -> ServerResponse:
+    async def _yield(self, asked: ProxyRequest, place: InstanceKey) -> Response:
         visitor = await self._visitor(asked.headers, asked.address)
         if not visitor.operator:
             _deny(visitor)
-        return json_response(await self._keeper.give_way(place))
+        return json_response(await self._keeper.yield_partition(place))
 
     async def _watch(self, scope: Scope, headers: Mapping[bytes, bytes], request_id: str, send: Send) -> None:
         """Send the changes after ``since`` as they come, for as long as one response may take.
@@ -220,9 +224,9 @@ class ProxyRoutes:
             await send({"type": "http.response.body", "body": b": watching\n\n", "more_body": True})
             until = time.monotonic() + self._watch_s
             while not self._closing and (left_s := until - time.monotonic()) > 0:
-                await journal.news(number, min(HEARTBEAT_S, left_s))
+                await journal.wait_for_change(number, min(HEARTBEAT_S, left_s))
                 try:
-                    events = journal.after(number)
+                    events = journal.changes_after(number)
                 except MooringsError:  # too slow: its next request gets the error
                     break
                 number += len(events)
@@ -292,24 +296,3 @@ def _request(body: bytes) -> PartitionRequest:
             hint=f"allowed: {', '.join(sorted(_FIELDS))}",
         )
     return decode(PartitionRequest, data)
-
-
-async def _read_body(receive: Receive, headers: Mapping[bytes, bytes]) -> bytes:
-    """The body; the server limits how long it may take.
-
-    Raises:
-        MooringsError: ``body.too_large``, ``request.invalid``.
-    """
-    declared = headers.get(b"content-length", b"0")
-    size, parts = 0, []
-    while declared.isdigit() and int(declared[:9]) <= BODY_BYTES_MAX and len(declared) < 9:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise MooringsError("request.invalid", "the client has gone before the body was complete")
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > BODY_BYTES_MAX:
-            break
-        if not message.get("more_body", False):
-            return b"".join(parts)
-    raise MooringsError("body.too_large", f"the body is larger than {BODY_BYTES_MAX} bytes")

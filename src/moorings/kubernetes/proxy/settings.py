@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from moorings.client.causes import format_cause
+from moorings.client.error_text import format_cause
 from moorings.client.transport import Endpoint
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 
 LIST_BYTES_MAX = 1 << 20
+CALL_S = 10.0  # a controller that sends nothing for so long counts as away
 CONTROLLERS_MAX = 64
 KEY_FILE = "access-key"
 
@@ -35,13 +36,13 @@ class ControllerEntry:
         host: its name or address.
         port: its TCP port.
         labels: of the nodes that reach its accelerators; empty: every node does.
-        gone: it is gone permanently (``!host:port``); its claims are dropped while it does not respond.
+        is_removed: it is gone permanently (``!host:port``); its claims are dropped while it does not respond.
     """
 
     host: str
     port: int
     labels: Mapping[str, str] = field(default_factory=dict)
-    gone: bool = False
+    is_removed: bool = False
 
     @property
     def name(self) -> str:
@@ -168,9 +169,9 @@ def _parse_project_object(text: str) -> dict[str, str]:
     return dict(data)
 
 
-def _no_project(told: str) -> MooringsError:
+def _no_project(text: str) -> MooringsError:
     return MooringsError(
-        "config.invalid", f"{told[:80]!r} is no project of a namespace", hint="write namespace=project"
+        "config.invalid", f"{text[:80]!r} is no project of a namespace", hint="write namespace=project"
     )
 
 
@@ -183,7 +184,7 @@ def read_controllers(settings: ProxySettings) -> tuple[tuple[ControllerEntry, En
     return tuple((entry, endpoint_of(settings, entry)) for entry in parse_controllers(_read(settings.controllers_file)))
 
 
-def endpoint_of(settings: ProxySettings, entry: ControllerEntry, timeout_s: float = 10.0) -> Endpoint:
+def endpoint_of(settings: ProxySettings, entry: ControllerEntry) -> Endpoint:
     """The address of a controller, with our credentials.
 
     Raises:
@@ -196,7 +197,7 @@ def endpoint_of(settings: ProxySettings, entry: ControllerEntry, timeout_s: floa
         ca_file=str(settings.ca_file or ""),
         cert_file=str(settings.cert_file or ""),
         key_file=str(settings.key_file or ""),
-        timeout_s=timeout_s,
+        timeout_s=CALL_S,
     )
 
 

@@ -12,9 +12,9 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from moorings.kubernetes.election import Elector
+from moorings.kubernetes.kube.election import Elector
 from moorings.kubernetes.proxy.server import listen
-from moorings.kubernetes.shares import DynamicLimit
+from moorings.net.limits import ClientLimit
 
 log = logging.getLogger("moorings.kubernetes.proxy.standby")
 
@@ -38,14 +38,14 @@ class ConnectionForwarder:
         self._host = host
         self._ports = ports
         self._open: set[asyncio.Task[None]] = set()
-        self._places = DynamicLimit(CONNECTIONS_MAX)
+        self._places = ClientLimit(CONNECTIONS_MAX)
 
     async def serve(self) -> None:
         """Forward until cancelled; then all connections end, and their clients connect again."""
         servers: list[asyncio.Server] = []
         try:
             for port in self._ports:
-                server = await asyncio.start_server(self._met(port), sock=listen(self._host, port))
+                server = await asyncio.start_server(self._accept_on(port), sock=listen(self._host, port))
                 servers.append(server)
             await asyncio.Event().wait()
         finally:
@@ -56,18 +56,18 @@ class ConnectionForwarder:
             await asyncio.gather(*self._open, return_exceptions=True)
             await asyncio.sleep(0.05)  # the ports are free after a turn of the loop
 
-    def _met(self, port: int) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]:
-        def met(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept_on(self, port: int) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]:
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             leader, address = self._leader(), str((writer.get_extra_info("peername") or ("",))[0])
-            if not leader or not self._places.take(address):
+            if not leader or not self._places.acquire(address):
                 writer.transport.abort()
                 return
             task = asyncio.get_running_loop().create_task(_forward(reader, writer, leader, port))
             self._open.add(task)
             task.add_done_callback(self._open.discard)
-            task.add_done_callback(lambda _task: self._places.give(address))
+            task.add_done_callback(lambda _task: self._places.release(address))
 
-        return met
+        return accept
 
 
 async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str, port: int) -> None:

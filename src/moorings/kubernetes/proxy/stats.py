@@ -6,14 +6,18 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from moorings.client.client import Client
-from moorings.core.errors import MooringsError
-from moorings.kubernetes.proxy.answers import ServerResponse, json_response
-from moorings.kubernetes.proxy.asking import IPUS_MAX
-from moorings.kubernetes.proxy.keeper import PartitionManager
-from moorings.kubernetes.proxy.links import ControllerConnection
+from moorings.core.model.errors import MooringsError
+from moorings.kubernetes.proxy.answers import json_response
+from moorings.kubernetes.proxy.claims import IPUS_MAX
+from moorings.kubernetes.proxy.controllers import ControllerConnection
+from moorings.kubernetes.proxy.partition_manager import PartitionManager
 from moorings.wire.shapes import PoolBody
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
 
 FRESH_S = 1.0  # both are open to all: least time between two requests to the controllers
 KIND = "ipu"
@@ -26,7 +30,7 @@ class ProxyStats:
         self._keeper = keeper
         self._pools: tuple[PoolBody, ...] | None = None
         self._fresh_until = 0.0
-        self._asking: asyncio.Task[tuple[PoolBody, ...] | None] | None = None
+        self._query: asyncio.Task[tuple[PoolBody, ...] | None] | None = None
 
     async def stats(self) -> dict[str, dict[str, int]]:
         """Used IPUs by namespace, beside those still available to it; ``total`` is of all namespaces."""
@@ -36,7 +40,7 @@ class ProxyStats:
         found["total"] = {"used": sum(used.values()), "available": free}
         return found
 
-    async def query(self, body: bytes) -> ServerResponse:
+    async def query(self, body: bytes) -> Response:
         """How many partitions of a size could be made now."""
         try:
             size = _parse_size(body)
@@ -54,18 +58,22 @@ class ProxyStats:
         """The pools of all controllers that respond; None: none does."""
         if time.monotonic() < self._fresh_until:
             return self._pools
-        if self._asking is None:
-            self._asking = asyncio.create_task(self._ask())
-            self._asking.add_done_callback(self._asked)
-        return await asyncio.shield(self._asking)
+        if self._query is None:
+            self._query = asyncio.create_task(self._query_pools())
+            self._query.add_done_callback(self._on_pools)
+        return await asyncio.shield(self._query)
 
-    def _asked(self, task: asyncio.Task[tuple[PoolBody, ...] | None]) -> None:
-        self._asking = None
+    def _on_pools(self, task: asyncio.Task[tuple[PoolBody, ...] | None]) -> None:
+        self._query = None
         if not task.cancelled() and task.exception() is None:
             self._pools, self._fresh_until = task.result(), time.monotonic() + FRESH_S
 
-    async def _ask(self) -> tuple[PoolBody, ...] | None:
-        links = [link for link in self._keeper.links.values() if link.asked and link.answers and not link.alias_of]
+    async def _query_pools(self) -> tuple[PoolBody, ...] | None:
+        links = [
+            link
+            for link in self._keeper.links.values()
+            if link.is_configured and link.is_reachable and not link.alias_of
+        ]
         found = [pools for pools in await asyncio.gather(*map(_pools_of, links)) if pools is not None]
         if not found:
             return None
@@ -74,7 +82,7 @@ class ProxyStats:
 
 async def _pools_of(link: ControllerConnection) -> tuple[PoolBody, ...] | None:
     try:
-        return await link(Client.pools)
+        return await link(Client.list_pools)
     except MooringsError:
         return None
 

@@ -11,9 +11,8 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
-from moorings.kubernetes.ipujob import KubeObject
-from moorings.kubernetes.kube import CONFIG_MAP, KubeApi, KubeError
-from moorings.kubernetes.proxy.shapes import PartitionBody
+from moorings.kubernetes.kube.api import CONFIG_MAP, ExpectedErrors, KubeApi, KubeError, KubeObject
+from moorings.kubernetes.proxy_api.shapes import PartitionBody
 
 log = logging.getLogger("moorings.kubernetes.proxy")
 
@@ -28,7 +27,7 @@ def build_data(partitions: Iterable[PartitionBody]) -> dict[str, str]:
     """The ConfigMap's data: a line of JSON for each partition; a note says what was left out."""
     lines, size, left = [], 0, 0
     for one in partitions:
-        told = {
+        entry = {
             "job": f"{one.namespace}/{one.job}",
             "instance": one.instance,
             "partition": one.name,
@@ -37,7 +36,7 @@ def build_data(partitions: Iterable[PartitionBody]) -> dict[str, str]:
             "controller": one.controller,
             "uid": one.uid,
         }
-        line = json.dumps(told, separators=(", ", ": "))
+        line = json.dumps(entry, separators=(", ", ": "))
         size += len(line) + 1
         if size > BYTES_MAX:
             left += 1
@@ -91,15 +90,13 @@ class TrackerConfigMap:
             await asyncio.sleep(wait_s)
 
     async def _write(self, data: dict[str, str]) -> None:
-        try:
+        with ExpectedErrors(404):
             await self._kube.patch(CONFIG_MAP, self._name, {"data": data}, self._namespace)
-        except KubeError as error:
-            if error.status != 404:
-                raise
-            body: KubeObject = {
-                "apiVersion": CONFIG_MAP.api_version,
-                "kind": CONFIG_MAP.name,
-                "metadata": {"name": self._name, "namespace": self._namespace, "labels": {"component": "vipu-proxy"}},
-                "data": data,
-            }
-            await self._kube.create(CONFIG_MAP, body, self._namespace)
+            return
+        body: KubeObject = {
+            "apiVersion": CONFIG_MAP.api_version,
+            "kind": CONFIG_MAP.name,
+            "metadata": {"name": self._name, "namespace": self._namespace, "labels": {"component": "vipu-proxy"}},
+            "data": data,
+        }
+        await self._kube.create(CONFIG_MAP, body, self._namespace)

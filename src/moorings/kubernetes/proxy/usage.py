@@ -20,7 +20,7 @@ class IpuUsage:
         """IPUs held now, by namespace; without namespaces that hold none."""
         return {namespace: count for namespace, count in self._used.items() if count}
 
-    def set(self, owner: str, namespace: str, ipus: int, now: float) -> None:
+    def set_held(self, owner: str, namespace: str, ipus: int, now: float) -> None:
         """Set how many IPUs an owner holds from ``now`` (seconds) on."""
         _, before = self._held.get(owner, (namespace, 0))
         if before == ipus:

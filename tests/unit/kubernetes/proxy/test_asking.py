@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.core.claims import check_new_name, check_owner
-from moorings.core.errors import MooringsError
-from moorings.kubernetes.proxy.asking import (
+from moorings.core.model.claims import check_new_name, check_owner
+from moorings.core.model.errors import MooringsError
+from moorings.kubernetes.proxy.claims import (
     InstanceKey,
     check_cluster,
     check_request,
@@ -18,7 +18,7 @@ from moorings.kubernetes.proxy.asking import (
     is_clusters_claim,
     parse_instance_key,
 )
-from moorings.kubernetes.proxy.shapes import PartitionRequest
+from moorings.kubernetes.proxy_api.shapes import PartitionRequest
 from tests.cases import cases
 
 UID = "6f1b2c1a-7d52-4d0f-9d6b-0d3c6a7e5b11"

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from moorings.core.instants import Timestamp, add_seconds
-from moorings.kubernetes.proxy.asking import InstanceKey
-from moorings.kubernetes.proxy.choice import InstanceClaims
+from moorings.core.model.timestamps import Timestamp, add_seconds
+from moorings.kubernetes.proxy.claims import InstanceKey
 from moorings.kubernetes.proxy.estimates import AGAIN_S, FIRST_S, choose_queries, has_changed, parse_estimate
-from moorings.kubernetes.proxy.known import ClaimPhase, ObservedClaim
-from moorings.kubernetes.proxy.records import EstimatedStart, ManagedInstance
-from moorings.kubernetes.proxy.telling import build_body
+from moorings.kubernetes.proxy.instances import EstimatedStart, ManagedInstance
+from moorings.kubernetes.proxy.observed import ClaimPhase, ObservedClaim
+from moorings.kubernetes.proxy.plan import InstanceClaims
+from moorings.kubernetes.proxy.status_text import build_body
 from moorings.wire.codec import format_time
 from moorings.wire.shapes import EstimateBody
 
@@ -25,12 +25,14 @@ def waits(number: int, *controllers: str, learned: float = 0.0) -> ManagedInstan
     place = InstanceKey("a", f"job-{number}", "u", 0)
     book = InstanceClaims()
     for controller in controllers:
-        book.note(ObservedClaim(controller=controller, id=f"claim-{number}", owner=place.owner("lab"), size=4), learned)
+        book.observe(
+            ObservedClaim(controller=controller, id=f"claim-{number}", owner=place.owner("lab"), size=4), learned
+        )
     return ManagedInstance(place, place.owner("lab"), book)
 
 
 def key(record: ManagedInstance, controller: str = POD1) -> tuple[str, str]:
-    return controller, record.place.job.replace("job", "claim")
+    return controller, record.key.job.replace("job", "claim")
 
 
 def at(seconds: float) -> str:
@@ -65,7 +67,7 @@ def test_nothing_is_asked_about_too_soon() -> None:
 def test_what_does_not_wait_any_more_has_no_estimate() -> None:
     record = waits(1, POD1)
     record.estimates[key(record)] = EstimatedStart(at(60))
-    record.book.claims[key(record)] = replace(record.book.claims[key(record)], phase=ClaimPhase.GRANTED)
+    record.claims.claims[key(record)] = replace(record.claims.claims[key(record)], phase=ClaimPhase.GRANTED)
     assert choose_queries([record], {POD1}, 100.0, TIME) == {}
     assert record.estimates == {}
 

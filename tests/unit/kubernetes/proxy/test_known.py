@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.kubernetes.proxy.asking import InstanceKey
-from moorings.kubernetes.proxy.choice import InstanceClaims
-from moorings.kubernetes.proxy.known import (
+from moorings.kubernetes.proxy.claims import InstanceKey
+from moorings.kubernetes.proxy.instances import ManagedInstance, rebuild_request
+from moorings.kubernetes.proxy.observed import (
     ClaimPhase,
     ObservedClaim,
     apply_event,
@@ -19,7 +19,7 @@ from moorings.kubernetes.proxy.known import (
     observe_body,
     observe_created,
 )
-from moorings.kubernetes.proxy.records import ManagedInstance, rebuild_request
+from moorings.kubernetes.proxy.plan import InstanceClaims
 from moorings.wire.shapes import CheckpointShape, ClaimBody, EventBody, ReasonBody
 
 AT = "2026-01-01T00:00:0{}.000000Z"
@@ -77,7 +77,7 @@ def test_that_it_may_be_asked_back_is_known_to_a_proxy_that_begins_anew(preempti
     for found in (observe_created("pod1:8090", told), observe_body("pod1:8090", listed)):
         assert found is not None
         book = InstanceClaims()
-        book.note(found, 1.0)
+        book.observe(found, 1.0)
         request = rebuild_request(ManagedInstance(place, owner, book))
         assert request is not None
         assert (request.preemptible, request.resumable) == (preemptible, resumable)

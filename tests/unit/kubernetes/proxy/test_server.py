@@ -16,19 +16,18 @@ from typing import Any
 import httpx2
 import pytest
 
-from moorings.core.errors import MooringsError
-from moorings.kubernetes.accepting import LimitedListener
-from moorings.kubernetes.certificate_keeper import load_certificate, make_server_context
-from moorings.kubernetes.certificates import make_certificates
-from moorings.kubernetes.ipujob import KubeObject
-from moorings.kubernetes.kube import KubeError, ResourceType
-from moorings.kubernetes.proxy.client import ProxyClient
-from moorings.kubernetes.proxy.door import POD_NAME, ProxyCaller, TokenAuthenticator
-from moorings.kubernetes.proxy.keeper import PartitionManager
-from moorings.kubernetes.proxy.plain import PlainRoutes
+from moorings.core.model.errors import MooringsError
+from moorings.kubernetes.kube.api import KubeError, KubeObject, ResourceType
+from moorings.kubernetes.kube.certificates import make_certificates
+from moorings.kubernetes.kube.serving_certificate import load_certificate
+from moorings.kubernetes.proxy.authentication import POD_NAME, ProxyCaller, TokenAuthenticator
+from moorings.kubernetes.proxy.partition_manager import PartitionManager
+from moorings.kubernetes.proxy.program import PlainRoutes
 from moorings.kubernetes.proxy.routes import ProxyRoutes
 from moorings.kubernetes.proxy.server import ClientTimeouts, ProxyServer, listen
-from moorings.kubernetes.proxy.shapes import AUDIENCE
+from moorings.kubernetes.proxy_api.client import ProxyClient
+from moorings.kubernetes.proxy_api.shapes import AUDIENCE
+from moorings.net.tls import make_bare_context
 from tests.waiting import patient
 
 OPERATOR = "system:serviceaccount:ops:operator"
@@ -108,9 +107,9 @@ async def talk(port: int, *parts: bytes, pause_s: float = 0.0) -> tuple[bytes, f
 @contextlib.asynccontextmanager
 async def serving_tls(*, is_open: bool) -> AsyncIterator[tuple[ssl.SSLContext, int, int]]:
     """The server's context, its port for HTTPS, and the one without."""
-    keeper, context = PartitionManager("lab", {}, "abc", lambda: 0), make_server_context()
+    keeper, context = PartitionManager("lab", {}, "abc", lambda: 0), make_bare_context()
     routes = ProxyRoutes(keeper, door(Reviews()), 1.0)
-    listening, plain = LimitedListener(listen("127.0.0.1", 0), TIMES.connections_max), listen("127.0.0.1", 0)
+    listening, plain = listen("127.0.0.1", 0), listen("127.0.0.1", 0)
     servers = [
         (ProxyServer(routes, TIMES, routes.close, context), listening),
         (ProxyServer(PlainRoutes(routes, is_open=is_open), TIMES), plain),
@@ -156,16 +155,16 @@ async def test_a_new_certificate_is_served_without_a_restart_and_believed_by_a_c
             with pytest.raises(MooringsError, match="was not reached") as caught:
                 await client.list()
             assert caught.value.retryable, "the operator goes on when it knows the authority"
-            client.trust(first.ca.decode())
+            client.add_authorities(first.ca.decode())
             assert (await client.list()).items == ()
             load_certificate(context, second)
             await asyncio.sleep(TIMES.idle_s * 1.5)  # the connection that is kept has the old one
             with pytest.raises(MooringsError, match="was not reached"):
                 await client.list()
-            client.trust(second.ca.decode())
+            client.add_authorities(second.ca.decode())
             assert (await client.list()).items == ()
             with pytest.raises(MooringsError) as caught:
-                client.trust("nonsense")
+                client.add_authorities("nonsense")
             assert caught.value.code == "config.invalid"
 
 
@@ -233,25 +232,25 @@ async def test_what_is_too_large_is_refused() -> None:
 async def test_a_good_token_is_reviewed_once_a_minute_and_renewed_before_that_is_over() -> None:
     reviews, now = Reviews(), [0.0]
     found = door(reviews, lambda: now[0])
-    visitors = await asyncio.gather(*(found.visitor(f"Bearer {GOOD}") for _ in range(5)))
+    visitors = await asyncio.gather(*(found.authenticate(f"Bearer {GOOD}") for _ in range(5)))
     assert all(visitor.operator for visitor in visitors)
     assert reviews.asked == [GOOD]
     now[0] = 39.0
-    await found.visitor(f"bearer {GOOD}")
+    await found.authenticate(f"bearer {GOOD}")
     assert reviews.asked == [GOOD]
     now[0] = 41.0
     reviews.answers.clear()
     async with asyncio.timeout(patient(5)):
-        assert (await found.visitor(f"Bearer {GOOD}")).operator, "nobody waits for the renewal"
+        assert (await found.authenticate(f"Bearer {GOOD}")).operator, "nobody waits for the renewal"
     reviews.answers.set()
     for _ in range(3):
         await asyncio.sleep(0)
     assert reviews.asked == [GOOD, GOOD]
     now[0], reviews.away = 100.0, True
-    assert (await found.visitor(f"Bearer {GOOD}")).operator, "as found at 41 s"
+    assert (await found.authenticate(f"Bearer {GOOD}")).operator, "as found at 41 s"
     now[0] = 102.0
     with pytest.raises(MooringsError, match="did not review"):
-        await found.visitor(f"Bearer {GOOD}")
+        await found.authenticate(f"Bearer {GOOD}")
 
 
 async def test_a_token_is_not_remembered_beyond_its_end() -> None:
@@ -259,12 +258,12 @@ async def test_a_token_is_not_remembered_beyond_its_end() -> None:
     short = token("short", exp=1020)
     reviews.good[short] = {"username": OPERATOR}
     found = door(reviews, lambda: now[0], lambda: clock[0])
-    await found.visitor(f"Bearer {short}")
+    await found.authenticate(f"Bearer {short}")
     now[0], clock[0] = 21.0, 1021.0
     with pytest.raises(MooringsError, match="not valid here"):
-        await found.visitor(f"Bearer {short}")
+        await found.authenticate(f"Bearer {short}")
     clock[0] = 1019.0  # set back meanwhile
-    await found.visitor(f"Bearer {short}")
+    await found.authenticate(f"Bearer {short}")
     assert reviews.asked == [short, short]
 
 
@@ -274,7 +273,7 @@ async def test_nothing_is_remembered_where_no_answer_came_and_no_token_is_told()
     found = door(reviews)
     for _ in range(2):
         with pytest.raises(MooringsError, match="did not review") as refused:
-            await found.visitor(f"Bearer {SECRET}")
+            await found.authenticate(f"Bearer {SECRET}")
         assert SECRET not in str(refused.value)
     assert reviews.asked == [SECRET, SECRET]
 
@@ -303,7 +302,7 @@ WRONG: list[object] = [
 async def test_what_cannot_be_good_is_refused_without_a_review(sent: str) -> None:
     reviews = Reviews()
     with pytest.raises(MooringsError) as refused:
-        await door(reviews).visitor(f"Bearer {sent}")
+        await door(reviews).authenticate(f"Bearer {sent}")
     assert refused.value.code == "auth.invalid"
     assert reviews.asked == []
 
@@ -311,12 +310,12 @@ async def test_what_cannot_be_good_is_refused_without_a_review(sent: str) -> Non
 async def test_made_up_tokens_do_not_keep_the_operator_out() -> None:
     reviews, now = Reviews(), [0.0]
     found = door(reviews, lambda: now[0])
-    assert (await found.visitor(f"Bearer {GOOD}")).operator
+    assert (await found.authenticate(f"Bearer {GOOD}")).operator
     now[0] = 61.0  # what is known of it is too old
     reviews.answers.clear()
-    others = [asyncio.create_task(found.visitor(f"Bearer {token(f'made up {number}')}")) for number in range(40)]
+    others = [asyncio.create_task(found.authenticate(f"Bearer {token(f'made up {number}')}")) for number in range(40)]
     await asyncio.sleep(0)
-    mine = asyncio.create_task(found.visitor(f"Bearer {GOOD}"))
+    mine = asyncio.create_task(found.authenticate(f"Bearer {GOOD}"))
     await asyncio.sleep(0)
     reviews.answers.set()
     assert (await mine).operator
@@ -332,10 +331,12 @@ async def test_who_makes_up_tokens_leaves_room_for_others_to_show_their_first() 
     reviews.answers.clear()
     made_up = {f"10.0.0.{host}": [token(f"made up {host} {number}") for number in range(40)] for host in (1, 2, 3)}
     others = [
-        asyncio.create_task(found.visitor(f"Bearer {one}", host)) for host, tokens in made_up.items() for one in tokens
+        asyncio.create_task(found.authenticate(f"Bearer {one}", host))
+        for host, tokens in made_up.items()
+        for one in tokens
     ]
     await asyncio.sleep(0)
-    mine = asyncio.create_task(found.visitor(f"Bearer {first}", "10.0.0.4"))
+    mine = asyncio.create_task(found.authenticate(f"Bearer {first}", "10.0.0.4"))
     for _ in range(3):
         await asyncio.sleep(0)
     assert len(reviews.asked) == 15, "8, 4 and 2 of theirs, and mine"
@@ -345,16 +346,16 @@ async def test_who_makes_up_tokens_leaves_room_for_others_to_show_their_first() 
     assert {one.code for one in refused if isinstance(one, MooringsError)} == {"auth.invalid", "controller.busy"}
     for host in made_up:  # what is done with takes no place
         with pytest.raises(MooringsError, match="not valid here"):
-            await found.visitor(f"Bearer {token('another ' + host)}", host)
+            await found.authenticate(f"Bearer {token('another ' + host)}", host)
 
 
 async def test_the_address_is_that_of_the_connection() -> None:
     asked: list[str] = []
 
     class Listening(TokenAuthenticator):
-        async def visitor(self, authorization: str, address: str = "") -> ProxyCaller:
+        async def authenticate(self, authorization: str, address: str = "") -> ProxyCaller:
             asked.append(address)
-            return await super().visitor(authorization, address)
+            return await super().authenticate(authorization, address)
 
     keeper = PartitionManager("lab", {}, "abc", lambda: 0)
     reviews: Any = Reviews()
@@ -383,7 +384,7 @@ async def test_only_the_launchers_pod_is_a_launcher(pod: object, sees: bool, use
     reviews = Reviews()
     account = {"username": "system:serviceaccount:a:train-launcher", "extra": {POD_NAME: pod}}
     reviews.good[GOOD] = account
-    visitor = await door(reviews).visitor(f"Bearer {GOOD}")
+    visitor = await door(reviews).authenticate(f"Bearer {GOOD}")
     assert visitor.may_see("a", "train") is sees
     assert [number for number in range(4) if visitor.may_use("a", "train", number)] == uses
     assert not visitor.may_see("b", "train")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 from moorings.kubernetes.proxy.settings import (
     ControllerEntry,
     ProxySettings,
@@ -54,8 +54,8 @@ def test_one_that_is_listed_twice_is_a_mistake() -> None:
 def test_one_that_is_gone_for_good_is_marked() -> None:
     assert parse_controllers("pod1:8090:a=b,!pod2:8090,! pod3:8090:a=b") == (
         ControllerEntry("pod1", 8090, {"a": "b"}),
-        ControllerEntry("pod2", 8090, gone=True),
-        ControllerEntry("pod3", 8090, {"a": "b"}, gone=True),
+        ControllerEntry("pod2", 8090, is_removed=True),
+        ControllerEntry("pod3", 8090, {"a": "b"}, is_removed=True),
     )
     with pytest.raises(MooringsError, match="pod1:8090 is listed twice"):
         parse_controllers("pod1:8090,!pod1:8090")

@@ -9,18 +9,18 @@ import pytest
 
 from moorings.client.transport import Endpoint
 from moorings.kubernetes.proxy import metrics, publishing, tracker
-from moorings.kubernetes.proxy.asking import InstanceKey
-from moorings.kubernetes.proxy.choice import DesiredState, InstanceClaims
-from moorings.kubernetes.proxy.journal import WatchCache
-from moorings.kubernetes.proxy.keeper import PartitionManager
-from moorings.kubernetes.proxy.known import ClaimPhase, ObservedClaim
-from moorings.kubernetes.proxy.links import ControllerConnection, ControllerTarget
+from moorings.kubernetes.proxy.claims import InstanceKey
+from moorings.kubernetes.proxy.controllers import ControllerConnection, ControllerTarget
+from moorings.kubernetes.proxy.instances import ManagedInstance
+from moorings.kubernetes.proxy.observed import ClaimPhase, ObservedClaim
+from moorings.kubernetes.proxy.partition_manager import PartitionManager
+from moorings.kubernetes.proxy.plan import DesiredState, InstanceClaims
 from moorings.kubernetes.proxy.publishing import WORDS_S, PublishDecision, StatusPublisher, decide_publish
-from moorings.kubernetes.proxy.records import ManagedInstance
 from moorings.kubernetes.proxy.settings import ControllerEntry
-from moorings.kubernetes.proxy.shapes import PartitionBody, PartitionsBody, is_given_back
-from moorings.kubernetes.proxy.telling import build_body
+from moorings.kubernetes.proxy.status_text import build_body
 from moorings.kubernetes.proxy.usage import IpuUsage
+from moorings.kubernetes.proxy.watch_cache import WatchCache
+from moorings.kubernetes.proxy_api.shapes import PartitionBody, PartitionsBody, is_given_back
 from tests.waiting import until_async as until
 
 PLACE = InstanceKey("a", "j", "u", 0)
@@ -29,7 +29,7 @@ WAITS = ObservedClaim(controller="pod1:8090", id="claim-x", owner=PLACE.owner("l
 
 def told(code: str, message: str) -> tuple[str, str, str]:
     book = InstanceClaims()
-    book.note(replace(WAITS, code=code, message=message), 1.0)
+    book.observe(replace(WAITS, code=code, message=message), 1.0)
     body = build_body(ManagedInstance(PLACE, PLACE.owner("lab"), book), {}, "2026-01-01T00:00:00.000000Z")
     return body.state, body.code, body.message
 
@@ -54,7 +54,7 @@ def link(*, answers: bool) -> ControllerConnection:
         "",
         PartitionManager("lab", {}, "abc", lambda: 0),
     )
-    made.answers = answers
+    made.is_reachable = answers
     return made
 
 
@@ -62,7 +62,7 @@ def waits(links: Mapping[str, ControllerConnection], **codes: str) -> tuple[str,
     """Code and message of an instance that waits with these codes at these controllers."""
     book = InstanceClaims()
     for name, code in codes.items():
-        book.note(replace(WAITS, controller=name, id=f"claim-{name}", code=code), 1.0)
+        book.observe(replace(WAITS, controller=name, id=f"claim-{name}", code=code), 1.0)
     body = build_body(ManagedInstance(PLACE, PLACE.owner("lab"), book), links, "")
     assert body.state == "WAITING"
     return body.code, body.message
@@ -79,7 +79,7 @@ def test_a_place_in_a_queue_counts_before_the_silence_of_another() -> None:
 
 def test_silence_is_told_where_all_that_answer_refuse() -> None:
     record = ManagedInstance(PLACE, PLACE.owner("lab"), InstanceClaims())
-    record.book.refused["b"] = ("pool.none", "too large")
+    record.claims.refused["b"] = ("pool.none", "too large")
     body = build_body(record, {"a": link(answers=False), "b": link(answers=True)}, "")
     assert (body.code, body.message) == ("controller.unreachable", "a does not answer")
 
@@ -90,7 +90,7 @@ def test_words_are_published_at_once_and_then_at_the_end_of_a_pause() -> None:
     assert decide_publish(shown, None, 0.0, 100.0) == PublishDecision(shown)
     assert decide_publish(shown, first, 100.0, 100.0) == PublishDecision(shown), "the first words"
     held_back = decide_publish(then, shown, 100.0, 100.25)
-    assert (held_back.body, held_back.again_s) == (None, WORDS_S - 0.25)
+    assert (held_back.body, held_back.requeue_after_s) == (None, WORDS_S - 0.25)
     assert decide_publish(then, shown, 100.0, 100.0 + WORDS_S) == PublishDecision(replace(then, since=shown.since))
     assert decide_publish(shown, shown, 100.0, 100.2) == PublishDecision()
     ready = replace(then, state="READY")
@@ -103,32 +103,32 @@ async def test_the_last_words_are_published_however_often_they_change(monkeypatc
     publisher = StatusPublisher(journal, IpuUsage(), lambda: links, lambda record: publisher.publish(record), lambda: 0)
     record = ManagedInstance(PLACE, PLACE.owner("lab"))
     for number in range(100):
-        record.trouble = f"a: {number}"
+        record.last_error = f"a: {number}"
         publisher.publish(record)
     assert journal.number < 50
-    await until(lambda: record.shown is not None and record.shown.message == "a: 99")
-    assert record.telling is None
-    record.trouble = "more"
+    await until(lambda: record.published is not None and record.published.message == "a: 99")
+    assert record.publish_timer is None
+    record.last_error = "more"
     publisher.publish(record)
     publisher.withdraw(record)
-    assert record.telling is None, "nothing is published of what is gone"
+    assert record.publish_timer is None, "nothing is published of what is gone"
 
 
 def test_what_only_makes_room_is_not_given_back() -> None:
     book = InstanceClaims()
-    book.note(replace(WAITS, phase=ClaimPhase.RELEASING), 1.0)
+    book.observe(replace(WAITS, phase=ClaimPhase.RELEASING), 1.0)
     record = ManagedInstance(PLACE, PLACE.owner("lab"), book)
     assert (build_body(record, {}, "").state, is_given_back(build_body(record, {}, ""))) == ("RELEASING", False)
-    book.wish = DesiredState.OVER
+    book.desired = DesiredState.RELEASED
     assert (build_body(record, {}, "").state, is_given_back(build_body(record, {}, ""))) == ("RELEASING", True)
 
 
 def test_a_ready_partition_says_which_claim_it_is() -> None:
     book = InstanceClaims()
     held = replace(WAITS, phase=ClaimPhase.READY)
-    book.note(held, 1.0)
+    book.observe(held, 1.0)
     record = ManagedInstance(PLACE, PLACE.owner("lab"), book)
-    record.choice = replace(record.choice, winner=held)
+    record.plan = replace(record.plan, winner=held)
     assert build_body(record, {}, "").claim == "claim-x"
 
 
@@ -157,5 +157,9 @@ def test_numbers_are_made_once_in_two_seconds(monkeypatch: pytest.MonkeyPatch) -
     assert len({numbers.text() for _ in range(20)}) == 1
     assert keeper.walks == before + 1
     monkeypatch.setattr(numbers, "_fresh_until", 0.0)
-    numbers.text()
+    keeper.links = {"a": link(answers=True), "b": link(answers=True)}
+    keeper.links["b"].alias_of = "a"
+    text = numbers.text().decode()
     assert keeper.walks == before + 2
+    assert 'moorings_proxy_controller_alias{controller="a"} 0.0' in text
+    assert 'moorings_proxy_controller_alias{controller="b"} 1.0' in text

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-from moorings.kubernetes.proxy.client import PartitionInformer
-from moorings.kubernetes.proxy.shapes import ChangeBody, PartitionBody, PartitionsBody
+from moorings.kubernetes.proxy_api.client import PartitionInformer
+from moorings.kubernetes.proxy_api.shapes import ChangeBody, PartitionBody, PartitionsBody
 from tests.waiting import patient
 from tests.waiting import until_async as until
 
@@ -55,24 +55,24 @@ async def test_an_answer_counts_until_the_watch_tells_more() -> None:
         found = view.get("a", "j").get(0)
         return found.state if found is not None else ""
 
-    view.note(answer(4, "RELEASING"))
+    view.observe(answer(4, "RELEASING"))
     assert state() == "RELEASING", "it is newer than the watch"
     told.change("abc-3", replace(ONE, state="READY"))
     told.change("abc-5", replace(ONE, job="other"))
     await until(lambda: view.get("a", "other"))
     assert state() == "RELEASING", "the watch told of what was before the answer"
-    view.note(answer(4, "READY"))
+    view.observe(answer(4, "READY"))
     assert state() == "RELEASING", "the watch is further than this answer"
     told.change("abc-6", ONE, gone=True)
     await until(lambda: state() == "")
-    view.note(answer(5, "READY"))
-    view.note(answer(9, "READY", boot="def"))
+    view.observe(answer(5, "READY"))
+    view.observe(answer(9, "READY", boot="def"))
     assert state() == "", "late answers bring nothing back"
-    view.note(answer(7, "WAITING"))
+    view.observe(answer(7, "WAITING"))
     assert state() == "WAITING"
-    view.note_gone(answer(6, "READY"))
+    view.observe_gone(answer(6, "READY"))
     assert state() == "WAITING", "another one than was asked of"
-    view.note_gone(answer(7, "WAITING"))
+    view.observe_gone(answer(7, "WAITING"))
     assert state() == ""
     serving.cancel()
 
@@ -82,7 +82,7 @@ async def test_a_list_that_was_on_its_way_does_not_undo_an_answer() -> None:
     view = view_of(told)
     serving = asyncio.create_task(view.serve())
     await view.ready()
-    view.note(replace(answer(8, "READY"), job="new"))
+    view.observe(replace(answer(8, "READY"), job="new"))
     told.list_with(ONE, version="abc-7")
     await view._list()
     assert view.get("a", "new")
@@ -101,10 +101,10 @@ async def test_a_later_term_calls_nothing_current_that_it_did_not_list() -> None
         if view.all():  # the second time there is no list yet
             await asyncio.sleep(0.05)
             assert not waiting.done()
-            assert (view.standing, view.complete, view.current, view.listed) == (False, False, False, False)
+            assert (view.is_watching, view.is_complete, view.is_synced, view.listed) == (False, False, False, False)
             told.list_with(ONE, version="abc-9")
         await asyncio.wait_for(waiting, patient(5))
-        assert view.current
+        assert view.is_synced
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
-        assert not view.current
+        assert not view.is_synced
