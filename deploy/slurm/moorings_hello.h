@@ -16,7 +16,7 @@ enum {
 	HELLO_PAUSE_MS = 250,       /* after the first failed try; doubled after each further one, to HELLO_PAUSE_MS_MAX */
 	HELLO_PAUSE_MS_MAX = 10000,
 	HELLO_AGAIN_MS = 45000,     /* after a success, plus up to HELLO_SPREAD_MS: a thousand nodes start at once */
-	HELLO_SPREAD_MS = 30000,    /* src/moorings/slurm/host/plugged.py depends on the sum */
+	HELLO_SPREAD_MS = 30000,    /* src/moorings/slurm/host/plugin_nodes.py depends on the sum */
 	FORK_MS = 60000,            /* for this long after it loaded its plugins slurmd may go into the background */
 	FORK_PAUSE_MS = 1000,       /* meanwhile a thread that a fork may end holds no lock */
 	FORK_LOOK_MS = 100,

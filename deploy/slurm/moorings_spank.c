@@ -24,7 +24,7 @@
  * job's only by a note on this node, starts without a binding if it gets none.
  *
  * All of this runs as root: it executes no program, a task inherits nothing from it, and it limits the agent's answer
- * and checks it to the last byte. src/moorings/slurm/host/nodes.py has the other half of the protocol.
+ * and checks it to the last byte. src/moorings/slurm/host/bind_protocol.py has the other half of the protocol.
  */
 #define _GNU_SOURCE
 #include "moorings_ask.h"

@@ -33,7 +33,7 @@
 
 enum {
 	REFUSED_EXIT = 121,       /* exit code of a task that must not start */
-	LATE_EXIT = 122,          /* of a batch script that waited in vain: its job may be requeued */
+	LATE_EXIT = 122,          /* of a batch script without a partition: its job may be requeued */
 	LINE_MAX_BYTES = 1 << 20, /* the agent's line; also munged's maximum */
 	ENTRIES_MAX = 4096,
 	NAME_MAX_BYTES = 128,

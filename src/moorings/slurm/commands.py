@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ TIMEOUT_S = 20.0  # Slurm's default MessageTimeout is 10 s, and commands try twi
 OUTPUT_BYTES_MAX = 128 << 20  # 80,000 jobs
 COMPLAINT_BYTES_MAX = 64 << 10
 END_S = 5.0  # to drain the pipes of a killed command
-TOLD_CHARS_MAX = 300
+STDERR_CHARS_MAX = 300
 CONCURRENT_MAX = 4  # more would only wait in slurmctld, ahead of the users' own
 
 _HANDED_ON = ("HOME", "LD_LIBRARY_PATH", "PATH", "SLURM_CONF", "SLURM_CONF_SERVER", "USER", "LOGNAME")
@@ -46,7 +46,7 @@ class CommandResult:
     """The stdout of a command, its messages on stderr (also possible on success), and its exit code."""
 
     output: bytes
-    complaint: str
+    stderr: str
     code: int
 
 
@@ -75,7 +75,7 @@ class SlurmCommands:
         if shutil.which(name, path=self.environment["PATH"]) is None:
             raise _missing(name, "it is not on PATH")
 
-    async def ask(self, argv: Sequence[str]) -> bytes:
+    async def run_checked(self, argv: Sequence[str]) -> bytes:
         """Run a command and return its stdout.
 
         Raises:
@@ -110,8 +110,8 @@ class SlurmCommands:
                 return await _bounded(self._answer(process, argv), self._timeout_s)
             except TimeoutError:
                 hint = "is slurmctld up ('scontrol ping'), and munge?"
-                told = f"{argv[0]} did not answer within {self._timeout_s:g} s"
-                raise MooringsError("slurm.unavailable", told, hint=hint, retryable=True) from None
+                problem = f"{argv[0]} did not answer within {self._timeout_s:g} s"
+                raise MooringsError("slurm.unavailable", problem, hint=hint, retryable=True) from None
             finally:
                 await _end(process)
 
@@ -144,13 +144,13 @@ def build_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 def parse_error(argv: Sequence[str], answer: CommandResult) -> MooringsError:
     """Return the error for a failed command."""
-    told = " ".join(answer.complaint.split()) or f"exit code {answer.code}"
-    detail = f"{' '.join(argv[:2])}: {told[:TOLD_CHARS_MAX]}"
-    if _UNKNOWN_JOB.search(told):
+    message = " ".join(answer.stderr.split()) or f"exit code {answer.code}"
+    detail = f"{' '.join(argv[:2])}: {message[:STDERR_CHARS_MAX]}"
+    if _UNKNOWN_JOB.search(message):
         return MooringsError("slurm.job_unknown", detail, hint="Slurm forgets an ended job after MinJobAge")
-    if _DENIED.search(told):
+    if _DENIED.search(message):
         return MooringsError("slurm.denied", detail, hint="run it as root or as SlurmUser")
-    if _AWAY.search(told):
+    if _AWAY.search(message):
         hint = "is slurmctld up ('scontrol ping'), and munge?"
         return MooringsError("slurm.unavailable", detail, hint=hint, retryable=True)
     return MooringsError("slurm.refused", detail)

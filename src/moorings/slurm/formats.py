@@ -2,7 +2,7 @@
 
 The text formats are explicit and the same on 22.05, 24.11 and 26.05 (``tests/unit/slurm/recordings`` has the output of
 each). The author of the text decides the format. Job listings hold text of users, so they have columns of fixed width
-(``listings``). Licenses, reservations, nodes and the configuration hold text of admins only: they are read as
+(``fixed_width``). Licenses, reservations, nodes and the configuration hold text of admins only: they are read as
 ``Key=Value``.
 """
 
@@ -14,10 +14,18 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 
-from moorings.core.errors import MooringsError
-from moorings.core.instants import SECOND, Timestamp
-from moorings.core.quantities import parse_duration_s
-from moorings.slurm.listings import FixedColumn, build_format, cut_rows, is_whole, parse_rows, read_row, value_or_empty
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.quantities import parse_duration_s
+from moorings.core.model.timestamps import SECOND, Timestamp
+from moorings.slurm.fixed_width import (
+    FixedColumn,
+    build_format,
+    cut_rows,
+    is_whole,
+    parse_rows,
+    read_row,
+    value_or_empty,
+)
 
 LICENSE = "ipu"  # the counted license; its untracked twins `ipu_1`, `ipu_2`, ... are the gate
 GATE = "moorings_gate"  # keeps the reservation from being empty: Slurm refuses an empty one
@@ -100,8 +108,8 @@ class JobRecord:
         het_job: the first component of its heterogeneous job; ``het_offset`` is its place there.
         state: Slurm's word; ``phase`` is its meaning.
         account: the account that the job names; a user can name any where Slurm does not enforce associations.
-        submitted: changes at a requeue; ``eligible``: the earliest start.
-        ends: for a live job, the end of its time limit (None: never).
+        submit_time: changes at a requeue; ``eligible``: the earliest start.
+        end_time: for a live job, the end of its time limit (None: never).
         limit_s: its time limit; None: none.
         nodes: folded, as ``n[1-3]``; ``nodes_whole``: it was not cut.
         restarts: number of requeues.
@@ -110,7 +118,7 @@ class JobRecord:
         order: the options that ``job_submit`` recorded; None: not a job with accelerators.
         asked: the request to yield, in this start or an earlier one; None: never.
         note: the text for people behind that, cut at the end of the column.
-        note_is_ours: whether we may overwrite it; an admin's own words stay.
+        is_note_ours: whether we may overwrite it; an admin's own words stay.
         comment: the user's; ``name`` too. Never trust them.
     """
 
@@ -128,10 +136,10 @@ class JobRecord:
     partition: str
     qos: str
     priority: int
-    submitted: Timestamp | None
+    submit_time: Timestamp | None
     eligible: Timestamp | None
-    started: Timestamp | None
-    ends: Timestamp | None
+    start_time: Timestamp | None
+    end_time: Timestamp | None
     limit_s: float | None
     nodes: str
     nodes_whole: bool
@@ -143,7 +151,7 @@ class JobRecord:
     order: SubmittedOptions | None = None
     asked: YieldNotice | None = None
     note: str = ""
-    note_is_ours: bool = True
+    is_note_ours: bool = True
     comment: str = ""
     name: str = ""
 
@@ -339,10 +347,10 @@ def _job(row: Mapping[str, str], *, accounts: bool) -> JobRecord:
             partition=row["partition"],
             qos=value_or_empty(row["qos"]),
             priority=int(row["priority"]),
-            submitted=parse_instant(row["submitted"]),
+            submit_time=parse_instant(row["submitted"]),
             eligible=parse_instant(row["eligible"]),
-            started=parse_instant(row["started"]),
-            ends=parse_instant(row["ends"]),
+            start_time=parse_instant(row["started"]),
+            end_time=parse_instant(row["ends"]),
             limit_s=_limit_s(row["limit"]),
             nodes=value_or_empty(row["nodes"]),
             nodes_whole=is_whole(row["nodes"], _WIDTH["nodes"]),
@@ -354,12 +362,12 @@ def _job(row: Mapping[str, str], *, accounts: bool) -> JobRecord:
             order=parse_options(row["order"]),
             asked=parse_yield_notice(row["order"]),
             note=note,
-            note_is_ours=note_is_ours,
+            is_note_ours=note_is_ours,
             comment=value_or_empty(row["comment"]),
             name=row["name"],
         )
     except ValueError as error:
-        raise _unreadable(f"squeue tells of job {row['job_id'][:12]!r} what cannot be read: {error}") from error
+        raise _unreadable(f"squeue's line of job {row['job_id'][:12]!r} cannot be read: {error}") from error
 
 
 def _licenses(text: str) -> dict[str, int]:
@@ -415,19 +423,9 @@ def build_cancel(job: int | str, *, signal: str | None = None, batch_only: bool 
     return ["scancel", *flags, *(["--batch"] if batch_only else []), _target(job)]
 
 
-def build_requeue(job: int | str, *, hold: bool = False) -> list[str]:
-    """Requeue a running batch job; with ``hold`` it stays in the queue until it is released."""
-    return ["scontrol", "requeuehold" if hold else "requeue", _target(job)]
-
-
-def build_hold(job: int) -> list[str]:
-    """Keep a pending job from starting."""
-    return ["scontrol", "hold", str(int(job))]
-
-
-def build_release(job: int) -> list[str]:
-    """Let a held job start."""
-    return ["scontrol", "release", str(int(job))]
+def build_requeue(job: int | str) -> list[str]:
+    """Requeue a running batch job."""
+    return ["scontrol", "requeue", _target(job)]
 
 
 # -- licenses and the reservation --------------------------------------------------------------------------------------
@@ -488,7 +486,7 @@ def parse_licenses(answer: bytes) -> dict[str, License]:
         try:
             found[entry["LicenseName"]] = License(int(entry["Total"]), int(entry["Used"]), int(entry["Reserved"]))
         except (KeyError, ValueError) as error:
-            raise _unreadable(f"scontrol tells of a license what cannot be read: {line[:80]!r}") from error
+            raise _unreadable(f"scontrol's line of a license cannot be read: {line[:80]!r}") from error
     return found
 
 
@@ -515,11 +513,6 @@ def build_renew_reservation(name: str) -> list[str]:
     return ["scontrol", "update", f"reservationname={_checked(_NAME, name)}", "endtime=now+365days"]
 
 
-def build_delete_reservation(name: str) -> list[str]:
-    """Remove a reservation."""
-    return ["scontrol", "delete", f"reservationname={_checked(_NAME, name)}"]
-
-
 def build_reservations() -> list[str]:
     """List all reservations; a request for a missing one by name is an error."""
     return ["scontrol", "show", "reservation", "--oneliner"]
@@ -542,7 +535,7 @@ def parse_reservations(answer: bytes) -> dict[str, LicenseReservation]:
             held = dict(parse_license_list(entry["Licenses"]))
             found[name] = LicenseReservation(name, entry["State"], flags, held)
         except KeyError as error:
-            raise _unreadable(f"scontrol tells of a reservation what cannot be read: {line[:80]!r}") from error
+            raise _unreadable(f"scontrol's line of a reservation cannot be read: {line[:80]!r}") from error
     return found
 
 
@@ -643,7 +636,7 @@ def parse_history(answer: bytes) -> list[AccountedJob]:
             word = state.split(" ")[0]  # `CANCELLED by 1000`
             found.append(AccountedJob(int(job), word, _status(status), parse_instant(started), parse_instant(ended)))
         except ValueError as error:
-            raise _unreadable(f"sacct tells of a job what cannot be read: {line[:80]!r}") from error
+            raise _unreadable(f"sacct's line of a job cannot be read: {line[:80]!r}") from error
     return found
 
 

@@ -10,7 +10,7 @@ import ctypes
 from dataclasses import dataclass
 from functools import cache
 
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 
 LIBRARY = "libmunge.so.2"
 CREDENTIAL_BYTES_MAX = 1 << 20  # munged refuses a larger message
@@ -32,12 +32,10 @@ class Credential:
     Attributes:
         payload: the message.
         uid: the effective user id of its maker, as seen by the munged of that machine.
-        gid: its effective group id.
     """
 
     payload: bytes
     uid: int
-    gid: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +100,7 @@ class Munge:
             if code != _SUCCESS:  # munge also decodes an expired or replayed one: it is invalid here
                 raise _failure(library, code)
             text = ctypes.string_at(payload.value, length.value) if payload.value else b""
-            return Credential(text, uid.value, gid.value)
+            return Credential(text, uid.value)
         finally:
             _free(payload)
             library.munge_ctx_destroy(context)
@@ -156,7 +154,7 @@ def _unavailable(words: str) -> MooringsError:
     return MooringsError(
         "munge.unavailable",
         f"munge does not answer: {words}",
-        hint="is munged running, and does it have the site's key? `munge -n | unmunge` tells",
+        hint="is munged running, and does it have the site's key? `munge -n | unmunge` shows it",
         retryable=True,
     )
 

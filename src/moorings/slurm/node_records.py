@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from moorings.core.errors import MooringsError
-from moorings.core.instants import Timestamp
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.timestamps import Timestamp
+from moorings.slurm.fixed_width import value_or_empty
 from moorings.slurm.formats import join_names, parse_instant
-from moorings.slurm.listings import value_or_empty
 
 # A reason is an admin's text at the end of a line, so the first of each field counts.
 _FIELD = re.compile(r"(?:^| )(NodeName|NodeHostName|State|AvailableFeatures|SlurmdStartTime)=(\S*)")
@@ -86,9 +86,9 @@ def parse_show_nodes(answer: bytes) -> list[NodeRecord]:
                 started=parse_instant(fields.get("SlurmdStartTime", "")),
             )
         except KeyError as error:
-            told = f"scontrol tells of a node what cannot be read: {line[:80]!r}"
+            problem = f"scontrol's line of a node cannot be read: {line[:80]!r}"
             hint = "is this a release of Slurm that Moorings knows (22.05 to 26.05)?"
-            raise MooringsError("slurm.unreadable", told, hint=hint) from error
+            raise MooringsError("slurm.unreadable", problem, hint=hint) from error
         found.append(record)
     return found
 

@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 
 from moorings.client.client import Client
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 from moorings.slurm.commands import CommandResult, SlurmCommands
 from moorings.slurm.host.agent import AgentSettings, SlurmAgent
-from moorings.slurm.host.calls import ControllerClient
+from moorings.slurm.host.controller_client import ControllerClient
 from moorings.wire.shapes import ClaimBody, QueueRequest
 from tests.unit.slurm.test_formats import recorded
 from tests.unit.slurm.test_ledger import HOME
@@ -34,7 +34,7 @@ class Slurm:
         self.config = config
         self.asked: list[str] = []
 
-    async def ask(self, argv: Sequence[str]) -> bytes:
+    async def run_checked(self, argv: Sequence[str]) -> bytes:
         return (await self.run(argv)).output
 
     async def run(self, argv: Sequence[str]) -> CommandResult:
@@ -52,7 +52,7 @@ class Slurm:
 class Controller:
     """Keeps what it is told of the queue, and does not answer."""
 
-    full = False
+    is_full = False
 
     def __init__(self) -> None:
         self.told: list[QueueRequest] = []
@@ -62,10 +62,10 @@ class Controller:
         ask(cast(Client, self))
         raise MooringsError("controller.unreachable", "no answer", retryable=True)
 
-    def tell_queue(self, request: QueueRequest) -> None:
+    def report_queue(self, request: QueueRequest) -> None:
         self.told.append(request)
 
-    def claims(self, _: object) -> tuple[ClaimBody, ...]:
+    def list_claims(self, _: object) -> tuple[ClaimBody, ...]:
         return ()
 
     def queue(self, *_: object, **__: object) -> None:

@@ -13,12 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from moorings.api.tls import make_server_context
-from moorings.cli.pki.folder import CertificateStore, client_certificate, client_key
-from moorings.client.requests import get_version
+from moorings.client.requests import build_call
 from moorings.client.transport import Transport
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
+from moorings.net.tls import make_server_context
+from moorings.pki.files import client_certificate, client_key
+from moorings.pki.folder import CertificateStore
 from moorings.slurm.host.vipu_conf import VipuConf, parse_vipu_conf
+from moorings.wire.operations import GET_VERSION
 from tests.waiting import patient
 
 NOW = datetime.now(UTC)
@@ -76,7 +78,7 @@ def server_of(pki: CertificateStore, client_ca: Path | None = None) -> ssl.SSLCo
 
 def ask(conf: VipuConf) -> None:
     with Transport(conf.endpoint(10.0)) as transport:
-        transport.send(get_version())
+        transport.send(build_call(GET_VERSION))
 
 
 def test_it_shows_its_certificate_and_its_key(pki: CertificateStore) -> None:

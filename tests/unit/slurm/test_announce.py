@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from moorings.slurm.formats import JobRecord
-from moorings.slurm.host.ledger import build_queue_payload, start_of
-from moorings.slurm.host.tiers import PreemptionRules, SlurmPartition
+from moorings.slurm.host.job_table import build_queue_payload, start_of
+from moorings.slurm.host.preemption_rules import PreemptionRules, SlurmPartition
 from tests.unit.slurm.test_ledger import HOME, a_job, by_id
 
 TIERS = PreemptionRules(partitions={"normal": SlurmPartition(1, ""), "urgent": SlurmPartition(9, "")})

@@ -11,14 +11,14 @@ import pytest
 
 from moorings.client.client import Client
 from moorings.client.requests import ClaimFilter
-from moorings.core.claims import USABLE
-from moorings.core.errors import MooringsError
+from moorings.core.model.claims import USABLE
+from moorings.core.model.errors import MooringsError
 from moorings.slurm.formats import JobRecord
-from moorings.slurm.host import berths as module
-from moorings.slurm.host.berths import WAITING_STATES, ClaimTable, NoPartitionError
-from moorings.slurm.host.calls import ControllerClient
-from moorings.slurm.host.gate import sizes_awaiting_devices, sizes_without_licenses
-from moorings.slurm.host.ledger import JobStart
+from moorings.slurm.host import claim_table as module
+from moorings.slurm.host.claim_table import WAITING_STATES, ClaimTable, NoPartitionError
+from moorings.slurm.host.controller_client import ControllerClient
+from moorings.slurm.host.job_table import JobStart
+from moorings.slurm.host.license_gate import sizes_awaiting_devices, sizes_without_licenses
 from moorings.wire.shapes import BindingBody, ClaimBody, ClaimRequest, GcdBody, ReasonBody
 from tests.unit.slurm.test_ledger import HOME, NONCE, a_claim, a_job, by_id
 from tests.waiting import until_async
@@ -32,7 +32,7 @@ AWAY = MooringsError("controller.unreachable", "no answer", retryable=True)
 class Controller:
     """Answers as the controller does, from the claims it has; ``lose`` answers are lost on their way."""
 
-    full = False
+    is_full = False
 
     def __init__(self, state: str = "READY") -> None:
         self.state = state
@@ -60,11 +60,11 @@ class Controller:
         made = replace(a_claim(1), id=f"claim-{len(self.by_key)}", name=request.name or "", state=self.state)
         return self.by_key.setdefault(key, made)
 
-    def claims(self, where: ClaimFilter) -> tuple[ClaimBody, ...]:
+    def list_claims(self, where: ClaimFilter) -> tuple[ClaimBody, ...]:
         assert where == ClaimFilter(owner_prefix=OWNER, all=True)
         return tuple(self.by_key.values())
 
-    def claim(self, ident: str, *, wait_s: float = 0, until: str | None = None) -> ClaimBody:
+    def get_claim(self, ident: str, *, wait_s: float = 0, until: str | None = None) -> ClaimBody:
         return replace(next(c for c in self.by_key.values() if c.id == ident), state=self.state)
 
     def binding(self, ident: str, *, wait_s: float = 0) -> BindingBody:
@@ -102,7 +102,7 @@ async def test_a_claim_whose_answer_was_lost_is_found_again() -> None:
     controller = Controller()
     controller.lose = 3
     berths, told = make(controller)
-    assert (await berths.serve(JOB)).partition == "of-claim-0"
+    assert (await berths.get_binding(JOB)).partition == "of-claim-0"
     assert len(controller.by_key) == 1
     assert told == ["settled"]
     assert berths.claims[OWNER].id == "claim-0"
@@ -112,30 +112,30 @@ async def test_a_name_that_an_older_job_of_the_id_still_has_is_made_longer() -> 
     controller = Controller()
     controller.taken.add("slurm_1")
     berths, _ = make(controller)
-    await berths.serve(JOB)
+    await berths.get_binding(JOB)
     assert berths.claims[OWNER].name == f"slurm_1_{NONCE}"
 
 
 async def test_a_partition_that_was_lost_is_handed_to_no_further_step() -> None:
     controller = Controller()
     berths, _ = make(controller)
-    await berths.serve(JOB)
+    await berths.get_binding(JOB)
     claim = berths.claims[OWNER]
-    assert berths.serve(JOB).done(), "each step is answered from the first"
+    assert berths.get_binding(JOB).done(), "each step is answered from the first"
     controller.state = "LOST"
-    berths.note(replace(claim, state="LOST"))
+    berths.update(replace(claim, state="LOST"))
     with pytest.raises(NoPartitionError, match="its claim is LOST"):
-        await berths.serve(JOB)
+        await berths.get_binding(JOB)
 
 
 async def test_a_claim_that_somebody_ended_is_not_made_anew() -> None:
     controller = Controller()
     berths, _ = make(controller)
-    await berths.serve(JOB)
+    await berths.get_binding(JOB)
     controller.by_key = {key: replace(claim, state="RELEASED") for key, claim in controller.by_key.items()}
-    berths.drop(OWNER)
+    berths.remove(OWNER)
     with pytest.raises(NoPartitionError, match="its claim is RELEASED"):
-        await berths.serve(JOB)
+        await berths.get_binding(JOB)
     assert OWNER not in berths.claims
 
 
@@ -144,16 +144,16 @@ async def test_a_job_that_slurm_runs_again_after_its_claim_was_released_gets_ano
     controller = Controller()
     berths, _ = make(controller)
     for n in range(3):
-        assert (await berths.serve(JOB)).partition == f"of-claim-{n}"
+        assert (await berths.get_binding(JOB)).partition == f"of-claim-{n}"
         for key, claim in controller.by_key.items():
             reason = ReasonBody(code="claim.released", message="released by agent")
             controller.by_key[key] = replace(claim, state="RELEASED", reason=reason)
         berths.forget(OWNER)
-        berths.drop(OWNER)
+        berths.remove(OWNER)
     controller.lose = 1
-    await berths.serve(JOB)
+    await berths.get_binding(JOB)
     another, _ = make(controller)
-    assert (await another.serve(JOB)).partition == "of-claim-3"
+    assert (await another.get_binding(JOB)).partition == "of-claim-3"
     assert len(controller.by_key) == 4
 
 
@@ -161,20 +161,20 @@ async def test_another_time_limit_by_then_makes_no_second_claim() -> None:
     """An admin changed it after an answer was lost; or slurmctld runs the job again, and says another one."""
     controller = Controller()
     first, _ = make(controller)
-    await first.serve(JOB)
+    await first.get_binding(JOB)
     another, _ = make(controller)
-    assert (await another.serve(replace(JOB, limit_s=77.0))).partition == "of-claim-0"
+    assert (await another.get_binding(replace(JOB, limit_s=77.0))).partition == "of-claim-0"
     assert len(controller.by_key) == 1
     reason = ReasonBody(code="claim.released", message="released by agent")
     controller.by_key = {key: replace(one, state="RELEASED", reason=reason) for key, one in controller.by_key.items()}
     third, _ = make(controller)
-    assert (await third.serve(replace(JOB, limit_s=78.0))).partition == "of-claim-1"
+    assert (await third.get_binding(replace(JOB, limit_s=78.0))).partition == "of-claim-1"
 
 
 async def test_a_wait_in_vain_ends() -> None:
     berths, told = make(Controller("PENDING"), patience_s=0.05)
     with pytest.raises(NoPartitionError, match=r"no partition within 0\.05 s"):
-        await berths.serve(JOB)
+        await berths.get_binding(JOB)
     assert told == ["settled", "no partition within 0.05 s: its claim is PENDING"]
 
 
@@ -183,14 +183,14 @@ async def test_a_job_that_slurm_cannot_take_back_now_is_not_refused() -> None:
     controller = Controller("PENDING")
     berths, told = make(controller, patience_s=0.02, fails=2)
     with pytest.raises(NoPartitionError, match=r"no partition within 0\.02 s"):
-        await berths.serve(JOB)
+        await berths.get_binding(JOB)
     assert told == ["settled", *["no partition within 0.02 s: its claim is PENDING"] * 3]
 
 
 async def test_a_partition_that_comes_while_slurm_is_away_is_the_jobs() -> None:
     controller = Controller("PENDING")
     berths, told = make(controller, patience_s=0.02, fails=1_000_000)
-    work = berths.serve(JOB)
+    work = berths.get_binding(JOB)
     await until_async(lambda: len(told) > 2, what="it is given up in vain")
     controller.state = "READY"
     assert (await work).partition == "of-claim-0"
@@ -201,7 +201,7 @@ async def test_a_job_that_holds_its_partition_is_never_given_up() -> None:
     controller = Controller()
     controller.keeps = MooringsError("partition.not_active", "it is being reset", retryable=True)
     berths, told = make(controller, patience_s=0.02)
-    work = berths.serve(JOB)
+    work = berths.get_binding(JOB)
     await until_async(lambda: told)
     await asyncio.sleep(0.2)
     assert not work.done()
@@ -216,7 +216,7 @@ async def test_a_job_that_holds_its_partition_waits_for_the_agents_next_key(code
     controller = Controller()
     controller.keeps = MooringsError(code, "the access key has expired")
     berths, told = make(controller, patience_s=0.02)
-    work = berths.serve(JOB)
+    work = berths.get_binding(JOB)
     await until_async(lambda: controller.asked > 5)
     assert not work.done()
     assert told == ["settled"], "it was never given up"
@@ -234,7 +234,7 @@ class Expired(Controller):
 async def test_a_start_that_meets_an_expired_key_goes_back_into_the_queue_and_is_told_why() -> None:
     berths, told = make(Expired("PENDING"), patience_s=0.05)
     with pytest.raises(NoPartitionError, match="the access key has expired"):
-        await berths.serve(JOB)
+        await berths.get_binding(JOB)
     assert told == ["settled", "no partition within 0.05 s: the access key has expired"]
 
 
@@ -243,15 +243,15 @@ async def test_after_a_refusal_the_next_step_of_a_job_that_holds_its_partition_a
     controller.keeps = MooringsError("driver.fault", "its driver cannot tell")
     berths, _ = make(controller)
     with pytest.raises(NoPartitionError, match="its driver cannot tell"):
-        await berths.serve(JOB)
+        await berths.get_binding(JOB)
     controller.keeps = None
-    assert (await berths.serve(JOB)).partition == "of-claim-0"
+    assert (await berths.get_binding(JOB)).partition == "of-claim-0"
 
 
 async def test_a_start_that_waits_has_its_binding_from_one_call() -> None:
     controller = Controller("PENDING")
     berths, _ = make(controller)
-    work = berths.serve(JOB)
+    work = berths.get_binding(JOB)
     while OWNER not in berths.claims:  # noqa: ASYNC110 - a plain value
         await asyncio.sleep(0)
     assert sizes_awaiting_devices(berths.claims.values(), {OWNER}) == [4]
@@ -264,9 +264,9 @@ async def test_devices_are_in_use_beside_the_licenses_until_the_job_is_over() ->
     controller = Controller("PENDING")
     berths, _ = make(controller, patience_s=0.05)
     with pytest.raises(NoPartitionError):
-        await berths.serve(JOB)
+        await berths.get_binding(JOB)
     assert sizes_without_licenses(berths.claims.values(), (), ()) == [], "it has no devices"
-    berths.note(replace(berths.claims[OWNER], state="READY"))
+    berths.update(replace(berths.claims[OWNER], state="READY"))
     assert sizes_without_licenses(berths.claims.values(), {OWNER}, ()) == [], "it has its licenses"
     assert sizes_without_licenses(berths.claims.values(), (), ()) == [4], (
         "it is completing, or merely missing from a list"
@@ -281,7 +281,7 @@ async def test_a_claim_that_is_ready_is_known_to_be_though_its_binding_cannot_be
     berths, told = make(controller, patience_s=0.02)
     berths.claims[OWNER] = controller.create_claim(ClaimRequest(size=4, name="slurm_1"), "key")
     berths.claims[OWNER] = replace(berths.claims[OWNER], state="PENDING")
-    work = berths.serve(JOB)
+    work = berths.get_binding(JOB)
     await until_async(lambda: berths.claims[OWNER].state == "READY")
     await asyncio.sleep(0.1)
     assert (berths.claims[OWNER].state, work.done(), told) == ("READY", False, [])
@@ -294,7 +294,7 @@ async def test_a_controller_that_is_busy_is_not_asked_again_at_once(monkeypatch:
     controller = Controller("PENDING")
     controller.keeps = MooringsError("server.busy", "too many wait", retryable=True)
     berths, _ = make(controller)
-    work = berths.serve(JOB)
+    work = berths.get_binding(JOB)
     await until_async(lambda: controller.asked)
     await asyncio.sleep(0.05)
     assert controller.asked == 1
@@ -306,15 +306,15 @@ async def test_of_jobs_that_are_over_nothing_is_kept() -> None:
     controller = Controller("FAILED")
     berths, _ = make(controller, patience_s=60)
     with pytest.raises(NoPartitionError):
-        await berths.serve(JOB)
+        await berths.get_binding(JOB)
     controller.lose = 1_000_000
     other = a_job(2)
-    work = berths.serve(other)
-    berths.tidy(by_id(JOB, other))
-    assert len(berths.known) == 2
-    berths.tidy({})
-    assert list(berths.known.values()) == [work], "one list without it does not stop what is under way"
-    berths.tidy(by_id(a_job(2, "CANCELLED")))
+    work = berths.get_binding(other)
+    berths.forget_finished(by_id(JOB, other))
+    assert len(berths.bindings) == 2
+    berths.forget_finished({})
+    assert list(berths.bindings.values()) == [work], "one list without it does not stop what is under way"
+    berths.forget_finished(by_id(a_job(2, "CANCELLED")))
     with pytest.raises(asyncio.CancelledError):
         await work
-    assert (berths.known, berths.claims, berths.settled_at) == ({}, {}, {})
+    assert (berths.bindings, berths.claims, berths.settled_at) == ({}, {}, {})

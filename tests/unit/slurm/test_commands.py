@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 from moorings.slurm.commands import (
     CONCURRENT_MAX,
     OUTPUT_BYTES_MAX,
@@ -31,13 +31,13 @@ def sh(script: str) -> list[str]:
 
 
 async def test_what_it_writes_is_the_answer(commands):
-    assert await commands.ask(sh("printf 'a\\0b'; echo noise >&2")) == b"a\0b"
+    assert await commands.run_checked(sh("printf 'a\\0b'; echo noise >&2")) == b"a\0b"
     assert (await commands.run(sh("echo no >&2; exit 3"))) == CommandResult(b"", "no", 3)
 
 
 async def test_a_command_that_is_not_there(commands):
     with pytest.raises(MooringsError) as told:
-        await commands.ask(["no-such-command"])
+        await commands.run_checked(["no-such-command"])
     assert told.value.code == "slurm.missing"
 
 
@@ -57,7 +57,7 @@ async def test_a_command_that_hangs_is_ended_with_all_it_started(tmp_path):
     pids = tmp_path / "pids"
     quick = SlurmCommands(os.environ, timeout_s=3.0)
     with pytest.raises(MooringsError) as told:
-        await quick.ask(sh(f"sleep 300 & echo $! $$ > {pids}; trap '' TERM; wait"))
+        await quick.run_checked(sh(f"sleep 300 & echo $! $$ > {pids}; trap '' TERM; wait"))
     assert told.value.code == "slurm.unavailable"
     assert told.value.retryable
     left = pids.read_text().split()
@@ -66,7 +66,7 @@ async def test_a_command_that_hangs_is_ended_with_all_it_started(tmp_path):
 
 async def test_one_that_is_given_up_is_ended(commands, tmp_path):
     pids = tmp_path / "pids"
-    waiting = asyncio.create_task(commands.ask(sh(f"echo $$ > {pids}; exec sleep 300")))
+    waiting = asyncio.create_task(commands.run_checked(sh(f"echo $$ > {pids}; exec sleep 300")))
     await until_async(lambda: pids.exists() and pids.read_text(), 10)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -76,19 +76,19 @@ async def test_one_that_is_given_up_is_ended(commands, tmp_path):
 
 async def test_a_flood_is_cut_off(commands):
     with pytest.raises(MooringsError) as told:
-        await commands.ask(["head", "-c", str(2 * OUTPUT_BYTES_MAX), "/dev/zero"])
+        await commands.run_checked(["head", "-c", str(2 * OUTPUT_BYTES_MAX), "/dev/zero"])
     assert told.value.code == "slurm.unreadable"
 
 
 async def test_a_flood_of_complaints_does_not_stop_an_answer(commands):
     answer = await commands.run(sh("head -c 9000000 /dev/zero | tr '\\0' x >&2; echo done"))
     assert answer.output == b"done\n"
-    assert len(answer.complaint) < 200_000
+    assert len(answer.stderr) < 200_000
 
 
 async def test_few_run_at_once(commands, tmp_path):
     script = f"touch {tmp_path}/$$; ls {tmp_path} | wc -l; sleep 0.1; rm {tmp_path}/$$"
-    seen = await asyncio.gather(*(commands.ask(sh(script)) for _ in range(3 * CONCURRENT_MAX)))
+    seen = await asyncio.gather(*(commands.run_checked(sh(script)) for _ in range(3 * CONCURRENT_MAX)))
     assert max(int(count) for count in seen) <= CONCURRENT_MAX
 
 

@@ -8,18 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from moorings.core.instants import add_seconds
+from moorings.core.model.timestamps import add_seconds
+from moorings.doctor.checks import SLURM_CHECKS, SLURM_PAGE
+from moorings.doctor.findings import Finding
 from moorings.slurm.formats import JobRecord, License, LicenseReservation, SinfoNode, SlurmJobPhase, SubmittedOptions
 from moorings.slurm.host import checks
 from moorings.slurm.host.checks import AgentProbe
-from moorings.slurm.host.installation import build_limits
-from moorings.slurm.host.ledger import ClusterIdentity
+from moorings.slurm.host.install_plan import build_limits
+from moorings.slurm.host.job_table import ClusterIdentity
 from moorings.slurm.host.plugstack import PluginLine
 from moorings.slurm.host.site import at_machine, licenses_wanted
 from moorings.wire.codec import parse_time
-from moorings.wire.shapes import ClaimBody, FindingBody, PoolBody, ProjectBody, QueueBody, TopologyShape
+from moorings.wire.shapes import ClaimBody, PoolBody, ProjectBody, QueueBody, TopologyShape
 from tests.cases import cases
-from tests.docs.pages import ROOT, anchors
+from tests.docs.pages import ROOT
 from tests.unit.slurm.test_installation import CHOICES, SITE
 
 NONCE = "00112233aabbccdd"
@@ -79,10 +81,10 @@ def job(ident: int, state: str = "RUNNING", nonce: str = NONCE) -> JobRecord:
         partition="p",
         qos="",
         priority=1,
-        submitted=None,
+        submit_time=None,
         eligible=None,
-        started=None,
-        ends=None,
+        start_time=None,
+        end_time=None,
         limit_s=None,
         nodes="n1",
         nodes_whole=True,
@@ -94,19 +96,11 @@ def job(ident: int, state: str = "RUNNING", nonce: str = NONCE) -> JobRecord:
     )
 
 
-def is_told(finding: FindingBody, verdict: str, *words: str) -> None:
-    assert finding.id in checks.CHECKS
+def is_told(finding: Finding, verdict: str, *words: str) -> None:
+    assert finding.id in SLURM_CHECKS
     assert finding.verdict == verdict, finding
     assert all(word in finding.evidence for word in words), finding
     assert finding.fix or verdict == "PASS", finding
-
-
-def test_the_page_tells_of_every_check():
-    found = anchors(ROOT / checks.MANUAL)
-    for check in checks.CHECKS:
-        page, _, anchor = checks.docs_of(check).partition("#")
-        assert (ROOT / page).exists()
-        assert not anchor or anchor in found, check
 
 
 def test_another_slurm_of_this_name():
@@ -215,7 +209,7 @@ def test_limits_that_were_made_for_another_job_requeue(made_for: bool, now: bool
 
 
 def test_limits_that_are_not_there_or_the_shipped_ones():
-    is_told(checks.check_limits(SITE, None), "WARN", "moorings_limits.lua is not there")
+    is_told(checks.check_limits(SITE, None), "WARN", "moorings_limits.lua is missing")
     shipped = (ROOT / "deploy" / "slurm" / "moorings_limits.lua.example").read_bytes()
     assert b"requeue = false" in shipped  # in a comment
     is_told(checks.check_limits(SITE, shipped), "PASS", "JobRequeue=1")
@@ -293,7 +287,7 @@ def test_whose_word_nodes_take(answers, allowed, verdict, evidence, fix):
 def test_units_that_are_named_are_there():
     units = {path.stem for path in (ROOT / "deploy" / "systemd").glob("*.service")}
     assert checks.UNIT in units
-    named = set(re.findall(r"\bmoorings-[a-z-]*(?:agent|controller)\b", (ROOT / checks.MANUAL).read_text()))
+    named = set(re.findall(r"\bmoorings-[a-z-]*(?:agent|controller)\b", (ROOT / SLURM_PAGE).read_text()))
     assert checks.UNIT in named <= units
 
 
@@ -370,7 +364,7 @@ def test_claims_of_another_slurm_of_this_name():
     assert "leaves them alone" in found.fix
     assert "'moor delete claim NAME'" in found.fix
     is_told(checks.check_foreign(home, claims[:1]), "PASS", "slurm/c1")
-    is_told(checks.check_foreign(None, claims), "SKIP", "cannot be told")
+    is_told(checks.check_foreign(None, claims), "SKIP", "it is unknown")
     orphans = checks.unmatched_claims(claims, [])
     assert "another Slurm" in checks.check_orphans("c1", orphans, 3, all_ours=False).fix
     assert "another Slurm" not in checks.check_orphans("c1", orphans, 3).fix

@@ -12,15 +12,15 @@ from typing import Any, cast
 
 import pytest
 
-from moorings.core.errors import MooringsError
-from moorings.core.instants import SECOND, Timestamp, add_seconds
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.timestamps import SECOND, Timestamp, add_seconds
 from moorings.slurm.commands import SlurmCommands
 from moorings.slurm.formats import JobRecord, SubmittedOptions, YieldNotice
-from moorings.slurm.host import doing as module
-from moorings.slurm.host.calls import ControllerClient
-from moorings.slurm.host.doing import SIGNAL_TRIES, JobAct, SlurmExecutor
+from moorings.slurm.host import executor as module
+from moorings.slurm.host.controller_client import ControllerClient
+from moorings.slurm.host.executor import SIGNAL_TRIES, JobAct, SlurmExecutor
+from moorings.slurm.host.failure_log import FailureLog
 from moorings.slurm.host.plan import TRIES_MAX, ClusterState, LogWarning, PlanState, StopUnboundJob, plan
-from moorings.slurm.host.troubles import FailureLog
 from moorings.wire.codec import format_time
 from moorings.wire.shapes import ClaimBody
 from tests.unit.slurm.test_ledger import HOME, NONCE, a_claim, a_job, by_id
@@ -41,7 +41,7 @@ class Slurm:
         self.hangs: str | None = None
         self.answers: dict[str, bytes] = {}
 
-    async def ask(self, argv: Sequence[str]) -> bytes:
+    async def run_checked(self, argv: Sequence[str]) -> bytes:
         words = " ".join(argv)
         self.asked.append(words)
         if self.hangs is not None and self.hangs in words:
@@ -97,19 +97,19 @@ class Followed:
             jobs=by_id(*jobs),
             listed_at=self._at_s,
             claims_before={claim.owner: claim for claim in known},
-            accepted=True,
+            is_accepted=True,
             claims_listed=True,
             outcomes=self.doer.outcomes,
             memory=self._memory,
         )
         found = plan(view, module.wall_clock())
         self._memory = found.memory
-        self.doer.see(view.jobs)
+        self.doer.forget_missing(view.jobs)
         for act in found.acts:
             if isinstance(act, LogWarning):
                 self.reports.append(act)
             elif isinstance(act, JobAct):
-                self.doer.do(act)
+                self.doer.submit(act)
 
     async def idle(self) -> None:
         await until(lambda: self.doer._acts.empty() and not self.doer._under_way)
@@ -234,7 +234,7 @@ async def test_a_job_without_its_partition_is_stopped_once_its_node_is_drained(
     widths = {"n1": 128, "h": 128, state: 32, "22.05.8": 24, "(null)": 256}
     slurm.answers["sinfo"] = ("".join(f"{text:{width}}|" for text, width in widths.items()) + "\n").encode()
     async with serving(slurm) as followed:
-        followed.doer.do(StopUnboundJob(job, ("n1",), "it did not ask"))
+        followed.doer.submit(StopUnboundJob(job, ("n1",), "it did not ask"))
         await followed.idle()
     done = [words for words in slurm.asked if "admincomment" not in words and "sinfo" not in words]
     assert [words.partition(" reason=")[0] for words in done] == told
@@ -244,12 +244,12 @@ async def test_a_job_without_its_partition_is_stopped_once_its_node_is_drained(
 async def test_a_job_is_stopped_also_where_its_node_cannot_be_drained(slurm: Slurm) -> None:
     slurm.fails["sinfo"] = AWAY
     async with serving(slurm) as followed:
-        followed.doer.do(StopUnboundJob(borrower(7), ("n1",), "it did not ask"))
+        followed.doer.submit(StopUnboundJob(borrower(7), ("n1",), "it did not ask"))
         await followed.idle()
         assert slurm.count("scontrol requeue 7") == 1
         assert followed.doer.outcomes.drained == {}, "it is to be tried again"
         del slurm.fails["sinfo"]
-        followed.doer.do(StopUnboundJob(borrower(7), ("n1",), "it did not ask"))
+        followed.doer.submit(StopUnboundJob(borrower(7), ("n1",), "it did not ask"))
         await followed.idle()
         assert followed.doer.outcomes.drained == {(7, 0): {"n1"}}
 
@@ -262,7 +262,7 @@ async def test_a_job_without_its_partition_that_slurm_does_not_put_back_is_cance
     async with serving(slurm) as followed:
         for _ in range(TRIES_MAX):
             assert slurm.count("scancel") == 0
-            followed.doer.do(StopUnboundJob(borrower(7), (), "it did not ask"))
+            followed.doer.submit(StopUnboundJob(borrower(7), (), "it did not ask"))
             await followed.idle()
     assert slurm.count("scontrol requeue 7") == TRIES_MAX
     assert slurm.count("scancel 7") == cancelled

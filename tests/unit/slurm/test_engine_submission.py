@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.core.bindings import NO_BINDING
-from moorings.core.claims import CheckpointContract
-from moorings.core.errors import MooringsError
-from moorings.core.tables import TomlTable
+from moorings.core.model.bindings import NO_BINDING
+from moorings.core.model.claims import CheckpointContract
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.toml_table import TomlTable
 from moorings.ports.engine import RunSubmission
 from moorings.slurm.engine.settings import SlurmEngineSettings, SubmitTarget
 from moorings.slurm.engine.submission import (
@@ -140,7 +140,7 @@ NAMES = st.sampled_from(("a", "uid", "root", "0", "A.b-c_d", "SBATCH_UID"))
     command=st.lists(st.sampled_from(("--uid=0", "sudo", "-u", "root", "--gid=0")), min_size=1),
 )
 def test_nothing_in_a_job_says_as_whom_it_runs(name, project, variables, priority, command):
-    place = SlurmEngineSettings(Path("/shared/runs")).place_of(project)
+    place = SlurmEngineSettings(Path("/shared/runs")).target_for(project)
     job = {"name": name, "project": project, "environment": variables, "command": tuple(command)}
     program, *options, script = words(place, priority=priority, **job)
     assert (program, script) == ("sbatch", "/shared/runs/run-1/0/batch.sh")
@@ -228,10 +228,10 @@ def test_a_project_goes_where_the_admin_says():
         '[slurm.projects.vision]\naccount = "lab-vision"\nqos = "high"\n'
     )
     assert (read.folder, read.conf) == (Path("/shared/runs"), Path("/etc/slurm/slurm.conf"))
-    assert read.place_of("vision") == SubmitTarget("lab-vision", "ipu", "high")
-    assert read.place_of("speech") == SubmitTarget("speech", "ipu", "")
-    assert read.place_of("default") == SubmitTarget("", "ipu", "")
-    assert replace(read, usual=SubmitTarget("all")).place_of("speech") == SubmitTarget("all")
+    assert read.target_for("vision") == SubmitTarget("lab-vision", "ipu", "high")
+    assert read.target_for("speech") == SubmitTarget("speech", "ipu", "")
+    assert read.target_for("default") == SubmitTarget("", "ipu", "")
+    assert replace(read, default_target=SubmitTarget("all")).target_for("speech") == SubmitTarget("all")
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from moorings.core.instants import Timestamp
-from moorings.slurm.engine.rundir import ScriptEnd, SlurmAttemptState, SubmittedSlurmJob, TaskEnd
-from moorings.slurm.engine.verdict import JobEnd, RunObservation, build_end_record, observe_run, reason_of
+from moorings.core.model.timestamps import Timestamp
+from moorings.slurm.engine.run_folder import ScriptEnd, SlurmAttemptState, SubmittedSlurmJob, TaskEnd
+from moorings.slurm.engine.run_status import JobEnd, RunObservation, build_end_record, observe_run, reason_of
 from moorings.slurm.formats import JobRecord, phase_of
 from moorings.workloads.runs import EndReason, EndRecord
 from tests.cases import cases
@@ -37,10 +37,10 @@ def job(state: str, restarts: int = 0, reason: str = "") -> JobRecord:
         partition="ipu",
         qos="",
         priority=1,
-        submitted=None,
+        submit_time=None,
         eligible=None,
-        started=None,
-        ends=None,
+        start_time=None,
+        end_time=None,
         limit_s=None,
         nodes="",
         nodes_whole=True,

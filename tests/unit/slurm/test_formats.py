@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.core.errors import MooringsError
-from moorings.core.instants import SECOND, Timestamp
-from moorings.slurm import formats, listings
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.timestamps import SECOND, Timestamp
+from moorings.slurm import fixed_width, formats
+from moorings.slurm.fixed_width import FixedColumn, expand_hostlist, parse_rows
 from moorings.slurm.formats import JobRecord, License, SlurmJobPhase, SubmittedOptions
 from moorings.slurm.host.site import at_machine, parse_site
-from moorings.slurm.listings import FixedColumn, expand_hostlist, parse_rows
 from tests.cases import cases
 
 RECORDINGS = Path(__file__).parent / "recordings"
@@ -61,8 +61,8 @@ def test_a_job_of_ours(release):
     assert (job.state, job.phase, job.reason) == ("PENDING", SlurmJobPhase.WAITING, "Licenses")
     assert (job.limit_s, job.partition, job.uid, job.user, job.restarts) == (1800.0, "normal", 0, "root", 0)
     assert (job.array_job, job.het_job, job.nodes, job.requeue, job.batch) == (None, None, "", True, True)
-    assert job.submitted is not None
-    assert job.started is None
+    assert job.submit_time is not None
+    assert job.start_time is None
 
 
 @every_release
@@ -343,7 +343,7 @@ def test_license_lists_of_both_shapes():
 
 @pytest.mark.parametrize("name", ["a b", "a,b:1", "", "-x", "a\n", "x" * 65])
 def test_what_would_be_another_argument_is_refused(name):
-    for build in (formats.build_delete_reservation, lambda text: formats.build_jobs(license_name=text + ",")):
+    for build in (formats.build_renew_reservation, lambda text: formats.build_jobs(license_name=text + ",")):
         with pytest.raises(MooringsError) as told:
             build(name)
         assert told.value.code == "name.invalid"
@@ -351,7 +351,6 @@ def test_what_would_be_another_argument_is_refused(name):
 
 def test_every_command_is_words_of_ours():
     assert formats.build_requeue(7) == ["scontrol", "requeue", "7"]
-    assert formats.build_requeue(7, hold=True) == ["scontrol", "requeuehold", "7"]
     assert formats.build_cancel(7, signal="TERM") == ["scancel", "--signal=TERM", "7"]
     assert formats.build_allow_requeue("7_2") == ["scontrol", "update", "jobid=7_2", "requeue=1"]
     assert formats.build_jobs(jobs=[1, 2], user=3, ended=False)[-2:] == ["--jobs=1,2", "--user=3"]
@@ -397,4 +396,4 @@ def test_the_accounting():
 
 
 def test_a_record_is_as_wide_as_was_asked_for():
-    assert listings.build_format(JOB_ID) == "JobID:8|,Name:10|,State:8|"
+    assert fixed_width.build_format(JOB_ID) == "JobID:8|,Name:10|,State:8|"

@@ -7,11 +7,11 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.core.devices import PoolName
-from moorings.core.placement import free_map_for
-from moorings.core.topology import Block, Pool, PowerOfTwo
+from moorings.core.model.devices import PoolName
+from moorings.core.model.topology import Block, Pool, PowerOfTwo
+from moorings.core.placement.free_map import free_map_for
 from moorings.slurm.formats import License
-from moorings.slurm.host.gate import (
+from moorings.slurm.host.license_gate import (
     describe_missing_licenses,
     gate_licenses,
     is_reserved,
@@ -118,22 +118,22 @@ def test_all_that_slurm_can_start_fits_at_once_and_what_fits_can_be_started(
     used = dict.fromkeys(SIZES, 0)
     counted = []
     for number, size in enumerate([*held, *others]):
-        block = free.find(size)
+        block = free.find_block(size)
         if block is not None:
-            free.take(block)
+            free.allocate(block)
             if number < len(held):
                 used = {k: n + (size if k <= size else 0) for k, n in used.items()}
                 counted.append(size)
     now = licenses(used)
-    kept = to_reserve(now, {size: free.count(size) for size in SIZES}, counted)
+    kept = to_reserve(now, {size: free.count_blocks(size) for size in SIZES}, counted)
     room = {size: now[f"ipu_{size}"].total - now[f"ipu_{size}"].used - kept[f"ipu_{size}"] for size in SIZES}
     started: list[Block] = []
     for size in wanted:
-        fits = free.find(size)
+        fits = free.find_block(size)
         by_licenses = all(room[k] >= size for k in SIZES if k <= size)
         assert by_licenses == (fits is not None)
         if fits is not None:
-            free.take(fits)
+            free.allocate(fits)
             started.append(fits)
             room = {k: n - (size if k <= size else 0) for k, n in room.items()}
     assert len({index for block in started for index in block}) == sum(map(len, started))
@@ -153,20 +153,20 @@ def test_who_starts_on_what_returns_gets_it_once_it_has_returned(
     blocks: dict[str, list[Block]] = {"live": [], "over": [], "foreign": []}
     for what, sizes in (("foreign", foreign), ("live", live), ("over", over)):
         for size in sizes:
-            block = free.find(size)
+            block = free.find_block(size)
             if block is not None:
-                free.take(block)
+                free.allocate(block)
                 blocks[what].append(block)
     held = Counter(len(block) for block in (*blocks["live"], *blocks["over"]))
     used = {k: sum(len(block) for block in blocks["live"] if len(block) >= k) for k in SIZES}
-    kept = to_reserve(licenses(used), {size: free.count(size) for size in SIZES}, held=held)
+    kept = to_reserve(licenses(used), {size: free.count_blocks(size) for size in SIZES}, held=held)
     for block in blocks["over"]:
         free.release(block)
     for size in wanted:
         if not is_reusable_by_queue(held, size, alone=True):
             continue
         if all(used[k] + size + kept[f"ipu_{k}"] <= 32 for k in SIZES if k <= size):
-            block = free.find(size)
+            block = free.find_block(size)
             assert block is not None
-            free.take(block)
+            free.allocate(block)
             used = {k: n + (size if k <= size else 0) for k, n in used.items()}

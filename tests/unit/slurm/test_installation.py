@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from moorings.core.errors import MooringsError
-from moorings.slurm.host.installation import (
+from moorings.core.model.errors import MooringsError
+from moorings.slurm.host.install_plan import (
     VIPU_CONF,
     FileAction,
     InstallManifest,
@@ -60,7 +60,6 @@ SITE = Site(
     slurm_user=("slurm", 64030),
     conf_hash="Match",
     munge_socket="",
-    select_type="select/cons_tres",
     job_submit=(),
     licenses={},
     tres=("cpu", "mem", "energy", "node", "billing", "fs/disk", "vmem", "pages"),

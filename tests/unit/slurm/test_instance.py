@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from moorings.core.errors import MooringsError
-from moorings.slurm.host.instance import FILE, ensure_instance, lock_instance, read_instance
+from moorings.core.model.errors import MooringsError
+from moorings.slurm.host.instance_id import FILE, ensure_instance, lock_instance, read_instance
 from tests.waiting import patient
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -43,7 +43,7 @@ def test_one_that_was_killed_at_it_is_in_nobodys_way(tmp_path: Path) -> None:
     """Its draft stays; the id is made by the next one."""
     code = (
         "import os, signal, sys, pathlib; os.link = lambda *_: os.kill(os.getpid(), signal.SIGKILL);"
-        "from moorings.slurm.host.instance import ensure_instance;"
+        "from moorings.slurm.host.instance_id import ensure_instance;"
         f"ensure_instance(pathlib.Path(sys.argv[1]), {OTHER!r})"
     )
     assert (
@@ -114,7 +114,7 @@ def test_what_root_makes_belongs_to_whom_the_folder_belongs(tmp_path: Path) -> N
 def as_root_with(capabilities: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """What root comes to that a unit leaves these capabilities (``CAP_A CAP_B``)."""
     code = (
-        "import sys, pathlib; from moorings.slurm.host.instance import ensure_instance;"
+        "import sys, pathlib; from moorings.slurm.host.instance_id import ensure_instance;"
         f"print(ensure_instance(pathlib.Path(sys.argv[1]), {ONE!r}))"
     )
     names = [f"+{name.removeprefix('CAP_').lower()}" for name in capabilities.split()]

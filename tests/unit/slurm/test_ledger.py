@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from moorings.core.claims import check_owner
-from moorings.core.instants import SECOND, Timestamp
+from moorings.core.model.claims import check_owner
+from moorings.core.model.timestamps import SECOND, Timestamp
 from moorings.core.reconcile import Streak
 from moorings.slurm.formats import JobRecord, SubmittedOptions, YieldNotice, phase_of
-from moorings.slurm.host.ledger import (
+from moorings.slurm.host.job_table import (
     ClaimReview,
     ClusterIdentity,
     JobStart,
@@ -41,8 +41,8 @@ def a_job(job_id: int, state: str = "RUNNING", *, ipus: int = 4, nonce: str = NO
         "partition": "normal",
         "qos": "",
         "priority": 1,
-        "started": None,
-        "ends": None,
+        "start_time": None,
+        "end_time": None,
         "limit_s": 600.0,
         "nodes": "n1",
         "nodes_whole": True,
@@ -50,7 +50,7 @@ def a_job(job_id: int, state: str = "RUNNING", *, ipus: int = 4, nonce: str = NO
         "requeue": True,
         "batch": True,
         "status": (0, 0),
-        "submitted": Timestamp(job_id * SECOND),
+        "submit_time": Timestamp(job_id * SECOND),
         "eligible": None,
         "order": SubmittedOptions(nonce=nonce, ipus=ipus, gcds=2, replicas=4),
     }
@@ -85,8 +85,8 @@ def test_an_owner_names_one_start_of_one_job() -> None:
     start = JobStart(4711, NONCE, 2)
     assert check_owner(start.owner(HOME)) == f"slurm/vt/4711/{NONCE}/2/{HOME.instance}"
     assert start_of(start.owner(HOME)) == start
-    assert start.names() == ("slurm_4711_r2", f"slurm_4711_r2_{NONCE}")
-    assert all(len(name) <= 36 for name in JobStart(2**32 - 1, NONCE, 10**6).names())
+    assert start.partition_names() == ("slurm_4711_r2", f"slurm_4711_r2_{NONCE}")
+    assert all(len(name) <= 36 for name in JobStart(2**32 - 1, NONCE, 10**6).partition_names())
 
 
 @cases(
@@ -165,7 +165,7 @@ def test_what_may_still_run_keeps_its_partition(state: str) -> None:
     for _ in range(100):
         judged = review_claims(by_id(a_job(1, state)), [a_claim(1)], doubts, HOME, 10.0)
         assert (judged.releases, judged.lost) == ({}, {})
-        doubts = dict(judged.doubts)
+        doubts = dict(judged.missed_listings)
 
 
 def test_a_requeued_job_s_first_partition_goes_and_its_next_start_gets_another() -> None:
@@ -200,17 +200,17 @@ def test_what_is_missing_must_be_missing_for_long(jobs: dict[int, JobRecord]) ->
     for number in range(12):
         judged = review_claims(jobs, [a_claim(1)], doubts, HOME, 5.0)
         assert judged.releases == {}
-        doubts = dict(judged.doubts)
+        doubts = dict(judged.missed_listings)
         if judged.lost:
             lost.append(number)
     assert lost[0] * 5.0 >= 30.0
     seen_again = review_claims(by_id(a_job(1)), [a_claim(1)], doubts, HOME, 5.0)
-    assert seen_again.doubts == {}, "one good word, and it counts anew"
+    assert seen_again.missed_listings == {}, "one good word, and it counts anew"
 
 
 def test_a_job_whose_record_an_admin_wrote_over_still_lives() -> None:
     job = a_job(1, order=None)
-    assert review_claims(by_id(job), [a_claim(1)], {}, HOME, 1.0).doubts == {}
+    assert review_claims(by_id(job), [a_claim(1)], {}, HOME, 1.0).missed_listings == {}
     assert may_be_running(JobStart(1, NONCE, 0), job)
     assert not may_be_running(
         JobStart(1, NONCE, 0), replace(job, order=SubmittedOptions(nonce="f" * 16, ipus=1, gcds=1, replicas=1))
@@ -230,7 +230,7 @@ def test_of_a_claim_of_another_slurm_of_this_name_nothing_is_said() -> None:
     doubts = {other: Streak(100, 1000.0)}
     for jobs in ({}, by_id(a_job(1, "COMPLETED")), by_id(a_job(1, restarts=1))):
         judged = review_claims(jobs, [claim], doubts, HOME, 10.0)
-        assert (judged.releases, judged.lost, judged.doubts) == ({}, {}, {})
+        assert (judged.releases, judged.lost, judged.missed_listings) == ({}, {}, {})
     assert review_claims(by_id(a_job(1)), [claim], {}, HOME, 1.0).starts == (a_job(1),), (
         "it is not that job's partition"
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from moorings.core.errors import MooringsError
-from moorings.slurm.needs import JobNodeRequirements, build_cpus, build_needs, parse_needs
+from moorings.core.model.errors import MooringsError
+from moorings.slurm.node_requirements import JobNodeRequirements, build_cpus, build_needs, parse_needs
 from tests.unit.slurm.test_formats import every_release, recorded
 
 # Of four nodes of 16 CPUs n2 is drained and n4 full; on n3 a plain job has 10, and an IPU job 4.

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.core.bindings import Binding, GcdBinding, Rendezvous
-from moorings.core.devices import PoolName, device_id
-from moorings.core.errors import MooringsError
-from moorings.slurm.host import nodes
-from moorings.slurm.host.nodes import BindReply, BindRequest, BindStatus, GcdReply
+from moorings.core.model.bindings import Binding, GcdBinding, Rendezvous
+from moorings.core.model.devices import PoolName, device_id
+from moorings.core.model.errors import MooringsError
+from moorings.slurm.host import bind_protocol
+from moorings.slurm.host.bind_protocol import BindReply, BindRequest, BindStatus, GcdReply
 from tests.cases import cases
 from tests.slurm.answers import GOOD, HOSTILE, head, written, wrong_file
 
@@ -25,7 +25,7 @@ requests = st.builds(
     restart=numbers,
     nonce=st.from_regex(r"[0-9a-f]{16}", fullmatch=True),
 )
-names = st.from_regex(r"[A-Z_][A-Z0-9_]{0,20}", fullmatch=True).filter(nodes.variable_allowed)
+names = st.from_regex(r"[A-Z_][A-Z0-9_]{0,20}", fullmatch=True).filter(bind_protocol.variable_allowed)
 values = st.text(st.characters(codec="utf-8", exclude_characters="\n\0"), max_size=40)
 variables = st.dictionaries(names, values, max_size=5)
 
@@ -60,12 +60,12 @@ def invalid(call) -> str:
 
 @given(requests)
 def test_a_request_is_read_as_it_was_written(request):
-    assert nodes.parse_request(nodes.build_request(request)) == request
+    assert bind_protocol.parse_request(bind_protocol.build_request(request)) == request
 
 
 def test_the_longest_request_fits_the_line():
     longest = BindRequest(2**32 - 1, 2**32 - 1, "n" * 255, 2**32 - 1, "f" * 16)
-    assert len(nodes.build_request(longest)) <= nodes.REQUEST_BYTES_MAX
+    assert len(bind_protocol.build_request(longest)) <= bind_protocol.REQUEST_BYTES_MAX
 
 
 @cases(
@@ -88,14 +88,14 @@ def test_the_longest_request_fits_the_line():
     ],
 )
 def test_a_request_that_is_wrong_in_one_thing_is_refused(old, new):
-    text = nodes.build_request(REQUEST).decode()
+    text = bind_protocol.build_request(REQUEST).decode()
     assert old in text
-    invalid(lambda: nodes.parse_request(text.replace(old, new).encode()))
+    invalid(lambda: bind_protocol.parse_request(text.replace(old, new).encode()))
 
 
 @given(st.binary(max_size=600))
 def test_rubbish_is_no_request(payload):
-    invalid(lambda: nodes.parse_request(payload))
+    invalid(lambda: bind_protocol.parse_request(payload))
 
 
 # -- replies -----------------------------------------------------------------------------------------------------------
@@ -103,39 +103,39 @@ def test_rubbish_is_no_request(payload):
 
 @given(replies())
 def test_a_reply_is_read_as_it_was_written(reply):
-    assert nodes.parse_reply(nodes.build_reply(REQUEST, reply), REQUEST) == reply
+    assert bind_protocol.parse_reply(bind_protocol.build_reply(REQUEST, reply), REQUEST) == reply
 
 
 @given(st.sampled_from([BindStatus.RETRY, BindStatus.REFUSED]), st.text(max_size=700))
 def test_a_message_stays_one_line(status, message):
-    read = nodes.parse_reply(nodes.build_reply(REQUEST, BindReply(status, message)), REQUEST)
+    read = bind_protocol.parse_reply(bind_protocol.build_reply(REQUEST, BindReply(status, message)), REQUEST)
     assert read.status is status
-    assert len(read.message) <= nodes.MESSAGE_CHARS_MAX
+    assert len(read.message) <= bind_protocol.MESSAGE_CHARS_MAX
     assert not set(read.message) & {"\n", "\r", "\x1b", "\0"}
 
 
 def test_a_good_answer_is_taken():
-    read = nodes.parse_reply(written(head(REQUEST), GOOD), REQUEST)
+    read = bind_protocol.parse_reply(written(head(REQUEST), GOOD), REQUEST)
     assert (read.partition, read.master, read.gcds[1].environment) == (
         "p1",
         Rendezvous("n1", 29500),
         {"MOORINGS_Y": "2"},
     )
-    assert nodes.parse_reply(wrong_file("a.conf")(REQUEST), REQUEST).gcds[0].files == {"a.conf": b"x"}
+    assert bind_protocol.parse_reply(wrong_file("a.conf")(REQUEST), REQUEST).gcds[0].files == {"a.conf": b"x"}
 
 
 def test_what_a_newer_agent_adds_is_passed_over():
-    assert nodes.parse_reply(written(head(REQUEST), GOOD | {"colour": "blue"}), REQUEST).status is BindStatus.OK
+    assert bind_protocol.parse_reply(written(head(REQUEST), GOOD | {"colour": "blue"}), REQUEST).status is BindStatus.OK
 
 
 @cases("name", HOSTILE)
 def test_a_hostile_answer_is_refused(name):
-    invalid(lambda: nodes.parse_reply(HOSTILE[name](REQUEST), REQUEST))
+    invalid(lambda: bind_protocol.parse_reply(HOSTILE[name](REQUEST), REQUEST))
 
 
 @given(st.binary(max_size=300))
 def test_rubbish_is_no_reply(payload):
-    invalid(lambda: nodes.parse_reply(payload, REQUEST))
+    invalid(lambda: bind_protocol.parse_reply(payload, REQUEST))
 
 
 @cases(
@@ -158,13 +158,13 @@ def test_rubbish_is_no_reply(payload):
             BindStatus.OK,
             partition="p1",
             folder="/a",
-            gcds=(GcdReply(files={"a": b"x" * nodes.PAYLOAD_BYTES_MAX}),),
+            gcds=(GcdReply(files={"a": b"x" * bind_protocol.PAYLOAD_BYTES_MAX}),),
             master=Rendezvous("n1", 1),
         ),
     ],
 )
 def test_what_no_node_would_take_is_not_written(reply):
-    invalid(lambda: nodes.build_reply(REQUEST, reply))
+    invalid(lambda: bind_protocol.build_reply(REQUEST, reply))
 
 
 # -- bindings ----------------------------------------------------------------------------------------------------------
@@ -178,14 +178,14 @@ BINDING = Binding(
 
 
 def test_without_a_folder_a_job_gets_the_api_form_alone():
-    reply = nodes.reply_for(BINDING, Rendezvous("n1", 29500), "")
+    reply = bind_protocol.reply_for(BINDING, Rendezvous("n1", 29500), "")
     assert reply.environment == {"MOORINGS_PARTITION_ID": "p1", "IPUOF_VIPU_API_HOST": "vipu1"}
     assert [gcd.environment["IPUOF_VIPU_API_GCD_ID"] for gcd in reply.gcds] == ["0", "1"]
     assert [gcd.files for gcd in reply.gcds] == [{}, {}]
 
 
 def test_with_a_folder_a_job_gets_the_files_alone():
-    reply = nodes.reply_for(BINDING, Rendezvous("n1", 29500), "/run/ipuof")
+    reply = bind_protocol.reply_for(BINDING, Rendezvous("n1", 29500), "/run/ipuof")
     assert [gcd.files for gcd in reply.gcds] == [{"p1_gcd0_ipuof.conf": b"0\n"}, {"p1_gcd1_ipuof.conf": b"1\n"}]
     every = [*reply.environment, *(name for gcd in reply.gcds for name in gcd.environment)]
     assert [name for name in every if name.startswith("IPUOF_")] == []
@@ -195,19 +195,12 @@ def test_hardware_without_files_needs_no_folder():
     plain = Binding(
         "g1", {}, (GcdBinding(0, (device_id(PoolName("gpu"), 0),), environment={"CUDA_VISIBLE_DEVICES": "0"}),)
     )
-    reply = nodes.reply_for(plain, Rendezvous("n1", 29500), "/run/ipuof")
+    reply = bind_protocol.reply_for(plain, Rendezvous("n1", 29500), "/run/ipuof")
     assert (reply.folder, reply.gcds[0].environment["CUDA_VISIBLE_DEVICES"]) == ("", "0")
 
 
-@given(st.integers(1, 64), st.integers(1, 64))
-def test_tasks_are_spread_over_the_gcds_in_order(tasks, gcds):
-    found = [nodes.gcd_of(rank, tasks, gcds) for rank in range(tasks)]
-    assert found == sorted(found)
-    assert set(found) <= set(range(gcds))
-    if tasks >= gcds:
-        assert set(found) == set(range(gcds))
-
-
 def test_the_content_of_a_file_is_base64_on_the_line():
-    payload = nodes.build_reply(REQUEST, nodes.reply_for(BINDING, Rendezvous("n1", 29500), "/run/ipuof"))
+    payload = bind_protocol.build_reply(
+        REQUEST, bind_protocol.reply_for(BINDING, Rendezvous("n1", 29500), "/run/ipuof")
+    )
     assert b"file=1:p1_gcd1_ipuof.conf:" + base64.b64encode(b"1\n") in payload.splitlines()

@@ -10,11 +10,11 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
-from moorings.core.errors import MooringsError
-from moorings.slurm.host import offers as module
-from moorings.slurm.host.calls import ControllerClient
-from moorings.slurm.host.offers import QueueSync
-from moorings.slurm.host.troubles import FailureLog
+from moorings.core.model.errors import MooringsError
+from moorings.slurm.host import queue_sync as module
+from moorings.slurm.host.controller_client import ControllerClient
+from moorings.slurm.host.failure_log import FailureLog
+from moorings.slurm.host.queue_sync import QueueSync
 from moorings.wire.shapes import QueueBody, QueueRequest
 from tests.waiting import until_async as until
 
@@ -43,7 +43,7 @@ class Controller:
             raise MooringsError("controller.unreachable", "no answer", retryable=True)
         return ask(self)
 
-    def tell_queue(self, request: QueueRequest) -> QueueBody:
+    def report_queue(self, request: QueueRequest) -> QueueBody:
         assert request.instance is not None
         self.told.append(request.instance)
         if self.believed not in ("", request.instance):
@@ -94,7 +94,7 @@ async def serving(controller: Controller) -> AsyncIterator[tuple[QueueSync, list
         lambda: called.append("taken"),
         FailureLog(),
     )
-    work = [asyncio.ensure_future(one()) for one in (offers.serve_telling, offers.serve_watching)]
+    work = [asyncio.ensure_future(one()) for one in (offers.serve_announcing, offers.serve_watching)]
     try:
         yield offers, called
     finally:
@@ -114,7 +114,7 @@ async def test_nothing_counts_before_the_controller_has_taken_a_list() -> None:
     async with serving(controller) as (offers, called):
         await more(controller)
         assert (offers.accepted.is_set(), offers.counts, called) == (False, None, [])
-        offers.tell(NOTHING)
+        offers.announce(NOTHING)
         await offers.accepted.wait()
         await until(lambda: offers.counts)
         assert controller.believed == OURS
@@ -132,7 +132,7 @@ async def test_who_is_refused_gives_nothing_out_and_says_so_once(caplog: pytest.
     controller = Controller(OURS)
     caplog.set_level(logging.INFO)
     async with serving(controller) as (offers, called):
-        offers.tell(NOTHING)
+        offers.announce(NOTHING)
         await until(lambda: offers.counts)
         told = len(controller.told)
         controller.believed = OTHERS
@@ -141,7 +141,7 @@ async def test_who_is_refused_gives_nothing_out_and_says_so_once(caplog: pytest.
         assert offers.refused == "another slurm called vt has told its queue; wait until noon"
         await until(lambda: len(controller.told) > told)
         await more(controller, 100)
-        offers.tell(QueueRequest(queue=QUEUE, for_s=60.0))
+        offers.announce(QueueRequest(queue=QUEUE, for_s=60.0))
         await more(controller, 100)
         assert len(controller.told) == told + 1, "at once, for the other one to learn of it, and then now and then"
         assert [r.levelname for r in caplog.records if r.message == "agent.failed"] == ["WARNING"]
@@ -155,7 +155,7 @@ async def test_who_is_refused_tells_again_now_and_then(monkeypatch: pytest.Monke
     monkeypatch.setattr(module, "AGAIN_S", 0.02)
     controller = Controller(OTHERS)
     async with serving(controller) as (offers, _):
-        offers.tell(NOTHING)
+        offers.announce(NOTHING)
         await until(lambda: len(controller.told) >= 3)
         assert not offers.accepted.is_set()
 
@@ -169,7 +169,7 @@ async def test_of_a_controller_that_has_forgotten_who_was_refused_is_not_the_fir
     monkeypatch.setattr(module, "YIELD_S", 3600.0)
     controller = Controller(OTHERS)
     async with serving(controller) as (offers, _):
-        offers.tell(NOTHING)
+        offers.announce(NOTHING)
         await until(lambda: controller.told)
         if away:
             controller.away = True
@@ -182,7 +182,7 @@ async def test_of_a_controller_that_has_forgotten_who_was_refused_is_not_the_fir
     monkeypatch.setattr(module, "YIELD_S", 0.05)
     async with serving(controller) as (offers, _):
         controller.believed = OTHERS
-        offers.tell(NOTHING)
+        offers.announce(NOTHING)
         await until(lambda: offers.refused)
         controller.believed = ""
         await offers.accepted.wait()
@@ -210,7 +210,7 @@ async def test_who_was_accepted_tells_it_at_once(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(module, "YIELD_S", 1e6)
     controller = Controller()
     async with serving(controller) as (offers, _):
-        offers.tell(NOTHING)
+        offers.announce(NOTHING)
         await offers.accepted.wait()
         controller.believed = ""
         await until(lambda: controller.believed == OURS)

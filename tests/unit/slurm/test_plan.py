@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from moorings.core.instants import SECOND, Timestamp
+from moorings.core.model.timestamps import SECOND, Timestamp
 from moorings.core.reconcile import Streak
 from moorings.slurm.formats import JobRecord, License, SubmittedOptions, YieldNotice
-from moorings.slurm.host.gate import QueueOffer
-from moorings.slurm.host.ledger import ClusterIdentity, JobStart
+from moorings.slurm.host.job_table import ClusterIdentity, JobStart
+from moorings.slurm.host.license_gate import QueueOffer
 from moorings.slurm.host.plan import (
     ASIDE_S,
     FRESH_S,
@@ -39,7 +39,7 @@ from moorings.slurm.host.plan import (
     plan,
 )
 from moorings.slurm.host.reclaim import WarnJob
-from moorings.slurm.needs import JobNodeRequirements, NodeRequirements
+from moorings.slurm.node_requirements import JobNodeRequirements, NodeRequirements
 from moorings.wire.codec import format_time
 from moorings.wire.shapes import ClaimBody, ReasonBody
 from tests.unit.slurm import test_preempt as ranks
@@ -62,7 +62,7 @@ def a_view(*jobs: JobRecord, claims: tuple[ClaimBody, ...] = (), **more: Any) ->
         "jobs": by_id(*jobs),
         "listed_at": AT_S,
         "claims_before": {claim.owner: claim for claim in claims},
-        "accepted": True,
+        "is_accepted": True,
         "claims": {claim.owner: claim for claim in claims},
         "claims_listed": True,
     }
@@ -93,7 +93,7 @@ def reclaimed(within_s: float = 120.0) -> ClaimBody:
 
 
 WARNED_LONG_AGO = YieldNotice(0, Timestamp(NOW - SECOND), Timestamp(SECOND))
-DOUBTED = PlanState(judged_at=AT_S - 1, doubts={owner(1): Streak(10, 100.0)})
+DOUBTED = PlanState(judged_at=AT_S - 1, missed_listings={owner(1): Streak(10, 100.0)})
 PENDING = a_claim(2, state="PENDING")
 IN_THE_WAY: dict[str, Any] = {
     "offer": QueueOffer(offered=frozenset({owner(1)})),
@@ -115,24 +115,29 @@ SITUATIONS: dict[str, tuple[ClusterState, list[type]]] = {
     "its claim came meanwhile": (a_view(a_job(1), claims=(a_claim(1),), claims_before={}), [ServeJob]),
     "a job is missing": (a_view(claims=(a_claim(1),)), []),
     "a job is missing for long": (a_view(claims=(a_claim(1),), memory=DOUBTED), [ReleaseIfJobGone]),
-    "… and another Slurm tells of this queue": (
-        a_view(claims=(a_claim(1),), memory=DOUBTED, offer=QueueOffer(contested=True)),
+    "… and another Slurm reports this queue": (
+        a_view(claims=(a_claim(1),), memory=DOUBTED, offer=QueueOffer(is_contested=True)),
         [],
     ),
     "a claim is of another Slurm": (a_view(claims=(OF_OTHER,), memory=DOUBTED), [LogWarning]),
-    "the controller believes another Slurm": (a_view(a_job(1, "COMPLETED"), claims=(a_claim(1),), accepted=False), []),
+    "the controller believes another Slurm": (
+        a_view(a_job(1, "COMPLETED"), claims=(a_claim(1),), is_accepted=False),
+        [],
+    ),
     "the claims are not known yet": (a_view(a_job(1), claims_listed=False), []),
     "a claim is asked to yield": (a_view(lent(), claims=(reclaimed(),)), [WarnJob]),
     "… and its job may not be requeued": (a_view(lent(requeue=False), claims=(reclaimed(),)), [AllowRequeue]),
     "… nor can that be changed": (
-        a_view(lent(requeue=False), claims=(reclaimed(),), outcomes=ActionOutcomes(locked=frozenset({(1, 0)}))),
+        a_view(
+            lent(requeue=False), claims=(reclaimed(),), outcomes=ActionOutcomes(not_requeueable=frozenset({(1, 0)}))
+        ),
         [WarnJob, LogWarning],
     ),
     "… and its time is over": (
         a_view(
             lent(requeue=False, asked=WARNED_LONG_AGO),
             claims=(reclaimed(),),
-            outcomes=ActionOutcomes(locked=frozenset({(1, 0)})),
+            outcomes=ActionOutcomes(not_requeueable=frozenset({(1, 0)})),
         ),
         [CancelJob, LogWarning],
     ),
@@ -178,7 +183,7 @@ def test_a_list_is_acted_on_once(name: str) -> None:
     view, _ = SITUATIONS[name]
     found = plan(view, NOW)
     again = plan(replace(view, memory=found.memory, at_s=AT_S + 0.1), NOW)
-    assert (again.acts, again.memory, again.judged) == ((), found.memory, False)
+    assert (again.acts, again.memory, again.has_reviewed_claims) == ((), found.memory, False)
 
 
 def test_a_missing_job_is_counted_by_lists_and_the_loops_clock() -> None:
@@ -194,15 +199,15 @@ def test_a_missing_job_is_counted_by_lists_and_the_loops_clock() -> None:
 
 
 def test_while_another_slurm_is_believed_doubts_are_forgotten() -> None:
-    """What was missing before is missing anew: the claims may be those of the other one."""
-    memory = plan(a_view(claims=(a_claim(1),), accepted=False, memory=DOUBTED), NOW).memory
+    """What was missing before is missing again: the claims may be those of the other one."""
+    memory = plan(a_view(claims=(a_claim(1),), is_accepted=False, memory=DOUBTED), NOW).memory
     later = a_view(claims=(a_claim(1),), listed_at=AT_S + 1, memory=memory)
     assert ReleaseIfJobGone not in map(type, acts(later))
 
 
 def test_the_queue_is_announced_whether_or_not_it_is_accepted() -> None:
     """Else nobody would ever be."""
-    assert announced(plan(a_view(waiting(1), accepted=False, claims_listed=False), NOW)) == [owner(1)]
+    assert announced(plan(a_view(waiting(1), is_accepted=False, claims_listed=False), NOW)) == [owner(1)]
 
 
 def test_the_job_of_higher_rank_gets_the_devices_of_one_that_may_be_preempted() -> None:
@@ -243,7 +248,7 @@ def test_where_jobs_may_be_preempted_full_nodes_say_nothing() -> None:
 
 OPEN, SHUT = 8, 12  # of ipu_4 held back, of 32: others have 8 of them, two jobs of 4 hold 8, and 16 are offered
 STARTED = licenses(dict.fromkeys((1, 2, 4), 4))  # one of the two has ended in Slurm since it was listed
-OFFER = QueueOffer(counts={1: 16, 2: 8, 4: 4, 8: 2, 16: 1}, held={4: 2}, alone=True, asked_at=AT_S)
+OFFER = QueueOffer(counts={1: 16, 2: 8, 4: 4, 8: 2, 16: 1}, held_counts={4: 2}, is_sole_queue=True, asked_at=AT_S)
 
 
 def running(number: int, state: str = "RUNNING", **more: Any) -> JobRecord:
@@ -270,7 +275,7 @@ def test_what_a_job_gives_back_is_open_for_the_next() -> None:
 
 
 def test_it_is_shut_where_others_wait_or_a_larger_job_does() -> None:
-    assert kept(two_jobs(offer=replace(OFFER, alone=False))) == SHUT
+    assert kept(two_jobs(offer=replace(OFFER, is_sole_queue=False))) == SHUT
     found = plan(two_jobs(running(1), running(2), waiting(9, ipus=8)), NOW)
     assert found.memory.largest == 8
     assert kept(two_jobs(running(1), running(2), waiting(9, ipus=8))) == SHUT

@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
-from moorings.core.errors import MooringsError
-from moorings.core.instants import SECOND, Timestamp
-from moorings.slurm.host import hello, node_watch, plugged
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.timestamps import SECOND, Timestamp
+from moorings.slurm.host import node_monitor, plugin_heartbeat, plugin_nodes
 from moorings.slurm.host.checks import check_nodes
-from moorings.slurm.host.hello import PluginHeartbeat
-from moorings.slurm.host.node_notes import NodeState, load_node_state
-from moorings.slurm.host.node_watch import UNKNOWN_MAX, NodeMonitor
-from moorings.slurm.host.plugged import (
+from moorings.slurm.host.failure_log import FailureLog
+from moorings.slurm.host.node_monitor import UNKNOWN_MAX, NodeMonitor
+from moorings.slurm.host.node_state_file import NodeState, load_node_state
+from moorings.slurm.host.plugin_heartbeat import PluginHeartbeat
+from moorings.slurm.host.plugin_nodes import (
     AGAIN_S,
     AWAY_S,
     FEATURE,
@@ -31,7 +32,6 @@ from moorings.slurm.host.plugged import (
     SlurmdStart,
     plan_node_drains,
 )
-from moorings.slurm.host.troubles import FailureLog
 from moorings.slurm.node_records import NodeRecord, build_show_nodes, build_undrain, parse_show_nodes
 from tests.cases import cases
 
@@ -93,7 +93,7 @@ def test_what_was_told_before_slurmd_registered_holds_only_for_a_while() -> None
 def test_what_was_told_once_after_a_start_holds_for_as_long_as_that_slurmd_runs() -> None:
     every = [node(name) for name in ("n1", "n2", "n3")]
     first = plan_node_drains(every, told("n1", "n2", "n3"), OLD, 0.0)
-    assert all(first.memory.starts[name].sure for name in ("n1", "n2", "n3"))
+    assert all(first.memory.starts[name].is_confirmed for name in ("n1", "n2", "n3"))
     read = told("n1", "n2", "n3", heard_s=0.0)  # as from the file: when it was heard is not kept
     later = plan_node_drains(every, read, replace(first.memory, begun_s=None), 1e6)
     assert (later.lacking, later.drain) == ((), ())
@@ -187,7 +187,7 @@ def test_where_most_nodes_lack_the_plugin_none_is_drained_and_it_is_told_once() 
 def test_a_node_is_taken_back_when_it_has_told(fields: dict[str, Any], has_told: bool, back: bool) -> None:
     nodes = [node("n1", state="IDLE+DRAIN", **fields), node("n2"), node("n3")]
     hellos = told("n2", "n3") | (told("n1") if has_told else {})
-    assert plan_node_drains(nodes, hellos, OLD, 0.0).take_back == (("n1",) if back else ())
+    assert plan_node_drains(nodes, hellos, OLD, 0.0).undrain == (("n1",) if back else ())
 
 
 # -- the doctor --------------------------------------------------------------------------------------------------------
@@ -197,10 +197,10 @@ def test_a_node_is_taken_back_when_it_has_told(fields: dict[str, Any], has_told:
     "features, names, limits, verdict, evidence",
     [
         ((FEATURE,), ("n1", "n2"), b'feature = "moorings",', "PASS", "2 nodes"),
-        ((FEATURE,), ("n1",), b'feature = "moorings",', "FAIL", "not told of its plugin on n2"),
+        ((FEATURE,), ("n1",), b'feature = "moorings",', "FAIL", "not reported its plugin on n2"),
         ((FEATURE,), ("n1", "n2"), b'-- feature = "moorings",', "WARN", "does not ask for it"),
         ((), ("n1", "n2"), b'feature = "moorings",', "FAIL", "no node has it"),
-        ((), ("n1",), None, "SKIP", "may start on any; slurmd has not told of its plugin on n2"),
+        ((), ("n1",), None, "SKIP", "may start on any; slurmd has not reported its plugin on n2"),
     ],
 )
 def test_the_doctor_names_the_nodes_that_lack_the_plugin(
@@ -218,8 +218,8 @@ def test_the_doctor_names_the_nodes_that_lack_the_plugin(
 
 def test_a_hello_comes_through() -> None:
     said = PluginHeartbeat("n1.b-2", "fedcba9876543210", 1500, "0123456789abcdef")
-    assert hello.parse_request(hello.build_request(said)) == said
-    assert hello.build_reply(said, noted=True) == b"node=n1.b-2\nnonce=0123456789abcdef\nstatus=ok\n"
+    assert plugin_heartbeat.parse_request(plugin_heartbeat.build_request(said)) == said
+    assert plugin_heartbeat.build_reply(said, noted=True) == b"node=n1.b-2\nnonce=0123456789abcdef\nstatus=ok\n"
 
 
 @cases(
@@ -236,7 +236,7 @@ def test_a_hello_comes_through() -> None:
 )
 def test_a_hello_that_cannot_be_read_is_refused(payload: bytes) -> None:
     with pytest.raises(MooringsError, match="cannot be read"):
-        hello.parse_request(payload)
+        plugin_heartbeat.parse_request(payload)
 
 
 # -- nodes as Slurm shows them -----------------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ class FakeSlurm:
         self.listed = asyncio.Condition()
         self.asked: list[list[str]] = []
 
-    async def ask(self, argv: list[str]) -> bytes:
+    async def run_checked(self, argv: list[str]) -> bytes:
         if argv != build_show_nodes():
             self.asked.append(argv)
             return b""
@@ -296,7 +296,7 @@ def said(name: str, *, run: str = "0" * 16, age_ms: int = 1000) -> PluginHeartbe
 @contextlib.asynccontextmanager
 async def watching(slurm: FakeSlurm, file: Path) -> AsyncIterator[NodeMonitor]:
     watch = NodeMonitor(slurm, FailureLog(), file)  # type: ignore[arg-type]  # as much of it as is used
-    assert not watch.note(said("n1")), "nothing is known of any node yet"
+    assert not watch.record_heartbeat(said("n1")), "nothing is known of any node yet"
     task = asyncio.create_task(watch.serve())
     await slurm.wait_lists(1)
     yield watch
@@ -309,10 +309,12 @@ def test_what_slurmds_told_outlives_the_agent(tmp_path: Path) -> None:
     async def live() -> None:
         slurm = FakeSlurm()
         async with watching(slurm, file) as watch:
-            assert watch.note(said("n1", age_ms=5000))
+            assert watch.record_heartbeat(said("n1", age_ms=5000))
             await slurm.wait_lists(2)  # at once
             before = file.stat().st_ino
-            assert watch.note(said("n1", age_ms=5000))  # again: nothing is new, so nothing is listed or written
+            assert watch.record_heartbeat(
+                said("n1", age_ms=5000)
+            )  # again: nothing is new, so nothing is listed or written
             await asyncio.sleep(0.05)
             assert (slurm.lists, file.stat().st_ino) == (2, before)
 
@@ -320,7 +322,7 @@ def test_what_slurmds_told_outlives_the_agent(tmp_path: Path) -> None:
     notes = load_node_state(file)
     assert notes.hellos["n1"].loaded_s == pytest.approx(time.time() - 5, abs=2)
     assert notes.starts["n1"].started_s == 1_795_600_853
-    assert notes.starts["n1"].sure
+    assert notes.starts["n1"].is_confirmed
     assert file.stat().st_mode & 0o777 == 0o600
     file.write_text("[]")
     with pytest.raises(MooringsError, match="cannot be read"):
@@ -337,23 +339,23 @@ def test_a_slurmd_that_reports_no_more_is_not_relied_on(
     async def live() -> None:
         slurm = FakeSlurm()
         async with watching(slurm, tmp_path / "nodes") as watch:
-            watch.note(said("n1"))
+            watch.record_heartbeat(said("n1"))
             await slurm.wait_lists(2)
-            assert watch.plugged == frozenset(), "others may yet have to report"
-            monkeypatch.setattr(node_watch, "AGAIN_S", 0.0)
-            monkeypatch.setattr(node_watch, "LAPSE_S", lapse_s)
-            assert ([*watch.plugged], [*watch.lapsed]) == (plugged, lapsed)
+            assert watch.nodes_with_plugin == frozenset(), "others may yet have to report"
+            monkeypatch.setattr(node_monitor, "AGAIN_S", 0.0)
+            monkeypatch.setattr(node_monitor, "LAPSE_S", lapse_s)
+            assert ([*watch.nodes_with_plugin], [*watch.nodes_gone_silent]) == (plugged, lapsed)
         async with watching(FakeSlurm(), tmp_path / "nodes") as watch:  # the next agent, from whose start it counts
-            assert ([*watch.plugged], [*watch.lapsed]) == (plugged, lapsed)
-            monkeypatch.setattr(node_watch, "LAPSE_S", 60.0)
-            watch.note(said("n1"))
-            assert ([*watch.plugged], [*watch.lapsed]) == (["n1"], [])
+            assert ([*watch.nodes_with_plugin], [*watch.nodes_gone_silent]) == (plugged, lapsed)
+            monkeypatch.setattr(node_monitor, "LAPSE_S", 60.0)
+            watch.record_heartbeat(said("n1"))
+            assert ([*watch.nodes_with_plugin], [*watch.nodes_gone_silent]) == (["n1"], [])
 
     asyncio.run(live())
 
 
 def test_a_restarted_agent_does_not_overrule_an_admins_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugged, "AGAIN_S", 0.0)
+    monkeypatch.setattr(plugin_nodes, "AGAIN_S", 0.0)
     shown = b"".join(
         b"NodeName=n%d AvailableFeatures=moorings State=IDLE SlurmdStartTime=2026-11-25T10:00:53\n" % number
         for number in (1, 2)
@@ -363,7 +365,7 @@ def test_a_restarted_agent_does_not_overrule_an_admins_resume(tmp_path: Path, mo
         slurm = FakeSlurm(shown)
         async with watching(slurm, tmp_path / "nodes") as watch:
             if hellos:
-                watch.note(said("n2"))
+                watch.record_heartbeat(said("n2"))
                 await slurm.wait_lists(2)
         return slurm.asked
 
@@ -379,7 +381,7 @@ def test_names_that_no_node_has_are_logged_once_and_nothing_is_listed_for_them(
         slurm = FakeSlurm()
         async with watching(slurm, tmp_path / "nodes") as watch:
             for number in range(3 * UNKNOWN_MAX):
-                assert not watch.note(said(f"x{number % (2 * UNKNOWN_MAX)}"))
+                assert not watch.record_heartbeat(said(f"x{number % (2 * UNKNOWN_MAX)}"))
             await asyncio.sleep(0.05)
             assert slurm.lists == 1
 

@@ -7,7 +7,7 @@ import fnmatch
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from moorings.slurm.host.installation import (
+from moorings.slurm.host.install_plan import (
     FileAction,
     InstallManifest,
     InstallOptions,

@@ -1,4 +1,4 @@
-"""Whom a job of higher rank displaces: by Slurm's own rules, with the least lost, and nobody in vain."""
+"""Preemption by a job of higher rank: by Slurm's own rules, with the least loss, and only if the job can then start."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from moorings.core.errors import MooringsError
-from moorings.core.instants import SECOND, Timestamp
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.timestamps import SECOND, Timestamp
 from moorings.slurm.formats import JobRecord
-from moorings.slurm.host.ledger import JobStart, build_queue_payload
-from moorings.slurm.host.preempt import choose_victims
+from moorings.slurm.host.job_table import JobStart, build_queue_payload
+from moorings.slurm.host.preemption import choose_victims
+from moorings.slurm.host.preemption_rules import PreemptionRules, PreemptType, Qos, SlurmPartition, parse_rules
 from moorings.slurm.host.site import enforces_accounts
-from moorings.slurm.host.tiers import PreemptionRules, PreemptType, Qos, SlurmPartition, parse_rules
 from moorings.wire.shapes import DeviceBody, PoolBody, TopologyShape
 from tests.cases import cases
 from tests.unit.slurm.test_ledger import HOME, NONCE, a_job, by_id
@@ -45,7 +45,7 @@ POOL = PoolBody(
 
 
 def running(job_id: int, lasted_s: int, **more: Any) -> JobRecord:
-    return a_job(job_id, "RUNNING", started=Timestamp(NOW - lasted_s * SECOND), **more)
+    return a_job(job_id, "RUNNING", start_time=Timestamp(NOW - lasted_s * SECOND), **more)
 
 
 def waiting(job_id: int, ipus: int, **more: Any) -> JobRecord:
@@ -77,7 +77,7 @@ def devices(*held: tuple[JobRecord | str, range], out: int | None = None) -> lis
 def displaced(
     jobs: list[JobRecord], found: list[DeviceBody], rules: PreemptionRules = TIERS, next_up: int | None = 9
 ) -> tuple[int, tuple[int, ...]] | None:
-    """Who is helped, and who goes; ``next_up`` is the job that gets what becomes free (None: somebody else)."""
+    """The job that is helped, and the preempted ones; ``next_up`` gets free devices (None: another claim)."""
     first = {POOL.name: JobStart(next_up, NONCE, 0).owner(HOME)} if next_up is not None else {}
     chosen = choose_victims(by_id(*jobs), [(POOL, found)], first, HOME, rules, NOW)
     return (chosen.waiting.job_id, tuple(job.job_id for job in chosen.victims)) if chosen is not None else None
@@ -130,6 +130,16 @@ def test_what_others_hold_or_is_broken_is_no_way() -> None:
     assert displaced([LITTLE, waiting(9, 8)], found) is None, "nothing is known of the job that holds 0-7"
 
 
+def test_where_any_devices_will_do_the_free_ones_are_used_first() -> None:
+    pool = replace(POOL, topology=TopologyShape(type="any-subset", domains=1, domain_size=16, max_block=16))
+    one, other = running(1, 60, ipus=4), running(2, 60, ipus=4)
+    found = devices((one, range(4)), (other, range(4, 8)), ("user/ann", range(8, 14)))
+    first = {pool.name: JobStart(9, NONCE, 0).owner(HOME)}
+    chosen = choose_victims(by_id(one, other, waiting(9, 6)), [(pool, found)], first, HOME, TIERS, NOW)
+    assert chosen is not None
+    assert chosen.victims == (one,)
+
+
 def test_where_a_block_is_free_or_is_being_freed_nobody_goes() -> None:
     assert displaced([OLD, LITTLE, waiting(9, 4)], devices((OLD, range(8)), (LITTLE, range(12, 16)))) is None
     for state in ("COMPLETING", "COMPLETED"):
@@ -148,9 +158,9 @@ def test_by_qos_only_those_that_are_named() -> None:
     )
     normal, held, low = running(1, 60, qos="normal"), running(2, 60, qos="held"), running(3, 60, qos="low")
     high = waiting(9, 4, qos="high")
-    assert [rules.may_displace(high, job, NOW) for job in (normal, held, low)] == [True, False, False]
-    assert not rules.may_displace(waiting(9, 4, qos="slow"), normal, NOW)
-    assert rules.may_displace(high, replace(low, started=Timestamp(NOW - 120 * SECOND)), NOW)
+    assert [rules.may_preempt(high, job, NOW) for job in (normal, held, low)] == [True, False, False]
+    assert not rules.may_preempt(waiting(9, 4, qos="slow"), normal, NOW)
+    assert rules.may_preempt(high, replace(low, start_time=Timestamp(NOW - 120 * SECOND)), NOW)
     assert (rules.is_requeued(normal), rules.is_requeued(low)) == (True, False)
     assert not rules.is_requeued(replace(normal, requeue=False)), "as Slurm does: what cannot be requeued is cancelled"
     assert rules.qos["low"] == Qos(frozenset(), "CANCEL", 120.0)

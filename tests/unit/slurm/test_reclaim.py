@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from moorings.core.announced import QUEUE_JOBS_MAX
-from moorings.core.instants import SECOND, Timestamp
+from moorings.core.model.queue_reports import QUEUE_JOBS_MAX
+from moorings.core.model.timestamps import SECOND, Timestamp
 from moorings.slurm.formats import JobRecord, License, SubmittedOptions, YieldNotice
-from moorings.slurm.host.ledger import ClusterIdentity, JobStart
+from moorings.slurm.host.job_table import ClusterIdentity, JobStart
 from moorings.slurm.host.reclaim import (
     BEHIND,
     NOTE_CHARS_MAX,
@@ -116,8 +116,8 @@ def test_who_fails_without_a_warning_has_failed() -> None:
 @pytest.mark.parametrize("asked", [None, WARNED], ids=["not warned", "warned"])
 def test_who_may_not_be_requeued_is_let_first(asked: YieldNotice | None) -> None:
     job = borrower(requeue=False, asked=asked)
-    assert decide(job, after_s=600.0) == YieldPlan(unlocks=(job,))
-    assert decide(job, after_s=600.0, locked=[(1, 1), (2, 0)]).unlocks == (job,), "another start, another job"
+    assert decide(job, after_s=600.0) == YieldPlan(allow_requeue=(job,))
+    assert decide(job, after_s=600.0, locked=[(1, 1), (2, 0)]).allow_requeue == (job,), "another start, another job"
 
 
 # Of one that is no batch job nothing is tried; of another, Slurm has said no.
@@ -129,21 +129,23 @@ def test_who_cannot_be_requeued_is_warned_all_the_same_and_cancelled_when_its_ti
     how: Mapping[str, Any], locked: list[tuple[int, int]]
 ) -> None:
     found = decide(borrower(**how), locked=locked)
-    assert list(found.stuck) == ["claim-1-0"]
+    assert list(found.unable_to_yield) == ["claim-1-0"]
     assert "; it cannot be requeued, so cancelled at " in found.warnings[0].note
-    assert decide(borrower(asked=WARNED, **how), after_s=59.9, locked=locked) == YieldPlan(stuck=found.stuck)
+    assert decide(borrower(asked=WARNED, **how), after_s=59.9, locked=locked) == YieldPlan(
+        unable_to_yield=found.unable_to_yield
+    )
     late = decide(borrower(asked=WARNED, **how), after_s=60.0, locked=locked)
     ((job, why),) = late.cancels
     assert job.job_id == 1
     assert "cancelled, for " in why
-    assert late == YieldPlan(cancels=late.cancels, stuck=found.stuck)
+    assert late == YieldPlan(cancels=late.cancels, unable_to_yield=found.unable_to_yield)
 
 
 def test_who_may_be_requeued_again_is_requeued_and_not_cancelled() -> None:
     found = decide(borrower(asked=WARNED), after_s=60.0, locked=[(1, 0)])
     assert requeued(found) == [1]
     assert not found.cancels
-    assert not found.stuck
+    assert not found.unable_to_yield
 
 
 @pytest.mark.parametrize("state", ["COMPLETING", "PENDING"])
@@ -304,9 +306,9 @@ def test_of_an_array_that_cannot_be_named_whole_nothing_is_written() -> None:
 
 
 def test_an_admins_words_and_who_waits_no_more_are_left_alone() -> None:
-    assert remarked(waiting(1, note="ask carol", note_is_ours=False)) == []
+    assert remarked(waiting(1, note="ask carol", is_note_ours=False)) == []
     assert remarked(borrower(1)) == []
-    assert remarked(borrower(1, note="mine", note_is_ours=False)) == []
+    assert remarked(borrower(1, note="mine", is_note_ours=False)) == []
 
 
 def test_of_who_has_started_the_remark_goes_but_not_what_it_was_asked() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from moorings.core.instants import SECOND, Timestamp
+from moorings.core.model.timestamps import SECOND, Timestamp
 from moorings.slurm.formats import JobRecord
-from moorings.slurm.host.gate import QueueOffer
-from moorings.slurm.host.ledger import JobStart
+from moorings.slurm.host.job_table import JobStart
+from moorings.slurm.host.license_gate import QueueOffer
 from moorings.slurm.host.plan import (
     ActionOutcomes,
     AgentAction,
@@ -23,7 +23,7 @@ from moorings.slurm.host.plan import (
     UpdateReservation,
     plan,
 )
-from moorings.slurm.host.silent import (
+from moorings.slurm.host.unbound_tasks import (
     AT_ONCE_S,
     LOOK_S,
     SILENT_S,
@@ -32,7 +32,7 @@ from moorings.slurm.host.silent import (
     find_unbound,
     jobs_missing_binds,
 )
-from moorings.slurm.steps import TaskStep
+from moorings.slurm.step_records import TaskStep
 from tests.unit.slurm.test_gate import licenses
 from tests.unit.slurm.test_ledger import HOME, NONCE, a_claim, a_job, by_id
 
@@ -42,7 +42,7 @@ Asked = Mapping[JobStart, frozenset[str]]
 
 
 def job(job_id: int = 1, nodes: str = "n1", **more: Any) -> JobRecord:
-    return a_job(job_id, nodes=nodes, **({"started": BEGAN} | more))
+    return a_job(job_id, nodes=nodes, **({"start_time": BEGAN} | more))
 
 
 def start(job_id: int = 1) -> JobStart:
@@ -144,9 +144,9 @@ def a_view(*jobs: JobRecord, steps: Sequence[TaskStep] | None = None, **more: An
         "claims_before": claims,
         "claims": claims,
         "claims_listed": True,
-        "accepted": True,
-        "asked": {start(one.job_id): frozenset() for one in jobs},
-        "plugged": frozenset({"n9"}),
+        "is_accepted": True,
+        "bound_nodes": {start(one.job_id): frozenset() for one in jobs},
+        "nodes_with_plugin": frozenset({"n9"}),
         "n_nodes": 4,
     }
     return ClusterState(home=HOME, steps=steps, **(known | more))
@@ -169,8 +169,8 @@ def test_steps_are_listed_while_a_node_has_not_asked_and_seldom() -> None:
     soon = a_view(job(), memory=first.memory, listed_at=AT_S + 1, at_s=AT_S + 1)
     assert acts(soon, ListSteps) == []
     assert acts(replace(soon, listed_at=AT_S + LOOK_S, at_s=AT_S + LOOK_S), ListSteps) == [ListSteps((1,))]
-    assert acts(a_view(job(), asked=asked("n1")), ListSteps) == []
-    assert acts(a_view(job(), accepted=False), ListSteps) == [], "they may be another Slurm's claims"
+    assert acts(a_view(job(), bound_nodes=asked("n1")), ListSteps) == []
+    assert acts(a_view(job(), is_accepted=False), ListSteps) == [], "they may be another Slurm's claims"
 
 
 def test_the_node_is_drained_and_the_job_stopped() -> None:
@@ -194,13 +194,15 @@ def test_a_doubt_is_told_and_nothing_done() -> None:
     look_in = [step(3, "n1")]
     known = {start(1): frozenset[str](), start(2): frozenset({"n1"})}
     jobs = (job(1), job(2))
-    first = plan(a_view(*jobs, steps=look_in, asked=known), BEGAN)
-    view = a_view(*jobs, steps=look_in, asked=known, memory=first.memory, at_s=AT_S + SILENT_S)
+    first = plan(a_view(*jobs, steps=look_in, bound_nodes=known), BEGAN)
+    view = a_view(*jobs, steps=look_in, bound_nodes=known, memory=first.memory, at_s=AT_S + SILENT_S)
     assert acts(view, StopUnboundJob) == []
     assert len(acts(view, LogWarning)) == 1
-    told = replace(view, asked={start(1): frozenset(), start(2): frozenset({"n2"})}, plugged=frozenset({"n1"}))
+    told = replace(
+        view, bound_nodes={start(1): frozenset(), start(2): frozenset({"n2"})}, nodes_with_plugin=frozenset({"n1"})
+    )
     assert acts(told, StopUnboundJob) == []
-    assert len(acts(replace(told, plugged=frozenset({"n3"})), StopUnboundJob)) == 1
+    assert len(acts(replace(told, nodes_with_plugin=frozenset({"n3"})), StopUnboundJob)) == 1
 
 
 @pytest.mark.parametrize(
@@ -223,8 +225,8 @@ def test_of_many_at_once_none_is_drained_and_the_gate_is_shut(silent: int, n_nod
 def test_the_gate_is_open_again_some_time_after_they_are_over() -> None:
     jobs = [job(number, f"n{number}") for number in range(1, 4)]
     memory: PlanState = plan(silent_view(*jobs), BEGAN).memory
-    assert memory.silence.is_general(4)
+    assert memory.silence.is_widespread(4)
     for apart_s, general in ((AT_ONCE_S / 2, True), (AT_ONCE_S, False)):
         at_s = AT_S + SILENT_S + apart_s
         later = plan(a_view(memory=memory, at_s=at_s, listed_at=at_s), BEGAN)
-        assert later.memory.silence.is_general(4) is general
+        assert later.memory.silence.is_widespread(4) is general

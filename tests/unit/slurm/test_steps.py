@@ -6,10 +6,17 @@ import asyncio
 
 import pytest
 
-from moorings.core.errors import MooringsError
-from moorings.slurm.host.ledger import JobStart
-from moorings.slurm.host.steps import BusyError, StepAllocation, StepAllocations, choose_gcds, first_port, free_port
-from moorings.slurm.steps import build_nodelist, build_steps, parse_nodes_of, parse_steps
+from moorings.core.model.errors import MooringsError
+from moorings.slurm.host.job_table import JobStart
+from moorings.slurm.host.step_allocations import (
+    BusyError,
+    StepAllocation,
+    StepAllocations,
+    choose_gcds,
+    first_port,
+    free_port,
+)
+from moorings.slurm.step_records import build_nodelist, build_steps, parse_nodes_of, parse_steps
 
 START = JobStart(39, "0123456789abcdef", 0)
 
@@ -66,7 +73,7 @@ async def take(steps, step, tasks, slurm, n_gcds=2):
     async def master():
         return f"n{step}"
 
-    return await steps.take(START, step, tasks, n_gcds, master, slurm)
+    return await steps.allocate(START, step, tasks, n_gcds, master, slurm)
 
 
 async def test_every_node_of_a_step_is_told_the_same(tmp_path):
@@ -118,9 +125,9 @@ async def test_what_is_held_outlives_the_agent_and_goes_with_the_claim(tmp_path)
     again = StepAllocations(folder)
     assert await take(again, 0, 1, Slurm(0)) == first
     assert (await take(again, 1, 1, Slurm(0, 1))).gcds == (1,)
-    again.keep_only([START])
+    again.retain([START])
     assert len(list(folder.iterdir())) == 1
-    again.keep_only([])
+    again.retain([])
     assert list(folder.iterdir()) == []
 
 
@@ -141,20 +148,20 @@ def test_who_asked_outlives_the_agent_and_goes_with_the_start(tmp_path):
     steps = StepAllocations(tmp_path / "steps")
     steps.record_request(START, "n1")
     assert steps.asked == {}, "an agent before this one served it: who asked then is not known"
-    steps.track(START)
+    steps.track_start(START)
     steps.record_request(START, "n2")
     steps.save()
     again = StepAllocations(tmp_path / "steps")
     assert again.asked == steps.asked == {START: frozenset({"n1", "n2"})}
-    again.track(START)
+    again.track_start(START)
     assert again.asked == steps.asked
-    again.keep_only([])
+    again.retain([])
     assert (again.asked, list((tmp_path / "steps").iterdir())) == ({}, [])
 
 
 async def test_who_asked_stands_beside_what_steps_hold(tmp_path):
     steps = StepAllocations(tmp_path / "steps")
-    steps.track(START)
+    steps.track_start(START)
     share = await take(steps, 0, 1, Slurm(0))
     steps.record_request(START, "n1")
     steps.save()
@@ -166,7 +173,7 @@ async def test_who_asked_stands_beside_what_steps_hold(tmp_path):
 def test_nobody_is_judged_by_what_could_not_be_written_down(tmp_path):
     (tmp_path / "steps").write_text("a file in its place")
     steps = StepAllocations(tmp_path / "steps")
-    steps.track(START)
+    steps.track_start(START)
     steps.save()
     assert steps.asked == {}
 

@@ -16,12 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from moorings.core.errors import MooringsError
-from moorings.core.instants import SECOND, Timestamp
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.timestamps import SECOND, Timestamp
 from moorings.ports.mirror import Mirror, NoMirror
 from moorings.slurm.surrogate.detection import NotInJob, find_job
-from moorings.slurm.surrogate.limit import time_left_s
-from moorings.slurm.surrogate.mirror import SlurmMirror, _Lifeline, find_mirror
+from moorings.slurm.surrogate.mirror import SlurmMirror, _Lifeline, find_mirror, time_left_s
 from moorings.slurm.surrogate.step import (
     BEAT,
     COMPLETED,

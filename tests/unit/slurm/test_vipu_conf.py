@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 from moorings.slurm.host import vipu_conf
 from moorings.slurm.host.vipu_conf import (
     VipuConf,
@@ -223,7 +223,7 @@ def test_root_takes_the_file_of_slurms_user_and_no_other(tmp_path):
 
 
 def test_what_the_agent_may_not_read_is_told_as_such(tmp_path):
-    """Whoever it runs as: in a folder that only root can enter."""
+    """For any user: in a folder that only root can enter."""
     code = (
         "import os, sys, pathlib\n"
         "from moorings.slurm.host.vipu_conf import load_vipu_conf\n"

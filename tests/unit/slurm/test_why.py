@@ -6,11 +6,11 @@ import pytest
 
 from moorings.cli.commands.describe import parse_slurm_job
 from moorings.cli.errors import UsageErrorWithHint
-from moorings.core.announced import QUEUE_JOBS_MAX
-from moorings.core.errors import MooringsError
-from moorings.slurm.host.ledger import JobStart
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.queue_reports import QUEUE_JOBS_MAX
+from moorings.slurm.host.job_table import JobStart
 from moorings.slurm.host.reclaim import BEHIND, UserNames
-from moorings.slurm.host.why import (
+from moorings.slurm.host.wait_reason import (
     NOT_YET,
     WaitReasonQuery,
     build_reply,

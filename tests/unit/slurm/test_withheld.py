@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from moorings.core.instants import SECOND, Timestamp
+from moorings.core.model.timestamps import SECOND, Timestamp
 from moorings.slurm.formats import JobRecord, License
-from moorings.slurm.host.ledger import JobStart, build_queue_payload
-from moorings.slurm.host.withheld import (
+from moorings.slurm.host.job_table import JobStart, build_queue_payload
+from moorings.slurm.host.start_backoff import (
     PAUSE_MAX_S,
     PAUSE_S,
     REFUSED_S,
@@ -26,7 +26,7 @@ from moorings.slurm.host.withheld import (
     update_backoffs,
     withheld_reasons,
 )
-from moorings.slurm.needs import JobNodeRequirements, NodeRequirements
+from moorings.slurm.node_requirements import JobNodeRequirements, NodeRequirements
 from tests.unit.slurm.test_ledger import HOME, NONCE, a_job, by_id
 
 NOW = Timestamp(1_795_400_000 * SECOND)
@@ -125,7 +125,7 @@ def test_required_nodes(required: tuple[str, ...], cpus: int | None, nodes_max: 
 
 # -- what is learned by trying -----------------------------------------------------------------------------------------
 
-SMALL: dict[str, Any] = {"priority": 0, "started": NOW, "ipus": 2}  # behind the job that is tried
+SMALL: dict[str, Any] = {"priority": 0, "start_time": NOW, "ipus": 2}  # behind the job that is tried
 
 
 def tried(queue: WaitingJobs, at_s: float = 0.0) -> Mapping[str, StartBackoff]:
@@ -180,7 +180,7 @@ def test_devices_that_slurm_gave_to_one_behind_were_refused() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        a_job(90, **{**SMALL, "started": Timestamp(NOW - SECOND)}),
+        a_job(90, **{**SMALL, "start_time": Timestamp(NOW - SECOND)}),
         a_job(90, **{**SMALL, "priority": 2}),
         a_job(90, "PENDING", reason="Priority", **SMALL),  # when it may start, for all that Slurm knows
         a_job(90, "CANCELLED", **{**SMALL, "nodes": ""}),
@@ -360,7 +360,7 @@ def test_once_a_job_has_started_no_refusal_counts() -> None:
 
 @pytest.mark.parametrize(("started", "waits"), [(NOW, False), (Timestamp(NOW - SECOND), True)])
 def test_so_it_is_with_a_task_of_an_array(started: Timestamp, waits: bool) -> None:
-    queue = a_queue(waiting(array_job=1, array_tasks="2-9"), a_job(7, array_job=1, array_tasks="1", started=started))
+    queue = a_queue(waiting(array_job=1, array_tasks="2-9"), a_job(7, array_job=1, array_tasks="1", start_time=started))
     assert (announced(queue, listed(queue, refused(), 2.0)) == []) == waits
 
 

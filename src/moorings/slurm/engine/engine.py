@@ -13,20 +13,29 @@ import logging
 import os
 import pwd
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from typing import Protocol
 
-from moorings.core.errors import MooringsError
-from moorings.core.instants import Timestamp, seconds_between
-from moorings.engines.looks import LogReader, MissedListings, rate_limited, wait_for_change
-from moorings.engines.orders import log_files_of_tasks, not_startable_error, rejected_error, unavailable_error
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.timestamps import seconds_between
+from moorings.engines.fence import FileFence
+from moorings.engines.launch import rejected_error, unavailable_error
+from moorings.engines.scheduled import NewestAttempt, ScheduledEngine
 from moorings.ports.clock import Clock
 from moorings.ports.engine import RunSubmission
 from moorings.ports.store import Epoch
 from moorings.slurm.commands import SlurmCommands
-from moorings.slurm.engine.rundir import SlurmAttempt, SlurmAttemptState, SlurmRunFolder, SubmittedSlurmJob
+from moorings.slurm.engine.run_folder import SlurmAttempt, SlurmAttemptState, SlurmRunFolder, SubmittedSlurmJob
+from moorings.slurm.engine.run_status import (
+    JobEnd,
+    RunObservation,
+    build_end_record,
+    has_ended,
+    observe_run,
+    phase_of,
+    reason_of,
+)
 from moorings.slurm.engine.settings import SlurmEngineSettings
 from moorings.slurm.engine.submission import (
     build_files,
@@ -37,15 +46,6 @@ from moorings.slurm.engine.submission import (
     explain_refusal,
     parse_submit,
     signal_of,
-)
-from moorings.slurm.engine.verdict import (
-    JobEnd,
-    RunObservation,
-    build_end_record,
-    has_ended,
-    observe_run,
-    phase_of,
-    reason_of,
 )
 from moorings.slurm.formats import (
     JobRecord,
@@ -63,22 +63,9 @@ log = logging.getLogger("moorings.slurm.engine")
 
 LOCK_WAIT_S = 30.0  # a submission may take the timeout of sbatch
 DOOR_POLL_S = 0.05
-CHANGED_S = 1.0
 SETTLE_S = 2.0  # the node's last files may arrive after Slurm's end of the job: NFS
 STUCK_S = 60.0  # after its grace period and this, Slurm ends a run that must stop
 STOP = "USR2"
-
-
-class StartFence(Protocol):
-    """Which controller may start runs in a folder: the latest leader."""
-
-    def set(self, epoch: Epoch, wait_s: float) -> None:
-        """Refuse starts under an earlier epoch from now on."""
-        ...
-
-    def passed(self, epoch: Epoch, wait_s: float) -> AbstractContextManager[None]:
-        """Keep other controllers from becoming leader until the end of the block; raise if another leads already."""
-        ...
 
 
 class UserJobs:
@@ -90,7 +77,7 @@ class UserJobs:
         for job in jobs:
             self.by_comment.setdefault(job.comment, []).append(job)
 
-    def of(self, run: RunId, attempt: SlurmAttempt, facts: SlurmAttemptState) -> JobRecord | None:
+    def find_job(self, run: RunId, attempt: SlurmAttempt, facts: SlurmAttemptState) -> JobRecord | None:
         """Return the job of an attempt; None: there is none. After a crash slurmctld reuses ids, but not comments."""
         jobs = self.by_comment.get(comment_of(run, attempt.number), ())
         return next((job for job in jobs if facts.job in (None, job.job_id)), None)
@@ -100,101 +87,86 @@ class UserJobs:
         return facts.job in self.by_id
 
 
-class SlurmEngine:
+class SlurmEngine(ScheduledEngine):
     """Runs jobs as batch jobs of a Slurm cluster, as the user of this process.
 
     Args:
         settings: the cluster, and the target of jobs in it.
         slurm: its commands.
         clock: for waiting, and for ends without a recorded time.
-        fence: the fence of ``settings.folder``.
-        read: reads logs (file, prefix of each line) to their ends, or follows them until they are complete.
     """
 
-    def __init__(
-        self, settings: SlurmEngineSettings, slurm: SlurmCommands, clock: Clock, fence: StartFence, read: LogReader
-    ) -> None:
+    scheduler = "Slurm"
+    settle_s = SETTLE_S
+
+    def __init__(self, settings: SlurmEngineSettings, slurm: SlurmCommands, clock: Clock) -> None:
+        super().__init__(clock)
         self._settings = settings
         self._folder = settings.folder
         self._slurm = slurm
-        self._clock = clock
-        self._fence = fence
-        self._read = read
-        self._missing = MissedListings()
-        self._over: dict[RunId, Timestamp] = {}  # since when Slurm says so
-        self._news = asyncio.Event()
+        self._fence = FileFence(settings.folder)
 
-    @property
-    def name(self) -> str:
-        return "slurm"
-
-    @property
-    def schedules(self) -> bool:
-        return True
-
-    def check(self, job: JobSpec) -> Sequence[str]:
+    def check_job(self, job: JobSpec) -> Sequence[str]:
         check_job(job)
         self._slurm.check_installed("sbatch")
-        return describe_differences(job, self._settings.place_of(job.project), _own_name())
+        return describe_differences(job, self._settings.target_for(job.project), _own_name())
 
-    async def fence(self, epoch: Epoch) -> None:
-        with _as_unavailable(f"{self._folder} cannot be written"):
-            await asyncio.to_thread(self._fence.set, epoch, LOCK_WAIT_S)
+    async def fence_below(self, epoch: Epoch) -> None:
+        with self._as_unavailable(f"{self._folder} cannot be written"):
+            await asyncio.to_thread(self._fence.raise_epoch, epoch, LOCK_WAIT_S)
 
     # -- submitting ----------------------------------------------------------------------------------------------------
 
     async def submit(self, order: RunSubmission) -> str:
-        folder = SlurmRunFolder.of(self._folder, order.run)
+        folder = SlurmRunFolder.find(self._folder, order.run)
         if folder is None:
             raise rejected_error(f"{order.run[:120]!r} cannot be the id of a run on Slurm")
         check_job(order.job)
-        with _as_unavailable(f"run {order.run} could not be submitted"):
-            async with self._at_door(folder, order):
+        with self._as_unavailable(f"run {order.run} could not be submitted"):
+            async with self._locked(folder, order):
                 job = await self._submitted(folder, order)
-        self._news.set()
+        self._changed.set()
         return str(job)
 
     async def _submitted(self, folder: SlurmRunFolder, order: RunSubmission) -> int:
         """Return the job of this submission or a later one; the caller holds the door."""
-        held = await asyncio.to_thread(folder.newest)
+        held = await asyncio.to_thread(folder.newest_attempt)
         if held is not None:
-            facts = await asyncio.to_thread(held.facts)
+            facts = await asyncio.to_thread(held.read_state)
             if held.number >= order.attempt and facts.job is not None:
                 return facts.job
             if facts.submitting and facts.job is None:
-                lost = (await self._list()).of(order.run, held, facts)
+                lost = (await self._list()).find_job(order.run, held, facts)
                 if lost is not None:
                     await asyncio.to_thread(held.write, "job", str(lost.job_id).encode())
                     return lost.job_id
-            if held.number < order.attempt and not await self._is_over(order.run):
-                raise not_startable_error(order, f"attempt {held.number} has not ended")
+            await self._require_earlier_ended(order, held)
         return await self._submit(folder.attempt(order.attempt), order)
 
     async def _submit(self, attempt: SlurmAttempt, order: RunSubmission) -> int:
         async with AsyncExitStack() as stack:
-            await asyncio.to_thread(stack.enter_context, self._fence.passed(order.epoch, LOCK_WAIT_S))
+            await asyncio.to_thread(stack.enter_context, self._fence.hold_epoch(order.epoch, LOCK_WAIT_S))
             job = order.job
             asked = SubmittedSlurmJob(job.tasks, job.checkpoint.grace_s, job.time_limit_s)
             await asyncio.to_thread(attempt.save_order, asked, build_files(order, attempt.path))
             await asyncio.to_thread(attempt.write, "asked", b"")
             try:
-                answer = await self._slurm.ask(build_submit(order, self._settings.place_of(job.project), attempt.path))
+                answer = await self._slurm.run_checked(
+                    build_submit(order, self._settings.target_for(job.project), attempt.path)
+                )
             except MooringsError as error:
                 if not error.retryable:  # Slurm refused it
                     (attempt.path / "asked").unlink(missing_ok=True)
-                raise explain_refusal(error, self._settings.place_of(job.project)) or _of_engine(error) from error
+                raise explain_refusal(error, self._settings.target_for(job.project)) or _of_engine(error) from error
             number = parse_submit(answer)
             await asyncio.to_thread(attempt.write, "job", str(number).encode())
         return number
 
-    async def _is_over(self, run: RunId) -> bool:
-        return (await self.observe([run]))[0].phase in (RunPhase.ENDED, RunPhase.ABSENT)
-
     @asynccontextmanager
-    async def _at_door(self, folder: SlurmRunFolder, order: RunSubmission) -> AsyncIterator[None]:
+    async def _locked(self, folder: SlurmRunFolder, order: RunSubmission) -> AsyncIterator[None]:
         give_up = time.monotonic() + LOCK_WAIT_S
         # Not waited for in a thread: with a crowd of them the holder of the door would get none.
-        while (door := await asyncio.to_thread(folder.take_door)) is None:
+        while (door := await asyncio.to_thread(folder.try_lock)) is None:
             if time.monotonic() >= give_up:
                 raise unavailable_error(f"run {order.run}: another controller is at it")
             await self._clock.sleep(DOOR_POLL_S)
@@ -206,7 +178,7 @@ class SlurmEngine:
     # -- observing -----------------------------------------------------------------------------------------------------
 
     async def observe(self, runs: Sequence[RunId]) -> Sequence[RunStatus]:
-        found = await asyncio.to_thread(self._survey, runs)
+        found = await asyncio.to_thread(self._read_attempts, runs)
         listing, away = None, ""
         if any(facts is not None and facts.submitting and not has_ended(facts) for _, facts in found.values()):
             try:
@@ -214,21 +186,23 @@ class SlurmEngine:
             except MooringsError as error:
                 log.warning("slurm.unseen", extra={"code": error.code, "detail": error.detail})
                 away = f"Slurm cannot be asked: {error.detail}"
-            found = await asyncio.to_thread(self._survey, runs)  # news of an end must not be older
+            found = await asyncio.to_thread(self._read_attempts, runs)  # news of an end must not be older
         seen = [await self._sighting(run, *found[run], listing) for run in runs]
         return [replace(one, reason=away) if one.phase is RunPhase.UNKNOWN and away else one for one in seen]
 
-    def _survey(self, runs: Sequence[RunId]) -> dict[RunId, tuple[SlurmAttempt | None, SlurmAttemptState | None]]:
+    def _read_attempts(
+        self, runs: Sequence[RunId]
+    ) -> dict[RunId, tuple[SlurmAttempt | None, SlurmAttemptState | None]]:
         """Return the newest attempt of each run and its folder's state; no state: the folder cannot be read."""
         found: dict[RunId, tuple[SlurmAttempt | None, SlurmAttemptState | None]] = {}
         for run in runs:
-            folder = SlurmRunFolder.of(self._folder, run)
+            folder = SlurmRunFolder.find(self._folder, run)
             attempt = None
             try:
                 if folder is not None:
                     os.stat(self._folder)  # noqa: PTH116 - runs are not absent because their disk is
-                    attempt = folder.newest()
-                found[run] = attempt, attempt.facts() if attempt is not None else None
+                    attempt = folder.newest_attempt()
+                found[run] = attempt, attempt.read_state() if attempt is not None else None
             except (OSError, ValueError) as error:
                 log.warning("run.unreadable", extra={"run": run, "detail": str(error)})
                 found[run] = SlurmAttempt(self._folder / run, -1), None
@@ -241,18 +215,17 @@ class SlurmEngine:
             return RunStatus(run, RunPhase.ABSENT)
         if facts is None or (listing is None and facts.submitting and not has_ended(facts)):
             return RunStatus(run, RunPhase.UNKNOWN)
-        job = listing.of(run, attempt, facts) if listing is not None else None
+        job = listing.find_job(run, attempt, facts) if listing is not None else None
         seen = observe_run(facts, job)
         if seen is not RunObservation.MISSING:
-            self._missing.forget(run)
+            self._missing.clear(run)
         if seen is RunObservation.OVER:
             return await self._conclude(run, attempt, facts, job)
         if seen is RunObservation.MISSING:
             assert listing is not None
-            return await self._look_into_the_past(run, attempt, facts, known=not listing.has_another(facts))
+            return await self._observe_missing(run, attempt, facts, known=not listing.has_another(facts))
         if seen is RunObservation.ENDED:
-            assert facts.end is not None
-            return RunStatus(run, RunPhase.ENDED, facts.end.started_at, facts.end)
+            return self._ended(run, facts.end)
         began = facts.began.get(job.restarts) if job is not None else None
         number = str(job.job_id) if job is not None else None
         return RunStatus(run, phase_of(seen), began, reference=number, reason=reason_of(seen, job))
@@ -261,28 +234,24 @@ class SlurmEngine:
         self, run: RunId, attempt: SlurmAttempt, facts: SlurmAttemptState, job: JobRecord | JobEnd | None
     ) -> RunStatus:
         """Record how a run ended."""
-        end = JobEnd(job.job_id, job.state, job.ends) if isinstance(job, JobRecord) else job
+        end = JobEnd(job.job_id, job.state, job.end_time) if isinstance(job, JobRecord) else job
         now = self._clock.now()
-        if facts.claimed and not has_ended(facts) and facts.done is None:
-            since = self._over.setdefault(run, now)
-            if seconds_between(since, now) < SETTLE_S:
-                return RunStatus(run, RunPhase.UNKNOWN)
+        if facts.claimed and not has_ended(facts) and facts.done is None and not self._is_settled(run):
+            return RunStatus(run, RunPhase.UNKNOWN)
 
         def write() -> SlurmAttemptState:
             tasks = attempt.tasks(facts.asked)
-            attempt.save_end(build_end_record(facts, tasks, end, attempt.complaint(), now))
-            return attempt.facts()
+            attempt.save_end(build_end_record(facts, tasks, end, attempt.last_error_line(), now))
+            return attempt.read_state()
 
         try:
             written = await asyncio.to_thread(write)
         except (OSError, ValueError) as error:
             log.warning("run.unsettled", extra={"run": run, "detail": str(error)})
             return RunStatus(run, RunPhase.UNKNOWN)
-        self._over.pop(run, None)
-        assert written.end is not None
-        return RunStatus(run, RunPhase.ENDED, written.end.started_at, written.end)
+        return self._ended(run, written.end)
 
-    async def _look_into_the_past(
+    async def _observe_missing(
         self, run: RunId, attempt: SlurmAttempt, facts: SlurmAttemptState, *, known: bool
     ) -> RunStatus:
         """Return the status of a job that Slurm does not list: it ended long ago, or was lost.
@@ -296,13 +265,12 @@ class SlurmEngine:
             known: whether the accounting may know it: no other job has its id.
         """
         assert facts.job is not None
-        lost = self._missing.again(run, self._clock.now())
+        lost = self._missing.record_miss(run, self._clock.now())
         with contextlib.suppress(MooringsError):  # there is no accounting, or it is down
-            for past in parse_history(await self._slurm.ask(build_history(facts.job))) if known else ():
+            for past in parse_history(await self._slurm.run_checked(build_history(facts.job))) if known else ():
                 if past.job_id == facts.job and past.ended is not None:
                     return await self._conclude(run, attempt, facts, JobEnd(past.job_id, past.state, past.ended))
         if lost:
-            self._missing.forget(run)
             return await self._conclude(run, attempt, facts, JobEnd(facts.job, ""))
         return RunStatus(run, RunPhase.UNKNOWN)
 
@@ -312,16 +280,16 @@ class SlurmEngine:
         Raises:
             MooringsError: ``slurm.*``.
         """
-        return UserJobs(parse_jobs(await self._slurm.ask(build_jobs(user=os.getuid()))))
+        return UserJobs(parse_jobs(await self._slurm.run_checked(build_jobs(user=os.getuid()))))
 
     # -- stopping ------------------------------------------------------------------------------------------------------
 
     async def cancel(self, run: RunId, reason: str) -> None:
-        found = (await asyncio.to_thread(self._survey, [run]))[run]
+        found = (await asyncio.to_thread(self._read_attempts, [run]))[run]
         attempt, facts = found
         if attempt is None:
             return
-        with _as_unavailable(f"run {run} could not be cancelled"):
+        with self._as_unavailable(f"run {run} could not be cancelled"):
             if facts is None:
                 raise unavailable_error(f"run {run} cannot be looked at now")
             if has_ended(facts):
@@ -333,14 +301,11 @@ class SlurmEngine:
                 except MooringsError as error:
                     if error.code != "slurm.job_unknown":
                         raise _of_engine(error) from error
-        self._news.set()
-
-    async def ask_to_yield(self, run: RunId, attempt: int, reason: str, by: Timestamp) -> None:
-        raise rejected_error(f"run {run} yields when Slurm says so")
+        self._changed.set()
 
     async def _stop(self, run: RunId, attempt: SlurmAttempt, facts: SlurmAttemptState, listing: UserJobs) -> None:
         """Have the script stop its tasks, if it runs; all else is left to Slurm."""
-        ours = listing.of(run, attempt, facts)
+        ours = listing.find_job(run, attempt, facts)
         jobs = {job.job_id: job for job in listing.by_comment.get(comment_of(run, attempt.number), ())}
         if ours is not None:
             jobs[ours.job_id] = ours
@@ -348,12 +313,9 @@ class SlurmEngine:
             stuck_s = seconds_between(facts.cancelled_at or self._clock.now(), self._clock.now())
             heard = job is ours and facts.claimed and job.phase is JobPhase.LIVE
             if heard and stuck_s < facts.asked.grace_s + STUCK_S:
-                await self._slurm.ask(build_cancel(job.job_id, signal=STOP, batch_only=True))
+                await self._slurm.run_checked(build_cancel(job.job_id, signal=STOP, batch_only=True))
             elif job.phase is not JobPhase.ENDED:
-                await self._slurm.ask(build_cancel(job.job_id))
-
-    async def saved_at(self, folder: str) -> Timestamp | None:
-        return None  # Slurm decides which run yields
+                await self._slurm.run_checked(build_cancel(job.job_id))
 
     async def signal(self, run: RunId, signal_name: str) -> None:
         name = signal_of(signal_name)
@@ -361,39 +323,22 @@ class SlurmEngine:
         if sighting.phase is not RunPhase.RUNNING or sighting.reference is None:
             raise MooringsError("run.not_running", f"run {run} has no processes")
         try:
-            await self._slurm.ask(build_cancel(int(sighting.reference), signal=name))
+            await self._slurm.run_checked(build_cancel(int(sighting.reference), signal=name))
         except MooringsError as error:
             raise _of_engine(error) from error
 
     # -- output --------------------------------------------------------------------------------------------------------
 
-    async def logs(self, run: RunId, *, task: int | None, follow: bool) -> AsyncIterator[bytes]:
-        """Yield the output of a run's newest attempt; nothing, at once, for a run that was never submitted.
-
-        Raises:
-            MooringsError: ``engine.rejected``, ``engine.unavailable``.
-        """
-        attempt, facts = (await asyncio.to_thread(self._survey, [run]))[run]
+    async def _newest_attempt(self, run: RunId) -> NewestAttempt | None:
+        attempt, facts = (await asyncio.to_thread(self._read_attempts, [run]))[run]
         if attempt is None:
-            return
+            return None
         if facts is None:
             raise unavailable_error(f"run {run} cannot be looked at now")
-        files = log_files_of_tasks(run, facts.asked.tasks, task, attempt.log)
-        # The folder is read often, Slurm is asked seldom.
-        is_over = rate_limited(lambda: self._is_over(run), self._clock, CHANGED_S)
+        return NewestAttempt(attempt, facts.asked.tasks, has_ended(facts))
 
-        async def ended() -> bool:
-            newest, facts = (await asyncio.to_thread(self._survey, [run]))[run]
-            if newest is None or newest.number > attempt.number or (facts is not None and has_ended(facts)):
-                return True
-            return await is_over()
-
-        with _as_unavailable(f"the output of run {run} cannot be read"):
-            async for chunk in self._read(files, ended if follow else None):
-                yield chunk
-
-    async def changed(self) -> None:
-        await wait_for_change(self._news, self._clock, CHANGED_S)
+    def _engine_error(self, error: MooringsError, what: str) -> MooringsError:
+        return _of_engine(error)
 
     async def close(self) -> None:
         """Nothing to close."""
@@ -404,16 +349,6 @@ def _own_name() -> str:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
         return str(os.geteuid())
-
-
-@contextlib.contextmanager
-def _as_unavailable(what: str) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        raise unavailable_error(f"{what}: {error}") from error
-    except MooringsError as error:
-        raise _of_engine(error) from error
 
 
 def _of_engine(error: MooringsError) -> MooringsError:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from moorings.core.tables import TomlTable
+from moorings.core.model.toml_table import TomlTable
 
 _FOLDER = re.compile(r"(/[A-Za-z0-9._@+-]+)+")  # sbatch and srun expand % and \ in the names of output files
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -31,14 +31,14 @@ class SlurmEngineSettings:
         folder: the runs' folder; controller and nodes see it under this path, and the controller's user can write
             there.
         conf: the cluster's slurm.conf; None: the default of Slurm's commands.
-        usual: the default target of jobs.
-        projects: the target of a project's jobs, where it differs from ``usual``. The account of a project not listed
-            is the project's name; for the project ``default`` it is the user's own.
+        default_target: the default target of jobs.
+        projects: the target of a project's jobs, where it differs from ``default_target``. The account of a project not
+            listed is the project's name; for the project ``default`` it is the user's own.
     """
 
     folder: Path
     conf: Path | None = None
-    usual: SubmitTarget = SubmitTarget()
+    default_target: SubmitTarget = SubmitTarget()
     projects: Mapping[str, SubmitTarget] = field(default_factory=dict)
 
     @classmethod
@@ -51,22 +51,16 @@ class SlurmEngineSettings:
         folder = table.matched("folder", _FOLDER, "an absolute path of letters, digits and . _ @ + -")
         conf = table.matched("conf", re.compile(r"/.*"), "an absolute path") if table.has("conf") else None
         usual = _place(table, SubmitTarget())
-        named = table.table("projects")
-        projects = {}
-        for name in named.keys():
-            one = named.table(name)
-            projects[name] = _place(one, usual)
-            one.finish()
-        named.finish()
-        table.finish()
+        projects = table.named("projects", lambda project: _place(project, usual))
+        table.reject_unknown_keys()
         return cls(Path(folder), Path(conf) if conf is not None else None, usual, projects)
 
-    def place_of(self, project: str) -> SubmitTarget:
+    def target_for(self, project: str) -> SubmitTarget:
         """Return the target of a project's jobs."""
         if project in self.projects:
             return self.projects[project]
-        account = self.usual.account or ("" if project == "default" else project)
-        return SubmitTarget(account, self.usual.partition, self.usual.qos)
+        account = self.default_target.account or ("" if project == "default" else project)
+        return SubmitTarget(account, self.default_target.partition, self.default_target.qos)
 
 
 def _place(table: TomlTable, usual: SubmitTarget) -> SubmitTarget:

@@ -11,11 +11,11 @@ import re
 import shlex
 from pathlib import Path
 
-from moorings.core.errors import MooringsError
-from moorings.engines.orders import job_environment, parse_signal, rejected_error
+from moorings.core.model.errors import MooringsError
+from moorings.engines.launch import fixed_warn_signal, job_environment, parse_signal, rejected_error
 from moorings.ports.engine import RunSubmission
 from moorings.slurm.engine.settings import SubmitTarget
-from moorings.slurm.host.ledger import KIND
+from moorings.slurm.host.job_table import KIND
 from moorings.workloads.jobs import JobSpec
 from moorings.workloads.runs import RunId
 
@@ -56,7 +56,7 @@ def check_job(job: JobSpec) -> None:
     own = sorted(_SHELLS_OWN & job.environment.keys())
     if own:
         raise rejected_error(f"the variable {own[0]} is the shell's own", "leave it out of the job's environment")
-    signal_of(job.checkpoint.warn_signal)
+    signal_of(fixed_warn_signal(job.checkpoint))
 
 
 def describe_differences(job: JobSpec, place: SubmitTarget, user: str) -> tuple[str, ...]:
@@ -69,18 +69,22 @@ def describe_differences(job: JobSpec, place: SubmitTarget, user: str) -> tuple[
     """
     where = {"account": place.account, "partition": place.partition, "QOS": place.qos}
     named = "".join(f", {key} {value}" for key, value in where.items() if value)
-    told = [f"in Slurm it is a job of the user {user}{named}, under Slurm's priorities and limits"]
+    differences = [f"in Slurm it is a job of the user {user}{named}, under Slurm's priorities and limits"]
     if job.time_limit_s is None:
-        told.append("without a time it has the usual limit of Slurm's partition")
+        differences.append("without a time it has the usual limit of Slurm's partition")
     if job.resources.memory_bytes is not None and job.resources.memory_bytes % (job.resources.cpus * MIB):
-        told.append(f"Slurm counts memory by CPU: {_memory_mib(job)} MiB for each of a task's {job.resources.cpus}")
+        differences.append(
+            f"Slurm counts memory by CPU: {_memory_mib(job)} MiB for each of a task's {job.resources.cpus}"
+        )
     if job.priority < 0:
-        told.append(f"its priority {job.priority} is --nice={_nice(job)} in Slurm")
+        differences.append(f"its priority {job.priority} is --nice={_nice(job)} in Slurm")
     if job.preemptible and not job.checkpoint.resumable:
-        told.append("it may be asked to make room, so Slurm may stop it, put it back into its queue and start it anew")
+        differences.append(
+            "it may be asked to make room, so Slurm may stop it, put it back into its queue and start it anew"
+        )
     if job.checkpoint.resumable:
-        told.append("it can be resumed, so Slurm may stop it, put it back into its queue and start it again")
-    return tuple(told)
+        differences.append("it can be resumed, so Slurm may stop it, put it back into its queue and start it again")
+    return tuple(differences)
 
 
 def signal_of(name: str) -> str:
@@ -176,7 +180,7 @@ def build_files(order: RunSubmission, attempt: Path) -> dict[str, bytes]:
         "limit": _seconds(job.time_limit_s),
         "warn": _seconds(warn_s if 0 < contract.warn_s and warn_s > 0 else None),
         "grace": _seconds(contract.grace_s),
-        "warn_signal": signal_of(contract.warn_signal),
+        "warn_signal": signal_of(fixed_warn_signal(contract)),
     }
     return {
         "batch.sh": _script("batch.sh", batch),
@@ -189,7 +193,10 @@ def _environment(order: RunSubmission) -> str:
     """Return shell commands that export the job's variables and set its command as the arguments."""
     job = order.job
     lines = [f"export {name}={shlex.quote(value)}" for name, value in job_environment(order).items()]
-    lines += [f"_moorings_workdir={shlex.quote(job.workdir)}", f"set -- {shlex.join(job.command)}"]
+    lines += [
+        f"_moorings_workdir={shlex.quote(job.workdir)}",
+        f"set -- {shlex.join(job.resumed_command(order.resume_from))}",
+    ]
     return "\n".join([*lines, ""])
 
 

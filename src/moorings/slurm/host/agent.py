@@ -1,8 +1,8 @@
 """The agent of one Slurm cluster, beside slurmctld: observes, carries out what ``plan`` decides, and answers nodes.
 
 Slurm is the authority on running jobs, the controller on the holders of devices. The agent can learn all its state
-again from these two or from its files (``steps``), so a kill at any moment does no harm. It is level-triggered: it acts
-on lists of jobs and claims, every second or few, and on each change of the offer.
+again from these two or from its files (``step_allocations``), so a kill at any moment does no harm. It is
+level-triggered: it acts on lists of jobs and claims, every second or few, and on each change of the offer.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 
 from moorings.client.client import Client
 from moorings.client.requests import ClaimFilter
-from moorings.core.bindings import Binding
-from moorings.core.errors import MooringsError
+from moorings.core.model.bindings import Binding
+from moorings.core.model.errors import MooringsError
 from moorings.slurm.commands import SlurmCommands
 from moorings.slurm.formats import (
     RESERVATION,
@@ -32,16 +32,15 @@ from moorings.slurm.formats import (
     parse_config,
     parse_licenses,
 )
-from moorings.slurm.host.answers import BindHandler
-from moorings.slurm.host.berths import ENDED_STATES, ClaimTable
-from moorings.slurm.host.calls import ControllerClient
-from moorings.slurm.host.doing import SlurmExecutor, wall_clock
-from moorings.slurm.host.hello import PluginHeartbeat
-from moorings.slurm.host.ledger import KIND, ClusterIdentity, JobStart, may_be_running, start_of
-from moorings.slurm.host.listing import JobTable
-from moorings.slurm.host.node_watch import NodeMonitor
-from moorings.slurm.host.nodes import BindReply, BindRequest
-from moorings.slurm.host.offers import QueueSync
+from moorings.slurm.host.bind_protocol import BindReply, BindRequest
+from moorings.slurm.host.bind_server import BindHandler
+from moorings.slurm.host.claim_table import ENDED_STATES, ClaimTable
+from moorings.slurm.host.controller_client import ControllerClient
+from moorings.slurm.host.executor import SlurmExecutor, wall_clock
+from moorings.slurm.host.failure_log import FailureLog
+from moorings.slurm.host.job_listing import JobTable
+from moorings.slurm.host.job_table import KIND, ClusterIdentity, JobStart, may_be_running, start_of
+from moorings.slurm.host.node_monitor import NodeMonitor
 from moorings.slurm.host.plan import (
     AgentAction,
     AnnounceQueue,
@@ -57,15 +56,16 @@ from moorings.slurm.host.plan import (
     UpdateReservation,
     plan,
 )
+from moorings.slurm.host.plugin_heartbeat import PluginHeartbeat
+from moorings.slurm.host.preemption_rules import PreemptionRules, PreemptType, build_partitions, build_qos, parse_rules
+from moorings.slurm.host.queue_sync import QueueSync
 from moorings.slurm.host.reclaim import UserNames
 from moorings.slurm.host.site import enforces_accounts
-from moorings.slurm.host.steps import StepAllocations
-from moorings.slurm.host.tiers import PreemptionRules, PreemptType, build_partitions, build_qos, parse_rules
-from moorings.slurm.host.troubles import FailureLog
-from moorings.slurm.host.why import find_wait_reason
-from moorings.slurm.host.withheld import withheld_reasons
-from moorings.slurm.needs import build_cpus, build_needs, parse_needs
-from moorings.slurm.steps import build_nodelist, build_steps, parse_nodes_of, parse_steps
+from moorings.slurm.host.start_backoff import withheld_reasons
+from moorings.slurm.host.step_allocations import StepAllocations
+from moorings.slurm.host.wait_reason import find_wait_reason
+from moorings.slurm.node_requirements import build_cpus, build_needs, parse_needs
+from moorings.slurm.step_records import build_nodelist, build_steps, parse_nodes_of, parse_steps
 from moorings.wire.shapes import ClaimBody
 
 log = logging.getLogger("moorings.slurm.agent")
@@ -113,7 +113,7 @@ class SlurmAgent:
 
     def __init__(self, settings: AgentSettings, slurm: SlurmCommands, calls: ControllerClient) -> None:
         self._settings = settings
-        self._home = home = ClusterIdentity(settings.cluster, settings.instance)
+        self._cluster = home = ClusterIdentity(settings.cluster, settings.instance)
         self._slurm = slurm
         self._calls = calls
         self._troubles = troubles = FailureLog()
@@ -125,10 +125,12 @@ class SlurmAgent:
             settings.instance,
             settings.pool,
             self._gate.set,
-            self._listing.wanted.set,
+            self._listing.refresh_wanted.set,
             troubles,
         )
-        self._berths = ClaimTable(calls, home, settings.pool, settings.patience_s, self._give_up, self._offers.recount)
+        self._claims = ClaimTable(
+            calls, home, settings.pool, settings.patience_s, self._end_unbound_job, self._offers.request_refresh
+        )
         self._doer = SlurmExecutor(slurm, calls, troubles)
         self._steps = StepAllocations(settings.steps_folder)
         self._nodes = NodeMonitor(slurm, troubles, settings.nodes_file)
@@ -141,7 +143,7 @@ class SlurmAgent:
         self._gate_lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._devices_wanted = asyncio.Event()
-        self._view = ClusterState(home=home, pool=settings.pool)
+        self._state = ClusterState(home=home, pool=settings.pool)
 
     # -- lifetime ----------------------------------------------------------------------------------------------------
 
@@ -159,62 +161,62 @@ class SlurmAgent:
                 ):
                     group.create_task(watch())
                 for work in (
-                    self._keep_gate,
+                    self._watch_gate,
                     offers.serve_watching,
-                    offers.serve_telling,
+                    offers.serve_announcing,
                     self._nodes.serve,
                     self._doer.serve,
                 ):
                     group.create_task(work())
         finally:
             offers.counts = None
-            with self._troubles.told("slurm.gate"):
+            with self._troubles.logged("slurm.gate"):
                 await self._set_gate()
 
-    def _act(self) -> tuple[AgentAction, ...]:
+    def _plan_and_execute(self) -> tuple[AgentAction, ...]:
         """Decide from the current state and carry out the actions, except for the gate."""
-        berths, offers = self._berths, self._offers
+        berths, offers = self._claims, self._offers
         view = replace(
-            self._view,
+            self._state,
             at_s=_now(),
             claims=dict(berths.claims),
             claims_listed=self._claims_listed.is_set(),
             releasing=frozenset(self._releasing),
             settled_at=dict(berths.settled_at),
-            asked=self._steps.asked,
-            plugged=self._nodes.plugged,
-            lapsed=self._nodes.lapsed,
+            bound_nodes=self._steps.asked,
+            nodes_with_plugin=self._nodes.nodes_with_plugin,
+            nodes_gone_silent=self._nodes.nodes_gone_silent,
             n_nodes=self._nodes.n_nodes,
             offer=offers.snapshot(),
             outcomes=self._doer.outcomes,
         )
         found = plan(view, wall_clock())
-        self._view = replace(view, devices=None, steps=None, memory=found.memory)
-        if found.judged:
-            self._doer.see(view.jobs)
+        self._state = replace(view, devices=None, steps=None, memory=found.memory)
+        if found.has_reviewed_claims:
+            self._doer.forget_missing(view.jobs)
         for act in found.acts:
-            self._do(act)
-        if found.judged:
-            berths.tidy(view.jobs)
-            starts = map(start_of, {*berths.claims, *berths.known})
-            self._steps.keep_only({start for start in starts if start is not None})
+            self._execute(act)
+        if found.has_reviewed_claims:
+            berths.forget_finished(view.jobs)
+            starts = map(start_of, {*berths.claims, *berths.bindings})
+            self._steps.retain({start for start in starts if start is not None})
             self._steps.save()
         return found.acts
 
-    def _do(self, act: AgentAction) -> None:
+    def _execute(self, act: AgentAction) -> None:
         match act:
             case ServeJob():
                 self._serve(act.job)
             case ReleaseJobClaim():
                 self._release(act.claim, act.why)
             case ReleaseIfJobGone():
-                self._soon(self._release_if_gone(act.claim, act.why), "job.ask")
+                self._spawn(self._release_if_gone(act.claim, act.why), "job.ask")
             case AnnounceQueue():
-                self._offers.tell(act.queue)
+                self._offers.announce(act.queue)
             case ListDevices():
                 self._devices_wanted.set()
             case ListSteps():
-                self._soon(self._list_steps(act.jobs), "slurm.steps")
+                self._spawn(self._list_steps(act.jobs), "slurm.steps")
             case LogWarning():
                 fields = {"claim": act.claim} if act.claim else {}
                 level = logging.ERROR if act.is_error else logging.WARNING
@@ -222,19 +224,19 @@ class SlurmAgent:
             case UpdateReservation():
                 pass  # the caller that listed the licenses does it, before the next list
             case _:
-                self._doer.do(act)
+                self._doer.submit(act)
 
     def _serve(self, job: JobRecord) -> asyncio.Task[Binding]:
         """Return the binding of a start. Without a claim, no earlier agent can have answered a node for it."""
         assert job.order is not None
         start = JobStart.of(job, job.order)
-        if start.owner(self._home) not in self._berths.claims:
-            self._steps.track(start)
-        return self._berths.serve(job)
+        if start.owner(self._cluster) not in self._claims.claims:
+            self._steps.track_start(start)
+        return self._claims.get_binding(job)
 
-    def _soon(self, work: Awaitable[None], what: str) -> None:
+    def _spawn(self, work: Awaitable[None], what: str) -> None:
         async def done() -> None:
-            with self._troubles.told(what):
+            with self._troubles.logged(what):
                 await work
 
         task = asyncio.create_task(done())
@@ -245,11 +247,11 @@ class SlurmAgent:
 
     async def _watch_jobs(self) -> None:
         await self._accounts_known.wait()  # no claim or report names an account that may be forged
-        wanted = self._listing.wanted
+        wanted = self._listing.refresh_wanted
         while True:
             begun = _now()
             wanted.clear()
-            with self._troubles.told("slurm.list"):
+            with self._troubles.logged("slurm.list"):
                 await self._list_jobs()
             await asyncio.sleep(LIST_PAUSE_S)
             with contextlib.suppress(TimeoutError):
@@ -260,104 +262,112 @@ class SlurmAgent:
         listing, accepted = self._listing, self._offers.accepted
         # What arrives during a listing is judged by the next one; so are all claims if they arrive then.
         was_ready = accepted.is_set() and self._claims_listed.is_set()
-        known = dict(self._berths.claims) if was_ready else {}
+        known = dict(self._claims.claims) if was_ready else {}
 
         def starts() -> set[JobStart]:
-            owners = {owner for owner in known if self._home.may_judge(owner)}
-            return {start for start in map(start_of, {*owners, *self._berths.known}) if start is not None}
+            owners = {owner for owner in known if self._cluster.owns_claim(owner)}
+            return {start for start in map(start_of, {*owners, *self._claims.bindings}) if start is not None}
 
         await listing.refresh(starts)
-        self._view = replace(
-            self._view,
+        self._state = replace(
+            self._state,
             jobs=listing.jobs,
             listed_at=listing.listed_at,
             claims_before=known,
-            accepted=was_ready and accepted.is_set(),
+            is_accepted=was_ready and accepted.is_set(),
         )
-        self._act()
+        self._plan_and_execute()
         self._gate.set()
 
     async def _list_steps(self, jobs: Sequence[int]) -> None:
-        steps = parse_steps(await self._slurm.ask(build_steps(jobs)))
+        steps = parse_steps(await self._slurm.run_checked(build_steps(jobs)))
         for place, step in enumerate(steps):
             if not step.nodes:  # too many for a list of steps
-                answer = await self._slurm.ask(build_nodelist(step.job_id, step.number))
+                answer = await self._slurm.run_checked(build_nodelist(step.job_id, step.number))
                 steps[place] = replace(step, nodes=parse_nodes_of(answer, step.job_id, step.number))
-        self._view = replace(self._view, steps=steps)
-        self._act()
+        self._state = replace(self._state, steps=steps)
+        self._plan_and_execute()
 
     async def _watch_rules(self) -> None:
         while True:
-            with self._troubles.told("slurm.rules") as good:
+            with self._troubles.logged("slurm.rules") as good:
                 rules = await self._read_rules()
-                self._view = replace(self._view, rules=rules)
+                self._state = replace(self._state, rules=rules)
             await asyncio.sleep(RULES_S if good else FAILED_PAUSE_S)
 
     async def _read_rules(self) -> PreemptionRules:
-        config = parse_config(await self._slurm.ask(build_config()))
+        config = parse_config(await self._slurm.run_checked(build_config()))
         # Set even if the rest fails: sacctmgr fails while slurmdbd is down, and jobs start all the same.
         self._listing.accounts = enforces_accounts(config)
         self._accounts_known.set()
-        partitions = await self._slurm.ask(build_partitions())
+        partitions = await self._slurm.run_checked(build_partitions())
         by_qos = config.get("PreemptType") == PreemptType.QOS
-        return parse_rules(config, partitions, await self._slurm.ask(build_qos()) if by_qos else b"")
+        return parse_rules(config, partitions, await self._slurm.run_checked(build_qos()) if by_qos else b"")
 
     async def _watch_needs(self) -> None:
         while True:
             needs, begun = None, _now()
-            with self._troubles.told("slurm.needs"):
-                waits = any(job.phase is SlurmJobPhase.WAITING for job in self._view.jobs.values())
-                if waits and self._view.rules.by is PreemptType.NONE:
-                    needs = parse_needs(await self._slurm.ask(build_needs()), await self._slurm.ask(build_cpus()))
-            self._view = replace(self._view, needs=needs)
+            with self._troubles.logged("slurm.needs"):
+                waits = any(job.phase is SlurmJobPhase.WAITING for job in self._state.jobs.values())
+                if waits and self._state.rules.by is PreemptType.NONE:
+                    needs = parse_needs(
+                        await self._slurm.run_checked(build_needs()), await self._slurm.run_checked(build_cpus())
+                    )
+            self._state = replace(self._state, needs=needs)
             await asyncio.sleep(max(NEEDS_S, NEEDS_PAUSE * (_now() - begun)))
 
     # -- the controller's claims and devices -------------------------------------------------------------------------
 
     async def _watch_claims(self) -> None:
         while True:
-            with self._troubles.told("claims.list"):
+            with self._troubles.logged("claims.list"):
                 await self._list_claims()
             await asyncio.sleep(CLAIMS_S if self._claims_listed.is_set() else PAUSE_S)
 
     async def _list_claims(self) -> None:
-        berths = self._berths
+        berths = self._claims
         before = dict(berths.claims)
-        prefix = f"{self._home.queue}/"
-        found = {c.owner: c for c in await self._calls(lambda client: client.claims(ClaimFilter(owner_prefix=prefix)))}
+        prefix = f"{self._cluster.queue}/"
+        found = {
+            c.owner: c for c in await self._calls(lambda client: client.list_claims(ClaimFilter(owner_prefix=prefix)))
+        }
         for owner in {*before, *found}:
             if berths.claims.get(owner) is not before.get(owner):
                 continue  # it changed during the listing
             claim = found.get(owner)
             if claim is None or claim.state in ENDED_STATES:
-                berths.drop(owner)
+                berths.remove(owner)
             else:
-                berths.note(claim)
+                berths.update(claim)
         if not self._claims_listed.is_set():
             self._claims_listed.set()
-            self._listing.wanted.set()
+            self._listing.refresh_wanted.set()
 
     async def _watch_devices(self) -> None:
         while True:
             await self._devices_wanted.wait()
             self._devices_wanted.clear()
-            with self._troubles.told("job.displace"):
+            with self._troubles.logged("job.displace"):
                 devices = await self._calls(self._list_devices)
-                self._view = replace(self._view, devices=devices)
-                if not any(isinstance(act, PreemptJobs) for act in self._act()):
+                self._state = replace(self._state, devices=devices)
+                if not any(isinstance(act, PreemptJobs) for act in self._plan_and_execute()):
                     log.debug("nobody.displaced", extra={"next_up": str(dict(devices.next_up))})
             await asyncio.sleep(FAILED_PAUSE_S)
 
     def _list_devices(self, client: Client) -> DeviceHolders:
-        named = [one for one in client.pools() if one.accelerator == KIND and self._settings.pool in ("", one.name)]
-        return DeviceHolders([(one, client.devices(one.name)) for one in named], client.queue(self._home.queue).next_up)
+        named = [
+            one for one in client.list_pools() if one.accelerator == KIND and self._settings.pool in ("", one.name)
+        ]
+        return DeviceHolders(
+            [(one, client.list_devices(one.name)) for one in named], client.queue(self._cluster.queue).next_up
+        )
 
     def _release(self, claim: ClaimBody, why: str) -> None:
         if claim.id in self._releasing:
             return
         self._releasing.add(claim.id)
-        self._berths.forget(claim.owner)
-        self._soon(self._release_claim(claim, why), "claim.release")
+        self._claims.forget(claim.owner)
+        self._spawn(self._release_claim(claim, why), "claim.release")
 
     async def _release_claim(self, claim: ClaimBody, why: str) -> None:
         try:
@@ -368,19 +378,19 @@ class SlurmAgent:
                 raise
         finally:
             self._releasing.discard(claim.id)
-        self._berths.drop(claim.owner)
+        self._claims.remove(claim.owner)
 
     async def _release_if_gone(self, claim: ClaimBody, why: str) -> None:
         """Ask Slurm for this one job before its partition goes: an admin may have changed the fields that lists use."""
         start = start_of(claim.owner)
         if start is not None:
-            found = await self._listing.ask([start.job_id])
+            found = await self._listing.query_jobs([start.job_id])
             if any(job.job_id == start.job_id and may_be_running(start, job) for job in found):
                 return
         if self._offers.accepted.is_set() and not self._offers.contested:  # check again: Slurm may have taken its time
             self._release(claim, why)
 
-    async def _give_up(self, job: JobRecord, message: str) -> bool:
+    async def _end_unbound_job(self, job: JobRecord, message: str) -> bool:
         """Give up a job that waited too long; return whether it is requeued, or its node may refuse it.
 
         The claim of a requeued job is released when Slurm says that this start has ended. A job that cannot be requeued
@@ -388,39 +398,39 @@ class SlurmAgent:
         message.
         """
         assert job.order is not None
-        owner = JobStart.of(job, job.order).owner(self._home)
-        claim = self._berths.claims.get(owner)
-        # Its claim has no devices: on the licenses it releases the next job would wait in vain, too.
-        self._berths.settled_at.pop(owner, None)
-        with self._troubles.told("job.give_up") as good:
+        owner = JobStart.of(job, job.order).owner(self._cluster)
+        claim = self._claims.claims.get(owner)
+        # Its claim has no devices: the next job would start on its licenses and wait, too.
+        self._claims.settled_at.pop(owner, None)
+        with self._troubles.logged("job.give_up") as good:
             await self._set_gate()
             if job.batch and job.requeue:
-                await self._slurm.ask(build_requeue(job.target))
+                await self._slurm.run_checked(build_requeue(job.target))
             elif claim is not None:
                 await self._release_claim(claim, message)
         return bool(good)
 
     # -- the gate ----------------------------------------------------------------------------------------------------
 
-    async def _keep_gate(self) -> None:
+    async def _watch_gate(self) -> None:
         renewed_at: float | None = None
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(GATE_S):
                     await self._gate.wait()
             self._gate.clear()
-            with self._troubles.told("slurm.gate"):
+            with self._troubles.logged("slurm.gate"):
                 await self._set_gate()
                 if renewed_at is None or _now() - renewed_at > RENEW_S:
-                    await self._slurm.ask(build_renew_reservation(RESERVATION))
+                    await self._slurm.run_checked(build_renew_reservation(RESERVATION))
                     renewed_at = _now()
             await asyncio.sleep(GATE_PAUSE_S)
 
     async def _set_gate(self) -> None:
         async with self._gate_lock:
-            licenses = parse_licenses(await self._slurm.ask(build_licenses()))
-            self._view = replace(self._view, licenses=licenses, licenses_at=_now())
-            for act in self._act():
+            licenses = parse_licenses(await self._slurm.run_checked(build_licenses()))
+            self._state = replace(self._state, licenses=licenses, licenses_at=_now())
+            for act in self._plan_and_execute():
                 if isinstance(act, UpdateReservation):
                     await self._reserve(act)
 
@@ -428,8 +438,8 @@ class SlurmAgent:
         log.debug("gate.set", extra={"kept": str(act.licenses)})
         answer = await self._slurm.run(build_update_reservation(RESERVATION, act.licenses))
         if answer.code != 0:
-            await self._slurm.ask(build_create_reservation(RESERVATION, act.closed))
-            log.warning("gate.made", extra={"detail": f"the reservation {RESERVATION} was missing: {answer.complaint}"})
+            await self._slurm.run_checked(build_create_reservation(RESERVATION, act.closed))
+            log.warning("gate.made", extra={"detail": f"the reservation {RESERVATION} was missing: {answer.stderr}"})
             self._gate.set()
 
     # -- requests ----------------------------------------------------------------------------------------------------
@@ -438,17 +448,17 @@ class SlurmAgent:
         """Answer a node."""
         return await self._answers.answer(request)
 
-    def note_plugin(self, hello: PluginHeartbeat) -> bool:
+    def record_heartbeat(self, hello: PluginHeartbeat) -> bool:
         """Record that a node's slurmd has loaded the plugin; return whether that is done."""
-        return self._nodes.note(hello)
+        return self._nodes.record_heartbeat(hello)
 
-    def explain(self, uid: int, job: int) -> str | None:
+    def explain_wait(self, uid: int, job: int) -> str | None:
         """Return why a job waits, for that user; None: no such job, or another user's."""
         jobs = self._listing.jobs
-        people = UserNames(self._home.cluster, {} if self._view.rules.private else jobs)
-        withheld = withheld_reasons(self._view.memory.standings)
+        people = UserNames(self._cluster.cluster, {} if self._state.rules.private else jobs)
+        withheld = withheld_reasons(self._state.memory.start_backoffs)
         reasons = self._offers.reasons
-        return find_wait_reason(jobs.get(job), uid, self._settings.admins, reasons, self._home, people, withheld)
+        return find_wait_reason(jobs.get(job), uid, self._settings.admins, reasons, self._cluster, people, withheld)
 
 
 def _now() -> float:

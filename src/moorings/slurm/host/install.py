@@ -1,6 +1,6 @@
 """Installs and removes the parts that Slurm needs for IPU jobs: compiles, reads, writes, removes; decides nothing.
 
-``installation`` decides. Files are written whole or not at all, never through a link, the manifest first. Run it as
+``install_plan`` decides. Files are written whole or not at all, never through a link, the manifest first. Run it as
 root on every machine of the cluster (submit hosts and nodes need the plugin too). Where machines share the
 configuration folder, the second one finds it done.
 """
@@ -8,7 +8,6 @@ configuration folder, the second one finds it done.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import glob
 import os
 import stat
@@ -18,10 +17,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
+from moorings.files import atomic_file, take_lock
 from moorings.slurm.commands import SlurmCommands
 from moorings.slurm.formats import build_config, parse_config
-from moorings.slurm.host.installation import (
+from moorings.slurm.host.install_plan import (
     JOB_SUBMIT,
     MANIFEST,
     MANIFEST_BYTES_MAX,
@@ -35,7 +35,7 @@ from moorings.slurm.host.installation import (
     with_steps,
     without_files,
 )
-from moorings.slurm.host.plugged import FEATURE
+from moorings.slurm.host.plugin_nodes import FEATURE
 from moorings.slurm.host.plugstack import PlugstackFiles, include_file_of
 from moorings.slurm.host.site import Site, at_machine, parse_site
 from moorings.slurm.host.spank_object import parse_version, release_of
@@ -61,7 +61,7 @@ async def find_site(commands: SlurmCommands) -> Site:
         MooringsError: ``slurm.missing``, ``slurm.unavailable``, ``slurm.unreadable`` and other errors of Slurm's
             commands.
     """
-    site = parse_site(parse_config(await commands.ask(build_config())))
+    site = parse_site(parse_config(await commands.run_checked(build_config())))
     conf = slurm_conf_path(commands.environment, site.slurm_conf)
     return at_machine(site, conf, has_files=is_own_conf(conf))
 
@@ -72,7 +72,7 @@ async def find_feature(commands: SlurmCommands) -> str:
     Raises:
         MooringsError: an error of Slurm's commands.
     """
-    nodes = parse_show_nodes(await commands.ask(build_show_nodes()))
+    nodes = parse_show_nodes(await commands.run_checked(build_show_nodes()))
     return FEATURE if any(FEATURE in node.features for node in nodes) else ""
 
 
@@ -123,8 +123,8 @@ def compile_plugin(sources: Mapping[str, bytes], version: str, environment: Mapp
             raise MooringsError("slurm.not_built", f"{compiler} took more than {COMPILE_S:g} s") from error
         if done.returncode != 0:
             words = done.stderr.decode("utf-8", "replace").strip().splitlines()
-            told = next((line for line in words if "error" in line), words[-1] if words else "no word")
-            raise MooringsError("slurm.not_built", f"the plugin does not compile: {told[:300]}", hint=_HEADERS)
+            message = next((line for line in words if "error" in line), words[-1] if words else "no word")
+            raise MooringsError("slurm.not_built", f"the plugin does not compile: {message[:300]}", hint=_HEADERS)
         image = (Path(folder) / "moorings_spank.so").read_bytes()
     headers = parse_version(image, "the plugin just compiled")
     if release_of(headers) != release_of(version):
@@ -228,10 +228,9 @@ def exclusive_install(library: Path) -> Iterator[None]:
     except OSError as error:
         raise _denied(library, error) from error
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not take_lock(folder):
+            raise MooringsError("slurm.changed", f"another installation is at work in {library}", retryable=True)
         yield
-    except BlockingIOError:
-        raise MooringsError("slurm.changed", f"another installation is at work in {library}", retryable=True) from None
     finally:
         os.close(folder)
 
@@ -282,23 +281,12 @@ def apply_uninstall(steps: Sequence[InstallStep], manifest: InstallManifest, lib
 
 def _write(path: Path, content: bytes, mode: int, owner: int | None = None) -> None:
     """Replace a file, whole or not at all, with that mode whatever the umask is; root sets the ``owner``."""
-    draft = _draft(path)
     try:
         _make_folder(path.parent)
-        draft.unlink(missing_ok=True)  # left by a killed installation
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fchmod(file.fileno(), mode)
-                if owner is not None and os.geteuid() == 0:
-                    os.fchown(file.fileno(), owner, -1)
-                os.fsync(file.fileno())
-            draft.replace(path)
-        except BaseException:
-            draft.unlink(missing_ok=True)
-            raise
+        with atomic_file(path, mode=mode, temporary=_draft(path)) as file:
+            file.write(content)
+            if owner is not None and os.geteuid() == 0:
+                os.fchown(file.fileno(), owner, -1)
     except OSError as error:
         raise _denied(path, error) from error
 

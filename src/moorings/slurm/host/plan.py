@@ -11,10 +11,19 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from moorings.core.instants import Timestamp
+from moorings.core.model.quantities import join_first
+from moorings.core.model.timestamps import Timestamp
 from moorings.core.reconcile import Streak
 from moorings.slurm.formats import LICENSE, JobRecord, License
-from moorings.slurm.host.gate import (
+from moorings.slurm.host.job_table import (
+    ClusterIdentity,
+    JobStart,
+    build_queue_payload,
+    review_claims,
+    start_of,
+    uses_licenses,
+)
+from moorings.slurm.host.license_gate import (
     QueueOffer,
     describe_missing_licenses,
     is_reserved,
@@ -23,19 +32,10 @@ from moorings.slurm.host.gate import (
     sizes_without_licenses,
     to_reserve,
 )
-from moorings.slurm.host.ledger import (
-    ClusterIdentity,
-    JobStart,
-    build_queue_payload,
-    review_claims,
-    start_of,
-    uses_licenses,
-)
-from moorings.slurm.host.preempt import choose_victims, may_preempt_any
+from moorings.slurm.host.preemption import choose_victims, may_preempt_any
+from moorings.slurm.host.preemption_rules import PreemptionRules, PreemptType
 from moorings.slurm.host.reclaim import UserNames, WarnJob, find_blocking_jobs, plan_wait_notes, plan_yields
-from moorings.slurm.host.silent import LOOK_S, UnboundJob, UnboundNodes, find_unbound, jobs_missing_binds
-from moorings.slurm.host.tiers import PreemptionRules, PreemptType
-from moorings.slurm.host.withheld import (
+from moorings.slurm.host.start_backoff import (
     StartBackoff,
     WaitingJobs,
     on_trial,
@@ -43,9 +43,9 @@ from moorings.slurm.host.withheld import (
     update_backoffs,
     withheld_reasons,
 )
-from moorings.slurm.listings import join_first
-from moorings.slurm.needs import NodeRequirements
-from moorings.slurm.steps import TaskStep
+from moorings.slurm.host.unbound_tasks import LOOK_S, UnboundJob, UnboundNodes, find_unbound, jobs_missing_binds
+from moorings.slurm.node_requirements import NodeRequirements
+from moorings.slurm.step_records import TaskStep
 from moorings.wire.shapes import ClaimBody, DeviceBody, PoolBody, QueueRequest
 
 FRESH_S = 5.0  # an older list proves nothing: ids are reused when slurmctld has lost its state
@@ -78,13 +78,13 @@ class ActionOutcomes:
     """The outcomes of earlier actions on jobs; a start is a job's id and its restarts.
 
     Attributes:
-        locked: starts that Slurm does not let us requeue.
+        not_requeueable: starts that Slurm does not let us requeue.
         requeues: number of tries to requeue a start.
         drained: by start, the nodes drained for it: an admin who resumes one is not overruled.
         notes: by job, the last note in its AdminComment, and its time.
     """
 
-    locked: frozenset[tuple[int, int]] = frozenset()
+    not_requeueable: frozenset[tuple[int, int]] = frozenset()
     requeues: Mapping[tuple[int, int], int] = field(default_factory=dict)
     drained: Mapping[tuple[int, int], frozenset[str]] = field(default_factory=dict)
     notes: Mapping[int, tuple[str, Timestamp]] = field(default_factory=dict)
@@ -98,10 +98,10 @@ class PlanState:
         listed_at: of the last list of jobs acted on.
         licenses_at: of the last list of licenses acted on.
         judged_at: of the last list used to judge claims; None: none.
-        doubts: claims without a job in that list, by owner.
+        missed_listings: claims without a job in that list, by owner.
         blocking_since: by claim, since when its job holds the licenses of a job with reserved devices.
         largest: the size of the largest reported job.
-        standings: of jobs that cannot start, or did not when they could, by the owner of the next claim.
+        start_backoffs: of jobs that cannot start, or did not when they could, by the owner of the next claim.
         remarked_at: time of the last update of pending jobs' notes.
         silence: of nodes that did not ask.
         reported: the reports that still apply.
@@ -110,10 +110,10 @@ class PlanState:
     listed_at: float | None = None
     licenses_at: float | None = None
     judged_at: float | None = None
-    doubts: Mapping[str, Streak] = field(default_factory=dict)
+    missed_listings: Mapping[str, Streak] = field(default_factory=dict)
     blocking_since: Mapping[str, float] = field(default_factory=dict)
     largest: int = 0
-    standings: Mapping[str, StartBackoff] = field(default_factory=dict)
+    start_backoffs: Mapping[str, StartBackoff] = field(default_factory=dict)
     remarked_at: float | None = None
     silence: UnboundNodes = field(default_factory=UnboundNodes)
     reported: frozenset[LogWarning] = frozenset()
@@ -130,8 +130,8 @@ class ClusterState:
         jobs: the last complete list: all IPU jobs that have not ended, and those of claims that Slurm still knows.
         listed_at: when it began; None: there was none.
         claims_before: claims known before that list began, by owner; later claims are not judged.
-        accepted: whether the controller had accepted this Slurm and listed its claims by then, and accepts it now; else
-        they may be another Slurm's claims.
+        is_accepted: whether the controller had accepted this Slurm and listed its claims by then, and accepts it now;
+            else they may be another Slurm's claims.
         claims: the claims that have not ended, by owner.
         claims_listed: whether that is all of them.
         releasing: ids of claims being released.
@@ -142,10 +142,10 @@ class ClusterState:
         rules: of preemption.
         needs: the jobs' requirements of nodes; None: unknown.
         devices: their holders; None: not requested.
-        asked: by start, the nodes that have requested its partition; untracked starts are missing.
+        bound_nodes: by start, the nodes that have requested its partition; untracked starts are missing.
         steps: of the jobs with a node that has not asked; None: not requested.
-        plugged: nodes whose slurmd reports the plugin.
-        lapsed: nodes whose slurmd reported it before, and no longer does.
+        nodes_with_plugin: nodes whose slurmd reports the plugin.
+        nodes_gone_silent: nodes whose slurmd reported it before, and no longer does.
         n_nodes: of the cluster.
         outcomes: of earlier actions.
         memory: from the previous plan.
@@ -157,7 +157,7 @@ class ClusterState:
     jobs: Mapping[int, JobRecord] = field(default_factory=dict)
     listed_at: float | None = None
     claims_before: Mapping[str, ClaimBody] = field(default_factory=dict)
-    accepted: bool = False
+    is_accepted: bool = False
     claims: Mapping[str, ClaimBody] = field(default_factory=dict)
     claims_listed: bool = False
     releasing: frozenset[str] = frozenset()
@@ -168,10 +168,10 @@ class ClusterState:
     rules: PreemptionRules = field(default_factory=PreemptionRules)
     needs: NodeRequirements | None = None
     devices: DeviceHolders | None = None
-    asked: Mapping[JobStart, frozenset[str]] = field(default_factory=dict)
+    bound_nodes: Mapping[JobStart, frozenset[str]] = field(default_factory=dict)
     steps: Sequence[TaskStep] | None = None
-    plugged: frozenset[str] = frozenset()
-    lapsed: frozenset[str] = frozenset()
+    nodes_with_plugin: frozenset[str] = frozenset()
+    nodes_gone_silent: frozenset[str] = frozenset()
     n_nodes: int = 0
     outcomes: ActionOutcomes = field(default_factory=ActionOutcomes)
     memory: PlanState = field(default_factory=PlanState)
@@ -217,7 +217,7 @@ class RequeueJob:
 
 @dataclass(frozen=True, slots=True)
 class CancelJob:
-    """Cancel a job, and tell its user why."""
+    """Cancel a job, with the reason for its user."""
 
     job: JobRecord
     why: str
@@ -316,11 +316,11 @@ AgentAction = (
 
 @dataclass(frozen=True, slots=True)
 class AgentPlan:
-    """The actions to take now, and the next state; ``judged``: claims were compared with the list of jobs."""
+    """The actions to take now, and the next state; ``has_reviewed_claims``: claims were compared with Slurm's jobs."""
 
     acts: tuple[AgentAction, ...]
     memory: PlanState
-    judged: bool = False
+    has_reviewed_claims: bool = False
 
 
 def plan(view: ClusterState, now: Timestamp) -> AgentPlan:
@@ -334,22 +334,22 @@ def plan(view: ClusterState, now: Timestamp) -> AgentPlan:
     memory = view.memory
     judged = False
     if view.listed_at is not None and view.listed_at != memory.listed_at:
-        judged = view.accepted and view.claims_listed
-        standings = update_backoffs(_queue(view), memory.standings, view.listed_at, view.at_s, now)
-        memory = replace(memory, listed_at=view.listed_at, standings=standings)
+        judged = view.is_accepted and view.claims_listed
+        standings = update_backoffs(_queue(view), memory.start_backoffs, view.listed_at, view.at_s, now)
+        memory = replace(memory, listed_at=view.listed_at, start_backoffs=standings)
         if judged:
             memory = _follow_jobs(view, memory, view.listed_at, now, acts)
-        elif not view.accepted:
-            memory = replace(memory, doubts={}, judged_at=None)
+        elif not view.is_accepted:
+            memory = replace(memory, missed_listings={}, judged_at=None)
         if view.claims_listed:
             memory = _report(memory, "claims.of_another", _claims_of_another(view), acts)
         keep = (set(withheld_reasons(standings)), on_trial(standings))
         queue = build_queue_payload(view.jobs, view.home, view.pool, BELIEVED_S, view.rules.tier, *keep)
         memory = replace(memory, largest=max((job.size for job in queue.jobs), default=0))
         acts.append(AnnounceQueue(queue))
-        if view.accepted and view.rules.by is not PreemptType.NONE and may_preempt_any(view.jobs, view.rules, now):
+        if view.is_accepted and view.rules.by is not PreemptType.NONE and may_preempt_any(view.jobs, view.rules, now):
             acts.append(ListDevices())
-        memory = _look_for_silent(view, memory, acts)
+        memory = _detect_unbound(view, memory, acts)
     if view.steps is not None:
         memory = _stop_unbound(view, memory, view.steps, acts)
     if view.devices is not None:
@@ -360,7 +360,9 @@ def plan(view: ClusterState, now: Timestamp) -> AgentPlan:
         found = [LogWarning("gate.lacks", lack, _LACKS, is_error=True)] if lack else []
         memory = _report(memory, "gate.lacks", found, acts)
         wanted = _to_reserve(view, memory)
-        memory = replace(memory, standings=open_trials(_queue(view), memory.standings, wanted, view.at_s, now))
+        memory = replace(
+            memory, start_backoffs=open_trials(_queue(view), memory.start_backoffs, wanted, view.at_s, now)
+        )
         if not is_reserved(view.licenses, wanted):
             acts.append(UpdateReservation(wanted, to_reserve(view.licenses, None)))
     return AgentPlan(tuple(acts), memory, judged)
@@ -372,18 +374,18 @@ def _follow_jobs(
     """Add the consequences of a complete list of jobs for the claims known before it; return the new state."""
     known = view.claims_before.values()
     people = UserNames(view.home.cluster, {} if view.rules.private else view.jobs)
-    room = plan_yields(view.jobs, known, view.home, now, view.rules.kill_wait_s, view.outcomes.locked, people)
+    room = plan_yields(view.jobs, known, view.home, now, view.rules.kill_wait_s, view.outcomes.not_requeueable, people)
     acts += room.warnings
-    acts += [AllowRequeue(job) for job in room.unlocks]
+    acts += [AllowRequeue(job) for job in room.allow_requeue]
     acts += [RequeueJob(job, why) for job, why in room.requeues]
     acts += [CancelJob(job, why) for job, why in room.cancels]
-    stuck = [LogWarning("job.cannot_yield", why, _CANNOT_YIELD, claim) for claim, why in room.stuck.items()]
+    stuck = [LogWarning("job.cannot_yield", why, _CANNOT_YIELD, claim) for claim, why in room.unable_to_yield.items()]
     memory = _report(memory, "job.cannot_yield", stuck, acts)
     blocking = find_blocking_jobs(view.jobs, view.claims.values(), view.offer.offered, view.licenses)
     since = {claim: memory.blocking_since.get(claim, view.at_s) for claim in blocking}
     acts += [PutBackJob(claim, job) for claim, job in blocking.items() if view.at_s - since[claim] >= ASIDE_S]
     apart_s = listed_at - memory.judged_at if memory.judged_at is not None else 0.0
-    judged = review_claims(view.jobs, known, memory.doubts, view.home, apart_s)
+    judged = review_claims(view.jobs, known, memory.missed_listings, view.home, apart_s)
     acts += map(ServeJob, judged.starts)
     for claim in known:
         if claim.owner not in view.claims:
@@ -393,17 +395,17 @@ def _follow_jobs(
         waits = start is not None and view.outcomes.requeues.get(start, 0) < TRIES_MAX  # for its job's requeue
         if why is not None and not waits:
             acts.append(ReleaseJobClaim(claim, why))
-        elif claim.id in judged.lost and not view.offer.contested:
+        elif claim.id in judged.lost and not view.offer.is_contested:
             acts.append(ReleaseIfJobGone(claim, judged.lost[claim.id]))
     remarked_at = memory.remarked_at if memory.remarked_at is not None else view.at_s
     if view.at_s - remarked_at >= REMARKS_S:
         remarked_at = view.at_s
         texts = plan_wait_notes(
-            view.jobs, view.offer.reasons, view.outcomes.notes, now, people, withheld_reasons(memory.standings)
+            view.jobs, view.offer.reasons, view.outcomes.notes, now, people, withheld_reasons(memory.start_backoffs)
         )
         acts += [WriteNote(job, text) for job, text in texts]
-    doubts = judged.doubts
-    return replace(memory, judged_at=listed_at, doubts=doubts, blocking_since=since, remarked_at=remarked_at)
+    doubts = judged.missed_listings
+    return replace(memory, judged_at=listed_at, missed_listings=doubts, blocking_since=since, remarked_at=remarked_at)
 
 
 def _report(memory: PlanState, event: str, found: Sequence[LogWarning], acts: list[AgentAction]) -> PlanState:
@@ -414,18 +416,18 @@ def _report(memory: PlanState, event: str, found: Sequence[LogWarning], acts: li
 
 
 def _claims_of_another(view: ClusterState) -> list[LogWarning]:
-    names = sorted(claim.name for claim in view.claims.values() if not view.home.may_judge(claim.owner))
+    names = sorted(claim.name for claim in view.claims.values() if not view.home.owns_claim(claim.owner))
     if not names:
         return []
     detail = f"{len(names)} claims of another Slurm of this name, {names[0]} among them, are left alone"
     return [LogWarning("claims.of_another", detail, _OF_ANOTHER)]
 
 
-def _look_for_silent(view: ClusterState, memory: PlanState, acts: list[AgentAction]) -> PlanState:
+def _detect_unbound(view: ClusterState, memory: PlanState, acts: list[AgentAction]) -> PlanState:
     looked_at = memory.silence.looked_at
-    if not view.accepted or (looked_at is not None and view.at_s - looked_at < LOOK_S):
+    if not view.is_accepted or (looked_at is not None and view.at_s - looked_at < LOOK_S):
         return memory
-    found = jobs_missing_binds(view.jobs.values(), view.asked)
+    found = jobs_missing_binds(view.jobs.values(), view.bound_nodes)
     if not found:
         return _stop_unbound(view, memory, (), acts)
     acts.append(ListSteps(tuple(job.job_id for job in found)))
@@ -436,24 +438,24 @@ def _stop_unbound(
     view: ClusterState, memory: PlanState, steps: Sequence[TaskStep], acts: list[AgentAction]
 ) -> PlanState:
     """Add the actions on nodes where tasks run that did not wait for their partition."""
-    nodes = (view.plugged, view.lapsed)
-    silence, found = find_unbound(memory.silence, view.jobs.values(), view.asked, steps, *nodes, view.at_s)
-    reports = [LogWarning("node.silent", _told_of(one), _NO_PLUGIN) for one in found]
-    if silence.is_general(view.n_nodes):
-        told = f"{len(silence.found_at)} nodes run IPU jobs and do not ask, {min(silence.found_at)} among them"
-        general = [LogWarning("nodes.silent", told, _UNREACHED, is_error=True)]
+    nodes = (view.nodes_with_plugin, view.nodes_gone_silent)
+    silence, found = find_unbound(memory.silence, view.jobs.values(), view.bound_nodes, steps, *nodes, view.at_s)
+    reports = [LogWarning("node.silent", _describe_unbound(one), _NO_PLUGIN) for one in found]
+    if silence.is_widespread(view.n_nodes):
+        detail = f"{len(silence.found_at)} nodes run IPU jobs and do not ask, {min(silence.found_at)} among them"
+        general = [LogWarning("nodes.silent", detail, _UNREACHED, is_error=True)]
     else:
         general = []
         for one in found:
             if one.proven:
                 drained = view.outcomes.drained.get((one.job.job_id, one.job.restarts), ())
                 fresh = tuple(node for node in one.nodes if node not in drained)
-                acts.append(StopUnboundJob(one.job, fresh, _told_of(one)))
+                acts.append(StopUnboundJob(one.job, fresh, _describe_unbound(one)))
     memory = _report(replace(memory, silence=silence), "node.silent", reports, acts)
     return _report(memory, "nodes.silent", general, acts)
 
 
-def _told_of(silent: UnboundJob) -> str:
+def _describe_unbound(silent: UnboundJob) -> str:
     nodes = join_first(silent.nodes)
     return f"tasks of job {silent.job.job_id} run on {nodes}, which did not ask for its partition"
 
@@ -474,7 +476,7 @@ def _queue(view: ClusterState) -> WaitingJobs:
 
 def _to_reserve(view: ClusterState, memory: PlanState) -> dict[str, int]:
     """Return the licenses that the reservation must hold, by the offer and the lists."""
-    if memory.silence.is_general(view.n_nodes):
+    if memory.silence.is_widespread(view.n_nodes):
         return to_reserve(view.licenses, None)
     offer, live, counted = view.offer, set(), []
     for job in view.jobs.values():
@@ -488,7 +490,7 @@ def _to_reserve(view: ClusterState, memory: PlanState) -> dict[str, int]:
     claims = view.claims.values()
     largest = max([memory.largest, *sizes_awaiting_devices(claims, live)])
     young = view.listed_at is not None and view.at_s - view.listed_at <= FRESH_S
-    if not young or not is_reusable_by_queue(offer.held, largest, alone=offer.alone):
+    if not young or not is_reusable_by_queue(offer.held_counts, largest, alone=offer.is_sole_queue):
         return to_reserve(view.licenses, offer.counts, counted)
     bare = Counter(sizes_without_licenses(claims, live, view.releasing))
-    return to_reserve(view.licenses, offer.counts, held={size: n - bare[size] for size, n in offer.held.items()})
+    return to_reserve(view.licenses, offer.counts, held={size: n - bare[size] for size, n in offer.held_counts.items()})

@@ -82,8 +82,8 @@ def agent_uid_of(site: Site, line: PluginLine | None) -> int:
     """Return the agent's uid that nodes trust besides root; without a visible line it is SlurmUser's, the default."""
     if line is None:
         return max(site.slurm_user[1], 0)
-    told = line.arguments.get("agent_uid", "0")
-    return int(told) if told.isdecimal() else 0
+    uid = line.arguments.get("agent_uid", "0")
+    return int(uid) if uid.isdecimal() else 0
 
 
 def is_handed_out(site: Site, line: PluginLine) -> bool:

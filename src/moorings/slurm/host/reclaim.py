@@ -15,10 +15,10 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from moorings.core.announced import QUEUE_JOBS_MAX
-from moorings.core.instants import SECOND, Timestamp, add_seconds, seconds_between
+from moorings.core.model.queue_reports import QUEUE_JOBS_MAX
+from moorings.core.model.timestamps import SECOND, Timestamp, add_seconds, seconds_between
 from moorings.slurm.formats import LICENSE, JobRecord, License, SlurmJobPhase, YieldNotice
-from moorings.slurm.host.ledger import (
+from moorings.slurm.host.job_table import (
     COMPLETING,
     REASON_LICENSES,
     REASON_PRIORITY,
@@ -80,18 +80,18 @@ class YieldPlan:
     Attributes:
         warnings: jobs without a warning yet.
         requeues: jobs past their deadline, and jobs that ended because of the warning; with the text to log.
-        unlocks: jobs whose requeue must be allowed before the warning.
+        allow_requeue: jobs whose requeue must be allowed before the warning.
         cancels: jobs past their deadline that cannot be requeued; with the text to log.
         kept: claims, by id, to keep until their ended job is requeued: that job's id and start.
-        stuck: claims, by id, whose jobs cannot yield and resume later, with the reason.
+        unable_to_yield: claims, by id, whose jobs cannot yield and resume later, with the reason.
     """
 
     warnings: tuple[WarnJob, ...] = ()
     requeues: tuple[tuple[JobRecord, str], ...] = ()
-    unlocks: tuple[JobRecord, ...] = ()
+    allow_requeue: tuple[JobRecord, ...] = ()
     cancels: tuple[tuple[JobRecord, str], ...] = ()
     kept: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    stuck: Mapping[str, str] = field(default_factory=dict)
+    unable_to_yield: Mapping[str, str] = field(default_factory=dict)
 
 
 def plan_yields(
@@ -123,7 +123,7 @@ def plan_yields(
     stuck: dict[str, str] = {}
     for claim in claims:
         start = start_of(claim.owner)
-        if claim.state != RECLAIMING or start is None or not home.may_judge(claim.owner):
+        if claim.state != RECLAIMING or start is None or not home.owns_claim(claim.owner):
             continue
         job = jobs.get(start.job_id)
         if job is None or job.order is None or (job.order.nonce, job.restarts) != (start.nonce, start.restarts):
@@ -136,15 +136,15 @@ def plan_yields(
             continue
         if job.phase is not SlurmJobPhase.LIVE or job.state == COMPLETING:
             continue
-        goes_on = job.batch and job.requeue
-        if job.batch and not goes_on and (job.job_id, job.restarts) not in locked:
+        resumable = job.batch and job.requeue
+        if job.batch and not resumable and (job.job_id, job.restarts) not in locked:
             unlocks.append(job)
             continue
-        if not goes_on:
+        if not resumable:
             stuck[claim.id] = f"job {job.job_id} was asked to make room, and cannot be requeued"
         if warned is None:
-            warnings.append(_warning(job, claim, now, kill_wait_s, people, goes_on=goes_on))
-        elif now >= warned.requeue_at and goes_on:
+            warnings.append(_warning(job, claim, now, kill_wait_s, people, is_requeueable=resumable))
+        elif now >= warned.requeue_at and resumable:
             requeues.append((job, "its time to make room is over"))
         elif now >= warned.requeue_at:
             cancels.append((job, "cancelled, for its devices are needed and it cannot be requeued"))
@@ -169,8 +169,10 @@ def find_blocking_jobs(
         licenses: as Slurm has them.
     """
     sizes = [job.order.ipus for job in _starting(jobs, offered) if job.order is not None]
-    kept_out = [size for size in sizes if any(licenses[name].free < size for name in _twins(size) if name in licenses)]
-    if not kept_out:
+    blocked_sizes = [
+        size for size in sizes if any(licenses[name].free < size for name in _twins(size) if name in licenses)
+    ]
+    if not blocked_sizes:
         return {}
     found = {}
     for claim in claims:
@@ -208,7 +210,7 @@ def _end_of(job: JobRecord) -> str:
 
 
 def _warning(
-    job: JobRecord, claim: ClaimBody, now: Timestamp, kill_wait_s: float, people: UserNames, *, goes_on: bool
+    job: JobRecord, claim: ClaimBody, now: Timestamp, kill_wait_s: float, people: UserNames, *, is_requeueable: bool
 ) -> WarnJob:
     until = parse_time(claim.asked_until) if claim.asked_until is not None else now
     left_s = max(seconds_between(now, until), 0.0)
@@ -216,7 +218,7 @@ def _warning(
     since = queued_since(job)
     asked = YieldNotice(job.restarts, _whole(at), _whole(min(since, now) if since is not None else now))
     why = claim.reason.message if claim.reason is not None else "its devices are needed"
-    then = "requeued" if goes_on else "it cannot be requeued, so cancelled"
+    then = "requeued" if is_requeueable else "it cannot be requeued, so cancelled"
     return WarnJob(job, asked, format_note(f"{why}; {then} at {clock_text(asked.requeue_at)} at the latest", people))
 
 
@@ -286,14 +288,14 @@ def plan_wait_notes(
     """
     found = []
     for job, text in _wait_reasons(jobs, reasons, written, people, withheld or {}):
-        if not job.note_is_ours or job.is_cut_array:
+        if not job.is_note_ours or job.is_cut_array:
             continue  # only the whole array could get a note, and it would overwrite the requests to its started tasks
         known, at = written.get(job.job_id, (job.note, None))  # a note cut by the column is written again
         young = at is not None and seconds_between(at, now) < REMARK_AGAIN_S
         if known != text and not young:
             found.append((job, text))
     for job in jobs.values():
-        waits_no_more = job.phase is SlurmJobPhase.LIVE and job.note and job.note_is_ours
+        waits_no_more = job.phase is SlurmJobPhase.LIVE and job.note and job.is_note_ours
         if waits_no_more and (job.asked is None or job.asked.restarts != job.restarts):
             found.append((job, ""))
     return found[:WRITES_MAX]

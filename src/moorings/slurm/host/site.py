@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 from moorings.slurm.formats import GATE, LICENSE, parse_license_list
-from moorings.slurm.host.nodes import REQUEUE_EXIT_CODE
+from moorings.slurm.host.bind_protocol import REQUEUE_EXIT_CODE
 from moorings.slurm.host.spank_object import release_of
 
 _TRIED = ("22.05", "24.11", "26.05")
@@ -56,7 +56,6 @@ class Site:
     slurm_user: tuple[str, int]
     conf_hash: str
     munge_socket: str
-    select_type: str
     job_submit: tuple[str, ...]
     licenses: Mapping[str, int]
     tres: tuple[str, ...]
@@ -104,7 +103,6 @@ def parse_site(config: Mapping[str, str]) -> Site:
             slurm_user=(user[1], int(user[2])) if user is not None else (config["SlurmUser"], -1),
             conf_hash=config.get("HASH_VAL", ""),
             munge_socket=munge_socket_of(config["AuthInfo"]),
-            select_type=config["SelectType"],
             job_submit=_words(config["JobSubmitPlugins"]),
             licenses=dict(parse_license_list(config["Licenses"])),
             tres=_words(config["AccountingStorageTRES"]),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 
 SYMBOL = b"plugin_version"
 _DYNSYM, _LOAD = 11, 1

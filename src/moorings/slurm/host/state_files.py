@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
+
+from moorings.files import write_atomically
 
 DRAFT = ".draft"
 
@@ -16,11 +17,4 @@ def replace_file(path: Path, content: bytes) -> None:
     Raises:
         OSError: nothing was replaced.
     """
-    draft = path.with_name(f"{path.name}{DRAFT}")
-    with open(draft, "wb", opener=_private) as file:
-        file.write(content)
-    draft.replace(path)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    write_atomically(path, content, durable=False, temporary=path.with_name(f"{path.name}{DRAFT}"))

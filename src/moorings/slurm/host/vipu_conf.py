@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from moorings.client.transport import Endpoint
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 from moorings.slurm.slurm_conf import parse_slurm_conf
 
 FILE_NAME = "vipu.conf"
@@ -89,16 +89,16 @@ class VipuConf:
         )
 
 
-def slurm_conf_path(environment: Mapping[str, str], told: Path = DEFAULT_SLURM_CONF) -> Path:
+def slurm_conf_path(environment: Mapping[str, str], reported: Path = DEFAULT_SLURM_CONF) -> Path:
     """Return the ``slurm.conf`` that Slurm's own commands read, found in their way.
 
     Args:
         environment: of the commands.
-        told: slurmctld's path. Without any file, the commands fetch it each time, and this path is the result.
+        reported: slurmctld's path. Without any file, the commands fetch it each time, and this path is the result.
     """
     if named := environment.get("SLURM_CONF"):
         return Path(named)
-    return next((path for path in (told, DEFAULT_SLURM_CONF, CACHED_SLURM_CONF) if path.exists()), told)
+    return next((path for path in (reported, DEFAULT_SLURM_CONF, CACHED_SLURM_CONF) if path.exists()), reported)
 
 
 def is_own_conf(conf: Path) -> bool:
@@ -299,14 +299,14 @@ def _read_private(path: Path, owners: Collection[int]) -> str:
     """
     try:
         with path.open("rb") as file:
-            told = os.fstat(file.fileno())
-            if not stat.S_ISREG(told.st_mode):
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
                 raise MooringsError("config.invalid", f"{path} is no file")
-            if told.st_uid not in owners:
+            if status.st_uid not in owners:
                 hint = f"it may hold a key: chown {_name_of(max(owners))} {path}"
-                raise MooringsError("credentials.unsafe", f"{path} belongs to user {told.st_uid}", hint=hint)
-            if stat.S_IMODE(told.st_mode) & 0o077:
-                mode = f"{stat.S_IMODE(told.st_mode):04o}"
+                raise MooringsError("credentials.unsafe", f"{path} belongs to user {status.st_uid}", hint=hint)
+            if stat.S_IMODE(status.st_mode) & 0o077:
+                mode = f"{stat.S_IMODE(status.st_mode):04o}"
                 hint = f"chmod 600 {path}; if others could read its key, make a new one"
                 raise MooringsError("credentials.unsafe", f"{path} has mode {mode}, it may hold a key", hint=hint)
             text = file.read(BYTES_MAX + 1)

@@ -49,11 +49,11 @@ def find_job(environment: Mapping[str, str], ancestors: Iterable[str]) -> int | 
     return int(job)
 
 
-def _step_around(job: str, told: str, ancestors: Iterable[str]) -> str:
+def _step_around(job: str, step: str, ancestors: Iterable[str]) -> str:
     for title in ancestors:
         if found := _STEPD.match(title):
             return found[2] if found[1] == job else ""  # another's: salloc was started in its step
-    return told
+    return step
 
 
 def load_ancestors() -> Iterator[str]:

@@ -6,6 +6,7 @@ it closes and the step is FAILED. Everything slow happens in a thread of each st
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import select
@@ -17,18 +18,19 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.timestamps import SECOND, Timestamp
 from moorings.ports.mirror import Mirror, MirroredWork, NoMirror, OnCancel, WatchHandle
-from moorings.slurm.commands import build_environment
-from moorings.slurm.surrogate.asking import load_job, remove_step
+from moorings.slurm.commands import SlurmCommands, build_environment
+from moorings.slurm.formats import JobRecord, SlurmJobPhase, build_jobs, parse_jobs
 from moorings.slurm.surrogate.detection import NotInJob, find_job, load_ancestors
-from moorings.slurm.surrogate.limit import TimeLimitWatch
 from moorings.slurm.surrogate.step import (
     BEAT,
     COMPLETED,
     FAILED,
     Begun,
     Signalled,
+    build_remove,
     build_step,
     check_name,
     load_placeholder,
@@ -41,7 +43,7 @@ END_S = 5.0  # for the step to end after the result was written
 KILL_S = 2.0  # for srun to end its step
 BEAT_S = 3.0  # how late a placeholder may report a signal, at worst
 TICK_S = 0.5  # srun may end while another process still holds its output
-TOLD_LINES_MAX = 20
+OUTPUT_LINES_MAX = 20
 LINE_BYTES_MAX = 4096
 
 Warn = Callable[[str], None]
@@ -121,7 +123,7 @@ _lifelines: weakref.WeakSet[_Lifeline] = weakref.WeakSet()
 
 
 class _Lifeline:
-    """A pipe; its end tells the other side that we are dead. No child of ours may hold it, forked or started."""
+    """A pipe; its end shows the other side that we are dead. No child of ours may hold it, forked or started."""
 
     def __init__(self) -> None:
         self.reading, self._writing = os.pipe()
@@ -159,7 +161,7 @@ class _MirroredStep:
         self._lock = threading.Lock()
         self._lifeline = _Lifeline()
         self._process: subprocess.Popen[bytes] | None = None
-        self._told = threading.Event()  # set: the result of the work is written
+        self._finished = threading.Event()  # set: the result of the work is written
         self._given_up = False
         self._cancelled = False
         self._warned = False
@@ -168,8 +170,8 @@ class _MirroredStep:
 
     def end(self, ok: bool) -> None:
         with self._lock:
-            if not self._told.is_set():
-                self._told.set()
+            if not self._finished.is_set():
+                self._finished.set()
                 self._lifeline.write(COMPLETED if ok else FAILED)
                 self._lifeline.cut()
         if self._thread is threading.current_thread():  # a callback for a cancel ends the work at once
@@ -185,30 +187,30 @@ class _MirroredStep:
 
     def _run(self) -> None:
         try:
-            while not self._attempt():
-                if self._told.wait(AGAIN_S):  # nothing is left to show
+            while not self._run_step():
+                if self._finished.wait(AGAIN_S):  # nothing is left to show
                     return
         finally:
             os.close(self._lifeline.reading)
 
-    def _attempt(self) -> bool:
+    def _run_step(self) -> bool:
         """Make the step and follow it to its end; False: it could not be made."""
         try:
             self._mirror.check_ours()
             process = self._process = self._mirror.start(self._argv, self._lifeline.reading)
         except MooringsError as error:
-            self._tell(error.detail)
+            self._warn_once(error.detail)
             return error.code == "slurm.denied"
         except OSError as error:
-            self._tell(f"srun cannot be run: {error.strerror or error}")
+            self._warn_once(f"srun cannot be run: {error.strerror or error}")
             return False
         if self._given_up:  # in the meantime
             process.kill()
-        told: deque[str] = deque(maxlen=TOLD_LINES_MAX)
-        step = self._follow(process, told)
-        in_order = self._told.is_set()
+        output: deque[str] = deque(maxlen=OUTPUT_LINES_MAX)
+        step = self._follow(process, output)
+        in_order = self._finished.is_set()
         if step is None:
-            self._tell(" ".join(told) or f"srun made none within {BEGIN_S:g} s")
+            self._warn_once(" ".join(output) or f"srun made none within {BEGIN_S:g} s")
         else:
             self._cancel("its Slurm step was ended from outside")
         self._reap(process)
@@ -216,7 +218,7 @@ class _MirroredStep:
             self._mirror.remove(step)
         return step is not None
 
-    def _follow(self, process: subprocess.Popen[bytes], told: deque[str]) -> int | None:
+    def _follow(self, process: subprocess.Popen[bytes], output: deque[str]) -> int | None:
         """Read srun's output until it ends; return the step's number, if it began."""
         step: int | None = None
         deadline = time.monotonic() + BEGIN_S
@@ -228,7 +230,7 @@ class _MirroredStep:
                 case Signalled(name):
                     self._cancel(f"Slurm sent its step SIG{name}")
                 case None:
-                    told.extend([line.strip()] if line else [])
+                    output.extend([line.strip()] if line else [])
             now = time.monotonic()
             if step is None and now > deadline:
                 break
@@ -254,15 +256,15 @@ class _MirroredStep:
         if process is not None and process.poll() is None:
             process.send_signal(number)
 
-    def _tell(self, why: str) -> None:
+    def _warn_once(self, why: str) -> None:
         """Warn, once, that there is no step."""
-        if not self._warned and not self._told.is_set():
+        if not self._warned and not self._finished.is_set():
             self._warned = True
-            self._mirror.warn(f"no Slurm step shows this work, which goes on: {why}")
+            self._mirror.warn(f"no Slurm step shows this work, which continues: {why}")
 
     def _cancel(self, why: str) -> None:
         with self._lock:
-            if self._cancelled or self._told.is_set():
+            if self._cancelled or self._finished.is_set():
                 return
             self._cancelled = True
         self._on_cancel(why)
@@ -288,3 +290,87 @@ def _lines(process: subprocess.Popen[bytes]) -> Iterator[str]:
         rest = rest[-LINE_BYTES_MAX:]
         for line in whole:
             yield line.decode("utf-8", "replace")
+
+
+# -- time limit --------------------------------------------------------------------------------------------------------
+# The time limit of our job, for a client whose work has no step yet for Slurm to warn.
+
+LOOK_S = 60.0  # an admin may change the limit
+
+
+class TimeLimitWatch:
+    """Asks Slurm for the end of the job, now and every minute, and calls back in time.
+
+    Args:
+        environment: the variables needed to reach Slurm.
+        job: its id.
+        on_cancel: called once at most.
+        lead_s: how long before the limit; seconds.
+    """
+
+    def __init__(self, environment: Mapping[str, str], job: int, on_cancel: OnCancel, lead_s: float) -> None:
+        self._environment = environment
+        self._job = job
+        self._on_cancel = on_cancel
+        self._lead_s = lead_s
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="slurm-limit", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _watch(self) -> None:
+        known: JobRecord | None = None
+        while not self._stopped.is_set():
+            try:
+                known = load_job(self._environment, self._job)
+            except MooringsError as error:
+                if error.code == "slurm.job_unknown" and known is not None:
+                    return self._notify("the Slurm job has ended")
+                # Slurm is down: its last answer holds, and it is asked again.
+            left_s = LOOK_S if known is None else time_left_s(known.end_time, self._lead_s, time.time())
+            if left_s <= 0:
+                return self._notify("the time limit of the Slurm job is near")
+            if known is not None and known.phase is SlurmJobPhase.ENDED:
+                return self._notify("the Slurm job has ended")
+            self._stopped.wait(min(left_s, LOOK_S))
+
+    def _notify(self, why: str) -> None:
+        if not self._stopped.is_set():
+            self._on_cancel(why)
+
+
+def time_left_s(ends: Timestamp | None, lead_s: float, now_s: float) -> float:
+    """Return seconds until work in the job must end, ``lead_s`` before the job does; infinite without a time limit."""
+    return float("inf") if ends is None else ends / SECOND - lead_s - now_s
+
+
+# -- queries of jobs ---------------------------------------------------------------------------------------------------
+# Requests to Slurm about our own job, from a thread of ours: a client's main thread belongs to the client.
+
+ASK_S = 20.0
+
+
+def load_job(environment: Mapping[str, str], job: int) -> JobRecord:
+    """Return the job as Slurm lists it now.
+
+    Raises:
+        MooringsError: ``slurm.job_unknown``, or one of ``SlurmCommands.ask``.
+    """
+    answer = asyncio.run(SlurmCommands(environment, timeout_s=ASK_S).run_checked(build_jobs(jobs=[job])))
+    for record in parse_jobs(answer):  # one id may list the tasks of an array, or a job's components
+        if record.job_id == job:
+            return record
+    raise MooringsError(
+        "slurm.job_unknown", f"Slurm does not know job {job}", hint="is SLURM_JOB_ID another cluster's?"
+    )
+
+
+def remove_step(environment: Mapping[str, str], job: int, step: int) -> None:
+    """End a step of the job; an ended one is not an error.
+
+    Raises:
+        MooringsError: one of ``SlurmCommands.run``.
+    """
+    asyncio.run(SlurmCommands(environment, timeout_s=ASK_S).run(build_remove(job, step)))

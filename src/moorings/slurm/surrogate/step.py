@@ -10,14 +10,14 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 
 COMPLETED = b"0\n0\n"  # twice: see placeholder.sh
 FAILED = b"1\n1\n"
 BEAT = b"\n"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/@:+-]{0,127}")
-_TOLD = re.compile(r"moorings:(?:begun:([0-9]{1,10})|([A-Z][A-Z0-9]{1,8}))")
+_STEP_LINE = re.compile(r"moorings:(?:begun:([0-9]{1,10})|([A-Z][A-Z0-9]{1,8}))")
 _SCRIPT = Path(__file__).with_name("placeholder.sh")
 
 
@@ -80,7 +80,7 @@ def build_remove(job: int, step: int) -> list[str]:
 
 def parse_line(line: str) -> Begun | Signalled | None:
     """Return the placeholder's report; None: the line is from srun or a site's prolog."""
-    found = _TOLD.fullmatch(line.strip())
+    found = _STEP_LINE.fullmatch(line.strip())
     if found is None:
         return None
     return Begun(int(found[1])) if found[1] else Signalled(found[2])

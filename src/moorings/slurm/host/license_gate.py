@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from moorings.core.claims import SERVED
+from moorings.core.model.claims import SERVED
 from moorings.slurm.formats import GATE, LICENSE, License
 from moorings.wire.shapes import ClaimBody, ReasonBody
 
@@ -25,20 +25,20 @@ class QueueOffer:
     Attributes:
         counts: how many partitions of each size may start; None: unknown, so none may.
         asked_at: the loop's time; every claim made before it is counted.
-        held: how many partitions of each size this cluster's claims held then.
-        alone: whether only this cluster's jobs wait for the offered devices.
+        held_counts: how many partitions of each size this cluster's claims held then.
+        is_sole_queue: whether only this cluster's jobs wait for the offered devices.
         reasons: by owner, in order, why each reported job without offered devices waits.
         offered: the owners of the reported jobs with free devices reserved for them.
-        contested: whether another Slurm of this name was refused recently: unknown jobs may belong to that one.
+        is_contested: whether another Slurm of this name was refused recently: unknown jobs may belong to that one.
     """
 
     counts: Mapping[int, int] | None = None
     asked_at: float = 0.0
-    held: Mapping[int, int] = field(default_factory=dict)
-    alone: bool = False
+    held_counts: Mapping[int, int] = field(default_factory=dict)
+    is_sole_queue: bool = False
     reasons: Mapping[str, ReasonBody] = field(default_factory=dict)
     offered: frozenset[str] = frozenset()
-    contested: bool = False
+    is_contested: bool = False
 
 
 def gate_licenses(licenses: Mapping[str, License]) -> dict[int, str]:

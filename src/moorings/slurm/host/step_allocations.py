@@ -21,8 +21,8 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from moorings.core.errors import MooringsError
-from moorings.slurm.host.ledger import JobStart
+from moorings.core.model.errors import MooringsError
+from moorings.slurm.host.job_table import JobStart
 from moorings.slurm.host.state_files import DRAFT, replace_file
 
 FOLDER = "moorings_steps"  # in StateSaveLocation, beside the instance's id
@@ -112,7 +112,7 @@ class StepAllocations:
         """Return the nodes that have asked, by start; only of starts passed to ``track``."""
         return dict(self._asked)
 
-    def track(self, start: JobStart) -> None:
+    def track_start(self, start: JobStart) -> None:
         """Record from now on which nodes ask for that start, which has no partition yet."""
         if start not in self._asked:
             self._asked[start] = frozenset(self._early.pop(start, ()))
@@ -151,7 +151,7 @@ class StepAllocations:
                 self._nodes[start] = await find()
             return self._nodes[start]
 
-    async def take(
+    async def allocate(
         self,
         start: JobStart,
         step: int,
@@ -196,7 +196,7 @@ class StepAllocations:
             held[step] = share
             return share
 
-    def keep_only(self, starts: Collection[JobStart]) -> None:
+    def retain(self, starts: Collection[JobStart]) -> None:
         """Forget other starts: they have ended."""
         for known in (self._turns, self._looked_at, self._nodes, self._early, self._asked, self._shares):
             for start in known.keys() - set(starts):
@@ -217,12 +217,12 @@ class StepAllocations:
             return
         try:
             with (self._folder / _name(start)).open("rb") as file:
-                told = json.loads(file.read(FILE_BYTES_MAX))
+                saved = json.loads(file.read(FILE_BYTES_MAX))
             shares = [
                 StepAllocation(int(one["step"]), tuple(map(int, one["gcds"])), str(one["master"]), int(one["port"]))
-                for one in told["steps"]
+                for one in saved["steps"]
             ]
-            asked = frozenset(map(str, told["asked"])) if told["asked"] is not None else None
+            asked = frozenset(map(str, saved["asked"])) if saved["asked"] is not None else None
         except FileNotFoundError:
             shares, asked = [], None  # only a draft, or no file
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -240,11 +240,11 @@ class StepAllocations:
         if self._folder is None:
             return
         path = self._folder / _name(start)
-        told = {"asked": sorted(asked) if asked is not None else None, "steps": [asdict(share) for share in shares]}
+        record = {"asked": sorted(asked) if asked is not None else None, "steps": [asdict(share) for share in shares]}
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             self._written.add(start)
-            replace_file(path, json.dumps(told).encode())
+            replace_file(path, json.dumps(record).encode())
         except OSError as error:
             raise MooringsError(
                 "slurm.unreadable",

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from moorings.core.instants import SECOND
+from moorings.core.model.timestamps import SECOND
 from moorings.slurm.node_records import NodeRecord
 
 FEATURE = "moorings"
@@ -54,13 +54,13 @@ class SlurmdStart:
         started_s: SlurmdStartTime, in epoch seconds by the node's clock; only compared for equality.
         seen_s: when the agent first observed it, in epoch seconds by the agent's clock.
         before_s: when it first observed the previous start; None: there was none.
-        sure: a report came after ``seen_s``.
+        is_confirmed: a report came after ``seen_s``.
     """
 
     started_s: int
     seen_s: float
     before_s: float | None = None
-    sure: bool = False
+    is_confirmed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ class PluginPlan:
 
     Attributes:
         drain: nodes to drain.
-        take_back: nodes that we drained, to resume.
+        undrain: nodes that we drained, to resume.
         lacking: all nodes with the feature whose slurmd has not reported.
         declared: number of nodes with the feature.
         report: whether to report now that so many lack the plugin that none is drained.
@@ -94,7 +94,7 @@ class PluginPlan:
     """
 
     drain: tuple[str, ...]
-    take_back: tuple[str, ...]
+    undrain: tuple[str, ...]
     lacking: tuple[str, ...]
     declared: int
     report: bool
@@ -121,7 +121,7 @@ def has_plugin(
     start = _start_of(node, starts, at_s)
     if not reports or node.started is None or start is None:
         return None if reports else False
-    if start.sure or _is_sure(start, reports):
+    if start.is_confirmed or _is_sure(start, reports):
         return True
     is_later = any(start.before_s is None or one.loaded_s > start.before_s for one in reports)
     return is_later and at_s < start.seen_s + SURE_S
@@ -145,7 +145,7 @@ def plan_node_drains(
     declared = [node for node in nodes if FEATURE in node.features]
     began_s = memory.begun_s if memory.begun_s is not None else at_s
     starts = {
-        node.name: replace(start, sure=start.sure or _is_sure(start, _reports(node, hellos)))
+        node.name: replace(start, is_confirmed=start.is_confirmed or _is_sure(start, _reports(node, hellos)))
         for node in nodes
         if (start := _start_of(node, memory.starts, at_s)) is not None
     }
@@ -170,7 +170,7 @@ def plan_node_drains(
     drain = () if most else tuple(able)
     return PluginPlan(
         drain=drain,
-        take_back=tuple(node.name for node in nodes if is_drained_by_us(node) and node.name not in stay),
+        undrain=tuple(node.name for node in nodes if is_drained_by_us(node) and node.name not in stay),
         lacking=tuple(node.name for node in lacking),
         declared=len(declared),
         report=report and not memory.most_lack,

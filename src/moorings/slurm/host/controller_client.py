@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 WAITERS_MAX = 64  # long calls to the controller at once
 _SPARE = 8  # reserved among them: for the watch of the offer, and abandoned calls
-_QUICK = 4
+_SHORT_CALLS = 4
 
 
 class ControllerClient:
@@ -24,25 +24,25 @@ class ControllerClient:
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._threads = ThreadPoolExecutor(WAITERS_MAX, thread_name_prefix="controller")
-        self._quick = ThreadPoolExecutor(_QUICK, thread_name_prefix="controller-quick")
+        self._short_calls = ThreadPoolExecutor(_SHORT_CALLS, thread_name_prefix="controller-quick")
         self._local = threading.local()
         self._clients: list[Client] = []
         self._held = 0
         self._lock = threading.Lock()
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether so many long calls are open that another one must poll instead."""
         return self._held >= WAITERS_MAX - _SPARE
 
-    async def __call__(self, ask: Callable[[Client], T], *, waits: bool = False) -> T:
-        """Return the result of ``ask``; with ``waits`` it may take long, and does not delay other calls.
+    async def __call__(self, call: Callable[[Client], T], *, waits: bool = False) -> T:
+        """Return the result of ``call``; with ``waits`` it may take long, and does not delay other calls.
 
         Raises:
             MooringsError: the controller's error, or ``controller.unreachable``.
         """
-        threads = self._threads if waits else self._quick
-        done = threads.submit(lambda: ask(self._client()))
+        threads = self._threads if waits else self._short_calls
+        done = threads.submit(lambda: call(self._client()))
         if waits:
             self._count(1)
             done.add_done_callback(lambda _: self._count(-1))  # in its thread: an abandoned call still runs
@@ -54,7 +54,7 @@ class ControllerClient:
 
     def close(self) -> None:
         """Close the connections, without a wait for calls in progress."""
-        for threads in (self._threads, self._quick):
+        for threads in (self._threads, self._short_calls):
             threads.shutdown(wait=False, cancel_futures=True)
         for client in self._clients:
             client.close()

@@ -12,8 +12,8 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping
 
-from moorings.core.errors import MooringsError
-from moorings.core.instants import SECOND, Timestamp
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.timestamps import SECOND, Timestamp
 from moorings.slurm.commands import SlurmCommands
 from moorings.slurm.formats import (
     JobRecord,
@@ -27,8 +27,9 @@ from moorings.slurm.formats import (
     build_requeue,
     parse_nodes,
 )
-from moorings.slurm.host.calls import ControllerClient
-from moorings.slurm.host.ledger import queued_since
+from moorings.slurm.host.controller_client import ControllerClient
+from moorings.slurm.host.failure_log import FailureLog
+from moorings.slurm.host.job_table import queued_since
 from moorings.slurm.host.plan import (
     TRIES_MAX,
     ActionOutcomes,
@@ -41,7 +42,6 @@ from moorings.slurm.host.plan import (
     WriteNote,
 )
 from moorings.slurm.host.reclaim import WarnJob
-from moorings.slurm.host.troubles import FailureLog
 
 log = logging.getLogger("moorings.slurm.agent")
 
@@ -83,7 +83,7 @@ class SlurmExecutor:
         self._signals = asyncio.Semaphore(SIGNALS_MAX)
         self._one_note = asyncio.Lock()
 
-    def do(self, act: JobAct) -> None:
+    def submit(self, act: JobAct) -> None:
         """Carry out an action, unless it is in progress or was just done."""
         self._acts.put_nowait(act)
 
@@ -91,13 +91,13 @@ class SlurmExecutor:
     def outcomes(self) -> ActionOutcomes:
         """Return the outcomes of the actions so far."""
         return ActionOutcomes(
-            locked=frozenset(self._locked),
+            not_requeueable=frozenset(self._locked),
             requeues=dict(self._requeues),
             drained=dict(self._drained),
             notes=dict(self._notes),
         )
 
-    def see(self, jobs: Mapping[int, JobRecord]) -> None:
+    def forget_missing(self, jobs: Mapping[int, JobRecord]) -> None:
         """Take in a complete list of jobs, and forget all others."""
         self._jobs = jobs
         self._notes = {job: known for job, known in self._notes.items() if job in jobs}
@@ -137,7 +137,7 @@ class SlurmExecutor:
             case WarnJob():
                 await self._warn(act)
             case AllowRequeue():
-                await self._unlock(act.job)
+                await self._allow_requeue(act.job)
             case RequeueJob():
                 await self._requeue(act.job, act.why)
             case CancelJob():
@@ -154,12 +154,12 @@ class SlurmExecutor:
     async def _warn(self, warning: WarnJob) -> None:
         job, order = warning.job, warning.job.order
         assert order is not None
-        note = warning.note if job.note_is_ours else job.note
+        note = warning.note if job.is_note_ours else job.note
         self._warned[job.job_id] = job.restarts
         async with self._writes[job.job_id]:
-            with self._troubles.told("job.note") as good:
+            with self._troubles.logged("job.note") as good:
                 # First: if the agent is killed after it, no job is warned twice, and the time still runs.
-                await self._slurm.ask(build_comment_update(job.target, order, warning.asked, note))
+                await self._slurm.run_checked(build_comment_update(job.target, order, warning.asked, note))
         if not good:
             return
         self._notes[job.job_id] = note, wall_clock()
@@ -173,10 +173,10 @@ class SlurmExecutor:
         """Return whether the signal is sent, or cannot be."""
         whom, _, name = signal.rpartition(":")
         refused = False
-        with self._troubles.told("job.warn") as sent:
+        with self._troubles.logged("job.warn") as sent:
             try:
                 async with self._signals:
-                    await self._slurm.ask(build_cancel(job.target, signal=name, batch_only=whom == "B"))
+                    await self._slurm.run_checked(build_cancel(job.target, signal=name, batch_only=whom == "B"))
             except MooringsError as error:
                 refused = error.code in FOR_GOOD
                 raise
@@ -186,12 +186,12 @@ class SlurmExecutor:
         known = self._jobs.get(job.job_id)
         return known is not None and known.restarts == job.restarts and known.phase is SlurmJobPhase.LIVE
 
-    async def _unlock(self, job: JobRecord) -> None:
+    async def _allow_requeue(self, job: JobRecord) -> None:
         """Allow requeue of a job. Only an admin can have forbidden it, and the devices are others'."""
         start = (job.job_id, job.restarts)
-        with self._troubles.told("job.unlock"):
+        with self._troubles.logged("job.unlock"):
             try:
-                await self._slurm.ask(build_allow_requeue(job.target))
+                await self._slurm.run_checked(build_allow_requeue(job.target))
             except MooringsError as error:
                 if error.code in FOR_GOOD:
                     self._locked.add(start)
@@ -202,39 +202,39 @@ class SlurmExecutor:
             log.warning("job.unlocked", extra={"job": job.job_id, "detail": UNLOCKED})
 
     async def _cancel(self, job: JobRecord, why: str) -> None:
-        await self._tell(job, why)
-        with self._troubles.told("job.cancel") as good:
-            await self._slurm.ask(build_cancel(job.target))
+        await self._write_reason(job, why)
+        with self._troubles.logged("job.cancel") as good:
+            await self._slurm.run_checked(build_cancel(job.target))
         if good:
             log.warning("job.cancelled", extra={"job": job.job_id, "detail": why})
 
-    async def _tell(self, job: JobRecord, why: str) -> None:
+    async def _write_reason(self, job: JobRecord, why: str) -> None:
         """Write the reason of an action into a job's AdminComment, unless an admin has written there."""
         assert job.order is not None
-        note = why if job.note_is_ours else job.note
+        note = why if job.is_note_ours else job.note
         async with self._writes[job.job_id]:
-            with self._troubles.told("job.note") as noted:
-                await self._slurm.ask(build_comment_update(job.target, job.order, job.asked, note))
+            with self._troubles.logged("job.note") as noted:
+                await self._slurm.run_checked(build_comment_update(job.target, job.order, job.asked, note))
         if noted:
             self._notes[job.job_id] = note, wall_clock()
 
     async def _stop_unbound(self, act: StopUnboundJob) -> None:
         job, start = act.job, (act.job.job_id, act.job.restarts)
         if act.nodes:
-            with self._troubles.told("node.drain"):
-                states = {node.name: node.state for node in parse_nodes(await self._slurm.ask(build_nodes()))}
+            with self._troubles.logged("node.drain"):
+                states = {node.name: node.state for node in parse_nodes(await self._slurm.run_checked(build_nodes()))}
                 ready = [node for node in act.nodes if "drain" not in states.get(node, "")]  # skip drained ones
                 if ready:
-                    await self._slurm.ask(build_drain(ready, f"moorings: {act.why}"))
+                    await self._slurm.run_checked(build_drain(ready, f"moorings: {act.why}"))
                     log.error("node.drained", extra={"nodes": ",".join(ready), "detail": act.why})
                 self._drained[start] = self._drained.get(start, frozenset()).union(act.nodes)
         if not (job.batch and job.requeue):
             await self._cancel(job, f"cancelled: {act.why}")
             return
-        await self._tell(job, f"put back: {act.why}")
-        with self._troubles.told("job.requeue") as good:
+        await self._write_reason(job, f"put back: {act.why}")
+        with self._troubles.logged("job.requeue") as good:
             try:
-                await self._slurm.ask(build_requeue(job.target))
+                await self._slurm.run_checked(build_requeue(job.target))
             except MooringsError as error:
                 self._refusals[start] = self._refusals.get(start, 0) + (error.code in FOR_GOOD)
                 raise
@@ -246,23 +246,23 @@ class SlurmExecutor:
     async def _requeue(self, job: JobRecord, why: str) -> None:
         start = (job.job_id, job.restarts)
         self._requeues[start] = self._requeues.get(start, 0) + 1
-        with self._troubles.told("job.requeue") as good:
-            await self._slurm.ask(build_requeue(job.target))
+        with self._troubles.logged("job.requeue") as good:
+            await self._slurm.run_checked(build_requeue(job.target))
         if good:
             log.info("job.yielded", extra={"job": job.job_id, "detail": why})
 
     async def _set_aside(self, claim: str, job: JobRecord) -> None:
         """Requeue a job that was started in another's place; it keeps its own place in the queue."""
-        with self._troubles.told("job.aside"):
-            found = await self._calls(lambda client: client.claim(claim))
+        with self._troubles.logged("job.aside"):
+            found = await self._calls(lambda client: client.get_claim(claim))
             order, since = job.order, queued_since(job)
             if found.state != "PENDING" or order is None:
                 return
-            if since is not None and job.note_is_ours:
+            if since is not None and job.is_note_ours:
                 asked = YieldNotice(job.restarts, wall_clock(), since)
                 async with self._writes[job.job_id]:
-                    await self._slurm.ask(build_comment_update(job.target, order, asked, PUT_BACK_NOTE))
-            await self._slurm.ask(build_requeue(job.target))
+                    await self._slurm.run_checked(build_comment_update(job.target, order, asked, PUT_BACK_NOTE))
+            await self._slurm.run_checked(build_requeue(job.target))
             log.info("job.set_aside", extra={"job": job.job_id, "detail": PUT_BACK_NOTE})
 
     async def _write_note(self, job: JobRecord, text: str) -> None:
@@ -271,17 +271,17 @@ class SlurmExecutor:
             listed = job.asked.restarts if job.asked is not None else None
             if self._warned.get(job.job_id) == job.restarts != listed:
                 return  # it was warned after it was listed: do not overwrite that
-            with self._troubles.told("job.remark") as good:
-                await self._slurm.ask(build_comment_update(job.target, job.order, job.asked, text))
+            with self._troubles.logged("job.remark") as good:
+                await self._slurm.run_checked(build_comment_update(job.target, job.order, job.asked, text))
         if good:
             self._notes[job.job_id] = text, wall_clock()
 
     async def _preempt(self, act: PreemptJobs) -> None:
-        with self._troubles.told("job.displace"):
+        with self._troubles.logged("job.displace"):
             for job, again in act.victims:
                 fields = {"job": job.job_id, "for_job": act.waiting.job_id, "requeued": again}
                 log.info("job.displaced", extra=fields)
-                await self._slurm.ask(build_requeue(job.target) if again else build_cancel(job.target))
+                await self._slurm.run_checked(build_requeue(job.target) if again else build_cancel(job.target))
 
 
 def wall_clock() -> Timestamp:

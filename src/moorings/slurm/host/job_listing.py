@@ -6,13 +6,13 @@ import asyncio
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 from moorings.slurm.commands import SlurmCommands
+from moorings.slurm.fixed_width import expand_hostlist
 from moorings.slurm.formats import LICENSE, JobListParser, JobRecord, build_jobs, parse_jobs
-from moorings.slurm.host.ledger import JobStart, uses_licenses
-from moorings.slurm.host.nodes import BindRequest
+from moorings.slurm.host.bind_protocol import BindRequest
+from moorings.slurm.host.job_table import JobStart, uses_licenses
 from moorings.slurm.host.plan import FRESH_S
-from moorings.slurm.listings import expand_hostlist
 
 
 class JobTable:
@@ -21,14 +21,14 @@ class JobTable:
     Attributes:
         jobs: the last complete listing, by job id.
         listed_at: when it began, by the loop's clock; None: there was none.
-        wanted: set: another listing is needed.
+        refresh_wanted: set: another listing is needed.
         accounts: whether Slurm checks that a job's account is its user's; else jobs are read without one.
     """
 
     def __init__(self, slurm: SlurmCommands) -> None:
         self.jobs: Mapping[int, JobRecord] = {}
         self.listed_at: float | None = None
-        self.wanted = asyncio.Event()
+        self.refresh_wanted = asyncio.Event()
         self.accounts = False
         self._slurm = slurm
         self._lists = JobListParser()
@@ -46,25 +46,25 @@ class JobTable:
             MooringsError: Slurm did not answer.
         """
         begun = _now()
-        answer = await self._slurm.ask(build_jobs(license_name=LICENSE, ended=False))
+        answer = await self._slurm.run_checked(build_jobs(license_name=LICENSE, ended=False))
         jobs = {job.job_id: job for job in self._lists.parse(answer, accounts=self.accounts)}
         if missing := sorted({start.job_id for start in starts()} - jobs.keys()):
-            jobs |= {job.job_id: job for job in await self.ask(missing)}
+            jobs |= {job.job_id: job for job in await self.query_jobs(missing)}
         self.jobs = jobs
         async with self._listed:
             self.listed_at = begun
             self._listed.notify_all()
 
-    async def ask(self, jobs: Sequence[int]) -> list[JobRecord]:
+    async def query_jobs(self, jobs: Sequence[int]) -> list[JobRecord]:
         """Return these jobs as they are now, without ids that Slurm does not know."""
         try:
-            return parse_jobs(await self._slurm.ask(build_jobs(jobs=jobs)), accounts=self.accounts)
+            return parse_jobs(await self._slurm.run_checked(build_jobs(jobs=jobs)), accounts=self.accounts)
         except MooringsError as error:
             if error.code != "slurm.job_unknown":
                 raise
             return []
 
-    async def find(self, request: BindRequest) -> JobRecord | None:
+    async def find_running(self, request: BindRequest) -> JobRecord | None:
         """Return the running job of a node's request; None: a listing after the request has no such job.
 
         A completing job does not count: requeued, it would get the claim of its next start. The node's restart count
@@ -80,7 +80,7 @@ class JobTable:
                     return job
             elif late_s <= 0:
                 return None
-            self.wanted.set()
+            self.refresh_wanted.set()
             async with self._listed:
                 await self._listed.wait_for(lambda: self.listed_at != seen)  # noqa: B023 - used before it changes
 

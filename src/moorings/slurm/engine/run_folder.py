@@ -26,17 +26,18 @@ nodes, the file server's. Each read opens the folder again, so that NFS asks its
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from moorings.core.instants import Timestamp
-from moorings.core.records import from_plain
-from moorings.engines.rundir import AttemptFolder, RunFolder, to_json
+from moorings.core.model.serialization import from_plain
+from moorings.core.model.timestamps import Timestamp
+from moorings.engines.run_folder import AttemptFolder, ScheduledRunFolder, to_json
+from moorings.files import hold_lock, lock_file
 from moorings.workloads.runs import EndRecord
 
 TEXT_BYTES_MAX = 64 << 10
@@ -98,39 +99,38 @@ class SlurmAttemptState:
     done: ScriptEnd | None = None
     end: EndRecord | None = None
 
+    @property
+    def is_submitted(self) -> bool:
+        """Whether Slurm may know it."""
+        return self.job is not None
 
-class SlurmRunFolder(RunFolder["SlurmAttempt"]):
+
+class SlurmRunFolder(ScheduledRunFolder["SlurmAttempt"]):
     """One run's folder; it need not exist."""
-
-    ids = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
     def attempt(self, number: int) -> SlurmAttempt:
         """Return that attempt."""
         return SlurmAttempt(self.path / str(number), number)
 
-    def take_door(self) -> int | None:
+    def try_lock(self) -> int | None:
         """Return a descriptor with the door's lock, in a folder made if missing; None: another process has the lock.
 
         Raises:
             OSError: the folder cannot be written.
         """
         self.path.mkdir(mode=0o700, exist_ok=True)
-        door = os.open(self.path / "door", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(door, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BaseException as error:
-            os.close(door)
-            if isinstance(error, BlockingIOError):
-                return None
-            raise
-        return door
+        return lock_file(self.path / "door")
+
+    def keep_idle(self) -> AbstractContextManager[bool]:
+        """Lock the door, so that the run is not submitted."""
+        return hold_lock(self.path / "door")
 
 
 @dataclass(frozen=True, slots=True)
 class SlurmAttempt(AttemptFolder):
     """One attempt of a run."""
 
-    def facts(self) -> SlurmAttemptState:
+    def read_state(self) -> SlurmAttemptState:
         """Return the folder's state now.
 
         Raises:
@@ -164,7 +164,7 @@ class SlurmAttempt(AttemptFolder):
             names = frozenset()
         return tuple(_task(folder, str(rank), names) if str(rank) in names else None for rank in range(asked.tasks))
 
-    def complaint(self) -> str:
+    def last_error_line(self) -> str:
         """Return the last line of srun's output for the tasks, else of the script's; empty: there is none."""
         return _last_line(self.path / "step.log") or _last_line(self.path / "job.log")
 

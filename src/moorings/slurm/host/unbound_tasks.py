@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from moorings.slurm.fixed_width import expand_hostlist
 from moorings.slurm.formats import JobRecord
-from moorings.slurm.host.ledger import JobStart
-from moorings.slurm.listings import expand_hostlist
-from moorings.slurm.steps import TaskStep
+from moorings.slurm.host.job_table import JobStart
+from moorings.slurm.step_records import TaskStep
 
 SILENT_S = 60.0
 LOOK_S = 10.0  # between two lists of steps
@@ -42,7 +42,7 @@ class UnboundNodes:
     found_at: Mapping[str, float] = field(default_factory=dict)
     looked_at: float | None = None
 
-    def is_general(self, n_nodes: int) -> bool:
+    def is_widespread(self, n_nodes: int) -> bool:
         """Whether so many nodes are silent that the fault must be the agent's."""
         return len(self.found_at) > max(NODES_MAX, n_nodes // NODES_IN)
 

@@ -1,6 +1,6 @@
 """A slurmd's report to the agent that it has loaded the plugin; ``deploy/slurm/moorings_hello.h`` sends it.
 
-One line each way, as in a step's request (``nodes``), with the payload::
+One line each way, as in a step's request (``bind_protocol``), with the payload::
 
     moorings 1 hello
     node=n1
@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 
 GREETING = b"moorings 1 hello\n"
 _REQUEST = re.compile(

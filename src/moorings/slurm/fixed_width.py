@@ -11,18 +11,17 @@ from __future__ import annotations
 import functools
 import re
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 
 _SEPARATOR = "|"
 _END = b"|"
 _NOTHING = ("", "(null)", "N/A", "None", "NONE", "Unknown")
 
 HOSTS_MAX = 65_536
-SHOWN_MAX = 5
 _SPAN = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
@@ -87,12 +86,6 @@ def value_or_empty(text: str) -> str:
 def is_whole(text: str, width: int) -> bool:
     """Whether a field was not cut: a field that fills its column may be cut."""
     return len(text.encode()) < width
-
-
-def join_first(names: Iterable[object]) -> str:
-    """Return the first few names for a sentence, and the count of the rest."""
-    shown = [str(name) for name in names]
-    return ", ".join(shown[:SHOWN_MAX]) + (f" and {len(shown) - SHOWN_MAX} more" if len(shown) > SHOWN_MAX else "")
 
 
 def expand_hostlist(folded: str, hosts_max: int = HOSTS_MAX) -> tuple[str, ...]:

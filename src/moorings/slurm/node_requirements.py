@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
+from moorings.slurm.fixed_width import FixedColumn, build_format, expand_hostlist, is_whole, parse_rows, value_or_empty
 from moorings.slurm.formats import LICENSE
-from moorings.slurm.listings import FixedColumn, build_format, expand_hostlist, is_whole, parse_rows, value_or_empty
 
 _NEEDS = (
     FixedColumn("job_id", "JobID", 12),
@@ -44,13 +44,13 @@ class JobNodeRequirements:
         required: the nodes in its request; none: any node will do, or the list was cut.
         cpus: minimum number of CPUs in all; None: Slurm did not say.
         nodes_max: maximum number of nodes; None: Slurm did not say.
-        words: the whole text of Slurm, to detect a change.
+        fingerprint: the whole text of Slurm, to detect a change.
     """
 
     required: tuple[str, ...]
     cpus: int | None
     nodes_max: int | None
-    words: tuple[str, ...]
+    fingerprint: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

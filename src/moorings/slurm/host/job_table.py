@@ -11,9 +11,9 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from moorings.core.announced import QUEUE_JOBS_MAX
-from moorings.core.claims import NAME_CHARS_MAX, TIME_LIMIT_S_MAX
-from moorings.core.instants import Timestamp
+from moorings.core.model.claims import NAME_CHARS_MAX, TIME_LIMIT_S_MAX
+from moorings.core.model.queue_reports import QUEUE_JOBS_MAX
+from moorings.core.model.timestamps import Timestamp
 from moorings.core.reconcile import LISTINGS_REQUIRED, Streak
 from moorings.slurm.formats import JobRecord, SlurmJobPhase, SubmittedOptions
 from moorings.wire.codec import format_time
@@ -46,7 +46,7 @@ class ClusterIdentity:
         """Return the prefix of all owners of its claims."""
         return queue_of(self.cluster)
 
-    def may_judge(self, owner: str) -> bool:
+    def owns_claim(self, owner: str) -> bool:
         """Whether this Slurm's state of jobs can prove anything about a claim."""
         return start_of(owner) is None or owner.rpartition("/")[2] == self.instance
 
@@ -68,11 +68,11 @@ class JobStart:
         """Return the owner of its claim."""
         return f"{home.queue}/{self.job_id}/{self.nonce}/{self.restarts}/{home.instance}"
 
-    def key(self, home: ClusterIdentity) -> str:
+    def idempotency_key(self, home: ClusterIdentity) -> str:
         """Return the idempotency key of its claim."""
         return f"{home.cluster}/{self.job_id}/{self.nonce}/{self.restarts}/{home.instance}"
 
-    def names(self) -> tuple[str, str]:
+    def partition_names(self) -> tuple[str, str]:
         """Return two names of its partition: the V-IPU plugin's form, and with the nonce if that is taken."""
         short = f"slurm_{self.job_id}" + (f"_r{self.restarts}" if self.restarts else "")
         return short[:NAME_CHARS_MAX], f"{short}_{self.nonce}"[:NAME_CHARS_MAX]
@@ -98,7 +98,7 @@ def request_for(job: JobRecord, home: ClusterIdentity, pool: str, *, long_name: 
     return ClaimRequest(
         size=order.ipus,
         accelerator=KIND,
-        name=start.names()[long_name],
+        name=start.partition_names()[long_name],
         gcds=order.gcds,
         replicas_per_gcd=_replicas_per_gcd(order),
         pool=pool or None,
@@ -122,7 +122,7 @@ def build_queue_payload(
     jobs: Mapping[int, JobRecord],
     home: ClusterIdentity,
     pool: str,
-    believed_s: float,
+    valid_for_s: float,
     tier: Callable[[JobRecord], int] = lambda _: 1,
     withheld: Collection[str] = (),
     on_trial: Collection[str] = (),
@@ -137,7 +137,7 @@ def build_queue_payload(
         jobs: a complete listing.
         home: the jobs' cluster.
         pool: for the jobs; empty: any of the kind.
-        believed_s: how long the report is valid.
+        valid_for_s: how long the report is valid.
         tier: of a job's partitions.
         withheld: owners of next claims of jobs without a right to reserved devices.
         on_trial: owners of next claims of jobs that may start now: reported whatever Slurm says.
@@ -151,16 +151,16 @@ def build_queue_payload(
     numbers = {start.job_id for start in map(start_of, on_trial) if start is not None}
     may = [job for job in asked if job.job_id in numbers or _is_announced(job, first)]
     waiting = [(-tier(job), *queue_order(job), job, job.order) for job in may]
-    told: list[QueuedJobShape] = []
+    shapes: list[QueuedJobShape] = []
     for *_, job, order in sorted(waiting, key=lambda one: one[:3]):
         assert order is not None
         owner = JobStart.of(job, order).owner(home)
         if owner in withheld or (owner not in on_trial and not _is_announced(job, first)):
             continue
-        if len(told) == QUEUE_JOBS_MAX:
+        if len(shapes) == QUEUE_JOBS_MAX:
             break
         since = queued_since(job)
-        told.append(
+        shapes.append(
             QueuedJobShape(
                 owner=owner,
                 size=order.ipus,
@@ -173,12 +173,12 @@ def build_queue_payload(
                 preemptible=True if order.signal else None,
             )
         )
-    return QueueRequest(queue=home.queue, accelerator=KIND, jobs=tuple(told), for_s=believed_s)
+    return QueueRequest(queue=home.queue, accelerator=KIND, jobs=tuple(shapes), for_s=valid_for_s)
 
 
 def queued_since(job: JobRecord) -> Timestamp | None:
     """Return since when a job has its place; after a yield, the time of its first start, which Slurm forgets."""
-    since = job.eligible or job.submitted
+    since = job.eligible or job.submit_time
     if job.asked is not None:
         return min(job.asked.since, since) if since is not None else job.asked.since
     return since
@@ -211,13 +211,13 @@ class ClaimReview:
         starts: jobs that need a partition and have no claim.
         releases: claims of ended starts, by id, with the reason.
         lost: claims without a known job for long, by id, with the reason; next, ask Slurm for their jobs.
-        doubts: claims without a job in the listing, by owner; kept for the next.
+        missed_listings: claims without a job in the listing, by owner; kept for the next.
     """
 
     starts: tuple[JobRecord, ...] = ()
     releases: Mapping[str, str] = field(default_factory=dict)
     lost: Mapping[str, str] = field(default_factory=dict)
-    doubts: Mapping[str, Streak] = field(default_factory=dict)
+    missed_listings: Mapping[str, Streak] = field(default_factory=dict)
 
 
 def review_claims(
@@ -241,7 +241,7 @@ def review_claims(
     remembered: dict[str, Streak] = {}
     held = {claim.owner for claim in claims}
     for claim in claims:
-        if not home.may_judge(claim.owner):
+        if not home.owns_claim(claim.owner):
             continue
         start = start_of(claim.owner)
         job = jobs.get(start.job_id) if start is not None else None
@@ -249,9 +249,9 @@ def review_claims(
         if why:
             releases[claim.id] = why
         elif start is None or job is None or not may_be_running(start, job):
-            streak = doubts.get(claim.owner, Streak()).longer(apart_s)
+            streak = doubts.get(claim.owner, Streak()).extended(apart_s)
             remembered[claim.owner] = streak
-            if streak.is_proof(LISTINGS_REQUIRED):
+            if streak.is_conclusive(LISTINGS_REQUIRED):
                 what = f"of job {start.job_id} nothing is known" if start is not None else "its owner is no job"
                 lost[claim.id] = f"{what} for {streak.lasted_s:.0f} s"
     starts = tuple(

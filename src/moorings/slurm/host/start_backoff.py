@@ -16,10 +16,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 
-from moorings.core.instants import SECOND, Timestamp
+from moorings.core.model.timestamps import SECOND, Timestamp
 from moorings.slurm.formats import GATE, LICENSE, JobRecord, License, SlurmJobPhase, SubmittedOptions
-from moorings.slurm.host.gate import gate_licenses
-from moorings.slurm.host.ledger import (
+from moorings.slurm.host.job_table import (
     REASON_LICENSES,
     REASON_PRIORITY,
     REASONS_NONE,
@@ -28,8 +27,9 @@ from moorings.slurm.host.ledger import (
     queue_order,
     start_of,
 )
+from moorings.slurm.host.license_gate import gate_licenses
 from moorings.slurm.host.reclaim import clock_text
-from moorings.slurm.needs import NodeRequirements
+from moorings.slurm.node_requirements import NodeRequirements
 
 REFUSED_S = 5.0  # how long Slurm must report a missing resource beside free IPUs: a node may be about to be cleared
 UNSEEN_S = 60.0  # without such a report: its backfill looks at a long queue every 30 s
@@ -39,7 +39,7 @@ DOUBLINGS_MAX = 4  # enough for the longest
 REMEMBERED_S = 3600.0  # how long the outcome of a vanished job counts
 REMEMBERED_MAX = 300  # number of such jobs
 NOT_ITS_TURN = ("JobHeldUser", "JobHeldAdmin", "Dependency", "DependencyNeverSatisfied", "BeginTime")
-_SAYS_NOTHING = (REASON_LICENSES, REASON_PRIORITY, *REASONS_NONE)
+_VAGUE_REASONS = (REASON_LICENSES, REASON_PRIORITY, *REASONS_NONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,34 +71,34 @@ class StartBackoff:
     Attributes:
         demand: its demand of Slurm.
         limit_s: its time limit; ``inf``: none.
-        refused: how many times it could have started, as far as we know, and did not.
+        failed_trials: how many times it could have started, as far as we know, and did not.
         free_since: since when IPUs are free for it and Slurm may start it; None: they are not.
         free_at: the same moment by the wall clock, or that of the previous trial.
         is_open: whether the gate was open for it when licenses were last listed.
         seen_at: until when ``open_s`` was counted.
         open_s: total time in this trial in which Slurm could start it.
-        again_at: none are reserved for it before.
-        hurried: whether a change of it has cut the last pause short, or restarted the trial; allowed once.
+        retry_at: none are reserved for it before.
+        was_hastened: whether a change of it has cut the last pause short, or restarted the trial; allowed once.
         refusal: the outcome of the last trial, as a sentence; empty: none yet.
-        of: the other job with that outcome and the same demand; 0: it is its own.
+        like_job: the other job with that outcome and the same demand; 0: it is its own.
         gone_at: since when it no longer waits; None: it waits.
-        why: why none are reserved for it now; empty: they are.
+        withheld_reason: why none are reserved for it now; empty: they are.
     """
 
     demand: JobDemand
     limit_s: float = inf
-    refused: int = 0
+    failed_trials: int = 0
     free_since: float | None = None
     free_at: Timestamp = Timestamp(0)
     is_open: bool = False
     seen_at: float = 0.0
     open_s: float = 0.0
-    again_at: float = 0.0
-    hurried: bool = False
+    retry_at: float = 0.0
+    was_hastened: bool = False
     refusal: str = ""
-    of: int = 0
+    like_job: int = 0
     gone_at: float | None = None
-    why: str = ""
+    withheld_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class WaitingJobs:
         """Return the initial standing of a job."""
         needs = self.needs.jobs.get(job.job_id) if self.needs is not None else None
         asked = (job.partition, job.qos, tuple(sorted(job.licenses.items())))
-        demand = JobDemand(job.uid, order.ipus, asked, needs.words if needs is not None else ())
+        demand = JobDemand(job.uid, order.ipus, asked, needs.fingerprint if needs is not None else ())
         return StartBackoff(demand=demand, limit_s=inf if job.limit_s is None else job.limit_s)
 
     def place(self, job: JobRecord) -> tuple[int, ...]:
@@ -146,7 +146,7 @@ def open_trials(
 ) -> Mapping[str, StartBackoff]:
     """Return the standings once the reservation holds ``reserved``: which jobs with offered IPUs Slurm may start.
 
-    The offer alone does not tell: other jobs may have just started on it.
+    The offer alone is no proof: other jobs may have just started on it.
     """
     sizes = {size: queue.licenses[name] for size, name in gate_licenses(queue.licenses).items() if name in reserved}
     room = {size: one.total - one.used - reserved[f"{LICENSE}_{size}"] for size, one in sizes.items()}
@@ -159,7 +159,7 @@ def open_trials(
             continue
         room = {size: left - n_ipus if size <= n_ipus else left for size, left in room.items()}
         known = found.get(owner) or queue.new(job, order)
-        if known.free_since is None and not known.why:
+        if known.free_since is None and not known.withheld_reason:
             known = replace(known, free_since=at_s, free_at=now, seen_at=at_s)
         found[owner] = replace(known, is_open=known.free_since is not None)
     return found
@@ -205,7 +205,9 @@ def update_backoffs(
                 if left[other].gone_at is not None:
                     del left[other]  # this job takes its place
         if lacks:
-            stands = replace(known, free_since=None, why=f"no IPUs are kept for it, for it also needs {lacks}")
+            stands = replace(
+                known, free_since=None, withheld_reason=f"no IPUs are kept for it, for it also needs {lacks}"
+            )
         else:
             stands = _update_backoff(queue, job, known, owner, listed_at, at_s, now)
         if stands != new:
@@ -221,23 +223,23 @@ def _update_backoff(
     if known.free_since is not None and listed_at > known.seen_at:
         step_s = min(listed_at - known.seen_at, STEP_S_MAX) if known.is_open and is_offered else 0.0
         known = replace(known, seen_at=listed_at, open_s=known.open_s + step_s)
-    if at_s < known.again_at:
-        of = f"job {known.of} asked for the same: " if known.of else ""
-        return replace(known, free_since=None, why=of + known.refusal)
+    if at_s < known.retry_at:
+        of = f"job {known.like_job} asked for the same: " if known.like_job else ""
+        return replace(known, free_since=None, withheld_reason=of + known.refusal)
     if known.free_since is None or listed_at <= known.free_since:
-        return replace(known, why="")
+        return replace(known, withheld_reason="")
     if job.reason in NOT_ITS_TURN:
-        return replace(known, free_since=None, why="")  # else a short hold would restart the trial
+        return replace(known, free_since=None, withheld_reason="")  # else a short hold would restart the trial
     if is_offered:
         is_refused = known.is_open and known.open_s >= _patience_s(job)
-        return _fail_trial(known, job, at_s, now) if is_refused else replace(known, why="")
+        return _fail_trial(known, job, at_s, now) if is_refused else replace(known, withheld_reason="")
     if _is_passed_over(queue, job, known.free_at):
         return _fail_trial(known, job, at_s, now)
-    return replace(known, free_since=None, open_s=0.0, why="")
+    return replace(known, free_since=None, open_s=0.0, withheld_reason="")
 
 
 def _patience_s(job: JobRecord) -> float:
-    return UNSEEN_S if job.reason in _SAYS_NOTHING else REFUSED_S
+    return UNSEEN_S if job.reason in _VAGUE_REASONS else REFUSED_S
 
 
 def _is_passed_over(queue: WaitingJobs, job: JobRecord, at: Timestamp) -> bool:
@@ -259,30 +261,30 @@ def _has_run(job: JobRecord) -> bool:
 
 def _is_since(job: JobRecord, at: Timestamp) -> bool:
     """Whether a job started in that second or later: Slurm shows whole seconds."""
-    return job.started is not None and job.started >= at // SECOND * SECOND
+    return job.start_time is not None and job.start_time >= at // SECOND * SECOND
 
 
 def _fail_trial(known: StartBackoff, job: JobRecord, at_s: float, now: Timestamp) -> StartBackoff:
-    pause_s = min(PAUSE_S * 2 ** min(known.refused, DOUBLINGS_MAX), PAUSE_MAX_S)
-    refused = known.refused + 1
+    pause_s = min(PAUSE_S * 2 ** min(known.failed_trials, DOUBLINGS_MAX), PAUSE_MAX_S)
+    refused = known.failed_trials + 1
     often = "once" if refused == 1 else f"{refused} times"
     until = clock_text(Timestamp(now + round(pause_s * SECOND)))
-    says = f", and said {job.reason}" if job.reason not in _SAYS_NOTHING else ""
+    given = f", and said {job.reason}" if job.reason not in _VAGUE_REASONS else ""
     refusal = (
-        f"IPUs were free for it {often} and Slurm did not start it{says}: something else that it needs is missing; "
+        f"IPUs were free for it {often} and Slurm did not start it{given}: something else that it needs is missing; "
         f"none are kept for it until {until}, but it may start before"
     )
     return replace(
         known,
-        refused=refused,
+        failed_trials=refused,
         free_since=None,
         is_open=False,
         open_s=0.0,
-        again_at=at_s + pause_s,
-        hurried=known.hurried and not known.again_at,
+        retry_at=at_s + pause_s,
+        was_hastened=known.was_hastened and not known.retry_at,
         refusal=refusal,
-        of=0,
-        why=refusal,
+        like_job=0,
+        withheld_reason=refusal,
     )
 
 
@@ -294,12 +296,14 @@ def _change(known: StartBackoff, new: StartBackoff) -> StartBackoff:
     if not known.demand.differs(new.demand):
         demand = new.demand if new.demand.words else known.demand
         return replace(known, demand=demand, limit_s=new.limit_s, gone_at=None)
-    if not known.refused and known.free_since is None and not known.open_s:
+    if not known.failed_trials and known.free_since is None and not known.open_s:
         return new
     known = replace(known, demand=new.demand, limit_s=new.limit_s, gone_at=None)
-    if known.hurried:
+    if known.was_hastened:
         return known
-    return replace(known, hurried=True, free_since=None, open_s=0.0, again_at=0.0, refusal="", of=0, why="")
+    return replace(
+        known, was_hastened=True, free_since=None, open_s=0.0, retry_at=0.0, refusal="", like_job=0, withheld_reason=""
+    )
 
 
 def _applies_to(tried: StartBackoff, known: StartBackoff) -> bool:
@@ -307,7 +311,7 @@ def _applies_to(tried: StartBackoff, known: StartBackoff) -> bool:
     if not known.demand.words or tried.demand != known.demand or 2 * known.limit_s < tried.limit_s:
         return False
     open_s = tried.open_s if tried.gone_at is not None else 0.0
-    return (tried.refused, open_s) > (known.refused, known.open_s)
+    return (tried.failed_trials, open_s) > (known.failed_trials, known.open_s)
 
 
 def _inherit_backoff(known: StartBackoff, tried: StartBackoff, owner: str) -> StartBackoff:
@@ -315,12 +319,12 @@ def _inherit_backoff(known: StartBackoff, tried: StartBackoff, owner: str) -> St
     start = start_of(owner)
     return replace(
         known,
-        refused=tried.refused,
+        failed_trials=tried.failed_trials,
         open_s=tried.open_s if tried.gone_at is not None else known.open_s,
-        again_at=tried.again_at,
-        hurried=tried.hurried,
+        retry_at=tried.retry_at,
+        was_hastened=tried.was_hastened,
         refusal=tried.refusal,
-        of=tried.of or (start.job_id if start is not None else 0),
+        like_job=tried.like_job or (start.job_id if start is not None else 0),
     )
 
 
@@ -348,14 +352,14 @@ def _remember(gone: Mapping[str, StartBackoff], at_s: float) -> dict[str, StartB
     for owner, stands in gone.items():
         gone_at = at_s if stands.gone_at is None else stands.gone_at
         if (stands.refusal or stands.open_s) and at_s - gone_at < REMEMBERED_S:
-            kept[owner] = replace(stands, free_since=None, is_open=False, gone_at=gone_at, why="")
+            kept[owner] = replace(stands, free_since=None, is_open=False, gone_at=gone_at, withheld_reason="")
     last = sorted(kept.items(), key=lambda one: one[1].gone_at or 0.0)[-REMEMBERED_MAX:]
     return dict(last)
 
 
 def withheld_reasons(standings: Mapping[str, StartBackoff]) -> dict[str, str]:
     """Return why no IPUs are reserved for pending jobs, by the owner of the next claim."""
-    return {owner: stands.why for owner, stands in standings.items() if stands.why}
+    return {owner: stands.withheld_reason for owner, stands in standings.items() if stands.withheld_reason}
 
 
 def on_trial(standings: Mapping[str, StartBackoff]) -> set[str]:

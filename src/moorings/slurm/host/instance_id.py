@@ -8,13 +8,13 @@ with a backup controller that shares the folder, and is new in a new folder.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import stat
 from pathlib import Path
 
-from moorings.core.announced import INSTANCE_ID_CHARS, check_instance_id
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.queue_reports import INSTANCE_ID_CHARS, check_instance_id
+from moorings.files import atomic_file, lock_file
 
 FILE = "moorings_instance"
 _HINT = (
@@ -33,8 +33,8 @@ def read_instance(folder: Path) -> str | None:
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            told = os.fstat(file)
-            text = os.read(file, INSTANCE_ID_CHARS + 2) if stat.S_ISREG(told.st_mode) else b""
+            status = os.fstat(file)
+            text = os.read(file, INSTANCE_ID_CHARS + 2) if stat.S_ISREG(status.st_mode) else b""
         finally:
             os.close(file)
     except FileNotFoundError:
@@ -64,21 +64,14 @@ def ensure_instance(folder: Path, fresh: str) -> str:
     if known is not None:
         return known
     check_instance_id(fresh)
-    path, draft = folder / FILE, folder / f".{FILE}.{fresh}"
+    path = folder / FILE
     try:
         owner = folder.stat()
-        file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(file, f"{fresh}\n".encode())
+        with atomic_file(path, replace=False) as file:  # two agents may make it at once
+            file.write(f"{fresh}\n".encode())
             if os.geteuid() == 0:  # the next agent may run as SlurmUser, the folder's owner
                 with contextlib.suppress(PermissionError):  # a unit may leave root no CAP_CHOWN, and root can read it
-                    os.fchown(file, owner.st_uid, owner.st_gid)
-            os.fsync(file)
-            os.link(draft, path)  # unlike a rename, a link replaces no file that another agent has just made
-        finally:
-            os.close(file)
-            draft.unlink()
-        _save(folder)
+                    os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
     except FileExistsError:
         pass
     except OSError as error:
@@ -99,24 +92,6 @@ def lock_instance(folder: Path) -> int | None:
     """
     path = folder / FILE
     try:
-        file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)  # NFS only locks files opened for writing
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(file)
-            return None
-        except OSError:
-            os.close(file)
-            raise
+        return lock_file(path, create=False)
     except OSError as error:
         raise MooringsError("slurm.unreadable", f"{path} cannot be locked: {error.strerror}", hint=_HINT) from error
-    return file
-
-
-def _save(folder: Path) -> None:
-    """Sync the folder and its new entries to disk."""
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)

@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import Iterator
 
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 
 log = logging.getLogger("moorings.slurm.agent")
 
@@ -19,7 +19,7 @@ class FailureLog:
         self._codes: dict[str, str] = {}
 
     @contextlib.contextmanager
-    def told(self, what: str) -> Iterator[list[str]]:
+    def logged(self, what: str) -> Iterator[list[str]]:
         """Run a step that may fail and is retried; the yielded list is true after a success."""
         good: list[str] = []
         try:
@@ -48,7 +48,7 @@ class RateLimitedWarnings:
         self._apart_s = apart_s
         self._more: dict[str, tuple[str, int]] = {}  # by code: the last detail since its line, and their number
 
-    def tell(self, code: str, detail: str) -> None:
+    def warn(self, code: str, detail: str) -> None:
         """Log it now, or count it for the next line of its cause."""
         if code in self._more:
             self._more[code] = (detail, self._more[code][1] + 1)

@@ -1,4 +1,4 @@
-"""Drains nodes whose slurmd lacks the plugin, and resumes them: lists nodes, and carries out what ``plugged`` decides.
+"""Drains nodes whose slurmd lacks the plugin, and resumes them: lists nodes, does what ``plugin_nodes`` decides.
 
 Listing takes at most a thirtieth of the time: every two seconds on a small cluster. The reports of slurmds are saved
 after each list; each slurmd reports every minute, so a lost report is repeated.
@@ -15,12 +15,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.quantities import join_first
 from moorings.slurm.commands import SlurmCommands
 from moorings.slurm.formats import build_drain
-from moorings.slurm.host.hello import PluginHeartbeat
-from moorings.slurm.host.node_notes import NodeState, encode_node_state, load_node_state, save_notes
-from moorings.slurm.host.plugged import (
+from moorings.slurm.host.failure_log import FailureLog
+from moorings.slurm.host.node_state_file import NodeState, encode_node_state, load_node_state, save_notes
+from moorings.slurm.host.plugin_heartbeat import PluginHeartbeat
+from moorings.slurm.host.plugin_nodes import (
     AGAIN_S,
     FEATURE,
     REASON,
@@ -29,8 +31,6 @@ from moorings.slurm.host.plugged import (
     PluginState,
     plan_node_drains,
 )
-from moorings.slurm.host.troubles import FailureLog
-from moorings.slurm.listings import join_first
 from moorings.slurm.node_records import NodeRecord, build_show_nodes, build_undrain, parse_show_nodes
 
 log = logging.getLogger("moorings.slurm.agent")
@@ -70,7 +70,7 @@ class NodeMonitor:
         self._begun_s = math.inf  # when the previous agent's reports were loaded; the loop's clock, as below
         self._heard_s: dict[str, float] = {}  # by name, time of the last report
         self._memory = PluginState()
-        self._told = asyncio.Event()
+        self._recheck_wanted = asyncio.Event()
         self._pause_s = LIST_S
 
     @property
@@ -79,7 +79,7 @@ class NodeMonitor:
         return len(self._nodes)
 
     @property
-    def lapsed(self) -> frozenset[str]:
+    def nodes_gone_silent(self) -> frozenset[str]:
         """Return the nodes whose slurmd has reported before, but not for long."""
         hellos, now = self._hellos or {}, _now()
         names = {name for name in hellos if now - self._heard_s.get(name, self._begun_s) > LAPSE_S}
@@ -90,29 +90,29 @@ class NodeMonitor:
         )
 
     @property
-    def plugged(self) -> frozenset[str]:
+    def nodes_with_plugin(self) -> frozenset[str]:
         """Return the nodes whose slurmd had reported the plugin at the last list, and still reports it.
 
         Empty until each slurmd has had the time to report to this agent: reports to the previous one may be lost.
         """
         if _now() - self._begun_s < AGAIN_S:
             return frozenset()
-        return self._plugged - self.lapsed
+        return self._plugged - self.nodes_gone_silent
 
     async def serve(self) -> None:
         """Drain and resume nodes, forever."""
         while True:
             begun = _now()
-            self._told.clear()
-            with self._troubles.told("slurm.nodes") as good:
-                await self._look()
+            self._recheck_wanted.clear()
+            with self._troubles.logged("slurm.nodes") as good:
+                await self._check_nodes()
             took_s = _now() - begun
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(self._pause_s, LIST_SHARE * took_s) if good else LIST_S):
-                    await self._told.wait()
+                    await self._recheck_wanted.wait()
             await asyncio.sleep(min(took_s, LIST_S))  # so that nodes starting at the same time share one list
 
-    def note(self, hello: PluginHeartbeat) -> bool:
+    def record_heartbeat(self, hello: PluginHeartbeat) -> bool:
         """Record the report of a slurmd; false: no node of that name is known yet, and it must report again."""
         if self._hellos is None or not self._names:
             return False
@@ -129,15 +129,15 @@ class NodeMonitor:
             self._hellos[hello.node] = LastHeartbeat(hello.run, min(last.loaded_s, loaded_s), now_s)
         else:
             self._hellos[hello.node] = LastHeartbeat(hello.run, loaded_s, now_s)
-            self._told.set()
+            self._recheck_wanted.set()
             log.info("node.has_plugin", extra={"node": hello.node})
         return True
 
-    async def _look(self) -> None:
+    async def _check_nodes(self) -> None:
         if self._hellos is None:
-            self._take_up()
+            self._load_state()
             assert self._hellos is not None
-        nodes = parse_show_nodes(await self._slurm.ask(build_show_nodes()))
+        nodes = parse_show_nodes(await self._slurm.run_checked(build_show_nodes()))
         listed_s = time.time()
         self._nodes = nodes
         self._names = frozenset(name for node in nodes for name in node.names)
@@ -155,7 +155,7 @@ class NodeMonitor:
         finally:
             self._save()
 
-    def _take_up(self) -> None:
+    def _load_state(self) -> None:
         try:
             notes = load_node_state(self._file)
         except MooringsError as error:  # each slurmd reports again
@@ -167,18 +167,20 @@ class NodeMonitor:
 
     async def _do(self, found: PluginPlan) -> None:
         if found.report:
-            told = f"{len(found.lacking)} of {found.declared} nodes with Feature={FEATURE} have not reported the plugin"
-            log.error("nodes.without_plugin", extra={"detail": told, "hint": _MOST})
+            detail = (
+                f"{len(found.lacking)} of {found.declared} nodes with Feature={FEATURE} have not reported the plugin"
+            )
+            log.error("nodes.without_plugin", extra={"detail": detail, "hint": _MOST})
         if found.drain:
             await self._change(found.drain, lambda nodes: build_drain(nodes, REASON))
             log.warning("node.drained", extra={"nodes": join_first(found.drain), "detail": REASON, "hint": _MEND})
-        if found.take_back:
-            await self._change(found.take_back, build_undrain)
-            log.info("node.taken_back", extra={"nodes": join_first(found.take_back)})
+        if found.undrain:
+            await self._change(found.undrain, build_undrain)
+            log.info("node.taken_back", extra={"nodes": join_first(found.undrain)})
 
     async def _change(self, nodes: Sequence[str], build: Callable[[Sequence[str]], list[str]]) -> None:
         for begin in range(0, len(nodes), NODES_PER_COMMAND):
-            await self._slurm.ask(build(nodes[begin : begin + NODES_PER_COMMAND]))
+            await self._slurm.run_checked(build(nodes[begin : begin + NODES_PER_COMMAND]))
 
     def _save(self) -> None:
         if self._file is None or self._hellos is None:

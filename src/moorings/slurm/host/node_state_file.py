@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from moorings.core.errors import MooringsError
-from moorings.slurm.host.plugged import LastHeartbeat, SlurmdStart
+from moorings.core.model.errors import MooringsError
+from moorings.slurm.host.plugin_nodes import LastHeartbeat, SlurmdStart
 from moorings.slurm.host.state_files import replace_file
 
 FILE = "moorings_nodes"  # in StateSaveLocation, beside the instance's id
@@ -34,9 +34,9 @@ def encode_node_state(notes: NodeState) -> bytes:
     """Return the file's content: a repeated report does not change it."""
     return json.dumps(
         {
-            "hellos": {name: [told.run, told.loaded_s] for name, told in notes.hellos.items()},
+            "hellos": {name: [hello.run, hello.loaded_s] for name, hello in notes.hellos.items()},
             "starts": {
-                name: [start.started_s, start.seen_s, start.before_s, start.sure]
+                name: [start.started_s, start.seen_s, start.before_s, start.is_confirmed]
                 for name, start in notes.starts.items()
             },
             "drained": dict(notes.drained),
@@ -53,8 +53,8 @@ def save_notes(file: Path, content: bytes) -> None:
     try:
         replace_file(file, content)
     except OSError as error:
-        told = f"{file} cannot be written: {error.strerror}"
-        raise MooringsError("slurm.unreadable", told, hint="see the disk of StateSaveLocation") from error
+        problem = f"{file} cannot be written: {error.strerror}"
+        raise MooringsError("slurm.unreadable", problem, hint="see the disk of StateSaveLocation") from error
 
 
 def load_node_state(file: Path | None) -> NodeState:
@@ -83,5 +83,5 @@ def load_node_state(file: Path | None) -> NodeState:
     except FileNotFoundError:
         return NodeState()
     except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
-        hint = "the agent writes it anew: each slurmd with the plugin reports again within a minute or two"
+        hint = "the agent writes a new one: each slurmd with the plugin reports again within a minute or two"
         raise MooringsError("slurm.unreadable", f"{file} cannot be read: {error}", hint=hint) from error

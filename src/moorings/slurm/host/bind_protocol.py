@@ -28,8 +28,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from moorings.core.bindings import Binding, Rendezvous
-from moorings.core.errors import MooringsError
+from moorings.core.model.bindings import Binding, Rendezvous
+from moorings.core.model.errors import MooringsError
 
 GREETING = "moorings 1 bind"
 REQUEST_BYTES_MAX = 512
@@ -39,7 +39,7 @@ ENTRIES_MAX = 4096  # env, genv and file lines together
 GCDS_MAX = 4096
 MESSAGE_CHARS_MAX = 500
 
-REQUEUE_EXIT_CODE = 122  # of a batch script that waited in vain: with RequeueExit its job is requeued
+REQUEUE_EXIT_CODE = 122  # of a batch script without a partition in time: with RequeueExit its job is requeued
 
 BATCH_STEP = 4294967291  # slurm.h: SLURM_BATCH_SCRIPT
 INTERACTIVE_STEP = 4294967290
@@ -131,11 +131,6 @@ class GcdReply:
 
     environment: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, bytes] = field(default_factory=dict)
-
-
-def gcd_of(rank: int, tasks: int, gcds: int) -> int:
-    """Return the GCD of the task with global rank ``rank`` in a step of ``tasks`` tasks."""
-    return rank * gcds // tasks
 
 
 def reply_for(binding: Binding, meeting: Rendezvous, folder: str, numbers: Sequence[int] | None = None) -> BindReply:

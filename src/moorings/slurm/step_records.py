@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from moorings.core.errors import MooringsError
-from moorings.slurm.listings import FixedColumn, build_format, expand_hostlist, is_whole, parse_rows, value_or_empty
+from moorings.core.model.errors import MooringsError
+from moorings.slurm.fixed_width import FixedColumn, build_format, expand_hostlist, is_whole, parse_rows, value_or_empty
 
 _NUMBER = re.compile(r"([0-9]{1,10})(\+|$)")  # 7, and 7+1 for a step of several programs
 _BATCH = "batch"

@@ -1,7 +1,7 @@
 """Why a job waits, asked by its user on any machine of the cluster: the messages, and the rights.
 
-One line each way, as between a node and the agent (``nodes``). Munge tells the agent the user, so no access key is
-needed, and only that user can read the answer. Users may ask about their own jobs, root and SlurmUser about all. For
+One line each way, as between a node and the agent (``bind_protocol``). Munge tells the agent the user, so no access key
+is needed, and only that user can read the answer. Users may ask about their own jobs, root and SlurmUser about all. For
 another user's job the answer is the same as for a job that does not exist.
 """
 
@@ -11,10 +11,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from moorings.core.announced import QUEUE_JOBS_MAX
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.queue_reports import QUEUE_JOBS_MAX
 from moorings.slurm.formats import JobRecord, SlurmJobPhase
-from moorings.slurm.host.ledger import ClusterIdentity, JobStart
+from moorings.slurm.host.job_table import ClusterIdentity, JobStart
 from moorings.slurm.host.reclaim import UserNames, default_wait_note, format_note, wait_note
 from moorings.wire.shapes import ReasonBody
 

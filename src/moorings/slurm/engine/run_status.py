@@ -1,7 +1,7 @@
 """A run's state and its end, from its folder and from Slurm. Pure.
 
-The script's own record comes first: it tells a task's failure from a stop. Without one, or if Slurm ended the job,
-Slurm's record of the job counts. A requeued job has not ended, whatever its earlier start recorded.
+The script's own record comes first: it distinguishes a task's failure from a stop. Without one, or if Slurm ended the
+job, Slurm's record of the job counts. A requeued job has not ended, whatever its earlier start recorded.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from moorings.core.instants import Timestamp
-from moorings.core.quantities import duration_text
-from moorings.slurm.engine.rundir import SlurmAttemptState, TaskEnd
+from moorings.core.model.quantities import duration_text
+from moorings.core.model.timestamps import Timestamp
+from moorings.slurm.engine.run_folder import SlurmAttemptState, TaskEnd
 from moorings.slurm.formats import JobRecord
 from moorings.slurm.formats import SlurmJobPhase as JobPhase
 from moorings.workloads.runs import CANNOT_START, SIGKILL_EXIT_CODE, EndReason, EndRecord, RunPhase, exit_code

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from moorings.core.errors import MooringsError
-from moorings.core.instants import SECOND, Timestamp
-from moorings.core.quantities import parse_duration_s
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.quantities import parse_duration_s
+from moorings.core.model.timestamps import SECOND, Timestamp
+from moorings.slurm.fixed_width import FixedColumn, build_format, parse_rows, value_or_empty
 from moorings.slurm.formats import JobRecord
 from moorings.slurm.host.site import has_private_jobs
-from moorings.slurm.listings import FixedColumn, build_format, parse_rows, value_or_empty
 
 
 class PreemptType(StrEnum):
@@ -37,7 +37,7 @@ _KILL_WAIT = re.compile(r"([0-9]{1,6})(?: sec)?")
 class Qos:
     """A QOS: the ones it may preempt, and how its own jobs are preempted (empty: as the cluster's)."""
 
-    displaces: frozenset[str] = frozenset()
+    preempts: frozenset[str] = frozenset()
     mode: str = ""
     exempt_s: float | None = None
 
@@ -77,7 +77,7 @@ class PreemptionRules:
         tiers = [self.partitions[name].tier for name in job.partition.split(",") if name in self.partitions]
         return max(tiers, default=1)
 
-    def may_displace(self, waiting: JobRecord, running: JobRecord, now: Timestamp) -> bool:
+    def may_preempt(self, waiting: JobRecord, running: JobRecord, now: Timestamp) -> bool:
         """Whether a job may preempt a running one now."""
         exempt_s = self.exempt_s
         if self.by is PreemptType.TIERS:
@@ -85,11 +85,11 @@ class PreemptionRules:
             allowed = its is not None and its.tier < self.tier(waiting) and its.mode in _MODES
         elif self.by is PreemptType.QOS:
             low, high = self.qos.get(running.qos, Qos()), self.qos.get(waiting.qos, Qos())
-            allowed = running.qos in high.displaces and (low.mode or self.mode) in _MODES
+            allowed = running.qos in high.preempts and (low.mode or self.mode) in _MODES
             exempt_s = low.exempt_s if low.exempt_s is not None else exempt_s
         else:
             allowed = False
-        return allowed and running.started is not None and now - running.started >= exempt_s * SECOND
+        return allowed and running.start_time is not None and now - running.start_time >= exempt_s * SECOND
 
     def is_requeued(self, running: JobRecord) -> bool:
         """Whether a preempted job is requeued; else it is cancelled."""

@@ -15,17 +15,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from moorings.client.client import Client
-from moorings.core.errors import MooringsError
-from moorings.slurm.host.calls import ControllerClient
-from moorings.slurm.host.gate import QueueOffer
-from moorings.slurm.host.troubles import FailureLog
+from moorings.core.model.errors import MooringsError
+from moorings.slurm.host.controller_client import ControllerClient
+from moorings.slurm.host.failure_log import FailureLog
+from moorings.slurm.host.license_gate import QueueOffer
 from moorings.wire.shapes import QueueBody, QueueRequest, ReasonBody
 
 log = logging.getLogger("moorings.slurm.agent")
 
 WAIT_S = 5.0  # length of one call; a network that drops all packets is detected at its end
 LOST_S = 3.0  # without a good call for so long, no job may start; the controller restarts faster
-TELL_S = 30.0  # interval of reports of an unchanged queue
+REPORT_S = 30.0  # interval of reports of an unchanged queue
 PAUSE_S = 0.5
 AGAIN_S = 10.0  # interval of reports of a refused Slurm, to show the other one that it exists
 # A newly started controller knows neither. One that was refused before lets the other report first for so long.
@@ -90,26 +90,26 @@ class QueueSync:
         self._lost_at: float | None = None  # when the offer expires; None: the last call went well
         self._recount = asyncio.Event()
         self._recount_at = 0.0
-        self._news: QueueRequest | None = None
-        self._told: QueueRequest | None = None
-        self._telling = asyncio.Event()
+        self._pending: QueueRequest | None = None
+        self._announced: QueueRequest | None = None
+        self._report_wanted = asyncio.Event()
 
-    def tell(self, queue: QueueRequest) -> None:
+    def announce(self, queue: QueueRequest) -> None:
         """Report the pending jobs to the controller if they have changed."""
-        self._news = replace(queue, instance=self._instance)
-        if self._news != self._told:
-            self._telling.set()
+        self._pending = replace(queue, instance=self._instance)
+        if self._pending != self._announced:
+            self._report_wanted.set()
 
     def snapshot(self) -> QueueOffer:
         """Return the current offer."""
         return QueueOffer(
             counts=self.counts,
             asked_at=self.asked_at,
-            held=self.held,
-            alone=self.alone,
+            held_counts=self.held,
+            is_sole_queue=self.alone,
             reasons=self.reasons,
             offered=self.offered,
-            contested=self.contested,
+            is_contested=self.contested,
         )
 
     @property
@@ -117,34 +117,34 @@ class QueueSync:
         """Whether another Slurm of this name was refused recently: unknown jobs may belong to that one."""
         return _now() < self._contested_until
 
-    def recount(self) -> None:
+    def request_refresh(self) -> None:
         """Request a new offer, because a claim was made and must be counted."""
         self._recount_at = _now()
         self._recount.set()
 
-    async def serve_telling(self) -> None:
-        """Send the reports passed to ``tell``, forever."""
-        told_at = 0.0
+    async def serve_announcing(self) -> None:
+        """Send the reports passed to ``announce``, forever."""
+        reported_at = 0.0
         while True:
             try:
-                async with asyncio.timeout(TELL_S):
-                    await self._telling.wait()
+                async with asyncio.timeout(REPORT_S):
+                    await self._report_wanted.wait()
             except TimeoutError:
                 pass
-            self._telling.clear()
-            news = self._news
-            if news is None or self._keeps_quiet or (news == self._told and _now() - told_at < TELL_S):
+            self._report_wanted.clear()
+            news = self._pending
+            if news is None or self._is_standing_back or (news == self._announced and _now() - reported_at < REPORT_S):
                 continue
-            with self._troubles.told("queue.tell") as good:
-                await self._tell(news)
-                self._told, told_at = news, _now()
+            with self._troubles.logged("queue.tell") as good:
+                await self._send_report(news)
+                self._announced, reported_at = news, _now()
             if not good:
                 await asyncio.sleep(PAUSE_S)
-                self._telling.set()
+                self._report_wanted.set()
 
-    async def _tell(self, news: QueueRequest) -> None:
+    async def _send_report(self, news: QueueRequest) -> None:
         try:
-            self._accept(await self._calls(lambda client: client.tell_queue(news)))
+            self._accept(await self._calls(lambda client: client.report_queue(news)))
         except MooringsError as error:
             if error.code == QUEUE_TAKEN:
                 self._refuse(error)
@@ -158,10 +158,10 @@ class QueueSync:
                 await self._watch()
                 continue
             except MooringsError as error:
-                self._miss(error)
+                self._record_failure(error)
             await asyncio.sleep(PAUSE_S)
 
-    def _miss(self, error: MooringsError) -> None:
+    def _record_failure(self, error: MooringsError) -> None:
         """Record why there is no offer."""
         if error.code == QUEUE_TAKEN:
             self._refuse(error)
@@ -169,15 +169,15 @@ class QueueSync:
             self._quiet_until = _now() + YIELD_S  # it is down, or has just restarted
         self._unknown = error.code == UNKNOWN
         if error.code in (QUEUE_TAKEN, UNKNOWN):  # it has restarted, or does not know us yet
-            self._told = None
-            self._telling.set()
+            self._announced = None
+            self._report_wanted.set()
         self._lost_at = self._lost_at or _now() + LOST_S
         if self.counts is not None and _now() > self._lost_at:
             log.warning("offer.lost", extra={"code": error.code, "detail": error.detail})
-            self._lose()
+            self._clear_offer()
 
     @property
-    def _keeps_quiet(self) -> bool:
+    def _is_standing_back(self) -> bool:
         return bool(self.refused) and _now() < self._quiet_until
 
     def _refuse(self, error: MooringsError) -> None:
@@ -185,7 +185,7 @@ class QueueSync:
         self.refused = f"{error.detail}; {error.hint}"
         self.accepted.clear()
         if self.counts is not None:
-            self._lose()
+            self._clear_offer()
 
     def _accept(self, body: QueueBody) -> None:
         self.refused = ""
@@ -197,10 +197,10 @@ class QueueSync:
         if body.contested_at not in (None, self._contested_at):
             if not self.contested:
                 hint = "give one of them another ClusterName; until then claims of unknown jobs are kept"
-                log.warning("queue.contested", extra={"detail": f"another Slurm tells of {self._queue}", "hint": hint})
+                log.warning("queue.contested", extra={"detail": f"another Slurm reports {self._queue}", "hint": hint})
             self._contested_at, self._contested_until = body.contested_at or "", _now() + CONTESTED_S
 
-    def _lose(self) -> None:
+    def _clear_offer(self) -> None:
         self.counts, self._version = None, ""
         self._changed()
 
@@ -211,7 +211,9 @@ class QueueSync:
         that one's, and is answered at once.
         """
         asked_at, version = _now(), self._version or None
-        held = asyncio.ensure_future(self._calls(lambda client: self._ask(client, version, wait_s=WAIT_S), waits=True))
+        held = asyncio.ensure_future(
+            self._calls(lambda client: self._get_queue(client, version, wait_s=WAIT_S), waits=True)
+        )
         try:
             while not held.done():
                 made = asyncio.ensure_future(self._recount.wait())
@@ -219,18 +221,18 @@ class QueueSync:
                 made.cancel()
                 if self._recount.is_set():
                     self._recount.clear()
-                    quick_at = _now()
-                    self._take(await self._calls(self._ask), quick_at)
-            self._take(held.result(), asked_at)
+                    requested_at = _now()
+                    self._apply_offer(await self._calls(self._get_queue), requested_at)
+            self._apply_offer(held.result(), asked_at)
             if self._recount_at >= asked_at:
                 self._recount.set()
         finally:
             held.cancel()
 
-    def _ask(self, client: Client, version: str | None = None, *, wait_s: float = 0.0) -> QueueBody:
+    def _get_queue(self, client: Client, version: str | None = None, *, wait_s: float = 0.0) -> QueueBody:
         return client.queue(self._queue, wait_s=wait_s, version=version, instance=self._instance)
 
-    def _take(self, body: QueueBody, asked_at: float) -> None:
+    def _apply_offer(self, body: QueueBody, asked_at: float) -> None:
         self._accept(body)
         counts = self._in_our_pools(body.offer)
         if counts != self.counts:
@@ -244,9 +246,9 @@ class QueueSync:
         self.alone = self._pool not in body.others_wait if self._pool else not body.others_wait
         self._changed()
 
-    def _in_our_pools(self, told: Mapping[str, Mapping[str, int]]) -> dict[int, int]:
+    def _in_our_pools(self, by_pool: Mapping[str, Mapping[str, int]]) -> dict[int, int]:
         counts: dict[int, int] = {}
-        for sizes in [told.get(self._pool, {})] if self._pool else told.values():
+        for sizes in [by_pool.get(self._pool, {})] if self._pool else by_pool.values():
             for size, count in sizes.items():
                 counts[int(size)] = counts.get(int(size), 0) + count
         return counts

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from moorings.core.instants import Timestamp
-from moorings.core.placement import OUT_OF_SERVICE, HeldBlock, free_map_for
-from moorings.core.topology import AnySubset, Block, Catalogue, PowerOfTwo, Topology
+from moorings.core.model.timestamps import Timestamp
+from moorings.core.model.topology import AnySubset, Block, Catalogue, PowerOfTwo, Topology
+from moorings.core.placement.free_map import OUT_OF_SERVICE
+from moorings.core.placement.release_times import release_times_for
 from moorings.slurm.formats import JobRecord, SlurmJobPhase
-from moorings.slurm.host.ledger import REASON_LICENSES, ClusterIdentity, JobStart, has_ended, start_of, uses_licenses
-from moorings.slurm.host.tiers import PreemptionRules
+from moorings.slurm.host.job_table import REASON_LICENSES, ClusterIdentity, JobStart, has_ended, start_of, uses_licenses
+from moorings.slurm.host.preemption_rules import PreemptionRules
 from moorings.wire.shapes import DeviceBody, PoolBody
 
 _FREEING = Timestamp(0)
@@ -44,7 +45,7 @@ def may_preempt_any(jobs: Mapping[int, JobRecord], rules: PreemptionRules, now: 
     """Whether any pending job may preempt any running one, whatever they hold."""
     waiting = waiting_in_order(jobs.values(), rules)
     running = [job for job in jobs.values() if uses_licenses(job)] if waiting else []
-    return any(rules.may_displace(high, low, now) for high in waiting for low in running)
+    return any(rules.may_preempt(high, low, now) for high in waiting for low in running)
 
 
 def choose_victims(
@@ -72,11 +73,15 @@ def choose_victims(
             if next_up.get(pool.name) != _owner(waiting, home):
                 continue
             topology = topology_of(pool)
-            if topology.why_not(waiting.order.ipus, waiting.order.gcds) is not None:
+            if topology.ineligible_reason(waiting.order.ipus, waiting.order.gcds) is not None:
                 continue
             held = {device.index: device for device in devices}
-            holds = [_hold(device, jobs, waiting, home, rules, now) for device in devices if _is_held(device)]
-            found = free_map_for(topology).soonest(waiting.order.ipus, holds)
+            losses = {
+                index: _loss(device, jobs, waiting, home, rules, now)
+                for index, device in held.items()
+                if _is_held(device)
+            }
+            found = _cheapest_block(topology, waiting.order.ipus, losses)
             if found is None or found[1] >= OUT_OF_SERVICE:
                 continue
             block, lost = found
@@ -107,22 +112,33 @@ def _owner(job: JobRecord, home: ClusterIdentity) -> str | None:
     return JobStart.of(job, job.order).owner(home) if job.order is not None else None
 
 
-def _hold(
+def _cheapest_block(topology: Topology, size: int, losses: Mapping[int, Timestamp]) -> tuple[Block, Timestamp] | None:
+    """The block whose holders have lost least, and that loss; ``losses``: of held devices."""
+    if isinstance(topology, AnySubset):  # release times would choose devices with late ends, not the free ones
+        chosen = sorted((losses.get(index, _FREEING), index) for index in range(topology.n_devices))[:size]
+        return Block.of([index for _, index in chosen]), chosen[-1][0]
+    ends = release_times_for(topology)
+    for index, loss in losses.items():
+        ends.set_release(Block.single(index), loss)
+    found = ends.earliest_block(size)
+    return None if found is None else (found[0], max(found[1], _FREEING))
+
+
+def _loss(
     device: DeviceBody,
     jobs: Mapping[int, JobRecord],
     waiting: JobRecord,
     home: ClusterIdentity,
     rules: PreemptionRules,
     now: Timestamp,
-) -> HeldBlock:
-    """Return a held device: until never, or with its holder's loss in the place of a release time."""
-    block = Block(range(device.index, device.index + 1))
+) -> Timestamp:
+    """Return what the holder of a device has lost, in the place of a release time; OUT_OF_SERVICE: it stays."""
     start = start_of(device.owner or "")
     job = jobs.get(start.job_id) if start is not None else None
     if device.state != "IN_SERVICE" or start is None or job is None or start.owner(home) != device.owner:
-        return HeldBlock(block, OUT_OF_SERVICE)
+        return OUT_OF_SERVICE
     if has_ended(start, jobs) or not uses_licenses(job):
-        return HeldBlock(block, _FREEING)
-    if _owner(job, home) != device.owner or job.started is None or not rules.may_displace(waiting, job, now):
-        return HeldBlock(block, OUT_OF_SERVICE)
-    return HeldBlock(block, Timestamp(max(now - job.started, 0) + 1))
+        return _FREEING
+    if _owner(job, home) != device.owner or job.start_time is None or not rules.may_preempt(waiting, job, now):
+        return OUT_OF_SERVICE
+    return Timestamp(max(now - job.start_time, 0) + 1)

@@ -2,7 +2,7 @@
 
 Each file is ours alone, or was missing before. A file of the site is never rewritten, nor is an edited file of ours.
 ``plugstack`` decides where the line that loads the plugin belongs. The manifest identifies a file of ours by its
-digests: the current one and the next one, so that after a kill between the two every file of ours is still recognized.
+digests: the current one and the next one, so that after a kill between the two every file of ours is still recognised.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 from moorings.slurm.host.plugstack import (
     PLUGIN,
     LineLocation,
@@ -57,7 +57,7 @@ class DesiredFile:
         mode: permission bits.
         once: created if missing, and never changed afterwards: the site fills it in.
         owner: uid of its owner when created; None: the creating user.
-        yields: only for a site without such a file: the site's own is left alone, also with --force.
+        defers_to_site: only for a site without such a file: the site's own is left alone, also with --force.
     """
 
     path: Path
@@ -65,7 +65,7 @@ class DesiredFile:
     why: str
     mode: int = 0o644
     once: bool = False
-    yields: bool = False
+    defers_to_site: bool = False
     owner: int | None = None
 
 
@@ -139,7 +139,9 @@ def build_files(
         DesiredFile(folder / LIMITS, build_limits(site, choices), "which sizes a job may ask for"),
         DesiredFile(folder / SUBMIT, sources[SUBMIT], "turns --ipus into licenses"),
         DesiredFile(folder / FILE_NAME, build_vipu_conf(choices), filled, 0o600, once=True, owner=max(user, 0)),
-        DesiredFile(folder / JOB_SUBMIT, sources[JOB_SUBMIT], "what slurmctld calls; it only calls ours", yields=True),
+        DesiredFile(
+            folder / JOB_SUBMIT, sources[JOB_SUBMIT], "what slurmctld calls; it only calls ours", defers_to_site=True
+        ),
         *_plugstack_files(site, choices, stack or PlugstackFiles()),
     ]
 
@@ -158,7 +160,7 @@ def _plugstack_files(site: Site, choices: InstallOptions, stack: PlugstackFiles)
     files = [DesiredFile(include_file_of(site), line, why)] if place is LineLocation.FOLDER else []
     if place is LineLocation.FOLDER and site.plugstack in stack.replaceable:  # it includes others' files, too
         return [*files, DesiredFile(site.plugstack, stack.texts[site.plugstack].encode(), "takes plugstack.conf.d in")]
-    return [*files, DesiredFile(site.plugstack, line, why, yields=True)]
+    return [*files, DesiredFile(site.plugstack, line, why, defers_to_site=True)]
 
 
 def retired_files(site: Site, stack: PlugstackFiles) -> list[Path]:
@@ -332,12 +334,12 @@ def _step(file: DesiredFile, on_disk: Mapping[Path, str | None], ours: tuple[str
         return InstallStep(FileAction.KEEP, file.path, "it is no plain file")
     if now in ours:
         return InstallStep(FileAction.UPDATE, file.path, file.why, file)
-    if file.yields and not ours:
+    if file.defers_to_site and not ours:
         return InstallStep(FileAction.KEEP, file.path, "the site has its own")
-    told = "it was changed by hand" if ours else "it is not ours"
+    origin = "it was changed by hand" if ours else "it is not ours"
     if force:
-        return InstallStep(FileAction.UPDATE, file.path, f"{told}, and --force was said", file)
-    return InstallStep(FileAction.KEEP, file.path, f"{told}; --force replaces it")
+        return InstallStep(FileAction.UPDATE, file.path, f"{origin}, and --force was given", file)
+    return InstallStep(FileAction.KEEP, file.path, f"{origin}; --force replaces it")
 
 
 def plan_uninstall(on_disk: Mapping[Path, str | None], manifest: InstallManifest) -> list[InstallStep]:
@@ -350,7 +352,7 @@ def plan_uninstall(on_disk: Mapping[Path, str | None], manifest: InstallManifest
             steps.append(InstallStep(FileAction.REMOVE, path, "we wrote it"))
         else:
             steps.append(
-                InstallStep(FileAction.KEEP, path, "it was changed by hand: remove it yourself if nobody needs it")
+                InstallStep(FileAction.KEEP, path, "it was changed by hand: remove it yourself if it is not needed")
             )
     return steps
 
@@ -382,9 +384,11 @@ def check_wait(wait_s: int, patience_s: int, conf: Path) -> None:
         MooringsError: ``config.invalid``.
     """
     if wait_s <= patience_s:
-        told = f"nodes would wait {wait_s} s for a partition, and {conf} lets the agent wait ApiTimeout={patience_s} s"
+        problem = (
+            f"nodes would wait {wait_s} s for a partition, and {conf} lets the agent wait ApiTimeout={patience_s} s"
+        )
         hint = f"say --wait {min(patience_s + 10, WAIT_MAX_S)} on every machine, or make ApiTimeout less"
-        raise MooringsError("config.invalid", told, hint=hint)
+        raise MooringsError("config.invalid", problem, hint=hint)
 
 
 # -- the manifest ------------------------------------------------------------------------------------------------------
@@ -421,9 +425,9 @@ def parse_manifest(content: bytes, source: str) -> InstallManifest:
         MooringsError: ``slurm.unreadable``.
     """
     try:
-        told = json.loads(content)
-        digests = {Path(file["path"]): tuple(map(str, file["sha256"])) for file in told["files"]}
-        version = told["version"]
+        manifest = json.loads(content)
+        digests = {Path(file["path"]): tuple(map(str, file["sha256"])) for file in manifest["files"]}
+        version = manifest["version"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _damaged(source, repr(error)) from error
     if version != 1 or not all(path.is_absolute() and ".." not in path.parts for path in digests):
