@@ -22,7 +22,7 @@ class Arguments:
 
     Attributes:
         params: the params file, as given.
-        given: values of ``runconfig`` from the command line, by name.
+        runconfig: values of ``runconfig`` from the command line, by name.
         flags: global flags of the command line (``server``), by name.
     """
 
@@ -30,7 +30,7 @@ class Arguments:
     compile_only: bool = False
     validate_only: bool = False
     checkpoint_path: str | None = None
-    given: dict[str, Any] = field(default_factory=dict)
+    runconfig: dict[str, Any] = field(default_factory=dict)
     flags: dict[str, str] = field(default_factory=dict)
 
 
@@ -48,7 +48,7 @@ def parse_arguments(argv: Sequence[str], program: str = "run.py") -> Arguments:
         compile_only=read["compile_only"],
         validate_only=read["validate_only"],
         checkpoint_path=read["checkpoint_path"],
-        given=given,
+        runconfig=given,
         flags={name: read[name] for name in ("server", "context") if read[name] is not None},
     )
 

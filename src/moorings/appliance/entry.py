@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
-from moorings.appliance.order import ApplianceJobSpec
+from moorings.appliance.job_spec import ApplianceJobSpec
 from moorings.appliance.program import ModelType, Program, SourceType, check_program
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 
 LEASE_S: Final = 60.0  # a client may be away for 30 s; a dead one holds systems no longer than this
 
@@ -52,10 +52,10 @@ def run(
 def run_client(program: Program, argv: Sequence[str], environment: Mapping[str, str], lease_s: float) -> int:
     """Run as the client; return the exit code. Every message has been written."""
     from moorings.appliance.arguments import parse_arguments
-    from moorings.appliance.start import run_workflow
-    from moorings.appliance.telling import DatedConsole
-    from moorings.cli.errors import OutputClosed, error_lines, exit_code
-    from moorings.cli.session import CommandContext
+    from moorings.appliance.client import run_workflow
+    from moorings.appliance.console import DatedConsole
+    from moorings.terminal.context import CommandContext
+    from moorings.terminal.errors import OutputClosed, error_lines, exit_code
 
     script = _find_script()
     arguments = parse_arguments(argv, script.name)

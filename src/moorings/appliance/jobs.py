@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from moorings.appliance.checks import GIB, MEMORY, WorkflowConfig
-from moorings.appliance.order import ApplianceJobSpec
-from moorings.core.claims import CheckpointContract
+from moorings.appliance.job_spec import ApplianceJobSpec
+from moorings.appliance.workflow_config import GIB, MEMORY, WorkflowConfig
+from moorings.core.model.claims import CheckpointContract
 from moorings.wire.shapes import ClaimRequest
 from moorings.workloads.appliance import APPLIANCE_KIND, ApplianceJobType, WorkflowPart
 from moorings.workloads.jobs import Accelerators, JobSpec
@@ -49,7 +49,7 @@ def build_appliance_job(
         name=f"{order.act}-{order.program}" if compiles else order.act,
         command=(
             *(sys.executable, "-P", "-m", "moorings.appliance.task"),  # -P: imports nothing from the working folder
-            *("--script", str(script), "--order", str(order.file)),
+            *("--script", str(script), "--order", str(order.spec_file)),
         ),
         workdir=str(folder),
         environment=job_variables(environment, wish.python_paths, folder),

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, NoReturn, TypeVar, Union, get_args, get_
 
 import yaml
 
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 
 T = TypeVar("T")
 
@@ -78,7 +78,7 @@ class ParamsFile:
             if name not in self._known:
                 self._unknown(key, name, self._known, "section")
 
-    def where(self, section: str, key: str | None = None) -> str:
+    def location_of(self, section: str, key: str | None = None) -> str:
         """``file:line`` of a key, or of the nearest enclosing node."""
         pair = self._keys.get(section)
         if pair is None:
@@ -157,8 +157,8 @@ class ParamsFile:
         for choice in choices:
             if isinstance(node, yaml.ScalarNode) and _read(type(choice), node) == choice:
                 return choice
-        told = ", ".join(map(str, choices))
-        self._complain(node, f"{where} must be one of {told}, not {_kind(node)}")
+        allowed = ", ".join(map(str, choices))
+        self._complain(node, f"{where} must be one of {allowed}, not {_kind(node)}")
 
     def _pairs(self, node: yaml.MappingNode) -> dict[str, tuple[yaml.Node, yaml.Node]]:
         """The keys with their nodes; a duplicate key is refused."""
@@ -227,11 +227,11 @@ def parse_params(text: str, source: str) -> ParamsFile:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{source}:{mark.line + 1}" if mark is not None else source
-        told = error.problem or error.context or "something stands where it cannot"
-        raise MooringsError("params.invalid", f"{where}: {told}", hint="the file is not valid YAML") from error
+        problem = error.problem or error.context or "something stands where it cannot"
+        raise MooringsError("params.invalid", f"{where}: {problem}", hint="the file is not valid YAML") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        told = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        raise MooringsError("params.invalid", f"{source}: {told}", hint="the file is not valid YAML") from error
+        problem = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        raise MooringsError("params.invalid", f"{source}: {problem}", hint="the file is not valid YAML") from error
     if root is None or _is_null(root):
         return ParamsFile(source, None)
     if not isinstance(root, yaml.MappingNode):

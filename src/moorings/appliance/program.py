@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,21 +10,21 @@ from pathlib import Path
 from typing import Final
 
 from moorings.appliance.checkpoints import CheckpointFile, find_newest
-from moorings.appliance.checks import WorkflowConfig
-from moorings.appliance.following import JobFollower
-from moorings.appliance.heartbeat import LeaseRenewer
+from moorings.appliance.console import JobOutput, format_seconds
+from moorings.appliance.job_follower import JobFollower
+from moorings.appliance.job_spec import ApplianceJobSpec, write_job_spec
 from moorings.appliance.jobs import GRACE_S, build_appliance_job
-from moorings.appliance.order import ApplianceJobSpec, write_job_spec
-from moorings.appliance.record import RunMetaFile, user_state
-from moorings.appliance.telling import JobOutput, format_seconds
-from moorings.cli.following import make_patience
-from moorings.cli.interrupts import Interrupted
-from moorings.cli.progress import Progress
+from moorings.appliance.lease_renewal import LeaseRenewer
+from moorings.appliance.run_meta import RunMetaFile, user_state
+from moorings.appliance.workflow_config import WorkflowConfig
 from moorings.client.client import Client
 from moorings.client.jobs import job_shape
-from moorings.core.errors import MooringsError
-from moorings.core.instants import seconds_between
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.timestamps import seconds_between
 from moorings.ports.mirror import Mirror
+from moorings.terminal.following import make_patience
+from moorings.terminal.interrupts import Interrupted
+from moorings.terminal.progress import Progress
 from moorings.wire.codec import parse_time
 from moorings.wire.errors import ExitCode
 from moorings.wire.shapes import ClaimBody, RunBody, RunRequest
@@ -85,10 +85,10 @@ class JobRunner:
         start: the context of this process.
 
     Attributes:
-        within: the claim that jobs run in, if the workflow holds its systems.
-        why: the reason for which the workflow was stopped, if it was.
-        opening: a message for when the first job has been created: until then the controller may refuse it.
-        heart: renews leases.
+        reservation: the claim that jobs run in, if the workflow holds its systems.
+        cancel_reason: the reason for which the workflow was stopped, if it was.
+        start_message: a message for when the first job has been created: until then the controller may refuse it.
+        lease_renewer: renews leases.
     """
 
     def __init__(
@@ -103,10 +103,10 @@ class JobRunner:
         show: Callable[[bytes], None],
         start: LaunchContext,
     ) -> None:
-        self.within: ClaimBody | None = None
-        self.why = ""
-        self.opening = ""
-        self.heart = LeaseRenewer(controllers.connect, start.lease_s, progress.say)
+        self.reservation: ClaimBody | None = None
+        self.cancel_reason = ""
+        self.start_message = ""
+        self.lease_renewer = LeaseRenewer(controllers.connect, start.lease_s, progress.report)
         self._wish = wish
         self._workflow = workflow
         self._client = controllers.client
@@ -117,25 +117,25 @@ class JobRunner:
         self._show = show
         self._start = start
         self._used_s = 0.0
-        self._wanted: tuple[RunRequest, str] | None = None  # a job that may have been created
+        self._pending_request: tuple[RunRequest, str] | None = None  # a job that may have been created
         self._job: JobFollower | None = None
         self._order: ApplianceJobSpec | None = None
         self._output: JobOutput | None = None
 
-    def do(self, order: ApplianceJobSpec) -> RunBody:
+    def run_job(self, order: ApplianceJobSpec) -> RunBody:
         """Run a job until it succeeds.
 
         Raises:
             WorkflowEnded: it did not succeed.
         """
-        limit_s = self._left_s()
-        if self.why or (limit_s is not None and limit_s < LIMIT_S_MIN):
-            self._progress.say(f"{self._workflow}  FAILED: {self.why or self._limit_text()}")
-            raise WorkflowEnded(STOPPED if self.why else ExitCode.TIMEOUT)
+        limit_s = self._remaining_s()
+        if self.cancel_reason or (limit_s is not None and limit_s < LIMIT_S_MIN):
+            self._progress.report(f"{self._workflow}  FAILED: {self.cancel_reason or self._limit_text()}")
+            raise WorkflowEnded(STOPPED if self.cancel_reason else ExitCode.TIMEOUT)
         try:
             write_job_spec(order)
         except OSError as error:
-            raise MooringsError("order.invalid", f"{order.file} cannot be written: {error.strerror}") from error
+            raise MooringsError("order.invalid", f"{order.spec_file} cannot be written: {error.strerror}") from error
         start = self._start
         job = build_appliance_job(
             order,
@@ -148,25 +148,25 @@ class JobRunner:
             memory=start.memory,
             time_limit_s=limit_s,
         )
-        claim = self.within.id if self.within is not None else None
+        claim = self.reservation.id if self.reservation is not None else None
         self._order = order
-        self._wanted = (RunRequest(job=job_shape(job), claim=claim), secrets.token_hex(16))
-        job_made = self._made()
-        if self.opening:
-            self._progress.say(self.opening)
-            self.opening = ""
-        return self._finish(job_made.follow())
+        self._pending_request = (RunRequest(job=job_shape(job), claim=claim), secrets.token_hex(16))
+        job_made = self._create_job()
+        if self.start_message:
+            self._progress.report(self.start_message)
+            self.start_message = ""
+        return self._record_end(job_made.follow())
 
-    def _made(self) -> JobFollower:
+    def _create_job(self) -> JobFollower:
         """The current job, created if it was not yet: the same key gives the same job."""
         if self._job is not None:
             return self._job
-        assert self._wanted is not None
+        assert self._pending_request is not None
         assert self._order is not None
-        made = self._client.create_run(*self._wanted)
+        made = self._client.create_run(*self._pending_request)
         if made.claim is not None:
-            self.heart.add(made.claim, made.id)
-        self._note(made)
+            self.lease_renewer.add(made.claim, made.id)
+        self._update_record(made)
         self._output = JobOutput(self._show, self._log)
         title = f"{made.id}  {_title(self._order):<13}"
         self._job = JobFollower(
@@ -176,12 +176,12 @@ class JobRunner:
             made,
             title=title,
             write=self._output.write,
-            changed=self._note,
-            on_cancel=self.end_from_outside,
+            changed=self._update_record,
+            on_cancel=self.cancel_externally,
         )
         return self._job
 
-    def _finish(self, ended: RunBody) -> RunBody:
+    def _record_end(self, ended: RunBody) -> RunBody:
         """Record a job's end.
 
         Raises:
@@ -189,54 +189,60 @@ class JobRunner:
         """
         assert self._job is not None
         title = self._job.title
-        self._note(ended)
+        self._update_record(ended)
         if self._output is not None:
             self._output.close()
-        if ended.claim is not None and self.within is None:
-            self.heart.drop(ended.claim)
+        if ended.claim is not None and self.reservation is None:
+            self.lease_renewer.remove(ended.claim)
         self._used_s += _run_seconds(ended)
-        self._wanted = self._job = None
+        self._pending_request = self._job = None
         if ended.state == RunState.SUCCEEDED:
             return ended
         timed_out = ended.state == RunState.TIMED_OUT
-        why = self.why or (self._limit_text() if timed_out else ended.detail)
+        why = self.cancel_reason or (self._limit_text() if timed_out else ended.detail)
         why = why or (ended.reason.message if ended.reason is not None else "")
-        self._progress.say(f"{title}  {end_text(ended)}: {why or 'see above'}")
-        self._tell_rest(ended)
+        self._progress.report(f"{title}  {end_text(ended)}: {why or 'see above'}")
+        self._report_resume_hint(ended)
         if timed_out:
             raise WorkflowEnded(ExitCode.TIMEOUT)
-        raise WorkflowEnded(STOPPED if self.why else ExitCode.FAILED)
+        raise WorkflowEnded(STOPPED if self.cancel_reason else ExitCode.FAILED)
 
-    def tell_end(self, ended: RunBody, what: str) -> None:
+    def report_end(self, ended: RunBody, what: str) -> None:
         """Report the result of a job."""
         order = self._order
         assert order is not None
         title = f"{ended.id}  {_title(order):<13}"
-        self._progress.say(f"{title}  done after {format_seconds(_run_seconds(ended))}: {what}")
+        self._progress.report(f"{title}  done after {format_seconds(_run_seconds(ended))}: {what}")
 
-    def _tell_rest(self, ended: RunBody) -> None:
+    def _report_resume_hint(self, ended: RunBody) -> None:
         """Report how to resume, and where the output is."""
         assert self._order is not None
         with contextlib.suppress(OSError):
-            newest = find_newest(self._wish.model_dir)[0] if self._wish.trains and not self._wish.checkpoint else None
+            newest = (
+                find_newest(self._wish.model_dir)[0]
+                if self._wish.includes_training and not self._wish.checkpoint
+                else None
+            )
             if newest is not None and can_resume(ended, self._order, newest):
-                self._progress.say(f"run the same command again to resume from {newest.path.name}, step {newest.step}")
-        self._progress.say(f"its output: {self._log}")
+                self._progress.report(
+                    f"run the same command again to resume from {newest.path.name}, step {newest.step}"
+                )
+        self._progress.report(f"its output: {self._log}")
 
-    def _note(self, job: RunBody) -> None:
+    def _update_record(self, job: RunBody) -> None:
         assert self._order is not None
         kind = ApplianceJobType.COMPILE if self._order.act == "compile" else ApplianceJobType.EXECUTE
         try:
-            self._record.note(job, kind, self._log)
+            self._record.update_job(job, kind, self._log)
         except OSError as error:  # the work matters more
-            self._progress.say(f"run_meta.json cannot be written: {error.strerror or error}")
+            self._progress.report(f"run_meta.json cannot be written: {error.strerror or error}")
 
     @property
     def _log(self) -> Path:
         assert self._order is not None
         return Path(self._order.folder) / "output.log"
 
-    def _left_s(self) -> float | None:
+    def _remaining_s(self) -> float | None:
         limit_s = self._wish.config.job_time_sec
         return None if limit_s is None else limit_s - self._used_s
 
@@ -247,51 +253,51 @@ class JobRunner:
 
     def interrupt(self, stop: Interrupted) -> None:
         """Cancel the running job, and wait for its end; a second signal leaves it to its lease."""
-        if self._wanted is None:
-            self._progress.say(f"{self._workflow}  {stop.name}: ended; nothing was running")
+        if self._pending_request is None:
+            self._progress.report(f"{self._workflow}  {stop.name}: ended; nothing was running")
             return
-        self.why = f"{stop.name} to run.py"
+        self.cancel_reason = f"{stop.name} to run.py"
         try:
-            self._progress.say(
+            self._progress.report(
                 f"{self._workflow}  {stop.name}: cancelling; once more leaves at once: the job is ended all the same, "
                 f"at the latest when its lease of {self._start.lease_s:g} s is over"
             )
-            self._client.patience = make_patience(self._progress, CANCEL_S)
-            job = self._made()
+            self._client.retry_policy = make_patience(self._progress, CANCEL_S)
+            job = self._create_job()
             self._client.cancel_run(job.job.id)
             with contextlib.suppress(WorkflowEnded):
-                self._finish(job.follow())
+                self._record_end(job.follow())
         except Interrupted:
-            self._progress.say(f"{self._workflow}  not waited for; 'moor wafer get jobs' shows it")
+            self._progress.report(f"{self._workflow}  not waited for; 'moor wafer get jobs' shows it")
         except MooringsError as error:
-            raise self.left_behind(error) from error
+            raise self.with_job_hint(error) from error
         finally:
             if self._job is not None:
                 self._job.end(ok=False)
 
-    def end_from_outside(self, why: str) -> None:
+    def cancel_externally(self, why: str) -> None:
         """Cancel the job, because its display elsewhere was cancelled. Called in a thread of the mirror."""
-        self.why = self.why or why
-        self._progress.say(f"{self._workflow}  {why}: cancelling")
-        job, claim = self._job, self.within
+        self.cancel_reason = self.cancel_reason or why
+        self._progress.report(f"{self._workflow}  {why}: cancelling")
+        job, claim = self._job, self.reservation
         try:
             with self._connect() as client:
-                client.patience = make_patience(self._progress, CANCEL_S)
+                client.retry_policy = make_patience(self._progress, CANCEL_S)
                 if job is not None:
                     client.cancel_run(job.job.id)
                 elif claim is not None:
                     client.delete_claim(claim.id)
         except MooringsError as error:
-            self._progress.say(f"{self._workflow}  it could not be cancelled: {error.detail}")
+            self._progress.report(f"{self._workflow}  it could not be cancelled: {error.detail}")
 
     def cancel_quietly(self) -> None:
-        """Cancel the running job without messages: nobody reads them, or this process is failing."""
+        """Cancel the running job without messages: the terminal is gone, or this process is failing."""
         if self._job is not None:
             self._job.end(ok=False)
             with contextlib.suppress(MooringsError):
                 self._client.cancel_run(self._job.job.id)
 
-    def left_behind(self, error: MooringsError) -> MooringsError:
+    def with_job_hint(self, error: MooringsError) -> MooringsError:
         """``error``, with what happens to the job that was being followed."""
         if self._job is None:
             return error

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from moorings.appliance import entry
 from moorings.appliance.arguments import DEVICE
-from moorings.appliance.order import read_job_spec
-from moorings.core.errors import MooringsError
+from moorings.appliance.job_spec import read_job_spec
+from moorings.core.model.errors import MooringsError
 
 
 def main(argv: Sequence[str]) -> int:

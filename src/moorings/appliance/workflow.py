@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, Final
 
-from moorings.appliance.answers import read_result
 from moorings.appliance.checkpoints import CheckpointFile, find_newest
-from moorings.appliance.checks import WorkflowConfig, params_error
-from moorings.appliance.following import LEAD_S, describe_systems, wait_for_systems
+from moorings.appliance.console import format_count, format_seconds
+from moorings.appliance.job_follower import LEAD_S, describe_systems, wait_for_systems
+from moorings.appliance.job_spec import ApplianceJobSpec, DataSplit, JobAction
 from moorings.appliance.jobs import build_reservation
-from moorings.appliance.order import ApplianceJobSpec, DataSplit, JobAction
-from moorings.appliance.record import RunMetaFile
+from moorings.appliance.run_meta import RunMetaFile
 from moorings.appliance.runner import STOPPED, ControllerClients, JobRunner, LaunchContext, WorkflowEnded
-from moorings.appliance.telling import format_count, format_seconds
-from moorings.cli.interrupts import Interrupted
-from moorings.cli.progress import Progress
-from moorings.core.claims import ENDED as CLAIM_ENDED
-from moorings.core.errors import MooringsError
+from moorings.appliance.workflow_config import WorkflowConfig, params_error
+from moorings.core.model.claims import ENDED as CLAIM_ENDED
+from moorings.core.model.errors import MooringsError
+from moorings.ports.clock import random_id
 from moorings.ports.mirror import Mirror
+from moorings.terminal.interrupts import Interrupted
+from moorings.terminal.progress import Progress
 from moorings.wire.errors import ExitCode
 from moorings.wire.shapes import ClaimRequest, RunBody
 from moorings.workloads.appliance import priority_bucket
@@ -53,23 +55,23 @@ class Workflow:
         self._progress = progress
         self._mirror = mirror
         self._start = start
-        self._name = f"wflow-{_letters(22)}"
+        self._name = f"wflow-{random_id(22)}"
         self._record = RunMetaFile(wish.model_dir)
         self._jobs = JobRunner(wish, self._name, controllers, progress, mirror, self._record, show=show, start=start)
         self._orders = 0
-        self._reserving: tuple[ClaimRequest, str] | None = None  # a reservation that may have been created
+        self._reservation_request: tuple[ClaimRequest, str] | None = None  # a reservation that may have been created
 
     def run(self, begin: CheckpointFile | None) -> int:
         """Run all jobs, from that checkpoint on; return the exit code."""
         wish = self._wish
         try:
-            if self._settle_earlier() and wish.checkpoint is None:  # its work until now is not lost
+            if self._cancel_previous_jobs() and wish.checkpoint is None:  # its work until now is not lost
                 begin, _ = find_newest(wish.model_dir)
             if is_done(wish, begin, self._progress):
                 return 0
             systems = format_count(wish.config.num_csx, "system")
             bucket = priority_bucket(wish.priority)
-            self._jobs.opening = f"{self._name}  {wish.mode} on {systems}, priority {bucket}, in {wish.model_dir}"
+            self._jobs.start_message = f"{self._name}  {wish.mode} on {systems}, priority {bucket}, in {wish.model_dir}"
             self._run_stages(begin)
         except WorkflowEnded as over:
             return over.code
@@ -77,12 +79,12 @@ class Workflow:
             self._jobs.interrupt(stop)
             return stop.exit_code
         except MooringsError as error:
-            raise self._jobs.left_behind(error) from error
+            raise self._jobs.with_job_hint(error) from error
         except BaseException:
             self._jobs.cancel_quietly()
             raise
         finally:
-            self._jobs.heart.stop()
+            self._jobs.lease_renewer.stop()
             self._release()
         return 0
 
@@ -93,7 +95,7 @@ class Workflow:
         sides: tuple[DataSplit, ...] = tuple(side for side in ("train", "eval") if side in wish.mode.split("_"))
         artifacts = {side: self._compile(side) for side in sides}
         if wish.compile_only:
-            self._progress.say(f"{self._name}  compiled; nothing was executed (--compile_only)")
+            self._progress.report(f"{self._name}  compiled; nothing was executed (--compile_only)")
             return
         if wish.mode == "eval":
             assert begin is not None, "it was looked for"
@@ -111,30 +113,30 @@ class Workflow:
 
     def _compile(self, side: DataSplit) -> str:
         """Compile a program; return its key."""
-        order = self._make_order("compile", side)
-        ended = self._jobs.do(order)
+        order = self._build_job_spec("compile", side)
+        ended = self._jobs.run_job(order)
         answer = read_result(order)
         how = "found in the cache" if answer.get("found") else f"made in {format_seconds(float(answer['seconds']))}"
-        self._jobs.tell_end(ended, f"program {str(answer['artifact'])[:12]} {how}")
+        self._jobs.report_end(ended, f"program {str(answer['artifact'])[:12]} {how}")
         return str(answer["artifact"])
 
     def _train(self, artifact: str, begin: CheckpointFile | None, last_step: int) -> CheckpointFile:
         """Train until that step; return the checkpoint at its end."""
-        order = self._make_order("train", "train", artifact, begin, last_step)
-        ended = self._jobs.do(order)
+        order = self._build_job_spec("train", "train", artifact, begin, last_step)
+        ended = self._jobs.run_job(order)
         answer = read_result(order)
         made = CheckpointFile(Path(str(answer["checkpoint"])), int(answer["step"]))
-        self._jobs.tell_end(ended, f"step {made.step}, loss {float(answer['loss']):.4f}, {made.path.name}")
+        self._jobs.report_end(ended, f"step {made.step}, loss {float(answer['loss']):.4f}, {made.path.name}")
         return made
 
     def _evaluate(self, artifact: str, begin: CheckpointFile) -> None:
-        order = self._make_order("eval", "eval", artifact, begin, self._wish.config.eval_steps)
-        ended = self._jobs.do(order)
+        order = self._build_job_spec("eval", "eval", artifact, begin, self._wish.config.eval_steps)
+        ended = self._jobs.run_job(order)
         answer = read_result(order)
         batches = format_count(int(answer["batches"]), "batch", "batches")
-        self._jobs.tell_end(ended, f"step {int(answer['step'])}, loss {float(answer['loss']):.4f} over {batches}")
+        self._jobs.report_end(ended, f"step {int(answer['step'])}, loss {float(answer['loss']):.4f} over {batches}")
 
-    def _make_order(
+    def _build_job_spec(
         self,
         act: JobAction,
         side: DataSplit,
@@ -166,62 +168,62 @@ class Workflow:
     def _reserve(self) -> None:
         """Hold the systems for this workflow until ``_release``."""
         request = build_reservation(self._wish, lease_s=self._start.lease_s, memory=self._start.memory)
-        self._reserving = (request, secrets.token_hex(16))
-        claim = self._jobs.within = self._client.create_claim(*self._reserving)
-        self._jobs.heart.add(claim.id, self._name)
-        watch = self._mirror.watch_limit(self._jobs.end_from_outside, LEAD_S)
+        self._reservation_request = (request, secrets.token_hex(16))
+        claim = self._jobs.reservation = self._client.create_claim(*self._reservation_request)
+        self._jobs.lease_renewer.add(claim.id, self._name)
+        watch = self._mirror.watch_limit(self._jobs.cancel_externally, LEAD_S)
         try:
             claim = wait_for_systems(self._client, self._progress, claim.id, f"{self._name}  reservation  ")
         finally:
             watch.stop()
         if claim.state in CLAIM_ENDED:
-            why = self._jobs.why or (claim.reason.message if claim.reason is not None else "it was released")
-            self._progress.say(f"{self._name}  the reservation of its systems has ended: {why}")
-            raise WorkflowEnded(STOPPED if self._jobs.why else ExitCode.FAILED)
-        self._progress.say(f"{self._name}  reserved for its jobs: {describe_systems(claim.devices or '')}")
+            why = self._jobs.cancel_reason or (claim.reason.message if claim.reason is not None else "it was released")
+            self._progress.report(f"{self._name}  the reservation of its systems has ended: {why}")
+            raise WorkflowEnded(STOPPED if self._jobs.cancel_reason else ExitCode.FAILED)
+        self._progress.report(f"{self._name}  reserved for its jobs: {describe_systems(claim.devices or '')}")
 
     def _release(self) -> None:
         """Release the systems; if that fails, the lease expires."""
-        if self._reserving is None:
+        if self._reservation_request is None:
             return
-        wanted, self._reserving = self._reserving, None
+        wanted, self._reservation_request = self._reservation_request, None
         try:
-            claim = self._jobs.within or self._client.create_claim(*wanted)
+            claim = self._jobs.reservation or self._client.create_claim(*wanted)
             self._client.delete_claim(claim.id)
         except MooringsError as error:
             if error.code not in ("claim.ended", "claim.unknown"):
-                self._progress.say(f"{self._name}  its systems go with their lease: {error.detail}")
+                self._progress.report(f"{self._name}  its systems go with their lease: {error.detail}")
 
     # -- earlier starts ------------------------------------------------------------------------------------------------
 
-    def _settle_earlier(self) -> bool:
+    def _cancel_previous_jobs(self) -> bool:
         """Cancel jobs of an earlier start, for two must not train in one folder; return whether there was any."""
         try:
-            told = self._record.load()
-            if told is not None:
-                self._progress.say(told)
-            left = self._record.unended()
+            note = self._record.load()
+            if note is not None:
+                self._progress.report(note)
+            left = self._record.list_unfinished()
             for ident, workflow in left:
-                self._record.close(self._cancel_earlier(ident, workflow), ident)
+                self._record.mark_ended(self._cancel_previous_job(ident, workflow), ident)
         except OSError as error:
             problem = f"model_dir: run_meta.json: {error.strerror or error}"
-            raise params_error(self._wish.where("model_dir"), problem) from error
+            raise params_error(self._wish.origin_of("model_dir"), problem) from error
         return bool(left)
 
-    def _cancel_earlier(self, ident: str, workflow: str) -> RunBody | None:
+    def _cancel_previous_job(self, ident: str, workflow: str) -> RunBody | None:
         try:
-            job = self._client.run(ident)
+            job = self._client.get_run(ident)
             if job.state in ENDED:
                 return job
             if not is_job_of_workflow(
                 job, workflow, self._wish.model_dir
             ):  # the folder is a copy, or others write to it
-                self._progress.say(f"{ident}  stands in run_meta.json, but is no job of this folder: left alone")
+                self._progress.report(f"{ident}  stands in run_meta.json, but is no job of this folder: left alone")
                 return None
-            self._progress.say(f"{ident}  of an earlier start still runs: cancelling it")
+            self._progress.report(f"{ident}  of an earlier start still runs: cancelling it")
             job = self._client.cancel_run(ident)
             while job.state not in ENDED:
-                job = self._client.run(ident, wait_s=5.0)
+                job = self._client.get_run(ident, wait_s=5.0)
             return job
         except MooringsError as error:
             if error.code != "run.unknown":
@@ -251,12 +253,32 @@ def training_segments(first_step: int, last_step: int, frequency: int | None) ->
 
 def is_done(wish: WorkflowConfig, begin: CheckpointFile | None, progress: Progress) -> bool:
     """Whether nothing is left to train; reports that."""
-    if wish.compile_only or not wish.trains or begin is None or begin.step < wish.last_step:
+    if wish.compile_only or not wish.includes_training or begin is None or begin.step < wish.last_step:
         return False
     done = f"{begin.path.name} has {begin.step} steps, and max_steps is {wish.last_step}"
-    progress.say(f"nothing is left to do: {done}")
+    progress.report(f"nothing is left to do: {done}")
     return True
 
 
-def _letters(count: int) -> str:
-    return "".join(secrets.choice("abcdefghijklmnopqrstuvwxyz234567") for _ in range(count))
+# -- results -----------------------------------------------------------------------------------------------------------
+# The results of jobs, in files beside their specifications.
+
+ANSWER_BYTES_MAX: Final = 1 << 20
+
+
+def read_result(order: ApplianceJobSpec) -> dict[str, Any]:
+    """The result that a job has written.
+
+    Raises:
+        MooringsError: ``answer.invalid``.
+    """
+    wanted = {"compile": ("artifact", "seconds"), "train": ("step", "loss", "checkpoint")}
+    try:
+        with order.result_file.open("rb") as file:
+            answer = json.loads(file.read(ANSWER_BYTES_MAX))
+        missing = [name for name in wanted.get(order.act, ("step", "loss", "batches")) if name not in answer]
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise MooringsError("answer.invalid", f"the job wrote no answer that can be read: {error}") from error
+    if missing or not isinstance(answer, dict):
+        raise MooringsError("answer.invalid", f"{order.result_file} does not tell: {', '.join(missing)}")
+    return answer

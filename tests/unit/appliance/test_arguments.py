@@ -14,7 +14,7 @@ SEED = [
 
 def test_the_command_line_of_the_vendor_s_manual() -> None:
     given = {"mode": "train", "model_dir": "model_dir/", "num_csx": 1, "num_wgt_servers": 2, "job_time_sec": 60}
-    assert parse_arguments(SEED) == Arguments(params="configs/params_gpt2_small.yaml", given=given)
+    assert parse_arguments(SEED) == Arguments(params="configs/params_gpt2_small.yaml", runconfig=given)
 
 
 def test_dashes_and_underscores_are_one() -> None:
@@ -32,7 +32,7 @@ def test_every_other_option() -> None:
         params="p",
         validate_only=True,
         checkpoint_path="k",
-        given={
+        runconfig={
             "mode": "eval",
             "compile_dir": "c",
             "max_steps": 7,

@@ -13,16 +13,16 @@ import pytest
 
 from moorings.appliance.arguments import parse_arguments
 from moorings.appliance.checkpoints import find_newest
-from moorings.appliance.checks import (
+from moorings.appliance.job_spec import SECTIONS
+from moorings.appliance.program import Program
+from moorings.appliance.workflow_config import (
     WorkflowConfig,
     build_workflow_config,
     check_pools,
     create_folders,
     requires_memory,
 )
-from moorings.appliance.order import SECTIONS
-from moorings.appliance.program import Program
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 from moorings.wire.shapes import PoolBody, TopologyShape
 
 GIB = 1 << 30
@@ -110,7 +110,7 @@ def test_the_command_line_wins_over_the_file(folder: Path) -> None:
     assert wish(folder, "--num_csx 2").config.num_csx == 2
     made = wish(folder, "--num_csx 1 --mode train --model_dir /there/")
     assert (made.mode, made.model_dir) == ("train", Path("/there"))
-    assert (made.where("num_csx"), made.where("mode")) == ("--num_csx", "--mode")
+    assert (made.origin_of("num_csx"), made.origin_of("mode")) == ("--num_csx", "--mode")
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_what_a_mode_does_not_need_may_be_left_out(folder: Path) -> None:
     (folder / "p.yaml").write_text("eval_input:\n  batch_size: 4\n")
     made = wish(folder, "--mode eval")
     assert made.params["train_input"] == {}
-    assert not made.trains
+    assert not made.includes_training
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Compiling: what is found again, what is made anew, and what a model must be."""
+"""Compiling: what is found again, what is made again, and what a model must be."""
 
 import contextlib
 import importlib
@@ -19,24 +19,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from moorings.appliance.execution import artifacts, compiling, programs, sources
-from moorings.appliance.execution.compiling import build_key, compile_model
-from moorings.appliance.execution.sources import find_sources
-from moorings.appliance.execution.working import run_task
+from moorings.appliance.execution import artifacts, compilation, programs
+from moorings.appliance.execution.compilation import build_key, compile_model, find_sources
+from moorings.appliance.execution.task_main import run_task
+from moorings.appliance.job_spec import ApplianceJobSpec
 from moorings.appliance.layers import Layer
-from moorings.appliance.order import ApplianceJobSpec
 from moorings.appliance.program import Program
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 from tests.unit.appliance.tiny import Tiny, batch_of, compiled, order_in
 
 
-def compile_it(order: ApplianceJobSpec, told: list[str] | None = None) -> compiling.CompileResult:
+def compile_it(order: ApplianceJobSpec, told: list[str] | None = None) -> compilation.CompileResult:
     key = build_key(Tiny, order, batch_of(order))
     layers = list(Tiny(Tiny.Params(**order.params["model"])).layers())
     return compile_model(layers, order, batch_of(order), key, (told if told is not None else []).append)
 
 
-def compile_one_layer(order: ApplianceJobSpec, told: list[str] | None = None) -> compiling.CompileResult:
+def compile_one_layer(order: ApplianceJobSpec, told: list[str] | None = None) -> compilation.CompileResult:
     """A model that XLA compiles in a tenth of the time."""
     layers = [Layer("only", "only", nothing, mean)]
     return compile_model(layers, order, BATCH, "0" * 64, (told if told is not None else []).append)
@@ -71,10 +70,10 @@ def test_what_xla_made_is_in_the_artifact_and_used(tmp_path: Path, monkeypatch: 
     from jax._src import compiler  # nothing public tells whether XLA is asked
 
     monkeypatch.setattr(compiler, "backend_compile_and_load", fail)
-    compiling.load_programs(found.artifact)
-    monkeypatch.setattr(compiling, "cpu_kind", lambda: "another")
+    compilation.load_programs(found.artifact)
+    monkeypatch.setattr(compilation, "cpu_kind", lambda: "another")
     with pytest.raises(AssertionError, match="it was compiled"):
-        compiling.load_programs(found.artifact)
+        compilation.load_programs(found.artifact)
 
 
 @pytest.mark.parametrize("harm", ["change", "cut", "remove", "manifest", "foreign manifest", "outside"])
@@ -102,7 +101,7 @@ def test_a_damaged_artifact_is_made_anew_and_that_is_said(tmp_path: Path, harm: 
     again = compile_one_layer(order, told)
     assert not again.found
     assert len(told) == 1
-    assert re.search("cannot be used: .*: it is made anew$", told[0])
+    assert re.search("cannot be used: .*: it is compiled again$", told[0])
     assert compile_one_layer(order).found
     assert [path.name for path in artifacts.user_folder(Path(order.compile_dir)).iterdir()] == [again.artifact.key]
 
@@ -179,7 +178,7 @@ def test_the_key_changes_with_whatever_the_program_is_made_from(tmp_path: Path, 
     }
     other = {**order.params, "optimizer": {"learning_rate": 7}, "runconfig": {"seed": 9}}
     assert build_key(Tiny, replace(order, params=other, weight_servers=5), batch_of(order)) == base
-    monkeypatch.setattr(sources, "find_sources", lambda _model: {"model.py": b"changed"})
+    monkeypatch.setattr(compilation, "find_sources", lambda _model: {"model.py": b"changed"})
     keys.add(build_key(Tiny, order, batch_of(order)))
     monkeypatch.setattr(jax, "__version__", "0.0.0")
     keys.add(build_key(Tiny, order, batch_of(order)))
@@ -279,7 +278,7 @@ def test_an_end_while_compiling_is_no_error(tmp_path: Path, call: int, catches: 
     order = order_in(tmp_path, act="compile", params={"model": {"call": call, "catches": catches}})
     assert run_task(order, Program(Ending, Zeros)) == 143
     assert capfd.readouterr().err == ""
-    assert not order.answer.exists()
+    assert not order.result_file.exists()
     left = [path.name for path in artifacts.user_folder(Path(order.compile_dir)).iterdir()]
     assert not left or (catches == "all" and len(left[0]) == 64)  # a whole one, made before the end was seen
 

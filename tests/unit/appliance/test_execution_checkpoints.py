@@ -17,7 +17,7 @@ import pytest
 from moorings.appliance import checkpoints as client
 from moorings.appliance.execution.checkpoints import CheckpointReader, checkpoint_path, save_checkpoint
 from moorings.appliance.execution.programs import LayerShape
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 
 LAYERS = [
     LayerShape("a", "a", {"w": (2, 3), "b": (3,)}),

@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from moorings.appliance.execution.connections import ServerAddress, ServerConnection, ServerConnections
 from moorings.appliance.execution.frames import FrameError, body_bytes_max, receive_frame, send_frame
-from moorings.appliance.execution.links import ServerAddress, ServerConnection, ServerConnections
-from moorings.appliance.execution.meeting import FILE_NAME, connect_servers, weight_servers
-from moorings.core.errors import MooringsError
+from moorings.appliance.execution.rendezvous import FILE_NAME, connect_servers, weight_servers
+from moorings.core.model.errors import MooringsError
 from tests.waiting import patient
 
 Pair = tuple[socket.socket, socket.socket]
@@ -120,7 +120,7 @@ def test_a_server_lets_in_nobody_without_its_token_and_goes_on(tmp_path: Path):
         [place] = servers.places
         stranger = connect_one(place, "0" * 32)
         with pytest.raises(MooringsError, match="has gone"):
-            stranger.ask("weights", layer=0, step=0)
+            stranger.call("weights", layer=0, step=0)
         stranger.close()
         with socket.socket(socket.AF_UNIX) as browser:
             browser.connect(str(place.path))
@@ -129,10 +129,10 @@ def test_a_server_lets_in_nobody_without_its_token_and_goes_on(tmp_path: Path):
             with contextlib.suppress(ConnectionResetError):
                 assert browser.recv(1) == b""
         link = connect_one(place, place.token)
-        link.ask("put", {"w": np.ones((2, 3), np.float32)}, layer=0, part="w")
-        link.ask("begin", step=4)
-        link.say("weights", layer=0, step=4)
-        np.testing.assert_array_equal(link.hear().arrays["w"], np.ones((2, 3)))
+        link.call("put", {"w": np.ones((2, 3), np.float32)}, layer=0, part="w")
+        link.call("begin", step=4)
+        link.send("weights", layer=0, step=4)
+        np.testing.assert_array_equal(link.receive().arrays["w"], np.ones((2, 3)))
         link.close()
 
 
@@ -149,7 +149,7 @@ def test_a_frame_larger_than_a_layer_ends_the_talk_and_is_said(tmp_path: Path):
     with weight_servers([[0]], SHAPES, 1, None, tmp_path) as servers:
         link = connect_one(servers.places[0], servers.places[0].token)
         with pytest.raises(MooringsError, match="at most 65536"):
-            link.ask("put", {"w": np.ones(10_000, np.float32)}, layer=0, part="w")
+            link.call("put", {"w": np.ones(10_000, np.float32)}, layer=0, part="w")
         link.close()
 
 
@@ -165,7 +165,7 @@ def test_weights_of_another_shape_are_refused(tmp_path: Path, arrays: dict[str, 
     with weight_servers([[0]], SHAPES, 1, None, tmp_path) as servers:
         link = connect_one(servers.places[0], servers.places[0].token)
         with pytest.raises(MooringsError, match=why):
-            link.ask("put", arrays, layer=0, part="w")
+            link.call("put", arrays, layer=0, part="w")
         link.close()
 
 
@@ -173,7 +173,7 @@ def test_only_the_first_system_may_lead(tmp_path: Path):
     with weight_servers([[0]], SHAPES, 2, None, tmp_path) as servers:
         link = connect_one(servers.places[0], servers.places[0].token, system=1)
         with pytest.raises(MooringsError, match="system 1 may not say 'begin'"):
-            link.ask("begin", step=0)
+            link.call("begin", step=0)
         link.close()
 
 
@@ -181,10 +181,10 @@ def test_a_system_that_leaves_without_a_word_is_told_to_all_who_wait(tmp_path: P
     with weight_servers([[0]], SHAPES, 2, None, tmp_path) as servers:
         [place] = servers.places
         first, second = connect_one(place, place.token), connect_one(place, place.token, system=1)
-        first.say("collect")
+        first.send("collect")
         second.close()
         with pytest.raises(MooringsError, match="system 1 has gone"):
-            first.hear()
+            first.receive()
         first.close()
 
 
@@ -192,7 +192,7 @@ def test_servers_end_with_who_started_them(tmp_path: Path):
     code = """if True:
         import json, os, sys
         from pathlib import Path
-        from moorings.appliance.execution.meeting import weight_servers
+        from moorings.appliance.execution.rendezvous import weight_servers
         with weight_servers([[0], []], [{"w": (1,)}], 1, None, Path(sys.argv[1])) as servers:
             servers.publish()
             print(json.dumps([str(servers.places[0].path), *servers.pids]), flush=True)
@@ -238,7 +238,7 @@ def test_servers_are_found_until_all_systems_have_come_and_no_longer(tmp_path: P
             if len(seen) == 3:
                 late.append(connect_servers(tmp_path, shares, SHAPES, 1, lambda: None))
 
-        servers.await_all(first, check)
+        servers.wait_for_systems(first, check)
         assert seen[:3] == [True] * 3
         assert not notice.exists()
         assert not sockets.exists()
@@ -265,11 +265,11 @@ def test_a_system_that_came_to_a_half_has_not_come(tmp_path: Path):
                 raise EnoughError
 
         with pytest.raises(EnoughError):
-            servers.await_all(first, check)
+            servers.wait_for_systems(first, check)
         assert place.path.exists()
         half.close()
         with pytest.raises(MooringsError, match="system 1 has gone"):
-            servers.await_all(first, lambda: None)
+            servers.wait_for_systems(first, lambda: None)
         first.close()
 
 
@@ -277,7 +277,7 @@ def test_modules_in_the_users_folder_are_not_ours(tmp_path: Path, monkeypatch: p
     (tmp_path / "json.py").write_text(f"open({str(tmp_path / 'taken')!r}, 'w')\nraise SystemExit(3)")
     monkeypatch.chdir(tmp_path)
     with weight_servers([[0]], SHAPES, 1, None, tmp_path) as servers:
-        links = ServerConnections(servers.places, [[0]], SHAPES, 0, servers.why_gone)
-        servers.await_all(links, lambda: None)
+        links = ServerConnections(servers.places, [[0]], SHAPES, 0, servers.exit_reason)
+        servers.wait_for_systems(links, lambda: None)
         links.close()
     assert not (tmp_path / "taken").exists()

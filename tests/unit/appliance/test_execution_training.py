@@ -15,16 +15,16 @@ import jax
 import numpy as np
 import pytest
 
-from moorings.appliance.execution import executing, meeting, streaming
+from moorings.appliance.execution import execute as executing
+from moorings.appliance.execution import rendezvous, streaming
 from moorings.appliance.execution.artifacts import user_folder
-from moorings.appliance.execution.compiling import load_programs
-from moorings.appliance.execution.executing import _artifact
-from moorings.appliance.execution.links import ServerConnections
+from moorings.appliance.execution.compilation import load_programs
+from moorings.appliance.execution.connections import ServerConnections
+from moorings.appliance.execution.execute import _artifact, assign_layers
 from moorings.appliance.execution.optimizer import AdamW
 from moorings.appliance.execution.programs import initial_weights
-from moorings.appliance.execution.shares import assign_layers
 from moorings.appliance.execution.streaming import train_step
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 from tests.once import made_once
 from tests.unit.appliance.tiny import Batches, Tiny, batch_of, compiled, execute, order_in
 from tests.waiting import until
@@ -66,14 +66,14 @@ def test_the_streamed_gradient_is_that_of_the_whole_model(tmp_path: Path, ready:
     weights = [initial_weights(layer, 3, number) for number, layer in enumerate(layers)]
     shares = assign_layers([shape.size for shape in shapes], 2)
     each = [shape.weights for shape in shapes]
-    with meeting.weight_servers(shares, each, 1, AdamW(learning_rate=0.1), tmp_path) as servers:
+    with rendezvous.weight_servers(shares, each, 1, AdamW(learning_rate=0.1), tmp_path) as servers:
         links = ServerConnections(servers.places, shares, each, 0)
         for number, w in enumerate(weights):
-            links.up(number).ask("put", w, layer=number, part="w")
-        links.ask_all("begin", step=0)
+            links.control_connection(number).call("put", w, layer=number, part="w")
+        links.call_all("begin", step=0)
         sent: dict[int, Any] = {}
         for number in range(len(layers)):
-            _keep(links.up(number), sent)
+            _keep(links.control_connection(number), sent)
         loss = train_step(programs, links, len(layers), 0, batch_of(order))
         links.leave()
     expected, gradients = jax.value_and_grad(whole_loss)(weights, batch_of(order))
@@ -87,14 +87,14 @@ def test_the_streamed_gradient_is_that_of_the_whole_model(tmp_path: Path, ready:
 
 def _keep(link: Any, sent: dict[int, Any]) -> None:
     """Note what gradients are said on a link, which still says them."""
-    say = link.say
+    send = link.send
 
     def noting(op: str, arrays: Any = None, **head: Any) -> None:
         if op == "gradients":
             sent[head["layer"]] = arrays
-        say(op, arrays, **head)
+        send(op, arrays, **head)
 
-    link.say = noting
+    link.send = noting
 
 
 def test_a_system_holds_the_weights_of_two_layers_at_most(tmp_path: Path, ready: Path, monkeypatch: pytest.MonkeyPatch):
@@ -107,21 +107,21 @@ def test_a_system_holds_the_weights_of_two_layers_at_most(tmp_path: Path, ready:
         def __init__(self, link: Any) -> None:
             self._link = link
 
-        def say(self, op: str, arrays: Any = None, **head: Any) -> None:
+        def send(self, op: str, arrays: Any = None, **head: Any) -> None:
             nonlocal outstanding, most
             outstanding += op == "weights"
             most = max(most, outstanding)
-            self._link.say(op, arrays, **head)
+            self._link.send(op, arrays, **head)
 
-        def hear(self) -> Any:
-            return self._link.hear()
+        def receive(self) -> Any:
+            return self._link.receive()
 
     class Watched:
         def __init__(self, links: ServerConnections) -> None:
             self._links = links
 
-        def down(self, layer: int) -> Any:
-            return Counting(self._links.down(layer))
+        def weights_connection(self, layer: int) -> Any:
+            return Counting(self._links.weights_connection(layer))
 
     def watched(links: ServerConnections, layers: Any, step: int) -> Iterator[Any]:
         nonlocal outstanding
@@ -132,7 +132,7 @@ def test_a_system_holds_the_weights_of_two_layers_at_most(tmp_path: Path, ready:
     monkeypatch.setattr(streaming, "stream_weights", watched)
     execute(ordered(tmp_path, ready, last_step=2))
     assert outstanding == 0
-    assert most == streaming.HELD_LAYERS_MAX
+    assert most == 2
 
 
 def test_the_loss_falls_and_lines_and_the_answer_say_so(tmp_path: Path, ready: Path):
@@ -236,13 +236,13 @@ def test_a_weight_server_that_is_killed_ends_the_training_at_once(
     order = ordered(tmp_path, ready, systems=2, weight_servers=2, last_step=100_000)
     order = replace(order, params={**order.params, "runconfig": {**order.params["runconfig"], "checkpoint_steps": 5}})
     seen: list[int] = []
-    real = meeting.WeightServers.publish
+    real = rendezvous.WeightServers.publish
 
     def publish(self: Any) -> None:
         real(self)
         seen.extend(self.pids)
 
-    monkeypatch.setattr(meeting.WeightServers, "publish", publish)
+    monkeypatch.setattr(rendezvous.WeightServers, "publish", publish)
 
     def kill() -> None:
         until((Path(order.model_dir) / "checkpoint_5.npz").exists)
@@ -257,14 +257,14 @@ def test_a_weight_server_that_is_killed_ends_the_training_at_once(
     assert arrays_of(Path(order.model_dir) / "checkpoint_5.npz")["step"] == 5
 
 
-def test_a_killed_weight_server_is_named_and_not_what_followed_from_it(tmp_path: Path):
-    """A system that loses it leaves, and another server may say so first."""
+def test_a_killed_weight_server_is_named_and_not_what_followed_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A system that loses it leaves, and another server may say so before the dead one can be reaped."""
+    monkeypatch.setattr(rendezvous, "_REAP_S", 30.0)
     shapes = {"w": (2,)}
 
     def lose_one() -> None:
-        with meeting.weight_servers([[0], [1]], [shapes, shapes], 1, None, tmp_path) as servers:
-            os.kill(servers.pids[1], signal.SIGKILL)
-            until(lambda: servers.find_killed() is not None)
+        with rendezvous.weight_servers([[0], [1]], [shapes, shapes], 1, None, tmp_path) as servers:
+            threading.Timer(0.2, os.kill, (servers.pids[1], signal.SIGKILL)).start()
             raise MooringsError("execution.failed", "system 1 has gone")
 
     with pytest.raises(MooringsError, match="weight server 1 has gone: it was killed by SIGKILL"):
@@ -278,7 +278,7 @@ def test_nothing_is_left_in_the_folders_of_sockets(tmp_path: Path, ready: Path, 
     order = ordered(tmp_path, ready, systems=2)
     execute(order)
     assert list(runtime.iterdir()) == []
-    assert not (Path(order.folder) / meeting.FILE_NAME).exists()
+    assert not (Path(order.folder) / rendezvous.FILE_NAME).exists()
     runtime.rmdir()
 
 

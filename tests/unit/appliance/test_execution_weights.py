@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moorings.appliance.execution.execute import assign_layers
 from moorings.appliance.execution.optimizer import AdamW, squares
-from moorings.appliance.execution.shares import assign_layers
 from moorings.appliance.execution.weights import WeightShard, WorkLostError
 from tests.waiting import patient
 
@@ -73,7 +73,7 @@ def test_every_layer_is_kept_once_and_no_server_has_much_more_than_another(sizes
 
 def share(systems: int, *, learns: bool = True) -> WeightShard:
     found = WeightShard({0: {"w": (1,)}}, systems, AdamW(learning_rate=0.1) if learns else None)
-    found.put(0, "w", {"w": array(1.0)})
+    found.set_weights(0, "w", {"w": array(1.0)})
     found.begin(0)
     return found
 
@@ -84,20 +84,20 @@ def test_gradients_are_added_in_the_order_of_the_systems(order: tuple[int, ...])
     values = [1.0, 1e8, -1e8, 1.0]
     kept = share(4)
     for system in order:
-        kept.add(0, 0, system, {"w": array(values[system])})
+        kept.add_gradients(0, 0, system, {"w": array(values[system])})
     total = np.float32(0)
     for value in values:
         total += np.float32(value)
-    assert kept.squares() == {0: pytest.approx((float(total) / 4) ** 2)}
+    assert kept.gradient_squares() == {0: pytest.approx((float(total) / 4) ** 2)}
 
 
 def test_a_step_is_taken_once_and_with_all_gradients():
     kept = share(2)
-    kept.add(0, 0, 1, {"w": array(1.0)})
+    kept.add_gradients(0, 0, 1, {"w": array(1.0)})
     with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(kept.squares)
+        waiting = pool.submit(kept.gradient_squares)
         assert not waiting.done()
-        kept.add(0, 0, 0, {"w": array(3.0)})
+        kept.add_gradients(0, 0, 0, {"w": array(3.0)})
         assert waiting.result(timeout=patient(20)) == {0: 4.0}
         later = pool.submit(kept.weights, 0, 1)
         kept.apply(0, 1.0)
@@ -108,22 +108,22 @@ def test_a_step_is_taken_once_and_with_all_gradients():
 
 def test_gradients_that_come_twice_or_for_another_step_are_refused():
     kept = share(2)
-    kept.add(0, 0, 1, {"w": array(1.0)})
+    kept.add_gradients(0, 0, 1, {"w": array(1.0)})
     with pytest.raises(WorkLostError, match="twice"):
-        kept.add(0, 0, 1, {"w": array(1.0)})
+        kept.add_gradients(0, 0, 1, {"w": array(1.0)})
     with pytest.raises(WorkLostError, match="gradients of step 3 when 0 were done"):
-        kept.add(0, 3, 0, {"w": array(1.0)})
+        kept.add_gradients(0, 3, 0, {"w": array(1.0)})
     with pytest.raises(WorkLostError, match="other names or shapes"):
-        kept.add(0, 0, 0, {"w": array(1.0, 2.0)})
+        kept.add_gradients(0, 0, 0, {"w": array(1.0, 2.0)})
 
 
 def test_who_waits_is_told_when_the_work_cannot_go_on():
     kept = share(2)
     with ThreadPoolExecutor() as pool:
-        asked: list[Callable[[], object]] = [kept.squares, kept.collect, lambda: kept.verdict(1)]
+        asked: list[Callable[[], object]] = [kept.gradient_squares, kept.collect, lambda: kept.wait_for_decision(1)]
         waiting = [pool.submit(each) for each in asked]
-        kept.lose("system 1 has gone")
-        kept.lose("system 0 has gone")  # a consequence of the first
+        kept.fail("system 1 has gone")
+        kept.fail("system 0 has gone")  # a consequence of the first
         for each in waiting:
             with pytest.raises(WorkLostError, match="system 1 has gone"):
                 each.result(timeout=patient(20))
@@ -142,10 +142,10 @@ def test_the_first_system_goes_last():
     with ThreadPoolExecutor(1) as threads:
         waited = threads.submit(share.await_leave, 2)
         for system in (1, 2, 1):
-            share.leave(system)
+            share.remove_connection(system)
         with pytest.raises(TimeoutError):
             waited.result(0.2)
-        share.leave(2)
+        share.remove_connection(2)
         waited.result(patient(10))
 
 
@@ -153,6 +153,6 @@ def test_a_system_that_dies_is_not_waited_for():
     share = WeightShard({0: {"w": (2,)}}, 2, None)
     with ThreadPoolExecutor(1) as threads:
         waited = threads.submit(share.await_leave, 2)
-        share.lose("system 1 has gone")
+        share.fail("system 1 has gone")
         with pytest.raises(WorkLostError, match="system 1 has gone"):
             waited.result(patient(10))

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from moorings.appliance.order import BYTES_MAX, FILE_NAME, ApplianceJobSpec, read_job_spec, write_job_spec
-from moorings.core.errors import MooringsError
+from moorings.appliance.job_spec import BYTES_MAX, FILE_NAME, ApplianceJobSpec, read_job_spec, write_job_spec
+from moorings.core.model.errors import MooringsError
 
 PARAMS: dict[str, dict[str, Any]] = {
     "model": {"hidden_size": 8},
@@ -52,9 +52,9 @@ def test_what_is_written_is_read(order: ApplianceJobSpec) -> None:
 
 def test_where_a_job_answers(order: ApplianceJobSpec) -> None:
     folder = Path(order.folder)
-    assert order.answer == folder / "trained.json"
-    assert replace(order, act="eval").answer == folder / "evaluated.json"
-    assert replace(order, act="compile", program="eval").answer == folder / "compiled-eval.json"
+    assert order.result_file == folder / "trained.json"
+    assert replace(order, act="eval").result_file == folder / "evaluated.json"
+    assert replace(order, act="compile", program="eval").result_file == folder / "compiled-eval.json"
 
 
 @pytest.mark.parametrize(

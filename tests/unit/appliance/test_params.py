@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from moorings.appliance.params import BYTES_MAX, parse_params, read_params
 from moorings.appliance.schemas import Optimizer, RunConfig
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 from tests.cases import cases
 
 

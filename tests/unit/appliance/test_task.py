@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from moorings.appliance.checks import WorkflowConfig
+from moorings.appliance.job_spec import ApplianceJobSpec, write_job_spec
 from moorings.appliance.jobs import build_appliance_job
-from moorings.appliance.order import ApplianceJobSpec, write_job_spec
 from moorings.appliance.schemas import RunConfig
+from moorings.appliance.workflow_config import WorkflowConfig
 
 TELL = """import sys
 from moorings.appliance import entry
@@ -130,7 +130,7 @@ def test_what_cannot_be_used_is_refused(tmp_path: Path, order: ApplianceJobSpec)
 
 
 def test_the_client_needs_neither_jax_nor_numpy() -> None:
-    code = "import sys, moorings.appliance.start, moorings.appliance as a; a.run; print(*sys.modules)"
+    code = "import sys, moorings.appliance.client, moorings.appliance as a; a.run; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert "moorings" in loaded

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from moorings.appliance.checkpoints import CheckpointFile
+from moorings.appliance.console import JobOutput, format_seconds
+from moorings.appliance.job_spec import SECTIONS, ApplianceJobSpec
 from moorings.appliance.jobs import job_variables
-from moorings.appliance.order import SECTIONS, ApplianceJobSpec
-from moorings.appliance.record import FILE_NAME, RunMetaFile, user_state
+from moorings.appliance.run_meta import FILE_NAME, RunMetaFile, user_state
 from moorings.appliance.runner import can_resume, end_text
-from moorings.appliance.telling import JobOutput, format_seconds
 from moorings.appliance.workflow import is_job_of_workflow, training_segments
 from moorings.wire.shapes import ApplianceShape, JobShape, RunBody
 from moorings.workloads.appliance import ApplianceJobType
@@ -77,14 +77,14 @@ def read(folder: Path) -> dict[str, Any]:
 def test_the_record_has_every_job_of_every_start(tmp_path: Path) -> None:
     record = RunMetaFile(tmp_path, "9.9")
     assert record.load() is None
-    record.note(job(), ApplianceJobType.EXECUTE, tmp_path / "log")
+    record.update_job(job(), ApplianceJobType.EXECUTE, tmp_path / "log")
     assert RunMetaFile(tmp_path).load() is None
     running = job(state="RUNNING", scheduled_at="2026-01-01T00:00:01Z", started_at="2026-01-01T00:00:02Z")
-    record.note(running, ApplianceJobType.EXECUTE, tmp_path / "log")
-    assert record.unended() == [("wsjob-1", WORKFLOW)]
+    record.update_job(running, ApplianceJobType.EXECUTE, tmp_path / "log")
+    assert record.list_unfinished() == [("wsjob-1", WORKFLOW)]
     ended = replace(running, state="TIMED_OUT", ended_at="2026-01-01T00:00:09Z", scheduled_at=None, exit_code=124)
-    record.note(ended, ApplianceJobType.EXECUTE, tmp_path / "log")
-    assert record.unended() == []
+    record.update_job(ended, ApplianceJobType.EXECUTE, tmp_path / "log")
+    assert record.list_unfinished() == []
     assert read(tmp_path) == {
         "version": "9.9",
         "compile_jobs": [],
@@ -104,11 +104,11 @@ def test_the_record_has_every_job_of_every_start(tmp_path: Path) -> None:
     }
     again = RunMetaFile(tmp_path, "9.9")
     assert again.load() is None
-    again.note(job("wsjob-2"), ApplianceJobType.COMPILE, tmp_path / "log")
+    again.update_job(job("wsjob-2"), ApplianceJobType.COMPILE, tmp_path / "log")
     assert [each["id"] for each in read(tmp_path)["execute_jobs"]] == ["wsjob-1"]
-    assert again.unended() == [("wsjob-2", WORKFLOW)]
-    again.close(None, "wsjob-2")
-    assert (again.unended(), read(tmp_path)["compile_jobs"][0]["state"]) == ([], "UNKNOWN")
+    assert again.list_unfinished() == [("wsjob-2", WORKFLOW)]
+    again.mark_ended(None, "wsjob-2")
+    assert (again.list_unfinished(), read(tmp_path)["compile_jobs"][0]["state"]) == ([], "UNKNOWN")
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_record_that_cannot_be_read_is_put_aside(tmp_path: Path, content: byte
     record = RunMetaFile(tmp_path)
     assert record.load() == "run_meta.json could not be read and is now run_meta.json.damaged"
     assert (tmp_path / "run_meta.json.damaged").read_bytes() == content
-    record.note(job(), ApplianceJobType.EXECUTE, tmp_path)
+    record.update_job(job(), ApplianceJobType.EXECUTE, tmp_path)
     assert len(read(tmp_path)["execute_jobs"]) == 1
 
 

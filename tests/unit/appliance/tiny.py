@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from moorings.appliance.execution.artifacts import user_folder
-from moorings.appliance.execution.compiling import build_key, compile_model
-from moorings.appliance.execution.executing import TaskContext, evaluate, train
+from moorings.appliance.execution.compilation import build_key, compile_model
+from moorings.appliance.execution.execute import TaskContext, evaluate, train
+from moorings.appliance.job_spec import ApplianceJobSpec, write_job_spec
 from moorings.appliance.layers import Layer
-from moorings.appliance.order import ApplianceJobSpec, write_job_spec
 from moorings.appliance.program import Program
 from tests.waiting import patient
 
@@ -158,7 +158,7 @@ def execute(order: ApplianceJobSpec, *, stop_after: int | None = None) -> Outcom
         results = [pool.submit(system, number) for number in range(order.systems)]
         for result in results:  # in order: the first one knows why
             result.result(timeout=patient(60))
-    answer = json.loads(order.answer.read_text()) if order.answer.exists() else {}
+    answer = json.loads(order.result_file.read_text()) if order.result_file.exists() else {}
     return Outcome(results[0].result(), lines, answer)
 
 
@@ -168,7 +168,7 @@ def start_tasks(order: ApplianceJobSpec, tasks: int | None = None) -> list[subpr
     number = tasks or (order.systems if order.act != "compile" else 1)
     code = (
         "import sys, pathlib; from moorings.appliance.execution import work; "
-        "from moorings.appliance.order import read_job_spec; from tests.unit.appliance.tiny import PROGRAM; "
+        "from moorings.appliance.job_spec import read_job_spec; from tests.unit.appliance.tiny import PROGRAM; "
         "sys.exit(work(read_job_spec(pathlib.Path(sys.argv[1])), PROGRAM))"
     )
     return [

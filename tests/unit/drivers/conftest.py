@@ -4,11 +4,6 @@ from tests.unit.drivers.simulated_rig import AT_ONCE, SimulatedRig
 
 
 @pytest.fixture
-def anyio_backend():
-    return "asyncio"
-
-
-@pytest.fixture
 def rig(tmp_path):
     """A machine with the usual times, driven by an open driver."""
     rig = SimulatedRig(tmp_path / "machine")

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from moorings.core.devices import PoolName
-from moorings.core.hardware import ListedPartition, ObservedState, PartitionSpec
-from moorings.core.instants import Timestamp, add_seconds
-from moorings.core.topology import Block, Pool, PowerOfTwo, Topology
+from moorings.core.model.devices import PoolName
+from moorings.core.model.driver_results import ListedPartition, ObservedState, PartitionSpec
+from moorings.core.model.timestamps import Timestamp, add_seconds
+from moorings.core.model.topology import Block, Pool, PowerOfTwo, Topology
 from moorings.drivers.simulated.driver import SimulatedDriver
 from moorings.drivers.simulated.faults import Fault, FaultKind
 from moorings.drivers.simulated.settings import SimulatedSettings
@@ -85,7 +85,7 @@ class SimulatedRig:
     def show_unknown_state(self, name: str) -> None:
         self.trouble(FaultKind.LYING_UNKNOWN, names=(name,))
 
-    def fall_silent(self) -> None:
+    def stop_answering(self) -> None:
         self.trouble(FaultKind.RESTART, seconds=3600)
 
     def write_faults(self, text: str) -> None:
@@ -99,4 +99,4 @@ def order(name: str, devices: str, *, mark: str = MARK, gcds: int = 1) -> Partit
 
 
 def states(listing: Sequence[ListedPartition]) -> dict[str, ObservedState]:
-    return {sighting.name: sighting.seen for sighting in listing}
+    return {sighting.name: sighting.state for sighting in listing}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from moorings.core.instants import Timestamp
+from moorings.core.model.timestamps import Timestamp
 from moorings.drivers.simulated.hardware import SimulatedHardware
 from tests.released.site import NAMES, ReleasedSite
 
@@ -25,7 +25,7 @@ def test_a_journal_with_every_record_is_read(site: ReleasedSite, tmp_path: Path)
     assert kinds == {"machine", "partition", "gone", "lost", "down", "strike", "strikes"}
     for _ in range(2):  # as it was, and as it is compacted today
         machine = SimulatedHardware(folder)
-        with machine.turn():
+        with machine.transaction():
             assert [one.record() for one in machine.partitions(Timestamp(0))] == told["records"]
         assert (machine.struck, machine.down_until) == (told["struck"], told["down_until"])
         assert machine.next_serial() == 5
@@ -37,7 +37,7 @@ def test_machines_of_a_site_have_the_partitions_that_its_controller_told(site: R
     at = max(Timestamp(int((site.folder / "told.json").stat().st_mtime * 1e6)), Timestamp(0))
     for folder in sorted((site.folder / "data" / "simulated").iterdir()):
         machine = SimulatedHardware(Path(shutil.copytree(folder, tmp_path / folder.name)))
-        with machine.turn():
+        with machine.transaction():
             found |= {(folder.name, one.name) for one in machine.partitions(at) if one.mark}
         machine.close()
     told = {(one["pool"], one["name"]) for one in site.told["partitions"]}

@@ -5,9 +5,9 @@ import stat
 
 import pytest
 
-from moorings.core.errors import MooringsError
-from moorings.core.hardware import ObservedState
-from moorings.core.topology import AnySubset, Block, PowerOfTwo
+from moorings.core.model.driver_results import ObservedState
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.topology import AnySubset, Block, PowerOfTwo
 from moorings.drivers.simulated.settings import SimulatedSettings
 from tests.unit.drivers.simulated_rig import MARK, SimulatedRig, order
 
@@ -105,7 +105,7 @@ async def test_clusters_show_in_hosts_and_listings(pod):
     assert file["attributes"]["Cluster"] == "c1"
     assert {device["host"] for device in file["devices"]} == {"10.2.0.1"}
     (sighting,) = await rig.driver.list_partitions()
-    assert (sighting.raw, sighting.seen) == ("PS_ACTIVE c1", ObservedState.ACTIVE)
+    assert (sighting.vendor_state, sighting.state) == ("PS_ACTIVE c1", ObservedState.ACTIVE)
 
 
 def test_every_ipu_machine_of_the_largest_pool_has_an_address_of_its_own(pod):
@@ -139,4 +139,4 @@ async def test_a_partition_on_other_devices_than_ordered_is_not_bound(pod):
     await binding_of(rig, order("p", "0-3"))
     with pytest.raises(MooringsError, match="not there, or another's"):
         await rig.driver.binding(order("p", "4-7", mark=MARK))
-    assert rig.driver._machine.find("p", rig.clock.now()).block == Block.parse("0-3")
+    assert rig.driver._machine.find_partition("p", rig.clock.now()).block == Block.parse("0-3")

@@ -4,7 +4,7 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from moorings.core.pools import parse_pools
+from moorings.core.model.pools import parse_pools
 from moorings.drivers.simulated.faults import FaultKind
 from moorings.drivers.simulated.faults_file import parse_faults
 from moorings.drivers.simulated.settings import SimulatedSettings

@@ -2,9 +2,9 @@
 
 import pytest
 
-from moorings.core.errors import MooringsError
-from moorings.core.hardware import DriverResult, ObservedState, ResultCode
-from moorings.core.topology import Block, Catalogue
+from moorings.core.model.driver_results import DriverResult, ObservedState, ResultCode
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.topology import Block, Catalogue
 from moorings.drivers.simulated.faults import Fault, FaultKind, VendorCall, VendorFaults
 from moorings.drivers.simulated.settings import SimulatedSettings
 from tests.unit.drivers.simulated_rig import AT_ONCE, MARK, SimulatedRig, order, states
@@ -204,9 +204,9 @@ async def test_an_unknown_state_is_shown_as_unknown(instant):
     await instant.driver.create(order("p", "0-3"))
     instant.trouble(FaultKind.LYING_UNKNOWN, times=1, raw="PS_HIBERNATING")
     (sighting,) = await instant.driver.list_partitions()
-    assert (sighting.seen, sighting.raw) == (ObservedState.UNKNOWN, "PS_HIBERNATING")
+    assert (sighting.state, sighting.vendor_state) == (ObservedState.UNKNOWN, "PS_HIBERNATING")
     (sighting,) = await instant.driver.list_partitions()
-    assert (sighting.seen, sighting.raw) == (ObservedState.ACTIVE, "PS_ACTIVE")
+    assert (sighting.state, sighting.vendor_state) == (ObservedState.ACTIVE, "PS_ACTIVE")
 
 
 async def test_a_listing_can_fail_be_empty_or_lack_some(instant):
@@ -336,9 +336,9 @@ def test_a_fault_strikes_the_same_whatever_other_faults_there_are():
     alone, among = VendorFaults(1), VendorFaults(1)
     alone.add(Fault(kind=FaultKind.REJECT, probability=0.5))
     among.add(Fault(kind=FaultKind.HANG, probability=0.5), Fault(kind=FaultKind.REJECT, probability=0.5))
-    strikes = [alone.strike(FaultKind.REJECT, VendorCall.CREATE) is not None for _ in range(50)]
+    strikes = [alone.inject(FaultKind.REJECT, VendorCall.CREATE) is not None for _ in range(50)]
     others = [
-        (among.strike(FaultKind.HANG, VendorCall.CREATE), among.strike(FaultKind.REJECT, VendorCall.CREATE))
+        (among.inject(FaultKind.HANG, VendorCall.CREATE), among.inject(FaultKind.REJECT, VendorCall.CREATE))
         for _ in range(50)
     ]
     assert [reject is not None for _, reject in others] == strikes
@@ -349,7 +349,7 @@ def test_a_new_process_meets_new_chances():
     def strikes(opening):
         faults = VendorFaults(1, opening)
         faults.add(Fault(kind=FaultKind.REJECT, probability=0.5))
-        return [faults.strike(FaultKind.REJECT, VendorCall.CREATE) is not None for _ in range(50)]
+        return [faults.inject(FaultKind.REJECT, VendorCall.CREATE) is not None for _ in range(50)]
 
     assert strikes(1) == strikes(1)
     assert strikes(1) != strikes(2)

@@ -5,9 +5,9 @@ import os
 
 import pytest
 
-from moorings.core.errors import MooringsError
-from moorings.core.hardware import DriverResult, ObservedState, ResultCode
-from moorings.core.topology import Block
+from moorings.core.model.driver_results import DriverResult, ObservedState, ResultCode
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.topology import Block
 from moorings.drivers.simulated import faults_file
 from moorings.drivers.simulated.faults import Fault, FaultKind, VendorCall
 from moorings.drivers.simulated.faults_file import parse_faults

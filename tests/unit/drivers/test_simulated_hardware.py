@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorings.core.errors import MooringsError
-from moorings.core.hardware import DriverResult, ObservedState, ResultCode
+from moorings.core.model.driver_results import DriverResult, ObservedState, ResultCode
+from moorings.core.model.errors import MooringsError
 from moorings.drivers.simulated import hardware
 from tests.sampling import examples
 from tests.unit.drivers.simulated_rig import AT_ONCE, MARK, SimulatedRig, order, states
@@ -187,7 +187,7 @@ async def test_what_a_killed_process_left_half_written_is_cut_off_by_the_next(in
 
 
 async def test_one_that_was_stopped_in_an_order_holds_the_others_up_and_they_say_so(instant, other):
-    with instant.driver._machine.turn():
+    with instant.driver._machine.transaction():
         answer = await other.driver.create(order("p", "0-3"))
         assert (answer.verdict, "another process holds the lock" in answer.detail) == (ResultCode.UNAVAILABLE, True)
         with pytest.raises(MooringsError) as caught:

@@ -1,8 +1,8 @@
 import pytest
 
-from moorings.core.errors import MooringsError
-from moorings.core.pools import parse_pools
-from moorings.core.topology import AnySubset, Block, Catalogue, PowerOfTwo
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.pools import parse_pools
+from moorings.core.model.topology import AnySubset, Block, Catalogue, PowerOfTwo
 from moorings.drivers.simulated.settings import SimulatedSettings
 from tests.cases import cases
 from tests.unit.drivers.simulated_rig import SimulatedRig
@@ -89,5 +89,5 @@ def test_a_pool_whose_partitions_would_lie_in_two_clusters_is_refused(tmp_path, 
 @pytest.mark.parametrize("topology", [PowerOfTwo(4, 64, 128), Catalogue(8, (Block.parse("0-3"), Block.parse("4,7")))])
 def test_a_pool_whose_partitions_fit_into_clusters_is_taken(tmp_path, topology):
     rig = SimulatedRig(tmp_path, SimulatedSettings(clusters=2), topology=topology)
-    assert rig.restart().capability.facts["clusters"] == "2"
+    assert rig.restart().capability.details["clusters"] == "2"
     rig.kill()

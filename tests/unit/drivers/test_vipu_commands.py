@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.core.hardware import ObservedState, PartitionSpec
-from moorings.core.topology import Block
+from moorings.core.model.driver_results import ObservedState, PartitionSpec
+from moorings.core.model.topology import Block
 from moorings.drivers.vipu.commands import (
     VendorPartition,
     VipuParseError,

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from moorings.core.errors import MooringsError
-from moorings.core.hardware import PartitionSpec
-from moorings.core.instants import Timestamp, add_seconds
-from moorings.core.topology import Block
-from moorings.drivers.vipu.orders import LATE_S, IntentLog, PartitionIntent, is_readable
+from moorings.core.model.driver_results import PartitionSpec
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.timestamps import Timestamp, add_seconds
+from moorings.core.model.topology import Block
+from moorings.drivers.vipu.intents import LATE_S, IntentLog, PartitionIntent, is_readable
 from tests.waiting import patient
 
 NOW = Timestamp(1_700_000_000_000_000)
@@ -32,11 +32,11 @@ def orders(tmp_path):
 def test_an_order_is_found_again_as_it_was_given(orders, tmp_path):
     orders.write(PartitionIntent(order("p", "0,2-3")))
     again = IntentLog(tmp_path / "a" / "b")
-    assert again.all() == {"p": PartitionIntent(order("p", "0,2-3"))}
+    assert again.read_all() == {"p": PartitionIntent(order("p", "0,2-3"))}
     assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
     assert again.path.stat().st_mode & 0o777 == 0o600
-    again.settle(["p", "strangers"])
-    assert orders.all()["p"].settled, "another process's words are heard"
+    again.mark_resolved(["p", "strangers"])
+    assert orders.read_all()["p"].settled, "another process's words are heard"
     again.close()
     again.close()
 
@@ -45,9 +45,9 @@ def test_an_order_is_found_again_as_it_was_given(orders, tmp_path):
 def test_what_the_vendor_made_of_an_order_is_found_again(orders, tmp_path, shape):
     orders.write(PartitionIntent(order("p"), made=shape))
     again = IntentLog(tmp_path / "a" / "b")
-    assert again.all() == {"p": PartitionIntent(order("p"), made=shape)}
-    again.settle(["p"])
-    assert again.all()["p"].made == shape
+    assert again.read_all() == {"p": PartitionIntent(order("p"), made=shape)}
+    again.mark_resolved(["p"])
+    assert again.read_all()["p"].made == shape
     again.close()
     assert is_readable(orders.path)
     for wrong in ("[4]", '"4"', "[4, 1, 1]", '["4", null]'):
@@ -59,38 +59,38 @@ def test_what_the_vendor_made_of_an_order_is_found_again(orders, tmp_path, shape
 
 def test_a_settled_order_is_forgotten_when_its_partition_has_gone(orders):
     orders.write(PartitionIntent(order("p")))
-    orders.settle(["p"])
-    orders.gone("p", "another mark", NOW)
-    assert "p" in orders.all()
-    orders.gone("p", "ours", NOW)
-    assert orders.all() == {}
-    orders.gone("p", "ours", NOW)
+    orders.mark_resolved(["p"])
+    orders.remove_after_delete("p", "another mark", NOW)
+    assert "p" in orders.read_all()
+    orders.remove_after_delete("p", "ours", NOW)
+    assert orders.read_all() == {}
+    orders.remove_after_delete("p", "ours", NOW)
 
 
 def test_an_order_of_unknown_fate_is_kept_for_a_while(orders):
     orders.write(PartitionIntent(order("lost")))
-    orders.gone("lost", "ours", NOW)
-    orders.gone("lost", "ours", add_seconds(NOW, 10))
-    assert orders.all()["lost"].given_up_at == NOW
+    orders.remove_after_delete("lost", "ours", NOW)
+    orders.remove_after_delete("lost", "ours", add_seconds(NOW, 10))
+    assert orders.read_all()["lost"].given_up_at == NOW
     orders.write(PartitionIntent(order("other")))
-    orders.gone("other", "ours", add_seconds(NOW, LATE_S - 1))
-    assert set(orders.all()) == {"lost", "other"}
-    orders.gone("other", "ours", add_seconds(NOW, LATE_S + 1))
-    assert set(orders.all()) == {"other"}
+    orders.remove_after_delete("other", "ours", add_seconds(NOW, LATE_S - 1))
+    assert set(orders.read_all()) == {"lost", "other"}
+    orders.remove_after_delete("other", "ours", add_seconds(NOW, LATE_S + 1))
+    assert set(orders.read_all()) == {"other"}
 
 
 def test_one_that_turned_up_late_counts_as_there(orders):
     orders.write(PartitionIntent(order("late")))
-    orders.gone("late", "ours", NOW)
-    orders.settle(["late"])
-    assert orders.all()["late"] == PartitionIntent(order("late"), settled=True)
+    orders.remove_after_delete("late", "ours", NOW)
+    orders.mark_resolved(["late"])
+    assert orders.read_all()["late"] == PartitionIntent(order("late"), settled=True)
 
 
 def test_what_was_never_given_is_forgotten(orders):
     orders.write(PartitionIntent(order("p")))
     orders.forget("p")
     orders.forget("p")
-    assert orders.all() == {}
+    assert orders.read_all() == {}
 
 
 def test_a_folder_that_cannot_be_used_is_told(tmp_path):
@@ -121,7 +121,7 @@ def test_a_writer_that_is_killed_leaves_a_whole_file_and_no_lock(tmp_path):
         os.kill(writer.pid, signal.SIGKILL)
         writer.join()
         orders = IntentLog(tmp_path)
-        assert "kept" in orders.all()
+        assert "kept" in orders.read_all()
         orders.write(PartitionIntent(order("after")))
-        assert "after" in orders.all()
+        assert "after" in orders.read_all()
         orders.close()

@@ -2,8 +2,8 @@
 
 import pytest
 
-from moorings.core.errors import MooringsError
-from moorings.core.pools import parse_pools
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.pools import parse_pools
 from moorings.drivers.vipu.settings import VipuSettings
 from tests.cases import cases
 

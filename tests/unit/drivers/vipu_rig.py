@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from moorings.app.clock import SystemClock
-from moorings.core.devices import PoolName
-from moorings.core.topology import Pool, PowerOfTwo
+from moorings.core.model.devices import PoolName
+from moorings.core.model.topology import Pool, PowerOfTwo
 from moorings.drivers.vipu.driver import VipuDriver
 from moorings.drivers.vipu.settings import VipuSettings
-from moorings.testing.vipu_stand_in import partitions_of, set_faults, write_command
+from moorings.testing.fake_vipu import partitions_of, set_faults, write_command
 
 ORDERS = ["create", "delete", "reset"]
 AS_ORDERED = ("--index", "{index}")
@@ -45,7 +45,7 @@ class VipuRig:
     def show_unknown_state(self, name: str) -> None:
         self.trouble({"kind": "state", "name": name, "state": "PS_RETRAINING"})
 
-    def fall_silent(self) -> None:
+    def stop_answering(self) -> None:
         self.trouble({"kind": "fail_before"})
 
     def there(self) -> dict[str, list[int]]:

@@ -29,7 +29,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from moorings.appliance.execution.errors import execution_error
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
+from moorings.files import create_file, fsync_path
 
 FORMAT: Final = 1
 MANIFEST: Final = "manifest.json"
@@ -158,9 +159,8 @@ class ArtifactDraft:
         """Add a file."""
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with os.fdopen(file, "wb") as opened:
-            opened.write(content)
+        with create_file(path, durable=False) as file:
+            file.write(content)
 
     def publish(self, manifest: Mapping[str, Any]) -> Artifact:
         """Rename it into place; an artifact that others published meanwhile is used if intact, and replaced if not."""
@@ -173,8 +173,8 @@ class ArtifactDraft:
         whole = {"format": FORMAT, "key": self._key, **manifest, "files": files}
         self.write(MANIFEST, json.dumps(whole, indent=1).encode())
         for path in self.folder.rglob("*"):
-            _sync(path)
-        _sync(self.folder)
+            fsync_path(path)
+        fsync_path(self.folder)
         return self._rename(whole)
 
     def _rename(self, manifest: Mapping[str, Any]) -> Artifact:
@@ -186,7 +186,7 @@ class ArtifactDraft:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
             else:
-                _sync(self._own)
+                fsync_path(self._own)
                 return Artifact(self._key, target, manifest)
             try:
                 if (theirs := find_artifact(self._own, self._key)) is not None:
@@ -229,17 +229,9 @@ def _read_checked(folder: Path, name: str, entry: Mapping[str, Any]) -> bytes:
     return content
 
 
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _damage_error(folder: Path, why: str) -> MooringsError:
     return MooringsError(
         "artifact.damaged",
         f"the compiled program {folder} cannot be used: {why}",
-        hint="start run.py again: it is made anew",
+        hint="start run.py again: it is compiled again",
     )

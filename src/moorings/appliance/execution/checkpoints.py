@@ -13,7 +13,6 @@ import math
 import os
 import stat
 import struct
-import time
 import tokenize
 import zipfile
 import zlib
@@ -26,7 +25,8 @@ import numpy as np
 from moorings.appliance.execution.frames import Array, Arrays
 from moorings.appliance.execution.optimizer import MOMENTS
 from moorings.appliance.execution.programs import ArraySpec, LayerShape
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
+from moorings.files import atomic_file
 
 FORMAT: Final = 1
 PARTS: Final = ("w", *MOMENTS)
@@ -55,31 +55,21 @@ def save_checkpoint(path: Path, step: int, layers: Sequence[LayerShape], part: C
     Raises:
         MooringsError: ``checkpoint.failed``: it cannot be written; an earlier file stays.
     """
-    draft = path.with_name(f".{path.name}.{os.getpid()}-{time.monotonic_ns()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with os.fdopen(file, "wb") as opened:
-            with zipfile.ZipFile(opened, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+        with atomic_file(path) as file:
+            with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
                 for name, value in _members(step, layers, part):
                     with archive.open(name + _SUFFIX, "w", force_zip64=True) as member:
                         np.lib.format.write_array(cast("Any", member), value, allow_pickle=False)
-            opened.flush()
-            os.fsync(opened.fileno())
-        size = draft.stat().st_size
-        draft.rename(path)
-        _sync(path.parent)
+            return file.tell()
     except (OSError, ValueError) as error:  # a zip file with a failed write raises once more when closed
         first = error if isinstance(error, OSError) else error.__context__
         raise MooringsError(
             "checkpoint.failed",
             f"the checkpoint {path} cannot be written: {getattr(first, 'strerror', None) or error}",
-            hint="the checkpoints before it are as they were: make room, and start run.py again to go on from there",
+            hint="earlier checkpoints are unchanged: free space, and start run.py again to resume from them",
         ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-    return size
 
 
 def _members(
@@ -203,14 +193,5 @@ class CheckpointReader:
         return MooringsError(
             "checkpoint.invalid",
             f"the checkpoint {self._path} cannot be resumed: {why}",
-            hint="remove it to go on from the one before, or name another model_dir",
+            hint="remove it to resume from the previous one, or name another model_dir",
         )
-
-
-def _sync(folder: Path) -> None:
-    """Make the new name survive a power cut: a rename is in the folder, not in the file."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

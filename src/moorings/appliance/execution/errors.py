@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 
 
 class StoppedError(BaseException):

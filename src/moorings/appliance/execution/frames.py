@@ -84,7 +84,7 @@ def receive_frame(sock: socket.socket, most: int) -> Frame | None:
         return None
     magic, head_size, body_size = _PREFIX.unpack(prefix)
     if magic != MAGIC:
-        raise FrameError(f"what came is no frame: it begins with {magic!r}")
+        raise FrameError(f"the received data is no frame: it begins with {magic!r}")
     if head_size > HEAD_MOST or body_size > most:
         raise FrameError(f"a frame of {head_size} and {body_size} bytes came; at most {HEAD_MOST} and {most} are taken")
     head_text, body = _read(sock, head_size), _read(sock, body_size)

@@ -22,8 +22,8 @@ from jax.experimental.compilation_cache import compilation_cache
 from moorings.appliance.execution.errors import model_error
 from moorings.appliance.execution.frames import Array, Arrays
 from moorings.appliance.execution.streaming import Batch
+from moorings.appliance.job_spec import DataSplit
 from moorings.appliance.layers import NAME, Layer
-from moorings.appliance.order import DataSplit
 
 PLATFORM: Final = "cpu"  # simulated systems compute on this
 _ADDRESS: Final = re.compile(r"0x[0-9a-f]+")
@@ -50,12 +50,12 @@ class ArraySpec:
         return cls(tuple(record["shape"]), record["dtype"])
 
     @property
-    def traced(self) -> jax.ShapeDtypeStruct:
+    def as_jax_struct(self) -> jax.ShapeDtypeStruct:
         """As JAX expects it."""
         return jax.ShapeDtypeStruct(self.shape, np.dtype(self.dtype))  # type: ignore[no-untyped-call]
 
     @property
-    def learns(self) -> bool:
+    def is_differentiable(self) -> bool:
         """Whether it has a gradient: token ids have none."""
         return np.issubdtype(np.dtype(self.dtype), np.inexact)
 
@@ -110,8 +110,8 @@ class Signature:
     @property
     def traced(self) -> tuple[Any, ...]:
         """The arguments' shapes, as JAX expects them."""
-        weights = {name: ArraySpec(shape, "float32").traced for name, shape in self.weights.items()}
-        return (weights, *(value.traced for value in self.arguments))
+        weights = {name: ArraySpec(shape, "float32").as_jax_struct for name, shape in self.weights.items()}
+        return (weights, *(value.as_jax_struct for value in self.arguments))
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,7 @@ def _result(layer: Layer, outputs: Any, *, last: bool) -> ArraySpec:  # noqa: AN
     y = ArraySpec.of(outputs)
     if last and y != ArraySpec((), "float32"):
         raise model_error(f"the last layer, {layer.name}, returns {y.dtype}{list(y.shape)}, not a loss (float32[])")
-    if not y.learns:
+    if not y.is_differentiable:
         raise model_error(f"layer {layer.name} returns {y.dtype}, of which there is no gradient")
     return y
 
@@ -226,17 +226,17 @@ def _export_layer(layer: Layer, forward: Signature, side: DataSplit, *, last: bo
     def backward(weights: Any, x_: Any, rest: Any) -> Any:  # noqa: ANN401 - JAX's tracers
         # ``rest``: the targets for the last layer, for the others the gradient of its result.
         def run(*primal: Any) -> Any:  # noqa: ANN401
-            arguments = primal if x.learns else (*primal, x_)
+            arguments = primal if x.is_differentiable else (*primal, x_)
             return layer.apply(*arguments, rest) if last else layer.apply(*arguments)
 
-        loss, back = jax.vjp(run, *((weights, x_) if x.learns else (weights,)))
+        loss, back = jax.vjp(run, *((weights, x_) if x.is_differentiable else (weights,)))
         return (loss, *back(jax.numpy.ones_like(loss))) if last else back(rest)
 
     found = []
     if side == "eval" or not last:
         found.append(_export(layer.apply, forward))
     if side == "train":
-        gradients = (None, x) if x.learns else (None,)
+        gradients = (None, x) if x.is_differentiable else (None,)
         found.append(
             _export(
                 backward,

@@ -52,14 +52,14 @@ class ServerConfig:
         systems: how many there are.
         shapes: of the weights of its layers, by layer number.
         optimizer: None: nothing is trained.
-        notice: the absolute path of the file with the servers' addresses.
+        address_file: the absolute path of the file with the servers' addresses.
     """
 
     token: str
     systems: int
     shapes: Mapping[int, Shapes]
     optimizer: AdamW | None
-    notice: str
+    address_file: str
 
     def dump(self) -> bytes:
         """As a line of JSON."""
@@ -74,7 +74,7 @@ class ServerConfig:
             int(layer): {name: tuple(shape) for name, shape in each.items()} for layer, each in record["shapes"].items()
         }
         optimizer = AdamW(**record["optimizer"]) if record["optimizer"] else None
-        return cls(record["token"], record["systems"], shapes, optimizer, record["notice"])
+        return cls(record["token"], record["systems"], shapes, optimizer, record["address_file"])
 
 
 def peer_uid(sock: socket.socket) -> int:
@@ -91,7 +91,7 @@ class WeightServer:
         self._share = WeightShard(plan.shapes, plan.systems, plan.optimizer)
         self._most = max(map(body_bytes_max, plan.shapes.values()), default=0)
 
-    def listen(self, listener: socket.socket) -> None:
+    def accept(self, listener: socket.socket) -> None:
         """Accept connections, until the process ends."""
         while True:
             sock, _ = listener.accept()
@@ -100,22 +100,22 @@ class WeightServer:
     def _serve(self, sock: socket.socket) -> None:
         with sock:
             try:
-                system = self._greet(sock)
+                system = self._authenticate(sock)
             except (FrameError, OSError, TypeError):
-                return  # a stranger, who learns nothing and has changed nothing
-            self._share.come(system)
+                return  # another user's process, which learns nothing and has changed nothing
+            self._share.add_connection(system)
             try:
-                left = self._talk(sock, system)
+                left = self._serve_requests(sock, system)
                 why = None if left else f"system {system} has gone"
             except (OSError, TruncatedFrameError):
                 why = f"system {system} has gone"
             except _ERRORS as error:
                 why = str(error) if isinstance(error, (WorkLostError, FrameError)) else f"system {system}: {error!r}"
-                self._try_to_tell(sock, why)
+                self._try_send_error(sock, why)
             if why is not None:
-                self._share.lose(why)
+                self._share.fail(why)
 
-    def _greet(self, sock: socket.socket) -> int:
+    def _authenticate(self, sock: socket.socket) -> int:
         """The number of the system that has connected.
 
         Raises:
@@ -134,45 +134,45 @@ class WeightServer:
         sock.settimeout(None)
         return system
 
-    def _talk(self, sock: socket.socket, system: int) -> bool:
+    def _serve_requests(self, sock: socket.socket, system: int) -> bool:
         """Respond until the peer closes; return whether it announced that."""
         while (frame := receive_frame(sock, self._most)) is not None:
             if frame.head["op"] == "bye":
-                self._share.leave(system)
+                self._share.remove_connection(system)
                 return True
-            self._answer(sock, system, frame)
+            self._handle(sock, system, frame)
         return False
 
-    def _answer(self, sock: socket.socket, system: int, frame: Frame) -> None:
+    def _handle(self, sock: socket.socket, system: int, frame: Frame) -> None:
         share, head = self._share, frame.head
         match head["op"]:
             case "weights":
                 send_frame(sock, {}, share.weights(head["layer"], head["step"]))
             case "gradients":  # no response: an error in it goes to the next waiting request
-                share.add(head["layer"], head["step"], system, frame.arrays)
+                share.add_gradients(head["layer"], head["step"], system, frame.arrays)
             case "report":
-                share.report(system, head["loss"], head["stop"])
+                share.add_report(system, head["loss"], head["stop"])
             case "verdict":
-                send_frame(sock, {"verdict": share.verdict(head["step"])})
+                send_frame(sock, {"verdict": share.wait_for_decision(head["step"])})
             case other if system == 0:
-                send_frame(sock, *self._lead(str(other), frame))
+                send_frame(sock, *self._handle_leader(str(other), frame))
             case other:
                 raise WorkLostError(f"system {system} may not say {str(other)[:20]!r}")
 
-    def _lead(self, op: str, frame: Frame) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    def _handle_leader(self, op: str, frame: Frame) -> tuple[dict[str, Any], Mapping[str, Any]]:
         """Requests of the first system only."""
         share, head = self._share, frame.head
         match op:
             case "put":
-                share.put(head["layer"], head["part"], frame.arrays)
+                share.set_weights(head["layer"], head["part"], frame.arrays)
             case "missing":
-                return {"missing": share.missing(CONNECTIONS)}, {}
+                return {"missing": share.missing_systems(CONNECTIONS)}, {}
             case "begin":
                 share.begin(head["step"])
             case "part":
                 return {}, share.part(head["layer"], head["part"])
             case "squares":
-                return {"squares": sorted(share.squares().items())}, {}
+                return {"squares": sorted(share.gradient_squares().items())}, {}
             case "apply":
                 share.apply(head["step"], head["scale"])
             case "farewell":
@@ -180,13 +180,13 @@ class WeightServer:
             case "collect":
                 return {"reports": share.collect()}, {}
             case "decide":
-                share.decide(head["step"], head["verdict"])
+                share.set_decision(head["step"], head["verdict"])
             case other:
                 raise WorkLostError(f"there is nothing called {other[:20]!r}")
         return {}, {}
 
     @staticmethod
-    def _try_to_tell(sock: socket.socket, why: str) -> None:
+    def _try_send_error(sock: socket.socket, why: str) -> None:
         with contextlib.suppress(OSError):  # closed too
             send_frame(sock, {"error": why})
 
@@ -200,8 +200,8 @@ def main() -> None:
     notice = None
     if line.endswith(b"\n"):  # else the first system died before the line was complete
         plan = ServerConfig.parse(line)
-        notice = Path(plan.notice)
-        Thread(target=WeightServer(plan).listen, args=(listener,), daemon=True).start()
+        notice = Path(plan.address_file)
+        Thread(target=WeightServer(plan).accept, args=(listener,), daemon=True).start()
         sys.stdin.buffer.read(1)
     _remove(Path(listener.getsockname()), notice)
     os._exit(0)  # at once: threads wait for weights that will never come

@@ -1,22 +1,20 @@
 """One step of one system: weights come layer by layer, forward and again backward, and gradients are sent back.
 
 A system holds its batch's activations between the layers, as a wafer does, and the weights of at most
-``HELD_LAYERS_MAX`` layers: the one it computes, and the one on its way.
+two layers: the one it computes, and the one on its way.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from moorings.appliance.execution.connections import ServerConnections
 from moorings.appliance.execution.frames import Arrays
-from moorings.appliance.execution.links import ServerConnections
-
-HELD_LAYERS_MAX: Final = 2
 
 Batch = tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]
 
@@ -45,11 +43,11 @@ def stream_weights(links: ServerConnections, layers: Sequence[int], step: int) -
     """The weights of these layers, one after the other; the next ones are requested while these are used."""
     for at, layer in enumerate(layers):
         if at == 0:
-            links.down(layer).say("weights", layer=layer, step=step)
-        weights = links.down(layer).hear().arrays
+            links.weights_connection(layer).send("weights", layer=layer, step=step)
+        weights = links.weights_connection(layer).receive().arrays
         if at + 1 < len(layers):
             following = layers[at + 1]
-            links.down(following).say("weights", layer=following, step=step)
+            links.weights_connection(following).send("weights", layer=following, step=step)
         yield layer, weights
         del weights  # before the next are received
 
@@ -79,7 +77,7 @@ def train_step(programs: LayerPrograms, links: ServerConnections, count: int, st
             loss, gradients, gradient = programs.last_backward(weights, x, targets)
         else:
             gradients, gradient = programs.backward(layer, weights, inputs.pop(), gradient)
-        links.up(layer).say("gradients", gradients, layer=layer, step=step)
+        links.control_connection(layer).send("gradients", gradients, layer=layer, step=step)
     return loss
 
 
@@ -104,7 +102,7 @@ def apply_step(links: ServerConnections, step: int, scale: Callable[[float], flo
         step: steps done so far.
         scale: gives the factor for gradients with that norm; raises to prevent the step.
     """
-    squares = sorted(pair for answer in links.ask_all("squares") for pair in answer["squares"])
+    squares = sorted(pair for answer in links.call_all("squares") for pair in answer["squares"])
     norm = math.sqrt(sum(value for _, value in squares))
-    links.ask_all("apply", step=step, scale=scale(norm))
+    links.call_all("apply", step=step, scale=scale(norm))
     return norm

@@ -31,7 +31,7 @@ class _LayerState:
         self.weights: dict[str, Array] = {}
         self.moments: dict[str, dict[str, Array]] = {}
         self.total: dict[str, Array] | None = None
-        self.early: dict[int, Arrays] = {}  # of systems whose turn in the sum has not come
+        self.early: dict[int, Arrays] = {}  # of systems that come later in the sum
         self.added = 0
         self.squares = 0.0
 
@@ -53,7 +53,7 @@ class _LayerState:
                     self.total[name] += array
             self.added += 1
 
-    def settle(self, systems: int) -> None:
+    def finish_step(self, systems: int) -> None:
         """Compute the mean of all gradients, and its squares."""
         assert self.total is not None
         for array in self.total.values():
@@ -79,16 +79,16 @@ class WeightShard:
         self._lost: str | None = None
         self._reports: dict[int, tuple[float, bool]] = {}
         self._verdict: tuple[int, str] | None = None
-        self._come: Counter[int] = Counter()
+        self._arrived: Counter[int] = Counter()
         self._left: Counter[int] = Counter()
 
-    def lose(self, why: str) -> None:
+    def fail(self, why: str) -> None:
         """End every wait with this error."""
         with self._changed:
             self._lost = self._lost or why
             self._changed.notify_all()
 
-    def put(self, layer: int, part: str, arrays: Arrays) -> None:
+    def set_weights(self, layer: int, part: str, arrays: Arrays) -> None:
         """Set a layer's first weights (``part`` "w"), or one of its moments ("m", "v"; without them they are 0)."""
         with self._changed:
             mine = self._layer(layer)
@@ -125,7 +125,7 @@ class WeightShard:
             mine = self._layer(layer)
             return mine.weights if part == "w" else mine.moments.get(part, {})
 
-    def add(self, layer: int, step: int, system: int, gradients: Arrays) -> None:
+    def add_gradients(self, layer: int, step: int, system: int, gradients: Arrays) -> None:
         """Add one system's gradients of a layer."""
         mine = self._layer(layer)
         with self._changed:
@@ -133,10 +133,10 @@ class WeightShard:
                 raise WorkLostError(f"system {system} sent gradients of step {step} when {self._step} were done")
             mine.add(system, mine.check(gradients, "gradients"))
             if mine.added == self._systems:
-                mine.settle(self._systems)
+                mine.finish_step(self._systems)
                 self._changed.notify_all()
 
-    def squares(self) -> dict[int, float]:
+    def gradient_squares(self) -> dict[int, float]:
         """For each layer the sum of squares of its mean gradients; waits for all of them."""
         with self._changed:
             self._wait(lambda: all(layer.added == self._systems for layer in self._layers.values()))
@@ -164,7 +164,7 @@ class WeightShard:
 
     # One server carries these messages between the systems: each one's results, and the first one's decision.
 
-    def report(self, system: int, loss: float, stop: bool) -> None:
+    def add_report(self, system: int, loss: float, stop: bool) -> None:
         """Report a system's results of the step, and whether it was asked to stop."""
         with self._changed:
             self._reports[system] = (loss, stop)
@@ -178,32 +178,32 @@ class WeightShard:
             self._reports = {}
             return reports
 
-    def decide(self, step: int, verdict: str) -> None:
+    def set_decision(self, step: int, verdict: str) -> None:
         """Set the decision for after ``step`` steps."""
         with self._changed:
             self._verdict = (step, verdict)
             self._changed.notify_all()
 
-    def verdict(self, step: int) -> str:
+    def wait_for_decision(self, step: int) -> str:
         """The decision for after ``step`` steps; waits for it."""
         with self._changed:
             self._wait(lambda: self._verdict is not None and self._verdict[0] >= step)
             assert self._verdict is not None
             return self._verdict[1]
 
-    def come(self, system: int) -> None:
+    def add_connection(self, system: int) -> None:
         """Count a connection of a system."""
         with self._changed:
-            self._come[system] += 1
+            self._arrived[system] += 1
 
-    def missing(self, connections: int) -> list[int]:
+    def missing_systems(self, connections: int) -> list[int]:
         """The systems with fewer than ``connections`` connections."""
         with self._changed:
             if self._lost is not None:
                 raise WorkLostError(self._lost)
-            return [system for system in range(self._systems) if self._come[system] < connections]
+            return [system for system in range(self._systems) if self._arrived[system] < connections]
 
-    def leave(self, system: int) -> None:
+    def remove_connection(self, system: int) -> None:
         """Count a connection of a system as finished."""
         with self._changed:
             self._left[system] += 1

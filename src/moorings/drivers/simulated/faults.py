@@ -14,8 +14,8 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from hashlib import blake2b
 
-from moorings.core.hardware import ResultCode
-from moorings.core.topology import Block
+from moorings.core.model.driver_results import ResultCode
+from moorings.core.model.topology import Block
 from moorings.drivers.simulated.settings import RestartState
 
 AGENT_DEVICES = 4  # an IPU-Machine: four IPUs behind one V-IPU agent (facts: vipu section 2)
@@ -98,7 +98,7 @@ class Fault:
         if self.times is None and self.kind in _ONCE:
             object.__setattr__(self, "times", 1)
 
-    def meets(self, call: VendorCall | None, name: str, block: Block | None) -> bool:
+    def matches(self, call: VendorCall | None, name: str, block: Block | None) -> bool:
         """Whether it applies to that call (None: no call) for a partition of that name on that block."""
         if self.kind is FaultKind.STRAY:
             return True  # its names and devices are those of the new partition
@@ -110,27 +110,27 @@ class Fault:
             return False
         return self.devices is None or (block is not None and self.devices.overlaps(block))
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """Return the fault in one line, without default values: equal faults have equal words."""
-        told = []
+        parts = []
         for field in fields(self):
             value = getattr(self, field.name)
             if value != field.default:
-                told.append(f"{field.name}={','.join(sorted(value)) if isinstance(value, frozenset) else value}")
-        return " ".join(told)
+                parts.append(f"{field.name}={','.join(sorted(value)) if isinstance(value, frozenset) else value}")
+        return " ".join(parts)
 
 
 @dataclass(slots=True)
 class _ActiveFault:
     fault: Fault
     key: str  # its words, numbered for equal faults: the key of its chance and its count
-    struck: int
-    counts: bool  # whether its strikes must outlive the process
-    asked: int = 0
+    injected: int
+    is_persistent: bool  # whether its strikes must outlive the process
+    evaluated: int = 0
 
     @property
-    def spent(self) -> bool:
-        return self.fault.times is not None and self.struck >= self.fault.times
+    def is_exhausted(self) -> bool:
+        return self.fault.times is not None and self.injected >= self.fault.times
 
 
 class VendorFaults:
@@ -142,11 +142,11 @@ class VendorFaults:
         counted: called with the key of a counted fault of the file at each strike, to save it.
 
     Attributes:
-        struck: how often each kind has struck.
+        injected_counts: how often each kind has struck.
     """
 
     def __init__(self, seed: int, opening: int = 1, counted: Callable[[str], None] = lambda _: None) -> None:
-        self.struck: Counter[FaultKind] = Counter()
+        self.injected_counts: Counter[FaultKind] = Counter()
         self._seed = seed
         self._counted = counted
         self._opening = opening
@@ -164,57 +164,57 @@ class VendorFaults:
     def add(self, *faults: Fault) -> None:
         """Activate faults, each with all its ``times`` left."""
         for fault in faults:
-            words = fault.words()
+            words = fault.describe()
             nth = self._given_before[words] = self._given_before.get(words, 0) + 1
-            self._given.append(_ActiveFault(fault, f"given {words} #{nth}", struck=0, counts=False))
-        self._arrange()
+            self._given.append(_ActiveFault(fault, f"given {words} #{nth}", injected=0, is_persistent=False))
+        self._index()
 
     def remove(self, fault: Fault) -> None:
         """Remove every fault equal to this one that was added here; none is not an error."""
         self._given = [one for one in self._given if one.fault != fault]
-        self._arrange()
+        self._index()
 
     def clear(self) -> None:
         """Remove every fault that was added here; those of the file stay."""
         self._given.clear()
-        self._arrange()
+        self._index()
 
-    def of_file(self, faults: tuple[Fault, ...], struck: Mapping[str, int]) -> tuple[str, ...]:
+    def replace_file_faults(self, faults: tuple[Fault, ...], struck: Mapping[str, int]) -> tuple[str, ...]:
         """Replace the faults of the file; return their keys.
 
         Args:
             faults: the file's current faults.
             struck: how often each has struck, by key: an unchanged fault continues its count.
         """
-        asked = {one.key: one.asked for one in self._of_file}
-        times_met: dict[str, int] = {}
+        asked = {one.key: one.evaluated for one in self._of_file}
+        repeats: dict[str, int] = {}
         self._of_file = []
         for fault in faults:
-            words = fault.words()
-            nth = times_met[words] = times_met.get(words, 0) + 1
+            words = fault.describe()
+            nth = repeats[words] = repeats.get(words, 0) + 1
             key = f"{words} #{nth}"
             counts = fault.times is not None
             self._of_file.append(_ActiveFault(fault, key, struck.get(key, 0), counts, asked.get(key, 0)))
-        self._arrange()
+        self._index()
         return tuple(one.key for one in self._of_file)
 
-    def strike(
+    def inject(
         self, kind: FaultKind, call: VendorCall | None = None, name: str = "", block: Block | None = None
     ) -> Fault | None:
         """Return the fault of that kind that strikes this call now, or None."""
         for one in self._by_kind.get(kind, ()):
-            if one.spent or not one.fault.meets(call, name, block):
+            if one.is_exhausted or not one.fault.matches(call, name, block):
                 continue
-            one.asked += 1
-            if self._likely(one, f"{self._opening}/{one.asked}"):
+            one.evaluated += 1
+            if self._draws(one, f"{self._opening}/{one.evaluated}"):
                 self._count(one)
                 return one.fault
         return None
 
-    def doom(self, kind: FaultKind, name: str, block: Block, serial: int) -> Fault | None:
+    def inject_fate(self, kind: FaultKind, name: str, block: Block, serial: int) -> Fault | None:
         """Return the fault of that kind that is this partition's fate, or None; drawn once for each serial number."""
         for one in self._by_kind.get(kind, ()):
-            if not one.spent and one.fault.meets(None, name, block) and self._likely(one, f"fate/{serial}"):
+            if not one.is_exhausted and one.fault.matches(None, name, block) and self._draws(one, f"fate/{serial}"):
                 self._count(one)
                 return one.fault
         return None
@@ -223,11 +223,11 @@ class VendorFaults:
         """Return the fault that has stopped an IPU-Machine of ``block``, or None."""
         for one in self._by_kind.get(FaultKind.AGENT_DOWN, ()):
             if any(self._is_down(one, agent) for agent in dict.fromkeys(index // AGENT_DEVICES for index in block)):
-                self.struck[one.fault.kind] += 1
+                self.injected_counts[one.fault.kind] += 1
                 return one.fault
         return None
 
-    def chance(self, *what: object) -> float:
+    def random_fraction(self, *what: object) -> float:
         """Return a number in [0, 1) that is always the same for the same seed and the same words."""
         words = "/".join(map(str, (self._seed, *what)))
         return int.from_bytes(blake2b(words.encode(), digest_size=8).digest(), "big") / 2**64
@@ -235,19 +235,19 @@ class VendorFaults:
     def _is_down(self, one: _ActiveFault, agent: int) -> bool:
         devices = one.fault.devices
         machine = Block(range(agent * AGENT_DEVICES, (agent + 1) * AGENT_DEVICES))
-        return (devices is None or devices.overlaps(machine)) and self._likely(one, f"agent/{agent}")
+        return (devices is None or devices.overlaps(machine)) and self._draws(one, f"agent/{agent}")
 
-    def _likely(self, one: _ActiveFault, moment: str) -> bool:
+    def _draws(self, one: _ActiveFault, moment: str) -> bool:
         probability = one.fault.probability
-        return probability >= 1 or self.chance(one.key, moment) < probability
+        return probability >= 1 or self.random_fraction(one.key, moment) < probability
 
     def _count(self, one: _ActiveFault) -> None:
-        one.struck += 1
-        self.struck[one.fault.kind] += 1
-        if one.counts:
+        one.injected += 1
+        self.injected_counts[one.fault.kind] += 1
+        if one.is_persistent:
             self._counted(one.key)
 
-    def _arrange(self) -> None:
+    def _index(self) -> None:
         self._by_kind = {}
         for one in (*self._given, *self._of_file):
             self._by_kind.setdefault(one.fault.kind, []).append(one)

@@ -21,10 +21,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from moorings.core.errors import MooringsError
-from moorings.core.hardware import ResultCode
-from moorings.core.tables import TomlTable
-from moorings.core.topology import Block
+from moorings.core.model.driver_results import ResultCode
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.toml_table import TomlTable
+from moorings.core.model.topology import Block
 from moorings.drivers.simulated.faults import ORDERS, Fault, FaultKind, VendorCall
 from moorings.drivers.simulated.partition import VendorState
 from moorings.drivers.simulated.settings import NAME_CHARS_MAX, read_restart_state, read_time_s
@@ -69,15 +69,15 @@ class FaultsFile:
     """A faults file, read again after each change.
 
     Attributes:
-        complaint: the problem of the current file; empty if none.
+        problem: the problem of the current file; empty if none.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._print: tuple[int, int, int] | None = None
-        self.complaint = ""
+        self.problem = ""
 
-    def changed(self) -> tuple[Fault, ...] | None:
+    def read_if_changed(self) -> tuple[Fault, ...] | None:
         """Return the faults of the file if it has changed since the last call and is valid; else None."""
         try:
             status = self._path.stat()
@@ -85,7 +85,7 @@ class FaultsFile:
         except FileNotFoundError:
             now = None
         except OSError as error:
-            self.complaint = f"{self._path.name}: {error}"
+            self.problem = f"{self._path.name}: {error}"
             return None
         if now == self._print:
             return None
@@ -93,9 +93,9 @@ class FaultsFile:
         try:
             faults = parse_faults(self._path.read_text("utf-8"), source=self._path.name) if now else ()
         except (OSError, UnicodeDecodeError, MooringsError) as error:
-            self.complaint = str(error) if isinstance(error, MooringsError) else f"{self._path.name}: {error}"
+            self.problem = str(error) if isinstance(error, MooringsError) else f"{self._path.name}: {error}"
             return None
-        self.complaint = ""
+        self.problem = ""
         return faults
 
 
@@ -107,14 +107,14 @@ def parse_faults(text: str, *, source: str = "faults.toml") -> tuple[Fault, ...]
     """
     top = TomlTable.parse(text, source=source, code="config.invalid")
     tables = top.tables("fault")
-    top.finish()
+    top.reject_unknown_keys()
     return tuple(_fault(table) for table in tables)
 
 
 def _fault(table: TomlTable) -> Fault:
     kind = table.text("kind")
     if kind not in set(FaultKind):
-        table.complain("kind", f"fault kind {kind[:40]!r} is not known", hint=f"known: {', '.join(FaultKind)}")
+        table.fail_at("kind", f"fault kind {kind[:40]!r} is not known", hint=f"known: {', '.join(FaultKind)}")
     fault = Fault(kind=FaultKind(kind))
     for key in _KEYS[fault.kind]:
         if table.has(key):
@@ -126,7 +126,7 @@ def _fault(table: TomlTable) -> Fault:
 def _finish(table: TomlTable, kind: FaultKind) -> None:
     for key in table.keys():
         if key != "kind" and key not in _KEYS[kind]:
-            table.complain(key, f"{key!r} is not known for {kind}", hint=f"known: {', '.join(sorted(_KEYS[kind]))}")
+            table.fail_at(key, f"{key!r} is not known for {kind}", hint=f"known: {', '.join(sorted(_KEYS[kind]))}")
 
 
 def _calls(table: TomlTable, fault: Fault) -> Fault:
@@ -135,7 +135,7 @@ def _calls(table: TomlTable, fault: Fault) -> Fault:
     for call in calls:
         if call not in possible:
             hint = f"known: {', '.join(sorted(possible))}"
-            table.complain("calls", f"{call[:40]!r} is no call that {fault.kind} can trouble", hint)
+            table.fail_at("calls", f"{call[:40]!r} is no call that {fault.kind} can trouble", hint)
     return replace(fault, calls=frozenset(VendorCall(call) for call in calls))
 
 
@@ -149,14 +149,11 @@ def _devices(table: TomlTable, fault: Fault) -> Fault:
     except MooringsError as error:
         if error.code != "block.invalid":
             raise
-        table.complain("devices", error.detail, error.hint)
+        table.fail_at("devices", error.detail, error.hint)
 
 
 def _probability(table: TomlTable, fault: Fault) -> Fault:
-    probability = table.number("probability")
-    if not 0 <= probability <= 1:
-        table.complain("probability", f"probability = {probability} is not between 0 and 1")
-    return replace(fault, probability=probability)
+    return replace(fault, probability=table.within("probability", table.number("probability"), 0, 1))
 
 
 def _times(table: TomlTable, fault: Fault) -> Fault:
@@ -168,10 +165,7 @@ def _seconds(table: TomlTable, fault: Fault) -> Fault:
 
 
 def _factor(table: TomlTable, fault: Fault) -> Fault:
-    factor = table.number("factor")
-    if not 0 <= factor <= FACTOR_MAX:
-        table.complain("factor", f"factor = {factor} is not between 0 and {FACTOR_MAX:.0f}")
-    return replace(fault, factor=factor)
+    return replace(fault, factor=table.within("factor", table.number("factor"), 0, FACTOR_MAX))
 
 
 def _chars(table: TomlTable, fault: Fault) -> Fault:
@@ -181,7 +175,7 @@ def _chars(table: TomlTable, fault: Fault) -> Fault:
 def _raw(table: TomlTable, fault: Fault) -> Fault:
     raw = table.text("raw")
     if raw in set(VendorState):
-        table.complain("raw", f"raw = {raw!r} is a state that is known", hint="write one that is not, as in PS_???")
+        table.fail_at("raw", f"raw = {raw!r} is a state that is known", hint="write one that is not, as in PS_???")
     return replace(fault, raw=raw)
 
 
@@ -193,15 +187,12 @@ def _answer(table: TomlTable, fault: Fault) -> Fault:
     answers = {"broken": ResultCode.BROKEN, "unavailable": ResultCode.UNAVAILABLE}
     answer = table.text("answer")
     if answer not in answers:
-        table.complain("answer", f"answer = {answer[:40]!r} is not known", hint=f"write {' or '.join(answers)}")
+        table.fail_at("answer", f"answer = {answer[:40]!r} is not known", hint=f"write {' or '.join(answers)}")
     return replace(fault, answer=answers[answer])
 
 
 def _whole(table: TomlTable, key: str, most: int) -> int:
-    value = table.integer(key)
-    if not 0 <= value <= most:
-        table.complain(key, f"{key} = {value} is not between 0 and {most}")
-    return value
+    return table.within(key, table.integer(key), 0, most)
 
 
 _READERS: dict[str, Callable[[TomlTable, Fault], Fault]] = {

@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from moorings.core.errors import MooringsError
-from moorings.core.instants import Timestamp
-from moorings.core.topology import Block
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.timestamps import Timestamp
+from moorings.core.model.topology import Block
 from moorings.drivers.simulated.journal import HardwareJournal, Record
 from moorings.drivers.simulated.partition import (
     SimulatedPartition,
@@ -27,7 +27,7 @@ RECORDS_MAX = 20_000  # then the journal, some 4 MB, is compacted to the existin
 
 
 class SimulatedHardware:
-    """The hardware of one pool, in its folder; several processes may drive it, one ``turn`` at a time.
+    """The hardware of one pool, in its folder; several processes may drive it, one ``transaction`` at a time.
 
     Changes are written before they take effect, so no answered change is ever lost.
 
@@ -48,7 +48,7 @@ class SimulatedHardware:
         self._journal = HardwareJournal(self.folder)
         self.closed = False
         try:
-            with self.turn():
+            with self.transaction():
                 self.openings += 1
                 self._compact()
         except MooringsError:
@@ -64,7 +64,7 @@ class SimulatedHardware:
         self._holders: dict[int, str] = {}
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
+    def transaction(self) -> Iterator[None]:
         """Read the machine's current state, and keep other processes from changing it until the end of the block.
 
         Raises:
@@ -72,16 +72,16 @@ class SimulatedHardware:
         """
         if self.closed:
             raise MooringsError("driver.unavailable", "the driver is closed", retryable=True)
-        with self._journal.held():
+        with self._journal.lock():
             self._catch_up()
             yield
 
-    def find(self, name: str, now: Timestamp) -> SimulatedPartition | None:
+    def find_partition(self, name: str, now: Timestamp) -> SimulatedPartition | None:
         """Return the partition of that name, if it exists at ``now``."""
         partition = self._partitions.get(name)
         return partition if partition is not None and partition.state(now) is not None else None
 
-    def holder(self, block: Block, now: Timestamp) -> SimulatedPartition | None:
+    def find_holder(self, block: Block, now: Timestamp) -> SimulatedPartition | None:
         """Return a partition with a device of ``block`` at ``now``, or None if all are free."""
         holders = self._holders
         for index in block:
@@ -100,7 +100,7 @@ class SimulatedHardware:
         return list(self._partitions.values())
 
     @property
-    def latest(self) -> Timestamp:
+    def latest_completion(self) -> Timestamp:
         """Return when the last pending or finished action ends; 0: there is none."""
         return max((one.gone_at or one.ready_at for one in self._partitions.values()), default=Timestamp(0))
 
@@ -108,33 +108,33 @@ class SimulatedHardware:
         """Return a number that no partition of this machine has had; ``put`` of such a partition takes it."""
         return self._serial + 1
 
-    def put(self, partition: SimulatedPartition, why: str) -> None:
+    def save_partition(self, partition: SimulatedPartition, why: str) -> None:
         """Record a new or changed partition; ``why`` is for readers of the journal."""
         self._write({"is": "partition", "why": why, **partition.record()})
         self._remember(partition)
 
-    def drop(self, partition: SimulatedPartition) -> None:
+    def delete_partition(self, partition: SimulatedPartition) -> None:
         """Remove a partition, and free its devices."""
         self._write({"is": "gone", "name": partition.name})
         self._forget(partition)
 
-    def lose_all(self) -> None:
+    def lose_partitions(self) -> None:
         """Forget every partition, as a vendor's controller that restarts without its storage file."""
         self._write({"is": "lost"})
         self._partitions.clear()
         self._holders.clear()
 
-    def go_down(self, until: Timestamp) -> None:
+    def set_down_until(self, until: Timestamp) -> None:
         """Stop the vendor's controller's answers until then."""
         self._write({"is": "down", "until": until})
         self.down_until = until
 
-    def strike(self, fault: str) -> None:
+    def count_fault(self, fault: str) -> None:
         """Count a fault's strike, so that a new process continues the count."""
         self._write({"is": "strike", "fault": fault})
         self.struck[fault] = self.struck.get(fault, 0) + 1
 
-    def keep_strikes(self, faults: Collection[str]) -> None:
+    def retain_fault_counts(self, faults: Collection[str]) -> None:
         """Forget the strikes of all other faults."""
         if self.struck.keys() <= set(faults):
             return
@@ -217,14 +217,14 @@ class SimulatedHardware:
 
     def _catch_up(self) -> None:
         """Apply the records that other processes have written."""
-        anew, line, records = self._journal.news()
-        if anew:
+        from_start, line, records = self._journal.read_new()
+        if from_start:
             self._clear()
         for number, record in enumerate(records, start=line):
             try:
                 self._apply(record)
             except (TypeError, MooringsError) as error:
-                raise self._journal.damaged(number, str(error)) from error
+                raise self._journal.damage_error(number, str(error)) from error
 
     def _apply(self, record: Record) -> None:
         match record.get("is"):

@@ -11,16 +11,16 @@ import errno
 import fcntl
 import json
 import os
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
+from moorings.files import take_lock
 
 Record = dict[str, object]
 
-LOCK_TRIES, LOCK_PAUSE_S = 50, 0.001  # a request takes far less; after this long it fails, and is retried
+LOCK_WAIT_S, LOCK_POLL_S = 0.05, 0.001  # a request takes far less; after this long it fails, and is retried
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -44,19 +44,13 @@ class HardwareJournal:
             raise _unavailable(f"the folder {folder} of a simulated pool cannot be used: {error}") from error
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Keep other processes from writing until the end of the block.
 
         Raises:
             MooringsError: ``driver.unavailable``: another process holds the lock, because it was stopped at this point.
         """
-        for _ in range(LOCK_TRIES):
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                time.sleep(LOCK_PAUSE_S)
-        else:
+        if not take_lock(self._lock, LOCK_WAIT_S, poll_s=LOCK_POLL_S):
             raise _unavailable(f"another process holds the lock in {self.path.parent}")
         try:
             yield
@@ -64,7 +58,7 @@ class HardwareJournal:
             if self._lock >= 0:
                 fcntl.flock(self._lock, fcntl.LOCK_UN)
 
-    def news(self) -> tuple[bool, int, list[Record]]:
+    def read_new(self) -> tuple[bool, int, list[Record]]:
         """Return the news of other processes: whether all is new, the number of the first line, the records.
 
         A torn last line (its process was killed during the write) is cut off. The journal must be ``held``.
@@ -74,12 +68,12 @@ class HardwareJournal:
         """
         try:
             size = self._size()
-            anew = size is None
+            from_start = size is None
             if size is None:
                 self._open()
                 size = os.fstat(self._file).st_size
             if size == self._bytes:
-                return anew, 1, []
+                return from_start, 1, []
             content = os.pread(self._file, size - self._bytes, self._bytes)
             whole = content.rfind(b"\n") + 1
             if whole < len(content):
@@ -90,7 +84,7 @@ class HardwareJournal:
         records = [self._parse(line, number) for number, line in enumerate(content[:whole].splitlines(), first)]
         self._bytes += whole
         self.length += len(records)
-        return anew, first, records
+        return from_start, first, records
 
     def _size(self) -> int | None:
         """Return the bytes of the journal; None if our open file is outdated: another process has rewritten it."""
@@ -109,12 +103,12 @@ class HardwareJournal:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise self.damaged(number, str(error)) from error
+            raise self.damage_error(number, str(error)) from error
         if not isinstance(record, dict):
-            raise self.damaged(number, "not an object")
+            raise self.damage_error(number, "not an object")
         return record
 
-    def damaged(self, line: int, problem: str) -> MooringsError:
+    def damage_error(self, line: int, problem: str) -> MooringsError:
         """Return the error for an unreadable line."""
         return MooringsError(
             "driver.unavailable",
@@ -132,7 +126,7 @@ class HardwareJournal:
         try:
             _write_all(self._file, line)
         except OSError as error:
-            self._cut_back()
+            self._truncate()
             raise _unavailable(f"{self.path} cannot be written: {error}") from error
         self._bytes += len(line)
         self.length += 1
@@ -167,7 +161,7 @@ class HardwareJournal:
                 os.close(descriptor)
         self._file = self._lock = -1
 
-    def _cut_back(self) -> None:
+    def _truncate(self) -> None:
         # Half a line in the middle would make the next record unreadable too.
         if self._file >= 0:
             os.ftruncate(self._file, self._bytes)

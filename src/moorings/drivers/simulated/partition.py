@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from moorings.core.instants import Timestamp
-from moorings.core.topology import Block
+from moorings.core.model.timestamps import Timestamp
+from moorings.core.model.topology import Block
 
 
 class VendorState(StrEnum):

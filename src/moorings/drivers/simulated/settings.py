@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from moorings.core.tables import TomlTable
+from moorings.core.model.toml_table import TomlTable
 
 TIME_S_MAX = 86_400.0
 NAME_CHARS_MAX = 200
@@ -80,16 +80,13 @@ class SimulatedSettings:
             clusters=_within(table, "clusters", usual.clusters, CLUSTERS_MAX),
             name_chars_max=_within(table, "name_chars_max", usual.name_chars_max, NAME_CHARS_MAX),
         )
-        table.finish()
+        table.reject_unknown_keys()
         return settings
 
 
 def read_time_s(table: TomlTable, key: str, default: float) -> float:
     """Return the seconds under a key of the table, between 0 and a day."""
-    value = table.number(key, default)
-    if not 0 <= value <= TIME_S_MAX:  # refuses nan and inf too, which TOML can write
-        table.complain(key, f"{key} = {value} is not between 0 and {TIME_S_MAX:.0f} seconds")
-    return value
+    return table.within(key, table.number(key, default), 0, TIME_S_MAX, " seconds")
 
 
 def read_restart_state(table: TomlTable, key: str, default: RestartState) -> RestartState:
@@ -99,18 +96,15 @@ def read_restart_state(table: TomlTable, key: str, default: RestartState) -> Res
         return "kept"
     if value == "lost":
         return "lost"
-    table.complain(key, f"{key} = {value[:40]!r} is not known", hint='write "kept" or "lost"')
+    table.fail_at(key, f"{key} = {value[:40]!r} is not known", hint='write "kept" or "lost"')
 
 
 def _within(table: TomlTable, key: str, default: int, most: int) -> int:
-    value = table.integer(key, default)
-    if not 1 <= value <= most:
-        table.complain(key, f"{key} = {value} is not between 1 and {most}")
-    return value
+    return table.within(key, table.integer(key, default), 1, most)
 
 
 def _host(table: TomlTable, key: str, default: str) -> str:
     value = table.text(key, default)
     if not _HOST.fullmatch(value):
-        table.complain(key, f"{key} = {value[:80]!r} is not a host name or address")
+        table.fail_at(key, f"{key} = {value[:80]!r} is not a host name or address")
     return value

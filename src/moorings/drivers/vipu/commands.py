@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from moorings.core.hardware import ObservedState, PartitionSpec
+from moorings.core.model.driver_results import ObservedState, PartitionSpec
 from moorings.drivers.vipu.settings import VipuSettings
 
 NAME_CHARS_MAX = 36  # Poplar fails with a misleading device error on longer names (facts: vipu section 10)

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from moorings.core.tables import TomlTable
+from moorings.core.model.toml_table import TomlTable
 
 TIME_S_MAX = 86_400.0
 PARALLEL_MAX = 64
@@ -117,7 +117,7 @@ class VipuSettings:
             ipuof_timeout_s=_within(table, "ipuof_timeout_s", usual.ipuof_timeout_s, int(TIME_S_MAX)),
         )
         _check_secure_mode(table, settings)
-        table.finish()
+        table.reject_unknown_keys()
         return settings
 
     @property
@@ -136,7 +136,7 @@ def _check_secure_mode(table: TomlTable, settings: VipuSettings) -> None:
         given = {key for key in (one, other) if getattr(settings, key)}
         if len(given) == 1:
             missing = one if other in given else other
-            table.complain(given.pop(), f"{missing} is missing", hint=f"{one} and {other} go together")
+            table.fail_at(given.pop(), f"{missing} is missing", hint=f"{one} and {other} go together")
     own = (
         "api_host",
         "api_port",
@@ -149,41 +149,35 @@ def _check_secure_mode(table: TomlTable, settings: VipuSettings) -> None:
     if settings.config:
         both = [key for key in own[2:] if getattr(settings, key)]
         if both:
-            table.complain(both[0], f"{both[0]} and config cannot both be given", hint="config says it all")
+            table.fail_at(both[0], f"{both[0]} and config cannot both be given", hint="config says it all")
 
 
 def _time_s(table: TomlTable, key: str, default: float) -> float:
-    value = table.number(key, default)
-    if not 0.1 <= value <= TIME_S_MAX:  # refuses nan and inf too, which TOML can write
-        table.complain(key, f"{key} = {value} is not between 0.1 and {TIME_S_MAX:.0f} seconds")
-    return value
+    return table.within(key, table.number(key, default), 0.1, TIME_S_MAX, " seconds")
 
 
 def _within(table: TomlTable, key: str, default: int, most: int) -> int:
-    value = table.integer(key, default)
-    if not 1 <= value <= most:
-        table.complain(key, f"{key} = {value} is not between 1 and {most}")
-    return value
+    return table.within(key, table.integer(key, default), 1, most)
 
 
 def _matching(table: TomlTable, key: str, default: str, pattern: re.Pattern[str], what: str) -> str:
     value = table.text(key, default)
     if not pattern.fullmatch(value):
-        table.complain(key, f"{key} = {value[:80]!r} is not {what}")
+        table.fail_at(key, f"{key} = {value[:80]!r} is not {what}")
     return value
 
 
 def _word(table: TomlTable, key: str) -> str:
     value = table.text(key, "")
     if value and not _WORD.fullmatch(value):
-        table.complain(key, f"{key} = {value[:80]!r} is not allowed", hint="letters, digits, '.', '_', ':' and '-'")
+        table.fail_at(key, f"{key} = {value[:80]!r} is not allowed", hint="letters, digits, '.', '_', ':' and '-'")
     return value
 
 
 def _path(table: TomlTable, key: str) -> str:
     value = table.text(key, "")
     if value and not (value.startswith("/") and value.isprintable() and len(value) <= TEXT_CHARS_MAX):
-        table.complain(key, f"{key} = {value[:80]!r} is not an absolute path", hint="begin it with /")
+        table.fail_at(key, f"{key} = {value[:80]!r} is not an absolute path", hint="begin it with /")
     return value
 
 
@@ -198,7 +192,7 @@ def _keys(table: TomlTable, default: tuple[str, ...]) -> tuple[str, ...]:
     values = table.strings("ipu_keys", default)
     for value in values:
         if not _KEY.fullmatch(value):
-            table.complain("ipu_keys", f"ipu_keys: {value[:80]!r} is not a key")
+            table.fail_at("ipu_keys", f"ipu_keys: {value[:80]!r} is not a key")
     return values
 
 
@@ -206,11 +200,11 @@ def _arguments(table: TomlTable, default: tuple[str, ...]) -> tuple[str, ...]:
     values = table.strings("create_arguments", default)
     for value in values:
         if not value.isprintable() or len(value) > TEXT_CHARS_MAX:
-            table.complain("create_arguments", f"create_arguments: {value[:80]!r} is not a word")
+            table.fail_at("create_arguments", f"create_arguments: {value[:80]!r} is not a word")
         unknown = [name for name in _PLACEHOLDER.findall(value) if name not in PLACEHOLDERS]
         if unknown:
             known = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
-            table.complain("create_arguments", f"{{{unknown[0][:40]}}} is not known", hint=f"known: {known}")
+            table.fail_at("create_arguments", f"{{{unknown[0][:40]}}} is not known", hint=f"known: {known}")
     return values
 
 
@@ -220,4 +214,4 @@ def _ipuof(table: TomlTable, default: Ipuof) -> Ipuof:
         return "file"
     if value == "api":
         return "api"
-    table.complain("ipuof", f"ipuof = {value[:40]!r} is not known", hint='write "file" or "api"')
+    table.fail_at("ipuof", f"ipuof = {value[:40]!r} is not known", hint='write "file" or "api"')

@@ -21,17 +21,17 @@ import numpy as np
 
 from moorings.appliance.execution.artifacts import Artifact, find_artifact, user_folder
 from moorings.appliance.execution.checkpoints import PARTS, CheckpointReader, checkpoint_path, save_checkpoint
-from moorings.appliance.execution.compiling import layer_shapes, load_programs
+from moorings.appliance.execution.compilation import layer_shapes, load_programs
+from moorings.appliance.execution.connections import ServerConnections
 from moorings.appliance.execution.errors import StoppedError, execution_error
-from moorings.appliance.execution.links import ServerConnections
-from moorings.appliance.execution.meeting import WeightServers, connect_servers, weight_servers
 from moorings.appliance.execution.optimizer import AdamW
 from moorings.appliance.execution.programs import ArraySpec, CompiledPrograms, LayerShape, initial_weights
-from moorings.appliance.execution.shares import assign_layers
+from moorings.appliance.execution.rendezvous import WeightServers, connect_servers, weight_servers
 from moorings.appliance.execution.streaming import Batch, apply_step, eval_batch, train_step
+from moorings.appliance.job_spec import ApplianceJobSpec
 from moorings.appliance.layers import Layer
-from moorings.appliance.order import ApplianceJobSpec, write_atomically
 from moorings.appliance.program import Source
+from moorings.files import write_atomically
 
 GO, STOP, FAILED = "go", "stop", "failed"
 
@@ -43,29 +43,29 @@ class TaskContext:
     Attributes:
         order: the specification.
         system: the task's number.
-        tell: prints a line, in the first task.
-        stop: whether a stop was requested.
+        report: prints a line, in the first task.
+        is_stop_requested: whether a stop was requested.
     """
 
     order: ApplianceJobSpec
     system: int
-    tell: Callable[[str], None]
-    stop: Callable[[], bool]
+    report: Callable[[str], None]
+    is_stop_requested: Callable[[], bool]
 
-    def answer(self, record: Mapping[str, object]) -> None:
+    def write_result(self, record: Mapping[str, object]) -> None:
         """Write the result of the job.
 
         Raises:
             MooringsError: ``execution.failed``: it cannot be written.
         """
         try:
-            write_atomically(self.order.answer, json.dumps(record).encode())
+            write_atomically(self.order.result_file, json.dumps(record).encode())
         except OSError as error:
-            raise execution_error(f"{self.order.answer} cannot be written: {error.strerror}") from error
+            raise execution_error(f"{self.order.result_file} cannot be written: {error.strerror}") from error
 
-    def check(self) -> None:
+    def raise_if_stopping(self) -> None:
         """Raise StoppedError if a stop was requested: for phases with nothing to save."""
-        if self.stop():
+        if self.is_stop_requested():
             raise StoppedError
 
     def batch(self, source: Source, step: int) -> Batch:
@@ -86,7 +86,7 @@ class System:
     shape: tuple[ArraySpec, ...]
 
     @property
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         """Whether it decides what follows each step."""
         return self.servers is not None
 
@@ -97,7 +97,7 @@ class System:
             raise execution_error(f"the batch of step {step} has the shapes {found}, and {self.shape} was compiled for")
         return batch
 
-    def agree(self, done: int, loss: float, lead: Callable[[int, list[float]], None]) -> bool:
+    def synchronize_step(self, done: int, loss: float, lead: Callable[[int, list[float]], None]) -> bool:
         """Collect the losses of all systems, and let the first one decide; return whether to stop.
 
         Args:
@@ -105,19 +105,19 @@ class System:
             loss: this system's.
             lead: called in the first system, with ``done`` and all losses, before any system continues; raises to fail.
         """
-        council = self.links.council
-        council.say("report", loss=loss, stop=self.task.stop())
+        council = self.links.coordinator
+        council.send("report", loss=loss, stop=self.task.is_stop_requested())
         if self.servers is None:
-            verdict = council.ask("verdict", step=done)["verdict"]
+            verdict = council.call("verdict", step=done)["verdict"]
         else:
-            reports = council.ask("collect")["reports"]
+            reports = council.call("collect")["reports"]
             try:
                 lead(done, [loss for loss, _ in reports])
             except Exception:
-                council.ask("decide", step=done, verdict=FAILED)
+                council.call("decide", step=done, verdict=FAILED)
                 raise
             verdict = STOP if any(stop for _, stop in reports) else GO
-            council.ask("decide", step=done, verdict=verdict)
+            council.call("decide", step=done, verdict=verdict)
         if verdict == FAILED:
             raise execution_error("system 0 has ended the work; its output says why")
         return bool(verdict == STOP)
@@ -133,7 +133,7 @@ def train(task: TaskContext, layers: Sequence[Layer], source: Source) -> bool:
     order = task.order
     optimizer = AdamW.parse(order.params["optimizer"])
     with _join_servers(task, optimizer) as system:
-        if system.leads:
+        if system.is_leader:
             _load_weights(system, layers, PARTS)
         trainer = _Trainer(system, optimizer)
         done = order.first_step
@@ -141,11 +141,11 @@ def train(task: TaskContext, layers: Sequence[Layer], source: Source) -> bool:
         while done < order.last_step and not stopped:
             loss = train_step(system.programs, system.links, len(layers), done, system.batch(source, done))
             done += 1
-            stopped = system.agree(done, loss, trainer.settle)
-            if system.leads:
-                trainer.follow_up(done, stopped=stopped)
-        if system.leads:
-            trainer.answer(done)
+            stopped = system.synchronize_step(done, loss, trainer.apply_step)
+            if system.is_leader:
+                trainer.report_and_checkpoint(done, stopped=stopped)
+        if system.is_leader:
+            trainer.write_result(done)
         system.links.leave()
     return stopped and done < order.last_step
 
@@ -159,7 +159,7 @@ def evaluate(task: TaskContext, layers: Sequence[Layer], source: Source) -> bool
     """
     order = task.order
     with _join_servers(task, None) as system:
-        if system.leads:
+        if system.is_leader:
             _load_weights(system, layers, PARTS[:1])
         means: list[float] = []
 
@@ -171,13 +171,13 @@ def evaluate(task: TaskContext, layers: Sequence[Layer], source: Source) -> bool
         for number in range(order.last_step):
             batch = system.batch(source, number)
             loss = eval_batch(system.programs, system.links, len(layers), order.first_step, batch)
-            stopped = system.agree(number + 1, loss, note)
+            stopped = system.synchronize_step(number + 1, loss, note)
             if stopped:
                 break
-        if system.leads and not stopped:
+        if system.is_leader and not stopped:
             loss = sum(means) / len(means) if means else float("nan")
-            task.tell(f"| Eval Device=CSX, Step={order.first_step}, Loss={loss:.5f}, {meter.rates(len(means))}")
-            task.answer({"step": order.first_step, "loss": loss if means else None, "batches": len(means)})
+            task.report(f"| Eval Device=CSX, Step={order.first_step}, Loss={loss:.5f}, {meter.rates(len(means))}")
+            task.write_result({"step": order.first_step, "loss": loss if means else None, "batches": len(means)})
         system.links.leave()
     return stopped
 
@@ -193,7 +193,7 @@ class _Trainer:
         self._loss: float | None = None
         self._checkpoint = system.task.order.checkpoint
 
-    def settle(self, done: int, losses: list[float]) -> None:
+    def apply_step(self, done: int, losses: list[float]) -> None:
         """Make the servers take the step; ``done`` counts it."""
         mean = _mean(losses, "step", done)
 
@@ -205,31 +205,31 @@ class _Trainer:
         apply_step(self._system.links, done - 1, scale)
         self._loss = mean
 
-    def follow_up(self, done: int, *, stopped: bool) -> None:
+    def report_and_checkpoint(self, done: int, *, stopped: bool) -> None:
         """Print and save what is due after a step."""
-        order, tell = self._system.task.order, self._system.task.tell
+        order, report = self._system.task.order, self._system.task.report
         last = done == order.last_step
         if last or stopped or _is_due(done, self._run["log_steps"]):
-            tell(
+            report(
                 f"| Train Device=CSX, Step={done}, Loss={self._loss:.5f}, {self._meter.rates(done - order.first_step)}"
             )
         if stopped and not last:
-            tell(f"Asked to end (TERM) at step {done}: a checkpoint is written")
+            report(f"Asked to end (TERM) at step {done}: a checkpoint is written")
         if last or stopped or _is_due(done, self._run["checkpoint_steps"]):
             path = checkpoint_path(Path(order.model_dir), done)
             links = self._system.links
 
             def part(layer: int, which: str) -> Any:  # noqa: ANN401 - arrays by name
-                links.up(layer).say("part", layer=layer, part=which)
-                return links.up(layer).hear().arrays
+                links.control_connection(layer).send("part", layer=layer, part=which)
+                return links.control_connection(layer).receive().arrays
 
             size = save_checkpoint(path, done, self._system.layers, part)
-            tell(f"Saved checkpoint {path} at step {done} ({size:,} bytes)")
+            report(f"Saved checkpoint {path} at step {done} ({size:,} bytes)")
             self._checkpoint = str(path)
 
-    def answer(self, done: int) -> None:
+    def write_result(self, done: int) -> None:
         """Write the result."""
-        self._system.task.answer({"step": done, "loss": self._loss, "checkpoint": self._checkpoint})
+        self._system.task.write_result({"step": done, "loss": self._loss, "checkpoint": self._checkpoint})
 
 
 class _Throughput:
@@ -237,15 +237,15 @@ class _Throughput:
 
     def __init__(self, batch_size: int) -> None:
         self._batch_size = batch_size
-        self._began = self._told_at = time.monotonic()
-        self._told = 0
+        self._began = self._reported_at = time.monotonic()
+        self._reported_steps = 0
 
     def rates(self, steps: int) -> str:
         """The rates, with this many steps done since the beginning."""
         now = time.monotonic()
-        rate = self._batch_size * (steps - self._told) / max(now - self._told_at, 1e-9)
+        rate = self._batch_size * (steps - self._reported_steps) / max(now - self._reported_at, 1e-9)
         overall = self._batch_size * steps / max(now - self._began, 1e-9)
-        self._told, self._told_at = steps, now
+        self._reported_steps, self._reported_at = steps, now
         return f"Rate={rate:.2f} samples/sec, GlobalRate={overall:.2f} samples/sec"
 
 
@@ -261,7 +261,7 @@ def _join_servers(task: TaskContext, optimizer: AdamW | None) -> Iterator[System
     folder = Path(order.folder)
     if task.system:
         programs, _ = load_programs(artifact)
-        links = connect_servers(folder, shares, weights, task.system, task.check)
+        links = connect_servers(folder, shares, weights, task.system, task.raise_if_stopping)
         try:
             yield System(task, layers, programs, links, None, shape)
         finally:
@@ -271,14 +271,14 @@ def _join_servers(task: TaskContext, optimizer: AdamW | None) -> Iterator[System
         # Before the programs are loaded, so that all systems do this longest part at the same time.
         servers.publish()
         programs, _ = load_programs(artifact)
-        task.check()
-        links = ServerConnections(servers.places, shares, weights, 0, servers.why_gone)
-        task.tell(
+        task.raise_if_stopping()
+        links = ServerConnections(servers.places, shares, weights, 0, servers.exit_reason)
+        task.report(
             f"{_count_text(order.systems, 'system')}, {_count_text(order.weight_servers, 'weight server')} "
             f"(processes {', '.join(map(str, servers.pids))}), {artifact.manifest['weights']:,} weights"
         )
         try:
-            servers.await_all(links, task.check)
+            servers.wait_for_systems(links, task.raise_if_stopping)
             yield System(task, layers, programs, links, servers, shape)
         finally:
             links.close()
@@ -294,12 +294,12 @@ def _artifact(order: ApplianceJobSpec) -> Artifact:
 
 
 def _load_weights(system: System, layers: Sequence[Layer], parts: Sequence[str]) -> None:
-    """Send the servers the first weights: from a checkpoint, or initialized."""
+    """Send the servers the first weights: from a checkpoint, or initialised."""
     order, links = system.task.order, system.links
     if order.checkpoint is None:
         seed = order.params["runconfig"]["seed"]
         for number, layer in enumerate(layers):
-            links.up(number).ask("put", initial_weights(layer, seed, number), layer=number, part="w")
+            links.control_connection(number).call("put", initial_weights(layer, seed, number), layer=number, part="w")
     else:
         with CheckpointReader(Path(order.checkpoint), system.layers) as checkpoint:
             if checkpoint.step != order.first_step:
@@ -308,9 +308,9 @@ def _load_weights(system: System, layers: Sequence[Layer], parts: Sequence[str])
                 )
             for number in range(len(layers)):
                 for part in parts:
-                    links.up(number).ask("put", checkpoint.part(number, part), layer=number, part=part)
-        system.task.tell(f"Loaded checkpoint {order.checkpoint} (step {order.first_step})")
-    links.ask_all("begin", step=order.first_step)
+                    links.control_connection(number).call("put", checkpoint.part(number, part), layer=number, part=part)
+        system.task.report(f"Loaded checkpoint {order.checkpoint} (step {order.first_step})")
+    links.call_all("begin", step=order.first_step)
 
 
 _DIVERGED = "a smaller learning_rate, a longer warm-up or max_gradient_norm may help; the last checkpoint is as it was"
@@ -329,3 +329,25 @@ def _is_due(step: int, every: int | None) -> bool:
 
 def _count_text(number: int, what: str) -> str:
     return f"{number} {what}" + ("" if number == 1 else "s")
+
+
+# -- shares of weight servers ------------------------------------------------------------------------------------------
+
+
+def assign_layers(sizes: Sequence[int], servers: int) -> list[list[int]]:
+    """The layers' numbers for each server, in order: the largest first, each to the server with the least load so far.
+
+    The result is a function of the sizes alone. A server may have none if there are more servers than layers.
+
+    Args:
+        sizes: weights of each layer, in numbers.
+        servers: how many there are.
+    """
+    shares: list[list[int]] = [[] for _ in range(servers)]
+    loads = [0] * servers
+    for layer in sorted(range(len(sizes)), key=lambda layer: (-sizes[layer], layer)):
+        # At the same load the one with fewer layers, so that layers without weights are spread too.
+        least = min(range(servers), key=lambda server: (loads[server], len(shares[server]), server))
+        shares[least].append(layer)
+        loads[least] += sizes[layer]
+    return [sorted(share) for share in shares]

@@ -17,8 +17,8 @@ begin at zero.
 
 from __future__ import annotations
 
-from moorings.core.hardware import ResultCode
-from moorings.core.topology import Block
+from moorings.core.model.driver_results import ResultCode
+from moorings.core.model.topology import Block
 
 BLOCK_TRIES = 2
 RESTS_FROM = 4
@@ -30,38 +30,38 @@ class Misplacements:
     """The misplaced partitions of one pool.
 
     Args:
-        steered: whether our requests name the IPUs.
+        chooses_devices: whether our requests name the IPUs.
     """
 
-    def __init__(self, *, steered: bool) -> None:
-        self._steered = steered
+    def __init__(self, *, chooses_devices: bool) -> None:
+        self._steered = chooses_devices
         self._in_a_row: set[str] = set()  # names, so that one listed twice counts once
         self._by_block: dict[Block, set[str]] = {}
 
-    def missed(self, name: str, ordered: Block) -> None:
+    def record_misplaced(self, name: str, ordered: Block) -> None:
         """Count a partition made elsewhere."""
         self._in_a_row.add(name)
         self._by_block.setdefault(ordered, set()).add(name)
 
-    def hit(self, block: Block) -> None:
+    def record_placed(self, block: Block) -> None:
         """Record a partition made as requested; it ends the row."""
         self._in_a_row.clear()
         self._by_block = {other: names for other, names in self._by_block.items() if not other.overlaps(block)}
 
     @property
-    def in_a_row(self) -> int:
+    def consecutive(self) -> int:
         """Return how many were made elsewhere since the last one that was not."""
         return len(self._in_a_row)
 
     @property
-    def pause_s(self) -> float:
+    def backoff_s(self) -> float:
         """Return the pause after the next request, in seconds; 0: none."""
-        beyond = self.in_a_row - RESTS_FROM
+        beyond = self.consecutive - RESTS_FROM
         return 0.0 if beyond < 0 else min(PAUSE_S * 2.0 ** min(beyond, 16), PAUSE_S_MAX)
 
     def verdict(self, ordered: Block) -> ResultCode:
         """Return the result of a request for that block that was made elsewhere."""
-        if self.in_a_row >= REJECTED_FROM:
+        if self.consecutive >= REJECTED_FROM:
             return ResultCode.REJECTED
         if self._steered and len(self._by_block.get(ordered, ())) >= BLOCK_TRIES:
             return ResultCode.BROKEN

@@ -6,18 +6,21 @@ kind loads XLA's result, and compiles nothing.
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import inspect
 import os
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import jax
 
-from moorings.appliance.execution import programs, sources
+from moorings.appliance.execution import programs
 from moorings.appliance.execution.artifacts import (
     Artifact,
     ArtifactDraft,
@@ -28,12 +31,12 @@ from moorings.appliance.execution.artifacts import (
     sha256,
     user_folder,
 )
-from moorings.appliance.execution.errors import execution_error
+from moorings.appliance.execution.errors import execution_error, model_error
 from moorings.appliance.execution.programs import ArraySpec, CompiledPrograms, ExportedProgram, LayerShape, Signature
 from moorings.appliance.execution.streaming import Batch
+from moorings.appliance.job_spec import ApplianceJobSpec, DataSplit
 from moorings.appliance.layers import Layer
-from moorings.appliance.order import ApplianceJobSpec, DataSplit
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 
 XLA = "xla"
 
@@ -53,7 +56,7 @@ def build_key(model: type, order: ApplianceJobSpec, batch: Batch) -> str:
         {
             "side": order.program,
             "model": f"{model.__module__}.{model.__qualname__}",
-            "sources": {name: sha256(content) for name, content in sources.find_sources(model).items()},
+            "sources": {name: sha256(content) for name, content in find_sources(model).items()},
             "params": order.params["model"],
             "batch": [asdict(ArraySpec.of(each)) for each in batch],
             "systems": order.systems,
@@ -64,7 +67,7 @@ def build_key(model: type, order: ApplianceJobSpec, batch: Batch) -> str:
 
 
 def compile_model(
-    layers: list[Layer], order: ApplianceJobSpec, batch: Batch, key: str, tell: Callable[[str], None]
+    layers: list[Layer], order: ApplianceJobSpec, batch: Batch, key: str, report: Callable[[str], None]
 ) -> CompileResult:
     """The artifact with that key, found or made.
 
@@ -77,7 +80,7 @@ def compile_model(
         try:
             artifact = find_artifact(folder, key)
         except MooringsError as error:
-            tell(f"{error.detail}: it is made anew")
+            report(f"{error.detail}: it is compiled again")
             delete_artifact(folder, key)
             artifact = None
         if artifact is not None:
@@ -88,7 +91,7 @@ def compile_model(
     except OSError as error:
         raise execution_error(
             f"the compiled program cannot be written to {folder}: {error.strerror or error}",
-            "make room, or name another folder with --compile_dir",
+            "free space, or name another folder with --compile_dir",
         ) from error
     return CompileResult(artifact, found=False, seconds=time.monotonic() - began)
 
@@ -145,3 +148,64 @@ def layer_shapes(artifact: Artifact) -> list[LayerShape]:
         LayerShape(each["name"], each["program"], {name: tuple(shape) for name, shape in each["weights"].items()})
         for each in artifact.manifest["layers"]
     ]
+
+
+# -- sources -----------------------------------------------------------------------------------------------------------
+# The source files that define a model: its own module, and the imported ones beside it. Found in the text, not in
+# ``sys.modules``: modules that a function imports when it is first traced count too, and those that other parts of the
+# program import do not. A file that a model reads as data is not found.
+
+_ENVIRONMENT: Final = ("site-packages", "dist-packages")
+
+
+def find_sources(model: type) -> dict[str, bytes]:
+    """The files by their paths below the model's import folder, sorted.
+
+    Raises:
+        MooringsError: ``model.invalid``: the class was not defined in a file.
+    """
+    try:
+        file = Path(inspect.getfile(model)).resolve()
+    except (TypeError, OSError) as error:
+        raise model_error(f"{model.__name__} is not defined in a file", "put the model into a module") from error
+    name = model.__module__
+    if name == "__main__":
+        name = file.stem
+    depth = name.count(".") + (file.name == "__init__.py")
+    root = file.parents[depth]
+    found: dict[Path, bytes] = {}
+    waiting = [(file, name)]
+    while waiting:
+        path, module = waiting.pop()
+        if path in found:
+            continue
+        found[path] = path.read_bytes()
+        package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+        waiting += [each for name in _imported(path, found[path], package) for each in _files(root, name)]
+    return {str(path.relative_to(root)): found[path] for path in sorted(found)}
+
+
+def _imported(path: Path, text: bytes, package: str) -> Iterator[str]:
+    """Names that a module imports: modules, and perhaps names in them."""
+    for node in ast.walk(ast.parse(text, str(path))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parts = package.split(".") if package else []
+            before = parts[: len(parts) - node.level + 1] if node.level else []
+            base = ".".join([*before, *([node.module] if node.module else [])])
+            yield from filter(None, (base, *(f"{base}.{alias.name}".lstrip(".") for alias in node.names)))
+
+
+def _files(root: Path, name: str) -> Iterator[tuple[Path, str]]:
+    """The files below ``root`` that importing ``name`` runs, with their modules' names."""
+    if name.partition(".")[0] in sys.stdlib_module_names:
+        return
+    parts = name.split(".")
+    for end in range(1, len(parts) + 1):
+        module = root.joinpath(*parts[:end])
+        for path in (module / "__init__.py", module.with_name(f"{module.name}.py")):
+            resolved = path.resolve()
+            inside = resolved.is_relative_to(root) and not set(resolved.relative_to(root).parts) & set(_ENVIRONMENT)
+            if inside and root.name not in _ENVIRONMENT and resolved.is_file():
+                yield resolved, ".".join(parts[:end])

@@ -34,18 +34,18 @@ class ServerConnection:
     Args:
         server: its number, for sentences.
         most: the longest body of a response, in bytes.
-        why_gone: gives the reason why a server has gone, as a clause; may be empty.
+        describe_loss: gives the reason why a server has gone, as a clause; may be empty.
     """
 
-    def __init__(self, sock: socket.socket, server: int, most: int, why_gone: Callable[[int], str]) -> None:
+    def __init__(self, sock: socket.socket, server: int, most: int, describe_loss: Callable[[int], str]) -> None:
         self._sock = sock
         self._server = server
         self._most = most
-        self._why_gone = why_gone
+        self._describe_loss = describe_loss
 
     @classmethod
     def connect(
-        cls, place: ServerAddress, server: int, system: int, most: int, why_gone: Callable[[int], str]
+        cls, place: ServerAddress, server: int, system: int, most: int, describe_loss: Callable[[int], str]
     ) -> ServerConnection:
         """Connect to a server as ``system``.
 
@@ -63,39 +63,39 @@ class ServerConnection:
         except BaseException:
             sock.close()
             raise
-        return cls(sock, server, most, why_gone)
+        return cls(sock, server, most, describe_loss)
 
-    def say(self, op: str, arrays: Arrays | None = None, **head: object) -> None:
+    def send(self, op: str, arrays: Arrays | None = None, **head: object) -> None:
         """Send a message."""
         try:
             send_frame(self._sock, {"op": op, **head}, arrays)
         except OSError:
             while True:  # until its last message with the reason, if any, or the end of the connection
-                self.hear()
+                self.receive()
 
-    def hear(self) -> Frame:
+    def receive(self) -> Frame:
         """The response to the oldest request without one."""
         try:
             frame = receive_frame(self._sock, self._most)
         except (OSError, FrameError) as error:
-            raise self._gone() from error
+            raise self._closed_error() from error
         if frame is None:
-            raise self._gone()
+            raise self._closed_error()
         if "error" in frame.head:
             raise execution_error(str(frame.head["error"]))
         return frame
 
-    def ask(self, op: str, arrays: Arrays | None = None, **head: object) -> Mapping[str, Any]:
+    def call(self, op: str, arrays: Arrays | None = None, **head: object) -> Mapping[str, Any]:
         """Send a request and wait for its response."""
-        self.say(op, arrays, **head)
-        return self.hear().head
+        self.send(op, arrays, **head)
+        return self.receive().head
 
     def close(self) -> None:
         """Close without notice; the server takes it for a failure unless ``bye`` was sent."""
         self._sock.close()
 
-    def _gone(self) -> Exception:
-        why = self._why_gone(self._server)
+    def _closed_error(self) -> Exception:
+        why = self._describe_loss(self._server)
         return execution_error(f"weight server {self._server} has gone" + (f": {why}" if why else ""))
 
 
@@ -115,46 +115,46 @@ class ServerConnections:
         shares: Sequence[Sequence[int]],
         shapes: Sequence[Shapes],
         system: int,
-        why_gone: Callable[[int], str] = lambda _server: "",
+        describe_loss: Callable[[int], str] = lambda _server: "",
     ) -> None:
         self.system: Final = system
-        self._keeper = {layer: server for server, share in enumerate(shares) for layer in share}
+        self._server_of_layer = {layer: server for server, share in enumerate(shares) for layer in share}
         self._down: list[ServerConnection] = []
         self._up: list[ServerConnection] = []
         most = max(map(body_bytes_max, shapes), default=0)
         try:
             for server, place in enumerate(places):
                 for links in (self._down, self._up):
-                    links.append(ServerConnection.connect(place, server, system, most, why_gone))
+                    links.append(ServerConnection.connect(place, server, system, most, describe_loss))
         except BaseException:
             self.close()
             raise
 
-    def down(self, layer: int) -> ServerConnection:
+    def weights_connection(self, layer: int) -> ServerConnection:
         """The connection for that layer's weights."""
-        return self._down[self._keeper[layer]]
+        return self._down[self._server_of_layer[layer]]
 
-    def up(self, layer: int) -> ServerConnection:
+    def control_connection(self, layer: int) -> ServerConnection:
         """The connection for its gradients, and all other messages about it."""
-        return self._up[self._keeper[layer]]
+        return self._up[self._server_of_layer[layer]]
 
     @property
-    def council(self) -> ServerConnection:
+    def coordinator(self) -> ServerConnection:
         """The connection for the exchange between systems: to the first server."""
         return self._up[0]
 
-    def ask_all(self, op: str, **head: object) -> list[Mapping[str, Any]]:
+    def call_all(self, op: str, **head: object) -> list[Mapping[str, Any]]:
         """Send a request to all servers at once; return their responses in order."""
         for link in self._up:
-            link.say(op, None, **head)
-        return [link.hear().head for link in self._up]
+            link.send(op, None, **head)
+        return [link.receive().head for link in self._up]
 
     def leave(self) -> None:
         """Announce the end, and close; the first system, which ends the servers, comes last."""
         if self.system == 0:
-            self.ask_all("farewell")
+            self.call_all("farewell")
         for link in self._down + self._up:
-            link.say("bye")
+            link.send("bye")
         self.close()
 
     def close(self) -> None:

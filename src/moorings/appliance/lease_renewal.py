@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from moorings.client.client import Client
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 
 BEATS_A_LEASE: Final = 6
 AGAIN_S: Final = 2.0  # while the controller is away
@@ -21,13 +21,13 @@ class LeaseRenewer:
     Args:
         connect: makes a client, for this thread alone.
         lease_s: of every claim; renewals come six times as often.
-        tell: called with a lease that may be lost; in the thread.
+        warn: called with a lease that may be lost; in the thread.
     """
 
-    def __init__(self, connect: Callable[[], Client], lease_s: float, tell: Callable[[str], None]) -> None:
+    def __init__(self, connect: Callable[[], Client], lease_s: float, warn: Callable[[str], None]) -> None:
         self._connect = connect
         self._lease_s = lease_s
-        self._tell = tell
+        self._warn = warn
         self._lock = threading.Lock()
         self._claims: dict[str, str] = {}
         self._stopped = threading.Event()
@@ -39,7 +39,7 @@ class LeaseRenewer:
         with self._lock:
             self._claims[claim] = name
 
-    def drop(self, claim: str) -> None:
+    def remove(self, claim: str) -> None:
         """Stop renewing the lease of a claim."""
         with self._lock:
             self._claims.pop(claim, None)
@@ -52,20 +52,20 @@ class LeaseRenewer:
 
     def _run(self) -> None:
         beat_s = self._lease_s / BEATS_A_LEASE
-        heard, told, pause_s = time.monotonic(), False, beat_s
+        heard, warned, pause_s = time.monotonic(), False, beat_s
         with self._connect() as client:
             while not self._stopped.wait(pause_s):
                 with self._lock:
                     claims = dict(self._claims)
                 problem = next((error for claim in claims if (error := self._renew(client, claim)) is not None), None)
                 if problem is None:
-                    heard, told, pause_s = time.monotonic(), False, beat_s
+                    heard, warned, pause_s = time.monotonic(), False, beat_s
                     continue
                 pause_s = min(AGAIN_S, beat_s)
                 silent_s = time.monotonic() - heard
-                if silent_s > self._lease_s and not told:
-                    told = True
-                    self._tell(
+                if silent_s > self._lease_s and not warned:
+                    warned = True
+                    self._warn(
                         f"{', '.join(claims.values())}: the lease could not be renewed for {silent_s:.0f} s, and the "
                         f"controller ends the job unless it was away itself: {problem.detail}"
                     )
@@ -76,7 +76,7 @@ class LeaseRenewer:
             client.renew_claim(claim)
         except MooringsError as error:
             if error.code in _GONE:  # its job has ended: the follower reports that
-                self.drop(claim)
+                self.remove(claim)
                 return None
             return error
         return None

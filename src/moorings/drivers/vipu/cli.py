@@ -17,9 +17,10 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 from moorings.drivers.vipu.commands import build_configuration
 from moorings.drivers.vipu.settings import VipuSettings
+from moorings.files import write_atomically
 
 OUTPUT_BYTES_MAX = 16 << 20  # a listing of 4,096 IPUs in JSON is far smaller
 ERRORS_BYTES_MAX = 64 << 10
@@ -64,7 +65,7 @@ class VipuCli:
             _write_private(folder / CONFIGURATION, build_configuration(settings, key))
         self._key = key
         self._argv = (settings.command, "--config", configuration)
-        self._seats = asyncio.Semaphore(settings.parallel)
+        self._slots = asyncio.Semaphore(settings.parallel)
 
     async def run(self, words: Sequence[str], timeout_s: float) -> str:
         """Run the command and return its output.
@@ -81,20 +82,20 @@ class VipuCli:
         """
         said = " ".join(("vipu", *words))
         try:
-            async with asyncio.timeout(timeout_s), self._seats:
+            async with asyncio.timeout(timeout_s), self._slots:
                 output, errors, status = await self._run(words, said)
         except TimeoutError as error:
-            raise _unavailable(f"no answer to '{said}' within {timeout_s:g} s") from error
-        told = self._told(errors or output)
+            raise unavailable_error(f"no answer to '{said}' within {timeout_s:g} s") from error
+        told = self._message(errors or output)
         if status > 0:
             detail = f"'{said}' failed (exit code {status}): {told or 'it said nothing'}"
             raise VipuCommandError("driver.unavailable", detail, hint=_AGAIN, retryable=True)
         if status < 0:
-            raise _unavailable(f"'{said}' was killed by signal {-status}")
+            raise unavailable_error(f"'{said}' was killed by signal {-status}")
         try:
             return output.decode()
         except UnicodeDecodeError as error:
-            raise _unavailable(f"'{said}' printed what is no text") from error
+            raise unavailable_error(f"'{said}' printed what is no text") from error
 
     async def _run(self, words: Sequence[str], said: str) -> tuple[bytes, bytes, int]:
         kept = {name: os.environ[name] for name in ("PATH", "HOME", "LD_LIBRARY_PATH") if name in os.environ}
@@ -118,7 +119,7 @@ class VipuCli:
                 retryable=True,
             ) from error
         try:
-            await hearing.over
+            await hearing.finished
         except BaseException:  # also on cancellation
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(transport.get_pid(), signal.SIGKILL)
@@ -129,9 +130,9 @@ class VipuCli:
             transport.close()  # a process outside the group may hold the pipes open
         status = transport.get_returncode()
         assert status is not None
-        return bytes(hearing.said[1]), bytes(hearing.said[2]), status
+        return bytes(hearing.output[1]), bytes(hearing.output[2]), status
 
-    def _told(self, output: bytes) -> str:
+    def _message(self, output: bytes) -> str:
         """Return the vendor's words on one line, without our key."""
         words = " ".join(output[: 4 * MESSAGE_CHARS_MAX].decode(errors="replace").split())
         words = "".join(char if char.isprintable() else "?" for char in words)
@@ -141,27 +142,27 @@ class VipuCli:
 
 
 class _OutputCollector(asyncio.SubprocessProtocol):
-    """Collects a command's output, up to a limit; ``over`` is set when it has exited and closed its pipes."""
+    """Collects a command's output, up to a limit; ``finished`` is set when it has exited and closed its pipes."""
 
     def __init__(self, words: str, over: asyncio.Future[None]) -> None:
-        self.over = over
+        self.finished = over
         self.exited = asyncio.Event()
-        self.said = {1: bytearray(), 2: bytearray()}
+        self.output = {1: bytearray(), 2: bytearray()}
         self._words = words
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         most = OUTPUT_BYTES_MAX if fd == 1 else ERRORS_BYTES_MAX
-        if len(self.said[fd]) + len(data) <= most:
-            self.said[fd] += data
-        elif not self.over.done():
-            self.over.set_exception(_unavailable(f"'{self._words}' printed more than {most} bytes"))
+        if len(self.output[fd]) + len(data) <= most:
+            self.output[fd] += data
+        elif not self.finished.done():
+            self.finished.set_exception(unavailable_error(f"'{self._words}' printed more than {most} bytes"))
 
     def process_exited(self) -> None:
         self.exited.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if not self.over.done():
-            self.over.set_result(None)
+        if not self.finished.done():
+            self.finished.set_result(None)
 
 
 def _read_secret(key: str, path: Path) -> str:
@@ -196,14 +197,13 @@ def _read_secret(key: str, path: Path) -> str:
 def _write_private(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        draft.replace(path)
+        write_atomically(
+            path, text.encode(), durable=False, temporary=path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        )
     except OSError as error:
-        raise _unavailable(f"{path} cannot be written: {error}") from error
+        raise unavailable_error(f"{path} cannot be written: {error}") from error
 
 
-def _unavailable(detail: str) -> MooringsError:
+def unavailable_error(detail: str) -> MooringsError:
+    """The error for a question or a request that is made again by itself."""
     return MooringsError("driver.unavailable", detail, hint=_AGAIN, retryable=True)

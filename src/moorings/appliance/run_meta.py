@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from moorings import __version__
-from moorings.appliance.order import write_atomically
+from moorings.files import write_atomically
 from moorings.wire.shapes import RunBody
 from moorings.workloads.appliance import ApplianceJobType
 from moorings.workloads.runs import ENDED, RunState
@@ -58,12 +58,12 @@ class RunMetaFile:
             return None
         return jobs if sound else None
 
-    def unended(self) -> list[tuple[str, str]]:
+    def list_unfinished(self) -> list[tuple[str, str]]:
         """The jobs without a recorded end, each with its workflow."""
         entries = [each for entries in self._jobs.values() for each in entries if not each.get("end_time")]
         return [(str(each["id"]), str(each.get("workflow", ""))) for each in entries]
 
-    def note(self, run: RunBody, kind: ApplianceJobType, log: Path, *, state: str | None = None) -> None:
+    def update_job(self, run: RunBody, kind: ApplianceJobType, log: Path) -> None:
         """Record a job's state.
 
         Raises:
@@ -76,12 +76,12 @@ class RunMetaFile:
             entries.append(entry)
         scheduled = run.scheduled_at or entry.get("scheduled_time")  # the claim's end removes it
         entry |= {"log_path": str(log), "queued_time": run.created_at, "scheduled_time": scheduled}
-        entry |= {"start_time": run.started_at, "end_time": run.ended_at, "state": state or user_state(run)}
+        entry |= {"start_time": run.started_at, "end_time": run.ended_at, "state": user_state(run)}
         if run.exit_code is not None:
             entry["exit_code"] = run.exit_code
         self._write()
 
-    def close(self, run: RunBody | None, ident: str) -> None:
+    def mark_ended(self, run: RunBody | None, ident: str) -> None:
         """Record the end of an earlier start's job; None: it is no longer known, or another folder's.
 
         Raises:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from moorings.appliance.arguments import Arguments
 from moorings.appliance.checkpoints import CheckpointFile, find_newest
-from moorings.appliance.checks import (
+from moorings.appliance.console import DatedConsole, make_progress
+from moorings.appliance.lease_renewal import BEATS_A_LEASE
+from moorings.appliance.program import Program
+from moorings.appliance.runner import ControllerClients, LaunchContext
+from moorings.appliance.workflow import Workflow, is_done
+from moorings.appliance.workflow_config import (
     WorkflowConfig,
     build_workflow_config,
     check_pools,
@@ -18,15 +22,11 @@ from moorings.appliance.checks import (
     params_error,
     requires_memory,
 )
-from moorings.appliance.heartbeat import BEATS_A_LEASE
-from moorings.appliance.program import Program
-from moorings.appliance.runner import ControllerClients, LaunchContext
-from moorings.appliance.telling import DatedConsole, make_progress
-from moorings.appliance.workflow import Workflow, is_done
-from moorings.cli.following import make_patience
-from moorings.cli.interrupts import Interrupted, SignalsAsExceptions
-from moorings.cli.session import CommandContext
+from moorings.files import take_lock
 from moorings.slurm.surrogate.mirror import find_mirror
+from moorings.terminal.context import CommandContext
+from moorings.terminal.following import make_patience
+from moorings.terminal.interrupts import Interrupted, SignalsAsExceptions
 
 
 def run_workflow(
@@ -50,28 +50,28 @@ def run_workflow(
             wish = build_workflow_config(arguments, program, session.environment, Path.cwd())
             begin = _find_start_checkpoint(wish, console)
             client = session.client
-            pools = client.pools()
+            pools = client.list_pools()
             check_pools(wish, pools)
             create_folders(wish)  # the last of all checks, for it leaves folders behind
             if wish.validate_only:
                 if not is_done(wish, begin, progress):
-                    progress.say(f"{wish.source}: all is well; nothing was queued")
+                    progress.report(f"{wish.source}: all is well; nothing was queued")
                 return 0
-            client.patience = make_patience(progress)
-            with _lock_model_dir(wish.model_dir, wish.where("model_dir")):
+            client.retry_policy = make_patience(progress)
+            with _lock_model_dir(wish.model_dir, wish.origin_of("model_dir")):
                 workflow = Workflow(
                     wish,
-                    ControllerClients(client, lambda: session.client_of(timeout_s=lease_s / BEATS_A_LEASE)),
+                    ControllerClients(client, lambda: session.new_client(timeout_s=lease_s / BEATS_A_LEASE)),
                     progress,
                     find_mirror(session.environment, console.warn),
-                    show=console.raw,
+                    show=console.print_bytes,
                     start=LaunchContext(
                         script, Path.cwd(), session.environment, lease_s, memory=requires_memory(pools)
                     ),
                 )
                 return workflow.run(begin)
         except Interrupted as stop:  # before there was anything to cancel, or while the systems were released
-            progress.say(f"{stop.name}: ended")
+            progress.report(f"{stop.name}: ended")
             return stop.exit_code
 
 
@@ -83,12 +83,12 @@ def _find_start_checkpoint(wish: WorkflowConfig, console: DatedConsole) -> Check
         newest, damaged = find_newest(wish.model_dir)
     except OSError as error:
         problem = f"model_dir: {wish.model_dir} cannot be read: {error.strerror}"
-        raise params_error(wish.where("model_dir"), problem) from error
-    for told in damaged:
-        console.warn(told)
+        raise params_error(wish.origin_of("model_dir"), problem) from error
+    for warning in damaged:
+        console.warn(warning)
     if newest is None and wish.mode == "eval" and not wish.compile_only:
         problem = f"model_dir: {wish.model_dir} has no checkpoint to evaluate"
-        raise params_error(wish.where("model_dir"), problem, "train first, or name one with --checkpoint_path")
+        raise params_error(wish.origin_of("model_dir"), problem, "train first, or name one with --checkpoint_path")
     return newest
 
 
@@ -97,13 +97,10 @@ def _lock_model_dir(folder: Path, where: str) -> Iterator[None]:
     """Keep a second ``run.py`` out of the model's folder; no effect where files cannot be locked."""
     lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            problem = f"model_dir: {folder} is in use by another run.py"
-            raise params_error(where, problem, "wait for its end, or take another folder") from None
-        except OSError:
-            pass  # a network file system without locks
+        with contextlib.suppress(OSError):  # a network file system without locks
+            if not take_lock(lock):
+                problem = f"model_dir: {folder} is in use by another run.py"
+                raise params_error(where, problem, "wait for its end, or take another folder")
         yield
     finally:
         os.close(lock)

@@ -14,7 +14,7 @@ from moorings.appliance.checkpoints import CheckpointFile, find_damage, parse_ch
 from moorings.appliance.params import ParamsFile, read_params
 from moorings.appliance.program import BATCH_SIZE, Program, check_program, params_type
 from moorings.appliance.schemas import Mode, Optimizer, RunConfig
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 from moorings.wire.shapes import PoolBody
 from moorings.workloads.appliance import APPLIANCE_KIND, WORKFLOW_JOBS_MAX, parse_priority
 from moorings.workloads.labels import check_labels
@@ -53,7 +53,7 @@ class WorkflowConfig:
     validate_only: bool
 
     @property
-    def trains(self) -> bool:
+    def includes_training(self) -> bool:
         """Whether it trains."""
         return self.mode != "eval"
 
@@ -62,7 +62,7 @@ class WorkflowConfig:
         """The last step of the training."""
         return self.config.max_steps or 0
 
-    def where(self, name: str) -> str:
+    def origin_of(self, name: str) -> str:
         """The origin of a value of ``runconfig``."""
         return self.origins.get(name, self.source)
 
@@ -85,9 +85,9 @@ def build_workflow_config(
     check_program(program)
     document = read_params(folder / arguments.params, arguments.params)
     written = document.section("runconfig", RunConfig)
-    origins = {name: document.where("runconfig", name) for name in asdict(written)}
-    origins |= {name: f"--{name}" for name in arguments.given}
-    config = replace(written, **arguments.given)
+    origins = {name: document.location_of("runconfig", name) for name in asdict(written)}
+    origins |= {name: f"--{name}" for name in arguments.runconfig}
+    config = replace(written, **arguments.runconfig)
     try:
         config.check()
     except ValueError as error:
@@ -132,12 +132,12 @@ def check_pools(wish: WorkflowConfig, pools: Iterable[PoolBody]) -> None:
         most = max(sizes, default=0)
         systems = "1 system" if most == 1 else f"{most} systems"
         raise params_error(
-            wish.where("num_csx"), f"num_csx: {wanted} is more than there are: {systems} in a pool at most"
+            wish.origin_of("num_csx"), f"num_csx: {wanted} is more than there are: {systems} in a pool at most"
         )
     if wanted not in sizes:
-        told = ", ".join(map(str, sorted(sizes)))
+        allowed = ", ".join(map(str, sorted(sizes)))
         raise params_error(
-            wish.where("num_csx"), f"num_csx: {wanted} systems cannot be allocated together; allowed: {told}"
+            wish.origin_of("num_csx"), f"num_csx: {wanted} systems cannot be allocated together; allowed: {allowed}"
         )
     fitting = [pool for pool in ours if str(wanted) in pool.available]
     for name, needed_gi, among in (
@@ -149,7 +149,7 @@ def check_pools(wish: WorkflowConfig, pools: Iterable[PoolBody]) -> None:
         if known and len(known) == len(memory) and max(known) < needed_gi * GIB:
             most_gi = max(known) / GIB
             raise params_error(
-                wish.where(name), f"{name}: {needed_gi} GiB is more than the appliance has ({most_gi:g} GiB)"
+                wish.origin_of(name), f"{name}: {needed_gi} GiB is more than the appliance has ({most_gi:g} GiB)"
             )
 
 
@@ -175,7 +175,7 @@ def create_folders(wish: WorkflowConfig) -> None:
                 pass
         except OSError as error:
             raise params_error(
-                wish.where(name), f"{name}: {path} cannot be written: {error.strerror or error}"
+                wish.origin_of(name), f"{name}: {path} cannot be written: {error.strerror or error}"
             ) from error
 
 
@@ -214,7 +214,7 @@ def _check_mode(config: RunConfig, program: Program, origins: Mapping[str, str],
                 f"run(Model, ..., {side}=Source)",
             )
     if config.mode != "eval" and config.max_steps is None:
-        raise params_error(document.where("runconfig"), "runconfig.max_steps is missing", "or give --max_steps")
+        raise params_error(document.location_of("runconfig"), "runconfig.max_steps is missing", "or give --max_steps")
     if config.eval_frequency is not None and config.mode == "train" and origins["mode"] != "--mode":
         raise params_error(origins["eval_frequency"], "eval_frequency: mode is train, and nothing is evaluated")
     _check_jobs(config, origins)
@@ -236,10 +236,12 @@ def _sections(document: ParamsFile, program: Program, mode: Mode, config: RunCon
         sections[name] = _plain(asdict(document.section(name, params_type(source))))
         batch = sections[name][BATCH_SIZE]
         if not isinstance(batch, int) or batch < 1:
-            raise params_error(document.where(name, BATCH_SIZE), f"{name}.{BATCH_SIZE}: {batch} is not at least 1")
+            raise params_error(
+                document.location_of(name, BATCH_SIZE), f"{name}.{BATCH_SIZE}: {batch} is not at least 1"
+            )
         if needed and batch % config.num_csx:
             raise params_error(
-                document.where(name, BATCH_SIZE),
+                document.location_of(name, BATCH_SIZE),
                 f"{name}.{BATCH_SIZE}: {batch} cannot be divided by num_csx {config.num_csx}",
             )
     return sections

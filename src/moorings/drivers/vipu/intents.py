@@ -35,10 +35,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from moorings.core.errors import MooringsError
-from moorings.core.hardware import PartitionSpec
-from moorings.core.instants import Timestamp
-from moorings.core.topology import Block
+from moorings.core.model.driver_results import PartitionSpec
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.timestamps import Timestamp
+from moorings.core.model.topology import Block
+from moorings.files import write_atomically
 
 FILE = "orders.json"
 LATE_S = 3600.0  # the maximum time that sites allow the vendor's controller (facts: vipu section 7)
@@ -86,7 +87,7 @@ class IntentLog:
         except OSError as error:
             raise _unavailable(f"the folder {folder} of a V-IPU pool cannot be used: {error}") from error
 
-    def all(self) -> dict[str, PartitionIntent]:
+    def read_all(self) -> dict[str, PartitionIntent]:
         """Return every request, by name.
 
         Raises:
@@ -94,10 +95,10 @@ class IntentLog:
                 partitions would look like strangers'.
         """
         with self._mutex:
-            self._follow()
+            self._reload_if_changed()
             return dict(self._records)
 
-    def _follow(self) -> None:
+    def _reload_if_changed(self) -> None:
         """Read the file, if another process has written it."""
         try:
             stamp = _stamp(self.path)
@@ -118,42 +119,42 @@ class IntentLog:
         Raises:
             MooringsError: ``driver.unavailable``: it was not written.
         """
-        with self._changing() as records:
+        with self._locked_update() as records:
             records[record.order.name] = record
 
-    def adopt(self, orders: Iterable[PartitionSpec]) -> None:
+    def add_resolved(self, orders: Iterable[PartitionSpec]) -> None:
         """Record completed requests of another machine, replacing records of these names.
 
         Raises:
             MooringsError: ``driver.unavailable``: they were not written.
         """
-        with self._changing() as records:
+        with self._locked_update() as records:
             records.update((order.name, PartitionIntent(order, settled=True)) for order in orders)
 
-    def settle(self, names: Iterable[str]) -> None:
+    def mark_resolved(self, names: Iterable[str]) -> None:
         """Record that the outcome of these requests is known.
 
         Raises:
             MooringsError: ``driver.unavailable``: it was not written.
         """
-        known = self.all()
+        known = self.read_all()
         news = [name for name in names if name in known and (not known[name].settled or known[name].given_up_at)]
         if news:
-            with self._changing() as records:
+            with self._locked_update() as records:
                 for name in news:
                     if name in records:
                         records[name] = replace(records[name], settled=True, given_up_at=None)
 
-    def gone(self, name: str, mark: str, now: Timestamp) -> None:
+    def remove_after_delete(self, name: str, mark: str, now: Timestamp) -> None:
         """Forget a request without a partition; without a known outcome it is kept for a while.
 
         Raises:
             MooringsError: ``driver.unavailable``: it was not written.
         """
-        known = self.all().get(name)
+        known = self.read_all().get(name)
         if known is None or known.order.mark != mark:
             return
-        with self._changing() as records:
+        with self._locked_update() as records:
             for other, record in list(records.items()):
                 if record.given_up_at is not None and not 0 <= now - record.given_up_at < LATE_S * 1_000_000:
                     del records[other]
@@ -168,7 +169,7 @@ class IntentLog:
         Raises:
             MooringsError: ``driver.unavailable``: it was not written.
         """
-        with self._changing() as records:
+        with self._locked_update() as records:
             records.pop(name, None)
 
     def close(self) -> None:
@@ -178,12 +179,12 @@ class IntentLog:
             self._lock = -1
 
     @contextlib.contextmanager
-    def _changing(self) -> Iterator[dict[str, PartitionIntent]]:
+    def _locked_update(self) -> Iterator[dict[str, PartitionIntent]]:
         with self._mutex:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX)
                 try:
-                    records = self.all()
+                    records = self.read_all()
                     yield records
                     _write(self.path, records)
                     self._records, self._stamp = records, _stamp(self.path)
@@ -205,18 +206,8 @@ def is_readable(path: Path) -> bool:
 
 def _write(path: Path, records: dict[str, PartitionIntent]) -> None:
     text = json.dumps({"version": 1, "orders": [_to_json(record) for record in records.values()]}, indent=1)
-    draft = path.with_name(f".{path.name}.tmp")  # the lock is held: no other process writes it
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)  # else a power cut could lose the new name
-    finally:
-        os.close(folder)
+    # The lock is held: no other process has this temporary file.
+    write_atomically(path, f"{text}\n".encode(), temporary=path.with_name(f".{path.name}.tmp"))
 
 
 def _to_json(record: PartitionIntent) -> dict[str, object]:

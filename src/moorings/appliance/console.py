@@ -7,15 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from moorings.cli import console
-from moorings.cli.progress import Progress
+from moorings.terminal import console
+from moorings.terminal.progress import Progress
 
 
 class DatedConsole(console.Console):
     """The stream for lines: each with its date, as in logs that are read a day later."""
 
-    def note(self, text: str) -> None:
-        super().note(f"{_now()}  {text}")
+    def info(self, text: str) -> None:
+        super().info(f"{_now()}  {text}")
 
     def write_live(self, text: str) -> None:
         super().write_live(f"{_now()}  {text}" if text else "")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from moorings.core.instants import Timestamp, add_seconds
-from moorings.core.topology import Block, Catalogue, Pool
+from moorings.core.model.timestamps import Timestamp, add_seconds
+from moorings.core.model.topology import Block, Catalogue, Pool
 from moorings.drivers.simulated.faults import FaultKind, VendorFaults
 from moorings.drivers.simulated.hardware import SimulatedHardware
 from moorings.drivers.simulated.partition import SimulatedPartition
@@ -34,14 +34,14 @@ def apply_spontaneous_faults(
         for partition in machine.partitions(now):
             fated = _with_faults(partition, faults, now)
             if fated != partition:
-                machine.put(fated, "fated")
+                machine.save_partition(fated, "fated")
 
 
 def with_provisioning_fault(made: SimulatedPartition, faults: VendorFaults, now: Timestamp) -> SimulatedPartition:
     """Return a new partition with the time at which it breaks during provisioning, if it does."""
-    if not faults.doom(FaultKind.BREAKS_WHILE_PROVISIONING, made.name, made.block, made.serial):
+    if not faults.inject_fate(FaultKind.BREAKS_WHILE_PROVISIONING, made.name, made.block, made.serial):
         return made
-    share = faults.chance("break", made.serial)
+    share = faults.random_fraction("break", made.serial)
     return replace(made, breaks_at=Timestamp(now + int(share * (made.ready_at - now))))
 
 
@@ -53,31 +53,35 @@ def _with_faults(partition: SimulatedPartition, faults: VendorFaults, now: Times
         fresh = partition.breaks_at is None and not partition.was_reset
         return with_provisioning_fault(partition, faults, now) if fresh else partition
     who = (partition.name, partition.block, partition.serial)
-    if partition.breaks_at is None and (breaks := faults.doom(FaultKind.BREAKS_WHILE_ACTIVE, *who)):
+    if partition.breaks_at is None and (breaks := faults.inject_fate(FaultKind.BREAKS_WHILE_ACTIVE, *who)):
         partition = replace(partition, breaks_at=max(now, add_seconds(partition.ready_at, breaks.seconds)))
-    if partition.vanishes_at is None and (vanishes := faults.doom(FaultKind.VANISHES, *who)):
+    if partition.vanishes_at is None and (vanishes := faults.inject_fate(FaultKind.VANISHES, *who)):
         partition = replace(partition, vanishes_at=max(now, add_seconds(partition.ready_at, vanishes.seconds)))
     return partition
 
 
 def _restart(machine: SimulatedHardware, faults: VendorFaults, usual: RestartState, now: Timestamp) -> None:
-    fault = faults.strike(FaultKind.RESTART)
+    fault = faults.inject(FaultKind.RESTART)
     if fault is None:
         return
-    machine.go_down(add_seconds(now, fault.seconds))
+    machine.set_down_until(add_seconds(now, fault.seconds))
     if (fault.state or usual) == "lost":
-        machine.lose_all()
+        machine.lose_partitions()
 
 
 def _make_stray(machine: SimulatedHardware, pool: Pool, faults: VendorFaults, now: Timestamp) -> None:
-    fault = faults.strike(FaultKind.STRAY)
+    fault = faults.inject(FaultKind.STRAY)
     if fault is None:
         return
     serial = machine.next_serial()
     name = fault.names[0] if fault.names else f"stray-{serial}"
-    blocks = [fault.devices] if fault.devices is not None else _smallest_blocks(pool, faults.chance("stray", serial))
-    block = next((block for block in blocks if machine.holder(block, now) is None), None)
-    if block is None or machine.find(name, now) is not None:
+    blocks = (
+        [fault.devices]
+        if fault.devices is not None
+        else _smallest_blocks(pool, faults.random_fraction("stray", serial))
+    )
+    block = next((block for block in blocks if machine.find_holder(block, now) is None), None)
+    if block is None or machine.find_partition(name, now) is not None:
         return  # its creator was refused
     stray = SimulatedPartition(
         serial=serial,
@@ -89,7 +93,7 @@ def _make_stray(machine: SimulatedHardware, pool: Pool, faults: VendorFaults, no
         ready_at=now,
         vanishes_at=add_seconds(now, fault.seconds) if fault.seconds else None,
     )
-    machine.put(stray, "made by hand")
+    machine.save_partition(stray, "made by hand")
 
 
 def _smallest_blocks(pool: Pool, share: float) -> list[Block]:
@@ -98,6 +102,6 @@ def _smallest_blocks(pool: Pool, share: float) -> list[Block]:
     if isinstance(topology, Catalogue):
         blocks = [block for block in topology.blocks if len(block) == topology.sizes[0]]
     else:
-        blocks = [Block(range(index, index + 1)) for index in range(topology.n_devices)]
+        blocks = [Block.single(index) for index in range(topology.n_devices)]
     start = int(share * len(blocks))
     return blocks[start:] + blocks[:start]

@@ -5,16 +5,15 @@ A file rather than arguments: params may be long, and command lines are visible 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
+from moorings.files import write_atomically
 
 JobAction = Literal["compile", "train", "eval"]
 DataSplit = Literal["train", "eval"]
@@ -62,12 +61,12 @@ class ApplianceJobSpec:
     version: int = field(default=1)
 
     @property
-    def file(self) -> Path:
+    def spec_file(self) -> Path:
         """The path of its file."""
         return Path(self.folder) / FILE_NAME
 
     @property
-    def answer(self) -> Path:
+    def result_file(self) -> Path:
         """The path of the job's result."""
         name = f"compiled-{self.program}" if self.act == "compile" else {"train": "trained"}.get(self.act, "evaluated")
         return Path(self.folder) / f"{name}.json"
@@ -80,8 +79,8 @@ def write_job_spec(order: ApplianceJobSpec) -> Path:
         OSError: it cannot be written.
     """
     Path(order.folder).mkdir(parents=True, exist_ok=True, mode=0o700)
-    write_atomically(order.file, json.dumps(asdict(order)).encode())
-    return order.file
+    write_atomically(order.spec_file, json.dumps(asdict(order)).encode())
+    return order.spec_file
 
 
 def read_job_spec(path: Path) -> ApplianceJobSpec:
@@ -136,23 +135,3 @@ def _build(path: Path, record: object) -> ApplianceJobSpec:
 
 def _invalid(path: Path, why: str) -> MooringsError:
     return MooringsError("order.invalid", f"{path}: {why}", hint="start run.py again: it writes a new one")
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write ``content`` to a file that is complete, on the disk, or not there at all; no other user may read it.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    draft = path.with_name(f".{path.name}.{os.getpid()}-{time.monotonic_ns()}")
-    try:
-        file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with os.fdopen(file, "wb") as opened:
-            opened.write(content)
-            opened.flush()
-            os.fsync(opened.fileno())
-        draft.rename(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        raise

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from moorings.core.hardware import ListedPartition, ObservedState, PartitionSpec
-from moorings.core.topology import Block
+from moorings.core.model.driver_results import ListedPartition, ObservedState, PartitionSpec
+from moorings.core.model.topology import Block
 from moorings.drivers.vipu.commands import VendorPartition, parse_state
-from moorings.drivers.vipu.orders import PartitionIntent, Shape
+from moorings.drivers.vipu.intents import PartitionIntent, Shape
 
 MISPLACED = "/misplaced"
 
@@ -27,20 +27,20 @@ class VipuPartition:
 
     Attributes:
         sighting: in the port's words.
-        record: our request, if it is ours.
-        elsewhere: number of its IPUs outside the pool.
+        intent: our request, if it is ours.
+        foreign_ipus: number of its IPUs outside the pool.
         shape: its number of IPUs, and of GCDs (None if unknown).
     """
 
     sighting: ListedPartition
-    record: PartitionIntent | None = None
-    elsewhere: int = 0
+    intent: PartitionIntent | None = None
+    foreign_ipus: int = 0
     shape: Shape = (0, None)
 
     @property
-    def misplaced(self) -> bool:
+    def is_misplaced(self) -> bool:
         """Whether it is ours, and not on the requested devices."""
-        return self.record is not None and self.sighting.mark.endswith(MISPLACED)
+        return self.intent is not None and self.sighting.mark.endswith(MISPLACED)
 
 
 def match_listing(
@@ -54,7 +54,7 @@ def match_listing(
         records: our requests.
     """
     seen = {partition.name: _match(partition, places, records.get(partition.name)) for partition in partitions}
-    return {name: sight for name, sight in seen.items() if sight.record is not None or len(sight.sighting.block)}
+    return {name: sight for name, sight in seen.items() if sight.intent is not None or len(sight.sighting.block)}
 
 
 def find_unrecorded_orders(
@@ -79,7 +79,7 @@ def find_unrecorded_orders(
         if order is None or (record is not None and record.order.mark == order.mark):
             continue
         sight = _match(partition, places, PartitionIntent(order))
-        if sight.record is not None and not sight.misplaced:
+        if sight.intent is not None and not sight.is_misplaced:
             news.append(order)
     return news
 
@@ -88,10 +88,13 @@ def _match(partition: VendorPartition, places: Mapping[str, int], record: Partit
     inside = [places[ipu] for ipu in partition.ipus if ipu in places]
     elsewhere = len(partition.ipus) - len(inside)
     sighting = ListedPartition(
-        partition.name, parse_state(partition.state), Block.of(sorted(set(inside))), raw=partition.state or "no state"
+        partition.name,
+        parse_state(partition.state),
+        Block.of(sorted(set(inside))),
+        vendor_state=partition.state or "no state",
     )
     if record is None or not matches_intent(partition, record):
-        return VipuPartition(sighting, elsewhere=elsewhere, shape=_shape(partition))
+        return VipuPartition(sighting, foreign_ipus=elsewhere, shape=_shape(partition))
     placed = sighting.block == record.order.block and not elsewhere and partition.gcds in (None, record.order.gcds)
     mark = record.order.mark if placed else record.order.mark + MISPLACED
     return VipuPartition(replace(sighting, mark=mark), record, elsewhere, _shape(partition))
@@ -114,6 +117,6 @@ def with_states(partitions: Sequence[VendorPartition], states: Mapping[str, str]
 
 def with_pending_state(sight: VipuPartition, seen: ObservedState) -> VipuPartition:
     """Return a partition under a running command: a state from before the command does not count."""
-    if sight.sighting.seen is ObservedState.ACTIVE:
-        return replace(sight, sighting=replace(sight.sighting, seen=seen))
+    if sight.sighting.state is ObservedState.ACTIVE:
+        return replace(sight, sighting=replace(sight.sighting, state=seen))
     return sight

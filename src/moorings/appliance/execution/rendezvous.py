@@ -24,19 +24,20 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from moorings.appliance.execution.connections import ServerAddress, ServerConnections
 from moorings.appliance.execution.errors import execution_error
-from moorings.appliance.execution.links import ServerAddress, ServerConnections
 from moorings.appliance.execution.optimizer import AdamW
 from moorings.appliance.execution.server import ServerConfig
 from moorings.appliance.execution.weights import Shapes
-from moorings.appliance.order import write_atomically
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
+from moorings.files import write_atomically
 
 FILE_NAME: Final = "servers.json"
 _FILE_MOST: Final = 1 << 20
 _MEET_S: Final = 300.0  # the first system may start later than the others
 _AGAIN_S: Final = 0.05
 _END_S: Final = 10.0
+_REAP_S: Final = 1.0  # a killed process closes its sockets a moment before it can be reaped
 
 
 class WeightServers:
@@ -60,14 +61,14 @@ class WeightServers:
     ) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._folder = Path(tempfile.mkdtemp(prefix="moorings-", dir=_short_folder()))
-        self._notice = folder / FILE_NAME
+        self._address_file = folder / FILE_NAME
         self._hidden = False
         self.places: list[ServerAddress] = []
         try:
             for number, share in enumerate(shares):
                 place = ServerAddress(self._folder / f"{number}.sock", secrets.token_hex(16))
                 plan = ServerConfig(
-                    place.token, systems, {layer: shapes[layer] for layer in share}, optimizer, str(self._notice)
+                    place.token, systems, {layer: shapes[layer] for layer in share}, optimizer, str(self._address_file)
                 )
                 self._processes.append(_start(place, plan))
                 self.places.append(place)
@@ -80,10 +81,10 @@ class WeightServers:
         """The servers' process ids, in order."""
         return [process.pid for process in self._processes]
 
-    def why_gone(self, server: int) -> str:
+    def exit_reason(self, server: int) -> str:
         """How a server ended, as a clause; empty if it has not."""
         try:
-            code = self._processes[server].wait(timeout=1)  # its sockets close a moment before it can be reaped
+            code = self._processes[server].wait(_REAP_S)
         except subprocess.TimeoutExpired:
             return ""
         if code >= 0:
@@ -93,9 +94,17 @@ class WeightServers:
         return f"it was killed by signal {-code}"
 
     def find_killed(self) -> int | None:
-        """A server that was killed by a signal; None: none was."""
-        codes = enumerate(process.poll() for process in self._processes)
-        return next((server for server, code in codes if code is not None and code < 0), None)
+        """A server that was killed by a signal; None: none was.
+
+        Waits for it: another system that lost its connection may be missed before the server itself can be reaped.
+        """
+        deadline = time.monotonic() + _REAP_S
+        while True:
+            codes = enumerate([process.poll() for process in self._processes])
+            killed = next((server for server, code in codes if code is not None and code < 0), None)
+            if killed is not None or time.monotonic() > deadline:
+                return killed
+            time.sleep(_AGAIN_S)
 
     def publish(self) -> None:
         """Publish the servers' addresses to the other systems.
@@ -105,11 +114,11 @@ class WeightServers:
         """
         record = [{"path": str(place.path), "token": place.token} for place in self.places]
         try:
-            write_atomically(self._notice, json.dumps(record).encode())
+            write_atomically(self._address_file, json.dumps(record).encode())
         except OSError as error:
-            raise execution_error(f"{self._notice} cannot be written: {error.strerror or error}") from error
+            raise execution_error(f"{self._address_file} cannot be written: {error.strerror or error}") from error
 
-    def await_all(self, links: ServerConnections, check: Callable[[], None]) -> None:
+    def wait_for_systems(self, links: ServerConnections, check: Callable[[], None]) -> None:
         """Wait until all systems are connected to all servers; then remove the sockets and the notice.
 
         Args:
@@ -119,17 +128,17 @@ class WeightServers:
         Raises:
             MooringsError: ``execution.failed``: a system or a server has gone.
         """
-        while any(answer["missing"] for answer in links.ask_all("missing")):
+        while any(answer["missing"] for answer in links.call_all("missing")):
             check()
             time.sleep(_AGAIN_S)
-        self._hide()
+        self._remove_addresses()
 
-    def _hide(self) -> None:
+    def _remove_addresses(self) -> None:
         if self._hidden:
             return  # a notice that is there now is another job's
         self._hidden = True
         with contextlib.suppress(OSError):
-            self._notice.unlink()  # first: if this process is killed here, the servers remove the rest
+            self._address_file.unlink()  # first: if this process is killed here, the servers remove the rest
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def close(self) -> None:
@@ -144,7 +153,7 @@ class WeightServers:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        self._hide()
+        self._remove_addresses()
 
 
 @contextlib.contextmanager
@@ -170,7 +179,7 @@ def weight_servers(
         killed = servers.find_killed()  # other errors may only be its consequences
         if killed is None:
             raise
-        raise execution_error(f"weight server {killed} has gone: {servers.why_gone(killed)}") from error
+        raise execution_error(f"weight server {killed} has gone: {servers.exit_reason(killed)}") from error
     finally:
         servers.close()
 
@@ -231,7 +240,7 @@ def _start(place: ServerAddress, plan: ServerConfig) -> subprocess.Popen[bytes]:
         place.path.chmod(0o600)
         listener.listen(2 * plan.systems + 8)
         process = subprocess.Popen(  # -P: a json.py in the user's folder is not ours
-            [sys.executable, "-P", "-m", __name__.replace("meeting", "server"), str(listener.fileno())],
+            [sys.executable, "-P", "-m", "moorings.appliance.execution.server", str(listener.fileno())],
             stdin=subprocess.PIPE,
             pass_fds=[listener.fileno()],
             env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},

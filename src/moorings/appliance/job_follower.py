@@ -5,18 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from moorings.cli.following import RunFollower, has_reached, waiting_text
-from moorings.cli.progress import Progress
 from moorings.client.client import Client
-from moorings.client.requests import EventFilter
-from moorings.core.claims import WAITING, ClaimState
-from moorings.core.instants import SECOND
+from moorings.core.model.claims import WAITING
+from moorings.core.model.timestamps import SECOND
 from moorings.ports.mirror import Mirror, MirroredWork, OnCancel
+from moorings.terminal.following import RunFollower, has_reached, wait_for_start, waiting_text, watch_claim
+from moorings.terminal.progress import Progress
 from moorings.wire.codec import parse_time
 from moorings.wire.shapes import ClaimBody, RunBody
 from moorings.workloads.runs import RunState
 
-REASON_FRESH_S = 2.0  # the maximum age of the displayed reason
 LEAD_S = 30.0  # before Slurm's limit: waiting jobs have little to do
 
 
@@ -77,35 +75,24 @@ class JobFollower:
             self._mirrored.end(ok)
 
     def _await_start(self) -> None:
-        """Report when it runs, from the event log's beginning, so that no event is missed."""
-        wanted = EventFilter(run=self.job.id, names=("run.started", "run.ended"))
-        for batch in self._client.watch_events(wanted, after=0):
-            if not batch:
-                continue
-            if batch[0].name == "run.started":
-                self._mirrored = self._mirror.begin(step_name(self.job), self._on_cancel)
-                self._begun = True
-                self.job = self._client.run(self.job.id)
-                self._progress.say(f"{self.title}  running{_on(self.job.devices)}")
-                self._changed(self.job)
-            return
+        """Report when it runs."""
+        if wait_for_start(self._client, self.job.id):
+            self._mirrored = self._mirror.begin(step_name(self.job), self._on_cancel)
+            self._begun = True
+            self.job = self._client.get_run(self.job.id)
+            self._progress.report(f"{self.title}  running{_on(self.job.devices)}")
+            self._changed(self.job)
 
 
 def wait_for_systems(client: Client, progress: Progress, ident: str, title: str) -> ClaimBody:
     """The claim once it is READY, or has ended; reports why it waits."""
-    goal, wait_s = "GRANTED", 0.0
-    while True:
-        claim = client.claim(ident, wait_s=wait_s, until=goal)
+    for claim in watch_claim(client, ident, "READY"):
         if claim.state in WAITING:
-            goal = "GRANTED"
-            progress.wait(f"{title}  queued: {waiting_text(claim)}{_expected(claim)}")
-        elif has_reached(claim, "READY"):
-            progress.clear()
-            return claim
-        elif claim.state == ClaimState.GRANTED:
-            goal = "READY"
-            progress.wait(f"{title}  scheduled{_on(claim.devices or '')}: is being made ready")
-        wait_s = REASON_FRESH_S
+            progress.show_waiting(f"{title}  queued: {waiting_text(claim)}{_expected(claim)}")
+        elif not has_reached(claim, "READY"):
+            progress.show_waiting(f"{title}  scheduled{_on(claim.devices or '')}: is being made ready")
+    progress.clear()
+    return claim
 
 
 def step_name(job: RunBody) -> str:

@@ -11,13 +11,13 @@ from dataclasses import is_dataclass
 from types import UnionType
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
-from moorings.appliance.execution.compiling import build_key, compile_model
+from moorings.appliance.execution.compilation import build_key, compile_model
 from moorings.appliance.execution.errors import StoppedError, execution_error, model_error
-from moorings.appliance.execution.executing import TaskContext, evaluate, train
+from moorings.appliance.execution.execute import TaskContext, evaluate, train
 from moorings.appliance.execution.programs import use_cpu
-from moorings.appliance.order import ApplianceJobSpec
+from moorings.appliance.job_spec import ApplianceJobSpec
 from moorings.appliance.program import ModelType, Program, Source, SourceType, params_type
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 
 TERMINATED: Final = 128 + signal.SIGTERM
 
@@ -50,19 +50,19 @@ class _StopFlag:
     """Whether a stop was requested. A signal only sets this flag: the current step is finished."""
 
     def __init__(self) -> None:
-        self.wanted = False
+        self.is_requested = False
         self.at_once = False
 
     def on_signal(self, *_: object) -> None:
-        self.wanted = True
+        self.is_requested = True
         if self.at_once:
             raise StoppedError
 
     def __call__(self) -> bool:
-        return self.wanted
+        return self.is_requested
 
     @contextmanager
-    def ending_at_once(self) -> Iterator[None]:
+    def stop_immediately(self) -> Iterator[None]:
         """A block in which a signal raises StoppedError; at its end also for a signal that other code caught."""
         self.at_once = True
         try:
@@ -73,29 +73,29 @@ class _StopFlag:
             self.at_once = False
 
     def _check(self) -> None:
-        if self.wanted:
+        if self.is_requested:
             raise StoppedError
 
 
 def _compile(task: TaskContext, program: Program) -> None:
-    order, stop = task.order, task.stop
+    order, stop = task.order, task.is_stop_requested
     assert isinstance(stop, _StopFlag)
-    with stop.ending_at_once():  # nothing is to be saved, and half-made files are removed on the way out
+    with stop.stop_immediately():  # nothing is to be saved, and half-made files are removed on the way out
         model = _model(order, program)
         source = _source(order, program)
         batch = task.batch(source, 0)
         key = build_key(_class(program.model), order, batch)
-        task.tell("Compiling the model. This may take a few minutes.")
-        compiled = compile_model(list(model.layers()), order, batch, key, task.tell)
+        task.report("Compiling the model. This may take a few minutes.")
+        compiled = compile_model(list(model.layers()), order, batch, key, task.report)
     if compiled.found:
-        task.tell(f"Compile found: artifact {key[:12]} was compiled before, for the same sources, params and shapes")
+        task.report(f"Compile found: artifact {key[:12]} was compiled before, for the same sources, params and shapes")
     else:
         programs, layers = (len(compiled.artifact.manifest[name]) for name in ("programs", "layers"))
-        task.tell(
+        task.report(
             f"Compile was successful: artifact {key[:12]}, {programs} programs for {layers} layers, "
             f"{compiled.artifact.manifest['weights']:,} weights, {compiled.seconds:.1f} s"
         )
-    task.answer({"artifact": key, "found": compiled.found, "seconds": round(compiled.seconds, 3)})
+    task.write_result({"artifact": key, "found": compiled.found, "seconds": round(compiled.seconds, 3)})
 
 
 def _execute(task: TaskContext, program: Program) -> bool:
@@ -166,9 +166,9 @@ def _make_reporter(label: str, rank: int) -> Callable[[str], None]:
     """Only the first task reports."""
     prefix = f"{label.rstrip()} " if label.strip() else ""
 
-    def tell(text: str) -> None:
+    def report(text: str) -> None:
         if rank == 0:
             sys.stdout.write(f"{prefix}{text}\n")
             sys.stdout.flush()
 
-    return tell
+    return report
