@@ -7,8 +7,8 @@ pepper, without which every access key is void, the pools file and the policy fi
 a manifest with sizes, checksums and the revision of the tables. Runs' folders and the hardware are not in it: they are
 not records but the outside state.
 
-Restoring turns the records back; the outside state stays as it is. ``turned_back`` adds what the records must know of
-it before a controller leads from them; ``external`` does so for a database that was restored with its own tools. A
+Restoring turns the records back; the outside state stays as it is. ``recovery`` adds the part of it that the records
+need before a controller leads from them; ``external`` does so for a database restored with its own tools. A
 partition made since the backup carries our mark and has no holder in the records: the controller would treat it as an
 orphan and remove it. So a restore leaves a note (``PROTECT_FILE``). While it is there, such partitions are left alone
 and their devices stay reserved, for jobs may run on them (law 3). ``finish`` removes the note when an admin has checked
@@ -35,8 +35,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from moorings.app import backup_orders
-from moorings.app.backup_saving import (
+from moorings.app import backup_vipu
+from moorings.app.backup_create import (
     DATABASE,
     FORMAT,
     MANIFEST,
@@ -51,6 +51,7 @@ from moorings.app.backup_saving import (
     read_local_settings,
 )
 from moorings.app.clock import SystemClock
+from moorings.app.effective_settings import read_effective_settings
 from moorings.app.folders import (
     PROTECT_FILE,
     RESTORE_PENDING_FILE,
@@ -60,17 +61,16 @@ from moorings.app.folders import (
     replace_private_file,
 )
 from moorings.app.logs import without_secrets
-from moorings.app.origin import read_effective_settings
+from moorings.app.recovery import INSTALLATION_FILE, advance_numbers, protect_partitions, recover
 from moorings.app.settings import Settings
-from moorings.app.turned_back import INSTALLATION_FILE, advance_numbers, protect_partitions, recover
-from moorings.controller.turned_back import RecoveredState
-from moorings.core.errors import MooringsError
+from moorings.controller.rewind_recovery import RecoveredState
+from moorings.core.model.errors import MooringsError
+from moorings.files import create_file, fsync_path
+from moorings.local.live_runs import partitions_in_use
 from moorings.local.records import RecordUnreadableError
-from moorings.local.rundir import fsync_folder
-from moorings.local.usage import partitions_in_use
 from moorings.ports.leadership import Leadership, SingleController
 from moorings.ports.store import Epoch, LogPosition, Seq
-from moorings.store.high_water import LOG_POSITION_FILE as HIGH_WATER
+from moorings.store.log_position import LOG_POSITION_FILE as HIGH_WATER
 from moorings.store.sql import SqlStore
 from moorings.store.sqlite import open_sqlite
 from moorings.wire.errors import ExitCode, error_kind
@@ -98,26 +98,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     flags = [word for name in ("shared", "config") if vars(given)[name] for word in (f"--{name}", vars(given)[name])]
     try:
         if given.what == "finish":
-            told = finish_restore(data, flags)
+            report = finish_restore(data, flags)
         elif given.what == "new":
-            told = create_new_database(data)
+            report = create_new_database(data)
         elif given.what == "external":
-            told = prepare_external_restore(data, flags)
+            report = prepare_external_restore(data, flags)
         elif given.what == "save":
-            told = create_backup(data, given.file.absolute())
+            report = create_backup(data, given.file.absolute())
         else:
-            told = restore(data, given.file.absolute(), other_installation=given.other_installation)
+            report = restore(data, given.file.absolute(), other_installation=given.other_installation)
     except MooringsError as error:
         sys.stderr.write(f"error: {_escape(error.detail)} ({error.code})\n")
         if error.hint:
             sys.stderr.write(f"hint: {error.hint}\n")
         return error_kind(error.code).exit
-    sys.stdout.write("".join(f"{_escape(line)}\n" for line in told))
+    sys.stdout.write("".join(f"{_escape(line)}\n" for line in report))
     return ExitCode.OK
 
 
 def _escape(line: str) -> str:
-    """A line without control characters: parts of it come from a file that somebody else may have written."""
+    """A line without control characters: parts of it come from a file of another user."""
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in line)
 
 
@@ -178,48 +178,48 @@ def _summary(
     data: Path, runs: Path, aside: Path, manifest: Mapping[str, str], prepared: _PreparedBackup, ordered: Sequence[str]
 ) -> list[str]:
     standing = prepared.standing
-    told = [
+    lines = [
         f"restored: installation {standing.installation} as of {manifest['at']}; events go on at {standing.seq + 1}"
     ]
     if aside.is_dir() and any(aside.iterdir()):
-        told.append(f"what was there before is in {aside}")
+        lines.append(f"what was there before is in {aside}")
     for key, name in (("poolsFile", POOLS), ("policyFile", POLICY)):
         if manifest.get(key):
             kind = Path(name).stem
-            told.append(f"the {kind} file was {manifest[key]} then; its copy is {data / name}: compare them")
+            lines.append(f"the {kind} file was {manifest[key]} then; its copy is {data / name}: compare them")
     if prepared.replaced not in ("", standing.installation):
-        told.append(_foreign_partitions_text(f"installation {prepared.replaced}"))
+        lines.append(_foreign_partitions_text(f"installation {prepared.replaced}"))
     if ordered:
-        told.append(
+        lines.append(
             f"what was ordered of {', '.join(ordered)} is that of the backup, too: partitions that Moorings made there "
             "since pass for strangers', and stay until they are removed with vipu"
         )
     if not prepared.joined:
-        told.append("access keys that were revoked or rotated since the backup are as they were then: moor get keys")
-    return [*told, *_run_summary(runs, prepared.learned), _PROTECTED_NOTE]
+        lines.append("access keys that were revoked or rotated since the backup are as they were then: moor get keys")
+    return [*lines, *_run_summary(runs, prepared.learned), _PROTECTED_NOTE]
 
 
-def _foreign_partitions_text(whose: str) -> str:
+def _foreign_partitions_text(owner: str) -> str:
     return (
-        f"partitions of {whose} are strangers' from now on: they are never removed, and their devices given to nobody; "
+        f"partitions of {owner} are strangers' from now on: they are never removed, and their devices given to nobody; "
         "end their jobs, and remove them with the vendor's own tool"
     )
 
 
 def _run_summary(runs: Path, learned: RecoveredState | None = None) -> list[str]:
-    told = []
+    lines = []
     if learned is not None and learned.started:
-        told.append(f"{', '.join(sorted(learned.started))} started since: they are not started again")
+        lines.append(f"{', '.join(sorted(learned.started))} started since: they are not started again")
     if learned is not None and learned.within:
         within = ", ".join(f"{one.run} (in {one.claim})" for one in learned.within)
-        told.append(f"made since in claims that the records know, and in them again: {within}")
+        lines.append(f"made since in claims that the records know, and in them again: {within}")
     try:
         living = sorted(partitions_in_use(runs))
     except (OSError, RecordUnreadableError) as error:
-        return [*told, f"cannot list the jobs that run here: {error}"]
+        return [*lines, f"cannot list the jobs that run here: {error}"]
     if living:
-        told.append(f"jobs run on {', '.join(living)}; those that the records do not know keep their partitions")
-    return told
+        lines.append(f"jobs run on {', '.join(living)}; those that the records do not know keep their partitions")
+    return lines
 
 
 def _resume_restore(data: Path) -> Path | None:
@@ -243,8 +243,8 @@ def _move_aside(data: Path, aside: Path, names: Sequence[str]) -> None:
     for name in names:
         if (data / name).exists():
             (data / name).rename(aside / name)
-    fsync_folder(aside)
-    fsync_folder(data)
+    fsync_path(aside)
+    fsync_path(data)
 
 
 def _unpack(file: Path, work: Path) -> dict[str, str]:
@@ -291,7 +291,7 @@ def _read_manifest(tar: tarfile.TarFile) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads(content.read(MANIFEST_BYTES_MAX))
     if manifest["format"] != FORMAT:
         raise ValueError(f"format {manifest['format']!r:.40} is not known here, only {FORMAT}")
-    others = {name for name in manifest["files"] if not backup_orders.is_member(name)}
+    others = {name for name in manifest["files"] if not backup_vipu.is_member(name)}
     if DATABASE not in others or not others <= {DATABASE, PEPPER, POOLS, POLICY}:
         raise ValueError(f"it holds {sorted(manifest['files'])!r:.80}")
     return manifest
@@ -303,14 +303,11 @@ def _extract(tar: tarfile.TarFile, name: str, about: Mapping[str, object], to: P
     if member.isreg() and member.size != about["bytes"]:
         raise ValueError(f"{name} is not what the manifest says")
     digest, size = hashlib.sha256(), 0
-    descriptor = os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file, _open_member(tar, name) as content:
+    with create_file(to) as file, _open_member(tar, name) as content:
         while chunk := content.read(_CHUNK):
             digest.update(chunk)
             size += len(chunk)
             file.write(chunk)
-        file.flush()
-        os.fsync(file.fileno())
     if (size, digest.hexdigest()) != (about["bytes"], about["sha256"]):
         raise ValueError(f"{name} is not what the manifest says")
 
@@ -400,19 +397,19 @@ def _replace_records(
         "policy": POLICY in names,
     }
     replace_private_file(data / RESTORE_PENDING_FILE, json.dumps(begun) + "\n")
-    fsync_folder(data)
+    fsync_path(data)
     if not begun["emptied"]:
         _move_aside(data, aside, names)
         replace_private_file(data / RESTORE_PENDING_FILE, json.dumps(begun | {"emptied": True}) + "\n")
-        fsync_folder(data)
+        fsync_path(data)
     for name in names:  # of a restore that was interrupted here: no controller has used them
         (data / name).unlink(missing_ok=True)
-    ordered = backup_orders.restore_vipu_files(data, work, aside, of_others=of_others)
+    ordered = backup_vipu.restore_vipu_files(data, work, aside, from_other_installation=of_others)
     for path in sorted(work.iterdir()):
         path.rename(data / path.name)
     protect_partitions(data, f"{file} was restored; what was there before is in {aside}")
     (data / RESTORE_PENDING_FILE).unlink()
-    fsync_folder(data)
+    fsync_path(data)
     return ordered
 
 
@@ -434,12 +431,12 @@ def prepare_external_restore(data: Path, flags: Sequence[str] = ()) -> list[str]
     folder = DataFolder(data)
     try:
         check_no_restore_pending(data)
-        told = asyncio.run(_recover_as_leader(settings))
+        report = asyncio.run(_recover_as_leader(settings))
     except (OSError, RecordUnreadableError) as error:
         raise MooringsError("backup.invalid", f"a run's folder cannot be read: {error}", hint="see the disk") from error
     finally:
         folder.close()
-    return told
+    return report
 
 
 async def _recover_as_leader(settings: Settings) -> list[str]:
@@ -447,20 +444,22 @@ async def _recover_as_leader(settings: Settings) -> list[str]:
     store, leadership = await asyncio.to_thread(_open, settings)
     try:
         try:
-            await asyncio.wait_for(leadership.gain(), LEAD_S)
+            await asyncio.wait_for(leadership.acquire(), LEAD_S)
         except TimeoutError:
             raise MooringsError(
                 "controller.running",
                 "a controller leads from this database, or the server cannot be reached",
                 hint="stop every controller of the installation first, restore the database again, then say this",
             ) from None
-        beats = asyncio.create_task(leadership.lost(), name="beats")  # a holder without heartbeats loses the lock
+        beats = asyncio.create_task(
+            leadership.wait_until_lost(), name="beats"
+        )  # a holder without heartbeats loses the lock
         try:
             return await asyncio.to_thread(_recover_database, store, settings)
         finally:
             beats.cancel()
     finally:
-        await leadership.resign()
+        await leadership.release()
         store.close()
 
 
@@ -473,7 +472,7 @@ def _open(settings: Settings) -> tuple[SqlStore, Leadership]:
                 hint="say it with the controller's own settings: MOORINGS_DATABASE, and --data; see the manual",
             )
         return open_sqlite(settings.data / DATABASE), SingleController()
-    from moorings.store.leading import LeaderLock  # psycopg is an extra
+    from moorings.store.leader_lock import LeaderLock  # psycopg is an extra
     from moorings.store.postgresql import open_postgresql
 
     return open_postgresql(settings.database), LeaderLock(settings.database)
@@ -482,7 +481,7 @@ def _open(settings: Settings) -> tuple[SqlStore, Leadership]:
 def _recover_database(store: SqlStore, settings: Settings) -> list[str]:
     shared = SharedFolder(settings.shared or settings.data)
     if settings.database:
-        led = bool(store.leader().epoch)
+        led = bool(store.get_leader().epoch)
         shared.check_installation(store.installation(), led=led, local_runs=settings.local_runs)
     # First: if this is killed, nothing is removed, and it can be repeated.
     protect_partitions(shared.path, "it was restored by its own tools")

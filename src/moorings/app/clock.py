@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 
-from moorings.core.instants import Timestamp
+from moorings.core.model.timestamps import Timestamp
+from moorings.ports.clock import random_id
 from moorings.workloads.appliance import NAME_CHARS
 
-_ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 ID_CHARS = 12  # 60 bits: a billion ids before a collision is likely; the database refuses a duplicate anyway
 _CHARS = {"claim": ID_CHARS, "run": ID_CHARS, "wsjob": NAME_CHARS}
 
@@ -31,6 +30,4 @@ class RandomIds:
 
     def new(self, kind: str) -> str:
         """``<kind>-`` and twelve characters of a-z2-7; 22 of a ``wsjob``."""
-        chars = _CHARS[kind]
-        bits = secrets.randbits(5 * chars)
-        return f"{kind}-" + "".join(_ALPHABET[bits >> 5 * place & 31] for place in range(chars))
+        return f"{kind}-{random_id(_CHARS[kind])}"

@@ -15,7 +15,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -23,22 +23,22 @@ import uvloop
 
 from moorings import __version__
 from moorings.api.limits import DEFAULT_LIMITS, ApiLimits
-from moorings.api.server import ApiServer, make_server_config
-from moorings.app.backup_saving import check_database, check_no_restore_pending
+from moorings.api.server import ApiServer
+from moorings.app.backup_create import check_database, check_no_restore_pending
 from moorings.app.clock import SystemClock
 from moorings.app.credentials import ensure_admin
+from moorings.app.exits import returns_exit_code
 from moorings.app.folders import DataFolder, SharedFolder
 from moorings.app.logs import configure
+from moorings.app.maintenance import MaintenanceContext, file_digest, run_maintenance
 from moorings.app.replica import ControllerReplica
 from moorings.app.settings import Settings, read_settings
 from moorings.app.tls import make_tls
-from moorings.app.upkeep import MaintenanceContext, file_digest, run_maintenance
 from moorings.app.wiring import assemble, check_slurm_user, open_store, read_policy, read_pools
 from moorings.controller.keys import AccessKeyManager
-from moorings.core.access import DAY_S
-from moorings.core.errors import MooringsError
-from moorings.store.high_water import LogPositionFile
-from moorings.wire.errors import ExitCode, error_kind
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.timestamps import DAY_S
+from moorings.store.log_position import LogPositionFile
 
 log = logging.getLogger("moorings.controller")
 
@@ -49,23 +49,17 @@ SWITCH_INTERVAL_S = 0.0005
 OWN_FILES = 256  # database, runs, logs, drivers
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a controller until it is stopped; return the exit code."""
-    try:
-        arguments = sys.argv[1:] if arguments is None else arguments
-        settings = read_settings(arguments)
-        configure(settings.log_level, settings.log_format, settings.log_file, settings.log_file_bytes_max)
-        faulthandler.enable()  # the watchdog ends a hanging process with SIGABRT: then the log shows where it hung
-        # Until a reload is possible. Not SIG_IGN: every job would inherit that.
-        signal.signal(signal.SIGHUP, lambda _number, _frame: None)
-        sys.setswitchinterval(SWITCH_INTERVAL_S)
-        uvloop.run(serve(settings, arguments))
-    except MooringsError as error:
-        sys.stderr.write(f"error: {error.detail} ({error.code})\n")
-        if error.hint:
-            sys.stderr.write(f"hint: {error.hint}\n")
-        return error_kind(error.code).exit
-    return ExitCode.OK
+@returns_exit_code
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a controller until it is stopped."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    settings = read_settings(arguments)
+    configure(settings.log_level, settings.log_format, settings.log_file, settings.log_file_bytes_max)
+    faulthandler.enable()  # the watchdog ends a hanging process with SIGABRT: then the log shows where it hung
+    # Until a reload is possible. Not SIG_IGN: every job would inherit that.
+    signal.signal(signal.SIGHUP, lambda _number, _frame: None)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    uvloop.run(serve(settings, arguments))
 
 
 async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
@@ -96,8 +90,8 @@ async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
         url = _url("http" if tls is None else "https", settings.host, listening.getsockname()[1])
         store, leadership = open_store(settings)
         try:
-            if not leadership.alone:
-                led = bool(store.leader().epoch)
+            if not leadership.is_exclusive:
+                led = bool(store.get_leader().epoch)
                 shared.check_installation(store.installation(), led=led, local_runs=settings.local_runs)
             clock = SystemClock()
             pepper = shared.pepper()
@@ -135,7 +129,7 @@ async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
             async with _run_replica(replica, stopping):
                 if settings.credentials is not None:
                     await ensure_admin(keys, settings.credentials, settings.context, url, settings.tls_cert)
-                folder.announce(url)
+                folder.write_address(url)
                 log.info("controller.started", extra={"version": __version__, "url": url, "data": str(settings.data)})
                 kept = MaintenanceContext(
                     settings=settings,
@@ -149,9 +143,8 @@ async def serve(settings: Settings, arguments: Sequence[str] = ()) -> None:
                     assembly=lambda: replica.assembly,
                     tls=tls,
                 )
-                config = make_server_config(replica, asks_certificates=tls is not None and tls.asks_certificates)
                 async with run_maintenance(kept):
-                    server = _ControllerServer(replica, config, tls.server if tls is not None else None)
+                    server = _ControllerServer(replica, tls.server if tls is not None else None)
                     await server.serve_until(stopping, listening)
             log.info("controller.stopped")
         finally:
@@ -170,7 +163,7 @@ async def _run_replica(replica: ControllerReplica, stopping: asyncio.Event) -> A
     """
     work = asyncio.create_task(replica.serve(), name="replica")
     work.add_done_callback(lambda _: stopping.set())
-    standing = asyncio.create_task(replica.standing.wait(), name="standing")
+    standing = asyncio.create_task(replica.is_serving.wait(), name="standing")
     try:
         await asyncio.wait((work, standing), return_when=asyncio.FIRST_COMPLETED)
         if standing.done():
@@ -212,10 +205,6 @@ class _ControllerServer(ApiServer):
     async def _stop_when(self, stopping: asyncio.Event) -> None:
         await stopping.wait()
         self.should_exit = True
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 def _listen(host: str, port: int) -> socket.socket:

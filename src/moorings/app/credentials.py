@@ -15,11 +15,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from moorings.app.folders import replace_private_file
-from moorings.cli.pki.folder import client_certificate, client_key
 from moorings.cli.processes import user_subject
 from moorings.controller.keys import AccessKeyManager
-from moorings.core.access import Role
-from moorings.core.errors import MooringsError
+from moorings.core.model.access import Role
+from moorings.core.model.errors import MooringsError
+from moorings.pki.files import client_certificate, client_key
 
 log = logging.getLogger("moorings.controller")
 

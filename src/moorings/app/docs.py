@@ -17,7 +17,7 @@ from moorings.app.documents.ipujob import definitions, ipujob_page
 from moorings.app.documents.manual import manual_pages
 from moorings.app.documents.settings import events_page, settings_page
 from moorings.app.documents.states import states_page
-from moorings.app.documents.tables import environment_page, limits_page, metrics_page
+from moorings.app.documents.tables import checks_page, environment_page, limits_page, metrics_page
 from moorings.cli.main import root
 from moorings.cli.reference import build_reference
 
@@ -28,6 +28,7 @@ def pages() -> dict[str, str]:
     """The text of every generated file, by its path below ``docs``."""
     reference = {
         "api.md": api_page(),
+        "checks.md": checks_page(),
         "cli.md": build_reference(root),
         "environment.md": environment_page(),
         "errors.md": errors_page(),

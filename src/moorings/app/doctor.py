@@ -9,26 +9,20 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import queue
 import sqlite3
 import sys
-import threading
 import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from moorings.app.backup_saving import DATABASE, read_database_state
+from moorings.app.backup_create import DATABASE, read_database_state
+from moorings.app.effective_settings import read_effective_settings
 from moorings.app.folders import PEPPER_BYTES, PROTECT_FILE, RESTORE_PENDING_FILE
-from moorings.app.origin import read_effective_settings
-from moorings.app.settings import Settings
-from moorings.app.tls import is_loopback
-from moorings.app.turned_back import protection_reason
-from moorings.app.wiring import read_pools
-from moorings.cli.checks import CheckStatus, Finding, failed_finding
-from moorings.cli.checks_host import (
+from moorings.app.host_checks import (
     check_controller,
     check_database,
     check_files,
@@ -38,13 +32,19 @@ from moorings.cli.checks_host import (
     check_revision,
     check_runs,
     check_space,
-    check_tls,
 )
+from moorings.app.recovery import protection_reason
+from moorings.app.settings import Settings
+from moorings.app.tls import is_loopback
+from moorings.app.wiring import read_pools
 from moorings.cli.processes import RECORD_NAME, ControllerProcess, find_lock_holders
 from moorings.client.keyfiles import key_problem
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
+from moorings.doctor.findings import FAIL, PASS, SKIP, WARN, CheckStatus, Finding, failed_finding
+from moorings.doctor.threads import run_concurrently
+from moorings.local.live_runs import partitions_in_use
 from moorings.local.records import RecordUnreadableError
-from moorings.local.usage import partitions_in_use
+from moorings.pki.checks import check_tls
 from moorings.store.upgrade import HEAD
 from moorings.wire.codec import encode
 
@@ -67,42 +67,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run_checks(data: Path) -> Iterator[Finding]:
     """The findings, in the order in which they are known; within ``CHECK_S`` or little more."""
     if not data.exists():
-        yield Finding("host.folder", CheckStatus.SKIP, f"there is no {data}: no controller has run here", "moor up")
+        yield Finding("host.folder", SKIP, f"there is no {data}: no controller has run here", "moor up")
         return
     try:
         settings, running = read_effective_settings(data)
     except MooringsError as error:
         yield failed_finding("host.settings", error)
         return
-    yield Finding("host.settings", CheckStatus.PASS, "they can be used")
-    yield from _run_concurrently(_checks(data, settings, running))
-
-
-def _run_concurrently(checks: dict[str, Callable[[], Finding]]) -> Iterator[Finding]:
-    done: queue.SimpleQueue[tuple[str, Finding]] = queue.SimpleQueue()
-    waiting = set(checks)
-    for name, check in checks.items():
-        # Daemons: one that hangs in a read of a dead disk must not keep the process alive.
-        threading.Thread(target=lambda n=name, c=check: done.put((n, _run_check(n, c))), daemon=True).start()
-    until = time.monotonic() + CHECK_S
-    while waiting:
-        try:
-            name, finding = done.get(timeout=max(until - time.monotonic(), 0.0))
-        except queue.Empty:
-            break
-        waiting.discard(name)
+    yield Finding("host.settings", PASS, "they can be used")
+    parts = {name: partial(_run_check, name, check) for name, check in _checks(data, settings, running).items()}
+    for _, finding in run_concurrently(parts, CHECK_S, _late_finding):
         yield finding
-    for name in sorted(waiting):
-        yield Finding(name, CheckStatus.FAIL, f"no answer in {CHECK_S:g} s", "does its disk hang? see the kernel's log")
 
 
-def _run_check(name: str, check: Callable[[], Finding]) -> Finding:
+def _late_finding(name: str) -> Finding:
+    return Finding(name, FAIL, f"no answer in {CHECK_S:g} s", "does its disk hang? see the kernel's log")
+
+
+def _run_check(name: str, check: Callable[[], Finding]) -> Iterator[Finding]:
     try:
-        return check()
+        yield check()
     except MooringsError as error:
-        return failed_finding(name, error)
+        yield failed_finding(name, error)
     except (OSError, RecordUnreadableError, ValueError, sqlite3.Error) as error:
-        return Finding(name, CheckStatus.FAIL, f"it cannot be looked at: {error}", "is it readable for this user?")
+        yield Finding(name, FAIL, f"it cannot be looked at: {error}", "is it readable for this user?")
 
 
 def _checks(data: Path, settings: Settings, running: ControllerProcess | None) -> dict[str, Callable[[], Finding]]:
@@ -137,7 +125,7 @@ def _controller(data: Path, running: ControllerProcess | None) -> Finding:
 
 def _pepper(path: Path) -> Finding:
     if not path.exists():
-        return Finding("host.pepper", CheckStatus.FAIL, f"there is no {path}", "put it back from a backup")
+        return Finding("host.pepper", FAIL, f"there is no {path}", "put it back from a backup")
     text = path.read_text(encoding="ascii", errors="replace").strip()
     try:
         bytes.fromhex(text)
@@ -156,16 +144,16 @@ def _space(data: Path, runs: Path) -> Finding:
 
 def _pools(path: Path) -> Finding:
     entries = read_pools(path)
-    return Finding("host.pools", CheckStatus.PASS, f"{path} defines {', '.join(entry.pool.name for entry in entries)}")
+    return Finding("host.pools", PASS, f"{path} defines {', '.join(entry.pool.name for entry in entries)}")
 
 
 def _tls(settings: Settings, running: ControllerProcess | None) -> Finding:
     if settings.tls_cert is None or settings.tls_key is None:
         if is_loopback(settings.host):
-            return Finding("host.tls", CheckStatus.PASS, "plain HTTP, to this machine alone")
+            return Finding("host.tls", PASS, "plain HTTP, to this machine alone")
         fix = "set tls_cert and tls_key; see docs/how-to/tls.md"
-        return Finding("host.tls", CheckStatus.WARN, f"plain HTTP to {settings.host}: keys travel in the clear", fix)
-    from moorings.cli.pki.authority import matches_key, parse_certificate
+        return Finding("host.tls", WARN, f"plain HTTP to {settings.host}: keys travel in the clear", fix)
+    from moorings.pki.authority import matches_key, parse_certificate
 
     certificate, status = settings.tls_cert.read_bytes(), settings.tls_key.stat()
     facts, now = parse_certificate(certificate), datetime.now(UTC)
@@ -175,7 +163,7 @@ def _tls(settings: Settings, running: ControllerProcess | None) -> Finding:
         sorted({urlsplit(url).hostname or "" for url in urls}),
         matches_key(certificate, settings.tls_key.read_bytes()),
         key_problem(status.st_mode, status.st_uid, os.geteuid()),
-        (facts.ends - now) // timedelta(days=1),
+        (facts.not_after - now) // timedelta(days=1),
     )
 
 
@@ -188,7 +176,7 @@ def _files(pid: int) -> Finding:
 
 def _database(path: Path) -> Finding:
     private = _private("host.database", path)
-    if private.verdict is not CheckStatus.PASS:
+    if private.verdict is not PASS:
         return private
     until = time.monotonic() + QUICK_CHECK_S
     with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=1)) as connection:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import glob
 import json
 import os
@@ -17,7 +16,8 @@ from pathlib import Path
 
 from moorings import __version__
 from moorings.cli.processes import owner_hint
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
+from moorings.files import lock_file, write_atomically
 
 PEPPER_BYTES = 32
 RUNS = "runs"  # in the data folder, unless a setting says otherwise
@@ -52,27 +52,25 @@ class DataFolder:
         self.path = path
         _create_private(path)
         try:
-            self._lock = os.open(path / "controller.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock = lock_file(path / "controller.lock")
         except OSError as error:
             raise MooringsError("config.invalid", f"the data folder {path} cannot be used: {error}") from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._lock)
+        if lock is None:
             raise MooringsError(
                 "controller.running",
                 f"another controller uses {path}{_controller_text(path)}",
                 hint="'moor status' shows it; 'moor down' stops it; or use another --data folder",
-            ) from None
+            )
+        self._lock = lock
         for draft in path.iterdir():
             if _DRAFT.fullmatch(draft.name):  # of a controller killed while writing; it may hold the pepper
                 draft.unlink(missing_ok=True)
 
-    def announce(self, url: str) -> None:
+    def write_address(self, url: str) -> None:
         """Publish the controller's address and process (start ticks identify it if the process id is reused)."""
         ticks = int(Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19])
-        told = {"pid": os.getpid(), "startTicks": ticks, "url": url, "version": __version__}
-        replace_private_file(self.path / "controller.json", json.dumps(told) + "\n")
+        record = {"pid": os.getpid(), "startTicks": ticks, "url": url, "version": __version__}
+        replace_private_file(self.path / "controller.json", json.dumps(record) + "\n")
 
     def close(self) -> None:
         """Remove the published address and unlock the folder."""
@@ -168,37 +166,27 @@ def _create_private(path: Path) -> None:
 
 def create_private_file(path: Path, text: str) -> None:
     """Write a file that only its owner can read, unless it exists: of two concurrent writers one wins."""
-    draft = _write_temporary(path, text)
-    try:
-        path.hardlink_to(draft)
-    except FileExistsError:
-        pass
-    finally:
-        draft.unlink()
+    with contextlib.suppress(FileExistsError):
+        _write_private(path, text, replace=False)
 
 
 def replace_private_file(path: Path, text: str) -> None:
     """Replace a file that only its owner can read, whole or not at all."""
-    _write_temporary(path, text).replace(path)
+    _write_private(path, text, replace=True)
 
 
-def _write_temporary(path: Path, text: str) -> Path:
+def _write_private(path: Path, text: str, *, replace: bool) -> None:
     for old in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):  # it may hold a secret, and will not be finished
         with contextlib.suppress(OSError):
             if time.time() - old.stat().st_mtime > DRAFT_AGE_S_MAX:
                 old.unlink()
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    return draft
+    write_atomically(path, text.encode(), replace=replace, temporary=draft)
 
 
 def _controller_text(path: Path) -> str:
     try:
-        told = json.loads((path / "controller.json").read_text(encoding="utf-8"))
-        return f" (process {int(told['pid'])}, {told['url']})"
+        record = json.loads((path / "controller.json").read_text(encoding="utf-8"))
+        return f" (process {int(record['pid'])}, {record['url']})"
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return ""

@@ -17,9 +17,17 @@ from datetime import UTC, datetime
 
 from moorings import __version__
 from moorings.app.logs import configure
-from moorings.core.errors import MooringsError
-from moorings.kubernetes.certificate_keeper import get_or_none, patch_configuration
-from moorings.kubernetes.certificates import (
+from moorings.core.model.errors import MooringsError
+from moorings.kubernetes.kube.api import (
+    MUTATING_WEBHOOK,
+    SECRET,
+    VALIDATING_WEBHOOK,
+    ExpectedErrors,
+    KubeApi,
+    KubeError,
+    get_or_none,
+)
+from moorings.kubernetes.kube.certificates import (
     CA,
     CERT,
     KEY,
@@ -28,8 +36,8 @@ from moorings.kubernetes.certificates import (
     make_certificates,
     parse_bundle,
 )
-from moorings.kubernetes.connection import connect
-from moorings.kubernetes.kube import MUTATING_WEBHOOK, SECRET, VALIDATING_WEBHOOK, KubeApi, KubeError
+from moorings.kubernetes.kube.client import connect
+from moorings.kubernetes.kube.serving_certificate import patch_configuration
 from moorings.wire.errors import ExitCode, error_kind
 
 log = logging.getLogger("moorings.kubernetes.certgen")
@@ -135,14 +143,11 @@ async def create(kube: KubeApi, given: Namespace) -> None:
     about = {"secret": given.secret_name, "namespace": given.namespace}
     made = await asyncio.to_thread(make_certificates, hosts, datetime.now(UTC))
     data = build_secret_data(made, given.ca_name, given.cert_name, given.key_name)
-    try:
+    with ExpectedErrors("AlreadyExists"):
         await kube.create(SECRET, build_secret(given.namespace, given.secret_name, data), given.namespace)
-    except KubeError as error:
-        if error.reason != "AlreadyExists":
-            raise
-        log.info("certgen.secret_there", extra=about)
-    else:
         log.info("certgen.secret_made", extra={**about, "hosts": json.dumps(hosts)})
+        return
+    log.info("certgen.secret_there", extra=about)
 
 
 async def patch(kube: KubeApi, given: Namespace) -> None:

@@ -22,9 +22,10 @@ from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from moorings.core.errors import MooringsError
-from moorings.kubernetes import names
-from moorings.kubernetes.launcher import (
+from moorings.app.exits import returns_exit_code
+from moorings.core.model.errors import MooringsError
+from moorings.kubernetes.ipujob import names
+from moorings.kubernetes.launcher.init import (
     KUBECTL,
     InstancePartition,
     StartupWait,
@@ -33,15 +34,15 @@ from moorings.kubernetes.launcher import (
     install_kubectl,
     wait_for_clean_partition,
 )
-from moorings.kubernetes.launcher_api import ACCOUNT, PodApi
-from moorings.wire.errors import ExitCode, error_kind
+from moorings.kubernetes.launcher.pod_api import ACCOUNT, PodApi
 
 TIMEOUT_S = 3600.0
 TERMINATED = 128 + signal.SIGTERM
 
 
-def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
-    """Prepare a launcher; return the exit code."""
+@returns_exit_code
+def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> None:
+    """Prepare a launcher."""
     parser = ArgumentParser(prog="kubernetes_launcher", description="Prepare a launcher: kubectl, workers, partition.")
     parser.add_argument("--into", type=Path, required=True, help="folder that is shared with the job")
     parser.add_argument("--kubectl", type=Path, default=KUBECTL, help="default: %(default)s")
@@ -53,24 +54,17 @@ def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
     given = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
     # As process 1 of a container it would ignore SIGTERM otherwise; there is nothing to clean up.
     signal.signal(signal.SIGTERM, lambda _number, _frame: os._exit(TERMINATED))
-    try:
-        place = read_partition(environment)
-        workers = _count(environment, "MOORINGS_WORKERS")
-        api = make_api(environment, place.namespace, given.account)
-        patience = StartupWait(given.timeout, _print)
-        install_kubectl(choose_kubectl(given.kubectl, given.kubectl_version), given.into)
-        watched = WorkerWatcher(api, names.worker_names(place.job, place.instance, workers))
-        watched.wait(patience)
-        _print(f"{workers} of {workers} workers are Ready")
-        wait_for_clean_partition(place, patience, reset=environment.get("MOORINGS_RESET") == "1")
-        watched.wait(patience)  # a worker may have ended meanwhile
-        _print("the partition is READY")
-    except MooringsError as error:
-        sys.stderr.write(f"error: {error.detail} ({error.code})\n")
-        if error.hint:
-            sys.stderr.write(f"hint: {error.hint}\n")
-        return error_kind(error.code).exit
-    return ExitCode.OK
+    place = read_partition(environment)
+    workers = _count(environment, "MOORINGS_WORKERS")
+    api = make_api(environment, place.namespace, given.account)
+    patience = StartupWait(given.timeout, _print)
+    install_kubectl(choose_kubectl(given.kubectl, given.kubectl_version), given.into)
+    watched = WorkerWatcher(api, names.worker_names(place.job, place.instance, workers))
+    watched.wait(patience)
+    _print(f"{workers} of {workers} workers are Ready")
+    wait_for_clean_partition(place, patience, reset=environment.get("MOORINGS_RESET") == "1")
+    watched.wait(patience)  # a worker may have ended meanwhile
+    _print("the partition is READY")
 
 
 def read_partition(environment: Mapping[str, str]) -> InstancePartition:

@@ -21,43 +21,38 @@ import httpx2
 
 from moorings import __version__
 from moorings.app.clock import SystemClock
+from moorings.app.exits import returns_exit_code
 from moorings.app.logs import configure
-from moorings.core.errors import MooringsError
-from moorings.kubernetes.certificate_keeper import load_certificate, make_server_context
-from moorings.kubernetes.certificates import make_certificates
-from moorings.kubernetes.connection import connect
-from moorings.kubernetes.metrics_guard import RbacProxy, make_rbac_proxy_app
-from moorings.kubernetes.mounted import CertificateReloader
-from moorings.kubernetes.webhook_server import listen, make_webhook_server
-from moorings.wire.errors import ExitCode, error_kind
+from moorings.core.model.errors import MooringsError
+from moorings.kubernetes.kube.certificates import make_certificates
+from moorings.kubernetes.kube.client import connect
+from moorings.kubernetes.kube.mounted_certificate import CertificateReloader
+from moorings.kubernetes.kube.serving_certificate import load_certificate
+from moorings.kubernetes.operator.rbac_proxy import RbacProxy, make_rbac_proxy_app
+from moorings.kubernetes.operator.webhook_server import listen, make_webhook_server
+from moorings.net.tls import make_bare_context
 
 log = logging.getLogger("moorings.kubernetes.metrics_guard")
 
 RELOAD_CHECK_S = 60.0  # a kubelet takes that long to renew a mounted Secret
 
 
-def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
-    """Serve until stopped; return the exit code."""
+@returns_exit_code
+def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> None:
+    """Serve until stopped."""
     given = make_parser().parse_args(sys.argv[1:] if arguments is None else arguments)
     configure(given.log_level, "json")
-    try:
-        asyncio.run(serve(given, environment))
-    except MooringsError as error:
-        sys.stderr.write(f"error: {error.detail} ({error.code})\n")
-        if error.hint:
-            sys.stderr.write(f"hint: {error.hint}\n")
-        return error_kind(error.code).exit
-    return ExitCode.OK
+    asyncio.run(serve(given, environment))
 
 
 def make_parser() -> ArgumentParser:
     """The command line."""
     parser = ArgumentParser(
-        prog="kubernetes_metrics_guard", description="Serve the operator's metrics to authorized users."
+        prog="kubernetes_metrics_guard", description="Serve the operator's metrics to authorised users."
     )
     parser.add_argument("--port", type=int, default=8443, help="where it listens (default: %(default)s)")
     parser.add_argument(
-        "--metrics-socket", required=True, metavar="PATH", help="the Unix socket at which the operator tells them"
+        "--metrics-socket", required=True, metavar="PATH", help="the Unix socket of the operator's metrics"
     )
     parser.add_argument(
         "--certificate-dir", type=Path, help="with tls.crt and tls.key (default: one that signs itself)"
@@ -73,17 +68,18 @@ async def serve(given: Namespace, environment: Mapping[str, str]) -> None:
     Raises:
         MooringsError: it cannot start.
     """
-    context = make_server_context()
+    context = make_bare_context()
     folder = CertificateReloader(given.certificate_dir, context) if given.certificate_dir else None
     if folder is None:
         load_certificate(context, make_certificates(["localhost", socket.gethostname().lower()], datetime.now(UTC)))
     else:
-        folder.look()
+        folder.reload_if_changed()
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     async with contextlib.AsyncExitStack() as stack:
-        sock = stack.enter_context(contextlib.closing(_listen(given.port)))
+        sock = listen("", given.port, "the guard of the metrics", "controller.service.port")
+        stack.enter_context(contextlib.closing(sock))
         kube = connect(environment, path=given.kubeconfig)
         stack.push_async_callback(kube.close)
         transport = httpx2.AsyncHTTPTransport(uds=given.metrics_socket, trust_env=False)
@@ -102,20 +98,11 @@ async def serve(given: Namespace, environment: Mapping[str, str]) -> None:
                 renewing.cancel()
 
 
-def _listen(port: int) -> socket.socket:
-    try:
-        return listen(port=port)
-    except MooringsError as error:
-        detail = f"the guard of the metrics cannot listen on port {port}"
-        hint = "in the node's network another program may have the port: set controller.service.port"
-        raise MooringsError(error.code, detail, hint=hint) from error
-
-
 async def _reload_certificate(folder: CertificateReloader) -> None:
     while True:
         await asyncio.sleep(RELOAD_CHECK_S)
         try:
-            if folder.look():
+            if folder.reload_if_changed():
                 log.info("metrics_guard.certificate_taken")
         except MooringsError as error:
             log.warning("metrics_guard.certificate_refused", extra={"code": error.code, "detail": error.detail})

@@ -23,7 +23,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import uvicorn
 import uvloop
 from starlette.applications import Starlette
 from starlette.responses import Response
@@ -31,36 +30,37 @@ from starlette.routing import Route
 
 from moorings import __version__
 from moorings.app.clock import SystemClock
+from moorings.app.exits import returns_exit_code
 from moorings.app.logs import configure
-from moorings.core.claims import PRIORITY_MAX
-from moorings.core.errors import MooringsError
-from moorings.kubernetes import names
-from moorings.kubernetes.accepting import BoundedServer
-from moorings.kubernetes.certificate_keeper import CertificateRotator, WebhookTrustStore
-from moorings.kubernetes.certificates import service_names
-from moorings.kubernetes.connection import connect
-from moorings.kubernetes.election import Elector, LeaseTimes
-from moorings.kubernetes.events import EventRecorder
-from moorings.kubernetes.fields import WAIT_S_MAX
-from moorings.kubernetes.informer import Informer, MultiNamespaceInformer, ObjectKey, without_managed_fields
-from moorings.kubernetes.ipujob import KubeObject
-from moorings.kubernetes.kube import IPU_JOB, NODE, POD, PRIORITY_CLASS
-from moorings.kubernetes.measures import OperatorMetrics
-from moorings.kubernetes.mounted import MountedCertificate
-from moorings.kubernetes.nodes import NotReadyNode, parse_not_ready, trim_node
-from moorings.kubernetes.objects import PodOptions
-from moorings.kubernetes.operator import SWEEP_S, JobReconciler
-from moorings.kubernetes.pods import trim_pod
-from moorings.kubernetes.priorities import get_class_value
-from moorings.kubernetes.proxy.client import PartitionInformer, ProxyClient
-from moorings.kubernetes.proxy.trust import ProxyTrustInformer
-from moorings.kubernetes.status import JobEvent
-from moorings.kubernetes.webhook_server import listen, make_webhook_server
-from moorings.kubernetes.webhooks import make_rules, make_webhook_app
-from moorings.kubernetes.workqueue import WorkQueue
-from moorings.wire.errors import ExitCode, error_kind
+from moorings.core.model.claims import PRIORITY_MAX
+from moorings.core.model.errors import MooringsError
+from moorings.kubernetes.ipujob import names
+from moorings.kubernetes.ipujob.fields import WAIT_S_MAX
+from moorings.kubernetes.ipujob.pods import trim_pod
+from moorings.kubernetes.ipujob.priority_class import get_class_value
+from moorings.kubernetes.ipujob.types import IPU_JOB
+from moorings.kubernetes.kube.api import NODE, POD, PRIORITY_CLASS, KubeObject
+from moorings.kubernetes.kube.certificates import service_names
+from moorings.kubernetes.kube.client import connect
+from moorings.kubernetes.kube.election import Elector, LeaseTimes
+from moorings.kubernetes.kube.events import EventRecorder
+from moorings.kubernetes.kube.informer import Informer, MultiNamespaceInformer, ObjectKey, without_managed_fields
+from moorings.kubernetes.kube.mounted_certificate import MountedCertificate
+from moorings.kubernetes.kube.serving_certificate import CertificateRotator, WebhookTrustStore
+from moorings.kubernetes.kube.workqueue import WorkQueue
+from moorings.kubernetes.operator.metrics import OperatorMetrics
+from moorings.kubernetes.operator.node_health import NotReadyNode, parse_not_ready, trim_node
+from moorings.kubernetes.operator.orphans import OrphanSweeper
+from moorings.kubernetes.operator.pod_builder import PodOptions
+from moorings.kubernetes.operator.reconciler import SWEEP_S, JobReconciler
+from moorings.kubernetes.operator.status import JobEvent
+from moorings.kubernetes.operator.webhook_server import listen, make_webhook_server
+from moorings.kubernetes.operator.webhooks import make_rules, make_webhook_app
+from moorings.kubernetes.proxy_api.client import PartitionInformer, ProxyClient
+from moorings.kubernetes.proxy_api.trust import ProxyTrustInformer
 
 if TYPE_CHECKING:
+    import uvicorn
     from starlette.requests import Request
 
 log = logging.getLogger("moorings.kubernetes.operator")
@@ -84,15 +84,15 @@ def build_parser() -> ArgumentParser:
         help="lease duration in seconds",
     )
     add("--proxy-url", required=True, help="https://HOST:PORT of the proxy")
-    add("--proxy-ca-configmap", default="", help="ConfigMap in which the proxy tells its authority (with https)")
+    add("--proxy-ca-configmap", default="", help="ConfigMap with the proxy's certificate authority (with https)")
     add("--launcher-proxy-url", default="", help="where launchers reach it (default: the same)")
-    add("--proxy-token-file", type=Path, help="what the proxy knows us by; read anew as it changes")
+    add("--proxy-token-file", type=Path, help="file with our token for the proxy; reread when it changes")
     add(
         "--watch-namespaces",
         type=_parse_list,
         default=(),
         metavar="NAME[,NAME]",
-        help="whose jobs it looks after (default: all)",
+        help="namespaces whose jobs it manages (default: all)",
     )
     add(
         "--launcher-role",
@@ -100,7 +100,7 @@ def build_parser() -> ArgumentParser:
         help="ClusterRole that launchers' Roles may grant; bound to the operator in job namespaces",
     )
     add("--account", default="", metavar="NAMESPACE:NAME", help="our service account, with --launcher-role")
-    add("--cluster-name", default="", help="as the proxy has it; only told in the log")
+    add("--cluster-name", default="", help="the proxy's cluster name; only for the log")
     add("--launcher-image", default=_USUAL.launcher_image)
     add("--launcher-image-pull-policy", default=_USUAL.launcher_pull_policy)
     add("--image-pull-secrets", type=_parse_list, default=(), metavar="NAME[,NAME]")
@@ -116,8 +116,13 @@ def build_parser() -> ArgumentParser:
     add("--webhook-service", default="", help="Service of the webhooks")
     add("--webhook-name", default="", help="of the two webhook configurations")
     add("--webhook-address", action="append", default=[], help="another name or address of the webhooks' certificate")
-    add("--metrics-socket", default="", metavar="PATH", help="of a Unix socket that tells the metrics (default: none)")
-    add("--metrics-port", type=int, default=0, help="tells them too, on 127.0.0.1, to all there (default: none)")
+    add("--metrics-socket", default="", metavar="PATH", help="Unix socket that serves the metrics (default: none)")
+    add(
+        "--metrics-port",
+        type=int,
+        default=0,
+        help="port on 127.0.0.1 that serves them, too (default: none)",
+    )
     add("--host-network", action=BooleanOptionalAction, default=True, help="Pods use their node's network")
     add("--privileged", action=BooleanOptionalAction, default=True, help="Pods are privileged")
     add("--dns-policy", default=_USUAL.dns_policy)
@@ -125,25 +130,19 @@ def build_parser() -> ArgumentParser:
     add("--max-priority", type=_priority, default=_USUAL.max_priority, help="highest spec.priority of new jobs")
     add("--start-deadline-s", type=_seconds, default=_USUAL.start_deadline_s, help="of jobs that say none (0: none)")
     add("--suspend-queued", action=BooleanOptionalAction, default=False, help="suspend new jobs that Kueue is to start")
-    add("--devel-logs", action="store_true", help="tell more, for people")
-    add("--workers", type=int, default=64, help="jobs looked at at the same time")
-    add("--sweep-s", type=float, default=SWEEP_S, help="seconds between looks for partitions whose job is gone")
+    add("--devel-logs", action="store_true", help="log more, for people")
+    add("--workers", type=int, default=64, help="jobs reconciled at the same time")
+    add("--sweep-s", type=float, default=SWEEP_S, help="seconds between two searches for partitions whose job is gone")
     add("--kubeconfig", default="", help="default: this Pod's account")
     return parser
 
 
-def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
-    """Serve until stopped; return the exit code."""
+@returns_exit_code
+def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> None:
+    """Serve until stopped."""
     given = build_parser().parse_args(sys.argv[1:] if arguments is None else arguments)
     configure("debug" if given.devel_logs else "info", "logfmt" if given.devel_logs else "json")
-    try:
-        uvloop.run(serve(given, environment))
-    except MooringsError as error:
-        sys.stderr.write(f"error: {error.detail} ({error.code})\n")
-        if error.hint:
-            sys.stderr.write(f"hint: {error.hint}\n")
-        return error_kind(error.code).exit
-    return ExitCode.OK
+    uvloop.run(serve(given, environment))
 
 
 async def serve(given: Namespace, environment: Mapping[str, str]) -> None:
@@ -178,12 +177,12 @@ class OperatorReplica:
         self._kube = connect(environment, path=given.kubeconfig)
         self._proxy = ProxyClient(given.proxy_url, given.proxy_token_file)
         self._queue: WorkQueue[str] = WorkQueue()
-        self._view = PartitionInformer(self._proxy, on_change=self._queue.add, on_return=self._look_at_all)
+        self._view = PartitionInformer(self._proxy, on_change=self._queue.add, on_return=self._enqueue_all)
         where: Sequence[str | None] = given.watch_namespaces or (None,)
-        self._jobs = MultiNamespaceInformer([self._inform_of_jobs(namespace) for namespace in where])
-        self._pods = MultiNamespaceInformer([self._inform_of_pods(namespace) for namespace in where])
+        self._jobs = MultiNamespaceInformer([self._job_informer(namespace) for namespace in where])
+        self._pods = MultiNamespaceInformer([self._pod_informer(namespace) for namespace in where])
         self._nodes = Informer(self._kube, NODE, on_change=self._node_changed, trim=trim_node)
-        self._silent: dict[str, NotReadyNode] = {}
+        self._silent_nodes: dict[str, NotReadyNode] = {}
         self._classes = Informer(self._kube, PRIORITY_CLASS)
         identity = f"{socket.gethostname()}_{secrets.token_hex(8)}"
         terms = LeaseTimes(lease_s=given.lease_s, renew_s=given.lease_s * 2 / 3, retry_s=given.lease_s * 2 / 15)
@@ -213,22 +212,26 @@ class OperatorReplica:
             suspends_queued=given.suspend_queued,
         )
         self._rules = make_rules(replace(options.limits, value_of_class=partial(get_class_value, self._classes)))
+        self._orphans = OrphanSweeper(
+            self._kube, self._proxy, self._jobs, self._view, options.namespaces, self._elector.is_leading
+        )
         self._operator = JobReconciler(
             kube=self._kube,
             proxy=self._proxy,
+            orphans=self._orphans,
             options=options,
             jobs=self._jobs,
             pods=self._pods,
             view=self._view,
-            silent=self._silent,
-            may=self._elector.is_leading,
-            story=self._tell,
+            not_ready_nodes=self._silent_nodes,
+            is_leading=self._elector.is_leading,
+            record_event=self._emit_event,
             value_of_class=self._value_of_class,
             measures=self._measures,
             clock=clock,
             monotonic=time.monotonic,
         )
-        self._keeper = self._make_keeper(clock)
+        self._certificate_manager = self._make_keeper(clock)
 
     def _make_keeper(self, clock: SystemClock) -> CertificateRotator | MountedCertificate:
         given = self._given
@@ -258,7 +261,9 @@ class OperatorReplica:
             group.create_task(self._recorder.serve())
             if given.proxy_ca_configmap:
                 group.create_task(
-                    ProxyTrustInformer(self._kube, given.namespace, given.proxy_ca_configmap, self._trust).serve()
+                    ProxyTrustInformer(
+                        self._kube, given.namespace, given.proxy_ca_configmap, self._set_authorities
+                    ).serve()
                 )
             if given.webhook_port:
                 group.create_task(self._serve_webhooks())
@@ -274,7 +279,7 @@ class OperatorReplica:
     # -- while it leads ----------------------------------------------------------------------------------------------
 
     async def _work(self) -> None:
-        self._operator.begin()
+        self._operator.reset_term()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._view.serve())
             await self._jobs.synced()
@@ -282,12 +287,12 @@ class OperatorReplica:
             with contextlib.suppress(TimeoutError):  # a proxy that is away does not block the deletion of jobs
                 async with asyncio.timeout(VIEW_SYNC_S):
                     await self._view.ready()
-            self._look_at_all()
+            self._enqueue_all()
             group.create_task(self._sweep())
-            group.create_task(self._reckon())
-            await self._queue.serve(self._look, self._given.workers)
+            group.create_task(self._account_usage())
+            await self._queue.serve(self._reconcile, self._given.workers)
 
-    async def _look(self, key: str) -> None:
+    async def _reconcile(self, key: str) -> None:
         begun, result = time.monotonic(), "error"
         try:
             again_s = await self._operator.reconcile(key)
@@ -296,35 +301,35 @@ class OperatorReplica:
                 self._queue.add_after(key, again_s)
         except MooringsError as error:
             result = "retry" if error.retryable else "error"
-            if (again_s := self._operator.again_s(key)) is not None:
+            if (again_s := self._operator.requeue_after_s(key)) is not None:
                 self._queue.add_after(key, again_s)
             raise
         finally:
-            self._measures.reconciled(result, time.monotonic() - begun)
+            self._measures.observe_reconcile(result, time.monotonic() - begun)
 
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(self._given.sweep_s)
             try:
-                await self._operator.sweep()
+                await self._orphans.release_orphans()
             except MooringsError as error:
                 log.warning("sweep.failed", extra={"code": error.code, "detail": error.detail})
 
-    async def _reckon(self) -> None:
+    async def _account_usage(self) -> None:
         since = time.monotonic()
         while True:
             await asyncio.sleep(ACCOUNTING_S)
             now = time.monotonic()
-            self._measures.held(now - since)
+            self._measures.add_ipu_seconds(now - since)
             since = now
 
     # -- small things ------------------------------------------------------------------------------------------------
 
-    def _inform_of_jobs(self, namespace: str | None) -> Informer:
+    def _job_informer(self, namespace: str | None) -> Informer:
         trim = without_managed_fields
         return Informer(self._kube, IPU_JOB, on_change=self._job_changed, namespace=namespace, trim=trim)
 
-    def _inform_of_pods(self, namespace: str | None) -> Informer:
+    def _pod_informer(self, namespace: str | None) -> Informer:
         return Informer(
             self._kube,
             POD,
@@ -335,10 +340,10 @@ class OperatorReplica:
             index=job_key_of,
         )
 
-    def _trust(self, authorities: str) -> None:
-        self._proxy.trust(authorities)
-        self._operator.trust(authorities)
-        self._look_at_all()
+    def _set_authorities(self, authorities: str) -> None:
+        self._proxy.add_authorities(authorities)
+        self._operator.set_proxy_authorities(authorities)
+        self._enqueue_all()
 
     def _job_changed(self, key: ObjectKey) -> None:
         self._queue.add(f"{key.namespace}/{key.name}")
@@ -346,23 +351,23 @@ class OperatorReplica:
     def _node_changed(self, key: ObjectKey) -> None:
         found = self._nodes.get("", key.name)
         silence = parse_not_ready(found) if found is not None else None
-        if silence == self._silent.get(key.name):
+        if silence == self._silent_nodes.get(key.name):
             return
         if silence is None:
-            del self._silent[key.name]
+            del self._silent_nodes[key.name]
         else:
-            self._silent[key.name] = silence
+            self._silent_nodes[key.name] = silence
         for pod in self._pods:
             if (pod.get("spec") or {}).get("nodeName") == key.name:
                 for job in job_key_of(pod):
                     self._queue.add(job)
 
-    def _look_at_all(self) -> None:
+    def _enqueue_all(self) -> None:
         for found in self._jobs:
             self._job_changed(ObjectKey(found["metadata"]["namespace"], found["metadata"]["name"]))
 
-    def _tell(self, found: KubeObject, story: JobEvent) -> None:
-        self._recorder.tell(found, story.type, story.reason, story.message)
+    def _emit_event(self, found: KubeObject, story: JobEvent) -> None:
+        self._recorder.record(found, story.type, story.reason, story.message)
 
     def _value_of_class(self, name: str) -> int | None:
         found = self._classes.get("", name)
@@ -375,11 +380,11 @@ class OperatorReplica:
     async def _serve_webhooks(self) -> None:
         given = self._given
         with contextlib.closing(listen(given.webhook_host, given.webhook_port)) as sock:
-            await self._keeper.prepare()
-            app = make_webhook_app(is_ready=lambda: self._keeper.ready, rules=self._rules)
-            server = make_webhook_server(app, self._keeper.context)
+            await self._certificate_manager.prepare()
+            app = make_webhook_app(is_ready=lambda: self._certificate_manager.is_ready, rules=self._rules)
+            server = make_webhook_server(app, self._certificate_manager.context)
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._keeper.run())
+                group.create_task(self._certificate_manager.run())
                 group.create_task(_serve(server, [sock]))
 
 
@@ -396,14 +401,14 @@ async def _serve_metrics(measures: OperatorMetrics, path: str, port: int) -> Non
         return Response(measures.text(), media_type="text/plain; version=0.0.4")
 
     app = Starlette(routes=[Route("/metrics", metrics)])
-    config = uvicorn.Config(app, lifespan="off", log_config=None, access_log=False, server_header=False)
     with contextlib.ExitStack() as stack:
         sockets = []
         if path:
             sockets.append(stack.enter_context(contextlib.closing(_listen_at(path))))
         if port:
-            sockets.append(stack.enter_context(contextlib.closing(_listen_on(port))))
-        await _serve(BoundedServer(config), sockets)
+            sock = listen("127.0.0.1", port, "the metrics", "controller.metricsPort")
+            sockets.append(stack.enter_context(contextlib.closing(sock)))
+        await _serve(make_webhook_server(app, None), sockets)
 
 
 def _listen_at(path: str) -> socket.socket:
@@ -416,19 +421,11 @@ def _listen_at(path: str) -> socket.socket:
         sock.listen()
     except OSError as error:
         sock.close()
-        detail = f"the metrics cannot be told at {path}: {error.strerror or error}"
+        detail = f"the metrics cannot be served at {path}: {error.strerror or error}"
         raise MooringsError(
             "config.invalid", detail, hint="--metrics-socket needs a folder that can be written"
         ) from error
     return sock
-
-
-def _listen_on(port: int) -> socket.socket:
-    try:
-        return socket.create_server(("127.0.0.1", port))
-    except OSError as error:
-        detail = f"the metrics cannot listen on 127.0.0.1, port {port}: {error.strerror}"
-        raise MooringsError("config.invalid", detail, hint="set controller.metricsPort") from error
 
 
 async def _serve(server: uvicorn.Server, sockets: list[socket.socket] | None = None) -> None:

@@ -21,19 +21,19 @@ import uvloop
 
 from moorings import __version__
 from moorings.app.clock import SystemClock
+from moorings.app.exits import returns_exit_code
 from moorings.app.logs import configure
-from moorings.client.causes import format_cause
-from moorings.core.errors import MooringsError
-from moorings.kubernetes.certificate_keeper import CertificateRotator, ConfigMapTrustStore
-from moorings.kubernetes.certificates import service_names
-from moorings.kubernetes.connection import KubeClient, connect
-from moorings.kubernetes.election import Elector
-from moorings.kubernetes.mounted import MountedCertificate
-from moorings.kubernetes.proxy.serve import find_cluster_uid, run_proxy
+from moorings.client.error_text import format_cause
+from moorings.core.model.errors import MooringsError
+from moorings.kubernetes.kube.certificates import service_names
+from moorings.kubernetes.kube.client import KubeClient, connect
+from moorings.kubernetes.kube.election import Elector
+from moorings.kubernetes.kube.mounted_certificate import MountedCertificate
+from moorings.kubernetes.kube.serving_certificate import CertificateRotator, ConfigMapTrustStore
+from moorings.kubernetes.proxy.program import find_cluster_uid, run_proxy
 from moorings.kubernetes.proxy.server import set_on_termination
 from moorings.kubernetes.proxy.settings import ProxySettings, parse_projects
 from moorings.kubernetes.proxy.standby import ConnectionForwarder, lead_or_forward
-from moorings.wire.errors import ExitCode, error_kind
 
 log = logging.getLogger("moorings.kubernetes.proxy")
 
@@ -45,22 +45,16 @@ STOP_S = 15.0
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until stopped; return the exit code."""
+@returns_exit_code
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Serve until stopped."""
     given = make_parser(os.environ).parse_args(sys.argv[1:] if arguments is None else arguments)
-    try:
-        configure(LEVELS[given.log_level], given.log_format)
-        if given.log_level >= LIBRARIES_FROM:
-            for chatty in ("asyncio", "uvicorn.error", "httpx2"):
-                logging.getLogger(chatty).setLevel(logging.DEBUG)
-        settings = settings_of(given)
-        uvloop.run(serve(settings, given, os.environ))
-    except MooringsError as error:
-        sys.stderr.write(f"error: {error.detail} ({error.code})\n")
-        if error.hint:
-            sys.stderr.write(f"hint: {error.hint}\n")
-        return error_kind(error.code).exit
-    return ExitCode.OK
+    configure(LEVELS[given.log_level], given.log_format)
+    if given.log_level >= LIBRARIES_FROM:
+        for chatty in ("asyncio", "uvicorn.error", "httpx2"):
+            logging.getLogger(chatty).setLevel(logging.DEBUG)
+    settings = settings_of(given)
+    uvloop.run(serve(settings, given, os.environ))
 
 
 def make_parser(environment: Mapping[str, str]) -> ArgumentParser:
@@ -70,14 +64,14 @@ def make_parser(environment: Mapping[str, str]) -> ArgumentParser:
     def add(flag: str, text: str, default: str = "", kind: type | object = str) -> None:
         name = PREFIX + flag.upper().replace("-", "_")
         set_to = environment.get(name, default)
-        told = f"{text} ({name}; default: {default or 'none'})"
-        parser.add_argument(f"--{flag}", help=told, default=set_to, type=kind)  # type: ignore[arg-type]
+        help_text = f"{text} ({name}; default: {default or 'none'})"
+        parser.add_argument(f"--{flag}", help=help_text, default=set_to, type=kind)  # type: ignore[arg-type]
 
-    add("cluster-name", "what this cluster is called in the owners of claims", "default")
-    add("cluster-uid", "what tells it from others of that name; by default the uid of its namespace kube-system")
-    add("controllers-file", "file of host:port:key=value,...; read anew when it changes", "/etc/moorings/controllers")
+    add("cluster-name", "the cluster's name in the owners of claims", "default")
+    add("cluster-uid", "distinguishes it from others of that name; by default the uid of its namespace kube-system")
+    add("controllers-file", "file of host:port:key=value,...; reread when it changes", "/etc/moorings/controllers")
     add("access-keys-dir", "folder of access keys: <host>_<port>, or access-key for all")
-    add("ca-file", "PEM file of the controllers' authority; with it they are spoken to by HTTPS")
+    add("ca-file", "PEM file of the controllers' authority; with it the proxy uses HTTPS to them")
     add("cert-file", "PEM file of our own certificate, for controllers that ask for one")
     add("key-file", "PEM file of its key")
     add("projects-file", "file of namespace=project lines, where a project is not called like its namespace")
@@ -88,7 +82,7 @@ def make_parser(environment: Mapping[str, str]) -> ArgumentParser:
     add("tls-dir", "folder of a mounted Secret with tls.crt, tls.key and ca.crt, in place of --tls-secret")
     add("tls-service", "Service by which we are called")
     add("tls-names", "more names and addresses by which we are called: name,...")
-    add("tls-configmap", "ConfigMap in which our authority is told")
+    add("tls-configmap", "ConfigMap for our certificate authority")
     add("lease-name", "Lease of the replica that leads, in the tracker's namespace; empty: this is the only one")
     add("replica-address", "address at which the other replicas reach this one")
     add("plain-http", "whether --port serves what needs no token beside HTTPS: yes or no", "no", _parse_bool)

@@ -12,15 +12,15 @@ from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 
 from moorings.app.clock import SystemClock
+from moorings.app.exits import returns_exit_code
 from moorings.app.logs import configure
-from moorings.core.errors import MooringsError
-from moorings.kubernetes.connection import connect
-from moorings.kubernetes.uninstall import InstalledNames, uninstall
-from moorings.wire.errors import ExitCode, error_kind
+from moorings.kubernetes.kube.client import connect
+from moorings.kubernetes.operator.uninstall import InstalledNames, uninstall
 
 
-def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
-    """Remove the obstacles to the deletion of IPUJobs; return the exit code."""
+@returns_exit_code
+def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> None:
+    """Remove the obstacles to the deletion of IPUJobs."""
     given = make_parser().parse_args(sys.argv[1:] if arguments is None else arguments)
     configure(given.log_level, "json")
     installed = InstalledNames(
@@ -33,14 +33,7 @@ def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
         proxy_lease=given.proxy_lease,
         secrets=tuple(filter(None, (given.webhook_secret, given.proxy_secret))),
     )
-    try:
-        asyncio.run(_run(installed, given.kubeconfig, environment))
-    except MooringsError as error:
-        sys.stderr.write(f"error: {error.detail} ({error.code})\n")
-        if error.hint:
-            sys.stderr.write(f"hint: {error.hint}\n")
-        return error_kind(error.code).exit
-    return ExitCode.OK
+    asyncio.run(_run(installed, given.kubeconfig, environment))
 
 
 def make_parser() -> ArgumentParser:
@@ -49,12 +42,12 @@ def make_parser() -> ArgumentParser:
     parser.add_argument("--namespace", required=True, help="where the chart is installed")
     parser.add_argument("--deployment", required=True, help="the operator's")
     parser.add_argument("--selector", required=True, help="labels of its Pods")
-    parser.add_argument("--lease-name", required=True, help="what the leading operator holds")
+    parser.add_argument("--lease-name", required=True, help="the Lease of the leading operator")
     parser.add_argument("--webhook-name", required=True, help="of the two webhook configurations")
     parser.add_argument("--webhook-secret", default="", help="with the webhooks' certificate, deleted if it is named")
     parser.add_argument("--proxy-secret", default="", help="with the proxy's certificate, deleted if it is named")
     parser.add_argument("--proxy-lease", default="", help="of the proxy that works, deleted if it is named")
-    parser.add_argument("--watch-namespaces", default="", help="whose IPUJobs the operator looked after (default: all)")
+    parser.add_argument("--watch-namespaces", default="", help="namespaces with managed IPUJobs (default: all)")
     parser.add_argument("--kubeconfig", default="", help="path of a kubeconfig (default: this Pod's account)")
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     return parser

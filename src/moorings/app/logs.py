@@ -18,7 +18,7 @@ from pathlib import Path
 
 import structlog
 
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 
 OLDER_KEPT = 3  # controller.log.1 to .3
 CHECK_EVERY_LINES = 64  # lines; the file may exceed its bound by this many
@@ -35,13 +35,13 @@ def without_secrets(text: str) -> str:
     return _PASSWORD.sub(r"\1:***@", _BEARER.sub(r"\1***", _KEY.sub(r"\1_***", text)))
 
 
-def _redact(_logger: object, _name: str, told: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    for key, value in told.items():
+def _redact(_logger: object, _name: str, fields: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    for key, value in fields.items():
         if isinstance(value, str):
-            told[key] = _escape(without_secrets(value))
+            fields[key] = _escape(without_secrets(value))
         elif not isinstance(value, int | float | bool | None) and not key.startswith("_"):
-            told[key] = _escape(without_secrets(str(value)))
-    return told
+            fields[key] = _escape(without_secrets(str(value)))
+    return fields
 
 
 def _escape(text: str) -> str:
@@ -54,10 +54,10 @@ def _escape(text: str) -> str:
     return "".join(c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def _sort_fields(_logger: object, _name: str, told: structlog.typing.EventDict) -> structlog.typing.EventDict:
+def _sort_fields(_logger: object, _name: str, fields: structlog.typing.EventDict) -> structlog.typing.EventDict:
     """Put the most important fields first."""
     first = ("ts", "level", "msg", "logger", "request_id", "user", "claim", "run", "partition", "pool")
-    return {key: told[key] for key in first if key in told} | {k: v for k, v in told.items() if k not in first}
+    return {key: fields[key] for key in first if key in fields} | {k: v for k, v in fields.items() if k not in first}
 
 
 def configure(level: str, style: str, file: Path | None = None, bytes_max: int = 0) -> None:

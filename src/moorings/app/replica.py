@@ -1,7 +1,7 @@
 """One controller of an installation: it stands by, leads, and stands by again.
 
 With SQLite there is only one, and it leads from the start. With PostgreSQL any number may run: each serves the whole
-API (``api.standby`` forwards the leader's requests), and one leads.
+API (``api.forwarding`` forwards the leader's requests), and one leads.
 
 A controller that loses the leadership stands by again in the same process. Restarting the process by systemd was
 refused: its connections would be cut, and a database that is away for a minute would exhaust systemd's restart limit.
@@ -20,16 +20,16 @@ from moorings.api.application import Application, make_application
 from moorings.api.limits import ApiLimits
 from moorings.app.wiring import Assembly
 from moorings.controller.loop import FATAL_ERROR_CODES
-from moorings.core.access import Caller
-from moorings.core.errors import MooringsError
+from moorings.core.model.access import Caller
+from moorings.core.model.errors import MooringsError
 from moorings.ports.leadership import Leadership
 from moorings.ports.store import LogPosition, Store
-from moorings.store.high_water import LogPositionFile
+from moorings.store.log_position import LogPositionFile
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from moorings.api.standby import ForwardingApplication
+    from moorings.api.forwarding import ForwardingApplication
 
 log = logging.getLogger("moorings.controller")
 
@@ -71,7 +71,7 @@ class ControllerReplica:
         self.limits = limits
         self.assembly: Assembly | None = None
         """The parts of the controller, while it leads."""
-        self.standing = asyncio.Event()
+        self.is_serving = asyncio.Event()
         """Set once it serves, in either role."""
         self._store = store
         self._leadership = leadership
@@ -83,7 +83,7 @@ class ControllerReplica:
         self._tls = tls
         self._leader = ""
         self._standby: ForwardingApplication | None = None
-        self._shell: Application | None = None  # the limits around the standby
+        self._standby_application: Application | None = None  # the limits around the standby
         self._serving: Application | None = None
         self._closed = False
 
@@ -95,7 +95,7 @@ class ControllerReplica:
     def close(self) -> None:
         """Begin to shut down."""
         self._closed = True
-        for application in (self._serving, self._shell):
+        for application in (self._serving, self._standby_application):
             if application is not None:
                 application.close()
 
@@ -107,11 +107,11 @@ class ControllerReplica:
         """
         try:
             while True:
-                if not self._leadership.alone:
+                if not self._leadership.is_exclusive:
                     await self._stand_by()
                 await self._lead()
         finally:
-            await self._leadership.resign()
+            await self._leadership.release()
             if self._standby is not None:
                 await self._standby.close()
 
@@ -119,8 +119,10 @@ class ControllerReplica:
 
     async def _stand_by(self) -> None:
         """Wait until this controller may lead."""
-        if self._shell is None:
-            from moorings.api.standby import ForwardingApplication  # httpx2 comes with the extra that PostgreSQL needs
+        if self._standby_application is None:
+            from moorings.api.forwarding import (
+                ForwardingApplication,  # httpx2 comes with the extra that PostgreSQL needs
+            )
 
             # One for the life of the process: requests held when this controller itself begins to lead find their
             # leader here.
@@ -131,22 +133,22 @@ class ControllerReplica:
                 authenticate=self._authenticate,
                 tls=self._tls,
             )
-            self._shell = Application(self._standby, self._standby.closing, self.limits)
-        self._serve_by(self._shell)
+            self._standby_application = Application(self._standby, self._standby.closing, self.limits)
+        self._serve_by(self._standby_application)
         log.info("controller.stands_by", extra={"holder": self._holder})
-        watch = asyncio.create_task(self._look_for_leader(), name="look-for-leader")
+        watch = asyncio.create_task(self._poll_leader(), name="look-for-leader")
         try:
-            await self._leadership.gain()
+            await self._leadership.acquire()
         finally:
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)
 
-    async def _look_for_leader(self) -> None:
+    async def _poll_leader(self) -> None:
         while True:
             try:
-                leader = await asyncio.to_thread(self._store.leader)
-                self._mark.see(await asyncio.to_thread(self._store.high_water))
-                self._leader = "" if leader.holder == self._holder else leader.url
+                leader = await asyncio.to_thread(self._store.get_leader)
+                self._mark.remember(await asyncio.to_thread(self._store.log_position))
+                self._leader = "" if leader.controller_name == self._holder else leader.url
             except MooringsError as error:
                 self._leader = ""
                 log.debug("leader.unknown", extra={"code": error.code, "detail": error.detail})
@@ -156,17 +158,17 @@ class ControllerReplica:
 
     async def _lead(self) -> None:
         """Lead until the leadership is lost, or another controller has fenced this one off."""
-        lost = asyncio.create_task(self._leadership.lost(), name="lost")  # it sends heartbeats from now on
+        lost = asyncio.create_task(self._leadership.wait_until_lost(), name="lost")  # it sends heartbeats from now on
         try:
-            assembly = await self._assembled(lost)
+            assembly = await self._assemble_or_lose(lost)
             if assembly is not None:
                 await self._lead_with(assembly, lost)
         finally:
             lost.cancel()
             await asyncio.gather(lost, return_exceptions=True)
-        await self._leadership.resign()
+        await self._leadership.release()
 
-    async def _assembled(self, lost: asyncio.Task[str]) -> Assembly | None:
+    async def _assemble_or_lose(self, lost: asyncio.Task[str]) -> Assembly | None:
         """The parts of a controller; None if the leadership was lost before they were ready.
 
         Raises:
@@ -179,10 +181,10 @@ class ControllerReplica:
                 return making.result()
             log.warning("leadership.lost", extra={"detail": lost.result()})
         except MooringsError as error:
-            if error.code in _FINAL or self._leadership.alone:
+            if error.code in _FINAL or self._leadership.is_exclusive:
                 raise
             log.warning("leadership.failed", extra={"code": error.code, "detail": error.detail})
-            await self._leadership.resign()
+            await self._leadership.release()
             await asyncio.sleep(RETRY_S)
         finally:
             making.cancel()
@@ -198,21 +200,21 @@ class ControllerReplica:
             reason = await self._until_lost(assembly, lost)
             log.warning("leadership.lost", extra={"detail": reason})
         finally:
-            await self._remember(assembly)
+            await self._save_high_water(assembly)
             self.assembly, self._leader = None, ""
-            if self._shell is not None:
-                self._serve_by(self._shell)  # new requests wait for the next leader
+            if self._standby_application is not None:
+                self._serve_by(self._standby_application)  # new requests wait for the next leader
             application.close()
-            assembly.loop.hang_up()
-            if not await assembly.loop.settle(DRAIN_S):
+            assembly.loop.reject_waiting()
+            if not await assembly.loop.wait_until_idle(DRAIN_S):
                 self._store.abort()  # it hangs: what was saved is known when it is read again
             assembly.loop.close()
             await assembly.close()
 
-    async def _remember(self, assembly: Assembly) -> None:
+    async def _save_high_water(self, assembly: Assembly) -> None:
         """Save the database's position at the end of this leadership: the next leader compares it, in any process."""
         try:
-            await asyncio.to_thread(self._mark.keep, LogPosition(assembly.loop.seq, assembly.loop.epoch))
+            await asyncio.to_thread(self._mark.record_blocking, LogPosition(assembly.loop.seq, assembly.loop.epoch))
         except MooringsError as error:
             log.warning("store.failed", extra={"code": error.code, "detail": error.detail})
 
@@ -227,7 +229,7 @@ class ControllerReplica:
             await asyncio.wait((loops, lost), return_when=asyncio.FIRST_COMPLETED)
             return lost.result() if lost.done() else await loops
         except MooringsError as error:
-            if error.code not in FATAL_ERROR_CODES or self._leadership.alone:
+            if error.code not in FATAL_ERROR_CODES or self._leadership.is_exclusive:
                 raise
             return error.detail
         finally:
@@ -238,11 +240,11 @@ class ControllerReplica:
         self._serving = application
         if self._closed:
             application.close()
-        if not self.standing.is_set():
+        if not self.is_serving.is_set():
             # Everything imported and wired stays, so the collector may ignore it: its full passes took 40 ms each.
             gc.collect()
             gc.freeze()
-            self.standing.set()
+            self.is_serving.set()
 
 
 async def serve_loops(assembly: Assembly) -> NoReturn:

@@ -1,7 +1,7 @@
 """Settings of the controller: flag, then environment, then file, then default.
 
 Our own loader of some 130 lines rather than pydantic-settings: that brings seven more packages, and messages should
-name the file and line (``core.tables``).
+name the file and line (``core.model.toml_table``).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TypedDict
 
 from moorings.app.folders import ARCHIVE, RUNS
-from moorings.core.access import LIFETIME_DAYS_MAX
-from moorings.core.errors import MooringsError
-from moorings.core.tables import TomlTable
+from moorings.core.model.access import LIFETIME_DAYS_MAX
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.toml_table import TomlTable
 from moorings.kubernetes.engine.settings import KubernetesEngineSettings
 from moorings.slurm.engine.settings import SlurmEngineSettings
 
@@ -265,13 +265,13 @@ def _read_file(path: Path) -> tuple[dict[str, str | int | bool], EngineSettings]
             found[item.name] = table.boolean(item.name)
         else:
             found[item.name] = table.text(item.name)
-        _check_value(item.name, str(found[item.name]), table.where(item.name))
+        _check_value(item.name, str(found[item.name]), table.location(item.name))
     engines: EngineSettings = {}
     if table.has("slurm"):
         engines["slurm"] = SlurmEngineSettings.read(table.table("slurm"))
     if table.has("kubernetes"):
         engines["kubernetes"] = KubernetesEngineSettings.read(table.table("kubernetes"))
-    table.finish()
+    table.reject_unknown_keys()
     return found, engines
 
 
@@ -279,7 +279,7 @@ def _check_value(name: str, value: str, origin: str) -> str:
     """Return ``value`` if it is valid for the setting.
 
     Raises:
-        MooringsError: ``config.invalid``; ``origin`` is its file and line, its variable or its flag.
+        MooringsError: ``config.invalid``; ``effective_settings`` is its file and line, its variable or its flag.
     """
     if name == "port" and not (_PORT.fullmatch(value) and int(value) <= 65_535):
         problem, hint = f"port {value[:20]!r} is not 0 to 65535", "0 takes any free one"

@@ -19,21 +19,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from moorings import __version__
+from moorings.app.exits import returns_exit_code
 from moorings.app.logs import configure
-from moorings.core.announced import INSTANCE_ID_CHARS
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.queue_reports import INSTANCE_ID_CHARS
 from moorings.slurm.commands import SlurmCommands
 from moorings.slurm.formats import build_config, parse_config
 from moorings.slurm.host.agent import AgentSettings, SlurmAgent
-from moorings.slurm.host.calls import ControllerClient
-from moorings.slurm.host.door import CONNECTIONS_MAX, BindServer
-from moorings.slurm.host.instance import ensure_instance, lock_instance
-from moorings.slurm.host.node_notes import FILE as NODES
+from moorings.slurm.host.bind_server import CONNECTIONS_MAX, BindServer
+from moorings.slurm.host.controller_client import ControllerClient
+from moorings.slurm.host.instance_id import ensure_instance, lock_instance
+from moorings.slurm.host.node_state_file import FILE as NODES
 from moorings.slurm.host.site import Site, parse_site
-from moorings.slurm.host.steps import FOLDER as STEPS
+from moorings.slurm.host.step_allocations import FOLDER as STEPS
 from moorings.slurm.host.vipu_conf import VipuConf, load_vipu_conf, slurm_conf_path, slurm_uid, vipu_conf_path
 from moorings.slurm.munge import Munge
-from moorings.wire.errors import ExitCode, error_kind
 
 log = logging.getLogger("moorings.slurm.agent")
 
@@ -43,23 +43,17 @@ CONNECTIONS_MIN = 16
 CALL_S = 10.0  # a controller without a response for that long is away: the gate must not stay open long
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve a cluster until stopped; return the exit code."""
+@returns_exit_code
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Serve a cluster until stopped."""
     parser = ArgumentParser(prog="moor slurm agent", description="Keep Slurm's IPU jobs and their partitions in step.")
     parser.add_argument("--conf", type=Path, help="vipu.conf (default: beside slurm.conf)")
     parser.add_argument("--listen", default="", metavar="ADDRESS", help="where nodes ask (default: all addresses)")
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     given = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
-    try:
-        configure(given.log_level, "logfmt")
-        conf = load_vipu_conf(given.conf or vipu_conf_path(os.environ), slurm_uid(slurm_conf_path(os.environ)))
-        asyncio.run(serve(conf, given.listen or None, os.environ))
-    except MooringsError as error:
-        sys.stderr.write(f"error: {error.detail} ({error.code})\n")
-        if error.hint:
-            sys.stderr.write(f"hint: {error.hint}\n")
-        return error_kind(error.code).exit
-    return ExitCode.OK
+    configure(given.log_level, "logfmt")
+    conf = load_vipu_conf(given.conf or vipu_conf_path(os.environ), slurm_uid(slurm_conf_path(os.environ)))
+    asyncio.run(serve(conf, given.listen or None, os.environ))
 
 
 async def serve(conf: VipuConf, listen: str | None, environment: Mapping[str, str]) -> None:
@@ -91,7 +85,9 @@ async def serve(conf: VipuConf, listen: str | None, environment: Mapping[str, st
     calls = ControllerClient(conf.endpoint(CALL_S))
     agent = SlurmAgent(settings, slurm, calls)
     munge = Munge(site.munge_socket)
-    door = BindServer(munge, agent.answer, agent.explain, agent.note_plugin, connections_max=raise_open_files())
+    door = BindServer(
+        munge, agent.answer, agent.explain_wait, agent.record_heartbeat, connections_max=raise_open_files()
+    )
     port = await door.open(listen, conf.agent_port)
     log.info(
         "agent.started",
@@ -129,11 +125,11 @@ async def _wait_for_instance_lock(folder: Path, stopping: asyncio.Event) -> bool
 
     Two agents could give the GCDs of one job to two of its steps, each knowing only its own.
     """
-    told = False
+    logged = False
     while (lock := lock_instance(folder)) is None and not stopping.is_set():
-        if not told:
+        if not logged:
             log.warning("agent.waits", extra={"detail": f"waiting: another agent holds the lock in {folder}"})
-        told = True
+        logged = True
         await _pause(stopping)
     return lock is not None
 
@@ -156,16 +152,16 @@ def raise_open_files() -> int:
 
 async def _wait_for_slurm(slurm: SlurmCommands, stopping: asyncio.Event) -> Site | None:
     """Slurm's report about itself, once slurmctld answers: the agent may start first. None: stop."""
-    told = False
+    logged = False
     while not stopping.is_set():
         try:
-            return parse_site(parse_config(await slurm.ask(build_config())))
+            return parse_site(parse_config(await slurm.run_checked(build_config())))
         except MooringsError as error:
             if not error.retryable:
                 raise
-            if not told:
+            if not logged:
                 log.warning("slurm.awaited", extra={"code": error.code, "detail": error.detail})
-            told = True
+            logged = True
         await _pause(stopping)
     return None
 

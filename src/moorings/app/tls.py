@@ -12,10 +12,10 @@ import ipaddress
 import logging
 from pathlib import Path
 
-from moorings.api.tls import ReloadableContext, make_client_context, make_server_context
 from moorings.app.settings import DEFAULT_CONFIG, Settings
 from moorings.client.keyfiles import check_private_key
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
+from moorings.net.tls import ReloadableContext, make_client_context, make_server_context
 
 log = logging.getLogger("moorings.controller")
 
@@ -42,14 +42,12 @@ class TlsContexts:
         self._files = tuple(filter(None, (certificate, key, client_ca, ca)))
         self._seen = self._fingerprint()
         check_private_key(key)
-        self.asks_certificates = client_ca is not None
-        """Whether clients must show certificates."""
         self.server = ReloadableContext(lambda: make_server_context(certificate, key, client_ca))
         """For incoming connections."""
         self.client = ReloadableContext(lambda: make_client_context(certificate, key, ca))
         """For requests to the leader."""
 
-    def renew(self) -> None:
+    def reload(self) -> None:
         """Load the present files; if they are unusable, keep the old ones and log that."""
         self._seen = self._fingerprint()
         try:
@@ -61,10 +59,10 @@ class TlsContexts:
         else:
             log.info("certificates.taken", extra={"file": str(self._files[0])})
 
-    def renew_if_changed(self) -> None:
+    def reload_if_changed(self) -> None:
         """As ``renew``, if a file has changed since."""
         if self._fingerprint() != self._seen:
-            self.renew()
+            self.reload()
 
     def _fingerprint(self) -> Fingerprint:
         return tuple(_file_version(path) for path in self._files)
@@ -82,7 +80,7 @@ async def watch_certificates(tls: TlsContexts, every_s: float = RELOAD_CHECK_S) 
     """Load new files as they come, until cancelled."""
     while True:
         await asyncio.sleep(every_s)
-        await asyncio.to_thread(tls.renew_if_changed)
+        await asyncio.to_thread(tls.reload_if_changed)
 
 
 def make_tls(settings: Settings) -> TlsContexts | None:

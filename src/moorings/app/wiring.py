@@ -4,34 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moorings.app.clock import RandomIds
 from moorings.app.folders import PROTECT_FILE
+from moorings.app.recovery import prepare_to_lead
 from moorings.app.settings import Settings
-from moorings.app.turned_back import prepare_to_lead
-from moorings.controller.hardware import DriverManager
+from moorings.controller.driver_manager import DriverManager
 from moorings.controller.keys import AccessKeyManager
 from moorings.controller.loop import TurnLoop
-from moorings.controller.running import RunManager
+from moorings.controller.rewind_recovery import begin_leading
+from moorings.controller.run_manager import RunManager
 from moorings.controller.service import Controller
-from moorings.controller.turned_back import begin_leading
-from moorings.core.devices import PoolName
-from moorings.core.errors import MooringsError
-from moorings.core.policy import DEFAULT_POLICY, Policy, parse_policy
-from moorings.core.pools import PoolEntry, parse_pools
+from moorings.core.model.devices import PoolName
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.policy import DEFAULT_POLICY, Policy, parse_policy
+from moorings.core.model.pools import PoolEntry, parse_pools
 from moorings.drivers.simulated.driver import SimulatedDriver
 from moorings.drivers.simulated.settings import SimulatedSettings
 from moorings.drivers.vipu.driver import VipuDriver
 from moorings.drivers.vipu.settings import VipuSettings
 from moorings.kubernetes.engine.settings import KubernetesEngineSettings
 from moorings.local.engine import LocalEngine
-from moorings.local.fence import FileFence
-from moorings.local.logs import TaskLog, read_logs
-from moorings.local.usage import partitions_in_use
+from moorings.local.live_runs import partitions_in_use
 from moorings.ports.clock import Clock
 from moorings.ports.driver import Driver
 from moorings.ports.engine import Engine
@@ -40,7 +38,7 @@ from moorings.ports.store import Store
 from moorings.slurm.commands import SlurmCommands
 from moorings.slurm.engine.engine import SlurmEngine
 from moorings.slurm.engine.settings import SlurmEngineSettings
-from moorings.store.high_water import LogPositionFile
+from moorings.store.log_position import LogPositionFile
 from moorings.store.sqlite import open_sqlite
 
 KUBERNETES_RUNS = "kubernetes-runs"  # in the data folder
@@ -104,7 +102,7 @@ def make_drivers(
         if make is None:
             raise MooringsError(
                 "driver.unknown",
-                f"{entry.settings.where()}: pool {entry.pool.name}: there is no driver {entry.pool.driver[:40]!r}",
+                f"{entry.settings.location()}: pool {entry.pool.name}: there is no driver {entry.pool.driver[:40]!r}",
                 hint=f"drivers: {', '.join(DRIVERS)}",
             )
         driver = drivers[entry.pool.name] = make(entry, data, clock)
@@ -120,7 +118,7 @@ def open_store(settings: Settings) -> tuple[Store, Leadership]:
     """
     if not settings.database:
         return open_sqlite(settings.data / "moorings.db"), SingleController()
-    from moorings.store.leading import LeaderLock  # psycopg is an extra
+    from moorings.store.leader_lock import LeaderLock  # psycopg is an extra
     from moorings.store.postgresql import open_postgresql
 
     return open_postgresql(settings.database), LeaderLock(settings.database)
@@ -141,13 +139,9 @@ def check_slurm_user(settings: SlurmEngineSettings | None, user_id: int) -> None
 
 
 def make_slurm_engine(settings: SlurmEngineSettings, clock: Clock, environment: Mapping[str, str]) -> SlurmEngine:
-    """The engine for that cluster; the local engine's code supervises runs in a folder."""
-
-    def read(files: Sequence[tuple[Path, bytes]], ended: Callable[[], Awaitable[bool]] | None) -> AsyncIterator[bytes]:
-        return read_logs([TaskLog(*one) for one in files], ended=ended, pause=clock.sleep)
-
+    """The engine for that cluster."""
     conf = {"SLURM_CONF": str(settings.conf)} if settings.conf is not None else {}
-    return SlurmEngine(settings, SlurmCommands({**environment, **conf}), clock, FileFence(settings.folder), read)
+    return SlurmEngine(settings, SlurmCommands({**environment, **conf}), clock)
 
 
 def make_kubernetes_engine(
@@ -166,21 +160,18 @@ def make_kubernetes_engine(
         MooringsError: ``kubernetes.not_configured``, ``config.invalid``.
     """
     try:  # they are an extra
-        from moorings.kubernetes.connection import connect
-        from moorings.kubernetes.credentials import load_credentials
-        from moorings.kubernetes.engine.calls import PodStreams
         from moorings.kubernetes.engine.engine import KubernetesEngine
+        from moorings.kubernetes.kube.client import connect
+        from moorings.kubernetes.kube.kubeconfig import load_credentials
+        from moorings.kubernetes.kube.pod_streams import PodStreams
     except ImportError as error:
         hint = "install moorings[kubernetes], or leave [kubernetes] out"
         raise MooringsError("config.invalid", f"[kubernetes]: {error}", hint=hint) from error
 
-    def read(files: Sequence[tuple[Path, bytes]], ended: Callable[[], Awaitable[bool]] | None) -> AsyncIterator[bytes]:
-        return read_logs([TaskLog(*one) for one in files], ended=ended, pause=clock.sleep)
-
     folder.mkdir(mode=0o700, exist_ok=True)
     kube = connect(environment, path=settings.kubeconfig, context=settings.context)
     calls = PodStreams(load_credentials(environment, path=settings.kubeconfig, context=settings.context))
-    return KubernetesEngine(settings, folder, installation, kube, calls, clock, read)
+    return KubernetesEngine(settings, folder, installation, kube, calls, clock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,9 +244,11 @@ async def assemble(
     async with AsyncExitStack() as undo:
         drivers = make_drivers(entries, data, clock, undo)
         await asyncio.to_thread(prepare_to_lead, store, data, runs if local_runs else None, mark, clock.now())
-        epoch = await asyncio.to_thread(begin_leading, store, mark.known(), mark.keep, holder, clock.now(), url)
+        epoch = await asyncio.to_thread(
+            begin_leading, store, mark.read(), mark.record_blocking, holder, clock.now(), url
+        )
         loop = TurnLoop(store, [entry.pool for entry in entries], policy, clock, epoch)
-        undo.callback(loop.abandon)
+        undo.callback(loop.discard)
         installation = store.installation()
         hardware = DriverManager(
             loop,
@@ -263,7 +256,7 @@ async def assemble(
             clock,
             installation,
             in_use=lambda name: asyncio.to_thread(_may_be_in_use, data, runs, name),
-            note=mark.note,
+            record_position=mark.record,
         )
         engines: dict[str, Engine] = {"local": LocalEngine(runs, clock, output_bytes_max)} if local_runs else {}
         if slurm is not None:

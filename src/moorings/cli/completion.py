@@ -6,35 +6,36 @@ of the cache folder. Refused: a background process for the names: nobody would k
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from moorings.cli.configuration import context_servers, home
-from moorings.cli.session import CommandContext
 from moorings.client.client import Client
 from moorings.client.requests import ApplianceFilter
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
+from moorings.files import write_atomically
+from moorings.terminal.configuration import context_servers, home
+from moorings.terminal.context import CommandContext
 
 BUDGET_S = 0.2  # for the controller's response, whatever happens
 FRESH_S = 5.0  # no new request within this time; also after a failed one, so that not every TAB takes the whole budget
 KNOWN_S = 600.0  # up to this age, names are used while the controller is away
 
 _NAMES: dict[str, Callable[[Client], list[str]]] = {
-    "pool": lambda client: [pool.name for pool in client.pools()],
-    "device": lambda client: [device.id for device in client.devices()],
-    "partition": lambda client: [partition.name for partition in client.partitions()],
-    "claim": lambda client: [claim.name for claim in client.claims()],
-    "run": lambda client: [name for run in client.runs() for name in dict.fromkeys((run.id, run.name))],
+    "pool": lambda client: [pool.name for pool in client.list_pools()],
+    "device": lambda client: [device.id for device in client.list_devices()],
+    "partition": lambda client: [partition.name for partition in client.list_partitions()],
+    "claim": lambda client: [claim.name for claim in client.list_claims()],
+    "run": lambda client: [name for run in client.list_runs() for name in dict.fromkeys((run.id, run.name))],
     "job": lambda client: [job.id for job in client.appliance_jobs(ApplianceFilter())],
-    "project": lambda client: [project.name for project in client.projects()],
-    "quota": lambda client: [project.name for project in client.projects()],
-    "key": lambda client: [key.id for key in client.keys()],
+    "project": lambda client: [project.name for project in client.list_projects()],
+    "quota": lambda client: [project.name for project in client.list_projects()],
+    "key": lambda client: [key.id for key in client.list_keys()],
 }
 
 
@@ -50,9 +51,9 @@ def live_names(session: CommandContext, noun: str) -> list[str]:
 
 def states(noun: str) -> list[str]:
     """The possible states of a noun's resources."""
-    from moorings.core.claims import ClaimState
-    from moorings.core.devices import DeviceState
-    from moorings.core.partitions import PartitionState
+    from moorings.core.model.claims import ClaimState
+    from moorings.core.model.devices import DeviceState
+    from moorings.core.model.partitions import PartitionState
     from moorings.workloads.runs import RunState
 
     kinds = {"claim": ClaimState, "device": DeviceState, "partition": PartitionState, "run": RunState}
@@ -85,16 +86,16 @@ def _query_controller(session: CommandContext, noun: str) -> list[str] | None:
     In a thread, as a limit on each of its waits would not limit their sum.
     """
     found: list[list[str]] = []
-    client = session.client_of(timeout_s=BUDGET_S)
+    client = session.new_client(timeout_s=BUDGET_S)
 
-    def ask() -> None:
+    def query() -> None:
         try:
             with client:
                 found.append(_NAMES[noun](client))
         except MooringsError:
             return
 
-    thread = threading.Thread(target=ask, daemon=True)
+    thread = threading.Thread(target=query, daemon=True)
     thread.start()
     thread.join(BUDGET_S)
     return found[0] if found else None
@@ -105,8 +106,8 @@ def _cache_file(session: CommandContext, noun: str) -> Path:
     root = session.environment.get("XDG_CACHE_HOME", "")
     folder = Path(root) if root.startswith("/") else home(session.environment) / ".cache"
     values = session.configuration
-    whose = hashlib.sha256(f"{values.text('server')}\0{values.text('access_key')}".encode()).hexdigest()[:16]
-    return folder / "moorings" / "names" / f"{whose}-{noun}.json"
+    digest = hashlib.sha256(f"{values.text('server')}\0{values.text('access_key')}".encode()).hexdigest()[:16]
+    return folder / "moorings" / "names" / f"{digest}-{noun}.json"
 
 
 def _load(file: Path) -> CachedNames | None:
@@ -119,11 +120,7 @@ def _load(file: Path) -> CachedNames | None:
 
 def _save(file: Path, known: CachedNames) -> None:
     """Replace the file whole, so that another TAB never reads half of it; a cache that cannot be written is skipped."""
-    beside = file.with_suffix(f".{os.getpid()}")
-    try:
+    content = json.dumps({"at": known.at, "names": list(known.names)}).encode()
+    with contextlib.suppress(OSError):
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as out:
-            json.dump({"at": known.at, "names": list(known.names)}, out)
-        beside.replace(file)
-    except OSError:
-        return
+        write_atomically(file, content, durable=False)

@@ -13,8 +13,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from moorings.client.causes import format_cause
-from moorings.core.errors import MooringsError
+from moorings.client.error_text import format_cause
+from moorings.core.model.errors import MooringsError
+from moorings.files import write_atomically
 
 FILE_NAME = "csctl"
 DEFAULT_SESSION = "default"
@@ -32,11 +33,11 @@ def translate(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         MooringsError: ``name.invalid``: a flag without its value.
     """
     words, notes, sessions = list(arguments), [], []
-    told: list[str] = []
+    translated: list[str] = []
     while words:
         word = words.pop(0)
         if word == "--":
-            told += [word, *words]
+            translated += [word, *words]
             break
         if (found := _NAMESPACE.fullmatch(word)) is not None:
             value = found[1] if found[1] is not None else found[2]
@@ -47,12 +48,12 @@ def translate(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             if found["config"]:
                 notes.append(f"{found['config']} is passed over: see 'moor config view' for where the controller is")
         elif (found := _JOINED.fullmatch(word)) is not None:
-            told += [found[1], found[2]]
+            translated += [found[1], found[2]]
         else:
-            told.append(word)
+            translated.append(word)
     asked = ["--session", DEFAULT_SESSION if sessions == [_VENDORS_DEFAULT] else sessions[0]] if sessions else []
-    at = told.index("--") if "--" in told else len(told)
-    return [*told[:at], *asked, *told[at:]], notes
+    at = translated.index("--") if "--" in translated else len(translated)
+    return [*translated[:at], *asked, *translated[at:]], notes
 
 
 def _value(flag: str, words: list[str]) -> str:
@@ -61,27 +62,20 @@ def _value(flag: str, words: list[str]) -> str:
     return words.pop(0)
 
 
-def install(folder: Path, python: str = sys.executable) -> Path:
+def install(folder: Path) -> Path:
     """Write the file ``csctl`` into ``folder``, or replace it if it is ours; return its path.
 
     Raises:
         MooringsError: ``config.invalid``: the file is not ours, or cannot be written.
     """
     path = folder / FILE_NAME
-    draft = folder / f".{FILE_NAME}.{os.getpid()}"
     try:
         if (path.exists() or path.is_symlink()) and not _ours(path):
             raise MooringsError(
                 "config.invalid", f"{path} is there already, and not ours", hint="name another folder, or remove it"
             )
         folder.mkdir(parents=True, exist_ok=True)
-        try:
-            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o755), "w", encoding="utf-8") as file:
-                file.write(script(python))
-                os.fchmod(file.fileno(), 0o755)
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
+        write_atomically(path, script(sys.executable).encode(), mode=0o755, durable=False)
     except OSError as error:
         raise MooringsError(
             "config.invalid", f"{path} cannot be written: {format_cause(error)}", hint="name another folder"
@@ -102,9 +96,9 @@ def _ours(path: Path) -> bool:
 
 def main() -> int:
     """Run one command; return the exit code."""
-    from moorings.cli.console import Console
-    from moorings.cli.errors import error_lines, exit_code
     from moorings.cli.main import main as moor
+    from moorings.terminal.console import Console
+    from moorings.terminal.errors import error_lines, exit_code
 
     console = Console(os.environ)
     try:
@@ -114,7 +108,7 @@ def main() -> int:
             console.error(line)
         return exit_code(error)
     for note in notes:
-        console.note(f"note: {note}")
+        console.info(f"note: {note}")
     return moor(["wafer", *arguments])
 
 

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import click
 
 from moorings import __version__
+from moorings.cli.command_tree import LazyCommandGroup, global_options
 from moorings.cli.commands import COMMANDS
-from moorings.cli.grammar import LazyCommandGroup, global_options
-from moorings.cli.session import CommandContext
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
+from moorings.terminal.context import CommandContext
 
 SIGPIPE_EXIT = 141  # 128 + 13, as a shell reports for a command whose reader has gone
 
@@ -42,7 +42,7 @@ root = LazyCommandGroup(
 
 def _version(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
     if value:
-        ctx.ensure_object(CommandContext).console.data(f"moor {__version__}")
+        ctx.ensure_object(CommandContext).console.print_data(f"moor {__version__}")
         ctx.exit()
 
 
@@ -79,7 +79,8 @@ def _usage(session: CommandContext, error: click.UsageError) -> int:
 
 
 def _failure(session: CommandContext, error: Exception) -> int:
-    from moorings.cli.errors import CommandExit, OutputClosed, error_lines, exit_code
+    from moorings.cli.errors import CommandExit
+    from moorings.terminal.errors import OutputClosed, error_lines, exit_code
 
     if isinstance(error, CommandExit):
         return error.code

@@ -14,11 +14,11 @@ from dataclasses import dataclass, is_dataclass
 from itertools import zip_longest
 from typing import Any, TypeVar, get_origin
 
-from moorings.cli.kinds import NOTHING, ResourceKind, TableColumn, age
-from moorings.cli.text import escape_controls, is_all_printable, is_printable
-from moorings.core.errors import MooringsError
-from moorings.core.instants import Timestamp
-from moorings.core.quantities import duration_text
+from moorings.cli.resources import NOTHING, ResourceKind, TableColumn, age
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.quantities import duration_text
+from moorings.core.model.timestamps import Timestamp
+from moorings.terminal.text import escape_controls, is_all_printable, is_printable
 from moorings.wire.codec import encode, field_types
 from moorings.wire.shapes import API_VERSION
 
@@ -87,17 +87,21 @@ def parse_format(text: str) -> OutputFormat:
 
 
 def render_list(
-    kind: ResourceKind[T], items: Sequence[T], form: OutputFormat, now: Timestamp, look: TableStyle = TableStyle()
+    kind: ResourceKind[T],
+    items: Sequence[T],
+    output_format: OutputFormat,
+    now: Timestamp,
+    style: TableStyle = TableStyle(),
 ) -> str:
     """Items as text without the last newline; empty if there is nothing to show."""
-    if form.name in ("json", "yaml"):
+    if output_format.name in ("json", "yaml"):
         listed: dict[str, object] = {
             "apiVersion": API_VERSION,
             "kind": f"{kind.api}List",
             "items": [encode(item) for item in items],
         }
-        return _document(listed, form, look)
-    return _lines(kind, items, form, now, look)
+        return _document(listed, output_format, style)
+    return _lines(kind, items, output_format, now, style)
 
 
 def render_one(

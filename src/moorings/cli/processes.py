@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from moorings.cli.configuration import DEFAULT_CONTEXT
-from moorings.client.causes import format_cause
-from moorings.core.errors import MooringsError
+from moorings.client.error_text import format_cause
+from moorings.core.model.errors import MooringsError
+from moorings.terminal.configuration import DEFAULT_CONTEXT
 from moorings.wire.errors import ERRORS
 
 LOG_NAME = "controller.log"
@@ -105,8 +105,10 @@ def build_argv(launch: ControllerLaunch) -> list[str]:
 def parse_record(text: str) -> ControllerProcess | None:
     """The controller in a ``controller.json``; None if it cannot be read."""
     try:
-        told = json.loads(text)
-        return ControllerProcess(int(told["pid"]), int(told["startTicks"]), str(told["url"]), str(told["version"]))
+        record = json.loads(text)
+        return ControllerProcess(
+            int(record["pid"]), int(record["startTicks"]), str(record["url"]), str(record["version"])
+        )
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
@@ -322,14 +324,14 @@ def exit_error(data: Path, code: int, log_at: int = 0) -> MooringsError:
         log_at: where its part of the log begins, in bytes; the part before is from earlier ones.
     """
     lines = last_lines(data / LOG_NAME, LOG_LINES_SHOWN, log_at)
-    told = next((line.removeprefix("error: ") for line in reversed(lines) if line.startswith("error: ")), "")
+    message = next((line.removeprefix("error: ") for line in reversed(lines) if line.startswith("error: ")), "")
     hint = next((line.removeprefix("hint: ") for line in reversed(lines) if line.startswith("hint: ")), "")
     how = f"with exit code {code}" if code >= 0 else f"by signal {-code}"
     log = f"all of its log: {data / LOG_NAME}"
-    named = _CODE.search(told)
+    named = _CODE.search(message)
     known = named[1] if named is not None and named[1] in ERRORS else ""
-    told = told.removesuffix(f" ({known})")  # it is given once, after our own sentence
-    detail = told or f"its last words: {' | '.join(lines) or 'none'}"
+    message = message.removesuffix(f" ({known})")  # it is given once, after our own sentence
+    detail = message or f"its last words: {' | '.join(lines) or 'none'}"
     return MooringsError(
         known or "internal.error",
         f"the controller ended {how}: {detail}",

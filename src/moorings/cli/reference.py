@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import click
 
-from moorings.cli.configuration import DEFAULTS, NAMES, flag_of
-from moorings.cli.grammar import NOUNS, LazyCommandGroup
+from moorings.cli.command_tree import NOUNS, LazyCommandGroup
 from moorings.cli.main import root
-from moorings.cli.session import CommandContext
+from moorings.terminal.configuration import DEFAULTS, NAMES, flag_of
+from moorings.terminal.context import CommandContext
 from moorings.wire.errors import ExitCode
 
 EXITS = {
@@ -117,7 +117,7 @@ def _settings() -> Iterator[str]:
         "The first that says something holds: flag, environment, the file of `--config` (or `MOORINGS_CONFIG`),",
         "`~/.config/moorings/config.toml`, `/etc/moorings/client.toml`, then the credentials file",
         "`~/.config/moorings/credentials.toml` (or `MOORINGS_CREDENTIALS`), which must have mode 0600.",
-        "`moor config view --show-origin` tells where each value came from.",
+        "`moor config view --show-origin` shows where each value came from.",
         "",
         "| setting | flag | environment | default |",
         "|---|---|---|---|",

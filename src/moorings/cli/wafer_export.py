@@ -19,7 +19,7 @@ from moorings.cli.redaction import REDACTED, Redaction, is_secret_name
 from moorings.cli.wafer import WaferJob
 from moorings.client.client import Client
 from moorings.client.requests import EventFilter
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 from moorings.wire.codec import encode
 from moorings.wire.shapes import RunBody
 
@@ -89,8 +89,8 @@ def _records(client: Client, job: WaferJob, run: RunBody) -> Iterator[tuple[str,
     yield "events.json", lambda: _events(client, run)
     if run.claim is not None:
         claim = run.claim
-        yield "claim.json", lambda: encode(client.claim(claim))
-        if job.queued:
+        yield "claim.json", lambda: encode(client.get_claim(claim))
+        if job.is_queued:
             yield "why.json", lambda: encode(client.explain_claim(claim))
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from moorings.app.backup import restore
-from moorings.app.backup_orders import is_member, restore_vipu_files
-from moorings.app.backup_saving import create_backup
+from moorings.app.backup_create import create_backup
+from moorings.app.backup_vipu import is_member, restore_vipu_files
 from moorings.app.folders import DataFolder, SharedFolder
-from moorings.core.errors import MooringsError
-from moorings.core.hardware import PartitionSpec
-from moorings.core.topology import Block
-from moorings.drivers.vipu.orders import IntentLog, PartitionIntent
+from moorings.core.model.driver_results import PartitionSpec
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.topology import Block
+from moorings.drivers.vipu.intents import IntentLog, PartitionIntent
 from tests.databases import open_new
 
 POOL = "pod64.a-1"
@@ -48,7 +48,7 @@ def order(data: Path, *names: str) -> None:
 def ordered(data: Path) -> set[str]:
     orders = IntentLog(place(data).parent)
     try:
-        return set(orders.all())
+        return set(orders.read_all())
     finally:
         orders.close()
 
@@ -106,7 +106,7 @@ def test_it_may_be_done_again_wherever_it_was_cut_off(data: Path, tmp_path: Path
         work.mkdir(exist_ok=True)
         order(tmp_path / "from", "new")
         (work / f"vipu-orders.{POOL}.json").write_bytes(place(tmp_path / "from").read_bytes())
-        assert restore_vipu_files(data, work, aside, of_others=True) == [POOL]
+        assert restore_vipu_files(data, work, aside, from_other_installation=True) == [POOL]
         assert list(work.iterdir()) == []
         assert ordered(data) == {"new"}
         assert '"old"' in (aside / f"vipu-orders.{POOL}.json").read_text()

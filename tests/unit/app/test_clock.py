@@ -8,12 +8,7 @@ import time
 import pytest
 
 from moorings.app.clock import ID_CHARS, RandomIds, SystemClock
-from moorings.core.claims import check_name, check_owner
-
-
-@pytest.fixture
-def anyio_backend():
-    return "asyncio"
+from moorings.core.model.claims import check_name, check_owner
 
 
 def test_now_is_whole_microseconds_since_1970():

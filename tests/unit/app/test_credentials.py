@@ -15,16 +15,11 @@ from moorings.app import credentials
 from moorings.app.clock import SystemClock
 from moorings.app.credentials import ensure_admin
 from moorings.controller.keys import AccessKeyManager
-from moorings.core.access import Role
-from moorings.core.errors import MooringsError
+from moorings.core.model.access import Role
+from moorings.core.model.errors import MooringsError
 from tests.databases import open_new
 
 URL = "http://127.0.0.1:8090"
-
-
-@pytest.fixture
-def anyio_backend():
-    return "asyncio"
 
 
 @pytest.fixture

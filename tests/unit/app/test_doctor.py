@@ -10,9 +10,9 @@ import pytest
 from moorings.app import settings
 from moorings.app.doctor import run_checks
 from moorings.app.folders import PROTECT_FILE, SharedFolder
-from moorings.cli.checks import CheckStatus, Finding
-from moorings.core.bindings import Binding, GcdBinding
-from moorings.local.rundir import LocalRunFolder
+from moorings.core.model.bindings import Binding, GcdBinding
+from moorings.doctor.findings import CheckStatus, Finding
+from moorings.local.run_folder import LocalRunFolder
 from moorings.ports.engine import RunSubmission
 from moorings.workloads.jobs import Accelerators, JobSpec
 from moorings.workloads.runs import RunId
@@ -51,11 +51,11 @@ def test_a_restore_is_looked_for_in_the_shared_folder(data: Path) -> None:
 
 def test_runs_are_looked_for_in_the_shared_folder(data: Path) -> None:
     folder = LocalRunFolder(data.parent / "shared" / "runs" / "run-a")
-    folder.make()
+    folder.create()
     job = JobSpec(name="j", command=("true",), workdir="/", environment={}, tasks=1, accelerators=Accelerators(size=1))
-    folder.save_order(RunSubmission(RunId("run-a"), 0, job, Binding("of-nobody", {}, (GcdBinding(0, (), "", "", {}),))))
-    with folder.at_door(wait_s=0):
-        life = folder.take_life()
+    folder.save(RunSubmission(RunId("run-a"), 0, job, Binding("of-nobody", {}, (GcdBinding(0, (), "", "", {}),))))
+    with folder.hold_submit_lock(wait_s=0):
+        life = folder.acquire_liveness_lock()
     assert life is not None
     finding = found(data)["host.runs"]
     os.close(life)

@@ -13,8 +13,8 @@ import pytest
 
 from moorings import __version__
 from moorings.app.folders import PEPPER_BYTES, DataFolder, SharedFolder, create_private_file, replace_private_file
-from moorings.core.errors import MooringsError
-from moorings.core.pools import parse_pools
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.pools import parse_pools
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def refused(path: Path) -> MooringsError:
 def test_everything_is_private_whatever_the_umask(folder, path):
     SharedFolder(path).pepper()
     SharedFolder(path).pools_file(None)
-    folder.announce("http://127.0.0.1:8090")
+    folder.write_address("http://127.0.0.1:8090")
     assert mode(path) == 0o700
     assert {file.name: mode(file) for file in path.iterdir()} == {
         "controller.lock": 0o600,
@@ -98,7 +98,7 @@ def test_a_folder_is_used_by_one_controller_at_a_time(folder, path):
 
 
 def test_who_uses_it_is_told(folder, path):
-    folder.announce("http://127.0.0.1:8090")
+    folder.write_address("http://127.0.0.1:8090")
     assert f"(process {os.getpid()}, http://127.0.0.1:8090)" in str(refused(path))
 
 
@@ -120,7 +120,9 @@ def test_a_refused_controller_does_not_take_the_lock_from_the_first(folder, path
 
 def test_a_killed_controller_leaves_no_lock_behind(path):
     code = "import sys; from pathlib import Path; from moorings.app.folders import DataFolder\n"
-    code += "folder = DataFolder(Path(sys.argv[1])); folder.announce('http://x'); print('locked', flush=True); input()"
+    code += (
+        "folder = DataFolder(Path(sys.argv[1])); folder.write_address('http://x'); print('locked', flush=True); input()"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as first:
@@ -229,7 +231,7 @@ def test_a_chosen_pools_file_is_not_made(folder, path, tmp_path):
 
 def test_the_announcement_tells_where_it_listens_and_goes_with_it(path):
     folder = DataFolder(path)
-    folder.announce("http://127.0.0.1:8090")
+    folder.write_address("http://127.0.0.1:8090")
     told = json.loads((path / "controller.json").read_text())
     stat_line = Path("/proc/self/stat").read_text()
     assert told == {
@@ -257,28 +259,3 @@ def test_a_file_is_replaced_as_a_whole_and_stays_private(tmp_path):
     replace_private_file(file, "new")
     assert (file.read_text(), mode(file)) == ("new", 0o600)
     assert list(tmp_path.iterdir()) == [file]
-
-
-def test_what_cannot_be_written_leaves_the_old_file(tmp_path):
-    file = tmp_path / "secret"
-    file.write_text("old")
-    with pytest.raises(UnicodeEncodeError):
-        replace_private_file(file, "half a pair: \udce9")
-    assert file.read_text() == "old"
-
-
-def test_a_link_is_replaced_not_followed(tmp_path):
-    target, link = tmp_path / "target", tmp_path / "link"
-    target.write_text("theirs")
-    link.symlink_to(target)
-    replace_private_file(link, "mine")
-    assert (target.read_text(), link.read_text(), link.is_symlink()) == ("theirs", "mine", False)
-
-
-def test_a_link_where_the_draft_goes_is_not_followed(tmp_path):
-    file, target = tmp_path / "secret", tmp_path / "target"
-    target.write_text("theirs")
-    (tmp_path / f".secret.{os.getpid()}.tmp").symlink_to(target)
-    with pytest.raises(OSError, match="symbolic link"):
-        replace_private_file(file, "mine")
-    assert target.read_text() == "theirs"

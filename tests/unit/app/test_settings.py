@@ -10,7 +10,7 @@ import pytest
 
 from moorings.app import settings as module
 from moorings.app.settings import Settings, default_data, read_settings
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +106,7 @@ def test_a_slurm_cluster_stands_in_the_file_and_nowhere_else(config):
     text = '[slurm]\nfolder = "/shared/runs"\n[slurm.projects.vision]\nqos = "high"'
     settings = read_settings(config(text), {}).slurm
     assert settings is not None
-    assert (settings.folder, settings.place_of("vision").qos) == (Path("/shared/runs"), "high")
+    assert (settings.folder, settings.target_for("vision").qos) == (Path("/shared/runs"), "high")
     assert read_settings(config("port = 1"), {}).slurm is None
 
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from moorings.app.slurm_agent import OWN_FILES
-from moorings.slurm.host.door import CONNECTIONS_MAX
+from moorings.slurm.host.bind_server import CONNECTIONS_MAX
 from tests.waiting import patient
 
 ENOUGH = CONNECTIONS_MAX + OWN_FILES

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import ssl
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,8 +13,8 @@ import pytest
 
 from moorings.app.settings import Settings, read_settings
 from moorings.app.tls import TlsContexts, is_loopback, make_tls, watch_certificates
-from moorings.cli.pki.folder import CertificateStore
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
+from moorings.pki.folder import CertificateStore
 from tests.waiting import until_async
 
 
@@ -52,11 +53,11 @@ def test_other_addresses_do_unless_it_is_said(host: str) -> None:
 
 
 def test_client_certificates_are_asked_for_where_their_authority_is_named(pki: CertificateStore) -> None:
-    assert not tls_of(pki).asks_certificates
+    assert tls_of(pki).server._latest.verify_mode is ssl.CERT_NONE
     flags = ("--tls-cert", str(pki.folder / "server.pem"), "--tls-key", str(pki.folder / "server.key"))
     secure = make_tls(settings(*flags, "--tls-client-ca", str(pki.bundle), "--host", "0.0.0.0"))
     assert secure is not None
-    assert secure.asks_certificates
+    assert secure.server._latest.verify_mode is ssl.CERT_REQUIRED
 
 
 @pytest.mark.parametrize("given", ["--tls-cert", "--tls-key", "--tls-client-ca", "--tls-ca"])

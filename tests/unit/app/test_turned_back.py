@@ -10,23 +10,23 @@ from pathlib import Path
 import pytest
 
 from moorings.app.folders import PROTECT_FILE
-from moorings.app.turned_back import prepare_to_lead, protect_partitions, protection_reason, recover
-from moorings.controller import turned_back as readying
-from moorings.controller.turned_back import ATTEMPT_EPOCH, BLIND_GAP, SEQ_GAP, begin_leading
-from moorings.core.bindings import Binding, GcdBinding
-from moorings.core.claims import ClaimState, PartitionId
-from moorings.core.errors import MooringsError
-from moorings.core.instants import SECOND, Timestamp, add_seconds
-from moorings.core.partitions import PartitionState
-from moorings.local.fence import EPOCH_FILE, FileFence
+from moorings.app.recovery import prepare_to_lead, protect_partitions, protection_reason, recover
+from moorings.controller import rewind_recovery as readying
+from moorings.controller.rewind_recovery import ATTEMPT_EPOCH, BLIND_GAP, SEQ_GAP, begin_leading
+from moorings.core.model.bindings import Binding, GcdBinding
+from moorings.core.model.claims import ClaimState, PartitionId
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.partitions import PartitionState
+from moorings.core.model.timestamps import SECOND, Timestamp, add_seconds
+from moorings.engines.fence import EPOCH_FILE, FileFence
 from moorings.local.records import ProcessIdentity, RecordUnreadableError, SupervisorStatus
-from moorings.local.rundir import LocalRunFolder
+from moorings.local.run_folder import LocalRunFolder
 from moorings.ports.engine import RunSubmission
 from moorings.ports.store import Changes, Epoch, LogPosition, Seq
-from moorings.store.high_water import LogPositionFile
+from moorings.store.log_position import LogPositionFile
 from moorings.store.sql import SqlStore
 from moorings.store.sqlite import open_sqlite
-from moorings.testing.records import NEW, a_claim, a_job, a_partition, a_run, jobs_for
+from moorings.testing.builders import NEW, a_claim, a_job, a_partition, a_run, jobs_for
 from moorings.workloads.runs import RunId, RunPhase, RunState
 from tests.databases import open_new
 
@@ -53,24 +53,24 @@ def runs(tmp_path: Path) -> Path:
 def leave_status(runs: Path, run: str, attempt: int = 0) -> None:
     """What a supervisor leaves that has started a run and was killed with its machine."""
     folder = LocalRunFolder(runs / run)
-    folder.make()
+    folder.create()
     left = SupervisorStatus(attempt, RunPhase.RUNNING, "another-boot", ProcessIdentity(2, 2), add_seconds(NOW, -60))
-    folder.save_status(left, durable=False)
+    folder.save(left, durable=False)
 
 
 def leave_order(runs: Path, run: str, name: str, partition: PartitionId | None, attempt: int = 0) -> None:
     """What was ordered of its engine; the release before did not write down the partition's id."""
     binding = Binding(name, {}, (GcdBinding(0, ()),))
     job = a_job(environment={"TOKEN": "secret"})
-    LocalRunFolder(runs / run).save_order(RunSubmission(RunId(run), attempt, job, binding, partition=partition))
+    LocalRunFolder(runs / run).save(RunSubmission(RunId(run), attempt, job, binding, partition=partition))
 
 
 def test_no_partition_is_ever_made_again_under_an_id_that_was_used(store: SqlStore, runs: Path) -> None:
     """A claim that waited may have been served since: its job's partition has the mark the next one would get."""
     pending, held = a_claim(0), a_claim(1, state=ClaimState.READY, version=4, attempt=2)
-    store.commit(store.lead("x", NOW), Changes(claims=[(pending, NEW), (held, NEW)]))
+    store.commit(store.begin_epoch("x", NOW), Changes(claims=[(pending, NEW), (held, NEW)]))
     assert recover(store, runs, LAST, NOW).started == {}
-    first = {claim.id: claim for claim in store.load().claims}
+    first = {claim.id: claim for claim in store.load_unended().claims}
     assert first[pending.id] == replace(pending, attempt=first[pending.id].attempt, version=2)
     assert first[pending.id].attempt >= 1000
     assert first[held.id].attempt >= 1002, "a block may have broken under it since"
@@ -82,17 +82,17 @@ def test_the_same_backup_restored_later_gives_other_ids_and_numbers(tmp_path: Pa
     for number in range(2):
         (tmp_path / str(number)).mkdir()
         store = open_sqlite(tmp_path / str(number) / "moorings.db", installation="same")
-        store.commit(store.lead("x", NOW), Changes(claims=[(a_claim(0), NEW)]))
+        store.commit(store.begin_epoch("x", NOW), Changes(claims=[(a_claim(0), NEW)]))
         recover(store, runs, None, add_seconds(NOW, number))
-        seen.append((store.load().claims[0].attempt, store.last_seq(), store.leader().epoch))
+        seen.append((store.load_unended().claims[0].attempt, store.last_seq(), store.get_leader().epoch))
         store.close()
     assert all(later > earlier for earlier, later in zip(*seen, strict=True))
 
 
 def test_an_attempt_fits_its_column_for_decades(store: SqlStore, runs: Path) -> None:
-    store.commit(store.lead("x", NOW), Changes(claims=[(a_claim(0), NEW)]))
+    store.commit(store.begin_epoch("x", NOW), Changes(claims=[(a_claim(0), NEW)]))
     recover(store, runs, LAST, add_seconds(NOW, 50 * 365 * 86_400))
-    assert store.load().claims[0].attempt < 2**31
+    assert store.load_unended().claims[0].attempt < 2**31
 
 
 def test_what_was_reset_is_not_reset_again(store: SqlStore, runs: Path) -> None:
@@ -101,22 +101,22 @@ def test_what_was_reset_is_not_reset_again(store: SqlStore, runs: Path) -> None:
     made = [a_partition(number, state=state) for number, state in enumerate(states)]
     holders = [a_claim(number, state=ClaimState.READY) for number in range(3)]
     changes = Changes(claims=[(one, NEW) for one in holders], partitions=[(one, NEW) for one in made])
-    store.commit(store.lead("x", NOW), changes)
+    store.commit(store.begin_epoch("x", NOW), changes)
     recover(store, runs, LAST, NOW)
-    assert [one.state for one in store.load().partitions] == [PartitionState.ACTIVE, *states[1:]]
+    assert [one.state for one in store.load_unended().partitions] == [PartitionState.ACTIVE, *states[1:]]
 
 
 def test_a_waiting_run_that_has_started_since_is_taken_as_it_is(store: SqlStore, runs: Path) -> None:
     waiting = [(a_claim(number), a_run(number, state=RunState.WAITING, started_at=None)) for number in range(2)]
     changes = Changes(claims=[(claim, NEW) for claim, _ in waiting], runs=[(run, NEW) for _, run in waiting])
     changes.jobs = jobs_for(*(run for _, run in waiting))
-    store.commit(store.lead("x", NOW), changes)
+    store.commit(store.begin_epoch("x", NOW), changes)
     leave_status(runs, waiting[0][1].id)
     assert [*recover(store, runs, LAST, NOW).started] == [waiting[0][1].id]
-    started, still = sorted(store.load().runs, key=lambda run: run.id)
+    started, still = sorted(store.load_unended().runs, key=lambda run: run.id)
     assert (started.state, started.started_at) == (RunState.RUNNING, add_seconds(NOW, -60))
     assert still.state is RunState.WAITING
-    assert [claim.id for claim in store.load().claims] == [waiting[1][0].id], "it needs no second partition"
+    assert [claim.id for claim in store.load_unended().claims] == [waiting[1][0].id], "it needs no second partition"
 
 
 def test_a_run_whose_claim_was_granted_and_that_has_started_since_is_not_taken_for_one_that_waits(
@@ -126,10 +126,10 @@ def test_a_run_whose_claim_was_granted_and_that_has_started_since_is_not_taken_f
     claim = a_claim(0, state=ClaimState.GRANTED, partition=a_partition(0).id)
     run = a_run(0, state=RunState.WAITING, started_at=None)
     changes = Changes(claims=[(claim, NEW)], partitions=[(a_partition(0), NEW)], runs=[(run, NEW)], jobs=jobs_for(run))
-    store.commit(store.lead("x", NOW), changes)
+    store.commit(store.begin_epoch("x", NOW), changes)
     leave_status(runs, run.id)
     assert [*recover(store, runs, LAST, NOW).started] == [run.id]
-    saved = store.load()
+    saved = store.load_unended()
     assert [one.state for one in saved.runs] == [RunState.RUNNING]
     assert [one.state for one in saved.claims] == [ClaimState.READY]
     assert [one.state for one in saved.partitions] == [PartitionState.ACTIVE], "or making it again might fail"
@@ -146,12 +146,12 @@ def test_a_run_that_was_started_on_another_partition_since_needs_none_of_its_cla
     known = [a_run(at, state=state) for at, (_, state) in enumerate(states)]
     changes = Changes(claims=[(one, NEW) for one in claimed], partitions=[(one, NEW) for one in held])
     changes.runs, changes.jobs = [(one, NEW) for one in known], jobs_for(*known)
-    store.commit(store.lead("x", NOW), changes)
+    store.commit(store.begin_epoch("x", NOW), changes)
     for at, run in enumerate(known):
         leave_status(runs, run.id, attempt=at)
         leave_order(runs, run.id, "another", on, attempt=at)
     assert [*recover(store, runs, LAST, NOW).started] == [run.id for run in known]
-    saved = store.load()
+    saved = store.load_unended()
     assert [(one.state, one.attempt) for one in saved.runs] == [(RunState.RUNNING, 0), (RunState.RUNNING, 1)]
     assert [one.state for one in saved.claims] == [ClaimState.RELEASING] * 2
     assert [one.state for one in saved.partitions] == [PartitionState.REMOVING] * 2
@@ -163,11 +163,11 @@ def test_a_claim_that_has_no_partition_any_more_ends_when_its_run_goes_on_elsewh
     """Nothing of it is to be removed: no driver would ever say that it is gone."""
     claim = a_claim(0, state=ClaimState.YIELDING, partition=a_partition(0).id)
     run = a_run(0, state=RunState.WAITING, attempt=1)
-    store.commit(store.lead("x", NOW), Changes(claims=[(claim, NEW)], runs=[(run, NEW)], jobs=jobs_for(run)))
+    store.commit(store.begin_epoch("x", NOW), Changes(claims=[(claim, NEW)], runs=[(run, NEW)], jobs=jobs_for(run)))
     leave_status(runs, run.id, attempt=1)
     recover(store, runs, LAST, NOW)
-    assert store.load().claims == ()
-    ended = store.claim(claim.id)
+    assert store.load_unended().claims == ()
+    ended = store.get_claim(claim.id)
     assert ended is not None
     assert ended.state is ClaimState.RELEASED
 
@@ -176,10 +176,10 @@ def test_a_run_on_the_partition_that_its_records_know_goes_on(store: SqlStore, r
     held, run = a_partition(0, state=PartitionState.ACTIVE), a_run(0, state=RunState.RUNNING, attempt=2)
     claim = a_claim(0, state=ClaimState.READY, partition=held.id, attempt=2)
     changes = Changes(claims=[(claim, NEW)], partitions=[(held, NEW)], runs=[(run, NEW)], jobs=jobs_for(run))
-    store.commit(store.lead("x", NOW), changes)
+    store.commit(store.begin_epoch("x", NOW), changes)
     leave_status(runs, run.id, attempt=2)
     assert recover(store, runs, LAST, NOW).started == {}
-    saved = store.load()
+    saved = store.load_unended()
     assert (saved.runs, saved.partitions) == ((run,), (held,))
 
 
@@ -189,7 +189,7 @@ def alive() -> Iterator[Callable[[Path, str], None]]:
     held: list[int] = []
 
     def hold(runs: Path, run: str) -> None:
-        life = LocalRunFolder(runs / run).take_life()
+        life = LocalRunFolder(runs / run).acquire_liveness_lock()
         assert life is not None
         held.append(life)
 
@@ -207,7 +207,7 @@ def test_a_run_that_was_made_since_within_a_claim_is_in_the_records_again(
     held, before = a_partition(0, state=making), a_run(0, state=RunState.RUNNING, within=True)
     claim = a_claim(0, state=state, partition=held.id)
     changes = Changes(claims=[(claim, NEW)], partitions=[(held, NEW)], runs=[(before, NEW)], jobs=jobs_for(before))
-    store.commit(store.lead("x", NOW), changes)
+    store.commit(store.begin_epoch("x", NOW), changes)
     leave_status(runs, before.id)
     for ident in ("run-since", "run-elsewhere", "run-dead"):
         leave_status(runs, ident)
@@ -216,15 +216,15 @@ def test_a_run_that_was_made_since_within_a_claim_is_in_the_records_again(
         if ident != "run-dead":
             alive(runs, ident)
     assert [one.run for one in recover(store, runs, LAST, NOW).within] == ["run-since"]
-    saved = store.load()
+    saved = store.load_unended()
     assert [one.state for one in saved.partitions] == [PartitionState.ACTIVE]
     assert {run.id for run in saved.runs} == {before.id, "run-since"}
     found = next(run for run in saved.runs if run.id != before.id)
     assert (found.state, found.claim, found.within) == (RunState.RUNNING, claim.id, True)
     assert (found.subject, found.started_at) == (claim.subject, add_seconds(NOW, -60))
-    assert store.jobs([found.id])[found.id] == a_job(environment={"TOKEN": "secret"})
+    assert store.get_jobs([found.id])[found.id] == a_job(environment={"TOKEN": "secret"})
     assert recover(store, runs, LAST, NOW).within == (), "and once"
-    assert "secret" not in "".join(row.event.data for row in store.events(Seq(0), 1_000)), "law 10"
+    assert "secret" not in "".join(row.event.data for row in store.list_events(Seq(0), 1_000)), "law 10"
 
 
 def test_a_run_within_the_claim_that_had_not_started_waits_for_the_one_that_came_since(
@@ -234,12 +234,12 @@ def test_a_run_within_the_claim_that_had_not_started_waits_for_the_one_that_came
     held, first = a_partition(0, state=PartitionState.ACTIVE), a_run(0, state=RunState.STARTING, within=True)
     claim = a_claim(0, state=ClaimState.READY, partition=held.id)
     changes = Changes(claims=[(claim, NEW)], partitions=[(held, NEW)], runs=[(first, NEW)], jobs=jobs_for(first))
-    store.commit(store.lead("x", NOW), changes)
+    store.commit(store.begin_epoch("x", NOW), changes)
     leave_status(runs, "run-since")
     leave_order(runs, "run-since", held.name, held.id)
     alive(runs, "run-since")
     recover(store, runs, LAST, NOW)
-    states = {run.id: run.state for run in store.load().runs}
+    states = {run.id: run.state for run in store.load_unended().runs}
     assert states == {first.id: RunState.WAITING, RunId("run-since"): RunState.RUNNING}
 
 
@@ -260,7 +260,7 @@ def test_what_a_living_run_has_written_over_its_own_order_is_not_believed(
     if order is None:
         os.mkfifo(folder.order)
     else:
-        folder.save_order(order)
+        folder.save(order)
     alive(runs, "run-since")
     with pytest.raises(RecordUnreadableError):
         recover(store, runs, LAST, NOW)
@@ -272,7 +272,7 @@ def test_a_run_of_another_claim_that_has_the_same_name_by_now_is_not_taken_for_o
 ) -> None:
     held = a_partition(0, state=PartitionState.ACTIVE)
     claim = a_claim(0, state=ClaimState.READY, partition=held.id)
-    store.commit(store.lead("x", NOW), Changes(claims=[(claim, NEW)], partitions=[(held, NEW)]))
+    store.commit(store.begin_epoch("x", NOW), Changes(claims=[(claim, NEW)], partitions=[(held, NEW)]))
     leave_status(runs, "run-since")
     leave_order(runs, "run-since", held.name, partition)
     alive(runs, "run-since")
@@ -288,10 +288,10 @@ def test_the_same_copy_put_back_twice_gives_other_ids_also_where_it_was_made_rea
     for number, age_s in enumerate((20, 40, -600, -600)):
         (tmp_path / str(number)).mkdir()
         store = open_sqlite(tmp_path / str(number) / "moorings.db", installation="same")
-        store.commit(store.lead("x", NOW), Changes(claims=[(made_ready, NEW)]))
+        store.commit(store.begin_epoch("x", NOW), Changes(claims=[(made_ready, NEW)]))
         known = LogPosition(Seq(700 + 1_000 * number), Epoch(9 + 2 * number))
         readying.recover(store, NOTHING_STARTED, None, add_seconds(NOW, age_s), above=known)
-        seen.append(store.load().claims[0].attempt)
+        seen.append(store.load_unended().claims[0].attempt)
         store.close()
     assert len({*seen}) == 5
     assert min(seen) == made_ready.attempt
@@ -301,11 +301,11 @@ def test_a_run_that_waits_again_has_not_started_for_what_its_last_attempt_left(s
     waiting = [(a_claim(number), a_run(number, attempt=1 - number, started_at=NOW)) for number in range(2)]
     changes = Changes(claims=[(claim, NEW) for claim, _ in waiting], runs=[(run, NEW) for _, run in waiting])
     changes.jobs = jobs_for(*(run for _, run in waiting))
-    store.commit(store.lead("x", NOW), changes)
+    store.commit(store.begin_epoch("x", NOW), changes)
     leave_status(runs, waiting[0][1].id)  # of attempt 0; attempt 1 waits
     leave_status(runs, waiting[1][1].id, attempt=3)  # it has come further since
     assert [*recover(store, runs, LAST, NOW).started] == [waiting[1][1].id]
-    still, started = sorted(store.load().runs, key=lambda run: run.id)
+    still, started = sorted(store.load_unended().runs, key=lambda run: run.id)
     assert (still.state, still.attempt) == (RunState.WAITING, 1)
     assert (started.state, started.attempt) == (RunState.RUNNING, 3)
 
@@ -313,22 +313,22 @@ def test_a_run_that_waits_again_has_not_started_for_what_its_last_attempt_left(s
 def test_numbers_only_rise(store: SqlStore, runs: Path) -> None:
     recover(store, runs, LAST, NOW)
     assert store.last_seq() > LAST.seq + SEQ_GAP
-    assert store.leader().epoch > LAST.epoch
+    assert store.get_leader().epoch > LAST.epoch
 
 
 def test_where_nobody_knows_how_far_numbers_had_come_they_leap(store: SqlStore, runs: Path) -> None:
     recover(store, runs, None, NOW)
     assert store.last_seq() > BLIND_GAP
-    assert store.leader().epoch > BLIND_GAP
+    assert store.get_leader().epoch > BLIND_GAP
 
 
 @pytest.mark.parametrize("last", [LAST, None])
 def test_the_next_leader_passes_the_fence_around_the_runs(
     store: SqlStore, runs: Path, last: LogPosition | None
 ) -> None:
-    FileFence(runs).set(Epoch(10**12), 0)
+    FileFence(runs).raise_epoch(Epoch(10**12), 0)
     recover(store, runs, last, NOW)
-    assert store.leader().epoch > 10**12
+    assert store.get_leader().epoch > 10**12
 
 
 # -- found out by the controller itself --------------------------------------------------------------------------------
@@ -339,18 +339,18 @@ def marked(store: SqlStore, folder: Path) -> LogPositionFile:
 
 
 def go_on(store: SqlStore) -> None:
-    store.commit(store.lead("x", NOW), Changes(claims=[(a_claim(0), NEW)]))
+    store.commit(store.begin_epoch("x", NOW), Changes(claims=[(a_claim(0), NEW)]))
 
 
 def test_a_database_that_went_on_is_led_from_as_it_is(store: SqlStore, tmp_path: Path, runs: Path) -> None:
     go_on(store)
-    marked(store, tmp_path).keep(store.high_water())
-    before = store.lead("y", NOW)
+    marked(store, tmp_path).record_blocking(store.log_position())
+    before = store.begin_epoch("y", NOW)
     prepare_to_lead(store, tmp_path, runs, marked(store, tmp_path), NOW)
     assert protection_reason(tmp_path) is None
-    assert store.leader().epoch == before
-    assert store.load().claims == (a_claim(0),)
-    assert marked(store, tmp_path).known() == store.high_water()
+    assert store.get_leader().epoch == before
+    assert store.load_unended().claims == (a_claim(0),)
+    assert marked(store, tmp_path).read() == store.log_position()
 
 
 @pytest.mark.parametrize("back", [LogPosition(Seq(1), Epoch(0)), LogPosition(Seq(0), Epoch(1))])
@@ -358,15 +358,15 @@ def test_one_that_went_back_is_made_ready_and_nothing_is_removed(
     store: SqlStore, tmp_path: Path, runs: Path, back: LogPosition, caplog: pytest.LogCaptureFixture
 ) -> None:
     go_on(store)
-    at = store.high_water()
+    at = store.log_position()
     known = LogPosition(Seq(at.seq + back.seq), Epoch(at.epoch + back.epoch))
-    marked(store, tmp_path).keep(known)
+    marked(store, tmp_path).record_blocking(known)
     prepare_to_lead(store, tmp_path, runs, marked(store, tmp_path), NOW)
     assert "was turned back" in (protection_reason(tmp_path) or "")
     assert "store.turned_back" in caplog.messages
-    assert store.load().claims[0].attempt >= 1000, "made ready"
-    assert known.is_reached_by(store.high_water())
-    assert store.leader().epoch > known.epoch, "whoever led then is fenced off"
+    assert store.load_unended().claims[0].attempt >= 1000, "made ready"
+    assert known.is_covered_by(store.log_position())
+    assert store.get_leader().epoch > known.epoch, "whoever led then is fenced off"
     caplog.clear()
     prepare_to_lead(store, tmp_path, runs, marked(store, tmp_path), NOW)
     assert caplog.messages == [], "and that once"
@@ -378,19 +378,19 @@ def test_what_died_while_it_made_it_ready_does_it_again(
 ) -> None:
     """Its numbers have risen by then, and look as if nothing had been."""
     go_on(store)
-    marked(store, tmp_path).keep(LogPosition(Seq(50), Epoch(1)))
+    marked(store, tmp_path).record_blocking(LogPosition(Seq(50), Epoch(1)))
 
     def dies(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("moorings.controller.turned_back.plan_recovery", dies)
+        patched.setattr("moorings.controller.rewind_recovery.plan_recovery", dies)
         with pytest.raises(KeyboardInterrupt):
             prepare_to_lead(store, tmp_path, runs, marked(store, tmp_path), NOW)
-    assert store.high_water().seq > 50
-    assert store.load().claims[0].attempt == 0
+    assert store.log_position().seq > 50
+    assert store.load_unended().claims[0].attempt == 0
     prepare_to_lead(store, tmp_path, runs, marked(store, tmp_path), NOW)
-    assert store.load().claims[0].attempt >= 1000
+    assert store.load_unended().claims[0].attempt >= 1000
 
 
 def test_of_two_leaders_of_one_epoch_the_second_is_told_that_the_database_went_back(
@@ -399,10 +399,10 @@ def test_of_two_leaders_of_one_epoch_the_second_is_told_that_the_database_went_b
     """The first ordered nothing, so nothing else was noted; it may sleep, and nobody would refuse what it saves."""
     go_on(store)
     mark = marked(store, tmp_path)
-    mark.keep(store.high_water())
-    epoch = begin_leading(store, mark.known(), mark.keep, "x", NOW)
-    before = LogPosition(Seq(store.high_water().seq), Epoch(epoch - 1))
-    assert not (mark.known() or before).is_reached_by(before)
+    mark.record_blocking(store.log_position())
+    epoch = begin_leading(store, mark.read(), mark.record_blocking, "x", NOW)
+    before = LogPosition(Seq(store.log_position().seq), Epoch(epoch - 1))
+    assert not (mark.read() or before).is_covered_by(before)
 
 
 def test_a_database_that_goes_back_after_it_was_looked_at_is_not_led_from(
@@ -411,19 +411,21 @@ def test_a_database_that_goes_back_after_it_was_looked_at_is_not_led_from(
     go_on(store)
     mark = marked(store, tmp_path)
     for events, epochs in ((2, 0), (0, 1)):
-        at = store.high_water()
+        at = store.log_position()
         with pytest.raises(MooringsError) as caught:
-            begin_leading(store, LogPosition(Seq(at.seq + events), Epoch(at.epoch + epochs)), mark.keep, "x", NOW)
+            begin_leading(
+                store, LogPosition(Seq(at.seq + events), Epoch(at.epoch + epochs)), mark.record_blocking, "x", NOW
+            )
         assert caught.value.code == "store.turned_back"
-    assert mark.known() is None
+    assert mark.read() is None
 
 
 def test_what_only_memory_has_seen_counts_too(store: SqlStore, tmp_path: Path, runs: Path) -> None:
     """A standby: it looks on while another one leads, on another machine."""
     go_on(store)
     mark = marked(store, tmp_path)
-    mark.keep(store.high_water())
-    mark.see(LogPosition(Seq(store.last_seq() + 1), Epoch(1)))
+    mark.record_blocking(store.log_position())
+    mark.remember(LogPosition(Seq(store.last_seq() + 1), Epoch(1)))
     prepare_to_lead(store, tmp_path, runs, mark, NOW)
     assert protection_reason(tmp_path) is not None
 
@@ -431,10 +433,10 @@ def test_what_only_memory_has_seen_counts_too(store: SqlStore, tmp_path: Path, r
 def test_a_folder_without_a_mark_spares_what_it_does_not_know(store: SqlStore, tmp_path: Path, runs: Path) -> None:
     go_on(store)
     mark = marked(store, tmp_path)
-    mark.see(store.high_water())  # it stood by for a while, beside a database that may have gone back before
+    mark.remember(store.log_position())  # it stood by for a while, beside a database that may have gone back before
     prepare_to_lead(store, tmp_path, runs, mark, NOW)
     assert "led from another" in (protection_reason(tmp_path) or "")
-    assert store.load().claims == (a_claim(0),), "its records are taken as they are"
+    assert store.load_unended().claims == (a_claim(0),), "its records are taken as they are"
     (tmp_path / PROTECT_FILE).unlink()
     prepare_to_lead(store, tmp_path, runs, marked(store, tmp_path), NOW)
     assert protection_reason(tmp_path) is None, "an admin has decided, once for all"
@@ -447,7 +449,7 @@ def test_a_new_installation_and_one_of_the_release_before_are_no_strangers(
     prepare_to_lead(store, tmp_path, runs, marked(store, tmp_path), NOW)
     assert protection_reason(tmp_path) is None
     (tmp_path / "high-water").unlink()
-    FileFence(runs).set(store.lead("the release before", NOW), 0)
+    FileFence(runs).raise_epoch(store.begin_epoch("the release before", NOW), 0)
     prepare_to_lead(store, tmp_path, runs, marked(store, tmp_path), NOW)
     assert protection_reason(tmp_path) is None
 
@@ -463,13 +465,15 @@ def test_runs_that_cannot_be_read_keep_a_database_that_went_back_from_being_led(
     store: SqlStore, tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = a_run(0, state=RunState.WAITING, started_at=None)
-    store.commit(store.lead("x", NOW), Changes(claims=[(a_claim(0), NEW)], runs=[(run, NEW)], jobs=jobs_for(run)))
+    store.commit(
+        store.begin_epoch("x", NOW), Changes(claims=[(a_claim(0), NEW)], runs=[(run, NEW)], jobs=jobs_for(run))
+    )
 
     def unreadable(*_: object) -> None:
         raise RecordUnreadableError("its disk does not answer")
 
-    monkeypatch.setattr("moorings.app.turned_back.find_started", unreadable)
-    marked(store, tmp_path).keep(LogPosition(Seq(50), Epoch(1)))
+    monkeypatch.setattr("moorings.app.recovery.find_started", unreadable)
+    marked(store, tmp_path).record_blocking(LogPosition(Seq(50), Epoch(1)))
     with pytest.raises(MooringsError) as caught:
         prepare_to_lead(store, tmp_path, runs, marked(store, tmp_path), NOW)
     assert (caught.value.code, bool(caught.value.hint)) == ("config.invalid", True)
@@ -511,9 +515,9 @@ def test_where_no_runs_are_here_no_folder_is_wanted(store: SqlStore, tmp_path: P
     for _ in range(2):
         prepare_to_lead(store, tmp_path, None, marked(store, tmp_path), NOW)
     assert not (tmp_path / "runs").exists()
-    marked(store, tmp_path).keep(LogPosition(Seq(50), Epoch(1)))
+    marked(store, tmp_path).record_blocking(LogPosition(Seq(50), Epoch(1)))
     prepare_to_lead(store, tmp_path, None, marked(store, tmp_path), NOW)
-    assert store.load().claims[0].attempt >= 1000
+    assert store.load_unended().claims[0].attempt >= 1000
 
 
 def test_a_new_installation_makes_the_folder_of_its_runs(store: SqlStore, tmp_path: Path) -> None:

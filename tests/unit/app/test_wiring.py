@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from moorings.app.wiring import check_slurm_user
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 from moorings.slurm.engine.settings import SlurmEngineSettings
 
 SLURM = SlurmEngineSettings(Path("/shared/runs"))

@@ -2,7 +2,20 @@ from collections.abc import Iterator
 
 import pytest
 
+from moorings.cli.main import main
 from tests.unit.client.recorded import RecordedServer, recorded
+
+
+@pytest.fixture
+def moor(capsys):
+    """Runs a command; (exit code, stdout, stderr)."""
+
+    def call(*arguments):
+        code = main(arguments)
+        shown = capsys.readouterr()
+        return code, shown.out, shown.err
+
+    return call
 
 
 @pytest.fixture

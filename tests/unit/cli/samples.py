@@ -1,9 +1,10 @@
 """One fleet as the API shows it, for every table: a full pool and a broken one, what waits, runs, has ended."""
 
-from moorings.core.instants import Timestamp
+from moorings.core.model.timestamps import Timestamp
 from moorings.wire.codec import parse_time
 from moorings.wire.shapes import (
     AcceleratorsShape,
+    CheckpointBody,
     ClaimBody,
     DeviceBody,
     EventBody,
@@ -243,12 +244,36 @@ EVENTS = (
     EventBody(seq=10, name="device.drained", at="2026-01-31T11:59:30Z", device="pod64:8", data={"why": "link errors"}),
     EventBody(seq=11, name="turn.decided", at="2026-01-31T11:59:31Z"),
 )
+CHECKPOINTS = (
+    CheckpointBody(
+        run="run-7f3kq2m4xw2a",
+        path="/home/ann/checkpoints/step-200.pt",
+        step=200,
+        size_bytes=3 << 29,
+        written_at="2026-01-31T11:59:55.000000Z",
+        whole=False,
+        rule="zip",
+        why="the zip directory at its end is missing",
+    ),
+    CheckpointBody(
+        run="run-7f3kq2m4xw2a",
+        path="/home/ann/checkpoints/step-100.pt",
+        step=100,
+        size_bytes=3 << 29,
+        written_at="2026-01-31T11:58:20.000000Z",
+        write_s=4.25,
+        whole=True,
+        rule="zip",
+    ),
+)
+
 OF_KIND = {
     "pool": POOLS,
     "device": DEVICES,
     "partition": PARTITIONS,
     "claim": CLAIMS,
     "run": RUNS,
+    "checkpoint": CHECKPOINTS,
     "project": PROJECTS,
     "quota": QUOTAS,
     "key": KEYS,

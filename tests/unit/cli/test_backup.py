@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from moorings.app.backup import restore
-from moorings.app.backup_saving import check_database, create_backup, read_database_state
+from moorings.app.backup_create import check_database, create_backup, read_database_state
 from moorings.app.folders import DataFolder, SharedFolder
 from moorings.app.settings import Settings
 from moorings.cli.main import main
 from moorings.cli.processes import ControllerProcess
-from moorings.core.errors import MooringsError
-from moorings.core.events import Event
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.events import Event
 from moorings.store.sqlite import open_sqlite
-from moorings.testing.records import NOW, an_access_key
+from moorings.testing.builders import NOW, an_access_key
 from tests.databases import open_new
 
 
@@ -119,7 +119,7 @@ def raise_numbers(data, times=5):
     """As many leaders, and an access key that is revoked: what a restored database must not forget."""
     store = open_sqlite(data / "moorings.db")
     for _ in range(times):
-        store.lead("x", NOW)
+        store.begin_epoch("x", NOW)
     store.revoke_access_key("k1", Event(name="key.revoked", at=NOW))
     store.close()
     return read_database_state(data / "moorings.db")
@@ -268,8 +268,10 @@ def test_a_damaged_database_is_told_as_damaged(moor, data, tmp_path):
 
 
 def test_a_pools_file_that_cannot_be_read_fails_the_backup(moor, data, tmp_path, monkeypatch):
-    monkeypatch.setattr("moorings.app.origin.find_running", lambda _: ControllerProcess(1, 1, "", ""))
-    monkeypatch.setattr("moorings.app.origin._read_start_arguments", lambda _: (["--pools", "no.toml"], {}, tmp_path))
+    monkeypatch.setattr("moorings.app.effective_settings.find_running", lambda _: ControllerProcess(1, 1, "", ""))
+    monkeypatch.setattr(
+        "moorings.app.effective_settings._read_start_arguments", lambda _: (["--pools", "no.toml"], {}, tmp_path)
+    )
     with pytest.raises(MooringsError, match=r"no\.toml, the pools file") as raised:
         create_backup(data, tmp_path / "b.tar.gz")
     assert raised.value.code == "backup.invalid"

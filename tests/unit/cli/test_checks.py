@@ -3,7 +3,7 @@
 import pytest
 
 from moorings.cli import checks
-from moorings.cli.checks import CheckStatus
+from moorings.doctor.findings import CheckStatus
 from moorings.wire.shapes import VersionBody
 from tests.unit.cli import samples
 

@@ -10,13 +10,13 @@ import time
 import pytest
 import yaml
 
-from moorings.cli.console import Console
 from moorings.cli.main import main
-from moorings.core.instants import Timestamp
+from moorings.core.model.timestamps import Timestamp
+from moorings.terminal.console import Console
 from moorings.wire.codec import encode, format_time
 from moorings.wire.shapes import FindingBody, FindingsBody, ReasonBody
 from tests.unit.cli import samples
-from tests.unit.client.recorded import Reply, event, listing, problem, server_event
+from tests.unit.client.recorded import Reply, body, event, listing, problem, server_event
 
 FULL_POOL = {"apiVersion": "moorings/v1", "kind": "PoolList"}
 
@@ -25,24 +25,8 @@ def as_list(kind, items):
     return listing(kind, [encode(item) for item in items])
 
 
-def body(item):
-    return Reply(encode(item))
-
-
 def now():
     return Timestamp(time.time_ns() // 1000)
-
-
-@pytest.fixture
-def moor(capsys):
-    """Runs a command; (exit code, stdout, stderr)."""
-
-    def call(*arguments):
-        code = main(arguments)
-        shown = capsys.readouterr()
-        return code, shown.out, shown.err
-
-    return call
 
 
 @pytest.mark.parametrize(
@@ -214,7 +198,7 @@ def _asked():
         "project": "default",
         "priority": 0,
         "preemptible": False,
-        "checkpoint": {"resumable": False, "warnSignal": "USR1", "warnS": 120.0, "graceS": 30.0},
+        "checkpoint": {"resumable": False, "warnS": 120.0, "graceS": 30.0},
     }
 
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from moorings.cli.configuration import (
+from moorings.core.model.errors import MooringsError
+from moorings.terminal.configuration import (
     context_servers,
     credentials_file,
     data_folder,
@@ -12,7 +13,6 @@ from moorings.cli.configuration import (
     permission_hint,
     read_private,
 )
-from moorings.core.errors import MooringsError
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ import sys
 
 import pytest
 
-from moorings.cli.console import Console
-from moorings.cli.limits import Deadline
-from moorings.cli.progress import Progress
-from moorings.cli.text import escape_controls
+from moorings.terminal.console import Console
+from moorings.terminal.durations import Deadline
+from moorings.terminal.progress import Progress
+from moorings.terminal.text import escape_controls
 
 
 @contextlib.contextmanager
@@ -37,9 +37,9 @@ def everything_at(descriptor: int) -> str:
 def test_on_a_terminal_one_line_lives_and_goes(monkeypatch):
     with terminal(monkeypatch) as arrived:
         progress = Progress(Console({"TERM": "xterm"}))
-        progress.wait("waits for 16 devices")
-        progress.wait("waits for 8 devices")
-        progress.say("GRANTED")
+        progress.show_waiting("waits for 16 devices")
+        progress.show_waiting("waits for 8 devices")
+        progress.report("GRANTED")
         text = arrived()
     assert text == "\r\x1b[Kwaits for 16 devices\r\x1b[Kwaits for 8 devices\r\x1b[KGRANTED\r\n"
 
@@ -67,7 +67,7 @@ def test_no_colour_and_no_cutting_in_a_pipe(capsys):
 
 def test_a_dumb_terminal_gets_plain_lines(monkeypatch):
     with terminal(monkeypatch) as arrived:
-        Progress(Console({"TERM": "dumb"})).wait("waits")
+        Progress(Console({"TERM": "dumb"})).show_waiting("waits")
         text = arrived()
     assert text == "waits\r\n"
 
@@ -75,23 +75,23 @@ def test_a_dumb_terminal_gets_plain_lines(monkeypatch):
 def test_in_a_log_a_reason_is_said_when_it_changes(capsys):
     progress = Progress(Console({}), repeat_s=1e9)
     for text in ("a", "a", "b", "b", "a"):
-        progress.wait(text)
+        progress.show_waiting(text)
     assert capsys.readouterr().err == "a\nb\na\n"
 
 
 def test_in_a_log_an_old_reason_is_said_again_when_it_is_time(capsys):
     progress = Progress(Console({}), repeat_s=0)
-    progress.wait("a")
-    progress.wait("a")
+    progress.show_waiting("a")
+    progress.show_waiting("a")
     assert capsys.readouterr().err == "a\na\n"
 
 
 def test_quiet_says_only_errors(capsys):
     console = Console({}, quiet=True)
     progress = Progress(console)
-    progress.wait("a")
-    progress.say("b")
-    console.note("c")
+    progress.show_waiting("a")
+    progress.report("b")
+    console.info("c")
     console.warn("d")
     console.error("error: e")
     assert capsys.readouterr().err == "warning: d\nerror: e\n"
@@ -111,8 +111,8 @@ def test_control_characters_are_made_visible():
 
 
 def test_a_limit():
-    assert Deadline(None).left_s(5) == 5
-    assert not Deadline(None).over
-    assert Deadline(0).over
-    assert Deadline(0).left_s(5) > 0
-    assert Deadline(1e9).left_s(5) == 5
+    assert Deadline(None).remaining_s(5) == 5
+    assert not Deadline(None).is_over
+    assert Deadline(0).is_over
+    assert Deadline(0).remaining_s(5) > 0
+    assert Deadline(1e9).remaining_s(5) == 5

@@ -2,12 +2,12 @@
 
 import io
 import json
+from functools import partial
 
 import pytest
 
 from moorings.cli.commands.defrag import limit_to_agreed
-from moorings.cli.console import Console
-from moorings.cli.main import main
+from moorings.terminal.console import Console
 from moorings.wire.codec import encode
 from moorings.wire.forecasts import DefragmentBody, DefragmentRequest, MoveBody
 from tests.unit.client.recorded import Reply
@@ -30,16 +30,10 @@ devices 32-63 of pod64 become free: 2 claims move, 32 device-minutes are lost
 
 
 @pytest.fixture
-def moor(server, capsys):
+def moor(moor, server):
     """Runs ``moor defrag`` at a controller that has an answer; (exit code, stdout, stderr)."""
     server.on("POST", "/v1/defragment", Reply(encode(FOUND)))
-
-    def call(*arguments):
-        code = main(["defrag", *arguments])
-        shown = capsys.readouterr()
-        return code, shown.out, shown.err
-
-    return call
+    return partial(moor, "defrag")
 
 
 def test_a_dry_run_shows_who_would_move(server, moor):

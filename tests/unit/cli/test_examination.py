@@ -7,9 +7,10 @@ import threading
 import pytest
 
 from moorings.cli import examination
-from moorings.cli.checks import CheckStatus, check_clock, parse_finding
-from moorings.cli.session import CommandContext
-from moorings.core.instants import Timestamp
+from moorings.cli.checks import check_clock
+from moorings.core.model.timestamps import Timestamp
+from moorings.doctor.findings import CheckStatus, parse_finding
+from moorings.terminal.context import CommandContext
 from moorings.wire.shapes import FindingBody
 from tests.waiting import patient, within
 

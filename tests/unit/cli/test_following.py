@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorings.cli.following import LogDeduplicator, has_reached, run_end_text, run_exit_code, waiting_text
+from moorings.terminal.following import LogDeduplicator, has_reached, run_end_text, run_exit_code, waiting_text
 from tests.cases import cases
 from tests.unit.cli import samples
 
@@ -22,9 +22,9 @@ def test_one_task_is_copied_once_however_often_the_connection_is_lost(output, da
     for _ in range(3):
         copy.restart()
         seen = output[: data.draw(st.integers(0, len(output)))]
-        printed += b"".join(copy.take(chunk) for chunk in cut(seen, data.draw))
+        printed += b"".join(copy.new_bytes(chunk) for chunk in cut(seen, data.draw))
     copy.restart()
-    printed += b"".join(copy.take(chunk) for chunk in cut(output, data.draw)) + copy.finish()
+    printed += b"".join(copy.new_bytes(chunk) for chunk in cut(output, data.draw)) + copy.finish()
     assert printed == output
 
 
@@ -39,7 +39,7 @@ def test_two_tasks_lines_come_once_each_in_whatever_order_they_are_woven(zero, o
             lines.insert(data.draw(st.integers(after + 1, len(lines))), b"[1] " + line)
         output = b"".join(line + b"\n" for line in lines)
         seen = output if last else output[: data.draw(st.integers(0, len(output)))]
-        printed += b"".join(copy.take(chunk) for chunk in cut(seen, data.draw))
+        printed += b"".join(copy.new_bytes(chunk) for chunk in cut(seen, data.draw))
     printed += copy.finish()
     got = printed.split(b"\n")[:-1]
     assert [line[4:] for line in got if line.startswith(b"[0] ")] == zero
@@ -49,7 +49,7 @@ def test_two_tasks_lines_come_once_each_in_whatever_order_they_are_woven(zero, o
 def test_a_last_line_without_an_end_is_not_lost():
     copy = LogDeduplicator(woven=True)
     copy.restart()
-    assert copy.take(b"[0] a\n[1] b") == b"[0] a\n"
+    assert copy.new_bytes(b"[0] a\n[1] b") == b"[0] a\n"
     assert copy.finish() == b"[1] b"
     assert copy.finish() == b""
 

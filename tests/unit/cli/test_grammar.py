@@ -7,12 +7,12 @@ from pathlib import Path
 import click
 import pytest
 
+from moorings.cli.command_tree import NOUNS
 from moorings.cli.commands import COMMANDS
-from moorings.cli.grammar import NOUNS
-from moorings.cli.kinds import KINDS
 from moorings.cli.main import main, root
 from moorings.cli.reference import build_reference
-from moorings.cli.session import CommandContext
+from moorings.cli.resources import KINDS
+from moorings.terminal.context import CommandContext
 from tests.cases import cases
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "cli.md"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from moorings.cli.jobs import JobFlags, build_job, job_name_of
-from moorings.core.errors import MooringsError
+from moorings.cli.commands.run import JobFlags, build_job, job_name_of
+from moorings.core.model.errors import MooringsError
 from tests.cases import cases
 
 ENVIRONMENT = {"PATH": "/bin", "HOME": "/home/ann", "TOKEN": "t"}

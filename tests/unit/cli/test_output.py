@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from moorings.cli.commands.describe import explanation_text
-from moorings.cli.kinds import CLAIMS, DEVICES, KEYS, KINDS, PARTITIONS, POOLS, RUNS, ResourceKind, group_devices
 from moorings.cli.output import (
     OutputFormat,
     TableStyle,
@@ -22,7 +21,8 @@ from moorings.cli.output import (
     render_one,
     sort_items,
 )
-from moorings.core.errors import MooringsError
+from moorings.cli.resources import CLAIMS, DEVICES, KEYS, KINDS, PARTITIONS, POOLS, RUNS, ResourceKind, group_devices
+from moorings.core.model.errors import MooringsError
 from moorings.wire.shapes import ExplanationBody
 from tests.cases import cases
 from tests.unit.cli import samples

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from moorings.cli.checks import CheckStatus, check_certificate_expiry, check_client_certificate
-from moorings.cli.checks_host import check_tls, is_name_covered
 from moorings.cli.main import main
-from moorings.cli.pki.authority import (
+from moorings.core.model.errors import MooringsError
+from moorings.doctor.findings import CheckStatus
+from moorings.pki.authority import (
+    AUTHORITY_DAYS,
     KeyPair,
     is_signed_by,
     issue_client,
@@ -26,8 +27,9 @@ from moorings.cli.pki.authority import (
     parse_certificate,
     split_bundle,
 )
-from moorings.cli.pki.folder import CertificateStore, client_certificate, client_key
-from moorings.core.errors import MooringsError
+from moorings.pki.checks import check_certificate_expiry, check_client_certificate, check_tls, is_name_covered
+from moorings.pki.files import client_certificate, client_key
+from moorings.pki.folder import CertificateStore
 from tests.cases import cases
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -85,15 +87,15 @@ def test_certificates_are_what_openssl_takes_them_for(pki):
 def test_what_stands_in_them(authority):
     made = issue_client(authority, "ann@x+y", NOW, 9)
     facts = parse_certificate(made.certificate)
-    assert (facts.subject, facts.controller, facts.names) == ("ann@x+y", False, ())
-    assert facts.ends == NOW + timedelta(days=9)
-    assert facts.begins < NOW
+    assert (facts.subject, facts.is_controller, facts.names) == ("ann@x+y", False, ())
+    assert facts.not_after == NOW + timedelta(days=9)
+    assert facts.not_before < NOW
     assert matches_key(made.certificate, made.key)
     assert is_signed_by(made.certificate, authority.certificate)
     names = ["pod1.example.org", "*.example.org", "10.0.0.1", "::1"]
     facts = parse_certificate(issue_server(authority, names, NOW, 9).certificate)
     assert sorted(facts.names) == sorted(names)
-    assert facts.controller
+    assert facts.is_controller
 
 
 def test_two_are_never_alike(authority):
@@ -105,8 +107,8 @@ def test_two_are_never_alike(authority):
 
 
 def test_none_outlives_its_authority():
-    short = make_authority(NOW, 10)
-    assert parse_certificate(issue_client(short, "ann", NOW).certificate).ends == NOW + timedelta(days=10)
+    short = make_authority(NOW - timedelta(days=AUTHORITY_DAYS - 10))
+    assert parse_certificate(issue_client(short, "ann", NOW).certificate).not_after == NOW + timedelta(days=10)
     with pytest.raises(MooringsError) as caught:
         issue_client(short, "ann", NOW + timedelta(days=11))
     assert (caught.value.code, caught.value.hint) == ("pki.invalid", "make a new one: moor pki rotate --ca")
@@ -174,18 +176,18 @@ def test_a_subject_is_no_path(pki, subject):
 def test_an_authority_is_changed_step_by_step(pki):
     ann, server = client_certificate(pki.folder, "ann"), pki.folder / "server.pem"
     pki.renew_authority(NOW)
-    assert [entry.trusted for entry in pki.entries()] == [True, False, False, False]
+    assert [entry.is_current for entry in pki.entries()] == [True, False, False, False]
     assert verified(pki.bundle, ann, "sslclient"), "the old ones are still believed"
     with pytest.raises(MooringsError, match="would not be trusted any more"):
-        pki.drop_old()
+        pki.drop_old_authorities()
     pki.renew_server([], NOW, 365)
     pki.renew_client("ann", NOW, 365)
     assert verified(pki.bundle, ann, "sslclient")
-    assert pki.drop_old() == 1
+    assert pki.drop_old_authorities() == 1
     assert len(split_bundle(pki.bundle.read_bytes())) == 1
     assert verified(pki.bundle, ann, "sslclient")
     assert verified(pki.bundle, server, "sslserver")
-    assert all(entry.trusted and entry.fits for entry in pki.entries())
+    assert all(entry.is_current and entry.key_matches for entry in pki.entries())
 
 
 def test_the_authoritys_key_may_be_elsewhere(pki, tmp_path):

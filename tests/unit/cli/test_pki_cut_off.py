@@ -1,4 +1,4 @@
-"""``moor pki`` killed before each thing it does to its folder: said again, it goes on or starts anew.
+"""``moor pki`` killed before each thing it does to its folder: said again, it goes on or starts again.
 
 Each case is the real command in a process of its own, which kills itself (SIGKILL) at one of its steps.
 """
@@ -19,13 +19,14 @@ from types import FrameType
 
 import pytest
 
-from moorings.api.tls import make_server_context
 from moorings.cli.main import main
-from moorings.cli.pki import files
-from moorings.cli.pki.authority import is_signed_by, matches_key, split_bundle
-from moorings.cli.pki.folder import CertificateStore, client_certificate, client_key
 from moorings.client.tls import make_context
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
+from moorings.net.tls import make_server_context
+from moorings.pki import files
+from moorings.pki.authority import is_signed_by, matches_key, split_bundle
+from moorings.pki.files import client_certificate, client_key
+from moorings.pki.folder import CertificateStore
 
 HOST = "pod1.example.org"
 STEPS = {"open", "write", "flush", "fsync", "replace", "rename", "unlink", "remove", "mkdir", "chmod", "flock"}
@@ -175,7 +176,7 @@ def was_done(story: str, folder: Path) -> bool:
 
 
 def see_what_is_left(old: Path, folder: Path) -> None:
-    """What a killed run leaves is safe, and nobody who could get in is shut out for good."""
+    """What a killed run leaves is safe, and nobody who could get in is shut out permanently."""
     assert set(keys_in(folder).values()) <= {0o600}, keys_in(folder)
     names = {name for name in keys_in(folder) if not name.endswith((".key", ".key.new"))}
     assert names == set(), "keys are only where they are looked for"
@@ -195,7 +196,7 @@ def see_that_all_is_well(story: str, old: Path, folder: Path) -> None:
     """The folder is whole, nothing lies about, and certificates old and new get in as docs/how-to/tls.md says."""
     assert [file.name for file in folder.rglob(".*")] == [".lock"]
     entries = CertificateStore(folder).entries()
-    assert all(entry.fits for entry in entries)
+    assert all(entry.key_matches for entry in entries)
     subjects = {entry.name for entry in entries if entry.kind == "client"}
     expected = {f"clients/{name}.key" for name in subjects} | {"ca.key", "server.key"}
     assert keys_in(folder) == dict.fromkeys(expected, 0o600)
@@ -244,7 +245,7 @@ def test_half_a_draft_is_taken_away(folder: Path, content: bytes) -> None:
     before = (folder / "server.key").read_bytes()
     files.pending_path(folder / "server.key").write_bytes(content)
     files.pending_path(client_certificate(folder, "ann")).write_bytes(content)
-    CertificateStore(folder).mend()
+    CertificateStore(folder).finish_pending()
     assert (folder / "server.key").read_bytes() == before
     assert [file.name for file in folder.rglob(".*")] == [".lock"]
 
@@ -254,7 +255,7 @@ def test_drafts_of_older_releases_are_taken_away(folder: Path) -> None:
     others = [folder / ".notes.tmp", folder / ".ca.key.tmp"]
     for path in (*left, *others):
         path.write_text("PRIVATE KEY")
-    CertificateStore(folder).mend()
+    CertificateStore(folder).finish_pending()
     assert [path for path in left if path.exists()] == []
     assert [path for path in others if not path.exists()] == [], "what is not ours stays"
 

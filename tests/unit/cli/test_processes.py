@@ -10,7 +10,7 @@ import pytest
 
 from moorings.cli import processes
 from moorings.cli.processes import ControllerLaunch, ControllerProcess
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 
 
 def ticks_of(pid):

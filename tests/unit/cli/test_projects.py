@@ -4,32 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from moorings.cli.main import main
-from moorings.cli.shares import blocks_text, format_guarantees, parse_guarantees, parse_limit
-from moorings.core.errors import MooringsError
+from moorings.cli.guarantees import blocks_text, format_guarantees, parse_guarantees, parse_limit
+from moorings.core.model.errors import MooringsError
 from moorings.wire.codec import encode
 from moorings.wire.shapes import ShareShape
 from tests.cases import cases
 from tests.unit.cli import samples
-from tests.unit.client.recorded import Reply, listing, problem
+from tests.unit.client.recorded import Reply, body, listing, problem
 
 LAB, VISION, OPEN = samples.PROJECTS
-
-
-@pytest.fixture
-def moor(capsys):
-    """Runs a command; (exit code, stdout, stderr)."""
-
-    def call(*arguments):
-        code = main(arguments)
-        shown = capsys.readouterr()
-        return code, shown.out, shown.err
-
-    return call
-
-
-def body(item):
-    return Reply(encode(item))
 
 
 def topology_of(pool):

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from moorings.cli.configuration import load_configuration
 from moorings.cli.csctl import install
-from moorings.cli.pki.folder import CertificateStore
 from moorings.cli.processes import parse_record
+from moorings.pki.folder import CertificateStore
+from moorings.terminal.configuration import load_configuration
 from tests.released.site import NAMES, ReleasedSite
 
 
@@ -38,7 +38,7 @@ def test_a_controllers_record_is_read(site: ReleasedSite) -> None:
 
 def test_a_folder_of_certificates_is_read(site: ReleasedSite) -> None:
     entries = CertificateStore(site.folder / "home" / ".config" / "moorings" / "pki").entries()
-    assert [(one.kind, one.trusted, one.fits) for one in entries] == [
+    assert [(one.kind, one.is_current, one.key_matches) for one in entries] == [
         ("authority", True, True),
         ("server", True, True),
         ("client", True, True),

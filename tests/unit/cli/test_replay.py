@@ -9,17 +9,17 @@ from dataclasses import replace
 
 import pytest
 
-from moorings.cli import logs
-from moorings.cli.logs import build_trace, last_policy, parse_log
+from moorings.cli import event_log
+from moorings.cli.event_log import build_trace, last_policy, parse_log
 from moorings.cli.main import main
-from moorings.controller.turned_back import CONTROLLER_NAME
-from moorings.core.claims import ClaimId
-from moorings.core.errors import MooringsError
-from moorings.core.events import Event, canonical_json
-from moorings.core.inputs import ReleaseClaim, SetProject
-from moorings.core.policy import Policy
-from moorings.core.projects import Project
-from moorings.core.simulate import SimulatedJob
+from moorings.controller.rewind_recovery import CONTROLLER_NAME
+from moorings.core.forecast.simulation import SimulatedJob
+from moorings.core.model.claims import ClaimId
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.events import Event, canonical_json
+from moorings.core.model.inputs import ReleaseClaim, SetProject
+from moorings.core.model.policy import Policy
+from moorings.core.model.projects import Project
 from moorings.ports.store import EventRow, Seq
 from moorings.wire.codec import encode, format_time
 from moorings.wire.shapes import EventBody
@@ -67,19 +67,13 @@ def lived():
 
 
 @pytest.fixture
-def moor(capsys, tmp_path, monkeypatch):
+def moor(moor, tmp_path, monkeypatch):
     """Runs a command in a folder with a log and its pools; (exit code, stdout, stderr)."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "log.json").write_text(exported(lived()))
     (tmp_path / "pools.toml").write_text(POOLS)
     (tmp_path / "other.toml").write_text("reserve = false\n")
-
-    def call(*arguments):
-        code = main(["replay", *arguments, "--pools", "pools.toml"])
-        shown = capsys.readouterr()
-        return code, shown.out, shown.err
-
-    return call
+    return lambda *arguments: moor("replay", *arguments, "--pools", "pools.toml")
 
 
 def test_an_export_is_the_log_itself():
@@ -243,7 +237,7 @@ def test_nothing_but_the_columns_of_a_table_is_read():
         database.executescript(
             "CREATE TABLE outbox (seq);" + ENDLESS.replace("DROP TABLE outbox;", "").replace("outbox", "endless")
         )
-        database.set_authorizer(logs._only_plain)
+        database.set_authorizer(event_log._only_plain)
         assert list(database.execute("SELECT seq FROM outbox ORDER BY seq LIMIT 3")) == []
         for wish in ("seq FROM endless", "type FROM sqlite_master", "hex(seq) FROM outbox"):
             with pytest.raises(sqlite3.DatabaseError, match=r"prohibited|not authorized"):
@@ -258,9 +252,9 @@ def test_a_backup_without_a_turn_is_refused(moor, tmp_path):
 def test_no_more_events_are_read_than_a_replay_can_hold(moor, tmp_path, monkeypatch):
     log = lived()
     saved(tmp_path, log)
-    monkeypatch.setattr(logs, "_EVENTS_MAX", len(log.rows))
+    monkeypatch.setattr(event_log, "_EVENTS_MAX", len(log.rows))
     assert moor("backup.tar.gz")[0] == 0
-    monkeypatch.setattr(logs, "_EVENTS_MAX", len(log.rows) - 1)
+    monkeypatch.setattr(event_log, "_EVENTS_MAX", len(log.rows) - 1)
     assert f"there are more than {len(log.rows) - 1} events in it" in moor("backup.tar.gz")[2]
 
 
@@ -294,9 +288,9 @@ def test_what_a_small_file_unpacks_to_has_a_bound(moor, tmp_path, members, told)
 def test_what_is_unpacked_is_counted(moor, tmp_path, monkeypatch):
     saved(tmp_path, lived())
     size = len(gzip.decompress((tmp_path / "backup.tar.gz").read_bytes()))
-    monkeypatch.setattr(logs, "_UNPACKED_BYTES_MAX", size)
+    monkeypatch.setattr(event_log, "_UNPACKED_BYTES_MAX", size)
     assert moor("backup.tar.gz")[0] == 0
-    monkeypatch.setattr(logs, "_UNPACKED_BYTES_MAX", size // 8)
+    monkeypatch.setattr(event_log, "_UNPACKED_BYTES_MAX", size // 8)
     assert "(log.unreadable)" in moor("backup.tar.gz")[2]
 
 

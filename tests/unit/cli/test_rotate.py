@@ -5,8 +5,7 @@ import stat
 
 import pytest
 
-from moorings.cli.console import Console
-from moorings.cli.main import main
+from moorings.terminal.console import Console
 from moorings.wire.codec import encode
 from tests.unit.cli import samples
 from tests.unit.client.recorded import Reply, listing, problem
@@ -14,18 +13,6 @@ from tests.unit.client.recorded import Reply, listing, problem
 OLD, NEW = f"moor_q2wsx3edc4_{'a' * 64}", f"moor_q2wsx3edc4_{'b' * 64}"
 PATH = "/v1/keys/q2wsx3edc4/rotate"
 ROTATED = {**encode(samples.KEYS[2]), "secret": NEW}
-
-
-@pytest.fixture
-def moor(capsys):
-    """Runs a command; (exit code, stdout, stderr)."""
-
-    def call(*arguments):
-        code = main(arguments)
-        shown = capsys.readouterr()
-        return code, shown.out, shown.err
-
-    return call
 
 
 @pytest.fixture
@@ -143,7 +130,7 @@ def test_without_a_key_there_is_nothing_to_rotate(server, moor):
 
 
 def test_a_person_is_told_once_that_his_key_expires_soon(server, moor, file, monkeypatch):
-    monkeypatch.setattr("moorings.cli.session.CommandContext.now", lambda _: samples.NOW)
+    monkeypatch.setattr("moorings.terminal.context.CommandContext.now", lambda _: samples.NOW)
     soon = Reply({"apiVersion": "moorings/v1", "kind": "PoolList", "items": []}, headers={})
     for at, told in (("2026-02-05T12:00:00Z", 1), ("2026-02-20T12:00:00Z", 0), ("2026-01-01T00:00:00Z", 0), ("x", 0)):
         server.on("GET", "/v1/pools", Reply(soon.body, headers={"Moorings-Key-Expires": at}))

@@ -11,7 +11,7 @@ import pytest
 from moorings.cli.main import main
 from moorings.wire.codec import encode
 from tests.unit.cli import samples
-from tests.unit.client.recorded import Reply, problem, recorded, server_event
+from tests.unit.client.recorded import Reply, body, problem, recorded, server_event
 from tests.waiting import patient
 
 RUN = "run-7f3kq2m4xw2a"
@@ -25,10 +25,6 @@ STORY = (
     f"{RUN}: partition digits ACTIVE after 0.4 s\n"
     f"{RUN}: running\n"
 )
-
-
-def body(item):
-    return Reply(encode(item))
 
 
 def ended(state="SUCCEEDED", exit_code=0, **more):

@@ -6,11 +6,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from moorings.cli.main import main
-from moorings.cli.plots import COLUMNS, _means, timeline
-from moorings.cli.simulating import read_pools
-from moorings.core.errors import MooringsError
-from moorings.core.simulate import UsageLevel
+from moorings.cli.simulation import read_pools
+from moorings.cli.timeline_svg import COLUMNS, _means, timeline
+from moorings.core.forecast.simulation import UsageLevel
+from moorings.core.model.errors import MooringsError
 from moorings.wire.codec import encode
 from moorings.wire.shapes import EstimateBody, ExplanationBody
 from tests.unit.client.recorded import Reply
@@ -32,19 +31,13 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture
-def moor(capsys, tmp_path, monkeypatch):
+def moor(moor, tmp_path, monkeypatch):
     """Runs a command in a folder with a trace; (exit code, stdout, stderr)."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "jobs.csv").write_text(TRACE)
     (tmp_path / "projects.toml").write_text(PROJECTS)
     (tmp_path / "slow.toml").write_text('min_run = "1h"\n')
-
-    def call(*arguments):
-        code = main(arguments)
-        shown = capsys.readouterr()
-        return code, shown.out, shown.err
-
-    return call
+    return moor
 
 
 def rows(text):

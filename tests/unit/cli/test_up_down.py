@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from moorings.cli import processes
-from moorings.cli.pki.folder import CertificateStore
+from moorings.pki.folder import CertificateStore
 from tests.waiting import patient
 
 
@@ -56,7 +56,7 @@ def test_runs_go_on_and_are_told_of(data, tmp_path):
     assert moor("up", "--port", "0")[0] == 0
     assert moor("run", "--detach", "--name", "long", "--", "sleep", "600")[0] == 0
     code, _, err = moor("down")
-    assert (code, "\nRuns go on; 'moor up'" in err) == (0, True)
+    assert (code, "\nRuns continue; 'moor up'" in err) == (0, True)
     assert moor("up", "--port", "0")[0] == 0
     assert moor("cancel", "long", "--wait")[0] == 0
     assert "go on" not in moor("down")[2]
@@ -66,7 +66,7 @@ def test_who_may_not_ask_is_told_of_runs_all_the_same(data):
     assert moor("up", "--port", "0")[0] == 0
     (Path.home() / ".config" / "moorings" / "credentials.toml").unlink()
     code, _, err = moor("down")
-    assert (code, "\nRuns, if there are any, go on; 'moor up'" in err) == (0, True)
+    assert (code, "\nRuns, if there are any, continue; 'moor up'" in err) == (0, True)
 
 
 @pytest.mark.parametrize(("names", "code"), [(["pod1.example.org"], 7), (["pod1.example.org", "127.0.0.1"], 0)])

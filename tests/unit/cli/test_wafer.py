@@ -18,7 +18,9 @@ from moorings.cli.csctl import install, script, translate
 from moorings.cli.output import OutputFormat, TableStyle, render_list, render_one
 from moorings.cli.wafer import (
     JOBS,
+    SYSTEMS,
     WaferJob,
+    count_jobs,
     job_duration,
     job_from_list,
     job_from_run,
@@ -26,12 +28,14 @@ from moorings.cli.wafer import (
     parse_changes,
     parse_selectors,
     sort_jobs,
+    summarize_pool,
+    summary_text,
     system_names,
+    systems_of,
     systems_text,
 )
-from moorings.cli.wafer_cluster import SYSTEMS, count_jobs, summarize_pool, summary_text, systems_of
 from moorings.cli.wafer_export import split_at_lines
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
 from moorings.wire.shapes import ApplianceJobBody, ApplianceShape, DeviceBody, PartitionBody
 from tests.cases import cases
 from tests.unit.cli import samples
@@ -255,7 +259,7 @@ def test_who_holds_which_system() -> None:
         ("user/bob", "bob", AT),
         (None, None, LATER),
     ]
-    assert [one.bad for one in found] == [False, False, False, True]
+    assert [one.has_error for one in found] == [False, False, False, True]
     assert [one.status.notes for one in found] == ["", "", "REMOVING", "fan"]
     header = render_list(SYSTEMS, found, OutputFormat("table"), samples.NOW).splitlines()[0]
     assert header.split() == ["NAME", "TYPE", "STATE", "DEVICE", "JOB", "USER", "SINCE", "NOTES"]
@@ -263,7 +267,7 @@ def test_who_holds_which_system() -> None:
 
 def test_systems_of_a_pool_that_cannot_be_reached_are_not_well() -> None:
     (found,) = systems_of(replace(POOL, reachable=False, problem="no route"), [device(0)], [], [])
-    assert found.bad
+    assert found.has_error
     assert found.status.notes == "no route"
 
 

@@ -1,7 +1,7 @@
 """``api.md``: the HTTP API for people; the same table of operations as ``openapi.json``, and the rights.
 
-The OpenAPI document is for programs. This page adds the roles that may call, and an operation's own refusals; a test
-asks a real controller with a key of every role.
+The OpenAPI document is for programs. This page adds who may call, and an operation's own refusals, which stand in the
+table, too; a test asks a real controller with a key of every role.
 """
 
 from __future__ import annotations
@@ -11,121 +11,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from moorings.api import openapi
-from moorings.api.calls import KEY_EXPIRES_HEADER
-from moorings.api.operations import Operation
-from moorings.api.routes import OPERATIONS
+from moorings.api.request_context import KEY_EXPIRES_HEADER
 from moorings.app.documents.fields import FIELDS
 from moorings.app.documents.markdown import GENERATED, anchor, code, table
-from moorings.core.access import Role
-from moorings.core.claims import KEY_CHARS_MAX
-
-EVERYBODY = "everybody, without a key"
-READERS = "every key"
-AGENTS = "the agent whose key acts for that queue, and admins"
-HOLDERS = "whoever may act for its owner; admins"
-STARTERS = "the subject that started it; admins"
-ADMINS = "admins"
-
-# By the serving function: the roles that may call it, and its own errors.
-ACCESS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "list_claims": (READERS, ("page.invalid", "pool.unknown")),
-    "create_claim": (
-        "admins, users and agents, for owners that their key may act for",
-        (
-            *("owner.denied", "owner.invalid", "name.invalid", "claim.name_taken", "claim.no_room", "claim.too_large"),
-            *("claim.size_not_allowed", "claim.gcds_invalid", "kind.unknown", "pool.unknown", "key.conflict"),
-            "claim.archived",
-            *("priority.denied", "project.unknown", "project.not_member", "project.limit", "quota.waiting"),
-        ),
-    ),
-    "get_claim": (READERS, ("claim.unknown",)),
-    "release_claim": (HOLDERS, ("claim.unknown", "claim.held", "claim.held_by_run", "owner.denied")),
-    "renew_claim": (HOLDERS, ("claim.unknown", "claim.no_lease", "owner.denied")),
-    "yield_claim": (
-        HOLDERS,
-        ("claim.unknown", "claim.ended", "claim.not_asked", "claim.held_by_run", "owner.denied"),
-    ),
-    "checkpoint_claim": (HOLDERS, ("claim.unknown", "claim.invalid", "owner.denied")),
-    "explain_claim": (READERS, ("claim.unknown", "forecast.busy")),
-    "get_binding": (HOLDERS, ("claim.unknown", "claim.not_ready", "owner.denied", "driver.unavailable")),
-    "list_queues": (READERS, ("page.invalid",)),
-    "tell_queue": (AGENTS, ("queue.invalid", "queue.taken", "owner.invalid", "owner.denied")),
-    "get_queue": (AGENTS, ("queue.unknown", "queue.taken", "owner.denied")),
-    "list_runs": (READERS, ("page.invalid",)),
-    "create_run": (
-        "admins and users",
-        (
-            *("auth.denied", "job.invalid", "engine.unknown", "engine.rejected", "claim.too_large", "key.conflict"),
-            *("label.invalid", "priority.denied", "claim.other_shape", "claim.held_by_run", "run.archived"),
-            *("project.unknown", "project.not_member", "project.limit", "quota.waiting"),
-        ),
-    ),
-    "get_run": (READERS, ("run.unknown",)),
-    "label_run": (STARTERS, ("run.unknown", "run.ended", "label.invalid", "owner.denied")),
-    "prioritise_run": (
-        f"{STARTERS}; P0 of an appliance only admins",
-        ("run.unknown", "run.ended", "run.queued_elsewhere", "priority.denied", "owner.denied"),
-    ),
-    "list_appliance_jobs": (READERS, ("page.invalid",)),
-    "cancel_run": (STARTERS, ("run.unknown", "owner.denied")),
-    "get_logs": (STARTERS, ("run.unknown", "run.not_running", "owner.denied")),
-    "list_partitions": (READERS, ("page.invalid", "pool.unknown")),
-    "create_partition": (
-        "admins and users, for themselves",
-        ("owner.denied", "name.invalid", "claim.name_taken", "claim.too_large", "key.conflict"),
-    ),
-    "get_partition": (READERS, ("partition.unknown",)),
-    "delete_partition": (HOLDERS, ("partition.unknown", "claim.held_by_run", "owner.denied")),
-    "reset_partition": (HOLDERS, ("partition.unknown", "partition.not_active", "owner.denied")),
-    "list_events": (READERS, ("page.invalid", "events.gone", "controller.busy")),
-    "list_pools": (READERS, ("page.invalid",)),
-    "get_pool": (READERS, ("pool.unknown",)),
-    "get_capacity": (READERS, ("pool.unknown", "page.invalid")),
-    "list_devices": (READERS, ("page.invalid", "pool.unknown")),
-    "get_device": (READERS, ("device.unknown",)),
-    "drain_device": (ADMINS, ("device.unknown", "auth.denied")),
-    "resume_device": (ADMINS, ("device.unknown", "auth.denied", "state.illegal_move")),
-    "list_projects": (f"{READERS}; who the members are only admins", ("page.invalid",)),
-    "get_project": (f"{READERS}; who the members are only admins", ("project.unknown",)),
-    "set_project": (
-        ADMINS,
-        (
-            *("auth.denied", "project.invalid", "project.unknown", "project.not_feasible", "project.exists"),
-            *("project.changed", "pool.unknown"),
-        ),
-    ),
-    "delete_project": (ADMINS, ("auth.denied", "project.unknown", "project.has_children", "project.in_use")),
-    "list_quotas": (READERS, ("page.invalid",)),
-    "estimate": (
-        READERS,
-        (
-            *("claim.size_not_allowed", "claim.too_large", "kind.unknown", "pool.unknown", "project.unknown"),
-            "forecast.busy",
-        ),
-    ),
-    "what_if": (READERS, ("policy.invalid", "forecast.busy")),
-    "defragment": (
-        f"{ADMINS}; with `dryRun` also users, agents and viewers",
-        (
-            *("auth.denied", "claim.unknown", "claim.held", "claim.size_not_allowed", "pool.unknown"),
-            *("room.is_free", "room.not_found", "room.too_costly"),
-        ),
-    ),
-    "list_keys": (ADMINS, ("auth.denied",)),
-    "create_key": (ADMINS, ("auth.denied", "key.invalid", "owner.invalid")),
-    "rotate_key": (
-        f"{ADMINS}; everybody the key that is shown",
-        ("auth.denied", "key.invalid", "key.unknown", "key.replaced"),
-    ),
-    "revoke_key": (ADMINS, ("auth.denied", "key.unknown")),
-    "get_findings": (ADMINS, ("auth.denied",)),
-    "get_health": (EVERYBODY, ()),
-    "get_liveness": (EVERYBODY, ()),
-    "get_readiness": (EVERYBODY, ("store.unavailable", "driver.unavailable")),
-    "get_version": (EVERYBODY, ()),
-    "get_document": (EVERYBODY, ()),
-    "get_metrics": (EVERYBODY, ()),
-}
+from moorings.core.model.access import Role
+from moorings.core.model.claims import KEY_CHARS_MAX
+from moorings.wire.operations import OPERATIONS, Operation
 
 ABOUT = f"""\
 JSON over HTTP, as [openapi.json](openapi.json) describes it for programs. [Use it from a
@@ -154,11 +45,10 @@ def api_page() -> str:
     document = openapi.document()
     text = GENERATED + "# The HTTP API\n\n" + ABOUT + "\n"
     rows = [
-        (f"[`{it.method} {it.path}`](#{anchor(_title(it))})", _summary(document, it), ACCESS[it.serve.__name__][0])
-        for it in OPERATIONS
+        (f"[`{it.method} {it.path}`](#{anchor(_title(it))})", _summary(document, it), it.callers) for it in OPERATIONS
     ]
     text += table(("request", "what", "who may"), rows)
-    tags: dict[str, list[Operation]] = {}
+    tags: dict[str, list[Operation[Any]]] = {}
     for operation in OPERATIONS:
         tags.setdefault(operation.tag, []).append(operation)
     about = {tag["name"]: tag["description"] for tag in document["tags"]}
@@ -169,29 +59,28 @@ def api_page() -> str:
     return text + "".join(_shape(name, schema) for name, schema in document["components"]["schemas"].items())
 
 
-def _title(operation: Operation) -> str:
+def _title(operation: Operation[Any]) -> str:
     return f"{operation.method} {operation.path}"
 
 
-def _described(document: Mapping[str, Any], operation: Operation) -> Mapping[str, Any]:
+def _described(document: Mapping[str, Any], operation: Operation[Any]) -> Mapping[str, Any]:
     found: Mapping[str, Any] = document["paths"][operation.path][operation.method.lower()]
     return found
 
 
-def _summary(document: Mapping[str, Any], operation: Operation) -> str:
+def _summary(document: Mapping[str, Any], operation: Operation[Any]) -> str:
     return str(_described(document, operation)["summary"])
 
 
-def _operation(document: Mapping[str, Any], operation: Operation) -> str:
+def _operation(document: Mapping[str, Any], operation: Operation[Any]) -> str:
     told = _described(document, operation)
-    who, errors = ACCESS[operation.serve.__name__]
     text = f"\n### {_title(operation)}\n\n{told['summary']}. {told.get('description', '')}".rstrip() + "\n\n"
-    text += f"- Who may: {who}.\n"
+    text += f"- Who may: {operation.callers}.\n"
     if operation.body is not None:
         text += f"- Body: [{operation.body.__name__}](#{operation.body.__name__.lower()}).\n"
-    text += f"- Answer: {operation.answer.status}, {operation.answer.description}{_answered(operation)}.\n"
-    if errors:
-        text += f"- Errors of its own: {', '.join(map(code, errors))}.\n"
+    text += f"- Answer: {operation.response.status}, {operation.response.description}{_answered(operation)}.\n"
+    if operation.errors:
+        text += f"- Errors of its own: {', '.join(map(code, operation.errors.split()))}.\n"
     rows = [
         (code(each["name"]), each["in"], bounds(each["schema"]), each["description"])
         for each in told.get("parameters", [])
@@ -200,11 +89,11 @@ def _operation(document: Mapping[str, Any], operation: Operation) -> str:
     return text + ("\n" + table(("parameter", "in", "may be", "meaning"), rows) if rows else "")
 
 
-def _answered(operation: Operation) -> str:
-    shapes = [f"[{shape.__name__}](#{shape.__name__.lower()})" for shape in operation.answer.shapes]
-    if not shapes:
+def _answered(operation: Operation[Any]) -> str:
+    shape = operation.response.shape
+    if shape is None:
         return ""
-    return f" ({'a list of ' if operation.answer.kind.endswith('List') else ''}{', '.join(shapes)})"
+    return f" ({'a list of ' if operation.response.is_list else ''}[{shape.__name__}](#{shape.__name__.lower()}))"
 
 
 def _shape(name: str, schema: Mapping[str, Any]) -> str:

@@ -6,9 +6,8 @@ The numbers come from the constants that decide.
 
 from __future__ import annotations
 
-from moorings.core.access import DAY_S, GRACE_S, GRACE_S_MAX, LIFETIME_DAYS_MAX, LIFETIME_S_MIN, Role
-from moorings.core.announced import INSTANCE_ID_CHARS, QUEUE_JOBS_MAX
-from moorings.core.claims import (
+from moorings.core.model.access import GRACE_S, GRACE_S_MAX, LIFETIME_DAYS_MAX, LIFETIME_S_MIN, Role
+from moorings.core.model.claims import (
     LEASE_S_MAX,
     LEASE_S_MIN,
     NAME_CHARS_MAX,
@@ -18,7 +17,7 @@ from moorings.core.claims import (
     TIME_LIMIT_S_MAX,
     WARN_SIGNALS,
 )
-from moorings.core.projects import (
+from moorings.core.model.projects import (
     ALIASES_MAX,
     LIMIT_BYTES_MAX,
     LIMIT_MAX,
@@ -26,7 +25,9 @@ from moorings.core.projects import (
     MEMBERS_MAX,
     WEIGHT_MAX,
 )
-from moorings.core.topology import DEVICES_MAX
+from moorings.core.model.queue_reports import INSTANCE_ID_CHARS, QUEUE_JOBS_MAX
+from moorings.core.model.timestamps import DAY_S
+from moorings.core.model.topology import DEVICES_MAX
 from moorings.workloads.jobs import (
     COMMAND_ARGS_MAX,
     COMMAND_CHARS_MAX,
@@ -85,6 +86,8 @@ FIELDS: dict[tuple[str, str], tuple[str, str]] = {
     ("PartitionRequest", "pool"): (_ANY_POOL, _POOL),
     ("RunRequest", "job"): ("[JobShape](#jobshape)", "The job, whole."),
     ("RunRequest", "engine"): ("`local`", "What runs its processes."),
+    ("RunRequest", "resume"): ("an id or a name", "An earlier run: this one begins from its newest whole checkpoint."),
+    ("RunRequest", "resumeFrom"): ("a path, or its last part", "Which of its checkpoints instead."),
     ("RunRequest", "claim"): ("a claim of yours, of its shape", "It runs on that claim's partition, which stays."),
     ("LabelsRequest", "labels"): (_LABELS, "Labels to set."),
     ("LabelsRequest", "remove"): ("keys", "Labels that go."),
@@ -113,6 +116,10 @@ FIELDS: dict[tuple[str, str], tuple[str, str]] = {
         f"{LEASE_S_MIN} to {LEASE_S_MAX:,} s",
         "It is cancelled unless its claim is renewed within this time; no lease if it is left out.",
     ),
+    ("JobShape", "resumeArgs"): (
+        "a list of texts, one with `{}`",
+        "Appended to the command of an attempt that resumes; `{}` is the checkpoint's path.",
+    ),
     ("JobShape", "preemptible"): ("true or false", "Whether it may be asked to yield; it goes on later."),
     ("JobShape", "appliance"): ("[ApplianceShape](#applianceshape)", "Its part in a workflow of an appliance."),
     ("ApplianceShape", "kind"): ("`compile`, `execute`", "What it is for."),
@@ -132,7 +139,10 @@ FIELDS: dict[tuple[str, str], tuple[str, str]] = {
     ("ResourcesShape", "memoryBytes"): ("1 or more", "Memory of a task; not enforced on one machine."),
     ("ResourcesShape", "nodes"): ("1 on one machine", "Hosts of the job."),
     ("CheckpointShape", "resumable"): ("true or false", "Whether the job goes on from its checkpoint."),
-    ("CheckpointShape", "warnSignal"): (", ".join(f"`{name}`" for name in WARN_SIGNALS), "Signal before the limit."),
+    ("CheckpointShape", "warnSignal"): (
+        ", ".join(f"`{name}`" for name in WARN_SIGNALS),
+        "Signal before the limit. Default: `auto`.",
+    ),
     ("CheckpointShape", "warnS"): (f"0 to {TIME_LIMIT_S_MAX:,} s", "How long before the limit it is sent."),
     ("CheckpointShape", "graceS"): (f"0 to {TIME_LIMIT_S_MAX:,} s", "Time between TERM and KILL."),
     ("QueueRequest", "queue"): ("`slurm/CLUSTER`", "Whose queue; owners of its claims begin with it."),

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from moorings.app.documents.markdown import GENERATED, code, table
-from moorings.core import pools
-from moorings.core.claims import PRIORITY_MAX, SIZE_MAX, TIME_LIMIT_S_MAX, WARN_SIGNALS, CheckpointContract
-from moorings.core.topology import CATALOGUE_BLOCKS_MAX, DEVICES_MAX
+from moorings.core.model import pools
+from moorings.core.model.claims import PRIORITY_MAX, SIZE_MAX, TIME_LIMIT_S_MAX, WARN_SIGNALS, CheckpointContract
+from moorings.core.model.topology import CATALOGUE_BLOCKS_MAX, DEVICES_MAX
 from moorings.drivers.simulated.settings import SimulatedSettings
 from moorings.drivers.vipu.settings import VipuSettings
 from moorings.workloads import jobs
@@ -46,11 +46,11 @@ class FileKey:
 
 
 POOLS: tuple[FileKey, ...] = (
-    FileKey("", "name", "string", "", "1 to 32 lower-case letters, digits, `-`, `.`", "What the pool is called.", True),
+    FileKey("", "name", "string", "", "1 to 32 lower-case letters, digits, `-`, `.`", "The pool's name.", True),
     FileKey(
         "", "kind", "string", "", "1 to 32 lower-case letters, digits, `-`", "Kind of its accelerators: `ipu`.", True
     ),
-    FileKey("", "driver", "string", "", "`simulated`, `vipu`", "What talks to the hardware.", True),
+    FileKey("", "driver", "string", "", "`simulated`, `vipu`", "The driver of the hardware.", True),
     FileKey(
         "topology", "type", "string", "", "`power-of-two`, `any-subset`, `catalogue`", "Which blocks there are.", True
     ),
@@ -97,11 +97,11 @@ JOB: tuple[FileKey, ...] = (
     FileKey("", "tasks", "integer", "1", f"1 to {jobs.TASKS_MAX:,}", "Processes; each has one GCD of the partition."),
     FileKey("", "time", "duration", "", f"1 s to {_DAYS} days", "Time limit of the run. Without it: endless."),
     FileKey("", "workdir", "string", '"."', "a folder", "Working folder of every task; relative: to the job file."),
-    FileKey("", "project", "string", '"default"', "1 to 64 letters, digits, `.`, `_`, `-`, `/`", "Who pays."),
+    FileKey("", "project", "string", '"default"', "1 to 64 letters, digits, `.`, `_`, `-`, `/`", "The project."),
     FileKey("", "priority", "integer", "0", f"±{PRIORITY_MAX:,}", "Higher is first in the queue."),
     FileKey(
         *("", "preemptible", "boolean", "false", ""),
-        "May be stopped for somebody who was guaranteed its devices; it keeps its place and is started again later.",
+        "May be preempted by a project whose guarantee needs its devices; it keeps its place and is restarted later.",
     ),
     FileKey("accelerators", "kind", "string", '"ipu"', "a pool's kind", "Kind of accelerator."),
     FileKey("accelerators", "size", "integer", "1", f"1 to {SIZE_MAX:,}", "Devices of the whole job."),
@@ -114,16 +114,10 @@ JOB: tuple[FileKey, ...] = (
         "Model replicas of the whole job. Default: one a task.",
     ),
     FileKey("accelerators", "pool", "string", "", "a pool's name", "Only there. Default: any pool of the kind."),
-    FileKey(
-        "resources", "cpus", "integer", "1", "1 or more", "Processors of a task; told, not enforced on one machine."
-    ),
-    FileKey(
-        "resources", "memory", "size", "", "1 byte or more", "Memory of a task; told, not enforced on one machine."
-    ),
+    FileKey("resources", "cpus", "integer", "1", "1 or more", "Processors of a task; not enforced on one machine."),
+    FileKey("resources", "memory", "size", "", "1 byte or more", "Memory of a task; not enforced on one machine."),
     FileKey("resources", "nodes", "integer", "1", "1 on one machine", "Hosts of the job."),
-    FileKey(
-        "environment", "pass", "list of strings", '["PATH"]', "names", "Variables taken from whoever submits the job."
-    ),
+    FileKey("environment", "pass", "list of strings", '["PATH"]', "names", "Variables passed on from the submitter."),
     FileKey(
         *("environment", "set", "table of strings", "", f"{jobs.ENVIRONMENT_CHARS_MAX:,} characters in all"),
         "Further variables. Names that [Moorings sets](environment.md#variables-of-a-job) are refused.",
@@ -134,7 +128,7 @@ JOB: tuple[FileKey, ...] = (
         "string",
         "",
         "a folder",
-        "Where the job keeps checkpoints; told as `MOORINGS_CHECKPOINT_DIR`.",
+        "Folder of the job's checkpoints, passed as `MOORINGS_CHECKPOINT_DIR`.",
     ),
     FileKey(
         "checkpoint",
@@ -142,7 +136,12 @@ JOB: tuple[FileKey, ...] = (
         "boolean",
         str(_CONTRACT.resumable).lower(),
         "",
-        "Whether the job goes on from its checkpoint.",
+        "Whether the job can resume from a checkpoint. Each attempt after the first gets the newest whole one, as "
+        "`MOORINGS_RESUME_FROM`.",
+    ),
+    FileKey(
+        *("checkpoint", "resume_arg", "string", "", "must have `{}`"),
+        "Appended to the command of an attempt that resumes, with the checkpoint's path for `{}`.",
     ),
     FileKey(
         *(
@@ -152,7 +151,8 @@ JOB: tuple[FileKey, ...] = (
             f'"{_CONTRACT.warn_signal}"',
             ", ".join(f"`{name}`" for name in sorted(WARN_SIGNALS)),
         ),
-        "Signal that warns of the time limit, and of being stopped for somebody else.",
+        "Warns of the time limit, and of a preemption. `auto`: the first of `USR2`, `USR1`, `TERM` that the "
+        "program handles.",
     ),
     FileKey(
         "checkpoint",

@@ -8,12 +8,11 @@ from typing import Any
 import yaml
 
 from moorings.app.documents.markdown import GENERATED, code, table
-from moorings.core.claims import NAME_CHARS_MAX
-from moorings.kubernetes.admission import OUR_LABELS, OUR_PATHS, OUR_PREFIX, OUR_VARIABLES, OUR_VARIABLES_PREFIX
-from moorings.kubernetes.crd import COLUMNS, build_crd
-from moorings.kubernetes.fields import SPEC, STATUS, CrdField, FieldType
-from moorings.kubernetes.ipujob import API_VERSION, KIND
-from moorings.kubernetes.names import PREEMPTIBLE, RESUMABLE
+from moorings.core.model.claims import NAME_CHARS_MAX
+from moorings.kubernetes.ipujob.fields import COLUMNS, SPEC, STATUS, CrdField, FieldType, build_crd
+from moorings.kubernetes.ipujob.names import PREEMPTIBLE, RESUMABLE
+from moorings.kubernetes.ipujob.types import API_VERSION, KIND
+from moorings.kubernetes.ipujob.validation import OUR_LABELS, OUR_PATHS, OUR_PREFIX, OUR_VARIABLES, OUR_VARIABLES_PREFIX
 
 _PLAIN = "deploy/kubernetes/CRDs/graphcore.ai_ipujobs.yaml"
 _CEL = "deploy/kubernetes/CRDs-cel/graphcore.ai_ipujobs.yaml"
@@ -40,8 +39,8 @@ While the job exists: `jobInstances` (not of a job that has ended), `restartPoli
 `ipujob.invalid`: delete the job and create it anew.
 """
 _ANNOTATIONS = (
-    (PREEMPTIBLE, "It may be asked to give its partitions back for those who are guaranteed them, and goes on later."),
-    (RESUMABLE, "Its program goes on from a checkpoint: it may also be moved to other IPUs."),
+    (PREEMPTIBLE, "It may be preempted by projects that are guaranteed its IPUs, and resumes later."),
+    (RESUMABLE, "Its program resumes from a checkpoint: it may also be moved to other IPUs."),
 )
 _RESERVED_NOTE = """\
 A job that has one of these is refused: they would select another partition or separate launcher and workers.

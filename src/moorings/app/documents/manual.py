@@ -6,7 +6,8 @@ Refused: a converter from Markdown; no packaged one reads our pages without a wa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
 
 import click
@@ -14,13 +15,12 @@ import click
 import moorings
 from moorings.app.documents import files
 from moorings.app.documents.files import FileKey
-from moorings.app.documents.roff import escape, head, paragraph, section, subsection, tagged, verbatim
 from moorings.app.documents.settings import field_docs
 from moorings.app.settings import DEFAULT_CONFIG, Settings
-from moorings.cli.configuration import DEFAULTS, NAMES, flag_of
 from moorings.cli.main import root
 from moorings.cli.reference import EXITS, example_lines, help_text, make_context, option_rows
-from moorings.core import pools
+from moorings.core.model import pools
+from moorings.terminal.configuration import DEFAULTS, NAMES, flag_of
 from moorings.wire.errors import ExitCode
 from moorings.workloads import jobs
 
@@ -49,9 +49,9 @@ def _page(name: str, number: int, about: str, *parts: str, see: Sequence[str]) -
         f"\\fB{escape(word)}\\fP({page})"
         for word, page in (each.rsplit(".", 1) for each in see if each != f"{name}.{number}")
     )
-    told = about.rstrip(".")
+    summary = about.rstrip(".")
     text = head(name, number, moorings.__version__) + section(
-        "NAME", f"{escape(name)} \\- {escape(told[0].lower() + told[1:])}\n"
+        "NAME", f"{escape(name)} \\- {escape(summary[0].lower() + summary[1:])}\n"
     )
     return text + "".join(parts) + section("SEE ALSO", f"{others}\n")
 
@@ -153,8 +153,8 @@ def _usage(command: click.Command, ctx: click.Context) -> str:
 def _nouns(command: click.Group, ctx: click.Context) -> Iterator[str]:
     for noun, child in _children(command, ctx):
         with click.Context(child, info_name=noun, parent=ctx) as inner:
-            told = map(paragraph, help_text(child).split("\n\n"))
-            yield subsection(inner.command_path, *told, *_options(child, inner, hidden=True))
+            paragraphs = map(paragraph, help_text(child).split("\n\n"))
+            yield subsection(inner.command_path, *paragraphs, *_options(child, inner, hidden=True))
 
 
 def _options(command: click.Command, ctx: click.Context, *, hidden: bool) -> Iterator[str]:
@@ -174,7 +174,7 @@ def _controller() -> str:
             "`HUP`",
             "Read settings and pools file again: the log level counts at once; the log says what needs a restart.",
         ),
-        tagged("`USR1`", "Tell the state in the log."),
+        tagged("`USR1`", "Write the state to the log."),
     ]
     about = (
         "The controller owns the pools: it gives claims their partitions, starts jobs on them, and answers the "
@@ -256,3 +256,62 @@ def _file(
 def _key(key: FileKey) -> str:
     facts = [key.kind, key.bounds, "required" if key.required else f"default `{key.default}`" if key.default else ""]
     return tagged(f"`{key.name}`", f"{key.meaning} ({'; '.join(fact for fact in facts if fact)})")
+
+
+# -- roff's man macros -------------------------------------------------------------------------------------------------
+# The few that manual pages need, and the escapes that keep text from being read as requests.
+
+RELEASED = "2026-11-21"  # the release's date, not today's: the same code gives the same pages
+
+_SPAN = re.compile(r"`([^`]+)`")
+_LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
+
+
+def escape(text: str) -> str:
+    """``text`` shown unchanged: hyphens stay hyphens when copied, and no line is a request."""
+    text = (
+        text.replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq").replace("^", "\\(ha").replace("~", "\\(ti")
+    )
+    text = "".join(letter if letter.isascii() else f"\\[u{ord(letter):04X}]" for letter in text)
+    return f"\\&{text}" if text.startswith(".") else text
+
+
+def prose(text: str) -> str:
+    """A paragraph of Markdown: code in bold, links as their text."""
+    parts = _SPAN.split(_LINK.sub(r"\1", " ".join(text.split())))
+    escaped = [f"\\fB{escape(part)}\\fP" if index % 2 else escape(part) for index, part in enumerate(parts)]
+    shown = "".join(escaped)
+    return f"\\&{shown}" if shown.startswith((".", "'")) else shown
+
+
+def head(name: str, number: int, version: str) -> str:
+    """The first lines of a page of section ``number``."""
+    made = '.\\" Made by "make docs" from the code; do not edit.\n'
+    return f'{made}.TH {name.upper()} {number} {RELEASED} "Moorings {version}"\n'
+
+
+def section(title: str, *parts: str) -> str:
+    """A section; its first paragraph needs no macro."""
+    return f".SH {title}\n" + "".join(parts).removeprefix(".PP\n")
+
+
+def subsection(title: str, *parts: str) -> str:
+    """A section of a section."""
+    return f".SS {escape(title)}\n" + "".join(parts).removeprefix(".PP\n")
+
+
+def paragraph(text: str) -> str:
+    """A paragraph."""
+    return f".PP\n{prose(text)}\n" if text.strip() else ""
+
+
+def tagged(term: str, text: str) -> str:
+    """A term (Markdown) and its meaning."""
+    meaning = prose(text) or "\\&"
+    return f".TP\n{prose(term)}\n{meaning}\n"
+
+
+def verbatim(lines: Iterable[str]) -> str:
+    """Lines unchanged."""
+    shown = "\n".join(escape(line) or "\\&" for line in lines)
+    return f".PP\n.nf\n.RS 4\n{shown}\n.RE\n.fi\n"

@@ -8,7 +8,7 @@ from dataclasses import MISSING, fields
 
 from moorings.app.documents.markdown import GENERATED, code, table
 from moorings.app.settings import DEFAULT_CONFIG, Settings
-from moorings.core.events import EVENTS
+from moorings.core.model.events import EVENTS
 
 
 def settings_page() -> str:
@@ -41,5 +41,5 @@ def field_docs(cls: type) -> dict[str, str]:
 def events_page() -> str:
     """Every event."""
     text = GENERATED + "# Events\n\nRows of the event log (`moor events`, `GET /v1/events`), in commit order.\n"
-    text += "[The event log and replay](../explanation/event-log.md) tells what it is for.\n\n"
+    text += "[The event log and replay](../explanation/event-log.md) explains its use.\n\n"
     return text + table(("event", "when"), [(code(name), when) for name, when in EVENTS.items()])

@@ -8,8 +8,8 @@ from enum import StrEnum
 from types import ModuleType
 
 from moorings.app.documents.markdown import GENERATED, code, table
-from moorings.core import claims, devices, partitions
-from moorings.core.machines import terminal_states
+from moorings.core.model import claims, devices, partitions
+from moorings.core.model.state_machine import terminal_states
 from moorings.workloads import runs
 
 _Moves = Mapping[StrEnum, Mapping[StrEnum, StrEnum]]
@@ -24,7 +24,7 @@ _MACHINES: list[tuple[str, ModuleType, type[StrEnum], _Moves]] = [
 
 def states_page() -> str:
     """The page."""
-    text = GENERATED + "# States\n\nOnly these moves exist; any other is refused with the object's story.\n"
+    text = GENERATED + "# States\n\nOnly these moves exist; any other is refused with the object's history.\n"
     for title, module, states, moves in _MACHINES:
         text += f"\n## {title}\n\n```mermaid\n{_diagram(states, moves)}```\n\n"
         text += f"The same as text:\n\n```text\n{_picture(states, moves)}```\n\n"

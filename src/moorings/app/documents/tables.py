@@ -1,4 +1,4 @@
-"""``metrics.md``, ``environment.md``, ``limits.md``: the metrics, the variables read and set, and the limits."""
+"""``metrics.md``, ``environment.md``, ``checks.md``, ``limits.md``: metrics, variables, the doctors' checks, limits."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from moorings.api import metrics as of_controllers
 from moorings.app.documents.markdown import GENERATED, code, table
-from moorings.cli.configuration import NAMES, flag_of
-from moorings.core.bindings import Binding, GcdBinding, Rendezvous, task_environment
-from moorings.kubernetes import measures as of_operators
+from moorings.doctor.checks import CHECKS, SLURM_CHECKS, docs_link
+from moorings.kubernetes.operator import metrics as of_operators
 from moorings.kubernetes.proxy import metrics as of_proxies
+from moorings.terminal.configuration import NAMES, flag_of
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -27,7 +27,7 @@ READ: dict[str, tuple[str, str]] = {
     "MOORINGS_PARTITION": ("launcher", "set by the operator: `namespace/job/uid/instance`"),
     "MOORINGS_RESET": ("launcher", "set by the operator: `1`, the partition may have been used and is cleaned first"),
     "MOORINGS_PROXY_URL": ("launcher", "set by the operator: where the proxy is"),
-    "MOORINGS_PROXY_TOKEN_FILE": ("launcher", "set by the operator: what the proxy knows it by"),
+    "MOORINGS_PROXY_TOKEN_FILE": ("launcher", "set by the operator: the token for the proxy"),
     "MOORINGS_PROXY_CA_FILE": ("launcher", "the authority of a proxy that speaks HTTPS"),
     "MOORINGS_NO_COLOR": ("moor", "set: no colours"),
     "NO_COLOR": ("moor", "set: no colours, as in every other program"),
@@ -42,11 +42,11 @@ READ: dict[str, tuple[str, str]] = {
     "MOORINGS_LOG_LEVEL": ("controller", "`debug`, `info`, `warning` or `error`"),
     "MOORINGS_TLS_CERT": ("controller", "its certificate's file"),
     "MOORINGS_TLS_KEY": ("controller", "the file of its private key"),
-    "MOORINGS_TLS_CLIENT_CA": ("controller", "whose certificates clients must show"),
-    "MOORINGS_TLS_CA": ("controller", "who vouches for the other controllers"),
+    "MOORINGS_TLS_CLIENT_CA": ("controller", "the authority of the certificates that clients must present"),
+    "MOORINGS_TLS_CA": ("controller", "the authority of the other controllers' certificates"),
     "STATE_DIRECTORY": ("controller", "its data folder; set by systemd"),
-    "NOTIFY_SOCKET": ("controller", "where systemd wants to be told how it stands"),
-    "WATCHDOG_USEC": ("controller", "how often systemd wants a sign of life, in microseconds"),
+    "NOTIFY_SOCKET": ("controller", "systemd's socket for status messages"),
+    "WATCHDOG_USEC": ("controller", "systemd's watchdog interval, in microseconds"),
     "WATCHDOG_PID": ("controller", "for which process `WATCHDOG_USEC` was meant"),
 }
 # Variables that jobs get.
@@ -68,22 +68,23 @@ SET: dict[str, str] = {
     "IPUOF_VIPU_API_TIMEOUT": "API form: how long the vendor's runtime may wait for it, in seconds",
     "CUDA_VISIBLE_DEVICES": "of GPUs: the devices' numbers",
     "MOORINGS_CHECKPOINT_DIR": "the job file's `checkpoint.directory`, if it has one",
-    "MOORINGS_RESUME_FROM": "the checkpoint to go on from, if there is one",
+    "MOORINGS_RESUME_FROM": "the newest whole checkpoint, if it resumes (a job with `resumable = true`)",
+    "MOORINGS_RESUME_STEP": "its step, if its name has one",
 }
 
 _Row = tuple[str, str, str]  # what, unit, where in the code
 
 LIMITS: dict[str, tuple[_Row, ...]] = {
     "Names and numbers": (
-        ("characters of the name of a claim or partition", "", "core.claims:NAME_CHARS_MAX"),
-        ("characters of an owner", "", "core.claims:OWNER_CHARS_MAX"),
-        ("characters of an idempotency key", "", "core.claims:KEY_CHARS_MAX"),
-        ("devices of a claim", "", "core.claims:SIZE_MAX"),
-        ("a priority, up and down", "", "core.claims:PRIORITY_MAX"),
-        ("a time limit", "s", "core.claims:TIME_LIMIT_S_MAX"),
-        ("the shortest lease", "s", "core.claims:LEASE_S_MIN"),
-        ("the longest lease", "s", "core.claims:LEASE_S_MAX"),
-        ("blocks that may break under a claim before it fails", "", "core.claims:BROKEN_BLOCKS_LIMIT"),
+        ("characters of the name of a claim or partition", "", "core.model.claims:NAME_CHARS_MAX"),
+        ("characters of an owner", "", "core.model.claims:OWNER_CHARS_MAX"),
+        ("characters of an idempotency key", "", "core.model.claims:KEY_CHARS_MAX"),
+        ("devices of a claim", "", "core.model.claims:SIZE_MAX"),
+        ("a priority, up and down", "", "core.model.claims:PRIORITY_MAX"),
+        ("a time limit", "s", "core.model.claims:TIME_LIMIT_S_MAX"),
+        ("the shortest lease", "s", "core.model.claims:LEASE_S_MIN"),
+        ("the longest lease", "s", "core.model.claims:LEASE_S_MAX"),
+        ("blocks that may break under a claim before it fails", "", "core.model.claims:BROKEN_BLOCKS_LIMIT"),
     ),
     "Jobs": (
         ("characters of a job's name", "", "workloads.jobs:JOB_NAME_CHARS_MAX"),
@@ -93,10 +94,10 @@ LIMITS: dict[str, tuple[_Row, ...]] = {
         ("characters of an environment", "", "workloads.jobs:ENVIRONMENT_CHARS_MAX"),
     ),
     "Pools": (
-        ("pools", "", "core.pools:POOLS_MAX"),
-        ("devices of a pool", "", "core.topology:DEVICES_MAX"),
-        ("blocks of a catalogue", "", "core.topology:CATALOGUE_BLOCKS_MAX"),
-        ("characters of a TOML file", "", "core.tables:TEXT_CHARS_MAX"),
+        ("pools", "", "core.model.pools:POOLS_MAX"),
+        ("devices of a pool", "", "core.model.topology:DEVICES_MAX"),
+        ("blocks of a catalogue", "", "core.model.topology:CATALOGUE_BLOCKS_MAX"),
+        ("characters of a TOML file", "", "core.model.toml_table:TEXT_CHARS_MAX"),
     ),
     "The API": (
         ("a body", "bytes", "api.limits:BODY_BYTES_MAX"),
@@ -124,7 +125,7 @@ def metrics_page() -> str:
     text += (
         "`GET /metrics` gives them in Prometheus' text form, without a key. Labels are pools, states, sizes, results\n"
     )
-    text += "and routes: never a user or a claim. [Monitor](../how-to/monitor.md) tells how to use them.\n\n"
+    text += "and routes: never a user or a claim. [Monitor](../how-to/monitor.md) explains their use.\n\n"
     text += _metrics(of_controllers.metric_families())
     text += "\nBesides these, `process_*`: processor time, memory and open files of the controller's process.\n"
     text += "\n## Of the operator of IPUJobs\n\nFor those alone whom the cluster lets read them: "
@@ -142,7 +143,7 @@ def _metrics(found: Iterable[Metric | MetricWrapperBase]) -> str:
     for one in found:
         (family,) = one.describe() if isinstance(one, MetricWrapperBase) else (one,)
         name = f"{family.name}_total" if family.type == "counter" else family.name
-        labels = ", ".join(map(code, one._labelnames))  # type: ignore[union-attr] # noqa: SLF001 - it is told nowhere else
+        labels = ", ".join(map(code, one._labelnames))  # type: ignore[union-attr] # noqa: SLF001 - there is no public name for it
         rows.append((code(name), family.type, labels, family.documentation))
     rows.sort(key=lambda row: row[0].strip("`"))
     return table(("metric", "type", "labels", "meaning"), rows)
@@ -171,13 +172,13 @@ def _setting(name: str) -> str:
     return f"the [setting](cli.md#configuration) `{name}`" + (f"; the flag is `{flag}`" if flag else "; it has no flag")
 
 
-def task_variables() -> set[str]:
-    """The variables that a binding of any form gives a task."""
-    gcd = GcdBinding(0, (), "file", "text")
-    binding = Binding("p", {"IPUOF_VIPU_API_HOST": ""}, (gcd,))
-    meeting = Rendezvous("127.0.0.1", 1)
-    forms = [task_environment(binding, 0, meeting, run="r", folder=folder) for folder in ("/f", None)]
-    return {name for form in forms for name in form}
+def checks_page() -> str:
+    """The page of the doctors' checks."""
+    text = GENERATED + "# Checks\n\nA check passes if this is so; the link says what to do if it is not.\n"
+    for command, checks in (("moor doctor", CHECKS), ("moor slurm doctor", SLURM_CHECKS)):
+        rows = [(f"[{code(check)}](../{docs_link(check).removeprefix('docs/')})", so) for check, so in checks.items()]
+        text += f"\n## {code(command)}\n\n" + table(("check", "passes if"), rows)
+    return text
 
 
 def limits_page() -> str:

@@ -5,7 +5,7 @@ To add a command: a module here whose attribute has the command's name, and a ro
 
 from __future__ import annotations
 
-from moorings.cli.grammar import CommandEntry
+from moorings.cli.command_tree import CommandEntry
 
 _RUN, _LOOK, _CHANGE, _HOUSE = "Run jobs", "Look", "Change", "Keep house"
 
@@ -34,7 +34,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "resume": CommandEntry("drain", "Put devices back into service.", _CHANGE),
     "defrag": CommandEntry("defrag", "Move claims to make a larger block free.", _CHANGE),
     "up": CommandEntry("controller", "Start a controller on this machine.", _HOUSE),
-    "down": CommandEntry("controller", "Stop the controller on this machine; runs go on.", _HOUSE),
+    "down": CommandEntry("controller", "Stop the controller on this machine; runs continue.", _HOUSE),
     "status": CommandEntry("status", "Show how the controller and its pools are.", _HOUSE),
     "doctor": CommandEntry("doctor", "Check the installation and show how to fix problems.", _HOUSE),
     "diag": CommandEntry("diag", "Write a diagnostic bundle without secrets: facts, logs and records.", _HOUSE),
@@ -42,7 +42,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "restore": CommandEntry("backup", "Put a backup's records in place of a controller's.", _HOUSE),
     "pki": CommandEntry("pki", "Make and renew the certificates of controllers and clients.", _HOUSE),
     "slurm": CommandEntry("slurm", "Install, run and check what Slurm needs for jobs of IPUs.", _HOUSE),
-    "wafer": CommandEntry("wafer", "Look after the jobs of wafer-scale appliances.", _HOUSE),
+    "wafer": CommandEntry("wafer", "Manage the jobs of wafer-scale appliances.", _HOUSE),
     "simulate": CommandEntry("simulate", "Try a policy on a trace of jobs, without a controller.", _HOUSE),
     "replay": CommandEntry("replay", "Replay an event log, or test another policy on it.", _HOUSE),
     "config": CommandEntry("config", "Show the configuration, or choose a context.", _HOUSE),

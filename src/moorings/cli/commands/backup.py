@@ -12,11 +12,11 @@ from pathlib import Path
 
 import click
 
-from moorings.cli.asking import confirm, yes_option
-from moorings.cli.configuration import data_folder
+from moorings.cli.command_tree import MoorCommand, examples
+from moorings.cli.confirm import confirm, yes_option
 from moorings.cli.errors import UsageErrorWithHint
-from moorings.cli.grammar import MoorCommand, examples
-from moorings.cli.session import CommandContext
+from moorings.terminal.configuration import data_folder
+from moorings.terminal.context import CommandContext
 
 _data = click.option(
     "--data", metavar="DIR", help="The controller's data folder ($MOORINGS_DATA, or ~/.local/state/moorings)."

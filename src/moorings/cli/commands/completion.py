@@ -9,8 +9,8 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
-from moorings.cli.grammar import MoorCommand, examples
-from moorings.cli.session import CommandContext
+from moorings.cli.command_tree import MoorCommand, examples
+from moorings.terminal.context import CommandContext
 
 _BASH = """\
 _moor_completion() {
@@ -54,7 +54,7 @@ complete -o nosort -F _moor_completion moor
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
     """Print a completion script for a shell."""
-    ctx.ensure_object(CommandContext).console.data(_BASH if shell == "bash" else _script(ctx, shell))
+    ctx.ensure_object(CommandContext).console.print_data(_BASH if shell == "bash" else _script(ctx, shell))
 
 
 def _script(ctx: click.Context, shell: str) -> str:

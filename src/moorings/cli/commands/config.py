@@ -9,11 +9,11 @@ from pathlib import Path
 
 import click
 
-from moorings.cli.configuration import NAMES, Configuration, check_context, config_folder, credentials_file
-from moorings.cli.grammar import MoorCommand, NounGroup, complete_names, examples
+from moorings.cli.command_tree import MoorCommand, NounGroup, complete_names, examples
 from moorings.cli.output import render_data, render_table
-from moorings.cli.session import CommandContext
-from moorings.cli.showing import make_printer, output_option, table_style
+from moorings.cli.printing import make_printer, output_option, table_style
+from moorings.terminal.configuration import NAMES, Configuration, check_context, config_folder, credentials_file
+from moorings.terminal.context import CommandContext
 
 _CONTEXT_LINE = re.compile(r"^context\s*=.*$", re.MULTILINE)
 
@@ -38,11 +38,11 @@ def view(session: CommandContext, *, show_origin: bool, output: str | None) -> N
         data: dict[str, object] = {
             name: {"value": values[name], "origin": origins[name]} if show_origin else values[name] for name in NAMES
         }
-        session.console.data(render_data(data, shown.form, table_style(session)))
+        session.console.print_data(render_data(data, shown.form, table_style(session)))
         return
     headers = ["NAME", "VALUE", *(["ORIGIN"] if show_origin else [])]
     rows = [[name, values[name], *([origins[name]] if show_origin else [])] for name in NAMES]
-    session.console.data(render_table(headers, rows, table_style(session)))
+    session.console.print_data(render_table(headers, rows, table_style(session)))
 
 
 @config.command("use-context", cls=MoorCommand)
@@ -54,14 +54,14 @@ def use_context(session: CommandContext, name: str) -> None:
     path = config_folder(session.environment) / "config.toml"
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     _write_context(path, name)
-    session.console.line(f"context {name} is used from now on ({path})")
+    session.console.print_line(f"context {name} is used from now on ({path})")
 
 
 @config.command("path", cls=MoorCommand)
 @click.pass_obj
 def path(session: CommandContext) -> None:
     """Print the path of the credentials file."""
-    session.console.data(str(credentials_file(session.environment)))
+    session.console.print_data(str(credentials_file(session.environment)))
 
 
 def _shown(configuration: Configuration, name: str) -> str:

@@ -8,15 +8,21 @@ from pathlib import Path
 import click
 
 from moorings.cli import processes
-from moorings.cli.configuration import DEFAULT_CONTEXT, Configuration, context_servers, credentials_file, data_folder
+from moorings.cli.command_tree import MoorCommand, examples
 from moorings.cli.errors import UsageErrorWithHint
-from moorings.cli.grammar import MoorCommand, examples
-from moorings.cli.limits import parse_seconds
-from moorings.cli.pki.folder import client_certificate, client_key
-from moorings.cli.progress import Progress
-from moorings.cli.session import CommandContext
 from moorings.client.requests import ApiError
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
+from moorings.pki.files import client_certificate, client_key
+from moorings.terminal.configuration import (
+    DEFAULT_CONTEXT,
+    Configuration,
+    context_servers,
+    credentials_file,
+    data_folder,
+)
+from moorings.terminal.context import CommandContext
+from moorings.terminal.durations import parse_seconds
+from moorings.terminal.progress import Progress
 
 PORT = 8090  # V-IPU's port, known to its users
 START_S = 60.0
@@ -79,7 +85,9 @@ def up(
     folder = Path(data).absolute() if data else data_folder(session.environment)
     running = processes.find_running(folder)
     if running is not None:
-        session.console.line(f"a controller already runs: {running.url} (process {running.pid}, data in {folder})")
+        session.console.print_line(
+            f"a controller already runs: {running.url} (process {running.pid}, data in {folder})"
+        )
         _report_key(session, running.url)
         return 0
     port = next(number for number in (port, processes.last_port(folder), PORT) if number is not None)
@@ -96,17 +104,17 @@ def up(
     )
     _show_certificates(session, launch)
     progress, limit_s = Progress(session.console), parse_seconds(timeout)
-    progress.wait(f"starting a controller at {launch.scheme}://{host}:{port} ...")
+    progress.show_waiting(f"starting a controller at {launch.scheme}://{host}:{port} ...")
     running = _start_and_wait(session, launch, limit_s)
     progress.clear()
-    session.console.line(f"controller started: {running.url} (process {running.pid}, data in {folder})")
+    session.console.print_line(f"controller started: {running.url} (process {running.pid}, data in {folder})")
     _report_key(session, running.url)
     return 0
 
 
 @click.command(
     cls=MoorCommand,
-    help="Stop the controller on this machine; runs go on.\n\n"
+    help="Stop the controller on this machine; runs continue.\n\n"
     "Partitions and the processes of runs stay as they are; the next controller on the same data folder takes them up.",
     epilog=examples("moor down", "moor down --data /tmp/try --timeout 30s"),
 )
@@ -118,9 +126,9 @@ def down(session: CommandContext, *, data: str | None, timeout: str) -> int:
     folder = Path(data).absolute() if data else data_folder(session.environment)
     running = processes.find_running(folder) or _find_unannounced(folder)
     if running is None:
-        session.console.line(f"no controller runs on {folder}")
+        session.console.print_line(f"no controller runs on {folder}")
         return 0
-    Progress(session.console).wait(f"stopping process {running.pid} ...")
+    Progress(session.console).show_waiting(f"stopping process {running.pid} ...")
     left = _has_runs(session, running.url)
     if not processes.stop_controller(running, parse_seconds(timeout)):
         raise MooringsError(
@@ -128,22 +136,22 @@ def down(session: CommandContext, *, data: str | None, timeout: str) -> int:
             f"process {running.pid} has not ended in {timeout}",
             hint=f"see {folder / processes.LOG_NAME}",
         )
-    session.console.line(f"controller stopped (process {running.pid})")
+    session.console.print_line(f"controller stopped (process {running.pid})")
     if left is None:
-        session.console.note("Runs, if there are any, go on; 'moor up' and then 'moor get runs' shows them.")
+        session.console.info("Runs, if there are any, continue; 'moor up' and then 'moor get runs' shows them.")
     elif left:
-        session.console.note("Runs go on; 'moor up' and then 'moor get runs' shows them again.")
+        session.console.info("Runs continue; 'moor up' and then 'moor get runs' shows them again.")
     return 0
 
 
 def _has_runs(session: CommandContext, url: str) -> bool | None:
     """Whether a controller has runs that have not ended; None: unknown."""
     try:
-        asking = _session_with_key(session, url)
-        if asking is None:
+        authenticated = _session_with_key(session, url)
+        if authenticated is None:
             return None
-        with asking.client_of(timeout_s=RUNS_ANSWER_S) as client:
-            return bool(client.runs())
+        with authenticated.new_client(timeout_s=RUNS_ANSWER_S) as client:
+            return bool(client.list_runs())
     except MooringsError:
         return None
 
@@ -215,7 +223,7 @@ def _start_and_wait(
         return other  # another 'moor up' was quicker: a controller runs, as requested
     problem = MooringsError("controller.unreachable", "the controller has not reported its address")
     while running is not None:
-        with session.client_of(server=running.url, timeout_s=READY_ANSWER_S) as client:
+        with session.new_client(server=running.url, timeout_s=READY_ANSWER_S) as client:
             try:
                 client.ready()
                 return running
@@ -233,7 +241,7 @@ def _start_and_wait(
     raise MooringsError(
         "wait.timeout",
         f"the controller (process {started.process.pid}) is not ready in {limit_s:g} s: {problem.detail}",
-        hint=f"it goes on starting; see {launch.data / processes.LOG_NAME}, or stop it with 'moor down'",
+        hint=f"it continues to start; see {launch.data / processes.LOG_NAME}, or stop it with 'moor down'",
     )
 
 
@@ -259,11 +267,11 @@ def _report_key(session: CommandContext, url: str) -> None:
     holders = [name for name, server in context_servers(session.environment).items() if _is_same_url(server, url)]
     if leads_here and configured.text("access_key"):
         name = current
-        console.note(f"Your access key is in {file}." if current in holders else "You have an access key.")
+        console.info(f"Your access key is in {file}." if current in holders else "You have an access key.")
     elif holders:
         name = current if current in holders else holders[0]
-        console.note(f"Your access key for it is in {file}, in context {name}.")
-        console.note(_use_text(configured, name, url))
+        console.info(f"Your access key for it is in {file}, in context {name}.")
+        console.info(_use_text(configured, name, url))
     else:
         console.warn(f"moor is configured for {configured.text('server')}; {file} has no access key for {url}")
         return
@@ -283,8 +291,8 @@ def _use_text(configured: Configuration, name: str, url: str) -> str:
 def _key_error(session: CommandContext, name: str, url: str) -> MooringsError | None:
     """Why the controller refuses the key of a context; None if it accepts it."""
     try:
-        with _with_context(session, name, url).client_of(timeout_s=READY_ANSWER_S) as client:
-            client.pools()
+        with _with_context(session, name, url).new_client(timeout_s=READY_ANSWER_S) as client:
+            client.list_pools()
     except MooringsError as error:
         return error
     return None

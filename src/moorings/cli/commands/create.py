@@ -8,20 +8,20 @@ from typing import Any
 
 import click
 
+from moorings.cli.command_tree import MoorCommand, NounGroup, complete_names, examples, options
 from moorings.cli.commands.projects import create_project
 from moorings.cli.errors import CommandExit
-from moorings.cli.following import make_patience, wait_for_claim
-from moorings.cli.grammar import MoorCommand, NounGroup, complete_names, examples, options
-from moorings.cli.interrupts import Interrupted, SignalsAsExceptions
-from moorings.cli.kinds import CLAIMS, KEYS, PARTITIONS
-from moorings.cli.limits import Deadline, parse_lifetime_s, parse_seconds
-from moorings.cli.progress import Progress
-from moorings.cli.session import CommandContext
-from moorings.cli.showing import make_printer, output_option
-from moorings.core.claims import ClaimSpec, ClaimState, check_name, check_spec
-from moorings.core.devices import PoolName
-from moorings.core.errors import MooringsError
-from moorings.core.quantities import parse_bytes, parse_duration_s
+from moorings.cli.printing import make_printer, output_option
+from moorings.cli.resources import CLAIMS, KEYS, PARTITIONS
+from moorings.core.model.claims import ClaimSpec, ClaimState, check_name, check_spec
+from moorings.core.model.devices import PoolName
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.quantities import parse_bytes, parse_duration_s
+from moorings.terminal.context import CommandContext
+from moorings.terminal.durations import Deadline, parse_lifetime_s, parse_seconds
+from moorings.terminal.following import make_patience, wait_for_claim
+from moorings.terminal.interrupts import Interrupted, SignalsAsExceptions
+from moorings.terminal.progress import Progress
 from moorings.wire.shapes import ClaimBody, ClaimRequest, KeyRequest
 
 _shape = options(
@@ -78,7 +78,7 @@ def create_partition(
     claim = _wait_until_ready(session, request, timeout=timeout)
     shown = make_printer(session, output, usual="table")
     if shown.form.name == "table":
-        session.console.line(f"partition/{claim.partition} created in {claim.pool}, devices {claim.devices}")
+        session.console.print_line(f"partition/{claim.partition} created in {claim.pool}, devices {claim.devices}")
     else:
         shown.show_one(PARTITIONS, session.client.partition(claim.partition_id or name))
 
@@ -86,7 +86,7 @@ def create_partition(
 @create.command("claim", cls=MoorCommand)
 @click.argument("name", required=False)
 @_shape
-@click.option("--owner", metavar="OWNER", help="Who holds it, as KIND/NAME (user/<you>).")
+@click.option("--owner", metavar="OWNER", help="The owner, as KIND/NAME (user/<you>).")
 @click.option("--project", metavar="NAME", help="Project (default).")
 @click.option("--priority", type=int, default=0, metavar="N", help="Higher is first (0).")
 @click.option(
@@ -144,7 +144,7 @@ def create_claim(
 @create.command("key", cls=MoorCommand)
 @click.argument("subject")
 @click.option(
-    "--role", type=click.Choice(["admin", "user", "agent", "viewer"]), default="user", help="What it may do (user)."
+    "--role", type=click.Choice(["admin", "user", "agent", "viewer"]), default="user", help="The role (user)."
 )
 @click.option("--owner-prefix", metavar="PREFIX", help="Owners an agent may act for, as slurm/cluster1.")
 @click.option(
@@ -178,8 +178,8 @@ def create_key(
         shown.show_one(KEYS, key)
         return
     until = f", works until {key.expires_at[:19]}Z" if key.expires_at is not None else ""
-    session.console.note(f"key/{key.id} created for {key.subject} ({key.role}{until}). Its secret is shown only now:")
-    session.console.line(key.secret or "")
+    session.console.info(f"key/{key.id} created for {key.subject} ({key.role}{until}). Its secret is shown only now:")
+    session.console.print_line(key.secret or "")
 
 
 def _request(
@@ -215,22 +215,22 @@ def _wait_until_ready(session: CommandContext, request: ClaimRequest, *, timeout
     limit = Deadline.of(timeout)
     progress = Progress(session.console)
     claim = _submit_claim(session, request)
-    session.client.patience = make_patience(progress)
+    session.client.retry_policy = make_patience(progress)
     try:
         with SignalsAsExceptions():
             made = wait_for_claim(session.client, progress, claim.id, "READY", name=claim.name, limit=limit)
     except Interrupted as stop:
-        progress.say(f"claim/{claim.name} stays; 'moor delete claim {claim.name}' withdraws it")
+        progress.report(f"claim/{claim.name} stays; 'moor delete claim {claim.name}' withdraws it")
         raise CommandExit(stop.exit_code) from None
     if made is None:
         raise MooringsError(
             "wait.timeout",
             f"claim {claim.name} is not READY; the time is up",
-            hint=f"it goes on: 'moor wait claim/{claim.name}', or 'moor delete claim {claim.name}'",
+            hint=f"the claim continues: 'moor wait claim/{claim.name}', or 'moor delete claim {claim.name}'",
         )
     if made.state != ClaimState.READY:
-        told = made.reason
-        why = f": {told.message}" if told is not None else ""
-        code = told.code if told is not None else "claim.not_ready"
-        raise MooringsError(code, f"claim {made.name} is {made.state}{why}", hint=told.hint if told else "")
+        reason = made.reason
+        why = f": {reason.message}" if reason is not None else ""
+        code = reason.code if reason is not None else "claim.not_ready"
+        raise MooringsError(code, f"claim {made.name} is {made.state}{why}", hint=reason.hint if reason else "")
     return made

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import click
 
-from moorings.cli.asking import confirm, yes_option
-from moorings.cli.grammar import MoorCommand, complete_names, examples, strip_nouns
+from moorings.cli.command_tree import MoorCommand, complete_names, examples, strip_nouns
+from moorings.cli.confirm import confirm, yes_option
 from moorings.cli.output import TableStyle, render_data, render_table
-from moorings.cli.session import CommandContext
-from moorings.cli.showing import make_printer, output_option
-from moorings.core.topology import Block
+from moorings.cli.printing import make_printer, output_option
+from moorings.core.model.topology import Block
+from moorings.terminal.context import CommandContext
 from moorings.wire.codec import encode
 from moorings.wire.forecasts import DefragmentBody, DefragmentRequest
 from moorings.wire.shapes import API_VERSION
@@ -67,7 +67,7 @@ def defrag(
     def look() -> None:
         asked.append((session.client.defragment(replace(order, dry_run=True)), time.monotonic()))
         for line in moves_text(asked[0][0], shown.look).splitlines():
-            session.console.note(line)
+            session.console.info(line)
 
     if not dry_run:
         confirm(session, "Ask these claims to move?", look, yes=yes)
@@ -76,11 +76,11 @@ def defrag(
     found = session.client.defragment(order)
     if shown.form.name in ("json", "yaml"):
         document = {"apiVersion": API_VERSION, "kind": "Defragment", **encode(found)}
-        session.console.data(render_data(document, shown.form, shown.look))
+        session.console.print_data(render_data(document, shown.form, shown.look))
         return
-    session.console.data(moves_text(found, shown.look))
+    session.console.print_data(moves_text(found, shown.look))
     if not dry_run:
-        session.console.note("the claims were asked to move; follow them with 'moor get claims'")
+        session.console.info("the claims were asked to move; follow them with 'moor get claims'")
 
 
 def limit_to_agreed(order: DefragmentRequest, agreed: DefragmentBody, elapsed_s: float) -> DefragmentRequest:
@@ -98,7 +98,7 @@ def moves_text(found: DefragmentBody, look: TableStyle) -> str:
     """The claims that move, and the block that becomes free."""
     rows = [[one.name, one.project, one.devices, one.to] for one in found.moves]
     count = "1 claim moves" if len(found.moves) == 1 else f"{len(found.moves)} claims move"
-    told = (
+    summary = (
         f"devices {found.devices} of {found.pool} become free: {count}, {found.cost_s / 60:.0f} device-minutes are lost"
     )
-    return f"{render_table(['NAME', 'PROJECT', 'FROM', 'TO'], rows, look)}\n{told}"
+    return f"{render_table(['NAME', 'PROJECT', 'FROM', 'TO'], rows, look)}\n{summary}"

@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 
 import click
 
-from moorings.cli.asking import confirm, yes_option
+from moorings.cli.command_tree import MoorCommand, NounGroup, examples, names_argument, options, strip_nouns
 from moorings.cli.commands.projects import delete_project
-from moorings.cli.following import REASON_FRESH_S, make_patience
-from moorings.cli.grammar import MoorCommand, NounGroup, examples, names_argument, options, strip_nouns
-from moorings.cli.limits import Deadline
-from moorings.cli.progress import Progress
-from moorings.cli.session import CommandContext
-from moorings.core.claims import ENDED
-from moorings.core.errors import MooringsError
+from moorings.cli.confirm import confirm, yes_option
+from moorings.core.model.claims import ENDED
+from moorings.core.model.errors import MooringsError
+from moorings.terminal.context import CommandContext
+from moorings.terminal.durations import Deadline
+from moorings.terminal.following import REASON_FRESH_S, make_patience
+from moorings.terminal.progress import Progress
 from moorings.wire.shapes import ClaimBody
 
 _waiting = options(
@@ -67,7 +67,7 @@ def delete_key(session: CommandContext, names: Sequence[str], *, yes: bool) -> N
     confirm(session, f"Revoke {', '.join(chosen)}?", lambda: _check_keys(session, chosen), yes=yes)
     for name in chosen:
         session.client.delete_key(name)
-        session.console.line(f"key/{name} revoked")
+        session.console.print_line(f"key/{name} revoked")
 
 
 @delete.command("run", cls=MoorCommand, hidden=True)
@@ -96,7 +96,7 @@ def reset_partition(session: CommandContext, names: Sequence[str], *, yes: bool)
     confirm(session, question, lambda: [session.client.partition(name) for name in chosen], yes=yes)
     for name in chosen:
         partition = session.client.reset_partition(name)
-        session.console.line(f"partition/{partition.name} reset, {partition.state}")
+        session.console.print_line(f"partition/{partition.name} reset, {partition.state}")
 
 
 def _release(
@@ -109,28 +109,28 @@ def _release(
     yes, wait, timeout = how
     chosen = strip_nouns(noun, names)
     limit, progress = Deadline.of(timeout), Progress(session.console)
-    look: Callable[[str], object] = session.client.claim if noun == "claim" else session.client.partition
+    look: Callable[[str], object] = session.client.get_claim if noun == "claim" else session.client.partition
     confirm(session, f"Delete {noun} {', '.join(chosen)}?", lambda: [look(name) for name in chosen], yes=yes)
     released = [(name, release(name)) for name in chosen]
-    session.client.patience = make_patience(progress)
+    session.client.retry_policy = make_patience(progress)
     for name, claim in released:
         if wait:
             _wait_for_end(session, progress, claim, limit)
-        session.console.line(f"{noun}/{name} {'deleted' if wait else 'is being deleted'}")
+        session.console.print_line(f"{noun}/{name} {'deleted' if wait else 'is being deleted'}")
 
 
 def _wait_for_end(session: CommandContext, progress: Progress, claim: ClaimBody, limit: Deadline) -> None:
     while claim.state not in ENDED:
-        if limit.over:
+        if limit.is_over:
             raise MooringsError("wait.timeout", f"claim {claim.id} is {claim.state}; the time is up", hint="it goes on")
-        claim = session.client.claim(claim.id, wait_s=limit.left_s(REASON_FRESH_S), until="ENDED")
+        claim = session.client.get_claim(claim.id, wait_s=limit.remaining_s(REASON_FRESH_S), until="ENDED")
         if claim.state not in ENDED:
-            progress.wait(f"{claim.name}: waits for its partition to be removed")
+            progress.show_waiting(f"{claim.name}: waits for its partition to be removed")
     progress.clear()
 
 
 def _check_keys(session: CommandContext, names: Sequence[str]) -> None:
-    known = {key.id for key in session.client.keys()}
+    known = {key.id for key in session.client.list_keys()}
     for name in names:
         if name not in known:
             raise MooringsError("key.unknown", f"there is no access key {name!r}", hint="see 'moor get keys'")

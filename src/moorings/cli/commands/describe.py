@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import click
 
+from moorings.cli.command_tree import NounGroup, examples, name_argument, strip_nouns
 from moorings.cli.errors import UsageErrorWithHint
-from moorings.cli.grammar import NounGroup, examples, name_argument, strip_nouns
-from moorings.cli.kinds import EVENTS, KINDS, QUOTAS, estimate_text
 from moorings.cli.output import OutputFormat, render_data, render_list
 from moorings.cli.output import describe as described
-from moorings.cli.session import CommandContext
-from moorings.cli.showing import make_printer, output_option, table_style
-from moorings.cli.text import escape_controls
+from moorings.cli.printing import make_printer, output_option, table_style
+from moorings.cli.resources import CHECKPOINTS, EVENTS, KINDS, QUOTAS, estimate_text
 from moorings.client.requests import ClaimFilter, EventFilter
-from moorings.core.claims import external_job_name
-from moorings.core.errors import MooringsError
-from moorings.core.instants import Timestamp
+from moorings.core.model.claims import external_job_name
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.timestamps import Timestamp
+from moorings.terminal.context import CommandContext
+from moorings.terminal.text import escape_controls
 from moorings.wire.codec import encode
 from moorings.wire.shapes import API_VERSION, ExplanationBody, PoolBody, ReasonBody, RunBody
 
 EVENTS_SHOWN = 20
+CHECKPOINTS_SHOWN = 5
 
 
 def _describe(session: CommandContext, noun: str, name: str, output: str | None) -> None:
@@ -28,25 +31,28 @@ def _describe(session: CommandContext, noun: str, name: str, output: str | None)
     body: object
     where: EventFilter | None = None
     if noun == "pool":
-        body = client.pool(ident)
+        body = client.get_pool(ident)
     elif noun == "device":
         body = client.device(ident)
     elif noun == "partition":
         body = partition = client.partition(ident)
         where = EventFilter(claim=partition.claim)
     elif noun == "claim":
-        body = claim = client.claim(ident)
+        body = claim = client.get_claim(ident)
         where = EventFilter(claim=claim.id)
     elif noun == "project":
         body = client.project(ident)
     else:
-        body = run = client.run(ident)
+        body = run = client.get_run(ident)
         where = EventFilter(run=run.id)
     shown = make_printer(session, output, usual="table")
     if shown.form.name != "table":
         shown.show_one(kind, body)
         return
-    session.console.data(described(body, session.now(), shown.look))
+    short = replace(body, checkpoints=()) if isinstance(body, RunBody) else body
+    session.console.print_data(described(short, session.now(), shown.look))
+    if isinstance(body, RunBody):
+        _show_checkpoints(session, body)
     if noun == "project":
         _show_quotas(session, ident)
     if isinstance(body, PoolBody):
@@ -55,17 +61,24 @@ def _describe(session: CommandContext, noun: str, name: str, output: str | None)
         _show_events(session, where)
 
 
+def _show_checkpoints(session: CommandContext, run: RunBody) -> None:
+    if run.checkpoints:
+        newest = run.checkpoints[:CHECKPOINTS_SHOWN]
+        table = render_list(CHECKPOINTS, newest, OutputFormat(), session.now(), table_style(session))
+        session.console.print_data("\nNewest checkpoints:\n" + "\n".join(f"  {line}" for line in table.splitlines()))
+
+
 def _show_quotas(session: CommandContext, project: str) -> None:
-    quotas = [quota for quota in session.client.quotas() if quota.project == project and quota.pool]
+    quotas = [quota for quota in session.client.list_quotas() if quota.project == project and quota.pool]
     if quotas:
         table = render_list(QUOTAS, quotas, OutputFormat("wide"), session.now(), table_style(session))
-        session.console.data("\nQuotas:\n" + "\n".join(f"  {line}" for line in table.splitlines()))
+        session.console.print_data("\nQuotas:\n" + "\n".join(f"  {line}" for line in table.splitlines()))
 
 
 def _show_queued(session: CommandContext, pool: PoolBody) -> None:
     """The jobs that wait for the pool in other schedulers' queues, in their order, with the reason of each."""
     lines = []
-    for queue in session.client.queues():
+    for queue in session.client.list_queues():
         for job in queue.jobs if queue.accelerator == pool.accelerator else ():
             if job.pool in (None, pool.name):
                 why = job.reason.sentence if job.reason is not None else "nothing is known yet"
@@ -73,14 +86,14 @@ def _show_queued(session: CommandContext, pool: PoolBody) -> None:
                     escape_controls(f"  {external_job_name(job.owner) or job.owner}, {job.size} devices: {why}")
                 )
     if lines:
-        session.console.data("\nIn other schedulers' queues:\n" + "\n".join(lines))
+        session.console.print_data("\nIn other schedulers' queues:\n" + "\n".join(lines))
 
 
 def _show_events(session: CommandContext, where: EventFilter) -> None:
     events = session.client.last_events(where, EVENTS_SHOWN)
     if events:
         table = render_list(EVENTS, events, OutputFormat(), session.now(), table_style(session))
-        session.console.data("\nEvents:\n" + "\n".join(f"  {line}" for line in table.splitlines()))
+        session.console.print_data("\nEvents:\n" + "\n".join(f"  {line}" for line in table.splitlines()))
 
 
 def _describe_command(noun: str) -> click.Command:
@@ -103,18 +116,18 @@ for _noun in ("pool", "device", "partition", "claim", "run", "project"):
     describe.add_command(_describe_command(_noun), _noun)
 
 
-def explanation_text(told: ExplanationBody, now: Timestamp, noun: str = "claim") -> str:
+def explanation_text(explanation: ExplanationBody, now: Timestamp, noun: str = "claim") -> str:
     """An explanation as lines of text."""
-    place = f" (position {told.position})" if told.position is not None else ""
-    sentence = f"{noun} {told.claim} is {told.state}{place}: {told.summary}".lstrip()
-    if told.summary.startswith("claim ") and f" is {told.state}" in told.summary:
-        sentence = told.summary  # if a claim does not wait, the controller's summary says it all
+    place = f" (position {explanation.position})" if explanation.position is not None else ""
+    sentence = f"{noun} {explanation.claim} is {explanation.state}{place}: {explanation.summary}".lstrip()
+    if explanation.summary.startswith("claim ") and f" is {explanation.state}" in explanation.summary:
+        sentence = explanation.summary  # if a claim does not wait, the controller's summary says it all
     lines = [escape_controls(sentence)]
-    for reason in told.reasons:
+    for reason in explanation.reasons:
         lines += _reason_lines(reason)
-    if told.estimate is not None:
-        lines.append(f"when: {estimate_text(told.estimate, now)}")
-    lines += [f"to start now: {escape_controls(option)}" for option in told.options]
+    if explanation.estimate is not None:
+        lines.append(f"when: {estimate_text(explanation.estimate, now)}")
+    lines += [f"to start now: {escape_controls(option)}" for option in explanation.options]
     return "\n".join(lines)
 
 
@@ -136,9 +149,9 @@ def _claim_of(session: CommandContext, noun: str, ident: str) -> str:
 
 
 def _explain_queued(run: RunBody) -> ExplanationBody:
-    """What the controller knows of a run that waits in another scheduler's queue, or left it."""
-    told = run.reason.message if run.reason is not None else run.detail
-    summary = told or f"engine {run.engine} has it" + (f" as {run.reference}" if run.reference else "")
+    """The explanation of a run that waits in another scheduler's queue, or left it."""
+    message = run.reason.message if run.reason is not None else run.detail
+    summary = message or f"engine {run.engine} has it" + (f" as {run.reference}" if run.reference else "")
     reasons = (run.reason,) if run.reason is not None else ()
     return ExplanationBody(claim=run.id, state=run.state, summary=summary, reasons=reasons)
 
@@ -151,18 +164,18 @@ def _explain_command(noun: str) -> click.Command:
     def callback(session: CommandContext, name: str, *, when: bool, output: str | None) -> None:
         shown = make_printer(session, output, usual="table")
         ident = strip_nouns(noun, [name])[0]
-        run = session.client.run(ident) if noun == "run" else None
+        run = session.client.get_run(ident) if noun == "run" else None
         if run is not None and run.claim is None:
-            told = _explain_queued(run)
+            explanation = _explain_queued(run)
         else:
             claim = run.claim if run is not None else None
-            told = session.client.explain_claim(claim or _claim_of(session, noun, ident), when=when)
+            explanation = session.client.explain_claim(claim or _claim_of(session, noun, ident), when=when)
         if shown.form.name in ("json", "yaml"):
-            document = {"apiVersion": API_VERSION, "kind": "Explanation", **encode(told)}
-            session.console.data(render_data(document, shown.form, shown.look))
+            document = {"apiVersion": API_VERSION, "kind": "Explanation", **encode(explanation)}
+            session.console.print_data(render_data(document, shown.form, shown.look))
         else:
             about = "claim" if run is None or run.claim else "run"
-            session.console.data(explanation_text(told, session.now(), about))
+            session.console.print_data(explanation_text(explanation, session.now(), about))
 
     text = f"Say why a {noun} is where it is, and what would change that."
     return click.command(noun, cls=NounGroup.command_class, help=text)(callback)
@@ -192,14 +205,16 @@ def _explain_by_controller(session: CommandContext, cluster: str, job: int) -> E
         parts = owner.split("/")
         return parts[0] == "slurm" and len(parts) > 2 and parts[2] == str(job) and cluster in ("", parts[1])
 
-    for queue in session.client.queues():
+    for queue in session.client.list_queues():
         for place, one in enumerate(queue.jobs, start=1):
             if is_it(one.owner) and one.reason is not None:
                 name = external_job_name(one.owner)
-                told = one.reason.message
-                return ExplanationBody(claim=name, state="PENDING", summary=told, position=place, reasons=(one.reason,))
+                summary = one.reason.message
+                return ExplanationBody(
+                    claim=name, state="PENDING", summary=summary, position=place, reasons=(one.reason,)
+                )
     prefix = f"slurm/{cluster}/{job}/" if cluster else "slurm/"
-    claims = session.client.claims(ClaimFilter(owner_prefix=prefix))
+    claims = session.client.list_claims(ClaimFilter(owner_prefix=prefix))
     claim = next((claim for claim in claims if is_it(claim.owner)), None)
     return session.client.explain_claim(claim.id) if claim is not None else None
 
@@ -208,7 +223,7 @@ def _explain_by_agent(session: CommandContext, cluster: str, job: int) -> Explan
     import asyncio
 
     from moorings.slurm.commands import SlurmCommands
-    from moorings.slurm.host.asking import get_wait_reason
+    from moorings.slurm.host.wait_reason_client import get_wait_reason
 
     try:
         cluster, why = asyncio.run(get_wait_reason(SlurmCommands(session.environment), job, cluster))
@@ -216,10 +231,8 @@ def _explain_by_agent(session: CommandContext, cluster: str, job: int) -> Explan
         if error.code != "slurm.missing":
             raise
         if session.configuration.text("access_key"):
-            detail = f"the controller is told of no job {job} of Slurm that waits or runs"
-            hint = (
-                "it is told of the first 64 that wait for IPUs; on a machine of the cluster its agent tells of your own"
-            )
+            detail = f"the controller has no report of a job {job} of Slurm that waits or runs"
+            hint = "it knows the first 64 that wait for IPUs; on a machine of the cluster its agent explains your own"
             raise MooringsError("slurm.job_unknown", detail, hint=hint) from error
         hint = "ask on a machine of the cluster, where 'squeue' works, or with an access key (MOORINGS_ACCESS_KEY)"
         raise MooringsError(error.code, error.detail, hint=hint) from error
@@ -238,16 +251,18 @@ def explain_slurm(session: CommandContext, job: str, output: str | None) -> None
     """
     cluster, number = parse_slurm_job(job)
     shown = make_printer(session, output, usual="table")
-    told = _explain_by_controller(session, cluster, number) if session.configuration.text("access_key") else None
-    if told is None:
-        told = _explain_by_agent(session, cluster, number)
+    explanation = _explain_by_controller(session, cluster, number) if session.configuration.text("access_key") else None
+    if explanation is None:
+        explanation = _explain_by_agent(session, cluster, number)
     if shown.form.name in ("json", "yaml"):
-        document = {"apiVersion": API_VERSION, "kind": "Explanation", **encode(told)}
-        session.console.data(render_data(document, shown.form, shown.look))
-    elif told.reasons:
-        session.console.data(explanation_text(told, session.now(), "" if told.claim.startswith("job ") else "claim"))
+        document = {"apiVersion": API_VERSION, "kind": "Explanation", **encode(explanation)}
+        session.console.print_data(render_data(document, shown.form, shown.look))
+    elif explanation.reasons:
+        session.console.print_data(
+            explanation_text(explanation, session.now(), "" if explanation.claim.startswith("job ") else "claim")
+        )
     else:
-        session.console.data(escape_controls(f"{told.claim}: {told.summary}"))
+        session.console.print_data(escape_controls(f"{explanation.claim}: {explanation.summary}"))
 
 
 explain.add_command(explain_slurm, "slurm")

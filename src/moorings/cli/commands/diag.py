@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 
-from moorings.cli.bundle import collect_bundle
-from moorings.cli.configuration import data_folder
-from moorings.cli.created import new_file
-from moorings.cli.grammar import MoorCommand, examples
-from moorings.cli.progress import Progress
-from moorings.cli.session import CommandContext
+from moorings.cli.command_tree import MoorCommand, examples
+from moorings.cli.diagnostics import collect_bundle
+from moorings.cli.new_file import new_file
+from moorings.terminal.configuration import data_folder
+from moorings.terminal.context import CommandContext
+from moorings.terminal.progress import Progress
 
 
 @click.command(
@@ -31,10 +31,10 @@ def diag(session: CommandContext, *, file: Path | None, data: str | None) -> int
     to = file or Path(f"moorings-diag-{time.strftime('%Y%m%dT%H%M%S', time.gmtime(session.now() / 1e6))}.tar.gz")
     progress = Progress(session.console)
     with new_file(to) as made:
-        progress.wait("looking around ...")
+        progress.show_waiting("looking around ...")
         bundle = collect_bundle(session, Path(data).absolute() if data else data_folder(session.environment))
         progress.clear()
         made.write(bundle.tar())
-    session.console.line(f"{to}: {len(bundle.pieces)} pieces, {to.stat().st_size} bytes")
-    session.console.data(bundle.about().rstrip())
+    session.console.print_line(f"{to}: {len(bundle.pieces)} pieces, {to.stat().st_size} bytes")
+    session.console.print_data(bundle.about().rstrip())
     return 0

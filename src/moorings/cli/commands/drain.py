@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 import click
 
-from moorings.cli.asking import confirm, yes_option
-from moorings.cli.grammar import NounGroup, examples, names_argument, strip_nouns
-from moorings.cli.session import CommandContext
-from moorings.core.devices import PoolName, device_id
-from moorings.core.errors import MooringsError
-from moorings.core.topology import Block
+from moorings.cli.command_tree import NounGroup, examples, names_argument, strip_nouns
+from moorings.cli.confirm import confirm, yes_option
+from moorings.core.model.devices import PoolName, device_id
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.topology import Block
+from moorings.terminal.context import CommandContext
 
 _reason = click.option("--reason", required=True, metavar="TEXT", help="Reason, shown to other admins.")
 _IN_SERVICE = "is in service"
@@ -37,7 +37,7 @@ def device_ids(names: Sequence[str]) -> list[str]:
 def _devices_of(session: CommandContext, chosen: Sequence[str], noun: str) -> list[str]:
     if noun == "device":
         return device_ids(chosen)
-    return [device.id for pool in chosen for device in session.client.devices(session.client.pool(pool).name)]
+    return [device.id for pool in chosen for device in session.client.list_devices(session.client.get_pool(pool).name)]
 
 
 def _drain_command(noun: str) -> click.Command:
@@ -59,7 +59,7 @@ def _drain_command(noun: str) -> click.Command:
 
 def _check_exist(session: CommandContext, chosen: Sequence[str], noun: str) -> None:
     """Raise if one of them does not exist."""
-    look: Callable[[str], object] = session.client.pool if noun == "pool" else session.client.device
+    look: Callable[[str], object] = session.client.get_pool if noun == "pool" else session.client.device
     for name in chosen if noun == "pool" else device_ids(chosen):
         look(name)
 
@@ -103,7 +103,7 @@ def _report_grouped(session: CommandContext, outcomes: Iterable[tuple[str, str]]
 
 def _report(session: CommandContext, idents: Sequence[str], fate: str) -> None:
     last = f"-{idents[-1].rpartition(':')[2]}" if len(idents) > 1 else ""
-    write = session.console.note if fate == _IN_SERVICE else session.console.line
+    write = session.console.info if fate == _IN_SERVICE else session.console.print_line
     write(f"device/{idents[0]}{last} {fate}")
 
 

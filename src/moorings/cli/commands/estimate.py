@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from moorings.cli.grammar import MoorCommand, complete_names, examples
-from moorings.cli.kinds import estimate_text
+from moorings.cli.command_tree import MoorCommand, complete_names, examples
 from moorings.cli.output import render_data
-from moorings.cli.session import CommandContext
-from moorings.cli.showing import make_printer, output_option
-from moorings.core.quantities import parse_duration_s
+from moorings.cli.printing import make_printer, output_option
+from moorings.cli.resources import estimate_text
+from moorings.core.model.quantities import parse_duration_s
+from moorings.terminal.context import CommandContext
 from moorings.wire.codec import encode
 from moorings.wire.shapes import API_VERSION, EstimateRequest
 
@@ -61,6 +61,6 @@ def estimate(
     )
     if shown.form.name in ("json", "yaml"):
         document = {"apiVersion": API_VERSION, "kind": "Estimate", **encode(found)}
-        session.console.data(render_data(document, shown.form, shown.look))
+        session.console.print_data(render_data(document, shown.form, shown.look))
     else:
-        session.console.data(estimate_text(found, session.now(), would="would start"))
+        session.console.print_data(estimate_text(found, session.now(), would="would start"))

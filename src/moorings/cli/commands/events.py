@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import click
 
-from moorings.cli.following import make_patience
-from moorings.cli.grammar import MoorCommand, complete_names, examples
-from moorings.cli.kinds import EVENTS
+from moorings.cli.command_tree import MoorCommand, complete_names, examples
 from moorings.cli.output import TableStyle, render_line, render_list
-from moorings.cli.progress import Progress
-from moorings.cli.session import CommandContext
-from moorings.cli.showing import ResourcePrinter, make_printer, output_options, table_style
+from moorings.cli.printing import ResourcePrinter, make_printer, output_options, table_style
+from moorings.cli.resources import EVENTS
 from moorings.client.requests import EventFilter
+from moorings.terminal.context import CommandContext
+from moorings.terminal.following import make_patience
+from moorings.terminal.progress import Progress
 from moorings.wire.shapes import EventBody
 
 LAST_SHOWN = 100
@@ -27,7 +27,7 @@ LAST_SHOWN = 100
         "moor events --last 20", "moor events -f --name 'claim.*'", "moor events --run run-7f3kq2m4xw2a -o json"
     ),
 )
-@click.option("-f", "--follow", is_flag=True, help="Go on with what happens.")
+@click.option("-f", "--follow", is_flag=True, help="Continue with new events.")
 @click.option(
     "--claim", metavar="CLAIM", help="Only of this claim (id or name).", shell_complete=complete_names("claim")
 )
@@ -53,7 +53,7 @@ def events(
     """Show what has happened."""
     shown = make_printer(session, output, no_headers=no_headers, sort_by=sort_by, kind=EVENTS)
     client = session.client
-    where = EventFilter(client.claim(claim).id if claim else None, client.run(run).id if run else None, name)
+    where = EventFilter(client.get_claim(claim).id if claim else None, client.get_run(run).id if run else None, name)
     if after is not None:
         found = tuple(client.events_after(where, after))
     else:
@@ -63,7 +63,7 @@ def events(
         return
     look = table_style(session, headers=not no_headers, widths=[])
     newest = found[-1].seq if found else (after or client.last_seq())
-    client.patience = make_patience(Progress(session.console))
+    client.retry_policy = make_patience(Progress(session.console))
     look = _show_batch(shown, found, look)
     for batch in client.watch_events(where, after=newest):
         look = _show_batch(shown, batch, look)
@@ -76,7 +76,7 @@ def _show_batch(shown: ResourcePrinter, batch: Sequence[EventBody], look: TableS
         return look
     if shown.form.name == "json":
         for event in batch:
-            session.console.data(render_line(EVENTS, event, look))
+            session.console.print_data(render_line(EVENTS, event, look))
     else:
-        session.console.data(render_list(EVENTS, batch, shown.form, session.now(), look))
+        session.console.print_data(render_list(EVENTS, batch, shown.form, session.now(), look))
     return replace(look, headers=False)

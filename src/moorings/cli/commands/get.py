@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import click
 
+from moorings.cli.command_tree import (
+    MoorCommand,
+    NounGroup,
+    complete_names,
+    examples,
+    names_argument,
+    options,
+    strip_nouns,
+)
 from moorings.cli.commands.events import events
-from moorings.cli.grammar import MoorCommand, NounGroup, complete_names, examples, names_argument, options, strip_nouns
-from moorings.cli.kinds import KINDS, QUOTAS, ResourceKind
-from moorings.cli.session import CommandContext
-from moorings.cli.showing import ResourcePrinter, make_printer, output_options
+from moorings.cli.output import TableStyle, render_line, render_list
+from moorings.cli.printing import ResourcePrinter, make_printer, output_options
+from moorings.cli.resources import CHECKPOINTS, KINDS, QUOTAS, ResourceKind
 from moorings.client.requests import ClaimFilter, RunFilter
+from moorings.terminal.context import CommandContext
+from moorings.terminal.following import make_patience
+from moorings.terminal.progress import Progress
+from moorings.wire.codec import encode
 
 Filters = dict[str, Any]
 Load = Callable[[CommandContext, Filters], Sequence[Any]]
 
-_watch = click.option("-w", "--watch", is_flag=True, help="Go on with what changes.")
+_watch = click.option("-w", "--watch", is_flag=True, help="Continue with each change.")
 _all = click.option("-A", "--all", is_flag=True, help="Also what has ended.")
 _pool = click.option("--pool", metavar="POOL", help="Only of this pool.", shell_complete=complete_names("pool"))
 _state = click.option(
@@ -30,18 +43,23 @@ _state = click.option(
 
 
 def _load_claims(session: CommandContext, filters: Filters) -> Sequence[Any]:
-    return session.client.claims(
+    return session.client.list_claims(
         ClaimFilter(filters["state"], filters["owner"], filters["pool"], all=bool(filters["all"] or filters["state"]))
     )
 
 
 def _load_runs(session: CommandContext, filters: Filters) -> Sequence[Any]:
-    runs = session.client.runs(RunFilter(filters["state"], all=bool(filters["all"] or filters["state"])))
+    runs = session.client.list_runs(RunFilter(filters["state"], all=bool(filters["all"] or filters["state"])))
     return _matching(runs, pool=filters["pool"])
 
 
+def _load_checkpoints(session: CommandContext, filters: Filters) -> Sequence[Any]:
+    runs = session.client.list_runs(RunFilter(all=bool(filters["all"])))
+    return [checkpoint for run in runs for checkpoint in run.checkpoints or ()]
+
+
 def _load_keys(session: CommandContext, filters: Filters) -> Sequence[Any]:
-    return [key for key in session.client.keys() if filters["all"] or key.revoked_at is None]
+    return [key for key in session.client.list_keys() if filters["all"] or key.revoked_at is None]
 
 
 def _matching(items: Sequence[Any], **wanted: str | None) -> Sequence[Any]:
@@ -50,10 +68,10 @@ def _matching(items: Sequence[Any], **wanted: str | None) -> Sequence[Any]:
 
 
 _LOADS: dict[str, tuple[Load, Sequence[Callable[[Any], Any]]]] = {
-    "pool": (lambda session, _filters: session.client.pools(), ()),
-    "device": (lambda session, f: _matching(session.client.devices(f["pool"]), state=f["state"]), (_pool, _state)),
+    "pool": (lambda session, _filters: session.client.list_pools(), ()),
+    "device": (lambda session, f: _matching(session.client.list_devices(f["pool"]), state=f["state"]), (_pool, _state)),
     "partition": (
-        lambda session, f: _matching(session.client.partitions(), pool=f["pool"], state=f["state"]),
+        lambda session, f: _matching(session.client.list_partitions(), pool=f["pool"], state=f["state"]),
         (_pool, _state),
     ),
     "claim": (
@@ -61,8 +79,9 @@ _LOADS: dict[str, tuple[Load, Sequence[Callable[[Any], Any]]]] = {
         (_pool, _state, click.option("--owner", metavar="PREFIX", help="Only of owners that begin with this."), _all),
     ),
     "run": (_load_runs, (_pool, _state, _all)),
-    "project": (lambda session, _filters: session.client.projects(), ()),
-    "quota": (lambda session, f: _matching(session.client.quotas(), pool=f["pool"]), (_pool,)),
+    "checkpoint": (_load_checkpoints, (_all,)),
+    "project": (lambda session, _filters: session.client.list_projects(), ()),
+    "quota": (lambda session, f: _matching(session.client.list_quotas(), pool=f["pool"]), (_pool,)),
     "key": (_load_keys, (click.option("-A", "--all", is_flag=True, help="Also revoked ones."),)),
 }
 
@@ -70,20 +89,20 @@ _LOADS: dict[str, tuple[Load, Sequence[Callable[[Any], Any]]]] = {
 def _get_one(session: CommandContext, noun: str, name: str) -> object:
     client = session.client
     if noun == "key":
-        return next((key for key in client.keys() if key.id == name), None) or _key_unknown_error(name)
+        return next((key for key in client.list_keys() if key.id == name), None) or _key_unknown_error(name)
     found: object = {
-        "pool": client.pool,
+        "pool": client.get_pool,
         "device": client.device,
         "partition": client.partition,
-        "claim": client.claim,
-        "run": client.run,
+        "claim": client.get_claim,
+        "run": client.get_run,
         "project": client.project,
     }[noun](name)
     return found
 
 
 def _key_unknown_error(name: str) -> object:
-    from moorings.core.errors import MooringsError
+    from moorings.core.model.errors import MooringsError
 
     raise MooringsError("key.unknown", f"there is no access key {name!r}", hint="see 'moor get keys'")
 
@@ -97,11 +116,14 @@ def _show(session: CommandContext, kind: ResourceKind[Any], names: Sequence[str]
         kind=kind,
     )
     watch = filters.pop("watch", False)
-    chosen = strip_nouns("project" if kind is QUOTAS else kind.noun, names)  # a quota has the name of its project
+    # A quota has the name of its project, and checkpoints are named by their run.
+    chosen = strip_nouns({QUOTAS.noun: "project", CHECKPOINTS.noun: "run"}.get(kind.noun, kind.noun), names)
     if watch:
         _watch_list(shown, kind, chosen, filters)
     elif kind is QUOTAS and chosen:
         _show_quotas(shown, chosen, filters)
+    elif kind is CHECKPOINTS and chosen:
+        shown.show_list(kind, [each for run in chosen for each in session.client.get_run(run).checkpoints or ()])
     elif len(chosen) == 1:
         shown.show_one(kind, _get_one(session, kind.noun, chosen[0]))
     elif chosen:
@@ -122,7 +144,7 @@ def _show_quotas(shown: ResourcePrinter, projects: Sequence[str], filters: Filte
 
 def _show_named(shown: ResourcePrinter, kind: ResourceKind[Any], names: Sequence[str]) -> None:
     """Show the existing ones; the first missing one is the error, after the others were shown."""
-    from moorings.core.errors import MooringsError
+    from moorings.core.model.errors import MooringsError
 
     found, missing = [], None
     for name in names:
@@ -137,8 +159,6 @@ def _show_named(shown: ResourcePrinter, kind: ResourceKind[Any], names: Sequence
 
 
 def _watch_list(shown: ResourcePrinter, kind: ResourceKind[Any], names: Sequence[str], filters: Filters) -> None:
-    from moorings.cli.watching import watch_items
-
     load = _LOADS[kind.noun][0]
 
     def current() -> Sequence[Any]:
@@ -198,3 +218,47 @@ watch.context_settings["default_map"] = {
     **{KINDS[noun].plural: {"watch": True} for noun in _LOADS},
     "events": {"follow": True},
 }
+
+
+# -- watch -------------------------------------------------------------------------------------------------------------
+# Watch a list: the whole list once, then each item that has changed, as kubectl does. The event stream says *that*
+# something happened; the list is then read again, at most once a batch of events. Rebuilding items from events was
+# refused: it would repeat the controller's state machines in the client.
+
+T = TypeVar("T")
+
+
+def watch_items(
+    shown: ResourcePrinter, kind: ResourceKind[T], load: Callable[[], Sequence[T]], last: Callable[[str], T | None]
+) -> None:
+    """Show the list, then each change, until interrupted.
+
+    Args:
+        shown: the printer.
+        kind: of the items.
+        load: the current list.
+        last: the last state of an item that has left the list; None if it is no longer known.
+    """
+    client = shown.session.client
+    client.retry_policy = make_patience(Progress(shown.session.console))
+    before: dict[str, Any] = {}
+    look = replace(shown.look, widths=[])
+    for _batch in client.watch_events():
+        items = load()
+        now = {kind.ident(item): encode(item) for item in items}
+        changed = [item for item in items if before.get(kind.ident(item)) != now[kind.ident(item)]]
+        ended = (last(ident) for ident in before if ident not in now)
+        changed += [item for item in ended if item is not None]
+        if changed:
+            _show_changed(shown, kind, changed, look)
+            look = replace(look, headers=False)
+        before = now
+
+
+def _show_changed(shown: ResourcePrinter, kind: ResourceKind[T], items: Sequence[T], look: TableStyle) -> None:
+    console, session = shown.session.console, shown.session
+    if shown.form.name == "json":
+        for item in items:
+            console.print_data(render_line(kind, item, look))
+    else:
+        console.print_data(render_list(kind, items, shown.form, session.now(), look))

@@ -7,17 +7,21 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from moorings.cli.configuration import config_folder
+from moorings.cli.command_tree import MoorCommand, NounGroup, examples, options
 from moorings.cli.errors import UsageErrorWithHint
-from moorings.cli.grammar import MoorCommand, NounGroup, examples, options
 from moorings.cli.output import render_data, render_table
-from moorings.cli.pki.folder import LOCAL_NAMES, CertificateEntry, CertificateStore, client_key
-from moorings.cli.session import CommandContext
-from moorings.cli.showing import make_printer, output_option, table_style
+from moorings.cli.printing import make_printer, output_option, table_style
+from moorings.pki.files import LOCAL_NAMES, client_key
+from moorings.terminal.configuration import config_folder
+from moorings.terminal.context import CommandContext
 from moorings.wire.shapes import API_VERSION
+
+if TYPE_CHECKING:
+    from moorings.pki.folder import CertificateEntry, CertificateStore
 
 DAYS = 365
 DAYS_MAX = 3650
@@ -26,8 +30,8 @@ SOON_DAYS = 30
 pki = NounGroup(
     name="pki",
     help="Make and renew the certificates of controllers and clients.\n\n"
-    "They lie in one folder (~/.config/moorings/pki, or --dir), which nobody else should read: whoever has the "
-    "authority's key can make certificates for everybody.",
+    "They lie in one folder (~/.config/moorings/pki, or --dir), which nobody else should read: with the authority's "
+    "key anyone can make certificates for everybody.",
     epilog=examples(
         "moor pki init --name controller.example.org",
         "moor pki issue ann",
@@ -69,11 +73,11 @@ def init(
     found = _pki(session, directory or folder)
     usual = [socket.gethostname(), *LOCAL_NAMES] if not names else LOCAL_NAMES
     found.create(list(dict.fromkeys([*names, *usual])), _now(session), days)
-    session.console.line(f"authority and controllers' certificate made in {found.folder}")
-    session.console.note(
+    session.console.print_line(f"authority and controllers' certificate made in {found.folder}")
+    session.console.info(
         f"Start the controller with --tls-cert {found.folder / 'server.pem'} --tls-key {found.folder / 'server.key'}"
     )
-    session.console.note(f"and, for client certificates, --tls-client-ca {found.bundle}; see docs/how-to/tls.md.")
+    session.console.info(f"and, for client certificates, --tls-client-ca {found.bundle}; see docs/how-to/tls.md.")
 
 
 @pki.command("issue", cls=MoorCommand, epilog=examples("moor pki issue ann", "moor pki issue slurm-agent --days 90"))
@@ -85,8 +89,8 @@ def issue(session: CommandContext, *, subject: str, folder: str | None, days: in
     found = _pki(session, folder, ca_key)
     file = found.issue(subject, _now(session), days)
     _report_finished(session, found, but=file)
-    session.console.line(f"certificate of {subject}: {file}")
-    session.console.note(f"Hand over on a safe way: {file}, {client_key(found.folder, subject)} and {found.bundle}.")
+    session.console.print_line(f"certificate of {subject}: {file}")
+    session.console.info(f"Hand over on a safe way: {file}, {client_key(found.folder, subject)} and {found.bundle}.")
 
 
 @pki.command(
@@ -141,16 +145,16 @@ def rotate(
             "--only needs names", hint="say every name that is to stay with --name; loopback ones stay"
         )
     found, now, console = _pki(session, folder, ca_key), _now(session), session.console
-    found.mend()
+    found.finish_pending()
     _report_finished(session, found)
     if authority:
         found.renew_authority(now)
-        console.line(f"there is a new authority; {found.bundle} has it and the old ones")
-        console.note("Give everybody that file, then 'moor pki rotate' renews the certificates.")
+        console.print_line(f"there is a new authority; {found.bundle} has it and the old ones")
+        console.info("Give everybody that file, then 'moor pki rotate' renews the certificates.")
         return
     if drop_old:
-        console.line(f"old authorities dropped: {found.drop_old()}")
-        console.note(f"Give everybody {found.bundle}.")
+        console.print_line(f"old authorities dropped: {found.drop_old_authorities()}")
+        console.info(f"Give everybody {found.bundle}.")
         return
     named = bool(subjects or names or controllers)
     due = [entry for entry in found.entries() if entry.kind != "authority" and (everything or _is_due(entry, now))]
@@ -158,12 +162,12 @@ def rotate(
     clients = subjects or ([] if named else [entry.name for entry in due if entry.kind == "client"])
     if renew_server:
         hosts = found.renew_server(names, now, days, only=only)
-        console.line(f"the controllers' certificate is new, for {', '.join(hosts)}")
+        console.print_line(f"the controllers' certificate is new, for {', '.join(hosts)}")
     for subject in clients:
         found.renew_client(subject, now, days)
-        console.line(f"the certificate of {subject} is new: hand it over with its key")
+        console.print_line(f"the certificate of {subject} is new: hand it over with its key")
     if not renew_server and not clients:
-        console.note(f"Nothing ends within {SOON_DAYS} days; --all renews everything.")
+        console.info(f"Nothing ends within {SOON_DAYS} days; --all renews everything.")
 
 
 @pki.command("show", cls=MoorCommand, epilog=examples("moor pki show", "moor pki show -o json"))
@@ -180,13 +184,20 @@ def show(session: CommandContext, *, folder: str | None, output: str | None) -> 
             "kind": "CertificateList",
             "items": [_entry_data(entry, now) for entry in entries],
         }
-        session.console.data(render_data(data, shown.form, table_style(session)))
+        session.console.print_data(render_data(data, shown.form, table_style(session)))
     else:
         rows = [
-            [entry.kind, entry.name, entry.serial[:16], f"{entry.ends:%Y-%m-%d}", _state(entry, now), _names(entry)]
+            [
+                entry.kind,
+                entry.name,
+                entry.serial[:16],
+                f"{entry.not_after:%Y-%m-%d}",
+                _state(entry, now),
+                _names(entry),
+            ]
             for entry in entries
         ]
-        session.console.data(
+        session.console.print_data(
             render_table(["KIND", "NAME", "SERIAL", "ENDS", "STATE", "HOSTS"], rows, table_style(session))
         )
     for entry in entries:
@@ -195,6 +206,8 @@ def show(session: CommandContext, *, folder: str | None, output: str | None) -> 
 
 
 def _pki(session: CommandContext, folder: str | None, authority_key: str | None = None) -> CertificateStore:
+    from moorings.pki.folder import CertificateStore
+
     path = Path(folder).expanduser().absolute() if folder else config_folder(session.environment) / "pki"
     return CertificateStore(path, Path(authority_key).absolute() if authority_key else None)
 
@@ -202,7 +215,7 @@ def _pki(session: CommandContext, folder: str | None, authority_key: str | None 
 def _report_finished(session: CommandContext, found: CertificateStore, but: Path | None = None) -> None:
     for file in found.finished:
         if file != but:
-            session.console.line(f"completed an interrupted earlier run: {file} and its key are new")
+            session.console.print_line(f"completed an interrupted earlier run: {file} and its key are new")
 
 
 def _now(session: CommandContext) -> datetime:
@@ -210,17 +223,17 @@ def _now(session: CommandContext) -> datetime:
 
 
 def _is_due(entry: CertificateEntry, now: datetime) -> bool:
-    return entry.days_left(now) < SOON_DAYS or not entry.trusted or not entry.fits
+    return entry.days_left(now) < SOON_DAYS or not entry.is_current or not entry.key_matches
 
 
 def _state(entry: CertificateEntry, now: datetime) -> str:
-    if not entry.fits:
+    if not entry.key_matches:
         return "WRONG_KEY"
     if entry.days_left(now) < 0:
         return "EXPIRED"
     if entry.days_left(now) < SOON_DAYS:
         return "ENDS_SOON"
-    return "VALID" if entry.trusted else "OLD_AUTHORITY"
+    return "VALID" if entry.is_current else "OLD_AUTHORITY"
 
 
 def _ends_text(entry: CertificateEntry, now: datetime) -> str:
@@ -235,13 +248,13 @@ def _names(entry: CertificateEntry) -> str:
 
 
 def _entry_data(entry: CertificateEntry, now: datetime) -> dict[str, object]:
-    told = asdict(entry)
+    fields = asdict(entry)
     return {
-        "kind": told["kind"],
-        "name": told["name"],
+        "kind": fields["kind"],
+        "name": fields["name"],
         "hosts": list(entry.names),
         "serial": entry.serial,
-        "endsAt": f"{entry.ends:%Y-%m-%dT%H:%M:%SZ}",
+        "endsAt": f"{entry.not_after:%Y-%m-%dT%H:%M:%SZ}",
         "daysLeft": entry.days_left(now),
         "state": _state(entry, now),
         "file": str(entry.file),

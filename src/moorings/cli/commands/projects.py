@@ -8,14 +8,22 @@ from typing import Any, TypeVar
 
 import click
 
-from moorings.cli.asking import confirm, yes_option
-from moorings.cli.grammar import MoorCommand, NounGroup, examples, name_argument, names_argument, options, strip_nouns
-from moorings.cli.kinds import PROJECTS
-from moorings.cli.session import CommandContext
-from moorings.cli.shares import NONE, parse_guarantees, parse_limit
-from moorings.cli.showing import make_printer, output_option
-from moorings.core.projects import check_project_name
-from moorings.core.quantities import parse_bytes
+from moorings.cli.command_tree import (
+    MoorCommand,
+    NounGroup,
+    examples,
+    name_argument,
+    names_argument,
+    options,
+    strip_nouns,
+)
+from moorings.cli.confirm import confirm, yes_option
+from moorings.cli.guarantees import NONE, parse_guarantees, parse_limit
+from moorings.cli.printing import make_printer, output_option
+from moorings.cli.resources import PROJECTS
+from moorings.core.model.projects import check_project_name
+from moorings.core.model.quantities import parse_bytes
+from moorings.terminal.context import CommandContext
 from moorings.wire.shapes import ProjectBody, ProjectRequest, ShareShape
 
 CommandT = TypeVar("CommandT", bound=Callable[..., object])
@@ -58,7 +66,7 @@ _values = options(
         "aliases",
         metavar="ALIAS",
         multiple=True,
-        help="What another scheduler calls it: slurm/CLUSTER/ACCOUNT or kubernetes/CLUSTER/NAMESPACE.",
+        help="Its name in another scheduler: slurm/CLUSTER/ACCOUNT or kubernetes/CLUSTER/NAMESPACE.",
     ),
 )
 
@@ -121,7 +129,7 @@ def delete_project(session: CommandContext, names: Sequence[str], *, yes: bool) 
     confirm(session, question, lambda: [session.client.project(name) for name in chosen], yes=yes)
     for name in chosen:
         session.client.delete_project(name)
-        session.console.line(f"project/{name} deleted")
+        session.console.print_line(f"project/{name} deleted")
 
 
 def _request(project: ProjectBody) -> ProjectRequest:
@@ -142,7 +150,7 @@ def _request(project: ProjectBody) -> ProjectRequest:
 def _changed(session: CommandContext, request: ProjectRequest, values: Mapping[str, Any]) -> ProjectRequest:
     changes: dict[str, Any] = {}
     if values["guarantees"]:
-        given = parse_guarantees(values["guarantees"], lambda pool: session.client.pool(pool).topology.type)
+        given = parse_guarantees(values["guarantees"], lambda pool: session.client.get_pool(pool).topology.type)
         merged = {share.pool: share.blocks for share in request.shares} | given
         changes["shares"] = tuple(
             ShareShape(pool=pool, blocks=blocks) for pool, blocks in sorted(merged.items()) if blocks

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from moorings.cli.configuration import data_folder
-from moorings.cli.grammar import MoorCommand, examples
+from moorings.cli.command_tree import MoorCommand, examples
 from moorings.cli.output import render_data
-from moorings.cli.session import CommandContext
-from moorings.cli.showing import make_printer, output_option
-from moorings.cli.text import escape_controls
-from moorings.core.pools import parse_pools
+from moorings.cli.printing import make_printer, output_option
+from moorings.core.model.pools import parse_pools
+from moorings.terminal.configuration import data_folder
+from moorings.terminal.context import CommandContext
+from moorings.terminal.text import escape_controls
 from moorings.wire.errors import ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from moorings.controller.replay import TurnDifference
-    from moorings.core.events import Event
+    from moorings.core.model.events import Event
 
 SHOWN_CHARS = 400
 
@@ -73,40 +73,40 @@ def replay(
     output: str | None,
 ) -> int:
     """Replay an event log, or test another policy on it."""
-    from moorings.cli import simulating
-    from moorings.cli.logs import build_trace, last_policy, read_log
+    from moorings.cli import simulation
+    from moorings.cli.event_log import build_trace, last_policy, read_log
     from moorings.controller.replay import Replay
 
     if out is not None and policy is None:
         raise click.UsageError("--out is for --policy")
     shown = make_printer(session, output, usual="table")
-    other = simulating.read_policy(policy)
+    other = simulation.read_policy(policy)
     found = read_log(log, archive or data_folder(session.environment) / "archive")
     if pools is None and found.pools is not None:
         known = tuple(entry.pool for entry in parse_pools(found.pools, source=f"pools.toml of {log}"))
     else:
-        known = simulating.read_pools(str(pools or data_folder(session.environment) / "pools.toml"))
+        known = simulation.read_pools(str(pools or data_folder(session.environment) / "pools.toml"))
     rows = found.rows
     again = Replay(known)
-    difference = next(iter(again.take(rows)), None)
+    difference = next(iter(again.replay_rows(rows)), None)
     if difference is not None:
-        session.console.data(difference_text(difference, again.turns))
+        session.console.print_data(difference_text(difference, again.turns))
         return ExitCode.FAILED
     same = f"{again.turns} turns, all the same, byte for byte"
     if policy is None:
-        session.console.line(same)
+        session.console.print_line(same)
         return ExitCode.OK
-    session.console.note(same)
+    session.console.info(same)
     jobs = build_trace(rows)
     both = (("the log's policy", last_policy(rows)), (str(policy), other))
-    outcomes = [simulating.run_simulation(name, known, jobs, one, again.fleet.projects) for name, one in both]
+    outcomes = [simulation.run_simulation(name, known, jobs, one, again.fleet.projects) for name, one in both]
     if shown.form.name in ("json", "yaml"):
-        session.console.data(render_data(simulating.outcome_data(outcomes), shown.form, shown.look))
+        session.console.print_data(render_data(simulation.outcome_data(outcomes), shown.form, shown.look))
     else:
-        session.console.data(simulating.outcome_text(outcomes, shown.look))
+        session.console.print_data(simulation.outcome_text(outcomes, shown.look))
     if out is not None:
-        written = simulating.write_files(out, f"{log.name}: {len(jobs)} claims", outcomes)
-        session.console.note(f"wrote {', '.join(str(path) for path in written)}")
+        written = simulation.write_files(out, f"{log.name}: {len(jobs)} claims", outcomes)
+        session.console.info(f"wrote {', '.join(str(path) for path in written)}")
     return ExitCode.OK
 
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import click
 
-from moorings.cli.configuration import credentials_file, read_private
-from moorings.cli.grammar import MoorCommand, NounGroup, complete_names, examples, strip_nouns
-from moorings.cli.kinds import KEYS
-from moorings.cli.limits import parse_lifetime_s, parse_seconds
-from moorings.cli.session import CommandContext
-from moorings.cli.showing import ResourcePrinter, make_printer, output_option
-from moorings.client.causes import format_cause
-from moorings.core.errors import MooringsError
+from moorings.cli.command_tree import MoorCommand, NounGroup, complete_names, examples, strip_nouns
+from moorings.cli.printing import ResourcePrinter, make_printer, output_option
+from moorings.cli.resources import KEYS
+from moorings.client.error_text import format_cause
+from moorings.core.model.errors import MooringsError
+from moorings.terminal.configuration import credentials_file, read_private
+from moorings.terminal.context import CommandContext
+from moorings.terminal.durations import parse_lifetime_s, parse_seconds
 from moorings.wire.shapes import KeyBody, RotateRequest
 
 rotate = NounGroup(
@@ -74,11 +74,13 @@ def _from_file(session: CommandContext) -> bool:
 
 
 def _rotate(session: CommandContext, ident: str, request: RotateRequest) -> KeyBody:
-    with session.client_of() as client:  # a separate client: the warning that the old secret ends soon would be no news
+    with (
+        session.new_client() as client
+    ):  # a separate client: the warning that the old secret ends soon would be no news
         try:
             return client.rotate_key(ident, request)
         except MooringsError as error:
-            if error.code == "controller.unreachable" and client.sent:
+            if error.code == "controller.unreachable" and client.requests_sent:
                 error.hint = "the old secret may have been replaced, and works until its grace is over: ask again"
             raise
 
@@ -102,7 +104,7 @@ def _rotate_in_file(
             return
     _test_secret(session, fresh)
     if shown.form.name == "table":
-        session.console.line(f"key/{key.id} rotated{_until(key)}; the new secret is in {path}")
+        session.console.print_line(f"key/{key.id} rotated{_until(key)}; the new secret is in {path}")
     else:
         shown.show_one(KEYS, replace(key, secret=None))
 
@@ -155,10 +157,10 @@ def _test_secret(session: CommandContext, secret: str) -> None:
     from moorings.client.transport import Transport
 
     try:
-        with Client(Transport(replace(session.endpoint_of(), access_key=secret))) as client:
-            client.pools()
+        with Client(Transport(replace(session.build_endpoint(), access_key=secret))) as client:
+            client.list_pools()
     except MooringsError as error:
-        session.console.warn(f"the new secret could not be tried: {error.detail}")
+        session.console.warn(f"the new secret could not be tested: {error.detail}")
 
 
 def _show(shown: ResourcePrinter, key: KeyBody) -> None:
@@ -166,8 +168,8 @@ def _show(shown: ResourcePrinter, key: KeyBody) -> None:
         shown.show_one(KEYS, key)
         return
     console = shown.session.console
-    console.note(f"key/{key.id} of {key.subject} ({key.role}) rotated{_until(key)}. Its new secret is shown only now:")
-    console.line(key.secret or "")
+    console.info(f"key/{key.id} of {key.subject} ({key.role}) rotated{_until(key)}. Its new secret is shown only now:")
+    console.print_line(key.secret or "")
 
 
 def _until(key: KeyBody) -> str:

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 import secrets
-from collections.abc import Sequence
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
 
-from moorings.cli.errors import OutputClosed
-from moorings.cli.following import RunFollower, make_patience, run_end_text, run_exit_code
-from moorings.cli.grammar import MoorCommand, complete_names, examples
-from moorings.cli.interrupts import Interrupted, SignalsAsExceptions
-from moorings.cli.jobs import JobFlags, build_job
-from moorings.cli.progress import Progress
-from moorings.cli.session import CommandContext
+from moorings.cli.command_tree import MoorCommand, complete_names, examples
 from moorings.client.client import Client
+from moorings.client.error_text import format_cause
 from moorings.client.jobs import job_shape
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.quantities import parse_duration_s
+from moorings.terminal.context import CommandContext
+from moorings.terminal.errors import OutputClosed
+from moorings.terminal.following import RunFollower, make_patience, run_end_text, run_exit_code
+from moorings.terminal.interrupts import Interrupted, SignalsAsExceptions
+from moorings.terminal.progress import Progress
 from moorings.wire.shapes import RunBody, RunRequest
+from moorings.workloads.jobs import Accelerators, JobSpec, check_job, parse_job
 
 CANCEL_PATIENCE_S = 60.0
 
@@ -45,6 +52,7 @@ class RunCommand(MoorCommand):
         "moor run --ipus 16 -n 4 --time 2:00:00 --env HF_HOME -- python3 train.py",
         "moor run job.toml --ipus 8",
         "moor run --detach job.toml",
+        "moor run --resume digits job.toml",
         "moor run --engine slurm job.toml",
     ),
 )
@@ -68,9 +76,11 @@ class RunCommand(MoorCommand):
     "--engine",
     default="local",
     metavar="NAME",
-    help="What runs it: local, or slurm or kubernetes where set up (local).",
+    help="The engine: local, or slurm or kubernetes if set up (local).",
 )
 @click.option("--image", metavar="IMAGE", help="Container image of the tasks, on Kubernetes.")
+@click.option("--resume", metavar="RUN", help="Begin from the newest whole checkpoint of an earlier run.")
+@click.option("--from", "from_", metavar="CHECKPOINT", help="With --resume: from this one, by path or name.")
 @click.option("--detach", is_flag=True, help="Print the run's id and do not wait.")
 @click.option("--dry-run", is_flag=True, help="Check the job and print it as JSON; start nothing.")
 @click.pass_context
@@ -93,6 +103,8 @@ def run(
     chdir: str | None,
     engine: str,
     image: str | None,
+    resume: str | None,
+    from_: str | None,
     detach: bool,
     dry_run: bool,
 ) -> int:
@@ -117,14 +129,16 @@ def run(
     )
     usual_project = session.configuration.text("project")
     job = build_job(file[0] if file else None, command, flags, session.environment, Path.cwd(), usual_project)
-    request = RunRequest(job=job_shape(job), engine=engine)
+    if from_ is not None and resume is None:
+        raise click.UsageError("--from names a checkpoint of the run behind --resume: give both")
+    request = RunRequest(job=job_shape(job), engine=engine, resume=resume, resume_from=from_)
     if dry_run:
         return _show_job(session, request)
     key = secrets.token_hex(16)
     if detach:
         made = session.client.create_run(request, key)
         _report_notes(Progress(session.console), made)
-        session.console.line(made.id)
+        session.console.print_line(made.id)
         return 0
     return _run_and_follow(session, request, key)
 
@@ -144,26 +158,26 @@ def _show_job(session: CommandContext, request: RunRequest) -> int:
     from moorings.cli.output import OutputFormat, render_data
     from moorings.wire.codec import encode
 
-    session.console.data(render_data(encode(request), OutputFormat("json")))
+    session.console.print_data(render_data(encode(request), OutputFormat("json")))
     return 0
 
 
 def _report_notes(progress: Progress, made: RunBody) -> None:
     """Report what the engine does differently from the job file."""
     for note in made.notes or ():
-        progress.say(f"{made.id}: {note}")
+        progress.report(f"{made.id}: {note}")
 
 
 def _run_and_follow(session: CommandContext, request: RunRequest, key: str) -> int:
     progress = Progress(session.console)
     client = session.client
-    follower = RunFollower(client, progress, session.console.raw)
+    follower = RunFollower(client, progress, session.console.print_bytes)
     started: RunBody | None = None
     with SignalsAsExceptions():
         try:
             started = client.create_run(request, key)
             _report_notes(progress, started)
-            client.patience = make_patience(progress)
+            client.retry_policy = make_patience(progress)
             ended = follower.follow(started)
         except Interrupted as stop:
             # The run may have been made while the response was on its way: the same key finds it.
@@ -171,27 +185,27 @@ def _run_and_follow(session: CommandContext, request: RunRequest, key: str) -> i
         except OutputClosed:
             assert started is not None
             client.cancel_run(started.id)
-            progress.say(f"{started.id}: cancelled because its output was closed")
+            progress.report(f"{started.id}: cancelled because its output was closed")
             raise
         except MooringsError as error:
             if started is None:
                 raise
             raise _with_run_hint(error, started) from error
-    progress.say(run_end_text(ended))
+    progress.report(run_end_text(ended))
     return run_exit_code(ended)
 
 
 def _cancel(client: Client, progress: Progress, follower: RunFollower, stop: Interrupted, run: RunBody) -> int:
     """Cancel the run, wait for its end, and exit as the signal says; a second signal stops the wait."""
     try:
-        progress.say(f"{run.id}: {stop.name}: cancelling; press Ctrl-C again to stop waiting")
-        client.patience = make_patience(progress, CANCEL_PATIENCE_S)
+        progress.report(f"{run.id}: {stop.name}: cancelling; press Ctrl-C again to stop waiting")
+        client.retry_policy = make_patience(progress, CANCEL_PATIENCE_S)
         ended = follower.follow(client.cancel_run(run.id))
-        progress.say(run_end_text(ended))
+        progress.report(run_end_text(ended))
     except Interrupted:
-        progress.say(f"{run.id}: not waited for; 'moor get run {run.id}' shows it")
+        progress.report(f"{run.id}: not waited for; 'moor get run {run.id}' shows it")
     except OutputClosed:
-        progress.say(f"{run.id}: cancelled because its output was closed")
+        progress.report(f"{run.id}: cancelled because its output was closed")
     except MooringsError as error:
         raise _with_run_hint(error, run) from error
     return stop.exit_code
@@ -199,5 +213,134 @@ def _cancel(client: Client, progress: Progress, follower: RunFollower, stop: Int
 
 def _with_run_hint(error: MooringsError, run: RunBody) -> MooringsError:
     """``error``, with what happens to the run that was being followed."""
-    hint = f"the run goes on: 'moor wait {run.id}', 'moor logs -f {run.id}' or 'moor cancel {run.id}'"
+    hint = f"the run continues: 'moor wait {run.id}', 'moor logs -f {run.id}' or 'moor cancel {run.id}'"
     return MooringsError(error.code, f"{run.id}: {error.detail}", hint=hint, retryable=error.retryable)
+
+
+# -- flags -------------------------------------------------------------------------------------------------------------
+# A command line and a job file become one complete job; errors are found here, before any network call. The file goes
+# through ``workloads.jobs.parse_job``; the flags become the same ``JobSpec`` and pass the same checks.
+
+_FOREIGN = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFlags:
+    """The flags of ``moor run``; None where a flag is not given."""
+
+    size: int | None = None
+    kind: str | None = None
+    pool: str | None = None
+    tasks: int | None = None
+    replicas: int | None = None
+    time: str | None = None
+    name: str | None = None
+    priority: int | None = None
+    project: str | None = None
+    preemptible: bool = False
+    environment: tuple[str, ...] = ()
+    workdir: str | None = None
+    image: str | None = None
+
+
+def build_job(
+    file: str | None,
+    command: Sequence[str],
+    flags: JobFlags,
+    environment: Mapping[str, str],
+    folder: Path,
+    project: str,
+) -> JobSpec:
+    """Build the job from a file, a command and flags; flags take precedence over the file.
+
+    Args:
+        file: a job file, or None.
+        command: program and arguments; empty: the file's.
+        flags: of the command line.
+        environment: the submitter's variables.
+        folder: the current folder of the command, absolute.
+        project: the project of a command without a flag for it; a file names its own.
+
+    Raises:
+        MooringsError: ``job.invalid``, ``claim.*``, ``duration.invalid``.
+    """
+    if file is not None:
+        job = read_job(folder / file, environment)
+    else:
+        passed = {name: environment[name] for name in ("PATH",) if name in environment}
+        job = JobSpec(
+            name=job_name_of(command), command=tuple(command), workdir=str(folder), environment=passed, project=project
+        )
+    if command:
+        job = replace(job, command=tuple(command))
+    return check_job(_with_flags(job, flags, environment, folder))
+
+
+def read_job(path: Path, environment: Mapping[str, str]) -> JobSpec:
+    """The job in a job file.
+
+    Raises:
+        MooringsError: ``job.invalid``, with file and line.
+    """
+    try:
+        text = _regular_text(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise MooringsError(
+            "job.invalid",
+            f"the job file {path} cannot be read: {format_cause(error)}",
+            hint="to run a command write: moor run [flags] -- COMMAND [ARGUMENT...]",
+        ) from error
+    folder = path.absolute().parent
+    return parse_job(
+        text, source=str(path), folder=str(folder), submitter=environment, default_name=job_name_of([path.stem])
+    )
+
+
+def _regular_text(path: Path) -> str:
+    """The text of a regular file; ``O_NONBLOCK``, as opening a FIFO would wait for a writer for ever."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, encoding="utf-8") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        return file.read()
+
+
+def job_name_of(command: Sequence[str]) -> str:
+    """A job's name from its program: ``/usr/bin/python3`` gives ``python3``."""
+    stem = _FOREIGN.sub("-", Path(command[0]).name if command else "")[:63]
+    return stem.strip("._-") or "job"
+
+
+def _with_flags(job: JobSpec, flags: JobFlags, environment: Mapping[str, str], folder: Path) -> JobSpec:
+    wanted = job.accelerators
+    return replace(
+        job,
+        name=flags.name if flags.name is not None else job.name,
+        tasks=flags.tasks if flags.tasks is not None else job.tasks,
+        accelerators=Accelerators(
+            kind=flags.kind if flags.kind is not None else wanted.kind,
+            size=flags.size if flags.size is not None else wanted.size,
+            replicas=flags.replicas if flags.replicas is not None else wanted.replicas,
+            pool=flags.pool if flags.pool is not None else wanted.pool,
+        ),
+        time_limit_s=parse_duration_s(flags.time) if flags.time is not None else job.time_limit_s,
+        priority=flags.priority if flags.priority is not None else job.priority,
+        project=flags.project if flags.project is not None else job.project,
+        preemptible=flags.preemptible or job.preemptible,
+        environment={**job.environment, **_variables(flags.environment, environment)},
+        workdir=str((folder / flags.workdir).absolute()) if flags.workdir is not None else job.workdir,
+        image=flags.image if flags.image is not None else job.image,
+    )
+
+
+def _variables(given: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """``NAME=VALUE`` unchanged, ``NAME`` with the submitter's value; a missing variable is an error."""
+    found = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals and name not in environment:
+            raise MooringsError(
+                "job.invalid", f"--env {name[:80]}: there is no such variable here", hint="give it as --env NAME=VALUE"
+            )
+        found[name] = value if equals else environment[name]
+    return found

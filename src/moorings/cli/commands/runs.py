@@ -6,16 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from moorings.cli.following import (
-    END_WAIT_S,
-    REASON_FRESH_S,
-    RunFollower,
-    make_patience,
-    run_end_text,
-    run_exit_code,
-    wait_for_claim,
-)
-from moorings.cli.grammar import (
+from moorings.cli.command_tree import (
     MoorCommand,
     complete_names,
     examples,
@@ -24,12 +15,21 @@ from moorings.cli.grammar import (
     singular,
     strip_nouns,
 )
-from moorings.cli.limits import Deadline
-from moorings.cli.progress import Progress
-from moorings.cli.session import CommandContext
-from moorings.core.claims import ClaimState
-from moorings.core.errors import MooringsError
-from moorings.core.quantities import duration_text
+from moorings.core.model.claims import ClaimState
+from moorings.core.model.errors import MooringsError
+from moorings.core.model.quantities import duration_text
+from moorings.terminal.context import CommandContext
+from moorings.terminal.durations import Deadline
+from moorings.terminal.following import (
+    END_WAIT_S,
+    REASON_FRESH_S,
+    RunFollower,
+    make_patience,
+    run_end_text,
+    run_exit_code,
+    wait_for_claim,
+)
+from moorings.terminal.progress import Progress
 from moorings.wire.errors import ExitCode
 from moorings.wire.shapes import RunBody
 from moorings.workloads.runs import ENDED
@@ -45,7 +45,7 @@ _timeout = click.option(
     epilog=examples("moor logs digits", "moor logs -f run-7f3kq2m4xw2a", "moor logs digits --task 1"),
 )
 @name_argument("run")
-@click.option("-f", "--follow", is_flag=True, help="Go on until the run has ended.")
+@click.option("-f", "--follow", is_flag=True, help="Continue until the run has ended.")
 @click.option("--task", type=click.IntRange(min=0), metavar="RANK", help="Only of this task.")
 @click.pass_obj
 def logs(session: CommandContext, name: str, *, follow: bool, task: int | None) -> None:
@@ -54,11 +54,11 @@ def logs(session: CommandContext, name: str, *, follow: bool, task: int | None) 
     client, console = session.client, session.console
     if follow:
         progress = Progress(console)
-        client.patience = make_patience(progress)
-        RunFollower(client, progress, console.raw).copy_logs(client.run(name), task=task)
+        client.retry_policy = make_patience(progress)
+        RunFollower(client, progress, console.print_bytes).copy_logs(client.get_run(name), task=task)
         return
     for chunk in client.logs(name, task=task):
-        console.raw(chunk)
+        console.print_bytes(chunk)
 
 
 @click.command(
@@ -77,7 +77,7 @@ def cancel(session: CommandContext, names: Sequence[str], *, wait: bool, timeout
     runs = [client.cancel_run(name) for name in strip_nouns("run", names)]
     for run in runs:
         ended = _wait_for_end(session, progress, run, limit) if wait else run
-        session.console.line(f"run/{ended.id} {_cancel_text(ended)}")
+        session.console.print_line(f"run/{ended.id} {_cancel_text(ended)}")
 
 
 @click.command(
@@ -98,12 +98,12 @@ def cancel(session: CommandContext, names: Sequence[str], *, wait: bool, timeout
 def wait(session: CommandContext, name: str, *, until: str | None, timeout: str | None) -> int:
     """Wait for a run's end, or for a claim's partition."""
     limit, progress = Deadline.of(timeout), Progress(session.console)
-    session.client.patience = make_patience(progress)
+    session.client.retry_policy = make_patience(progress)
     noun, ident = _resolve_name(session, name)
     if noun == "claim":
         return _wait_for_claim(session, progress, ident, until or "READY", limit)
-    ended = _wait_for_end(session, progress, session.client.run(ident), limit)
-    progress.say(run_end_text(ended))
+    ended = _wait_for_end(session, progress, session.client.get_run(ident), limit)
+    progress.report(run_end_text(ended))
     return run_exit_code(ended)
 
 
@@ -115,12 +115,12 @@ def _resolve_name(session: CommandContext, name: str) -> tuple[str, str]:
     if slash:
         raise click.UsageError(f"{name!r} is neither a run nor a claim")
     try:
-        return "run", session.client.run(name).id
+        return "run", session.client.get_run(name).id
     except MooringsError as error:
         if error.code != "run.unknown":
             raise
     try:
-        return "claim", session.client.claim(name).id
+        return "claim", session.client.get_claim(name).id
     except MooringsError as error:
         if error.code != "claim.unknown":
             raise
@@ -138,13 +138,13 @@ def _wait_for_end(session: CommandContext, progress: Progress, run: RunBody, lim
         MooringsError: ``wait.timeout``.
     """
     while run.state not in ENDED:
-        if limit.over:
+        if limit.is_over:
             progress.clear()
             raise MooringsError(
                 "wait.timeout", f"{run.id} is {run.state}; the time is up", hint=f"it goes on: 'moor wait {run.id}'"
             )
-        progress.wait(_state_text(run, session))
-        run = session.client.run(run.id, wait_s=limit.left_s(END_WAIT_S if run.started_at else REASON_FRESH_S))
+        progress.show_waiting(_state_text(run, session))
+        run = session.client.get_run(run.id, wait_s=limit.remaining_s(END_WAIT_S if run.started_at else REASON_FRESH_S))
     progress.clear()
     return run
 
@@ -154,7 +154,7 @@ def _state_text(run: RunBody, session: CommandContext) -> str:
         place = f" (position {run.position})" if run.position is not None else ""
         return f"{run.id}: {run.reason.sentence}{place}"
     if run.started_at is not None and session.console.err_is_tty:
-        from moorings.core.instants import seconds_between
+        from moorings.core.model.timestamps import seconds_between
         from moorings.wire.codec import parse_time
 
         return f"{run.id}: {run.state} for {duration_text(seconds_between(parse_time(run.started_at), session.now()))}"
@@ -174,6 +174,6 @@ def _wait_for_claim(session: CommandContext, progress: Progress, ident: str, unt
         raise MooringsError(
             "wait.timeout", f"claim {ident} is not {until}; the time is up", hint=f"see 'moor explain claim {ident}'"
         )
-    session.console.line(f"claim/{claim.name} {claim.state}")
+    session.console.print_line(f"claim/{claim.name} {claim.state}")
     good = claim.state == ClaimState.READY or until == "ENDED" or (until == "GRANTED" and claim.state == "GRANTED")
     return ExitCode.OK if good else ExitCode.FAILED

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from moorings.cli.grammar import MoorCommand, examples
+from moorings.cli.command_tree import MoorCommand, examples
 from moorings.cli.output import render_data
-from moorings.cli.session import CommandContext
-from moorings.cli.showing import make_printer, output_option
+from moorings.cli.printing import make_printer, output_option
+from moorings.terminal.context import CommandContext
 
 
 @click.command(
@@ -59,24 +59,24 @@ def simulate(
     output: str | None,
 ) -> None:
     """Try a policy on a trace of jobs, without a controller."""
-    from moorings.cli import simulating
-    from moorings.core.traces import parse_trace
+    from moorings.cli import simulation
+    from moorings.core.forecast.traces import parse_trace
 
     shown = make_printer(session, output, usual="table")
-    pools = simulating.read_pools(pool)
-    known = simulating.read_projects(projects, pools)
-    policies = [(str(policy) if policy is not None else simulating.USUAL, simulating.read_policy(policy))]
+    pools = simulation.read_pools(pool)
+    known = simulation.read_projects(projects, pools)
+    policies = [(str(policy) if policy is not None else simulation.USUAL, simulation.read_policy(policy))]
     if compare is not None:
-        policies.append((str(compare), simulating.read_policy(compare)))
-    text = simulating.read_file(trace, "trace.invalid")
+        policies.append((str(compare), simulation.read_policy(compare)))
+    text = simulation.read_file(trace, "trace.invalid")
     jobs = parse_trace(text, source=str(trace), kind=pools[0].kind, projects=known)
     if round_up:
-        jobs = simulating.round_up_sizes(jobs, pools)
-    outcomes = [simulating.run_simulation(name, pools, jobs, one, known) for name, one in policies]
-    written = simulating.write_files(out, f"{trace.name}: {len(jobs)} jobs", outcomes) if out is not None else []
+        jobs = simulation.round_up_sizes(jobs, pools)
+    outcomes = [simulation.run_simulation(name, pools, jobs, one, known) for name, one in policies]
+    written = simulation.write_files(out, f"{trace.name}: {len(jobs)} jobs", outcomes) if out is not None else []
     if shown.form.name in ("json", "yaml"):
-        session.console.data(render_data(simulating.outcome_data(outcomes), shown.form, shown.look))
+        session.console.print_data(render_data(simulation.outcome_data(outcomes), shown.form, shown.look))
     else:
-        session.console.data(simulating.outcome_text(outcomes, shown.look))
+        session.console.print_data(simulation.outcome_text(outcomes, shown.look))
     if written:
-        session.console.note(f"wrote {', '.join(str(path) for path in written)}")
+        session.console.info(f"wrote {', '.join(str(path) for path in written)}")

@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING
 
 import click
 
-from moorings.cli.checks import CheckStatus, parse_finding
-from moorings.cli.commands.doctor import show_findings
+from moorings.cli.command_tree import MoorCommand, NounGroup, examples
+from moorings.cli.commands.doctor import parse_only, show_findings
 from moorings.cli.errors import UsageErrorWithHint
-from moorings.cli.grammar import MoorCommand, NounGroup, examples
-from moorings.cli.limits import parse_seconds
 from moorings.cli.output import render_data, render_table
-from moorings.cli.session import CommandContext
-from moorings.cli.showing import make_printer, output_option, table_style
-from moorings.core.errors import MooringsError
+from moorings.cli.printing import make_printer, output_option, table_style
+from moorings.core.model.errors import MooringsError
+from moorings.doctor.checks import SLURM_CHECKS
+from moorings.terminal.context import CommandContext
+from moorings.terminal.durations import parse_seconds
 from moorings.wire.errors import ExitCode
 from moorings.wire.shapes import API_VERSION
 
 if TYPE_CHECKING:
     from moorings.client.client import Client
     from moorings.slurm.commands import SlurmCommands
-    from moorings.slurm.host.installation import InstallOptions, InstallStep
+    from moorings.slurm.host.install_plan import InstallOptions, InstallStep
     from moorings.slurm.host.site import Site
     from moorings.slurm.host.vipu_conf import VipuConf
 
@@ -107,7 +107,7 @@ def install(
 ) -> int:
     """Install the SPANK plugin and the submit script, or take them away."""
     from moorings.slurm.host import install as doing
-    from moorings.slurm.host.installation import InstallOptions, check_wait
+    from moorings.slurm.host.install_plan import InstallOptions, check_wait
     from moorings.slurm.host.plugstack import installed_arguments
     from moorings.slurm.host.vipu_conf import AGENT_PORT, FILE_NAME, TIMEOUT_S, load_vipu_conf
 
@@ -147,7 +147,7 @@ def _install_plugin(
 ) -> int:
     """Install only the plugin: slurmctld distributes the files, and they are installed on its machine."""
     from moorings.slurm.host import install as doing
-    from moorings.slurm.host.installation import build_plugin_file, plan_install
+    from moorings.slurm.host.install_plan import build_plugin_file, plan_install
 
     plugin = doing.compile_plugin(doing.load_sources(), site.version, session.environment)
     wanted = [build_plugin_file(site, folder, plugin)]
@@ -157,7 +157,7 @@ def _install_plugin(
         if apply:
             doing.apply_install(steps, manifest, folder)
     _show(session, steps, [], output, done=apply)
-    session.console.note(
+    session.console.info(
         "There is no slurm.conf of this machine's own: slurmctld hands its files out. Beside slurmctld install all of "
         "them; 'scontrol reconfigure' hands them out anew."
     )
@@ -166,8 +166,8 @@ def _install_plugin(
 
 def _site(session: CommandContext) -> Site:
     """The Slurm that runs; if it cannot run because the V-IPU select plugin is missing, the error says so."""
+    from moorings.doctor.checks import SELECT_PAGE
     from moorings.slurm.host import install as doing
-    from moorings.slurm.host.checks import MAPPING
     from moorings.slurm.host.site import uses_select_vipu, without_select_vipu
     from moorings.slurm.host.vipu_conf import slurm_conf_path
     from moorings.slurm.slurm_conf import parse_slurm_conf
@@ -179,14 +179,14 @@ def _site(session: CommandContext) -> Site:
         raise MooringsError(
             "slurm.refused",
             f"{conf} has SelectType=select/vipu, which no stock Slurm has",
-            hint=f"write instead: {lines}; restart slurmctld, and install then; {MAPPING} tells the rest",
+            hint=f"write instead: {lines}; restart slurmctld, and install then; {SELECT_PAGE} tells the rest",
         )
     return asyncio.run(doing.find_site(_commands(session)))
 
 
 def _plan_install(session: CommandContext, site: Site, choices: InstallOptions, *, force: bool) -> list[InstallStep]:
     from moorings.slurm.host import install as doing
-    from moorings.slurm.host.installation import build_files, plan_install, retired_files
+    from moorings.slurm.host.install_plan import build_files, plan_install, retired_files
 
     sources = doing.load_sources()
     plugin = doing.compile_plugin(sources, site.version, session.environment)
@@ -211,7 +211,7 @@ def _pool(session: CommandContext, site: Site, ipus: int | None, max_ipus: int |
     from moorings.slurm.host.vipu_conf import FILE_NAME, load_vipu_conf
 
     path = site.folder / FILE_NAME
-    hint = "say --ipus N, or fill in vipu.conf first and let the controller tell"
+    hint = "give --ipus N, or fill in vipu.conf first: then the controller is asked"
     if ipus is not None:
         allowed = max_ipus or (load_vipu_conf(path, site.slurm_user[1]).max_ipus if path.exists() else 256)
         return _PoolSize(ipus, 1 << (min(ipus, allowed).bit_length() - 1), None)
@@ -220,10 +220,10 @@ def _pool(session: CommandContext, site: Site, ipus: int | None, max_ipus: int |
     conf = load_vipu_conf(path, site.slurm_user[1])
     with _client(session, conf) as client:
         try:
-            pools = [pool for pool in client.pools() if pool.accelerator == "ipu" and conf.pool in ("", pool.name)]
+            pools = [pool for pool in client.list_pools() if pool.accelerator == "ipu" and conf.pool in ("", pool.name)]
         except MooringsError as error:
             raise MooringsError(
-                error.code, f"the controller does not tell its pool: {error.detail}", hint=hint
+                error.code, f"the controller does not report its pool: {error.detail}", hint=hint
             ) from error
     if not pools:
         raise UsageErrorWithHint(f"{conf.server} has no pool of IPUs that {path} names", hint="see 'moor get pools'")
@@ -254,7 +254,7 @@ class _ManualEdit:
 def _manual_edits(site: Site, choices: InstallOptions) -> list[_ManualEdit]:
     """The edits that the site's administrator must make."""
     from moorings.slurm.host import install as doing
-    from moorings.slurm.host.installation import JOB_SUBMIT, lines_for_site
+    from moorings.slurm.host.install_plan import JOB_SUBMIT, lines_for_site
     from moorings.slurm.host.site import conf_lines
 
     script = doing.read_file(site.folder / JOB_SUBMIT)
@@ -281,7 +281,7 @@ def _uninstall(session: CommandContext, folder: Path, output: str | None) -> int
 
 def _remove_files(session: CommandContext, folder: Path) -> list[InstallStep]:
     from moorings.slurm.host import install as doing
-    from moorings.slurm.host.installation import JOB_SUBMIT, SUBMIT, check_uninstall, plan_uninstall
+    from moorings.slurm.host.install_plan import JOB_SUBMIT, SUBMIT, check_uninstall, plan_uninstall
     from moorings.slurm.host.plugstack import plugin_lines
     from moorings.slurm.host.vipu_conf import slurm_conf_path
     from moorings.slurm.slurm_conf import parse_slurm_conf
@@ -325,20 +325,20 @@ def _show(
             "items": [{"action": str(step.action), "path": str(step.path), "why": step.why} for step in steps],
             "lines": [{"file": str(line.file), "lines": list(line.lines), "why": line.why} for line in lines],
         }
-        session.console.data(render_data(data, shown.form, shown.look))
+        session.console.print_data(render_data(data, shown.form, shown.look))
         return
     if not steps:
-        session.console.note("Nothing of ours is installed here.")
+        session.console.info("Nothing of ours is installed here.")
     else:
         rows = [[f"{_SIGNS[step.action]} {step.action}", str(step.path), step.why] for step in steps]
-        session.console.data(render_table(["ACTION", "FILE", "WHY"], rows, table_style(session)))
+        session.console.print_data(render_table(["ACTION", "FILE", "WHY"], rows, table_style(session)))
     for line in lines:
-        session.console.line("")
-        session.console.line(f"{line.file} (write it yourself: {line.why}):")
+        session.console.print_line("")
+        session.console.print_line(f"{line.file} (write it yourself: {line.why}):")
         for text in line.lines:
-            session.console.line(f"    {text}")
+            session.console.print_line(f"    {text}")
     if lines:
-        session.console.note(
+        session.console.info(
             "After the files were changed on all machines, restart slurmctld, and say 'scontrol reconfigure', so that "
             "nodes read them, too; 'moor slurm doctor' looks."
         )
@@ -350,7 +350,7 @@ def _show(
 @slurm.command(
     "doctor",
     cls=MoorCommand,
-    help="Check what Slurm needs for jobs of IPUs, and say what to mend.\n\n"
+    help="Check the Slurm installation for IPU jobs, and show how to fix it.\n\n"
     "Run it as root: beside slurmctld it sees everything, on a node what concerns the node. Only reads, and takes 10 "
     "seconds at most. The exit code is 8 if a check failed.",
     epilog=examples(
@@ -361,19 +361,12 @@ def _show(
 @output_option
 @click.pass_obj
 def doctor(session: CommandContext, *, only: str | None, output: str | None) -> int:
-    """Check what Slurm needs for jobs of IPUs, and say what to mend."""
-    from moorings.slurm.host.checks import CHECKS, docs_of
+    """Check the Slurm installation for IPU jobs, and show how to fix it."""
     from moorings.slurm.host.doctor import DoctorContext, examine
 
-    wanted = tuple(filter(None, (part.strip() for part in (only or "slurm").split(","))))
-    unknown = [part for part in wanted if not any(check.startswith(part) for check in CHECKS)]
-    if unknown or not wanted:
-        told = f"no check's id begins with {' or '.join(map(repr, unknown))}" if unknown else "--only names no check"
-        raise UsageErrorWithHint(told, hint=f"the checks are {', '.join(CHECKS)}")
+    wanted = parse_only(only or "slurm", SLURM_CHECKS)
     everything = asyncio.run(examine(DoctorContext(session.environment, lambda conf: _client(session, conf))))
-    found = [parse_finding(body) for body in everything if body.id.startswith(wanted)]
-    show_findings(session, found, output, docs_of)
-    return ExitCode.FINDINGS if any(finding.verdict is CheckStatus.FAIL for finding in found) else ExitCode.OK
+    return show_findings(session, [finding for finding in everything if finding.id.startswith(wanted)], output)
 
 
 # -- surrogate ---------------------------------------------------------------------------------------------------------

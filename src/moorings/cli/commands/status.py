@@ -6,12 +6,12 @@ from collections import Counter
 
 import click
 
-from moorings.cli.grammar import MoorCommand, examples
-from moorings.cli.kinds import POOLS
+from moorings.cli.command_tree import MoorCommand, examples
 from moorings.cli.output import OutputFormat, render_data, render_list
-from moorings.cli.session import CommandContext
-from moorings.cli.showing import make_printer, output_option, table_style
-from moorings.core.errors import MooringsError
+from moorings.cli.printing import make_printer, output_option, table_style
+from moorings.cli.resources import POOLS
+from moorings.core.model.errors import MooringsError
+from moorings.terminal.context import CommandContext
 from moorings.wire.codec import encode
 
 
@@ -28,9 +28,9 @@ def status(session: CommandContext, *, output: str | None) -> int:
     shown = make_printer(session, output, usual="table")
     version = client.version()
     problem = _problem(session)
-    pools = client.pools()
-    claims = Counter(claim.state for claim in client.claims())
-    runs = Counter(run.state for run in client.runs())
+    pools = client.list_pools()
+    claims = Counter(claim.state for claim in client.list_claims())
+    runs = Counter(run.state for run in client.list_runs())
     if shown.form.name in ("json", "yaml"):
         data = {
             "server": client.server,
@@ -42,14 +42,14 @@ def status(session: CommandContext, *, output: str | None) -> int:
             "claims": dict(claims),
             "runs": dict(runs),
         }
-        session.console.data(render_data(data, shown.form, shown.look))
+        session.console.print_data(render_data(data, shown.form, shown.look))
         return 0
     ready = "ready" if problem is None else f"NOT READY: {problem.detail}"
-    session.console.line(f"controller  {client.server} ({version.version}), {ready}")
-    session.console.line(f"claims      {_counts(claims)}")
-    session.console.line(f"runs        {_counts(runs)}")
-    session.console.data("")
-    session.console.data(render_list(POOLS, pools, OutputFormat("table"), session.now(), table_style(session)))
+    session.console.print_line(f"controller  {client.server} ({version.version}), {ready}")
+    session.console.print_line(f"claims      {_counts(claims)}")
+    session.console.print_line(f"runs        {_counts(runs)}")
+    session.console.print_data("")
+    session.console.print_data(render_list(POOLS, pools, OutputFormat("table"), session.now(), table_style(session)))
     return 0
 
 

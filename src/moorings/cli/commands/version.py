@@ -5,11 +5,11 @@ from __future__ import annotations
 import click
 
 from moorings import __version__
-from moorings.cli.grammar import MoorCommand, examples
+from moorings.cli.command_tree import MoorCommand, examples
 from moorings.cli.output import render_data
-from moorings.cli.session import CommandContext
-from moorings.cli.showing import make_printer, output_option, table_style
-from moorings.core.errors import MooringsError
+from moorings.cli.printing import make_printer, output_option, table_style
+from moorings.core.model.errors import MooringsError
+from moorings.terminal.context import CommandContext
 from moorings.wire.codec import encode
 from moorings.wire.shapes import API_VERSION
 
@@ -33,12 +33,12 @@ def version(session: CommandContext, *, client_only: bool, output: str | None) -
         except MooringsError as error:
             problem = error
     if shown.form.name in ("json", "yaml"):
-        session.console.data(render_data(data, shown.form, table_style(session)))
+        session.console.print_data(render_data(data, shown.form, table_style(session)))
     else:
-        session.console.line(f"client      {__version__} ({API_VERSION})")
+        session.console.print_line(f"client      {__version__} ({API_VERSION})")
         controller = data.get("controller")
         if isinstance(controller, dict):
-            session.console.line(
+            session.console.print_line(
                 f"controller  {controller['version']} ({controller['apiVersion']}) at {controller['server']}"
             )
     if problem is not None:

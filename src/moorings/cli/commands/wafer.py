@@ -14,35 +14,33 @@ from typing import Any, TypeVar
 
 import click
 
-from moorings.cli.created import new_file, unwritable_error
+from moorings.cli.command_tree import MoorCommand, NounGroup, complete_names, examples, options
 from moorings.cli.csctl import DEFAULT_SESSION, FILE_NAME, install
-from moorings.cli.following import END_WAIT_S
-from moorings.cli.grammar import MoorCommand, NounGroup, complete_names, examples, options
+from moorings.cli.new_file import new_file, unwritable_error
 from moorings.cli.output import render_data
-from moorings.cli.session import CommandContext
-from moorings.cli.showing import ResourcePrinter, make_printer, output_options
+from moorings.cli.printing import ResourcePrinter, make_printer, output_options
 from moorings.cli.wafer import (
     JOBS,
+    SYSTEMS,
     WaferJob,
+    WaferSystem,
+    count_jobs,
+    is_appliance,
     job_from_list,
     job_from_run,
     job_name,
     parse_changes,
     parse_selectors,
     sort_jobs,
-    with_reasons,
-)
-from moorings.cli.wafer_cluster import (
-    SYSTEMS,
-    WaferSystem,
-    count_jobs,
-    is_appliance,
     summarize_pool,
     summary_text,
     systems_of,
+    with_reasons,
 )
 from moorings.client.requests import ApplianceFilter
-from moorings.core.errors import MooringsError
+from moorings.core.model.errors import MooringsError
+from moorings.terminal.context import CommandContext
+from moorings.terminal.following import END_WAIT_S
 from moorings.wire.codec import encode
 from moorings.wire.errors import ExitCode
 from moorings.wire.shapes import API_VERSION, PoolBody, RunBody
@@ -61,7 +59,7 @@ class WaferGroup(NounGroup):
 
 wafer = WaferGroup(
     name="wafer",
-    help="Look after the jobs of wafer-scale appliances.",
+    help="Manage the jobs of wafer-scale appliances.",
     epilog=examples(
         "moor wafer get jobs",
         "moor wafer get cluster",
@@ -193,7 +191,7 @@ def _run(session: CommandContext, name: str, session_name: str | None) -> RunBod
     """
     hint = "see 'moor wafer get jobs -a'"
     try:
-        run = session.client.run(job_name(name))
+        run = session.client.get_run(job_name(name))
     except MooringsError as error:
         if error.code in ("run.unknown", "path.unknown"):
             raise MooringsError("run.unknown", f"there is no job {name[:80]!r}", hint=hint) from error
@@ -210,7 +208,7 @@ def _appliances(session: CommandContext) -> list[PoolBody]:
     Raises:
         MooringsError: ``kind.unknown``.
     """
-    pools = [pool for pool in session.client.pools() if is_appliance(pool)]
+    pools = [pool for pool in session.client.list_pools() if is_appliance(pool)]
     if not pools:
         raise MooringsError(
             "kind.unknown",
@@ -225,7 +223,7 @@ def _systems(session: CommandContext, pools: Sequence[PoolBody], jobs: Sequence[
     return [
         system
         for pool in pools
-        for system in systems_of(pool, client.devices(pool.name), client.partitions(pool.name), jobs)
+        for system in systems_of(pool, client.list_devices(pool.name), client.list_partitions(pool.name), jobs)
     ]
 
 
@@ -254,7 +252,7 @@ def get_system(
     for name in names:
         if name not in known:
             raise MooringsError("device.unknown", f"there is no system {name[:80]!r}", hint="moor wafer get systems")
-    chosen = [item for item in systems if (item.bad or not error_only) and (not names or item.meta.name in names)]
+    chosen = [item for item in systems if (item.has_error or not error_only) and (not names or item.meta.name in names)]
     if len(names) == 1 and chosen:
         shown.show_one(SYSTEMS, chosen[0])
     else:
@@ -290,7 +288,7 @@ def get_cluster(
     """Show the systems, what memory is free beside them, and how long the queue is."""
     shown = make_printer(session, output, no_headers=no_headers, sort_by=sort_by, kind=SYSTEMS)
     pools, jobs = _appliances(session), _list_jobs(session)
-    systems = [system for system in _systems(session, pools, jobs) if system.bad or not error_only]
+    systems = [system for system in _systems(session, pools, jobs) if system.has_error or not error_only]
     short, lengths = [summarize_pool(pool) for pool in pools], count_jobs(jobs)
     if shown.form.name in ("json", "yaml"):
         document = {
@@ -300,11 +298,11 @@ def get_cluster(
             "pools": [encode(pool) for pool in short],
             "queue": encode(lengths),
         }
-        session.console.data(render_data(document, shown.form, shown.look))
+        session.console.print_data(render_data(document, shown.form, shown.look))
         return
     shown.show_list(SYSTEMS, systems, where=" that are not well" if error_only else "")
     if not system_only and shown.form.name in ("table", "wide"):
-        session.console.data(("\n" if systems else "") + summary_text(short, lengths, shown.look))
+        session.console.print_data(("\n" if systems else "") + summary_text(short, lengths, shown.look))
 
 
 # -- change ------------------------------------------------------------------------------------------------------------
@@ -344,8 +342,8 @@ def cancel_job(session: CommandContext, *, names: Sequence[str], wait: bool, ses
         run = _get_active_run(session, name, session_name)
         run = session.client.cancel_run(run.id)
         while wait and run.state not in ENDED:
-            run = session.client.run(run.id, wait_s=END_WAIT_S)
-        session.console.line("Job canceled successfully")
+            run = session.client.get_run(run.id, wait_s=END_WAIT_S)
+        session.console.print_line("Job canceled successfully")
 
 
 def _get_active_run(session: CommandContext, name: str, session_name: str | None) -> RunBody:
@@ -378,7 +376,7 @@ def label_job(session: CommandContext, *, name: str, changes: Sequence[str], ses
     """Change labels of a job."""
     request = parse_changes(changes)
     run = session.client.label_run(_get_active_run(session, name, session_name).id, request)
-    session.console.line(f"job/{run.id} was patched")
+    session.console.print_line(f"job/{run.id} was patched")
 
 
 @job.command("list", cls=MoorCommand, help=_GET_JOBS, epilog=examples("moor wafer job list -a"))
@@ -405,7 +403,7 @@ def set_priority(session: CommandContext, *, name: str, priority: str, session_n
     """Serve a job earlier or later."""
     value = parse_priority(priority)
     run = session.client.prioritise_run(_get_active_run(session, name, session_name).id, value)
-    session.console.line(f"job/{run.id} was patched: priority {priority_bucket(run.priority)} ({-run.priority})")
+    session.console.print_line(f"job/{run.id} was patched: priority {priority_bucket(run.priority)} ({-run.priority})")
 
 
 # -- log-export --------------------------------------------------------------------------------------------------------
@@ -414,7 +412,7 @@ def set_priority(session: CommandContext, *, name: str, priority: str, session_n
 @wafer.command(
     "log-export",
     cls=MoorCommand,
-    help="Write an archive of all that is known of a job: output, records, events.\n\n"
+    help="Write an archive of everything about a job: output, records, events.\n\n"
     "A .zip file, 0600, in DIR, which is made if it is not there. What looks like a secret is left out.",
     epilog=examples(
         "moor wafer log-export wsjob-7f3kq2m4xw2a7f3kq2m4xw",
@@ -454,7 +452,7 @@ def log_export(session: CommandContext, *, name: str, folder: Path, lines: int |
         missing = write_export(session.client, job_from_run(run), run, made, at=when, lines=lines)
     for one in missing:
         session.console.warn(f"not in the archive: {one}")
-    session.console.line(f"{file}: {file.stat().st_size} bytes")
+    session.console.print_line(f"{file}: {file.stat().st_size} bytes")
     return ExitCode.FAILED if missing else ExitCode.OK
 
 
@@ -473,4 +471,4 @@ def log_export(session: CommandContext, *, name: str, folder: Path, lines: int |
 @click.pass_obj
 def install_csctl(session: CommandContext, *, folder: Path) -> None:
     """Put a command called csctl into a folder."""
-    session.console.line(f"{install(folder)} installed")
+    session.console.print_line(f"{install(folder)} installed")

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
-from moorings.cli import simulating
-from moorings.cli.grammar import MoorCommand, examples
+from moorings.cli import simulation
+from moorings.cli.command_tree import MoorCommand, examples
 from moorings.cli.output import TableStyle, render_data, render_table
-from moorings.cli.session import CommandContext
-from moorings.cli.showing import make_printer, output_option
-from moorings.core.instants import Timestamp, seconds_between
-from moorings.core.policy import parse_policy
-from moorings.core.quantities import age_text
+from moorings.cli.printing import make_printer, output_option
+from moorings.core.model.policy import parse_policy
+from moorings.core.model.quantities import age_text
+from moorings.core.model.timestamps import Timestamp, seconds_between
+from moorings.terminal.context import CommandContext
 from moorings.wire.codec import encode, parse_time
 from moorings.wire.forecasts import WhatIfAskedBody, WhatIfBody, WhatIfClaimBody, WhatIfSideBody
 from moorings.wire.shapes import API_VERSION
@@ -34,25 +34,25 @@ _UNKNOWN = "unknown"
     metavar="FILE",
     required=True,
     type=click.Path(path_type=Path),
-    help="The policy file that is tried.",
+    help="The policy file to compare.",
 )
 @output_option
 @click.pass_obj
 def whatif(session: CommandContext, /, *, policy: Path, output: str | None) -> None:
     """Compare another policy with the current one for the claims that wait now."""
     shown = make_printer(session, output, usual="table")
-    text = simulating.read_file(policy, "policy.invalid")
+    text = simulation.read_file(policy, "policy.invalid")
     parse_policy(text, source=str(policy))  # here the file's name is known, for the error text
-    found = session.client.what_if(text)
+    found = session.client.compare_policies(text)
     if shown.form.name in ("json", "yaml"):
         document = {"apiVersion": API_VERSION, "kind": "WhatIf", **encode(found)}
-        session.console.data(render_data(document, shown.form, shown.look))
+        session.console.print_data(render_data(document, shown.form, shown.look))
         return
-    session.console.data(what_if_text(found, shown.look))
+    session.console.print_data(what_if_text(found, shown.look))
     if len(found.claims) > ROWS_MAX:
-        session.console.note(f"{len(found.claims) - ROWS_MAX} more wait; '-o json' shows them")
+        session.console.info(f"{len(found.claims) - ROWS_MAX} more wait; '-o json' shows them")
     if not found.whole:
-        session.console.note("the queue is too long to be played to its end: what is unknown may still start")
+        session.console.info("the queue is too long to be played to its end: what is unknown may still start")
 
 
 def what_if_text(found: WhatIfBody, look: TableStyle) -> str:

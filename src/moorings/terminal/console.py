@@ -1,0 +1,138 @@
+"""The terminal, or its substitute: data to stdout, everything else to stderr, colours only where they show.
+
+Foreign text (reasons, names, a vendor's words) passes through ``text.escape_controls`` so that no response can move the
+cursor.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Mapping
+from typing import TextIO
+
+from moorings.terminal.errors import OutputClosed
+from moorings.terminal.text import escape_controls
+
+_COLOURS = {"green": "32", "yellow": "33", "red": "31", "grey": "90"}
+_SIGNS = {"…": "...", "✓": "ok", "→": "->"}
+
+
+class Console:
+    """The output of a command.
+
+    Args:
+        environment: ``NO_COLOR``, ``TERM`` and ``MOORINGS_NO_COLOR`` are read.
+        colour: ``auto``, ``always`` or ``never``.
+        quiet: whether notes and progress are left out (errors are not).
+    """
+
+    def __init__(self, environment: Mapping[str, str], *, colour: str = "auto", quiet: bool = False) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
+        self.quiet = quiet
+        self.dumb = environment.get("TERM", "") == "dumb"
+        refused = self.dumb or any(environment.get(name) for name in ("NO_COLOR", "MOORINGS_NO_COLOR"))
+        self._colour = colour == "always" or (colour == "auto" and not refused and self.out_is_tty)
+
+    @property
+    def out_is_tty(self) -> bool:
+        """Whether a person may see the data."""
+        return sys.stdout.isatty()
+
+    @property
+    def err_is_tty(self) -> bool:
+        """Whether a person may see the progress."""
+        return sys.stderr.isatty() and not self.dumb
+
+    @property
+    def can_ask(self) -> bool:
+        """Whether a person can answer a question."""
+        return sys.stdin.isatty() and sys.stderr.isatty()
+
+    @property
+    def unicode(self) -> bool:
+        """Whether stdout can encode every character."""
+        return _takes_unicode(sys.stdout)
+
+    @property
+    def columns(self) -> int | None:
+        """The width of the terminal that shows the data; None: nothing is cut."""
+        if not self.out_is_tty:
+            return None
+        return _columns(sys.stdout)
+
+    def print_line(self, text: str) -> None:
+        """Write a sentence to stdout; it may contain foreign text.
+
+        Raises:
+            OutputClosed: the reader of the output has closed it.
+        """
+        self.print_data(escape_controls(text))
+
+    def print_data(self, text: str) -> None:
+        """Write rendered text to stdout unchanged: its foreign text is plain already.
+
+        Raises:
+            OutputClosed: the reader of the output has closed it.
+        """
+        try:
+            print(text, file=sys.stdout, flush=True)  # noqa: T201 - this is the one place
+        except BrokenPipeError:
+            raise OutputClosed from None
+
+    def print_bytes(self, chunk: bytes) -> None:
+        """Write bytes to stdout, such as a job's own output.
+
+        Raises:
+            OutputClosed: the reader of the output has closed it.
+        """
+        try:
+            sys.stdout.buffer.write(chunk)
+            sys.stdout.buffer.flush()
+        except BrokenPipeError:
+            raise OutputClosed from None
+
+    def info(self, text: str) -> None:
+        """Write a line for the user to stderr, unless quiet."""
+        if not self.quiet:
+            self.error(text)
+
+    def warn(self, text: str) -> None:
+        """Write a warning to stderr."""
+        self.error(f"warning: {text}")
+
+    def error(self, text: str) -> None:
+        """Write a line to stderr, also if quiet."""
+        print(self.replace_symbols(escape_controls(text), sys.stderr), file=sys.stderr, flush=True)  # noqa: T201 - this is the one place
+
+    def write_live(self, text: str) -> None:
+        """Replace the last line of the terminal with ``text``; empty text clears it."""
+        width = _columns(sys.stderr) or 80
+        shown = self.replace_symbols(escape_controls(text), sys.stderr)
+        sys.stderr.write("\r\x1b[K" + shown[: width - 1])
+        sys.stderr.flush()
+
+    def paint(self, text: str, colour: str) -> str:
+        """``text`` in that colour, where colours show."""
+        return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m" if self._colour and colour else text
+
+    def replace_symbols(self, text: str, stream: TextIO | None = None) -> str:
+        """``text`` with our own signs in ASCII if the locale cannot encode them."""
+        if not _takes_unicode(stream or sys.stdout):
+            for sign, ascii_sign in _SIGNS.items():
+                text = text.replace(sign, ascii_sign)
+        return text
+
+
+def _takes_unicode(stream: TextIO) -> bool:
+    return (getattr(stream, "encoding", None) or "ascii").lower().replace("_", "-").startswith("utf")
+
+
+def _columns(stream: TextIO) -> int | None:
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or None
+    except (OSError, ValueError):
+        return None
